@@ -1,0 +1,45 @@
+# Two commands for a fresh machine: `make ladder` and `make test`. Both are safe to run again.
+#
+#   PYTHON=python3.12 make ladder          another interpreter for .venv (the default is python3)
+#   PYTHON=python3 make ladder NO_VENV=1   no .venv: that interpreter's packages, exactly as they are
+#   make ladder ARGS="--workload adain-256"
+
+PYTHON ?= python3
+ARGS ?=
+
+ifneq ($(filter-out 0,$(NO_VENV)),)
+PY := $(PYTHON)
+READY :=
+else
+PY := .venv/bin/python
+READY := .venv/.made-from-lock
+endif
+
+.DEFAULT_GOAL := help
+.PHONY: help ladder test lint clean
+
+help:  ## what can be made
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
+
+ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS: options of `ladder run`)
+	$(PY) -m ladder run $(ARGS)
+
+test: lint  ## lint, then the tests; needs no GPU
+	$(PY) -m pytest -q
+
+lint: $(READY)  ## ruff: rules and formatting
+	$(PY) -m ruff check .
+	$(PY) -m ruff format --check .
+
+clean:  ## remove .venv, caches and asv's working files; keep results
+	rm -rf .venv .cache .asv .pytest_cache .ruff_cache .hypothesis .benchmarks
+	find . -name __pycache__ -type d -prune -exec rm -rf {} +
+
+# The stamp is written last, so an interrupted installation is taken up again, and a new lock is installed over the old.
+.venv/.made-from-lock: requirements.lock
+	@$(PYTHON) -c 'import sys; sys.exit("make: $(PYTHON) is Python %d.%d; 3.10 or newer is needed: PYTHON=python3.12 make ..." % sys.version_info[:2] if sys.version_info < (3, 10) else 0)'
+	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@echo "make: installing requirements.lock into .venv (minutes on the first run)"
+	@quiet=; test -t 1 || quiet=-q; \
+	.venv/bin/python -m pip install --disable-pip-version-check --no-input $$quiet -r requirements.lock
+	@touch $@
