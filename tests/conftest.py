@@ -1,7 +1,7 @@
-"""What every test shares: GPU tests are skipped without a GPU, and Triton kernels then run in its interpreter.
+"""What every test shares: without a GPU, GPU tests are skipped and Triton kernels run in its interpreter.
 
-Triton reads TRITON_INTERPRET when a kernel is decorated, so the variable is set here, before any test module is
-imported. torch is imported only where a GPU is seen or a GPU test is selected: it costs seconds.
+Triton reads TRITON_INTERPRET when a kernel is decorated, so the variable is set here, before any test module
+is imported. torch is imported only where a GPU is seen or a GPU test is selected: it costs seconds.
 """
 
 import os
