@@ -1,0 +1,40 @@
+"""A StyleGAN2-style reference model and its training step, with one switch per optimization.
+
+``make_step(workload, recipe)`` is the whole contract with whoever measures: two plain dicts in, a step out. This
+package knows nothing of timing; ``CONTRACT`` changes when the meaning of either dict or of the step's methods does.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+from stylegan_lite.config import ConfigError, Recipe, Workload
+
+if TYPE_CHECKING:
+    from stylegan_lite.step import TrainingStep
+
+CONTRACT = 1
+
+__all__ = ["CONTRACT", "ConfigError", "Recipe", "Workload", "make_step"]
+
+
+def make_step(
+    workload: dict[str, Any], recipe: dict[str, Any], *, device: str | None = None, seed: int = 0
+) -> TrainingStep:
+    """Build networks, optimizers, data loader and static buffers for one recipe.
+
+    Args:
+        workload: what is trained; the fields of :class:`Workload` as plain data.
+        recipe: how it is run; the fields of :class:`Recipe` as plain data. Missing fields are the baseline's.
+        device: "cuda" or "cpu"; None takes CUDA where torch can use it.
+        seed: weights, latents and data order are functions of it.
+
+    Raises:
+        ConfigError: an unknown key, a wrong type or an impossible combination; one line.
+    """
+    import torch
+
+    from stylegan_lite.step import TrainingStep
+
+    device = device or ("cuda" if torch.cuda.is_available() else "cpu")
+    return TrainingStep(Workload.from_dict(workload), Recipe.from_dict(recipe), device=device, seed=seed)

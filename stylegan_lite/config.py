@@ -1,0 +1,211 @@
+"""Workload and recipe: two frozen dataclasses of plain data, checked where they are made.
+
+A workload says what is trained, a recipe how it is run. Both come from YAML, so every refusal is one line that
+names the file and the key.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import types
+import typing
+from dataclasses import dataclass
+from typing import Any, Literal, TypeVar
+
+T = TypeVar("T", bound="_Config")
+
+
+class ConfigError(ValueError):
+    """A workload or recipe that cannot be; the message is one line for a user."""
+
+
+@dataclass(frozen=True)
+class _Config:
+    @classmethod
+    def from_dict(cls: type[T], values: dict[str, Any], where: str | None = None) -> T:
+        """Check and build. ``where`` names the file in messages; unknown keys and wrong types raise ConfigError."""
+        where = where or cls.__name__.lower()
+        if not isinstance(values, dict):
+            raise ConfigError(
+                f"{where}: expected a mapping of {cls.__name__.lower()} fields, got {_show(values)}"
+            )
+        hints = typing.get_type_hints(cls)
+        for key in values:
+            if key not in hints:
+                raise ConfigError(f"{where}: unknown key {_show(key)}; known: {', '.join(hints)}")
+        for field in dataclasses.fields(cls):
+            if field.name not in values and field.default is dataclasses.MISSING:
+                raise ConfigError(f"{where}: missing key {field.name!r}")
+        checked = {key: _check(where, key, value, hints[key]) for key, value in values.items()}
+        config = cls(**checked)
+        config._refuse_impossible(where)
+        return config
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data, JSON- and YAML-safe; ``from_dict`` of it gives an equal object."""
+        return dataclasses.asdict(self)
+
+    def _refuse_impossible(self, where: str) -> None:
+        raise NotImplementedError
+
+
+@dataclass(frozen=True)
+class Workload(_Config):
+    """What is trained. Defaults are StyleGAN2's (Karras et al. 2020, arXiv:1912.04958)."""
+
+    resolution: int
+    channel_base: int
+    batch: int
+    norm: Literal["demod", "instance"] = "demod"
+    channel_max: int = 512
+    z_dim: int = 512
+    w_dim: int = 512
+    mapping_layers: int = 8
+    mbstd_group: int = 4
+    style_mixing: float = 0.9
+    w_avg_beta: float = 0.998
+    r1_gamma: float | None = None  # None: 0.0002 * resolution^2 / batch
+    r1_interval: int = 16
+    pl_interval: int = 4
+    pl_batch_shrink: int = 2
+    pl_decay: float = 0.01
+    pl_weight: float = 2.0
+    lr: float = 0.002
+    beta1: float = 0.0
+    beta2: float = 0.99
+    ema_images: int = 10_000  # half-life of the generator's moving average, in images
+    flips: bool = True
+    data: str | None = None  # folder of images at `resolution`; None: random images, for tests
+
+    @property
+    def gamma(self) -> float:
+        """The R1 weight in force."""
+        return 0.0002 * self.resolution**2 / self.batch if self.r1_gamma is None else self.r1_gamma
+
+    @property
+    def resolutions(self) -> list[int]:
+        """[4, 8, ..., resolution]."""
+        return [2**k for k in range(2, self.resolution.bit_length())]
+
+    def fmaps(self, resolution: int) -> int:
+        """Channels at a resolution: min(channel_base / resolution, channel_max)."""
+        return min(self.channel_base // resolution, self.channel_max)
+
+    def _refuse_impossible(self, where: str) -> None:
+        if self.resolution < 8 or self.resolution & (self.resolution - 1):
+            raise ConfigError(f"{where}: resolution must be a power of two from 8, got {self.resolution}")
+        if self.channel_base < self.resolution:
+            raise ConfigError(
+                f"{where}: channel_base must be at least the resolution ({self.resolution}: one channel there), "
+                f"got {self.channel_base}"
+            )
+        for key in (
+            "channel_max",
+            "batch",
+            "z_dim",
+            "w_dim",
+            "mapping_layers",
+            "mbstd_group",
+            "pl_batch_shrink",
+        ):
+            if getattr(self, key) < 1:
+                raise ConfigError(f"{where}: {key} must be at least 1, got {getattr(self, key)}")
+        for key in ("r1_interval", "pl_interval"):
+            if not 1 <= getattr(self, key) <= 16 or 16 % getattr(self, key):
+                raise ConfigError(
+                    f"{where}: {key} must divide the 16-step cycle (1, 2, 4, 8, 16), got {getattr(self, key)}"
+                )
+        group = min(self.mbstd_group, self.batch)
+        if self.batch % group:
+            raise ConfigError(f"{where}: batch must be a multiple of mbstd_group ({group}), got {self.batch}")
+        for key in ("style_mixing", "w_avg_beta", "pl_decay", "beta1", "beta2"):
+            if not 0.0 <= getattr(self, key) <= 1.0:
+                raise ConfigError(f"{where}: {key} must lie in [0, 1], got {getattr(self, key)}")
+        for key in ("lr", "ema_images"):
+            if not getattr(self, key) > 0:
+                raise ConfigError(f"{where}: {key} must be positive, got {getattr(self, key)}")
+
+
+@dataclass(frozen=True)
+class Recipe(_Config):
+    """How it is run: one field per switch. The defaults are the baseline, PyTorch's own plus ``set_to_none=False``.
+
+    ``modconv``, ``resample`` and ``instance_norm`` choose between spellings of the same op in plain PyTorch.
+    """
+
+    channels_last: bool = False
+    precision: Literal["fp32", "bf16", "fp64"] = "fp32"  # bf16: autocast; fp64: the reference for parity
+    modconv: Literal["grouped", "dense"] = "dense"
+    resample: Literal["depthwise", "channels_as_batch", "bilinear", "folded"] = "bilinear"
+    instance_norm: Literal["functional", "var_mean"] = "functional"
+    fused_norm: bool = False
+    set_to_none: bool = False
+    cuda_graphs: bool = False
+    adam: Literal["default", "capturable"] = "default"
+    workers: int = 0
+    pin_memory: bool = False
+    persistent_workers: bool = False
+    prefetch_factor: int | None = None
+    drop_last: bool = False
+    async_copy: bool = False  # non_blocking host-to-device copies on a side stream, one batch ahead
+    uint8_input: bool = False  # bytes cross the bus; normalized on the device
+    fused_act: bool = False
+
+    def refuse_on(self, device: str, where: str = "recipe") -> None:
+        """Raise ConfigError if this recipe cannot run on ``device`` ("cuda" or "cpu")."""
+        if device != "cpu":
+            return
+        for key in ("cuda_graphs", "pin_memory", "async_copy"):
+            if getattr(self, key):
+                raise ConfigError(f"{where}: {key}: true needs a CUDA device; on the CPU it must be false")
+
+    def _refuse_impossible(self, where: str) -> None:
+        if self.workers < 0:
+            raise ConfigError(f"{where}: workers must be 0 or more, got {self.workers}")
+        if self.workers == 0 and (self.persistent_workers or self.prefetch_factor is not None):
+            key = "persistent_workers" if self.persistent_workers else "prefetch_factor"
+            raise ConfigError(f"{where}: {key} needs workers: 1 or more, got workers: 0")
+        if self.prefetch_factor is not None and self.prefetch_factor < 1:
+            raise ConfigError(f"{where}: prefetch_factor must be at least 1, got {self.prefetch_factor}")
+        if self.async_copy and not self.pin_memory:
+            raise ConfigError(
+                f"{where}: async_copy needs pin_memory: true (a copy from pageable memory blocks)"
+            )
+        if self.cuda_graphs and self.adam != "capturable":
+            raise ConfigError(
+                f"{where}: cuda_graphs needs adam: capturable (the step count must live on the device), "
+                f"got adam: {self.adam}"
+            )
+        if self.precision == "fp64" and self.cuda_graphs:
+            raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")
+
+
+def _show(value: Any) -> str:
+    text = repr(value)
+    return text if len(text) <= 40 else text[:37] + "..."
+
+
+def _check(where: str, key: str, value: Any, hint: Any) -> Any:
+    """Return ``value`` as the hinted type (an int is a float, a bool is not an int), else raise ConfigError."""
+    options = typing.get_args(hint) if isinstance(hint, types.UnionType) else (hint,)
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            if type(value) is str and value in typing.get_args(option):
+                return value
+        elif option is float and type(value) in (int, float):
+            if value == value and abs(value) != float("inf"):
+                return float(value)
+        elif type(value) is option:
+            return value
+    raise ConfigError(f"{where}: {key} must be {_expected(options)}, got {_show(value)}")
+
+
+def _expected(options: tuple[Any, ...]) -> str:
+    names = {bool: "true or false", int: "an integer", float: "a number", str: "text", types.NoneType: "null"}
+    words = []
+    for option in options:
+        if typing.get_origin(option) is Literal:
+            words.append("one of " + ", ".join(typing.get_args(option)))
+        else:
+            words.append(names[option])
+    return " or ".join(words)

@@ -1,0 +1,190 @@
+"""Real images: a folder of prepared files, decoded, flipped and batched as the recipe says."""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+from torch.utils.data import DataLoader, Dataset, Sampler
+
+from stylegan_lite.config import ConfigError, Recipe, Workload
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+
+
+class ImageFolder(Dataset):
+    """``dataset[index, flip]`` -> [3, R, R]: uint8 with ``uint8_input``, else float32 in [-1, 1]."""
+
+    def __init__(self, path: str, resolution: int, as_uint8: bool) -> None:
+        folder = Path(path)
+        self.files = sorted(str(f) for f in folder.iterdir() if f.suffix.lower() in SUFFIXES)
+        self.resolution = resolution
+        self.as_uint8 = as_uint8
+        if not self.files:
+            raise ConfigError(f"workload: data: no JPEG or PNG files in the image folder {folder.name!r}")
+
+    def __len__(self) -> int:
+        return len(self.files)
+
+    def __getitem__(self, key: tuple[int, bool]) -> Tensor:
+        index, flip = key
+        with Image.open(self.files[index]) as image:
+            pixels = np.asarray(image.convert("RGB"))
+        if pixels.shape[:2] != (self.resolution, self.resolution):
+            name, (h, w) = Path(self.files[index]).name, pixels.shape[:2]
+            raise ConfigError(
+                f"workload: data: {name} is {w}x{h}, expected {self.resolution}x{self.resolution}"
+            )
+        return _finish(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), flip, self.as_uint8)
+
+
+class RandomImages(Dataset):
+    """64 images of noise made once in memory: for tests of everything but data loading."""
+
+    def __init__(self, resolution: int, as_uint8: bool) -> None:
+        generator = torch.Generator().manual_seed(0)
+        shape = (64, 3, resolution, resolution)
+        self.images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
+        self.as_uint8 = as_uint8
+
+    def __len__(self) -> int:
+        return len(self.images)
+
+    def __getitem__(self, key: tuple[int, bool]) -> Tensor:
+        return _finish(self.images[key[0]], key[1], self.as_uint8)
+
+
+def _finish(pixels: Tensor, flip: bool, as_uint8: bool) -> Tensor:
+    pixels = pixels.flip(2) if flip else pixels
+    return pixels if as_uint8 else pixels.float() / 127.5 - 1
+
+
+class EpochSampler(Sampler):
+    """Seeded permutation of each epoch with horizontal flips drawn in the main process: (index, flip) pairs.
+
+    Order and flips are a function of seed and epoch alone, so ``skip`` resumes exactly.
+    """
+
+    def __init__(self, length: int, seed: int, flips: bool) -> None:
+        self.length, self.seed, self.flips = length, seed, flips
+        self.epoch = 0
+        self.skip = 0
+
+    def __len__(self) -> int:
+        return self.length
+
+    def __iter__(self) -> Iterator[tuple[int, bool]]:
+        generator = torch.Generator().manual_seed(self.seed * 1_000_003 + self.epoch)
+        order = torch.randperm(self.length, generator=generator).tolist()
+        flips = (torch.rand(self.length, generator=generator) < 0.5).tolist()
+        for index, flip in list(zip(order, flips, strict=True))[self.skip :]:
+            yield index, flip and self.flips
+
+
+class DataFeed:
+    """Fills the static ``real`` buffer [N, 3, R, R], one batch a step, epoch after epoch.
+
+    A partial batch at an epoch's end is discarded whatever ``drop_last`` says: minibatch standard deviation needs
+    whole groups. With ``async_copy`` batches cross the bus on a side stream, one ahead.
+    """
+
+    def __init__(self, workload: Workload, recipe: Recipe, real: Tensor, seed: int) -> None:
+        if workload.data is None:
+            dataset = RandomImages(workload.resolution, recipe.uint8_input)
+        else:
+            dataset = ImageFolder(workload.data, workload.resolution, recipe.uint8_input)
+        if len(dataset) < workload.batch:
+            raise ConfigError(
+                f"workload: data: {len(dataset)} images are fewer than one batch of {workload.batch}"
+            )
+        self.real, self.batch, self.recipe = real, workload.batch, recipe
+        self.sampler = EpochSampler(len(dataset), seed, workload.flips)
+        self.loader = DataLoader(
+            dataset,
+            workload.batch,
+            sampler=self.sampler,
+            num_workers=recipe.workers,
+            pin_memory=recipe.pin_memory,
+            persistent_workers=recipe.persistent_workers,
+            prefetch_factor=recipe.prefetch_factor,
+            drop_last=recipe.drop_last,
+        )
+        self.iterator: Iterator[Tensor] | None = None
+        self.consumed = 0  # whole batches of this epoch already in `real`
+        self.epoch = 0
+        self.staged: Tensor | None = None
+        if recipe.async_copy:
+            self.stream = torch.cuda.Stream()
+            self.copied = torch.cuda.Event()
+
+    @property
+    def capacity(self) -> int:
+        """Batches that workers, pinning and the copy ahead may hold ready."""
+        recipe = self.recipe
+        return recipe.workers * (recipe.prefetch_factor or (2 if recipe.workers else 0)) + recipe.async_copy
+
+    def next(self) -> None:
+        """Put the next batch into ``real``."""
+        if self.recipe.async_copy:
+            self._next_async()
+        else:
+            self._write(self._fetch())
+        self.consumed += 1
+        if self.consumed == self.sampler.length // self.batch:
+            self.consumed, self.epoch = 0, self.epoch + 1
+
+    def _next_async(self) -> None:
+        if self.staged is None:
+            self._stage()
+        compute = torch.cuda.current_stream()
+        compute.wait_event(self.copied)
+        self.staged.record_stream(compute)
+        self._write(self.staged)
+        self._stage()
+
+    def _stage(self) -> None:
+        batch = self._fetch()
+        with torch.cuda.stream(self.stream):
+            self.staged = batch.to(self.real.device, non_blocking=True)
+            self.copied.record()
+
+    def _write(self, batch: Tensor) -> None:
+        if batch.dtype == torch.uint8:
+            batch = batch.to(self.real.device)
+            self.real.copy_(batch).div_(127.5).sub_(1)
+        else:
+            self.real.copy_(batch)
+
+    def _fetch(self) -> Tensor:
+        while True:
+            if self.iterator is None:
+                self.iterator = iter(self.loader)
+            batch = next(self.iterator, None)
+            if batch is None:
+                self.iterator = None
+                self.sampler.epoch += 1
+                self.sampler.skip = 0
+            elif len(batch) == self.batch:
+                return batch
+
+    def state_dict(self) -> dict[str, int]:
+        """Position in the data: whole epochs, then batches of the current one."""
+        return {"epoch": self.epoch, "consumed": self.consumed}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        """Continue behind the batches that ``state`` has seen."""
+        self.close()
+        self.epoch, self.consumed = state["epoch"], state["consumed"]
+        self.sampler.epoch, self.sampler.skip = self.epoch, self.consumed * self.batch
+
+    def close(self) -> None:
+        """End the workers."""
+        self.iterator = None
+        self.staged = None
+        if getattr(self.loader, "_iterator", None) is not None:
+            self.loader._iterator._shutdown_workers()
+            self.loader._iterator = None

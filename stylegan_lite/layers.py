@@ -1,0 +1,144 @@
+"""Layers with equalized learning rate: unit-variance weights, scaled by He's constant where they are used."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from stylegan_lite.config import Recipe
+from stylegan_lite.ops import GAIN, SLOPE, bias_act, conv3x3, full, instance_norm_act, modulated_conv2d
+from stylegan_lite.resample import conv_down
+
+
+class Dense(nn.Module):
+    """Fully connected layer in full precision, [N, I] -> [N, O]; optional leaky ReLU with gain sqrt(2).
+
+    Args:
+        lr_multiplier: scales what one optimizer step changes; weights are stored divided by it.
+        bias_init: initial bias as it is applied.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        *,
+        act: bool = False,
+        lr_multiplier: float = 1.0,
+        bias_init: float = 0.0,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs) / lr_multiplier)
+        self.bias = nn.Parameter(torch.full((outputs,), bias_init / lr_multiplier))
+        self.weight_gain = lr_multiplier / math.sqrt(inputs)
+        self.bias_gain = lr_multiplier
+        self.act = act
+
+    def forward(self, x: Tensor) -> Tensor:
+        bias = self.bias if self.bias_gain == 1 else self.bias * self.bias_gain
+        y = F.linear(full(x), self.weight * self.weight_gain, bias)
+        return F.leaky_relu(y, SLOPE) * GAIN if self.act else y
+
+
+class ModulatedConv(nn.Module):
+    """Modulated 3x3 convolution, noise, bias, leaky ReLU: one layer of the synthesis network (``norm: demod``).
+
+    ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``.
+    """
+
+    style_init = 1.0
+
+    def __init__(self, inputs: int, outputs: int, recipe: Recipe, *, up: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, 3, 3))
+        self.bias = nn.Parameter(torch.zeros(outputs))
+        self.noise_strength = nn.Parameter(torch.zeros([]))
+        self.style_channels = inputs
+        self.recipe = recipe
+        self.up = up
+
+    def forward(self, x: Tensor, style: Tensor, noise: Tensor) -> Tensor:
+        # Demodulation divides any constant out of the weights, so He's constant is left to it.
+        x, scale = modulated_conv2d(x, self.weight, style, self.recipe, up=self.up)
+        return bias_act(x, self.bias, self.recipe, scale=scale, noise=noise, strength=self.noise_strength)
+
+
+class NormalizedConv(nn.Module):
+    """3x3 convolution, noise, instance norm with the style's affine, leaky ReLU (``norm: instance``; AdaIN).
+
+    ``style`` is [N, 2 O]: what is added to a scale of one, then the bias (Huang & Belongie 2017; Karras et al. 2019).
+    """
+
+    style_init = 0.0
+
+    def __init__(self, inputs: int, outputs: int, recipe: Recipe, *, up: bool) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, 3, 3))
+        self.noise_strength = nn.Parameter(torch.zeros([]))
+        self.style_channels = 2 * outputs
+        self.gain = 1 / math.sqrt(inputs * 9)
+        self.recipe = recipe
+        self.up = up
+
+    def forward(self, x: Tensor, style: Tensor, noise: Tensor) -> Tensor:
+        x = conv3x3(x, self.weight * self.gain, self.up, self.recipe.resample)
+        scale, bias = style.chunk(2, dim=1)
+        return instance_norm_act(x, scale + 1, bias, noise, self.noise_strength, self.recipe)
+
+
+class ToRGB(nn.Module):
+    """Modulated 1x1 convolution to 3 channels without demodulation: [N, I, H, W] -> [N, 3, H, W], full precision."""
+
+    style_init = 1.0
+
+    def __init__(self, inputs: int, recipe: Recipe) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, inputs, 1, 1))
+        self.bias = nn.Parameter(torch.zeros(3))
+        self.style_channels = inputs
+        self.gain = 1 / math.sqrt(inputs)
+        self.recipe = recipe
+
+    def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        y, _ = modulated_conv2d(x, self.weight, style * self.gain, self.recipe, demodulate=False)
+        return full(y) + self.bias.view(1, -1, 1, 1)
+
+
+class Conv(nn.Module):
+    """Convolution of the discriminator, optionally halving the resolution, bias and leaky ReLU.
+
+    Args:
+        kernel: 1 or 3.
+        gain: of the activation; 1 where a residual sum follows, which divides by sqrt(2).
+        act: without it neither bias nor activation; ``gain`` then scales the weights.
+    """
+
+    def __init__(
+        self,
+        inputs: int,
+        outputs: int,
+        kernel: int,
+        recipe: Recipe,
+        *,
+        down: bool = False,
+        act: bool = True,
+        gain: float = GAIN,
+    ) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
+        self.bias = nn.Parameter(torch.zeros(outputs)) if act else None
+        self.weight_gain = (1.0 if act else gain) / math.sqrt(inputs * kernel**2)
+        self.act_gain = gain
+        self.recipe = recipe
+        self.down = down
+
+    def forward(self, x: Tensor) -> Tensor:
+        weight = self.weight * self.weight_gain
+        if self.down:
+            x = conv_down(x, weight, self.recipe.resample)
+        else:
+            x = F.conv2d(x, weight, padding=weight.shape[-1] // 2)
+        return x if self.bias is None else bias_act(x, self.bias, self.recipe, gain=self.act_gain)

@@ -1,0 +1,92 @@
+"""The four phase losses. Networks run under the caller's autocast; every loss and penalty is full precision.
+
+Non-saturating logistic loss (Goodfellow et al. 2014), R1 (Mescheder et al. 2018), path length regularization
+(Karras et al. 2020, section 3.2). From the input gradient on, penalties are squared, summed and scaled in float32.
+"""
+
+from __future__ import annotations
+
+import math
+from contextlib import AbstractContextManager
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stylegan_lite.inputs import PhaseInputs
+from stylegan_lite.networks import Discriminator, Generator
+from stylegan_lite.ops import full
+
+
+def latents_to_ws(G: Generator, inputs: PhaseInputs, style_mixing: float, *, track: bool = False) -> Tensor:
+    """Two latents a sample -> ws [N, num_ws, w_dim]; from a drawn cutoff on, the layers take the second one's w.
+
+    The cutoff is drawn on the device and applied as a mask, so nothing waits for it.
+    """
+    with torch.autocast(inputs.z.device.type, enabled=False):
+        w = G.mapping(inputs.z)
+    n = inputs.batch
+    if track:
+        G.mapping.track(w[:n])
+    mixes, position = inputs.uniform[0] < style_mixing, inputs.uniform[1]
+    cutoff = torch.where(mixes, 1 + (position * (G.num_ws - 1)).floor(), G.num_ws)
+    own = (inputs.layer_index < cutoff).view(1, -1, 1)
+    return torch.where(own, w[:n, None], w[n:, None])
+
+
+def g_main(G: Generator, D: Discriminator, inputs: PhaseInputs, style_mixing: float, amp) -> Tensor:
+    """Mean softplus(-D(G(z)))."""
+    with amp():
+        ws = latents_to_ws(G, inputs, style_mixing, track=True)
+        logits = D(G(ws, inputs.noise))
+    return F.softplus(-logits).mean()
+
+
+def d_main(
+    G: Generator, D: Discriminator, inputs: PhaseInputs, real: Tensor, style_mixing: float, amp
+) -> Tensor:
+    """Mean softplus(D(G(z))) + mean softplus(-D(real)); G runs without a graph."""
+    with torch.no_grad(), amp():
+        fake = G(latents_to_ws(G, inputs, style_mixing), inputs.noise)
+    with amp():
+        fake_logits, real_logits = D(fake), D(real)
+    return F.softplus(fake_logits).mean() + F.softplus(-real_logits).mean()
+
+
+def d_r1(D: Discriminator, real: Tensor, gamma: float, interval: int, amp) -> Tensor:
+    """interval * gamma / 2 * mean over samples of |dD / dreal|^2."""
+    real = real.detach().requires_grad_(True)
+    with amp():
+        logits = D(real)
+    (gradient,) = torch.autograd.grad(logits.sum(), real, create_graph=True)
+    return full(gradient).square().sum((1, 2, 3)).mean() * (interval * gamma / 2)
+
+
+def g_pl(
+    G: Generator,
+    inputs: PhaseInputs,
+    pl_mean: Tensor,
+    decay: float,
+    weight: float,
+    interval: int,
+    style_mixing: float,
+    amp,
+) -> Tensor:
+    """interval * weight * mean of (|J_w^T y| - running mean)^2, with y normal noise on the image.
+
+    Moves ``pl_mean`` [] in place by ``decay`` towards the batch's mean length.
+    """
+    with amp():
+        ws = latents_to_ws(G, inputs, style_mixing)
+        image = G(ws, inputs.noise)
+    y = inputs.image_noise * (1 / math.sqrt(image.shape[2] * image.shape[3]))
+    (gradient,) = torch.autograd.grad((image * y).sum(), ws, create_graph=True)
+    lengths = full(gradient).square().sum(2).mean(1).sqrt()
+    mean = pl_mean.lerp(lengths.detach().mean(), decay)
+    pl_mean.copy_(mean)
+    return (lengths - mean).square().mean() * (interval * weight)
+
+
+def autocast(device: str, precision: str) -> AbstractContextManager:
+    """The context networks run in."""
+    return torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16")

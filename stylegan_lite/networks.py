@@ -1,0 +1,155 @@
+"""StyleGAN2's three networks (Karras et al. 2020, arXiv:1912.04958): mapping, synthesis (skip), discriminator (resnet)."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor, nn
+
+from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.layers import Conv, Dense, ModulatedConv, NormalizedConv, ToRGB
+from stylegan_lite.ops import full
+from stylegan_lite.resample import upsample2d
+
+
+class Mapping(nn.Module):
+    """z [N, z_dim] -> w [N, w_dim], full precision whatever the recipe; tracks the average w for truncation."""
+
+    def __init__(self, workload: Workload) -> None:
+        super().__init__()
+        widths = [workload.z_dim] + [workload.w_dim] * workload.mapping_layers
+        self.layers = nn.ModuleList(
+            Dense(a, b, act=True, lr_multiplier=0.01) for a, b in zip(widths, widths[1:], strict=False)
+        )
+        self.register_buffer("w_avg", torch.zeros(workload.w_dim))
+        self.w_avg_beta = workload.w_avg_beta
+
+    def forward(self, z: Tensor) -> Tensor:
+        x = full(z)
+        x = x * (x.square().mean(1, keepdim=True) + 1e-8).rsqrt()
+        for layer in self.layers:
+            x = layer(x)
+        return x
+
+    def track(self, w: Tensor) -> None:
+        """Move ``w_avg`` towards the batch mean of ``w`` [N, w_dim]."""
+        self.w_avg.lerp_(w.detach().mean(0), 1 - self.w_avg_beta)
+
+
+class SynthesisBlock(nn.Module):
+    """One resolution: an upsampling and a plain layer (4x4: the plain one alone), and the skip image's update."""
+
+    def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
+        super().__init__()
+        layer = ModulatedConv if workload.norm == "demod" else NormalizedConv
+        channels = workload.fmaps(resolution)
+        self.resample = recipe.resample
+        self.conv0 = None
+        if resolution > 4:
+            self.conv0 = layer(workload.fmaps(resolution // 2), channels, recipe, up=True)
+        self.conv1 = layer(channels, channels, recipe, up=False)
+        self.to_rgb = ToRGB(channels, recipe)
+        for name, module in list(self.named_children()):
+            affine = Dense(workload.w_dim, module.style_channels, bias_init=module.style_init)
+            self.add_module(f"affine_{name}", affine)
+
+    def styles(self, w: list[Tensor]) -> list[Tensor]:
+        """Full-precision styles of this block's layers from their w's, [N, w_dim] each; ``w`` starts at our first."""
+        affines = [self.affine_conv1, self.affine_to_rgb]
+        if self.conv0 is not None:
+            affines.insert(0, self.affine_conv0)
+        return [affine(w[k]) for k, affine in enumerate(affines)]
+
+    def forward(self, x: Tensor, image: Tensor | None, styles: list[Tensor], noise: list[Tensor]):
+        if self.conv0 is not None:
+            x = self.conv0(x, styles[0], noise[0])
+        x = self.conv1(x, styles[-2], noise[-1])
+        rgb = self.to_rgb(x, styles[-1])
+        return x, rgb if image is None else upsample2d(image, self.resample) + rgb
+
+
+class Generator(nn.Module):
+    """Mapping and synthesis.
+
+    ``forward(ws, noise)``: ``ws`` [N, num_ws, w_dim], ``noise`` from :meth:`noise_shapes` -> image [N, 3, R, R], full
+    precision, unbounded. A block's toRGB shares its w with the next block's first layer, as published.
+    """
+
+    def __init__(self, workload: Workload, recipe: Recipe) -> None:
+        super().__init__()
+        self.workload = workload
+        self.num_ws = 2 * len(workload.resolutions)
+        self.mapping = Mapping(workload)
+        self.const = nn.Parameter(torch.randn(workload.fmaps(4), 4, 4))
+        self.blocks = nn.ModuleList(SynthesisBlock(workload, recipe, r) for r in workload.resolutions)
+
+    def noise_shapes(self, batch: int) -> list[tuple[int, int, int, int]]:
+        """One [N, 1, H, W] for each 3x3 layer, from 4x4 up."""
+        return [(batch, 1, r, r) for r in self.workload.resolutions for _ in range(1 if r == 4 else 2)]
+
+    def forward(self, ws: Tensor, noise: list[Tensor]) -> Tensor:
+        w = ws.unbind(1)
+        with torch.autocast(ws.device.type, enabled=False):
+            first = [0] + [2 * k + 1 for k in range(len(self.blocks) - 1)]
+            styles = [block.styles(w[k:]) for block, k in zip(self.blocks, first, strict=True)]
+        x, image = self.const.expand(len(ws), -1, -1, -1), None
+        if torch.is_autocast_enabled(ws.device.type):
+            x = x.to(torch.get_autocast_dtype(ws.device.type))
+        if self.blocks[0].conv1.recipe.channels_last:
+            x = x.contiguous(memory_format=torch.channels_last)
+        for block, k, style in zip(self.blocks, first, styles, strict=True):
+            x, image = block(x, image, style, noise[k : k + len(style) - 1])
+        return image
+
+
+class DiscriminatorBlock(nn.Module):
+    """Residual block, [N, I, H, W] -> [N, O, H/2, W/2]; both branches carry 1 / sqrt(2) in their gains."""
+
+    def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
+        super().__init__()
+        inputs, outputs = workload.fmaps(resolution), workload.fmaps(resolution // 2)
+        self.conv0 = Conv(inputs, inputs, 3, recipe)
+        self.conv1 = Conv(inputs, outputs, 3, recipe, down=True, gain=1.0)
+        self.skip = Conv(inputs, outputs, 1, recipe, down=True, act=False, gain=math.sqrt(0.5))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return self.conv1(self.conv0(x)) + self.skip(x)
+
+
+def minibatch_std(x: Tensor, group: int) -> Tensor:
+    """Append the standard deviation over groups of samples as one channel: [N, C, H, W] -> [N, C + 1, H, W].
+
+    Statistics in full precision (Karras et al. 2018, section 3). Groups are strided as published: sample n is in
+    group n mod (N / group).
+    """
+    n, c, h, w = x.shape
+    group = min(group, n)
+    deviation = full(x).view(group, n // group, c, h, w)
+    deviation = (deviation.var(0, correction=0) + 1e-8).sqrt().mean((1, 2, 3))  # [N / group]
+    channel = deviation.to(x.dtype).repeat(group).view(n, 1, 1, 1).expand(n, 1, h, w)
+    return torch.cat([x, channel], dim=1)
+
+
+class Discriminator(nn.Module):
+    """image [N, 3, R, R] -> logits [N, 1], full precision."""
+
+    def __init__(self, workload: Workload, recipe: Recipe) -> None:
+        super().__init__()
+        top = workload.fmaps(4)
+        self.group = workload.mbstd_group
+        self.from_rgb = Conv(3, workload.fmaps(workload.resolution), 1, recipe)
+        self.blocks = nn.ModuleList(
+            DiscriminatorBlock(workload, recipe, r) for r in reversed(workload.resolutions[1:])
+        )
+        self.conv = Conv(top + 1, top, 3, recipe)
+        self.hidden = Dense(top * 16, top, act=True)
+        self.logit = Dense(top, 1)
+
+    def forward(self, image: Tensor) -> Tensor:
+        x = self.from_rgb(image)
+        for block in self.blocks:
+            x = block(x)
+        x = self.conv(minibatch_std(x, self.group))
+        with torch.autocast(x.device.type, enabled=False):
+            return self.logit(self.hidden(full(x).flatten(1)))

@@ -1,0 +1,135 @@
+"""The ops whose implementation a recipe chooses: plain PyTorch, or a fused kernel from ``kernels/``."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from stylegan_lite.config import Recipe
+from stylegan_lite.resample import conv_up
+
+GAIN = math.sqrt(2.0)  # leaky ReLU 0.2 roughly halves the second moment
+SLOPE = 0.2
+
+
+def full(x: Tensor) -> Tensor:
+    """``x`` in float32, or as it is when float64: statistics and penalties are never taken in less."""
+    return x if x.dtype == torch.float64 else x.float()
+
+
+def conv3x3(x: Tensor, weight: Tensor, up: bool, how: str) -> Tensor:
+    """[N, I, H, W] * [O, I, 3, 3] -> [N, O, H, W], or [N, O, 2H, 2W] with ``up``."""
+    return conv_up(x, weight, how) if up else F.conv2d(x, weight, padding=weight.shape[-1] // 2)
+
+
+def modulated_conv2d(
+    x: Tensor, weight: Tensor, style: Tensor, recipe: Recipe, *, up: bool = False, demodulate: bool = True
+) -> tuple[Tensor, Tensor | None]:
+    """Convolution whose input channels are scaled per sample (Karras et al. 2020, section 2.2).
+
+    Args:
+        x: [N, I, H, W]. weight: [O, I, k, k]. style: [N, I], full precision.
+        demodulate: scale each output channel to unit expected norm.
+
+    Returns:
+        [N, O, H', W'] in the dtype convolutions run in, and the demodulation coefficients [N, O] that are still to
+        be applied (None where they have been, or where there are none).
+    """
+    if recipe.modconv == "grouped":
+        return _modulated_conv2d_grouped(x, weight, style, recipe, up, demodulate), None
+    if recipe.fused_norm:
+        import kernels
+
+        y = conv3x3(kernels.modulate(x, style), weight, up, recipe.resample)
+        coefficients = kernels.demodulate(weight, style) if demodulate else None
+        if coefficients is None or recipe.fused_act:  # fused_act applies the scale in its own pass
+            return y, coefficients
+        return kernels.modulate(y, coefficients), None
+    y = conv3x3(x * style.to(x.dtype)[:, :, None, None], weight, up, recipe.resample)
+    if not demodulate:
+        return y, None
+    coefficients = demodulation(weight, style)
+    if recipe.fused_act:
+        return y, coefficients
+    return y * coefficients.to(y.dtype)[:, :, None, None], None
+
+
+def demodulation(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
+    """rsqrt(sum over I, k, k of (weight * style)^2 + eps), [N, O], without per-sample weights."""
+    with torch.autocast(style.device.type, enabled=False):
+        energy = weight.square().sum((2, 3))  # [O, I]
+        return (style.square() @ energy.t() + eps).rsqrt()
+
+
+def _modulated_conv2d_grouped(
+    x: Tensor, weight: Tensor, style: Tensor, recipe: Recipe, up: bool, demodulate: bool
+) -> Tensor:
+    """The spelling of the paper's code: one weight tensor a sample, samples as groups of one convolution."""
+    n, c_in, h, w = x.shape
+    c_out, _, k, _ = weight.shape
+    weights = weight[None] * style[:, None, :, None, None]  # [N, O, I, k, k]
+    if demodulate:
+        weights = weights * (weights.square().sum((2, 3, 4), keepdim=True) + 1e-8).rsqrt()
+    x = x.reshape(1, n * c_in, h, w)
+    weights = weights.to(x.dtype)
+    if not up:
+        y = F.conv2d(x, weights.reshape(n * c_out, c_in, k, k), padding=k // 2, groups=n)
+        return y.reshape(n, c_out, h, w)
+    by_input = weights.transpose(0, 1).reshape(c_out, n * c_in, k, k)
+    return conv_up(x, by_input, recipe.resample, groups=n).reshape(n, c_out, 2 * h, 2 * w)
+
+
+def bias_act(
+    x: Tensor,
+    bias: Tensor,
+    recipe: Recipe,
+    *,
+    scale: Tensor | None = None,
+    noise: Tensor | None = None,
+    strength: Tensor | None = None,
+    gain: float = GAIN,
+) -> Tensor:
+    """leaky_relu(x * scale + noise * strength + bias) * gain.
+
+    Args:
+        x: [N, C, H, W] or [N, C]. bias: [C]. scale: [N, C]. noise: [N, 1, H, W]. strength: [].
+    """
+    if recipe.fused_act:
+        import kernels
+
+        return kernels.bias_act(x, bias, noise=noise, strength=strength, scale=scale, gain=gain)
+    if noise is not None:
+        x = x + (noise * strength).to(x.dtype)
+    shape = (1, -1) + (1,) * (x.ndim - 2)
+    x = F.leaky_relu(x + bias.to(x.dtype).view(shape), SLOPE)
+    return x if gain == 1 else x * gain
+
+
+def instance_norm_act(
+    x: Tensor, scale: Tensor, bias: Tensor, noise: Tensor, strength: Tensor, recipe: Recipe, eps: float = 1e-5
+) -> Tensor:
+    """leaky_relu(instance_norm(x + noise * strength) * scale + bias) * gain, statistics over H and W of each map.
+
+    Args:
+        x: [N, C, H, W]. scale, bias: [N, C]. noise: [N, 1, H, W]. strength: [].
+    """
+    if recipe.fused_norm and recipe.fused_act:
+        import kernels
+
+        return kernels.instance_norm_act(x, scale, bias, noise=noise, strength=strength, eps=eps, gain=GAIN)
+    x = x + (noise * strength).to(x.dtype)
+    if recipe.fused_norm:
+        import kernels
+
+        return kernels.instance_norm_act(x, scale, bias, eps=eps, gain=GAIN)
+    scale, bias = scale.to(x.dtype)[:, :, None, None], bias.to(x.dtype)[:, :, None, None]
+    if recipe.instance_norm == "functional":
+        x = F.instance_norm(x, eps=eps)
+    else:  # keeps channels_last, where F.instance_norm's reshape to one long batch copies to NCHW
+        var, mean = torch.var_mean(full(x), (2, 3), correction=0, keepdim=True)
+        x = (x - mean.to(x.dtype)) * (var + eps).rsqrt().to(x.dtype)
+    x = torch.addcmul(bias, x, scale)
+    return F.leaky_relu(x, SLOPE) * GAIN

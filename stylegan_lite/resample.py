@@ -1,0 +1,117 @@
+"""Resampling by the separable [1, 3, 3, 1] filter, in four plain-PyTorch spellings of the same linear maps.
+
+StyleGAN2 low-passes wherever it changes resolution. With zeros outside the image, all spellings agree to rounding
+(tests/test_resample.py); which is fastest depends on dtype, memory format and whether it is differentiated twice:
+
+- ``depthwise``: a ``conv2d`` with one group a channel.
+- ``channels_as_batch``: the same filter with channels folded into the batch; a copy when memory is channels_last.
+- ``bilinear``: doubling by bilinear interpolation *is* [1, 3, 3, 1] once the border reads zeros; a convolution that
+  resamples then runs at the high resolution, with four times the FLOPs.
+- ``folded``: the filter convolved into the 3x3 weights; one 6x6 convolution of stride 2, no pass of its own.
+
+Filter and gain follow upfirdn2d of Karras et al. 2020: unit gain going down, gain 4 going up.
+"""
+
+from __future__ import annotations
+
+import functools
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+TAPS = (1.0, 3.0, 3.0, 1.0)
+
+
+@functools.cache
+def fir(device: torch.device, dtype: torch.dtype, gain: float) -> Tensor:
+    """The 4x4 filter, [1, 1, 4, 4], summing to ``gain``. Exact in BF16. Cached: no host copy inside a graph."""
+    taps = torch.tensor(TAPS, dtype=torch.float64)
+    kernel = torch.outer(taps, taps) * (gain / taps.sum() ** 2)
+    return kernel[None, None].to(device=device, dtype=dtype)
+
+
+def _filter(x: Tensor, how: str, gain: float, *, padding: int, stride: int = 1, up: bool = False) -> Tensor:
+    """Apply the 4x4 filter to each channel; ``up`` applies its adjoint with stride (zero insertion, then filter)."""
+    n, c, h, w = x.shape
+    kernel = fir(x.device, x.dtype, gain)
+    op = F.conv_transpose2d if up else F.conv2d
+    if how == "channels_as_batch":
+        y = op(x.reshape(n * c, 1, h, w), kernel, stride=stride, padding=padding)
+        return y.reshape(n, c, *y.shape[2:])
+    return op(x, kernel.expand(c, 1, 4, 4), stride=stride, padding=padding, groups=c)
+
+
+def upsample2d(x: Tensor, how: str) -> Tensor:
+    """[N, C, H, W] -> [N, C, 2H, 2W], same dtype."""
+    if how in ("bilinear", "folded"):
+        return _double(F.pad(x, (1, 1, 1, 1)))[:, :, 2:-2, 2:-2]
+    return _filter(x, how, 4.0, padding=1, stride=2, up=True)
+
+
+def downsample2d(x: Tensor, how: str) -> Tensor:
+    """[N, C, H, W] -> [N, C, H/2, W/2], same dtype; the adjoint of :func:`upsample2d` divided by 4."""
+    if how in ("bilinear", "folded"):
+        return _halve(F.pad(x, (2, 2, 2, 2)))[:, :, 1:-1, 1:-1]
+    return _filter(x, how, 1.0, padding=1, stride=2)
+
+
+def conv_up(x: Tensor, weight: Tensor, how: str, groups: int = 1) -> Tensor:
+    """Double the resolution with a 3x3 transposed convolution, then filter: [N, I, H, W] -> [N, O, 2H, 2W].
+
+    Args:
+        weight: [O / groups, I, 3, 3]; rows of each group's inputs follow one another along I.
+    """
+    if how == "bilinear":  # zero insertion, filter and taps commute; one extra pixel each side feeds the 3x3
+        doubled = _double(F.pad(x, (1, 1, 1, 1)))[:, :, 1:-1, 1:-1]
+        return F.conv2d(doubled, _split(weight, groups).flip(2, 3), groups=groups)
+    if how == "folded":
+        folded = _fold(weight.transpose(0, 1), 4.0)
+        return F.conv_transpose2d(x, folded, stride=2, padding=2, groups=groups)
+    y = F.conv_transpose2d(x, weight.transpose(0, 1), stride=2, groups=groups)
+    return _filter(y, how, 4.0, padding=1)
+
+
+def conv_down(x: Tensor, weight: Tensor, how: str) -> Tensor:
+    """Filter, then halve the resolution with a strided convolution: [N, I, H, W] -> [N, O, H/2, W/2].
+
+    Args:
+        weight: [O, I, 3, 3], or [O, I, 1, 1] for the residual skip.
+    """
+    if weight.shape[-1] == 1:
+        return F.conv2d(downsample2d(x, how), weight)
+    if how == "bilinear":
+        return _halve(F.conv2d(x, weight, padding=3))[:, :, 1:-1, 1:-1]
+    if how == "folded":
+        return F.conv2d(x, _fold(weight, 1.0), stride=2, padding=2)
+    return F.conv2d(_filter(x, how, 1.0, padding=2), weight, stride=2)
+
+
+def _split(weight: Tensor, groups: int) -> Tensor:
+    """[O / g, I, k, k] with groups along I -> [O, I / g, k, k] with groups along O, as ``conv2d`` wants them."""
+    if groups == 1:
+        return weight
+    out, inputs, k, _ = weight.shape
+    return weight.reshape(out, groups, inputs // groups, k, k).transpose(0, 1).reshape(groups * out, -1, k, k)
+
+
+def _double(x: Tensor) -> Tensor:
+    return F.interpolate(x, scale_factor=2, mode="bilinear", align_corners=False).to(x.dtype)
+
+
+def _halve(x: Tensor) -> Tensor:
+    """Antialiased bilinear halving is [1, 3, 3, 1] / 8 away from the border, where it renormalizes.
+
+    PyTorch has no BF16 version of it on the CPU.
+    """
+    wide = x.float() if x.device.type == "cpu" and x.dtype == torch.bfloat16 else x
+    return F.interpolate(wide, scale_factor=0.5, mode="bilinear", align_corners=False, antialias=True).to(
+        x.dtype
+    )
+
+
+def _fold(weight: Tensor, gain: float) -> Tensor:
+    """[A, B, 3, 3] -> [A, B, 6, 6]: the 3x3 taps convolved with the filter (which is its own mirror image)."""
+    a, b = weight.shape[:2]
+    kernel = fir(weight.device, weight.dtype, gain)
+    return F.conv2d(weight.reshape(a * b, 1, 3, 3), kernel, padding=3).reshape(a, b, 6, 6)

@@ -1,0 +1,328 @@
+"""The training step: four phases, their optimizers, their static inputs, and CUDA graphs of them if the recipe says so.
+
+A step is G_main, (G_pl every 4th), D_main, (D_r1 every 16th), the moving average of G, and one batch of images.
+A cycle is 16 steps. Everything is asynchronous; whoever measures synchronizes.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import functools
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from stylegan_lite import losses
+from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.data import DataFeed
+from stylegan_lite.inputs import PhaseInputs
+from stylegan_lite.networks import Discriminator, Generator
+from stylegan_lite.settings import settings
+
+CYCLE = 16
+PHASES = ("G_main", "G_pl", "D_main", "D_r1")
+WARMUP = 3  # runs of each phase before capture: cuDNN, cuBLAS and autograd settle their workspaces
+
+
+class TrainingStep:
+    """Networks, optimizers, data and buffers of one recipe; see :func:`stylegan_lite.make_step`."""
+
+    def __init__(self, workload: Workload, recipe: Recipe, *, device: str, seed: int) -> None:
+        recipe.refuse_on(device)
+        self.workload, self.recipe, self.device, self.seed = workload, recipe, device, seed
+        torch.manual_seed(seed)
+        self.dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
+        self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        place = {"device": device, "dtype": self.dtype, "memory_format": self.memory_format}
+        self.G = Generator(workload, recipe).to(**place)
+        self.D = Discriminator(workload, recipe).to(**place)
+        self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
+        self.opt_G = self._adam(self.G, workload.pl_interval)
+        self.opt_D = self._adam(self.D, workload.r1_interval)
+        self.amp = functools.partial(losses.autocast, device, recipe.precision)
+        self.inputs = {phase: self._inputs(phase) for phase in ("G_main", "G_pl", "D_main")}
+        r = workload.resolution
+        shape = (workload.batch, 3, r, r)
+        self.real = torch.empty(shape, device=device, dtype=self.dtype, memory_format=self.memory_format)
+        self.real.zero_()
+        self.pl_mean = torch.zeros([], device=device, dtype=self.dtype)
+        self.loss = {phase: torch.zeros([], device=device, dtype=self.dtype) for phase in PHASES}
+        self.feed = DataFeed(workload, recipe, self.real, seed)
+        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
+        self.count = 0  # steps done
+        self.prepared = False
+        self.keep_gradients = False  # set before prepare(): hold every phase's gradients for inspection
+        self.gradients: dict[str, dict[str, Tensor]] = {}
+
+    # Running
+
+    def prepare(self) -> dict[str, float]:
+        """Warm up every phase and capture the graphs; weights, optimizers and random state are left as they were.
+
+        Returns:
+            seconds of warm-up and of capture, synchronized.
+        """
+        start = time.perf_counter()
+        state = self._snapshot()
+        self.feed.next()
+        side = self._side_stream()
+        with side:
+            for phase in PHASES:
+                for _ in range(WARMUP if self.recipe.cuda_graphs else 1):
+                    self._fill(phase)
+                    self._compute(phase)
+        self._synchronize()
+        warm = time.perf_counter()
+        if self.recipe.cuda_graphs:
+            self._capture()
+        self.prepared = True
+        self._restore(state)
+        self._synchronize()
+        return {"warmup_s": warm - start, "capture_s": time.perf_counter() - warm}
+
+    def cycle(self, lazy: bool = True) -> None:
+        """16 steps from the start of a cycle; ``lazy=False`` leaves out path length and R1."""
+        for index in range(CYCLE):
+            self._step(index, lazy)
+
+    def step(self, lazy: bool = True) -> None:
+        """The next step by our own count."""
+        self._step(self.count, lazy)
+
+    def _step(self, index: int, lazy: bool) -> None:
+        self.feed.next()
+        self.run_phase("G_main")
+        if lazy and index % self.workload.pl_interval == 0:
+            self.run_phase("G_pl")
+        self.run_phase("D_main")
+        if lazy and index % self.workload.r1_interval == 0:
+            self.run_phase("D_r1")
+        self.count += 1
+
+    def run_phase(self, phase: str) -> None:
+        """Draw fresh inputs for a phase and run it on the current real batch (D_main ends with the EMA)."""
+        self._fill(phase)
+        self.replay(phase)
+
+    def replay(self, phase: str) -> None:
+        """Run a phase on the inputs as they stand in the buffers."""
+        if phase in self.graphs:
+            self.graphs[phase].replay()
+        else:
+            self._compute(phase)
+
+    # Phases
+
+    def _compute(self, phase: str) -> None:
+        network, optimizer = (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
+        self.G.requires_grad_(network is self.G)
+        self.D.requires_grad_(network is self.D)
+        optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+        loss = self._loss(phase)
+        loss.backward()
+        if self.keep_gradients:
+            self._keep(phase, network)
+        optimizer.step()
+        self.loss[phase].copy_(loss.detach())
+        if phase == "D_main":
+            self._update_ema()
+
+    def _loss(self, phase: str) -> Tensor:
+        w, mixing = self.workload, self.workload.style_mixing
+        if phase == "G_main":
+            return losses.g_main(self.G, self.D, self.inputs[phase], mixing, self.amp)
+        if phase == "D_main":
+            return losses.d_main(self.G, self.D, self.inputs[phase], self.real, mixing, self.amp)
+        if phase == "D_r1":
+            return losses.d_r1(self.D, self.real, w.gamma, w.r1_interval, self.amp)
+        pl = (self.pl_mean, w.pl_decay, w.pl_weight, w.pl_interval)
+        return losses.g_pl(self.G, self.inputs[phase], *pl, mixing, self.amp)
+
+    def _update_ema(self) -> None:
+        beta = 0.5 ** (self.workload.batch / self.workload.ema_images)
+        with torch.no_grad():
+            for average, weight in zip(self.G_ema.parameters(), self.G.parameters(), strict=True):
+                average.lerp_(weight, 1 - beta)
+            for average, value in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
+                average.copy_(value)
+
+    def _fill(self, phase: str) -> None:
+        if phase in self.inputs:
+            self.inputs[phase].fill()
+
+    def _keep(self, phase: str, network: nn.Module) -> None:
+        named = network.named_parameters()
+        kept = {name: p.grad for name, p in named if p.grad is not None}
+        self.gradients[phase] = kept if self.recipe.cuda_graphs else {k: g.clone() for k, g in kept.items()}
+
+    # Graphs
+
+    def _capture(self) -> None:
+        """One graph a phase in one memory pool: forward, backward, optimizer step (and EMA), replayed as one launch.
+
+        Errors are raised for calls of this thread only: a pinning thread of a data loader allocates while we capture.
+        """
+        pool = torch.cuda.graph_pool_handle()
+        for phase in PHASES:
+            if self.recipe.set_to_none:
+                (self.opt_G if phase.startswith("G") else self.opt_D).zero_grad(set_to_none=True)
+            graph = torch.cuda.CUDAGraph()
+            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+                self._compute(phase)
+            self.graphs[phase] = graph
+
+    @contextlib.contextmanager
+    def _side_stream(self):
+        """Warm-up before a capture must not run on the default stream."""
+        if not self.recipe.cuda_graphs:
+            yield
+            return
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())
+        with torch.cuda.stream(stream):
+            yield
+        torch.cuda.current_stream().wait_stream(stream)
+
+    # State
+
+    def state_dict(self) -> dict[str, Any]:
+        """Everything that training from here depends on, tensors and plain data only."""
+        return {
+            "count": self.count,
+            "workload": self.workload.to_dict() | {"data": None},
+            "G": self.G.state_dict(),
+            "D": self.D.state_dict(),
+            "G_ema": self.G_ema.state_dict(),
+            "opt_G": self._optimizer_state(self.opt_G),
+            "opt_D": self._optimizer_state(self.opt_D),
+            "pl_mean": self.pl_mean,
+            "rng": self._rng(),
+            "data": self.feed.state_dict(),
+        }
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        """Continue from ``state``, in place: captured graphs keep their addresses."""
+        if not self.prepared:
+            self.prepare()
+        for name in ("G", "D", "G_ema"):
+            getattr(self, name).load_state_dict(state[name])
+        self._load_optimizer(self.opt_G, state["opt_G"])
+        self._load_optimizer(self.opt_D, state["opt_D"])
+        self.pl_mean.copy_(state["pl_mean"])
+        self.feed.load_state_dict(state["data"])
+        self.count = state["count"]
+        self._set_rng(state["rng"])
+
+    def _snapshot(self) -> dict[str, Any]:
+        return copy.deepcopy(self.state_dict())
+
+    def _restore(self, state: dict[str, Any]) -> None:
+        self.load_state_dict(state)
+        for optimizer in (self.opt_G, self.opt_D):
+            optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+
+    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
+        parameters = optimizer.param_groups[0]["params"]
+        return {k: dict(optimizer.state[p]) for k, p in enumerate(parameters) if p in optimizer.state}
+
+    def _load_optimizer(self, optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Tensor]]) -> None:
+        for k, parameter in enumerate(optimizer.param_groups[0]["params"]):
+            for name, value in optimizer.state[parameter].items():
+                if k in saved:
+                    value.copy_(saved[k][name])
+                else:
+                    value.zero_()
+
+    def _rng(self) -> Tensor:
+        return torch.cuda.get_rng_state() if self.device == "cuda" else torch.get_rng_state()
+
+    def _set_rng(self, state: Tensor) -> None:
+        state = state.cpu()
+        torch.cuda.set_rng_state(state) if self.device == "cuda" else torch.set_rng_state(state)
+
+    # Asking
+
+    @property
+    def data_capacity(self) -> int:
+        """Batches that workers, pinning and prefetch may hold ready."""
+        return self.feed.capacity
+
+    def losses(self) -> dict[str, float]:
+        """The last loss of each phase; synchronizes."""
+        return {phase: float(value) for phase, value in self.loss.items()}
+
+    def check_finite(self) -> str | None:
+        """None, or one line naming a phase loss or a parameter that is NaN or infinite; synchronizes.
+
+        A NaN gradient stays visible here: Adam carries it into its moments and from there into the weights.
+        """
+        named = [(f"loss of {phase}", value) for phase, value in self.loss.items()]
+        for label, network in (("G", self.G), ("D", self.D)):
+            named += [(f"{label}.{name}", p.detach()) for name, p in network.named_parameters()]
+        finite = torch.stack([value.isfinite().all() for _, value in named]).tolist()
+        bad = [name for (name, _), ok in zip(named, finite, strict=True) if not ok]
+        if not bad:
+            return None
+        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
+        return f"{bad[0]} is NaN or infinite{more} after step {self.count}"
+
+    @torch.no_grad()
+    def sample(self, z: Tensor, truncation: float = 1.0) -> Tensor:
+        """Images of the averaged generator, [N, 3, R, R] float32, clamped to [-1, 1].
+
+        Args:
+            z: [N, z_dim].
+            truncation: 1 is none; towards 0, w moves to its running average (Karras et al. 2019, appendix B).
+        """
+        G = self.G_ema
+        w = G.mapping.w_avg.lerp(G.mapping(z.to(device=self.device, dtype=self.dtype)), truncation)
+        noise = [torch.zeros(s, device=self.device, dtype=self.dtype) for s in G.noise_shapes(len(z))]
+        with self.amp():
+            image = G(w[:, None].expand(-1, G.num_ws, -1), noise)
+        return image.float().clamp(-1, 1)
+
+    def settings(self) -> dict[str, Any]:
+        """Defaults of PyTorch that are in force and what the optimizers do, as plain data."""
+        return settings(self)
+
+    def close(self) -> None:
+        """End data workers and free graphs."""
+        self.feed.close()
+        self.graphs.clear()
+
+    # Building
+
+    def _adam(self, network: nn.Module, interval: int) -> torch.optim.Adam:
+        """Adam whose rate and betas make up for the lazy phase's extra update (Karras et al. 2020, appendix B)."""
+        ratio = interval / (interval + 1)
+        w = self.workload
+        return torch.optim.Adam(
+            network.parameters(),
+            lr=w.lr * ratio,
+            betas=(w.beta1**ratio, w.beta2**ratio),
+            eps=1e-8,
+            capturable=self.recipe.adam == "capturable",
+        )
+
+    def _inputs(self, phase: str) -> PhaseInputs:
+        batch = self.workload.batch
+        if phase == "G_pl":
+            batch = max(1, batch // self.workload.pl_batch_shrink)
+        return PhaseInputs(
+            self.workload,
+            batch,
+            self.G.noise_shapes(batch),
+            self.G.num_ws,
+            device=self.device,
+            dtype=self.dtype,
+            image_noise=phase == "G_pl",
+            memory_format=self.memory_format,
+        )
+
+    def _synchronize(self) -> None:
+        if self.device == "cuda":
+            torch.cuda.synchronize()
