@@ -1,0 +1,238 @@
+"""Starts, watches and ends the worker processes; `ladder.worker` documents what is said to them.
+
+A worker is its own process group (data-loader children included), so that a watchdog can end exactly that and a Ctrl-C in
+the terminal reaches the orchestrator alone. The orchestrator itself never touches CUDA.
+"""
+
+import contextlib
+import fcntl
+import hashlib
+import json
+import os
+import selectors
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ladder.errors import one_line
+
+ROOT = Path(__file__).resolve().parent.parent
+
+# Seconds without a word from a worker before it counts as hung. Generous: tuning and capturing take minutes on some GPUs,
+# and one 16-step cycle of the article's workload takes many on a CPU.
+TIMEOUTS = {"import": 300.0, "build": 300.0, "prepare": 900.0, "visit": 900.0, "profile": 900.0, "exit": 20.0}
+_LEAST_CYCLE_TIMEOUT = 60.0
+_CYCLE_TIMEOUT_FACTOR = 20.0
+
+
+class WorkerFailure(Exception):
+    """A command that brought no result: `status` "oom", "failed", "invalid" or "n/a", `reason` one line, `reply` the peaks."""
+
+    def __init__(self, status: str, reason: str, reply: dict[str, Any] | None = None) -> None:
+        super().__init__(reason)
+        self.status, self.reason, self.reply = status, reason, reply or {}
+
+
+class Worker:
+    """One worker process. It begins to import as soon as it is made."""
+
+    def __init__(
+        self, *, code: Path | None = None, torch: bool = True, timeouts: dict[str, float] | None = None
+    ) -> None:
+        self._timeouts = TIMEOUTS | (timeouts or {})
+        command = [sys.executable, "-m", "ladder.worker"]
+        if code:
+            command += ["--code", str(Path(code).resolve())]
+        self._stderr = tempfile.TemporaryFile()
+        self._process = subprocess.Popen(
+            command,
+            cwd=ROOT,  # `-m` looks there first: ladder is always the one of this file
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            stderr=self._stderr,
+            start_new_session=True,
+        )
+        os.set_blocking(self._process.stdout.fileno(), False)
+        self._selector = selectors.DefaultSelector()
+        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+        self._buffer = b""
+        self._imported = False
+        self._send({"do": "import", "torch": torch})
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def wait_imported(self) -> None:
+        """Return when the imports are done, so that they cannot disturb another worker's timing."""
+        if not self._imported:
+            self._reply("import", None)
+            self._imported = True
+
+    def call(
+        self, do: str, *, on_progress: Callable[[dict], None] | None = None, **fields: Any
+    ) -> dict[str, Any]:
+        """Give a command and wait for its reply. Raises `WorkerFailure`; the worker is then good for `close` only."""
+        self.wait_imported()
+        self._send({"do": do, **fields})
+        return self._reply(do, on_progress)
+
+    def close(self) -> None:
+        """End the worker: politely while it is healthy (loaders give back their shared memory), then its whole group."""
+        if self._process.returncode is None:
+            with contextlib.suppress(WorkerFailure):
+                if self._imported:
+                    self._send({"do": "exit"})
+                    self._reply("exit", None)
+        self.kill()
+
+    def kill(self) -> None:
+        """End what is left of the worker's process group and free its handles. Safe to call again."""
+        if self._process.returncode is None:
+            # Not reaped yet, so the group's number cannot have been given to anybody else.
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(self._process.pid, signal.SIGKILL)
+            self._process.wait()
+        self._selector.close()
+        with contextlib.suppress(OSError):
+            self._process.stdin.close()
+        self._process.stdout.close()
+        self._stderr.close()
+
+    def _send(self, command: dict[str, Any]) -> None:
+        with contextlib.suppress(BrokenPipeError):  # the death is noticed and named when the reply is read
+            self._process.stdin.write(json.dumps(command).encode() + b"\n")
+            self._process.stdin.flush()
+
+    def _reply(self, do: str, on_progress: Callable[[dict], None] | None) -> dict[str, Any]:
+        patience = self._timeouts[do]
+        while "progress" in (message := self._read(do, patience)):
+            if do == "visit":  # once a cycle's time is known, a hang need not take the generous limit
+                known = max(_LEAST_CYCLE_TIMEOUT, _CYCLE_TIMEOUT_FACTOR * message["seconds"])
+                patience = min(known, self._timeouts[do])
+            if on_progress:
+                on_progress(message)
+        if not message["ok"]:
+            raise WorkerFailure(message["status"], message["reason"], message)
+        return message
+
+    def _read(self, do: str, patience: float) -> dict[str, Any]:
+        deadline = time.monotonic() + patience
+        while b"\n" not in self._buffer:
+            left = deadline - time.monotonic()
+            if left <= 0:
+                self.kill()
+                raise WorkerFailure(
+                    "failed", f"{do}: no sign of life for {patience:.0f} s, worker ended by the watchdog"
+                )
+            # Wake up now and then: a data-loader child can hold the pipe open after the worker itself has died.
+            if self._selector.select(min(left, 1.0)):
+                chunk = self._process.stdout.read()
+                if chunk:
+                    self._buffer += chunk
+                elif chunk == b"":
+                    raise self._death(do)
+            elif self._exited():
+                raise self._death(do)
+        line, _, self._buffer = self._buffer.partition(b"\n")
+        return json.loads(line)
+
+    def _exited(self) -> bool:
+        """Whether the process has ended, without reaping it: until then its number is ours and safe to kill."""
+        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+
+    def _death(self, do: str) -> WorkerFailure:
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - 4000))
+        said = self._stderr.read().decode(errors="replace").strip().splitlines()
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self._process.wait(5)  # its pipe is closed, its exit status a moment away
+        code = self._process.returncode
+        self.kill()
+        if code is not None and code < 0:
+            name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
+            hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
+            return WorkerFailure("failed", f"{do}: worker killed by {name}{hint}")
+        last = f": {one_line(said[-1])}" if said else ""
+        return WorkerFailure("failed", one_line(f"{do}: worker ended with status {code}{last}"))
+
+
+class Pool:
+    """Hands out fresh workers. At most one is started ahead, so that it imports while the current one prepares."""
+
+    def __init__(
+        self, *, code: Path | None = None, torch: bool = True, timeouts: dict[str, float] | None = None
+    ) -> None:
+        self._make = lambda: Worker(code=code, torch=torch, timeouts=timeouts)
+        self._ahead: Worker | None = None
+        self._taken: Worker | None = None
+
+    def __enter__(self) -> "Pool":
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for worker in (self._taken, self._ahead):
+            if worker:
+                worker.kill()
+
+    def take(self) -> Worker:
+        """A fresh worker; the one taken before must be closed."""
+        worker, self._ahead = self._ahead, None
+        self._taken = worker or self._make()
+        return self._taken
+
+    def start_ahead(self) -> None:
+        """Start the next worker, which imports and waits."""
+        if self._ahead is None:
+            self._ahead = self._make()
+
+    def wait_ahead(self) -> None:
+        """Wait until the worker started ahead has nothing left to do. If it died, the next `take` starts another."""
+        if self._ahead:
+            try:
+                self._ahead.wait_imported()
+            except WorkerFailure:
+                self._ahead.kill()
+                self._ahead = None
+
+
+@contextlib.contextmanager
+def device_lock(key: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold this host's lock on one device: two runs that tune or time on it together would both be wrong.
+
+    `key` says which device; calls `on_wait` once if another process holds it. Waits without a limit: each holder keeps it
+    for one worker at a time. Without a usable temporary folder there is no lock.
+    """
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    try:
+        handle = _open_shared(Path(tempfile.gettempdir()) / f"stylegan-ladder-{name}.lock")
+    except OSError:
+        yield
+        return
+    try:
+        waited = False
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if on_wait and not waited:
+                    on_wait()
+                waited = True
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _open_shared(path: Path) -> int:
+    """Open a lock file that another user may have made: the kernel refuses O_CREAT on those in a sticky folder."""
+    try:
+        return os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)

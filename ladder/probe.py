@@ -1,0 +1,58 @@
+"""What torch itself says about the GPU, as one JSON object: `python -m ladder.probe`.
+
+A process of its own, because the answers create a CUDA context and the process that measures must not hold one.
+"""
+
+import json
+import sys
+from typing import Any
+
+from ladder.errors import describe
+
+
+def probe() -> dict[str, Any]:
+    """Facts of the current CUDA device. "error" (one line or None) says why torch cannot use it."""
+    found: dict[str, Any] = {"error": None}
+    try:
+        import torch
+    except Exception as error:
+        return {"error": f"torch cannot be imported: {describe(error)}"}
+    found["torch"] = torch.__version__
+    found["cuda"] = torch.version.cuda
+    if torch.version.cuda is None:
+        return found | {"error": f"torch {torch.__version__} is built without CUDA"}
+    try:
+        torch.cuda.init()
+        properties = torch.cuda.get_device_properties(0)
+        torch.zeros(1, device="cuda").add_(1).item()
+    except Exception as error:
+        return found | {"error": describe(error)}
+    uuid = str(getattr(properties, "uuid", ""))
+    return found | {
+        "name": properties.name,
+        "memory": properties.total_memory,
+        "capability": [properties.major, properties.minor],
+        "cudnn": torch.backends.cudnn.version(),
+        "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
+        "uuid": uuid,
+        "triton_error": _triton_error(torch),
+    }
+
+
+def _triton_error(torch: Any) -> str | None:
+    """Why Triton kernels cannot run here: compiling one is the only proof (it needs a C compiler and a recent GPU)."""
+    try:
+        import triton  # noqa: F401
+
+        from ladder import probe_kernel
+
+        x = torch.zeros(8, device="cuda")
+        probe_kernel.add_one[(1,)](x, n=8)
+        return None if float(x.sum()) == 8 else "a Triton test kernel gave a wrong result"
+    except Exception as error:
+        return describe(error)
+
+
+if __name__ == "__main__":
+    answer = json.dumps(probe())
+    sys.stdout.write("\n" + answer + "\n")

@@ -1,0 +1,258 @@
+"""Result files: where they go, what is in them, and the numbers derived from the raw rounds.
+
+One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.json`. Raw samples are stored in time
+order; every other number of a rung is recomputed from its `rounds` by `derive`, so runs can be merged and judged later.
+A missing number is null; NaN and infinity are refused.
+"""
+
+import contextlib
+import fcntl
+import json
+import math
+import os
+import re
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ladder import stats
+from ladder.errors import UserError
+
+SCHEMA = 1
+STATUSES = ("ok", "n/a", "failed", "oom", "invalid")
+_TOP = {
+    "schema": int,
+    "machine": dict,
+    "workload": dict,
+    "ladder": dict,
+    "protocol": dict,
+    "commit": (str, type(None)),
+    "dirty": (bool, type(None)),
+    "complete": bool,
+    "started": str,
+    "seconds": (int, float),
+    "baseline": (str, type(None)),
+    "rungs": list,
+}
+_NUMBERS = (
+    "step_ms",
+    "q25_ms",
+    "q75_ms",
+    "speedup_previous",
+    "speedup_total",
+    "main_ms",
+    "main_speedup_total",
+    "images_per_s",
+    "peak_reserved_bytes",
+    "peak_allocated_bytes",
+    "prepare_s",
+)
+
+
+def slug(text: str) -> str:
+    """`text` as a file-name part of [a-z0-9._-]: 'Intel(R) Xeon(R) CPU @ 2.20GHz' -> 'intel-xeon-cpu-2.20ghz'."""
+    text = re.sub(r"\((r|tm|c)\)", " ", text.lower())
+    return re.sub(r"-{2,}", "-", re.sub(r"[^a-z0-9._]+", "-", text)).strip("-._") or "unknown"
+
+
+def path_for(out: Path, result: dict[str, Any]) -> Path:
+    """The file of `result` under the folder `out`."""
+    time = re.sub(r"[-:]|\.\d+|\+00:00$", "", result["started"]).rstrip("Z") + "Z"
+    name = f"{slug(result['workload']['name'])}-{slug(result['ladder']['name'])}-{time}.json"
+    return Path(out) / slug(result["machine"]["name"]) / name
+
+
+def new_rung(name: str, title: str, recipe: dict | None, article_ms: float | None) -> dict[str, Any]:
+    """The record of a rung of which nothing is known yet."""
+    empty = dict.fromkeys(_NUMBERS)
+    return {
+        "name": name,
+        "title": title,
+        "status": "n/a",
+        "reason": None,
+        "recipe": recipe,
+        **empty,
+        "interval_ms": None,
+        "host_bound": None,
+        "gpu_busy_ms": None,
+        "samples_ms": [],
+        "rounds": [],
+        "notes": [],
+        "article_ms": article_ms,
+        "settings": None,
+    }
+
+
+def derive(rungs: list[dict[str, Any]], batch: int) -> str | None:
+    """Fill in every derived number of `rungs` (in ladder order) from their raw rounds; returns the baseline's name.
+
+    The baseline is the first rung with a number. Only rungs of status "ok" have one: after a failure in a later round
+    the samples before it stay, but are not a result. Units: ms, images/s, bytes, seconds.
+    """
+    baseline = previous = None
+    for rung in rungs:
+        rung.update(dict.fromkeys(_NUMBERS), interval_ms=None, host_bound=None)
+        rounds = rung["rounds"]
+        rung["samples_ms"] = [sample for r in rounds for sample in r["samples_ms"]]
+        _derive_peaks(rung)
+        if rung["status"] != "ok" or not rounds:
+            continue
+        steps = round_medians(rung)
+        rung["step_ms"] = stats.median(list(steps.values()))
+        rung["q25_ms"], rung["q75_ms"] = stats.quartiles(rung["samples_ms"])
+        interval = stats.log_interval(list(steps.values()))
+        rung["interval_ms"] = list(interval) if interval else None
+        mains = main_times(rung)
+        rung["main_ms"] = stats.median(list(mains.values()))
+        rung["images_per_s"] = batch / (rung["step_ms"] / 1000)
+        if rung["gpu_busy_ms"] is not None:
+            rung["host_bound"] = min(1.0, max(0.0, 1 - rung["gpu_busy_ms"] / rung["step_ms"]))
+        baseline = baseline or rung
+        rung["speedup_total"] = stats.speedup(round_medians(baseline), steps)
+        rung["main_speedup_total"] = stats.speedup(main_times(baseline), mains)
+        rung["speedup_previous"] = previous and stats.speedup(round_medians(previous), steps)
+        previous = rung
+    return baseline and baseline["name"]
+
+
+def _derive_peaks(rung: dict[str, Any]) -> None:
+    rounds = rung["rounds"]
+    rung["prepare_s"] = stats.median([r["prepare_s"] for r in rounds])
+    for key in ("peak_reserved_bytes", "peak_allocated_bytes"):
+        rung[key] = max(
+            (r[key] for r in rounds if r.get(key) is not None), default=rung.get("failed_at", {}).get(key)
+        )
+
+
+def round_medians(rung: dict[str, Any]) -> dict[int, float]:
+    """Median step time in ms of each round: the unit of all statistics."""
+    return {r["round"]: stats.median(r["samples_ms"]) for r in rung["rounds"]}
+
+
+def main_times(rung: dict[str, Any]) -> dict[int, float]:
+    """Step time in ms without the lazy phases, of each round that measured it."""
+    return {r["round"]: r["main_ms"] for r in rung["rounds"] if r["main_ms"] is not None}
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """Write `data` so that `path` is at every moment either the old file or the whole new one. OSError if it cannot."""
+    text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=True) + "\n"
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
+    try:
+        with os.fdopen(handle, "w") as file:
+            file.write(text)
+            file.flush()
+            os.fsync(file.fileno())
+        os.chmod(temporary, 0o644)
+        os.replace(temporary, path)
+    except BaseException:
+        with contextlib.suppress(OSError):
+            os.unlink(temporary)
+        raise
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read and check one result file. Raises `UserError` with one line that says what is wrong and where."""
+    path = Path(path)
+    try:
+        data = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except RecursionError:
+        raise UserError(f"{path}: nested too deep for a result") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not a result file: {error}") from None
+    if problem := check(data):
+        raise UserError(f"{path}: {problem}")
+    return data
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not allowed, a missing number is null")
+
+
+def check(data: Any) -> str | None:
+    """What is wrong with a result, in one line, or None."""
+    if not isinstance(data, dict) or "schema" not in data:
+        return 'not a result file: expected an object with "schema"'
+    if data["schema"] != SCHEMA:
+        return f"schema {data['schema']!r} is not known here, expected {SCHEMA}"
+    for key, kind in _TOP.items():
+        if key not in data:
+            return f'"{key}" is missing'
+        if not isinstance(data[key], kind):
+            return f'"{key}" has the wrong type, {type(data[key]).__name__}'
+    for part in ("machine", "workload", "ladder"):
+        if not isinstance(data[part].get("name"), str):
+            return f'"{part}" has no "name"'
+    for index, rung in enumerate(data["rungs"]):
+        if problem := _check_rung(rung):
+            name = rung.get("name") if isinstance(rung, dict) else None
+            return f"rung {name if isinstance(name, str) else index}: {problem}"
+    return None
+
+
+def _check_rung(rung: Any) -> str | None:
+    if not isinstance(rung, dict) or not isinstance(rung.get("name"), str):
+        return "expected an object with a name"
+    if rung.get("status") not in STATUSES:
+        return f'"status" is {rung.get("status")!r}, expected one of {", ".join(STATUSES)}'
+    for key in _NUMBERS:
+        if key not in rung:
+            return f'"{key}" is missing'
+        if rung[key] is not None and not _positive(rung[key]):
+            return f'"{key}" is {rung[key]!r}, expected a number above 0 or null'
+    for key in ("samples_ms", "rounds"):
+        if not isinstance(rung.get(key), list):
+            return f'"{key}" is not a list'
+    if not all(map(_positive, rung["samples_ms"])):
+        return '"samples_ms" holds something other than numbers above 0'
+    if rung["status"] == "ok" and rung["step_ms"] is None:
+        return 'status "ok" without "step_ms"'
+    return None
+
+
+def _positive(value: Any) -> bool:
+    return (
+        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
+    )
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path) -> Iterator[None]:
+    """Hold `folder` (made if missing) for one run. Raises `UserError` if another run has it or it cannot be written."""
+    folder = Path(folder)
+    path = folder / ".lock"
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        handle = _take_lock(path)
+    except BlockingIOError:
+        raise UserError(
+            f"{folder}: another run is writing here; wait for it or name another folder with --out"
+        ) from None
+    except OSError as error:
+        raise UserError(f"{folder}: results cannot be written here: {error.strerror}") from None
+    try:
+        yield
+    finally:
+        path.unlink(
+            missing_ok=True
+        )  # while still held: whoever opened it meanwhile sees that it is gone and tries again
+        os.close(handle)
+
+
+def _take_lock(path: Path) -> int:
+    while True:
+        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(handle).st_ino == os.stat(path).st_ino:
+                return handle
+        os.close(handle)

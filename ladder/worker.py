@@ -1,0 +1,288 @@
+"""The process that runs one rung: `python -m ladder.worker [--code DIR]`, started by `ladder.pool`.
+
+Protocol: JSON objects, one a line, on what were stdin and stdout (prints of the measured code go to stderr instead and
+cannot corrupt it). Each command gets one reply; slow ones send `{"progress": ...}` lines before, which feed the watchdog.
+
+    {"do": "import", "torch": bool}                      -> {"ok": true, "did": "import"}
+    {"do": "build", "workload": {}, "recipe": {}, "device": "cuda", "seed": 0}
+                                                         -> {"ok": true, "recipe": {}, "settings": {}, "build_s": s}
+    {"do": "prepare"}                                    -> {"ok": true, "prepare_s": s, "warmup_s": s, "capture_s": s}
+    {"do": "visit", "cycles": K, "settle_s": s, "settle_cycles": n, "main": bool}
+                                                         -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s, ...}
+    {"do": "profile"}                                    -> {"ok": true, "busy_s": s, "kernels": n}
+    {"do": "exit"}                                       -> {"ok": true}, and the process ends
+
+A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a", "reason": one line,
+"peak_reserved_bytes": n, ...}`; the process is then discarded. All times are seconds for one step (a 16-step cycle / 16)
+unless named otherwise. `--code DIR` takes `stylegan_lite` and `kernels` from DIR (asv measures old commits) while
+everything that times comes from the package beside this file.
+"""
+
+import argparse
+import gc
+import importlib
+import json
+import math
+import os
+import queue
+import signal
+import statistics
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ladder.errors import describe, one_line
+
+CYCLE_STEPS = 16
+CONTRACT = 1
+_OOM_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "ALLOC_FAILED")
+
+
+class Invalid(Exception):
+    """The step computed NaN or Inf: its timing is void."""
+
+
+class NoContract(Exception):
+    """The measured code does not offer the contract."""
+
+
+class Channel:
+    """The protocol's two pipes, out of reach of the measured code's prints and reads."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        self._in = os.fdopen(os.dup(0), "r")
+        os.dup2(2, 1)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in self._in:
+            self._commands.put(line)
+        # The orchestrator is gone. Whatever runs now (a hung kernel, say) must not hold the GPU for ever.
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    def receive(self) -> dict[str, Any]:
+        return json.loads(self._commands.get())
+
+    def send(self, message: dict[str, Any]) -> None:
+        self._out.write(json.dumps(message) + "\n")
+        self._out.flush()
+
+
+class Rung:
+    """One training step under test: what the commands do."""
+
+    def __init__(self, code: Path | None, channel: Channel) -> None:
+        self.code, self.channel = code, channel
+        self.step: Any = None
+        self.device = "cpu"
+
+    def do_import(self, torch: bool) -> dict[str, Any]:
+        if self.code:
+            sys.path.insert(0, str(self.code))
+        if torch:
+            importlib.import_module("torch")
+        try:
+            package = importlib.import_module("stylegan_lite")
+        except ModuleNotFoundError as error:
+            if error.name == "stylegan_lite":
+                raise NoContract("the measured code has no package stylegan_lite") from error
+            raise
+        if self.code and not Path(package.__file__ or "").resolve().is_relative_to(self.code.resolve()):
+            raise NoContract("the measured code has no package stylegan_lite of its own")
+        if getattr(package, "CONTRACT", None) != CONTRACT:
+            raise NoContract(f"stylegan_lite.CONTRACT is not {CONTRACT}")
+        self.package = package
+        return {}
+
+    def do_build(self, workload: dict, recipe: dict, device: str, seed: int) -> dict[str, Any]:
+        self.device = device
+        begin = time.perf_counter()
+        self.step = self.package.make_step(workload, recipe, device=device, seed=seed)
+        self.synchronize()
+        return {
+            "build_s": time.perf_counter() - begin,
+            "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
+            "settings": self.step.settings(),
+        }
+
+    def do_prepare(self) -> dict[str, Any]:
+        begin = time.perf_counter()
+        parts = self.step.prepare() or {}
+        self.synchronize()
+        return {"prepare_s": time.perf_counter() - begin, **parts}
+
+    def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
+        """Untimed lead-in, `cycles` timed cycles, one without the lazy phases, then the checks that timing must not see."""
+        gc.collect()
+        retries = self.memory().get("alloc_retries", 0)
+        lead_in, settled = self.lead_in(settle_s, settle_cycles)
+        timed = [self.timed_cycle() for _ in range(cycles)]
+        reply: dict[str, Any] = {
+            "samples_s": [wall for wall, _ in timed],
+            "event_s": [event for _, event in timed] if self.device == "cuda" else None,
+            "main_s": self.timed_cycle(lazy=False)[0] if main else None,
+            "lead_in_cycles": lead_in,
+            "settled": settled,
+            **self.memory(),
+        }
+        reply["alloc_retries"] = reply.get("alloc_retries", 0) - retries
+        if broken := self.step.check_finite():
+            raise Invalid(broken)
+        return reply
+
+    def lead_in(self, limit_s: float, limit_cycles: int) -> tuple[int, bool | None]:
+        """Run until loaders that refilled while idle are drained and, given time for it, the step time stands still.
+
+        An idle loader refills: with a dataset of 80 ms a batch the first cycle after a pause showed 0.6 ms a step and the
+        next 81. Returns how many cycles were run, and whether they settled (None where it was not asked).
+        """
+        least = max(1, math.ceil(self.step.data_capacity / CYCLE_STEPS))
+        begin, times = time.perf_counter(), []
+        while True:
+            times.append(self.timed_cycle()[0])
+            if len(times) < least:
+                continue
+            if not limit_s:
+                return len(times), None
+            if is_settled(times):
+                return len(times), True
+            if len(times) >= max(least, limit_cycles) or time.perf_counter() - begin > limit_s:
+                return len(times), False
+
+    def timed_cycle(self, lazy: bool = True) -> tuple[float, float | None]:
+        """(wall, CUDA event) seconds for one step of one cycle, between synchronizations. Event None without CUDA."""
+        events = None
+        if self.device == "cuda":
+            cuda = sys.modules["torch"].cuda
+            events = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        self.synchronize()
+        begin = time.perf_counter()
+        if events:
+            events[0].record()
+        self.step.cycle(lazy=lazy)
+        if events:
+            events[1].record()
+        self.synchronize()
+        wall = (time.perf_counter() - begin) / CYCLE_STEPS
+        self.channel.send({"progress": "cycle", "seconds": wall * CYCLE_STEPS})
+        return wall, events and events[0].elapsed_time(events[1]) / 1000 / CYCLE_STEPS
+
+    def do_profile(self) -> dict[str, Any]:
+        """GPU-busy seconds for one step (union of what runs on the device in one profiled cycle) and kernels for one step."""
+        import torch
+
+        self.lead_in(0, 0)
+        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+            self.step.cycle()
+            self.synchronize()
+        spans = []
+        for event in profile.profiler.kineto_results.events():
+            on_device = event.device_type() == torch.autograd.DeviceType.CUDA
+            if on_device and event.duration_ns() > 0 and "annotation" not in event.activity_type():
+                spans.append((event.start_ns(), event.start_ns() + event.duration_ns()))
+        return {"busy_s": union(spans) / 1e9 / CYCLE_STEPS, "kernels": len(spans) / CYCLE_STEPS}
+
+    def do_exit(self) -> dict[str, Any]:
+        if self.step is not None:
+            self.step.close()
+        return {}
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            sys.modules["torch"].cuda.synchronize()
+
+    def memory(self) -> dict[str, Any]:
+        """Peaks of this process since its start, in bytes: a rung must fit with its capture, not only its steady state."""
+        memory: dict[str, Any] = {"peak_rss_bytes": peak_rss()}
+        torch = sys.modules.get("torch")
+        if self.device == "cuda" and torch is not None and torch.cuda.is_initialized():
+            free, total = torch.cuda.mem_get_info()
+            memory |= {
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+                "device_used_bytes": total - free,  # CUDA graphs' pools hide from the allocator's peaks
+                "alloc_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
+            }
+        return memory
+
+
+def is_settled(times: list[float]) -> bool:
+    """Whether the medians of the last two windows differ by less than max(0.5%, 2 MAD). Windows grow with what there is."""
+    size = len(times) // 2
+    if size == 0:
+        return False
+    windows = times[-2 * size : -size], times[-size:]
+    medians = [statistics.median(window) for window in windows]
+    spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
+    return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
+
+
+def union(spans: list[tuple[int, int]]) -> int:
+    """Length of the union of intervals: kernels on parallel streams count once."""
+    total, end = 0, -math.inf
+    for first, last in sorted(spans):
+        total += max(0, last - max(first, end))
+        end = max(end, last)
+    return int(total)
+
+
+def peak_rss() -> int | None:
+    """Peak resident bytes of this process. Not getrusage: that one inherits the parent's peak across exec."""
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return None
+
+
+def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
+    """The reply for an exception: its status, one line why, and the memory peaks."""
+    try:
+        memory = rung.memory()
+    except Exception:  # a CUDA error makes every later call fail as well
+        memory = {}
+    if isinstance(error, Invalid):
+        status, reason = "invalid", one_line(str(error))
+    elif isinstance(error, NoContract):
+        status, reason = "n/a", one_line(str(error))
+    elif isinstance(error, MemoryError) or any(sign in str(error) for sign in _OOM_SIGNS):
+        peak, name = memory.get("peak_reserved_bytes"), "reserved on the GPU"
+        if peak is None:
+            peak, name = memory.get("peak_rss_bytes"), "resident"
+        at_peak = f", at most {peak / 2**30:.2f} GiB {name}" if peak is not None else ""
+        status, reason = "oom", f"out of memory in {did}{at_peak}"
+    else:
+        status, reason = "failed", one_line(f"{did}: {describe(error)}")
+    return {"ok": False, "did": did, "status": status, "reason": reason, **memory}
+
+
+def main() -> None:
+    channel = Channel()
+    parser = argparse.ArgumentParser(prog="ladder.worker")
+    parser.add_argument("--code", type=Path, help="folder that stylegan_lite and kernels come from")
+    rung = Rung(parser.parse_args().code, channel)
+    while True:
+        command = channel.receive()
+        did = command.pop("do")
+        try:
+            reply = {"ok": True, "did": did, **getattr(rung, f"do_{did}")(**command)}
+        except Exception as error:
+            reply = failure(error, did, rung)
+            if reply["status"] == "failed":
+                sys.excepthook(type(error), error, error.__traceback__)
+        channel.send(reply)
+        if did == "exit":
+            os._exit(0)  # nothing left to save; interpreter teardown with CUDA and loaders takes seconds
+
+
+if __name__ == "__main__":
+    main()
