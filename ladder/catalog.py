@@ -1,0 +1,256 @@
+"""What can be climbed: workloads and ladders (YAML), rungs (one Python file each), and the climb made from them.
+
+A name stands for a file of this package; anything that looks like a path is the user's own YAML file. Every refusal is
+a ``UserError`` of one line that names the file and the key. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder import yamlfile
+from ladder.errors import UserError
+from stylegan_lite.config import ConfigError, Recipe, Workload
+
+HERE = Path(__file__).resolve().parent
+WORKLOADS = HERE / "workloads"
+LADDERS = HERE / "ladders"
+RUNGS = HERE / "rungs"
+
+_NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
+_NEEDS = ("cuda", "triton", "bf16", "cuda_graphs")  # the capabilities of ladder.machine.capabilities
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One optimization: ``change`` is laid over the recipe of the rungs below it, ``needs`` are capabilities."""
+
+    name: str
+    title: str
+    summary: str  # first line of the docstring
+    text: str  # the whole docstring
+    change: dict[str, Any]
+    needs: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class LadderRung:
+    """A rung's place in a ladder, with the milliseconds a step that the ladder's reference gives it, if any."""
+
+    name: str
+    article_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """An ordered list of rungs; ``reference`` says whose ``article_ms`` they are (machine and settings)."""
+
+    name: str
+    title: str
+    rungs: list[LadderRung]
+    reference: str | None = None
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One rung of a climb: its cumulative recipe (changed fields only), or why it is skipped."""
+
+    name: str
+    title: str
+    recipe: dict[str, Any] | None
+    skipped: str | None
+    article_ms: float | None
+
+
+def workloads() -> list[str]:
+    """Names of the presets, in reading order: small to large."""
+    names = [path.stem for path in WORKLOADS.glob("*.yaml")]
+    return sorted(names, key=lambda name: (_size(name), name))
+
+
+def ladders() -> list[str]:
+    """Names of the ladders that ship with this package."""
+    return sorted(path.stem for path in LADDERS.glob("*.yaml"))
+
+
+def rungs() -> list[str]:
+    """Names of all rungs: one for each file in ``ladder/rungs/``."""
+    return sorted(path.stem for path in RUNGS.glob("*.py") if path.stem != "__init__")
+
+
+def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
+    """Read one workload, by name or from the user's YAML file.
+
+    Returns:
+        (name, fields): all fields of ``stylegan_lite.config.Workload``. A relative ``data`` is taken from the folder
+        of the YAML file.
+
+    Raises:
+        UserError: no such workload, bad YAML, an unknown key or a wrong type; one line.
+    """
+    path = _resolve(name_or_path, WORKLOADS, "workload", workloads())
+    fields = yamlfile.read(path)
+    try:
+        workload = Workload.from_dict(fields, where=yamlfile.shown(path)).to_dict()
+    except ConfigError as error:
+        raise UserError(str(error)) from None
+    if workload["data"] is not None:
+        workload["data"] = str((path.parent / Path(workload["data"]).expanduser()).resolve())
+    return _slug(path), workload
+
+
+def describe(path_folder: Path, name: str) -> str:
+    """The first comment line of a YAML file of ours: what it is, in one line."""
+    first = (path_folder / f"{name}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def load_ladder(name_or_path: str) -> Ladder:
+    """Read one ladder, by name or from the user's YAML file. Each of its rungs must exist.
+
+    Raises:
+        UserError: no such ladder, bad YAML, an unknown key or rung, a rung twice; one line.
+    """
+    path = _resolve(name_or_path, LADDERS, "ladder", ladders())
+    where = yamlfile.shown(path)
+    fields = yamlfile.read(path)
+    for key in fields:
+        if key not in ("title", "reference", "rungs"):
+            raise UserError(f"{where}: unknown key {key!r}; known: title, reference, rungs")
+    title = fields.get("title", path.stem)
+    reference = fields.get("reference")
+    if not isinstance(title, str) or not (reference is None or isinstance(reference, str)):
+        raise UserError(f"{where}: {'reference' if isinstance(title, str) else 'title'} must be text")
+    entries = fields.get("rungs")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"{where}: rungs must be a list of rung names, one or more")
+    steps = [_ladder_rung(entry, where) for entry in entries]
+    names = [step.name for step in steps]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{where}: rungs: {name!r} is there twice")
+    return Ladder(_slug(path), title, steps, reference)
+
+
+def load_rung(name: str) -> Rung:
+    """Import one file of ``ladder/rungs/`` and check what it must offer.
+
+    Raises:
+        UserError: no such rung; or its file lacks a docstring, title, change or needs, or changes what no recipe has.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name not in rungs():
+        raise UserError(f"no rung {name!r}; there are: {', '.join(rungs())}")
+    where = f"ladder/rungs/{name}.py"
+    module = importlib.import_module(f"ladder.rungs.{name}")
+    text = (module.__doc__ or "").strip()
+    title, change, needs = (getattr(module, key, None) for key in ("title", "change", "needs"))
+    if not text:
+        raise UserError(f"{where}: the docstring that teaches the rung is missing")
+    if not isinstance(title, str) or not title:
+        raise UserError(f"{where}: title must be text")
+    if not isinstance(change, dict):
+        raise UserError(f"{where}: change must be a dict of recipe fields")
+    if not isinstance(needs, tuple) or not set(needs) <= set(_NEEDS):
+        raise UserError(f"{where}: needs must be a tuple of {', '.join(_NEEDS)}")
+    try:
+        Recipe.from_dict(change, where=where)
+    except ConfigError as error:
+        if str(error).startswith(f"{where}: unknown key") or " must be " in str(error):
+            raise UserError(str(error)) from None  # else: impossible alone, perhaps not on top of others
+    return Rung(name, title, text.split("\n", 1)[0].strip(), text, dict(change), needs)
+
+
+def climb(
+    ladder: Ladder, capabilities: dict[str, str | None], only: Iterable[str] | None = None
+) -> list[Planned]:
+    """Lay the rungs over each other.
+
+    A rung whose needs the hardware cannot meet is skipped with the reason, and the later ones go on without its
+    change. ``only`` picks rungs to measure: each keeps the recipe it has in the whole ladder, so that its number means
+    the same.
+
+    Raises:
+        UserError: ``only`` names a rung that is not in the ladder, or a cumulative recipe is impossible.
+    """
+    chosen = _choose(ladder, only)
+    recipe: dict[str, Any] = {}
+    planned = []
+    for step in ladder.rungs:
+        rung = load_rung(step.name)
+        skipped = _missing(rung, capabilities)
+        if skipped is None:
+            recipe = {**recipe, **rung.change}
+            try:
+                Recipe.from_dict(recipe, where=f"ladder/rungs/{rung.name}.py")
+            except ConfigError as error:
+                raise UserError(f"ladder {ladder.name}: {error}") from None
+        if rung.name in chosen:
+            kept = dict(recipe) if skipped is None else None
+            planned.append(Planned(rung.name, rung.title, kept, skipped, step.article_ms))
+    return planned
+
+
+def _missing(rung: Rung, capabilities: dict[str, str | None]) -> str | None:
+    for need in rung.needs:
+        reason = capabilities.get(need, f"{need} is not known of this machine")
+        if reason is not None:
+            return reason
+    return None
+
+
+def _choose(ladder: Ladder, only: Iterable[str] | None) -> set[str]:
+    names = [step.name for step in ladder.rungs]
+    chosen = set(names if only is None else only)
+    unknown = sorted(chosen - set(names))
+    if unknown:
+        raise UserError(
+            f"--rungs: {', '.join(unknown)} not in ladder {ladder.name}, which has: {', '.join(names)}"
+        )
+    if not chosen:
+        raise UserError(f"--rungs: name one or more of {', '.join(names)}")
+    return chosen
+
+
+def _ladder_rung(entry: Any, where: str) -> LadderRung:
+    """``name`` or ``name: milliseconds``."""
+    name, article_ms = entry, None
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, article_ms),) = entry.items()
+        number = type(article_ms) in (int, float) and math.isfinite(article_ms) and article_ms > 0
+        if not number and article_ms is not None:
+            raise UserError(f"{where}: rungs: {name}: expected milliseconds a step, got {article_ms!r}")
+    if not isinstance(name, str):
+        raise UserError(f"{where}: rungs: expected NAME or NAME: MILLISECONDS, got {str(entry)[:60]!r}")
+    if name not in rungs():
+        raise UserError(f"{where}: rungs: no rung {name!r}; there are: {', '.join(rungs())}")
+    return LadderRung(name, None if article_ms is None else float(article_ms))
+
+
+def _resolve(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Path:
+    """A preset by name; else the user's file. A preset is never shadowed by a file that happens to lie around."""
+    if name_or_path in names:
+        return folder / f"{name_or_path}.yaml"
+    path = Path(name_or_path).expanduser()
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        if path.is_file():
+            return path
+        raise UserError(f"{name_or_path}: no such {kind} file")
+    raise UserError(
+        f"no {kind} {name_or_path!r}; there are: {', '.join(names)}, or give a YAML file (FILE.yaml)"
+    )
+
+
+def _slug(path: Path) -> str:
+    """A name for files and tables: of a user's file too, only [a-z0-9._-]."""
+    return re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-.")[:60] or "unnamed"
+
+
+def _size(name: str) -> tuple[int, int]:
+    fields = yamlfile.read(WORKLOADS / f"{name}.yaml")
+    return fields.get("resolution", 0), fields.get("channel_base", 0) * fields.get("batch", 0)

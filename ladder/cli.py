@@ -1,0 +1,333 @@
+"""The `ladder` command. Options are read and checked here; the work is done by the modules that they name.
+
+Exit status: 0 done; 1 a rung has no number though this machine could run it (failed, oom, invalid); 2 what was asked
+for cannot be done, with one line on stderr; 130 interrupted, with what is finished kept.
+
+torch is imported only by the commands that measure, train or examine the machine: help, list and show answer at once.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder import catalog
+from ladder.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results" / "ladder"
+CHARTS = ROOT / "results" / "charts"
+BAD = ("failed", "oom", "invalid")
+
+
+class _Group(click.Group):
+    """Turns what a user can do something about into one line and an exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from stylegan_lite.config import ConfigError
+
+        try:
+            return super().invoke(ctx)
+        except (UserError, ConfigError) as error:
+            click.echo(f"ladder: {' '.join(str(error).split())}", err=True)
+            ctx.exit(2)
+        except KeyboardInterrupt:
+            click.echo("ladder: interrupted", err=True)
+            ctx.exit(130)
+
+
+@click.group(
+    cls=_Group,
+    context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
+    epilog="Start with `ladder doctor` (what can this machine do?), then `ladder run --quick`, then `ladder run`.",
+)
+def main() -> None:
+    """Climb the StyleGAN2 optimization ladder on this machine.
+
+    Each rung is one optimization on top of the ones before it. The ladder is timed rung by rung on a StyleGAN2-style
+    reference model, and the gains are put beside those of the article it comes from (312 to 104 ms a step on one A100).
+    """
+
+
+def _workload_option(default: str) -> Any:
+    return click.option(
+        "-w", "--workload", metavar="NAME|FILE", help=f"What is trained. [default: {default}]"
+    )
+
+
+_ladder_option = click.option(
+    "--ladder",
+    "ladder_name",
+    metavar="NAME|FILE",
+    default="article",
+    show_default=True,
+    help="Which rungs, in order.",
+)
+_device_option = click.option(
+    "--device", type=click.Choice(["cuda", "cpu"]), help="[default: the GPU if there is one, else the CPU]"
+)
+_data_option = click.option(
+    "--data",
+    metavar="PATH",
+    help="Folder or zip of JPEG/PNG images. [default: sample photographs, made once]",
+)
+_json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else."
+)
+
+
+@main.command(
+    epilog="""\b
+Examples:
+  ladder run                                      the article's ladder, about ten minutes on a GPU
+  ladder run --quick                              a first look, not to be quoted
+  ladder run --workload large --data photos.zip   another workload, your images
+  ladder run --rungs baseline,bf16,cuda_graphs    three rungs, each with the recipe it has in the whole ladder
+  ladder run --workload mine.yaml --json          your own workload; the result on stdout"""
+)
+@_workload_option("article on a GPU, tiny on the CPU")
+@_ladder_option
+@click.option(
+    "--rungs", metavar="A,B,...", help="Measure only these; each keeps its recipe of the whole ladder."
+)
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), help="Fresh processes of each rung. [default: 5; quick: 3]"
+)
+@click.option(
+    "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; quick: 1]"
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option(
+    "--quick", is_flag=True, help="Fewer rounds and cycles. The result is marked as not to be quoted."
+)
+@_data_option
+@_device_option
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="[default: results/ladder]"
+)
+@_json_option
+def run(
+    workload: str | None,
+    ladder_name: str,
+    rungs: str | None,
+    rounds: int | None,
+    cycles: int | None,
+    seed: int,
+    quick: bool,
+    data: str | None,
+    device: str | None,
+    out: Path | None,
+    as_json: bool,
+) -> None:
+    """Measure every rung; print the table; write the result, the chart, Markdown and CSV.
+
+    A round runs each rung once, in random order, in a fresh process: prepared, warmed up, then timed over whole
+    16-step cycles. A rung that the machine cannot do is n/a and the others go on without it. A rung that fails is
+    shown with its reason and the others go on. Ctrl-C keeps what is finished.
+    """
+    from ladder import climbing
+
+    request = climbing.Request(
+        workload=workload,
+        ladder=ladder_name,
+        rungs=None if rungs is None else [name.strip() for name in rungs.split(",") if name.strip()],
+        rounds=rounds or (3 if quick else 5),
+        cycles=cycles or (1 if quick else 2),
+        seed=seed,
+        quick=quick,
+        data=data,
+        device=device,
+        out=out or RESULTS,
+        charts=CHARTS if out is None else out / "charts",
+    )
+    result = climbing.run(request, quiet=as_json)
+    if as_json:
+        click.echo(json.dumps(result, indent=1, allow_nan=False))
+    if not result["complete"]:
+        sys.exit(130)
+    if any(rung["status"] in BAD for rung in result["rungs"]):
+        sys.exit(1)
+
+
+@main.command(
+    epilog="""\b
+Examples:
+  ladder report                                            the newest result of each machine and workload
+  ladder report results/ladder/nvidia-h200                 of one machine
+  ladder report RESULT.json --markdown t.md --csv t.csv    tables for a page or a spreadsheet
+  ladder report RESULT.json --chart ladder.png             .png or .svg"""
+)
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
+@click.option(
+    "--markdown",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Write the table here.",
+)
+@click.option(
+    "--csv",
+    "csv_path",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="One row a rung.",
+)
+@click.option(
+    "--chart",
+    "charts",
+    metavar="FILE",
+    multiple=True,
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Draw one result, as .png or .svg; may be given twice.",
+)
+@_json_option
+def report(
+    paths: tuple[Path, ...],
+    markdown: Path | None,
+    csv_path: Path | None,
+    charts: tuple[Path, ...],
+    as_json: bool,
+) -> None:
+    """Show results that are there: a table for each file, or for the newest of each workload in a folder."""
+    from ladder import report as reporting
+
+    results = reporting.collect(list(paths) or [RESULTS])
+    if as_json:
+        click.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1, allow_nan=False))
+    else:
+        for result in results:
+            reporting.print_table(result)
+    if markdown is not None:
+        reporting.write_text(markdown, "\n".join(reporting.markdown(result) for result in results))
+    if csv_path is not None:
+        reporting.write_text(csv_path, reporting.csv_text(results))
+    if charts:
+        if len(results) != 1:
+            raise UserError(f"--chart draws one result, and {len(results)} were found; name one file")
+        from ladder import chart
+
+        for path in charts:
+            chart.draw(results[0], path)
+
+
+@main.command(
+    epilog="""\b
+Examples:
+  ladder train --workload tiny --steps 500 --out runs/tiny
+  ladder train --workload article --data photos/ --recipe fused_act --steps 20000 --out runs/photos
+  ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt"""
+)
+@_workload_option("article on a GPU, tiny on the CPU")
+@_data_option
+@click.option(
+    "--recipe",
+    metavar="RUNG|FILE",
+    help="A rung (with all below it) or a YAML file of recipe fields."
+    " [default: the highest rung this machine can do]",
+)
+@_ladder_option
+@click.option("--steps", type=click.IntRange(1), default=500, show_default=True, help="Step to train up to.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    required=True,
+    help="Sample grids, loss log and checkpoint go here.",
+)
+@click.option(
+    "--resume",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Go on from a checkpoint.",
+)
+@click.option("--sample-every", type=click.IntRange(1), help="Steps between sample grids.")
+@click.option("--log-every", type=click.IntRange(1), help="Steps between lines of the loss log.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@_device_option
+@_json_option
+def train(
+    workload: str | None,
+    data: str | None,
+    recipe: str | None,
+    ladder_name: str,
+    steps: int,
+    out: Path,
+    resume: Path | None,
+    sample_every: int | None,
+    log_every: int | None,
+    seed: int,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Train for real: EMA sample grids (PNG), a loss log and a checkpoint that resumes.
+
+    NaN or Inf in a loss stops it with the phase and the step, exit status 1.
+    """
+    from ladder import climbing
+
+    every = {"sample_every": sample_every, "log_every": log_every}
+    summary = climbing.train(
+        workload, ladder_name, recipe, data, device, quiet=as_json, steps=steps, out=out, resume=resume, seed=seed,
+        **{key: value for key, value in every.items() if value is not None},
+    )  # fmt: skip
+    if as_json:
+        click.echo(json.dumps(summary, indent=1))
+
+
+@main.command("list")
+@_json_option
+def list_(as_json: bool) -> None:
+    """List rungs, ladders and workloads, a line each."""
+    found = {
+        "rungs": {name: catalog.load_rung(name).summary for name in _in_ladder_order(catalog.rungs())},
+        "ladders": {name: catalog.describe(catalog.LADDERS, name) for name in catalog.ladders()},
+        "workloads": {name: catalog.describe(catalog.WORKLOADS, name) for name in catalog.workloads()},
+    }
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    for kind, entries in found.items():
+        click.echo(click.style(kind, bold=True))
+        width = max(map(len, entries))
+        for name, text in entries.items():
+            click.echo(f"  {name:<{width}}  {text}")
+
+
+@main.command()
+@click.argument("rung")
+def show(rung: str) -> None:
+    """Show what RUNG changes, why it should help and when it does not."""
+    found = catalog.load_rung(rung)
+    click.echo(click.style(found.title, bold=True))
+    click.echo(f"\n{found.text}\n")
+    change = ", ".join(f"{key}: {json.dumps(value)}" for key, value in found.change.items())
+    click.echo(f"Recipe: {change or 'the defaults'}")
+    click.echo(f"Needs:  {', '.join(found.needs) or 'nothing beyond PyTorch'}")
+
+
+@main.command()
+@_device_option
+@_ladder_option
+@_json_option
+def doctor(device: str | None, ladder_name: str, as_json: bool) -> None:
+    """Say what this machine has, which rungs it can run, and how to get what is missing.
+
+    Exit status 0 if a ladder can be climbed here, 2 if not.
+    """
+    from ladder import doctor as examining
+
+    found = examining.examine(device, catalog.load_ladder(ladder_name))
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    else:
+        examining.print_findings(found)
+    if found["blocked"]:
+        sys.exit(2)
+
+
+def _in_ladder_order(names: list[str]) -> list[str]:
+    order = [rung.name for rung in catalog.load_ladder("article").rungs]
+    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
