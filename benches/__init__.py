@@ -1,0 +1,49 @@
+"""asv benchmarks: thin, import-safe, and the same whichever commit is measured.
+
+asv imports this package from the working tree also when it measures an old commit. What times (`ladder`) comes from
+the working tree too, what is timed (`stylegan_lite`, `kernels`) from the commit's checkout, which asv puts on the
+path. The checkout has a `ladder` of its own: the finder below keeps it out.
+
+Nothing here, nor in the modules beside it, may import torch, triton or pytest: asv imports them all to find the
+benchmarks, and again in a new process for each parameter.
+"""
+
+from __future__ import annotations
+
+import re
+import sys
+from collections.abc import Sequence
+from importlib.machinery import ModuleSpec, PathFinder
+from pathlib import Path
+from typing import Any
+
+from asv_runner.benchmarks import benchmark_types
+from asv_runner.benchmarks._base import Benchmark
+
+ROOT = Path(__file__).resolve().parent.parent
+
+
+class _WorkingTree:
+    """Finds `ladder` beside this folder, whatever else is on the path."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        return PathFinder.find_spec(name, [str(ROOT)], target) if name == "ladder" else None
+
+
+class SamplesBenchmark(Benchmark):
+    """A method `samples_...` that returns seconds, one for each sample; asv makes median and interval of them."""
+
+    name_regex = re.compile("^samples_.+$")
+
+    def __init__(self, name: str, func: Any, attr_sources: list[Any]) -> None:
+        super().__init__(name, func, attr_sources)
+        self.type = "time"
+        self.unit = "seconds"
+
+    def run(self, *params: Any) -> dict[str, Any]:
+        return {"samples": self.func(*params), "number": 1}
+
+
+sys.meta_path.insert(0, _WorkingTree)
+benchmark_types.append(SamplesBenchmark)

@@ -1,0 +1,134 @@
+"""What each asv series measures, frozen: every (workload, rung) names one workload and one recipe for good.
+
+asv hands parameters to a benchmark by their position, so the lists of values below are literals to which one may
+only append. A series is never given a new meaning: its fingerprint is a literal as well. When the ladder's recipe of
+a rung changes, the rung gets a new value here ("bf16-2"), and the old one joins `RETIRED`: its history stays on the
+page. `tests/test_benches.py` compares this file with the ladder.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import json
+from dataclasses import dataclass
+from typing import Any
+
+WORKLOADS = ["article", "tiny"]
+RUNGS = [
+    "baseline",
+    "channels_last",
+    "bf16",
+    "fused_norm",
+    "set_to_none",
+    "cuda_graphs",
+    "data_loading",
+    "fused_act",
+]
+
+# (workload, rung) pairs that no longer agree with the ladder of today.
+RETIRED: frozenset[tuple[str, str]] = frozenset()
+
+
+@dataclass(frozen=True)
+class Series:
+    """One frozen measurement. `needs` are capabilities of `ladder.machine`; `device` is where it is measured."""
+
+    device: str
+    needs: tuple[str, ...]
+    workload: dict[str, Any]
+    recipe: dict[str, Any]
+    fingerprint: str
+
+
+def fingerprint(workload: dict[str, Any], recipe: dict[str, Any]) -> str:
+    """Twelve hexadecimal digits of what is measured (`data`, a folder of this machine, does not count)."""
+    what = {"workload": {k: v for k, v in workload.items() if k != "data"}, "recipe": recipe}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
+
+
+_STYLEGAN2 = {
+    "norm": "demod",
+    "channel_max": 512,
+    "z_dim": 512,
+    "w_dim": 512,
+    "mapping_layers": 8,
+    "mbstd_group": 4,
+    "style_mixing": 0.9,
+    "w_avg_beta": 0.998,
+    "r1_gamma": None,
+    "r1_interval": 16,
+    "pl_interval": 4,
+    "pl_batch_shrink": 2,
+    "pl_decay": 0.01,
+    "pl_weight": 2.0,
+    "lr": 0.002,
+    "beta1": 0.0,
+    "beta2": 0.99,
+    "ema_images": 10_000,
+    "flips": True,
+}
+_ARTICLE = _STYLEGAN2 | {"resolution": 256, "channel_base": 16384, "batch": 8}
+_TINY = _STYLEGAN2 | {
+    "resolution": 32,
+    "channel_base": 1024,
+    "batch": 4,
+    "channel_max": 64,
+    "z_dim": 64,
+    "w_dim": 64,
+    "mapping_layers": 2,
+}
+
+_BASELINE = {
+    "channels_last": False,
+    "precision": "fp32",
+    "modconv": "dense",
+    "resample": "bilinear",
+    "instance_norm": "functional",
+    "fused_norm": False,
+    "set_to_none": False,
+    "cuda_graphs": False,
+    "adam": "default",
+    "workers": 0,
+    "pin_memory": False,
+    "persistent_workers": False,
+    "prefetch_factor": None,
+    "drop_last": False,
+    "async_copy": False,
+    "uint8_input": False,
+    "fused_act": False,
+}
+_CHANNELS_LAST = _BASELINE | {"channels_last": True, "resample": "bilinear", "instance_norm": "var_mean"}
+_BF16 = _CHANNELS_LAST | {"precision": "bf16"}
+_BF16_SET_TO_NONE = _BF16 | {"set_to_none": True}  # without the kernels that a CPU cannot run
+_FUSED_NORM = _BF16 | {"fused_norm": True}
+_SET_TO_NONE = _FUSED_NORM | {"set_to_none": True}
+_CUDA_GRAPHS = _SET_TO_NONE | {"cuda_graphs": True, "adam": "capturable"}
+_DATA_LOADING = _CUDA_GRAPHS | {
+    "workers": 8,
+    "pin_memory": True,
+    "persistent_workers": True,
+    "prefetch_factor": 3,
+    "drop_last": True,
+    "async_copy": True,
+    "uint8_input": True,
+}
+_FUSED_ACT = _DATA_LOADING | {"fused_act": True}
+
+_TRITON = ("cuda", "bf16", "triton")
+_GRAPHS = (*_TRITON, "cuda_graphs")
+
+# A pair that is not here is n/a: the `tiny` workload is the CPU's, where the rungs that need CUDA do not exist.
+SERIES = {
+    ("article", "baseline"): Series("cuda", ("cuda",), _ARTICLE, _BASELINE, "b93ba7fa82f6"),
+    ("article", "channels_last"): Series("cuda", ("cuda",), _ARTICLE, _CHANNELS_LAST, "461ca37174d2"),
+    ("article", "bf16"): Series("cuda", ("cuda", "bf16"), _ARTICLE, _BF16, "cf7f57b0949a"),
+    ("article", "fused_norm"): Series("cuda", _TRITON, _ARTICLE, _FUSED_NORM, "653fb18ffbf2"),
+    ("article", "set_to_none"): Series("cuda", _TRITON, _ARTICLE, _SET_TO_NONE, "959316ea6256"),
+    ("article", "cuda_graphs"): Series("cuda", _GRAPHS, _ARTICLE, _CUDA_GRAPHS, "7333a3630691"),
+    ("article", "data_loading"): Series("cuda", _GRAPHS, _ARTICLE, _DATA_LOADING, "1a572be6e3d1"),
+    ("article", "fused_act"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_ACT, "76ff1fad2ab9"),
+    ("tiny", "baseline"): Series("cpu", (), _TINY, _BASELINE, "a59d9962591a"),
+    ("tiny", "channels_last"): Series("cpu", (), _TINY, _CHANNELS_LAST, "ec1785398757"),
+    ("tiny", "bf16"): Series("cpu", ("bf16",), _TINY, _BF16, "251bbae0f670"),
+    ("tiny", "set_to_none"): Series("cpu", ("bf16",), _TINY, _BF16_SET_TO_NONE, "637a9837f97f"),
+}
