@@ -1,11 +1,11 @@
 """asv benchmarks: thin, import-safe, and the same whichever commit is measured.
 
-asv imports this package from the working tree also when it measures an old commit. What times (`ladder`) comes from
-the working tree too, what is timed (`stylegan_lite`, `kernels`) from the commit's checkout, which asv puts on the
-path. The checkout has a `ladder` of its own: the finder below keeps it out.
+asv imports this package from the working tree also when it measures an old commit. What times (`ladder`) comes
+from the working tree too, what is timed (`stylegan_lite`, `kernels`) from the commit's checkout, which asv puts
+on the path. The checkout has a `ladder` of its own: the finder below keeps it out.
 
-Nothing here, nor in the modules beside it, may import torch, triton or pytest: asv imports them all to find the
-benchmarks, and again in a new process for each parameter.
+Nothing here, nor in the modules beside it, may import torch, triton or pytest: asv imports them all to find
+the benchmarks, and again in a new process for each parameter.
 """
 
 from __future__ import annotations
@@ -32,7 +32,7 @@ class _WorkingTree:
 
 
 class SamplesBenchmark(Benchmark):
-    """A method `samples_...` that returns seconds, one for each sample; asv makes median and interval of them."""
+    """A method `samples_...` that returns seconds, one for each sample; asv takes median and interval."""
 
     name_regex = re.compile("^samples_.+$")
 

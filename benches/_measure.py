@@ -1,7 +1,8 @@
 """From a series to its numbers: one fresh `ladder` worker, whose one visit yields both time and memory.
 
-asv runs every benchmark and parameter in a process of its own. The first one to measure a series leaves what it saw
-in a folder that lives as long as the asv run (see `_plugin`), and the benchmark of the other quantity takes it there.
+asv runs every benchmark and parameter in a process of its own. The first one to measure a series leaves what it
+saw in a folder that lives as long as the asv run (see `_plugin`), and the benchmark of the other quantity takes it
+there.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ CYCLES = 6  # samples from one process; asv's `rounds` attribute asks for more p
 
 
 def available(workload: str, rung: str) -> Series:
-    """The series of these parameters. NotImplementedError (in `setup`: n/a) where this machine cannot do it."""
+    """The series of these parameters; NotImplementedError (in `setup`: n/a) where this machine cannot do it."""
     series = SERIES.get((workload, rung))
     if series is None:
         raise NotImplementedError(f"{rung} is not a rung of {workload}")
@@ -50,7 +51,7 @@ def machine_here() -> dict[str, Any]:
 
 
 def measured(series: Series, quantity: str) -> dict[str, Any]:
-    """What `ladder.measure.measure_once` returns for a series, measured now unless another quantity's benchmark did.
+    """What `ladder.measure.measure_once` returns for a series, measured now unless the other benchmark did it.
 
     Raises:
         SkipNotImplemented: the measured commit cannot do this series (n/a).
@@ -74,7 +75,7 @@ def measured(series: Series, quantity: str) -> dict[str, Any]:
 
 
 def code_under_test() -> Path:
-    """The checkout whose `stylegan_lite` a benchmark process would import: asv puts the measured commit's first."""
+    """The checkout that this process would import `stylegan_lite` from: asv puts the measured commit first."""
     spec = importlib.util.find_spec("stylegan_lite")
     if spec is None or spec.origin is None:
         raise SkipNotImplemented("this commit has no package stylegan_lite")
@@ -89,7 +90,7 @@ def _measure(series: Series) -> dict[str, Any]:
     try:
         result = measure.measure_once(workload, series.recipe, series.device, CYCLES, code=code_under_test())
     except pool.WorkerFailure as failure:
-        # A commit from before a recipe field or value existed refuses it while building: it cannot do this series.
+        # A commit from before a recipe field or value existed refuses it: it cannot do this series.
         refused = failure.reason.startswith("build: ConfigError")
         return {"status": "n/a" if refused else failure.status, "reason": failure.reason}
     answered = {key: result["recipe"].get(key) for key in series.recipe}

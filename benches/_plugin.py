@@ -1,7 +1,7 @@
-"""What asv lacks for this project: an environment that installs nothing, and a machine record that knows the GPU.
+"""What asv lacks for this project: an environment that installs nothing, a machine record that knows the GPU.
 
-asv loads this module by asv.conf.json and calls `setup`. It is imported while benchmarks are discovered as well, where
-it must do nothing.
+asv loads this module by asv.conf.json and calls `setup`. It is imported while benchmarks are discovered as well,
+where it must do nothing.
 """
 
 from __future__ import annotations
@@ -42,10 +42,10 @@ class Checkout(asv.environment.Environment):
     def __init__(self, conf: Any, python: str, requirements: dict[str, str], tagged_env_vars: dict) -> None:
         here = f"{sys.version_info[0]}.{sys.version_info[1]}"
         if python not in ("same", here, sys.executable):
-            _stop(
-                f"only the interpreter that runs asv (Python {here}) is measured; start asv with the other one"
-            )
-        super().__init__(conf, here, requirements | libraries(), tagged_env_vars)
+            _stop(f"only the Python that runs asv ({here}) is measured; start asv with the other one")
+        self._python = here
+        self._requirements = requirements | libraries()  # before super(): it names its folder after them
+        super().__init__(conf, here, self._requirements, tagged_env_vars)
         self._handover: tempfile.TemporaryDirectory[str] | None = None
 
     @classmethod
@@ -86,7 +86,7 @@ class Checkout(asv.environment.Environment):
 
 
 class WorkingTree(Checkout):
-    """`--python=same`: the files as they are. Saved under HEAD; with uncommitted changes, as a series of its own."""
+    """`--python=same`: the files as they are, saved under HEAD; uncommitted changes make a series of their own."""
 
     def __init__(self, conf: Any, python: str, requirements: dict[str, str], tagged_env_vars: dict) -> None:
         super().__init__(
@@ -105,7 +105,7 @@ class WorkingTree(Checkout):
 
 
 def libraries() -> dict[str, str]:
-    """Versions that make a new series, read without importing: torch and triton, and the CUDA that torch is built for."""
+    """Versions that make a new series, read without importing: torch, triton, and the CUDA that torch is for."""
     found = {}
     for name in ("torch", "triton", "asv_runner"):
         try:
@@ -114,9 +114,7 @@ def libraries() -> dict[str, str]:
             found[name] = "none"  # Triton has no wheel for some systems
     for name in ("torch", "asv_runner"):
         if found[name] == "none":
-            _stop(
-                f"{name} is not installed for the Python that runs asv; `make ladder`, then `. .venv/bin/activate`"
-            )
+            _stop(f"the Python that runs asv has no {name}: `make ladder`, then `. .venv/bin/activate`")
     del found["asv_runner"]
     spec = importlib.util.find_spec("torch")
     version = Path(spec.origin).with_name("version.py").read_text() if spec and spec.origin else ""
@@ -142,7 +140,7 @@ def machine_here() -> dict[str, Any]:
 
 
 def machine_record(name: str | None = None) -> dict[str, str]:
-    """asv's machine record, from the hardware alone: no host name, and nothing that an update of the system changes."""
+    """asv's machine record, from the hardware alone: no host name, nothing that a system update changes."""
     facts = machine_here()["facts"]
     memory = facts["gpu_memory_gb"]
     return {
@@ -158,13 +156,19 @@ def machine_record(name: str | None = None) -> dict[str, str]:
 
 
 def _load_machine(
-    cls: type, *_: Any, machine_name: str | None = None, force_interactive: bool = False, **__: Any
-):
+    cls: type,
+    interactive: bool = False,
+    force_interactive: bool = False,
+    _path: str | None = None,
+    machine_name: str | None = None,
+    use_defaults: bool = False,
+    **given: str,
+) -> Any:
     """Stands in for `Machine.load`: asks nothing, reads and writes no file of the user's home."""
     self = cls()
     self.__dict__.update(machine_record(machine_name))
-    if force_interactive or __:  # `asv machine`
-        log.info("The machine is described from its hardware at every run; nothing needs to be stored:")
+    if force_interactive or given:  # `asv machine`
+        log.info("The machine is described from its hardware at every run; nothing is stored for it:")
         for key, value in self.__dict__.items():
             log.info(f"  {key}: {value}")
     return self

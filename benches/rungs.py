@@ -1,7 +1,7 @@
 """The article's ladder as asv benchmarks: seconds for one step, and peak memory, of every rung.
 
-`article` is measured on a GPU, `tiny` on a CPU; what a machine cannot do is n/a. Put `rung` on the x axis of asv's
-page and it draws the ladder.
+`article` is measured on a GPU, `tiny` on a CPU; what a machine cannot do is n/a. Put `rung` on the x axis of
+asv's page and it draws the ladder.
 """
 
 from __future__ import annotations
@@ -11,7 +11,7 @@ from benches._measure import available, measured
 
 
 class Rung:
-    """One fresh process for each rung, prepared and warmed up before it is timed; both numbers come from one visit."""
+    """One fresh process a rung, prepared and warmed up before it is timed; both numbers come from one visit."""
 
     params = (series.WORKLOADS, series.RUNGS)  # literals, append-only
     param_names = ("workload", "rung")
@@ -24,7 +24,7 @@ class Rung:
         self.series = available(workload, rung)
 
     def samples_step_time(self, workload: str, rung: str) -> list[float]:
-        """Seconds for one step: 16-step cycles between synchronizations, lazy regularization and data included."""
+        """Seconds for one step, lazy regularization and data included: a 16-step cycle / 16 is one sample."""
         return measured(self.series, "time")["samples_s"]
 
     def track_peak_memory(self, workload: str, rung: str) -> int:

@@ -1,9 +1,9 @@
 """What each asv series measures, frozen: every (workload, rung) names one workload and one recipe for good.
 
-asv hands parameters to a benchmark by their position, so the lists of values below are literals to which one may
-only append. A series is never given a new meaning: its fingerprint is a literal as well. When the ladder's recipe of
-a rung changes, the rung gets a new value here ("bf16-2"), and the old one joins `RETIRED`: its history stays on the
-page. `tests/test_benches.py` compares this file with the ladder.
+asv hands parameters to a benchmark by their position, so the lists of values below are literals to which one
+may only append. A series is never given a new meaning: its fingerprint is a literal as well. When the ladder's
+recipe of a rung changes, the rung gets a new value here ("bf16-2"), and the old one joins `RETIRED`: its history
+stays on the page. `tests/test_benches.py` compares this file with the ladder.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ RETIRED: frozenset[tuple[str, str]] = frozenset()
 
 @dataclass(frozen=True)
 class Series:
-    """One frozen measurement. `needs` are capabilities of `ladder.machine`; `device` is where it is measured."""
+    """One frozen measurement. `device` is where it is measured, `needs` are capabilities of `ladder.machine`."""
 
     device: str
     needs: tuple[str, ...]
@@ -117,7 +117,7 @@ _FUSED_ACT = _DATA_LOADING | {"fused_act": True}
 _TRITON = ("cuda", "bf16", "triton")
 _GRAPHS = (*_TRITON, "cuda_graphs")
 
-# A pair that is not here is n/a: the `tiny` workload is the CPU's, where the rungs that need CUDA do not exist.
+# A pair that is not here is n/a: `tiny` is the CPU's workload, where the rungs that need CUDA do not exist.
 SERIES = {
     ("article", "baseline"): Series("cuda", ("cuda",), _ARTICLE, _BASELINE, "b93ba7fa82f6"),
     ("article", "channels_last"): Series("cuda", ("cuda",), _ARTICLE, _CHANNELS_LAST, "461ca37174d2"),
