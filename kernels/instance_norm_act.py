@@ -61,7 +61,9 @@ def instance_norm_act(
         else:
             noise, strength = noise.contiguous(), strength.contiguous()
     scale, bias = scale.contiguous(), bias.contiguous()
-    return _InstanceNormAct.apply(x, scale, bias, noise, strength, float(eps), float(slope), gain, output_dtype(x))
+    return _InstanceNormAct.apply(
+        x, scale, bias, noise, strength, float(eps), float(slope), gain, output_dtype(x)
+    )
 
 
 def instance_norm_act_reference(
@@ -84,7 +86,9 @@ def instance_norm_act_reference(
     return (y * (math.sqrt(2) if gain is None else gain)).to(output_dtype(x))
 
 
-def bytes_moved(x: Tensor, noise: Tensor | None = None, *, backward: bool = False, out: torch.dtype | None = None) -> int:
+def bytes_moved(
+    x: Tensor, noise: Tensor | None = None, *, backward: bool = False, out: torch.dtype | None = None
+) -> int:
     """Bytes that must cross memory if a plane fits on the chip: x in, y out; backward: dy and x in, dx out."""
     out_bytes = x.numel() * (out or x.dtype).itemsize
     activation = 2 * x.nbytes + out_bytes if backward else x.nbytes + out_bytes
@@ -96,7 +100,9 @@ def _check(x, scale, bias, noise, strength) -> None:
         raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
     n, c, h, w = x.shape
     if scale.shape != (n, c) or bias.shape != (n, c):
-        raise ValueError(f"scale and bias must be [N, C] = {[n, c]}, got {tuple(scale.shape)} and {tuple(bias.shape)}")
+        raise ValueError(
+            f"scale and bias must be [N, C] = {[n, c]}, got {tuple(scale.shape)} and {tuple(bias.shape)}"
+        )
     if (noise is None) != (strength is None) or (strength is not None and strength.numel() != 1):
         raise ValueError("noise and strength come together, and strength is a scalar tensor")
     if noise is not None and noise.shape not in ((n, 1, h, w), (1, 1, h, w)):
@@ -134,7 +140,9 @@ def load_noisy(x, noise, strength, at, inside, n, p, P, noise_stride, ACC: tl.co
     """u = x + noise * strength on one tile."""
     u = tl.load(x + at, inside, 0.0).to(ACC)
     if noise is not None:
-        u += tl.load(noise + n.to(tl.int64) * noise_stride + p, p < P, 0.0).to(ACC) * tl.load(strength).to(ACC)
+        u += tl.load(noise + n.to(tl.int64) * noise_stride + p, p < P, 0.0).to(ACC) * tl.load(strength).to(
+            ACC
+        )
     return u
 
 
@@ -268,7 +276,9 @@ def _launch(kernel, t: Tiling, noise: Tensor | None, acc: torch.dtype, pointers:
     noise_stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
     acc = tl.float64 if acc is torch.float64 else tl.float32
     sizes = (*t.sizes, noise_stride)
-    kernel[t.grid](*pointers, *sizes, ACC=acc, STEPS=t.steps, BLOCK_P=t.block_p, BLOCK_C=t.block_c, **constants)
+    kernel[t.grid](
+        *pointers, *sizes, ACC=acc, STEPS=t.steps, BLOCK_P=t.block_p, BLOCK_C=t.block_c, **constants
+    )
 
 
 def _moments(x: Tensor, noise: Tensor | None, strength: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -351,7 +361,11 @@ class _InstanceNormActGrad(torch.autograd.Function):
         with torch.enable_grad(), torch.autocast(inputs[0].device.type, enabled=False):
             for i in wanted:
                 inputs[i].requires_grad_()
-            pairs = [(o, d) for o, d in zip(_grad_reference(*inputs, *ctx.constants), dd, strict=True) if d is not None]
+            pairs = [
+                (o, d)
+                for o, d in zip(_grad_reference(*inputs, *ctx.constants), dd, strict=True)
+                if d is not None
+            ]
             if not pairs:
                 return (None,) * 12
             outputs, dd = zip(*pairs, strict=True)

@@ -26,7 +26,7 @@ from kernels.tiles import (
 
 
 def modulate(x: Tensor, style: Tensor) -> Tensor:
-    """x [N, C, H, W] times style [N, C, 1, 1], fused; differentiable twice.
+    """x [N, C, H, W] times style [N, C] (or [N, C, 1, 1]), fused; differentiable twice.
 
     x may be NCHW or channels_last (kept), float16, bfloat16, float32 or float64; style may have another dtype.
     Returns y in x.dtype (autocast's dtype under autocast); sums are kept in float32 (float64 for float64).
@@ -40,7 +40,7 @@ def modulate(x: Tensor, style: Tensor) -> Tensor:
 def modulate_reference(x: Tensor, style: Tensor) -> Tensor:
     """`modulate` in plain PyTorch: the same arguments, result dtype and memory format."""
     _check(x, style)
-    return (x * style).to(output_dtype(x))
+    return (x * style.view(*x.shape[:2], 1, 1)).to(output_dtype(x))
 
 
 def bytes_moved(x: Tensor, *, backward: bool = False, out: torch.dtype | None = None) -> int:
@@ -50,9 +50,9 @@ def bytes_moved(x: Tensor, *, backward: bool = False, out: torch.dtype | None = 
 
 
 def _check(x: Tensor, style: Tensor) -> None:
-    if x.dim() != 4 or style.shape != (*x.shape[:2], 1, 1):
+    if x.dim() != 4 or style.shape not in (x.shape[:2], (*x.shape[:2], 1, 1)):
         raise ValueError(
-            f"need x [N, C, H, W] and style [N, C, 1, 1], got {tuple(x.shape)} and {tuple(style.shape)}"
+            f"need x [N, C, H, W] and style [N, C], got {tuple(x.shape)} and {tuple(style.shape)}"
         )
 
 
