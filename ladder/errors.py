@@ -11,7 +11,7 @@ class UserError(Exception):
 
 
 def one_line(text: str) -> str:
-    """The first line of `text` that says something, without absolute paths (results are published), at most 200 characters."""
+    """The first line of `text` that says something, at most 200 characters, without absolute paths: it is published."""
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = re.sub(r"\s+", " ", lines[0]) if lines else ""
     line = _PATH.sub(lambda m: m.group(1) or "...", line)

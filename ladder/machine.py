@@ -1,7 +1,7 @@
 """What this machine is and what it can do. Everything known of NVIDIA alone (NVML, nvidia-smi, driver) is in here.
 
-Nothing here creates a CUDA context in the calling process: torch is asked in a short process of its own, once. Host and
-user names, serial numbers, UUIDs and paths never enter `facts`.
+Nothing here creates a CUDA context in the calling process: torch is asked in a short process of its own,
+once. Host and user names, serial numbers, UUIDs and paths never enter `facts`.
 """
 
 import ctypes
@@ -26,7 +26,7 @@ CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs")
 
 
 def choose_device(requested: str | None = None) -> str:
-    """ "cuda" where torch can use a GPU, else "cpu". Raises `UserError` rather than leave a GPU unused that is there."""
+    """The GPU where torch can use one, else "cpu". Raises `UserError` rather than ignore a GPU that is there."""
     if requested == "cpu":
         return "cpu"
     gpus = gpus_seen()
@@ -53,12 +53,12 @@ def remedy(found: dict[str, Any], gpus: list[dict[str, Any]]) -> str:
     index = "cu130" if supported is None or supported >= (13, 0) else "cu126"
     command = f"pip install --force-reinstall {torch} --index-url https://download.pytorch.org/whl/{index}"
     if supported and supported < (12, 6):
-        return f"Its driver knows CUDA {gpus[0]['driver_cuda']}: update the driver, then {command}; or run with --device cpu"
+        command = f"update the driver (it knows CUDA {gpus[0]['driver_cuda']}), then {command}"
     return f"Try: {command}; or run with --device cpu"
 
 
 def facts(device: str) -> dict[str, Any]:
-    """The machine as stored with a result: display strings and numbers (GB = 2**30 bytes), None where not applicable."""
+    """The machine as stored with a result: display strings and numbers (GB = 2**30 bytes), or None."""
     cpu = cpu_name()
     known: dict[str, Any] = {
         "name": slug(cpu),
@@ -113,7 +113,7 @@ def torch_warning() -> str | None:
     torch = _installed("torch")
     if torch is None or (_version(torch) or OLDEST_TORCH) >= OLDEST_TORCH:
         return None
-    return f"torch {torch} is older than 2.11, which this project is made for: some rungs may fail or mean something else"
+    return f"torch {torch} is older than 2.11, which this project is made for: some rungs may fail"
 
 
 def device_key(device: str) -> str:

@@ -1,7 +1,7 @@
 """Starts, watches and ends the worker processes; `ladder.worker` documents what is said to them.
 
-A worker is its own process group (data-loader children included), so that a watchdog can end exactly that and a Ctrl-C in
-the terminal reaches the orchestrator alone. The orchestrator itself never touches CUDA.
+A worker is its own process group (data-loader children included), so that a watchdog can end exactly that and
+a Ctrl-C in the terminal reaches the orchestrator alone. The orchestrator itself never touches CUDA.
 """
 
 import contextlib
@@ -23,15 +23,15 @@ from ladder.errors import one_line
 
 ROOT = Path(__file__).resolve().parent.parent
 
-# Seconds without a word from a worker before it counts as hung. Generous: tuning and capturing take minutes on some GPUs,
-# and one 16-step cycle of the article's workload takes many on a CPU.
+# Seconds without a word from a worker before it counts as hung. Generous: tuning and capturing take minutes
+# on some GPUs, and one 16-step cycle of the article's workload takes many on a CPU.
 TIMEOUTS = {"import": 300.0, "build": 300.0, "prepare": 900.0, "visit": 900.0, "profile": 900.0, "exit": 20.0}
 _LEAST_CYCLE_TIMEOUT = 60.0
 _CYCLE_TIMEOUT_FACTOR = 20.0
 
 
 class WorkerFailure(Exception):
-    """A command that brought no result: `status` "oom", "failed", "invalid" or "n/a", `reason` one line, `reply` the peaks."""
+    """No result: `status` ("oom", "failed", "invalid", "n/a"), `reason` in one line, `reply` with the peaks."""
 
     def __init__(self, status: str, reason: str, reply: dict[str, Any] | None = None) -> None:
         super().__init__(reason)
@@ -62,6 +62,7 @@ class Worker:
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
         self._buffer = b""
         self._imported = False
+        self._busy = False  # whether a command has no reply yet
         self._send({"do": "import", "torch": torch})
 
     @property
@@ -83,10 +84,10 @@ class Worker:
         return self._reply(do, on_progress)
 
     def close(self) -> None:
-        """End the worker: politely while it is healthy (loaders give back their shared memory), then its whole group."""
+        """End the worker: politely where it is healthy (loaders return their shared memory), then its whole group."""
         if self._process.returncode is None:
             with contextlib.suppress(WorkerFailure):
-                if self._imported:
+                if not self._busy:
                     self._send({"do": "exit"})
                     self._reply("exit", None)
         self.kill()
@@ -105,6 +106,7 @@ class Worker:
         self._stderr.close()
 
     def _send(self, command: dict[str, Any]) -> None:
+        self._busy = True
         with contextlib.suppress(BrokenPipeError):  # the death is noticed and named when the reply is read
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
@@ -117,6 +119,7 @@ class Worker:
                 patience = min(known, self._timeouts[do])
             if on_progress:
                 on_progress(message)
+        self._busy = False
         if not message["ok"]:
             raise WorkerFailure(message["status"], message["reason"], message)
         return message
@@ -130,7 +133,8 @@ class Worker:
                 raise WorkerFailure(
                     "failed", f"{do}: no sign of life for {patience:.0f} s, worker ended by the watchdog"
                 )
-            # Wake up now and then: a data-loader child can hold the pipe open after the worker itself has died.
+            # Wake up now and then: a data-loader child can hold the pipe open after the worker itself has
+            # died.
             if self._selector.select(min(left, 1.0)):
                 chunk = self._process.stdout.read()
                 if chunk:
@@ -205,8 +209,8 @@ class Pool:
 def device_lock(key: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold this host's lock on one device: two runs that tune or time on it together would both be wrong.
 
-    `key` says which device; calls `on_wait` once if another process holds it. Waits without a limit: each holder keeps it
-    for one worker at a time. Without a usable temporary folder there is no lock.
+    `key` says which device; calls `on_wait` once if another process holds it. Waits without a limit: each
+    holder keeps it for one worker at a time. Without a usable temporary folder there is no lock.
     """
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     try:

@@ -1,6 +1,7 @@
 """What torch itself says about the GPU, as one JSON object: `python -m ladder.probe`.
 
-A process of its own, because the answers create a CUDA context and the process that measures must not hold one.
+A process of its own, because the answers create a CUDA context and the process that measures must not hold
+one.
 """
 
 import json

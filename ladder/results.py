@@ -1,8 +1,7 @@
-"""Result files: where they go, what is in them, and the numbers derived from the raw rounds.
+"""Result files: where they go, how they are written and what is accepted as one.
 
-One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.json`. Raw samples are stored in time
-order; every other number of a rung is recomputed from its `rounds` by `derive`, so runs can be merged and judged later.
-A missing number is null; NaN and infinity are refused.
+One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.json`; `ladder.record` makes it. A
+missing number is null; NaN and infinity are refused, on the way out and on the way in.
 """
 
 import contextlib
@@ -16,7 +15,6 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from ladder import stats
 from ladder.errors import UserError
 
 SCHEMA = 1
@@ -35,7 +33,7 @@ _TOP = {
     "baseline": (str, type(None)),
     "rungs": list,
 }
-_NUMBERS = (
+NUMBERS = (
     "step_ms",
     "q25_ms",
     "q75_ms",
@@ -61,78 +59,6 @@ def path_for(out: Path, result: dict[str, Any]) -> Path:
     time = re.sub(r"[-:]|\.\d+|\+00:00$", "", result["started"]).rstrip("Z") + "Z"
     name = f"{slug(result['workload']['name'])}-{slug(result['ladder']['name'])}-{time}.json"
     return Path(out) / slug(result["machine"]["name"]) / name
-
-
-def new_rung(name: str, title: str, recipe: dict | None, article_ms: float | None) -> dict[str, Any]:
-    """The record of a rung of which nothing is known yet."""
-    empty = dict.fromkeys(_NUMBERS)
-    return {
-        "name": name,
-        "title": title,
-        "status": "n/a",
-        "reason": None,
-        "recipe": recipe,
-        **empty,
-        "interval_ms": None,
-        "host_bound": None,
-        "gpu_busy_ms": None,
-        "samples_ms": [],
-        "rounds": [],
-        "notes": [],
-        "article_ms": article_ms,
-        "settings": None,
-    }
-
-
-def derive(rungs: list[dict[str, Any]], batch: int) -> str | None:
-    """Fill in every derived number of `rungs` (in ladder order) from their raw rounds; returns the baseline's name.
-
-    The baseline is the first rung with a number. Only rungs of status "ok" have one: after a failure in a later round
-    the samples before it stay, but are not a result. Units: ms, images/s, bytes, seconds.
-    """
-    baseline = previous = None
-    for rung in rungs:
-        rung.update(dict.fromkeys(_NUMBERS), interval_ms=None, host_bound=None)
-        rounds = rung["rounds"]
-        rung["samples_ms"] = [sample for r in rounds for sample in r["samples_ms"]]
-        _derive_peaks(rung)
-        if rung["status"] != "ok" or not rounds:
-            continue
-        steps = round_medians(rung)
-        rung["step_ms"] = stats.median(list(steps.values()))
-        rung["q25_ms"], rung["q75_ms"] = stats.quartiles(rung["samples_ms"])
-        interval = stats.log_interval(list(steps.values()))
-        rung["interval_ms"] = list(interval) if interval else None
-        mains = main_times(rung)
-        rung["main_ms"] = stats.median(list(mains.values()))
-        rung["images_per_s"] = batch / (rung["step_ms"] / 1000)
-        if rung["gpu_busy_ms"] is not None:
-            rung["host_bound"] = min(1.0, max(0.0, 1 - rung["gpu_busy_ms"] / rung["step_ms"]))
-        baseline = baseline or rung
-        rung["speedup_total"] = stats.speedup(round_medians(baseline), steps)
-        rung["main_speedup_total"] = stats.speedup(main_times(baseline), mains)
-        rung["speedup_previous"] = previous and stats.speedup(round_medians(previous), steps)
-        previous = rung
-    return baseline and baseline["name"]
-
-
-def _derive_peaks(rung: dict[str, Any]) -> None:
-    rounds = rung["rounds"]
-    rung["prepare_s"] = stats.median([r["prepare_s"] for r in rounds])
-    for key in ("peak_reserved_bytes", "peak_allocated_bytes"):
-        rung[key] = max(
-            (r[key] for r in rounds if r.get(key) is not None), default=rung.get("failed_at", {}).get(key)
-        )
-
-
-def round_medians(rung: dict[str, Any]) -> dict[int, float]:
-    """Median step time in ms of each round: the unit of all statistics."""
-    return {r["round"]: stats.median(r["samples_ms"]) for r in rung["rounds"]}
-
-
-def main_times(rung: dict[str, Any]) -> dict[int, float]:
-    """Step time in ms without the lazy phases, of each round that measured it."""
-    return {r["round"]: r["main_ms"] for r in rung["rounds"] if r["main_ms"] is not None}
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
@@ -200,7 +126,7 @@ def _check_rung(rung: Any) -> str | None:
         return "expected an object with a name"
     if rung.get("status") not in STATUSES:
         return f'"status" is {rung.get("status")!r}, expected one of {", ".join(STATUSES)}'
-    for key in _NUMBERS:
+    for key in NUMBERS:
         if key not in rung:
             return f'"{key}" is missing'
         if rung[key] is not None and not _positive(rung[key]):

@@ -1,8 +1,8 @@
 """The statistics of a ladder: medians, quartiles, intervals over rounds, paired ratios.
 
-The unit is the round (one fresh process of each rung). Samples of one process are never pooled for an interval: with
-0.3% between processes a pooled t-test called 73% of A/A pairs different. Times are positive, and processes differ by a
-factor rather than by an amount, so intervals and ratios are taken on logarithms.
+The unit is the round (one fresh process of each rung). Samples of one process are never pooled for an
+interval: with 0.3% between processes a pooled t-test called 73% of A/A pairs different. Times are positive,
+and processes differ by a factor rather than by an amount, so intervals and ratios are taken on logarithms.
 """
 
 from collections.abc import Sequence
@@ -51,7 +51,7 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tup
 
 
 def paired_ratios(reference: dict[int, float], other: dict[int, float]) -> list[float]:
-    """reference / other for every round (the key) that both have, in order of rounds: above 1 when `other` is faster."""
+    """reference / other for each round (the key) that both have, in order: above 1 where `other` is faster."""
     return [reference[r] / other[r] for r in sorted(reference) if r in other]
 
 

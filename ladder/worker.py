@@ -1,21 +1,22 @@
 """The process that runs one rung: `python -m ladder.worker [--code DIR]`, started by `ladder.pool`.
 
-Protocol: JSON objects, one a line, on what were stdin and stdout (prints of the measured code go to stderr instead and
-cannot corrupt it). Each command gets one reply; slow ones send `{"progress": ...}` lines before, which feed the watchdog.
+Protocol: JSON objects, one a line, on what were stdin and stdout (prints of the measured code go to stderr
+instead and cannot corrupt it). Each command gets one reply; slow ones send `{"progress": ...}` lines before,
+which feed the watchdog.
 
     {"do": "import", "torch": bool}                      -> {"ok": true, "did": "import"}
     {"do": "build", "workload": {}, "recipe": {}, "device": "cuda", "seed": 0}
                                                          -> {"ok": true, "recipe": {}, "settings": {}, "build_s": s}
     {"do": "prepare"}                                    -> {"ok": true, "prepare_s": s, "warmup_s": s, "capture_s": s}
     {"do": "visit", "cycles": K, "settle_s": s, "settle_cycles": n, "main": bool}
-                                                         -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s, ...}
+                                                         -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s}
     {"do": "profile"}                                    -> {"ok": true, "busy_s": s, "kernels": n}
     {"do": "exit"}                                       -> {"ok": true}, and the process ends
 
-A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a", "reason": one line,
-"peak_reserved_bytes": n, ...}`; the process is then discarded. All times are seconds for one step (a 16-step cycle / 16)
-unless named otherwise. `--code DIR` takes `stylegan_lite` and `kernels` from DIR (asv measures old commits) while
-everything that times comes from the package beside this file.
+A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a", "reason":
+one line, "peak_reserved_bytes": n, ...}`; the process is then discarded. All times are seconds for one step
+(a 16-step cycle / 16) unless named otherwise. `--code DIR` takes `stylegan_lite` and `kernels` from DIR (asv
+measures old commits) while everything that times comes from the package beside this file.
 """
 
 import argparse
@@ -121,7 +122,7 @@ class Rung:
         return {"prepare_s": time.perf_counter() - begin, **parts}
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
-        """Untimed lead-in, `cycles` timed cycles, one without the lazy phases, then the checks that timing must not see."""
+        """Untimed lead-in, `cycles` timed cycles, one without lazy phases, then the checks that timing must not see."""
         gc.collect()
         retries = self.memory().get("alloc_retries", 0)
         lead_in, settled = self.lead_in(settle_s, settle_cycles)
@@ -142,8 +143,9 @@ class Rung:
     def lead_in(self, limit_s: float, limit_cycles: int) -> tuple[int, bool | None]:
         """Run until loaders that refilled while idle are drained and, given time for it, the step time stands still.
 
-        An idle loader refills: with a dataset of 80 ms a batch the first cycle after a pause showed 0.6 ms a step and the
-        next 81. Returns how many cycles were run, and whether they settled (None where it was not asked).
+        An idle loader refills: with a dataset of 80 ms a batch the first cycle after a pause showed 0.6 ms a
+        step and the next 81. Returns how many cycles were run, and whether they settled (None where it was
+        not asked).
         """
         least = max(1, math.ceil(self.step.data_capacity / CYCLE_STEPS))
         begin, times = time.perf_counter(), []
@@ -177,7 +179,7 @@ class Rung:
         return wall, events and events[0].elapsed_time(events[1]) / 1000 / CYCLE_STEPS
 
     def do_profile(self) -> dict[str, Any]:
-        """GPU-busy seconds for one step (union of what runs on the device in one profiled cycle) and kernels for one step."""
+        """For one step: GPU-busy seconds (union of what ran on the device in a profiled cycle) and kernels."""
         import torch
 
         self.lead_in(0, 0)
@@ -201,7 +203,7 @@ class Rung:
             sys.modules["torch"].cuda.synchronize()
 
     def memory(self) -> dict[str, Any]:
-        """Peaks of this process since its start, in bytes: a rung must fit with its capture, not only its steady state."""
+        """Peaks of this process since its start, in bytes: a rung must fit with its capture too."""
         memory: dict[str, Any] = {"peak_rss_bytes": peak_rss()}
         torch = sys.modules.get("torch")
         if self.device == "cuda" and torch is not None and torch.cuda.is_initialized():
@@ -216,7 +218,7 @@ class Rung:
 
 
 def is_settled(times: list[float]) -> bool:
-    """Whether the medians of the last two windows differ by less than max(0.5%, 2 MAD). Windows grow with what there is."""
+    """Whether the medians of the last two windows (halves of `times`) differ by less than max(0.5%, 2 MAD)."""
     size = len(times) // 2
     if size == 0:
         return False

@@ -1,0 +1,196 @@
+"""The record of a run: what a result file holds, from the raw rounds to the numbers derived from them.
+
+Raw samples are kept in time order; every other number of a rung is computed from its `rounds` by `derive`, so
+that runs can be merged, and judged anew, later. A missing number is None.
+"""
+
+import datetime
+import subprocess
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from ladder import results, stats
+from ladder.pool import ROOT
+from ladder.worker import CYCLE_STEPS
+
+SETTLE_S = 30.0
+SETTLE_CYCLES = 8
+_WALL_BEYOND_EVENT = 0.02
+_CODE = ("kernels", "stylegan_lite", "ladder", "requirements.lock")
+
+
+def new_result(
+    facts: dict[str, Any],
+    workload_name: str,
+    workload: dict[str, Any],
+    data_source: str | None,
+    ladder: Any,
+    planned: Sequence[Any],
+) -> dict[str, Any]:
+    """The result of a run that has not begun. Where the images lie on this machine is left out."""
+    rungs = [new_rung(p.name, p.title, p.recipe, p.article_ms, p.skipped) for p in planned]
+    data = None if workload.get("data") is None else data_source or "user-images"
+    commit, dirty = commit_of(ROOT)
+    return {
+        "schema": results.SCHEMA,
+        "machine": facts,
+        "workload": {"name": workload_name, **workload, "data": data},
+        "ladder": {"name": ladder.name, "title": ladder.title, "rungs": [p.name for p in planned]},
+        "protocol": {},
+        "commit": commit,
+        "dirty": dirty,
+        "complete": False,
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        "seconds": 0.0,
+        "baseline": None,
+        "rungs": rungs,
+    }
+
+
+def protocol(rounds: int, cycles: int, seed: int, quick: bool) -> dict[str, Any]:
+    """How a run measures. A quick one does not wait for the step time to settle."""
+    return {
+        "rounds": rounds,
+        "cycles": cycles,
+        "cycle_steps": CYCLE_STEPS,
+        "seed": seed,
+        "quick": quick,
+        "settle_s": 0.0 if quick else SETTLE_S,
+        "settle_cycles": 0 if quick else SETTLE_CYCLES,
+        "notes": ["quick: not to be quoted"] if quick else [],
+    }
+
+
+def new_rung(
+    name: str, title: str, recipe: dict | None, article_ms: float | None, reason: str | None
+) -> dict[str, Any]:
+    """The record of a rung of which nothing is known yet, or that this machine cannot do for `reason`."""
+    return {
+        "name": name,
+        "title": title,
+        "status": "n/a",
+        "reason": reason,
+        "recipe": recipe,
+        **dict.fromkeys(results.NUMBERS),
+        "interval_ms": None,
+        "host_bound": None,
+        "gpu_busy_ms": None,
+        "samples_ms": [],
+        "rounds": [],
+        "inspection": None,
+        "notes": [],
+        "article_ms": article_ms,
+        "settings": None,
+    }
+
+
+def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
+    """The raw record of one visit, from the worker's replies: times in ms for one step, in time order."""
+    peaks = {key: value for key, value in seen.items() if key.startswith("peak_")}
+    return {
+        "round": number,
+        "samples_ms": [1000 * s for s in seen["samples_s"]],
+        "event_ms": None if seen["event_s"] is None else [1000 * s for s in seen["event_s"]],
+        "main_ms": None if seen["main_s"] is None else 1000 * seen["main_s"],
+        "prepare_s": prepared["prepare_s"],
+        "capture_s": prepared.get("capture_s"),
+        "lead_in_cycles": seen["lead_in_cycles"],
+        "settled": seen["settled"],
+        **peaks,
+        "device_used_bytes": seen.get("device_used_bytes"),
+        "alloc_retries": seen.get("alloc_retries"),
+    }
+
+
+def derive(rungs: list[dict[str, Any]], batch: int) -> str | None:
+    """Fill in every derived number of `rungs` (in ladder order) from their raw rounds; returns the baseline's name.
+
+    The baseline is the first rung with a number. Only rungs of status "ok" have one: the samples that a rung
+    took before it failed stay, but are not a result. Units: ms for one step, images/s, bytes, seconds.
+    """
+    baseline = previous = None
+    for rung in rungs:
+        rung.update(dict.fromkeys(results.NUMBERS), interval_ms=None, host_bound=None, gpu_busy_ms=None)
+        rung["samples_ms"] = [sample for r in rung["rounds"] for sample in r["samples_ms"]]
+        rung["notes"] = _notes(rung)
+        _derive_costs(rung)
+        if rung["status"] != "ok" or not rung["rounds"]:
+            continue
+        rung["reason"] = None
+        _derive_times(rung, batch)
+        baseline = baseline or rung
+        steps, mains = round_medians(rung), main_times(rung)
+        rung["speedup_total"] = stats.speedup(round_medians(baseline), steps)
+        rung["main_speedup_total"] = stats.speedup(main_times(baseline), mains)
+        rung["speedup_previous"] = previous and stats.speedup(round_medians(previous), steps)
+        previous = rung
+    return baseline and baseline["name"]
+
+
+def _derive_times(rung: dict[str, Any], batch: int) -> None:
+    steps = list(round_medians(rung).values())
+    rung["step_ms"] = stats.median(steps)
+    rung["q25_ms"], rung["q75_ms"] = stats.quartiles(rung["samples_ms"])
+    interval = stats.log_interval(steps)
+    rung["interval_ms"] = list(interval) if interval else None
+    rung["main_ms"] = stats.median(list(main_times(rung).values()))
+    rung["images_per_s"] = batch / (rung["step_ms"] / 1000)
+    if busy := (rung.get("inspection") or {}).get("gpu_busy_ms"):
+        rung["gpu_busy_ms"] = busy
+        rung["host_bound"] = min(1.0, max(0.0, 1 - busy / rung["step_ms"]))
+
+
+def _derive_costs(rung: dict[str, Any]) -> None:
+    """Memory peaks (of the failure, where there is nothing else) and seconds to prepare."""
+    rounds = rung["rounds"]
+    rung["prepare_s"] = stats.median([r["prepare_s"] for r in rounds])
+    for key in ("peak_reserved_bytes", "peak_allocated_bytes"):
+        seen = [r.get(key) for r in [*rounds, rung.get("failed_at", {})]]
+        rung[key] = max((value for value in seen if value), default=None)
+
+
+def _notes(rung: dict[str, Any]) -> list[str]:
+    """What a reader must be told about the raw rounds of a rung."""
+    rounds, notes = rung["rounds"], []
+    if error := (rung.get("inspection") or {}).get("error"):
+        notes.append(f"host-bound share unknown: {error}")
+    if unsettled := [str(r["round"] + 1) for r in rounds if r["settled"] is False]:
+        notes.append(f"unsettled in round {', '.join(unsettled)}")
+    pairs = [
+        pair for r in rounds if r["event_ms"] for pair in zip(r["samples_ms"], r["event_ms"], strict=True)
+    ]
+    if late := sum(wall > event * (1 + _WALL_BEYOND_EVENT) + 0.1 for wall, event in pairs):
+        notes.append(f"wall clock beyond CUDA events in {late} of {len(pairs)} samples: work they do not see")
+    if any(r["alloc_retries"] for r in rounds):
+        notes.append(
+            "the allocator ran out and retried while timing: memory is too tight for this time to count"
+        )
+    return notes
+
+
+def round_medians(rung: dict[str, Any]) -> dict[int, float]:
+    """Median step time in ms of each round: the unit of all statistics."""
+    return {r["round"]: stats.median(r["samples_ms"]) for r in rung["rounds"]}
+
+
+def main_times(rung: dict[str, Any]) -> dict[int, float]:
+    """Step time in ms without the lazy phases, of each round that measured it."""
+    return {r["round"]: r["main_ms"] for r in rung["rounds"] if r["main_ms"] is not None}
+
+
+def commit_of(root: Path) -> tuple[str | None, bool | None]:
+    """(commit, whether the code differs from it) of the checkout at `root`; (None, None) where git knows none."""
+
+    def git(*command: str) -> str:
+        run = subprocess.run(
+            ["git", "-C", str(root), *command], capture_output=True, text=True, timeout=30, check=True
+        )
+        return run.stdout.strip()
+
+    try:
+        if Path(git("rev-parse", "--show-toplevel")).resolve() != Path(root).resolve():
+            return None, None
+        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", *_CODE))
+    except (OSError, subprocess.SubprocessError):
+        return None, None

@@ -1,0 +1,271 @@
+"""Runs of a whole ladder of fake steps: what a fault in one rung does to the result, and what it must not do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ladder import measure, record, results
+from ladder.pool import WorkerFailure
+
+ROOT = Path(__file__).resolve().parent.parent
+FAKE = ROOT / "tests" / "fake_code"
+WORKLOAD = {"batch": 8, "data": "/home/someone/pictures"}
+
+
+class Planned(NamedTuple):
+    """One rung of a plan, like `ladder.catalog.Planned`."""
+
+    name: str
+    recipe: dict[str, Any] | None = None
+    skipped: str | None = None
+    title: str = "a title"
+    article_ms: float | None = None
+
+
+class Ladder(NamedTuple):
+    name: str = "article"
+    title: str = "The article's ladder"
+
+
+def run(out: Path, rungs: dict[str, dict | None], **options: Any) -> dict[str, Any]:
+    """Measure `rungs`: the recipe of each by name, None where it is n/a. Settling is left out unless asked for."""
+    plan = [
+        Planned(name, skipped="needs a CUDA GPU")
+        if recipe is None
+        else Planned(name, {"name": name, **recipe})
+        for name, recipe in rungs.items()
+    ]
+    options = {"rounds": 1, "cycles": 1, "quick": True} | options
+    return measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=out, code=FAKE, **options)
+
+
+def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {rung["name"]: rung for rung in result["rungs"]}
+
+
+def stored(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("*/*.json")
+    return results.load(path)
+
+
+def test_every_fault_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        {
+            "baseline": {"fault": "raise", "at": "build"},
+            "first": {"sleep": 0.01},
+            "none": None,
+            "memory": {"fault": "oom"},
+            "nan": {"fault": "nan"},
+            "killed": {"fault": "kill"},
+            "ended": {"fault": "exit", "at": "prepare"},
+            "chatty": {"fault": "print"},
+            "untidy": {"fault": "raise", "at": "close"},
+        },
+    )
+    rungs = by_name(result)
+    assert {name: rung["status"] for name, rung in rungs.items()} == {
+        "baseline": "failed",
+        "first": "ok",
+        "none": "n/a",
+        "memory": "oom",
+        "nan": "invalid",
+        "killed": "failed",
+        "ended": "failed",
+        "chatty": "ok",
+        "untidy": "ok",
+    }
+    assert rungs["baseline"]["reason"] == "build: RuntimeError: weight of model.py is wrong"
+    assert rungs["none"]["reason"] == "needs a CUDA GPU"
+    assert rungs["memory"]["reason"].startswith("out of memory in visit, at most 0.")
+    assert rungs["nan"]["reason"] == "D_r1: gradient of D.b4.conv.weight is NaN"
+    assert rungs["killed"]["reason"].startswith("visit: worker killed by SIGKILL")
+    assert rungs["ended"]["reason"] == "prepare: worker ended with status 1: no licence"
+    assert all(rung["step_ms"] is None for rung in rungs.values() if rung["status"] != "ok")
+    assert result["baseline"] == "first" and rungs["first"]["speedup_total"] == 1
+    assert rungs["first"]["speedup_previous"] is None and rungs["chatty"]["speedup_previous"] > 1
+    assert result["complete"] and stored(tmp_path) == result
+    assert "someone" not in json.dumps(result) and str(tmp_path) not in json.dumps(result)
+    assert result["workload"] == {"name": "fake", "batch": 8, "data": "user-images"}
+
+
+def test_a_rung_that_fails_in_a_later_round_has_no_number_and_keeps_its_samples(tmp_path: Path) -> None:
+    once = str(tmp_path / "once")
+    rungs = by_name(
+        run(tmp_path / "out", {"a": {}, "b": {"fault": "raise", "at": "prepare", "once": once}}, rounds=3)
+    )
+    assert rungs["b"]["status"] == "failed" and rungs["b"]["reason"].startswith(
+        "round 2: prepare: RuntimeError"
+    )
+    assert len(rungs["b"]["rounds"]) == 1 and rungs["b"]["step_ms"] is None
+    assert len(rungs["a"]["rounds"]) == 3 and rungs["a"]["interval_ms"]
+
+
+def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        hung = {"fault": "hang", "pids": str(pids)}
+        rungs = by_name(run(tmp_path / "out", {"hung": hung, "fine": {}}, timeouts={"visit": 1.0}))
+        assert rungs["hung"]["status"] == "failed" and "no sign of life" in rungs["hung"]["reason"]
+        assert rungs["fine"]["status"] == "ok"
+        assert not any(alive(pid) for pid in json.loads(pids.read_text()))
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: neither gone nor a zombie that only waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path, sign: signal.Signals) -> None:
+    pids = tmp_path / "pids"
+    program = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT / "tests")!r})
+import test_measure
+hang = dict(fault="hang", pids={str(pids)!r})
+rungs = dict(quick=dict(), hang=hang)
+result = test_measure.run(Path({str(tmp_path / "out")!r}), rungs, seed={seed_with_first("quick")})
+print("returned", result["complete"])
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: pids.exists() and pids.read_text().endswith("]"), process)
+    process.send_signal(sign)
+    assert process.communicate(timeout=20)[0].strip() == "returned False"
+    result = stored(tmp_path / "out")
+    rungs = by_name(result)
+    assert not result["complete"] and rungs["quick"]["status"] == "ok" and rungs["quick"]["step_ms"] > 0
+    assert (
+        rungs["hang"]["status"] == "n/a" and rungs["hang"]["reason"] == "not measured: the run ended before"
+    )
+    wait_for(lambda: not any(alive(pid) for pid in json.loads(pids.read_text())))
+
+
+def seed_with_first(name: str) -> int:
+    """A seed with which `name` comes first of (quick, hang) in round 0."""
+    for seed in range(100):
+        if order(["quick", "hang"], seed, 0)[0] == name:
+            return seed
+    raise AssertionError("the order does not depend on the seed")
+
+
+def order(names: list[str], seed: int, number: int) -> list[str]:
+    result = {"protocol": {"seed": seed, "rounds": 1}, "rungs": [], "started": "", "workload": {"name": "w"}}
+    result |= {"ladder": {"name": "l"}, "machine": {"name": "m"}}
+    return measure._Run(result, WORKLOAD, [Planned(n) for n in names], "cpu", Path("."), None).order(number)
+
+
+def wait_for(condition: Any, process: subprocess.Popen | None = None) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline and (process is None or process.poll() is None)
+        time.sleep(0.02)
+
+
+def test_rounds_come_in_seeded_random_orders() -> None:
+    names = list("abcdefgh")
+    orders = [order(names, 0, number) for number in range(6)]
+    assert all(sorted(o) == names for o in orders) and len({tuple(o) for o in orders}) == 6
+    assert orders == [order(names, 0, number) for number in range(6)]
+    assert orders != [order(names, 1, number) for number in range(6)]
+
+
+def test_a_visit_drains_the_loader_then_times_then_leaves_out_the_lazy_phases(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    rung = by_name(run(tmp_path / "out", {"a": {"log": str(log), "capacity": 33}}, rounds=2, cycles=2))["a"]
+    lazy = [json.loads(line)[1] for line in log.read_text().splitlines()]
+    # 33 batches may wait in the loader: 3 cycles consume them. A quick run times `main` in the first round only.
+    assert lazy == [True] * 3 + [True] * 2 + [False] + [True] * 3 + [True] * 2
+    assert [r["lead_in_cycles"] for r in rung["rounds"]] == [3, 3]
+    assert len(rung["samples_ms"]) == 4 and rung["settings"] == {"seen": 0}
+
+
+def test_a_sample_is_the_time_of_one_step(tmp_path: Path) -> None:
+    rung = by_name(run(tmp_path, {"a": {"sleep": 0.16}}))["a"]
+    assert rung["step_ms"] >= 10 and rung["images_per_s"] == pytest.approx(8000 / rung["step_ms"])
+    assert rung["step_ms"] < 160  # not the time of a cycle, even on a busy machine
+
+
+def test_events_tell_how_far_a_run_is(tmp_path: Path) -> None:
+    events: list[dict] = []
+    run(tmp_path, {"a": {}, "b": {"fault": "raise"}, "c": None}, rounds=2, on_event=events.append)
+    assert events[0]["event"] == "start" and events[0]["total"] == 4
+    assert events[-1]["event"] == "end" and Path(events[-1]["path"]).is_file()
+    assert events[-1]["done"] == events[-1]["total"] == 3  # b failed in round 1 and was not tried again
+    (failed,) = [event for event in events if event["event"] == "failed"]
+    assert failed["rung"] == "b" and failed["status"] == "failed" and "RuntimeError" in failed["reason"]
+
+
+def test_a_full_disk_leaves_one_line_and_the_last_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = results.write, []
+
+    def write(path: Path, data: dict) -> None:
+        calls.append(path)
+        if len(calls) > 2:
+            raise OSError(28, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(results, "write", write)
+    with pytest.raises(measure.UserError, match="No space left on device"):
+        run(tmp_path, {"a": {}, "b": {}})
+    assert sum(len(rung["rounds"]) for rung in stored(tmp_path)["rungs"]) == 1
+
+
+def test_measure_once_gives_seconds_for_a_step(tmp_path: Path) -> None:
+    once = measure.measure_once(WORKLOAD, {"sleep": 0.016}, "cpu", 3, code=FAKE)
+    assert len(once["samples_s"]) == 3 and min(once["samples_s"]) >= 0.001 and once["main_s"] >= 0.001
+    assert once["peak_reserved_bytes"] is None and once["peak_rss_bytes"] > 2**20
+    with pytest.raises(WorkerFailure, match="out of memory") as failure:
+        measure.measure_once(WORKLOAD, {"fault": "oom", "at": "prepare"}, "cpu", 1, code=FAKE)
+    assert failure.value.status == "oom"
+
+
+def test_code_without_the_contract_is_not_applicable(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailure, match="no package stylegan_lite of its own") as failure:
+        measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
+    assert failure.value.status == "n/a"
+    (tmp_path / "stylegan_lite.py").write_text("CONTRACT = 2\n")
+    with pytest.raises(WorkerFailure, match="CONTRACT is not 1") as failure:
+        measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
+    assert failure.value.status == "n/a"
+
+
+def test_the_commit_is_known_where_git_knows_it(tmp_path: Path) -> None:
+    assert record.commit_of(tmp_path) == (None, None)
+    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
+    (tmp_path / "ladder").mkdir()
+    code = tmp_path / "ladder" / "a.py"
+    code.write_text("1\n")
+    subprocess.run([*git, "init", "-q"], check=True)
+    subprocess.run([*git, "add", "."], check=True)
+    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "r.json").write_text("{}")  # a result is no change of the code
+    commit, dirty = record.commit_of(tmp_path)
+    assert len(commit) == 40 and dirty is False
+    code.write_text("2\n")
+    assert record.commit_of(tmp_path) == (commit, True)
+    assert record.commit_of(tmp_path / "ladder") == (None, None)  # a folder inside somebody's repository
+
+
+def test_measuring_does_not_import_torch() -> None:
+    check = "import sys, ladder.measure; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, env=os.environ).returncode == 0
