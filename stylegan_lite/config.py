@@ -136,7 +136,7 @@ class Recipe(_Config):
     channels_last: bool = False
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  # bf16: autocast; fp64: the reference for parity
     modconv: Literal["grouped", "dense"] = "dense"
-    resample: Literal["depthwise", "channels_as_batch", "bilinear", "folded"] = "bilinear"
+    resample: Literal["depthwise", "channels_as_batch", "bilinear", "folded", "subpixel"] = "subpixel"
     instance_norm: Literal["functional", "var_mean"] = "functional"
     fused_norm: bool = False
     set_to_none: bool = False

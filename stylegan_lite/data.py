@@ -112,6 +112,9 @@ class DataFeed:
             persistent_workers=recipe.persistent_workers,
             prefetch_factor=recipe.prefetch_factor,
             drop_last=recipe.drop_last,
+            generator=torch.Generator().manual_seed(
+                seed
+            ),  # else each epoch draws from the latents' generator
         )
         self.iterator: Iterator[Tensor] | None = None
         self.consumed = 0  # whole batches of this epoch already in `real`

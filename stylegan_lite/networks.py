@@ -1,7 +1,8 @@
-"""StyleGAN2's three networks (Karras et al. 2020, arXiv:1912.04958): mapping, synthesis (skip), discriminator (resnet)."""
+"""The networks of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958): mapping, synthesis (skip), discriminator (resnet)."""
 
 from __future__ import annotations
 
+import itertools
 import math
 
 import torch
@@ -20,7 +21,7 @@ class Mapping(nn.Module):
         super().__init__()
         widths = [workload.z_dim] + [workload.w_dim] * workload.mapping_layers
         self.layers = nn.ModuleList(
-            Dense(a, b, act=True, lr_multiplier=0.01) for a, b in zip(widths, widths[1:], strict=False)
+            Dense(a, b, act=True, lr_multiplier=0.01) for a, b in itertools.pairwise(widths)
         )
         self.register_buffer("w_avg", torch.zeros(workload.w_dim))
         self.w_avg_beta = workload.w_avg_beta

@@ -125,11 +125,14 @@ def instance_norm_act(
         import kernels
 
         return kernels.instance_norm_act(x, scale, bias, eps=eps, gain=GAIN)
-    scale, bias = scale.to(x.dtype)[:, :, None, None], bias.to(x.dtype)[:, :, None, None]
+    scale, bias = scale[:, :, None, None], bias[:, :, None, None].to(x.dtype)
     if recipe.instance_norm == "functional":
         x = F.instance_norm(x, eps=eps)
     else:  # keeps channels_last, where F.instance_norm's reshape to one long batch copies to NCHW
-        var, mean = torch.var_mean(full(x), (2, 3), correction=0, keepdim=True)
-        x = (x - mean.to(x.dtype)) * (var + eps).rsqrt().to(x.dtype)
-    x = torch.addcmul(bias, x, scale)
+        wide = torch.float64 if x.dtype == torch.float64 else torch.float32
+        x = x - x.mean((2, 3), keepdim=True, dtype=wide).to(x.dtype)
+        deviation = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True, dtype=wide)
+        variance = deviation.square() / (x.shape[2] * x.shape[3])
+        scale = scale * (variance + eps).rsqrt()
+    x = torch.addcmul(bias, x, scale.to(x.dtype))
     return F.leaky_relu(x, SLOPE) * GAIN

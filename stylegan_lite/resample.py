@@ -1,4 +1,4 @@
-"""Resampling by the separable [1, 3, 3, 1] filter, in four plain-PyTorch spellings of the same linear maps.
+"""Resampling by the separable [1, 3, 3, 1] filter, in five plain-PyTorch spellings of the same linear maps.
 
 StyleGAN2 low-passes wherever it changes resolution. With zeros outside the image, all spellings agree to rounding
 (tests/test_resample.py); which is fastest depends on dtype, memory format and whether it is differentiated twice:
@@ -8,6 +8,8 @@ StyleGAN2 low-passes wherever it changes resolution. With zeros outside the imag
 - ``bilinear``: doubling by bilinear interpolation *is* [1, 3, 3, 1] once the border reads zeros; a convolution that
   resamples then runs at the high resolution, with four times the FLOPs.
 - ``folded``: the filter convolved into the 3x3 weights; one 6x6 convolution of stride 2, no pass of its own.
+- ``subpixel``: the same folded weights as one dense 3x3 convolution over 2x2 blocks of pixels, four times the channels:
+  the FLOPs of ``folded`` in the shape tensor cores like, plus one copy between blocks and pixels.
 
 Filter and gain follow upfirdn2d of Karras et al. 2020: unit gain going down, gain 4 going up.
 """
@@ -44,16 +46,16 @@ def _filter(x: Tensor, how: str, gain: float, *, padding: int, stride: int = 1, 
 
 def upsample2d(x: Tensor, how: str) -> Tensor:
     """[N, C, H, W] -> [N, C, 2H, 2W], same dtype."""
-    if how in ("bilinear", "folded"):
-        return _double(F.pad(x, (1, 1, 1, 1)))[:, :, 2:-2, 2:-2]
-    return _filter(x, how, 4.0, padding=1, stride=2, up=True)
+    if how in ("depthwise", "channels_as_batch"):
+        return _filter(x, how, 4.0, padding=1, stride=2, up=True)
+    return _double(F.pad(x, (1, 1, 1, 1)))[:, :, 2:-2, 2:-2]
 
 
 def downsample2d(x: Tensor, how: str) -> Tensor:
     """[N, C, H, W] -> [N, C, H/2, W/2], same dtype; the adjoint of :func:`upsample2d` divided by 4."""
-    if how in ("bilinear", "folded"):
-        return _halve(F.pad(x, (2, 2, 2, 2)))[:, :, 1:-1, 1:-1]
-    return _filter(x, how, 1.0, padding=1, stride=2)
+    if how in ("depthwise", "channels_as_batch"):
+        return _filter(x, how, 1.0, padding=1, stride=2)
+    return _halve(F.pad(x, (2, 2, 2, 2)))[:, :, 1:-1, 1:-1]
 
 
 def conv_up(x: Tensor, weight: Tensor, how: str, groups: int = 1) -> Tensor:
@@ -68,6 +70,9 @@ def conv_up(x: Tensor, weight: Tensor, how: str, groups: int = 1) -> Tensor:
     if how == "folded":
         folded = _fold(weight.transpose(0, 1), 4.0)
         return F.conv_transpose2d(x, folded, stride=2, padding=2, groups=groups)
+    if how == "subpixel":
+        blocks = blocks_of_up(_fold(_split(weight, groups), 4.0), groups, is_channels_last(x))
+        return blocks_to_pixels(F.conv2d(x, blocks, padding=1, groups=groups))
     y = F.conv_transpose2d(x, weight.transpose(0, 1), stride=2, groups=groups)
     return _filter(y, how, 4.0, padding=1)
 
@@ -78,13 +83,63 @@ def conv_down(x: Tensor, weight: Tensor, how: str) -> Tensor:
     Args:
         weight: [O, I, 3, 3], or [O, I, 1, 1] for the residual skip.
     """
+    if how in ("folded", "subpixel") and weight.shape[-1] == 1:
+        return F.conv2d(x, weight * fir(x.device, weight.dtype, 1.0), stride=2, padding=1)
+    if how == "folded":
+        return F.conv2d(x, _fold(weight, 1.0), stride=2, padding=2)
+    if how == "subpixel":
+        return F.conv2d(
+            pixels_to_blocks(x), blocks_of_down(_fold(weight, 1.0), is_channels_last(x)), padding=1
+        )
     if weight.shape[-1] == 1:
         return F.conv2d(downsample2d(x, how), weight)
     if how == "bilinear":
         return _halve(F.conv2d(x, weight, padding=3))[:, :, 1:-1, 1:-1]
-    if how == "folded":
-        return F.conv2d(x, _fold(weight, 1.0), stride=2, padding=2)
     return F.conv2d(_filter(x, how, 1.0, padding=2), weight, stride=2)
+
+
+def is_channels_last(x: Tensor) -> bool:
+    """Whether channels are the fastest dimension in memory."""
+    return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
+
+
+def blocks_to_pixels(x: Tensor) -> Tensor:
+    """[N, 4C, H, W] -> [N, C, 2H, 2W], memory format kept; channels_last wants (row, column, C) order of the 4C.
+
+    ``F.pixel_shuffle`` would return NCHW for a channels_last input.
+    """
+    if not is_channels_last(x):
+        return F.pixel_shuffle(x, 2)
+    n, c, h, w = x.shape
+    x = x.permute(0, 2, 3, 1).reshape(n, h, w, 2, 2, c // 4).transpose(2, 3)
+    return x.reshape(n, 2 * h, 2 * w, c // 4).permute(0, 3, 1, 2)
+
+
+def pixels_to_blocks(x: Tensor) -> Tensor:
+    """[N, C, H, W] -> [N, 4C, H/2, W/2]; the inverse of :func:`blocks_to_pixels`."""
+    if not is_channels_last(x):
+        return F.pixel_unshuffle(x, 2)
+    n, c, h, w = x.shape
+    x = x.permute(0, 2, 3, 1).reshape(n, h // 2, 2, w // 2, 2, c).transpose(2, 3)
+    return x.reshape(n, h // 2, w // 2, 4 * c).permute(0, 3, 1, 2)
+
+
+def blocks_of_up(folded: Tensor, groups: int, channels_last: bool) -> Tensor:
+    """6x6 weights [O, I, 6, 6] of a stride-2 transposed convolution -> [4 O, I, 3, 3] producing 2x2 blocks.
+
+    Output pixel 2m + p reads input m + t through tap p + 2 - 2t, t in {-1, 0, 1}.
+    """
+    o, i = folded.shape[:2]
+    taps = folded.reshape(groups, o // groups, i, 3, 2, 3, 2).flip(3, 5)
+    order = (0, 4, 6, 1, 2, 3, 5) if channels_last and groups == 1 else (0, 1, 4, 6, 2, 3, 5)
+    return taps.permute(order).reshape(4 * o, i, 3, 3)
+
+
+def blocks_of_down(folded: Tensor, channels_last: bool) -> Tensor:
+    """6x6 weights [O, I, 6, 6] of a stride-2 convolution -> [O, 4 I, 3, 3] reading 2x2 blocks."""
+    o, i = folded.shape[:2]
+    order = (0, 3, 5, 1, 2, 4) if channels_last else (0, 1, 3, 5, 2, 4)
+    return folded.reshape(o, i, 3, 2, 3, 2).permute(order).reshape(o, 4 * i, 3, 3)
 
 
 def _split(weight: Tensor, groups: int) -> Tensor:

@@ -10,7 +10,6 @@ import contextlib
 import copy
 import functools
 import time
-from collections.abc import Callable
 from typing import Any
 
 import torch

@@ -1,0 +1,97 @@
+"""Which plain-PyTorch spelling of each op is fastest: the table behind the baseline's choice.
+
+Modulated convolution, resampling and instance norm can each be written several ways that compute the same thing. The
+baseline must use the fastest in its own setting (FP32, NCHW), all four phases counted as a cycle counts them; the same
+table in channels_last and in BF16 shows where the choice would change. Phases are timed alone, without data.
+"""
+
+from __future__ import annotations
+
+import itertools
+import statistics
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+PHASES = ("G_main", "D_main", "G_pl", "D_r1")
+SETTINGS: dict[str, dict[str, Any]] = {
+    "FP32 NCHW": {},
+    "FP32 channels_last": {"channels_last": True},
+    "BF16 channels_last": {"channels_last": True, "precision": "bf16"},
+}
+RESAMPLE = ("depthwise", "channels_as_batch", "bilinear", "folded", "subpixel")
+MODCONV = ("grouped", "dense")
+INSTANCE_NORM = ("functional", "var_mean")
+
+
+def spellings(norm: str, setting: str) -> Iterator[dict[str, Any]]:
+    """Recipes to compare: every spelling in FP32 NCHW; elsewhere dense modulation only (grouped copies to NCHW)."""
+    if norm == "instance":
+        axes = {"instance_norm": INSTANCE_NORM, "resample": RESAMPLE}
+    else:
+        axes = {"modconv": MODCONV if setting == "FP32 NCHW" else ("dense",), "resample": RESAMPLE}
+    for values in itertools.product(*axes.values()):
+        yield dict(zip(axes, values, strict=True))
+
+
+def time_phases(
+    workload: dict[str, Any], recipe: dict[str, Any], device: str, seconds: float
+) -> dict[str, float]:
+    """Median milliseconds of each phase, each timed for about ``seconds`` after a warm-up, synchronized per call.
+
+    Also ``main`` (G_main + D_main) and ``step`` (a cycle's mean with the lazy phases at their intervals).
+    """
+    import torch
+
+    from stylegan_lite import make_step
+
+    synchronize = torch.cuda.synchronize if device == "cuda" else (lambda: None)
+    step = make_step(workload | {"data": None}, recipe, device=device)
+    try:
+        step.prepare()
+        step.feed.next()
+        times: dict[str, float] = {}
+        for phase in PHASES:
+            samples: list[float] = []
+            step.run_phase(phase)
+            synchronize()
+            until = time.perf_counter() + seconds
+            while not samples or (time.perf_counter() < until and len(samples) < 20):
+                start = time.perf_counter()
+                step.run_phase(phase)
+                synchronize()
+                samples.append((time.perf_counter() - start) * 1e3)
+            times[phase] = statistics.median(samples)
+        times["main"] = times["G_main"] + times["D_main"]
+        w = step.workload
+        times["step"] = times["main"] + times["G_pl"] / w.pl_interval + times["D_r1"] / w.r1_interval
+        return times
+    finally:
+        step.close()
+
+
+def table(
+    workload: dict[str, Any],
+    device: str,
+    *,
+    settings: list[str] | None = None,
+    seconds: float = 0.5,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+) -> list[dict[str, Any]]:
+    """Rows of setting, spelling, milliseconds a phase or the one-line reason there are none; ``on_row`` sees each."""
+    import torch
+
+    rows = []
+    for setting in settings or list(SETTINGS):
+        for spelling in spellings(workload.get("norm", "demod"), setting):
+            row: dict[str, Any] = {"setting": setting, "spelling": spelling, "ms": None, "reason": None}
+            try:
+                row["ms"] = time_phases(workload, SETTINGS[setting] | spelling, device, seconds)
+            except (RuntimeError, NotImplementedError) as error:  # out of memory, or an op PyTorch lacks here
+                row["reason"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
+            if device == "cuda":
+                torch.cuda.empty_cache()
+            rows.append(row)
+            if on_row:
+                on_row(row)
+    return rows
