@@ -131,6 +131,13 @@ def _check_rung(rung: Any) -> str | None:
             return f'"{key}" is missing'
         if rung[key] is not None and not _positive(rung[key]):
             return f'"{key}" is {rung[key]!r}, expected a number above 0 or null'
+    interval, share = rung.get("interval_ms"), rung.get("host_bound")
+    if interval is not None and not (
+        isinstance(interval, list) and len(interval) == 2 and all(map(_positive, interval))
+    ):
+        return '"interval_ms" is not a pair of numbers above 0, nor null'
+    if share is not None and not (share == 0 or (_positive(share) and share <= 1)):
+        return f'"host_bound" is {share!r}, expected a share from 0 to 1 or null'
     for key in ("samples_ms", "rounds"):
         if not isinstance(rung.get(key), list):
             return f'"{key}" is not a list'

@@ -1,0 +1,52 @@
+"""Statistics against closed forms and textbook values."""
+
+import math
+
+import pytest
+
+from ladder import stats
+
+
+def test_medians_and_quartiles() -> None:
+    assert stats.median([3, 1, 2, 10]) == 2.5
+    assert stats.quartiles([1, 2, 3, 4, 5]) == (2, 4)
+    assert stats.mad([1, 1, 2, 2, 4, 6, 9]) == 1
+    assert stats.median([]) is None and stats.quartiles([]) == (None, None) and stats.mad([]) is None
+
+
+def test_t_interval_of_two_values_is_the_closed_form() -> None:
+    # With one degree of freedom t is Cauchy: its 97.5% point is tan(0.475 pi); s / sqrt(2) of (0, 2) is 1.
+    low, high = stats.t_interval([0.0, 2.0])
+    assert high == pytest.approx(1 + math.tan(0.475 * math.pi)) and low == pytest.approx(2 - high)
+
+
+def test_t_interval_of_five_values_uses_the_table() -> None:
+    low, high = stats.t_interval([1.0, 2.0, 3.0, 4.0, 5.0])
+    assert high - 3 == pytest.approx(2.776445 * math.sqrt(2.5 / 5), rel=1e-6) and low == pytest.approx(
+        6 - high
+    )
+
+
+def test_one_round_has_no_interval() -> None:
+    assert (
+        stats.t_interval([1.0]) is None
+        and stats.log_interval([1.0]) is None
+        and stats.log_interval([]) is None
+    )
+
+
+def test_log_interval_is_the_same_for_a_ratio_and_its_inverse_and_never_negative() -> None:
+    low, high = stats.log_interval([0.5, 2.0, 3.0])
+    inverse = stats.log_interval([2.0, 0.5, 1 / 3])
+    assert (1 / high, 1 / low) == pytest.approx(inverse)
+    assert stats.log_interval([1.0, 9.0])[0] > 0
+
+
+def test_speedup_is_paired_by_round() -> None:
+    # The machine slows down from round to round; the pairing does not see it.
+    assert stats.speedup({0: 10.0, 1: 20.0, 2: 40.0}, {0: 5.0, 1: 10.0, 2: 20.0}) == pytest.approx(2)
+    assert stats.speedup({0: 10.0, 2: 40.0}, {1: 1.0, 2: 10.0}) == pytest.approx(
+        4
+    )  # round 2 is all they share
+    assert stats.speedup({0: 10.0}, {1: 5.0}) == pytest.approx(2)  # no common round
+    assert stats.speedup({0: 10.0}, {}) is None and stats.speedup({}, {0: 1.0}) is None
