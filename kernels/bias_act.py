@@ -65,7 +65,7 @@ def bias_act(
     bias, noise, strength, scale = (
         t if t is None else t.contiguous() for t in (bias, noise, strength, scale)
     )
-    return _BiasAct.apply(x, bias, noise, strength, scale, slope, gain, clamp, output_dtype(x))
+    return _BiasAct.apply(dense(x), bias, noise, strength, scale, slope, gain, clamp, output_dtype(x))
 
 
 def bias_act_reference(
@@ -311,7 +311,6 @@ def _launch(kernel, t: Tiling, call: _Call, noise: Tensor | None, pointers: tupl
 class _BiasAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, noise, strength, scale, slope, gain, clamp, dtype):
-        x = dense(x)
         y = torch.empty_like(x, dtype=dtype)
         merge = scale is None and (noise is None or noise.shape[0] == x.shape[0])
         # The cheapest thing to keep: nothing where the gradient is constant; y, whose sign is the mask (and which the

@@ -22,7 +22,7 @@ def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
     """
     _check(weight, style)
     check_device(weight)
-    return _Demodulate.apply(weight, style.contiguous(), float(eps))
+    return _Demodulate.apply(dense(weight), style.contiguous(), float(eps))
 
 
 def demodulate_reference(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
@@ -130,7 +130,6 @@ def _geometry(weight: Tensor) -> tuple[int, int, int, int, int]:
 class _Demodulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, weight, style, eps):
-        weight = dense(weight)
         o, i, stride_i, stride_k, taps = _geometry(weight)
         n, dtype = style.shape[0], _accumulator(weight, style)
         d, w2 = weight.new_empty((n, o), dtype=dtype), weight.new_empty((o, i), dtype=dtype)

@@ -42,7 +42,7 @@ def instance_norm_act(
     slope: float = 0.2,
     gain: float | None = None,
 ) -> Tensor:
-    """leaky_relu((u - mean) / sqrt(var + eps) * scale + bias) * gain with u = x + noise * strength; differentiable twice.
+    """leaky_relu((u - mean) / sqrt(var + eps) * scale + bias) * gain, u = x + noise * strength; differentiable twice.
 
     Args:
         x: [N, C, H, W] (NCHW or channels_last, kept); float16, bfloat16, float32 or float64.
@@ -62,7 +62,7 @@ def instance_norm_act(
             noise, strength = noise.contiguous(), strength.contiguous()
     scale, bias = scale.contiguous(), bias.contiguous()
     return _InstanceNormAct.apply(
-        x, scale, bias, noise, strength, float(eps), float(slope), gain, output_dtype(x)
+        dense(x), scale, bias, noise, strength, float(eps), float(slope), gain, output_dtype(x)
     )
 
 
@@ -299,7 +299,6 @@ def _moments(x: Tensor, noise: Tensor | None, strength: Tensor | None, eps: floa
 class _InstanceNormAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, scale, bias, noise, strength, eps, slope, gain, dtype):
-        x = dense(x)
         y = torch.empty_like(x, dtype=dtype)
         if x.numel():
             mean, rstd = _moments(x, noise, strength, eps)
@@ -361,15 +360,15 @@ class _InstanceNormActGrad(torch.autograd.Function):
         with torch.enable_grad(), torch.autocast(inputs[0].device.type, enabled=False):
             for i in wanted:
                 inputs[i].requires_grad_()
+            outputs = _grad_reference(*inputs, *ctx.constants)
             pairs = [
-                (o, d)
-                for o, d in zip(_grad_reference(*inputs, *ctx.constants), dd, strict=True)
-                if d is not None
+                (o, d.to(o.dtype))
+                for o, d in zip(outputs, dd, strict=True)
+                if d is not None and o.requires_grad
             ]
             if not pairs:
                 return (None,) * 12
             outputs, dd = zip(*pairs, strict=True)
-            dd = [d.to(o.dtype) for o, d in pairs]
             grads = torch.autograd.grad(outputs, [inputs[i] for i in wanted], dd, allow_unused=True)
         result = [None] * 12
         for i, grad in zip(wanted, grads, strict=True):

@@ -34,7 +34,7 @@ def modulate(x: Tensor, style: Tensor) -> Tensor:
     """
     _check(x, style)
     check_device(x)
-    return _Modulate.apply(x, style.contiguous(), output_dtype(x))
+    return _Modulate.apply(dense(x), style.contiguous(), output_dtype(x))
 
 
 def modulate_reference(x: Tensor, style: Tensor) -> Tensor:
@@ -152,7 +152,6 @@ def _launch(kernel, t: Tiling, dtype: torch.dtype, *pointers) -> None:
 class _Modulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, style, dtype):
-        x = dense(x)
         y = torch.empty_like(x, dtype=dtype)
         _launch(modulate_kernel, tiling(x.shape, is_nhwc(x)), x.dtype, x, style, y)
         ctx.save_for_backward(x, style)

@@ -49,9 +49,7 @@ def power_of_2(n: int) -> int:
 
 
 @lru_cache(maxsize=4096)
-def tiling(
-    shape: torch.Size, nhwc: bool, merge: bool = False, reduce: bool = False, tile: int = TILE
-) -> Tiling:
+def tiling(shape: torch.Size, nhwc: bool, merge: bool = False, reduce: bool = False) -> Tiling:
     """Cover [N, C] or [N, C, H, W] with tiles.
 
     merge: samples need not be told apart, so channels_last pixels of all samples form one long column.
@@ -64,11 +62,11 @@ def tiling(
     if nhwc:
         stride_p, stride_c = channels, 1
         block_c = min(power_of_2(channels), 128)
-        block_p = min(power_of_2(pixels), max(tile // block_c, 1))
+        block_p = min(power_of_2(pixels), max(TILE // block_c, 1))
     else:
         stride_p, stride_c = 1, pixels
-        block_p = min(power_of_2(pixels), tile)
-        block_c = min(power_of_2(channels), max(tile // block_p, 1))
+        block_p = min(power_of_2(pixels), TILE)
+        block_c = min(power_of_2(channels), max(TILE // block_p, 1))
     tiles, tiles_c = -(-pixels // block_p), -(-channels // block_c)
     steps = min(16, max(1, samples * tiles * tiles_c // PROGRAMS)) if reduce else 1
     tiles = -(-tiles // steps)
@@ -83,7 +81,10 @@ def is_nhwc(x: torch.Tensor) -> bool:
 
 
 def dense(x: torch.Tensor) -> torch.Tensor:
-    """x itself if it is dense in NCHW or channels_last memory, else a copy in the format nearer to its strides."""
+    """x itself if it is dense in NCHW or channels_last memory, else a copy in the format nearer to its strides.
+
+    Call it before `Function.apply`: a copy that a Function makes of its input and saves is cut off from double backward.
+    """
     if x.is_contiguous():
         return x
     if x.dim() != 4:
