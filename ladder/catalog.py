@@ -1,7 +1,8 @@
-"""What can be climbed: workloads and ladders (YAML), rungs (one Python file each), and the climb made from them.
+"""What can be climbed: workloads and ladders (YAML), rungs (one Python file each), and the climb made
+from them.
 
-A name stands for a file of this package; anything that looks like a path is the user's own YAML file. Every refusal is
-a ``UserError`` of one line that names the file and the key. Nothing here imports torch.
+A name stands for a file of this package; anything that looks like a path is the user's own YAML file.
+Every refusal is a ``UserError`` of one line that names the file and the key. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -103,6 +104,19 @@ def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
     if workload["data"] is not None:
         workload["data"] = str((path.parent / Path(workload["data"]).expanduser()).resolve())
     return _slug(path), workload
+
+
+def load_recipe(path: str, names: list[str]) -> dict[str, Any]:
+    """Fields of ``stylegan_lite.config.Recipe`` from the user's YAML file; ``names`` are the rungs it could have been.
+
+    Raises:
+        UserError: no such rung or file, bad YAML, an unknown key or a wrong type; one line.
+    """
+    fields = yamlfile.read(_resolve(path, LADDERS, "recipe", names))
+    try:
+        return Recipe.from_dict(fields, where=path).to_dict()
+    except ConfigError as error:
+        raise UserError(str(error)) from None
 
 
 def describe(path_folder: Path, name: str) -> str:

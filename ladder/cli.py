@@ -1,9 +1,11 @@
-"""The `ladder` command. Options are read and checked here; the work is done by the modules that they name.
+"""The `ladder` command. Options are read and checked here; the work is done by the modules that they
+name.
 
-Exit status: 0 done; 1 a rung has no number though this machine could run it (failed, oom, invalid); 2 what was asked
-for cannot be done, with one line on stderr; 130 interrupted, with what is finished kept.
+Exit status: 0 done; 1 a rung has no number though this machine could run it (failed, oom, invalid); 2
+what was asked for cannot be done, with one line on stderr; 130 interrupted, with what is finished kept.
 
-torch is imported only by the commands that measure, train or examine the machine: help, list and show answer at once.
+torch is imported only by the commands that measure, train or examine the machine: help, list and show
+answer at once.
 """
 
 from __future__ import annotations
@@ -194,16 +196,18 @@ def report(
     """Show results that are there: a table for each file, or for the newest of each workload in a folder."""
     from ladder import report as reporting
 
-    results = reporting.collect(list(paths) or [RESULTS])
+    results, refused = reporting.collect(list(paths) or [RESULTS])
+    for line in refused:
+        click.echo(f"ladder: {line}", err=True)
     if as_json:
         click.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1, allow_nan=False))
     else:
         for result in results:
             reporting.print_table(result)
     if markdown is not None:
-        reporting.write_text(markdown, "\n".join(reporting.markdown(result) for result in results))
+        reporting.write(markdown, "\n".join(reporting.markdown(result) for result in results))
     if csv_path is not None:
-        reporting.write_text(csv_path, reporting.csv_text(results))
+        reporting.write(csv_path, reporting.csv_text(results))
     if charts:
         if len(results) != 1:
             raise UserError(f"--chart draws one result, and {len(results)} were found; name one file")
@@ -211,6 +215,8 @@ def report(
 
         for path in charts:
             chart.draw(results[0], path)
+    if refused:
+        sys.exit(1)
 
 
 @main.command(

@@ -1,4 +1,5 @@
-"""Small YAML files, read as if from a stranger: safe-loaded, one mapping, no key twice, no aliases, in one line if bad."""
+"""Small YAML files, read as if from a stranger: safe-loaded, one mapping, no key twice, no aliases, in
+one line if bad."""
 
 from __future__ import annotations
 
@@ -59,7 +60,7 @@ def read(path: Path) -> dict[str, Any]:
     try:
         if path.stat().st_size > LIMIT:
             raise UserError(f"{where}: larger than {LIMIT // 1024} KiB; this is not a small YAML file")
-        values = yaml.load(path.read_bytes(), Loader=_Loader)  # noqa: S506 - _Loader is a SafeLoader
+        values = yaml.load(path.read_bytes(), Loader=_Loader)  # a SafeLoader
     except OSError as error:
         raise UserError(f"{where}: cannot be read: {error.strerror or error}") from None
     except yaml.MarkedYAMLError as error:

@@ -1,19 +1,19 @@
 """Run the networks in BF16 under autocast; keep weights, losses, penalties and statistics in FP32.
 
-What changes. `torch.autocast(dtype=torch.bfloat16)` around generator and discriminator. Parameters, Adam's moments
-and the moving average stay FP32. From the input gradient on, the R1 and path-length penalties are squared, summed and
-scaled in FP32, and so are the minibatch standard deviation and the demodulation coefficients: sums of many squares
-are where eight bits of mantissa hurt.
+What changes. `torch.autocast(dtype=torch.bfloat16)` around generator and discriminator. Parameters,
+Adam's moments and the moving average stay FP32. From the input gradient on, the R1 and path-length
+penalties are squared, summed and scaled in FP32, and so are the minibatch standard deviation and the
+demodulation coefficients: sums of many squares are where eight bits of mantissa hurt.
 
-Why it should help. Half the bytes for every activation, and Tensor Cores: one H200 multiplies matrices at 774 TFLOP/s
-in BF16, 395 in TF32 and 50 in FP32. BF16 has the exponent range of FP32, so unlike FP16 it needs no loss scaling; no
-step is skipped and nothing has to be synchronized to find out.
+Why it should help. Half the bytes for every activation, and Tensor Cores: one H200 multiplies matrices at
+774 TFLOP/s in BF16, 395 in TF32 and 50 in FP32. BF16 has the exponent range of FP32, so unlike FP16 it
+needs no loss scaling; no step is skipped and nothing has to be synchronized to find out.
 
-When it does not. Autocast casts weights in every forward pass, and each cast is a kernel to launch. At batch 8 on an
-H200 the eager step is bound by the CPU, and BF16 with channels_last is no faster there than the FP32 baseline until
-CUDA graphs remove the launches: its gain arrives two rungs later, under another rung's name. PyTorch's double backward
-of a convolution is slow as well: R1 took 75 to 195 ms in BF16 against 113 ms in FP32. CPUs without BF16 instructions
-emulate it, slowly.
+When it does not. Autocast casts weights in every forward pass, and each cast is a kernel to launch. At
+batch 8 on an H200 the eager step is bound by the CPU, and BF16 with channels_last is no faster there than
+the FP32 baseline until CUDA graphs remove the launches: its gain arrives two rungs later, under another
+rung's name. PyTorch's double backward of a convolution is slow as well: R1 took 75 to 195 ms in BF16
+against 113 ms in FP32. CPUs without BF16 instructions emulate it, slowly.
 """
 
 title = "BF16 mixed precision"

@@ -1,17 +1,20 @@
 """Decode images in worker processes and copy them while the GPU computes.
 
-What changes. DataLoader workers (8, or as many as there are cores) that persist between epochs and keep 3 batches
-each ready; batches in pinned memory; `non_blocking` copies on a side stream, one batch ahead; bytes (uint8) across
-the bus, converted to [-1, 1] on the GPU; `drop_last`, so that every batch has the shape a graph was captured for.
+What changes. DataLoader workers (8, or as many as there are cores) that persist between epochs and keep 3
+batches each ready; batches in pinned memory; `non_blocking` copies on a side stream, one batch ahead;
+bytes (uint8) across the bus, converted to [-1, 1] on the GPU; `drop_last`, so that every batch has the
+shape a graph was captured for.
 
-Why it should help. The default loader decodes in the training process: while it opens JPEGs, nothing launches
-kernels. Copies from ordinary memory block the CPU until they are done; from pinned memory they run beside the
-computation. A uint8 image is a quarter of its FP32 bytes: 1.6 MB instead of 6.3 MB for a batch of 8 at 256x256.
+Why it should help. The default loader decodes in the training process: while it opens JPEGs, nothing
+launches kernels. Copies from ordinary memory block the CPU until they are done; from pinned memory they
+run beside the computation. A uint8 image is a quarter of its FP32 bytes: 1.6 MB instead of 6.3 MB for a
+batch of 8 at 256x256.
 
-When it does not. If the batch is decoded faster than the step runs, workers only take it off the critical path: the
-most they can save is the time the baseline spends loading, so look at that before hoping for more. On machines with
-few cores, workers compete with the process that launches kernels. Idle loaders refill, and a benchmark that pauses
-before it measures flatters them; here every timing is preceded by cycles that drain what was prefetched.
+When it does not. If the batch is decoded faster than the step runs, workers only take it off the critical
+path: the most they can save is the time the baseline spends loading, so look at that before hoping for
+more. On machines with few cores, workers compete with the process that launches kernels. Idle loaders
+refill, and a benchmark that pauses before it measures flatters them; here every timing is preceded by
+cycles that drain what was prefetched.
 """
 
 import os

@@ -1,18 +1,20 @@
 """Noise, bias, leaky ReLU and gain in one Triton kernel, forward and backward.
 
-What changes. After every convolution StyleGAN adds per-pixel noise and a bias, applies a leaky ReLU of slope 0.2 and
-multiplies by sqrt(2). In plain PyTorch these are separate kernels, each of which reads and writes the whole
-activation. One Triton kernel does them in registers; with demodulation it also applies the demodulation scale, which
-moves here from the `fused_norm` rung. Backward is a second kernel of the same kind.
+What changes. After every convolution StyleGAN adds per-pixel noise and a bias, applies a leaky ReLU of
+slope 0.2 and multiplies by sqrt(2). In plain PyTorch these are separate kernels, each of which reads and
+writes the whole activation. One Triton kernel does them in registers; with demodulation it also applies
+the demodulation scale, which moves here from the `fused_norm` rung. Backward is a second kernel of the
+same kind.
 
-Why it should help. The same arithmetic with a fraction of the memory traffic and of the launches. After the
-convolutions themselves these are the widest operations of the step.
+Why it should help. The same arithmetic with a fraction of the memory traffic and of the launches. After
+the convolutions themselves these are the widest operations of the step.
 
-When it does not. The gain is bounded by the share of elementwise kernels in the GPU's time; where convolutions
-dominate (wide layers, large channel counts) that share is small. Bias gradients are reductions over N, H and W, which
-fusing does not remove: they lead what is left on an H200. `torch.compile` finds much of the same fusion by itself.
+When it does not. The gain is bounded by the share of elementwise kernels in the GPU's time; where
+convolutions dominate (wide layers, large channel counts) that share is small. Bias gradients are
+reductions over N, H and W, which fusing does not remove: they lead what is left on an H200.
+`torch.compile` finds much of the same fusion by itself.
 """
 
-title = "fused activation kernels (Triton)"
+title = "fused activation"
 change = {"fused_act": True}
 needs = ("cuda", "triton")

@@ -1,22 +1,22 @@
 """Fuse the normalization of StyleGAN into single kernels, forward and backward.
 
 What changes. With demodulation (StyleGAN2): modulating the input, computing the demodulation coefficients
-rsqrt(sum (w s)^2 + eps) and applying them each become one Triton kernel. The coefficients are computed without ever
-writing the per-sample weights, which at batch 8 are eight copies of every kernel. With `norm: instance`, which is the
-article's case: mean, variance, scale, bias and leaky ReLU become one kernel that reads the activation, instead of
-five that each read and write it.
+rsqrt(sum (w s)^2 + eps) and applying them each become one Triton kernel. The coefficients are computed
+without ever writing the per-sample weights, which at batch 8 are eight copies of every kernel. With
+`norm: instance`, which is the article's case: mean, variance, scale, bias and leaky ReLU become one
+kernel that reads the activation, instead of five that each read and write it.
 
-Why it should help. Normalization does almost no arithmetic; its time is memory traffic and launches. A chain of n
-elementwise operations moves the tensor 2n times, a fused one moves it twice. The [8, 64, 256, 256] activations of the
-last layers are 67 MB each in BF16, so at the 4.24 TB/s that an H200 copies, every pass saved is worth about 30
-microseconds, in each direction, at each layer.
+Why it should help. Normalization does almost no arithmetic; its time is memory traffic and launches. A
+chain of n elementwise operations moves the tensor 2n times, a fused one moves it twice. The [8, 64, 256,
+256] activations of the last layers are 67 MB each in BF16, so at the 4.24 TB/s that an H200 copies, every
+pass saved is worth about 30 microseconds, in each direction, at each layer.
 
-When it does not. Where normalization is already folded into the convolution's weights there is little left to fuse.
-A kernel of ours is also one more Python call: on an eager, CPU-bound step fusing helps only as far as it launches
-fewer kernels than it replaces. R1 and path length differentiate twice, and the second derivative is written in
-ordinary PyTorch operations, not fused.
+When it does not. Where normalization is already folded into the convolution's weights there is little
+left to fuse. A kernel of ours is also one more Python call: on an eager, CPU-bound step fusing helps only
+as far as it launches fewer kernels than it replaces. R1 and path length differentiate twice, and the
+second derivative is written in ordinary PyTorch operations, not fused.
 """
 
-title = "fused normalization kernels"
+title = "fused normalization"
 change = {"fused_norm": True}
 needs = ("cuda", "triton")

@@ -1,0 +1,149 @@
+"""One run from what the user asked for to result, table and chart; the same for training. Used by ``ladder/cli.py``."""
+
+from __future__ import annotations
+
+import contextlib
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder import catalog, images, machine, measure, progress
+from ladder.errors import UserError
+from stylegan_lite.config import Recipe
+
+DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``ladder run`` was asked for. ``workload`` None: the default of the device."""
+
+    workload: str | None
+    ladder: str
+    rungs: list[str] | None
+    rounds: int
+    cycles: int
+    seed: int
+    quick: bool
+    data: str | None
+    device: str | None
+    out: Path
+    charts: Path
+
+
+def run(request: Request, quiet: bool = False) -> dict[str, Any]:
+    """Measure a ladder, then write and (unless quiet) show everything that is made of the result.
+
+    Raises:
+        UserError: what was asked for cannot be; nothing is measured then.
+    """
+    if request.workload is not None:
+        catalog.load_workload(request.workload)  # a typing error is told before anything slow
+    ladder = catalog.load_ladder(request.ladder)
+    device = machine.choose_device(request.device)
+    name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
+    planned = catalog.climb(ladder, machine.capabilities(device), request.rungs)
+    if all(rung.skipped for rung in planned):
+        raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
+    warning = machine.torch_warning()
+    if warning and not quiet:
+        click.echo(f"warning: {warning}", err=True)
+    pictures = prepare_images(request.data or workload["data"], workload, quiet)
+    with progress.ladder_progress(f"{name} on {device}", quiet) as on_event:
+        result = measure.run_ladder(
+            {**workload, "data": pictures.path},
+            name,
+            ladder,
+            planned,
+            device,
+            rounds=request.rounds,
+            cycles=request.cycles,
+            seed=request.seed,
+            quick=request.quick,
+            on_event=on_event,
+            out=request.out,
+            data_source=pictures.source,
+        )
+    publish(result, request.charts, quiet, partial=request.rungs is not None)
+    return result
+
+
+def publish(result: dict[str, Any], folder: Path, quiet: bool, partial: bool = False) -> None:
+    """Print the table; write chart, Markdown and CSV to ``folder``.
+
+    A quick or partial result goes beside a whole one's chart, not over it.
+    """
+    from ladder import chart, report
+
+    if not quiet:
+        report.print_table(result)
+    names = [result["machine"]["name"], result["workload"]["name"], result["ladder"]["name"]]
+    names += ["quick"] * bool(result["protocol"]["quick"])
+    names += ["partial"] * bool(partial or not result["complete"])
+    stem = "-".join(names)
+    report.write(folder / f"{stem}.md", report.markdown(result))
+    report.write(folder / f"{stem}.csv", report.csv_text([result]))
+    for suffix in (".png", ".svg"):
+        chart.draw(result, folder / f"{stem}{suffix}")
+    if not quiet:
+        click.echo(f"{_near(folder)}/{stem}.png, .svg, .md, .csv")
+
+
+def prepare_images(data: str | None, workload: dict[str, Any], quiet: bool) -> images.ImageSet:
+    """The workload's images, with a progress bar while they are made and their notes on stderr."""
+    with progress.bar("images", quiet) as on_progress:
+        found = images.prepare_images(
+            data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
+        )
+    if not quiet:
+        for note in found.notes:
+            click.echo(f"images: {note}", err=True)
+    return found
+
+
+def choose_recipe(
+    recipe: str | None, ladder: catalog.Ladder, capabilities: dict[str, str | None], device: str
+) -> dict[str, Any]:
+    """The recipe of a rung (with all below it), of a YAML file, or of the highest rung this machine can do."""
+    planned = catalog.climb(ladder, capabilities)
+    if recipe is None:
+        return next((rung.recipe for rung in reversed(planned) if rung.recipe is not None), {})
+    for rung in planned:
+        if rung.name == recipe:
+            if rung.recipe is None:
+                raise UserError(f"--recipe {recipe}: {rung.skipped}")
+            return rung.recipe
+    fields = catalog.load_recipe(recipe, [rung.name for rung in planned])
+    Recipe.from_dict(fields, where=recipe).refuse_on(device, where=recipe)
+    return fields
+
+
+def train(
+    workload_name: str | None,
+    ladder_name: str,
+    recipe: str | None,
+    data: str | None,
+    device: str | None,
+    quiet: bool,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train; ``options`` are those of ``ladder.train.train``. Returns its summary."""
+    if workload_name is not None:
+        catalog.load_workload(workload_name)
+    ladder = catalog.load_ladder(ladder_name)
+    device = machine.choose_device(device)
+    _, workload = catalog.load_workload(workload_name or DEFAULT_WORKLOAD[device])
+    chosen = choose_recipe(recipe, ladder, machine.capabilities(device), device)
+    pictures = prepare_images(data or workload["data"], workload, quiet)
+    from ladder.train import train as training
+
+    with progress.training_progress(options["steps"], quiet) as on_event:
+        return training(workload, chosen, pictures, device=device, on_event=on_event, **options)
+
+
+def _near(path: Path) -> Path:
+    with contextlib.suppress(ValueError):
+        return path.resolve().relative_to(Path.cwd())
+    return path

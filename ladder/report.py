@@ -1,0 +1,185 @@
+"""Results for people: the table in the terminal, as Markdown and as CSV, escaped for where it goes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import re
+from pathlib import Path
+from typing import Any
+
+from ladder import results
+from ladder.errors import UserError
+from ladder.files import replacing
+from ladder.view import View, amount, factor, ms, plain, view
+
+
+def _columns(shown: View) -> list[tuple[str, Any]]:
+    """(heading, cell of a row) for terminal and Markdown."""
+    return [
+        ("ms/step", lambda r: ms(r.step_ms) if r.status == "ok" else r.status),
+        ("95% interval", lambda r: f"{ms(r.interval[0])}-{ms(r.interval[1])}" if r.interval else ""),
+        ("vs previous", lambda r: factor(r.previous)),
+        ("total", lambda r: factor(r.total)),
+        ("main ms", lambda r: ms(r.main_ms)),
+        ("host-bound", lambda r: "" if r.host_bound is None else f"{100 * r.host_bound:.0f}%"),
+        ("images/s", lambda r: amount(r.images_per_s)),
+        (shown.memory, lambda r: amount(r.memory)),
+        ("article ms", lambda r: "" if r.article_ms is None else f"{r.article_ms:g}"),
+        ("article total", lambda r: factor(r.article_total)),
+    ]
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """The table on stdout: colours only on a terminal; a narrow one loses the least important columns."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=160, no_color=True)
+    shown = view(result)
+    console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
+    console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
+    for mark in shown.marks:
+        console.print(Text(mark, style="bold yellow"))
+    columns = _columns(shown)
+    if not any(row.article_ms for row in shown.rows):
+        columns = [column for column in columns if not column[0].startswith("article")]
+    if console.width < 112:
+        columns = [c for c in columns if c[0] not in ("95% interval", "article ms", "main ms")]
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("rung", no_wrap=True)
+    for heading, _ in columns:
+        table.add_column(Text(heading), justify="right", no_wrap=console.width >= 112)
+    for row in shown.rows:
+        style = {"ok": "", "n/a": "dim"}.get(row.status, "red")
+        table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
+    console.print(table)
+    for remark in _below(shown):
+        console.print(Text(remark, style="dim"), soft_wrap=not console.is_terminal)
+    console.print()
+
+
+def _below(shown: View) -> list[str]:
+    lines = list(shown.remarks)
+    if any(row.main_ms for row in shown.rows):
+        lines.append("main ms: without the lazy phases (path length, R1). Intervals are over rounds.")
+    if any(row.article_ms for row in shown.rows):
+        lines.append(f"article: {shown.reference}; another machine and another PyTorch, not a target.")
+    return lines
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table as a section of Markdown."""
+    shown = view(result)
+    columns = [("rung", lambda r: r.title), *_columns(shown)]
+    lines = [f"### {_md(shown.title)} on {_md(shown.machine)}", ""]
+    lines += [f"{_md(shown.workload)}; {_md(shown.protocol)}", ""]
+    lines += [f"**{_md(mark)}**\n" for mark in shown.marks]
+    lines.append("| " + " | ".join(_md(heading) for heading, _ in columns) + " |")
+    lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
+    for row in shown.rows:
+        lines.append("| " + " | ".join(_md(cell(row)) for _, cell in columns) + " |")
+    lines += ["", *(f"- {_md(remark)}" for remark in _below(shown))]
+    return "\n".join(lines) + "\n"
+
+
+def _md(text: str) -> str:
+    """Text that Markdown and HTML leave alone, also inside a table cell and behind a bullet."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
+    return re.sub(r"(?i)(https?|www)([:.])", r"\1&#8203;\2", text)  # no autolinks
+
+
+CSV_COLUMNS = (
+    "machine", "gpu", "workload", "ladder", "started", "commit", "quick", "complete", "baseline", "rung", "title",
+    "status", "reason", "step_ms", "interval_low_ms", "interval_high_ms", "speedup_previous", "speedup_total",
+    "main_ms", "main_speedup_total", "host_bound", "images_per_s", "peak_gib", "article_ms", "article_speedup_total",
+)  # fmt: skip
+
+
+def csv_text(many: list[dict[str, Any]]) -> str:
+    """All rungs of all results, one row each, for a spreadsheet: full precision, text that cannot be a formula."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for result in many:
+        machine = result["machine"]
+        head = [
+            machine["name"],
+            machine.get("gpu") or "",
+            result["workload"]["name"],
+            result["ladder"]["name"],
+        ]
+        head += [result["started"], result.get("commit") or "", bool(result["protocol"].get("quick"))]
+        head += [result["complete"], result.get("baseline") or ""]
+        for row in view(result).rows:
+            low, high = row.interval or (None, None)
+            cells = [
+                row.name,
+                row.title,
+                row.status,
+                row.reason,
+                row.step_ms,
+                low,
+                high,
+                row.previous,
+                row.total,
+            ]
+            cells += [row.main_ms, row.main_total, row.host_bound, row.images_per_s, row.memory]
+            writer.writerow([_csv(cell) for cell in [*head, *cells, row.article_ms, row.article_total]])
+    return out.getvalue()
+
+
+def _csv(cell: object) -> object:
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if cell is None or isinstance(cell, float):
+        return cell
+    text = plain(cell)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text  # a spreadsheet would compute it
+
+
+def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read results: files as they are named; of a folder the newest of each machine, workload and ladder.
+
+    Returns:
+        (results, refused): of a folder's files that are not results, one line each.
+
+    Raises:
+        UserError: a named file is not a result, or there is none at all.
+    """
+    found: list[dict[str, Any]] = []
+    refused: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(results.load(path))
+            continue
+        newest: dict[tuple[str, ...], dict[str, Any]] = {}
+        for file in sorted(path.rglob("*.json")):
+            try:
+                result = results.load(file)
+            except UserError as error:
+                refused.append(str(error))
+                continue
+            key = tuple(result[part]["name"] for part in ("machine", "workload", "ladder"))
+            if key not in newest or result["started"] > newest[key]["started"]:
+                newest[key] = result
+        found += newest.values()
+    if not found:
+        where = ", ".join(str(path) for path in paths)
+        raise UserError(refused[0] if refused else f"{where}: no results here; `ladder run` makes one")
+    return found, refused
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write one file whole or not at all; the folder is made. Raises UserError if it cannot be."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
