@@ -1,8 +1,8 @@
 """d[n, o] = 1 / sqrt(sum over i, k of (weight[o, i, k] * style[n, i])^2 + eps), without per-sample weights.
 
 StyleGAN2's demodulation coefficients (Karras et al. 2020, arXiv:1912.04958, eq. 3). The per-sample weights would be N
-times the weights; but the sum factors: with W2[o, i] = sum over k of weight^2 it is style^2 @ W2^T. One kernel reads the
-weights once, keeps W2 for the gradients (1 / k^2 of the weights) and writes d.
+times the weights; but the sum factors: with W2[o, i] = sum over k of weight^2 it is style^2 @ W2^T. One kernel reads
+the weights once, keeps W2 for the gradients (1 / k^2 of the weights) and writes d.
 
 With h = -g * d^3:  dweight = weight * (h^T @ style^2),  dstyle = style * (h @ W2).
 """

@@ -83,7 +83,7 @@ def is_nhwc(x: torch.Tensor) -> bool:
 def dense(x: torch.Tensor) -> torch.Tensor:
     """x itself if it is dense in NCHW or channels_last memory, else a copy in the format nearer to its strides.
 
-    Call it before `Function.apply`: a copy that a Function makes of its input and saves is cut off from double backward.
+    Call it before `Function.apply`: what a Function copies and saves itself is cut off from double backward.
     """
     if x.is_contiguous():
         return x

@@ -60,9 +60,8 @@ def recorded_launches() -> list[tuple]:
 
     bias, scale, strength = torch.zeros(64), torch.zeros(4, 64), torch.zeros(())
     noise, weight = torch.zeros(4, 1, 64, 64), torch.zeros(128, 64, 3, 3)
-    with torch.no_grad():
-        x = torch.zeros(4, 64, 64, 64, dtype=torch.bfloat16)
-    for x in (x, x.contiguous(memory_format=torch.channels_last)):
+    for layout in (torch.contiguous_format, torch.channels_last):
+        x = torch.zeros(4, 64, 64, 64, dtype=torch.bfloat16).contiguous(memory_format=layout)
         run(kernels.bias_act, x, bias)
         run(
             lambda x, b, t, s: kernels.bias_act(x, b, noise=noise, strength=t, scale=s),
@@ -92,10 +91,10 @@ def source(kernel, arguments: dict):
     types, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]
-        if parameter.is_constexpr or value is None or value == 1:
-            types[parameter.name], constants[(i,)] = "constexpr", value
-        elif isinstance(value, torch.Tensor):
+        if isinstance(value, torch.Tensor):
             types[parameter.name], attributes[(i,)] = pointers[value.dtype], [["tt.divisibility", 16]]
+        elif parameter.is_constexpr or value is None or value == 1:
+            types[parameter.name], constants[(i,)] = "constexpr", value
         elif isinstance(value, float):
             types[parameter.name] = "fp32"
         else:

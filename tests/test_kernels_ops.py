@@ -97,7 +97,7 @@ def values_and_grads(function, inputs: list[Tensor], seed=1) -> list[Tensor]:
     wanted = [t for t in inputs if t.requires_grad]
     first = torch.autograd.grad(y, wanted, g, create_graph=True)
     penalty = sum(t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in first)
-    return [y.detach(), *(t.detach() for t in first)] + list(second(penalty, wanted))
+    return [t.detach() for t in (y, *first, *second(penalty, wanted))]
 
 
 def second(penalty: Tensor, wanted: list[Tensor]) -> list[Tensor]:
