@@ -1,4 +1,4 @@
-"""The networks of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958): mapping, synthesis (skip), discriminator (resnet)."""
+"""StyleGAN2 (Karras et al. 2020, arXiv:1912.04958): mapping, synthesis (skip) and discriminator (resnet) networks."""
 
 from __future__ import annotations
 

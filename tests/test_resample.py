@@ -8,7 +8,7 @@ FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
 def by_definition(x: torch.Tensor, up: int, down: int, pad: tuple[int, int], gain: float) -> torch.Tensor:
-    """upfirdn2d, one dimension at a time with explicit zeros: insert, pad, correlate with [1,3,3,1]/8, keep every n-th."""
+    """upfirdn2d, one dimension at a time with explicit zeros: insert, pad, correlate with [1,3,3,1]/8."""
     taps = torch.tensor(resample.TAPS, dtype=x.dtype) / 8 * gain
     for dim in (2, 3):
         x = x.movedim(dim, -1)
