@@ -25,7 +25,7 @@ LADDERS = HERE / "ladders"
 RUNGS = HERE / "rungs"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
-_NEEDS = ("cuda", "triton", "bf16", "cuda_graphs")  # the capabilities of ladder.machine.capabilities
+NEEDS = ("cuda", "triton", "bf16", "cuda_graphs")  # the capabilities of ladder.machine.capabilities
 
 
 @dataclass(frozen=True)
@@ -170,8 +170,8 @@ def load_rung(name: str) -> Rung:
         raise UserError(f"{where}: title must be text")
     if not isinstance(change, dict):
         raise UserError(f"{where}: change must be a dict of recipe fields")
-    if not isinstance(needs, tuple) or not set(needs) <= set(_NEEDS):
-        raise UserError(f"{where}: needs must be a tuple of {', '.join(_NEEDS)}")
+    if not isinstance(needs, tuple) or not set(needs) <= set(NEEDS):
+        raise UserError(f"{where}: needs must be a tuple of {', '.join(NEEDS)}")
     try:
         Recipe.from_dict(change, where=where)
     except ConfigError as error:

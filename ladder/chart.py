@@ -123,11 +123,6 @@ def _draw_bars(axes: Any, shown: View, column: float) -> None:
             f"{_short_ms(row.step_ms)} ms", (x, max(high, row.step_ms)), xytext=(0, 4), textcoords="offset points",
             ha="center", va="bottom", fontsize=10, fontweight="bold", zorder=4,
         )  # fmt: skip
-    if shown.marks:
-        axes.text(
-            0.5, 0.5, shown.marks[0], transform=axes.transAxes, rotation=18, ha="center", va="center",
-            fontsize=34, color=ARTICLE, alpha=0.2, fontweight="bold", zorder=1.5,
-        )  # fmt: skip
 
 
 def _draw_gap(axes: Any, x: int, row: Row, column: float, wide: float) -> None:
@@ -216,9 +211,10 @@ def _numbers(shown: View) -> list[tuple[str, list[str]]]:
 def _draw_numbers(axes: Any, shown: View, numbers: list[tuple[str, list[str]]]) -> None:
     axes.set_yticks([])
     axes.set_ylim(len(numbers) or 1, 0)
+    margin = (LEFT - 0.2) / (axes.figure.get_figwidth() - LEFT - RIGHT)
     for y, (heading, cells) in enumerate(numbers):
         color = ARTICLE if heading.startswith("article") else INK
-        axes.axhline(y, color=GRID, linewidth=0.8, xmin=-0.15, clip_on=False)
+        axes.axhline(y, color=GRID, linewidth=0.8, xmin=-margin, clip_on=False)
         axes.annotate(
             heading, (0, y + 0.5), xycoords=("axes fraction", "data"), xytext=(-8, 0), textcoords="offset points",
             ha="right", va="center", color=color if color == ARTICLE else MUTED, fontsize=9,
@@ -272,7 +268,7 @@ def _footer(shown: View, width: float) -> list[str]:
     if any(row.interval for row in shown.rows):
         lines.append("Error bars: 95% interval over rounds.")
     if any(row.article_ms for row in shown.rows):
-        lines.append(f"Orange: {shown.reference}; another machine and another PyTorch.")
+        lines.append(f"Orange: the article, {shown.reference}; not a target.")
     lines = [lines[0], " ".join(lines[1:])]
     lines += [f"{mark}." for mark in shown.marks[1:]]  # the first is in the headline
     lines += [f"{remark}." for remark in shown.remarks if remark.startswith("speedups refer")]
@@ -291,7 +287,7 @@ def _base_name(shown: View) -> str:
 
 
 def _short(reference: str) -> str:
-    return "the article's A100" if "A100" in reference else reference[:40]
+    return f"the article ({reference.split(',')[0][:40]})"
 
 
 def _fitted(figure: Any, x: float, y: float, text: str, size: float, **more: Any) -> None:

@@ -65,9 +65,9 @@ def print_table(result: dict[str, Any]) -> None:
 def _below(shown: View) -> list[str]:
     lines = list(shown.remarks)
     if any(row.main_ms for row in shown.rows):
-        lines.append("main ms: without the lazy phases (path length, R1). Intervals are over rounds.")
+        lines.append("main ms: without the lazy phases (path length, R1)")
     if any(row.article_ms for row in shown.rows):
-        lines.append(f"article: {shown.reference}; another machine and another PyTorch, not a target.")
+        lines.append(f"article: {shown.reference}; another machine and another PyTorch, not a target")
     return lines
 
 

@@ -15,7 +15,7 @@ from ladder import catalog
 GIB = 2**30
 QUICK = "quick: not to be quoted"
 PARTIAL = "incomplete: the run was interrupted"
-ARTICLE = "the article's A100"
+ARTICLE = "one A100"
 
 
 @dataclass(frozen=True)
