@@ -30,7 +30,7 @@ STYLE = {
     "svg.hashsalt": "ladder",
     "svg.fonttype": "path",
 }
-LEFT, RIGHT, COLUMN, WIDTH = 1.3, 0.25, 0.98, 10.0  # inches
+LEFT, RIGHT, COLUMN, WIDTH = 1.3, 0.25, 1.05, 10.0  # inches
 STATUS_COLOR = {"n/a": MUTED}
 
 
@@ -107,6 +107,8 @@ def _draw_bars(axes: Any, shown: View, column: float) -> None:
     top = max((row.interval[1] if row.interval else row.step_ms for row in rows if row.step_ms), default=1.0)
     axes.set_ylim(0, top * 1.14)
     _scale(axes, "ms per step\n(lower is better)")
+    if not any(row.step_ms for row in rows):
+        axes.set_yticks([])
     for x, row in enumerate(rows):
         if row.step_ms is None:
             _draw_gap(axes, x, row, column, wide)
@@ -169,13 +171,13 @@ def _draw_speedups(axes: Any, shown: View) -> list[Any]:
         lines += axes.plot(
             *zip(*theirs, strict=True), color=ARTICLE, linestyle="--", marker="s", markersize=4.5
         )
-        lines[-1].set_label(f"cumulative speedup, {_short(shown.reference)}")
+        lines[-1].set_label(f"speedup, {_short(shown.reference)}")
     if ours:
         lines += axes.plot(gaps, color=BUSY, marker="o", markersize=5.5, linewidth=2)
-        lines[-1].set_label("cumulative speedup, this machine")
+        lines[-1].set_label("speedup, this machine")
     both = dict(theirs)
     for x, value in ours:
-        above = value >= both.get(x, 0.0)
+        above = value >= both.get(x, 1.0)
         _label(axes, x, value, above, BUSY, "bold")
         if x in both and shown.rows[x].name != shown.baseline:  # there both are 1.00x
             _label(axes, x, both[x], not above, ARTICLE, "normal")
@@ -310,7 +312,10 @@ def _scale(axes: Any, name: str) -> None:
     """A quiet y axis: light lines, its name in the margin."""
     from matplotlib.ticker import MaxNLocator
 
-    axes.yaxis.set_major_locator(MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]))
+    low, high = axes.get_ylim()
+    axes.set_yticks(
+        [y for y in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= y <= high]
+    )
     axes.tick_params(axis="y", length=0, labelcolor=MUTED, labelsize=8.5)
     axes.grid(axis="y", color=GRID, linewidth=0.8, zorder=0)
     axes.set_axisbelow(True)

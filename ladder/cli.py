@@ -247,10 +247,23 @@ Examples:
     "--resume",
     metavar="FILE",
     type=click.Path(path_type=Path, dir_okay=False),
-    help="Go on from a checkpoint.",
+    help="Go on from a checkpoint, exactly as if it had not stopped.",
 )
-@click.option("--sample-every", type=click.IntRange(1), help="Steps between sample grids.")
-@click.option("--log-every", type=click.IntRange(1), help="Steps between lines of the loss log.")
+@click.option(
+    "--sample-every",
+    type=click.IntRange(1),
+    help="Steps between sample grids, and checkpoints. [default: 250]",
+)
+@click.option(
+    "--log-every", type=click.IntRange(1), help="Steps between lines of the loss log. [default: 16, a cycle]"
+)
+@click.option(
+    "--truncation",
+    type=click.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="Of the sample grids: below 1, latents are drawn in towards their average.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @_device_option
 @_json_option
@@ -264,6 +277,7 @@ def train(
     resume: Path | None,
     sample_every: int | None,
     log_every: int | None,
+    truncation: float,
     seed: int,
     device: str | None,
     as_json: bool,
@@ -273,12 +287,17 @@ def train(
     NaN or Inf in a loss stops it with the phase and the step, exit status 1.
     """
     from ladder import climbing
+    from ladder.losslog import Diverged
 
     every = {"sample_every": sample_every, "log_every": log_every}
-    summary = climbing.train(
-        workload, ladder_name, recipe, data, device, quiet=as_json, steps=steps, out=out, resume=resume, seed=seed,
-        **{key: value for key, value in every.items() if value is not None},
-    )  # fmt: skip
+    try:
+        summary = climbing.train(
+            workload, ladder_name, recipe, data, device, quiet=as_json, steps=steps, out=out, resume=resume,
+            seed=seed, truncation=truncation, **{key: value for key, value in every.items() if value is not None},
+        )  # fmt: skip
+    except Diverged as error:
+        click.echo(f"ladder: {error}", err=True)
+        sys.exit(1)
     if as_json:
         click.echo(json.dumps(summary, indent=1))
 

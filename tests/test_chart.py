@@ -1,0 +1,116 @@
+"""The staircase: what it says, for every kind of result, and that its text neither overlaps nor leaves the picture."""
+
+import warnings
+import xml.etree.ElementTree as ElementTree
+from itertools import combinations
+
+import made_up
+import pytest
+
+from ladder import chart
+from ladder.errors import UserError
+from ladder.view import view
+
+RUNS = {"gpu": made_up.gpu_run, "cpu": made_up.cpu_run, "faulty": made_up.faulty_run}
+
+
+def nothing_measured():
+    return made_up.result([made_up.rung(name) for name in made_up.H200])
+
+
+def two_rungs():
+    return made_up.result([made_up.rung("baseline", 90.0), made_up.rung("cuda_graphs", 30.0)])
+
+
+def drawn(result):
+    """(figure, its visible texts with their boxes in pixels)."""
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    with matplotlib.rc_context(chart.STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # letters the font lacks
+        figure = chart._figure(view(result))
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        texts = [text for text in figure.findobj(Text) if text.get_text().strip() and text.get_visible()]
+        return figure, [(text.get_text(), text.get_window_extent(canvas.get_renderer())) for text in texts]
+
+
+def words(result):
+    return "\n".join(text for text, _ in drawn(result)[1])
+
+
+@pytest.mark.parametrize("make", [*RUNS.values(), nothing_measured, two_rungs])
+def test_no_text_overlaps_another_or_leaves_the_picture(make):
+    figure, texts = drawn(make())
+    for text, box in texts:
+        assert box.x0 >= 0 and box.y0 >= 0, text
+        assert box.x1 <= figure.bbox.width and box.y1 <= figure.bbox.height, text
+    for (one, a), (other, b) in combinations(texts, 2):
+        wide = min(a.x1, b.x1) - max(a.x0, b.x0)
+        high = min(a.y1, b.y1) - max(a.y0, b.y0)
+        assert wide <= 1 or high <= 3, f"{one!r} overlaps {other!r}"  # boxes have some air around the letters
+
+
+def test_it_says_what_was_measured_where_and_beside_what():
+    said = words(made_up.gpu_run())
+    for text in (
+        "NVIDIA H200: 96.4 to 25.3 ms a step, 3.81x", "article: 256x256, batch 8", "A100", "2.62x", "3.09x",
+        "images/s", "peak GiB", "316", "14.2", "312", "95% interval", "GPU waiting for the CPU", "CUDA graphs",
+    ):  # fmt: skip
+        assert text in said
+
+
+def test_gaps_say_why_and_doubtful_runs_say_so():
+    said = words(made_up.faulty_run())
+    for text in (
+        "oom",
+        "failed",
+        "CUDA out of memory",
+        "not to be quoted",
+        "interrupted",
+        "Speedups refer to channels_last",
+    ):
+        assert text in said
+    assert "needs a CUDA GPU" in words(made_up.cpu_run())
+    assert "no rung has a number" in words(nothing_measured())
+
+
+def test_the_same_result_gives_the_same_bytes_whatever_the_users_settings():
+    import matplotlib
+
+    for kind in ("svg", "png"):
+        first = chart.render(made_up.gpu_run(), kind)
+        with matplotlib.rc_context({"font.size": 30, "axes.facecolor": "red", "svg.hashsalt": "other"}):
+            assert chart.render(made_up.gpu_run(), kind) == first
+        assert first != chart.render(made_up.cpu_run(), kind)
+
+
+def test_a_strangers_text_is_drawn_as_it_stands():
+    made = made_up.gpu_run()
+    made["machine"]["gpu"] = "GPU $\\frac{$ <script>alert(1)</script> 日本 " * 6
+    made["rungs"][3] = made_up.rung("fused_norm", status="failed", reason="$x_{ <b> & " * 60)
+    svg = chart.render(made, "svg")
+    root = ElementTree.fromstring(svg)
+    assert not [node for node in root.iter() if node.tag.rsplit("}")[-1] == "script"]
+    figure, texts = drawn(made)
+    assert [text for text, box in texts if box.x1 > figure.bbox.width] == []
+
+
+def test_it_is_written_whole_as_png_or_svg_and_nothing_else(tmp_path):
+    chart.draw(made_up.gpu_run(), tmp_path / "deep" / "c.PNG")
+    assert (tmp_path / "deep" / "c.PNG").read_bytes().startswith(b"\x89PNG")
+    with pytest.raises(UserError, match=r"\.png or \.svg"):
+        chart.draw(made_up.gpu_run(), tmp_path / "c.pdf")
+    assert [path.name for path in tmp_path.rglob("*.*")] == ["c.PNG"]
+
+
+def test_colours_keep_their_contrast_on_white():
+    def luminance(color):
+        parts = [int(color[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
+        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+    for color in (chart.BUSY, chart.ARTICLE, chart.BAD, chart.INK, chart.MUTED):
+        assert 1.05 / (luminance(color) + 0.05) >= 4.5  # WCAG AA for text

@@ -1,0 +1,99 @@
+"""What the doctor finds on machines that are not this one."""
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+
+from ladder import catalog, doctor, machine
+from ladder.errors import UserError
+
+GPU = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "gpu_memory_gb": 139.8, "driver": "580"}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    facts = {**machine.facts("cpu"), **GPU}
+    monkeypatch.setattr(machine, "choose_device", lambda requested: "cuda")
+    monkeypatch.setattr(machine, "facts", lambda device: facts)
+    monkeypatch.setattr(machine, "capabilities", lambda device: dict.fromkeys(catalog.NEEDS))
+
+
+def examine(device=None):
+    return doctor.examine(device, catalog.load_ladder("article"))
+
+
+def check(found, name):
+    return next(check for check in found["checks"] if check["name"] == name)
+
+
+def skipped(found):
+    return {rung["name"] for rung in found["rungs"] if rung["skipped"]}
+
+
+def test_on_a_cpu_it_says_which_rungs_can_run():
+    found = examine("cpu")
+    assert found["blocked"] is None and found["device"] == "cpu"
+    assert skipped(found) == {"fused_norm", "cuda_graphs", "data_loading", "fused_act"}
+
+
+def test_with_a_gpu_everything_can_run(gpu, capsys):
+    found = examine()
+    assert found["blocked"] is None and not skipped(found)
+    doctor.print_findings(found)
+    said = capsys.readouterr().out
+    assert "NVIDIA H200" in said and "can run   fused_act" in said and "\x1b" not in said
+
+
+def test_a_gpu_that_torch_cannot_use_blocks_and_says_what_helps(monkeypatch):
+    def refuse(requested):
+        raise UserError(
+            "NVIDIA H200 is here but torch cannot use it: built without CUDA. Try: pip install torch"
+        )
+
+    monkeypatch.setattr(machine, "choose_device", refuse)
+    found = examine()
+    assert "pip install torch" in found["blocked"]
+    assert len(skipped(found)) == 8
+
+
+def test_another_package_named_kernels_is_named(monkeypatch):
+    real = importlib.util.find_spec
+    other = SimpleNamespace(origin="/usr/lib/python3/site-packages/kernels/__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: other if name == "kernels" else real(name))
+    found = examine("cpu")
+    assert check(found, "kernels")["status"] == "missing" and "shadows" in found["blocked"]
+    assert "python -m ladder" in check(found, "kernels")["remedy"]
+
+
+def test_a_missing_package_comes_with_the_command_that_helps(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in ("skimage",) else real(name)
+    )
+    found = examine("cpu")
+    assert found["blocked"] is None  # --data still works
+    assert check(found, "skimage")["remedy"].startswith("pip install")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else real(name))
+    assert "torch" in examine("cpu")["blocked"]
+
+
+def test_an_old_torch_is_a_warning_and_no_refusal(monkeypatch):
+    monkeypatch.setattr(machine, "torch_warning", lambda: "torch 2.8.0 is older than 2.11")
+    found = examine("cpu")
+    assert check(found, "torch")["status"] == "warning" and found["blocked"] is None
+
+
+def test_triton_without_a_compiler_says_which_package(gpu, monkeypatch):
+    reasons = {"triton": "RuntimeError: Failed to find C compiler"}
+    monkeypatch.setattr(machine, "capabilities", lambda device: {**dict.fromkeys(catalog.NEEDS), **reasons})
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    found = examine()
+    assert "C compiler" in check(found, "triton")["detail"] and "gcc" in check(found, "triton")["remedy"]
+    assert skipped(found) == {"fused_norm", "fused_act"}
+
+
+def test_a_containers_small_shared_memory_is_a_warning(gpu, monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(total=64 * 2**20))
+    found = examine()
+    assert "--shm-size" in check(found, "shared memory")["remedy"] and found["blocked"] is None

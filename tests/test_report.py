@@ -1,0 +1,142 @@
+"""Table, Markdown and CSV: what a reader must find, and what a stranger's text must not do."""
+
+import csv
+import io
+import json
+
+import made_up
+import pytest
+
+from ladder import report, results
+from ladder.errors import UserError
+from ladder.view import view
+
+HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
+
+
+def rows_of(result):
+    return {row.name: row for row in view(result).rows}
+
+
+def read_csv(*many):
+    return list(csv.DictReader(io.StringIO(report.csv_text(list(many)))))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for index, (made, started) in enumerate(
+        [
+            (made_up.gpu_run(), "2026-11-20T09:00:00+00:00"),
+            (made_up.gpu_run(), "2026-11-21T09:00:00+00:00"),
+            (made_up.cpu_run(), "2026-11-19T09:00:00+00:00"),
+        ]
+    ):
+        results.write(tmp_path / "results" / f"{index}.json", {**made, "started": started})
+    return tmp_path / "results"
+
+
+def test_the_table_shows_our_numbers_beside_the_article_s(capsys):
+    report.print_table(made_up.gpu_run())
+    lines = capsys.readouterr().out.splitlines()
+    line = next(line for line in lines if line.startswith("cuda_graphs"))
+    for cell in ("31.20", "30.73-31.70", "2.80x", "3.09x", "1%", "256", "14.2", "119", "2.62x"):
+        assert cell in line
+    assert not any("\x1b" in line for line in lines)  # piped: no colours
+
+
+def test_what_has_no_number_is_visible_with_its_reason(capsys):
+    report.print_table(made_up.faulty_run())
+    table = capsys.readouterr().out
+    page = report.markdown(made_up.faulty_run())
+    for text in (table, page.replace("\\", "")):
+        assert "quick: not to be quoted" in text
+        assert "incomplete" in text
+        assert "speedups refer to channels_last" in text
+        assert "baseline: oom: CUDA out of memory" in text
+        assert "fused_norm: failed: round 2: RuntimeError" in text
+
+
+def test_the_article_s_speedups_refer_to_the_same_rung_as_ours():
+    assert rows_of(made_up.gpu_run())["bf16"].article_total == pytest.approx(312 / 158)
+    assert rows_of(made_up.faulty_run())["bf16"].article_total == pytest.approx(265 / 158)
+
+
+def test_a_whole_run_has_no_marks():
+    assert view(made_up.gpu_run()).marks == ()
+
+
+def test_numbers_that_are_none_are_shown_as_missing(capsys):
+    made = made_up.gpu_run()
+    made["rungs"][2].update(
+        host_bound="NaN", article_ms=float("inf"), interval_ms=[1], notes="x", peak_reserved_bytes=-1
+    )
+    row = rows_of(made)["bf16"]
+    assert (row.host_bound, row.article_ms, row.interval, row.memory, row.notes) == (
+        None,
+        None,
+        None,
+        None,
+        (),
+    )
+    report.print_table(made)
+    assert "inf" not in capsys.readouterr().out.lower()
+
+
+def test_a_fully_busy_gpu_is_0_percent_host_bound_and_not_unknown():
+    made = made_up.gpu_run()
+    made["rungs"][5]["host_bound"] = 0.0
+    assert rows_of(made)["cuda_graphs"].host_bound == 0.0
+
+
+def test_markdown_leaves_a_strangers_text_as_text():
+    made = made_up.gpu_run()
+    made["rungs"][0]["title"] = made["machine"]["gpu"] = made["ladder"]["title"] = HOSTILE
+    page = report.markdown(made)
+    assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
+    assert "http:" not in page and "![" not in page
+    table = [line for line in page.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(made["rungs"])
+    cells = {line.replace("\\|", "").count("|") for line in table}
+    assert len(cells) == 1  # no cell breaks out of its column
+
+
+def test_csv_gives_numbers_in_full_and_text_that_is_no_formula():
+    made = made_up.gpu_run()
+    made["rungs"][0]["title"] = HOSTILE
+    made["rungs"][1]["title"] = ' leading, "quoted" -2+3'
+    first, second = read_csv(made)[:2]
+    assert first["title"].startswith("'=HYPERLINK") and "\n" not in first["title"]
+    assert second["title"] == 'leading, "quoted" -2+3'
+    assert float(second["step_ms"]) == made["rungs"][1]["step_ms"]
+    assert second["article_ms"] == "265.0" and second["quick"] == "false"
+    assert read_csv(made_up.faulty_run())[0]["step_ms"] == ""
+
+
+def test_csv_of_several_results_tells_them_apart():
+    rows = read_csv(made_up.gpu_run(), made_up.cpu_run())
+    assert len(rows) == 16 and {row["workload"] for row in rows} == {"article", "tiny"}
+
+
+def test_a_folder_gives_the_newest_of_each_and_names_what_is_no_result(folder):
+    (folder / "torn.json").write_text('{"schema": 1, "mach')
+    found, refused = report.collect([folder])
+    assert sorted((r["workload"]["name"], r["started"][:10]) for r in found) == [
+        ("article", "2026-11-21"),
+        ("tiny", "2026-11-19"),
+    ]
+    assert len(refused) == 1 and "torn.json" in refused[0]
+
+
+def test_nothing_to_report_is_said_in_one_line(tmp_path):
+    with pytest.raises(UserError, match="no results here"):
+        report.collect([tmp_path])
+    (tmp_path / "x.json").write_text(json.dumps({"schema": 99}))
+    with pytest.raises(UserError, match=r"x\.json"):
+        report.collect([tmp_path / "x.json"])
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(UserError, match="cannot be written"):
+        report.write(tmp_path / "file" / "t.md", "new")
+    assert (tmp_path / "file").read_text() == "old"
