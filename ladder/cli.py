@@ -17,7 +17,7 @@ from typing import Any
 
 import click
 
-from ladder import catalog
+from ladder import catalog, options
 from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -26,24 +26,8 @@ CHARTS = ROOT / "results" / "charts"
 BAD = ("failed", "oom", "invalid")
 
 
-class _Group(click.Group):
-    """Turns what a user can do something about into one line and an exit status."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        from stylegan_lite.config import ConfigError
-
-        try:
-            return super().invoke(ctx)
-        except (UserError, ConfigError) as error:
-            click.echo(f"ladder: {' '.join(str(error).split())}", err=True)
-            ctx.exit(2)
-        except KeyboardInterrupt:
-            click.echo("ladder: interrupted", err=True)
-            ctx.exit(130)
-
-
 @click.group(
-    cls=_Group,
+    cls=options.Group,
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with `ladder doctor` (what can this machine do?), then `ladder run --quick`, then `ladder run`.",
 )
@@ -55,33 +39,6 @@ def main() -> None:
     """
 
 
-def _workload_option(default: str) -> Any:
-    return click.option(
-        "-w", "--workload", metavar="NAME|FILE", help=f"What is trained. [default: {default}]"
-    )
-
-
-_ladder_option = click.option(
-    "--ladder",
-    "ladder_name",
-    metavar="NAME|FILE",
-    default="article",
-    show_default=True,
-    help="Which rungs, in order.",
-)
-_device_option = click.option(
-    "--device", type=click.Choice(["cuda", "cpu"]), help="[default: the GPU if there is one, else the CPU]"
-)
-_data_option = click.option(
-    "--data",
-    metavar="PATH",
-    help="Folder or zip of JPEG/PNG images. [default: sample photographs, made once]",
-)
-_json_option = click.option(
-    "--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else."
-)
-
-
 @main.command(
     epilog="""\b
 Examples:
@@ -91,8 +48,8 @@ Examples:
   ladder run --rungs baseline,bf16,cuda_graphs    three rungs, each with the recipe it has in the whole ladder
   ladder run --workload mine.yaml --json          your own workload; the result on stdout"""
 )
-@_workload_option("article on a GPU, tiny on the CPU")
-@_ladder_option
+@options.workload_option("article on a GPU, tiny on the CPU")
+@options.ladder_option
 @click.option(
     "--rungs", metavar="A,B,...", help="Measure only these; each keeps its recipe of the whole ladder."
 )
@@ -106,12 +63,12 @@ Examples:
 @click.option(
     "--quick", is_flag=True, help="Fewer rounds and cycles. The result is marked as not to be quoted."
 )
-@_data_option
-@_device_option
+@options.data_option
+@options.device_option
 @click.option(
     "--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="[default: results/ladder]"
 )
-@_json_option
+@options.json_option
 def run(
     workload: str | None,
     ladder_name: str,
@@ -185,7 +142,7 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw one result, as .png or .svg; may be given twice.",
 )
-@_json_option
+@options.json_option
 def report(
     paths: tuple[Path, ...],
     markdown: Path | None,
@@ -226,15 +183,15 @@ Examples:
   ladder train --workload article --data photos/ --recipe fused_act --steps 20000 --out runs/photos
   ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt"""
 )
-@_workload_option("article on a GPU, tiny on the CPU")
-@_data_option
+@options.workload_option("article on a GPU, tiny on the CPU")
+@options.data_option
 @click.option(
     "--recipe",
     metavar="RUNG|FILE",
     help="A rung (with all below it) or a YAML file of recipe fields."
     " [default: the highest rung this machine can do]",
 )
-@_ladder_option
+@options.ladder_option
 @click.option("--steps", type=click.IntRange(1), default=500, show_default=True, help="Step to train up to.")
 @click.option(
     "--out",
@@ -265,8 +222,8 @@ Examples:
     help="Of the sample grids: below 1, latents are drawn in towards their average.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
-@_device_option
-@_json_option
+@options.device_option
+@options.json_option
 def train(
     workload: str | None,
     data: str | None,
@@ -303,7 +260,7 @@ def train(
 
 
 @main.command("list")
-@_json_option
+@options.json_option
 def list_(as_json: bool) -> None:
     """List rungs, ladders and workloads, a line each."""
     found = {
@@ -334,9 +291,9 @@ def show(rung: str) -> None:
 
 
 @main.command()
-@_device_option
-@_ladder_option
-@_json_option
+@options.device_option
+@options.ladder_option
+@options.json_option
 def doctor(device: str | None, ladder_name: str, as_json: bool) -> None:
     """Say what this machine has, which rungs it can run, and how to get what is missing.
 

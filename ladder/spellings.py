@@ -8,10 +8,15 @@ table in channels_last and in BF16 shows where the choice would change. Phases a
 from __future__ import annotations
 
 import itertools
+import json
 import statistics
 import time
 from collections.abc import Callable, Iterator
+from pathlib import Path
 from typing import Any
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "results" / "spellings"
 
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
 SETTINGS: dict[str, dict[str, Any]] = {
@@ -95,3 +100,80 @@ def table(
             if on_row:
                 on_row(row)
     return rows
+
+
+def result(
+    workload_name: str,
+    workload: dict[str, Any],
+    device: str,
+    on_row: Callable[[dict[str, Any]], None] | None = None,
+) -> dict[str, Any]:
+    """The whole table with the machine's facts and the commit, as it is stored."""
+    from ladder import machine, record
+
+    commit, dirty = record.commit_of(ROOT)
+    return {
+        "schema": 1,
+        "kind": "spellings",
+        "machine": machine.facts(device),
+        "workload": {"name": workload_name, **workload, "data": None},
+        "commit": commit,
+        "dirty": dirty,
+        "rows": table(workload, device, on_row=on_row),
+    }
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """The rows as one Markdown table for each setting, fastest cycle first, the fastest in bold."""
+    machine = data["machine"]
+    where = f"{machine['gpu'] or machine['cpu']}, PyTorch {machine['torch']}"
+    workload = data["workload"]
+    lines = [
+        f"# Spellings of the same step: {workload['name']} on {where}",
+        "",
+        f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, norm {workload['norm']}."
+        " Milliseconds, each phase alone, synchronized, without data; step = G_main + D_main +"
+        f" G_pl / {workload['pl_interval']} + D_r1 / {workload['r1_interval']}.",
+    ]
+    for setting in SETTINGS:
+        rows = [row for row in data["rows"] if row["setting"] == setting]
+        rows.sort(key=lambda row: row["ms"]["step"] if row["ms"] else float("inf"))
+        if not rows:
+            continue
+        axes = list(rows[0]["spelling"])
+        lines += ["", f"## {setting}", "", "| " + " | ".join([*axes, *PHASES, "main", "step"]) + " |"]
+        lines.append("|" + "---|" * len(axes) + "---:|" * 6)
+        for place, row in enumerate(rows):
+            cells = [str(row["spelling"][axis]) for axis in axes]
+            if row["ms"] is None:
+                cells += [row["reason"].replace("|", "/")] + [""] * 5
+            else:
+                cells += [f"{row['ms'][key]:.1f}" for key in (*PHASES, "main", "step")]
+                cells[-1] = f"**{cells[-1]}**" if place == 0 else cells[-1]
+            lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join(lines) + "\n"
+
+
+def measure(workload_name: str, workload: dict[str, Any], device: str) -> list[Path]:
+    """Measure the table with a line a row on stderr and write it; returns the JSON and the Markdown file."""
+    import click
+
+    from ladder import results
+    from ladder.files import replacing
+
+    def say(row: dict[str, Any]) -> None:
+        step = f"{row['ms']['step']:8.1f} ms/step" if row["ms"] else row["reason"]
+        click.echo(
+            f"{row['setting']:<20} {' '.join(map(str, row['spelling'].values())):<30} {step}", err=True
+        )
+
+    data = result(workload_name, workload, device, say)
+    stem = OUT / f"{results.slug(data['machine']['name'])}-{results.slug(workload_name)}"
+    stem.parent.mkdir(parents=True, exist_ok=True)
+    paths = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md")]
+    for path, text in zip(
+        paths, (json.dumps(data, indent=1, allow_nan=False) + "\n", markdown(data)), strict=True
+    ):
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    return paths
