@@ -116,9 +116,9 @@ def torch_warning() -> str | None:
     return f"torch {torch} is older than 2.11, which this project is made for: some rungs may fail"
 
 
-def device_key(device: str) -> str:
-    """Names one physical device of this host, for locks only: never stored."""
-    return f"cuda {probe().get('uuid', '')}" if device == "cuda" else "cpu"
+def device_key(device: str) -> str | None:
+    """Names one GPU of this host, for locks only: never stored. None for the CPU, which is everybody's."""
+    return f"cuda {probe().get('uuid', '')}" if device == "cuda" else None
 
 
 @functools.cache

@@ -90,6 +90,7 @@ class Worker:
                 if not self._busy:
                     self._send({"do": "exit"})
                     self._reply("exit", None)
+                    self._await_exit(5.0)
         self.kill()
 
     def kill(self) -> None:
@@ -145,6 +146,11 @@ class Worker:
                 raise self._death(do)
         line, _, self._buffer = self._buffer.partition(b"\n")
         return json.loads(line)
+
+    def _await_exit(self, seconds: float) -> None:
+        deadline = time.monotonic() + seconds
+        while not self._exited() and time.monotonic() < deadline:
+            time.sleep(0.005)
 
     def _exited(self) -> bool:
         """Whether the process has ended, without reaping it: until then its number is ours and safe to kill."""
@@ -206,12 +212,15 @@ class Pool:
 
 
 @contextlib.contextmanager
-def device_lock(key: str, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold this host's lock on one device: two runs that tune or time on it together would both be wrong.
+def device_lock(key: str | None, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold this host's lock on one GPU: two runs that tune or time on it together would both be wrong.
 
-    `key` says which device; calls `on_wait` once if another process holds it. Waits without a limit: each
-    holder keeps it for one worker at a time. Without a usable temporary folder there is no lock.
+    `key` says which one (None: nothing to lock); calls `on_wait` once if another process holds it. Waits without a
+    limit: a run that began earlier may end first. Without a usable temporary folder there is no lock.
     """
+    if key is None:
+        yield
+        return
     name = hashlib.sha256(key.encode()).hexdigest()[:16]
     try:
         handle = _open_shared(Path(tempfile.gettempdir()) / f"stylegan-ladder-{name}.lock")

@@ -1,0 +1,81 @@
+"""Inside the worker: when a step time stands still, how long a GPU was busy, what kind of failure it was."""
+
+import pytest
+
+from ladder import worker
+from ladder.worker import Invalid, NoContract, Rung, failure, is_settled, union
+
+
+@pytest.mark.parametrize(
+    ("times", "settled"),
+    [
+        ([], False),
+        ([1.0], False),
+        ([1.0, 1.004], True),
+        ([1.0, 1.01], False),
+        ([2.0, 1.5, 1.2, 1.0], False),  # still warming up
+        ([1.0, 1.1, 1.05, 1.06], True),  # noisy, but the same in both halves
+        ([5.0, 1.0, 1.001, 1.0, 1.001], True),  # the first cycle no longer counts
+    ],
+)
+def test_settled_is_when_two_windows_agree(times: list[float], settled: bool) -> None:
+    assert is_settled(times) == settled
+
+
+def test_the_lead_in_goes_on_until_the_time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung = Rung(None, None)
+    rung.step = type("Step", (), {"data_capacity": 20})
+    for times, limit_s, limit_cycles, expected in (
+        ([5, 4, 3, 3, 3, 3, 3], 30, 8, (7, True)),
+        ([9, 8, 7, 6, 5, 4, 3, 2, 1], 30, 8, (8, False)),
+        ([9, 8, 7], 30, 1, (2, False)),  # 20 batches in the loader: two cycles, whatever the limit
+        ([9, 8, 7], 0, 0, (2, None)),
+    ):
+        left = iter(times)
+        monkeypatch.setattr(rung, "timed_cycle", lambda left=left: (float(next(left)), None))
+        assert rung.lead_in(limit_s, limit_cycles) == expected
+
+
+def test_kernels_on_parallel_streams_count_once() -> None:
+    assert union([]) == 0
+    assert union([(10, 20), (0, 5), (15, 30), (16, 18)]) == 25
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError(), "oom"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "oom"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "failed"),
+        (ValueError("capture"), "failed"),
+        (Invalid("G_main: loss is NaN"), "invalid"),
+        (NoContract("no package"), "n/a"),
+    ],
+)
+def test_each_failure_has_its_status(error: Exception, status: str) -> None:
+    reply = failure(error, "prepare", Rung(None, None))
+    assert reply["status"] == status and not reply["ok"] and reply["reason"]
+    assert worker.peak_rss() >= reply["peak_rss_bytes"] > 2**20
+
+
+@pytest.mark.gpu
+def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
+    import torch
+
+    rung = Rung(None, type("Channel", (), {"send": lambda self, message: None})())
+    rung.device = "cuda"
+
+    class Step:
+        data_capacity = 0
+
+        def cycle(self, lazy: bool = True) -> None:
+            for _ in range(16):
+                torch.cuda._sleep(10_000_000)
+
+    rung.step = Step()
+    wall, event = rung.timed_cycle()
+    seen = rung.do_profile()
+    assert seen["kernels"] == 1 and seen["busy_s"] == pytest.approx(wall, rel=0.05)
+    assert event == pytest.approx(wall, rel=0.05)
