@@ -13,7 +13,6 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -257,6 +256,9 @@ def train(
         sys.exit(1)
     if as_json:
         click.echo(json.dumps(summary, indent=1))
+    else:
+        done = f"{summary['step']} steps, {summary['images']} images, {summary['seconds']:.0f} s of training"
+        click.echo(f"{done}: {out / summary['files']['samples']}")
 
 
 @main.command("list")
