@@ -129,7 +129,12 @@ def train(
     quiet: bool,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train; ``options`` are those of ``ladder.train.train``. Returns its summary."""
+    """Train; ``options`` are those of ``ladder.train.train``. Returns its summary.
+
+    Raises:
+        UserError: what was asked for cannot be.
+        losslog.Diverged: a loss or weight became NaN or infinite; the message names phase and step.
+    """
     if workload_name is not None:
         catalog.load_workload(workload_name)
     ladder = catalog.load_ladder(ladder_name)

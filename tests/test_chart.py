@@ -4,12 +4,12 @@ import warnings
 import xml.etree.ElementTree as ElementTree
 from itertools import combinations
 
-import made_up
 import pytest
 
 from ladder import chart
 from ladder.errors import UserError
 from ladder.view import view
+from tests import made_up
 
 RUNS = {"gpu": made_up.gpu_run, "cpu": made_up.cpu_run, "faulty": made_up.faulty_run}
 

@@ -4,12 +4,12 @@ import csv
 import io
 import json
 
-import made_up
 import pytest
 
 from ladder import report, results
 from ladder.errors import UserError
 from ladder.view import view
+from tests import made_up
 
 HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
 

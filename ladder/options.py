@@ -1,0 +1,52 @@
+"""What the commands of `ladder` share: options, and how an error ends."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ladder.errors import UserError
+
+
+class Group(click.Group):
+    """Turns what a user can do something about into one line and an exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        from stylegan_lite.config import ConfigError
+
+        try:
+            return super().invoke(ctx)
+        except (UserError, ConfigError) as error:
+            click.echo(f"ladder: {' '.join(str(error).split())}", err=True)
+            ctx.exit(2)
+        except KeyboardInterrupt:
+            click.echo("ladder: interrupted", err=True)
+            ctx.exit(130)
+
+
+def workload_option(default: str) -> Any:
+    return click.option(
+        "-w", "--workload", metavar="NAME|FILE", help=f"What is trained. [default: {default}]"
+    )
+
+
+ladder_option = click.option(
+    "--ladder",
+    "ladder_name",
+    metavar="NAME|FILE",
+    default="article",
+    show_default=True,
+    help="Which rungs, in order.",
+)
+device_option = click.option(
+    "--device", type=click.Choice(["cuda", "cpu"]), help="[default: the GPU if there is one, else the CPU]"
+)
+data_option = click.option(
+    "--data",
+    metavar="PATH",
+    help="Folder or zip of JPEG/PNG images. [default: sample photographs, made once]",
+)
+json_option = click.option(
+    "--json", "as_json", is_flag=True, help="Print the result as JSON and nothing else."
+)
