@@ -295,12 +295,25 @@ def show(rung: str) -> None:
 @main.command()
 @options.device_option
 @options.ladder_option
+@click.option(
+    "--spellings",
+    "spellings_of",
+    metavar="WORKLOAD",
+    help="Time every plain-PyTorch spelling of modulation, resampling and norm; writes results/spellings.",
+)
 @options.json_option
-def doctor(device: str | None, ladder_name: str, as_json: bool) -> None:
+def doctor(device: str | None, ladder_name: str, spellings_of: str | None, as_json: bool) -> None:
     """Say what this machine has, which rungs it can run, and how to get what is missing.
 
     Exit status 0 if a ladder can be climbed here, 2 if not.
     """
+    if spellings_of is not None:
+        from ladder import machine, spellings
+
+        name, workload = catalog.load_workload(spellings_of)
+        for path in spellings.measure(name, workload, machine.choose_device(device)):
+            click.echo(path.relative_to(ROOT))
+        return
     from ladder import doctor as examining
 
     found = examining.examine(device, catalog.load_ladder(ladder_name))
