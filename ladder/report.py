@@ -15,19 +15,20 @@ from ladder.view import View, amount, factor, ms, plain, view
 
 
 def _columns(shown: View) -> list[tuple[str, Any]]:
-    """(heading, cell of a row) for terminal and Markdown."""
-    return [
+    """(heading, cell of a row) for terminal and Markdown: those with something in them."""
+    columns = [
         ("ms/step", lambda r: ms(r.step_ms) if r.status == "ok" else r.status),
         ("95% interval", lambda r: f"{ms(r.interval[0])}-{ms(r.interval[1])}" if r.interval else ""),
         ("vs previous", lambda r: factor(r.previous)),
         ("total", lambda r: factor(r.total)),
         ("main ms", lambda r: ms(r.main_ms)),
-        ("host-bound", lambda r: "" if r.host_bound is None else f"{100 * r.host_bound:.0f}%"),
+        ("host bound", lambda r: "" if r.host_bound is None else f"{100 * r.host_bound:.0f}%"),
         ("images/s", lambda r: amount(r.images_per_s)),
         (shown.memory, lambda r: amount(r.memory)),
         ("article ms", lambda r: "" if r.article_ms is None else f"{r.article_ms:g}"),
         ("article total", lambda r: factor(r.article_total)),
     ]
+    return [(heading, cell) for heading, cell in columns if any(cell(row) for row in shown.rows)]
 
 
 def print_table(result: dict[str, Any]) -> None:
@@ -45,14 +46,12 @@ def print_table(result: dict[str, Any]) -> None:
     for mark in shown.marks:
         console.print(Text(mark, style="bold yellow"))
     columns = _columns(shown)
-    if not any(row.article_ms for row in shown.rows):
-        columns = [column for column in columns if not column[0].startswith("article")]
-    if console.width < 112:
+    if console.width < 100:
         columns = [c for c in columns if c[0] not in ("95% interval", "article ms", "main ms")]
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rung", no_wrap=True)
     for heading, _ in columns:
-        table.add_column(Text(heading), justify="right", no_wrap=console.width >= 112)
+        table.add_column(Text(heading), justify="right", no_wrap=console.width >= 134)
     for row in shown.rows:
         style = {"ok": "", "n/a": "dim"}.get(row.status, "red")
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)

@@ -153,7 +153,9 @@ def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None
     if base is None:
         remarks.append("no rung has a number")
     elif base != "baseline":
-        remarks.append(f"speedups refer to {plain(base)}: the baseline has no number here")
+        there = any(row.name == "baseline" for row in rows)
+        why_not = "the baseline has no number here" if there else "the baseline was not measured"
+        remarks.append(f"speedups refer to {plain(base)}: {why_not}")
         if article_base is None and any(row.article_ms for row in rows):
             remarks.append(f"the article has no number for {plain(base)}, so none of its speedups are shown")
     why: dict[tuple[str, str], list[str]] = {}
