@@ -132,13 +132,29 @@ def instance_norm_grad(dz, h, rstd, scale, mean_dz, mean_dz_h):
     return rstd * scale * (dz - mean_dz - h * mean_dz_h)
 
 
+@triton.jit
+def instance_norm_grad_grad(dz, v, h, rstd, scale, ddscale, ddbias, A, B, V, W, D):
+    """Gradient, with respect to dz and u, of the first gradients, given theirs: v of du, ddscale, ddbias.
+
+    A, B, V, W, D are the means over the plane of dz, dz * h, v, v * h and v * dz. Differentiated is
+    sum(rstd * scale * dz * (v - V - h * W)) + ddscale * sum(dz * h) + ddbias * sum(dz), where h and rstd depend on u.
+    """
+    k = rstd * scale
+    ddz = k * (v - V - h * W) + ddscale * h + ddbias
+    dh = ddscale * dz - k * (W * dz + B * v)
+    mean_dh, mean_dh_h = ddscale * A - k * (W * A + B * V), ddscale * B - 2 * k * W * B
+    return ddz, rstd * (dh - mean_dh - h * mean_dh_h) - rstd * k * h * (D - A * V - B * W)
+
+
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
 @triton.jit
 def load_noisy(x, noise, strength, at, inside, n, p, P, noise_stride, ACC: tl.constexpr):
-    """u = x + noise * strength on one tile."""
-    u = tl.load(x + at, inside, 0.0).to(ACC)
+    """u = x + noise * strength on one tile; x or noise may be None (zero)."""
+    u = tl.zeros(at.shape, ACC)
+    if x is not None:
+        u = tl.load(x + at, inside, 0.0).to(ACC)
     if noise is not None:
         u += tl.load(noise + n.to(tl.int64) * noise_stride + p, p < P, 0.0).to(ACC) * tl.load(strength).to(
             ACC
@@ -148,8 +164,11 @@ def load_noisy(x, noise, strength, at, inside, n, p, P, noise_stride, ACC: tl.co
 
 @triton.jit
 def load_style(pointer, n, c, C, ACC: tl.constexpr):
-    """[1, BLOCK_C] of a tensor [N, C]."""
-    return tl.load(pointer + n * C + c, c < C, 0.0).to(ACC)
+    """[1, BLOCK_C] of a tensor [N, C], or zeros if it is None."""
+    value = tl.zeros(c.shape, ACC)
+    if pointer is not None:
+        value = tl.load(pointer + n * C + c, c < C, 0.0).to(ACC)
+    return value
 
 
 @triton.jit
@@ -170,7 +189,7 @@ def moments_kernel(
         valid = p < P
         count += valid.to(ACC)
         delta = tl.where(valid, u - mean, 0.0)
-        mean += delta / tl.maximum(count, 1.0)
+        mean += delta * (1 / tl.maximum(count, 1.0))  # one division a pixel, not one an element
         m2 += delta * tl.where(valid, u - mean, 0.0)
     total = tl.maximum(tl.sum(count, 0), 1.0)
     row_mean = tl.sum(count * mean, 0) / total
@@ -269,10 +288,79 @@ def instance_norm_act_grad_kernel(
         tl.store(dstrength + at, tl.sum(tl.sum(sum_du_noise, 0), 0))
 
 
+@triton.jit
+def direction_kernel(
+    g, x, noise, strength, scale, bias, mean, rstd, ddx, ddstrength, v_sum, vh_sum, vdz_sum,
+    C, P, stride_p, stride_c, tiles, noise_stride,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr,
+    ACC: tl.constexpr, STEPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """Partial sums [rows, C] of v, v * h and v * dz, where v = ddx + noise * ddstrength is the gradient of du."""
+    sum_v = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    sum_vh = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    sum_vdz = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    for step in range(STEPS):
+        n, p, c, at, inside = tile_offsets(C, P, stride_p, stride_c, tiles, step, STEPS, BLOCK_P, BLOCK_C)
+        u = load_noisy(x, noise, strength, at, inside, n, p, P, noise_stride, ACC)
+        v = load_noisy(
+            ddx, noise if ddstrength is not None else None, ddstrength, at, inside, n, p, P, noise_stride, ACC
+        )
+        mu, r = load_style(mean, n, c, C, ACC), load_style(rstd, n, c, C, ACC)
+        s, b = load_style(scale, n, c, C, ACC), load_style(bias, n, c, C, ACC)
+        dz, h = normalized_act_grad(tl.load(g + at, inside, 0.0).to(ACC), u, mu, r, s, b, SLOPE, GAIN)
+        v = tl.where(inside, v, 0.0)
+        sum_v += v
+        sum_vh += v * h
+        sum_vdz += v * dz
+    store_row(v_sum, tl.sum(sum_v, 0), C, BLOCK_C)
+    store_row(vh_sum, tl.sum(sum_vh, 0), C, BLOCK_C)
+    store_row(vdz_sum, tl.sum(sum_vdz, 0), C, BLOCK_C)
+
+
+@triton.jit
+def instance_norm_act_grad_grad_kernel(
+    g, x, noise, strength, scale, bias, mean, rstd, ddx, ddstrength, ddscale, ddbias,
+    dscale, dbias, v_sum, vh_sum, vdz_sum, dg, dx, dstrength,
+    C, P, stride_p, stride_c, tiles, noise_stride,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr,
+    ACC: tl.constexpr, STEPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """dg, dx and partial sums of dstrength, given the sums over pixels [N, C] of both gradient passes."""
+    sum_du_noise = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    for step in range(STEPS):
+        n, p, c, at, inside = tile_offsets(C, P, stride_p, stride_c, tiles, step, STEPS, BLOCK_P, BLOCK_C)
+        u = load_noisy(x, noise, strength, at, inside, n, p, P, noise_stride, ACC)
+        v = load_noisy(
+            ddx, noise if ddstrength is not None else None, ddstrength, at, inside, n, p, P, noise_stride, ACC
+        )
+        mu, r = load_style(mean, n, c, C, ACC), load_style(rstd, n, c, C, ACC)
+        s, b = load_style(scale, n, c, C, ACC), load_style(bias, n, c, C, ACC)
+        dz, h = normalized_act_grad(tl.load(g + at, inside, 0.0).to(ACC), u, mu, r, s, b, SLOPE, GAIN)
+        dds, ddb = load_style(ddscale, n, c, C, ACC), load_style(ddbias, n, c, C, ACC)
+        A, B = load_style(dbias, n, c, C, ACC) / P, load_style(dscale, n, c, C, ACC) / P
+        V, W = load_style(v_sum, n, c, C, ACC) / P, load_style(vh_sum, n, c, C, ACC) / P
+        D = load_style(vdz_sum, n, c, C, ACC) / P
+        ddz, du = instance_norm_grad_grad(dz, v, h, r, s, dds, ddb, A, B, V, W, D)
+        dg_value, _ = normalized_act_grad(
+            ddz, u, mu, r, s, b, SLOPE, GAIN
+        )  # linear in g: the same mask and gain
+        tl.store(dg + at, dg_value, inside)
+        if dx is not None:
+            tl.store(dx + at, du, inside)
+        if dstrength is not None:
+            value = tl.load(noise + n.to(tl.int64) * noise_stride + p, p < P, 0.0).to(ACC)
+            sum_du_noise += tl.where(inside, du * value, 0.0)
+    if dstrength is not None:
+        at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
+        tl.store(dstrength + at, tl.sum(tl.sum(sum_du_noise, 0), 0))
+
+
 # ---- autograd ----------------------------------------------------------------------------------------------------
 
 
 def _launch(kernel, t: Tiling, noise: Tensor | None, acc: torch.dtype, pointers: tuple, **constants) -> None:
+    if t.grid[0] * t.grid[1] == 0:
+        return
     noise_stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
     acc = tl.float64 if acc is torch.float64 else tl.float32
     sizes = (*t.sizes, noise_stride)
@@ -308,84 +396,85 @@ class _InstanceNormAct(torch.autograd.Function):
         else:
             mean, rstd = x.new_empty((2, *x.shape[:2]), dtype=accumulator(x.dtype))
         ctx.save_for_backward(x, scale, bias, noise, strength, mean, rstd)
-        ctx.constants = (eps, slope, gain)
+        ctx.constants = (slope, gain)
         return y
 
     @staticmethod
     def backward(ctx, g):
-        needs = ctx.needs_input_grad
-        grad = _InstanceNormActGrad.apply if torch.is_grad_enabled() else _grad
-        dx, dscale, dbias, dstrength = grad(g, *ctx.saved_tensors, *ctx.constants, (needs[0], needs[4]))
+        needs = (ctx.needs_input_grad[0], ctx.needs_input_grad[4])
+        if torch.is_grad_enabled():
+            grads = _InstanceNormActGrad.apply(g, *ctx.saved_tensors, *ctx.constants, needs)
+        else:
+            grads, _ = _grad(g, *ctx.saved_tensors, *ctx.constants, needs)
+        dx, dscale, dbias, dstrength = grads
         return dx, dscale, dbias, None, dstrength, None, None, None, None
 
 
-def _grad(g, x, scale, bias, noise, strength, mean, rstd, eps, slope, gain, needs):
-    """dx, dscale, dbias, dstrength for the gradient g of y; dx and dstrength are None where not needed."""
+def _grad(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, needs):
+    """(dx, dscale, dbias, dstrength) for the gradient g of y (dx, dstrength None where not needed); sums [2, N, C]."""
     nhwc, acc = is_nhwc(x), mean.dtype
     need_x, need_strength = needs
     g = dense_as(g, nhwc)
     t = tiling(x.shape, nhwc, reduce=True)
-    dx = torch.empty_like(x) if need_x else None
-    dstrength = x.new_empty(t.grid, dtype=acc) if need_strength else None
+    common = (g, x, noise, strength, scale, bias, mean, rstd)
     partials = x.new_empty((2, t.samples, t.tiles, x.shape[1]), dtype=acc)
-    constants = {"SLOPE": slope, "GAIN": gain}
-    if x.numel():
-        common = (g, x, noise, strength, scale, bias, mean, rstd)
-        _launch(style_grad_kernel, t, noise, acc, (*common, *partials), **constants)
-    dscale, dbias = partials.sum(2)
-    if x.numel() and (need_x or need_strength):
-        if not need_strength:
-            t = tiling(x.shape, nhwc)
-        pointers = (*common, dscale, dbias, dx, dstrength)
-        _launch(instance_norm_act_grad_kernel, t, noise, acc, pointers, **constants)
-    dstrength = dstrength.sum().view(strength.shape).to(strength.dtype) if need_strength else None
-    return dx, dscale.to(scale.dtype), dbias.to(bias.dtype), dstrength
+    _launch(style_grad_kernel, t, noise, acc, (*common, *partials), SLOPE=slope, GAIN=gain)
+    sums = partials.sum(2)
+    dx = dstrength = None
+    if need_x or need_strength:
+        t = tiling(x.shape, nhwc, reduce=need_strength)
+        dx = torch.empty_like(x) if need_x else None
+        dstrength = x.new_empty(t.grid, dtype=acc) if need_strength else None
+        _launch(
+            instance_norm_act_grad_kernel,
+            t,
+            noise,
+            acc,
+            (*common, *sums, dx, dstrength),
+            SLOPE=slope,
+            GAIN=gain,
+        )
+    return (dx, sums[0].to(scale.dtype), sums[1].to(bias.dtype), _total(dstrength, strength)), sums
+
+
+def _total(partials: Tensor | None, strength: Tensor | None) -> Tensor | None:
+    return None if partials is None else partials.sum().view(strength.shape).to(strength.dtype)
 
 
 class _InstanceNormActGrad(torch.autograd.Function):
     """`_grad` as a function that can be differentiated itself (mean and rstd stand for what they came from)."""
 
     @staticmethod
-    def forward(ctx, g, x, scale, bias, noise, strength, mean, rstd, eps, slope, gain, needs):
-        ctx.save_for_backward(g, x, scale, bias, noise, strength)
+    def forward(ctx, g, x, scale, bias, noise, strength, mean, rstd, slope, gain, needs):
+        grads, sums = _grad(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, needs)
+        ctx.save_for_backward(g, x, scale, bias, noise, strength, mean, rstd, sums)
         ctx.set_materialize_grads(False)
-        ctx.constants = (eps, slope, gain)
-        return _grad(g, x, scale, bias, noise, strength, mean, rstd, eps, slope, gain, needs)
+        ctx.constants = {"SLOPE": slope, "GAIN": gain}
+        return grads
 
     @staticmethod
     @once_differentiable
-    def backward(ctx, *dd):
-        inputs = [None if t is None else t.detach() for t in ctx.saved_tensors]
-        wanted = [i for i in (0, 1, 2, 5) if ctx.needs_input_grad[i]]
-        with torch.enable_grad(), torch.autocast(inputs[0].device.type, enabled=False):
-            for i in wanted:
-                inputs[i].requires_grad_()
-            outputs = _grad_reference(*inputs, *ctx.constants)
-            pairs = [
-                (o, d.to(o.dtype))
-                for o, d in zip(outputs, dd, strict=True)
-                if d is not None and o.requires_grad
-            ]
-            if not pairs:
-                return (None,) * 12
-            outputs, dd = zip(*pairs, strict=True)
-            grads = torch.autograd.grad(outputs, [inputs[i] for i in wanted], dd, allow_unused=True)
-        result = [None] * 12
-        for i, grad in zip(wanted, grads, strict=True):
-            result[i] = grad
-        return tuple(result)
-
-
-def _grad_reference(g, x, scale, bias, noise, strength, eps, slope, gain):
-    """`_grad` in plain, differentiable PyTorch, in the accumulator's dtype."""
-    acc = accumulator(x.dtype)
-    u = x.to(acc) if noise is None else x.to(acc) + noise.to(acc) * strength.to(acc)
-    var, mean = torch.var_mean(u, dim=(2, 3), correction=0, keepdim=True)
-    rstd = (var + eps).rsqrt()
-    h, s = (u - mean) * rstd, scale.to(acc)[:, :, None, None]
-    positive = (h * s + bias.to(acc)[:, :, None, None] > 0).detach()
-    dz = torch.where(positive, g.to(acc), g.to(acc) * slope) * gain
-    mean_dz, mean_dz_h = dz.mean(dim=(2, 3), keepdim=True), (dz * h).mean(dim=(2, 3), keepdim=True)
-    du = rstd * s * (dz - mean_dz - h * mean_dz_h)
-    dstrength = None if noise is None else (du * noise.to(acc)).sum().view(strength.shape)
-    return du, (dz * h).sum(dim=(2, 3)), dz.sum(dim=(2, 3)), dstrength
+    def backward(ctx, ddx, ddscale, ddbias, ddstrength):
+        if ddx is None and ddscale is None and ddbias is None and ddstrength is None:
+            return (None,) * 11
+        g, x, scale, bias, noise, strength, mean, rstd, sums = ctx.saved_tensors
+        nhwc, acc = is_nhwc(x), rstd.dtype
+        g = dense_as(g, nhwc)
+        common = (g, x, noise, strength, scale, bias, mean, rstd)
+        ddx = None if ddx is None else dense_as(ddx, nhwc)
+        ddscale, ddbias = (d if d is None else d.contiguous() for d in (ddscale, ddbias))
+        need_x, need_strength = ctx.needs_input_grad[1], ctx.needs_input_grad[5]
+        t = tiling(x.shape, nhwc, reduce=True)
+        partials = x.new_empty((3, t.samples, t.tiles, x.shape[1]), dtype=acc)
+        _launch(direction_kernel, t, noise, acc, (*common, ddx, ddstrength, *partials), **ctx.constants)
+        direction = partials.sum(2)
+        t = tiling(x.shape, nhwc, reduce=need_strength)
+        dg = torch.empty_like(g)
+        dx = torch.empty_like(x) if need_x else None
+        dstrength = x.new_empty(t.grid, dtype=acc) if need_strength else None
+        pointers = (*common, ddx, ddstrength, ddscale, ddbias, *sums, *direction, dg, dx, dstrength)
+        _launch(instance_norm_act_grad_grad_kernel, t, noise, acc, pointers, **ctx.constants)
+        (b, a), (v, w, d) = sums, direction
+        pixels = max(t.sizes[1], 1)
+        dscale = (rstd * (d - (a * v + b * w) / pixels)).to(scale.dtype)
+        return dg, dx, dscale, None, None, _total(dstrength, strength), None, None, None, None, None
