@@ -134,15 +134,15 @@ def test_gradients_of_gradients_are_those_of_the_function(case, layout):
 @every_case
 def test_many_tiles_agree_with_the_reference(case, layout, small_tiles):
     fused, reference = functions(case)
-    inputs = make_inputs(case, (3, 7, 5, 9), layout)
+    inputs = make_inputs(case, (2, 5, 3, 9), layout)
     for got, want in zip(values_and_grads(fused, inputs), values_and_grads(reference, inputs), strict=True):
         torch.testing.assert_close(got, want, rtol=1e-10, atol=1e-10)
 
 
 @every_case
-@hypothesis.settings(max_examples=12, deadline=None, derandomize=True)
+@hypothesis.settings(max_examples=8, deadline=None, derandomize=True)
 @hypothesis.given(
-    shape=st.tuples(st.integers(1, 4), st.integers(1, 19), st.integers(1, 9), st.integers(1, 9)),
+    shape=st.tuples(st.integers(1, 4), st.integers(1, 19), st.integers(1, 7), st.integers(1, 7)),
     layout=st.sampled_from(sorted(FORMATS)),
     seed=st.integers(0, 99),
 )
@@ -266,7 +266,7 @@ def test_every_element_is_written(case, layout, monkeypatch, small_tiles):
     new_empty, empty_like = Tensor.new_empty, torch.empty_like
     monkeypatch.setattr(Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(float("nan")))
     monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(float("nan")))
-    for t in values_and_grads(functions(case)[0], make_inputs(case, (2, 5, 3, 7), layout)):
+    for t in values_and_grads(functions(case)[0], make_inputs(case, (2, 3, 3, 7), layout)):
         assert t.isfinite().all()
 
 
