@@ -274,6 +274,7 @@ def _asv(clone: Path, *args: str) -> subprocess.CompletedProcess[str]:
         "CUDA_VISIBLE_DEVICES": "",
         "PYTHONPATH": str(clone.parent / "decoy"),
     }
+    env["TMPDIR"] = str(home.parent)  # holds the device lock: a ladder run beside this must not matter
     env.pop(_measure.HANDOVER, None)
     command = [sys.executable, "-m", "asv", *args]
     return subprocess.run(
