@@ -188,8 +188,7 @@ class Rung:
             self.synchronize()
         spans = []
         for event in profile.profiler.kineto_results.events():
-            on_device = event.device_type() == torch.autograd.DeviceType.CUDA
-            if on_device and event.duration_ns() > 0 and "annotation" not in event.activity_type():
+            if event.device_type() == torch.autograd.DeviceType.CUDA and is_work(event):
                 spans.append((event.start_ns(), event.start_ns() + event.duration_ns()))
         return {"busy_s": union(spans) / 1e9 / CYCLE_STEPS, "kernels": len(spans) / CYCLE_STEPS}
 
@@ -226,6 +225,13 @@ def is_settled(times: list[float]) -> bool:
     medians = [statistics.median(window) for window in windows]
     spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
     return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
+
+
+def is_work(event: Any) -> bool:
+    """Whether a profiler event on the device is a kernel or a copy, not a range that somebody annotated."""
+    if hasattr(event, "activity_type"):  # not in every torch since 2.11
+        return event.activity_type() in ("kernel", "gpu_memcpy", "gpu_memset")
+    return not event.is_user_annotation()
 
 
 def union(spans: list[tuple[int, int]]) -> int:
