@@ -27,12 +27,13 @@ def test_at_the_kinks_the_gradient_is_pytorchs(options):
     torch.testing.assert_close(got, want, rtol=0, atol=0)
 
 
-def test_the_bias_gradient_loses_no_mass_in_bfloat16():
-    """4096 ones summed in bfloat16 one by one would stop at 256."""
-    x = torch.ones(1, 2, 64, 64, dtype=torch.bfloat16, device=DEVICE)
-    bias = torch.zeros(2, dtype=torch.bfloat16, device=DEVICE, requires_grad=True)
+@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
+def test_the_bias_gradient_loses_no_mass_in_bfloat16(layout):
+    """4087 ones added one by one in bfloat16 would stop at 256, and even their partial sums would be rounded."""
+    x = torch.ones(1, 2, 61, 67, dtype=torch.bfloat16, device=DEVICE).contiguous(memory_format=layout)
+    bias = torch.zeros(2, device=DEVICE, requires_grad=True)
     (grad,) = torch.autograd.grad(kernels.bias_act(x, bias, gain=1.0).sum(), bias)
-    assert grad.tolist() == [4096, 4096]
+    assert grad.tolist() == [4087, 4087]
 
 
 @pytest.mark.parametrize("scaled", [False, True])

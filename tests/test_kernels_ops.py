@@ -86,7 +86,7 @@ def make_inputs(
 
 
 def values_and_grads(function, inputs: list[Tensor], seed=1) -> list[Tensor]:
-    """The output, every first gradient, and every gradient of the squared first gradients (as penalties take them)."""
+    """y, its gradients along g, and the gradients of their squared sum (a penalty) by the inputs and by g."""
     y = function(*inputs)
     generator = torch.Generator().manual_seed(seed)
     g = torch.randn(y.shape, generator=generator, dtype=torch.float64).to(y.device, y.dtype)
@@ -94,15 +94,14 @@ def values_and_grads(function, inputs: list[Tensor], seed=1) -> list[Tensor]:
         g = g.contiguous(
             memory_format=torch.channels_last if not y.is_contiguous() else torch.contiguous_format
         )
+    g.requires_grad_()
     wanted = [t for t in inputs if t.requires_grad]
     first = torch.autograd.grad(y, wanted, g, create_graph=True)
     penalty = sum(t.to(torch.promote_types(t.dtype, torch.float32)).square().sum() for t in first)
-    return [t.detach() for t in (y, *first, *second(penalty, wanted))]
+    return [t.detach() for t in (y, *first, *second(penalty, [*wanted, g]))]
 
 
 def second(penalty: Tensor, wanted: list[Tensor]) -> list[Tensor]:
-    if not penalty.requires_grad:
-        return [torch.zeros_like(t) for t in wanted]
     grads = torch.autograd.grad(penalty, wanted, allow_unused=True)
     return [torch.zeros_like(t) if d is None else d for t, d in zip(wanted, grads, strict=True)]
 
