@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from stylegan_lite.step import TrainingStep
 
 LATENT_SEED = 1000  # apart from the run's own seeds, so that a grid shows latents that no phase has drawn
+NOISE_SEED = 2000
 WIDEST = 2048  # pixels
 TILE = 64  # smaller images are enlarged to this, each pixel to a square, so that they can be seen
 
@@ -33,11 +34,27 @@ def fixed_latents(count: int, z_dim: int, seed: int) -> Tensor:
 
 
 def write_samples(step: TrainingStep, path: Path, *, seed: int, truncation: float = 1.0) -> None:
-    """Draw the averaged generator's images of the fixed latents, a batch at a time, and write their grid."""
+    """Draw the averaged generator's images of the fixed latents, a batch at a time, and write their grid.
+
+    Each image has noise of its own, the same in every grid. ``TrainingStep.sample`` has none, and early in training
+    noise is all of the texture: without it a generator of 500 steps shows 1/70 of the photographs' high frequencies.
+    """
     columns, rows = layout(step.workload.resolution)
     latents = fixed_latents(columns * rows, step.workload.z_dim, seed)
-    images = [step.sample(z, truncation).cpu() for z in latents.split(step.workload.batch)]
+    generator = torch.Generator().manual_seed(NOISE_SEED + seed)
+    images = [_draw(step, z, generator, truncation).cpu() for z in latents.split(step.workload.batch)]
     write_grid(torch.cat(images), columns, path)
+
+
+@torch.no_grad()
+def _draw(step: TrainingStep, z: Tensor, generator: torch.Generator, truncation: float) -> Tensor:
+    """[N, 3, R, R] float32 of latents [N, z_dim]; noise comes from the CPU so that it is equal on every device."""
+    G, place = step.G_ema, {"device": step.device, "dtype": step.dtype}
+    noise = [torch.randn(shape, generator=generator).to(**place) for shape in G.noise_shapes(len(z))]
+    w = G.mapping.w_avg.lerp(G.mapping(z.to(**place)), truncation)
+    with step.amp():
+        image = G(w[:, None].expand(-1, G.num_ws, -1), noise)
+    return image.float()
 
 
 def write_grid(images: Tensor, columns: int, path: Path) -> None:
