@@ -3,6 +3,8 @@
 #   PYTHON=python3.12 make ladder          another interpreter for .venv (the default is python3)
 #   PYTHON=python3 make ladder NO_VENV=1   no .venv: that interpreter's packages, exactly as they are
 #   make ladder ARGS="--workload adain-256"
+#
+# Without a GPU the ladder is the quick one, to be done in two minutes; `.venv/bin/python -m ladder run` is the whole.
 
 PYTHON ?= python3
 ARGS ?=
@@ -22,7 +24,8 @@ help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
 
 ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS: options of `ladder run`)
-	$(PY) -m ladder run $(ARGS)
+	@quick=$$($(PY) -c 'from ladder import machine; print("" if machine.gpus_seen() else "--quick")') && set -x && \
+	$(PY) -m ladder run $$quick $(ARGS)
 
 test: lint  ## lint, then the tests; needs no GPU
 	$(PY) -m pytest -q

@@ -165,7 +165,8 @@ def test_make_offers_its_targets():
 
 def test_make_with_no_venv_installs_nothing():
     said = _make("-n", "ladder", "NO_VENV=1", "PYTHON=some-python", "ARGS=--quick")
-    assert said.split() == ["some-python", "-m", "ladder", "run", "--quick"]
+    assert "some-python -m ladder run" in said and said.rstrip().endswith("--quick")
+    assert ".venv" not in said
     assert ".venv" not in _make("-n", "test", "NO_VENV=1", "PYTHON=some-python")
 
 
