@@ -33,9 +33,7 @@ JPEG_QUALITY = 90
 VERSION = 1  # of what is in the cache: raise it when the same input gives other images
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "images"
 NAMED = 20  # unreadable files named in the notes; the rest are counted
-STALE_S = (
-    24 * 3600.0
-)  # a temporary folder this old belongs to a process that was killed
+STALE_S = 24 * 3600.0  # a temporary folder this old belongs to a process that was killed
 
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
@@ -44,7 +42,7 @@ R = TypeVar("R")
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Prepared images: ``count`` JPEG files in the folder ``path``; ``source`` is SAMPLE or USER; notes are for people."""
+    """Prepared images: ``count`` JPEG files in the folder ``path``; ``source`` is SAMPLE or USER; notes for people."""
 
     path: str
     count: int
@@ -80,9 +78,7 @@ def prepare_images(
         else:
             images = _prepare_user(data, resolution, cache, progress)
     except OSError as error:
-        raise UserError(
-            f"cannot write the image cache {cache}: {error.strerror or error}"
-        ) from error
+        raise UserError(f"cannot write the image cache {cache}: {error.strerror or error}") from error
     if images.count < at_least:
         what = "sample photographs" if data is None else f"--data {data}"
         raise UserError(
@@ -92,21 +88,15 @@ def prepare_images(
     return images
 
 
-def _prepare_sample(
-    resolution: int, cache: Path, progress: Progress | None
-) -> ImageSet:
+def _prepare_sample(resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
     key = f"sample-{resolution}-v{VERSION}"
     ready = _look_up(cache / key)
     if ready:
         return ready
     pictures = photographs.load()
-    crops = photographs.plan(
-        {name: picture.size for name, picture in pictures.items()}, resolution
-    )
+    crops = photographs.plan({name: picture.size for name, picture in pictures.items()}, resolution)
     upscaled = sum(crop.side < resolution for crop in crops)
-    notes = [
-        f"{len(crops)} random crops of {len(pictures)} photographs that come with scikit-image"
-    ]
+    notes = [f"{len(crops)} random crops of {len(pictures)} photographs that come with scikit-image"]
     if upscaled:
         notes.append(
             f"{upscaled} of them are upscaled to {resolution}x{resolution}: the photographs are smaller"
@@ -126,15 +116,11 @@ def _prepare_sample(
     return _make(cache / key, SAMPLE, fill)
 
 
-def _prepare_user(
-    data: str, resolution: int, cache: Path, progress: Progress | None
-) -> ImageSet:
+def _prepare_user(data: str, resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
     found = userimages.find(data)
     try:
         if not found.candidates:
-            raise UserError(
-                f"--data {data}: holds no JPEG or PNG image{_other_types(found.other_types)}"
-            )
+            raise UserError(f"--data {data}: holds no JPEG or PNG image{_other_types(found.other_types)}")
         entry = cache / f"user-{_fingerprint(data, found)}-{resolution}-v{VERSION}"
         return _look_up(entry) or _make(
             entry,
@@ -164,9 +150,7 @@ def _fill_user(
         return candidate.name, "upscaled" if small else "used"
 
     skipped, used, upscaled = list(found.skipped), 0, 0
-    for done, (line, outcome) in enumerate(
-        _in_threads(make, enumerate(found.candidates)), 1
-    ):
+    for done, (line, outcome) in enumerate(_in_threads(make, enumerate(found.candidates)), 1):
         if outcome is None:
             skipped.append(line)
         used += outcome is not None
@@ -185,21 +169,15 @@ def _fill_user(
             f"{len(found.other_types)} files are not JPEG or PNG{_other_types(found.other_types)}: ignored"
         )
     if upscaled:
-        notes.append(
-            f"{upscaled} of {used} images are smaller than {resolution}x{resolution}: upscaled"
-        )
+        notes.append(f"{upscaled} of {used} images are smaller than {resolution}x{resolution}: upscaled")
     return notes
 
 
 def _fingerprint(data: str, found: userimages.Collection) -> str:
     """Changes when the path does, or any candidate's name, size or time."""
     lines = [os.path.realpath(Path(data).expanduser())]
-    lines += [
-        f"{candidate.name} {candidate.stamp}" for candidate in found.candidates
-    ] + found.skipped
-    return hashlib.sha256(
-        "\n".join(lines).encode("utf-8", "surrogateescape")
-    ).hexdigest()[:20]
+    lines += [f"{candidate.name} {candidate.stamp}" for candidate in found.candidates] + found.skipped
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:20]
 
 
 def _other_types(names: list[str]) -> str:
@@ -214,9 +192,7 @@ def _in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
         1,
         min(
             8,
-            len(os.sched_getaffinity(0))
-            if hasattr(os, "sched_getaffinity")
-            else os.cpu_count() or 1,
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
         ),
     )
     waiting: deque[Future[R]] = deque()
@@ -257,20 +233,12 @@ def _make(entry: Path, source: str, fill: Callable[[Path], list[str]]) -> ImageS
         folder = working / "images"
         folder.mkdir()
         with warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # Pillow warns of odd metadata and of sizes that are bounded here
+            warnings.simplefilter("ignore")  # Pillow warns of odd metadata and of sizes that are bounded here
             notes = fill(folder)
         images = ImageSet("", len(os.listdir(folder)), source, notes)
-        manifest = {
-            key: value for key, value in asdict(images).items() if key != "path"
-        }
-        (working / "manifest.json").write_text(
-            json.dumps(manifest, indent=1), encoding="utf-8"
-        )
-        working.chmod(
-            0o755
-        )  # mkdtemp's 0700 would shut out other users of a shared checkout
+        manifest = {key: value for key, value in asdict(images).items() if key != "path"}
+        (working / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
+        working.chmod(0o755)  # mkdtemp's 0700 would shut out other users of a shared checkout
         return _put(working, entry)
     finally:
         shutil.rmtree(working, ignore_errors=True)

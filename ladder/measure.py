@@ -20,6 +20,8 @@ from ladder import machine, record, results, stats
 from ladder.errors import UserError
 from ladder.pool import Pool, Worker, WorkerFailure, device_lock
 
+MOST_AHEAD = 8  # idle workers that have imported torch, about half a GB each
+
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -129,10 +131,10 @@ class _Run:
 
     def each(self, pool: Pool, names: list[str], number: int | None) -> None:
         """A fresh worker for every rung that has not failed yet: inspected if `number` is None, else timed."""
+        names = [name for name in names if "failed_at" not in self.rungs[name]]
+        pool.start_ahead(min(len(names), MOST_AHEAD))
         for name in names:
             rung = self.rungs[name]
-            if "failed_at" in rung:
-                continue
             self.where = {"rung": name, "round": number}
             self.emit("inspect" if number is None else "visit")
             try:
@@ -149,7 +151,7 @@ class _Run:
         with device_lock(machine.device_key(self.device), lambda: self.emit("waiting")):
             worker = pool.take()
             try:
-                prepared = self.get_ready(pool, worker, rung)
+                prepared = self.get_ready(worker, rung)
                 if number is None:
                     self.inspect(worker, rung)
                 else:
@@ -158,8 +160,8 @@ class _Run:
             finally:
                 worker.close()
 
-    def get_ready(self, pool: Pool, worker: Worker, rung: dict[str, Any]) -> dict[str, Any]:
-        """Build and prepare, while the next worker imports; returns what preparing took."""
+    def get_ready(self, worker: Worker, rung: dict[str, Any]) -> dict[str, Any]:
+        """Build and prepare; returns what preparing took."""
         self.emit("phase", phase="build")
         built = worker.call(
             "build",
@@ -170,11 +172,7 @@ class _Run:
         )
         rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
-        if self.done + 1 < self.total:
-            pool.start_ahead()
-        prepared = worker.call("prepare")
-        pool.wait_ahead()
-        return prepared
+        return worker.call("prepare")
 
     def visit(self, worker: Worker, number: int, prepared: dict[str, Any]) -> dict[str, Any]:
         """Time one rung in one round; returns the round's raw record."""

@@ -64,9 +64,7 @@ def load() -> dict[str, Image.Image]:
     return photographs
 
 
-def plan(
-    sizes: dict[str, tuple[int, int]], resolution: int, count: int = CROPS
-) -> list[Crop]:
+def plan(sizes: dict[str, tuple[int, int]], resolution: int, count: int = CROPS) -> list[Crop]:
     """Choose ``count`` random squares, as many from each photograph; a function of its arguments alone.
 
     A crop is never smaller than 35% of the photograph's shorter side, nor than ``resolution`` where the photograph
@@ -78,11 +76,7 @@ def plan(
         name = PHOTOGRAPHS[index % len(PHOTOGRAPHS)]
         width, height = sizes[name]
         short = min(width, height)
-        least = (
-            max(resolution, round(0.35 * short))
-            if short >= resolution
-            else round(0.7 * short)
-        )
+        least = max(resolution, round(0.35 * short)) if short >= resolution else round(0.7 * short)
         side = chooser.randint(least, short)
         crops.append(
             Crop(
@@ -98,6 +92,4 @@ def plan(
 def cut(photograph: Image.Image, crop: Crop, resolution: int) -> Image.Image:
     """The crop, resized (Lanczos) to ``resolution``."""
     box = (crop.left, crop.top, crop.left + crop.side, crop.top + crop.side)
-    return photograph.resize(
-        (resolution, resolution), Image.Resampling.LANCZOS, box=box, reducing_gap=3.0
-    )
+    return photograph.resize((resolution, resolution), Image.Resampling.LANCZOS, box=box, reducing_gap=3.0)

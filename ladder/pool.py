@@ -173,42 +173,43 @@ class Worker:
 
 
 class Pool:
-    """Hands out fresh workers. At most one is started ahead, so that it imports while the current one prepares."""
+    """Hands out fresh workers, some of them started ahead so that a round waits once for all of its imports."""
 
     def __init__(
         self, *, code: Path | None = None, torch: bool = True, timeouts: dict[str, float] | None = None
     ) -> None:
         self._make = lambda: Worker(code=code, torch=torch, timeouts=timeouts)
-        self._ahead: Worker | None = None
+        self._ahead: list[Worker] = []
         self._taken: Worker | None = None
 
     def __enter__(self) -> "Pool":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in (self._taken, self._ahead):
+        for worker in (self._taken, *self._ahead):
             if worker:
                 worker.kill()
 
     def take(self) -> Worker:
-        """A fresh worker; the one taken before must be closed."""
-        worker, self._ahead = self._ahead, None
-        self._taken = worker or self._make()
+        """A fresh worker; the one taken before must be closed. Workers that died while idle are passed over."""
+        while self._ahead and self._ahead[0]._exited():
+            self._ahead.pop(0).kill()
+        self._taken = self._ahead.pop(0) if self._ahead else self._make()
         return self._taken
 
-    def start_ahead(self) -> None:
-        """Start the next worker, which imports and waits."""
-        if self._ahead is None:
-            self._ahead = self._make()
+    def start_ahead(self, count: int) -> None:
+        """Start workers until ``count`` are ahead, and wait until all have imported: idle, they disturb nothing.
 
-    def wait_ahead(self) -> None:
-        """Wait until the worker started ahead has nothing left to do. If it died, the next `take` starts another."""
-        if self._ahead:
+        One that dies while it imports is dropped; the ``take`` that misses it starts another and says why.
+        """
+        while len(self._ahead) < count:
+            self._ahead.append(self._make())
+        for worker in list(self._ahead):
             try:
-                self._ahead.wait_imported()
+                worker.wait_imported()
             except WorkerFailure:
-                self._ahead.kill()
-                self._ahead = None
+                worker.kill()
+                self._ahead.remove(worker)
 
 
 @contextlib.contextmanager

@@ -14,7 +14,7 @@ from ladder import results, stats
 from ladder.pool import ROOT
 from ladder.worker import CYCLE_STEPS
 
-SETTLE_S = 3.0  # on top of prepare(); ten minutes must fit 8 rungs x 5 rounds
+SETTLE_S = 1.5  # on top of prepare(); ten minutes must fit 8 rungs x 5 rounds
 SETTLE_CYCLES = 8
 _WALL_BEYOND_EVENT = 0.02
 _CODE = ("kernels", "stylegan_lite", "ladder", "requirements.lock")

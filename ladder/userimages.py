@@ -58,9 +58,7 @@ def find(data: str) -> Collection:
             return _find_in_zip(path)
     except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
         raise UserError(f"--data {data}: cannot be read: {_reason(error)}") from error
-    raise UserError(
-        f"--data {data}: is neither a folder nor a zip file of JPEG or PNG images"
-    )
+    raise UserError(f"--data {data}: is neither a folder nor a zip file of JPEG or PNG images")
 
 
 def square(content: bytes, resolution: int) -> tuple[Image.Image, bool]:
@@ -76,12 +74,8 @@ def square(content: bytes, resolution: int) -> tuple[Image.Image, bool]:
         with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
             width, height = image.size
             if width * height > MAX_PIXELS:
-                raise Unreadable(
-                    f"{width}x{height} is more than {MAX_PIXELS // 10**6} million pixels"
-                )
-            image.draft(
-                None, (2 * resolution, 2 * resolution)
-            )  # JPEG: decode at a half, quarter or eighth
+                raise Unreadable(f"{width}x{height} is more than {MAX_PIXELS // 10**6} million pixels")
+            image.draft(None, (2 * resolution, 2 * resolution))  # JPEG: decode at a half, quarter or eighth
             image.load()
             picture = ImageOps.fit(
                 to_rgb(_upright(image)),
@@ -93,14 +87,16 @@ def square(content: bytes, resolution: int) -> tuple[Image.Image, bool]:
         raise
     except MemoryError:
         raise Unreadable("not enough memory to decode it") from None
-    except Exception as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
+    except (
+        Exception
+    ) as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
         raise Unreadable(_reason(error)) from error
 
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # noqa: BLE001 - damaged metadata beside sound pixels
+    except Exception:  # damaged metadata beside sound pixels
         return image
 
 
@@ -110,17 +106,13 @@ def to_rgb(image: Image.Image) -> Image.Image:
         image = image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
     if image.has_transparency_data:
         image = image.convert("RGBA")
-        return Image.alpha_composite(
-            Image.new("RGBA", image.size, "white"), image
-        ).convert("RGB")
+        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
     return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _find_in_folder(root: Path) -> Collection:
     os.listdir(root)  # os.walk is silent about a folder it may not read
-    found = Collection(
-        [], lambda candidate: _read_file(root / candidate.name), lambda: None
-    )
+    found = Collection([], lambda candidate: _read_file(root / candidate.name), lambda: None)
     for name in sorted(_walk(root, found.skipped)):
         if _passed_over(name, found):
             continue
@@ -136,9 +128,10 @@ def _find_in_folder(root: Path) -> Collection:
 def _walk(root: Path, skipped: list[str]) -> Iterator[str]:
     """Relative file names below ``root``; links to folders are followed, each folder once."""
     seen: set[str] = set()
-    complain = lambda error: skipped.append(
-        f"{os.path.relpath(error.filename, root)}: {_reason(error)}"
-    )
+
+    def complain(error: OSError) -> None:
+        skipped.append(f"{os.path.relpath(error.filename, root)}: {_reason(error)}")
+
     for folder, folders, files in os.walk(root, onerror=complain, followlinks=True):
         real = os.path.realpath(folder)
         if real in seen:
@@ -151,17 +144,13 @@ def _walk(root: Path, skipped: list[str]) -> Iterator[str]:
 
 def _find_in_zip(path: Path) -> Collection:
     archive = zipfile.ZipFile(path)
-    found = Collection(
-        [], lambda candidate: _read_member(archive, candidate.name), archive.close
-    )
+    found = Collection([], lambda candidate: _read_member(archive, candidate.name), archive.close)
     members = {
         info.filename: info for info in archive.infolist() if not info.is_dir()
     }  # of two alike the last
     for name in sorted(members):
         if not _passed_over(name, found):
-            found.candidates.append(
-                Candidate(name, (members[name].file_size, members[name].CRC))
-            )
+            found.candidates.append(Candidate(name, (members[name].file_size, members[name].CRC)))
     return found
 
 
@@ -188,15 +177,13 @@ def _read_file(path: Path) -> bytes:
 
 def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:
     try:
-        with (
-            archive.open(name) as stream
-        ):  # reads no more than asked, whatever size the zip's directory claims
+        with archive.open(
+            name
+        ) as stream:  # reads no more than asked, whatever size the zip's directory claims
             return _bounded(stream.read(MAX_BYTES + 1))
     except Unreadable:
         raise
-    except (
-        Exception
-    ) as error:  # encrypted, unknown compression, wrong checksum, damaged stream
+    except Exception as error:  # encrypted, unknown compression, wrong checksum, damaged stream
         raise Unreadable(_reason(error)) from error
 
 

@@ -288,7 +288,6 @@ def test_a_cuda_graph_replays_with_new_inputs(case):
         values_and_grads(fused, inputs)
     torch.cuda.synchronize()
     graph = torch.cuda.CUDAGraph()
-    y = fused(*inputs)
     with torch.cuda.graph(graph):
         y = fused(*inputs)
         grads = torch.autograd.grad(y, [t for t in inputs if t.requires_grad], torch.ones_like(y))

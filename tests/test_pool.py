@@ -1,4 +1,4 @@
-"""Worker processes: their end, the one started ahead, the lock on a device."""
+"""Worker processes: their end, those started ahead, the lock on a device."""
 
 import os
 import signal
@@ -62,23 +62,24 @@ def test_each_cycle_is_a_sign_of_life(worker: Worker) -> None:
     assert len(seen) == 5 and all(message["seconds"] > 0 for message in seen)  # lead-in, 3 timed, main
 
 
-def test_the_worker_started_ahead_is_the_next_one_and_a_dead_one_is_replaced() -> None:
+def test_workers_started_ahead_come_next_and_a_dead_one_is_replaced() -> None:
     with Pool(code=FAKE, torch=False) as workers:
+        workers.start_ahead(2)
+        ahead = [worker.pid for worker in workers._ahead]
         first = workers.take()
-        workers.start_ahead()
-        workers.wait_ahead()
+        build(first)
         first.close()
-        second = workers.take()
-        build(second)
-        workers.start_ahead()
-        os.kill(workers._ahead.pid, signal.SIGKILL)
-        workers.wait_ahead()
-        second.close()
-        third = workers.take()
-        assert third.pid != second.pid
-        workers.start_ahead()
-        last = workers._ahead
-    for gone in (second, third, last):
+        assert workers.take().pid == ahead[1] != first.pid
+        workers.start_ahead(2)
+        dead, alive = workers._ahead
+        os.kill(dead.pid, signal.SIGKILL)
+        dead._await_exit(10)
+        last = workers.take()
+        assert last is alive
+        build(last)
+        workers.start_ahead(1)
+        rest = list(workers._ahead)
+    for gone in (first, last, *rest):
         assert gone._process.returncode is not None
 
 
