@@ -76,6 +76,9 @@ _TINY = _STYLEGAN2 | {
     "z_dim": 64,
     "w_dim": 64,
     "mapping_layers": 2,
+    "lr": 0.01,
+    "r1_gamma": 1.0,
+    "ema_images": 200,
 }
 
 _BASELINE = {
@@ -127,10 +130,10 @@ SERIES = {
     ("article", "cuda_graphs"): Series("cuda", _GRAPHS, _ARTICLE, _CUDA_GRAPHS, "47342dda28cf"),
     ("article", "data_loading"): Series("cuda", _GRAPHS, _ARTICLE, _DATA_LOADING, "e4d7af25b7b6"),
     ("article", "fused_act"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_ACT, "960e156cd4c2"),
-    ("tiny", "baseline"): Series("cpu", (), _TINY, _BASELINE, "220b0f111e4b"),
-    ("tiny", "channels_last"): Series("cpu", (), _TINY, _CHANNELS_LAST, "eb9a2cae8602"),
-    ("tiny", "bf16"): Series("cpu", ("bf16",), _TINY, _BF16, "88585dbd85b0"),
-    ("tiny", "set_to_none"): Series("cpu", ("bf16",), _TINY, _BF16_SET_TO_NONE, "de8f6f3afb55"),
+    ("tiny", "baseline"): Series("cpu", (), _TINY, _BASELINE, "b9c675e74717"),
+    ("tiny", "channels_last"): Series("cpu", (), _TINY, _CHANNELS_LAST, "06f0e0fccc98"),
+    ("tiny", "bf16"): Series("cpu", ("bf16",), _TINY, _BF16, "69bb52bab5f8"),
+    ("tiny", "set_to_none"): Series("cpu", ("bf16",), _TINY, _BF16_SET_TO_NONE, "b3f233839ca4"),
 }
 
 if __name__ == "__main__":  # python -m benches.series: the fingerprints of what stands above
