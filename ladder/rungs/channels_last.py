@@ -3,19 +3,17 @@
 What changes. Model and inputs are converted with `.to(memory_format=torch.channels_last)`. The shape
 stays [N, C, H, W]; only the strides change, so that all channels of one pixel lie next to each other.
 That alone is not enough: one operation on the way that answers in NCHW turns everything behind it back,
-silently, and each way back is a copy of the whole tensor. The rung therefore also chooses the spellings
-of resampling and instance norm that keep the layout.
+silently, and each way back is a copy of the whole tensor. `F.pixel_shuffle` and `F.instance_norm` are two
+that do; where the input is channels_last the model writes both in a way that keeps it.
 
 Why it should help. cuDNN's Tensor Core kernels work on NHWC. Fed with NCHW they convert before and after
-each convolution, and that traffic costs more than the conversion of the model ever will. With batch 8 on
-one H200, 3x3 convolutions in BF16 reach 340 to 540 TFLOP/s forward in channels_last; NCHW reaches about
-half of that at 256x256.
+each convolution, and that traffic costs more than the conversion of the model ever will.
 
 When it does not. In FP32 the gain is smaller, and it can be a loss: without Tensor Cores (TF32 switched
 off, or a CPU with its own blocked layout) NHWC kernels are no faster. Layers with 3 channels (toRGB,
-fromRGB) do not profit. Depthwise filters are a trap: the [1,3,3,1] filter as a depthwise convolution in
-BF16 channels_last took 42 of 70 ms of GPU time on an H200. And while the CPU sets the pace (see
-`baseline`), faster convolutions shorten nothing.
+fromRGB) do not profit. And while the CPU sets the pace (see `baseline`), faster convolutions shorten
+nothing: on one H200 the GPU's own work fell from 98 to 88 ms a step, the step itself by less than its
+error bar.
 """
 
 title = "channels_last"

@@ -11,8 +11,8 @@ the convolutions themselves these are the widest operations of the step.
 
 When it does not. The gain is bounded by the share of elementwise kernels in the GPU's time; where
 convolutions dominate (wide layers, large channel counts) that share is small. Bias gradients are
-reductions over N, H and W, which fusing does not remove: they lead what is left on an H200.
-`torch.compile` finds much of the same fusion by itself.
+reductions over N, H and W, which fusing moves into the same pass but does not remove. `torch.compile`
+finds much of the same fusion by itself.
 """
 
 title = "fused activation"
