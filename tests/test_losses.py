@@ -5,16 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from stylegan_lite import losses, make_step
-
-SMALL = {
-    "resolution": 16,
-    "channel_base": 128,
-    "channel_max": 16,
-    "z_dim": 16,
-    "w_dim": 16,
-    "mapping_layers": 2,
-    "batch": 4,
-}
+from tests.small import SMALL
 
 
 @pytest.fixture

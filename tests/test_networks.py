@@ -3,16 +3,8 @@ import torch
 
 from stylegan_lite import Recipe, Workload
 from stylegan_lite.networks import Discriminator, Generator, minibatch_std
+from tests.small import SMALL
 
-SMALL = {
-    "resolution": 16,
-    "channel_base": 128,
-    "channel_max": 16,
-    "z_dim": 16,
-    "w_dim": 16,
-    "mapping_layers": 2,
-    "batch": 4,
-}
 SPELLINGS = [
     {"modconv": "grouped", "resample": "depthwise"},
     {"modconv": "grouped", "resample": "subpixel"},

@@ -5,16 +5,8 @@ import torch
 
 from stylegan_lite import ConfigError, make_step
 from stylegan_lite.step import CYCLE, PHASES
+from tests.small import SMALL
 
-SMALL = {
-    "resolution": 16,
-    "channel_base": 128,
-    "channel_max": 16,
-    "z_dim": 16,
-    "w_dim": 16,
-    "mapping_layers": 2,
-    "batch": 4,
-}
 NORMS = ["demod", "instance"]
 GRAPHS = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True}
 
