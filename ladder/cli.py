@@ -301,12 +301,27 @@ def show(rung: str) -> None:
     metavar="WORKLOAD",
     help="Time every plain-PyTorch spelling of modulation, resampling and norm; writes results/spellings.",
 )
+@click.option(
+    "--selftest",
+    "self_test",
+    is_flag=True,
+    help="Simulate runs with known effects: are the verdicts right? Seconds; writes results/selftest.",
+)
 @options.json_option
-def doctor(device: str | None, ladder_name: str, spellings_of: str | None, as_json: bool) -> None:
+def doctor(
+    device: str | None, ladder_name: str, spellings_of: str | None, self_test: bool, as_json: bool
+) -> None:
     """Say what this machine has, which rungs it can run, and how to get what is missing.
 
-    Exit status 0 if a ladder can be climbed here, 2 if not.
+    Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if the verdicts break a promise.
     """
+    if self_test:
+        from ladder import machine, selftest
+
+        found = selftest.run(ROOT / "results" / "selftest", machine.choose_device(device))
+        path = found.pop("path").relative_to(ROOT)
+        click.echo(json.dumps(found, indent=1) if as_json else f"{selftest.text(found)}; {path}")
+        sys.exit(1 if found["broken"] else 0)
     if spellings_of is not None:
         from ladder import machine, spellings
 
