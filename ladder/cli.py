@@ -261,6 +261,33 @@ def train(
         click.echo(f"{done}: {out / summary['files']['samples']}")
 
 
+@main.command(
+    epilog="""\b
+Examples:
+  ladder validate results/ladder        every result in a folder
+  ladder validate RESULT.json --json    the verdict as JSON"""
+)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@options.json_option
+def validate(paths: tuple[Path, ...], as_json: bool) -> None:
+    """Check result files as if they came from a stranger: for each, accepted, or one line why not.
+
+    Exit status 1 if any was refused.
+    """
+    from ladder import validate as validating
+
+    judged = list(validating.validate(paths))
+    refused = sum(each.problem is not None for each in judged)
+    if as_json:
+        click.echo(json.dumps([{"path": each.path, "problem": each.problem} for each in judged], indent=1))
+    else:
+        for each in judged:
+            click.echo(f"{each.path}: {'accepted' if each.problem is None else 'refused: ' + each.problem}")
+        click.echo(f"{len(judged) - refused} accepted, {refused} refused")
+    if refused:
+        sys.exit(1)
+
+
 @main.command("list")
 @options.json_option
 def list_(as_json: bool) -> None:
