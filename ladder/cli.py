@@ -43,6 +43,9 @@ def main() -> None:
 Examples:
   ladder run                                      the article's ladder, about ten minutes on a GPU
   ladder run --quick                              a first look, not to be quoted
+  ladder run --mode leave-one-out                 what each rung is worth on top of all the others: adopt or skip
+  ladder run --budget 30                          tighter intervals, half an hour
+  ladder run --resume results/ladder/MACHINE/RUN.json   go on after Ctrl-C, or with a larger budget
   ladder run --workload large --data photos.zip   another workload, your images
   ladder run --rungs baseline,bf16,cuda_graphs    three rungs, each with the recipe it has in the whole ladder
   ladder run --workload mine.yaml --json          your own workload; the result on stdout"""
@@ -53,14 +56,36 @@ Examples:
     "--rungs", metavar="A,B,...", help="Measure only these; each keeps its recipe of the whole ladder."
 )
 @click.option(
-    "--rounds", type=click.IntRange(1, 100), help="Fresh processes of each rung. [default: 5; quick: 3]"
+    "--budget",
+    metavar="MINUTES",
+    type=click.FloatRange(0, min_open=True),
+    help="Fit rounds and cycles to this much measuring. [default: 10]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    help="Exactly so many fresh processes of each rung. [default: 5 to 12, as the budget allows; quick: 3]",
 )
 @click.option(
     "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; quick: 1]"
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), help="Of the order of visits and of the inputs. [default: 0]"
+)
 @click.option(
     "--quick", is_flag=True, help="Fewer rounds and cycles. The result is marked as not to be quoted."
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["cumulative", "solo", "leave-one-out"]),
+    help="Rungs on top of each other, each alone, or all but each: the last says which to adopt."
+    " [default: cumulative]",
+)
+@click.option(
+    "--resume",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Go on with the run of this file: measure what it lacks.",
 )
 @options.data_option
 @options.device_option
@@ -72,10 +97,13 @@ def run(
     workload: str | None,
     ladder_name: str,
     rungs: str | None,
+    budget: float | None,
     rounds: int | None,
     cycles: int | None,
-    seed: int,
+    seed: int | None,
     quick: bool,
+    mode: str | None,
+    resume: Path | None,
     data: str | None,
     device: str | None,
     out: Path | None,
@@ -84,8 +112,9 @@ def run(
     """Measure every rung; print the table; write the result, the chart, Markdown and CSV.
 
     A round runs each rung once, in random order, in a fresh process: prepared, warmed up, then timed over whole
-    16-step cycles. A rung that the machine cannot do is n/a and the others go on without it. A rung that fails is
-    shown with its reason and the others go on. Ctrl-C keeps what is finished.
+    16-step cycles. The lowest and the highest rung run twice in each round: what these twins differ by is noise, and
+    nothing below it is called a difference. A rung that the machine cannot do is n/a and the others go on without it.
+    A rung that fails is shown with its reason and the others go on. Ctrl-C keeps what is finished.
     """
     from ladder import climbing
 
@@ -93,10 +122,13 @@ def run(
         workload=workload,
         ladder=ladder_name,
         rungs=None if rungs is None else [name.strip() for name in rungs.split(",") if name.strip()],
-        rounds=rounds or (3 if quick else 5),
-        cycles=cycles or (1 if quick else 2),
+        budget=budget,
+        rounds=rounds,
+        cycles=cycles,
         seed=seed,
         quick=quick,
+        mode=mode,
+        resume=resume,
         data=data,
         device=device,
         out=out or RESULTS,

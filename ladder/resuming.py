@@ -1,0 +1,76 @@
+"""Taking up a run where it ended: its file is the plan, and only what is missing in it is measured."""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ladder import catalog, modes, results
+from ladder.errors import UserError
+
+_MACHINE = ("name", "gpu", "cpu", "cores", "device", "driver", "cuda", "torch", "triton", "python")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read an unfinished (or finished) result of this schema. Raises `UserError` if it cannot be gone on with."""
+    result = results.load(path)
+    if "twins" not in result:
+        raise UserError(f"{path}: --resume: made by an earlier version, without twins; start a new run")
+    return result
+
+
+def continued(request: Any) -> Any:
+    """The `ladder.climbing.Request` that goes on with `request.resume`: what was not asked for is as in the file.
+
+    Raises `UserError` for a request that contradicts the file: it would be another run.
+    """
+    result, path = load(request.resume), request.resume
+    protocol, names = result["protocol"], result["ladder"]["rungs"]
+    if request.workload is None and result["workload"]["name"] not in catalog.workloads():
+        raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
+    said = {
+        "mode": protocol["mode"],
+        "seed": protocol["seed"],
+        "device": result["machine"]["device"],
+        "rungs": [name for name in names if name != modes.ALL],
+    }
+    for key, value in said.items():
+        if getattr(request, key) not in (None, value):
+            raise UserError(f"{path}: --resume: that run has another --{key}; leave it out")
+    if request.quick and not protocol["quick"]:
+        raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
+    said["workload"] = request.workload or result["workload"]["name"]
+    ladder = result["ladder"]["name"] if result["ladder"]["name"] in catalog.ladders() else request.ladder
+    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
+
+
+def take_up(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
+    """The result in `path`, if `fresh` (what a run started now would be) is the same measurement.
+
+    Rungs that failed are tried again; those out of memory or invalid are not. Raises `UserError` that says what
+    differs: machine, software, workload, rungs, or commit.
+    """
+    result = load(path)
+    for key in _MACHINE:
+        if result["machine"].get(key) != fresh["machine"].get(key):
+            was, now = result["machine"].get(key), fresh["machine"].get(key)
+            raise UserError(f"{path}: --resume: {key} was {was} and is {now} here; start a new run")
+    for part in ("workload", "ladder"):
+        if result[part] != fresh[part]:
+            raise UserError(f"{path}: --resume: another {part} than this file's was asked for")
+    if result["commit"] != fresh["commit"]:
+        raise UserError(f"{path}: --resume: the code is at another commit; start a new run")
+    result["dirty"] = bool(result["dirty"] or fresh["dirty"]) if result["commit"] else result["dirty"]
+    for rung in [*result["rungs"], *result["twins"]]:
+        if rung["status"] == "failed":
+            rung.pop("failed_at", None)
+            rung.update(status="ok" if rung["rounds"] else "n/a", reason=None)
+    if fresh["protocol"]["fixed"]:
+        result["protocol"].update(rounds=fresh["protocol"]["rounds"], fixed=True, budget_s=None)
+    elif not result["protocol"]["fixed"]:
+        result["protocol"]["budget_s"] = fresh["protocol"]["budget_s"]
+    notes = result["protocol"]["notes"]
+    notes[:] = [note for note in notes if not note.startswith("interrupted")]
+    if "resumed" not in notes:
+        notes.append("resumed")
+    result["complete"] = False
+    return result
