@@ -25,7 +25,15 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Seconds without a word from a worker before it counts as hung. Generous: tuning and capturing take minutes
 # on some GPUs, and one 16-step cycle of the article's workload takes many on a CPU.
-TIMEOUTS = {"import": 300.0, "build": 300.0, "prepare": 900.0, "visit": 900.0, "profile": 900.0, "exit": 20.0}
+TIMEOUTS = {
+    "import": 300.0,
+    "build": 300.0,
+    "prepare": 900.0,
+    "visit": 900.0,
+    "profile": 900.0,
+    "parity": 900.0,
+    "exit": 20.0,
+}
 _LEAST_CYCLE_TIMEOUT = 60.0
 _CYCLE_TIMEOUT_FACTOR = 20.0
 
