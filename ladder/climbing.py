@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -45,7 +46,7 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     if request.budget is not None and (request.rounds is not None or request.quick):
         raise UserError("--budget fits the number of rounds: leave out --rounds and --quick")
     if request.resume is not None:
-        request = resuming.continued(request)
+        request = continued(request)
     if request.workload is not None:
         catalog.load_workload(request.workload)  # a typing error is told before anything slow
     ladder = catalog.load_ladder(request.ladder)
@@ -79,6 +80,31 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
         )
     publish(result, request.charts, quiet, partial=request.rungs is not None)
     return result
+
+
+def continued(request: Request) -> Request:
+    """The request that goes on with `request.resume`: what was not asked for is as in the file.
+
+    Raises `UserError` for a request that contradicts the file: it would be another run.
+    """
+    result, path = resuming.load(request.resume), request.resume
+    protocol, names = result["protocol"], result["ladder"]["rungs"]
+    if request.workload is None and result["workload"]["name"] not in catalog.workloads():
+        raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
+    said = {
+        "mode": protocol["mode"],
+        "seed": protocol["seed"],
+        "device": result["machine"]["device"],
+        "rungs": [name for name in names if name != modes.ALL],
+    }
+    for key, value in said.items():
+        if getattr(request, key) not in (None, value):
+            raise UserError(f"{path}: --resume: that run has another --{key}; leave it out")
+    if request.quick and not protocol["quick"]:
+        raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
+    said["workload"] = request.workload or result["workload"]["name"]
+    ladder = result["ladder"]["name"] if result["ladder"]["name"] in catalog.ladders() else request.ladder
+    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
 
 
 def publish(result: dict[str, Any], folder: Path, quiet: bool, partial: bool = False) -> None:

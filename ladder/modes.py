@@ -8,11 +8,15 @@ rung is worth to whoever takes all the others, and is where ADOPT and SKIP come 
 from __future__ import annotations
 
 from collections.abc import Iterable
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from ladder import catalog, verdicts
+from ladder import verdicts
 from ladder.errors import UserError
-from stylegan_lite.config import ConfigError, Recipe
+
+if (
+    TYPE_CHECKING
+):  # measuring must not import the catalog: an old commit's stylegan_lite may not have its fields
+    from ladder import catalog
 
 CUMULATIVE, SOLO, LEAVE_ONE_OUT = "cumulative", "solo", "leave-one-out"
 MODES = (CUMULATIVE, SOLO, LEAVE_ONE_OUT)
@@ -35,6 +39,8 @@ def plan(
     Raises:
         UserError: `only` names a rung that is not there, or a cumulative recipe is impossible.
     """
+    from ladder import catalog
+
     climbed = catalog.climb(ladder, capabilities, only)
     if mode == CUMULATIVE:
         return climbed
@@ -54,6 +60,9 @@ def plan(
 
 def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) -> catalog.Planned:
     """One rung alone, or all but it."""
+    from ladder import catalog
+    from stylegan_lite.config import ConfigError, Recipe
+
     title = rung.title if mode == SOLO else f"without {rung.title}"
     if rung.recipe is None:
         return catalog.Planned(rung.name, title, None, rung.skipped, None)

@@ -1,10 +1,9 @@
 """Taking up a run where it ended: its file is the plan, and only what is missing in it is measured."""
 
-import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ladder import catalog, modes, results
+from ladder import results
 from ladder.errors import UserError
 
 _MACHINE = ("name", "gpu", "cpu", "cores", "device", "driver", "cuda", "torch", "triton", "python")
@@ -16,31 +15,6 @@ def load(path: Path) -> dict[str, Any]:
     if "twins" not in result:
         raise UserError(f"{path}: --resume: made by an earlier version, without twins; start a new run")
     return result
-
-
-def continued(request: Any) -> Any:
-    """The `ladder.climbing.Request` that goes on with `request.resume`: what was not asked for is as in the file.
-
-    Raises `UserError` for a request that contradicts the file: it would be another run.
-    """
-    result, path = load(request.resume), request.resume
-    protocol, names = result["protocol"], result["ladder"]["rungs"]
-    if request.workload is None and result["workload"]["name"] not in catalog.workloads():
-        raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
-    said = {
-        "mode": protocol["mode"],
-        "seed": protocol["seed"],
-        "device": result["machine"]["device"],
-        "rungs": [name for name in names if name != modes.ALL],
-    }
-    for key, value in said.items():
-        if getattr(request, key) not in (None, value):
-            raise UserError(f"{path}: --resume: that run has another --{key}; leave it out")
-    if request.quick and not protocol["quick"]:
-        raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
-    said["workload"] = request.workload or result["workload"]["name"]
-    ladder = result["ladder"]["name"] if result["ladder"]["name"] in catalog.ladders() else request.ladder
-    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
 
 
 def take_up(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
