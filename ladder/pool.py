@@ -32,6 +32,7 @@ TIMEOUTS = {
     "visit": 900.0,
     "profile": 900.0,
     "parity": 900.0,
+    "receipts": 900.0,
     "exit": 20.0,
 }
 _LEAST_CYCLE_TIMEOUT = 60.0

@@ -16,6 +16,40 @@ rung's name. PyTorch's double backward of a convolution is slow as well: R1 took
 against 113 ms in FP32. CPUs without BF16 instructions emulate it, slowly.
 """
 
+from ladder.receipts import FULL, Receipt, judge, share, total
+
 title = "BF16 mixed precision"
 change = {"precision": "bf16"}
 needs = ("bf16",)
+
+
+ISLANDS = (
+    "mapping and affines",
+    "losses and penalties",
+    "minibatch std",
+    "weights",
+    "moments",
+    "moving average",
+)
+STATISTICS = ("demodulate_kernel", "join_moments_kernel")  # fused kernels that hold nothing but statistics
+
+
+def receipt(seen: dict) -> Receipt:
+    """Convolutions compute in BF16, and what must not is still in full precision."""
+    stages = {stage: share(flops, "bfloat16") for stage, flops in seen["flops"].items()}
+    all_of_it = share(total(seen["flops"]), "bfloat16")
+    islands = {name: seen["islands"].get(name, {}) for name in ISLANDS}
+    islands |= {k: v for k, v in seen["islands"].items() if k == "statistics"}
+    islands |= {k: dict.fromkeys(seen["kernels"][k]["dtypes"], 1) for k in STATISTICS if k in seen["kernels"]}
+    sunk = {
+        name: sorted(set(found) - set(FULL)) for name, found in islands.items() if not set(found) <= set(FULL)
+    }
+    unseen = [name for name, found in islands.items() if not found]
+    shown = ", ".join(f"{stage} {part:.1%}" for stage, part in stages.items())
+    return judge(
+        (all_of_it > 0.99, f"convolution FLOPs in BF16: {shown or 'none'}"),
+        (not sunk, f"still in full precision: {', '.join(islands)}")
+        if not sunk
+        else (False, "in reduced precision: " + "; ".join(f"{k} {', '.join(v)}" for k, v in sunk.items())),
+        *([(False, f"not seen at all: {', '.join(unseen)}")] if unseen else []),
+    )
