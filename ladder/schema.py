@@ -1,123 +1,22 @@
 """What a result of a stranger may hold: every key, and for each the values that a genuine run can write.
 
-A rule is a function of a value that returns what is wrong with it, as (where, what), or None. Whoever writes a new
-key into results adds it here: a key that is not named is refused.
+Whoever writes a new key into results adds it here: a key that is not named is refused. Results without the newer keys
+(optional ones) stay valid.
 """
 
 import dataclasses
-import math
-import re
-from collections.abc import Callable
-from typing import Any
 
 from ladder import results
+from ladder.rules import either, fields, items, mapping, maybe, number, one_of, pattern
 from stylegan_lite.config import Recipe, Workload
-
-Problem = tuple[str, str]
-Rule = Callable[[Any], Problem | None]
-
-
-def number(low: float, high: float, *, whole: bool = False) -> Rule:
-    """A finite number from `low` to `high`."""
-
-    def check(value: Any) -> Problem | None:
-        if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
-            return "", f"{shown(value)} is not a {'whole ' if whole else ''}number"
-        if not (math.isfinite(value) and low <= value <= high):
-            return "", f"{shown(value)} is not from {low:g} to {high:g}"
-        return None
-
-    return check
-
-
-def pattern(expression: str, what: str) -> Rule:
-    """A string that the expression matches whole."""
-    compiled = re.compile(expression)
-
-    def check(value: Any) -> Problem | None:
-        if isinstance(value, str) and compiled.fullmatch(value):
-            return None
-        return "", f"{shown(value)} is not {what}"
-
-    return check
-
-
-def one_of(*allowed: Any) -> Rule:
-    def check(value: Any) -> Problem | None:
-        if any(value is each or (isinstance(value, str) and value == each) for each in allowed):
-            return None
-        return "", f"{shown(value)} is none of {', '.join(map(shown, allowed))}"
-
-    return check
-
-
-def either(*rules: Rule) -> Rule:
-    """What one of the rules takes; else the last one says what is wrong."""
-
-    def check(value: Any) -> Problem | None:
-        problem = None
-        for rule in rules:
-            if (problem := rule(value)) is None:
-                return None
-        return problem
-
-    return check
-
-
-def maybe(rule: Rule) -> Rule:
-    """null, or what the rule takes."""
-    return lambda value: None if value is None else rule(value)
-
-
-def items(rule: Rule, most: int, least: int = 0) -> Rule:
-    """A list of `least` to `most` values."""
-
-    def check(value: Any) -> Problem | None:
-        if not isinstance(value, list):
-            return "", f"{shown(value)} is not a list"
-        if not least <= len(value) <= most:
-            return "", f"{len(value)} entries, expected {least} to {most}"
-        for index, each in enumerate(value):
-            if problem := rule(each):
-                return f"[{index}]{problem[0]}", problem[1]
-        return None
-
-    return check
-
-
-def fields(needed: dict[str, Rule], optional: dict[str, Rule] | None = None) -> Rule:
-    """An object with all of `needed`, perhaps some of `optional`, and nothing else."""
-    known = needed | (optional or {})
-
-    def check(value: Any) -> Problem | None:
-        if not isinstance(value, dict):
-            return "", f"{shown(value)} is not an object"
-        for key in value:
-            if key not in known:
-                return "", f"unknown key {shown(key)}"
-        for key in needed:
-            if key not in value:
-                return "", f"the key {key!r} is missing"
-        for key, each in value.items():
-            if problem := known[key](each):
-                return f".{key}{problem[0]}", problem[1]
-        return None
-
-    return check
-
-
-def shown(value: Any) -> str:
-    """A value as an error message can print it on any terminal: ASCII, escaped, short."""
-    if isinstance(value, dict | list):
-        return "an object" if isinstance(value, dict) else "a list"
-    text = ascii(value)
-    return text if len(text) <= 40 else text[:37] + "..."
-
 
 TEXT = pattern(
     results.TEXT.pattern, f"plain text (1 to {results.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)"
 )
 PART = pattern(r"[a-z0-9][a-z0-9._-]{0,95}", "a name of a-z, 0-9, dot, underscore and hyphen")
+IDENTIFIER = pattern(r"[A-Za-z][A-Za-z0-9_. ]{0,63}", "a name")
+PHASE = one_of("G_main", "D_main", "G_pl", "D_r1")
+KIND = one_of("host", "gpu")  # what bounds a rung
 FLAG = one_of(True, False)
 VERSION = maybe(TEXT)
 MS = number(1e-4, 1e8)
@@ -166,7 +65,13 @@ PROTOCOL = fields(
         "quick": FLAG,
         "notes": NOTES,
     },
-    {"settle_s": SECONDS, "settle_cycles": COUNT},
+    {
+        "settle_s": SECONDS,
+        "settle_cycles": COUNT,
+        "mode": one_of("cumulative", "solo", "leave-one-out"),
+        "fixed": FLAG,
+        "budget_s": maybe(SECONDS),
+    },
 )
 RECIPE = fields({}, {field.name: SCALAR for field in dataclasses.fields(Recipe)})
 SETTINGS = fields(
@@ -188,6 +93,35 @@ SETTINGS = fields(
     ),
 )
 
+PERCENT = number(0, 100)
+CLOCK = number(0, 1e5)
+TENANCY = one_of("alone", "shared", "unknown")
+GPU = either(  # `ladder.gpustate`: of one visit
+    fields({"state": one_of("unknown"), "reason": TEXT, "tenancy": one_of("unknown")}),
+    fields(
+        {"state": one_of("known"), "polls": COUNT, "tenancy": TENANCY},
+        {
+            "longest_gap_ms": maybe(number(0, 1e8)),
+            "sm_mhz": maybe(CLOCK),
+            "sm_mhz_min": maybe(CLOCK),
+            "memory_mhz": maybe(CLOCK),
+            "temperature_c": maybe(number(-100, 300)),
+            "power_w": maybe(number(0, 1e5)),
+            "reasons": maybe(items(PART, 16)),
+            "violation_ms": maybe(
+                mapping(one_of("power", "thermal", "board_limit", "reliability"), number(-1e12, 1e12), 16)
+            ),
+            "ecc_errors": maybe(number(-1e12, 1e12)),
+            "foreign_processes": maybe(COUNT),
+            "display_processes": maybe(COUNT),
+            "drift_bytes": maybe(BYTES),
+            "quiet_percent": maybe(PERCENT),
+        },
+    ),
+)
+RUN_GPU = fields(
+    {"state": one_of("known", "unknown"), "tenancy": TENANCY, "rejected_visits": COUNT, "notes": NOTES}
+)
 ROUND = fields(
     {"round": COUNT, "samples_ms": SAMPLES},
     {
@@ -202,6 +136,9 @@ ROUND = fields(
         "peak_allocated_bytes": maybe(BYTES),
         "device_used_bytes": maybe(BYTES),
         "alloc_retries": maybe(COUNT),
+        "canary_s": maybe(number(1e-9, 10)),
+        "gpu": maybe(GPU),
+        "rejected": NOTES,
     },
 )
 INSPECTION = fields(
@@ -210,6 +147,53 @@ INSPECTION = fields(
 FAILED_AT = fields(
     {"round": maybe(COUNT)},
     dict.fromkeys(("peak_rss_bytes", "peak_reserved_bytes", "peak_allocated_bytes"), maybe(BYTES)),
+)
+ERROR = number(0, 1e30)  # relative; a kernel may return anything
+PARITY = fields(  # `ladder.parity`
+    {"verdict": one_of("ok", "failed: parity"), "reason": maybe(TEXT), "problems": NOTES},
+    {
+        "phases": mapping(
+            PHASE,
+            mapping(
+                IDENTIFIER,
+                fields(
+                    {"error": maybe(ERROR), "budget": maybe(ERROR)},
+                    {
+                        "nearest": TEXT,
+                        "nearest_error": maybe(ERROR),
+                        "nearest_budget": maybe(ERROR),
+                        "judged": COUNT,
+                        "unresolved": COUNT,
+                    },
+                ),
+                16,
+            ),
+            16,
+        ),
+        "replays": mapping(PHASE, mapping(IDENTIFIER, either(ERROR, TEXT), 16), 16),
+        "budget": mapping(IDENTIFIER, either(SCALAR, items(TEXT, 32)), 16),
+        "reference": mapping(IDENTIFIER, either(SCALAR, items(TEXT, 32)), 16),
+        "seconds": SECONDS,
+    },
+)
+RECEIPTS = mapping(PART, fields({"engaged": FLAG, "lines": NOTES}), 64)  # `ladder.receipts`
+INTERVAL = maybe(items(FACTOR, 2, least=2))
+FLOOR = number(0, 100)  # a difference of logarithms
+GAIN = fields(  # `ladder.judging`
+    {"against": PART, "ratio": FACTOR, "interval": INTERVAL, "rounds": COUNT},
+    {"confidence": maybe(number(0, 1)), "least": maybe(FLOOR), "floor": maybe(FLOOR)},
+)
+TWIN = fields(
+    {
+        "name": PART,
+        "of": PART,
+        "status": one_of(*results.STATUSES),
+        "reason": maybe(TEXT),
+        "recipe": maybe(RECIPE),
+        "settings": maybe(SETTINGS),
+        "rounds": items(ROUND, 1000),
+    },
+    {"failed_at": FAILED_AT},
 )
 RUNG = fields(
     {
@@ -238,7 +222,16 @@ RUNG = fields(
         "article_ms": maybe(MS),
         "settings": maybe(SETTINGS),
     },
-    {"inspection": maybe(INSPECTION), "failed_at": FAILED_AT},
+    {
+        "inspection": maybe(INSPECTION),
+        "failed_at": FAILED_AT,
+        "kind": maybe(KIND),
+        "verdict": maybe(one_of("faster", "slower", "no measurable gain", "ambiguous")),
+        "gain": maybe(GAIN),
+        "total_interval": INTERVAL,
+        "receipts": maybe(RECEIPTS),
+        "parity": maybe(PARITY),
+    },
 )
 RESULT = fields(
     {
@@ -257,5 +250,11 @@ RESULT = fields(
         "seconds": SECONDS,
         "baseline": maybe(PART),
         "rungs": items(RUNG, 100, least=1),
-    }
+    },
+    {
+        "twins": items(TWIN, 8),
+        "stored_twins": mapping(KIND, items(number(-100, 100), 1000), 4),
+        "noise": mapping(KIND, fields({"floor": FLOOR, "rounds": COUNT, "stored_rounds": COUNT}), 4),
+        "gpu": maybe(RUN_GPU),
+    },
 )

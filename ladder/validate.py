@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import results, schema
+from ladder.rules import shown
 
 MOST_BYTES = 2**20
 MOST_FILES = 10_000
@@ -151,7 +152,7 @@ def _contradiction(data: dict[str, Any]) -> str | None:
     machine, rungs = data["machine"], data["rungs"]
     hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]
     if hardware is None or machine["name"] != results.slug(hardware):
-        return f"machine.name: {machine['name']!r} is not made from its hardware, {schema.shown(hardware)}"
+        return f"machine.name: {machine['name']!r} is not made from its hardware, {shown(hardware)}"
     names = [rung["name"] for rung in rungs]
     if names != data["ladder"]["rungs"] or len(set(names)) < len(names):
         return "rungs: not those of ladder.rungs, each once and in that order"

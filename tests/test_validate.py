@@ -12,8 +12,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ladder import cli, report, results, validate
-from tests import test_measure
+from ladder import cli, gpustate, nvml, report, results, validate
+from tests import test_gpustate, test_measure
+from tests.fake_nvml import FakeNvml
 
 GENUINE = Path(__file__).parent / "data" / "article-article-20261121T015325Z.json"
 CPUS = """
@@ -87,9 +88,16 @@ def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_pa
     """The fakes' recipes and settings are no genuine ones; everything else is as `ladder run` writes it."""
     rungs = {"baseline": {"fault": "raise", "at": "build"}, "fine": {}, "none": None, "nan": {"fault": "nan"}}
     result = test_measure.run(tmp_path / "out", rungs | {"late": {"fault": "long"}}, rounds=2)
-    for rung in result["rungs"]:
+    for rung in [*result["rungs"], *result["twins"]]:
         rung["recipe"] = rung["settings"] = None
     result["workload"] |= {"resolution": 32}
+    readings = [
+        gpustate.summarize([nvml.Gpu(None).read(frozenset())], nvml.Counters(), nvml.Counters(), None)
+    ]
+    readings += [test_gpustate.visit(FakeNvml(bits=0x4, compute={1: 1, 100: 2}, display={3: None}))]
+    for visit, reading in zip(result["rungs"][1]["rounds"], readings, strict=True):
+        visit |= {"gpu": reading, "canary_s": 1e-4, "rejected": ["SM clock 1500 MHz, usually 1980"]}
+    result["gpu"] = gpustate.run_summary(readings, rejected=2)
     result["rungs"][-1]["reason"] = 'Triton Error [CUDA]: "x" is 5% <b>; ' + "long " * 40
     path = results.path_for(tmp_path, result)
     results.write(path, result)
