@@ -10,6 +10,7 @@ answer at once.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -342,10 +343,10 @@ def list_(as_json: bool) -> None:
 @main.command()
 @click.argument("rung")
 def show(rung: str) -> None:
-    """Show what RUNG changes, why it should help and when it does not."""
+    """Show what RUNG changes, why it should help, when it does not, and how to know that it is on."""
     found = catalog.load_rung(rung)
     click.echo(click.style(found.title, bold=True))
-    click.echo(f"\n{found.text}\n")
+    click.echo(f"\n{found.text}\n\nReceipt. {inspect.getdoc(found.receipt)}\n")
     change = ", ".join(f"{key}: {json.dumps(value)}" for key, value in found.change.items())
     click.echo(f"Recipe: {change or 'the defaults'}")
     click.echo(f"Needs:  {', '.join(found.needs) or 'nothing beyond PyTorch'}")

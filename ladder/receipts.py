@@ -7,6 +7,7 @@ torch.
 
 from __future__ import annotations
 
+import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
@@ -17,7 +18,7 @@ FULL = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Receipt:
-    """Whether a rung is on, and what shows it: one line a check."""
+    """Whether a rung is on, and what shows it: one line a check, in words that a result file may hold."""
 
     engaged: bool
     lines: list[str]
@@ -47,10 +48,12 @@ def issue(
     recipe: Mapping[str, Any], evidence: dict[str, Any], names: Iterable[str] | None = None
 ) -> dict[str, dict]:
     """Receipts of all the rungs that ``recipe`` contains (or of ``names``): {rung: {"engaged", "lines"}}."""
-    from ladder import catalog
+    if names is None:
+        from ladder import catalog
 
-    chosen = catalog.contained(recipe) if names is None else list(names)
-    return {name: catalog.load_rung(name).receipt(evidence).to_dict() for name in chosen}
+        names = catalog.contained(recipe)
+    modules = {name: importlib.import_module(f"ladder.rungs.{name}") for name in names}
+    return {name: module.receipt(evidence).to_dict() for name, module in modules.items()}
 
 
 def reason(receipts: Mapping[str, dict]) -> str | None:
@@ -77,10 +80,10 @@ def total(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {key: sum(stage.get(key, 0) for stage in stages.values()) for key in keys}
 
 
-def launched(seen: Mapping[str, Any], *names: str) -> tuple[bool, str]:
-    """A check that each of these kernels of ours was launched."""
-    counts = [seen["kernels"].get(name, {}).get("calls", 0) for name in names]
-    return all(counts), ", ".join(f"{name} {count}x" for name, count in zip(names, counts, strict=True))
+def launched(seen: Mapping[str, Any], *names: str) -> list[tuple[bool, str]]:
+    """A check for each of these kernels of ours that it was launched."""
+    counts = {name: seen["kernels"].get(name, {}).get("calls", 0) for name in names}
+    return [(count > 0, f"{name} launched {count}x") for name, count in counts.items()]
 
 
 def gone(

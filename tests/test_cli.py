@@ -72,7 +72,7 @@ def test_list_names_everything_in_a_line_each():
 
 def test_show_teaches_and_tells_the_change():
     said = call("show", "cuda_graphs").output
-    assert "When it does not." in said and 'adam: "capturable"' in said and "cuda_graphs: true" in said
+    assert "When it does not." in said and "Receipt. Every phase is replayed" in said and 'adam: "capturable"' in said and "cuda_graphs: true" in said
     assert "\x1b" not in said
 
 

@@ -41,12 +41,12 @@ def receipt(seen: dict) -> Receipt:
         (None, f"TF32 in FP32 convolutions, PyTorch's default: {settings['conv_fp32_precision']}"),
     ]
     if recipe["precision"] == "fp32":
-        checks.append((full == 1, f"convolution FLOPs in FP32: {full:.1%}"))
+        checks.append((full == 1, f"convolution FLOPs in FP32: {full:.3f}"))
     if not recipe["channels_last"]:
-        checks.append((nchw > 0.9, f"convolution inputs in NCHW: {nchw:.0%} of bytes"))
+        checks.append((nchw > 0.9, f"convolution inputs in NCHW: {nchw:.2f} of bytes"))
     if not recipe["set_to_none"]:
         kept = seen["gradients"]["kept"]
-        checks.append((kept > 0, f"gradients kept by `zero_grad`: {kept}"))
+        checks.append((kept > 0, f"gradients kept by zero_grad: {kept}"))
     if all(off.values()):
         checks.append(
             (not seen["kernels"], f"fused kernels launched: {', '.join(seen['kernels']) or 'none'}")

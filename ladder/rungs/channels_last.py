@@ -37,12 +37,12 @@ def receipt(seen: dict) -> Receipt:
     )
     left = seen["relayouts"]
     return judge(
-        (stored > 0.9, f"convolution weights stored as NHWC: {stored:.0%} of bytes"),
+        (stored > 0.9, f"convolution weights stored as NHWC: {stored:.2f} of bytes"),
         *(
-            (images.get(s, 0) > 0.9, f"convolution inputs NHWC, {s}: {images.get(s, 0):.0%} of bytes")
+            (images.get(s, 0) > 0.9, f"convolution inputs NHWC, {s}: {images.get(s, 0):.2f} of bytes")
             for s in ("forward", "backward")
         ),
-        (None, f"convolution inputs NHWC, double backward: {images.get('double backward', 0):.0%} of bytes"),
-        (None, f"weights as convolutions get them NHWC, forward: {weights.get('forward', 0):.0%} of bytes"),
+        (None, f"convolution inputs NHWC, double backward: {images.get('double backward', 0):.2f} of bytes"),
+        (None, f"weights as convolutions get them NHWC, forward: {weights.get('forward', 0):.2f} of bytes"),
         (None, f"layout conversions left: {left['calls']:.1f} a step, {left['mb']:.1f} MB"),
     )

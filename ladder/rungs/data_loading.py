@@ -57,7 +57,7 @@ def receipt(seen: dict) -> Receipt:
         all_of("as uint8", [c["dtype"] == "uint8" for c in batches]),
         (
             None,
-            f"copies beside other kernels: {'not profiled' if overlap is None else f'{overlap:.0%} of their time'}",
+            f"copies beside other kernels: {'not profiled' if overlap is None else f'{overlap:.2f} of their time'}",
         ),
         (None, f"waiting for data: {data['waiting_ms']:.2f} ms a step"),
     )

@@ -29,6 +29,6 @@ def receipt(seen: dict) -> Receipt:
     """
     layers = ["Conv", "ModulatedConv"] + ["NormalizedConv"] * seen["recipe"]["fused_norm"]
     return judge(
-        launched(seen, "bias_act_kernel", "bias_act_grad_kernel"),
+        *launched(seen, "bias_act_kernel", "bias_act_grad_kernel"),
         gone(seen, "leaky ReLU", "act", layers),
     )

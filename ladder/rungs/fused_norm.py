@@ -33,7 +33,7 @@ KERNELS = {
 def receipt(seen: dict) -> Receipt:
     """Our kernels are launched, forward and backward, and the plain operations they replace no longer run."""
     return judge(
-        launched(seen, *KERNELS[seen["norm"]]),
+        *launched(seen, *KERNELS[seen["norm"]]),
         gone(seen, "modulation", "modulate"),
         gone(seen, "normalization", "normalize"),
     )

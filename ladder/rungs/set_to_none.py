@@ -22,7 +22,7 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """After `zero_grad` gradients are None; nothing is filled with zeros, nothing added to an old gradient."""
+    """After zero_grad gradients are None; nothing is filled with zeros, nothing added to an old gradient."""
     found = seen["gradients"]
     return judge(
         (found["none"] > 0 and not found["kept"], f"gradients None {found['none']}, kept {found['kept']}"),
