@@ -211,6 +211,24 @@ def report(
 @main.command(
     epilog="""\b
 Examples:
+  ladder compare before.json after.json          two commits, or two versions of torch, on one machine
+  ladder compare a100.json h200.json --anyway    two GPUs: not the same machine, and you know it"""
+)
+@click.argument("before", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("after", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--anyway", is_flag=True, help="Also compare what is not comparable.")
+@options.json_option
+def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
+    """Say for each rung whether AFTER is faster or slower than BEFORE. Exit status 1 if any rung is slower."""
+    from ladder import comparing
+
+    if comparing.show(before, after, anyway, as_json):
+        sys.exit(1)
+
+
+@main.command(
+    epilog="""\b
+Examples:
   ladder train --workload tiny --steps 500 --out runs/tiny
   ladder train --workload article --data photos/ --recipe fused_act --steps 20000 --out runs/photos
   ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt"""

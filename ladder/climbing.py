@@ -78,7 +78,11 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
             out=request.out,
             data_source=pictures.source,
         )
-    publish(result, request.charts, quiet, partial=request.rungs is not None)
+    from ladder import report
+
+    folder = request.resume.parent if request.resume else request.out / result["machine"]["name"]
+    shown = report.with_top(result, [*report.readable(folder)])
+    publish(shown, request.charts, quiet, partial=request.rungs is not None and request.resume is None)
     return result
 
 

@@ -64,6 +64,8 @@ def judge(result: dict[str, Any]) -> None:
             rung["total_interval"] = _pair(stats.log_interval(ratios))
     result["noise"] = noise(result)
     asked = comparisons(result)
+    for kind, found in result["noise"].items():
+        found["resolution"] = resolution([c for rung, _, c in asked if rung["kind"] == kind])
     for (rung, against, comparison), verdict in zip(
         asked, verdicts.judge([c for _, _, c in asked]), strict=True
     ):
@@ -126,15 +128,10 @@ def comparisons(result: dict[str, Any]) -> list[tuple[dict, str, verdicts.Compar
     return made
 
 
-def resolution(result: dict[str, Any]) -> dict[str, float]:
-    """For each kind of comparison the smallest difference that this run would call one: d plus the half-width."""
-    found: dict[str, list[float]] = {}
-    for rung, _, comparison in comparisons(result):
-        half = verdicts.half_width(comparison.values)
-        if half is not None:
-            least = max(verdicts.LEAST_DIFFERENCE, comparison.floor)
-            found.setdefault(rung["kind"], []).append(least + half)
-    return {kind: stats.median(values) for kind, values in found.items()}
+def resolution(comparisons: Iterable[verdicts.Comparison]) -> float | None:
+    """The smallest difference that such comparisons would call one, as a rule: d plus the half-width. Or None."""
+    halves = [(max(verdicts.LEAST_DIFFERENCE, c.floor), verdicts.half_width(c.values)) for c in comparisons]
+    return stats.median([least + half for least, half in halves if half is not None])
 
 
 def stored_twins(folder: Path, result: dict[str, Any]) -> dict[str, list[float]]:
