@@ -1,8 +1,8 @@
 """Gathers the evidence for receipts from a prepared training step: plain data, a few kilobytes.
 
 Runs in an inspector process, never in a timed one, and after anything that needs the step as it was: it trains on for
-about three cycles. Every phase runs once eagerly under ``ladder.watch`` (a captured graph shows nothing to a dispatch
-mode, and holds what that very code launched), then once as it is timed, then a cycle is profiled.
+a few cycles, and may lose its graphs. First the step is seen as it is timed; then every phase runs once eagerly under
+``ladder.watch`` (a captured graph shows nothing to a dispatch mode, and holds what that very code launched).
 """
 
 from __future__ import annotations
@@ -29,20 +29,16 @@ def gather(step: Any) -> dict[str, Any]:
     Keys: recipe, norm, device, flops, inputs, weights, stored, relayouts, plain, kernels, islands, gradients, adam,
     graphs, data, settings; what they hold is said at the functions below and in ``ladder.watch.Watch``.
     """
-    watch, zeroed = Watch(), {"none": 0, "kept": 0}
-    with (
-        eager(step),
-        zero_grad_watched(step, zeroed),
-        layers_named(watch, step.G, step.D),
-        launches() as kernels,
-    ):
-        crossings = watch_data(step)
-        for phase in PHASES:
-            watch.start(frequency(step, phase))
-            with torch.autograd.set_multithreading_enabled(False), watch:  # backward in this thread, in sight
-                step.run_phase(phase)
-        synchronize(step)
+    crossings = watch_data(step)
+    replayed = operators(step) if step.graphs else None
     trace, waiting = traced_cycle(step)
+    captured = sorted(step.graphs)
+    try:
+        watch, zeroed, kernels = watch_phases(step)
+    except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
+        step.graphs.clear()
+        torch.cuda.empty_cache()
+        watch, zeroed, kernels = watch_phases(step)
     return {
         "recipe": step.recipe.to_dict(),
         "norm": step.workload.norm,
@@ -62,12 +58,36 @@ def gather(step: Any) -> dict[str, Any]:
             "zero_kernels": trace.get("zero_kernels"),
         },
         "adam": adam(step) | {"calls": dict(watch.optimizer)},
-        "graphs": graphs(step, watch.calls) | {k: trace.get(k) for k in ("launches", "replays", "kernels")},
+        "graphs": {
+            "captured": captured,
+            "operators": watch.calls if replayed is None else replayed,
+            "operators_eager": watch.calls,
+            "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
+        }
+        | {k: trace.get(k) for k in ("launches", "replays", "kernels")},
         "data": data(step, crossings)
         | {"waiting_ms": waiting}
         | {k: trace.get(k) for k in ("copy_ms", "overlap")},
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
+
+
+def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, Any]]]:
+    """One eager run of each phase: what was called, what ``zero_grad`` left, which of our kernels were launched."""
+    watch, zeroed = Watch(), {"none": 0, "kept": 0}
+    with (
+        eager(step),
+        zero_grad_watched(step, zeroed),
+        layers_named(watch, step.G, step.D),
+        launches() as kernels,
+        torch.autograd.set_multithreading_enabled(False),  # backward in this thread, in the mode's sight
+    ):
+        for phase in PHASES:
+            watch.start(frequency(step, phase))
+            with watch:
+                step.run_phase(phase)
+        synchronize(step)
+    return watch, zeroed, kernels
 
 
 def frequency(step: Any, phase: str) -> float:
@@ -161,23 +181,14 @@ def adam(step: Any) -> dict[str, Any]:
     return {key: group[key] for key in ("capturable", "foreach", "fused")} | {"steps_on": places}
 
 
-def graphs(step: Any, eager_calls: int) -> dict[str, Any]:
-    """Which phases are captured; operators the CPU issues for the four phases eagerly, and as they are timed."""
-    calls = eager_calls
-    if step.graphs:
-        watch = Watch()
-        for phase in PHASES:
-            with torch.autograd.set_multithreading_enabled(False), watch:
-                step.run_phase(phase)
-        synchronize(step)
-        calls = watch.calls
-    expected = sum(frequency(step, phase) for phase in PHASES)
-    return {
-        "captured": sorted(step.graphs),
-        "phases_per_step": expected,
-        "operators_eager": eager_calls,
-        "operators": calls,
-    }
+def operators(step: Any) -> int:
+    """Operators that the CPU issues for one run of each phase, as it is timed."""
+    watch = Watch()
+    for phase in PHASES:
+        with watch:
+            step.run_phase(phase)
+    synchronize(step)
+    return watch.calls
 
 
 def watch_data(step: Any) -> list[dict[str, Any]]:
@@ -192,7 +203,8 @@ def watch_data(step: Any) -> list[dict[str, Any]]:
 
 def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
     """How one batch comes: workers alive, and its copies to the device."""
-    workers = getattr(getattr(step.feed.loader, "_iterator", None), "_workers", [])
+    iterators = {id(i): i for i in (step.feed.iterator, getattr(step.feed.loader, "_iterator", None))}
+    workers = [worker for iterator in iterators.values() for worker in getattr(iterator, "_workers", [])]
     return {
         "workers": sum(worker.is_alive() for worker in workers),
         "crossings": crossings[:4],

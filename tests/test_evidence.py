@@ -66,6 +66,23 @@ def test_captured_phases_are_watched_eagerly_and_counted_as_they_are_timed():
     assert eager["graphs"]["operators"] == eager["graphs"]["operators_eager"]
 
 
+def test_where_eager_activations_do_not_fit_beside_the_graphs_they_are_dropped(monkeypatch):
+    step = ready({})
+    step.graphs = {phase: Replay() for phase in evidence.PHASES}
+    watch_phases = evidence.watch_phases
+
+    def tight(step):
+        if step.graphs:
+            raise torch.OutOfMemoryError("CUDA out of memory")
+        return watch_phases(step)
+
+    monkeypatch.setattr(evidence, "watch_phases", tight)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    found = evidence.gather(step)
+    assert found["graphs"]["captured"] == sorted(evidence.PHASES) and found["graphs"]["operators"] == 6
+    assert found["flops"]["forward"]["float32"] > 0
+
+
 def test_time_spent_waiting_for_data_is_the_loader_s(monkeypatch):
     step = ready({})
     fetch, now = step.feed._fetch, [0.0]

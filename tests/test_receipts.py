@@ -323,8 +323,9 @@ def test_data_loading_without_its_workers_is_not_engaged(on_gpu):
     refused("data_loading", changed(on_gpu, "data", workers=0), "workers alive: 0 of 2")
 
 
-def test_workers_that_run_are_counted():
-    step = make_step(SMALL, {"workers": 1, "persistent_workers": True}, device="cpu")
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_that_run_are_counted(persistent):
+    step = make_step(SMALL, {"workers": 1, "persistent_workers": persistent}, device="cpu")
     try:
         step.prepare()
         assert evidence.gather(step)["data"]["workers"] == 1
