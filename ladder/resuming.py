@@ -23,7 +23,7 @@ def take_up(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
     Rungs that failed are tried again; those out of memory or invalid are not. Raises `UserError` that says what
     differs: machine, software, workload, rungs, or commit.
     """
-    result = load(path)
+    result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
     for key in _MACHINE:
         if result["machine"].get(key) != fresh["machine"].get(key):
             was, now = result["machine"].get(key), fresh["machine"].get(key)

@@ -17,7 +17,7 @@ from typing import Any
 
 import pytest
 
-from ladder import record, report, validate
+from ladder import machine, record, report, validate
 from ladder.errors import UserError
 from tests import test_cli, test_measure
 from tests.test_cli import call
@@ -84,6 +84,16 @@ def test_a_worker_killed_from_outside_costs_its_rung_alone_and_resume_makes_up_f
     after = run(out, {**rungs, "victim": {}}, rounds=2, resume=the_file(out))
     assert by_name(after)["fine"]["rounds"] == before["fine"]["rounds"] and len(before["fine"]["rounds"]) == 2
     assert by_name(after)["victim"]["status"] == "ok" and after["complete"]
+
+
+def test_names_that_a_file_spells_otherwise_do_not_hinder_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "cpu_name", lambda: "Genuine® [CPU] 50%")
+    monkeypatch.setattr(test_measure.Ladder, "title", "Mine & yours; <all>!")
+    run(tmp_path, {"a": {}})
+    assert stored(tmp_path)["machine"]["cpu"] == "Genuine- (CPU) 50 percent"
+    assert run(tmp_path, {"a": {}}, rounds=2, resume=the_file(tmp_path))["complete"]
 
 
 # --- the whole run --------------------------------------------------------------------------------------------------
