@@ -18,6 +18,7 @@ def draws_anew(step: TrainingStep) -> list[str]:
     first: dict[str, list[Tensor]] = {}
     for phase in step.inputs:
         step._fill(phase)
+    for phase in step.inputs:  # all are filled by now: a buffer that two phases share shows
         first[phase] = [part.clone() for part in _parts(step, phase)]
     for phase, before in first.items():
         step._fill(phase)

@@ -133,10 +133,10 @@ def _entry(keys: list[str], runs: list[Errors], budget: Errors, spread: Errors) 
 
 
 def same_replays(distances: dict[str, dict[str, float]]) -> list[str]:
-    """Phases whose two replays, with different inputs, are less than half as far apart as the reference's."""
+    """Phases whose two replays, with different inputs, are not a tenth as far apart as the reference's."""
     return [
         f"{phase}: two replays with different inputs give the same gradients (distance {d['rung']:.2g}, "
         f"reference {d['reference']:.2g})"
         for phase, d in distances.items()
-        if not d["rung"] > d["reference"] / 2
+        if not d["rung"] > d["reference"] / 10
     ]

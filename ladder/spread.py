@@ -97,7 +97,8 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
     errors: Errors = {}
     for quantity, named in exact.items():
         if quantity == "untouched":
-            errors[f"{phase}/untouched/others"] = float(seen[quantity]["others"])
+            moved = float(seen[quantity]["others"])
+            errors[f"{phase}/untouched/others"] = moved if moved < 1e9 else 1e9  # NaN too
             continue
         sums = {name: _squares(seen[quantity][name], expected) for name, expected in named.items()}
         total = sum(size for _, size in sums.values())
@@ -113,9 +114,10 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Relative L2 distance between two sets of tensors as wholes."""
+    """Relative L2 distance between two sets of tensors as wholes; 1e9 where it is not finite."""
     pairs = [_squares(a[name], b[name]) for name in b]
-    return math.sqrt(sum(wrong for wrong, _ in pairs) / max(sum(size for _, size in pairs), 1e-300))
+    size = sum(size for _, size in pairs)
+    return _relative(sum(wrong for wrong, _ in pairs), size, size)
 
 
 def _squares(value: Tensor, exact: Tensor) -> tuple[float, float]:
@@ -127,8 +129,9 @@ def _squares(value: Tensor, exact: Tensor) -> tuple[float, float]:
 def _relative(wrong: float, size: float, total: float) -> float:
     if wrong == 0:
         return 0.0
-    error = math.sqrt(wrong / max(size, SMALLEST**2 * total, 1e-60)) if math.isfinite(wrong) else math.inf
-    return min(error, 1e9)  # NaN and infinity too: errors are stored as JSON
+    if not math.isfinite(wrong + size):  # NaN or infinity; errors are stored as JSON
+        return 1e9
+    return min(math.sqrt(wrong / max(size, SMALLEST**2 * total, 1e-60)), 1e9)
 
 
 def _kind(name: str) -> str:
