@@ -84,7 +84,7 @@ def run_ladder(
         result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s)
         judging.add_twins(result)
         if resume is not None:
-            result = resuming.take_up(resume, result)
+            result = resuming.take_up(resume, result, rounds)
         result["stored_twins"] = judging.stored_twins(folder, result)
         run = _Run(result, workload, planned, device, resume or record.new_path(out, result), on_event)
         with (

@@ -17,11 +17,12 @@ def load(path: Path) -> dict[str, Any]:
     return result
 
 
-def take_up(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
+def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dict[str, Any]:
     """The result in `path`, if `fresh` (what a run started now would be) is the same measurement.
 
-    Rungs that failed are tried again; those out of memory or invalid are not. Raises `UserError` that says what
-    differs: machine, software, workload, rungs, or commit.
+    `rounds` are those asked for now, if any; else the file's count, or the budget of `fresh`. Rungs that failed are
+    tried again; those out of memory or invalid are not. Raises `UserError` that says what differs: machine, software,
+    workload, rungs, or commit.
     """
     result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
     for key in _MACHINE:
@@ -38,8 +39,8 @@ def take_up(path: Path, fresh: dict[str, Any]) -> dict[str, Any]:
         if rung["status"] == "failed":
             rung.pop("failed_at", None)
             rung.update(status="ok" if rung["rounds"] else "n/a", reason=None)
-    if fresh["protocol"]["fixed"]:
-        result["protocol"].update(rounds=fresh["protocol"]["rounds"], fixed=True, budget_s=None)
+    if rounds is not None:
+        result["protocol"].update(rounds=rounds, fixed=True, budget_s=None)
     elif not result["protocol"]["fixed"]:
         result["protocol"]["budget_s"] = fresh["protocol"]["budget_s"]
     notes = result["protocol"]["notes"]

@@ -233,6 +233,7 @@ RUNG = fields(
         "parity": maybe(PARITY),
     },
 )
+NOISE = fields({"floor": FLOOR, "rounds": COUNT, "stored_rounds": COUNT}, {"resolution": maybe(FLOOR)})
 RESULT = fields(
     {
         "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
@@ -254,7 +255,7 @@ RESULT = fields(
     {
         "twins": items(TWIN, 8),
         "stored_twins": mapping(KIND, items(number(-100, 100), 1000), 4),
-        "noise": mapping(KIND, fields({"floor": FLOOR, "rounds": COUNT, "stored_rounds": COUNT}), 4),
+        "noise": mapping(KIND, NOISE, 4),
         "gpu": maybe(RUN_GPU),
     },
 )
