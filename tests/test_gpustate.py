@@ -136,6 +136,25 @@ def test_processes_are_recognized_by_another_numbering_too() -> None:
     assert hidden["foreign_processes"] is None and hidden["tenancy"] == "unknown"
 
 
+def test_all_of_our_own_processes_are_ours() -> None:
+    mine = {MINE: 2**30, 101: 2**20}
+    assert visit(FakeNvml(compute=mine), own=set(mine))["foreign_processes"] == 0
+    assert visit(FakeNvml(compute=mine | {7: 1}), own=set(mine))["foreign_processes"] == 1
+
+
+def test_memory_allocated_while_it_is_read_is_nobody_elses(monkeypatch: pytest.MonkeyPatch) -> None:
+    fake, ask = FakeNvml(), FakeNvml.nvmlDeviceGetComputeRunningProcesses
+
+    def allocates(self: FakeNvml, handle: str) -> list[Any]:
+        before = ask(self, handle)
+        if self.polls == 2:
+            self.compute = {MINE: 9 * 2**30}
+        return before
+
+    monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", allocates)
+    assert company(visit(fake)) is None
+
+
 def test_memory_beyond_our_own_that_comes_or_goes_is_company() -> None:
     here = FakeNvml(then=at_poll(3, beyond=(500 + 65) * MIB))
     assert company(visit(here)) == "65 MiB of memory came or went that are not ours"

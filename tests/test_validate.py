@@ -240,6 +240,11 @@ def test_a_folder_is_judged_to_the_last_file(tmp_path: Path) -> None:
     assert "the same measurement as" in lines[-3] and "No such file" in lines[-2]
 
 
+def test_a_file_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "a.json").symlink_to(GENUINE)
+    assert "cannot be read" in validate.problem_of(tmp_path / "a.json")
+
+
 def test_a_folder_without_results_is_a_failure(tmp_path: Path) -> None:
     seen = call(tmp_path)
     assert seen.exit_code == 1 and "no result file in this folder" in seen.stdout
