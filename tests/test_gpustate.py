@@ -146,10 +146,9 @@ def test_memory_allocated_while_it_is_read_is_nobody_elses(monkeypatch: pytest.M
     fake, ask = FakeNvml(), FakeNvml.nvmlDeviceGetComputeRunningProcesses
 
     def allocates(self: FakeNvml, handle: str) -> list[Any]:
-        before = ask(self, handle)
         if self.polls == 2:
             self.compute = {MINE: 9 * 2**30}
-        return before
+        return ask(self, handle)
 
     monkeypatch.setattr(FakeNvml, "nvmlDeviceGetComputeRunningProcesses", allocates)
     assert company(visit(fake)) is None
