@@ -1,6 +1,7 @@
 """Each rung on its own step: engaged; sabotaged (the switch set, the change not applied): not engaged, and why."""
 
 import copy
+import importlib
 import json
 
 import pytest
@@ -239,6 +240,37 @@ def test_set_to_none_sabotaged():
     seen = gathered({"set_to_none": True}, zeros)
     refused("set_to_none", seen, "kept")
     assert seen["gradients"]["filled"] > 0 < seen["gradients"]["accumulated"]
+
+
+@pytest.mark.parametrize(
+    "field, said", [("kept", "kept 3"), ("filled", "zeros: 3"), ("accumulated", "old one: 3")]
+)
+def test_each_sign_alone_speaks_against_set_to_none(on_gpu, field, said):
+    assert receipt("set_to_none", on_gpu).engaged
+    refused("set_to_none", changed(on_gpu, "gradients", **{field: 3}), said)
+
+
+@pytest.mark.parametrize(
+    "norm, op", [("demod", "modulate"), ("demod", "normalize"), ("instance", "normalize")]
+)
+def test_one_plain_operation_left_speaks_against_fused_norm(on_gpu, norm, op):
+    names = importlib.import_module("ladder.rungs.fused_norm").KERNELS[norm]
+    kernels = {name: {"calls": 9, "dtypes": ["float32"]} for name in names}
+    seen = on_gpu | {"norm": norm, "kernels": kernels, "plain": {}}
+    assert receipt("fused_norm", seen).engaged
+    refused("fused_norm", seen | {"plain": {op: {"ModulatedConv": 1}}}, "ModulatedConv 1x")
+    for name in names:
+        refused(
+            "fused_norm",
+            seen | {"kernels": {k: v for k, v in kernels.items() if k != name}},
+            f"{name} launched 0x",
+        )
+
+
+def test_one_layer_s_share_of_flops_in_fp32_speaks_against_bf16(on_gpu):
+    flops = {"forward": {"bfloat16": 100.0}, "backward": {"bfloat16": 196.0, "float32": 4.0}}
+    refused("bf16", on_gpu | {"flops": flops}, "backward 0.980")
+    assert receipt("bf16", on_gpu | {"flops": {"forward": {"bfloat16": 100.0}}}).engaged
 
 
 def test_set_to_none_whose_graph_still_fills_is_not_engaged():

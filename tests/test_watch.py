@@ -75,6 +75,18 @@ def test_layouts_and_the_copies_between_them():
     assert watch.relayouts == 3 and watch.relayout_bytes == 3 * x.nbytes
 
 
+def test_convolutions_tell_the_layout_of_images_and_weights():
+    x, w = images(2, 4, 8, 8, nhwc=True).requires_grad_(), images(6, 4, 3, 3)
+    watch = Watch()
+    watch.start(0.5)
+    with watch:
+        F.conv2d(x, w).square().sum().backward()
+    assert watch.inputs["forward"] == {"nhwc": x.nbytes / 2} and watch.weights["forward"] == {
+        "nchw": w.nbytes / 2
+    }
+    assert set(watch.inputs["backward"]) == {"nhwc"} and set(watch.weights["backward"]) == {"nchw"}
+
+
 def test_copies_between_devices_say_how_they_went():
     watch, batch = Watch(), torch.zeros(2, 3, 8, 8, dtype=torch.uint8)
     with watch:
