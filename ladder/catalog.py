@@ -10,13 +10,14 @@ from __future__ import annotations
 import importlib
 import math
 import re
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from ladder import yamlfile
 from ladder.errors import UserError
+from ladder.receipts import Receipt
 from stylegan_lite.config import ConfigError, Recipe, Workload
 
 HERE = Path(__file__).resolve().parent
@@ -38,6 +39,7 @@ class Rung:
     text: str  # the whole docstring
     change: dict[str, Any]
     needs: tuple[str, ...]
+    receipt: Callable[[dict[str, Any]], Receipt] | None = None  # judges the evidence of ladder.evidence
 
 
 @dataclass(frozen=True)
@@ -156,7 +158,8 @@ def load_rung(name: str) -> Rung:
     """Import one file of ``ladder/rungs/`` and check what it must offer.
 
     Raises:
-        UserError: no such rung; or its file lacks a docstring, title, change or needs, or changes what no recipe has.
+        UserError: no such rung; or its file lacks a docstring, title, change, needs or receipt, or changes what
+            no recipe has.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name not in rungs():
         raise UserError(f"no rung {name!r}; there are: {', '.join(rungs())}")
@@ -172,12 +175,24 @@ def load_rung(name: str) -> Rung:
         raise UserError(f"{where}: change must be a dict of recipe fields")
     if not isinstance(needs, tuple) or not set(needs) <= set(NEEDS):
         raise UserError(f"{where}: needs must be a tuple of {', '.join(NEEDS)}")
+    receipt = getattr(module, "receipt", None)
+    if not callable(receipt) or not receipt.__doc__:
+        raise UserError(
+            f"{where}: receipt(seen), with a docstring that says how to know it is on, is missing"
+        )
     try:
         Recipe.from_dict(change, where=where)
     except ConfigError as error:
         if str(error).startswith(f"{where}: unknown key") or " must be " in str(error):
             raise UserError(str(error)) from None  # else: impossible alone, perhaps not on top of others
-    return Rung(name, title, text.split("\n", 1)[0].strip(), text, dict(change), needs)
+    return Rung(name, title, text.split("\n", 1)[0].strip(), text, dict(change), needs, receipt)
+
+
+def contained(recipe: Mapping[str, Any]) -> list[str]:
+    """Rungs whose whole change is in ``recipe`` (all fields, or the changed ones), the baseline first."""
+    fields = Recipe.from_dict(dict(recipe)).to_dict()
+    names = [name for name in rungs() if load_rung(name).change.items() <= fields.items()]
+    return sorted(names, key=lambda name: (bool(load_rung(name).change), name))
 
 
 def climb(

@@ -15,9 +15,9 @@ import warnings
 from pathlib import Path
 from typing import Any
 
-from ladder import report
+from ladder import modes, report, verdicts
 from ladder.errors import UserError
-from ladder.view import Row, View, amount, factor, view
+from ladder.view import Row, View, amount, factor, shown_gain, view
 
 # Okabe and Ito's colour-blind safe palette, and greys that keep 4.5:1 on white for text.
 BUSY, IDLE, ARTICLE, BAD = "#0072B2", "#A6CEE3", "#B34E00", "#A32020"
@@ -31,6 +31,12 @@ STYLE = {
     "svg.fonttype": "path",
 }
 LEFT, RIGHT, COLUMN, WIDTH = 1.3, 0.25, 1.05, 10.0  # inches
+NAMED = {
+    modes.CUMULATIVE: ("each rung with", "those before it"),
+    modes.SOLO: ("each rung alone", "on the baseline"),
+    modes.LEAVE_ONE_OUT: ("all rungs but", "the one named"),
+}
+SHORT = {verdicts.NO_GAIN: "no measurable\ngain"}  # in two lines it fits a column
 STATUS_COLOR = {"n/a": MUTED}
 
 
@@ -146,8 +152,8 @@ def _draw_names(axes: Any, shown: View, column: float) -> None:
     axes.set_ylim(0, 0.62)
     fits = max(9, int(column / 0.078))
     margin = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "baseline"}
-    axes.annotate("each rung with", (0, 0.40), xytext=(-8, 0), ha="right", color=MUTED, fontsize=9, **margin)
-    axes.annotate("those before it", (0, 0.24), xytext=(-8, 0), ha="right", color=MUTED, fontsize=9, **margin)
+    for y, line in zip((0.40, 0.24), NAMED[shown.mode], strict=True):
+        axes.annotate(line, (0, y), xytext=(-8, 0), ha="right", color=MUTED, fontsize=9, **margin)
     for x, row in enumerate(shown.rows):
         lines = textwrap.wrap(row.title, fits, max_lines=3, placeholder="...", break_on_hyphens=False)
         for index, line in enumerate(lines):
@@ -202,7 +208,10 @@ def _numbers(shown: View) -> list[tuple[str, list[str]]]:
     """Rows of numbers under the columns: those that have any."""
     rows = shown.rows
     made = [
-        ("vs previous", [factor(row.previous) for row in rows]),
+        (shown.versus, [shown_gain(row) for row in rows]),
+        ("verdict", [SHORT.get(row.verdict, row.verdict) for row in rows]),
+        ("at the top", ["" if shown.mode == modes.LEAVE_ONE_OUT else factor(row.top_gain) for row in rows]),
+        ("advice", [row.advice.lower() for row in rows]),
         ("images/s", [amount(row.images_per_s) for row in rows]),
         (shown.memory, [amount(row.memory) for row in rows]),
         ("article, ms", ["" if row.article_ms is None else f"{row.article_ms:g}" for row in rows]),
@@ -230,7 +239,8 @@ def _draw_numbers(axes: Any, shown: View, numbers: list[tuple[str, list[str]]]) 
                 ha="center",
                 va="center",
                 color=color,
-                fontsize=9.5,
+                fontsize=9.5 if heading not in ("verdict", "advice") else 7.5,
+                linespacing=1.0,
             )
 
 
@@ -258,7 +268,9 @@ def _headline(shown: View) -> str:
         return f"{machine}: no rung has a number"
     first, last = measured[0], measured[-1]
     text = f"{machine}: {_short_ms(first.step_ms)} ms a step"
-    if last is not first:
+    if shown.mode != modes.CUMULATIVE:
+        text = f"{machine}: {' '.join(NAMED[shown.mode])}"
+    elif last is not first:
         times = f"{_short_ms(first.step_ms)} to {_short_ms(last.step_ms)}"
         text = f"{machine}: {times} ms a step, {factor(last.total)}"
     return text + (f" ({shown.marks[0]})" if shown.marks else "")
@@ -269,6 +281,8 @@ def _footer(shown: View, width: float) -> list[str]:
     lines = [f"{shown.protocol}."]
     if any(row.interval for row in shown.rows):
         lines.append("Error bars: 95% interval over rounds.")
+    if shown.noise:
+        lines.append(f"{shown.noise[0].upper()}{shown.noise[1:]}.")
     if any(row.article_ms for row in shown.rows):
         lines.append(f"Orange: the article, {shown.reference}; not a target.")
     lines = [lines[0], " ".join(lines[1:])]

@@ -10,6 +10,7 @@ answer at once.
 
 from __future__ import annotations
 
+import inspect
 import json
 import sys
 from pathlib import Path
@@ -43,6 +44,9 @@ def main() -> None:
 Examples:
   ladder run                                      the article's ladder, about ten minutes on a GPU
   ladder run --quick                              a first look, not to be quoted
+  ladder run --mode leave-one-out                 what each rung is worth on top of all the others: adopt or skip
+  ladder run --budget 30                          tighter intervals, half an hour
+  ladder run --resume results/ladder/MACHINE/RUN.json   go on after Ctrl-C, or with a larger budget
   ladder run --workload large --data photos.zip   another workload, your images
   ladder run --rungs baseline,bf16,cuda_graphs    three rungs, each with the recipe it has in the whole ladder
   ladder run --workload mine.yaml --json          your own workload; the result on stdout"""
@@ -53,14 +57,36 @@ Examples:
     "--rungs", metavar="A,B,...", help="Measure only these; each keeps its recipe of the whole ladder."
 )
 @click.option(
-    "--rounds", type=click.IntRange(1, 100), help="Fresh processes of each rung. [default: 5; quick: 3]"
+    "--budget",
+    metavar="MINUTES",
+    type=click.FloatRange(0, min_open=True),
+    help="Fit rounds and cycles to this much measuring. [default: 10]",
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    help="Exactly so many fresh processes of each rung. [default: 5 to 12, as the budget allows; quick: 3]",
 )
 @click.option(
     "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; quick: 1]"
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option(
+    "--seed", type=click.IntRange(0, 2**31 - 1), help="Of the order of visits and of the inputs. [default: 0]"
+)
 @click.option(
     "--quick", is_flag=True, help="Fewer rounds and cycles. The result is marked as not to be quoted."
+)
+@click.option(
+    "--mode",
+    type=click.Choice(["cumulative", "solo", "leave-one-out"]),
+    help="Rungs on top of each other, each alone, or all but each: the last says which to adopt."
+    " [default: cumulative]",
+)
+@click.option(
+    "--resume",
+    metavar="FILE",
+    type=click.Path(path_type=Path, dir_okay=False),
+    help="Go on with the run of this file: measure what it lacks.",
 )
 @options.data_option
 @options.device_option
@@ -72,10 +98,13 @@ def run(
     workload: str | None,
     ladder_name: str,
     rungs: str | None,
+    budget: float | None,
     rounds: int | None,
     cycles: int | None,
-    seed: int,
+    seed: int | None,
     quick: bool,
+    mode: str | None,
+    resume: Path | None,
     data: str | None,
     device: str | None,
     out: Path | None,
@@ -84,8 +113,9 @@ def run(
     """Measure every rung; print the table; write the result, the chart, Markdown and CSV.
 
     A round runs each rung once, in random order, in a fresh process: prepared, warmed up, then timed over whole
-    16-step cycles. A rung that the machine cannot do is n/a and the others go on without it. A rung that fails is
-    shown with its reason and the others go on. Ctrl-C keeps what is finished.
+    16-step cycles. The lowest and the highest rung run twice in each round: what these twins differ by is noise, and
+    nothing below it is called a difference. A rung that the machine cannot do is n/a and the others go on without it.
+    A rung that fails is shown with its reason and the others go on. Ctrl-C keeps what is finished.
     """
     from ladder import climbing
 
@@ -93,10 +123,13 @@ def run(
         workload=workload,
         ladder=ladder_name,
         rungs=None if rungs is None else [name.strip() for name in rungs.split(",") if name.strip()],
-        rounds=rounds or (3 if quick else 5),
-        cycles=cycles or (1 if quick else 2),
+        budget=budget,
+        rounds=rounds,
+        cycles=cycles,
         seed=seed,
         quick=quick,
+        mode=mode,
+        resume=resume,
         data=data,
         device=device,
         out=out or RESULTS,
@@ -172,6 +205,24 @@ def report(
         for path in charts:
             chart.draw(results[0], path)
     if refused:
+        sys.exit(1)
+
+
+@main.command(
+    epilog="""\b
+Examples:
+  ladder compare before.json after.json          two commits, or two versions of torch, on one machine
+  ladder compare a100.json h200.json --anyway    two GPUs: not the same machine, and you know it"""
+)
+@click.argument("before", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("after", type=click.Path(path_type=Path, dir_okay=False))
+@click.option("--anyway", is_flag=True, help="Also compare what is not comparable.")
+@options.json_option
+def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
+    """Say for each rung whether AFTER is faster or slower than BEFORE. Exit status 1 if any rung is slower."""
+    from ladder import comparing
+
+    if comparing.show(before, after, anyway, as_json):
         sys.exit(1)
 
 
@@ -261,6 +312,33 @@ def train(
         click.echo(f"{done}: {out / summary['files']['samples']}")
 
 
+@main.command(
+    epilog="""\b
+Examples:
+  ladder validate results/ladder        every result in a folder
+  ladder validate RESULT.json --json    the verdict as JSON"""
+)
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@options.json_option
+def validate(paths: tuple[Path, ...], as_json: bool) -> None:
+    """Check result files as if they came from a stranger: for each, accepted, or one line why not.
+
+    Exit status 1 if any was refused.
+    """
+    from ladder import validate as validating
+
+    judged = list(validating.validate(paths))
+    refused = sum(each.problem is not None for each in judged)
+    if as_json:
+        click.echo(json.dumps([{"path": each.path, "problem": each.problem} for each in judged], indent=1))
+    else:
+        for each in judged:
+            click.echo(f"{each.path}: {'accepted' if each.problem is None else 'refused: ' + each.problem}")
+        click.echo(f"{len(judged) - refused} accepted, {refused} refused")
+    if refused:
+        sys.exit(1)
+
+
 @main.command("list")
 @options.json_option
 def list_(as_json: bool) -> None:
@@ -283,10 +361,10 @@ def list_(as_json: bool) -> None:
 @main.command()
 @click.argument("rung")
 def show(rung: str) -> None:
-    """Show what RUNG changes, why it should help and when it does not."""
+    """Show what RUNG changes, why it should help, when it does not, and how to know that it is on."""
     found = catalog.load_rung(rung)
     click.echo(click.style(found.title, bold=True))
-    click.echo(f"\n{found.text}\n")
+    click.echo(f"\n{found.text}\n\nReceipt. {inspect.getdoc(found.receipt)}\n")
     change = ", ".join(f"{key}: {json.dumps(value)}" for key, value in found.change.items())
     click.echo(f"Recipe: {change or 'the defaults'}")
     click.echo(f"Needs:  {', '.join(found.needs) or 'nothing beyond PyTorch'}")
@@ -301,12 +379,27 @@ def show(rung: str) -> None:
     metavar="WORKLOAD",
     help="Time every plain-PyTorch spelling of modulation, resampling and norm; writes results/spellings.",
 )
+@click.option(
+    "--selftest",
+    "self_test",
+    is_flag=True,
+    help="Simulate runs with known effects: are the verdicts right? Seconds; writes results/selftest.",
+)
 @options.json_option
-def doctor(device: str | None, ladder_name: str, spellings_of: str | None, as_json: bool) -> None:
+def doctor(
+    device: str | None, ladder_name: str, spellings_of: str | None, self_test: bool, as_json: bool
+) -> None:
     """Say what this machine has, which rungs it can run, and how to get what is missing.
 
-    Exit status 0 if a ladder can be climbed here, 2 if not.
+    Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if the verdicts break a promise.
     """
+    if self_test:
+        from ladder import machine, selftest
+
+        found = selftest.run(ROOT / "results" / "selftest", machine.choose_device(device))
+        path = found.pop("path").relative_to(ROOT)
+        click.echo(json.dumps(found, indent=1) if as_json else f"{selftest.text(found)}; {path}")
+        sys.exit(1 if found["broken"] else 0)
     if spellings_of is not None:
         from ladder import machine, spellings
 

@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ladder import catalog, images, machine, measure, progress
+from ladder import budget, catalog, images, machine, measure, modes, progress, resuming
 from ladder.errors import UserError
 from stylegan_lite.config import Recipe
 
@@ -18,15 +19,18 @@ DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
 
 @dataclass(frozen=True)
 class Request:
-    """What ``ladder run`` was asked for. ``workload`` None: the default of the device."""
+    """What ``ladder run`` was asked for. None: the default, or with ``resume`` what its file says."""
 
     workload: str | None
     ladder: str
     rungs: list[str] | None
-    rounds: int
-    cycles: int
-    seed: int
+    budget: float | None  # minutes
+    rounds: int | None
+    cycles: int | None
+    seed: int | None
     quick: bool
+    mode: str | None
+    resume: Path | None
     data: str | None
     device: str | None
     out: Path
@@ -39,12 +43,17 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     Raises:
         UserError: what was asked for cannot be; nothing is measured then.
     """
+    if request.budget is not None and (request.rounds is not None or request.quick):
+        raise UserError("--budget fits the number of rounds: leave out --rounds and --quick")
+    if request.resume is not None:
+        request = continued(request)
     if request.workload is not None:
         catalog.load_workload(request.workload)  # a typing error is told before anything slow
     ladder = catalog.load_ladder(request.ladder)
     device = machine.choose_device(request.device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
-    planned = catalog.climb(ladder, machine.capabilities(device), request.rungs)
+    mode = request.mode or modes.CUMULATIVE
+    planned = modes.plan(mode, ladder, machine.capabilities(device), request.rungs)
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
     warning = machine.torch_warning()
@@ -60,14 +69,46 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
             device,
             rounds=request.rounds,
             cycles=request.cycles,
-            seed=request.seed,
+            seed=request.seed or 0,
             quick=request.quick,
+            mode=mode,
+            budget_s=60 * (request.budget or budget.MINUTES),
+            resume=request.resume,
             on_event=on_event,
             out=request.out,
             data_source=pictures.source,
         )
-    publish(result, request.charts, quiet, partial=request.rungs is not None)
+    from ladder import report
+
+    folder = request.resume.parent if request.resume else request.out / result["machine"]["name"]
+    shown = report.with_top(result, [*report.readable(folder)])
+    publish(shown, request.charts, quiet, partial=request.rungs is not None and request.resume is None)
     return result
+
+
+def continued(request: Request) -> Request:
+    """The request that goes on with `request.resume`: what was not asked for is as in the file.
+
+    Raises `UserError` for a request that contradicts the file: it would be another run.
+    """
+    result, path = resuming.load(request.resume), request.resume
+    protocol, names = result["protocol"], result["ladder"]["rungs"]
+    if request.workload is None and result["workload"]["name"] not in catalog.workloads():
+        raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
+    said = {
+        "mode": protocol["mode"],
+        "seed": protocol["seed"],
+        "device": result["machine"]["device"],
+        "rungs": [name for name in names if name != modes.ALL],
+    }
+    for key, value in said.items():
+        if getattr(request, key) not in (None, value):
+            raise UserError(f"{path}: --resume: that run has another --{key}; leave it out")
+    if request.quick and not protocol["quick"]:
+        raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
+    said["workload"] = request.workload or result["workload"]["name"]
+    ladder = result["ladder"]["name"] if result["ladder"]["name"] in catalog.ladders() else request.ladder
+    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
 
 
 def publish(result: dict[str, Any], folder: Path, quiet: bool, partial: bool = False) -> None:
@@ -80,6 +121,8 @@ def publish(result: dict[str, Any], folder: Path, quiet: bool, partial: bool = F
     if not quiet:
         report.print_table(result)
     names = [result["machine"]["name"], result["workload"]["name"], result["ladder"]["name"]]
+    mode = result["protocol"].get("mode", modes.CUMULATIVE)
+    names += [mode] * (mode != modes.CUMULATIVE)
     names += ["quick"] * bool(result["protocol"]["quick"])
     names += ["partial"] * bool(partial or not result["complete"])
     stem = "-".join(names)

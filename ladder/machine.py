@@ -1,4 +1,5 @@
-"""What this machine is and what it can do. Everything known of NVIDIA alone (NVML, nvidia-smi, driver) is in here.
+"""What this machine is and what it can do. Everything known of NVIDIA alone (NVML, nvidia-smi, driver) is in here,
+but for what a GPU does while it is timed (`ladder.nvml`).
 
 Nothing here creates a CUDA context in the calling process: torch is asked in a short process of its own,
 once. Host and user names, serial numbers, UUIDs and paths never enter `facts`.

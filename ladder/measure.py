@@ -1,7 +1,8 @@
 """Measures a ladder: rounds of fresh worker processes in random order, a record for whatever happens.
 
 A round is one visit to every rung, each in a process of its own (process medians differ by more than the
-cycles of one process), in an order drawn from (seed, round) so that drift does not favour a rung. Before the
+cycles of one process), in an order drawn from (seed, round) so that drift does not favour a rung. The lowest
+and the highest rung are visited twice: what these twins differ by is noise (`ladder.judging`). Before the
 rounds, on CUDA, one inspector process a rung profiles a cycle: timed processes never load a profiler. A rung
 that fails once is out; the others go on. After every visit the result file is written, so nothing finished is
 ever lost.
@@ -16,8 +17,9 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ladder import machine, record, results, stats
+from ladder import budget, judging, machine, modes, record, results, resuming, stats, verdicts
 from ladder.errors import UserError
+from ladder.once import measure_once as measure_once
 from ladder.pool import Pool, Worker, WorkerFailure, device_lock
 
 MOST_AHEAD = 8  # idle workers that have imported torch, about half a GB each
@@ -47,10 +49,13 @@ def run_ladder(
     planned: Sequence[Planned],
     device: str,
     *,
-    rounds: int = 5,
-    cycles: int = 2,
+    rounds: int | None = None,
+    cycles: int | None = None,
     seed: int = 0,
     quick: bool = False,
+    mode: str = modes.CUMULATIVE,
+    budget_s: float | None = None,
+    resume: Path | None = None,
     on_event: OnEvent | None = None,
     out: Path,
     data_source: str | None = None,
@@ -61,8 +66,9 @@ def run_ladder(
 
     `workload["data"]` may be a path; the result says `data_source` instead ("sample-photographs",
     "user-images"). `quick` leaves out settling and repeats of the cycle without lazy phases: not to be
-    quoted. `code` takes the measured packages from another checkout. SIGINT or SIGTERM ends the workers and
-    returns what is finished, "complete": false.
+    quoted. `rounds` None: 5 to 12 as far as `budget_s` allows (`ladder.budget`); quick: 3. `resume` goes on in
+    that file with what it lacks. `code` takes the measured packages from another checkout. SIGINT or SIGTERM
+    ends the workers and returns what is finished, "complete": false.
 
     `on_event` gets dicts: "event" ("start", "inspect", "visit", "phase", "visited", "failed", "waiting",
     "round", "end"), "rung", "round" (0-based, None while inspecting), "rounds", "phase", "done" and "total"
@@ -72,11 +78,15 @@ def run_ladder(
     Raises `UserError` if another run is writing into the folder, or it cannot be written.
     """
     facts = machine.facts(device)
-    folder = Path(out) / results.slug(facts["name"])
+    folder = Path(out) / results.slug(facts["name"]) if resume is None else Path(resume).parent
     with results.folder_lock(folder):
         result = record.new_result(facts, workload_name, workload, data_source, ladder, planned)
-        result["protocol"] = record.protocol(rounds, cycles, seed, quick)
-        run = _Run(result, workload, planned, device, Path(out), on_event)
+        result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s)
+        judging.add_twins(result)
+        if resume is not None:
+            result = resuming.take_up(resume, result, rounds)
+        result["stored_twins"] = judging.stored_twins(folder, result)
+        run = _Run(result, workload, planned, device, resume or record.new_path(out, result), on_event)
         with (
             _stop_on_sigterm(),
             Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
@@ -94,16 +104,20 @@ class _Run:
         workload: dict[str, Any],
         planned: Sequence[Planned],
         device: str,
-        out: Path,
+        path: Path,
         on_event: OnEvent | None,
     ) -> None:
         self.result, self.workload, self.device, self.on_event = result, workload, device, on_event
         self.protocol = result["protocol"]
+        self.twins = {twin["name"]: twin for twin in result["twins"]}
+        self.rungs = {rung["name"]: rung for rung in result["rungs"]} | self.twins
         self.recipes = {p.name: p.recipe for p in planned if p.skipped is None}
-        self.rungs = {rung["name"]: rung for rung in result["rungs"]}
-        self.path = _free_path(results.path_for(out, result))
-        self.begin = time.monotonic()
-        self.done, self.total = 0, len(self.recipes) * (self.protocol["rounds"] + (device == "cuda"))
+        self.recipes |= {name: self.recipes[twin["of"]] for name, twin in self.twins.items()}
+        self.path = path
+        self.begin = time.monotonic() - result["seconds"]  # of a run that is taken up, too
+        self.done = sum(len(rung["rounds"]) for rung in self.rungs.values())
+        self.total = len(self.recipes) * self.protocol["rounds"]
+        self.total += (device == "cuda") * (len(self.recipes) - len(self.twins))
         self.where: dict[str, Any] = {"rung": None, "round": None}
 
     def measure(self, pool: Pool) -> None:
@@ -112,16 +126,52 @@ class _Run:
             self.save()
             self.emit("start", path=str(self.path))
             if self.device == "cuda":
-                self.each(pool, list(self.recipes), None)
-            for number in range(self.protocol["rounds"]):
+                self.each(pool, [name for name in self.recipes if name not in self.twins], None)
+            number, round_s = 0, 0.0
+            while self.goes_on(number, round_s):
+                begin = time.monotonic()
                 self.each(pool, self.order(number), number)
+                round_s = max(round_s, time.monotonic() - begin)
                 self.emit("round")
+                number += 1
+                self.fit_cycles(number, round_s)
             self.result["complete"] = True
         except KeyboardInterrupt:
             self.protocol["notes"].append("interrupted: what was finished is kept")
         finally:
             self.save()
         self.emit("end", path=str(self.path))
+
+    def goes_on(self, done: int, round_s: float) -> bool:
+        """Whether to make one more round. Keeps the number of planned rounds up to date."""
+        asked = self.protocol["rounds"] if self.protocol["fixed"] else None
+        begun = any(r["round"] >= done for rung in self.rungs.values() for r in rung["rounds"])
+        go = begun or budget.another_round(
+            done,
+            fixed=asked,
+            budget_s=self.protocol["budget_s"],
+            spent_s=time.monotonic() - self.begin,
+            round_s=round_s,
+            wanted=done >= verdicts.LEAST_ROUNDS and self.wants_rounds(),
+        )
+        planned = max(self.protocol["rounds"], done + 1) if go else done
+        self.total += len(self.recipes) * (planned - self.protocol["rounds"])
+        self.protocol["rounds"] = planned
+        return go
+
+    def wants_rounds(self) -> bool:
+        return verdicts.wants_rounds([comparison for _, _, comparison in judging.comparisons(self.result)])
+
+    def fit_cycles(self, done: int, round_s: float) -> None:
+        """One timed cycle a visit where five rounds of more do not fit the budget; the note says from when on."""
+        protocol, spent = self.protocol, time.monotonic() - self.begin
+        limit = None if protocol["fixed"] else protocol["budget_s"]
+        cycles = budget.fitting_cycles(
+            protocol["cycles"], done, budget_s=limit, spent_s=spent, round_s=round_s
+        )
+        if cycles < protocol["cycles"]:
+            protocol["cycles"] = cycles
+            protocol["notes"].append(f"from round {done + 1} on {cycles} cycle a visit, to fit the budget")
 
     def order(self, number: int) -> list[str]:
         """The rungs of one round in random order; a function of (seed, round), so that a run can be resumed."""
@@ -131,7 +181,7 @@ class _Run:
 
     def each(self, pool: Pool, names: list[str], number: int | None) -> None:
         """A fresh worker for every rung that has not failed yet: inspected if `number` is None, else timed."""
-        names = [name for name in names if "failed_at" not in self.rungs[name]]
+        names = [name for name in names if self.is_due(name, number)]
         pool.start_ahead(min(len(names), MOST_AHEAD))
         for name in names:
             rung = self.rungs[name]
@@ -146,6 +196,15 @@ class _Run:
             timed = rung["rounds"] and number is not None and "failed_at" not in rung
             self.emit("visited", step_ms=stats.median(rung["rounds"][-1]["samples_ms"]) if timed else None)
 
+    def is_due(self, name: str, number: int | None) -> bool:
+        """Whether a rung lacks this visit: neither out of the run, with its twin, nor visited before it was resumed."""
+        rung = self.rungs[name]
+        if "failed_at" in rung or "failed_at" in self.rungs[rung.get("of", name)]:
+            return False
+        if number is None:
+            return rung["inspection"] is None
+        return all(r["round"] != number for r in rung["rounds"])
+
     def one(self, pool: Pool, rung: dict[str, Any], number: int | None) -> None:
         """One worker's life: build, prepare, then inspect or time."""
         with device_lock(machine.device_key(self.device), lambda: self.emit("waiting")):
@@ -155,7 +214,7 @@ class _Run:
                 if number is None:
                     self.inspect(worker, rung)
                 else:
-                    rung["rounds"].append(self.visit(worker, number, prepared))
+                    rung["rounds"].append(self.visit(worker, rung, number, prepared))
                     rung["status"] = "ok"
             finally:
                 worker.close()
@@ -174,7 +233,9 @@ class _Run:
         self.emit("phase", phase="prepare")
         return worker.call("prepare")
 
-    def visit(self, worker: Worker, number: int, prepared: dict[str, Any]) -> dict[str, Any]:
+    def visit(
+        self, worker: Worker, rung: dict[str, Any], number: int, prepared: dict[str, Any]
+    ) -> dict[str, Any]:
         """Time one rung in one round; returns the round's raw record."""
         self.emit("phase", phase="measure")
         seen = worker.call(
@@ -182,7 +243,7 @@ class _Run:
             cycles=self.protocol["cycles"],
             settle_s=self.protocol["settle_s"],
             settle_cycles=self.protocol["settle_cycles"],
-            main=number == 0 or not self.protocol["quick"],
+            main=(number == 0 or not self.protocol["quick"]) and "of" not in rung,
         )
         return record.new_round(number, prepared, seen)
 
@@ -214,6 +275,7 @@ class _Run:
     def save(self) -> None:
         """Bring every derived number up to date and write the file."""
         self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
+        judging.judge(self.result)
         for name in self.recipes:
             if self.rungs[name]["status"] == "n/a":
                 self.rungs[name]["reason"] = "not measured: the run ended before"
@@ -232,43 +294,6 @@ class _Run:
             self.on_event(
                 {"event": event, **self.where, **common, "elapsed_s": elapsed, "left_s": left, **more}
             )
-
-
-def measure_once(
-    workload: dict[str, Any],
-    recipe: dict[str, Any],
-    device: str,
-    cycles: int,
-    code: Path | None = None,
-    *,
-    seed: int = 0,
-) -> dict[str, Any]:
-    """Time one recipe in one fresh worker (for benches): seconds for one step.
-
-    Returns samples_s (one for each cycle), event_s, main_s, prepare_s, peak_reserved_bytes and
-    peak_allocated_bytes (None on a CPU), peak_rss_bytes, recipe, settings. Raises `WorkerFailure`; its status
-    is "n/a" where `code`, a checkout to take the measured packages from, does not offer the contract.
-    """
-    empty = {"peak_reserved_bytes": None, "peak_allocated_bytes": None}
-    worker = Worker(code=code, torch=code is None or device == "cuda")
-    try:
-        with device_lock(machine.device_key(device)):
-            built = worker.call("build", workload=workload, recipe=recipe, device=device, seed=seed)
-            prepared = worker.call("prepare")
-            seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=True)
-            worker.close()
-    finally:
-        worker.kill()
-    merged = empty | built | prepared | seen
-    return {key: value for key, value in merged.items() if key not in ("ok", "did")}
-
-
-def _free_path(path: Path) -> Path:
-    """`path`, or with a number where a finished result has that name already (two runs in one second)."""
-    number, free = 2, path
-    while free.exists():
-        free, number = path.with_stem(f"{path.stem}-{number}"), number + 1
-    return free
 
 
 @contextlib.contextmanager

@@ -8,6 +8,7 @@ import contextlib
 import fcntl
 import hashlib
 import json
+import math
 import os
 import selectors
 import signal
@@ -25,7 +26,16 @@ ROOT = Path(__file__).resolve().parent.parent
 
 # Seconds without a word from a worker before it counts as hung. Generous: tuning and capturing take minutes
 # on some GPUs, and one 16-step cycle of the article's workload takes many on a CPU.
-TIMEOUTS = {"import": 300.0, "build": 300.0, "prepare": 900.0, "visit": 900.0, "profile": 900.0, "exit": 20.0}
+TIMEOUTS = {
+    "import": 300.0,
+    "build": 300.0,
+    "prepare": 900.0,
+    "visit": 900.0,
+    "profile": 900.0,
+    "parity": 900.0,
+    "receipts": 900.0,
+    "exit": 20.0,
+}
 _LEAST_CYCLE_TIMEOUT = 60.0
 _CYCLE_TIMEOUT_FACTOR = 20.0
 
@@ -123,6 +133,8 @@ class Worker:
         self._busy = False
         if not message["ok"]:
             raise WorkerFailure(message["status"], message["reason"], message)
+        if do == "visit" and (problem := no_time(message)):
+            raise WorkerFailure("invalid", problem, message)
         return message
 
     def _read(self, do: str, patience: float) -> dict[str, Any]:
@@ -145,7 +157,16 @@ class Worker:
             elif self._exited():
                 raise self._death(do)
         line, _, self._buffer = self._buffer.partition(b"\n")
-        return json.loads(line)
+        try:
+            message = json.loads(line)
+            if not isinstance(message, dict):
+                raise ValueError
+        except ValueError:
+            self.kill()
+            raise WorkerFailure(
+                "failed", f"{do}: something else wrote between the worker's replies"
+            ) from None
+        return message
 
     def _await_exit(self, seconds: float) -> None:
         deadline = time.monotonic() + seconds
@@ -160,16 +181,31 @@ class Worker:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - 4000))
         said = self._stderr.read().decode(errors="replace").strip().splitlines()
-        with contextlib.suppress(subprocess.TimeoutExpired):
-            self._process.wait(5)  # its pipe is closed, its exit status a moment away
-        code = self._process.returncode
-        self.kill()
+        self._await_exit(5.0)  # its pipe is closed, its exit status a moment away
+        exited = self._exited()
+        self.kill()  # what it leaves behind, its loaders say, while its group's number is still its own
+        code = self._process.returncode if exited else None
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
             hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
             return WorkerFailure("failed", f"{do}: worker killed by {name}{hint}")
         last = f": {one_line(said[-1])}" if said else ""
         return WorkerFailure("failed", one_line(f"{do}: worker ended with status {code}{last}"))
+
+
+def no_time(reply: dict[str, Any]) -> str | None:
+    """One line if a visit's reply holds something that cannot be the seconds of a step, or no sample; else None.
+
+    A clock that was set back, or that the measured code replaced, must not become a speedup.
+    """
+    for key in ("samples_s", "event_s", "main_s"):
+        seen = reply.get(key)
+        for value in seen if isinstance(seen, list) else [seen]:
+            number = isinstance(value, int | float) and not isinstance(value, bool)
+            absent = value is None and seen is None  # not asked for, or no GPU
+            if not absent and not (number and 0 < value < math.inf):
+                return one_line(f"visit: a step of {value} s was reported")
+    return None if reply.get("samples_s") else "visit: no sample was reported"
 
 
 class Pool:

@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import results, stats
+from ladder import results, stats, verdicts
 from ladder.pool import ROOT
 from ladder.worker import CYCLE_STEPS
 
@@ -45,14 +45,31 @@ def new_result(
         "seconds": 0.0,
         "baseline": None,
         "rungs": rungs,
+        "twins": [],
     }
 
 
-def protocol(rounds: int, cycles: int, seed: int, quick: bool) -> dict[str, Any]:
-    """How a run measures. A quick one does not wait for the step time to settle."""
+def protocol(
+    rounds: int | None,
+    cycles: int | None,
+    seed: int,
+    quick: bool,
+    mode: str = "cumulative",
+    budget_s: float | None = None,
+) -> dict[str, Any]:
+    """How a run measures. A quick one does not wait for the step time to settle.
+
+    `rounds` None: as many as the budget and the width of the intervals ask for. "fixed" says which it was; "rounds"
+    in the file are those that were planned last.
+    """
+    if rounds is None and quick:
+        rounds = 3
     return {
-        "rounds": rounds,
-        "cycles": cycles,
+        "mode": mode,
+        "fixed": rounds is not None,
+        "budget_s": None if rounds is not None else budget_s,
+        "rounds": rounds or verdicts.LEAST_ROUNDS,
+        "cycles": cycles or (1 if quick else 2),
         "cycle_steps": CYCLE_STEPS,
         "seed": seed,
         "quick": quick,
@@ -177,6 +194,18 @@ def round_medians(rung: dict[str, Any]) -> dict[int, float]:
 def main_times(rung: dict[str, Any]) -> dict[int, float]:
     """Step time in ms without the lazy phases, of each round that measured it."""
     return {r["round"]: r["main_ms"] for r in rung["rounds"] if r["main_ms"] is not None}
+
+
+def new_path(out: Path, result: dict[str, Any]) -> Path:
+    """The file of a new result, with a number where one of that name is there already (two runs in one second)."""
+    path, mode = results.path_for(Path(out), result), result["protocol"]["mode"]
+    if mode != "cumulative":
+        head, time_ = path.stem.rsplit("-", 1)
+        path = path.with_stem(f"{head}-{mode}-{time_}")
+    number, free = 2, path
+    while free.exists():
+        free, number = path.with_stem(f"{path.stem}-{number}"), number + 1
+    return free
 
 
 def commit_of(root: Path) -> tuple[str | None, bool | None]:

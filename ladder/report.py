@@ -2,24 +2,30 @@
 
 from __future__ import annotations
 
+import contextlib
 import csv
 import io
 import re
 from pathlib import Path
 from typing import Any
 
-from ladder import results
+from ladder import modes, results
 from ladder.errors import UserError
 from ladder.files import replacing
-from ladder.view import View, amount, factor, ms, plain, view
+from ladder.view import View, amount, between, factor, ms, plain, shown_gain, top_gains, view
 
 
 def _columns(shown: View) -> list[tuple[str, Any]]:
     """(heading, cell of a row) for terminal and Markdown: those with something in them."""
+    leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
     columns = [
         ("ms/step", lambda r: ms(r.step_ms) if r.status == "ok" else r.status),
         ("95% interval", lambda r: f"{ms(r.interval[0])}-{ms(r.interval[1])}" if r.interval else ""),
-        ("vs previous", lambda r: factor(r.previous)),
+        (shown.versus, lambda r: shown_gain(r)),
+        ("interval", lambda r: between(r.gain)),
+        ("verdict", lambda r: r.verdict if not leave_out else r.advice),
+        ("at the top", lambda r: "" if leave_out else between(r.top_interval)),
+        ("advice", lambda r: "" if leave_out else r.advice),
         ("total", lambda r: factor(r.total)),
         ("main ms", lambda r: ms(r.main_ms)),
         ("host bound", lambda r: "" if r.host_bound is None else f"{100 * r.host_bound:.0f}%"),
@@ -39,19 +45,17 @@ def print_table(result: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=160, no_color=True)
+        console = Console(highlight=False, width=240, no_color=True)
     shown = view(result)
     console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
     console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
     for mark in shown.marks:
         console.print(Text(mark, style="bold yellow"))
-    columns = _columns(shown)
-    if console.width < 100:
-        columns = [c for c in columns if c[0] not in ("95% interval", "article ms", "main ms")]
+    columns = _fitting(_columns(shown), shown, console.width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rung", no_wrap=True)
     for heading, _ in columns:
-        table.add_column(Text(heading), justify="right", no_wrap=console.width >= 134)
+        table.add_column(Text(heading), justify="right", no_wrap=True)
     for row in shown.rows:
         style = {"ok": "", "n/a": "dim"}.get(row.status, "red")
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
@@ -61,8 +65,30 @@ def print_table(result: dict[str, Any]) -> None:
     console.print()
 
 
+LEAST_IMPORTANT = (
+    "95% interval", "article ms", "main ms", "at the top", "interval", "images/s", "host bound", "peak GiB",
+    "article total",
+)  # fmt: skip
+
+
+def _fitting(columns: list[tuple[str, Any]], shown: View, width: int) -> list[tuple[str, Any]]:
+    """The columns that fit a terminal's width beside the rung's name: the least important go first."""
+    wide = {heading: 2 + max(len(heading), *(len(cell(r)) for r in shown.rows)) for heading, cell in columns}
+    left = width - 2 - max(len(row.name) for row in shown.rows)
+    for heading in LEAST_IMPORTANT:
+        if sum(wide.values()) > left:
+            wide.pop(heading, None)
+    return [(heading, cell) for heading, cell in columns if heading in wide]
+
+
 def _below(shown: View) -> list[str]:
     lines = list(shown.remarks)
+    if shown.noise:
+        lines.append(f"{shown.noise}; what lies inside reads no measurable gain")
+    if shown.mode == modes.LEAVE_ONE_OUT:
+        lines.append("each row: the whole ladder without that rung; gain at top: what the rung gains there")
+    elif any(row.advice for row in shown.rows):
+        lines.append("at the top, advice: from the newest leave-one-out run of this machine and workload")
     if any(row.main_ms for row in shown.rows):
         lines.append("main ms: without the lazy phases (path length, R1)")
     if any(row.article_ms for row in shown.rows):
@@ -94,7 +120,8 @@ def _md(text: str) -> str:
 
 CSV_COLUMNS = (
     "machine", "gpu", "workload", "ladder", "started", "commit", "quick", "complete", "baseline", "rung", "title",
-    "status", "reason", "step_ms", "interval_low_ms", "interval_high_ms", "speedup_previous", "speedup_total",
+    "mode", "status", "reason", "step_ms", "interval_low_ms", "interval_high_ms", "speedup_previous",
+    "speedup_previous_low", "speedup_previous_high", "verdict", "gain_at_top", "advice", "speedup_total",
     "main_ms", "main_speedup_total", "host_bound", "images_per_s", "peak_gib", "article_ms", "article_speedup_total",
 )  # fmt: skip
 
@@ -114,17 +141,23 @@ def csv_text(many: list[dict[str, Any]]) -> str:
         ]
         head += [result["started"], result.get("commit") or "", bool(result["protocol"].get("quick"))]
         head += [result["complete"], result.get("baseline") or ""]
-        for row in view(result).rows:
+        shown = view(result)
+        for row in shown.rows:
             low, high = row.interval or (None, None)
             cells = [
                 row.name,
                 row.title,
+                shown.mode,
                 row.status,
                 row.reason,
                 row.step_ms,
                 low,
                 high,
                 row.previous,
+                *(row.gain or (None, None)),
+                row.verdict,
+                row.top_gain,
+                row.advice,
                 row.total,
             ]
             cells += [row.main_ms, row.main_total, row.host_bound, row.images_per_s, row.memory]
@@ -142,7 +175,9 @@ def _csv(cell: object) -> object:
 
 
 def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read results: files as they are named; of a folder the newest of each machine, workload and ladder.
+    """Read results: files as they are named; of a folder the newest of each machine, workload, ladder and mode.
+
+    A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it.
 
     Returns:
         (results, refused): of a folder's files that are not results, one line each.
@@ -163,14 +198,38 @@ def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
             except UserError as error:
                 refused.append(str(error))
                 continue
-            key = tuple(result[part]["name"] for part in ("machine", "workload", "ladder"))
+            key = _series(result)
             if key not in newest or result["started"] > newest[key]["started"]:
                 newest[key] = result
         found += newest.values()
     if not found:
         where = ", ".join(str(path) for path in paths)
         raise UserError(refused[0] if refused else f"{where}: no results here; `ladder run` makes one")
-    return found, refused
+    return [with_top(result, found) for result in found], refused
+
+
+def _series(result: dict[str, Any]) -> tuple[str, ...]:
+    mode = result["protocol"].get("mode", modes.CUMULATIVE)
+    return (*(result[part]["name"] for part in ("machine", "workload", "ladder")), str(mode))
+
+
+def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """`result`, if it is cumulative with the gains at the top of the newest leave-one-out result among `others`."""
+    *names, mode = _series(result)
+    wanted = (*names, modes.LEAVE_ONE_OUT)
+    newest = max((o for o in others if _series(o) == wanted), key=lambda o: o["started"], default=None)
+    if mode != modes.CUMULATIVE or newest is None:
+        return result
+    return {**result, "at_top": top_gains(newest)}
+
+
+def readable(folder: Path) -> list[dict[str, Any]]:
+    """The results in one folder, those that are none left out."""
+    found = []
+    for path in sorted(Path(folder).glob("*.json")):
+        with contextlib.suppress(UserError):
+            found.append(results.load(path))
+    return found
 
 
 def write(path: Path, content: str | bytes) -> None:

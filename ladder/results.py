@@ -1,7 +1,8 @@
 """Result files: where they go, how they are written and what is accepted as one.
 
 One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.json`; `ladder.record` makes it. A
-missing number is null; NaN and infinity are refused, on the way out and on the way in.
+missing number is null; NaN and infinity are refused, on the way out and on the way in. What is checked here keeps
+the project's own readers safe; `ladder.validate` is stricter, for files that come from a stranger.
 """
 
 import contextlib
@@ -46,6 +47,29 @@ NUMBERS = (
     "peak_allocated_bytes",
     "prepare_s",
 )
+MOST_DEPTH = 8
+_LONGEST_NUMBER = 32  # characters; an integer of 400 digits overflows a float, one of 100,000 takes seconds
+
+LONGEST_TEXT = 96
+TEXT = re.compile(rf"[A-Za-z0-9 ._()+:@,/'#=-]{{1,{LONGEST_TEXT}}}")
+_SPELLED = str.maketrans(
+    {
+        "[": "(",
+        "]": ")",
+        "{": "(",
+        "}": ")",
+        "<": "(",
+        ">": ")",
+        '"': "'",
+        "`": "'",
+        ";": ",",
+        "|": "/",
+        "\\": "/",
+    }
+    | {"%": " percent", "&": "+", "*": "x", "×": "x", "µ": "u", "!": ".", "?": "."}
+)
+# A JSON string, or its beginning if the file ends inside. It always matches, so that no file can make it slow.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
 
 
 def slug(text: str) -> str:
@@ -62,8 +86,8 @@ def path_for(out: Path, result: dict[str, Any]) -> Path:
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
-    """Write `data` so that `path` is at every moment either the old file or the whole new one. OSError if it cannot."""
-    text = json.dumps(data, indent=1, allow_nan=False, ensure_ascii=True) + "\n"
+    """Write `data`, with its texts made `fit`, so that `path` is always the old file or the whole new one. OSError."""
+    text = json.dumps(fit(data), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
     handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
@@ -80,15 +104,31 @@ def write(path: Path, data: dict[str, Any]) -> None:
         raise
 
 
+def display(text: str) -> str:
+    """`text` as a result may hold it: at most 96 characters, each a letter, digit or one of ` ._()+:@,/'#=-`.
+
+    An exception's message becomes a reason this way: "Triton Error [CUDA]" -> "Triton Error (CUDA)".
+    """
+    text = re.sub(r"[^A-Za-z0-9 ._()+:@,/'#=-]", "-", " ".join(text.split()).translate(_SPELLED))
+    return (text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3].rstrip() + "...") or "-"
+
+
+def fit(data: Any) -> Any:
+    """A copy of plain data in which every text is one that `ladder validate` accepts; keys are left alone."""
+    if isinstance(data, str):
+        return data if TEXT.fullmatch(data) else display(data)
+    if isinstance(data, dict):
+        return {key: fit(value) for key, value in data.items()}
+    return [fit(value) for value in data] if isinstance(data, list | tuple) else data
+
+
 def load(path: Path) -> dict[str, Any]:
     """Read and check one result file. Raises `UserError` with one line that says what is wrong and where."""
     path = Path(path)
     try:
-        data = json.loads(path.read_bytes(), parse_constant=_refuse_constant)
+        data = parse(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except RecursionError:
-        raise UserError(f"{path}: nested too deep for a result") from None
     except ValueError as error:
         raise UserError(f"{path}: not a result file: {error}") from None
     if problem := check(data):
@@ -96,8 +136,52 @@ def load(path: Path) -> dict[str, Any]:
     return data
 
 
+def parse(raw: bytes) -> Any:
+    """The JSON of a result file. ValueError, in one line, where it is not JSON or not plain enough to be handled:
+    nested too deep, a number that is not finite, a key given twice.
+    """
+    depth = 0
+    for bracket in re.findall(rb"[\[{\]}]", _STRING.sub(b"", raw)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MOST_DEPTH:
+            raise ValueError(f"nested too deep, a result has at most {MOST_DEPTH} levels")
+    try:
+        return json.loads(
+            raw.decode("utf-8"),
+            parse_constant=_refuse_constant,
+            parse_int=_integer,
+            parse_float=_finite,
+            object_pairs_hook=_no_key_twice,
+        )
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
 def _refuse_constant(name: str) -> None:
     raise ValueError(f"{name} is not allowed, a missing number is null")
+
+
+def _integer(text: str) -> int:
+    if len(text) > _LONGEST_NUMBER:
+        raise ValueError(f"a number of {len(text)} characters")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if len(text) > _LONGEST_NUMBER or not math.isfinite(value := float(text)):
+        raise ValueError(f"the number {text[:_LONGEST_NUMBER]} is too large or too long")
+    return value
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice[:40]!a} is given twice")
+    return found
 
 
 def check(data: Any) -> str | None:
@@ -143,15 +227,20 @@ def _check_rung(rung: Any) -> str | None:
             return f'"{key}" is not a list'
     if not all(map(_positive, rung["samples_ms"])):
         return '"samples_ms" holds something other than numbers above 0'
+    for number, visit in enumerate(rung["rounds"]):
+        if not isinstance(visit, dict):
+            return f'"rounds" {number} is not an object'
+        for key in ("samples_ms", "event_ms"):
+            times = visit.get(key)
+            if times is not None and not (isinstance(times, list) and all(map(_positive, times))):
+                return f'"rounds" {number}: "{key}" holds something other than numbers above 0'
     if rung["status"] == "ok" and rung["step_ms"] is None:
         return 'status "ok" without "step_ms"'
     return None
 
 
 def _positive(value: Any) -> bool:
-    return (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0
-    )
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 @contextlib.contextmanager

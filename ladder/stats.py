@@ -5,12 +5,24 @@ interval: with 0.3% between processes a pooled t-test called 73% of A/A pairs di
 and processes differ by a factor rather than by an amount, so intervals and ratios are taken on logarithms.
 """
 
+import functools
 from collections.abc import Sequence
 
 import numpy as np
-from scipy import stats as _scipy
+from scipy import special
 
 CONFIDENCE = 0.95
+
+
+@functools.lru_cache(maxsize=1024)
+def t_quantile(probability: float, freedom: int) -> float:
+    """Quantile of Student's t distribution."""
+    return float(special.stdtrit(freedom, probability))
+
+
+def t_tail(value: float, freedom: int) -> float:
+    """Probability that Student's t exceeds `value`."""
+    return float(special.stdtr(freedom, -value))
 
 
 def median(values: Sequence[float]) -> float | None:
@@ -31,13 +43,18 @@ def mad(values: Sequence[float]) -> float | None:
     return float(np.median(np.abs(np.asarray(values) - np.median(values)))) if len(values) else None
 
 
+def standard_error(values: Sequence[float]) -> float:
+    """Standard error of the mean of two values or more."""
+    return float(np.std(values, ddof=1) / np.sqrt(len(values)))
+
+
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
     """Student t interval of the mean. One value says nothing about its spread: None."""
     n = len(values)
     if n < 2:
         return None
     centre = float(np.mean(values))
-    half = float(_scipy.t.ppf(0.5 + confidence / 2, n - 1) * np.std(values, ddof=1) / np.sqrt(n))
+    half = t_quantile(0.5 + confidence / 2, n - 1) * standard_error(values)
     return centre - half, centre + half
 
 
@@ -53,6 +70,46 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tup
 def paired_ratios(reference: dict[int, float], other: dict[int, float]) -> list[float]:
     """reference / other for each round (the key) that both have, in order: above 1 where `other` is faster."""
     return [reference[r] / other[r] for r in sorted(reference) if r in other]
+
+
+def log_ratios(reference: dict[int, float], other: dict[int, float]) -> list[float]:
+    """The paired ratios as logarithms: 0.01 is 1% faster, -0.01 as much slower. The unit of every verdict."""
+    return [float(value) for value in np.log(paired_ratios(reference, other))]
+
+
+def holm_levels(p_values: Sequence[float], alpha: float = 1 - CONFIDENCE) -> list[float]:
+    """The level at which Holm's step-down procedure decides each hypothesis: it is rejected if p <= that level.
+
+    The smallest of m p-values is compared with alpha/m, the next with alpha/(m-1), and so on; at the first that is
+    not rejected the procedure stops, and all that are left are judged at that level. The chance of any false
+    rejection is at most alpha, whatever the dependence (Holm 1979).
+    """
+    order = sorted(range(len(p_values)), key=p_values.__getitem__)
+    levels, level, stopped = [0.0] * len(p_values), alpha, False
+    for done, index in enumerate(order):
+        if not stopped:
+            level = alpha / (len(order) - done)
+            stopped = p_values[index] > level
+        levels[index] = level
+    return levels
+
+
+def welch_interval(
+    reference: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE
+) -> tuple[float, float, float, float] | None:
+    """Difference of means (reference - other) of two unpaired samples: (difference, standard error, freedom, half).
+
+    Freedom is Welch and Satterthwaite's. None where either has fewer than two values.
+    """
+    if len(reference) < 2 or len(other) < 2:
+        return None
+    a, b = standard_error(reference) ** 2, standard_error(other) ** 2
+    difference = float(np.mean(reference) - np.mean(other))
+    if a + b == 0:
+        return difference, 0.0, float(len(reference) + len(other) - 2), 0.0
+    freedom = (a + b) ** 2 / (a**2 / (len(reference) - 1) + b**2 / (len(other) - 1))
+    error = float(np.sqrt(a + b))
+    return difference, error, freedom, float(special.stdtrit(freedom, 0.5 + confidence / 2)) * error
 
 
 def speedup(reference: dict[int, float], other: dict[int, float]) -> float | None:

@@ -10,12 +10,17 @@ import math
 from dataclasses import dataclass
 from typing import Any
 
-from ladder import catalog
+from ladder import catalog, modes, verdicts
 
 GIB = 2**30
 QUICK = "quick: not to be quoted"
 PARTIAL = "incomplete: the run was interrupted"
 ARTICLE = "one A100"
+VERSUS = {
+    modes.CUMULATIVE: "vs previous",
+    modes.SOLO: "alone",
+    modes.LEAVE_ONE_OUT: "gain at top",
+}
 
 
 @dataclass(frozen=True)
@@ -28,7 +33,12 @@ class Row:
     reason: str
     step_ms: float | None
     interval: tuple[float, float] | None  # 95 %, over rounds
-    previous: float | None  # speedup against the last rung with a number
+    previous: float | None  # speedup against the last rung with a number, or what the mode compares it with
+    gain: tuple[float, float] | None  # interval of `previous`, by which the verdict was made
+    verdict: str  # "" where none was made
+    top_gain: float | None  # at the top: the whole ladder without it / with it
+    top_interval: tuple[float, float] | None
+    advice: str  # ADOPT, SKIP, NO DIFFERENCE, ambiguous; "" where it was not left out
     total: float | None  # against the baseline
     main_ms: float | None  # without the lazy regularization phases
     main_total: float | None
@@ -53,6 +63,9 @@ class View:
     memory: str  # what the memory column means
     title: str
     quick: bool
+    mode: str
+    versus: str  # heading of `previous`
+    noise: str  # noise floors and resolution, in a line; "" where there were no twins
     baseline: str | None
     rows: tuple[Row, ...]
 
@@ -63,8 +76,12 @@ def view(result: dict[str, Any]) -> View:
     on_cpu = result["machine"].get("device") == "cpu"
     base = result.get("baseline")
     article_base = next((_number(rung.get("article_ms")) for rung in records if rung["name"] == base), None)
-    rows = tuple(_row(rung, article_base, on_cpu) for rung in records)
     protocol = result["protocol"]
+    mode = protocol.get("mode") if protocol.get("mode") in VERSUS else modes.CUMULATIVE
+    top = top_gains(result) if mode == modes.LEAVE_ONE_OUT else result.get("at_top", {})
+    rows = tuple(
+        _row(rung, article_base, on_cpu, top.get(rung["name"]), mode == modes.CUMULATIVE) for rung in records
+    )
     quick = bool(protocol.get("quick"))
     marks = ((QUICK,) if quick else ()) + (() if result["complete"] else (PARTIAL,))
     return View(
@@ -77,16 +94,37 @@ def view(result: dict[str, Any]) -> View:
         memory="peak RSS, GiB" if on_cpu else "peak GiB",
         title=plain(result["ladder"].get("title") or result["ladder"]["name"]),
         quick=quick,
+        mode=mode,
+        versus=VERSUS[mode],
+        noise=_noise(result),
         baseline=base,
         rows=rows,
     )
 
 
-def _row(rung: dict[str, Any], article_base: float | None, on_cpu: bool) -> Row:
+def top_gains(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """From a leave-one-out result: for each rung its gain at the top, interval, and what to do about it."""
+    found = {}
+    for rung in result["rungs"]:
+        gain = rung.get("gain")
+        if isinstance(gain, dict) and rung.get("verdict") in modes.ADVICE:
+            gained = {"gain": gain.get("ratio"), "interval": gain.get("interval")}
+            found[rung["name"]] = {**gained, "advice": modes.ADVICE[rung["verdict"]]}
+    return found
+
+
+def _row(
+    rung: dict[str, Any],
+    article_base: float | None,
+    on_cpu: bool,
+    top: dict[str, Any] | None,
+    staircase: bool,
+) -> Row:
     article_ms = _number(rung.get("article_ms"))
-    interval = rung.get("interval_ms")
-    if not (isinstance(interval, list) and len(interval) == 2 and all(_number(x) for x in interval)):
-        interval = None
+    interval = _pair(rung.get("interval_ms"))
+    gain = rung.get("gain") if isinstance(rung.get("gain"), dict) else {}
+    verdict = rung.get("verdict") if rung.get("verdict") in modes.ADVICE else ""
+    top = top or {}
     ok = rung["status"] == "ok"
     peak = _number(rung.get("peak_reserved_bytes"))
     if peak is None and on_cpu:
@@ -99,8 +137,13 @@ def _row(rung: dict[str, Any], article_base: float | None, on_cpu: bool) -> Row:
         status=rung["status"],
         reason=plain(rung.get("reason") or ""),
         step_ms=_number(rung["step_ms"]) if ok else None,
-        interval=tuple(interval) if interval and ok else None,
-        previous=_number(rung["speedup_previous"]),
+        interval=interval if ok else None,
+        previous=_number(gain.get("ratio")) or (_number(rung["speedup_previous"]) if staircase else None),
+        gain=_pair(gain.get("interval")),
+        verdict=verdict,
+        top_gain=_number(top.get("gain")),
+        top_interval=_pair(top.get("interval")),
+        advice=top.get("advice", ""),
         total=_number(rung["speedup_total"]),
         main_ms=_number(rung["main_ms"]),
         main_total=_number(rung["main_speedup_total"]),
@@ -111,6 +154,41 @@ def _row(rung: dict[str, Any], article_base: float | None, on_cpu: bool) -> Row:
         article_total=article_base / article_ms if article_base and article_ms else None,
         notes=tuple(plain(note) for note in notes) if isinstance(notes, list) else (),
     )
+
+
+def _noise(result: dict[str, Any]) -> str:
+    """`noise floor 1.8% (host-bound rungs), 0.04% (GPU-bound rungs); differences from 2.9% and 0.3% on are seen`."""
+    found = result.get("noise") if isinstance(result.get("noise"), dict) else {}
+    said = []
+    for kind, of in (("host", "host-bound rungs"), ("gpu", "GPU-bound rungs")):
+        floor = _number(found[kind].get("floor"), zero=True) if isinstance(found.get(kind), dict) else None
+        if floor is not None:
+            seen = _number(found[kind].get("resolution"))
+            resolved = f", differences from {percent(seen)} on are seen" if seen else ""
+            of = of if result["machine"].get("device") == "cuda" else "CPU"
+            said.append(f"{percent(floor)} ({of}{resolved})")
+    return f"noise floor {'; '.join(said)}" if said else ""
+
+
+def shown_gain(row: Row) -> str:
+    """The factor a rung gains; nothing where it lies inside the noise, whatever its sign."""
+    return "" if row.verdict == verdicts.NO_GAIN else factor(row.previous)
+
+
+def between(interval: tuple[float, float] | None) -> str:
+    """An interval of factors, fine enough for a quarter of a percent: 0.998-1.003x."""
+    return f"{interval[0]:.3f}-{interval[1]:.3f}x" if interval else ""
+
+
+def percent(share: float) -> str:
+    """A share as percent with two digits that mean something."""
+    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
+
+
+def _pair(value: object) -> tuple[float, float] | None:
+    if isinstance(value, list) and len(value) == 2 and all(_number(x) for x in value):
+        return float(value[0]), float(value[1])
+    return None
 
 
 def _reference(ladder: dict[str, Any]) -> str:

@@ -11,6 +11,9 @@ which feed the watchdog.
     {"do": "visit", "cycles": K, "settle_s": s, "settle_cycles": n, "main": bool}
                                                          -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s}
     {"do": "profile"}                                    -> {"ok": true, "busy_s": s, "kernels": n}
+    {"do": "parity"}                                     -> {"ok": true, "verdict": "ok" | "failed: parity", ...}
+        (as `ladder.parity.check` returns it; needs "keep_gradients": true in "build")
+    {"do": "receipts", "rungs": [] | null}               -> {"ok": true, "receipts": {rung: {}}, "evidence": {}}
     {"do": "exit"}                                       -> {"ok": true}, and the process ends
 
 A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a", "reason":
@@ -109,10 +112,14 @@ class Rung:
                 importlib.import_module(name)
         return {}
 
-    def do_build(self, workload: dict, recipe: dict, device: str, seed: int) -> dict[str, Any]:
+    def do_build(
+        self, workload: dict, recipe: dict, device: str, seed: int, keep_gradients: bool = False
+    ) -> dict[str, Any]:
         self.device = device
         begin = time.perf_counter()
         self.step = self.package.make_step(workload, recipe, device=device, seed=seed)
+        if keep_gradients:
+            self.step.keep_gradients = True
         self.synchronize()
         return {
             "build_s": time.perf_counter() - begin,
@@ -196,6 +203,24 @@ class Rung:
             if event.device_type() == torch.autograd.DeviceType.CUDA and is_work(event):
                 spans.append((event.start_ns(), event.start_ns() + event.duration_ns()))
         return {"busy_s": union(spans) / 1e9 / CYCLE_STEPS, "kernels": len(spans) / CYCLE_STEPS}
+
+    def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
+        """Evidence of the prepared step, and what each rung (all in the recipe unless named) reads in it.
+
+        The step trains on meanwhile: whatever needs it as it was comes before.
+        """
+        from ladder import evidence, receipts
+
+        seen = evidence.gather(self.step)
+        return {"receipts": receipts.issue(seen["recipe"], seen, rungs), "evidence": seen}
+
+    def do_parity(self) -> dict[str, Any]:
+        """Compare the prepared step with the FP64 reference. What runs after it no longer copies gradients."""
+        from ladder import parity
+
+        found = parity.check(self.step, tell=lambda text: self.channel.send({"progress": text}))
+        self.step.keep_gradients = False
+        return found
 
     def do_exit(self) -> dict[str, Any]:
         if self.step is not None:

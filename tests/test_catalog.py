@@ -148,6 +148,7 @@ def test_a_new_rung_is_a_file_and_a_line_of_yaml(tmp_path, monkeypatch):
 
     (tmp_path / "mine.py").write_text(
         '"""Mine."""\ntitle = "mine"\nchange = {"modconv": "grouped"}\nneeds = ()\n'
+        'def receipt(seen):\n    """Seen."""\n'
     )
     (tmp_path / "typo.py").write_text(
         '"""Typo."""\ntitle = "typo"\nchange = {"fused_nrom": True}\nneeds = ()\n'
@@ -162,6 +163,16 @@ def test_a_new_rung_is_a_file_and_a_line_of_yaml(tmp_path, monkeypatch):
     assert planned[1].recipe == {"modconv": "grouped"}
     assert "ladder/rungs/typo.py" in refusal(catalog.load_rung, "typo")
     assert "docstring" in refusal(catalog.load_rung, "bare")
+    (tmp_path / "silent.py").write_text('"""Silent."""\ntitle = "silent"\nchange = {}\nneeds = ()\n')
+    assert "receipt" in refusal(catalog.load_rung, "silent")
+
+
+def test_a_recipe_contains_the_rungs_whose_whole_change_it_carries():
+    planned = catalog.climb(catalog.load_ladder("article"), EVERYTHING)
+    names = [rung.name for rung in planned]
+    for place, rung in enumerate(planned):
+        assert set(catalog.contained(rung.recipe)) == set(names[: place + 1])
+    assert catalog.contained({"adam": "capturable"}) == ["baseline"]  # half of a rung is not the rung
 
 
 def test_an_impossible_climb_names_the_rung(tmp_path, monkeypatch):

@@ -6,12 +6,21 @@ from itertools import combinations
 
 import pytest
 
-from ladder import chart
+from ladder import chart, report
 from ladder.errors import UserError
 from ladder.view import view
 from tests import made_up
 
 RUNS = {"gpu": made_up.gpu_run, "cpu": made_up.cpu_run, "faulty": made_up.faulty_run}
+
+
+def judged():
+    made = made_up.judged_run()
+    return report.with_top(made, [made, made_up.judged_run("leave-one-out", set_to_none=25.29)])
+
+
+def left_out():
+    return made_up.judged_run("leave-one-out")
 
 
 def nothing_measured():
@@ -41,7 +50,7 @@ def words(result):
     return "\n".join(text for text, _ in drawn(result)[1])
 
 
-@pytest.mark.parametrize("make", [*RUNS.values(), nothing_measured, two_rungs])
+@pytest.mark.parametrize("make", [*RUNS.values(), nothing_measured, two_rungs, judged, left_out])
 def test_no_text_overlaps_another_or_leaves_the_picture(make):
     figure, texts = drawn(make())
     for text, box in texts:
@@ -114,3 +123,12 @@ def test_colours_keep_their_contrast_on_white():
 
     for color in (chart.BUSY, chart.ARTICLE, chart.BAD, chart.INK, chart.MUTED):
         assert 1.05 / (luminance(color) + 0.05) >= 4.5  # WCAG AA for text
+
+
+def test_verdict_noise_floor_and_advice_are_in_the_picture():
+    said = words(judged())
+    for text in ("faster", "Noise floor", "host-bound", "GPU-bound", "adopt", "at the top"):
+        assert text in said
+    quiet = words(made_up.judged_run(data_loading=31.21))
+    assert "no measurable\ngain" in quiet
+    assert "all rungs but" in words(left_out()) and "Noise floor" not in words(made_up.gpu_run())

@@ -72,7 +72,12 @@ def test_list_names_everything_in_a_line_each():
 
 def test_show_teaches_and_tells_the_change():
     said = call("show", "cuda_graphs").output
-    assert "When it does not." in said and 'adam: "capturable"' in said and "cuda_graphs: true" in said
+    assert (
+        "When it does not." in said
+        and "Receipt. Every phase is replayed" in said
+        and 'adam: "capturable"' in said
+        and "cuda_graphs: true" in said
+    )
     assert "\x1b" not in said
 
 
@@ -273,3 +278,46 @@ def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):
     assert result["complete"] and result["workload"]["data"] == "user-images"
     assert str(tmp_path) not in path.read_text()
     assert len(list((tmp_path / "out" / "charts").iterdir())) == 4
+
+
+def test_leave_one_out_advises_and_joins_the_staircase(tmp_path, fakes):
+    fakes["bf16"] = {"sleep": 0.02}  # the fake without bf16 is the slow one: bf16 is worth having
+    common = (
+        "--workload",
+        "tiny",
+        "--rungs",
+        "baseline,channels_last,bf16",
+        "--rounds",
+        3,
+        "--out",
+        tmp_path,
+    )
+    seen = succeed("run", "--mode", "leave-one-out", *common)
+    assert "gain at top" in seen.stdout and "all rungs" not in seen.stderr
+    (file,) = tmp_path.glob("*/*-leave-one-out-*.json")
+    result = results.load(file)
+    assert [rung["name"] for rung in result["rungs"]] == ["baseline", "all", "channels_last", "bf16"]
+    assert [twin["of"] for twin in result["twins"]] == ["baseline", "all"]
+    without = result["rungs"][3]
+    assert without["recipe"].get("precision") is None and without["gain"]["against"] == "all"
+    assert without["gain"]["ratio"] == pytest.approx(
+        without["step_ms"] / result["rungs"][1]["step_ms"], rel=0.3
+    )
+    assert without["gain"]["ratio"] > 2 and without["verdict"] in ("faster", "ambiguous")
+    assert (tmp_path / "charts").is_dir() and list((tmp_path / "charts").glob("*-leave-one-out-partial.png"))
+    assert "at the top" in succeed("run", *common).stdout
+
+
+def test_a_run_is_resumed_from_its_file_alone(tmp_path, fakes):
+    common = ("--workload", "tiny", "--rungs", "baseline,bf16", "--quick", "--out", tmp_path)
+    fakes["bf16"] = {"fault": "kill"}
+    assert call("run", *common, "--rounds", 2, "--seed", 3).exit_code == 1
+    (file,) = tmp_path.glob("*/*.json")
+    fakes.clear()
+    seen = succeed("run", "--resume", file, "--out", tmp_path)
+    assert "quick: not to be quoted" in seen.stdout and list(tmp_path.glob("*/*.json")) == [file]
+    result = results.load(file)
+    assert [len(rung["rounds"]) for rung in result["rungs"]] == [2, 2] and result["protocol"]["seed"] == 3
+    assert "another --mode" in refused("run", "--resume", file, "--mode", "solo", "--out", tmp_path)
+    assert "cannot be read" in refused("run", "--resume", tmp_path / "no.json", "--out", tmp_path)
+    assert "--rounds" in refused("run", "--budget", 5, "--rounds", 2, "--out", tmp_path)

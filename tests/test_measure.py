@@ -166,7 +166,14 @@ def seed_with_first(name: str) -> int:
 
 
 def order(names: list[str], seed: int, number: int) -> list[str]:
-    result = {"protocol": {"seed": seed, "rounds": 1}, "rungs": [], "started": "", "workload": {"name": "w"}}
+    result = {
+        "protocol": {"seed": seed, "rounds": 1},
+        "rungs": [],
+        "started": "",
+        "workload": {"name": "w"},
+        "twins": [],
+        "seconds": 0,
+    }
     result |= {"ladder": {"name": "l"}, "machine": {"name": "m"}}
     return measure._Run(result, WORKLOAD, [Planned(n) for n in names], "cpu", Path("."), None).order(number)
 
@@ -188,7 +195,8 @@ def test_rounds_come_in_seeded_random_orders() -> None:
 
 def test_a_visit_drains_the_loader_then_times_then_leaves_out_the_lazy_phases(tmp_path: Path) -> None:
     log = tmp_path / "log"
-    rung = by_name(run(tmp_path / "out", {"a": {"log": str(log), "capacity": 33}}, rounds=2, cycles=2))["a"]
+    rungs = {"first": {}, "a": {"log": str(log), "capacity": 33}}  # a quick run has a twin of the first alone
+    rung = by_name(run(tmp_path / "out", rungs, rounds=2, cycles=2))["a"]
     lazy = [json.loads(line)[1] for line in log.read_text().splitlines()]
     # 33 batches may wait in the loader: 3 cycles consume them. A quick run times `main` in the first round only.
     assert lazy == [True] * 3 + [True] * 2 + [False] + [True] * 3 + [True] * 2
@@ -205,9 +213,9 @@ def test_a_sample_is_the_time_of_one_step(tmp_path: Path) -> None:
 def test_events_tell_how_far_a_run_is(tmp_path: Path) -> None:
     events: list[dict] = []
     run(tmp_path, {"a": {}, "b": {"fault": "raise"}, "c": None}, rounds=2, on_event=events.append)
-    assert events[0]["event"] == "start" and events[0]["total"] == 4
+    assert events[0]["event"] == "start" and events[0]["total"] == 6  # a, its twin, b
     assert events[-1]["event"] == "end" and Path(events[-1]["path"]).is_file()
-    assert events[-1]["done"] == events[-1]["total"] == 3  # b failed in round 1 and was not tried again
+    assert events[-1]["done"] == events[-1]["total"] == 5  # b failed in round 1 and was not tried again
     (failed,) = [event for event in events if event["event"] == "failed"]
     assert failed["rung"] == "b" and failed["status"] == "failed" and "RuntimeError" in failed["reason"]
 
@@ -269,3 +277,82 @@ def test_the_commit_is_known_where_git_knows_it(tmp_path: Path) -> None:
 def test_measuring_does_not_import_torch() -> None:
     check = "import sys, ladder.measure; sys.exit('torch' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, env=os.environ).returncode == 0
+
+
+def test_twins_of_the_lowest_and_the_highest_rung_are_in_every_round(tmp_path: Path) -> None:
+    rungs: dict[str, dict | None] = {"a": {}, "b": {}, "c": {"sleep": 0.01}, "gone": None}
+    result = run(tmp_path, rungs, rounds=3, quick=False)
+    assert [(twin["of"], len(twin["rounds"])) for twin in result["twins"]] == [("a", 3), ("c", 3)]
+    assert [rung["name"] for rung in result["rungs"]] == list(rungs)  # a twin is no rung
+    assert result["noise"]["host"]["rounds"] == 6 and result["noise"]["host"]["floor"] > 0
+    found = by_name(result)
+    assert found["a"]["verdict"] is None and found["b"]["verdict"] and found["gone"]["verdict"] is None
+    assert found["c"]["gain"]["against"] == "b" and found["c"]["gain"]["rounds"] == 3
+    assert found["c"]["gain"]["ratio"] == pytest.approx(found["c"]["speedup_previous"])
+    assert stored(tmp_path) == result
+    quick = run(tmp_path / "quick", rungs)
+    assert [twin["of"] for twin in quick["twins"]] == ["a"]
+
+
+def test_a_twin_goes_with_its_rung(tmp_path: Path) -> None:
+    result = run(tmp_path, {"a": {"fault": "raise"}, "b": {}}, rounds=2)
+    (twin,) = result["twins"]
+    assert len(twin["rounds"]) < 2 and result["noise"] == {}
+    assert by_name(result)["b"]["verdict"] is None  # without twins nobody knows what is noise
+
+
+def test_earlier_twins_of_the_machine_are_heard(tmp_path: Path) -> None:
+    rungs: dict[str, dict | None] = {"a": {}, "b": {}}
+    first = run(tmp_path, rungs, rounds=2, quick=False)
+    second = run(tmp_path, rungs, rounds=2, quick=False, seed=1)
+    if second["started"] == first["started"]:
+        second = run(tmp_path, rungs, rounds=2, quick=False, seed=2)
+    assert second["noise"]["host"]["stored_rounds"] >= 4 == first["noise"]["host"]["rounds"]
+    assert first["noise"]["host"]["stored_rounds"] == 0
+
+
+def test_a_killed_rung_is_measured_when_the_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
+    once, log = str(tmp_path / "once"), tmp_path / "log"
+    rungs: dict[str, dict | None] = {"a": {"log": str(log)}, "b": {"fault": "kill", "once": once}}
+    Path(once).touch()
+    before = run(tmp_path / "out", rungs, rounds=2)
+    (path,) = (tmp_path / "out").glob("*/*.json")
+    kept, cycles = by_name(before)["a"]["rounds"], log.read_text()
+    assert by_name(before)["b"]["status"] == "failed"
+    rungs["b"] = {"fault": None}
+    after = run(tmp_path / "out", rungs, rounds=2, resume=path)
+    assert list((tmp_path / "out").glob("*/*.json")) == [path] and stored(tmp_path / "out") == after
+    found = by_name(after)
+    assert found["a"]["rounds"] == kept and log.read_text() == cycles
+    assert found["b"]["status"] == "ok" and len(found["b"]["rounds"]) == 2 and found["b"]["reason"] is None
+    assert after["complete"] and after["started"] == before["started"]
+    longer = run(tmp_path / "out", rungs, rounds=3, resume=path)
+    assert {len(rung["rounds"]) for rung in [*longer["rungs"], *longer["twins"]]} == {3}
+
+
+def test_a_run_is_not_resumed_as_something_else(tmp_path: Path) -> None:
+    run(tmp_path, {"a": {}, "b": {}})
+    (path,) = tmp_path.glob("*/*.json")
+    before = path.read_bytes()
+    with pytest.raises(measure.UserError, match="another ladder"):
+        run(tmp_path, {"a": {}}, resume=path)
+    data = json.loads(before)
+    data["machine"]["torch"] = "1.0"
+    path.write_text(json.dumps(data))
+    with pytest.raises(measure.UserError, match=r"torch was 1\.0 and is"):
+        run(tmp_path, {"a": {}, "b": {}}, resume=path)
+    del data["twins"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(measure.UserError, match="earlier version"):
+        run(tmp_path, {"a": {}, "b": {}}, resume=path)
+
+
+def test_rounds_are_added_while_intervals_are_wide_and_the_budget_lasts(tmp_path: Path, monkeypatch) -> None:
+    answers = [True, True, False]
+    monkeypatch.setattr(measure._Run, "wants_rounds", lambda run: answers.pop(0))
+    extended = run(tmp_path / "1", {"a": {}}, rounds=None, quick=False, budget_s=600)
+    assert extended["protocol"]["rounds"] == len(by_name(extended)["a"]["rounds"]) == 7 and not answers
+    short = run(tmp_path / "2", {"a": {}}, rounds=None, cycles=3, quick=False, budget_s=0.01)
+    assert short["protocol"]["rounds"] == 3 and short["complete"]
+    assert [len(r["samples_ms"]) for r in by_name(short)["a"]["rounds"]] == [3, 1, 1]
+    assert any("to fit the budget" in note for note in short["protocol"]["notes"])

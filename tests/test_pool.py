@@ -135,3 +135,27 @@ def test_a_device_is_held_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.M
 
     with device_lock("gpu", release):
         assert waited == ["waited"] and other.returncode == 0
+
+
+@pytest.mark.parametrize(
+    "times", [{"samples_s": [0.1], "event_s": None, "main_s": None}, {"samples_s": [1, 2]}]
+)
+def test_a_visit_with_times_is_believed(times: dict[str, Any]) -> None:
+    assert pool.no_time(times) is None
+
+
+@pytest.mark.parametrize(
+    "times",
+    [
+        {},
+        {"samples_s": []},
+        {"samples_s": None},
+        {"samples_s": [0.1, None]},
+        {"samples_s": [0.1, True]},
+        {"samples_s": ["0.1"]},
+        {"samples_s": [0.1], "event_s": [0]},
+        {"samples_s": [0.1], "main_s": -1.0},
+    ],
+)
+def test_a_visit_without_possible_times_is_not(times: dict[str, Any]) -> None:
+    assert "reported" in pool.no_time(times)

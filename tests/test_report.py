@@ -140,3 +140,63 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         report.write(tmp_path / "file" / "t.md", "new")
     assert (tmp_path / "file").read_text() == "old"
+
+
+def test_a_difference_inside_the_noise_reads_no_measurable_gain_whatever_its_sign(capsys):
+    for ms in (31.19, 31.21):
+        made = made_up.judged_run(data_loading=ms)
+        row = rows_of(made)["data_loading"]
+        assert row.verdict == "no measurable gain" and row.previous == pytest.approx(31.2 / ms, abs=0.001)
+        report.print_table(made)
+        line = next(li for li in capsys.readouterr().out.splitlines() if li.startswith("data_loading"))
+        assert "no measurable gain" in line and "1.00x" not in line  # the interval says how much it could be
+    assert rows_of(made_up.judged_run(data_loading=29.0))["data_loading"].verdict == "faster"
+    assert rows_of(made_up.judged_run(data_loading=33.0))["data_loading"].verdict == "slower"
+
+
+def test_the_noise_floor_and_what_can_be_seen_are_said(capsys):
+    report.print_table(made_up.judged_run())
+    said = capsys.readouterr().out
+    assert (
+        "noise floor" in said and "host-bound rungs, differences from" in said and "GPU-bound rungs" in said
+    )
+    report.print_table(made_up.gpu_run())  # made before there were twins
+    assert "noise floor" not in capsys.readouterr().out
+
+
+def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, capsys):
+    staircase = made_up.judged_run()
+    times = {"bf16": 20.0, "fused_norm": 25.3, "cuda_graphs": 85.0}
+    whole = made_up.judged_run("leave-one-out", **times)
+    results.write(tmp_path / "a.json", staircase)
+    results.write(tmp_path / "b.json", whole)
+    results.write(tmp_path / "c.json", {**whole, "started": "2020-01-01T00:00:00+00:00", "rungs": []})
+    found, refused = report.collect([tmp_path])
+    assert len(found) == 2 and not refused
+    joined = next(r for r in found if r["protocol"]["mode"] == "cumulative")
+    for rows in (rows_of(joined), rows_of(whole)):
+        assert rows["bf16"].advice == "SKIP" and rows["fused_norm"].advice == "NO DIFFERENCE"
+        assert rows["cuda_graphs"].advice == "ADOPT" and rows["cuda_graphs"].top_gain > 3
+    assert rows_of(joined)["bf16"].verdict == "slower" and rows_of(staircase)["bf16"].advice == ""
+    report.print_table(joined)
+    assert "NO DIFFERENCE" in capsys.readouterr().out
+    assert {row["advice"] for row in read_csv(joined)} >= {"ADOPT", "SKIP", "NO DIFFERENCE"}
+
+
+def test_a_narrow_terminal_keeps_the_verdict():
+    shown = view(made_up.judged_run())
+    columns = report._columns(shown)
+    for width in (240, 120, 90):
+        kept = [heading for heading, _ in report._fitting(columns, shown, width)]
+        assert {"ms/step", "vs previous", "verdict", "total"} <= set(kept)
+    assert (
+        len(report._fitting(columns, shown, 90)) < len(columns) == len(report._fitting(columns, shown, 240))
+    )
+
+
+def test_a_strangers_verdict_is_not_shown():
+    made = made_up.judged_run()
+    made["rungs"][3].update(verdict=HOSTILE, gain={"ratio": "x", "interval": [1]})
+    made["noise"] = {"host": {"floor": "NaN"}, "gpu": 3}
+    row = rows_of(made)["fused_norm"]
+    assert (row.verdict, row.gain) == ("", None) and "script" not in report.markdown(made)

@@ -50,3 +50,25 @@ def test_speedup_is_paired_by_round() -> None:
     )  # round 2 is all they share
     assert stats.speedup({0: 10.0}, {1: 5.0}) == pytest.approx(2)  # no common round
     assert stats.speedup({0: 10.0}, {}) is None and stats.speedup({}, {0: 1.0}) is None
+
+
+def test_log_ratios_are_paired_and_positive_where_the_second_is_faster() -> None:
+    assert stats.log_ratios({0: 10.0, 1: 20.0, 3: 1.0}, {1: 10.0, 0: 10.0}) == pytest.approx(
+        [0.0, math.log(2)]
+    )
+
+
+def test_holm_against_the_worked_example() -> None:
+    # Holm (1979): m = 4, alpha = 5%: 0.01 <= 0.0125 and 0.015 <= 0.0167 are rejected, 0.03 > 0.025 stops it.
+    levels = stats.holm_levels([0.03, 0.01, 0.04, 0.015])
+    assert levels == pytest.approx([0.025, 0.0125, 0.025, 0.05 / 3])
+    assert stats.holm_levels([]) == [] and stats.holm_levels([0.2]) == pytest.approx([0.05])
+
+
+def test_welch_against_a_worked_example() -> None:
+    # 1..5 against 2, 4, 6: variances 2.5 and 4, standard errors squared 0.5 and 4/3.
+    difference, error, freedom, half = stats.welch_interval([1, 2, 3, 4, 5], [2, 4, 6])
+    assert difference == pytest.approx(-1) and error == pytest.approx(math.sqrt(0.5 + 4 / 3))
+    assert freedom == pytest.approx((0.5 + 4 / 3) ** 2 / (0.25 / 4 + (4 / 3) ** 2 / 2))
+    assert half == pytest.approx(error * 2.935, rel=0.05)
+    assert stats.welch_interval([1.0], [1.0, 2.0]) is None

@@ -20,6 +20,40 @@ on one H200 the GPU waits for them during a fifth of the step. Keep that in mind
 that makes kernels faster gains nothing as long as the CPU cannot launch them any sooner.
 """
 
+from ladder.receipts import Receipt, judge, share, total
+
 title = "FP32 baseline"
 change: dict[str, object] = {}
 needs: tuple[str, ...] = ()
+
+
+def receipt(seen: dict) -> Receipt:
+    """Nothing is on that the recipe leaves off: it would be measured as if it belonged to the rungs."""
+    recipe, settings = seen["recipe"], seen["settings"]
+    full, nchw = (
+        share(total(seen["flops"]), "float32"),
+        share(total(seen["inputs"]), "nchw", of=("nchw", "nhwc")),
+    )
+    off = {"fused_norm": not recipe["fused_norm"], "fused_act": not recipe["fused_act"]}
+    checks = [
+        (
+            settings["matmul_fp32_precision"] != "tf32",
+            f"TF32 in matmuls: {settings['matmul_fp32_precision']}",
+        ),
+        (not settings["cudnn_benchmark"], f"cuDNN autotuning: {settings['cudnn_benchmark']}"),
+        (None, f"TF32 in FP32 convolutions, PyTorch's default: {settings['conv_fp32_precision']}"),
+    ]
+    if recipe["precision"] == "fp32":
+        checks.append((full == 1, f"convolution FLOPs in FP32: {full:.3f}"))
+    if not recipe["channels_last"]:
+        checks.append((nchw > 0.9, f"convolution inputs in NCHW: {nchw:.2f} of bytes"))
+    if not recipe["set_to_none"]:
+        kept = seen["gradients"]["kept"]
+        checks.append((kept > 0, f"gradients kept by zero_grad: {kept}"))
+    if all(off.values()):
+        checks.append(
+            (not seen["kernels"], f"fused kernels launched: {', '.join(seen['kernels']) or 'none'}")
+        )
+    if not recipe["cuda_graphs"]:
+        checks.append((not seen["graphs"]["captured"], f"phases captured: {len(seen['graphs']['captured'])}"))
+    return judge(*checks)

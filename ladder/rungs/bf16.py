@@ -16,6 +16,34 @@ another rung's name. PyTorch's double backward of a convolution is slower in BF1
 against 117 (results/spellings). CPUs without BF16 instructions emulate it, slowly.
 """
 
+from ladder.receipts import FULL, Receipt, judge, share, total
+
 title = "BF16 mixed precision"
 change = {"precision": "bf16"}
 needs = ("bf16",)
+
+
+ISLANDS = (
+    "mapping and affines",
+    "losses and penalties",
+    "minibatch std",
+    "weights",
+    "moments",
+    "moving average",
+)
+STATISTICS = ("demodulate_kernel", "join_moments_kernel")  # fused kernels that hold nothing but statistics
+
+
+def receipt(seen: dict) -> Receipt:
+    """Convolutions compute in BF16; mapping, affines, losses, penalties, statistics and weights do not."""
+    stages = ", ".join(f"{stage} {share(flops, 'bfloat16'):.3f}" for stage, flops in seen["flops"].items())
+    islands = {name: seen["islands"].get(name, {}) for name in ISLANDS}
+    islands |= {k: v for k, v in seen["islands"].items() if k == "statistics"}
+    islands |= {k: dict.fromkeys(seen["kernels"][k]["dtypes"]) for k in STATISTICS if k in seen["kernels"]}
+    sunk = {name: ", ".join(sorted(set(found) - set(FULL))) for name, found in islands.items()}
+    return judge(
+        (share(total(seen["flops"]), "bfloat16") > 0.99, f"convolution FLOPs in BF16: {stages or 'none'}"),
+        *((False, f"{name} in {dtypes}") for name, dtypes in sunk.items() if dtypes),
+        *((False, f"{name}: not seen at all") for name, found in islands.items() if not found),
+        (None, f"in full precision: {sum(not x for x in sunk.values())} of {len(sunk)} islands"),
+    )

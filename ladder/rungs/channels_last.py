@@ -16,6 +16,31 @@ nothing: on one H200 the GPU's own work fell from 98 to 88 ms a step, the step i
 error bar.
 """
 
+from ladder.receipts import Receipt, judge, share
+
 title = "channels_last"
 change = {"channels_last": True, "instance_norm": "var_mean"}
 needs: tuple[str, ...] = ()
+
+
+def receipt(seen: dict) -> Receipt:
+    """Weights are stored and images reach the convolutions as NHWC, in the forward and in the backward pass.
+
+    The pass that differentiates a gradient swaps batch and channels, so it is shown and not judged.
+    """
+    stored = share(seen["stored"], "nhwc", of=("nhwc", "nchw", "other"))
+    images, weights = (
+        {stage: share(amounts, "nhwc", of=("nhwc", "nchw", "other")) for stage, amounts in seen[kind].items()}
+        for kind in ("inputs", "weights")
+    )
+    left = seen["relayouts"]
+    return judge(
+        (stored > 0.9, f"convolution weights stored as NHWC: {stored:.2f} of bytes"),
+        *(
+            (images.get(s, 0) > 0.9, f"convolution inputs NHWC, {s}: {images.get(s, 0):.2f} of bytes")
+            for s in ("forward", "backward")
+        ),
+        (None, f"convolution inputs NHWC, double backward: {images.get('double backward', 0):.2f} of bytes"),
+        (None, f"weights as convolutions get them NHWC, forward: {weights.get('forward', 0):.2f} of bytes"),
+        (None, f"layout conversions left: {left['calls']:.1f} a step, {left['mb']:.1f} MB"),
+    )

@@ -17,6 +17,38 @@ no synchronization inside, and memory that the graph keeps for itself. A thread 
 capture is under way breaks one in the default, global mode; ours watches its own thread only.
 """
 
+from ladder.receipts import Receipt, judge
+
 title = "CUDA graphs"
 change = {"cuda_graphs": True, "adam": "capturable"}
 needs = ("cuda", "cuda_graphs")
+
+
+HANDFUL = 32  # launches a step: random inputs, a batch of images and the replays; an eager step has thousands
+
+
+def receipt(seen: dict) -> Receipt:
+    """Every phase is replayed, the CPU launches a handful of things for each step, and Adam counts on the GPU."""
+    found, adam = seen["graphs"], seen["adam"]
+    checks = [
+        (len(found["captured"]) == 4, f"phases captured: {', '.join(found['captured']) or 'none'}"),
+        (
+            found["operators"] <= HANDFUL,
+            f"operators issued for one run of each phase: {found['operators']}, eagerly {found['operators_eager']}",
+        ),
+        (
+            adam["capturable"] and adam["steps_on"] == ["cuda"],
+            f"Adam capturable: {adam['capturable']}, counts steps on: {', '.join(adam['steps_on'])}",
+        ),
+    ]
+    if found["launches"] is None:
+        return judge(*checks, (None, "launches and replays: not profiled"))
+    replays, expected = found["replays"], found["phases_per_step"]
+    return judge(
+        *checks,
+        (
+            found["launches"] <= HANDFUL,
+            f"launches a step: {found['launches']:.1f}, kernels: {found['kernels']:.0f}",
+        ),
+        (abs(replays - expected) < 0.01, f"graph replays a step: {replays:.2f}, phases: {expected:.2f}"),
+    )

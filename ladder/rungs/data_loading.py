@@ -19,6 +19,8 @@ cycles that drain what was prefetched.
 
 import os
 
+from ladder.receipts import Receipt, judge
+
 
 def _cores() -> int:
     """CPU cores this process may use: in a container often fewer than the machine has."""
@@ -37,3 +39,25 @@ change = {
     "uint8_input": True,
 }
 needs = ("cuda",)
+
+
+def receipt(seen: dict) -> Receipt:
+    """Workers are alive; every batch crosses the bus as bytes, from pinned memory, on a stream of its own."""
+    data, workers = seen["data"], seen["recipe"]["workers"]
+    batches = [c for c in data["crossings"] if c["to"] == "cuda"]
+
+    def all_of(words: str, right: list[bool]) -> tuple[bool, str]:
+        return bool(right) and all(right), f"{words}: {sum(right)} of {len(right)} copies"
+
+    overlap = data["overlap"]
+    return judge(
+        (data["workers"] == workers > 0, f"workers alive: {data['workers']} of {workers}"),
+        all_of("from pinned memory", [c["pinned"] for c in batches]),
+        all_of("asynchronous, on a side stream", [c["non_blocking"] and c["side_stream"] for c in batches]),
+        all_of("as uint8", [c["dtype"] == "uint8" for c in batches]),
+        (
+            None,
+            f"copies beside other kernels: {'not profiled' if overlap is None else f'{overlap:.2f} of their time'}",
+        ),
+        (None, f"waiting for data: {data['waiting_ms']:.2f} ms a step"),
+    )

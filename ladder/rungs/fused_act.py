@@ -15,6 +15,20 @@ reductions over N, H and W, which fusing moves into the same pass but does not r
 finds much of the same fusion by itself.
 """
 
+from ladder.receipts import Receipt, gone, judge, launched
+
 title = "fused activation"
 change = {"fused_act": True}
 needs = ("cuda", "triton")
+
+
+def receipt(seen: dict) -> Receipt:
+    """Our kernel is launched, forward and backward, and no layer that uses it has a leaky ReLU of its own.
+
+    Instance norm has its activation in the kernel of `fused_norm`: without that rung it stays in plain PyTorch.
+    """
+    layers = ["Conv", "ModulatedConv"] + ["NormalizedConv"] * seen["recipe"]["fused_norm"]
+    return judge(
+        *launched(seen, "bias_act_kernel", "bias_act_grad_kernel"),
+        gone(seen, "leaky ReLU", "act", layers),
+    )

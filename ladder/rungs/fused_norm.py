@@ -17,6 +17,23 @@ as far as it launches fewer kernels than it replaces. R1 and path length differe
 is in the convolutions' second derivatives, which this rung does not touch.
 """
 
+from ladder.receipts import Receipt, gone, judge, launched
+
 title = "fused normalization"
 change = {"fused_norm": True}
 needs = ("cuda", "triton")
+
+
+KERNELS = {
+    "demod": ("modulate_kernel", "modulate_grad_kernel", "demodulate_kernel", "demodulate_dweight_kernel"),
+    "instance": ("modulate_kernel", "instance_norm_act_kernel", "instance_norm_act_grad_kernel"),
+}
+
+
+def receipt(seen: dict) -> Receipt:
+    """Our kernels are launched, forward and backward, and the plain operations they replace no longer run."""
+    return judge(
+        *launched(seen, *KERNELS[seen["norm"]]),
+        gone(seen, "modulation", "modulate"),
+        gone(seen, "normalization", "normalize"),
+    )

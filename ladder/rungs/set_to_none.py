@@ -14,6 +14,23 @@ next to nothing, and what remains is the memory traffic. The article gained 3 % 
 there is nothing that can be measured.
 """
 
+from ladder.receipts import Receipt, judge
+
 title = "set_to_none"
 change = {"set_to_none": True}
 needs: tuple[str, ...] = ()
+
+
+def receipt(seen: dict) -> Receipt:
+    """After zero_grad gradients are None; nothing is filled with zeros, nothing added to an old gradient."""
+    found = seen["gradients"]
+    return judge(
+        (found["none"] > 0 and not found["kept"], f"gradients None {found['none']}, kept {found['kept']}"),
+        (not found["filled"], f"gradients filled with zeros: {found['filled']}"),
+        (not found["accumulated"], f"gradients added to an old one: {found['accumulated']}"),
+        (
+            None if found["zero_kernels"] is None else not found["zero_kernels"],
+            "zero-filling kernels in a timed step: "
+            + ("not profiled" if found["zero_kernels"] is None else f"{found['zero_kernels']:.2f}"),
+        ),
+    )

@@ -4,6 +4,8 @@ Pass `tests/fake_code` as `code`. "fault" says what goes wrong, "at" in which me
 then waits until that file is there, which the first call makes. Cycles are logged to the file that "log" names.
 """
 
+import contextlib
+import itertools
 import json
 import os
 import signal
@@ -44,6 +46,16 @@ class Step:
             with open(self.recipe["pids"], "w") as file:
                 json.dump([os.getpid(), child.pid], file)
             time.sleep(60)
+        if fault == "cuda":
+            raise RuntimeError("CUDA error: an illegal memory access was encountered")
+        if fault == "memory":
+            bytearray(2**62)
+        if fault == "clock":
+            time.perf_counter = itertools.cycle(map(float, self.recipe["ticks"])).__next__
+        if fault == "garbage":
+            for number in range(3, 20):
+                with contextlib.suppress(OSError):
+                    os.write(number, b"not JSON\n")
         if fault == "print":
             print("not the protocol", flush=True)
             os.write(1, b"{}\n")

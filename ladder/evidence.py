@@ -1,0 +1,291 @@
+"""Gathers the evidence for receipts from a prepared training step: plain data, a few kilobytes.
+
+Runs in an inspector process, never in a timed one, and after anything that needs the step as it was: it trains on for
+a few cycles, and may lose its graphs. First the step is seen as it is timed; then every phase runs once eagerly under
+``ladder.watch`` (a captured graph shows nothing to a dispatch mode, and holds what that very code launched).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+
+from ladder.watch import Watch, launches, layers_named, layout, name_of
+
+CYCLE = 16
+SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
+NOT_KERNELS = ("Memcpy", "Memset", "Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
+PHASES = ("G_main", "G_pl", "D_main", "D_r1")
+
+
+def gather(step: Any) -> dict[str, Any]:
+    """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
+
+    Keys: recipe, norm, device, flops, inputs, weights, stored, relayouts, plain, kernels, islands, gradients, adam,
+    graphs, data, settings; what they hold is said at the functions below and in ``ladder.watch.Watch``.
+    """
+    crossings = watch_data(step)
+    replayed = operators(step) if step.graphs else None
+    trace, waiting = traced_cycle(step)
+    captured = sorted(step.graphs)
+    try:
+        watch, zeroed, kernels = watch_phases(step)
+    except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
+        step.graphs.clear()
+        torch.cuda.empty_cache()
+        watch, zeroed, kernels = watch_phases(step)
+    return {
+        "recipe": step.recipe.to_dict(),
+        "norm": step.workload.norm,
+        "device": step.device,
+        "flops": {stage: dict(count) for stage, count in watch.flops.items()},
+        "inputs": {stage: dict(count) for stage, count in watch.inputs.items()},
+        "weights": {stage: dict(count) for stage, count in watch.weights.items()},
+        "stored": weight_layouts(step),
+        "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
+        "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
+        "kernels": dict(kernels),
+        "islands": {name: dict(count) for name, count in watch.islands.items()} | stored(step),
+        "gradients": zeroed
+        | {
+            "filled": watch.fills,
+            "accumulated": watch.accumulated,
+            "zero_kernels": trace.get("zero_kernels"),
+        },
+        "adam": adam(step) | {"calls": dict(watch.optimizer)},
+        "graphs": {
+            "captured": captured,
+            "operators": watch.calls if replayed is None else replayed,
+            "operators_eager": watch.calls,
+            "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
+        }
+        | {k: trace.get(k) for k in ("launches", "replays", "kernels")},
+        "data": data(step, crossings)
+        | {"waiting_ms": waiting}
+        | {k: trace.get(k) for k in ("copy_ms", "overlap")},
+        "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
+    }
+
+
+def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, Any]]]:
+    """One eager run of each phase: what was called, what ``zero_grad`` left, which of our kernels were launched."""
+    watch, zeroed = Watch(), {"none": 0, "kept": 0}
+    with (
+        eager(step),
+        zero_grad_watched(step, zeroed),
+        layers_named(watch, step.G, step.D),
+        launches() as kernels,
+        torch.autograd.set_multithreading_enabled(False),  # backward in this thread, in the mode's sight
+    ):
+        for phase in PHASES:
+            watch.start(frequency(step, phase))
+            with watch:
+                step.run_phase(phase)
+        synchronize(step)
+    return watch, zeroed, kernels
+
+
+def frequency(step: Any, phase: str) -> float:
+    """How often a phase runs in a step."""
+    interval = {"G_pl": step.workload.pl_interval, "D_r1": step.workload.r1_interval}.get(phase, 1)
+    return 1 / interval
+
+
+def synchronize(step: Any) -> None:
+    if step.device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def eager(step: Any) -> Iterator[None]:
+    """Run phases without their graphs: the same code that was captured."""
+    graphs, step.graphs = step.graphs, {}
+    try:
+        yield
+    finally:
+        step.graphs = graphs
+
+
+@contextlib.contextmanager
+def zero_grad_watched(step: Any, zeroed: dict[str, int]) -> Iterator[None]:
+    """Count what the step's own ``zero_grad`` leaves behind: gradients that are None, and tensors that are kept."""
+
+    def watched(optimizer: Any):
+        original = optimizer.zero_grad
+
+        def zero_grad(*args, **kwargs):
+            had = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            original(*args, **kwargs)
+            none = sum(p.grad is None for p in had)
+            zeroed["none"] += none
+            zeroed["kept"] += len(had) - none
+
+        return zero_grad
+
+    with contextlib.ExitStack() as stack:
+        for optimizer in (step.opt_G, step.opt_D):
+            stack.enter_context(replaced(optimizer, "zero_grad", watched(optimizer)))
+        yield
+
+
+@contextlib.contextmanager
+def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    """Let one instance have another method for a while."""
+    before = vars(thing).get(name)
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        delattr(thing, name)
+        if before is not None:
+            setattr(thing, name, before)
+
+
+def stored(step: Any) -> dict[str, dict[str, int]]:
+    """Dtypes of what lives from step to step: weights, Adam's moments, the moving average."""
+    moments = [
+        v for o in (step.opt_G, step.opt_D) for s in o.state.values() for k, v in s.items() if k != "step"
+    ]
+    found = {
+        "weights": [*step.G.parameters(), *step.D.parameters()],
+        "moments": moments,
+        "moving average": [*step.G_ema.parameters()],
+    }
+    return {name: _dtypes(tensors) for name, tensors in found.items()}
+
+
+def weight_layouts(step: Any) -> dict[str, int]:
+    """Bytes of the convolution weights by memory format, as they are stored."""
+    found: dict[str, int] = {}
+    for parameter in [*step.G.parameters(), *step.D.parameters()]:
+        if parameter.dim() == 4:
+            found[layout(parameter)] = found.get(layout(parameter), 0) + parameter.nbytes
+    return found
+
+
+def _dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
+    names = [name_of(x.dtype) for x in tensors if torch.is_tensor(x)]
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def adam(step: Any) -> dict[str, Any]:
+    """Adam's flags, and the device its step counts live on: a capture needs them on the GPU."""
+    group = step.opt_G.param_groups[0]
+    counts = [s["step"] for o in (step.opt_G, step.opt_D) for s in o.state.values() if "step" in s]
+    places = sorted({x.device.type if torch.is_tensor(x) else "python" for x in counts})
+    return {key: group[key] for key in ("capturable", "foreach", "fused")} | {"steps_on": places}
+
+
+def operators(step: Any) -> int:
+    """Operators that the CPU issues for one run of each phase, as it is timed."""
+    watch = Watch()
+    for phase in PHASES:
+        with watch:
+            step.run_phase(phase)
+    synchronize(step)
+    return watch.calls
+
+
+def watch_data(step: Any) -> list[dict[str, Any]]:
+    """The copies between devices that one batch of images causes; the second, as the first may have come ahead."""
+    watch = Watch()
+    for _ in range(2):
+        watch.crossings.clear()
+        with watch:
+            step.feed.next()
+    return watch.crossings
+
+
+def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
+    """How one batch comes: workers alive, and its copies to the device."""
+    iterators = {id(i): i for i in (step.feed.iterator, getattr(step.feed.loader, "_iterator", None))}
+    workers = [worker for iterator in iterators.values() for worker in getattr(iterator, "_workers", [])]
+    return {
+        "workers": sum(worker.is_alive() for worker in workers),
+        "crossings": crossings[:4],
+        "persistent": bool(step.feed.loader.persistent_workers),
+    }
+
+
+def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
+    """Lead-in, then one cycle as it is timed: what the profiler saw (on CUDA), and ms a step spent waiting for data."""
+    for _ in range(
+        math.ceil(step.data_capacity / CYCLE)
+    ):  # what idle workers hold ready would hide the waiting
+        step.cycle()
+    synchronize(step)
+    if step.device != "cuda":
+        return {}, fetching(step)
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        waiting = fetching(step)
+        synchronize(step)
+    return digest(list(events(profile))), waiting
+
+
+def fetching(step: Any) -> float:
+    """Run a cycle; milliseconds a step that the CPU spent getting batches from the loader."""
+    spent, original = 0.0, step.feed._fetch
+
+    def fetch():
+        nonlocal spent
+        begin = time.perf_counter()
+        batch = original()
+        spent += time.perf_counter() - begin
+        return batch
+
+    with replaced(step.feed, "_fetch", fetch):
+        step.cycle()
+    return round(1000 * spent / CYCLE, 3)
+
+
+def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
+    """(name, on the device, stream, start ns, end ns) of what the profiler recorded, without annotations."""
+    for event in profile.profiler.kineto_results.events():
+        device = event.device_type() == torch.autograd.DeviceType.CUDA
+        if hasattr(event, "is_user_annotation") and event.is_user_annotation():
+            continue
+        begin = event.start_ns()
+        yield event.name(), device, event.device_resource_id(), begin, begin + event.duration_ns()
+
+
+def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
+    """What one profiled cycle says about a step; empty where the profiler saw no kernels.
+
+    launches: calls of the CPU that put work on the GPU, graph replays included.  replays: graph launches.
+    kernels: what ran.  zero_kernels: foreach fills with zero.  copy_ms: host to device.  overlap: the part of that
+    time in which kernels of other streams ran (None without copies).
+    """
+    ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
+    if not ran:
+        return {}
+    calls = [name for name, on_device, *_ in found if not on_device]
+    copies = [e for e in found if e[1] and e[0].startswith("Memcpy HtoD")]
+    took = sum(end - begin for *_, begin, end in copies)
+    beside = sum(covered(copy, [e for e in ran if e[2] != copy[2]]) for copy in copies)
+    launched = sum(
+        "LaunchKernel" in n or "GraphLaunch" in n or n.startswith(("cudaMemcpy", "cudaMemset")) for n in calls
+    )
+    return {
+        "launches": launched / CYCLE,
+        "replays": sum("GraphLaunch" in name for name in calls) / CYCLE,
+        "kernels": len(ran) / CYCLE,
+        "zero_kernels": sum("ZeroFunctor" in e[0] for e in ran) / CYCLE,
+        "copy_ms": round(took / 1e6 / CYCLE, 4),
+        "overlap": round(beside / took, 3) if took else None,
+    }
+
+
+def covered(span: tuple[str, bool, int, int, int], others: list[tuple[str, bool, int, int, int]]) -> int:
+    """Nanoseconds of ``span`` in which any of ``others`` ran."""
+    begin, end = span[3:]
+    total, at = 0, begin
+    for *_, first, last in sorted(others, key=lambda e: e[3]):
+        first, last = max(first, at), min(last, end)
+        if last > first:
+            total, at = total + last - first, last
+    return total

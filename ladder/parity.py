@@ -1,0 +1,142 @@
+"""Does a rung still compute what the plain-PyTorch baseline does? Errors against FP64, judged by a measured budget.
+
+The step that is timed (its graphs, its static buffers) runs all four phases from the shared state of
+``ladder.reference``, with given inputs loaded where it otherwise draws them, twice with different inputs. Losses and
+penalties, the gradient of every parameter, and what weights and moving average moved by are compared as relative L2
+errors. An update is compared, not the weight: beside a weight of 1 a missing update of 0.001 would not show.
+
+The budget is how far plain PyTorch of the same precision strays from FP64 by itself: the largest error of several
+spellings and algorithms, times a factor (``ladder.spread``). What plain PyTorch itself gets wrong by more than a
+quarter (a scalar that cancels in BF16) cannot be judged; it is counted as unresolved.
+
+Beyond errors: two replays must differ, every fill must draw anew, phases must not share numbers, and a cycle must run
+each phase at its interval.
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ladder import reference
+from ladder.freshness import draws_anew, schedule
+from ladder.spread import FACTOR, LIMIT, RESOLVED, Errors, Tell, budgets, get_spread, is_whole, measure
+from stylegan_lite.config import Workload
+from stylegan_lite.step import TrainingStep
+
+
+def check(
+    step: TrainingStep, *, cache: Path | None = None, tell: Tell | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Compare a prepared step, whose ``keep_gradients`` was set before, with the reference.
+
+    It leaves the step in the shared state. Where the reference had to fall back to a smaller batch, a second step of
+    the same recipe and that batch is compared instead.
+
+    Returns plain data: ``verdict`` "ok" or "failed: parity", ``reason`` (the worst finding), ``problems``, ``phases``
+    (phase -> quantity -> error, budget, the tensor nearest to its budget), ``replays`` (relative distance between the
+    two), ``budget`` and ``reference`` (how they were made), ``seconds``.
+    """
+    begin, tell = time.perf_counter(), tell or (lambda text: None)
+    if not step.keep_gradients:
+        raise ValueError("parity: keep_gradients must be set before the step is prepared")
+    problems = [*schedule(step), *draws_anew(step)]
+    ref = reference.get(step.workload, step.device, cache, tell)
+    spread = get_spread(ref, step.recipe.precision, step.device, tell)
+    budget = budgets(spread["errors"], step.recipe.precision)
+    other = ref.workload.batch != step.workload.batch
+    if other:
+        step = _rebuilt(step, ref.workload, seed)
+    try:
+        runs, distances = measure(step, ref, tell)
+    finally:
+        if other:
+            step.close()
+    found = judge(runs, budget, spread["errors"])
+    problems += same_replays(distances) + [problem for _, problem in found]
+    return {
+        "verdict": "failed: parity" if problems else "ok",
+        "reason": problems[0] if problems else None,
+        "problems": problems[:8],
+        "phases": summary(runs, budget, spread["errors"]),
+        "replays": distances,
+        "budget": {"factor": FACTOR, **{k: spread[k] for k in ("precision", "spellings", "left_out")}},
+        "reference": {
+            "made_on": ref.made_on,
+            "batch": ref.workload.batch,
+            "chunk": ref.chunk,
+            "steps": reference.STEPS,
+            "notes": ref.notes,
+        },
+        "seconds": round(time.perf_counter() - begin, 2),
+    }
+
+
+def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
+    small = TrainingStep(workload, step.recipe, device=step.device, seed=seed)
+    small.keep_gradients = True
+    small.prepare()
+    return small
+
+
+def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[float, str]]:
+    """Every resolved quantity outside its budget, as (times its budget, one line), worst first.
+
+    Outside means in every replay, or for a whole (a loss, all gradients) by more than ``LIMIT`` in one. A single replay
+    may be unlucky: an activation within rounding of zero takes the other slope of the leaky ReLU, and in a small layer
+    that is a thousand times the usual error. What is computed wrongly is wrong for all inputs.
+    """
+    found = []
+    for key, room in budget.items():
+        if spread[key] > RESOLVED:
+            continue
+        errors = [run[key] for run in runs]
+        error, limit = min(errors), room
+        if error <= room and is_whole(key):
+            error, limit = max(errors), max(room, LIMIT if room else 0.0)
+        if error > limit:
+            phase, quantity, what = key.split("/", 2)
+            where = f"{phase} {quantity}" + ("" if what == quantity else f" of {what}")
+            found.append((error / max(limit, 1e-12), f"{where}: error {error:.2g}, budget {limit:.2g}"))
+    return sorted(found, reverse=True)
+
+
+def summary(runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, dict[str, Any]]:
+    """phase -> quantity -> error and budget of the whole, the tensor nearest to its budget, and how many were judged.
+
+    The error of the whole is the larger of the replays', that of the nearest tensor the smaller, which is judged.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    for key in runs[0]:
+        table.setdefault(key.split("/")[0], {}).setdefault(key.split("/")[1], []).append(key)
+    return {
+        phase: {quantity: _entry(keys, runs, budget, spread) for quantity, keys in quantities.items()}
+        for phase, quantities in table.items()
+    }
+
+
+def _entry(keys: list[str], runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, Any]:
+    error = {key: min(run[key] for run in runs) for key in keys}
+    whole = next((key for key in keys if is_whole(key)), keys[0])
+    judged = [key for key in keys if spread[key] <= RESOLVED]
+    nearest = max(judged or keys, key=lambda key: error[key] / max(budget[key], 1e-12))
+    return {
+        "error": max(run[whole] for run in runs),
+        "budget": budget[whole],
+        "nearest": nearest.split("/", 2)[2],
+        "nearest_error": error[nearest],
+        "nearest_budget": budget[nearest],
+        "judged": len(judged),
+        "unresolved": len(keys) - len(judged),
+    }
+
+
+def same_replays(distances: dict[str, dict[str, float]]) -> list[str]:
+    """Phases whose two replays, with different inputs, are not a tenth as far apart as the reference's."""
+    return [
+        f"{phase}: two replays with different inputs give the same gradients (distance {d['rung']:.2g}, "
+        f"reference {d['reference']:.2g})"
+        for phase, d in distances.items()
+        if not d["rung"] > d["reference"] / 10
+    ]

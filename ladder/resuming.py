@@ -1,0 +1,51 @@
+"""Taking up a run where it ended: its file is the plan, and only what is missing in it is measured."""
+
+from pathlib import Path
+from typing import Any
+
+from ladder import results
+from ladder.errors import UserError
+
+_MACHINE = ("name", "gpu", "cpu", "cores", "device", "driver", "cuda", "torch", "triton", "python")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read an unfinished (or finished) result of this schema. Raises `UserError` if it cannot be gone on with."""
+    result = results.load(path)
+    if "twins" not in result:
+        raise UserError(f"{path}: --resume: made by an earlier version, without twins; start a new run")
+    return result
+
+
+def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dict[str, Any]:
+    """The result in `path`, if `fresh` (what a run started now would be) is the same measurement.
+
+    `rounds` are those asked for now, if any; else the file's count, or the budget of `fresh`. Rungs that failed are
+    tried again; those out of memory or invalid are not. Raises `UserError` that says what differs: machine, software,
+    workload, rungs, or commit.
+    """
+    result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
+    for key in _MACHINE:
+        if result["machine"].get(key) != fresh["machine"].get(key):
+            was, now = result["machine"].get(key), fresh["machine"].get(key)
+            raise UserError(f"{path}: --resume: {key} was {was} and is {now} here; start a new run")
+    for part in ("workload", "ladder"):
+        if result[part] != fresh[part]:
+            raise UserError(f"{path}: --resume: another {part} than this file's was asked for")
+    if result["commit"] != fresh["commit"]:
+        raise UserError(f"{path}: --resume: the code is at another commit; start a new run")
+    result["dirty"] = bool(result["dirty"] or fresh["dirty"]) if result["commit"] else result["dirty"]
+    for rung in [*result["rungs"], *result["twins"]]:
+        if rung["status"] == "failed":
+            rung.pop("failed_at", None)
+            rung.update(status="ok" if rung["rounds"] else "n/a", reason=None)
+    if rounds is not None:
+        result["protocol"].update(rounds=rounds, fixed=True, budget_s=None)
+    elif not result["protocol"]["fixed"]:
+        result["protocol"]["budget_s"] = fresh["protocol"]["budget_s"]
+    notes = result["protocol"]["notes"]
+    notes[:] = [note for note in notes if not note.startswith("interrupted")]
+    if "resumed" not in notes:
+        notes.append("resumed")
+    result["complete"] = False
+    return result

@@ -1,0 +1,229 @@
+"""The errors of a step against the reference, and the budget: how far plain PyTorch of that precision strays itself."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ladder import reference
+from ladder.errors import describe
+from ladder.exact import Draw
+from ladder.files import replacing
+from ladder.reference import Outcome, Reference
+from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.step import PHASES, TrainingStep
+
+# How far a rung may stray, in units of the worst plain spelling of its precision. Each spelling judged by the others
+# came to 1.4 at most, in 304 trials (two norms, two sizes, two precisions, up to 8 states, on a CPU).
+FACTOR = 2.5
+RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
+LIMIT = 0.5  # no budget is wider: what is missing has an error of 1
+FLOOR = {"fp32": 1e-6, "bf16": 2**-9}  # one rounding is never outside
+SMALLEST = 1e-6  # of a phase's whole gradient or update: what is smaller counts as zero
+
+
+Errors = dict[str, float]  # "phase/quantity/name" -> relative L2 error; names starting with * pool tensors
+Tell = Callable[[str], None]
+
+
+# Running
+
+
+def measure(
+    step: TrainingStep, ref: Reference, tell: Tell
+) -> tuple[list[Errors], dict[str, dict[str, float]]]:
+    """Errors of each replay, and how far the replays' gradients are apart: {"phase": {"rung": d, "reference": d}}."""
+    runs: list[Errors] = []
+    first: dict[str, dict[str, Tensor]] = {}
+    distances = {}
+    with inputs_are_ours(step):
+        for number, inputs in enumerate(ref.draws()):
+            load(step, inputs)  # all phases first: phases that share a buffer then see the wrong numbers
+            errors: Errors = {}
+            for phase in PHASES:
+                reference.adopt(step, ref.state)
+                seen = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
+                errors |= compare(phase, seen, ref.outcomes[number][phase])
+                if number == 0:
+                    first[phase] = seen["gradient"]
+                else:
+                    exact = [outcome[phase]["gradient"] for outcome in ref.outcomes[:2]]
+                    distances[phase] = {
+                        "rung": distance(first[phase], seen["gradient"]),
+                        "reference": distance(*exact),
+                    }
+                tell(f"{phase}, replay {number + 1}")
+            runs.append(errors)
+    return runs, distances
+
+
+@contextlib.contextmanager
+def inputs_are_ours(step: TrainingStep) -> Iterator[None]:
+    """Phases run as they do when timed, except that nothing is drawn into their buffers."""
+    for inputs in step.inputs.values():
+        inputs.fill = lambda: None
+    try:
+        yield
+    finally:
+        for inputs in step.inputs.values():
+            inputs.__dict__.pop("fill", None)
+
+
+def load(step: TrainingStep, inputs: Draw) -> None:
+    """Copy given numbers into the step's static buffers, each into its view (layouts differ between recipes)."""
+    for phase, drawn in inputs.phases.items():
+        buffers = step.inputs[phase]
+        buffers.z.copy_(drawn.z)
+        buffers.uniform.copy_(drawn.uniform)
+        for buffer, noise in zip(buffers.noise, drawn.noise, strict=True):
+            buffer.copy_(noise)
+        if drawn.image_noise is not None:
+            buffers.image_noise.copy_(drawn.image_noise)
+    step.real.copy_(inputs.real)
+
+
+# Errors
+
+
+def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
+    """Relative L2 error of each tensor, of all of a kind together (*weight, *bias, ...), and of everything (*all)."""
+    errors: Errors = {}
+    for quantity, named in exact.items():
+        if quantity == "untouched":
+            moved = float(seen[quantity]["others"])
+            errors[f"{phase}/untouched/others"] = moved if moved < 1e9 else 1e9  # NaN too
+            continue
+        sums = {name: _squares(seen[quantity][name], expected) for name, expected in named.items()}
+        total = sum(size for _, size in sums.values())
+        pools: dict[str, list[float]] = {}
+        for name, (wrong, size) in sums.items():
+            errors[f"{phase}/{quantity}/{name}"] = _relative(wrong, size, total)
+            for pool in ("*all", f"*{_kind(name)}") if len(sums) > 1 else ():
+                pools.setdefault(pool, [0.0, 0.0])
+                pools[pool][0] += wrong
+                pools[pool][1] += size
+        errors |= {f"{phase}/{quantity}/{pool}": _relative(*pair, total) for pool, pair in pools.items()}
+    return errors
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Relative L2 distance between two sets of tensors as wholes; 1e9 where it is not finite."""
+    pairs = [_squares(a[name], b[name]) for name in b]
+    size = sum(size for _, size in pairs)
+    return _relative(sum(wrong for wrong, _ in pairs), size, size)
+
+
+def _squares(value: Tensor, exact: Tensor) -> tuple[float, float]:
+    exact = exact.to(value.device).double()
+    pair = torch.stack([(value.double() - exact).square().sum(), exact.square().sum()]).tolist()
+    return pair[0], pair[1]
+
+
+def _relative(wrong: float, size: float, total: float) -> float:
+    if wrong == 0:
+        return 0.0
+    if not math.isfinite(wrong + size):  # NaN or infinity; errors are stored as JSON
+        return 1e9
+    return min(math.sqrt(wrong / max(size, SMALLEST**2 * total, 1e-60)), 1e9)
+
+
+def _kind(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def _group(key: str) -> str:
+    """Tensors of one kind in one quantity of one phase: their errors are comparable."""
+    phase, quantity, name = key.split("/", 2)
+    return f"{phase}/{quantity}/{name if name.startswith('*') else _kind(name)}"
+
+
+def is_whole(key: str) -> bool:
+    """A loss, all tensors of a quantity, or what must not move."""
+    return key.endswith(("/*all", "/loss/loss", "/untouched/others"))
+
+
+# The budget
+
+
+def spellings(workload: Workload, precision: str, device: str) -> list[dict[str, Any]]:
+    """Plain-PyTorch ways to compute the same step in one precision: recipes, plus cuDNN's flags on a GPU."""
+    grouped, var_mean = {"modconv": "grouped"}, {"instance_norm": "var_mean"}
+    one, other = (grouped, {}) if workload.norm == "demod" else ({}, var_mean)
+    found: list[dict[str, Any]] = [
+        {},
+        {"resample": "folded", "channels_last": True, **other},
+        {"resample": "depthwise", **one},
+        {"resample": "channels_as_batch", **other},
+        {"resample": "bilinear", "channels_last": True, **var_mean},
+    ]
+    if device == "cuda":
+        found += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]  # {} again: its own nondeterminism
+    return [{"precision": precision, **recipe} for recipe in found]
+
+
+def get_spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[str, Any]:
+    """The largest error of each tensor over all spellings and replays; kept beside the reference."""
+    gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
+    path = ref.folder / f"spread-{slug}.json"
+    if not path.exists():
+        made = _spread(ref, precision, device, tell)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(made))
+    return json.loads(path.read_text())
+
+
+def _spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[str, Any]:
+    worst: Errors = {}
+    used, left_out = [], []
+    for recipe in spellings(ref.workload, precision, device):
+        label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
+        try:
+            for errors in _errors_of(ref, recipe, device, tell):
+                worst = {name: max(error, worst.get(name, 0.0)) for name, error in errors.items()}
+            used.append(label)
+        except (RuntimeError, NotImplementedError) as error:  # no kernel for it, or no memory
+            left_out.append(f"{label}: {describe(error)}")
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    if len(used) < 2:
+        raise RuntimeError(f"parity: no budget: fewer than two plain spellings ran ({'; '.join(left_out)})")
+    return {"precision": precision, "spellings": used, "left_out": left_out, "errors": worst}
+
+
+def _errors_of(ref: Reference, recipe: dict[str, Any], device: str, tell: Tell) -> list[Errors]:
+    recipe = dict(recipe)
+    cudnn = recipe.pop("cudnn", None)
+    before = {flag: getattr(torch.backends.cudnn, flag) for flag in ("deterministic", "benchmark")}
+    if cudnn:
+        setattr(torch.backends.cudnn, cudnn, True)
+    try:
+        step = TrainingStep(ref.workload, Recipe(**recipe), device=device, seed=0)
+        step.keep_gradients = True
+        return measure(step, ref, lambda text: tell(f"budget, {text}"))[0]
+    finally:
+        for flag, value in before.items():
+            setattr(torch.backends.cudnn, flag, value)
+
+
+def budgets(spread: Errors, precision: str) -> Errors:
+    """``FACTOR`` x the spread of each tensor, or of the median tensor of its kind if that is larger.
+
+    The median guards tensors of few numbers, where all spellings may be close by luck. 0 where nothing may move.
+    """
+    groups: dict[str, list[float]] = {}
+    for name, error in spread.items():
+        groups.setdefault(_group(name), []).append(error)
+    usual = {group: statistics.median(errors) for group, errors in groups.items()}
+    budget = {}
+    for name, error in spread.items():
+        wide = FACTOR * max(error, min(usual[_group(name)], RESOLVED), FLOOR[precision])
+        budget[name] = 0.0 if "/untouched/" in name else min(wide, LIMIT)
+    return budget

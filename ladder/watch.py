@@ -1,0 +1,228 @@
+"""What PyTorch and Triton are really asked to do while a phase runs: a dispatch mode, layer hooks, a launch counter.
+
+Seen at dispatch level, below autograd and autocast: each operator with the tensors it gets, in forward, backward and
+double backward alike. Watching slows everything down, so no timed process ever does it.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter, defaultdict
+from collections.abc import Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch.utils._python_dispatch import TorchDispatchMode
+
+LAYOUTS = {(True, False): "nhwc", (False, True): "nchw", (True, True): "either", (False, False): "other"}
+LOSSES = (
+    "softplus",
+    "pow",
+    "mean",
+    "sum",
+    "sqrt",
+)  # what losses and penalties are made of, outside any layer
+STATISTICS = ("mean", "var", "var_mean", "linalg_vector_norm", "rsqrt")
+
+
+def layout(x: Tensor) -> str:
+    """Memory format of [N, C, H, W]: "nhwc", "nchw", "either" (C or H x W is 1: nothing to tell apart) or "other"."""
+    nhwc = x.is_contiguous(memory_format=torch.channels_last)
+    return LAYOUTS[nhwc, x.is_contiguous()]
+
+
+def name_of(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
+
+
+class Watch(TorchDispatchMode):
+    """Counts of everything a receipt may ask about; ``weight`` is how often the phase runs in a step.
+
+    Attributes:
+        flops, inputs, weights: {stage: {dtype or layout: FLOPs or bytes a step}} of the convolutions; stage is
+            "forward", "backward" or "double backward" (the pass that differentiates a gradient).
+        relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
+        plain: {"act" | "modulate" | "normalize": {layer class: calls}}: what fused kernels replace, forward.
+        islands: {name: {dtype: calls}} of what must stay in full precision.
+        fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
+        optimizer: {"foreach" | "fused": calls}.   calls: operators in all.   crossings: copies between devices.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = 1.0
+        self.layers: list[str] = []  # classes of the modules whose forward is running, outermost first
+        self.second = (
+            False  # this phase has differentiated with a graph: what follows differentiates that again
+        )
+        self.calls = self.fills = self.accumulated = 0
+        self.relayouts = self.relayout_bytes = 0.0
+        self.flops, self.inputs, self.weights, self.plain, self.islands = (
+            defaultdict(Counter) for _ in range(5)
+        )
+        self.optimizer: Counter[str] = Counter()
+        self.crossings: list[dict[str, Any]] = []
+
+    def start(self, weight: float) -> None:
+        """A new phase, ``weight`` times a step."""
+        self.weight, self.second = weight, False
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        kwargs = kwargs or {}
+        out = func(*args, **kwargs)
+        self.calls += 1
+        self.see(func.overloadpacket.__name__, args, kwargs, out)
+        return out
+
+    def see(self, op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+        node = torch._C._current_autograd_node()
+        if op == "convolution":
+            flops = 2 * (args[0] if args[6] else out).numel() * args[1][0].numel()
+            self.convolution(node, flops, args[:1], args[1])
+        elif op == "convolution_backward":
+            grad, x, weight, mask = args[0], args[1], args[2], args[10]
+            flops = 2 * (x if args[7] else grad).numel() * weight[0].numel()
+            self.convolution(node, flops * sum(mask[:2]), (grad, x), weight)
+        elif op in ("clone", "_to_copy", "copy_"):
+            self.copy(op, args, kwargs, out)
+        elif op in ("zero_", "_foreach_zero_", "fill_"):
+            self.fills += self.zeroed(op, args)
+        elif op == "add_" and node is not None and "AccumulateGrad" in node.name():
+            self.accumulated += 1
+        elif op.startswith(("_foreach_addcdiv", "_fused_adam")):
+            self.optimizer["fused" if op.startswith("_fused") else "foreach"] += 1
+        elif node is None:
+            self.forward(op, args, out)
+
+    def stage(self, node: Any) -> str:
+        """Which pass this is. A backward pass that builds a graph will be differentiated itself."""
+        if node is None:
+            return "forward"
+        self.second = self.second or torch.is_grad_enabled()
+        return "double backward" if self.second and not torch.is_grad_enabled() else "backward"
+
+    def convolution(self, node: Any, flops: int, images: tuple[Tensor, ...], weight: Tensor) -> None:
+        stage = self.stage(node)
+        self.flops[stage][name_of(images[0].dtype)] += flops * self.weight
+        for x in images:
+            self.inputs[stage][layout(x)] += x.nbytes * self.weight
+        self.weights[stage][layout(weight)] += weight.nbytes * self.weight
+
+    def copy(self, op: str, args: tuple, kwargs: dict[str, Any], out: Tensor) -> None:
+        source = args[1] if op == "copy_" else args[0]
+        if source.device != out.device and source.numel() > 1:
+            self.crossings.append(
+                {
+                    "to": out.device.type,
+                    "bytes": source.nbytes,
+                    "dtype": name_of(source.dtype),
+                    "pinned": source.device.type == "cpu"
+                    and torch.cuda.is_available()
+                    and source.is_pinned(),
+                    "non_blocking": bool(kwargs.get("non_blocking", op == "copy_" and args[2:] == (True,))),
+                    "side_stream": out.is_cuda and torch.cuda.current_stream() != torch.cuda.default_stream(),
+                }
+            )
+        if source.dim() == 4 and {layout(source), layout(out)} == {"nhwc", "nchw"}:
+            self.relayouts += self.weight
+            self.relayout_bytes += out.nbytes * self.weight
+
+    @staticmethod
+    def zeroed(op: str, args: tuple) -> int:
+        """How many tensors are set to zero in place."""
+        if op == "fill_" and args[1] != 0:
+            return 0
+        return len(args[0]) if isinstance(args[0], (list, tuple)) else 1
+
+    def forward(self, op: str, args: tuple, out: Any) -> None:
+        """An operator of a forward pass: does it belong to an island, or to what our kernels replace?"""
+        layer = self.layers[-1] if self.layers else None
+        if layer is None:
+            if op in LOSSES:
+                self.island("losses and penalties", out)
+        elif layer == "Dense" and op in ("addmm", "mm"):
+            self.island("mapping and affines", out)
+        elif layer == "Discriminator" and op == "var":
+            self.island("minibatch std", out)
+        elif "batch_norm" in op:
+            self.plain["normalize"][layer] += 1
+            self.island("statistics", out[1])
+        elif op in STATISTICS and layer != "Mapping":
+            self.island("statistics", out)
+            self.plain["normalize"][layer] += op == "rsqrt"
+        elif op == "leaky_relu" and out.dim() == 4:
+            self.plain["act"][layer] += 1
+        elif op == "mul" and modulates(args):
+            self.plain["modulate"][layer] += 1
+
+    def island(self, name: str, out: Any) -> None:
+        out = out[0] if isinstance(out, (list, tuple)) else out
+        if out.is_floating_point():
+            self.islands[name][name_of(out.dtype)] += 1
+
+
+def modulates(args: tuple) -> bool:
+    """Whether a product scales channels for each sample: [N, C, H, W] * [N, C, 1, 1], or per-sample weights (5-D)."""
+    if not all(isinstance(x, Tensor) for x in args[:2]):
+        return False
+    shapes = sorted((x.shape for x in args[:2]), key=lambda shape: shape.numel())
+    if len(shapes[1]) == 5:
+        return True
+    return len(shapes[0]) == 4 and shapes[0][2:] == (1, 1) and shapes[0][:2] == shapes[1][:2] != shapes[0]
+
+
+@contextlib.contextmanager
+def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
+    """Tell ``watch`` which layer's forward is running."""
+
+    def enter(module, args):
+        watch.layers.append(type(module).__name__)
+
+    def leave(module, args, output):
+        watch.layers.pop()
+
+    hooks = []
+    for module in {m for network in networks for m in network.modules()}:
+        hooks.append(module.register_forward_pre_hook(enter))
+        hooks.append(module.register_forward_hook(leave, always_call=True))
+    try:
+        yield
+    finally:
+        for hook in hooks:
+            hook.remove()
+
+
+@contextlib.contextmanager
+def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
+    """Count the launches of Triton kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...]}}.
+
+    At the one place all launches pass, compiled or interpreted: an entry point that was called but fell back to plain
+    PyTorch does not count. Dtypes are those of the first launch's tensors.
+    """
+    seen: dict[str, dict[str, Any]] = {}
+    try:
+        from triton.runtime.jit import KernelInterface
+    except ImportError:  # no Triton, no kernels of ours
+        yield seen
+        return
+    original = KernelInterface.__getitem__
+
+    def counted(self, grid):
+        function = getattr(self, "fn", None)
+        launch = original(self, grid)
+        if not str(getattr(function, "__module__", "")).startswith(package + "."):
+            return launch
+
+        def run(*args, **kwargs):
+            dtypes = sorted({name_of(x.dtype) for x in args if isinstance(x, Tensor)})
+            seen.setdefault(function.__name__, {"calls": 0, "dtypes": dtypes})["calls"] += 1
+            return launch(*args, **kwargs)
+
+        return run
+
+    KernelInterface.__getitem__ = counted
+    try:
+        yield seen
+    finally:
+        KernelInterface.__getitem__ = original
