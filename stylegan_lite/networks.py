@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, ModulatedConv, NormalizedConv, ToRGB
 from stylegan_lite.ops import full
-from stylegan_lite.resample import upsample2d
+from stylegan_lite.resample import is_channels_last, upsample2d
 
 
 class Mapping(nn.Module):
@@ -129,7 +129,8 @@ def minibatch_std(x: Tensor, group: int) -> Tensor:
     deviation = full(x).view(group, n // group, c, h, w)
     deviation = (deviation.var(0, correction=0) + 1e-8).sqrt().mean((1, 2, 3))  # [N / group]
     channel = deviation.to(x.dtype).repeat(group).view(n, 1, 1, 1).expand(n, 1, h, w)
-    return torch.cat([x, channel], dim=1)
+    y = torch.cat([x, channel], dim=1)
+    return y.contiguous(memory_format=torch.channels_last) if is_channels_last(x) else y
 
 
 class Discriminator(nn.Module):

@@ -131,15 +131,20 @@ def blocks_of_up(folded: Tensor, groups: int, channels_last: bool) -> Tensor:
     """
     o, i = folded.shape[:2]
     taps = folded.reshape(groups, o // groups, i, 3, 2, 3, 2).flip(3, 5)
-    order = (0, 4, 6, 1, 2, 3, 5) if channels_last and groups == 1 else (0, 1, 4, 6, 2, 3, 5)
-    return taps.permute(order).reshape(4 * o, i, 3, 3)
+    if (
+        channels_last and groups == 1
+    ):  # the weights themselves in channels_last, or every call would convert them
+        return taps.permute(0, 4, 6, 1, 3, 5, 2).reshape(4 * o, 3, 3, i).permute(0, 3, 1, 2)
+    return taps.permute(0, 1, 4, 6, 2, 3, 5).reshape(4 * o, i, 3, 3)
 
 
 def blocks_of_down(folded: Tensor, channels_last: bool) -> Tensor:
     """6x6 weights [O, I, 6, 6] of a stride-2 convolution -> [O, 4 I, 3, 3] reading 2x2 blocks."""
     o, i = folded.shape[:2]
-    order = (0, 3, 5, 1, 2, 4) if channels_last else (0, 1, 3, 5, 2, 4)
-    return folded.reshape(o, i, 3, 2, 3, 2).permute(order).reshape(o, 4 * i, 3, 3)
+    taps = folded.reshape(o, i, 3, 2, 3, 2)
+    if channels_last:
+        return taps.permute(0, 2, 4, 3, 5, 1).reshape(o, 3, 3, 4 * i).permute(0, 3, 1, 2)
+    return taps.permute(0, 1, 3, 5, 2, 4).reshape(o, 4 * i, 3, 3)
 
 
 def _split(weight: Tensor, groups: int) -> Tensor:

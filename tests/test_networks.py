@@ -98,3 +98,8 @@ def test_minibatch_std_groups_are_strided_and_never_mix():
     torch.testing.assert_close(groups[0], expected, rtol=1e-6, atol=1e-6)
     x[1] += 100
     assert minibatch_std(x, 4)[0, -1, 0, 0] == groups[0]
+
+
+def test_minibatch_std_keeps_channels_last():
+    x = torch.randn(8, 3, 4, 4).contiguous(memory_format=torch.channels_last)
+    assert minibatch_std(x, 4).is_contiguous(memory_format=torch.channels_last)

@@ -59,6 +59,12 @@ def test_groups_keep_samples_apart(x, how):
     torch.testing.assert_close(both, torch.cat(alone, 1))
 
 
+def test_subpixel_hands_convolutions_weights_in_channels_last():
+    folded = torch.randn(5, 6, 6, 6)
+    assert resample.is_channels_last(resample.blocks_of_up(folded, 1, True))
+    assert resample.is_channels_last(resample.blocks_of_down(folded, True))
+
+
 def test_subpixel_stays_in_channels_last(x):
     x = x.contiguous(memory_format=torch.channels_last)
     weight = torch.randn(5, 6, 3, 3, dtype=x.dtype)
