@@ -231,7 +231,8 @@ def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
 Examples:
   ladder train --workload tiny --steps 500 --out runs/tiny
   ladder train --workload article --data photos/ --recipe fused_act --steps 20000 --out runs/photos
-  ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt"""
+  ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt
+  ladder train --canary --steps 500             does any rung train worse than the baseline? (tiny, 3 seeds)"""
 )
 @options.workload_option("article on a GPU, tiny on the CPU")
 @options.data_option
@@ -247,8 +248,7 @@ Examples:
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    required=True,
-    help="Sample grids, loss log and checkpoint go here.",
+    help="Sample grids, loss log and checkpoint go here. [with --canary: results/canary]",
 )
 @click.option(
     "--resume",
@@ -272,6 +272,12 @@ Examples:
     help="Of the sample grids: below 1, latents are drawn in towards their average.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option(
+    "--canary",
+    is_flag=True,
+    help="Train every rung from several seeds and compare the samples' distance to the data with the baseline's.",
+)
+@click.option("--seeds", type=click.IntRange(2, 100), default=3, show_default=True, help="Of the canary.")
 @options.device_option
 @options.json_option
 def train(
@@ -280,12 +286,14 @@ def train(
     recipe: str | None,
     ladder_name: str,
     steps: int,
-    out: Path,
+    out: Path | None,
     resume: Path | None,
     sample_every: int | None,
     log_every: int | None,
     truncation: float,
     seed: int,
+    canary: bool,
+    seeds: int,
     device: str | None,
     as_json: bool,
 ) -> None:
@@ -295,6 +303,22 @@ def train(
     """
     from ladder import climbing
     from ladder.losslog import Diverged
+
+    if canary:
+        if resume is not None or recipe is not None:
+            raise UserError("--canary trains every rung from the start: leave out --resume and --recipe")
+        result = climbing.canary(
+            workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, out=out
+        )
+        if as_json:
+            click.echo(json.dumps(result, indent=1))
+        if not result["complete"]:
+            sys.exit(130)
+        if any(rung["verdict"] in ("worse", "broke") for rung in result["rungs"]):
+            sys.exit(1)
+        return
+    if out is None:
+        raise UserError("give --out DIR: sample grids, loss log and checkpoint go there")
 
     every = {"sample_every": sample_every, "log_every": log_every}
     try:

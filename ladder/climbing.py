@@ -191,6 +191,56 @@ def train(
         return training(workload, chosen, pictures, device=device, on_event=on_event, **options)
 
 
+def canary(
+    workload_name: str | None,
+    ladder_name: str,
+    data: str | None,
+    device: str | None,
+    quiet: bool,
+    *,
+    steps: int,
+    seeds: int,
+    out: Path | None,
+) -> dict[str, Any]:
+    """Train every rung of a ladder from several seeds (``ladder.canary``; ``tiny`` unless told otherwise).
+
+    Raises:
+        UserError: what was asked for cannot be.
+    """
+    ladder = catalog.load_ladder(ladder_name)
+    device = machine.choose_device(device)
+    name, workload = catalog.load_workload(workload_name or "tiny")
+    pictures = prepare_images(data or workload["data"], workload, quiet)
+    from ladder import canary as canaries
+
+    def tell(event: dict[str, Any]) -> None:
+        if quiet:
+            return
+        if event["event"] == "end":
+            click.echo(f"result: {_near(Path(event['path']))}", err=True)
+        else:
+            found = "broke" if event["distance"] is None else f"{event['distance']:.1f}"
+            click.echo(
+                f"{event['done']}/{event['total']} {event['rung']}, seed {event['seed']}: {found}", err=True
+            )
+
+    result = canaries.run(
+        name,
+        workload,
+        ladder.name,
+        catalog.climb(ladder, machine.capabilities(device)),
+        pictures,
+        device,
+        steps=steps,
+        seeds=seeds,
+        out=out or canaries.OUT,
+        on_event=tell,
+    )
+    if not quiet:
+        click.echo(canaries.table(result))
+    return result
+
+
 def _near(path: Path) -> Path:
     with contextlib.suppress(ValueError):
         return path.resolve().relative_to(Path.cwd())

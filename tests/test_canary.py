@@ -1,0 +1,109 @@
+import json
+
+import numpy as np
+import pytest
+import torch
+from PIL import Image
+
+from ladder import canary
+from ladder.catalog import Planned
+from ladder.errors import UserError
+from ladder.images import ImageSet
+from stylegan_lite.step import TrainingStep
+
+WORKLOAD = {
+    "resolution": 8,
+    "channel_base": 64,
+    "channel_max": 8,
+    "z_dim": 8,
+    "w_dim": 8,
+    "mapping_layers": 1,
+    "batch": 4,
+    "ema_images": 8,
+}
+
+
+@pytest.fixture(scope="module")
+def images(tmp_path_factory):
+    torch.set_num_threads(1)
+    folder = tmp_path_factory.mktemp("images")
+    for index in range(16):
+        shade = np.linspace(20 + 5 * index, 200, 64).reshape(8, 8, 1).repeat(3, 2)
+        Image.fromarray(shade.astype(np.uint8)).save(folder / f"{index:02d}.png")
+    return ImageSet(str(folder), 16, "user-images", [])
+
+
+def planned(*extra):
+    rungs = [Planned("baseline", "FP32 baseline", {}, None, None)]
+    rungs.append(Planned("set_to_none", "set_to_none", {"set_to_none": True}, None, None))
+    rungs.append(Planned("cuda_graphs", "CUDA graphs", None, "needs a CUDA GPU", None))
+    return rungs + list(extra)
+
+
+def go(images, out, rungs=None, seeds=3, steps=16, **more):
+    return canary.run(
+        "small",
+        WORKLOAD,
+        "article",
+        rungs or planned(),
+        images,
+        "cpu",
+        steps=steps,
+        seeds=seeds,
+        out=out,
+        **more,
+    )
+
+
+def test_a_rung_that_computes_the_same_is_as_good_and_one_that_breaks_is_told(images, tmp_path, monkeypatch):
+    nan = Planned("bf16", "x", {"precision": "bf16"}, None, None)
+    inner = TrainingStep.step
+
+    def diverging(step, lazy=True):
+        inner(step, lazy)
+        if step.recipe.precision == "bf16":
+            step.G.const.data.fill_(float("nan"))
+
+    monkeypatch.setattr(TrainingStep, "step", diverging)
+    events = []
+    result = go(images, tmp_path, planned(nan), on_event=events.append)
+    verdicts = {rung["name"]: rung["verdict"] for rung in result["rungs"]}
+    assert verdicts == {"baseline": "as good", "set_to_none": "as good", "cuda_graphs": None, "bf16": "broke"}
+    low, high = result["band"]
+    assert low < result["rungs"][0]["distance"] < high
+    assert "NaN" in result["rungs"][3]["runs"][0]["reason"]
+    assert [event["done"] for event in events[:-1]] == list(range(1, 10))
+    (path,) = tmp_path.rglob("*.json")
+    assert json.loads(path.read_text())["complete"] and str(tmp_path) not in path.read_text()
+    text = canary.table(result)
+    assert "needs a CUDA GPU" in text and "as good" in text and "broke" in text
+
+
+def test_a_worse_mean_is_told_from_the_spread_of_seeds():
+    def rung(*distances):
+        runs = [{"seed": k, "distance": d, "levels": {}, "reason": None} for k, d in enumerate(distances)]
+        return {"name": "x", "runs": runs, "distance": None, "verdict": None}
+
+    result = {"rungs": [rung(50, 51, 52), rung(52, 50, 51), rung(90, 91, 89), rung(20, 21, 22), rung(50)]}
+    canary.judge(result)
+    assert [r["verdict"] for r in result["rungs"]] == ["as good", "as good", "worse", "better", None]
+    low, high = result["band"]
+    assert (low + high) / 2 == pytest.approx(
+        51
+    ) and 7 < high - 51 < 9  # t(0.995, 2) = 9.92, sd 1: 9.92 sqrt(2/3)
+
+
+def test_interrupting_keeps_what_is_finished(images, tmp_path):
+    def stop(event):
+        if event["event"] == "trained" and event["done"] == 3:
+            raise KeyboardInterrupt
+
+    result = go(images, tmp_path, on_event=stop, steps=1)
+    assert not result["complete"] and len(result["rungs"][0]["runs"]) == 2
+    (path,) = tmp_path.rglob("*.json")
+    assert json.loads(path.read_text())["notes"] == ["interrupted: what was finished is kept"]
+
+
+def test_one_seed_has_no_band(images, tmp_path):
+    with pytest.raises(UserError, match="--seeds 2"):
+        go(images, tmp_path, seeds=1)
