@@ -9,7 +9,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from ladder import catalog, cli, images, machine, measure, results
+from ladder import catalog, cli, images, machine, measure, results, validate
 from tests import made_up
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -298,6 +298,7 @@ def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):
     assert graphs["status"] == "n/a" and "GPU" in graphs["reason"]
     assert result["complete"] and result["workload"]["data"] == "user-images"
     assert str(tmp_path) not in path.read_text()
+    assert validate.problem_of(path) is None  # every key that a run writes is known to `ladder.schema`
     assert len(list((tmp_path / "out" / "charts").iterdir())) == 4
 
 
