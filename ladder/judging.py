@@ -134,14 +134,16 @@ def resolution(comparisons: Iterable[verdicts.Comparison]) -> float | None:
     return stats.median([least + half for least, half in halves if half is not None])
 
 
-def stored_twins(folder: Path, result: dict[str, Any]) -> dict[str, list[float]]:
+def stored_twins(folder: Path, result: dict[str, Any], own: Path | None = None) -> dict[str, list[float]]:
     """Log ratios of the twins of earlier runs in `folder` on this machine and software, of this workload.
 
-    The newest come first; quick runs do not count, nor does what cannot be read.
+    The newest come first; quick runs do not count, nor does what cannot be read, nor `own`, the file of this run.
     """
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     earlier = []
     for path in Path(folder).glob("*.json"):
+        if own is not None and path.name == Path(own).name:
+            continue
         try:
             other = results.load(path)
         except UserError:
@@ -159,7 +161,6 @@ def _same(other: dict[str, Any], result: dict[str, Any]) -> bool:
     return (
         all(machines[0].get(key) == machines[1].get(key) for key in _SAME_MACHINE)
         and other["workload"] == result["workload"]
-        and other["started"] != result["started"]
     )
 
 

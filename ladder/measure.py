@@ -85,7 +85,7 @@ def run_ladder(
         judging.add_twins(result)
         if resume is not None:
             result = resuming.take_up(resume, result, rounds)
-        result["stored_twins"] = judging.stored_twins(folder, result)
+        result["stored_twins"] = judging.stored_twins(folder, result, resume)
         run = _Run(result, workload, planned, device, resume or record.new_path(out, result), on_event)
         with (
             _stop_on_sigterm(),

@@ -305,8 +305,6 @@ def test_earlier_twins_of_the_machine_are_heard(tmp_path: Path) -> None:
     rungs: dict[str, dict | None] = {"a": {}, "b": {}}
     first = run(tmp_path, rungs, rounds=2, quick=False)
     second = run(tmp_path, rungs, rounds=2, quick=False, seed=1)
-    if second["started"] == first["started"]:
-        second = run(tmp_path, rungs, rounds=2, quick=False, seed=2)
     assert second["noise"]["host"]["stored_rounds"] >= 4 == first["noise"]["host"]["rounds"]
     assert first["noise"]["host"]["stored_rounds"] == 0
 
