@@ -10,16 +10,18 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ladder.watch import Watch, launches, layers_named, layout, name_of
+from ladder.worker import union
 
 CYCLE = 16
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
-NOT_KERNELS = ("Memcpy", "Memset", "Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
+WAITS = ("Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
+NOT_KERNELS = ("Memcpy", "Memset", *WAITS)
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
@@ -64,7 +66,7 @@ def gather(step: Any) -> dict[str, Any]:
             "operators_eager": watch.calls,
             "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
         }
-        | {k: trace.get(k) for k in ("launches", "replays", "kernels")},
+        | {k: trace.get(k) for k in ("launches", "replays", "kernels", "busy_ms")},
         "data": data(step, crossings)
         | {"waiting_ms": waiting}
         | {k: trace.get(k) for k in ("copy_ms", "overlap")},
@@ -221,10 +223,17 @@ def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
     synchronize(step)
     if step.device != "cuda":
         return {}, fetching(step)
+    waited: list[float] = []
+    trace = traced(lambda: waited.append(fetching(step)))
+    return trace, waited[0]
+
+
+def traced(cycle: Callable[[], None]) -> dict[str, Any]:
+    """What the profiler saw of one cycle; see `digest`."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        waiting = fetching(step)
-        synchronize(step)
-    return digest(list(events(profile))), waiting
+        cycle()
+        torch.cuda.synchronize()
+    return digest(list(events(profile)))
 
 
 def fetching(step: Any) -> float:
@@ -249,6 +258,8 @@ def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
         device = event.device_type() == torch.autograd.DeviceType.CUDA
         if hasattr(event, "is_user_annotation") and event.is_user_annotation():
             continue
+        if hasattr(event, "activity_type") and event.activity_type() == "gpu_user_annotation":
+            continue  # a range that a record_function spans on the device, idle gaps and all
         begin = event.start_ns()
         yield event.name(), device, event.device_resource_id(), begin, begin + event.duration_ns()
 
@@ -257,8 +268,9 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
     """What one profiled cycle says about a step; empty where the profiler saw no kernels.
 
     launches: calls of the CPU that put work on the GPU, graph replays included.  replays: graph launches.
-    kernels: what ran.  zero_kernels: foreach fills with zero.  copy_ms: host to device.  overlap: the part of that
-    time in which kernels of other streams ran (None without copies).
+    kernels: what ran.  busy_ms: the union of what ran or was copied, parallel streams counted once.
+    zero_kernels: foreach fills with zero.  copy_ms: host to device.  overlap: the part of that time in which kernels
+    of other streams ran (None without copies).
     """
     ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
     if not ran:
@@ -274,6 +286,7 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
         "launches": launched / CYCLE,
         "replays": sum("GraphLaunch" in name for name in calls) / CYCLE,
         "kernels": len(ran) / CYCLE,
+        "busy_ms": union([e[3:] for e in found if e[1] and not e[0].startswith(WAITS)]) / 1e6 / CYCLE,
         "zero_kernels": sum("ZeroFunctor" in e[0] for e in ran) / CYCLE,
         "copy_ms": round(took / 1e6 / CYCLE, 4),
         "overlap": round(beside / took, 3) if took else None,

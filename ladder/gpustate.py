@@ -238,8 +238,8 @@ def wrong_gpu(expected: str | None, seen: str | None) -> str | None:
     return "the worker runs on another GPU than the one that is watched: check CUDA_VISIBLE_DEVICES"
 
 
-def canary_seconds(torch: Any, repeats: int = 20) -> float | None:
-    """Seconds of one pass over 256 MiB in this process, the mean of `repeats` after as many untimed.
+def canary_seconds(torch: Any, groups: int = 8, passes: int = 8) -> float | None:
+    """Seconds of one pass over 256 MiB in this process: the shortest of some groups' means, after an untimed group.
 
     Bound by memory, it does not depend on the power limit, but does on whoever shares the GPU. To be called after
     the peaks of memory are read. None where the GPU is too full for it.
@@ -248,11 +248,13 @@ def canary_seconds(torch: Any, repeats: int = 20) -> float | None:
         block = torch.ones(2**26, device="cuda")
     except torch.OutOfMemoryError:
         return None
-    begin, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
-    for number in range(2 * repeats):
-        if number == repeats:
-            begin.record()
-        block.mul_(1.0)
-    end.record()
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(groups + 1)]
+    for number in range(-1, groups):
+        events[number + 1].record()
+        for _ in range(passes):
+            block.mul_(1.0)
+    last = torch.cuda.Event(enable_timing=True)
+    last.record()
     torch.cuda.synchronize()
-    return begin.elapsed_time(end) / 1000 / repeats
+    ends = [*events[2:], last]
+    return min(a.elapsed_time(b) for a, b in zip(events[1:], ends, strict=True)) / 1000 / passes

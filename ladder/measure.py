@@ -3,9 +3,10 @@
 A round is one visit to every rung, each in a process of its own (process medians differ by more than the
 cycles of one process), in an order drawn from (seed, round) so that drift does not favour a rung. The lowest
 and the highest rung are visited twice: what these twins differ by is noise (`ladder.judging`). Before the
-rounds, on CUDA, one inspector process a rung profiles a cycle: timed processes never load a profiler. A rung
-that fails once is out; the others go on. After every visit the result file is written, so nothing finished is
-ever lost.
+rounds, one inspector process a rung shows that the rung is on and computes what the baseline does
+(`ladder.inspecting`); how one visit is made, and when it is void, is said in `ladder.visiting`. A rung that
+fails once is out; the others go on. After every visit the result file is written, so nothing finished is ever
+lost.
 """
 
 import contextlib
@@ -17,10 +18,11 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ladder import budget, judging, machine, modes, record, results, resuming, stats, verdicts
+from ladder import budget, inspecting, judging, machine, modes, record, results, resuming, stats, verdicts
 from ladder.errors import UserError
 from ladder.once import measure_once as measure_once
 from ladder.pool import Pool, Worker, WorkerFailure, device_lock
+from ladder.visiting import Visits
 
 MOST_AHEAD = 8  # idle workers that have imported torch, about half a GB each
 
@@ -60,6 +62,7 @@ def run_ladder(
     out: Path,
     data_source: str | None = None,
     code: Path | None = None,
+    inspect: bool | None = None,
     timeouts: dict[str, float] | None = None,
 ) -> dict[str, Any]:
     """Measure every planned rung and return the result, which is also in its file under the folder `out`.
@@ -67,7 +70,8 @@ def run_ladder(
     `workload["data"]` may be a path; the result says `data_source` instead ("sample-photographs",
     "user-images"). `quick` leaves out settling and repeats of the cycle without lazy phases: not to be
     quoted. `rounds` None: 5 to 12 as far as `budget_s` allows (`ladder.budget`); quick: 3. `resume` goes on in
-    that file with what it lacks. `code` takes the measured packages from another checkout. SIGINT or SIGTERM
+    that file with what it lacks. `code` takes the measured packages from another checkout, which the inspection cannot
+    know: it is left out there unless `inspect` says otherwise. SIGINT or SIGTERM
     ends the workers and returns what is finished, "complete": false.
 
     `on_event` gets dicts: "event" ("start", "inspect", "visit", "phase", "visited", "failed", "waiting",
@@ -75,7 +79,8 @@ def run_ladder(
     visits, "elapsed_s", "left_s" (estimate or None), "step_ms" of the visit, "status" and "reason", "path" of
     the file.
 
-    Raises `UserError` if another run is writing into the folder, or it cannot be written.
+    Raises `UserError` if another run is writing into the folder, or it cannot be written, or a worker finds itself on
+    another GPU.
     """
     facts = machine.facts(device)
     folder = Path(out) / results.slug(facts["name"]) if resume is None else Path(resume).parent
@@ -87,6 +92,7 @@ def run_ladder(
             result = resuming.take_up(resume, result, rounds)
         result["stored_twins"] = judging.stored_twins(folder, result, resume)
         run = _Run(result, workload, planned, device, resume or record.new_path(out, result), on_event)
+        run.inspects = code is None if inspect is None else inspect
         with (
             _stop_on_sigterm(),
             Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
@@ -117,7 +123,9 @@ class _Run:
         self.begin = time.monotonic() - result["seconds"]  # of a run that is taken up, too
         self.done = sum(len(rung["rounds"]) for rung in self.rungs.values())
         self.total = len(self.recipes) * self.protocol["rounds"]
-        self.total += (device == "cuda") * (len(self.recipes) - len(self.twins))
+        self.inspects = False
+        self.seen = inspecting.Cache(workload, result["machine"])
+        self.visits = Visits(device, machine.probe().get("uuid") if device == "cuda" else None)
         self.where: dict[str, Any] = {"rung": None, "round": None}
 
     def measure(self, pool: Pool) -> None:
@@ -125,8 +133,8 @@ class _Run:
         try:
             self.save()
             self.emit("start", path=str(self.path))
-            if self.device == "cuda":
-                self.each(pool, [name for name in self.recipes if name not in self.twins], None)
+            if self.inspects:
+                self.inspect_all(pool)
             number, round_s = 0, 0.0
             while self.goes_on(number, round_s):
                 begin = time.monotonic()
@@ -135,11 +143,13 @@ class _Run:
                 self.emit("round")
                 number += 1
                 self.fit_cycles(number, round_s)
+            self.visits.look_around()
             self.result["complete"] = True
         except KeyboardInterrupt:
             self.protocol["notes"].append("interrupted: what was finished is kept")
         finally:
             self.save()
+            self.visits.close()
         self.emit("end", path=str(self.path))
 
     def goes_on(self, done: int, round_s: float) -> bool:
@@ -183,8 +193,11 @@ class _Run:
         """A fresh worker for every rung that has not failed yet: inspected if `number` is None, else timed."""
         names = [name for name in names if self.is_due(name, number)]
         pool.start_ahead(min(len(names), MOST_AHEAD))
+        self.visits.look_around()
         for name in names:
             rung = self.rungs[name]
+            if not self.is_due(name, number):  # what it depends on has failed since
+                continue
             self.where = {"rung": name, "round": number}
             self.emit("inspect" if number is None else "visit")
             try:
@@ -210,7 +223,7 @@ class _Run:
         with device_lock(machine.device_key(self.device), lambda: self.emit("waiting")):
             worker = pool.take()
             try:
-                prepared = self.get_ready(worker, rung)
+                prepared = self.get_ready(worker, rung, keep_gradients=number is None)
                 if number is None:
                     self.inspect(worker, rung)
                 else:
@@ -219,49 +232,60 @@ class _Run:
             finally:
                 worker.close()
 
-    def get_ready(self, worker: Worker, rung: dict[str, Any]) -> dict[str, Any]:
-        """Build and prepare; returns what preparing took."""
+    def get_ready(self, worker: Worker, rung: dict[str, Any], keep_gradients: bool) -> dict[str, Any]:
+        """Build and prepare; returns what they took."""
         self.emit("phase", phase="build")
+        inspector = {"keep_gradients": True} if keep_gradients else {}
         built = worker.call(
             "build",
             workload=self.workload,
             recipe=self.recipes[rung["name"]],
             device=self.device,
             seed=self.protocol["seed"],
+            **inspector,
         )
+        if problem := self.visits.check_gpu(built.get("gpu_uuid")):
+            raise UserError(problem)
         rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
-        return worker.call("prepare")
+        return worker.call("prepare") | {"build_s": built.get("build_s")}
 
     def visit(
         self, worker: Worker, rung: dict[str, Any], number: int, prepared: dict[str, Any]
     ) -> dict[str, Any]:
         """Time one rung in one round; returns the round's raw record."""
         self.emit("phase", phase="measure")
-        seen = worker.call(
-            "visit",
+        return self.visits.visit(
+            worker,
+            number,
+            prepared,
+            rung["rounds"],
+            (r for each in self.rungs.values() for r in each["rounds"]),
             cycles=self.protocol["cycles"],
             settle_s=self.protocol["settle_s"],
             settle_cycles=self.protocol["settle_cycles"],
             main=(number == 0 or not self.protocol["quick"]) and "of" not in rung,
         )
-        return record.new_round(number, prepared, seen)
+
+    def inspect_all(self, pool: Pool) -> None:
+        """One inspector for every rung of which nothing is known; what earlier runs found is taken from them."""
+        for name, rung in self.rungs.items():
+            if name in self.recipes and name not in self.twins and rung["inspection"] is None:
+                if found := self.seen.get(self.recipes[name]):
+                    rung.update(found)
+        names = [name for name in self.recipes if name not in self.twins]
+        self.total += sum(self.is_due(name, None) for name in names)
+        self.each(pool, names, None)
 
     def inspect(self, worker: Worker, rung: dict[str, Any]) -> None:
-        """GPU-busy time of a step. Without it the rung is still timed: only the host-bound share is missing."""
-        self.emit("phase", phase="profile")
+        """Parity and receipts. Raises `WorkerFailure` for a rung that must not be timed; what was seen is kept."""
         try:
-            seen = worker.call("profile")
-        except WorkerFailure as failure:
-            rung["inspection"] = {"error": failure.reason}
-            return
-        rung["inspection"] = {
-            "gpu_busy_ms": 1000 * seen["busy_s"],
-            "kernels_per_step": seen["kernels"],
-            "error": None,
-        }
-        if not seen["kernels"]:
-            rung["inspection"] = {"error": "the profiler saw no kernels"}
+            found = inspecting.inspect(worker, lambda phase: self.emit("phase", phase=phase))
+        except inspecting.Objection as objection:
+            rung.update(objection.found)
+            raise
+        rung.update(found)
+        self.seen.put(self.recipes[rung["name"]], found)
 
     def fail(self, rung: dict[str, Any], number: int | None, failure: WorkerFailure) -> None:
         """Take a rung out of the run. Rounds it finished stay in the file, without a headline number."""
@@ -274,6 +298,8 @@ class _Run:
 
     def save(self) -> None:
         """Bring every derived number up to date and write the file."""
+        if gpu := self.visits.summary(self.rungs.values()):
+            self.result["gpu"] = gpu
         self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
         judging.judge(self.result)
         for name in self.recipes:

@@ -33,4 +33,4 @@ def measure_once(
     finally:
         worker.kill()
     merged = empty | built | prepared | seen
-    return {key: value for key, value in merged.items() if key not in ("ok", "did")}
+    return {key: value for key, value in merged.items() if key not in ("ok", "did", "gpu_uuid")}

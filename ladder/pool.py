@@ -31,7 +31,6 @@ TIMEOUTS = {
     "build": 300.0,
     "prepare": 900.0,
     "visit": 900.0,
-    "profile": 900.0,
     "parity": 900.0,
     "receipts": 900.0,
     "exit": 20.0,

@@ -34,7 +34,7 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
 
 def _where(event: dict[str, Any]) -> str:
     number, doing = event["round"], event.get("phase", "")
-    place = "profiling" if number is None else f"round {number + 1}/{event['rounds']}"
+    place = "inspecting" if number is None else f"round {number + 1}/{event['rounds']}"
     if event["event"] == "visited":
         doing = f"{event['step_ms']:.1f} ms" if event.get("step_ms") else ""
     return f"{place}  {event['rung']}  {doing}".rstrip()

@@ -120,6 +120,12 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
     }
 
 
+def void_memory(seen: dict[str, Any]) -> str | None:
+    """Why a visit does not count, if the allocator ran out and retried during it: such a time is not the program's."""
+    retries = seen.get("alloc_retries") or 0
+    return f"the allocator ran out and retried {retries}x while timing" if retries else None
+
+
 def derive(rungs: list[dict[str, Any]], batch: int) -> str | None:
     """Fill in every derived number of `rungs` (in ladder order) from their raw rounds; returns the baseline's name.
 

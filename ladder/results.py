@@ -19,7 +19,7 @@ from typing import Any
 from ladder.errors import UserError
 
 SCHEMA = 1
-STATUSES = ("ok", "n/a", "failed", "oom", "invalid")
+STATUSES = ("ok", "n/a", "failed", "oom", "invalid", "not engaged")
 _TOP = {
     "schema": int,
     "machine": dict,

@@ -6,11 +6,12 @@ which feed the watchdog.
 
     {"do": "import", "torch": bool}                      -> {"ok": true, "did": "import"}
     {"do": "build", "workload": {}, "recipe": {}, "device": "cuda", "seed": 0}
-                                                         -> {"ok": true, "recipe": {}, "settings": {}, "build_s": s}
+                                                         -> {"ok": true, "recipe": {}, "settings": {}, "build_s": s,
+        "gpu_uuid": which GPU it is on, to be compared and never stored}
     {"do": "prepare"}                                    -> {"ok": true, "prepare_s": s, "warmup_s": s, "capture_s": s}
     {"do": "visit", "cycles": K, "settle_s": s, "settle_cycles": n, "main": bool}
-                                                         -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s}
-    {"do": "profile"}                                    -> {"ok": true, "busy_s": s, "kernels": n}
+                                                         -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s,
+        "canary_s": seconds of a kernel that is the same in every process, ...}
     {"do": "parity"}                                     -> {"ok": true, "verdict": "ok" | "failed: parity", ...}
         (as `ladder.parity.check` returns it; needs "keep_gradients": true in "build")
     {"do": "receipts", "rungs": [] | null}               -> {"ok": true, "receipts": {rung: {}}, "evidence": {}}
@@ -38,6 +39,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ladder import gpustate
 from ladder.errors import describe, one_line
 
 CYCLE_STEPS = 16
@@ -125,7 +127,15 @@ class Rung:
             "build_s": time.perf_counter() - begin,
             "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
             "settings": self.step.settings(),
+            "gpu_uuid": self.gpu_uuid(),
         }
+
+    def gpu_uuid(self) -> str | None:
+        """Which GPU this process is on."""
+        if self.device != "cuda":
+            return None
+        torch = sys.modules["torch"]
+        return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")) or None
 
     def do_prepare(self) -> dict[str, Any]:
         begin = time.perf_counter()
@@ -135,6 +145,7 @@ class Rung:
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
         """Untimed lead-in, `cycles` timed cycles, one without lazy phases, then the checks that timing must not see."""
+        begin = time.perf_counter()
         gc.collect()
         retries = self.memory().get("alloc_retries", 0)
         lead_in, settled = self.lead_in(settle_s, settle_cycles)
@@ -150,7 +161,9 @@ class Rung:
         reply["alloc_retries"] = reply.get("alloc_retries", 0) - retries
         if broken := self.step.check_finite():
             raise Invalid(broken)
-        return reply
+        if self.device == "cuda":
+            reply["canary_s"] = gpustate.canary_seconds(sys.modules["torch"])
+        return reply | {"visit_s": time.perf_counter() - begin}
 
     def lead_in(self, limit_s: float, limit_cycles: int) -> tuple[int, bool | None]:
         """Run until loaders that refilled while idle are drained and, given time for it, the step time stands still.
@@ -189,20 +202,6 @@ class Rung:
         wall = (time.perf_counter() - begin) / CYCLE_STEPS
         self.channel.send({"progress": "cycle", "seconds": wall * CYCLE_STEPS})
         return wall, events and events[0].elapsed_time(events[1]) / 1000 / CYCLE_STEPS
-
-    def do_profile(self) -> dict[str, Any]:
-        """For one step: GPU-busy seconds (union of what ran on the device in a profiled cycle) and kernels."""
-        import torch
-
-        self.lead_in(0, 0)
-        with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-            self.step.cycle()
-            self.synchronize()
-        spans = []
-        for event in profile.profiler.kineto_results.events():
-            if event.device_type() == torch.autograd.DeviceType.CUDA and is_work(event):
-                spans.append((event.start_ns(), event.start_ns() + event.duration_ns()))
-        return {"busy_s": union(spans) / 1e9 / CYCLE_STEPS, "kernels": len(spans) / CYCLE_STEPS}
 
     def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
         """Evidence of the prepared step, and what each rung (all in the recipe unless named) reads in it.
@@ -255,13 +254,6 @@ def is_settled(times: list[float]) -> bool:
     medians = [statistics.median(window) for window in windows]
     spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
     return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
-
-
-def is_work(event: Any) -> bool:
-    """Whether a profiler event on the device is a kernel or a copy, not a range that somebody annotated."""
-    if hasattr(event, "activity_type"):  # not in every torch since 2.11
-        return event.activity_type() in ("kernel", "gpu_memcpy", "gpu_memset")
-    return not event.is_user_annotation()
 
 
 def union(spans: list[tuple[int, int]]) -> int:

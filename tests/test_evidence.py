@@ -110,6 +110,7 @@ def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
         "zero_kernels": 1 / 16,
         "copy_ms": 0.0,
         "overlap": 0.5,
+        "busy_ms": 1200 / 1e6 / 16,  # what waits is not at work
     }
     assert evidence.digest(cpu) == {}  # a profiler that saw nothing says nothing
 

@@ -64,6 +64,8 @@ def test_each_failure_has_its_status(error: Exception, status: str) -> None:
 def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
     import torch
 
+    from ladder import evidence
+
     rung = Rung(None, type("Channel", (), {"send": lambda self, message: None})())
     rung.device = "cuda"
 
@@ -78,6 +80,6 @@ def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
     for _ in range(4):  # the spin is counted in clock cycles: an idle GPU's clock has to rise first
         rung.timed_cycle()
     wall, event = rung.timed_cycle()
-    seen = rung.do_profile()
-    assert seen["kernels"] == 1 and seen["busy_s"] == pytest.approx(wall, rel=0.05)
+    seen = evidence.traced(rung.step.cycle)
+    assert seen["kernels"] == 1 and seen["busy_ms"] == pytest.approx(1000 * wall, rel=0.05)
     assert event == pytest.approx(wall, rel=0.05)

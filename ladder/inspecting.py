@@ -1,0 +1,106 @@
+"""What a rung must show before it is timed: that it is on, and that it computes what the baseline computes.
+
+An inspector process builds and prepares the rung as a timed one does, then compares it with the FP64 reference
+(`ladder.parity`) and reads its receipts (`ladder.receipts`) from a traced cycle, which also says how long the GPU is
+busy. It ends before the timing: timed processes never load a profiler. A rung that cannot show one of these has no
+number. What was found stays under `.cache/inspections/`, by recipe, workload, source code, torch and GPU, so that a
+resumed run, or another mode of it, need not ask again; only rungs that showed everything are kept there.
+"""
+
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ladder import receipts
+from ladder.files import replacing
+from ladder.pool import ROOT, Worker, WorkerFailure
+
+CACHE = ROOT / ".cache" / "inspections"
+KEPT = 500  # files of some ten kilobytes
+SOURCES = ("kernels", "stylegan_lite", "ladder")  # what a finding depends on
+MACHINE = ("gpu", "cpu", "device", "driver", "cuda", "cudnn", "torch", "triton", "python")
+NOT_ENGAGED = "not engaged"
+
+Found = dict[str, Any]  # "inspection", "parity" and "receipts", as they are stored with a rung
+
+
+def inspect(worker: Worker, tell: Callable[[str], None]) -> Found:
+    """Ask a prepared worker, built with "keep_gradients". Raises `WorkerFailure` if the rung must not be timed."""
+    tell("parity")
+    parity = plain(worker.call("parity"))
+    if parity["verdict"] != "ok":
+        raise Objection("failed", f"parity: {parity['reason']}", {"parity": parity})
+    tell("receipts")
+    seen = worker.call("receipts")
+    found = {"parity": parity, "receipts": seen["receipts"]}
+    if reason := receipts.reason(seen["receipts"]):
+        raise Objection(NOT_ENGAGED, reason, found)
+    return found | {"inspection": busy(seen["evidence"])}
+
+
+class Objection(WorkerFailure):
+    """A rung that was seen, and must not be timed; `found` is what was seen of it."""
+
+    def __init__(self, status: str, reason: str, found: Found) -> None:
+        super().__init__(status, reason)
+        self.found = found
+
+
+def plain(reply: dict[str, Any]) -> dict[str, Any]:
+    """A worker's reply without what belongs to the protocol of the pipe."""
+    return {key: value for key, value in reply.items() if key not in ("ok", "did")}
+
+
+def busy(evidence: dict[str, Any]) -> dict[str, Any]:
+    """The inspection's record: how long the GPU works in a step, in ms, and on how many kernels."""
+    trace = evidence["graphs"]
+    if evidence["device"] != "cuda":
+        return {"error": None}
+    if trace.get("busy_ms") is None:
+        return {"error": "the profiler saw no kernels"}
+    return {"gpu_busy_ms": trace["busy_ms"], "kernels_per_step": trace["kernels"], "error": None}
+
+
+class Cache:
+    """Findings of earlier inspections of the same code on the same machine."""
+
+    def __init__(self, workload: dict[str, Any], machine: dict[str, Any], folder: Path | None = None) -> None:
+        self.folder = folder or CACHE
+        # Where the images lie is of no matter, only whether there are any.
+        asked = workload | {"data": workload.get("data") is not None}
+        self._common = [asked, {key: machine.get(key) for key in MACHINE}, source_digest()]
+
+    def path(self, recipe: dict[str, Any]) -> Path:
+        text = json.dumps([*self._common, recipe], sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+    def get(self, recipe: dict[str, Any]) -> Found | None:
+        try:
+            found = json.loads(self.path(recipe).read_text())
+            return found if found.keys() == {"inspection", "parity", "receipts"} else None
+        except (OSError, ValueError, AttributeError):
+            return None
+
+    def put(self, recipe: dict[str, Any], found: Found) -> None:
+        """Keep a finding; a folder that cannot be written costs the next run its time, nothing else."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path(recipe)) as temporary:
+                temporary.write_text(json.dumps(found))
+            files = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for old in files[:-KEPT]:
+                old.unlink(missing_ok=True)
+        except OSError:
+            pass
+
+
+def source_digest(root: Path = ROOT) -> str:
+    """Of every Python and YAML file that a finding depends on: a change not committed counts as well."""
+    digest = hashlib.sha256()
+    for package in SOURCES:
+        for path in sorted((root / package).rglob("*")):
+            if path.suffix in (".py", ".yaml", ".cu"):
+                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
+    return digest.hexdigest()

@@ -1,0 +1,161 @@
+"""Before a rung is timed it must show that it is on and computes the same: what happens where it cannot."""
+
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder import inspecting, measure, results, schema
+from ladder.pool import Worker, WorkerFailure
+from tests.test_measure import by_name, run, stored
+
+OK = {"verdict": "ok", "reason": None, "problems": [], "phases": {}}
+WRONG = {
+    "verdict": "failed: parity",
+    "reason": "D_r1 gradient: error 1, budget 0.02",
+    "problems": ["D_r1 gradient: error 1, budget 0.02"],
+}
+ON = {"bf16": {"engaged": True, "lines": ["convolution FLOPs in BF16: 1.000"]}}
+OFF = {"bf16": {"engaged": False, "lines": ["not engaged: convolution FLOPs in BF16: 0.000"]}}
+EVIDENCE = {"device": "cuda", "graphs": {"busy_ms": 12.5, "kernels": 100.0}}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
+    """Workers of fake steps answer what their recipe's "parity" and "receipts" say; who was asked what is listed."""
+    monkeypatch.setattr(inspecting, "CACHE", tmp_path / "cache")
+    asked, real = [], Worker.call
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.recipe = fields["recipe"]
+        asked.append((worker.recipe["name"], do))
+        said = worker.recipe.get(do, {"parity": OK, "receipts": ON}.get(do))
+        if said is None:
+            return real(worker, do, **fields)
+        if isinstance(said, str):
+            raise WorkerFailure("failed", f"{do}: {said}")
+        return {"ok": True, "did": do} | (
+            said if do == "parity" else {"receipts": said, "evidence": EVIDENCE}
+        )
+
+    monkeypatch.setattr(Worker, "call", call)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "reason"),
+    [
+        ({"parity": WRONG}, "failed", "parity: D_r1 gradient: error 1, budget 0.02"),
+        ({"receipts": OFF}, "not engaged", "bf16: convolution FLOPs in BF16: 0.000"),
+        ({"parity": "RuntimeError: sizes differ"}, "failed", "parity: RuntimeError: sizes differ"),
+        ({"receipts": "worker killed by SIGSEGV"}, "failed", "receipts: worker killed by SIGSEGV"),
+    ],
+)
+def test_a_rung_that_cannot_show_what_it_is_is_never_timed(
+    how: dict, status: str, reason: str, asked: list, tmp_path: Path
+) -> None:
+    result = run(tmp_path / "out", {"a": {}, "bad": how, "c": {}}, inspect=True)
+    bad, others = by_name(result)["bad"], [by_name(result)[name] for name in "ac"]
+    assert (bad["status"], bad["reason"]) == (status, reason) and bad["step_ms"] is None
+    assert bad["rounds"] == [] and ("bad", "visit") not in asked and ("a", "visit") in asked
+    for rung in others:
+        assert rung["status"] == "ok" and rung["receipts"] == ON and rung["parity"] == OK
+        assert rung["inspection"] == {"gpu_busy_ms": 12.5, "kernels_per_step": 100.0, "error": None}
+    if "parity" in how and isinstance(how["parity"], dict):
+        assert bad["parity"]["verdict"] == "failed: parity" and ("bad", "receipts") not in asked
+    if how.get("receipts") == OFF:
+        assert bad["receipts"] == OFF
+    assert stored(tmp_path / "out") == result
+
+
+def test_inspectors_come_first_and_end_before_the_timing(asked: list, tmp_path: Path) -> None:
+    run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True)
+    did = [do for _, do in asked]
+    assert did.count("parity") == did.count("receipts") == 2
+    assert max(i for i, do in enumerate(did) if do == "receipts") < did.index("visit")
+    assert did.index("parity") < did.index("receipts")  # receipts let the step train on
+
+
+def test_what_was_shown_is_not_asked_again_until_something_changes(
+    asked: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rungs = {"a": {}, "bad": {"receipts": OFF}}
+    first = run(tmp_path / "1", rungs, inspect=True)
+    asked.clear()
+    again = run(tmp_path / "2", rungs, inspect=True)
+    assert [name for name, do in asked if do == "receipts"] == [
+        "bad"
+    ]  # what it could not show is asked again
+    assert by_name(again)["a"]["inspection"] == by_name(first)["a"]["inspection"]
+    asked.clear()
+    monkeypatch.setattr(inspecting, "source_digest", lambda: "another commit")
+    run(tmp_path / "3", rungs, inspect=True)
+    assert [name for name, do in asked if do == "parity"] == ["a", "bad"]
+
+
+def test_a_rung_that_failed_its_check_is_checked_again_before_a_resumed_run_times_it(
+    asked: list, tmp_path: Path
+) -> None:
+    run(tmp_path / "out", {"a": {}, "b": {"parity": WRONG}}, inspect=True)
+    (path,) = (tmp_path / "out").glob("*/*.json")
+    asked.clear()
+    after = by_name(run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True, resume=path))
+    assert [do for name, do in asked if name == "b"] == ["build", "prepare", "parity", "receipts"] + [
+        "build",
+        "prepare",
+        "visit",
+    ]
+    assert after["b"]["status"] == "ok" and after["b"]["parity"] == OK
+
+
+def test_a_worker_on_another_gpu_stops_the_run_at_once(
+    asked: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure.Visits, "check_gpu", lambda visits, seen: "the worker runs on another GPU")
+    with pytest.raises(measure.UserError, match="another GPU"):
+        run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True)
+    assert [do for _, do in asked] == ["build"]
+    assert not stored(tmp_path / "out")["complete"]
+
+
+def test_the_result_of_an_inspected_run_is_a_valid_one(asked: list, tmp_path: Path) -> None:
+    run(tmp_path / "out", {"a": {}, "b": {"receipts": OFF}, "c": {"parity": WRONG}}, inspect=True)
+    (path,) = (tmp_path / "out").glob("*/*.json")
+    rungs = results.load(path)["rungs"]
+    for rung in rungs:
+        for key, rule in (("parity", "PARITY"), ("receipts", "RECEIPTS"), ("inspection", "INSPECTION")):
+            if rung.get(key) is not None:
+                assert getattr(schema, rule)(rung[key]) is None
+
+
+def test_a_cache_that_is_damaged_or_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
+    cache = inspecting.Cache({"data": "/somewhere"}, {"gpu": "a"}, tmp_path / "cache")
+    found = {"parity": OK, "receipts": ON, "inspection": {"error": None}}
+    assert cache.get({}) is None
+    cache.put({}, found)
+    assert cache.get({}) == found and cache.get({"precision": "bf16"}) is None
+    assert inspecting.Cache({"data": "/elsewhere"}, {"gpu": "a"}, tmp_path / "cache").get({}) == found
+    assert inspecting.Cache({"data": None}, {"gpu": "a"}, tmp_path / "cache").get({}) is None
+    assert inspecting.Cache({"data": "/somewhere"}, {"gpu": "b"}, tmp_path / "cache").get({}) is None
+    for damage in ("", "[]", "{}", json.dumps(found)[:-9]):
+        cache.path({}).write_text(damage)
+        assert cache.get({}) is None
+    (tmp_path / "file").touch()
+    inspecting.Cache({}, {}, tmp_path / "file" / "cache").put({}, found)
+
+
+def test_a_change_of_any_source_is_another_inspection(tmp_path: Path) -> None:
+    for package in inspecting.SOURCES:
+        (tmp_path / package).mkdir()
+        (tmp_path / package / "a.py").write_text("1\n")
+    before = inspecting.source_digest(tmp_path)
+    assert inspecting.source_digest(tmp_path) == before
+    (tmp_path / "kernels" / "a.py").write_text("2\n")
+    assert inspecting.source_digest(tmp_path) != before
+
+
+def test_without_a_profiler_the_busy_time_is_unknown_and_on_a_cpu_it_is_not_missed() -> None:
+    assert inspecting.busy({"device": "cuda", "graphs": {"busy_ms": None}})["error"]
+    assert inspecting.busy({"device": "cpu", "graphs": {}}) == {"error": None}
