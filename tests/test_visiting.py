@@ -57,6 +57,7 @@ def test_a_throttled_visit_is_repeated_and_counted() -> None:
         with fake.polled:
             polls = fake.polls
             assert fake.polled.wait_for(lambda: fake.polls >= polls + 2, 20)
+        fake.bits = 0
 
     worker = FakeWorker(hot)
     seen = one(visits, worker)
