@@ -9,12 +9,9 @@ fails once is out; the others go on. After every visit the result file is writte
 lost.
 """
 
-import contextlib
 import random
-import signal
-import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
@@ -22,9 +19,10 @@ from ladder import budget, inspecting, judging, machine, modes, record, results,
 from ladder.errors import UserError
 from ladder.once import measure_once as measure_once
 from ladder.pool import Pool, Worker, WorkerFailure, device_lock
+from ladder.stopping import stop_on_sigterm
 from ladder.visiting import Visits
 
-MOST_AHEAD = 8  # idle workers that have imported torch, about half a GB each
+MOST_AHEAD = 12  # idle workers that have imported torch, about half a GB each
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -94,7 +92,7 @@ def run_ladder(
         run = _Run(result, workload, planned, device, resume or record.new_path(out, result), on_event)
         run.inspects = code is None if inspect is None else inspect
         with (
-            _stop_on_sigterm(),
+            stop_on_sigterm(),
             Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
         ):
             run.measure(pool)
@@ -320,20 +318,3 @@ class _Run:
             self.on_event(
                 {"event": event, **self.where, **common, "elapsed_s": elapsed, "left_s": left, **more}
             )
-
-
-@contextlib.contextmanager
-def _stop_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does. Signal handlers exist in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
-        yield
-        return
-
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
-
-    before = signal.signal(signal.SIGTERM, stop)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGTERM, before)
