@@ -91,6 +91,7 @@ class Rung:
         self.code, self.channel = code, channel
         self.step: Any = None
         self.device = "cpu"
+        self.peaks: dict[str, int] = {}  # of visits before the last
 
     def do_import(self, torch: bool) -> dict[str, Any]:
         if self.code:
@@ -162,8 +163,17 @@ class Rung:
         if broken := self.step.check_finite():
             raise Invalid(broken)
         if self.device == "cuda":
-            reply["canary_s"] = gpustate.canary_seconds(sys.modules["torch"])
+            reply["canary_s"] = self.canary(reply)
         return reply | {"visit_s": time.perf_counter() - begin}
+
+    def canary(self, peaks: dict[str, Any]) -> float | None:
+        """Seconds of a kernel that is the same in every process. The memory it takes is none of the rung's."""
+        torch = sys.modules["torch"]
+        seconds = gpustate.canary_seconds(torch)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.peaks = {key: peaks[key] for key in ("peak_reserved_bytes", "peak_allocated_bytes")}
+        return seconds
 
     def lead_in(self, limit_s: float, limit_cycles: int) -> tuple[int, bool | None]:
         """Run until loaders that refilled while idle are drained and, given time for it, the step time stands still.
@@ -242,6 +252,7 @@ class Rung:
                 "device_used_bytes": total - free,  # CUDA graphs' pools hide from the allocator's peaks
                 "alloc_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
             }
+            memory |= {key: max(peak, memory[key]) for key, peak in self.peaks.items()}
         return memory
 
 
