@@ -1,23 +1,20 @@
-"""The self-test on a device, without one: waits by made-up clocks, planted code in real workers, judged as on a GPU."""
+"""The self-test on a device, without one: planted code in real workers on a made-up clock, judged as on a GPU."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 from typing import Any
 
 import pytest
 
-from ladder import doctor, gpustate, machine, planting, selftest, selftest_gpu, spin, verdicts
+from ladder import gpustate, machine, planting, selftest_gpu
 from ladder.errors import UserError
 from ladder.selftest_gpu import Group, SelfTest
-from ladder.selftest_judging import judge, markdown, text
+from ladder.selftest_judging import markdown, text
 from ladder.selftest_rounds import Program, Visitor, most_ahead
 from stylegan_lite.config import Recipe, Workload
 from tests.fake_nvml import UUID, FakeNvml
 from tests.small import SMALL
-from tests.test_cli import call, refused
+from tests.test_cli import refused
 
 ROOT = Path(__file__).resolve().parent.parent
 FACTS = machine.facts("cpu")
@@ -84,95 +81,6 @@ def clockwork(tmp_path: Path) -> Path:
 def selftest_of(tmp_path: Path, source: Path, group: Group = GROUP, **more: Any) -> SelfTest:
     options = {"lengths_us": (), "source": source, "torch": False} | more
     return SelfTest(FACTS, [group], tmp_path / "out" / "x-real.json", 0.001, **options)
-
-
-# --- waits ----------------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize(
-    ("asked", "clock", "wall", "event", "ok"),
-    [
-        (20, 20.0, 20.9, 20.5, True),  # 1 us is allowed to the short ones
-        (20, 20.0, 21.1, 20.5, False),
-        (20, 20.0, 18.9, 20.5, False),
-        (20, 20.0, 20.5, 21.1, False),  # the wall clock is right and the events are not
-        (10_000, 10_000.0, 10_049.0, 10_001.0, True),  # 0.5% to the long ones
-        (10_000, 10_000.0, 10_051.0, 10_001.0, False),
-        (10_000, 10_060.0, 10_060.0, 10_060.0, False),  # the wait was not the one that was asked for
-    ],
-)
-def test_a_wait_comes_back_or_not(asked: int, clock: float, wall: float, event: float, ok: bool) -> None:
-    row = spin.row(asked, 1, [clock] * 3, [clock, wall, clock], [clock, clock, event])
-    assert row["ok"] == ok and bool(spin.broken([row])) != ok
-
-
-def test_no_times_are_no_success() -> None:
-    assert not spin.row(20, 250, [], [], None)["ok"]
-
-
-def test_short_waits_are_timed_by_the_graph_and_none_is_left_out() -> None:
-    assert spin.LENGTHS_US[0] == 20 and spin.LENGTHS_US[-1] == 100_000
-    for us in spin.LENGTHS_US:
-        assert spin.calls_for(us) * us >= 5000 and spin.repeats_for(us) >= 3
-        assert spin.calls_for(us) * us < 5000 + us
-
-
-def test_a_wait_goes_through_a_worker_and_back(tmp_path: Path) -> None:
-    (row,) = spin.measure("cpu", tmp_path, (500,))
-    assert len(row["wall_us"]) == len(row["clock_us"]) == 5 and row["calls"] == 10
-    for wall, clock in zip(row["wall_us"], row["clock_us"], strict=True):
-        assert wall >= clock >= 500  # it contains the wait, which is never shorter than asked
-
-
-def test_a_worker_that_cannot_wait_says_why(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(
-        spin, "PACKAGE", "CONTRACT = 1\ndef make_step(*_, **__): raise OSError('no such clock')\n"
-    )
-    rows = spin.measure("cpu", tmp_path, (500, 1000))
-    assert len(rows) == 1 and "no such clock" in spin.broken(rows)[0]
-
-
-def test_the_kernel_compiles_and_reads_the_clock_again_and_again(tmp_path: Path) -> None:
-    """In a process of its own: this one may have Triton's interpreter on, which has no such clock."""
-    pytest.importorskip("triton")
-    program = """
-import triton
-from triton.backends.compiler import GPUTarget
-from triton.compiler import ASTSource
-from ladder.spin_kernel import spin_kernel
-
-types = {"state_ptr": "*i64", "ns": "i32", "chained": "constexpr"}
-for chained in (False, True):
-    source = ASTSource(spin_kernel, types, constexprs={(2,): chained}, attrs={(0,): [["tt.divisibility", 16]]})
-    for capability in (80, 90, 100):
-        code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options={"num_warps": 1})
-        before, loop = code.asm["ptx"].split("Loop Header")
-        print(before.count("%globaltimer") == 1 and loop.count("%globaltimer") == 1)
-"""
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    done = subprocess.run([sys.executable, "-c", program], env=env, capture_output=True, text=True)
-    assert done.stdout.split() == ["True"] * 6, done.stderr[-2000:]
-
-
-@pytest.mark.gpu
-def test_a_chain_lasts_what_its_calls_come_to() -> None:
-    import torch
-
-    from ladder.spin_kernel import spin_kernel
-
-    state = torch.zeros(3, dtype=torch.int64, device="cuda")
-    for _ in range(100):
-        spin_kernel[(1,)](state, 100_000, chained=True, num_warps=1)
-    until, begin, end = state.tolist()
-    assert until - begin == 100 * 100_000 and 0 <= end - until < 20_000
-
-
-@pytest.mark.gpu
-def test_waits_on_the_gpu_come_back(tmp_path: Path) -> None:
-    rows = spin.measure("cuda", tmp_path, (20, 1000, 20_000))
-    assert not spin.broken(rows), rows
-    assert all(row["event_us"] for row in rows)
 
 
 # --- planted slowdowns ----------------------------------------------------------------------------------------------
@@ -286,65 +194,6 @@ def test_ctrl_c_keeps_what_is_finished(
     assert "interrupted" in text(result)
 
 
-# --- what is said of made-up rounds ---------------------------------------------------------------------------------
-
-
-def made_up(tmp_path: Path, **times: list[float]) -> dict[str, Any]:
-    """A result of five rounds: ms a step of each program ("c1" to "c4", "p0", "p1", "p2"), else 100 and some noise."""
-    result = selftest_of(tmp_path, ROOT).result
-    group = result["groups"][0]["name"]
-    short = {f"{group} {n + 1}": f"c{n + 1}" for n in range(4)}
-    short |= {name: f"p{n}" for n, name in enumerate(GROUP.planted_names().values())}
-    for each in result["programs"]:
-        steps = times.get(short[each["name"]])
-        if steps is None:
-            base = 100 * (1 + (each["planted"] or 0))
-            steps = [base * (1 + 0.0002 * ((i * 7 + len(each["name"])) % 5 - 2)) for i in range(5)]
-        each["status"] = "ok"
-        each["rounds"] = [
-            {"round": i, "samples_ms": [ms, ms * 1.0001], "rejected": []} for i, ms in enumerate(steps)
-        ]
-    judge(result)
-    return result
-
-
-def test_five_good_rounds_break_nothing(tmp_path: Path) -> None:
-    assert made_up(tmp_path)["broken"] == []
-
-
-UNEQUAL = {"c1": [100.0, 102.0, 98.0, 102.0, 98.0], "c4": [99.0, 98.9, 99.1, 99.0, 99.0]}
-
-
-def test_twins_that_differ_keep_copies_from_being_called_different(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """The check itself is checked: a judge that does not listen to the twins calls copies different here."""
-    called = [line for line in made_up(tmp_path, **UNEQUAL)["broken"] if "than captured" in line]
-    assert called == []
-    monkeypatch.setattr(verdicts, "noise_floor", lambda *_: 0.0)
-    called = [line for line in made_up(tmp_path, **UNEQUAL)["broken"] if "than captured" in line]
-    assert "captured: captured 4 was called faster than captured 2" in called
-
-
-@pytest.mark.parametrize(
-    ("times", "said"),
-    [
-        ({"p1": [100.0, 100.01, 99.99, 100.0, 100.02]}, "a slowdown of 1% was called no measurable gain"),
-        ({"p0": [90.0, 90.1, 90.0, 89.9, 90.0]}, "a slowdown of 0.5% was called faster"),  # not promised
-        ({"p2": [100.0]}, "a slowdown of 10% was not compared"),
-        ({f"c{n}": [] for n in range(1, 5)}, "no two copies were compared"),
-    ],
-)
-def test_every_broken_promise_is_a_line(tmp_path: Path, times: dict[str, list[float]], said: str) -> None:
-    result = made_up(tmp_path, **times)
-    assert any(said in line for line in result["broken"]) and said in markdown(result)
-
-
-def test_an_unpromised_slowdown_may_be_missed(tmp_path: Path) -> None:
-    result = made_up(tmp_path, p0=[100.0, 100.01, 99.99, 100.0, 100.02])
-    assert result["broken"] == [] and "everything promised was kept" in text(result)
-
-
 # --- on a GPU -------------------------------------------------------------------------------------------------------
 
 
@@ -387,36 +236,6 @@ def test_workers_that_wait_are_no_company(compute: list[int], foreign: int) -> N
         pass
     assert state["foreign_processes"] == foreign
     assert state["tenancy"] == ("shared" if foreign else "alone")
-
-
-@pytest.fixture
-def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
-    """The command on a machine with a GPU, whose real part is made up."""
-    small = {"table": [], "broken": [], "path": tmp_path / "results" / "selftest" / "x.json"}
-    monkeypatch.setattr(machine, "choose_device", lambda requested: "cuda")
-    monkeypatch.setattr(doctor, "machine", machine)
-    monkeypatch.setattr(selftest, "run", lambda folder, device: dict(small))
-    monkeypatch.setattr(selftest, "text", lambda found: "simulated")
-    monkeypatch.setattr("ladder.cli.ROOT", tmp_path)
-    return tmp_path
-
-
-@pytest.mark.parametrize(
-    ("times", "complete", "status"),
-    [({}, True, 0), ({"p1": [100.0, 100.01, 99.99, 100.0, 100.02]}, True, 1), ({}, False, 130)],
-)
-def test_the_status_says_whether_promises_were_kept(
-    gpu: Path, monkeypatch: pytest.MonkeyPatch, times: dict, complete: bool, status: int
-) -> None:
-    real = made_up(gpu, **times) | {"complete": complete}
-    path = gpu / "results" / "selftest" / "x-real.json"
-    monkeypatch.setattr(selftest_gpu, "run", lambda folder, minutes, tell: {**real, "path": path})
-    seen = call("doctor", "--selftest", "--minutes", 6)
-    assert seen.exit_code == status, seen.output
-    assert seen.stdout.startswith("simulated") and "Planted slowdowns" in seen.stdout
-    assert seen.stdout.rstrip().endswith("results/selftest/x-real.json, .md")
-    seen = call("doctor", "--selftest", "--json")
-    assert json.loads(seen.stdout)["real"]["broken"] == real["broken"] and seen.exit_code == status
 
 
 def test_without_triton_it_says_what_is_missing(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
