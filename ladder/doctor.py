@@ -137,6 +137,37 @@ def _version(package: str) -> str | None:
         return None
 
 
+def self_test(root: Path, device: str | None, minutes: float | None, as_json: bool) -> int:
+    """Simulate, then on a GPU measure what is known; print, and return the exit status. Files go under `root`.
+
+    Raises `UserError` for `minutes` without a GPU: the simulation takes seconds.
+    """
+    import json
+
+    import click
+
+    from ladder import selftest, selftest_gpu, selftest_judging
+
+    device = machine.choose_device(device)
+    if minutes is not None and device != "cuda":
+        raise UserError("--minutes is for the part of --selftest that needs a CUDA GPU")
+    folder = root / "results" / "selftest"
+    found = selftest.run(folder, device)
+    path = found.pop("path").relative_to(root)
+    if not as_json:
+        click.echo(f"{selftest.text(found)}; {path}")
+    broken, complete = list(found["broken"]), True
+    if device == "cuda":
+        real = selftest_gpu.run(folder, minutes, tell=lambda line: click.echo(line, err=True))
+        path, complete = real.pop("path").relative_to(root), real["complete"]
+        if not as_json:
+            click.echo(f"\n{selftest_judging.text(real)}; {path}, .md")
+        broken, found = [*broken, *real["broken"]], {**found, "real": real}
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    return 130 if not complete else 1 if broken else 0
+
+
 def print_findings(found: dict[str, Any]) -> None:
     """The findings for people, on stdout; no colours where it is piped."""
     import click

@@ -1,0 +1,51 @@
+"""Slowdowns of known size in real steps: a checkout of the measured packages whose step also waits.
+
+`ladder.worker --code FOLDER` takes the measured packages from such a checkout, so that workload and recipe are those of
+the real step and nothing but the code differs, as it does between two commits.
+"""
+
+import shutil
+from pathlib import Path
+from typing import Any
+
+from ladder import spin
+from ladder.pool import ROOT
+
+PACKAGES = ("kernels", "stylegan_lite")
+WAITS = {"gpu": spin.gpu_wait, "cpu": spin.cpu_wait}
+PHASE = "G_main"  # once a step
+_PATCH = """
+
+_make_step = make_step
+
+
+def make_step(*arguments, **options):
+    from ladder.planting import slowed
+
+    return slowed(_make_step(*arguments, **options), {seconds!r}, {where!r})
+"""
+
+
+def checkout(folder: Path, seconds: float, where: str, source: Path = ROOT) -> Path:
+    """Copy the measured packages of `source` into `folder`, each of their steps `seconds` longer on "gpu" or "cpu"."""
+    if where not in WAITS or not seconds > 0:
+        raise ValueError(f"{where}: {seconds} s cannot be planted")
+    for name in PACKAGES:
+        if (source / name).is_dir():
+            shutil.copytree(source / name, folder / name, ignore=shutil.ignore_patterns("__pycache__"))
+    with open(folder / "stylegan_lite" / "__init__.py", "a") as file:
+        file.write(_PATCH.format(seconds=float(seconds), where=where))
+    return folder
+
+
+def slowed(step: Any, seconds: float, where: str) -> Any:
+    """`step`, which from now on waits after each `PHASE` that it runs: once a step, warm-up and capture left alone."""
+    real, wait = step.run_phase, WAITS[where](seconds)
+
+    def run_phase(phase: str) -> None:
+        real(phase)
+        if phase == PHASE:
+            wait()
+
+    step.run_phase = run_phase
+    return step
