@@ -354,10 +354,11 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
     judged = list(validating.validate(paths))
     refused = sum(each.problem is not None for each in judged)
     if as_json:
-        click.echo(json.dumps([{"path": each.path, "problem": each.problem} for each in judged], indent=1))
+        found = [{"path": each.path, "problem": each.problem, "marks": each.marks} for each in judged]
+        click.echo(json.dumps(found, indent=1))
     else:
         for each in judged:
-            click.echo(f"{each.path}: {'accepted' if each.problem is None else 'refused: ' + each.problem}")
+            click.echo(f"{each.path}: {each.verdict}")
         click.echo(f"{len(judged) - refused} accepted, {refused} refused")
     if refused:
         sys.exit(1)

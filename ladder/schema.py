@@ -129,6 +129,9 @@ ROUND = fields(
         "main_ms": maybe(MS),
         "prepare_s": SECONDS,
         "capture_s": maybe(SECONDS),
+        "start_s": maybe(SECONDS),
+        "build_s": maybe(SECONDS),
+        "visit_s": maybe(SECONDS),
         "lead_in_cycles": COUNT,
         "settled": maybe(FLAG),
         "peak_rss_bytes": maybe(BYTES),
@@ -146,7 +149,9 @@ INSPECTION = fields(
 )
 FAILED_AT = fields(
     {"round": maybe(COUNT)},
-    dict.fromkeys(("peak_rss_bytes", "peak_reserved_bytes", "peak_allocated_bytes"), maybe(BYTES)),
+    dict.fromkeys(
+        ("peak_rss_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "device_used_bytes"), maybe(BYTES)
+    ),
 )
 ERROR = number(0, 1e30)  # relative; a kernel may return anything
 PARITY = fields(  # `ladder.parity`
