@@ -174,12 +174,14 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw one result, as .png or .svg; may be given twice.",
 )
+@click.option("--receipts", is_flag=True, help="Also every receipt and every parity error of each rung.")
 @options.json_option
 def report(
     paths: tuple[Path, ...],
     markdown: Path | None,
     csv_path: Path | None,
     charts: tuple[Path, ...],
+    receipts: bool,
     as_json: bool,
 ) -> None:
     """Show results that are there: a table for each file, or for the newest of each workload in a folder."""
@@ -193,6 +195,8 @@ def report(
     else:
         for result in results:
             reporting.print_table(result)
+            if receipts:
+                reporting.print_checks(result)
     if markdown is not None:
         reporting.write(markdown, "\n".join(reporting.markdown(result) for result in results))
     if csv_path is not None:

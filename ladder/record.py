@@ -209,7 +209,10 @@ def counted(rung: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def settle_status(rung: dict[str, Any]) -> None:
-    """Bring status and reason of a rung or twin in line with its rounds: "ok" has no reason, and some round that counts."""
+    """Bring status and reason of a rung or twin in line with its rounds.
+
+    "ok" has no reason ("not measured" while it waited), and at least one round that counts.
+    """
     if rung["status"] != "ok" or not rung["rounds"]:
         return
     rung["reason"] = None
