@@ -128,7 +128,7 @@ def _label_speedups(axes: Any, shown: View, ours: dict, spread: dict, theirs: di
         above = value >= theirs.get(x, 1.0)
         _label(axes, x, value, above, BUSY, "bold", spread.get(x))
         if x in theirs and shown.rows[x].name != shown.baseline:  # there both are 1.00x
-            _label(axes, x, theirs[x], not above, ARTICLE, "normal")
+            _label(axes, x, theirs[x], not above, ARTICLE, "normal", spread.get(x))
     for x, value in theirs.items():
         if x not in ours:
             _label(axes, x, value, True, ARTICLE, "normal")
@@ -143,7 +143,7 @@ def _label(
     weight: str,
     spread: tuple[float, float] | None = None,
 ) -> None:
-    """A factor over or under its point, clear of its error bar; one that would lie on the 1x line goes beyond it."""
+    """A factor over or under its point, clear of the column's error bar and of the 1x line."""
     from matplotlib import patheffects
 
     size = 9.5 if weight == "bold" else 8.5

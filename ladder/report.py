@@ -94,7 +94,7 @@ def _fitting(columns: list[tuple[str, Any]], shown: View, width: int) -> list[tu
 def _below(shown: View) -> list[str]:
     lines = list(shown.remarks)
     if shown.noise:
-        lines.append(f"{shown.noise}; what lies inside reads no measurable gain")
+        lines.append(shown.noise)
     if shown.mode == modes.LEAVE_ONE_OUT:
         lines.append("each row: the whole ladder without that rung; gain at top: what the rung gains there")
     elif any(row.advice for row in shown.rows):

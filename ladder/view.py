@@ -74,7 +74,7 @@ class View:
     versus: str  # heading of `previous`
     visits: int
     rejected: int | None  # visits of the whole run, None where nobody watched
-    noise: str  # noise floors and resolution, in a line; "" where there were no twins
+    noise: str  # noise floors and resolution, in a line
     baseline: str | None
     rows: tuple[Row, ...]
 
@@ -217,7 +217,10 @@ def _noise(result: dict[str, Any]) -> str:
     assumed = {gain.get("floor") for gain in _gains(result, verdicts.HOST)} if "host" not in found else set()
     if said and any(number(floor) == verdicts.HOST_FLOOR for floor in assumed):
         said.append(f"{percent(verdicts.HOST_FLOOR)} (host-bound rungs, assumed: none of them has a twin)")
-    return f"noise floor {'; '.join(said)}" if said else ""
+    if said:
+        return f"noise floor {'; '.join(said)}; what lies inside reads no measurable gain"
+    several = sum(rung["status"] == "ok" for rung in result["rungs"]) > 1
+    return "no verdicts: no twin was measured, so the noise is unknown" if several else ""
 
 
 def _gains(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:

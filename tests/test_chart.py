@@ -73,8 +73,8 @@ def near_one():
         "channels_last": 95.0,
         "bf16": 96.3,
         "fused_norm": 97.5,
-        "set_to_none": 99.0,
-        "cuda_graphs": 101.0,
+        "set_to_none": 75.0,  # a label under the point, as the article's is higher: it would lie on the line
+        "cuda_graphs": 65.0,
         "data_loading": 93.0,
     }
     return made_up.judged_run(**times)

@@ -57,6 +57,12 @@ def test_without_its_reference_no_other_mode_measures_on():
         assert len(record.mark_skipped(made, planned(mode))) >= 7
         assert judged_anew(made)["bf16"]["reason"] == f"depends on {first}"
         assert all(rung["verdict"] is None for rung in made["rungs"])
+        made = made_up.judged_run(
+            mode
+        )  # and if they were measured nevertheless, nothing else stands in for it
+        made["rungs"][0].update(status="failed", reason="why")
+        judged_anew(made)
+        assert all(rung["verdict"] is None for rung in made["rungs"])
 
 
 def test_a_resumed_run_tries_again_what_was_skipped_for_a_failure_and_nothing_else(tmp_path):

@@ -162,7 +162,8 @@ def test_the_noise_floor_and_what_can_be_seen_are_said(capsys):
         "noise floor" in said and "host-bound rungs, differences from" in said and "GPU-bound rungs" in said
     )
     report.print_table(made_up.gpu_run())  # made before there were twins
-    assert "noise floor" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "noise floor" not in said and "no verdicts: no twin was measured" in said
 
 
 def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, capsys):
