@@ -19,11 +19,11 @@ import click
 
 from ladder import catalog, options
 from ladder.errors import UserError
+from ladder.results import OUT
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "ladder"
 CHARTS = ROOT / "results" / "charts"
-BAD = ("failed", "oom", "invalid")
 
 
 @click.group(
@@ -140,7 +140,7 @@ def run(
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     if not result["complete"]:
         sys.exit(130)
-    if any(rung["status"] in BAD for rung in result["rungs"]):
+    if any(rung["status"] in OUT for rung in result["rungs"]):
         sys.exit(1)
 
 

@@ -55,7 +55,7 @@ def print_table(result: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=240, no_color=True)
+        console = Console(highlight=False, width=400, no_color=True)  # a pipe has room for all columns
     shown = view(result)
     console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
     console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
@@ -67,7 +67,7 @@ def print_table(result: dict[str, Any]) -> None:
     for heading, _ in columns:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for row in shown.rows:
-        style = {"ok": "", "n/a": "dim"}.get(row.status, "red")
+        style = {"ok": "", "n/a": "dim", "skipped": "dim"}.get(row.status, "red")
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
     console.print(table)
     for remark in _below(shown):

@@ -4,8 +4,9 @@ import copy
 
 import pytest
 
-from ladder import catalog, judging, modes, record, results, resuming, schema, validate
+from ladder import catalog, climbing, judging, modes, record, results, resuming, schema, validate
 from tests import made_up, test_measure
+from tests.test_cli import call
 
 
 def planned(mode="cumulative"):
@@ -166,3 +167,10 @@ def test_skipped_and_failed_checks_are_results_that_validate_accepts():
     judged_anew(made)
     assert {rung["status"] for rung in made["rungs"][3:]} == {"skipped"}
     assert validate.check(results.fit(made)) is None
+
+
+@pytest.mark.parametrize("status", results.STATUSES)
+def test_a_run_with_a_rung_that_is_out_is_no_success(status, monkeypatch):
+    found = {"complete": True, "rungs": [{"status": "ok"}, {"status": status}]}
+    monkeypatch.setattr(climbing, "run", lambda request, quiet: found)
+    assert call("run").exit_code == (0 if status in ("ok", "n/a") else 1)
