@@ -19,11 +19,11 @@ import click
 
 from ladder import catalog, options
 from ladder.errors import UserError
+from ladder.results import OUT
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "ladder"
 CHARTS = ROOT / "results" / "charts"
-BAD = ("failed", "oom", "invalid")
 
 
 @click.group(
@@ -140,7 +140,7 @@ def run(
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     if not result["complete"]:
         sys.exit(130)
-    if any(rung["status"] in BAD for rung in result["rungs"]):
+    if any(rung["status"] in OUT for rung in result["rungs"]):
         sys.exit(1)
 
 
@@ -174,12 +174,14 @@ Examples:
     type=click.Path(path_type=Path, dir_okay=False),
     help="Draw one result, as .png or .svg; may be given twice.",
 )
+@click.option("--receipts", is_flag=True, help="Also every receipt and every parity error of each rung.")
 @options.json_option
 def report(
     paths: tuple[Path, ...],
     markdown: Path | None,
     csv_path: Path | None,
     charts: tuple[Path, ...],
+    receipts: bool,
     as_json: bool,
 ) -> None:
     """Show results that are there: a table for each file, or for the newest of each workload in a folder."""
@@ -193,6 +195,8 @@ def report(
     else:
         for result in results:
             reporting.print_table(result)
+            if receipts:
+                reporting.print_checks(result)
     if markdown is not None:
         reporting.write(markdown, "\n".join(reporting.markdown(result) for result in results))
     if csv_path is not None:
@@ -354,10 +358,11 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
     judged = list(validating.validate(paths))
     refused = sum(each.problem is not None for each in judged)
     if as_json:
-        click.echo(json.dumps([{"path": each.path, "problem": each.problem} for each in judged], indent=1))
+        found = [{"path": each.path, "problem": each.problem, "marks": each.marks} for each in judged]
+        click.echo(json.dumps(found, indent=1))
     else:
         for each in judged:
-            click.echo(f"{each.path}: {'accepted' if each.problem is None else 'refused: ' + each.problem}")
+            click.echo(f"{each.path}: {each.verdict}")
         click.echo(f"{len(judged) - refused} accepted, {refused} refused")
     if refused:
         sys.exit(1)

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder import record, results, stats, verdicts, view
+from ladder import record, results, stats, texts, verdicts
 from ladder.errors import UserError
 
 _MACHINE = ("gpu", "cpu", "cores", "device")
@@ -49,6 +49,13 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if was != now:
             found.append(f"protocol {key}: {was} and {now}")
     return found
+
+
+def software(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
+    """What software differs, a line each. To be asked for, as code is; but the two are no longer one series."""
+    machines = before["machine"], after["machine"]
+    versions = [(key, *(machine.get(key) for machine in machines)) for key in results.SOFTWARE]
+    return [f"{key}: {was} and {now}" for key, was, now in versions if was != now]
 
 
 def compare(before: dict[str, Any], after: dict[str, Any], anyway: bool = False) -> list[Compared]:
@@ -131,17 +138,18 @@ def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=1, allow_nan=False))
         return any(row.verdict == verdicts.SLOWER for row in rows)
-    lines = [f"before: {heading(first)}", f"after:  {heading(second)}"]
-    lines += [f"warning: {line}" for line in differences(first, second)]
+    lines = [texts.plain(f"before: {heading(first)}"), "after:  " + texts.plain(heading(second))]
+    lines += [f"warning: {line}" for line in map(texts.plain, differences(first, second))]
+    lines += [f"another series: {line}" for line in map(texts.plain, software(first, second))]
     wide = max(len(row.name) for row in rows)
     for row in rows:
-        times = f"{view.ms(row.before_ms):>9} -> {view.ms(row.after_ms):<9}"
-        said = f"{view.between(row.interval):<16} {row.verdict or row.reason}"
-        lines.append(f"{row.name:<{wide}} {times} {factor(row):>7}  {said}")
-    print("\n".join(view.plain(line) if index < 2 else line.rstrip() for index, line in enumerate(lines)))
+        times = f"{texts.ms(row.before_ms):>9} -> {texts.ms(row.after_ms):<9}"
+        said = f"{texts.between(row.interval):<16} {row.verdict or row.reason}"
+        lines.append(f"{row.name:<{wide}} {times} {factor(row):>7}  {said}".rstrip())
+    print("\n".join(lines))
     return any(row.verdict == verdicts.SLOWER for row in rows)
 
 
 def factor(row: Compared) -> str:
     """How many times faster, unless that is inside the noise."""
-    return "" if row.verdict == verdicts.NO_GAIN else view.factor(row.ratio)
+    return "" if row.verdict == verdicts.NO_GAIN else texts.factor(row.ratio)

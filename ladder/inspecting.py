@@ -21,7 +21,7 @@ CACHE = ROOT / ".cache" / "inspections"
 KEPT = 500  # files of some ten kilobytes
 SOURCES = ("kernels", "stylegan_lite", "ladder")  # what a finding depends on
 MACHINE = ("gpu", "cpu", "device", "driver", "cuda", "cudnn", "torch", "triton", "python")
-NOT_ENGAGED = "not engaged"
+NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"
 
 Found = dict[str, Any]  # "inspection", "parity" and "receipts", as they are stored with a rung
 
@@ -31,7 +31,7 @@ def inspect(worker: Worker, tell: Callable[[str], None]) -> Found:
     tell("parity")
     parity = plain(worker.call("parity"))
     if parity["verdict"] != "ok":
-        raise Objection("failed", f"parity: {parity['reason']}", {"parity": parity})
+        raise Objection(FAILED_PARITY, parity["reason"], {"parity": parity})
     tell("receipts")
     seen = worker.call("receipts")
     found = {"parity": parity, "receipts": seen["receipts"]}

@@ -13,13 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ladder import modes, record, results, stats, verdicts
+from ladder import floor, modes, record, results, stats, verdicts
 from ladder.errors import UserError
 
 KINDS = (verdicts.HOST, verdicts.GPU)
 MOST_STORED = 200  # log ratios of earlier twins of each kind: enough to know a spread
 TWIN = ".twin"
-_SAME_MACHINE = ("name", "gpu", "cpu", "cores", "torch", "cuda", "driver", "device")
+_SAME_MACHINE = (*results.SERIES, "driver")
 
 
 def new_twin(rung: dict[str, Any]) -> dict[str, Any]:
@@ -36,7 +36,10 @@ def new_twin(rung: dict[str, Any]) -> dict[str, Any]:
 
 
 def twins_of(names: list[str], quick: bool) -> list[str]:
-    """Which rungs have a twin: the lowest (as a rule bound by the host) and the highest (by the GPU)."""
+    """Which rungs have a twin: the lowest (as a rule bound by the host) and the highest (by the GPU).
+
+    In `leave-one-out` that is `all` alone: everything is compared with it.
+    """
     if quick or len(names) < 2:
         return names[:1]
     top = modes.ALL if modes.ALL in names else names[-1]
@@ -52,6 +55,10 @@ def add_twins(result: dict[str, Any]) -> None:
 
 def judge(result: dict[str, Any]) -> None:
     """Fill in kind, gain and verdict of every rung, and the noise floors. After `record.derive`."""
+    for twin in result.get("twins", []):
+        record.settle_status(twin)
+    if quarantine(result):
+        result["baseline"] = record.derive(result["rungs"], result["workload"]["batch"])
     device = result["machine"]["device"]
     by_name = {rung["name"]: rung for rung in result["rungs"]}
     for rung in result["rungs"]:
@@ -79,6 +86,19 @@ def judge(result: dict[str, Any]) -> None:
             "floor": comparison.floor,
             "rounds": verdict.rounds,
         }
+
+
+def quarantine(result: dict[str, Any]) -> list[str]:
+    """Mark every rung and twin that was faster than the machine can compute as `invalid`; returns their names.
+
+    Such a time is that of work that was not done; it stays in the file, and counts for nothing.
+    """
+    least, found = floor.floor_ms(result["machine"], result["workload"]), []
+    for rung in [*result["rungs"], *result.get("twins", [])]:
+        if _timed(rung) and (reason := floor.too_fast(rung, least)):
+            rung.update(status="invalid", reason=reason, failed_at={"round": rung["rounds"][-1]["round"]})
+            found.append(rung["name"])
+    return found
 
 
 def noise(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
@@ -111,9 +131,10 @@ def comparisons(result: dict[str, Any]) -> list[tuple[dict, str, verdicts.Compar
     floors = {kind: found["floor"] for kind, found in result["noise"].items()}
     mode, timed = result["protocol"].get("mode", modes.CUMULATIVE), [r for r in result["rungs"] if _timed(r)]
     whole = next((rung for rung in timed if rung["name"] == modes.ALL), None)
+    base = next((rung for rung in result["rungs"][:1] if _timed(rung)), None)
     made, previous = [], None
     for rung in timed:
-        against = {modes.SOLO: timed[0], modes.LEAVE_ONE_OUT: whole}.get(mode, previous)
+        against = {modes.SOLO: base, modes.LEAVE_ONE_OUT: whole}.get(mode, previous)
         previous = rung
         if mode == modes.LEAVE_ONE_OUT and rung["name"] in (modes.ALL, result["baseline"]):
             continue

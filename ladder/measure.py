@@ -120,7 +120,6 @@ class _Run:
         self.path = path
         self.begin = time.monotonic() - result["seconds"]  # of a run that is taken up, too
         self.done = sum(len(rung["rounds"]) for rung in self.rungs.values())
-        self.total = len(self.recipes) * self.protocol["rounds"]
         self.inspects = False
         self.seen = inspecting.Cache(workload, result["machine"])
         self.visits = Visits(device, machine.probe().get("uuid") if device == "cuda" else None)
@@ -162,9 +161,7 @@ class _Run:
             round_s=round_s,
             wanted=done >= verdicts.LEAST_ROUNDS and self.wants_rounds(),
         )
-        planned = max(self.protocol["rounds"], done + 1) if go else done
-        self.total += len(self.recipes) * (planned - self.protocol["rounds"])
-        self.protocol["rounds"] = planned
+        self.protocol["rounds"] = max(self.protocol["rounds"], done + 1) if go else done
         return go
 
     def wants_rounds(self) -> bool:
@@ -210,11 +207,18 @@ class _Run:
     def is_due(self, name: str, number: int | None) -> bool:
         """Whether a rung lacks this visit: neither out of the run, with its twin, nor visited before it was resumed."""
         rung = self.rungs[name]
-        if "failed_at" in rung or "failed_at" in self.rungs[rung.get("of", name)]:
+        if rung["status"] in results.OUT or self.rungs[rung.get("of", name)]["status"] in results.OUT:
             return False
         if number is None:
             return rung["inspection"] is None
         return all(r["round"] != number for r in rung["rounds"])
+
+    def todo(self) -> int:
+        """Visits that the plan still holds, inspections included."""
+        alive = [self.rungs[name] for name in self.recipes if self.is_due(name, -1)]
+        inspections = [rung for rung in alive if "of" not in rung and rung["inspection"] is None]
+        visits = sum(max(0, self.protocol["rounds"] - len(rung["rounds"])) for rung in alive)
+        return visits + len(inspections) * self.inspects
 
     def one(self, pool: Pool, rung: dict[str, Any], number: int | None) -> None:
         """One worker's life: build, prepare, then inspect or time."""
@@ -226,7 +230,7 @@ class _Run:
                     self.inspect(worker, rung)
                 else:
                     rung["rounds"].append(self.visit(worker, rung, number, prepared))
-                    rung["status"] = "ok"
+                    rung.update(status="ok", reason=None)
             finally:
                 worker.close()
 
@@ -246,7 +250,7 @@ class _Run:
             raise UserError(problem)
         rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
-        return worker.call("prepare") | {"build_s": built.get("build_s")}
+        return worker.call("prepare") | {"start_s": worker.start_s, "build_s": built.get("build_s")}
 
     def visit(
         self, worker: Worker, rung: dict[str, Any], number: int, prepared: dict[str, Any]
@@ -271,9 +275,7 @@ class _Run:
             if name in self.recipes and name not in self.twins and rung["inspection"] is None:
                 if found := self.seen.get(self.recipes[name]):
                     rung.update(found)
-        names = [name for name in self.recipes if name not in self.twins]
-        self.total += sum(self.is_due(name, None) for name in names)
-        self.each(pool, names, None)
+        self.each(pool, [name for name in self.recipes if name not in self.twins], None)
 
     def inspect(self, worker: Worker, rung: dict[str, Any]) -> None:
         """Parity and receipts. Raises `WorkerFailure` for a rung that must not be timed; what was seen is kept."""
@@ -291,7 +293,6 @@ class _Run:
         rung["reason"] = f"round {number + 1}: {failure.reason}" if rung["rounds"] else failure.reason
         peaks = {key: value for key, value in failure.reply.items() if key.startswith("peak_")}
         rung["failed_at"] = {"round": number, **peaks}
-        self.total -= self.protocol["rounds"] - (0 if number is None else number + 1)
         self.emit("failed", status=rung["status"], reason=rung["reason"])
 
     def save(self) -> None:
@@ -300,6 +301,9 @@ class _Run:
             self.result["gpu"] = gpu
         self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
         judging.judge(self.result)
+        if record.mark_skipped(self.result, self.recipes):
+            self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
+            judging.judge(self.result)
         for name in self.recipes:
             if self.rungs[name]["status"] == "n/a":
                 self.rungs[name]["reason"] = "not measured: the run ended before"
@@ -312,9 +316,9 @@ class _Run:
     def emit(self, event: str, **more: Any) -> None:
         """Tell the caller, with what a progress bar needs."""
         if self.on_event:
-            elapsed = time.monotonic() - self.begin
-            left = elapsed / self.done * (self.total - self.done) if self.done else None
-            common = {"rounds": self.protocol["rounds"], "done": self.done, "total": self.total}
+            elapsed, todo = time.monotonic() - self.begin, self.todo()
+            left = elapsed / self.done * todo if self.done else None
+            common = {"rounds": self.protocol["rounds"], "done": self.done, "total": self.done + todo}
             self.on_event(
                 {"event": event, **self.where, **common, "elapsed_s": elapsed, "left_s": left, **more}
             )

@@ -7,7 +7,7 @@ rung is worth to whoever takes all the others, and is where ADOPT and SKIP come 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
 from ladder import verdicts
@@ -34,7 +34,8 @@ def plan(
 ) -> list[catalog.Planned]:
     """What is measured, in order; `only` picks rungs by name. The first is the base of the ladder.
 
-    In `leave-one-out` the second is `all`, and an entry named after a rung is the whole ladder without it.
+    In `leave-one-out` the first is `all`, and an entry named after a rung is the whole ladder without it. The base is
+    not measured there: no verdict asks for it.
 
     Raises:
         UserError: `only` names a rung that is not there, or a cumulative recipe is impossible.
@@ -49,13 +50,41 @@ def plan(
     if base.recipe is None:
         raise UserError(f"--mode {mode}: {base.name} is n/a here: {base.skipped}")
     changes = {rung.name: catalog.load_rung(rung.name).change for rung in whole if rung.recipe is not None}
-    planned = [base]
+    picked = [rung for rung in whole[1:] if rung.name in chosen]
     if mode == LEAVE_ONE_OUT:
-        planned.append(catalog.Planned(ALL, "all rungs", _laid(changes), None, None))
-    for rung in whole[1:]:
-        if rung.name in chosen:
-            planned.append(_one(mode, rung, base.name, changes))
-    return planned
+        if not picked:
+            raise UserError(f"--mode {mode}: {base.name} alone leaves nothing out; name another rung")
+        base = catalog.Planned(ALL, "all rungs", _laid(changes), None, None)
+    return [base, *(_one(mode, rung, whole[0].name, changes) for rung in picked)]
+
+
+def depends_on(
+    mode: str, recipes: Mapping[str, Mapping[str, Any]], name: str, out: Collection[str]
+) -> str | None:
+    """The rung that keeps `name` from being measured because it is out of the run itself, or None.
+
+    On the staircase a rung contains the changes of those before it, so it depends on each of them that changes
+    something: a number on top of a rung that failed would belong to neither. The base changes nothing, and nothing
+    depends on it. In the other modes every verdict is against the first entry (base, or `all`), and without it there
+    is none.
+
+    Args:
+        recipes: the planned recipe of every entry that can run, in ladder order.
+        name: the entry asked about; a twin depends on what its rung does.
+        out: the entries that are out: failed, out of memory, invalid, not engaged, outside the parity budget, skipped.
+    """
+    names = list(recipes)
+    if name not in names:
+        return None
+    if mode != CUMULATIVE:
+        return names[0] if names[0] in out and name != names[0] else None
+    before: Mapping[str, Any] = {}
+    for other in names[: names.index(name)]:
+        change = {k: v for k, v in recipes[other].items() if k not in before or before[k] != v}
+        if other in out and change and all(recipes[name].get(k) == v for k, v in change.items()):
+            return other
+        before = recipes[other]
+    return None
 
 
 def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) -> catalog.Planned:
@@ -71,9 +100,12 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) 
     else:
         recipe = _laid({name: change for name, change in changes.items() if name != rung.name})
     try:
-        Recipe.from_dict(recipe, where="it")
+        same = Recipe.from_dict(recipe, where="it") == Recipe.from_dict(_laid(changes), where="it")
     except ConfigError as error:
         reason = f"impossible {'alone' if mode == SOLO else 'to leave out'}: {error}"
+        return catalog.Planned(rung.name, title, None, reason, None)
+    if same and mode == LEAVE_ONE_OUT:
+        reason = "nothing changes without it: the other rungs contain its change"
         return catalog.Planned(rung.name, title, None, reason, None)
     return catalog.Planned(rung.name, title, recipe, None, None)
 

@@ -71,6 +71,7 @@ class Worker:
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
         self._buffer = b""
         self._imported = False
+        self.start_s: float | None = None  # what importing took
         self._busy = False  # whether a command has no reply yet
         self._send({"do": "import", "torch": torch})
 
@@ -81,7 +82,7 @@ class Worker:
     def wait_imported(self) -> None:
         """Return when the imports are done, so that they cannot disturb another worker's timing."""
         if not self._imported:
-            self._reply("import", None)
+            self.start_s = self._reply("import", None).get("start_s")
             self._imported = True
 
     def call(

@@ -10,12 +10,12 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import results, stats, verdicts
+from ladder import modes, results, stats, verdicts
 from ladder.pool import ROOT
 from ladder.worker import CYCLE_STEPS
 
-SETTLE_S = 1.5  # on top of prepare(); ten minutes must fit 8 rungs x 5 rounds
-SETTLE_CYCLES = 8
+SETTLE_S = 2.5  # on top of prepare(); ten minutes must fit 8 rungs x 5 rounds
+SETTLE_CYCLES = 16
 _WALL_BEYOND_EVENT = 0.02
 _CODE = ("kernels", "stylegan_lite", "ladder", "requirements.lock")
 
@@ -103,7 +103,11 @@ def new_rung(
 
 
 def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
-    """The raw record of one visit, from the worker's replies: times in ms for one step, in time order."""
+    """The raw record of one visit, from the worker's replies: times in ms for one step, in time order.
+
+    Where its seconds went: starting the process, building, preparing (`prepare_s`), and lead-in with timing.
+    """
+    spent = prepared | seen
     peaks = {key: value for key, value in seen.items() if key.startswith("peak_")}
     return {
         "round": number,
@@ -114,16 +118,13 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
         "capture_s": prepared.get("capture_s"),
         "lead_in_cycles": seen["lead_in_cycles"],
         "settled": seen["settled"],
+        "start_s": spent.get("start_s"),
+        "build_s": spent.get("build_s"),
+        "visit_s": spent.get("visit_s"),
         **peaks,
         "device_used_bytes": seen.get("device_used_bytes"),
         "alloc_retries": seen.get("alloc_retries"),
     }
-
-
-def void_memory(seen: dict[str, Any]) -> str | None:
-    """Why a visit does not count, if the allocator ran out and retried during it: such a time is not the program's."""
-    retries = seen.get("alloc_retries") or 0
-    return f"the allocator ran out and retried {retries}x while timing" if retries else None
 
 
 def derive(rungs: list[dict[str, Any]], batch: int) -> str | None:
@@ -135,12 +136,12 @@ def derive(rungs: list[dict[str, Any]], batch: int) -> str | None:
     baseline = previous = None
     for rung in rungs:
         rung.update(dict.fromkeys(results.NUMBERS), interval_ms=None, host_bound=None, gpu_busy_ms=None)
-        rung["samples_ms"] = [sample for r in rung["rounds"] for sample in r["samples_ms"]]
+        rung["samples_ms"] = [sample for r in counted(rung) for sample in r["samples_ms"]]
         rung["notes"] = _notes(rung)
         _derive_costs(rung)
+        settle_status(rung)
         if rung["status"] != "ok" or not rung["rounds"]:
             continue
-        rung["reason"] = None
         _derive_times(rung, batch)
         baseline = baseline or rung
         steps, mains = round_medians(rung), main_times(rung)
@@ -185,21 +186,63 @@ def _notes(rung: dict[str, Any]) -> list[str]:
     ]
     if late := sum(wall > event * (1 + _WALL_BEYOND_EVENT) + 0.1 for wall, event in pairs):
         notes.append(f"wall clock beyond CUDA events in {late} of {len(pairs)} samples: work they do not see")
-    if any(r["alloc_retries"] for r in rounds):
+    if void := len(rounds) - len(counted(rung)):
         notes.append(
-            "the allocator ran out and retried while timing: memory is too tight for this time to count"
+            f"the allocator retried while timing in {void} of {len(rounds)} rounds: they do not count"
         )
     return notes
 
 
+def void_memory(seen: dict[str, Any]) -> str | None:
+    """Why a visit must not count for want of memory, in one line, or None. `seen` is the worker's reply, or a round.
+
+    A retry frees every cached block and synchronizes: the time is that of a GPU that is too small, not of the rung.
+    """
+    retries = seen.get("alloc_retries") or 0
+    times = "once" if retries == 1 else f"{retries} times"
+    return f"the allocator ran out and retried {times} while timing: memory is too tight" if retries else None
+
+
+def counted(rung: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rounds of a rung or twin that count. Older files hold some with allocator retries, which do not."""
+    return [r for r in rung["rounds"] if void_memory(r) is None]
+
+
+def settle_status(rung: dict[str, Any]) -> None:
+    """Bring status and reason of a rung or twin in line with its rounds.
+
+    "ok" has no reason ("not measured" while it waited), and at least one round that counts.
+    """
+    if rung["status"] != "ok" or not rung["rounds"]:
+        return
+    rung["reason"] = None
+    if not counted(rung):
+        rung.update(status="invalid", reason=void_memory(rung["rounds"][-1]))
+
+
+def mark_skipped(result: dict[str, Any], recipes: dict[str, dict[str, Any]]) -> list[str]:
+    """Take out of the run what depends on a rung that is out; returns the names, twins included.
+
+    `recipes` are the planned ones by name, in ladder order (see `modes.depends_on`). Finished rounds stay.
+    """
+    out = {rung["name"] for rung in result["rungs"] if rung["status"] in results.OUT}
+    mode, marked = result["protocol"].get("mode", modes.CUMULATIVE), []
+    for rung in [*result["rungs"], *result.get("twins", [])]:
+        cause = modes.depends_on(mode, recipes, rung.get("of", rung["name"]), out)
+        if cause is not None and rung["status"] in ("ok", "n/a"):
+            rung.update(status="skipped", reason=f"depends on {cause}")
+            marked.append(rung["name"])
+    return marked
+
+
 def round_medians(rung: dict[str, Any]) -> dict[int, float]:
     """Median step time in ms of each round: the unit of all statistics."""
-    return {r["round"]: stats.median(r["samples_ms"]) for r in rung["rounds"]}
+    return {r["round"]: stats.median(r["samples_ms"]) for r in counted(rung)}
 
 
 def main_times(rung: dict[str, Any]) -> dict[int, float]:
     """Step time in ms without the lazy phases, of each round that measured it."""
-    return {r["round"]: r["main_ms"] for r in rung["rounds"] if r["main_ms"] is not None}
+    return {r["round"]: r["main_ms"] for r in counted(rung) if r["main_ms"] is not None}
 
 
 def new_path(out: Path, result: dict[str, Any]) -> Path:

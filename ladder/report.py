@@ -2,17 +2,20 @@
 
 from __future__ import annotations
 
-import contextlib
 import csv
 import io
 import re
 from pathlib import Path
 from typing import Any
 
-from ladder import modes, results
+from ladder import checks, modes
 from ladder.errors import UserError
 from ladder.files import replacing
-from ladder.view import View, amount, between, factor, ms, plain, shown_gain, top_gains, view
+from ladder.series import collect as collect
+from ladder.series import readable as readable
+from ladder.series import with_top as with_top
+from ladder.texts import amount, between, factor, ms, plain
+from ladder.view import View, shown_gain, shown_top, view
 
 
 def _columns(shown: View) -> list[tuple[str, Any]]:
@@ -24,13 +27,20 @@ def _columns(shown: View) -> list[tuple[str, Any]]:
         (shown.versus, lambda r: shown_gain(r)),
         ("interval", lambda r: between(r.gain)),
         ("verdict", lambda r: r.verdict if not leave_out else r.advice),
+        ("gain at top", lambda r: "" if leave_out else shown_top(r)),
         ("at the top", lambda r: "" if leave_out else between(r.top_interval)),
         ("advice", lambda r: "" if leave_out else r.advice),
         ("total", lambda r: factor(r.total)),
+        ("total interval", lambda r: between(r.total_interval)),
         ("main ms", lambda r: ms(r.main_ms)),
         ("host bound", lambda r: "" if r.host_bound is None else f"{100 * r.host_bound:.0f}%"),
+        ("receipts", lambda r: r.receipts),
+        ("parity", lambda r: r.parity),
+        ("rejected", lambda r: str(r.rejected) if r.rejected else ""),
         ("images/s", lambda r: amount(r.images_per_s)),
         (shown.memory, lambda r: amount(r.memory)),
+        ("allocated GiB", lambda r: amount(r.allocated)),
+        ("device GiB", lambda r: amount(r.device)),
         ("article ms", lambda r: "" if r.article_ms is None else f"{r.article_ms:g}"),
         ("article total", lambda r: factor(r.article_total)),
     ]
@@ -45,7 +55,7 @@ def print_table(result: dict[str, Any]) -> None:
 
     console = Console(highlight=False)
     if not console.is_terminal:
-        console = Console(highlight=False, width=240, no_color=True)
+        console = Console(highlight=False, width=400, no_color=True)  # a pipe has room for all columns
     shown = view(result)
     console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
     console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
@@ -57,7 +67,7 @@ def print_table(result: dict[str, Any]) -> None:
     for heading, _ in columns:
         table.add_column(Text(heading), justify="right", no_wrap=True)
     for row in shown.rows:
-        style = {"ok": "", "n/a": "dim"}.get(row.status, "red")
+        style = {"ok": "", "n/a": "dim", "skipped": "dim"}.get(row.status, "red")
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
     console.print(table)
     for remark in _below(shown):
@@ -66,8 +76,8 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 LEAST_IMPORTANT = (
-    "95% interval", "article ms", "main ms", "at the top", "interval", "images/s", "host bound", "peak GiB",
-    "article total",
+    "95% interval", "allocated GiB", "article ms", "main ms", "at the top", "total interval", "interval", "images/s",
+    "reserved GiB", "host bound", "device GiB", "rejected", "gain at top", "receipts", "parity", "article total",
 )  # fmt: skip
 
 
@@ -84,11 +94,25 @@ def _fitting(columns: list[tuple[str, Any]], shown: View, width: int) -> list[tu
 def _below(shown: View) -> list[str]:
     lines = list(shown.remarks)
     if shown.noise:
-        lines.append(f"{shown.noise}; what lies inside reads no measurable gain")
+        lines.append(shown.noise)
     if shown.mode == modes.LEAVE_ONE_OUT:
         lines.append("each row: the whole ladder without that rung; gain at top: what the rung gains there")
     elif any(row.advice for row in shown.rows):
-        lines.append("at the top, advice: from the newest leave-one-out run of this machine and workload")
+        lines.append(
+            "at the top, advice: from the newest leave-one-out run of this machine, software and code"
+        )
+    if shown.rejected is not None:
+        lines.append(
+            f"visits rejected for the state of the GPU: {shown.rejected} of {shown.visits + shown.rejected}"
+        )
+    if any(row.parity for row in shown.rows):
+        lines.append(
+            "parity: the error nearest to its budget; `ladder report --receipts` shows all, and every receipt"
+        )
+    if any(row.device for row in shown.rows):
+        lines.append(
+            "device GiB: in use on the whole GPU after timing, context, graph pools and others' memory included"
+        )
     if any(row.main_ms for row in shown.rows):
         lines.append("main ms: without the lazy phases (path length, R1)")
     if any(row.article_ms for row in shown.rows):
@@ -107,8 +131,41 @@ def markdown(result: dict[str, Any]) -> str:
     lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
     for row in shown.rows:
         lines.append("| " + " | ".join(_md(cell(row)) for _, cell in columns) + " |")
-    lines += ["", *(f"- {_md(remark)}" for remark in _below(shown))]
+    lines += ["", *(f"- {_md(remark)}" for remark in _below(shown)), *_checks_markdown(result)]
     return "\n".join(lines) + "\n"
+
+
+def _checks_markdown(result: dict[str, Any]) -> list[str]:
+    """Receipts and parity errors of every rung that has them, folded away under its name."""
+    lines: list[str] = []
+    for rung in result["rungs"]:
+        receipts, cells = checks.receipt_lines(rung), checks.parity_cells(rung)
+        if not (receipts or cells):
+            continue
+        lines += ["", f"#### {_md(plain(rung['name']))}: receipts and parity", ""]
+        lines += [f"- {_md(plain(line))}" for line in [*receipts, *checks.parity_lines(rung)]]
+        if cells:
+            lines += ["", "| " + " | ".join(checks.PARITY_HEADINGS) + " |"]
+            lines.append("|---|---|---:|---:|---|---:|---:|---:|")
+            lines += ["| " + " | ".join(_md(plain(cell)) for cell in row) + " |" for row in cells]
+    return lines
+
+
+def print_checks(result: dict[str, Any]) -> None:
+    """Every receipt line and the parity table of each rung, on stdout."""
+    for rung in result["rungs"]:
+        cells = [checks.PARITY_HEADINGS, *checks.parity_cells(rung)]
+        lines = [*checks.receipt_lines(rung), *(f"parity: {line}" for line in checks.parity_lines(rung))]
+        print(plain(rung["name"]) + ("" if lines else ": no receipts and no parity check in this result"))
+        for line in lines:
+            print(f"  {plain(line)}")
+        wide = [max(len(row[index]) for row in cells) for index in range(len(checks.PARITY_HEADINGS))]
+        for row in cells if len(cells) > 1 else []:
+            print(
+                "    "
+                + "  ".join(plain(cell).ljust(room) for cell, room in zip(row, wide, strict=True)).rstrip()
+            )
+    print()
 
 
 def _md(text: str) -> str:
@@ -123,6 +180,9 @@ CSV_COLUMNS = (
     "mode", "status", "reason", "step_ms", "interval_low_ms", "interval_high_ms", "speedup_previous",
     "speedup_previous_low", "speedup_previous_high", "verdict", "gain_at_top", "advice", "speedup_total",
     "main_ms", "main_speedup_total", "host_bound", "images_per_s", "peak_gib", "article_ms", "article_speedup_total",
+    "speedup_total_low", "speedup_total_high", "gain_at_top_low", "gain_at_top_high", "noise_floor", "receipts",
+    "parity", "parity_of_budget", "rejected_visits", "allocated_gib", "device_gib", "torch", "cuda", "triton",
+    "not_publishable",
 )  # fmt: skip
 
 
@@ -141,6 +201,7 @@ def csv_text(many: list[dict[str, Any]]) -> str:
         ]
         head += [result["started"], result.get("commit") or "", bool(result["protocol"].get("quick"))]
         head += [result["complete"], result.get("baseline") or ""]
+        software = [machine.get(name) or "" for name in ("torch", "cuda", "triton")]
         shown = view(result)
         for row in shown.rows:
             low, high = row.interval or (None, None)
@@ -161,7 +222,16 @@ def csv_text(many: list[dict[str, Any]]) -> str:
                 row.total,
             ]
             cells += [row.main_ms, row.main_total, row.host_bound, row.images_per_s, row.memory]
-            writer.writerow([_csv(cell) for cell in [*head, *cells, row.article_ms, row.article_total]])
+            cells += [row.article_ms, row.article_total, *(row.total_interval or (None, None))]
+            cells += [
+                *(row.top_interval or (None, None)),
+                row.floor,
+                row.receipts,
+                row.parity,
+                row.parity_share,
+            ]
+            cells += [row.rejected, row.allocated, row.device, *software, "; ".join(shown.marks)]
+            writer.writerow([_csv(cell) for cell in [*head, *cells]])
     return out.getvalue()
 
 
@@ -172,64 +242,6 @@ def _csv(cell: object) -> object:
         return cell
     text = plain(cell)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text  # a spreadsheet would compute it
-
-
-def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read results: files as they are named; of a folder the newest of each machine, workload, ladder and mode.
-
-    A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it.
-
-    Returns:
-        (results, refused): of a folder's files that are not results, one line each.
-
-    Raises:
-        UserError: a named file is not a result, or there is none at all.
-    """
-    found: list[dict[str, Any]] = []
-    refused: list[str] = []
-    for path in paths:
-        if not path.is_dir():
-            found.append(results.load(path))
-            continue
-        newest: dict[tuple[str, ...], dict[str, Any]] = {}
-        for file in sorted(path.rglob("*.json")):
-            try:
-                result = results.load(file)
-            except UserError as error:
-                refused.append(str(error))
-                continue
-            key = _series(result)
-            if key not in newest or result["started"] > newest[key]["started"]:
-                newest[key] = result
-        found += newest.values()
-    if not found:
-        where = ", ".join(str(path) for path in paths)
-        raise UserError(refused[0] if refused else f"{where}: no results here; `ladder run` makes one")
-    return [with_top(result, found) for result in found], refused
-
-
-def _series(result: dict[str, Any]) -> tuple[str, ...]:
-    mode = result["protocol"].get("mode", modes.CUMULATIVE)
-    return (*(result[part]["name"] for part in ("machine", "workload", "ladder")), str(mode))
-
-
-def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """`result`, if it is cumulative with the gains at the top of the newest leave-one-out result among `others`."""
-    *names, mode = _series(result)
-    wanted = (*names, modes.LEAVE_ONE_OUT)
-    newest = max((o for o in others if _series(o) == wanted), key=lambda o: o["started"], default=None)
-    if mode != modes.CUMULATIVE or newest is None:
-        return result
-    return {**result, "at_top": top_gains(newest)}
-
-
-def readable(folder: Path) -> list[dict[str, Any]]:
-    """The results in one folder, those that are none left out."""
-    found = []
-    for path in sorted(Path(folder).glob("*.json")):
-        with contextlib.suppress(UserError):
-            found.append(results.load(path))
-    return found
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -19,7 +19,10 @@ from typing import Any
 from ladder.errors import UserError
 
 SCHEMA = 1
-STATUSES = ("ok", "n/a", "failed", "oom", "invalid", "not engaged")
+STATUSES = ("ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")
+OUT = STATUSES[2:]  # what takes a rung out of a run
+SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
+SERIES = ("name", "gpu", "cpu", "cores", "device", *SOFTWARE)  # whose times may stand side by side
 _TOP = {
     "schema": int,
     "machine": dict,

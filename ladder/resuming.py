@@ -3,10 +3,10 @@
 from pathlib import Path
 from typing import Any
 
-from ladder import results
+from ladder import record, results
 from ladder.errors import UserError
 
-_MACHINE = ("name", "gpu", "cpu", "cores", "device", "driver", "cuda", "torch", "triton", "python")
+_MACHINE = (*results.SERIES, "driver", "python")
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -21,9 +21,10 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
     """The result in `path`, if `fresh` (what a run started now would be) is the same measurement.
 
     `rounds` are those asked for now, if any; else the file's count, or the budget of `fresh`. Rungs that failed are
-    tried again; those out of memory or invalid are not. Raises `UserError` that says what differs: machine, software,
-    workload, rungs, or commit.
+    tried again, and with them what was skipped for them; what is out of memory, invalid, not engaged or outside the
+    parity budget stays out. Raises `UserError` that says what differs: machine, software, workload, rungs, or commit.
     """
+    planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"] if rung["recipe"] is not None}
     result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
     for key in _MACHINE:
         if result["machine"].get(key) != fresh["machine"].get(key):
@@ -36,9 +37,10 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
         raise UserError(f"{path}: --resume: the code is at another commit; start a new run")
     result["dirty"] = bool(result["dirty"] or fresh["dirty"]) if result["commit"] else result["dirty"]
     for rung in [*result["rungs"], *result["twins"]]:
-        if rung["status"] == "failed":
+        if rung["status"] in ("failed", "skipped"):
             rung.pop("failed_at", None)
             rung.update(status="ok" if rung["rounds"] else "n/a", reason=None)
+    record.mark_skipped(result, planned)
     if rounds is not None:
         result["protocol"].update(rounds=rounds, fixed=True, budget_s=None)
     elif not result["protocol"]["fixed"]:

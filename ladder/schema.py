@@ -129,6 +129,9 @@ ROUND = fields(
         "main_ms": maybe(MS),
         "prepare_s": SECONDS,
         "capture_s": maybe(SECONDS),
+        "start_s": maybe(SECONDS),
+        "build_s": maybe(SECONDS),
+        "visit_s": maybe(SECONDS),
         "lead_in_cycles": COUNT,
         "settled": maybe(FLAG),
         "peak_rss_bytes": maybe(BYTES),
@@ -146,7 +149,9 @@ INSPECTION = fields(
 )
 FAILED_AT = fields(
     {"round": maybe(COUNT)},
-    dict.fromkeys(("peak_rss_bytes", "peak_reserved_bytes", "peak_allocated_bytes"), maybe(BYTES)),
+    dict.fromkeys(
+        ("peak_rss_bytes", "peak_reserved_bytes", "peak_allocated_bytes", "device_used_bytes"), maybe(BYTES)
+    ),
 )
 ERROR = number(0, 1e30)  # relative; a kernel may return anything
 PARITY = fields(  # `ladder.parity`
@@ -177,7 +182,10 @@ PARITY = fields(  # `ladder.parity`
     },
 )
 RECEIPTS = mapping(PART, fields({"engaged": FLAG, "lines": NOTES}), 64)  # `ladder.receipts`
-INTERVAL = maybe(items(FACTOR, 2, least=2))
+BOUND = number(
+    1e-30, 1e30
+)  # of an interval: two rounds that differ by a half reach from nothing to everything
+INTERVAL = maybe(items(BOUND, 2, least=2))
 FLOOR = number(0, 100)  # a difference of logarithms
 GAIN = fields(  # `ladder.judging`
     {"against": PART, "ratio": FACTOR, "interval": INTERVAL, "rounds": COUNT},
@@ -205,7 +213,7 @@ RUNG = fields(
         "step_ms": maybe(MS),
         "q25_ms": maybe(MS),
         "q75_ms": maybe(MS),
-        "interval_ms": maybe(items(MS, 2, least=2)),
+        "interval_ms": INTERVAL,
         "speedup_previous": maybe(FACTOR),
         "speedup_total": maybe(FACTOR),
         "main_ms": maybe(MS),

@@ -15,7 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import results, schema
+from ladder import floor, results, schema
+from ladder.publishing import publishable
 from ladder.rules import shown
 
 MOST_BYTES = 2**20
@@ -27,10 +28,16 @@ _LONGEST_NAME = 240
 
 @dataclass(frozen=True)
 class Judged:
-    """One file and what is wrong with it in one line, or None."""
+    """One file, what is wrong with it in one line, or None, and why an accepted one must not be quoted."""
 
     path: str
     problem: str | None
+    marks: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """`accepted`, perhaps with why not to quote it, or `refused: WHY`."""
+        return f"refused: {self.problem}" if self.problem else "; ".join(["accepted", *self.marks])
 
 
 def validate(paths: Iterable[Path]) -> Iterator[Judged]:
@@ -50,14 +57,16 @@ def validate(paths: Iterable[Path]) -> Iterator[Judged]:
                 continue
             read.add(where)
             found += 1
-            yield Judged(show_path(file), problem or _judge(file, seen))
+            marks: list[str] = []
+            problem = problem or _judge(file, seen, marks)
+            yield Judged(show_path(file), problem, tuple(map(_clean, marks)))
         if not found:
             yield Judged(show_path(path), "no result file in this folder")
 
 
 def problem_of(path: Path) -> str | None:
     """What is wrong with one file, or None. Never raises."""
-    return _judge(Path(path), {})
+    return _judge(Path(path), {}, [])
 
 
 def _files(path: Path) -> Iterator[tuple[Path, str | None]]:
@@ -104,7 +113,8 @@ def _kind(path: Path) -> str | None:
     return "a symbolic link, not a regular file" if stat.S_ISLNK(mode) else "not a regular file"
 
 
-def _judge(path: Path, seen: dict[str, str]) -> str | None:
+def _judge(path: Path, seen: dict[str, str], marks: list[str]) -> str | None:
+    """What is wrong with a file; `seen` and, with why not to quote it, `marks` are added to."""
     try:
         if not _FILE.fullmatch(path.name) or len(path.name) > _LONGEST_NAME:
             return "the file's name must be of a-z, 0-9, dot, underscore and hyphen, like WORKLOAD-LADDER-TIME.json"
@@ -112,6 +122,7 @@ def _judge(path: Path, seen: dict[str, str]) -> str | None:
         if problem := check(data):
             return problem
         mark = fingerprint(data)
+        marks += publishable(data)
     except OSError as error:
         return f"cannot be read: {_why(error)}"
     except ValueError as error:
@@ -158,8 +169,12 @@ def _contradiction(data: dict[str, Any]) -> str | None:
         return "rungs: not those of ladder.rungs, each once and in that order"
     if data["baseline"] not in (None, *names):
         return f"baseline: no rung is named {data['baseline']!r}"
-    for rung in rungs:
-        if problem := _rung_contradiction(rung):
+    least = floor.floor_ms(machine, data["workload"])
+    for rung in [*rungs, *data.get("twins", [])]:
+        problem = None if "of" in rung else _rung_contradiction(rung)
+        if rung["status"] == "ok":
+            problem = problem or floor.too_fast(rung, least)
+        if problem:
             return f"rung {rung['name']}: {problem}"
     if data["complete"] and not any(rung["samples_ms"] for rung in rungs):
         return "complete, but nothing was measured"

@@ -6,15 +6,14 @@ numbers are shown as missing.
 
 from __future__ import annotations
 
-import math
 from dataclasses import dataclass
 from typing import Any
 
-from ladder import catalog, modes, verdicts
+from ladder import catalog, checks, modes, verdicts
+from ladder.publishing import publishable
+from ladder.texts import factor, number, pair, percent, plain
 
 GIB = 2**30
-QUICK = "quick: not to be quoted"
-PARTIAL = "incomplete: the run was interrupted"
 ARTICLE = "one A100"
 VERSUS = {
     modes.CUMULATIVE: "vs previous",
@@ -40,11 +39,19 @@ class Row:
     top_interval: tuple[float, float] | None
     advice: str  # ADOPT, SKIP, NO DIFFERENCE, ambiguous; "" where it was not left out
     total: float | None  # against the baseline
+    total_interval: tuple[float, float] | None  # 95 %, over rounds
+    floor: float | None  # noise of the rung's kind, a share
+    receipts: str  # "ok", "not engaged"; "" where there are none
+    parity: str  # "0.41 of budget", "failed"; "" where it was not checked
+    parity_share: float | None
+    rejected: int | None  # visits that were void and repeated
     main_ms: float | None  # without the lazy regularization phases
     main_total: float | None
     host_bound: float | None
     images_per_s: float | None
-    memory: float | None
+    memory: float | None  # most that the allocator reserved; on a CPU resident
+    allocated: float | None  # most that was allocated of it
+    device: float | None  # in use on the whole GPU after timing
     article_ms: float | None
     article_total: float | None  # the article's speedup against the same rung as `total`
     notes: tuple[str, ...]
@@ -65,7 +72,9 @@ class View:
     quick: bool
     mode: str
     versus: str  # heading of `previous`
-    noise: str  # noise floors and resolution, in a line; "" where there were no twins
+    visits: int
+    rejected: int | None  # visits of the whole run, None where nobody watched
+    noise: str  # noise floors and resolution, in a line
     baseline: str | None
     rows: tuple[Row, ...]
 
@@ -75,27 +84,28 @@ def view(result: dict[str, Any]) -> View:
     records = result["rungs"]
     on_cpu = result["machine"].get("device") == "cpu"
     base = result.get("baseline")
-    article_base = next((_number(rung.get("article_ms")) for rung in records if rung["name"] == base), None)
+    article_base = next((number(rung.get("article_ms")) for rung in records if rung["name"] == base), None)
     protocol = result["protocol"]
     mode = protocol.get("mode") if protocol.get("mode") in VERSUS else modes.CUMULATIVE
     top = top_gains(result) if mode == modes.LEAVE_ONE_OUT else result.get("at_top", {})
     rows = tuple(
-        _row(rung, article_base, on_cpu, top.get(rung["name"]), mode == modes.CUMULATIVE) for rung in records
+        _row(rung, article_base, on_cpu, top.get(rung["name"]), mode, _floor(rung)) for rung in records
     )
     quick = bool(protocol.get("quick"))
-    marks = ((QUICK,) if quick else ()) + (() if result["complete"] else (PARTIAL,))
     return View(
         machine=_machine(result["machine"]),
         workload=_workload(result["workload"]),
         protocol=_protocol(result, protocol),
-        marks=marks,
-        remarks=tuple(_remarks(rows, base, article_base)),
+        marks=tuple(map(plain, publishable(result))),
+        remarks=tuple(_remarks(rows, base, article_base, mode)),
         reference=_reference(result["ladder"]),
-        memory="peak RSS, GiB" if on_cpu else "peak GiB",
+        memory="peak RSS, GiB" if on_cpu else "reserved GiB",
         title=plain(result["ladder"].get("title") or result["ladder"]["name"]),
         quick=quick,
         mode=mode,
         versus=VERSUS[mode],
+        visits=sum(len(rung["rounds"]) for rung in [*records, *_twins(result)]),
+        rejected=_rejected(result),
         noise=_noise(result),
         baseline=base,
         rows=rows,
@@ -118,42 +128,79 @@ def _row(
     article_base: float | None,
     on_cpu: bool,
     top: dict[str, Any] | None,
-    staircase: bool,
+    mode: str,
+    floor: float | None,
 ) -> Row:
-    article_ms = _number(rung.get("article_ms"))
-    interval = _pair(rung.get("interval_ms"))
+    article_ms = number(rung.get("article_ms"))
+    interval = pair(rung.get("interval_ms"))
     gain = rung.get("gain") if isinstance(rung.get("gain"), dict) else {}
     verdict = rung.get("verdict") if rung.get("verdict") in modes.ADVICE else ""
     top = top or {}
     ok = rung["status"] == "ok"
-    peak = _number(rung.get("peak_reserved_bytes"))
+    rounds = [r for r in rung["rounds"] if isinstance(r, dict)]
+    peak = number(rung.get("peak_reserved_bytes"))
     if peak is None and on_cpu:
-        rounds = [r for r in rung["rounds"] if isinstance(r, dict)]
-        peak = max((x for x in (_number(r.get("peak_rss_bytes")) for r in rounds) if x), default=None)
+        peak = _most(rounds, "peak_rss_bytes")
+    allocated, device = number(rung.get("peak_allocated_bytes")), _most(rounds, "device_used_bytes")
+    whole = (
+        mode != modes.LEAVE_ONE_OUT
+    )  # there the base is not measured, and `total` would only be the gain's inverse
+    rejected = [r["rejected"] for r in rounds if isinstance(r.get("rejected"), list)]
     notes = rung.get("notes")
     return Row(
         name=plain(rung["name"]),
         title=plain(rung.get("title") or rung["name"]),
         status=rung["status"],
         reason=plain(rung.get("reason") or ""),
-        step_ms=_number(rung["step_ms"]) if ok else None,
+        step_ms=number(rung["step_ms"]) if ok else None,
         interval=interval if ok else None,
-        previous=_number(gain.get("ratio")) or (_number(rung["speedup_previous"]) if staircase else None),
-        gain=_pair(gain.get("interval")),
+        previous=number(gain.get("ratio"))
+        or (number(rung["speedup_previous"]) if mode == modes.CUMULATIVE else None),
+        gain=pair(gain.get("interval")),
         verdict=verdict,
-        top_gain=_number(top.get("gain")),
-        top_interval=_pair(top.get("interval")),
+        top_gain=number(top.get("gain")),
+        top_interval=pair(top.get("interval")),
         advice=top.get("advice", ""),
-        total=_number(rung["speedup_total"]),
-        main_ms=_number(rung["main_ms"]),
-        main_total=_number(rung["main_speedup_total"]),
-        host_bound=_number(rung.get("host_bound"), zero=True),
-        images_per_s=_number(rung["images_per_s"]),
-        memory=None if peak is None else peak / GIB,
+        total=number(rung["speedup_total"]) if whole else None,
+        total_interval=pair(rung.get("total_interval")) if whole else None,
+        floor=floor if verdict else None,
+        receipts=checks.receipts_word(rung),
+        parity=checks.parity_word(rung),
+        parity_share=checks.parity_share(rung),
+        rejected=sum(map(len, rejected)) if rejected else None,
+        main_ms=number(rung["main_ms"]),
+        main_total=number(rung["main_speedup_total"]) if whole else None,
+        host_bound=number(rung.get("host_bound"), zero=True),
+        images_per_s=number(rung["images_per_s"]),
+        memory=peak and peak / GIB,
+        allocated=allocated and allocated / GIB,
+        device=device and device / GIB,
         article_ms=article_ms,
         article_total=article_base / article_ms if article_base and article_ms else None,
         notes=tuple(plain(note) for note in notes) if isinstance(notes, list) else (),
     )
+
+
+def _most(rounds: list[dict[str, Any]], key: str) -> float | None:
+    return max((value for r in rounds if (value := number(r.get(key)))), default=None)
+
+
+def _floor(rung: dict[str, Any]) -> float | None:
+    """The noise floor that a rung was judged by."""
+    gain = rung.get("gain") if isinstance(rung.get("gain"), dict) else {}
+    return number(gain.get("floor"), zero=True)
+
+
+def _twins(result: dict[str, Any]) -> list[dict[str, Any]]:
+    twins = result.get("twins")
+    found = [twin for twin in twins if isinstance(twin, dict)] if isinstance(twins, list) else []
+    return [twin for twin in found if isinstance(twin.get("rounds"), list)]
+
+
+def _rejected(result: dict[str, Any]) -> int | None:
+    gpu = result.get("gpu") if isinstance(result.get("gpu"), dict) else {}
+    count = number(gpu.get("rejected_visits"), zero=True)
+    return None if count is None else int(count)
 
 
 def _noise(result: dict[str, Any]) -> str:
@@ -161,13 +208,24 @@ def _noise(result: dict[str, Any]) -> str:
     found = result.get("noise") if isinstance(result.get("noise"), dict) else {}
     said = []
     for kind, of in (("host", "host-bound rungs"), ("gpu", "GPU-bound rungs")):
-        floor = _number(found[kind].get("floor"), zero=True) if isinstance(found.get(kind), dict) else None
+        floor = number(found[kind].get("floor"), zero=True) if isinstance(found.get(kind), dict) else None
         if floor is not None:
-            seen = _number(found[kind].get("resolution"))
+            seen = number(found[kind].get("resolution"))
             resolved = f", differences from {percent(seen)} on are seen" if seen else ""
             of = of if result["machine"].get("device") == "cuda" else "CPU"
             said.append(f"{percent(floor)} ({of}{resolved})")
-    return f"noise floor {'; '.join(said)}" if said else ""
+    assumed = {gain.get("floor") for gain in _gains(result, verdicts.HOST)} if "host" not in found else set()
+    if said and any(number(floor) == verdicts.HOST_FLOOR for floor in assumed):
+        said.append(f"{percent(verdicts.HOST_FLOOR)} (host-bound rungs, assumed: none of them has a twin)")
+    if said:
+        return f"noise floor {'; '.join(said)}; what lies inside reads no measurable gain"
+    several = sum(rung["status"] == "ok" for rung in result["rungs"]) > 1
+    return "no verdicts: no twin was measured, so the noise is unknown" if several else ""
+
+
+def _gains(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
+    """What the rungs of one kind were found to gain."""
+    return [r["gain"] for r in result["rungs"] if r.get("kind") == kind and isinstance(r.get("gain"), dict)]
 
 
 def shown_gain(row: Row) -> str:
@@ -175,20 +233,9 @@ def shown_gain(row: Row) -> str:
     return "" if row.verdict == verdicts.NO_GAIN else factor(row.previous)
 
 
-def between(interval: tuple[float, float] | None) -> str:
-    """An interval of factors, fine enough for a quarter of a percent: 0.998-1.003x."""
-    return f"{interval[0]:.3f}-{interval[1]:.3f}x" if interval else ""
-
-
-def percent(share: float) -> str:
-    """A share as percent with two digits that mean something."""
-    return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
-
-
-def _pair(value: object) -> tuple[float, float] | None:
-    if isinstance(value, list) and len(value) == 2 and all(_number(x) for x in value):
-        return float(value[0]), float(value[1])
-    return None
+def shown_top(row: Row) -> str:
+    """The same for what it gains at the top."""
+    return "" if row.advice == modes.ADVICE[verdicts.NO_GAIN] else factor(row.top_gain)
 
 
 def _reference(ladder: dict[str, Any]) -> str:
@@ -200,7 +247,7 @@ def _reference(ladder: dict[str, Any]) -> str:
 
 
 def _machine(machine: dict[str, Any]) -> str:
-    memory = _number(machine.get("gpu_memory_gb"))
+    memory = number(machine.get("gpu_memory_gb"))
     parts = [str(machine.get("gpu") or machine.get("cpu") or machine["name"])]
     if machine.get("gpu"):
         parts.append(f"{memory:.0f} GiB" if memory else "")
@@ -226,11 +273,11 @@ def _protocol(result: dict[str, Any], protocol: dict[str, Any]) -> str:
     )
 
 
-def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None) -> list[str]:
+def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None, mode: str) -> list[str]:
     remarks = []
     if base is None:
         remarks.append("no rung has a number")
-    elif base != "baseline":
+    elif base != "baseline" and mode != modes.LEAVE_ONE_OUT:
         there = any(row.name == "baseline" for row in rows)
         why_not = "the baseline has no number here" if there else "the baseline was not measured"
         remarks.append(f"speedups refer to {plain(base)}: {why_not}")
@@ -247,34 +294,3 @@ def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None
         for note in row.notes:
             said.setdefault(note, []).append(row.name)
     return remarks + [f"{', '.join(names)}: {note}" for note, names in said.items()]
-
-
-def plain(text: object) -> str:
-    """Display text in one line: control and direction characters gone, at most 200 characters."""
-    kept = "".join(c if c.isprintable() else " " for c in str(text))
-    return " ".join(kept.split())[:200]
-
-
-def ms(value: float | None) -> str:
-    """Milliseconds with the digits that mean something: 312, 90.4, 27.31."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
-
-
-def factor(value: float | None) -> str:
-    """A speedup: 1.18x."""
-    return "" if value is None else f"{value:.2f}x"
-
-
-def amount(value: float | None) -> str:
-    """Images a second, GiB: three digits."""
-    if value is None:
-        return ""
-    return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-
-
-def _number(value: object, zero: bool = False) -> float | None:
-    if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
-        return float(value) if value > 0 or (zero and value == 0) else None
-    return None

@@ -4,7 +4,7 @@ Protocol: JSON objects, one a line, on what were stdin and stdout (prints of the
 instead and cannot corrupt it). Each command gets one reply; slow ones send `{"progress": ...}` lines before,
 which feed the watchdog.
 
-    {"do": "import", "torch": bool}                      -> {"ok": true, "did": "import"}
+    {"do": "import", "torch": bool}                      -> {"ok": true, "start_s": s}
     {"do": "build", "workload": {}, "recipe": {}, "device": "cuda", "seed": 0}
                                                          -> {"ok": true, "recipe": {}, "settings": {}, "build_s": s,
         "gpu_uuid": which GPU it is on, to be compared and never stored}
@@ -94,6 +94,7 @@ class Rung:
         self.peaks: dict[str, int] = {}  # of visits before the last
 
     def do_import(self, torch: bool) -> dict[str, Any]:
+        begin = time.perf_counter()
         if self.code:
             sys.path.insert(0, str(self.code))
         if torch:
@@ -113,7 +114,7 @@ class Rung:
         for name in ("stylegan_lite.step", "torch._dynamo") if torch else ("stylegan_lite.step",):
             with contextlib.suppress(Exception):  # building says what is wrong
                 importlib.import_module(name)
-        return {}
+        return {"start_s": time.perf_counter() - begin}
 
     def do_build(
         self, workload: dict, recipe: dict, device: str, seed: int, keep_gradients: bool = False

@@ -138,14 +138,12 @@ def judged_run(mode: str = "cumulative", seed: int = 0, **times: float) -> dict[
     `times` replace the ms a step that a rung (`H200`, and "all") has.
     """
     rng = random.Random(seed)
-    known = (
-        H200 if mode != "leave-one-out" else {"baseline": H200["baseline"], "all": H200["fused_act"], **H200}
-    )
-    if mode == "leave-one-out":
-        known = {
-            name: (ms, host if name in ("baseline", "cuda_graphs") else 0.01)
-            for name, (ms, host) in known.items()
+    known = H200
+    if mode == "leave-one-out":  # without a rung everything is still captured, but without the graphs
+        known = {"all": (25.3, 0.01)} | {
+            name: (ms, 0.01) for name, (ms, _) in H200.items() if name != "baseline"
         }
+        known["cuda_graphs"] = (31.2, 0.6)
     rungs = [rung(name, times.get(name, ms), host) for name, (ms, host) in known.items()]
     for record_ in rungs:
         record_["inspection"] = {"gpu_busy_ms": record_["gpu_busy_ms"], "error": None}
@@ -160,6 +158,55 @@ def judged_run(mode: str = "cumulative", seed: int = 0, **times: float) -> dict[
         twin.update(status="ok", rounds=rounds(record_["step_ms"], record_["host_bound"], rng))
     made["baseline"] = recording.derive(made["rungs"], 8)
     judging.judge(made)
+    return made
+
+
+def parity(share: float = 0.41, verdict: str = "ok") -> dict[str, Any]:
+    """What `ladder.parity.check` gives, cut down to two phases, with an error of `share` of its budget."""
+    entry = {
+        "error": 0.0005,
+        "budget": 0.002,
+        "nearest": "G.blocks.3.conv1.weight",
+        "judged": 60,
+        "unresolved": 1,
+    }
+    problems = [] if verdict == "ok" else ["G_main gradient of all: error 0.0041, budget 0.002"]
+    quiet = {**entry, "nearest_error": 1e-4, "nearest_budget": 1e-3}
+    return {
+        "verdict": verdict,
+        "reason": problems[0] if problems else None,
+        "problems": problems,
+        "phases": {
+            "G_main": {"gradient": {**entry, "nearest_error": share * 0.01, "nearest_budget": 0.01}},
+            "D_r1": {"gradient": quiet, "loss": {**quiet, "judged": 0, "nearest_error": 0.9}},
+        },
+        "replays": {"G_main": {"rung": 1.1, "reference": 1.1}},
+        "budget": {"factor": 4, "precision": "bf16", "spellings": ["dense"], "left_out": []},
+        "reference": {"made_on": "cuda", "batch": 8, "chunk": 4, "steps": 32, "notes": []},
+        "seconds": 3.0,
+    }
+
+
+def receipts(*lines: str, engaged: bool = True) -> dict[str, Any]:
+    """The receipts of a recipe that contains `bf16` alone."""
+    return {"bf16": {"engaged": engaged, "lines": list(lines or ("convolution FLOPs in BF16 100 percent",))}}
+
+
+def checked_run() -> dict[str, Any]:
+    """A judged run as the whole protocol leaves it: receipts, parity, the state of the GPU, memory, where time went."""
+    made = judged_run()
+    for record_ in made["rungs"]:
+        record_.update(receipts=receipts(), parity=parity())
+        for visit in record_["rounds"]:
+            visit |= {
+                "device_used_bytes": 16 * 2**30,
+                "rejected": [],
+                "start_s": 0.1,
+                "build_s": 2.0,
+                "visit_s": 3.0,
+            }
+    made["rungs"][2]["rounds"][0]["rejected"] = ["SM clock 1500 MHz, usually 1980"]
+    made["gpu"] = {"state": "known", "tenancy": "alone", "rejected_visits": 3, "notes": []}
     return made
 
 

@@ -6,12 +6,17 @@ from itertools import combinations
 
 import pytest
 
-from ladder import chart, report
+from ladder import chart, panels, report
 from ladder.errors import UserError
 from ladder.view import view
 from tests import made_up
 
-RUNS = {"gpu": made_up.gpu_run, "cpu": made_up.cpu_run, "faulty": made_up.faulty_run}
+RUNS = {
+    "checked": made_up.checked_run,
+    "gpu": made_up.gpu_run,
+    "cpu": made_up.cpu_run,
+    "faulty": made_up.faulty_run,
+}
 
 
 def judged():
@@ -62,11 +67,41 @@ def test_no_text_overlaps_another_or_leaves_the_picture(make):
         assert wide <= 1 or high <= 3, f"{one!r} overlaps {other!r}"  # boxes have some air around the letters
 
 
+def near_one():
+    """Speedups around 1x, with and without the article's beside them."""
+    times = {
+        "channels_last": 95.0,
+        "bf16": 96.3,
+        "fused_norm": 97.5,
+        "set_to_none": 75.0,  # a label under the point, as the article's is higher: it would lie on the line
+        "cuda_graphs": 65.0,
+        "data_loading": 93.0,
+    }
+    return made_up.judged_run(**times)
+
+
+def solo_near_one():
+    return made_up.judged_run("solo", channels_last=95.0, bf16=97.5, fused_norm=101.0, set_to_none=99.0)
+
+
+@pytest.mark.parametrize("make", [near_one, solo_near_one, judged, left_out, made_up.gpu_run])
+def test_no_speedup_touches_the_line_at_1x(make):
+    figure, texts = drawn(make())
+    axes = figure.axes[1]
+    line = axes.transData.transform((0, 1))[1]
+    top, bottom = axes.get_window_extent().y1, axes.get_window_extent().y0
+    said = [(text, box) for text, box in texts if text.endswith("x") and bottom < (box.y0 + box.y1) / 2 < top]
+    labels = [(text, box) for text, box in said if box.x0 > axes.get_window_extent().x0]  # not the scale's
+    assert labels
+    for text, box in labels:
+        assert box.y0 >= line or box.y1 <= line, f"{text} lies on the 1x line"
+
+
 def test_it_says_what_was_measured_where_and_beside_what():
     said = words(made_up.gpu_run())
     for text in (
         "NVIDIA H200: 96.4 to 25.3 ms a step, 3.81x", "article: 256x256, batch 8", "A100", "2.62x", "3.09x",
-        "images/s", "peak GiB", "316", "14.2", "312", "95% interval", "GPU waiting for the CPU", "CUDA graphs",
+        "images/s", "reserved GiB", "316", "14.2", "312", "95% interval", "GPU waiting for the CPU", "CUDA graphs",
     ):  # fmt: skip
         assert text in said
 
@@ -121,14 +156,15 @@ def test_colours_keep_their_contrast_on_white():
         linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
         return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
 
-    for color in (chart.BUSY, chart.ARTICLE, chart.BAD, chart.INK, chart.MUTED):
+    for color in (panels.BUSY, panels.ARTICLE, panels.BAD, panels.INK, panels.MUTED):
         assert 1.05 / (luminance(color) + 0.05) >= 4.5  # WCAG AA for text
 
 
 def test_verdict_noise_floor_and_advice_are_in_the_picture():
     said = words(judged())
-    for text in ("faster", "Noise floor", "host-bound", "GPU-bound", "adopt", "at the top"):
+    for text in ("faster", "Noise floor", "host-bound", "GPU-bound", "adopt", "gain at top", "noise floor"):
         assert text in said
+    assert "0.41 of budget" in words(made_up.checked_run())
     quiet = words(made_up.judged_run(data_loading=31.21))
     assert "no measurable\ngain" in quiet
     assert "all rungs but" in words(left_out()) and "Noise floor" not in words(made_up.gpu_run())

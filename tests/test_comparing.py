@@ -41,6 +41,17 @@ def test_what_is_not_comparable_is_refused_unless_told_to():
         comparing.compare(before, {**after, "rungs": []})
 
 
+def test_another_software_is_compared_but_named_as_another_series(tmp_path):
+    before, after = made_up.judged_run(seed=1), made_up.judged_run(seed=2)
+    results.write(tmp_path / "a.json", before)
+    results.write(tmp_path / "same.json", after)
+    after["machine"] |= {"torch": "2.14.0", "triton": "3.8.0"}
+    results.write(tmp_path / "b.json", after)
+    said = call("compare", tmp_path / "a.json", tmp_path / "b.json").stdout
+    assert "another series: torch: 2.11.0 and 2.14.0" in said and "another series: triton" in said
+    assert "series" not in call("compare", tmp_path / "a.json", tmp_path / "same.json").stdout
+
+
 def test_a_rung_without_a_number_or_another_recipe_has_a_reason_and_no_verdict():
     before, after = made_up.judged_run(seed=1), made_up.judged_run(seed=2)
     after["rungs"][1].update(status="oom")

@@ -47,7 +47,7 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
 @pytest.mark.parametrize(
     ("how", "status", "reason"),
     [
-        ({"parity": WRONG}, "failed", "parity: D_r1 gradient: error 1, budget 0.02"),
+        ({"parity": WRONG}, "failed: parity", "D_r1 gradient: error 1, budget 0.02"),
         ({"receipts": OFF}, "not engaged", "bf16: convolution FLOPs in BF16: 0.000"),
         ({"parity": "RuntimeError: sizes differ"}, "failed", "parity: RuntimeError: sizes differ"),
         ({"receipts": "worker killed by SIGSEGV"}, "failed", "receipts: worker killed by SIGSEGV"),
@@ -95,16 +95,17 @@ def test_what_was_shown_is_not_asked_again_until_something_changes(
     assert [name for name, do in asked if do == "parity"] == ["a", "bad"]
 
 
-def test_a_rung_that_failed_its_check_is_checked_again_before_a_resumed_run_times_it(
+def test_a_rung_whose_check_broke_is_checked_again_before_a_resumed_run_times_it(
     asked: list, tmp_path: Path
 ) -> None:
-    run(tmp_path / "out", {"a": {}, "b": {"parity": WRONG}}, inspect=True)
+    run(tmp_path / "out", {"a": {}, "b": {"parity": "killed"}, "c": {"parity": WRONG}}, inspect=True)
     (path,) = (tmp_path / "out").glob("*/*.json")
     asked.clear()
-    after = by_name(run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True, resume=path))
+    after = by_name(run(tmp_path / "out", {"a": {}, "b": {}, "c": {}}, inspect=True, resume=path))
     did = [do for name, do in asked if name == "b"]
     assert did == ["build", "prepare", "parity", "receipts", "build", "prepare", "visit"]
     assert after["b"]["status"] == "ok" and after["b"]["parity"] == OK
+    assert after["c"]["status"] == "failed: parity" and not [do for name, do in asked if name == "c"]
 
 
 def test_a_worker_on_another_gpu_stops_the_run_at_once(

@@ -108,6 +108,31 @@ def test_a_rung_that_fails_in_a_later_round_has_no_number_and_keeps_its_samples(
     assert len(rungs["a"]["rounds"]) == 3 and rungs["a"]["interval_ms"]
 
 
+def test_what_contains_the_change_of_a_rung_that_is_out_is_skipped(tmp_path: Path) -> None:
+    oom = {"fault": "oom"}
+    plan = [
+        Planned("a", {}),
+        Planned("b", oom),
+        Planned("c", oom | {"capacity": 1}),
+        Planned("d", {"log": None}),
+    ]
+    events: list[dict] = []
+    result = measure.run_ladder(
+        WORKLOAD, "fake", Ladder(), plan, "cpu", out=tmp_path, code=FAKE, rounds=2, on_event=events.append
+    )
+    rungs = by_name(result)
+    assert {name: rung["status"] for name, rung in rungs.items()} == {
+        "a": "ok",
+        "b": "oom",
+        "c": "skipped",
+        "d": "ok",
+    }
+    assert rungs["c"]["reason"] == "depends on b" and rungs["c"]["step_ms"] is None
+    # c is in vain at most once, where its turn came before b's
+    assert len([event for event in events if event["event"] == "visit" and event["rung"] == "c"]) <= 1
+    assert events[-1]["done"] == events[-1]["total"]
+
+
 def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(tmp_path: Path) -> None:
     pids = tmp_path / "pids"
     bystander = subprocess.Popen(["sleep", "60"])

@@ -6,10 +6,11 @@ import json
 
 import pytest
 
-from ladder import report, results
+from ladder import checks, publishing, report, results
 from ladder.errors import UserError
 from ladder.view import view
 from tests import made_up
+from tests.test_cli import call
 
 HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
 
@@ -161,7 +162,8 @@ def test_the_noise_floor_and_what_can_be_seen_are_said(capsys):
         "noise floor" in said and "host-bound rungs, differences from" in said and "GPU-bound rungs" in said
     )
     report.print_table(made_up.gpu_run())  # made before there were twins
-    assert "noise floor" not in capsys.readouterr().out
+    said = capsys.readouterr().out
+    assert "noise floor" not in said and "no verdicts: no twin was measured" in said
 
 
 def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, capsys):
@@ -200,3 +202,138 @@ def test_a_strangers_verdict_is_not_shown():
     made["noise"] = {"host": {"floor": "NaN"}, "gpu": 3}
     row = rows_of(made)["fused_norm"]
     assert (row.verdict, row.gain) == ("", None) and "script" not in report.markdown(made)
+
+
+# Why not to publish
+
+
+def test_what_is_not_publishable_says_why_wherever_it_is_shown(capsys):
+    made = made_up.judged_run()
+    assert publishing.publishable(made) == []
+    made.update(
+        dirty=True, complete=False, gpu={"notes": ["noisy: not publishable: 1 foreign compute process"]}
+    )
+    made["protocol"]["quick"] = True
+    why = publishing.publishable(made)
+    assert [line.split(":")[0] for line in why] == ["quick", "incomplete", "dirty", "noisy"]
+    report.print_table(made)
+    table, page = capsys.readouterr().out, report.markdown(made)
+    for line in why:
+        assert line in table and line in page and line in read_csv(made)[0]["not_publishable"]
+
+
+def test_a_result_of_no_commit_or_impossible_speed_is_not_publishable():
+    made = {**made_up.judged_run(), "commit": None, "dirty": None}
+    assert [line.split(":")[0] for line in publishing.publishable(made)] == ["no commit"]
+    fast = made_up.gpu_run()
+    fast["workload"]["channel_base"] = 16384
+    fast["rungs"][3]["step_ms"] = 0.2
+    (why,) = publishing.publishable(fast)
+    assert "fused_norm" in why and "faster than this GPU can compute" in why
+
+
+# Receipts, parity, memory
+
+
+def test_the_table_says_whether_each_rung_was_on_and_computed_the_same(capsys):
+    made = made_up.checked_run()
+    rungs = {rung["name"]: rung for rung in made["rungs"]}
+    rungs["bf16"].update(receipts=made_up.receipts("not engaged: FLOPs in BF16 0 percent", engaged=False))
+    rungs["bf16"].update(status="not engaged", reason="bf16: FLOPs in BF16 0 percent")
+    rungs["fused_norm"].update(
+        parity=made_up.parity(3.2, "failed: parity"), status="failed: parity", reason="G_main"
+    )
+    del rungs["set_to_none"]["receipts"], rungs["set_to_none"]["parity"]
+    rows = rows_of(made)
+    assert (rows["baseline"].receipts, rows["baseline"].parity) == ("ok", "0.41 of budget")
+    assert (rows["bf16"].receipts, rows["fused_norm"].parity) == ("not engaged", "failed")
+    assert (rows["set_to_none"].receipts, rows["set_to_none"].parity) == ("", "")
+    report.print_table(made)
+    said = capsys.readouterr().out
+    assert (
+        "bf16: not engaged: bf16: FLOPs in BF16 0 percent" in said
+        and "fused_norm: failed: parity: G_main" in said
+    )
+    assert "visits rejected for the state of the GPU: 3 of 53" in said
+    by_name = {row["rung"]: row for row in read_csv(made)}
+    assert (
+        by_name["baseline"]["parity_of_budget"].startswith("0.4")
+        and by_name["bf16"]["rejected_visits"] == "1"
+    )
+
+
+def test_what_cannot_be_judged_is_no_error_of_the_rung():
+    rung = {"parity": made_up.parity(0.2)}  # a loss at 900 times its budget is there, unresolved
+    assert checks.parity_share(rung) == pytest.approx(0.2)
+    assert ["not judged" in row for row in checks.parity_cells(rung)] == [False, False, True]
+
+
+def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path):
+    made = made_up.checked_run()
+    made["rungs"][2]["receipts"] = made_up.receipts(
+        "islands in FP32 6 of 6", "not engaged: FLOPs 3 percent", engaged=False
+    )
+    results.write(tmp_path / "a.json", made)
+    plain_page = report.markdown(made).replace("\\", "")
+    printed = call("report", tmp_path / "a.json", "--receipts").stdout
+    for text in (printed, plain_page):
+        assert "bf16: not engaged: islands in FP32 6 of 6" in text and "not engaged: FLOPs 3 percent" in text
+        assert (
+            "G.blocks.3.conv1.weight" in text
+            and "0.41" in text
+            and "reference: FP64 on cuda, batch 8" in text
+        )
+    assert "islands" not in call("report", tmp_path / "a.json").stdout
+    results.write(tmp_path / "b.json", made_up.judged_run())
+    assert "no receipts and no parity check" in call("report", tmp_path / "b.json", "--receipts").stdout
+
+
+def test_three_figures_of_memory(capsys):
+    made = made_up.checked_run()
+    made["rungs"][5]["rounds"][2]["device_used_bytes"] = 40 * 2**30
+    made["rungs"][5]["peak_allocated_bytes"] = 7 * 2**30
+    row = rows_of(made)["cuda_graphs"]
+    assert (row.allocated, row.memory, row.device) == (
+        pytest.approx(7),
+        pytest.approx(14.2),
+        pytest.approx(40),
+    )
+    (line,) = [each for each in read_csv(made) if each["rung"] == "cuda_graphs"]
+    assert line["device_gib"] == "40.0" and line["allocated_gib"] == "7.0"
+    report.print_table(made)
+    said = capsys.readouterr().out
+    assert all(
+        word in said for word in ("allocated GiB", "reserved GiB", "device GiB", "in use on the whole GPU")
+    )
+
+
+def test_checks_of_a_stranger_are_taken_for_nothing_they_are_not(capsys):
+    made = made_up.judged_run()
+    for rung, junk in zip(
+        made["rungs"], ("x", [1], {"bf16": 3}, {"a": {"lines": "x"}}, {"phases": [1]}), strict=False
+    ):
+        rung.update(receipts=junk, parity=junk)
+    made["rungs"][5].update(receipts={HOSTILE: {"engaged": True, "lines": [HOSTILE]}})
+    made["rungs"][5].update(
+        parity={"verdict": "ok", "phases": {HOSTILE: {HOSTILE: {"error": "NaN"}, "x": 3}}}
+    )
+    made["gpu"] = {"notes": 3, "rejected_visits": "x"}
+    made["rungs"][6]["rounds"][0]["rejected"] = 3
+    report.print_table(made), report.print_checks(made)
+    said, page = capsys.readouterr().out, report.markdown(made)
+    assert "\x1b" not in said + page and "<script" not in page and "http:" not in page
+
+
+def test_the_gain_over_all_rungs_has_its_interval():
+    row = rows_of(made_up.judged_run())["fused_act"]
+    assert row.total_interval[0] < row.total < row.total_interval[1]
+    assert read_csv(made_up.judged_run())[-1]["speedup_total_low"]
+    whole = rows_of(made_up.judged_run("leave-one-out"))["fused_norm"]
+    assert whole.total is None  # nothing there is measured against a baseline
+
+
+def test_an_assumed_noise_floor_is_said_to_be_assumed(capsys):
+    report.print_table(made_up.judged_run("leave-one-out"))
+    assert "3% (host-bound rungs, assumed" in capsys.readouterr().out
+    report.print_table(made_up.judged_run())
+    assert "assumed" not in capsys.readouterr().out

@@ -332,3 +332,13 @@ def test_thousands_of_mutants_are_judged_in_one_line_and_never_raise(tmp_path: P
             assert isinstance(value, str) or abs(value) <= 2**50
         report.markdown(mutated), report.csv_text([mutated])  # what is accepted can be shown
     assert 0 < accepted < 1500
+
+
+def test_an_accepted_result_that_must_not_be_quoted_says_so(tmp_path: Path) -> None:
+    result = genuine() | {"dirty": True}
+    result["protocol"]["quick"] = True
+    (tmp_path / "a.json").write_text(json.dumps(result))
+    seen = call(tmp_path)
+    assert seen.exit_code == 0 and "accepted; quick: not to be quoted; dirty: not publishable" in seen.stdout
+    (found,) = json.loads(call("--json", tmp_path).stdout)
+    assert found["problem"] is None and len(found["marks"]) == 2

@@ -92,7 +92,7 @@ def test_a_clock_that_is_not_the_rungs_own_voids() -> None:
 
 def test_an_allocator_that_retried_voids_on_any_device() -> None:
     for visits in (Visits("cpu"), gpu()[1]):
-        with pytest.raises(WorkerFailure, match="allocator ran out and retried 2x") as failure:
+        with pytest.raises(WorkerFailure, match="allocator ran out and retried 2 times") as failure:
             one(visits, FakeWorker(alloc_retries=2))
         assert failure.value.status == "invalid"
 

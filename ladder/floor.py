@@ -1,0 +1,100 @@
+"""The least time that a step can take: below it no GPU of that name can be, so such a result is refused.
+
+A roofline floor, made to be too low rather than too high: the convolutions alone, counted from the workload in the
+cheapest way each can be computed, over the highest rate that the GPU is sold with, memory never waited for. It is
+tens of times below what a rung needs. It does not find an optimistic number; it finds one in the wrong unit, one of
+work that was never done, and one that was made up.
+"""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from stylegan_lite.config import ConfigError, Workload
+
+# Dense TFLOP/s of FP16 or BF16 on tensor cores, from NVIDIA's data sheets, tables of architecture white papers and, for
+# consumer cards, with FP16 accumulation: the fastest of the formats that a recipe can ask for. First match counts.
+PEAKS = (
+    (r"B300", 3500.0),
+    (r"B200", 2500.0),
+    (r"B100", 1750.0),
+    (r"RTX PRO 6000|RTX 5090", 504.0),
+    (r"H100|H200|H800", 989.5),  # the SXM card; PCIe and NVL are slower
+    (r"A100|A800", 312.0),
+    (r"L40S|RTX 6000 Ada|RTX 4090", 366.0),
+    (r"\bL40\b", 181.0),
+    (r"\bL4\b", 121.0),
+    (r"A40\b|A6000|RTX 3090|A30\b|A10\b", 165.0),
+    (r"V100|TITAN V|RTX 8000|RTX 6000|TITAN RTX", 131.0),
+    (r"\bT4\b", 65.0),
+)
+FASTEST = 7000.0  # a GPU that is not in the table: twice the fastest there
+PER_CORE = 10.0  # TFLOP/s of one CPU core: BF16 tiles of 1024 multiply-adds a cycle at 5 GHz
+BOOST = 1.25  # clocks above the data sheet's
+WINOGRAD = 2.25  # F(2x2, 3x3) of Lavin and Gray 2016 needs so many times fewer multiplications
+LAZY = 4  # convolution passes of a penalty, at least: forward, gradient, and twice as much for its gradient
+
+
+def floor_ms(machine: Mapping[str, Any], workload: Mapping[str, Any]) -> tuple[float, float] | None:
+    """Least ms of a step with and without the lazy phases; None for a workload that is none of this model."""
+    known = {key: value for key, value in workload.items() if key in Workload.__dataclass_fields__}
+    try:
+        work = flops(Workload.from_dict(known | {"data": None}))
+    except (ConfigError, OverflowError):
+        return None
+    rate = peak(machine) * 1e12 * BOOST * WINOGRAD
+    return 1000 * work[0] / rate, 1000 * work[1] / rate
+
+
+def peak(machine: Mapping[str, Any]) -> float:
+    """Highest TFLOP/s of the machine's GPU, or of its CPU where that was measured."""
+    if machine.get("device") == "cpu":
+        cores = machine.get("cores")
+        return PER_CORE * (cores if isinstance(cores, int) and cores > 0 else 1024)
+    name = str(machine.get("gpu") or "")
+    return next((rate for pattern, rate in PEAKS if re.search(pattern, name, re.IGNORECASE)), FASTEST)
+
+
+def flops(workload: Workload) -> tuple[float, float]:
+    """Convolution FLOPs of an average step with and without the lazy phases.
+
+    G_main is forward, input and weight gradient of G and two thirds of that through D; D_main is G forward and D thrice
+    on real and on made-up images, but for the gradient of the images themselves.
+    """
+    g, d, first = (2.0 * workload.batch * each for each in _macs(workload))
+    main = (3 * g + 2 * d) + (g + 2 * (3 * d - first))
+    shrunk = max(1, workload.batch // workload.pl_batch_shrink) / workload.batch
+    lazy = LAZY * (d / workload.r1_interval + shrunk * g / workload.pl_interval)
+    return main + lazy, main
+
+
+def _macs(workload: Workload) -> tuple[float, float, float]:
+    """Multiply-adds of one image forward through G's and D's convolutions, and through D's first.
+
+    What changes the resolution counts at the lower one: nine taps a pixel there, whatever the spelling.
+    """
+    g, d = 9 * 16 * workload.fmaps(4) ** 2, 9 * 16 * workload.fmaps(4) * (workload.fmaps(4) + 1)
+    for resolution in workload.resolutions[1:]:
+        low, pixels = workload.fmaps(resolution // 2), resolution**2
+        high = workload.fmaps(resolution)
+        resampling = 9 * low * high * pixels / 4
+        g += resampling + 9 * high * high * pixels
+        d += resampling + 9 * high * high * pixels + low * high * pixels / 4
+    first = 3 * workload.fmaps(workload.resolution) * workload.resolution**2
+    return g, d + first, first
+
+
+def too_fast(rung: Mapping[str, Any], least: tuple[float, float] | None) -> str | None:
+    """One line if a rung or twin has a time that cannot be. `least` is what `floor_ms` gave."""
+    if least is None:
+        return None
+    whole = [x for r in rung["rounds"] if isinstance(r, dict) for x in r.get("samples_ms") or ()]
+    whole += [*rung.get("samples_ms", ()), rung.get("step_ms")]
+    main = [r.get("main_ms") for r in rung["rounds"] if isinstance(r, dict)] + [rung.get("main_ms")]
+    for times, bound in ((whole, least[0]), (main, least[1])):
+        seen = [x for x in times if x is not None]
+        if seen and min(seen) < bound:
+            return f"{min(seen):.3g} ms is faster than this GPU can compute: at least {bound:.3g} ms"
+    return None

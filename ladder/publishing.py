@@ -1,0 +1,36 @@
+"""Why a result must not be quoted. A clean and complete run has no reason, and nothing is said of it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+from ladder import floor
+
+QUICK = "quick: not to be quoted"
+PARTIAL = "incomplete: the run was interrupted"
+DIRTY = "dirty: not publishable: the code differs from its commit"
+NO_COMMIT = "no commit: not publishable: what was measured cannot be looked up"
+NOISY = "noisy: not publishable"
+
+
+def publishable(result: Mapping[str, Any]) -> list[str]:
+    """The reasons why a result is not publishable, a line each; none if it is."""
+    found = []
+    if result["protocol"].get("quick"):
+        found.append(QUICK)
+    if not result["complete"]:
+        found.append(PARTIAL)
+    if result.get("commit") is None:
+        found.append(NO_COMMIT)
+    elif result.get("dirty"):
+        found.append(DIRTY)
+    gpu = result.get("gpu")
+    notes = gpu.get("notes") if isinstance(gpu, dict) else None
+    said = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
+    found += [note for note in said if note.startswith(NOISY)]
+    least = floor.floor_ms(result["machine"], result["workload"])
+    for rung in result["rungs"]:
+        if rung["status"] == "ok" and (reason := floor.too_fast(rung, least)):
+            found.append(f"impossible: not publishable: {rung['name']}: {reason}")
+    return found

@@ -1,0 +1,85 @@
+"""Which results belong together: a newer torch, CUDA, cuDNN or Triton begins a new series.
+
+A series is one machine, software, workload, ladder and mode, quick runs apart. What is shown is the newest result of
+each series; what a rung gains at the top is shown beside a staircase of the same series and the same code only.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from ladder import modes, results
+from ladder.errors import UserError
+from ladder.view import top_gains
+
+
+def key(result: dict[str, Any], mode: str | None = None) -> tuple[Any, ...]:
+    """Equal for two results of one series; of the series in another `mode` if that is given."""
+    protocol = result["protocol"]
+    names = [result[part]["name"] for part in ("machine", "workload", "ladder")]
+    found = [mode or protocol.get("mode", modes.CUMULATIVE), bool(protocol.get("quick"))]
+    return (*names, *map(str, found), *(str(result["machine"].get(name)) for name in results.SERIES))
+
+
+def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read results: files as they are named; of a folder the newest of each series.
+
+    A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it.
+
+    Returns:
+        (results, refused): of a folder's files that are not results, one line each.
+
+    Raises:
+        UserError: a named file is not a result, or there is none at all.
+    """
+    found: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    refused: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(results.load(path))
+            continue
+        newest: dict[tuple[Any, ...], dict[str, Any]] = {}
+        for file in sorted(path.rglob("*.json")):
+            try:
+                result = results.load(file)
+            except UserError as error:
+                refused.append(str(error))
+                continue
+            others.append(result)
+            if key(result) not in newest or result["started"] > newest[key(result)]["started"]:
+                newest[key(result)] = result
+        found += newest.values()
+    if not found:
+        where = ", ".join(str(path) for path in paths)
+        raise UserError(refused[0] if refused else f"{where}: no results here; `ladder run` makes one")
+    return [with_top(result, [*found, *others]) for result in found], refused
+
+
+def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """`result`, if it is cumulative with the gains at the top of the newest leave-one-out result among `others`.
+
+    Of the same series, of the same commit and of the same workload to the last field, or it would be advice on
+    another program.
+    """
+    if key(result) != key(result, modes.CUMULATIVE):
+        return result
+    wanted = key(result, modes.LEAVE_ONE_OUT)
+    same = [other for other in others if key(other) == wanted and _same_program(other, result)]
+    newest = max(same, key=lambda other: other["started"], default=None)
+    return result if newest is None else {**result, "at_top": top_gains(newest)}
+
+
+def _same_program(other: dict[str, Any], result: dict[str, Any]) -> bool:
+    return all(other.get(part) == result.get(part) for part in ("commit", "dirty", "workload"))
+
+
+def readable(folder: Path) -> list[dict[str, Any]]:
+    """The results in one folder, those that are none left out."""
+    found = []
+    for path in sorted(Path(folder).glob("*.json")):
+        with contextlib.suppress(UserError):
+            found.append(results.load(path))
+    return found
