@@ -176,14 +176,17 @@ def _checked(row: dict[str, Any]) -> dict[str, Any]:
 
 
 def _merged(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Sorted; equal rows become one, their counts added."""
+    """Sorted; rows that tell the same become one, their counts added; of several tests the module is named."""
     found: dict[str, dict[str, Any]] = {}
     for row in rows:
-        key = repr({**row, "count": None})
+        key = repr({**row, "count": None, "test": row["test"].split()[0]})
         if key not in found:
             found[key] = dict(row)
-        elif "count" in row:
+            continue
+        if "count" in row:
             found[key]["count"] += row["count"]
+        if row["test"] != found[key]["test"]:
+            found[key]["test"] = row["test"].split()[0]
     return sorted(found.values(), key=_place)
 
 
