@@ -278,6 +278,11 @@ Examples:
     help="Train every rung from several seeds and compare the samples' distance to the data with the baseline's.",
 )
 @click.option("--seeds", type=click.IntRange(2, 100), default=3, show_default=True, help="Of the canary.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    help="Trainings of the canary at a time. [default: 1 on the CPU, up to 4 on a GPU]",
+)
 @options.device_option
 @options.json_option
 def train(
@@ -294,6 +299,7 @@ def train(
     seed: int,
     canary: bool,
     seeds: int,
+    jobs: int | None,
     device: str | None,
     as_json: bool,
 ) -> None:
@@ -308,7 +314,7 @@ def train(
         if resume is not None or recipe is not None:
             raise UserError("--canary trains every rung from the start: leave out --resume and --recipe")
         result = climbing.canary(
-            workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, out=out
+            workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, jobs=jobs, out=out
         )
         if as_json:
             click.echo(json.dumps(result, indent=1))
