@@ -415,13 +415,34 @@ def show(rung: str) -> None:
     is_flag=True,
     help="Simulate runs with known effects: are the verdicts right? Seconds; writes results/selftest.",
 )
+@click.option(
+    "--parity-trial",
+    "parity_trial",
+    is_flag=True,
+    help="Judge each plain-PyTorch spelling by the others: is parity's factor wide enough? Writes results/parity.",
+)
+@click.option(
+    "-w",
+    "--workload",
+    "workloads",
+    metavar="NAME|FILE",
+    multiple=True,
+    help="Of the parity trial; may be given twice. [default: article and adain-256 on a GPU, tiny on the CPU]",
+)
 @options.json_option
 def doctor(
-    device: str | None, ladder_name: str, spellings_of: str | None, self_test: bool, as_json: bool
+    device: str | None,
+    ladder_name: str,
+    spellings_of: str | None,
+    self_test: bool,
+    parity_trial: bool,
+    workloads: tuple[str, ...],
+    as_json: bool,
 ) -> None:
     """Say what this machine has, which rungs it can run, and how to get what is missing.
 
-    Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if the verdicts break a promise.
+    Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if the verdicts break a promise, with
+    --parity-trial 1 if honest code would fail.
     """
     if self_test:
         from ladder import machine, selftest
@@ -430,6 +451,17 @@ def doctor(
         path = found.pop("path").relative_to(ROOT)
         click.echo(json.dumps(found, indent=1) if as_json else f"{selftest.text(found)}; {path}")
         sys.exit(1 if found["broken"] else 0)
+    if workloads and not parity_trial:
+        raise UserError("--workload is for --parity-trial, and --spellings names its own")
+    if parity_trial:
+        from ladder import machine, paritytrial
+
+        found = paritytrial.run(
+            workloads, machine.choose_device(device), tell=lambda line: click.echo(line, err=True)
+        )
+        path = found.pop("path").relative_to(ROOT)
+        click.echo(json.dumps(found, indent=1) if as_json else f"{paritytrial.text(found)}; {path}")
+        sys.exit(1 if found["worst"] > found["factor"] else 0)
     if spellings_of is not None:
         from ladder import machine, spellings
 
