@@ -2,7 +2,7 @@
 
 A rung may stray `spread.FACTOR` times as far from FP64 as the worst plain spelling of its precision. Here every
 spelling takes the place of the rung once, the budget comes from the rest without the factor, and the ratio is the
-smallest factor with which `parity.judge` would have passed it. Above 1 it is what honest code needs beyond the spread of others.
+smallest factor with which `parity.judge` would have passed it. Above 1 it is what honest code needs beyond the others.
 """
 
 from __future__ import annotations

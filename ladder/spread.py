@@ -21,8 +21,8 @@ from ladder.reference import Outcome, Reference
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import PHASES, TrainingStep
 
-# How far a rung may stray, in units of the worst plain spelling of its precision. Each spelling judged by the others
-# came to 1.4 at most, in 152 cases (two norms, two sizes, two precisions, up to 8 states, on a CPU).
+# How far a rung may stray, in units of the worst plain spelling of its precision. What honest code needs is measured by
+# `ladder doctor --parity-trial`: each spelling judged by the others. Its outcomes are in results/parity.
 FACTOR = 2.5
 RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
 LIMIT = 0.5  # no budget is wider: what is missing has an error of 1
