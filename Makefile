@@ -31,7 +31,7 @@ test: lint  ## lint, then the tests; needs no GPU
 	$(PY) -m pytest -q
 
 faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write results/faults
-	$(PY) -m pytest -q -p no:cacheprovider --record-outcomes results/faults
+	$(PY) -m pytest -q -p no:cacheprovider --record-outcomes=results/faults tests
 
 lint: $(READY)  ## ruff: rules and formatting
 	$(PY) -m ruff check .

@@ -1,4 +1,4 @@
-"""What the tests that plant faults saw, as files: `pytest --record-outcomes FOLDER`, or `make faults`.
+"""What the tests that plant faults saw, as files: `pytest --record-outcomes=FOLDER tests`, or `make faults`.
 
 A test asks for one of the fixtures `outcome`, `planted_bug` and `sabotaged_rung` and says in them what it planted and
 what came of it. Under the option only those tests run, and what they said becomes a JSON file and a Markdown table
