@@ -18,7 +18,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help ladder test lint clean
+.PHONY: help ladder test faults lint clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
@@ -29,6 +29,9 @@ ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS
 
 test: lint  ## lint, then the tests; needs no GPU
 	$(PY) -m pytest -q
+
+faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write results/faults
+	$(PY) -m pytest -q -p no:cacheprovider --record-outcomes=results/faults tests
 
 lint: $(READY)  ## ruff: rules and formatting
 	$(PY) -m ruff check .

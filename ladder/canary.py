@@ -8,9 +8,10 @@ canary, not a benchmark: it sees a model that has broken, not a fraction of a pe
 
 from __future__ import annotations
 
+import contextlib
 import math
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
@@ -19,7 +20,7 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder import machine, record, results, stats, swd
+from ladder import machine, record, results, stats, swd, trainings
 from ladder.catalog import Planned
 from ladder.errors import UserError, describe
 from ladder.images import ImageSet
@@ -27,6 +28,7 @@ from stylegan_lite.data import ImageFolder
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "canary"
 MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
+MOST_JOBS = 4
 CONFIDENCE = 0.99
 
 OnEvent = Callable[[dict[str, Any]], None]
@@ -43,10 +45,12 @@ def run(
     steps: int,
     seeds: int,
     out: Path,
+    jobs: int | None = None,
     on_event: OnEvent | None = None,
 ) -> dict[str, Any]:
     """Train every rung ``seeds`` times and judge it against the first; writes the result after every training.
 
+    ``jobs`` trainings run at a time (None: ``usual_jobs``), which changes neither the records nor their order.
     ``on_event`` gets {"event": "trained", "rung", "seed", "done", "total", "distance"}.
 
     Returns the result, ``complete`` false after Ctrl-C: ``path`` of the file is in the last event, "end".
@@ -64,34 +68,65 @@ def run(
     result = _new(name, workload, ladder, planned, images, device, steps, seeds)
     started = datetime.now(timezone.utc)
     path = Path(out) / result["machine"]["name"] / f"{name}-{ladder}-{started:%Y%m%dT%H%M%SZ}.json"
-    real = real_images(images, workload["resolution"], result["samples"])
     runnable = [rung for rung in planned if not rung.skipped]
     records = {rung["name"]: rung for rung in result["rungs"]}
-    done, total = 0, len(runnable) * seeds
+    # Seed by seed: an interrupted canary has whole rounds
+    tasks = [(rung.name, rung.recipe, seed) for seed in range(seeds) for rung in runnable]
+    arguments = (workload, images, result["samples"], device, steps)
+    jobs = min(jobs or usual_jobs(device), len(tasks))
+    done = 0
     try:
-        for seed in range(seeds):  # seed by seed: an interrupted canary has whole rounds
-            for rung in runnable:
-                one = records[rung.name]
-                one["runs"].append(train(workload, rung.recipe, images, real, device, steps, seed))
+        with contextlib.closing(_trained(arguments, tasks, jobs)) as trained:
+            for (rung, _, seed), one in trained:
+                one = {"seed": seed, "distance": None, "levels": None} | one
+                runs = records[rung]["runs"]
+                runs.append(one)
+                runs.sort(key=lambda each: each["seed"])
                 done += 1
                 _save(path, result, begin)
-                last = one["runs"][-1]
-                tell(
-                    {
-                        "event": "trained",
-                        "rung": rung.name,
-                        "seed": seed,
-                        "done": done,
-                        "total": total,
-                        **last,
-                    }
-                )
+                tell({"event": "trained", "rung": rung, "done": done, "total": len(tasks), **one})
         result["complete"] = True
     except KeyboardInterrupt:
         result["notes"].append("interrupted: what was finished is kept")
     _save(path, result, begin)
+    from ladder import report
+
+    report.write(path.with_suffix(".md"), markdown(result))
     tell({"event": "end", "path": str(path)})
     return result
+
+
+def usual_jobs(device: str) -> int:
+    """How many trainings at a time: eager steps wait for a core more than for the GPU; a CPU is full with one."""
+    return max(1, min(MOST_JOBS, machine.usable_cores() // 3)) if device == "cuda" else 1
+
+
+def _trained(
+    arguments: tuple[Any, ...], tasks: list[tuple[Any, ...]], jobs: int
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    if jobs == 1:
+        one = trainer(*arguments)
+        yield from ((task, one(*task)) for task in tasks)
+    else:
+        threads = torch.get_num_threads() if arguments[3] == "cpu" else max(1, machine.usable_cores() // jobs)
+        yield from trainings.run(trainer, (*arguments, threads), tasks, jobs)
+
+
+def trainer(
+    workload: dict[str, Any],
+    images: ImageSet,
+    count: int,
+    device: str,
+    steps: int,
+    threads: int | None = None,
+) -> Callable[..., dict[str, Any]]:
+    """What trains (rung, recipe, seed): the real images are read once for all of them."""
+    if threads is not None:
+        torch.set_num_threads(
+            threads
+        )  # as many as the process that asked has: another number, other roundings
+    real = real_images(images, workload["resolution"], count)
+    return lambda rung, recipe, seed: train(workload, recipe, images, real, device, steps, seed)
 
 
 def train(
@@ -118,7 +153,7 @@ def train(
             levels = swd.distances(real.to(device), samples(step, len(real)))
         finally:
             step.close()
-    except RuntimeError as error:
+    except Exception as error:  # whatever it is, the other rungs train on
         return broke | {"reason": describe(error)}
     if not all(math.isfinite(value) for value in levels.values()):
         return broke | {"reason": "the samples are not finite"}
@@ -192,6 +227,33 @@ def table(result: dict[str, Any]) -> str:
         verdict = rung["verdict"] or ("n/a" if rung["skipped"] else "")
         lines.append(f"{rung['name']:<16}{mean:>8}  {verdict:<8}  {each}{reason and '  ' + reason}".rstrip())
     return "\n".join(lines)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for a page; one row a rung."""
+    facts, band, workload = result["machine"], result["band"], result["workload"]
+    where = f"{facts['gpu'] or facts['cpu']}, PyTorch {facts['torch']}"
+    commit = (result["commit"] or "unknown")[:12] + (" with changes" if result["dirty"] else "")
+    known = f"{band[0]:.1f} to {band[1]:.1f}" if band else "none, the baseline did not finish"
+    lines = [
+        f"# Quality canary: {workload['name']}, {result['ladder']} on {where}",
+        "",
+        f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, {result['steps']} steps from"
+        f" {result['seeds']} seeds each; sliced Wasserstein distance x 1000 of {result['samples']} samples to the"
+        f" data, mean of the levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
+        f" Commit {commit}, {result['seconds']:.0f} s{'' if result['complete'] else ', not complete'}.",
+        "",
+        "| rung | mean | verdict | each seed |",
+        "|---|---:|---|---|",
+    ]
+    for rung in result["rungs"]:
+        each = ", ".join("broke" if r["distance"] is None else f"{r['distance']:.1f}" for r in rung["runs"])
+        reason = next((r["reason"] for r in rung["runs"] if r["reason"]), rung["skipped"])
+        mean = "" if rung["distance"] is None else f"{rung['distance']:.1f}"
+        verdict = rung["verdict"] or ("n/a" if rung["skipped"] else "")
+        told = "; ".join(filter(None, (each, reason and results.display(reason))))
+        lines.append(f"| {rung['name']} | {mean} | {verdict} | {told} |")
+    return "\n".join(lines) + "\n"
 
 
 def _new(

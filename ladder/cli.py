@@ -282,6 +282,11 @@ Examples:
     help="Train every rung from several seeds and compare the samples' distance to the data with the baseline's.",
 )
 @click.option("--seeds", type=click.IntRange(2, 100), default=3, show_default=True, help="Of the canary.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    help="Trainings of the canary at a time. [default: 1 on the CPU, up to 4 on a GPU]",
+)
 @options.device_option
 @options.json_option
 def train(
@@ -298,6 +303,7 @@ def train(
     seed: int,
     canary: bool,
     seeds: int,
+    jobs: int | None,
     device: str | None,
     as_json: bool,
 ) -> None:
@@ -312,7 +318,7 @@ def train(
         if resume is not None or recipe is not None:
             raise UserError("--canary trains every rung from the start: leave out --resume and --recipe")
         result = climbing.canary(
-            workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, out=out
+            workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, jobs=jobs, out=out
         )
         if as_json:
             click.echo(json.dumps(result, indent=1))
@@ -420,6 +426,20 @@ def show(rung: str) -> None:
     type=click.FloatRange(0, min_open=True),
     help="What the part of --selftest on a GPU should take; three rounds are always made. [default: 6]",
 )
+@click.option(
+    "--parity-trial",
+    "parity_trial",
+    is_flag=True,
+    help="Judge each plain-PyTorch spelling by the others: is parity's factor wide enough? Writes results/parity.",
+)
+@click.option(
+    "-w",
+    "--workload",
+    "workloads",
+    metavar="NAME|FILE",
+    multiple=True,
+    help="Of the parity trial; may be given twice. [default: article and adain-256 on a GPU, tiny on the CPU]",
+)
 @options.json_option
 def doctor(
     device: str | None,
@@ -427,11 +447,14 @@ def doctor(
     spellings_of: str | None,
     self_test: bool,
     minutes: float | None,
+    parity_trial: bool,
+    workloads: tuple[str, ...],
     as_json: bool,
 ) -> None:
     """Say what this machine has, which rungs it can run, and how to get what is missing.
 
-    Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if a promise is broken.
+    Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if a promise is broken, with
+    --parity-trial 1 if honest code would fail.
     """
     from ladder import doctor as examining
 
@@ -439,6 +462,17 @@ def doctor(
         sys.exit(examining.self_test(ROOT, device, minutes, as_json))
     if minutes is not None:
         raise UserError("--minutes is for --selftest")
+    if workloads and not parity_trial:
+        raise UserError("--workload is for --parity-trial, and --spellings names its own")
+    if parity_trial:
+        from ladder import machine, paritytrial
+
+        found = paritytrial.run(
+            workloads, machine.choose_device(device), tell=lambda line: click.echo(line, err=True)
+        )
+        path = found.pop("path").relative_to(ROOT)
+        click.echo(json.dumps(found, indent=1) if as_json else f"{paritytrial.text(found)}; {path}")
+        sys.exit(1 if found["worst"] > found["factor"] else 0)
     if spellings_of is not None:
         from ladder import machine, spellings
 

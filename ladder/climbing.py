@@ -200,6 +200,7 @@ def canary(
     *,
     steps: int,
     seeds: int,
+    jobs: int | None,
     out: Path | None,
 ) -> dict[str, Any]:
     """Train every rung of a ladder from several seeds (``ladder.canary``; ``tiny`` unless told otherwise).
@@ -233,6 +234,7 @@ def canary(
         device,
         steps=steps,
         seeds=seeds,
+        jobs=jobs,
         out=out or canaries.OUT,
         on_event=tell,
     )

@@ -49,7 +49,7 @@ def check(
     if other:
         step = _rebuilt(step, ref.workload, seed)
     try:
-        runs, distances = measure(step, ref, tell)
+        runs, distances = measure(step, ref.on(step.device), tell)
     finally:
         if other:
             step.close()

@@ -35,6 +35,7 @@ CACHE = Path(__file__).resolve().parent.parent / ".cache" / "parity"
 KEPT = 4  # cache entries; one of the article's workload is 3 GB
 STEPS = 32
 REPLAYS = 2
+RESIDENT = 0.1  # of a GPU's memory: more of it is not given to the reference, the steps need it
 NUDGE = 0.1  # of noise strengths and biases, as they are applied
 SMALL_BATCH = 4
 
@@ -47,7 +48,10 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Reference:
-    """FP64 outcomes of every phase for each replay, on the CPU; ``workload.batch`` may have had to shrink."""
+    """FP64 outcomes of every phase for each replay; ``workload.batch`` may have had to shrink.
+
+    As it is read the tensors are a file's memory, on the CPU; ``on`` puts them where the comparing is done.
+    """
 
     workload: Workload
     made_on: str
@@ -60,6 +64,22 @@ class Reference:
     def draws(self) -> list[Draw]:
         """The inputs that belong to the outcomes."""
         return [draw(self.workload, replay) for replay in range(REPLAYS)]
+
+    def on(self, device: str) -> Reference:
+        """State and outcomes on the device, once for all phases and spellings; as it is where they take too much.
+
+        What is a single number stays on the CPU: Adam's step counts belong there unless they are captured.
+        """
+        if device != "cuda":
+            return self
+        held = {"state": self.state, "outcomes": dict(enumerate(self.outcomes))}
+        if _bytes(held) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
+            return self
+        try:
+            held = _map(held, lambda t: t.to(device) if t.ndim else t)
+        except torch.OutOfMemoryError:
+            return self
+        return dataclasses.replace(self, state=held["state"], outcomes=list(held["outcomes"].values()))
 
 
 def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
@@ -161,7 +181,8 @@ def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell |
     if not (folder / "reference.pt").exists():
         _write(folder, _make(workload, device, tell))
         _prune(folder)
-    made = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True)
+    # Mapped, not read: of 3 GB a process touches what it copies to the GPU, from the page cache that all share.
+    made = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
     used = dataclasses.replace(workload, batch=made["batch"])
     return Reference(
         used, made["made_on"], made["chunk"], made["notes"], made["state"], made["outcomes"], folder
@@ -230,6 +251,12 @@ def _prune(newest: Path) -> None:
     for path in entries[KEPT:]:
         if path != newest:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def _bytes(tree: Any) -> int:
+    if isinstance(tree, dict):
+        return sum(map(_bytes, tree.values()))
+    return tree.nbytes if isinstance(tree, Tensor) else 0
 
 
 def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import itertools
 import json
 import math
 import statistics
@@ -20,8 +21,8 @@ from ladder.reference import Outcome, Reference
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import PHASES, TrainingStep
 
-# How far a rung may stray, in units of the worst plain spelling of its precision. Each spelling judged by the others
-# came to 1.4 at most, in 152 cases (two norms, two sizes, two precisions, up to 8 states, on a CPU).
+# How far a rung may stray, in units of the worst plain spelling of its precision. What honest code needs is measured by
+# `ladder doctor --parity-trial`: each spelling judged by the others. Its outcomes are in results/parity.
 FACTOR = 2.5
 RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
 LIMIT = 0.5  # no budget is wider: what is missing has an error of 1
@@ -39,7 +40,10 @@ Tell = Callable[[str], None]
 def measure(
     step: TrainingStep, ref: Reference, tell: Tell
 ) -> tuple[list[Errors], dict[str, dict[str, float]]]:
-    """Errors of each replay, and how far the replays' gradients are apart: {"phase": {"rung": d, "reference": d}}."""
+    """Errors of each replay, and how far the replays' gradients are apart: {"phase": {"rung": d, "reference": d}}.
+
+    ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state.
+    """
     runs: list[Errors] = []
     first: dict[str, dict[str, Tensor]] = {}
     distances = {}
@@ -100,7 +104,7 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
             moved = float(seen[quantity]["others"])
             errors[f"{phase}/untouched/others"] = moved if moved < 1e9 else 1e9  # NaN too
             continue
-        sums = {name: _squares(seen[quantity][name], expected) for name, expected in named.items()}
+        sums = _squares(seen[quantity], named)
         total = sum(size for _, size in sums.values())
         pools: dict[str, list[float]] = {}
         for name, (wrong, size) in sums.items():
@@ -115,15 +119,22 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
     """Relative L2 distance between two sets of tensors as wholes; 1e9 where it is not finite."""
-    pairs = [_squares(a[name], b[name]) for name in b]
+    pairs = _squares(a, b).values()
     size = sum(size for _, size in pairs)
     return _relative(sum(wrong for wrong, _ in pairs), size, size)
 
 
-def _squares(value: Tensor, exact: Tensor) -> tuple[float, float]:
-    exact = exact.to(value.device).double()
-    pair = torch.stack([(value.double() - exact).square().sum(), exact.square().sum()]).tolist()
-    return pair[0], pair[1]
+def _squares(values: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """For each name of ``exact`` the sums of squares of (the difference, the exact value), in float64.
+
+    They stay on the device until all are there: waiting for each would stop the GPU some thousand times a step.
+    """
+    sums = []
+    for name, expected in exact.items():
+        value = values[name].double()
+        expected = expected.to(value.device, non_blocking=True).double()
+        sums.append(torch.stack([(value - expected).square().sum(), expected.square().sum()]))
+    return dict(zip(exact, map(tuple, torch.stack(sums).tolist()), strict=True))
 
 
 def _relative(wrong: float, size: float, total: float) -> float:
@@ -174,28 +185,44 @@ def get_spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
     path = ref.folder / f"spread-{slug}.json"
     if not path.exists():
-        made = _spread(ref, precision, device, tell)
+        runs, left_out = run_spellings(ref, precision, device, tell)
+        made = {"precision": precision, "spellings": list(runs), "left_out": left_out, "errors": worst(runs)}
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(made))
     return json.loads(path.read_text())
 
 
-def _spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[str, Any]:
-    worst: Errors = {}
-    used, left_out = [], []
-    for recipe in spellings(ref.workload, precision, device):
+def run_spellings(
+    ref: Reference, precision: str, device: str, tell: Tell
+) -> tuple[dict[str, list[Errors]], list[str]]:
+    """(spelling -> errors of each replay, a line for each that could not run).
+
+    Raises:
+        RuntimeError: fewer than two ran; one alone says nothing of a spread.
+    """
+    runs: dict[str, list[Errors]] = {}
+    left_out = []
+    ref = ref.on(device)
+    for number, recipe in enumerate(spellings(ref.workload, precision, device)):
         label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
         try:
-            for errors in _errors_of(ref, recipe, device, tell):
-                worst = {name: max(error, worst.get(name, 0.0)) for name, error in errors.items()}
-            used.append(label)
+            errors = _errors_of(ref, recipe, device, tell)
+            runs[label if label not in runs else f"{label}, run {number + 1}"] = errors
         except (RuntimeError, NotImplementedError) as error:  # no kernel for it, or no memory
             left_out.append(f"{label}: {describe(error)}")
         if device == "cuda":
             torch.cuda.empty_cache()
-    if len(used) < 2:
+    if len(runs) < 2:
         raise RuntimeError(f"parity: no budget: fewer than two plain spellings ran ({'; '.join(left_out)})")
-    return {"precision": precision, "spellings": used, "left_out": left_out, "errors": worst}
+    return runs, left_out
+
+
+def worst(runs: dict[str, list[Errors]]) -> Errors:
+    """The largest error of each quantity over all spellings and replays."""
+    found: Errors = {}
+    for errors in itertools.chain.from_iterable(runs.values()):
+        found = {name: max(error, found.get(name, 0.0)) for name, error in errors.items()}
+    return found
 
 
 def _errors_of(ref: Reference, recipe: dict[str, Any], device: str, tell: Tell) -> list[Errors]:
@@ -213,8 +240,8 @@ def _errors_of(ref: Reference, recipe: dict[str, Any], device: str, tell: Tell) 
             setattr(torch.backends.cudnn, flag, value)
 
 
-def budgets(spread: Errors, precision: str) -> Errors:
-    """``FACTOR`` x the spread of each tensor, or of the median tensor of its kind if that is larger.
+def budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
+    """``factor`` x the spread of each tensor, or of the median tensor of its kind if that is larger.
 
     The median guards tensors of few numbers, where all spellings may be close by luck. 0 where nothing may move.
     """
@@ -224,6 +251,6 @@ def budgets(spread: Errors, precision: str) -> Errors:
     usual = {group: statistics.median(errors) for group, errors in groups.items()}
     budget = {}
     for name, error in spread.items():
-        wide = FACTOR * max(error, min(usual[_group(name)], RESOLVED), FLOOR[precision])
+        wide = factor * max(error, min(usual[_group(name)], RESOLVED), FLOOR[precision])
         budget[name] = 0.0 if "/untouched/" in name else min(wide, LIMIT)
     return budget

@@ -5,6 +5,9 @@ is imported. torch is imported only where a GPU is seen or a GPU test is selecte
 """
 
 import os
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -34,9 +37,75 @@ if not (nvml_sees_a_gpu() and torch_has_cuda()):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
 
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Skips tests marked `gpu` where torch finds no GPU."""
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
+    """Skips tests marked `gpu` where torch finds no GPU; where outcomes are recorded, leaves out all others."""
+    if config.getoption("--record-outcomes") is not None:
+        others = [item for item in items if not TABLES.keys() & set(item.fixturenames)]
+        config.hook.pytest_deselected(items=others)
+        items[:] = [item for item in items if item not in others]
     gpu_tests = [item for item in items if item.get_closest_marker("gpu")]
     if gpu_tests and not torch_has_cuda():
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+# --- what planted faults came to, see tests/outcomes.py ---
+
+TABLES = {"outcome": "faults", "planted_bug": "planted-bugs", "sabotaged_rung": "sabotaged-rungs"}
+_rows: dict[str, list[dict[str, Any]]] = {}
+
+
+def pytest_addoption(parser: pytest.Parser) -> None:
+    parser.addoption(
+        "--record-outcomes",
+        metavar="FOLDER",
+        type=Path,
+        help="run only the tests that plant faults, bugs and sabotage, and write what came of each to FOLDER",
+    )
+
+
+def _recorder(request: pytest.FixtureRequest, kind: Callable[..., dict[str, Any]]) -> Callable[..., None]:
+    test = f"{request.path.name} {request.node.name.partition('[')[0].removeprefix('test_')}"
+
+    def say(**row: Any) -> None:
+        _rows.setdefault(TABLES[request.fixturename], []).append(kind(**row, test=test))
+
+    return say
+
+
+@pytest.fixture
+def outcome(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """outcome(fault=, injected=, outcome=, count=1, number=None, kept=None): see `tests.outcomes.fault`."""
+    from tests import outcomes
+
+    return _recorder(request, outcomes.fault)
+
+
+@pytest.fixture
+def planted_bug(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """planted_bug(bug=, planted=, problem=): see `tests.outcomes.planted_bug`."""
+    from tests import outcomes
+
+    return _recorder(request, outcomes.planted_bug)
+
+
+@pytest.fixture
+def sabotaged_rung(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """sabotaged_rung(rung=, sabotage=, planted=, line=): see `tests.outcomes.sabotaged_rung`."""
+    from tests import outcomes
+
+    return _recorder(request, outcomes.sabotaged_rung)
+
+
+def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
+    """Write the tables, if every test passed: an outcome that a test did not accept is not one to publish."""
+    folder = config.getoption("--record-outcomes")
+    if folder is None:
+        return
+    if exitstatus != 0:
+        terminalreporter.write_line("--record-outcomes: nothing is written, not every test passed", red=True)
+        return
+    from tests import outcomes
+
+    for path in outcomes.write(folder, _rows):
+        terminalreporter.write_line(f"--record-outcomes: {path}")

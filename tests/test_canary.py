@@ -1,15 +1,19 @@
 import json
+import os
+import signal
+import time
 
 import numpy as np
 import pytest
 import torch
 from PIL import Image
 
-from ladder import canary
+from ladder import canary, machine, trainings
 from ladder.catalog import Planned
 from ladder.errors import UserError
 from ladder.images import ImageSet
 from stylegan_lite.step import TrainingStep
+from tests.test_measure import alive, wait_for
 
 WORKLOAD = {
     "resolution": 8,
@@ -102,6 +106,60 @@ def test_interrupting_keeps_what_is_finished(images, tmp_path):
     assert not result["complete"] and len(result["rungs"][0]["runs"]) == 2
     (path,) = tmp_path.rglob("*.json")
     assert json.loads(path.read_text())["notes"] == ["interrupted: what was finished is kept"]
+
+
+def without_times(result):
+    return {key: value for key, value in result.items() if key != "seconds"}
+
+
+def test_trainings_side_by_side_give_the_same_result_in_the_same_order(images, tmp_path):
+    one = go(images, tmp_path / "one", steps=2, seeds=2, jobs=1)
+    two = go(images, tmp_path / "two", steps=2, seeds=2, jobs=2)
+    assert two["complete"] and without_times(one) == without_times(two)
+    (table,) = (tmp_path / "two").rglob("*.md")
+    assert "| set_to_none |" in table.read_text() and "needs a CUDA GPU" in table.read_text()
+
+
+def pretend(folder):
+    """Stands for training; what a task is called is what happens to it."""
+
+    def train(name, seed):
+        (folder / f"{os.getpid()}").touch()
+        if name == "killed":
+            os.kill(os.getpid(), signal.SIGKILL)
+        if name == "raises":
+            raise ValueError("no such thing")
+        if name == "waits":
+            time.sleep(60)
+        return {"seed": seed, "reason": None}
+
+    return train
+
+
+def test_a_training_that_dies_is_a_record_and_the_others_go_on(tmp_path):
+    tasks = [("fine", 0), ("killed", 1), ("raises", 2), ("fine", 3), ("fine", 4)]
+    ended = dict(trainings.run(pretend, (tmp_path,), tasks, 2))
+    assert ended[tasks[1]] == {"reason": "worker killed by SIGKILL"}
+    assert ended[tasks[2]] == {"reason": "ValueError: no such thing"}
+    assert [ended[task] for task in tasks if task[0] == "fine"] == [
+        {"seed": seed, "reason": None} for seed in (0, 3, 4)
+    ]
+    assert 3 <= len(list(tmp_path.iterdir())) <= 4  # two, and fresh ones after those that broke
+    assert not any(alive(int(path.name)) for path in tmp_path.iterdir())
+
+
+def test_no_training_goes_on_when_nobody_waits_for_it(tmp_path):
+    running = trainings.run(pretend, (tmp_path,), [("fine", 0), ("waits", 1)], 2)
+    assert next(running)[0] == ("fine", 0)
+    wait_for(lambda: len(list(tmp_path.iterdir())) == 2)
+    running.close()
+    assert not any(alive(int(path.name)) for path in tmp_path.iterdir())
+
+
+def test_a_gpu_trains_several_at_a_time_and_a_cpu_one(monkeypatch):
+    for cores, jobs in ((1, 1), (8, 2), (16, 4), (64, 4)):
+        monkeypatch.setattr(machine, "usable_cores", lambda cores=cores: cores)
+        assert canary.usual_jobs("cuda") == jobs and canary.usual_jobs("cpu") == 1
 
 
 def test_one_seed_has_no_band(images, tmp_path):

@@ -6,11 +6,11 @@
 import contextlib
 import json
 import os
-import re
 import signal
 import subprocess
 import sys
 import threading
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -35,39 +35,92 @@ def the_file(out: Path) -> Path:
 # --- workers --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize(
-    ("fault", "status", "says"),
-    [
-        ({"fault": "cuda"}, "failed", "CUDA error: an illegal memory access"),
-        ({"fault": "memory", "at": "build"}, "oom", "out of memory in build"),
-        ({"fault": "memory"}, "oom", "out of memory in visit, at most 0."),
-        ({"fault": "garbage"}, "failed", "something else wrote between"),
-        ({"fault": "clock", "ticks": ["0"]}, "invalid", "a step of 0.0 s"),
-        ({"fault": "clock", "ticks": ["0", "16"]}, "invalid", "a step of -1.0 s"),
-        ({"fault": "clock", "ticks": ["inf", "0"]}, "invalid", "a step of inf s"),
-        ({"fault": "clock", "ticks": ["nan"]}, "invalid", "a step of nan s"),
-    ],
-)
+TIME = "zero, negative or infinite time"
+WRONG = {  # how it is injected: the fault, the recipe that plants it, the status, what the reason says
+    "SIGKILL to itself in a cycle": ("worker killed", {"fault": "kill"}, "failed", "killed by SIGKILL"),
+    "sys.exit while preparing": (
+        "worker ends by itself",
+        {"fault": "exit", "at": "prepare"},
+        "failed",
+        "ended with status 1: no licence",
+    ),
+    "CUDA's error in a cycle": ("out of memory", {"fault": "oom"}, "oom", "out of memory in visit, at most"),
+    "a real MemoryError in build": (
+        "out of memory",
+        {"fault": "memory", "at": "build"},
+        "oom",
+        "out of memory in build",
+    ),
+    "a real MemoryError in a cycle": (
+        "out of memory",
+        {"fault": "memory"},
+        "oom",
+        "memory in visit, at most 0.",
+    ),
+    "the step reports a NaN gradient after the timing": (
+        "NaN or Inf in a loss or gradient",
+        {"fault": "nan"},
+        "invalid",
+        "gradient of D.b4.conv.weight is NaN",
+    ),
+    "an illegal access is raised": (
+        "CUDA error",
+        {"fault": "cuda"},
+        "failed",
+        "CUDA error: an illegal memory access",
+    ),
+    "bytes on every open pipe": (
+        "writes into the protocol",
+        {"fault": "garbage"},
+        "failed",
+        "something else wrote between",
+    ),
+    "a clock that stands still": (TIME, {"fault": "clock", "ticks": ["0"]}, "invalid", "a step of 0.0 s"),
+    "a clock that runs backwards": (
+        TIME,
+        {"fault": "clock", "ticks": ["0", "16"]},
+        "invalid",
+        "a step of -1.0 s",
+    ),
+    "a clock that jumps to infinity": (
+        TIME,
+        {"fault": "clock", "ticks": ["inf", "0"]},
+        "invalid",
+        "a step of inf s",
+    ),
+    "a clock that says NaN": (TIME, {"fault": "clock", "ticks": ["nan"]}, "invalid", "a step of nan s"),
+}
+
+
+@pytest.mark.parametrize("injected", WRONG)
 def test_a_rung_that_goes_wrong_has_a_reason_and_no_number(
-    tmp_path: Path, fault: dict[str, Any], status: str, says: str
+    tmp_path: Path, injected: str, outcome: Any
 ) -> None:
-    rungs = by_name(run(tmp_path, {"before": {}, "wrong": fault, "after": {}}, rounds=2))
+    fault, recipe, status, says = WRONG[injected]
+    rungs = by_name(run(tmp_path, {"before": {}, "wrong": recipe, "after": {}}, rounds=2))
     assert rungs["wrong"]["status"] == status and says in rungs["wrong"]["reason"]
     assert rungs["wrong"]["step_ms"] is None and rungs["wrong"]["samples_ms"] == []
-    assert len(rungs["before"]["rounds"]) == len(rungs["after"]["rounds"]) == 2  # in other processes
-    assert stored(tmp_path)["complete"]
+    kept = [len(rungs[name]["rounds"]) for name in ("before", "after")]  # in other processes
+    assert kept == [2, 2] and stored(tmp_path)["complete"]
+    outcome(fault=fault, injected=injected, outcome=rungs["wrong"], kept=kept == [2, 2])
 
 
-@pytest.mark.parametrize("where", ["build", "prepare"])
-def test_a_hang_before_the_timing_is_ended_too(tmp_path: Path, where: str) -> None:
+@pytest.mark.parametrize("where", ["build", "prepare", "cycle"])
+def test_a_hang_is_ended_by_the_watchdog(tmp_path: Path, where: str, outcome: Any) -> None:
     hang = {"fault": "hang", "at": where, "pids": str(tmp_path / "pids")}
-    rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hang}, timeouts={where: 1.0}))
-    assert rungs["hung"]["status"] == "failed" and f"{where}: no sign of life" in rungs["hung"]["reason"]
+    did = "visit" if where == "cycle" else where
+    rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hang}, timeouts={did: 1.0}))
+    assert rungs["hung"]["status"] == "failed" and f"{did}: no sign of life" in rungs["hung"]["reason"]
     assert rungs["fine"]["status"] == "ok"
-    assert not any(alive(pid) for pid in json.loads((tmp_path / "pids").read_text()))
+    left = [pid for pid in json.loads((tmp_path / "pids").read_text()) if alive(pid)]
+    assert not left
+    said = f"sleeps for ever in {where}, with a child process"
+    outcome(fault="hang", injected=said, outcome=rungs["hung"], kept=rungs["fine"]["step_ms"] is not None)
 
 
-def test_a_worker_killed_from_outside_costs_its_rung_alone_and_resume_makes_up_for_it(tmp_path: Path) -> None:
+def test_a_worker_killed_from_outside_costs_its_rung_alone_and_resume_makes_up_for_it(
+    tmp_path: Path, outcome: Any
+) -> None:
     pids, out = tmp_path / "pids", tmp_path / "out"
 
     def kill() -> None:
@@ -84,6 +137,49 @@ def test_a_worker_killed_from_outside_costs_its_rung_alone_and_resume_makes_up_f
     after = run(out, {**rungs, "victim": {}}, rounds=2, resume=the_file(out))
     assert by_name(after)["fine"]["rounds"] == before["fine"]["rounds"] and len(before["fine"]["rounds"]) == 2
     assert by_name(after)["victim"]["status"] == "ok" and after["complete"]
+    same = by_name(after)["fine"]["rounds"] == before["fine"]["rounds"]
+    outcome(
+        fault="worker killed", injected="SIGKILL from outside in a cycle", outcome=before["victim"], kept=same
+    )
+
+
+def test_an_outlying_process_is_kept_and_shown(tmp_path: Path, outcome: Any) -> None:
+    log = tmp_path / "log"
+
+    def stop() -> None:
+        # A quick round is a lead-in and a timed cycle, the first also one without lazy phases: this is the second.
+        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) >= 4)
+        workers = children()
+        for sign in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+            time.sleep(1.0 * (sign == signal.SIGSTOP))
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    rungs: dict[str, dict | None] = {"first": {}, "slow once": {"sleep": 0.2, "log": str(log)}}
+    assert run(tmp_path / "out", rungs, rounds=5)["complete"]
+    stopper.join()
+    rung = by_name(stored(tmp_path / "out"))["slow once"]
+    slow = [sample for sample in rung["samples_ms"] if sample > 50]
+    assert len(slow) == 1 and len(rung["samples_ms"]) == 5 and rung["status"] == "ok"
+    assert rung["step_ms"] < 50 and rung["interval_ms"][1] > 2 * rung["step_ms"]  # it is not hidden
+    said = (
+        f"{rung['status']}: {len(rung['samples_ms'])} of 5 rounds kept, {len(slow)} outlying, a wide interval"
+    )
+    injected = "a process that is stopped for a second while it is timed"
+    outcome(fault="outlying process", injected=injected, outcome=said, number=True, kept=True)
+
+
+def children() -> list[int]:
+    """The processes that this one started and that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                found.append(int(stat.parent.name))
+    return found
 
 
 def test_names_that_a_file_spells_otherwise_do_not_hinder_resuming(
@@ -121,7 +217,9 @@ def hanging(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
     wait_for(lambda: not any(alive(pid) for pid in json.loads(pids.read_text())))
 
 
-def test_a_run_killed_outright_leaves_a_whole_file_and_a_folder_that_is_free(hanging: Any) -> None:
+def test_a_run_killed_outright_leaves_a_whole_file_and_a_folder_that_is_free(
+    hanging: Any, outcome: Any
+) -> None:
     process, out = hanging
     process.kill()
     process.communicate()
@@ -132,18 +230,28 @@ def test_a_run_killed_outright_leaves_a_whole_file_and_a_folder_that_is_free(han
         out, {"quick": {}, "hang": {}}, seed=seed, resume=the_file(out)
     )  # nobody holds the lock any more
     assert after["complete"] and by_name(after)["hang"]["status"] == "ok"
-    assert by_name(after)["quick"]["rounds"] == by_name(result)["quick"]["rounds"]
+    kept = by_name(after)["quick"]["rounds"] == by_name(result)["quick"]["rounds"]
+    assert kept
+    said = "a whole file, complete: no, and resumed to complete: yes"
+    injected = "SIGKILL to the orchestrator in a cycle"
+    outcome(fault="run killed outright", injected=injected, outcome=said, number=False, kept=kept)
 
 
-def test_a_second_run_into_the_same_folder_is_refused_and_disturbs_nothing(hanging: Any) -> None:
+def test_a_second_run_into_the_same_folder_is_refused_and_disturbs_nothing(
+    hanging: Any, outcome: Any
+) -> None:
     process, out = hanging
     before = the_file(out).read_bytes()
-    with pytest.raises(UserError, match="another run is writing here"):
+    with pytest.raises(UserError, match="another run is writing here") as refusal:
         run(out, {"quick": {}})
-    assert the_file(out).read_bytes() == before and process.poll() is None
+    kept = the_file(out).read_bytes() == before and process.poll() is None
+    assert kept
+    said = f"refused: {str(refusal.value).partition(': ')[2].partition(';')[0]}"
+    injected = "a second run while the first is in it"
+    outcome(fault="two runs into one folder", injected=injected, outcome=said, number=False, kept=kept)
 
 
-def test_sigterm_to_a_run_leaves_a_whole_and_marked_result(hanging: Any) -> None:
+def test_sigterm_to_a_run_leaves_a_whole_and_marked_result(hanging: Any, outcome: Any) -> None:
     process, out = hanging
     process.send_signal(signal.SIGTERM)
     process.communicate(timeout=30)
@@ -151,25 +259,55 @@ def test_sigterm_to_a_run_leaves_a_whole_and_marked_result(hanging: Any) -> None
     assert process.returncode == 0 and not result["complete"]
     assert "interrupted: what was finished is kept" in result["protocol"]["notes"]
     assert list(out.rglob("*.tmp")) == list(out.rglob(".lock")) == []
+    assert by_name(result)["hang"]["step_ms"] is None and by_name(result)["quick"]["step_ms"] > 0
+    said = f"a whole file, complete: no; {result['protocol']['notes'][-1]}"
+    outcome(fault="SIGTERM", injected="to the orchestrator in a cycle", outcome=said, number=False, kept=True)
 
 
-def test_nothing_measured_is_a_failure(tmp_path: Path, fakes: dict[str, Any]) -> None:
+def test_nothing_measured_is_a_failure(tmp_path: Path, fakes: dict[str, Any], outcome: Any) -> None:
     fakes["baseline"] = {"fault": "raise"}
     arguments = ("--workload", "tiny", "--rungs", "baseline", "--rounds", 1, "--cycles", 1, "--quick")
-    assert call("run", *arguments, "--out", tmp_path).exit_code == 1
+    failed = call("run", *arguments, "--out", tmp_path).exit_code
+    assert failed == 1
     assert call("validate", the_file(tmp_path)).exit_code == 1
-    assert call("run", "--rungs", "cuda_graphs", "--out", tmp_path / "none").exit_code == 2
-    assert not (tmp_path / "none").exists()
+    refused = call("run", "--rungs", "cuda_graphs", "--out", tmp_path / "none").exit_code
+    assert refused == 2 and not (tmp_path / "none").exists()
+    nothing = {"fault": "nothing measured", "number": False}
+    said = f"exit status {failed}, and the file is refused by ladder validate"
+    outcome(injected="the only rung raises", outcome=said, **nothing)
+    outcome(injected="no rung can run here", outcome=f"exit status {refused}, and no file", **nothing)
 
 
 def test_a_dirty_work_tree_is_marked_wherever_the_result_is_shown(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
     monkeypatch.setattr(record, "commit_of", lambda root: ("0123456789" * 4, True))
     result = run(tmp_path, {"a": {}})
     assert result["dirty"] is True and stored(tmp_path)["dirty"] is True
     result["workload"] |= {"resolution": 32}
     assert "with changes" in report.markdown(result)
+    said = f"dirty: {str(stored(tmp_path)['dirty']).lower()} in the file, with changes beside the commit"
+    outcome(fault="dirty work tree", injected="git reports changes of the code", outcome=said)
+
+
+@pytest.mark.parametrize("changed", ["torch", "cuda", "driver"])
+def test_other_software_is_another_series(tmp_path: Path, changed: str, outcome: Any) -> None:
+    rungs: dict[str, dict | None] = {"a": {}, "b": {}}
+    run(tmp_path, rungs, rounds=2, quick=False)
+    path = the_file(tmp_path)
+    old = json.loads(path.read_text())
+    old["machine"][changed] = "1.0"
+    path.write_text(json.dumps(old))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=rf"{changed} was 1\.0 and is") as refusal:
+        run(tmp_path, rungs, rounds=3, resume=path)
+    assert path.read_bytes() == before
+    new = run(tmp_path, rungs, rounds=2, quick=False, seed=1)
+    assert new["noise"]["host"]["stored_rounds"] == 0  # nor are the twins of the old one heard
+    said = "resuming is refused: " + str(refusal.value).partition("--resume: ")[2].partition(" and is")[0]
+    said += " there, and its twins are not counted"
+    injected = f"an earlier result was made with {changed} 1.0"
+    outcome(fault="torch or CUDA upgrade", injected=injected, outcome=said, kept=path.read_bytes() == before)
 
 
 # --- files ----------------------------------------------------------------------------------------------------------
@@ -202,7 +340,7 @@ def fill(folder: Path) -> Path:
     return path
 
 
-def test_a_disk_that_fills_up_costs_nothing_that_was_finished(small_disk: Path) -> None:
+def test_a_disk_that_fills_up_costs_nothing_that_was_finished(small_disk: Path, outcome: Any) -> None:
     kept: list[bytes] = []
 
     def on_event(event: dict[str, Any]) -> None:
@@ -210,19 +348,23 @@ def test_a_disk_that_fills_up_costs_nothing_that_was_finished(small_disk: Path) 
             kept.append(the_file(small_disk).read_bytes())
             fill(small_disk)
 
-    with pytest.raises(UserError, match="No space left on device"):
+    with pytest.raises(UserError, match="No space left on device") as refusal:
         run(small_disk, {"a": {}, "b": {}}, rounds=2, on_event=on_event)
     path = the_file(small_disk)
     assert path.read_bytes() == kept[0] and list(small_disk.rglob("*.tmp")) == []
     assert (
         sum(len(rung["rounds"]) for rung in [*stored(small_disk)["rungs"], *stored(small_disk)["twins"]]) == 1
     )
+    kept = path.read_bytes() == kept[0]
     (small_disk / "ballast").unlink()
     assert run(small_disk, {"a": {}, "b": {}}, rounds=2, resume=path)["complete"]
+    said = f"one line ({str(refusal.value).rpartition(': ')[2]}), the old file intact, resumed to complete"
+    injected = "a file system of 256 KiB fills up during the run"
+    outcome(fault="disk full", injected=injected, outcome=said, number=False, kept=kept)
 
 
 @pytest.mark.parametrize("where", ["fsync", "replace"])
-def test_a_write_torn_by_a_kill_leaves_the_old_file_whole(tmp_path: Path, where: str) -> None:
+def test_a_write_torn_by_a_kill_leaves_the_old_file_whole(tmp_path: Path, where: str, outcome: Any) -> None:
     run(tmp_path, {"a": {}})
     path = the_file(tmp_path)
     before = path.read_bytes()
@@ -237,10 +379,14 @@ def test_a_write_torn_by_a_kill_leaves_the_old_file_whole(tmp_path: Path, where:
     found, refused = report.collect([tmp_path])
     assert found == [json.loads(before)] and refused == []
     assert [each.path for each in validate.validate([tmp_path])] == [str(path)]
+    kept = path.read_bytes() == before
     assert run(tmp_path, {"a": {}}, rounds=2, resume=path)["complete"]
+    said = "the old file intact, what is left behind is read by nobody, resumed to complete"
+    injected = f"SIGKILL before the {'new file is synced' if where == 'fsync' else 'renaming'}"
+    outcome(fault="torn write", injected=injected, outcome=said, number=False, kept=kept)
 
 
-def test_truncated_and_duplicate_results_are_kept_out_with_a_status(tmp_path: Path) -> None:
+def test_truncated_and_duplicate_results_are_kept_out_with_a_status(tmp_path: Path, outcome: Any) -> None:
     whole = ROOT / "tests" / "data" / "article-article-20261121T015325Z.json"
     (tmp_path / "whole.json").write_bytes(whole.read_bytes())
     (tmp_path / "twice.json").write_bytes(whole.read_bytes())
@@ -252,15 +398,14 @@ def test_truncated_and_duplicate_results_are_kept_out_with_a_status(tmp_path: Pa
     judged = {Path(each.path).name: each.problem for each in validate.validate([tmp_path])}
     assert judged["twice.json"] is None and "the same measurement as" in judged["whole.json"]
     assert "not a result file" in judged["short.json"]
-
-
-# --- the table ------------------------------------------------------------------------------------------------------
-
-
-def test_every_test_that_the_table_names_is_there() -> None:
-    table = (ROOT / "docs" / "faults.md").read_text()
-    named = re.findall(r"`(test_\w+)\.py` (\w+)", table)
-    assert len(named) >= 20
-    for module, test in named:
-        source = (ROOT / "tests" / f"{module}.py").read_text()
-        assert f"def test_{test}(" in source, f"tests/{module}.py has no test_{test}"
+    places = range(0, len(whole.read_bytes().rstrip()), 401)
+    for end in places:
+        (tmp_path / "short.json").write_bytes(whole.read_bytes()[:end])
+        assert validate.problem_of(tmp_path / "short.json") is not None
+    said = "left out, refused with one line, exit status 1"
+    kept = {"number": False, "kept": judged["twice.json"] is None}
+    outcome(
+        fault="truncated result", injected="cut off at some place", outcome=said, count=len(places), **kept
+    )
+    twice = f"refused: {judged['whole.json'].partition(' as ')[0]} as another; the other is accepted"
+    outcome(fault="duplicate result", injected="the same samples in two files", outcome=twice, **kept)

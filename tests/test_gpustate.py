@@ -63,11 +63,17 @@ def test_the_summary_is_plain_data_without_the_uuid_or_process_numbers() -> None
         (0x20, "thermal slowdown"),
     ],
 )
-def test_a_slowdown_at_any_one_poll_voids_the_visit(bits: int, says: str) -> None:
+def test_a_slowdown_at_any_one_poll_voids_the_visit(bits: int, says: str, outcome: Any) -> None:
     def once(fake: FakeNvml, polls: int) -> None:
         fake.bits = bits if polls == 2 else 0
 
-    assert void_reason(visit(FakeNvml(then=once))) == says
+    seen = void_reason(visit(FakeNvml(then=once)))
+    assert seen == says
+    void(outcome, f"throttle reasons 0x{bits:02x} at one poll", seen)
+
+
+def void(outcome: Any, injected: str, seen: str) -> None:
+    outcome(fault="throttled visit", injected=injected, outcome=f"the visit is void: {seen}", number=False)
 
 
 def test_what_limits_the_clock_by_design_does_not_void() -> None:
@@ -75,12 +81,14 @@ def test_what_limits_the_clock_by_design_does_not_void() -> None:
         assert void_reason(visit(FakeNvml(bits=bits))) is None
 
 
-def test_counters_show_a_slowdown_that_no_poll_saw() -> None:
-    assert "between two polls" in void_reason(
-        visit(FakeNvml(thermal_ns=7, then=at_poll(2, thermal_ns=9_000_007)))
-    )
+def test_counters_show_a_slowdown_that_no_poll_saw(outcome: Any) -> None:
+    unseen = void_reason(visit(FakeNvml(thermal_ns=7, then=at_poll(2, thermal_ns=9_000_007))))
+    assert "between two polls" in unseen
+    void(outcome, "a violation counter grows by 9 ms between two polls", unseen)
     assert void_reason(visit(FakeNvml(thermal_ns=9_000_000))) is None  # of before
-    assert "memory errors" in void_reason(visit(FakeNvml(ecc=3, then=at_poll(2, ecc=4))))
+    memory = void_reason(visit(FakeNvml(ecc=3, then=at_poll(2, ecc=4))))
+    assert "memory errors" in memory
+    void(outcome, "an uncorrected memory error during the visit", memory)
     assert void_reason(visit(FakeNvml(ecc=3))) is None
 
 
@@ -88,7 +96,7 @@ def clock(mhz: float | None, *reasons: str, **more: Any) -> dict[str, Any]:
     return {"state": "known", "sm_mhz": mhz, "reasons": list(reasons), "tenancy": "alone", **more}
 
 
-def test_a_clock_that_is_not_the_rungs_own_voids_unless_power_capped() -> None:
+def test_a_clock_that_is_not_the_rungs_own_voids_unless_power_capped(outcome: Any) -> None:
     usual = [clock(1980), clock(1965), clock(1980)]
     assert void_reason(clock(1921), usual) is None  # 2.98%
     assert void_reason(clock(1920), usual) == "SM clock 1920 MHz, usually 1980"  # 3.03%
@@ -101,9 +109,10 @@ def test_a_clock_that_is_not_the_rungs_own_voids_unless_power_capped() -> None:
         void_reason(clock(1500), capped) == "SM clock 1500 MHz, usually 1972"
     )  # capped visits are no measure
     assert void_reason(clock(None), usual) is None
+    void(outcome, "an SM clock 3.03 percent below the rung's own", void_reason(clock(1920), usual))
 
 
-def test_a_canary_that_is_off_voids() -> None:
+def test_a_canary_that_is_off_voids(outcome: Any) -> None:
     seen = [1.000e-4, 1.002e-4, 0.999e-4]
     assert void_reason(clock(1980), canary_s=1.009e-4, earlier_canaries_s=seen) is None
     assert "canary kernel 102 us, usually 100" == void_reason(clock(1980), (), 1.02e-4, seen)
@@ -113,16 +122,24 @@ def test_a_canary_that_is_off_voids() -> None:
         and void_reason(clock(1980), (), None, seen) is None
     )
     assert "canary" in void_reason(gpustate.unknown("no NVML"), (), 1.02e-4, seen)  # it needs no NVML
+    void(outcome, "a canary kernel that takes 2 percent longer", void_reason(clock(1980), (), 1.02e-4, seen))
 
 
-def test_foreign_processes_are_company_and_idle_displays_are_not() -> None:
-    shared = visit(FakeNvml(compute={MINE: 2**30, 7: 2**30, 8: 2**30}))
-    assert company(shared) == "2 foreign compute processes" and shared["tenancy"] == "shared"
+def shared(outcome: Any, injected: str, seen: dict[str, Any]) -> None:
+    said = f"tenancy: {seen['tenancy']}, noisy: not publishable: {company(seen)}"
+    outcome(fault="company on the GPU", injected=injected, outcome=said)
+
+
+def test_foreign_processes_are_company_and_idle_displays_are_not(outcome: Any) -> None:
+    two = visit(FakeNvml(compute={MINE: 2**30, 7: 2**30, 8: 2**30}))
+    assert company(two) == "2 foreign compute processes" and two["tenancy"] == "shared"
+    shared(outcome, "two foreign compute processes", two)
     came = visit(FakeNvml(then=at_poll(3, compute={MINE: 4 * 2**30, 7: 1})))
     assert company(came) == "1 foreign compute process"
+    shared(outcome, "a foreign process that comes during the visit", came)
     desk = visit(FakeNvml(display={7: MIB}, busy=[1]))
     assert company(desk) is None and desk["display_processes"] == 1 and desk["quiet_percent"] == 1
-    assert void_reason(shared) is None  # noisy, with its numbers
+    assert void_reason(two) is None  # noisy, with its numbers
 
 
 def test_processes_are_recognized_by_another_numbering_too() -> None:
@@ -154,24 +171,30 @@ def test_memory_allocated_while_it_is_read_is_nobody_elses(monkeypatch: pytest.M
     assert company(visit(fake)) is None
 
 
-def test_memory_beyond_our_own_that_comes_or_goes_is_company() -> None:
+def test_memory_beyond_our_own_that_comes_or_goes_is_company(outcome: Any) -> None:
     here = FakeNvml(then=at_poll(3, beyond=(500 + 65) * MIB))
-    assert company(visit(here)) == "65 MiB of memory came or went that are not ours"
+    came = visit(here)
+    assert company(came) == "65 MiB of memory came or went that are not ours"
     gone = FakeNvml(then=at_poll(3, beyond=(500 - 65) * MIB))
-    assert company(visit(gone)) == "65 MiB of memory came or went that are not ours"
+    went = visit(gone)
+    assert company(went) == "65 MiB of memory came or went that are not ours"
     assert company(visit(FakeNvml(then=at_poll(3, beyond=(500 + 63) * MIB)))) is None
     ours = FakeNvml(then=at_poll(3, compute={MINE: 9 * 2**30}))
     assert company(visit(ours)) is None  # the growth is our own
     unknown = visit(FakeNvml(compute={MINE: None}, then=at_poll(3, beyond=9 * 2**30)))
     assert unknown["drift_bytes"] is None and company(unknown) is None
+    shared(outcome, "65 MiB of foreign memory that come during the visit", came)
+    shared(outcome, "65 MiB of foreign memory that go during the visit", went)
 
 
-def test_a_quiet_window_waits_for_our_own_work_to_fade_but_not_for_others() -> None:
+def test_a_quiet_window_waits_for_our_own_work_to_fade_but_not_for_others(outcome: Any) -> None:
     watch = Watch(UUID, nvml=FakeNvml(busy=[97, 97, 40, 0]), interval_s=0.001)
     assert watch.quiet(10) == 0
     watch = Watch(UUID, nvml=FakeNvml(busy=[97, 35, 60]), interval_s=0.001)
     assert watch.quiet(0.02) == 35
-    assert company(visit(FakeNvml(busy=[35]))) == "35 percent utilization while nothing of ours ran"
+    busy = visit(FakeNvml(busy=[35]))
+    assert company(busy) == "35 percent utilization while nothing of ours ran"
+    shared(outcome, "35 percent utilization in the quiet window", busy)
 
 
 @pytest.mark.parametrize(
@@ -184,7 +207,7 @@ def test_a_quiet_window_waits_for_our_own_work_to_fade_but_not_for_others() -> N
     ],
 )  # fmt: skip
 def test_absent_or_refused_nvml_is_unknown_and_voids_nothing(
-    uuid: str | None, fake: FakeNvml, says: str
+    uuid: str | None, fake: FakeNvml, says: str, outcome: Any
 ) -> None:
     watch = Watch(uuid, nvml=fake, interval_s=0.001)
     quiet = watch.quiet(0.01)
@@ -194,6 +217,8 @@ def test_absent_or_refused_nvml_is_unknown_and_voids_nothing(
     assert quiet is None and summary["state"] == summary["tenancy"] == "unknown" and says in summary["reason"]
     assert void_reason(summary, [summary] * 3) is None and company(summary) is None
     watch.close()
+    said = f"state: {summary['state']}, tenancy: {summary['tenancy']}, no visit is void for it"
+    outcome(fault="NVML absent or refused", injected=says.partition(":")[0], outcome=said)
 
 
 def test_without_pynvml_or_a_driver_it_is_unknown(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -204,13 +229,15 @@ def test_without_pynvml_or_a_driver_it_is_unknown(monkeypatch: pytest.MonkeyPatc
 @pytest.mark.parametrize(
     "name", [n for n in dir(FakeNvml) if n.startswith("nvmlDeviceGet") and "Handle" not in n]
 )
-def test_each_refusal_costs_only_its_own_reading(name: str) -> None:
+def test_each_refusal_costs_only_its_own_reading(name: str, outcome: Any) -> None:
     summary = visit(FakeNvml(refuse={name}), quiet=False)
     whole = visit(FakeNvml(), quiet=False)
     lost = {key for key in whole if whole[key] is not None and summary[key] is None}
     assert summary["state"] == "known" and len(lost) <= 4, lost
     assert lost or name.startswith("nvmlDeviceGetCurrentClocks") or "Utilization" in name
     assert void_reason(summary) is None
+    said = f"state: {summary['state']}, only its own readings are missing, no visit is void for it"
+    outcome(fault="NVML absent or refused", injected="one function of NVML refuses", outcome=said)
 
 
 def test_an_older_driver_names_throttling_otherwise() -> None:
@@ -219,7 +246,7 @@ def test_an_older_driver_names_throttling_otherwise() -> None:
     )
 
 
-def test_a_driver_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_driver_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPatch, outcome: Any) -> None:
     import threading
 
     never = threading.Event()
@@ -228,11 +255,14 @@ def test_a_driver_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPat
     monkeypatch.setattr(threading.Thread, "join", lambda thread, timeout=None: join(thread, 0.01))
     with watch.window({MINE}) as window:
         pass
-    assert window.summary(0) == gpustate.unknown("NVML stopped answering")
+    seen = window.summary(0)
+    assert seen == gpustate.unknown("NVML stopped answering")
     never.set()
+    said = f"state: {seen['state']}: {seen['reason']}, the run goes on"
+    outcome(fault="NVML absent or refused", injected="a driver that never answers", outcome=said)
 
 
-def test_a_void_visit_is_repeated_three_times_at_most() -> None:
+def test_a_void_visit_is_repeated_three_times_at_most(outcome: Any) -> None:
     tries = iter(["hot", "hot", "fine", "never asked"])
     kept, rejected = gpustate.with_retries(lambda: next(tries), lambda seen: seen if seen == "hot" else None)
     assert kept == "fine" and rejected == ["hot", "hot"]
@@ -240,6 +270,10 @@ def test_a_void_visit_is_repeated_three_times_at_most() -> None:
     kept, rejected = gpustate.with_retries(lambda: calls.append(1), lambda _: "power brake")
     assert kept is None and len(calls) == 4 and len(rejected) == 4
     assert gpustate.throttled(rejected) == "throttled: 4 visits void, last: power brake"
+    said = f"tried {len(calls)} times, then {gpustate.throttled(rejected)}"
+    outcome(
+        fault="every sample rejected", injected="each visit is void", outcome=said, number=kept is not None
+    )
 
 
 def test_a_run_is_as_alone_as_its_least_lonely_visit() -> None:
@@ -255,11 +289,13 @@ def test_a_run_is_as_alone_as_its_least_lonely_visit() -> None:
     assert gpustate.run_summary([], 0)["tenancy"] == "unknown"
 
 
-def test_another_gpu_than_the_watched_one_is_noticed() -> None:
+def test_another_gpu_than_the_watched_one_is_noticed(outcome: Any) -> None:
     assert gpustate.wrong_gpu(UUID, UUID.removeprefix("GPU-")) is None
     assert gpustate.wrong_gpu(None, UUID) is None and gpustate.wrong_gpu(UUID, None) is None
     assert "another GPU" in gpustate.wrong_gpu(UUID, "GPU-other")
     assert gpustate.wrong_gpu("MIG-a", "MIG-b") is not None
+    said = gpustate.wrong_gpu(UUID, "GPU-other")
+    outcome(fault="wrong GPU", injected="the worker's UUID is another", outcome=said)
 
 
 @pytest.mark.gpu

@@ -1,7 +1,8 @@
-"""Every rung agrees with the reference, and each planted bug does not. `pytest -s` prints what caught each bug."""
+"""Every rung agrees with the reference, and each planted bug does not. `make faults` writes what caught each."""
 
 import copy
 import json
+import re
 
 import numpy as np
 import pytest
@@ -257,37 +258,95 @@ def kept_gradients(step):
     step.opt_G.zero_grad = lambda set_to_none: None
 
 
-BUGS = {
-    "a kernel returns zeros": (zeros, "G_main (gradient|loss|update)|replays"),
-    "a gain is forgotten": (no_gain, "gradient|loss|update"),
-    "demodulation over the wrong axis": (wrong_axis, "gradient|loss|update"),
-    "a bias gradient loses mass in BF16": (lost_mass, r"(gradient|update) of .*bias"),
-    "stale inputs in a graph": (planted_in(stale), "two replays"),
-    "the same noise in every replay (buffers)": (planted_in(stale_noise), "noise_strength"),
-    "the same noise in every replay (draws)": (planted_in(same_draws), "numbers of the one before"),
-    "R1 is skipped (its loss)": (planted_in(without("D_r1")), "D_r1 (loss|gradient|update)"),
-    "R1 is skipped (never run)": (planted_in(never_run("D_r1")), "D_r1 0 times, expected 1"),
-    "path length is skipped (its loss)": (planted_in(without("G_pl")), "G_pl (loss|gradient|update)"),
-    "path length is skipped (never run)": (planted_in(never_run("G_pl")), "G_pl 0 times, expected 4"),
-    "a gradient is scaled by 10": (planted_in(scaled_gradient), "gradient of blocks.1.conv0.weight: error 9"),
-    "the moving average is not updated": (planted_in(no_ema), "D_main ema"),
-    "an optimizer step is skipped": (planted_in(no_optimizer_step), "D_(main|r1) update"),
-    "phases share their latents": (planted_in(shared_latents), "G_main and D_main: .* share"),
-    "gradients are not zeroed": (planted_in(kept_gradients), "G_(main|pl) gradient"),
+BUGS = {  # the bug: what plants it, what finds it, and where it is planted
+    "a kernel returns zeros": (
+        zeros,
+        "G_main (gradient|loss|update)|replays",
+        "kernels.modulate of the fused BF16 step",
+    ),
+    "a gain is forgotten": (no_gain, "gradient|loss|update", "kernels.bias_act of the fused BF16 step"),
+    "demodulation over the wrong axis": (
+        wrong_axis,
+        "gradient|loss|update",
+        "kernels.demodulate of the fused BF16 step",
+    ),
+    "a bias gradient loses mass in BF16": (
+        lost_mass,
+        r"(gradient|update) of .*bias",
+        "backward of kernels.bias_act, fused BF16 step of batch 8 at 32x32",
+    ),
+    "stale inputs in a graph": (
+        planted_in(stale),
+        "two replays",
+        "the loss reads copies of the input buffers, as a stale graph would",
+    ),
+    "the same noise in every replay (buffers)": (
+        planted_in(stale_noise),
+        "noise_strength",
+        "the noise buffers of G_main are put back before its loss",
+    ),
+    "the same noise in every replay (draws)": (
+        planted_in(same_draws),
+        "numbers of the one before",
+        "the generator starts anew for every fill",
+    ),
+    "R1 is skipped (its loss)": (
+        planted_in(without("D_r1")),
+        "D_r1 (loss|gradient|update)",
+        "the loss of D_r1 is zero",
+    ),
+    "R1 is skipped (never run)": (
+        planted_in(never_run("D_r1")),
+        "D_r1 0 times, expected 1",
+        "the cycle leaves out D_r1",
+    ),
+    "path length is skipped (its loss)": (
+        planted_in(without("G_pl")),
+        "G_pl (loss|gradient|update)",
+        "the loss of G_pl is zero",
+    ),
+    "path length is skipped (never run)": (
+        planted_in(never_run("G_pl")),
+        "G_pl 0 times, expected 4",
+        "the cycle leaves out G_pl",
+    ),
+    "a gradient is scaled by 10": (
+        planted_in(scaled_gradient),
+        "gradient of blocks.1.conv0.weight: error 9",
+        "a hook on one weight of the generator",
+    ),
+    "the moving average is not updated": (
+        planted_in(no_ema),
+        "D_main ema",
+        "the step's update of the average does nothing",
+    ),
+    "an optimizer step is skipped": (
+        planted_in(no_optimizer_step),
+        "D_(main|r1) update",
+        "the discriminator's optimizer does nothing",
+    ),
+    "phases share their latents": (
+        planted_in(shared_latents),
+        "G_main and D_main: .* share",
+        "D_main is given the input buffers of G_main",
+    ),
+    "gradients are not zeroed": (
+        planted_in(kept_gradients),
+        "G_(main|pl) gradient",
+        "zero_grad of the generator's optimizer does nothing",
+    ),
 }
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_caught(bug, cache, monkeypatch, plain_kernels):
-    import re
-
-    plant, measure = BUGS[bug]
+def test_a_planted_bug_is_caught(bug, cache, monkeypatch, plain_kernels, planted_bug):
+    plant, measure, where = BUGS[bug]
     found = parity.check(plant(monkeypatch), cache=cache)
     assert found["verdict"] == "failed: parity", bug
     caught = [line for line in found["problems"] if re.search(measure, line)]
-    print(f"\n{bug}: {(caught or found['problems'])[0]}")
     assert caught, found["problems"]
     json.dumps(found, allow_nan=False)
+    planted_bug(bug=bug, planted=where, problem=caught[0])
 
 
 def test_the_same_kernels_without_a_bug_pass(cache, plain_kernels):

@@ -127,3 +127,20 @@ def test_a_reference_of_a_smaller_batch_is_compared_at_that_batch(tmp_path, monk
     found = parity.check(step, cache=tmp_path)
     assert found["verdict"] == "ok", found["problems"]
     assert found["reference"]["batch"] == 4 and "out of memory" in found["reference"]["notes"][0]
+
+
+def test_where_it_would_take_too_much_of_the_gpu_it_stays_on_the_cpu(tmp_path, monkeypatch):
+    found = reference.get(SMALL, "cpu", tmp_path)
+    assert found.on("cpu") is found
+    size = reference._bytes({"state": found.state, "outcomes": dict(enumerate(found.outcomes))})
+    card = type("Properties", (), {"total_memory": 9 * size})
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    assert size > 1000 and found.on("cuda") is found
+
+
+@pytest.mark.gpu
+def test_on_a_gpu_only_step_counts_stay_behind(tmp_path):
+    found = reference.get(SMALL, "cuda", tmp_path).on("cuda")
+    assert {t.device.type for t in found.state["opt_G"][0].values() if t.ndim} == {"cuda"}
+    assert found.state["opt_G"][0]["step"].device.type == "cpu"
+    assert {t.device.type for t in found.outcomes[0]["D_r1"]["gradient"].values() if t.ndim} == {"cuda"}
