@@ -97,13 +97,14 @@ def test_a_worse_mean_is_told_from_the_spread_of_seeds():
     ) and 7 < high - 51 < 9  # t(0.995, 2) = 9.92, sd 1: 9.92 sqrt(2/3)
 
 
-def test_interrupting_keeps_what_is_finished(images, tmp_path):
+@pytest.mark.parametrize("jobs", [1, 2])
+def test_interrupting_keeps_what_is_finished(images, tmp_path, jobs):
     def stop(event):
         if event["event"] == "trained" and event["done"] == 3:
             raise KeyboardInterrupt
 
-    result = go(images, tmp_path, on_event=stop, steps=1)
-    assert not result["complete"] and len(result["rungs"][0]["runs"]) == 2
+    result = go(images, tmp_path, on_event=stop, steps=1, jobs=jobs)
+    assert not result["complete"] and sum(len(rung["runs"]) for rung in result["rungs"]) == 3
     (path,) = tmp_path.rglob("*.json")
     assert json.loads(path.read_text())["notes"] == ["interrupted: what was finished is kept"]
 
