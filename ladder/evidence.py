@@ -58,6 +58,7 @@ def gather(step: Any) -> dict[str, Any]:
             "filled": watch.fills,
             "accumulated": watch.accumulated,
             "zero_kernels": trace.get("zero_kernels"),
+            "tensors": sum(frequency(step, p) * parameters(step, p) for p in PHASES),
         },
         "adam": adam(step) | {"calls": dict(watch.optimizer)},
         "graphs": {
@@ -96,6 +97,12 @@ def frequency(step: Any, phase: str) -> float:
     """How often a phase runs in a step."""
     interval = {"G_pl": step.workload.pl_interval, "D_r1": step.workload.r1_interval}.get(phase, 1)
     return 1 / interval
+
+
+def parameters(step: Any, phase: str) -> int:
+    """How many tensors a phase's optimizer has, and its ``zero_grad`` may have to fill."""
+    optimizer = step.opt_G if phase.startswith("G") else step.opt_D
+    return sum(len(group["params"]) for group in optimizer.param_groups)
 
 
 def synchronize(step: Any) -> None:
@@ -269,7 +276,7 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
 
     launches: calls of the CPU that put work on the GPU, graph replays included.  replays: graph launches.
     kernels: what ran.  busy_ms: the union of what ran or was copied, parallel streams counted once.
-    zero_kernels: foreach fills with zero.  copy_ms: host to device.  overlap: the part of that time in which kernels
+    zero_kernels: fills, of whatever.  copy_ms: host to device.  overlap: the part of that time in which kernels
     of other streams ran (None without copies).
     """
     ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
@@ -287,7 +294,7 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
         "replays": sum("GraphLaunch" in name for name in calls) / CYCLE,
         "kernels": len(ran) / CYCLE,
         "busy_ms": union([e[3:] for e in found if e[1] and not e[0].startswith(WAITS)]) / 1e6 / CYCLE,
-        "zero_kernels": sum("ZeroFunctor" in e[0] for e in ran) / CYCLE,
+        "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE,
         "copy_ms": round(took / 1e6 / CYCLE, 4),
         "overlap": round(beside / took, 3) if took else None,
     }

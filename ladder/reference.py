@@ -68,7 +68,7 @@ class Reference:
     def on(self, device: str) -> Reference:
         """State and outcomes on the device, once for all phases and spellings; as it is where they take too much.
 
-        What is a single number stays on the CPU: Adam's step counts belong there unless they are captured.
+        Single numbers of the state stay on the CPU: Adam's step counts belong there unless they are captured.
         """
         if device != "cuda":
             return self
@@ -76,7 +76,8 @@ class Reference:
         if _bytes(held) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
             return self
         try:
-            held = _map(held, lambda t: t.to(device) if t.ndim else t)
+            held["state"] = _map(held["state"], lambda t: t.to(device) if t.ndim else t)
+            held["outcomes"] = _map(held["outcomes"], lambda t: t.to(device))
         except torch.OutOfMemoryError:
             return self
         return dataclasses.replace(self, state=held["state"], outcomes=list(held["outcomes"].values()))

@@ -134,7 +134,8 @@ def test_a_captured_step_launches_a_handful_and_its_copies_are_seen():
     found = evidence.gather(step)
     assert found["graphs"]["launches"] < 32 < found["graphs"]["kernels"]
     assert found["graphs"]["replays"] == pytest.approx(found["graphs"]["phases_per_step"])
-    assert found["gradients"]["zero_kernels"] == 0 and found["adam"]["steps_on"] == ["cuda"]
+    gradients = found["gradients"]
+    assert gradients["zero_kernels"] < gradients["tensors"] / 2 and found["adam"]["steps_on"] == ["cuda"]
     assert [c["pinned"] and c["side_stream"] for c in found["data"]["crossings"]] == [True]
     torch.cuda.synchronize()
     assert step.check_finite() is None
@@ -145,4 +146,5 @@ def test_a_captured_step_launches_a_handful_and_its_copies_are_seen():
 def test_an_eager_step_launches_everything_and_fills_its_gradients():
     found = evidence.gather(ready({}, "cuda"))
     assert found["graphs"]["launches"] > 500 and found["graphs"]["replays"] == 0
-    assert found["gradients"]["zero_kernels"] > 0 and found["gradients"]["filled"] > 0
+    gradients = found["gradients"]
+    assert gradients["zero_kernels"] >= gradients["tensors"] and gradients["filled"] > 0

@@ -332,12 +332,11 @@ def test_one_layer_s_share_of_flops_in_fp32_speaks_against_bf16(on_gpu, refused)
 def test_set_to_none_whose_graph_still_fills_is_not_engaged(refused):
     seen = gathered({"set_to_none": True})
     assert receipt("set_to_none", seen).engaged
-    seen["gradients"]["zero_kernels"] = 6.25
+    seen["gradients"]["zero_kernels"] = seen["gradients"]["tensors"]
     refused(
         "set_to_none",
         seen,
-        "zero-filling",
-        "6.25",
+        "fills in a timed step",
         sabotage="the graph still fills with zeros",
         planted="evidence",
     )

@@ -29,8 +29,9 @@ def receipt(seen: dict) -> Receipt:
         (not found["filled"], f"gradients filled with zeros: {found['filled']}"),
         (not found["accumulated"], f"gradients added to an old one: {found['accumulated']}"),
         (
-            None if found["zero_kernels"] is None else not found["zero_kernels"],
-            "zero-filling kernels in a timed step: "
-            + ("not profiled" if found["zero_kernels"] is None else f"{found['zero_kernels']:.2f}"),
+            None if found["zero_kernels"] is None else found["zero_kernels"] < 0.9 * found["tensors"],
+            "fills in a timed step: "
+            + ("not profiled" if found["zero_kernels"] is None else f"{found['zero_kernels']:.2f}")
+            + f", tensors with gradients: {found['tensors']:.2f}",
         ),
     )
