@@ -409,14 +409,37 @@ def show(rung: str) -> None:
     is_flag=True,
     help="Simulate runs with known effects: are the verdicts right? Seconds; writes results/selftest.",
 )
+@click.option(
+    "--roofline",
+    is_flag=True,
+    help="How far is a step from what this GPU can do, and what lies between? Writes results/roofline.",
+)
+@options.workload_option("article; with --roofline")
+@click.option("--rung", metavar="RUNG", help="With all below it. [default: the highest; with --roofline]")
+@click.option("--gpu", metavar="NAME", help="The floor alone, from recorded rates; with --roofline.")
 @options.json_option
 def doctor(
-    device: str | None, ladder_name: str, spellings_of: str | None, self_test: bool, as_json: bool
+    device: str | None,
+    ladder_name: str,
+    spellings_of: str | None,
+    self_test: bool,
+    roofline: bool,
+    workload: str | None,
+    rung: str | None,
+    gpu: str | None,
+    as_json: bool,
 ) -> None:
     """Say what this machine has, which rungs it can run, and how to get what is missing.
 
     Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if the verdicts break a promise.
     """
+    if roofline:
+        from ladder import roofline as rooflines
+
+        rooflines.command(workload, rung, ladder_name, device, gpu, as_json)
+        return
+    if (workload, rung, gpu) != (None, None, None):
+        raise UserError("--workload, --rung and --gpu go with --roofline")
     if self_test:
         from ladder import machine, selftest
 
