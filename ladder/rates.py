@@ -55,25 +55,24 @@ class Rates:
     def convolution(self, op: Any, layout: str) -> tuple[float, str]:
         """(seconds, source) of one ``floors.Op`` at its best.
 
-        A shape that was measured has its own rate, never less than the low end of its class. One that was not gets
-        the highest rate of its kind, and at least the time in which its tensors can be copied.
+        A shape that was measured has its own rate, never less than the low end of facts that cover it. One that was
+        not gets the highest rate of its kind, and at least the time in which its tensors can be copied.
         """
         group = self._class(op, layout)
         if measured := self.known.get(op.key(layout)):
-            low = group["low"] if group else 0.0
-            best = measured if measured.value >= low else Rate(low, "facts: low end of the class")
+            low = group["low"] if group and _covers(group, op) else 0.0
+            best = measured if measured.value >= low else Rate(low, "facts, low end")
             return op.flops / best.value, best.source
         alike = [rate for key, rate in self.known.items() if _like(key, op, layout)]
         if group:
-            alike.append(Rate(group["high"], "facts: high end of the class"))
+            alike.append(Rate(group["high"], "facts, high end"))
         best = max(alike or [self.ceiling(op.dtype)], key=lambda rate: rate.value)
         seconds = max(op.flops / best.value, self.copy_seconds(op.bytes))
         return seconds, f"not measured; {best.source}"
 
     def _class(self, op: Any, layout: str) -> dict[str, Any] | None:
         for group in self.classes:
-            asked = op.kind in group["kinds"], group["dtype"], group["layout"], group["kernel"]
-            if asked == (True, op.dtype, layout, op.weight[-1]):
+            if op.kind in group["kinds"] and (group["dtype"], group["layout"]) == (op.dtype, layout):
                 return group
         return None
 
@@ -83,6 +82,12 @@ class Rates:
                 f"no rate of {key!r} is recorded for {self.gpu}: run `ladder doctor --roofline` there"
             )
         return self.known[key]
+
+
+def _covers(group: dict[str, Any], op: Any) -> bool:
+    """Whether the facts were measured on shapes like this one."""
+    batch, channels = op.image[0], min(op.weight[:2])
+    return op.weight[-1] == group["kernel"] and batch >= group["batch"] and channels >= group["channels"]
 
 
 def _like(key: str, op: Any, layout: str) -> bool:

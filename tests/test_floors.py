@@ -3,13 +3,13 @@
 import pytest
 import torch
 import torch.nn.functional as F
-from small import SMALL
 from torch.utils.flop_counter import FlopCounterMode
 
 from ladder import floors
 from ladder.floors import Count, Op, OrdinaryConvolutions
 from stylegan_lite import resample
 from stylegan_lite.config import Workload
+from tests.small import SMALL
 
 
 @pytest.fixture(scope="module")

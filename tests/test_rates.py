@@ -67,6 +67,9 @@ def test_a_measured_shape_has_its_own_rate_but_never_less_than_its_class(tmp_pat
     loaded = rates.load(GPU, tmp_path)
     loaded.add({KEY: 100e12}, "today")
     assert seconds(loaded) == pytest.approx(OP.flops / 340e12)
+    narrow = Op("forward", (8, 32, 512, 512), (32, 32, 3, 3), 1, 1, "bf16")
+    loaded.add({narrow.key("channels_last"): 100e12}, "today")
+    assert seconds(loaded, narrow) == pytest.approx(narrow.flops / 100e12), "no facts of 32 channels"
 
 
 def test_an_unmeasured_shape_gets_the_highest_rate_of_its_kind(tmp_path):

@@ -4,10 +4,10 @@ import json
 
 import pytest
 from click.testing import CliRunner
-from small import SMALL
 
 from ladder import catalog, ceilings, cli, distance, families, machine, roofline, roofline_view
 from ladder.floors import PHASES
+from tests.small import SMALL
 
 GPU = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "device": "cuda"}
 SGEMM, FPROP = (
