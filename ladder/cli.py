@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from ladder import catalog, options
+from ladder import catalog, cli_doctor, options
 from ladder.errors import UserError
 from ladder.results import OUT
 
@@ -405,88 +405,7 @@ def show(rung: str) -> None:
     click.echo(f"Needs:  {', '.join(found.needs) or 'nothing beyond PyTorch'}")
 
 
-@main.command()
-@options.device_option
-@options.ladder_option
-@click.option(
-    "--spellings",
-    "spellings_of",
-    metavar="WORKLOAD",
-    help="Time every plain-PyTorch spelling of modulation, resampling and norm; writes results/spellings.",
-)
-@click.option(
-    "--selftest",
-    "self_test",
-    is_flag=True,
-    help="Are the verdicts right? Simulates runs with known effects; on a GPU then times waits of known length,"
-    " planted slowdowns and identical programs. Seconds, on a GPU minutes; writes results/selftest.",
-)
-@click.option(
-    "--minutes",
-    type=click.FloatRange(0, min_open=True),
-    help="What the part of --selftest on a GPU should take; three rounds are always made. [default: 6]",
-)
-@click.option(
-    "--parity-trial",
-    "parity_trial",
-    is_flag=True,
-    help="Judge each plain-PyTorch spelling by the others: is parity's factor wide enough? Writes results/parity.",
-)
-@click.option(
-    "-w",
-    "--workload",
-    "workloads",
-    metavar="NAME|FILE",
-    multiple=True,
-    help="Of the parity trial; may be given twice. [default: article and adain-256 on a GPU, tiny on the CPU]",
-)
-@options.json_option
-def doctor(
-    device: str | None,
-    ladder_name: str,
-    spellings_of: str | None,
-    self_test: bool,
-    minutes: float | None,
-    parity_trial: bool,
-    workloads: tuple[str, ...],
-    as_json: bool,
-) -> None:
-    """Say what this machine has, which rungs it can run, and how to get what is missing.
-
-    Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if a promise is broken, with
-    --parity-trial 1 if honest code would fail.
-    """
-    from ladder import doctor as examining
-
-    if self_test:
-        sys.exit(examining.self_test(ROOT, device, minutes, as_json))
-    if minutes is not None:
-        raise UserError("--minutes is for --selftest")
-    if workloads and not parity_trial:
-        raise UserError("--workload is for --parity-trial, and --spellings names its own")
-    if parity_trial:
-        from ladder import machine, paritytrial
-
-        found = paritytrial.run(
-            workloads, machine.choose_device(device), tell=lambda line: click.echo(line, err=True)
-        )
-        path = found.pop("path").relative_to(ROOT)
-        click.echo(json.dumps(found, indent=1) if as_json else f"{paritytrial.text(found)}; {path}")
-        sys.exit(1 if found["worst"] > found["factor"] else 0)
-    if spellings_of is not None:
-        from ladder import machine, spellings
-
-        name, workload = catalog.load_workload(spellings_of)
-        for path in spellings.measure(name, workload, machine.choose_device(device)):
-            click.echo(path.relative_to(ROOT))
-        return
-    found = examining.examine(device, catalog.load_ladder(ladder_name))
-    if as_json:
-        click.echo(json.dumps(found, indent=1))
-    else:
-        examining.print_findings(found)
-    if found["blocked"]:
-        sys.exit(2)
+main.add_command(cli_doctor.doctor)
 
 
 def _in_ladder_order(names: list[str]) -> list[str]:

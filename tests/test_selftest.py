@@ -3,7 +3,7 @@
 import numpy as np
 import pytest
 
-from ladder import cli, results, selftest, stats, verdicts
+from ladder import cli_doctor, results, selftest, stats, verdicts
 from tests.test_cli import call
 
 
@@ -50,7 +50,7 @@ def test_holm_keeps_the_chance_of_any_false_verdict() -> None:
 
 
 def test_a_broken_promise_is_said_and_is_status_1(tmp_path, monkeypatch) -> None:
-    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    monkeypatch.setattr(cli_doctor, "ROOT", tmp_path)
     real = selftest.measure
     monkeypatch.setattr(selftest, "measure", lambda: real(runs=30, planted=20))
     seen = call("doctor", "--selftest", "--device", "cpu")

@@ -75,7 +75,7 @@ def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     monkeypatch.setattr(machine, "choose_device", lambda requested: "cuda")
     monkeypatch.setattr(selftest, "run", lambda folder, device: dict(small))
     monkeypatch.setattr(selftest, "text", lambda found: "simulated")
-    monkeypatch.setattr("ladder.cli.ROOT", tmp_path)
+    monkeypatch.setattr("ladder.cli_doctor.ROOT", tmp_path)
     return tmp_path
 
 

@@ -1,0 +1,99 @@
+"""What a prepared step takes on the GPU, phase by phase and kernel by kernel, and where it goes beyond the floor."""
+
+from __future__ import annotations
+
+import statistics
+import time
+from typing import Any
+
+from ladder import families
+
+CYCLE = 16
+CYCLES = 5  # timed; the median counts
+PHASES = ["G_main", "D_main", "G_pl", "D_r1"]
+
+Found = dict[str, Any]
+
+
+def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
+    """Phases and step of a prepared step on the GPU: milliseconds between events, and the families of a cycle."""
+    import torch
+
+    from stylegan_lite import make_step
+
+    step = make_step(fields | {"data": None}, recipe, device="cuda")
+    try:
+        step.prepare()
+        step.cycle()
+        return time_step(step, PHASES) | trace_cycle(step) | {"settings": step.settings()}
+    finally:
+        step.close()
+        torch.cuda.empty_cache()
+
+
+def time_step(step: Any, phases: list[str]) -> Found:
+    """Medians, in ms. The wall clock beside the events shows what the GPU does not see."""
+    from ladder import ceilings, evidence
+
+    took = ceilings.medians([lambda phase=phase: step.run_phase(phase) for phase in phases])
+    walls: list[float] = []
+
+    def cycle() -> None:
+        begin = time.perf_counter()
+        step.cycle()
+        evidence.synchronize(step)
+        walls.append(time.perf_counter() - begin)
+
+    (median,) = ceilings.medians([cycle], windows=CYCLES, window_s=0.0)
+    return {
+        "phases_ms": {name: 1000 * seconds for name, seconds in zip(phases, took, strict=True)},
+        "step_ms": 1000 * median / CYCLE,
+        "wall_ms": 1000 * statistics.median(walls[-CYCLES:]) / CYCLE,
+    }
+
+
+def trace_cycle(step: Any) -> Found:
+    """Families of kernels and the time in which any ran, for one step of a cycle under the profiler."""
+    import torch
+
+    from ladder import evidence
+    from ladder.worker import union
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        step.cycle()
+        torch.cuda.synchronize()
+    events = list(evidence.events(profile))
+    busy = union([e[3:] for e in events if e[1] and not e[0].startswith(families.WAITING)])
+    return {"busy_ms": busy / 1e6 / CYCLE, "families": families.shares(events, CYCLE)}
+
+
+def split(timed: Found, step: dict[str, float]) -> Found:
+    """Where the time between the floor and the measured step goes: by group, and by family of kernels.
+
+    Each group has its part of the floor: convolutions theirs, all other kernels the bytes and matmuls, and no part the
+    time in which nothing runs. Inside a group the floor is allotted to families in proportion to their time.
+    """
+    gap = timed["step_ms"] - step["light_ms"]
+    convolved = sum(row["us"] for row in timed["families"] if families.is_convolution(row["family"])) / 1000
+    others = sum(row["us"] for row in timed["families"]) / 1000 - convolved
+    groups = {
+        "convolutions": (convolved, step["convolutions_ms"]),
+        "other kernels": (others, step["bytes_ms"] + step["matmul_ms"]),
+        "nothing runs": (max(0.0, timed["step_ms"] - timed["busy_ms"]), 0.0),
+    }
+    rows = []
+    for row in timed["families"]:
+        group = "convolutions" if families.is_convolution(row["family"]) else "other kernels"
+        took, floor = groups[group]
+        beyond = row["us"] / 1000 * (1 - floor / took) if took else 0.0
+        share = row["us"] / 1000 / timed["step_ms"]
+        rows.append(row | {"group": group, "of_step": share, "of_distance": beyond / gap if gap else None})
+    return {
+        "families": rows,
+        "groups": {
+            name: {"ms": took, "floor_ms": floor, "of_distance": (took - floor) / gap if gap else None}
+            for name, (took, floor) in groups.items()
+        },
+        "distance_ms": gap,
+        "times_light": timed["step_ms"] / step["light_ms"],
+    }

@@ -1,0 +1,296 @@
+"""What a workload cannot do without, phase by phase: its convolutions with their FLOPs, and the bytes that must move.
+
+The real networks and losses run, forward, backward and double backward, on fake tensors: shapes and dtypes without
+memory or arithmetic, so that any workload is counted in seconds on any machine. A dispatch mode sees each operator
+below autograd and autocast. PyTorch's FlopCounterMode sees the same and agrees (there is a test), but keeps totals
+only: here each convolution must keep its shape, since each shape has a rate of its own.
+
+The floor belongs to the workload, not to how a recipe spells it, so the spelling with the fewest FLOPs is counted:
+dense modulated convolutions, resampling by a filter of its own (memory-bound: bytes, no FLOPs), and a double backward
+of ordinary convolutions. Of the recipe only the precision matters. docs/roofline.md explains the model.
+"""
+
+from __future__ import annotations
+
+import functools
+import math
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+from torch._subclasses.fake_tensor import FakeTensorMode
+from torch.autograd.function import once_differentiable
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils.flop_counter import flop_registry
+
+from stylegan_lite import losses, resample
+from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.inputs import PhaseInputs
+from stylegan_lite.networks import Discriminator, Generator
+
+aten = torch.ops.aten
+PHASES = ("G_main", "D_main", "G_pl", "D_r1")
+KINDS = ("forward", "input gradient", "weight gradient")
+NARROW = 4  # channels up to which a convolution can be part of the pass beside it: from and to RGB
+FULL = 4  # bytes of a weight, gradient, moment or average, whatever the recipe
+ADAM = 7 * FULL  # reads gradient, weight and two moments; writes weight and moments
+AVERAGE = 3 * FULL  # reads the weight and the average, writes the average
+DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16"}
+
+Shape = tuple[int, ...]
+
+
+@dataclass(frozen=True)
+class Op:
+    """One convolution as cuDNN is asked for it; a transposed one is the input gradient of its mirror image.
+
+    ``image`` [N, I, H, W] is the side that ``weight`` [O, I, k, k] slides over.
+    """
+
+    kind: str
+    image: Shape
+    weight: Shape
+    stride: int
+    padding: int
+    dtype: str
+
+    @property
+    def result(self) -> Shape:
+        """[N, O, H', W'], the other side."""
+        n, _, h, w = self.image
+        o, _, k, l = self.weight
+        s, p = self.stride, self.padding
+        return n, o, (h + 2 * p - k) // s + 1, (w + 2 * p - l) // s + 1
+
+    @property
+    def flops(self) -> int:
+        return 2 * math.prod(self.result) * math.prod(self.weight[1:])
+
+    @property
+    def bytes(self) -> int:
+        """Each of the three tensors once."""
+        size = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}[self.dtype]
+        return size * sum(map(math.prod, (self.image, self.weight, self.result)))
+
+    def key(self, layout: str) -> str:
+        """Names a rate in result files: the same text, the same measurement."""
+        shapes = f"{_times(self.image)} * {_times(self.weight)}"
+        return f"{self.kind}, {shapes}, stride {self.stride}, padding {self.padding}, {self.dtype} {layout}"
+
+
+@dataclass
+class Floor:
+    """Of one run of one phase: ``ops`` by how often they run, FLOPs and bytes of matmuls, other bytes by what moves."""
+
+    ops: Counter[Op] = field(default_factory=Counter)
+    matmul_flops: int = 0
+    matmul_bytes: int = 0
+    bytes: dict[str, int] = field(default_factory=dict)
+
+    @property
+    def flops(self) -> int:
+        """Of the convolutions."""
+        return sum(op.flops * times for op, times in self.ops.items())
+
+
+def count(workload: Workload, precision: str = "fp32") -> dict[str, Floor]:
+    """The floor of each phase of ``workload`` under a recipe of this precision."""
+    recipe = Recipe(precision=precision, modconv="dense", resample="depthwise")
+    with _fresh_filters(), FakeTensorMode(), OrdinaryConvolutions():
+        G, D = Generator(workload, recipe), Discriminator(workload, recipe)
+        return {phase: _phase(phase, workload, recipe, G, D) for phase in PHASES}
+
+
+def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminator) -> Floor:
+    own = G if phase.startswith("G") else D
+    G.requires_grad_(own is G)
+    D.requires_grad_(own is D)
+    batch = max(1, w.batch // w.pl_batch_shrink) if phase == "G_pl" else w.batch
+    shapes = G.noise_shapes(batch)
+    place = {"device": "cpu", "dtype": torch.float32}
+    inputs = PhaseInputs(w, batch, shapes, G.num_ws, image_noise=phase == "G_pl", **place)
+    real = torch.empty(w.batch, 3, w.resolution, w.resolution, **place)
+    amp = functools.partial(losses.autocast, "cpu", recipe.precision)
+    with Count() as seen:
+        if phase == "G_main":
+            loss = losses.g_main(G, D, inputs, w.style_mixing, amp)
+        elif phase == "D_main":
+            loss = losses.d_main(G, D, inputs, real, w.style_mixing, amp)
+        elif phase == "D_r1":
+            loss = losses.d_r1(D, real, w.gamma, w.r1_interval, amp)
+        else:
+            pl = (torch.zeros([]), w.pl_decay, w.pl_weight, w.pl_interval)
+            loss = losses.g_pl(G, inputs, *pl, w.style_mixing, amp)
+        loss.backward()
+    drawn = 0 if phase == "D_r1" else 2 * inputs.normal.nbytes  # written when drawn, read once
+    taken = {"D_main": 2, "D_r1": 1}.get(phase, 0) * real.nbytes  # D_main also writes it: the batch arrives
+    floor = seen.floor
+    floor.bytes = {
+        "images": seen.image_bytes(),
+        "optimizer": sum(_weights(own).values()) * ADAM,
+        "BF16 weights": 2 * _weights(own)[4] if recipe.precision == "bf16" else 0,  # convolutions read a copy
+        "moving average": sum(_weights(G).values()) * AVERAGE if phase == "D_main" else 0,
+        "inputs": drawn + taken,
+    }
+    return floor
+
+
+def _weights(network: torch.nn.Module) -> Counter[int]:
+    """How many, by the dimensions of their tensor: 4 are those of convolutions."""
+    found: Counter[int] = Counter()
+    for parameter in network.parameters():
+        found[parameter.dim()] += parameter.numel()
+    return found
+
+
+class Count(TorchDispatchMode):
+    """Sees dense convolutions, matmuls, and which images pass between convolutions."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.floor = Floor()
+        self._images: dict[int, tuple[set[str], Tensor]] = {}  # keeps them alive: an address means one image
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        out = func(*args, **(kwargs or {}))
+        op = func.overloadpacket
+        if op is aten.convolution and args[8] == 1:
+            self._forward(args, out)
+        elif op is aten.convolution_backward and args[9] == 1:
+            self._backward(args, out)
+        elif op in (aten.mm, aten.addmm, aten.bmm, aten.baddbmm):
+            self.floor.matmul_flops += flop_registry[op](*args, **(kwargs or {}), out_val=out)
+            self.floor.matmul_bytes += sum(x.nbytes for x in (*args, out) if isinstance(x, Tensor))
+        return out
+
+    def _forward(self, args: tuple, out: Tensor) -> None:
+        x, weight, transposed = args[0], args[1], args[6]
+        kind, image = (KINDS[1], out) if transposed else (KINDS[0], x)
+        self._add(kind, image, weight, args[3], args[4])
+        self._pass(weight, [x], [out])
+
+    def _backward(self, args: tuple, out: tuple) -> None:
+        g, x, weight, transposed, mask = args[0], args[1], args[2], args[7], args[10]
+        image = g if transposed else x
+        if mask[0]:
+            self._add(KINDS[0] if transposed else KINDS[1], image, weight, args[4], args[5])
+            self._pass(weight, [g], [out[0]])
+        if mask[1]:
+            self._add(KINDS[2], image, weight, args[4], args[5])
+            self._pass(weight, [g, x], [])
+
+    def _add(self, kind: str, image: Tensor, weight: Tensor, stride: list[int], padding: list[int]) -> None:
+        dtype = DTYPES[weight.dtype]
+        self.floor.ops[Op(kind, tuple(image.shape), tuple(weight.shape), stride[0], padding[0], dtype)] += 1
+
+    def _pass(self, weight: Tensor, taken: list[Tensor], given: list[Tensor]) -> None:
+        if min(weight.shape[:2]) <= NARROW:
+            return
+        for role, images in (("taken", taken), ("given", given)):
+            for x in images:
+                roles, _ = self._images.setdefault(x.untyped_storage()._cdata, (set(), x))
+                roles.add(role)
+
+    def image_bytes(self) -> int:
+        """What lies between convolutions: images that one gave are read once, images that one takes are written once.
+
+        Nothing where one takes what another gave: no pass is between them.
+        """
+        return sum(x.nbytes for roles, x in self._images.values() if len(roles) == 1)
+
+
+class OrdinaryConvolutions(TorchFunctionMode):
+    """Convolutions whose double backward is made of ordinary ones: FLOPs in shapes that someone would run.
+
+    PyTorch's own computes the weight gradient of a gradient as a convolution with the image for its weight.
+    """
+
+    def __torch_function__(self, func, types, args=(), kwargs=None):
+        if func is torch.conv2d:
+            return _conv2d(*args, **(kwargs or {}))
+        if func is torch.conv_transpose2d:
+            return _conv_transpose2d(*args, **(kwargs or {}))
+        return func(*args, **(kwargs or {}))
+
+
+def _conv2d(x, weight, bias=None, stride=1, padding=0, dilation=1, groups=1):
+    return _convolve(x, weight, bias, (stride, padding, dilation, False, 0, groups))
+
+
+def _conv_transpose2d(x, weight, bias=None, stride=1, padding=0, output_padding=0, groups=1, dilation=1):
+    return _convolve(x, weight, bias, (stride, padding, dilation, True, output_padding, groups))
+
+
+def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple) -> Tensor:
+    if torch.is_autocast_enabled(x.device.type):  # which would have acted on the call that was taken over
+        dtype = torch.get_autocast_dtype(x.device.type)
+        x, weight = x.to(dtype), weight.to(dtype)
+    y = _Forward.apply(x, weight, (*map(_pair, how[:3]), how[3], _pair(how[4]), how[5]))
+    return y if bias is None else y + bias.to(y.dtype).view(1, -1, 1, 1)
+
+
+def _pair(value: Any) -> list[int]:
+    return [value, value] if isinstance(value, int) else list(value)
+
+
+class _Forward(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, how):
+        ctx.save_for_backward(x, weight)
+        ctx.how = how
+        return aten.convolution(x, weight, None, *how)
+
+    @staticmethod
+    def backward(ctx, g):
+        x, weight = ctx.saved_tensors
+        dx = _InputGradient.apply(g, weight, x.detach(), ctx.how) if ctx.needs_input_grad[0] else None
+        # A backward pass that builds a graph is a penalty's: it differentiates by images or styles, never by weights,
+        # which a Python function is not told.
+        wanted = ctx.needs_input_grad[1] and not torch.is_grad_enabled()
+        dw = _WeightGradient.apply(g, x, weight.detach(), ctx.how) if wanted else None
+        return dx, dw, None
+
+
+class _InputGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, g, weight, x, how):
+        ctx.save_for_backward(g, weight)
+        ctx.how = how
+        return aten.convolution_backward(g, x, weight, None, *how, [True, False, False])[0]
+
+    @staticmethod
+    def backward(ctx, u):
+        g, weight = ctx.saved_tensors
+        dg = _Forward.apply(u, weight, ctx.how) if ctx.needs_input_grad[0] else None
+        dw = _WeightGradient.apply(g, u, weight.detach(), ctx.how) if ctx.needs_input_grad[1] else None
+        return dg, dw, None, None
+
+
+class _WeightGradient(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, g, x, weight, how):
+        return aten.convolution_backward(g, x, weight, None, *how, [False, True, False])[1]
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx, u):
+        raise NotImplementedError("no phase differentiates a weight gradient")
+
+
+@contextmanager
+def _fresh_filters() -> Iterator[None]:
+    """Resampling keeps its filters: no fake one may stay behind, and no real one come in."""
+    resample.fir.cache_clear()
+    try:
+        yield
+    finally:
+        resample.fir.cache_clear()
+
+
+def _times(shape: Shape) -> str:
+    return "x".join(map(str, shape))
