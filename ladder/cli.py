@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from ladder import catalog, options
+from ladder import catalog, cli_kernels, options
 from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -361,6 +361,9 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
         click.echo(f"{len(judged) - refused} accepted, {refused} refused")
     if refused:
         sys.exit(1)
+
+
+main.add_command(cli_kernels.kernels)
 
 
 @main.command("list")
