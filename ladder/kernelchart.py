@@ -1,6 +1,6 @@
 """The picture of `ladder kernels`: how near each op comes to a copy of the same bytes, beside its alternatives.
 
-One row of panels an op, forward left and backward right; in each, a group of bars a shape, largest first. The same
+One row of panels an op, forward left and backward right; in each, a group of bars a shape, the largest batch first. The same
 result gives the same bytes. Shared with `ladder.chart`: colours, letters, how text is fitted.
 """
 
@@ -16,7 +16,7 @@ from ladder.chart import ARTICLE, BUSY, GAP, GRID, IDLE, INK, MUTED, STYLE, _fit
 
 BARS = {"ours": BUSY, "plain": IDLE, "compile": ARTICLE}
 DIRECTIONS = ("forward", "backward")
-WIDTH, PANEL, LEFT, BETWEEN, TOP, BOTTOM = 12.5, 1.25, 1.45, 0.72, 1.15, 0.75  # inches
+WIDTH, PANEL, LEFT, BETWEEN, TOP, BOTTOM = 12.5, 1.25, 1.45, 0.68, 1.2, 0.85  # inches
 
 
 def render(result: dict[str, Any], kind: str) -> bytes:
@@ -43,6 +43,9 @@ def shown_rows(result: dict[str, Any]) -> dict[str, dict[str, list[dict[str, Any
     for row in result["rows"]:
         if row["setting"] == 0 and row["direction"] in DIRECTIONS:
             found.setdefault(row["op"], {d: [] for d in DIRECTIONS})[row["direction"]].append(row)
+    for directions in found.values():
+        for rows in directions.values():
+            rows.sort(key=lambda row: -row["batch"])  # stable: inside a batch the largest stays first
     return found
 
 
@@ -95,6 +98,8 @@ def _panel(axes: Any, rows: list[dict[str, Any]]) -> None:
 def _bar(axes: Any, x: float, share: dict[str, Any] | None, color: str, name: str) -> None:
     if share is None:
         return
+    from matplotlib import patheffects
+
     value = share["median"]
     axes.bar(x, value, 0.25, color=color, zorder=2)
     if share["interval"]:
@@ -106,13 +111,15 @@ def _bar(axes: Any, x: float, share: dict[str, Any] | None, color: str, name: st
         f"{100 * share['median']:.0f}", (x, value), xytext=(0, 2), textcoords="offset points", ha="center",
         va="bottom", fontsize=8 if name == "ours" else 7, zorder=5,
         fontweight="bold" if name == "ours" else "normal", color=INK if name == "ours" else MUTED,
+        path_effects=[patheffects.withStroke(linewidth=2, foreground="white")],
     )  # fmt: skip
 
 
 def _shape(row: dict[str, Any]) -> str:
-    """The shape in two lines: what a sample is, and how many."""
+    """The shape in three lines, which a narrow group has room for."""
     shape = row["shape"][1:] if row["shape"][0] == row["batch"] else row["shape"]
-    return f"{'x'.join(map(str, shape))}\nbatch {row['batch']}"
+    lines = ["x".join(map(str, part)) for part in (shape[:-2], shape[-2:]) if part]
+    return "\n".join([*lines, f"batch {row['batch']}"])
 
 
 def _header(made: Any, result: dict[str, Any], any_rows: bool) -> None:

@@ -86,13 +86,15 @@ def least_share(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def reasons(rows: list[dict[str, Any]]) -> list[str]:
-    """Every reason for a missing number once, with how often."""
-    seen = Counter(
-        (name, row["direction"], reason) for row in rows for name, reason in row["reasons"].items()
-    )
+    """Every reason for a missing number once: how often, whose, and in which direction."""
+    seen: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        for name, reason in row["reasons"].items():
+            seen.setdefault(reason, []).append((CONTENDERS.get(name, name), row["direction"]))
     return [
-        f"n/a: {CONTENDERS.get(name, name)}, {direction} ({count}x): {reason}"
-        for (name, direction, reason), count in seen.items()
+        f"n/a ({len(where)}x): {reason} ({', '.join(dict.fromkeys(name for name, _ in where))};"
+        f" {', '.join(dict.fromkeys(direction for _, direction in where))})"
+        for reason, where in seen.items()
     ]
 
 
