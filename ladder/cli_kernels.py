@@ -46,7 +46,10 @@ Examples:
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @options.device_option
 @click.option(
-    "--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="[default: results/kernels]"
+    "--out",
+    metavar="DIR",
+    type=click.Path(path_type=Path, file_okay=False),
+    help="[default: results/kernels]",
 )
 @options.json_option
 def kernels(
@@ -74,7 +77,7 @@ def kernels(
     elif reason := machine.capabilities(chosen)["triton"]:
         raise UserError(f"the ops need Triton: {reason}")
     result = measure(chosen, ops, names, quick, minutes, seed, as_json)
-    paths = write(result, out or OUT, CHARTS if out is None else out, bool(ops or names))
+    paths = write(result, out or OUT, CHARTS if out is None else out, [*ops, *names])
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -171,12 +174,12 @@ def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> d
     return {name: Workload.from_dict(values) for name, values in loaded}
 
 
-def write(result: dict[str, Any], out: Path, charts: Path, part: bool) -> list[Path]:
-    """JSON, Markdown and chart, each whole or not at all; a part or a quick look never takes the place of the whole."""
+def write(result: dict[str, Any], out: Path, charts: Path, part: list[str]) -> list[Path]:
+    """JSON, Markdown and chart, each whole or not at all; a quick look or a `part` never takes the place of the whole."""
     from ladder import kernelchart, kernelreport, report, results
 
     rules = result["protocol"]
-    words = [result["machine"]["name"], *(rules["ops"] + rules["workloads"] if part else [])]
+    words = [result["machine"]["name"], *(Path(word).stem for word in part)]
     words += ["quick"] * rules["quick"] + ["smoke"] * rules["smoke"] + ["partial"] * (not result["complete"])
     stem = "-".join(results.slug(word) for word in words)
     paths = [out / f"{stem}.json", out / f"{stem}.md"]

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import io
 import logging
+import textwrap
 import warnings
 from typing import Any
 
@@ -66,11 +67,17 @@ def figure(result: dict[str, Any]) -> Any:
             if index == 0:
                 axes.set_title(direction, loc="left", fontsize=11, fontweight="bold", pad=10)
         made.text(
-            0.2 / WIDTH, (bottom + PANEL / 2) / height, op.replace(" ", "\n").replace("_act", "\n_act", op.count("norm")),
+            0.2 / WIDTH, (bottom + PANEL / 2) / height, _name(op),
             fontsize=10, fontweight="bold", va="center", linespacing=1.3,
         )  # fmt: skip
     _header(made, result, bool(ops))
     return made
+
+
+def _name(op: str) -> str:
+    """In lines that fit the margin, broken behind underscores too."""
+    lines = textwrap.wrap(op.replace("_", "_ "), 11)
+    return "\n".join(line.replace("_ ", "_") for line in lines)
 
 
 def _panel(axes: Any, rows: list[dict[str, Any]]) -> None:
@@ -88,7 +95,9 @@ def _panel(axes: Any, rows: list[dict[str, Any]]) -> None:
     for x, row in enumerate(rows):
         if not row["share"]:
             axes.axvspan(x - 0.4, x + 0.4, color=GAP, zorder=1, linewidth=0)
-            axes.text(x, 0.05, "not measured", rotation=90, fontsize=7.5, color=MUTED, ha="center", va="bottom")
+            axes.text(
+                x, 0.05, "not measured", rotation=90, fontsize=7.5, color=MUTED, ha="center", va="bottom"
+            )
         for place, (name, color) in enumerate(BARS.items()):
             _bar(axes, x + 0.27 * (place - 1), row["share"].get(name), color, name)
     axes.set_xticks(range(len(rows)), [_shape(row) for row in rows])

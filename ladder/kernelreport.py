@@ -80,7 +80,10 @@ def least_share(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
     large = [
         row
         for row in rows
-        if row["setting"] == 0 and "ours" in row["share"] and len(row["shape"]) == 4 and row["shape"][2] >= LARGE
+        if row["setting"] == 0
+        and "ours" in row["share"]
+        and len(row["shape"]) == 4
+        and row["shape"][2] >= LARGE
     ]
     return min(large, key=lambda row: row["share"]["ours"]["median"], default=None)
 

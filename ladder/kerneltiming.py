@@ -1,7 +1,7 @@
 """How microseconds are measured: CUDA graphs of many calls, or an event pair a call, with the L2 cold or hot.
 
 From 100 us on, each call has a pair of events of its own. Shorter calls would drown in the events' own resolution and
-in the gaps between launches: they are captured, n of them, into a CUDA graph that lasts at least 5 ms, which is replayed.
+in the gaps between launches: n of them are captured into a CUDA graph of at least 5 ms, which is replayed.
 
 Cold: nothing that a call reads is left in the L2 cache. A graph's calls go round over so many sets of buffers that
 three times the L2 is touched before one comes back; its results are kept just as long, or the allocator would hand out
@@ -198,7 +198,9 @@ class Cuda:
             try:
                 body()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # what ended the capture says more than that it is broken
+                with contextlib.suppress(
+                    RuntimeError
+                ):  # what ended the capture says more than that it is broken
                     graph.capture_end()
                 raise
             graph.capture_end()

@@ -99,10 +99,14 @@ def test_quick_takes_two_resolutions_in_the_tops_setting():
 
 
 def test_inputs_are_random_leaves_in_the_settings_precision_and_format():
-    (case,) = [c for c in made_up_kernels.cases() if c.name == "bias_act noise scale 8x512x32x32 bf16 channels_last"]
+    (case,) = [
+        c for c in made_up_kernels.cases() if c.name == "bias_act noise scale 8x512x32x32 bf16 channels_last"
+    ]
     small = Case(case.op, (("N", 2), ("C", 4), ("H", 8), ("W", 8)), case.dtype, case.layout)
     inputs = small.tensors("cpu")
-    assert inputs["x"].dtype == torch.bfloat16 and inputs["x"].is_contiguous(memory_format=torch.channels_last)
+    assert inputs["x"].dtype == torch.bfloat16 and inputs["x"].is_contiguous(
+        memory_format=torch.channels_last
+    )
     assert {t.dtype for name, t in inputs.items() if name != "x"} == {torch.float32}
     assert [name for name, t in inputs.items() if t.requires_grad] == ["x", "bias", "strength", "scale"]
     for t in inputs.values():
