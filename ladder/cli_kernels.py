@@ -175,7 +175,7 @@ def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> d
 
 
 def write(result: dict[str, Any], out: Path, charts: Path, part: list[str]) -> list[Path]:
-    """JSON, Markdown and chart, each whole or not at all; a quick look or a `part` never takes the place of the whole."""
+    """JSON, Markdown and chart, each whole or not at all; a quick look or `part` never replaces the whole."""
     from ladder import kernelchart, kernelreport, report, results
 
     rules = result["protocol"]

@@ -20,13 +20,14 @@ import torch
 from torch import Tensor
 
 from ladder.errors import describe
-from ladder.kernelcases import Case
+from ladder.kernelcases import DIRECTIONS, Case
 from ladder.kernellaunches import recorded_launches
-from ladder.kerneltiming import COLD, EVENTS, GRAPH, HOT, Call, Timer
+from ladder.kerneltiming import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
 
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
 CONTENDERS = (OURS, PLAIN, COMPILE)
-LEAST_REPEATS, MOST_REPEATS, QUICK_REPEATS = 5, 9, 3
+LEAST_REPEATS, MOST_REPEATS = 5, 9
+FEWEST_REPEATS = 3  # of a quick look, and of settings that are only there to compare with
 HOT_REPEATS = 3  # hot numbers are beside the verdict
 TOLERANCE = 0.1  # relative L2 error over all results, from plain PyTorch in the same precision
 NO_TIME = "the time (--minutes) was used up"
@@ -45,6 +46,7 @@ class Row:
     captured: dict[tuple[str, str], int] = field(default_factory=dict)
     reasons: dict[str, str] = field(default_factory=dict)
     launches: list[dict[str, Any]] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
 
     def contenders(self, temperature: str) -> list[str]:
         names = [name for name in CONTENDERS if name not in self.reasons]
@@ -75,6 +77,8 @@ class Row:
             "direction": self.direction,
             "bytes": self.bytes,
             "method": self.method,
+            "captured": {f"{temperature} {name}": n for (name, temperature), n in self.captured.items()},
+            "notes": self.notes,
             "samples_us": {
                 temperature: {name: [1e6 * s for s in values] for name, values in samples.items()}
                 for temperature, samples in self.samples.items()
@@ -120,6 +124,8 @@ class Bench:
         inputs = case.tensors(self.gpu.name)
         moved = {d: case.bytes(inputs, d) for d in case.directions}
         rows = [Row(case, d, moved[d], moved[d] or moved["backward"]) for d in case.directions]
+        for row in rows:
+            row.notes += filter(None, [self.timer.lukewarm(row.moved)])
         made: dict[str, Callable] = {}
         expected: dict[str, list[Tensor | None]] = {}
         for name in (PLAIN, OURS, COMPILE):  # plain first: the others are held against it
@@ -193,6 +199,31 @@ class Bench:
 
     def _calls(self, row: Row, function: Callable, sets: int) -> list[Call]:
         return [call_of(row.case, row.direction, function, self.gpu.name) for _ in range(sets)]
+
+
+def ours_alone(case: Case, direction: str, temperature: str, repeats: int = LEAST_REPEATS) -> list[float]:
+    """Seconds of one call of our op, one value a fresh repeat; for a history over commits.
+
+    Raises:
+        AttributeError: this `kernels` has no such op.
+    """
+    gpu = Cuda()
+    timer, samples = Timer(gpu), []
+    function = case.fused()
+    with gpu.running():
+        moved = case.bytes(case.tensors(gpu.name), "backward" if direction == DIRECTIONS[2] else direction)
+        row = Row(case, direction, None, moved or 1)
+        bench = Bench(gpu, timer)
+        while len(samples) < repeats:
+            torch.manual_seed(len(samples))
+            seconds = bench._value(row, OURS, {OURS: function}, temperature)
+            gpu.forget()
+            if row.method is None:
+                row.method = EVENTS if seconds >= timer.rules.long_s else GRAPH
+                if row.method == EVENTS:
+                    continue
+            samples.append(seconds)
+    return samples
 
 
 def call_of(case: Case, direction: str, function: Callable[..., Tensor], device: str) -> Call:
@@ -302,9 +333,10 @@ def run(
 ) -> tuple[list[dict[str, Any]], bool]:
     """(rows, whether all cases were gone through). Cases for which no time is left are rows with that reason."""
     rows: list[dict[str, Any]] = []
-    least, most = (QUICK_REPEATS, QUICK_REPEATS) if quick else (LEAST_REPEATS, MOST_REPEATS)
+    most = FEWEST_REPEATS if quick else MOST_REPEATS
     try:
         for index, case in enumerate(cases):
+            least = FEWEST_REPEATS if quick or case.setting else LEAST_REPEATS
             place = {"case": case.name, "done": index, "total": len(cases)}
             found = skipped(case, NO_TIME)
             if not allowance.over:

@@ -7,6 +7,7 @@ adding an entry. tests/test_kernelcases.py compares the sizes with what the netw
 
 from __future__ import annotations
 
+import hashlib
 import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
@@ -257,6 +258,25 @@ def cases(
                         found.setdefault(case, []).append(name)
     made = [Case(c.op, c.sizes, c.dtype, c.layout, tuple(dict.fromkeys(names))) for c, names in found.items()]
     return sorted(made, key=lambda c: (c.setting, -math.prod(c.shape)))
+
+
+def named(name: str) -> Case:
+    """The case of a name. KeyError for a name that no entry could give."""
+    op = max((op for op in OPS if name.startswith(f"{op} ")), key=len, default=name)
+    letters = next(iter(OPS[op].inputs.values()))
+    shape, *batch, dtype, layout = name[len(op) :].split()
+    sizes = {k: int(n) for k, n in zip(letters, shape.split("x"), strict=True) if k.isalpha()}
+    if batch:
+        sizes["N"] = int(batch[-1])
+    order = [k for k in "NCOIHW" if k in sizes]
+    return Case(op, tuple((k, sizes[k]) for k in order), dtype, layout)
+
+
+def fingerprint(op: str) -> str:
+    """Eight hexadecimal digits of what an entry means: asv's history of a name must not change its meaning."""
+    e = OPS[op]
+    what = (e.function, e.inputs, e.activations, e.data, e.penalty, sorted(e.options.items()))
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:8]
 
 
 def _of_shape(entry: Op, sizes: Sizes) -> Iterator[tuple[str, int]]:

@@ -1,7 +1,7 @@
 """The picture of `ladder kernels`: how near each op comes to a copy of the same bytes, beside its alternatives.
 
-One row of panels an op, forward left and backward right; in each, a group of bars a shape, the largest batch first. The same
-result gives the same bytes. Shared with `ladder.chart`: colours, letters, how text is fitted.
+One row of panels an op, forward left and backward right; in each, a group of bars a shape, the largest batch first.
+The same result gives the same bytes. Shared with `ladder.chart`: colours, letters, how text is fitted.
 """
 
 from __future__ import annotations

@@ -72,6 +72,8 @@ def remarks(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"least share from {LARGE}x{LARGE} on, first setting: {worst['share']['ours']['median']:.0%}, {where}"
         )
+    notes = Counter(note for row in result["rows"] for note in row["notes"])
+    lines += [f"{note} ({count} rows)" for note, count in notes.items()]
     return lines + reasons(result["rows"])
 
 

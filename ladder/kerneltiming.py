@@ -76,6 +76,13 @@ class Timer:
         needed = math.ceil(self.rules.evict * self.gpu.l2_bytes / max(1, moved)) + 1
         return min(self.rules.most_sets, max(2, needed))
 
+    def lukewarm(self, moved: int) -> str | None:
+        """One line where a tiny op's buffers, as many as are allowed, do not drive each other out of the L2."""
+        between = self.sets(moved, COLD) * moved
+        if between >= self.rules.evict * self.gpu.l2_bytes:
+            return None
+        return f"not quite cold: only {between / 2**20:.0f} MiB between two uses of a buffer"
+
     def graph(self, calls: Sequence[Call], n: int = 8) -> tuple[float, int]:
         """(seconds of a call, calls captured). `n` is where to begin; it grows until the graph lasts long enough.
 
@@ -160,7 +167,8 @@ class Cuda:
         import torch
 
         self.torch = torch
-        self.l2_bytes = torch.cuda.get_device_properties(0).L2_cache_size or 64 * 2**20
+        properties = torch.cuda.get_device_properties(torch.cuda.current_device())
+        self.l2_bytes, self.memory = properties.L2_cache_size or 64 * 2**20, properties.total_memory
         self.stream = torch.cuda.Stream()
         self.trash = torch.empty(evict * self.l2_bytes // 4 + 1, dtype=torch.int32, device="cuda")
         self.written = 0
@@ -210,9 +218,10 @@ class Cuda:
         return graph
 
     def forget(self) -> None:
-        """Give memory of graphs and buffers back; each graph had a pool of its own."""
+        """Give memory back where a quarter is held: each graph had a pool of its own, which nothing else reuses."""
         self.torch.cuda.synchronize()
-        self.torch.cuda.empty_cache()
+        if self.torch.cuda.memory_reserved() > self.memory // 4:
+            self.torch.cuda.empty_cache()
 
 
 class _Stamp:

@@ -130,6 +130,7 @@ def test_cold_buffers_are_more_than_three_times_the_cache_and_never_too_many():
         assert timer.sets(size, HOT) == 1
     assert timer.sets(100, COLD) == timer.rules.most_sets
     assert timer.sets(10**12, COLD) == 2
+    assert timer.lukewarm(2**20) is None and "only 24 MiB" in timer.lukewarm(10**5)
 
 
 def test_results_live_until_their_buffers_come_round_again():
