@@ -12,7 +12,6 @@ import datetime
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -20,6 +19,7 @@ import torch
 from torch import Tensor
 
 from ladder.errors import describe
+from ladder.kernelcalls import call_of, compiling, copies, disagree, flat
 from ladder.kernelcases import DIRECTIONS, Case
 from ladder.kernellaunches import recorded_launches
 from ladder.kerneltiming import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
@@ -29,7 +29,6 @@ CONTENDERS = (OURS, PLAIN, COMPILE)
 LEAST_REPEATS, MOST_REPEATS = 5, 9
 FEWEST_REPEATS = 3  # of a quick look, and of settings that are only there to compare with
 HOT_REPEATS = 3  # hot numbers are beside the verdict
-TOLERANCE = 0.1  # relative L2 error over all results, from plain PyTorch in the same precision
 NO_TIME = "the time (--minutes) was used up"
 
 
@@ -100,7 +99,7 @@ class Bench:
 
         Repeats go on beyond `least` while `left_s()`, this case's share of the time, is not negative.
         """
-        with _compiling(), self.gpu.running():
+        with compiling(), self.gpu.running():
             torch.compiler.reset()  # or the ninth shape of a function would silently run uncompiled
             functions = {OURS: case.fused, PLAIN: case.plain, COMPILE: self._compiled(case)}
             yield "prepare"
@@ -148,7 +147,7 @@ class Bench:
         (call,) = self._calls(row, function, 1)
         call()
         with recorded_launches(row.launches if name == OURS else []):
-            results = _flat(call())
+            results = flat(call())
         self.gpu.synchronize()
         if name == PLAIN:
             expected[row.direction] = results
@@ -224,73 +223,6 @@ def ours_alone(case: Case, direction: str, temperature: str, repeats: int = LEAS
                     continue
             samples.append(seconds)
     return samples
-
-
-def call_of(case: Case, direction: str, function: Callable[..., Tensor], device: str) -> Call:
-    """What is timed, on inputs of its own. Backward passes are `autograd.grad` alone, over a graph that is kept.
-
-    - forward: the call, with gradients on, so that it saves what its backward needs;
-    - backward: gradients of all inputs that have one;
-    - double backward: R1's and path length's second differentiation: of the gradients that the penalty uses, by all
-      inputs and by the gradient that came in.
-    """
-    inputs = case.tensors(device)
-    if direction == "forward":
-        return lambda: function(**inputs)
-    wanted = [inputs[name] for name in case.differentiated]
-    y = function(**inputs)
-    g = torch.randn_like(y).requires_grad_(direction == "double backward")
-    if direction == "backward":
-        return lambda: torch.autograd.grad(y, wanted, g, retain_graph=True)
-    through = [inputs[name] for name in case.entry.penalty]
-    first = torch.autograd.grad(y, through, g, create_graph=True)
-    along = [torch.randn_like(t) for t in first]
-    return lambda: torch.autograd.grad(first, [*wanted, g], along, retain_graph=True, allow_unused=True)
-
-
-def copies(total: int, sets: int, device: str) -> list[Call]:
-    """The yardstick: `copy_` of half as many bytes, so that reading and writing together are `total`."""
-
-    def one() -> Call:
-        source = torch.randint(-128, 128, (max(16, total // 2),), dtype=torch.int8, device=device)
-        target = torch.empty_like(source)
-        return lambda: target.copy_(source)
-
-    return [one() for _ in range(sets)]
-
-
-def disagree(results: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
-    """Raise ValueError where results are not plain PyTorch's: some missing, or further off than rounding explains.
-
-    A gradient that is zero may be missing.
-    """
-    square_error = square = 0.0
-    for index, (got, want) in enumerate(zip(results, expected, strict=True)):
-        if got is None and want is None:
-            continue
-        if got is None and bool(want.any()):
-            raise ValueError(f"result {index} is missing")
-        wide = 0.0 if want is None else want.float()
-        square_error += float(((0.0 if got is None else got.float()) - wide).square().sum())
-        square += 0.0 if want is None else float(wide.square().sum())
-    if not square_error <= TOLERANCE**2 * square:
-        raise ValueError(f"differs from plain PyTorch by {(square_error / max(square, 1e-30)) ** 0.5:.0%}")
-
-
-@contextmanager
-def _compiling() -> Iterator[None]:
-    """torch.compile as it must be for a backward that is run again and again over the same graph."""
-    import torch._functorch.config as functorch
-
-    with ExitStack() as stack:
-        if hasattr(functorch, "donated_buffer"):  # else it refuses retain_graph
-            stack.enter_context(functorch.patch(donated_buffer=False))
-        yield
-
-
-def _flat(results: Any) -> list[Tensor | None]:
-    results = [results] if isinstance(results, Tensor) else results
-    return [t if t is None else t.detach() for t in results]
 
 
 def _reason(error: Exception) -> str:

@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 import kernels
-from ladder import cli, kernelbench, kernelcases, kerneltiming
+from ladder import cli, kernelbench, kernelcalls, kernelcases, kerneltiming
 from ladder.kernelbench import COMPILE, COPY, OURS, PLAIN, TWIN, Allowance, Bench, run
 from ladder.kernelcases import Case, Op
 from ladder.kerneltiming import COLD, EVENTS, GRAPH, HOT, SMOKE, Cpu, Timer
@@ -61,7 +61,7 @@ def test_an_entry_in_the_registry_is_all_that_an_op_needs(toy):
 
 
 def test_what_is_called_in_each_direction(toy):
-    forward, backward, double = (kernelbench.call_of(toy, d, scaled, "cpu") for d in kernelcases.DIRECTIONS)
+    forward, backward, double = (kernelcalls.call_of(toy, d, scaled, "cpu") for d in kernelcases.DIRECTIONS)
     assert forward().shape == (2, 3, 4, 4) and forward().requires_grad
     for _ in range(2):  # again and again over the same graph
         dx, dstyle = backward()
@@ -91,13 +91,13 @@ def test_what_is_wrong_is_not_timed(toy, bench, monkeypatch, wrong):
 
 def test_a_result_that_is_missing_is_wrong_unless_it_is_zero():
     one, zero = torch.ones(3), torch.zeros(3)
-    kernelbench.disagree([one, None, one * 1.01], [one, zero, one])
+    kernelcalls.disagree([one, None, one * 1.01], [one, zero, one])
     with pytest.raises(ValueError, match="missing"):
-        kernelbench.disagree([one, None], [one, one])
+        kernelcalls.disagree([one, None], [one, one])
     with pytest.raises(ValueError, match="differs"):
-        kernelbench.disagree([one, one], [one, None])
+        kernelcalls.disagree([one, one], [one, None])
     with pytest.raises(ValueError, match="differs"):
-        kernelbench.disagree([one * float("nan")], [one])
+        kernelcalls.disagree([one * float("nan")], [one])
 
 
 def test_a_contender_that_fails_has_a_reason_and_no_half_of_a_number(toy, bench, monkeypatch):
