@@ -18,6 +18,7 @@ import tempfile
 from pathlib import Path
 from typing import Any, NoReturn
 
+import asv.benchmarks
 import asv.environment
 import asv.machine
 import asv.util
@@ -26,6 +27,9 @@ from asv.console import log
 from benches import ROOT
 from benches._measure import HANDOVER
 
+WANTED = [
+    r"^(?!kernels\.)"
+]  # what runs without --bench: not the kernels, a process of seconds for each of hundreds
 CODE_UNDER_TEST = ("stylegan_lite", "kernels")
 
 
@@ -196,6 +200,12 @@ def setup() -> None:
     def environment_class_by_name(name: str) -> type:
         return WorkingTree if name == "existing" else by_name(name)
 
+    discover = asv.benchmarks.Benchmarks.discover.__func__
+
+    def discover_wanted(cls: type, *args: Any, regex: Any = None, **kwargs: Any) -> Any:
+        return discover(cls, *args, regex=regex or WANTED, **kwargs)
+
+    asv.benchmarks.Benchmarks.discover = classmethod(discover_wanted)
     asv.environment.get_environment_class = environment_class
     asv.environment.get_environment_class_by_name = environment_class_by_name
     asv.machine.Machine.load = classmethod(_load_machine)

@@ -10,9 +10,10 @@ from __future__ import annotations
 
 import re
 from collections.abc import Mapping
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
-from stylegan_lite.config import ConfigError, Workload
+if TYPE_CHECKING:  # asv measures commits whose stylegan_lite keeps no more than the step's contract
+    from stylegan_lite.config import Workload
 
 # Dense TFLOP/s of FP16 or BF16 on tensor cores, from NVIDIA's data sheets, tables of architecture white papers and, for
 # consumer cards, with FP16 accumulation: the fastest of the formats that a recipe can ask for. First match counts.
@@ -39,6 +40,8 @@ LAZY = 4  # convolution passes of a penalty, at least: forward, gradient, and tw
 
 def floor_ms(machine: Mapping[str, Any], workload: Mapping[str, Any]) -> tuple[float, float] | None:
     """Least ms of a step with and without the lazy phases; None for a workload that is none of this model."""
+    from stylegan_lite.config import ConfigError, Workload
+
     known = {key: value for key, value in workload.items() if key in Workload.__dataclass_fields__}
     try:
         work = flops(Workload.from_dict(known | {"data": None}))

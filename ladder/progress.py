@@ -48,6 +48,19 @@ def bar(title: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
 
 
 @contextmanager
+def kernels_progress(quiet: bool, line: Callable[[dict[str, Any]], str]) -> Iterator[OnEvent]:
+    """Yield the callback for ``kernelbench.run``: the case on the bar, each measured row as ``line`` says it."""
+    with _Bar("kernels", "cases", quiet) as drawn:
+
+        def on_event(event: dict[str, Any]) -> None:
+            for row in event.get("rows", []):
+                drawn.line(line(row))
+            drawn.update(event["done"], event["total"], f"{event['case']}  {event.get('doing', '')}")
+
+        yield on_event
+
+
+@contextmanager
 def training_progress(steps: int, quiet: bool) -> Iterator[OnEvent]:
     """Yield the callback for ``train.train``: the step and its losses; files as lines of their own."""
     with _Bar("training", "steps", quiet) as drawn:

@@ -1,0 +1,102 @@
+"""The fused ops as asv benchmarks: seconds of one call, cold and hot L2, at the shapes of the workloads.
+
+Off unless they are asked for, because each of hundreds of combinations costs a process of several seconds:
+`asv run --bench kernels` (or `--bench "kernels.*256x256.*backward"`). `ladder kernels` measures the same cases beside
+their alternatives.
+
+asv stores results by position, so these lists may only grow at their end. A name says op, shape, precision and memory
+format; what an op takes is frozen by its fingerprint: an entry of `ladder.kernelcases` that changes its meaning needs a
+new name there and here.
+"""
+
+from __future__ import annotations
+
+from asv_runner.benchmarks.mark import SkipNotImplemented
+
+from benches._measure import machine_here
+
+CASES = [
+    "bias_act noise scale 8x64x256x256 bf16 channels_last",
+    "bias_act noise scale 8x128x128x128 bf16 channels_last",
+    "bias_act noise scale 8x256x64x64 bf16 channels_last",
+    "bias_act noise scale 8x512x32x32 bf16 channels_last",
+    "bias_act noise scale 32x64x256x256 bf16 channels_last",
+    "bias_act noise scale 32x128x128x128 bf16 channels_last",
+    "bias_act noise scale 32x256x64x64 bf16 channels_last",
+    "bias_act noise scale 32x512x32x32 bf16 channels_last",
+    "bias_act 8x64x256x256 bf16 channels_last",
+    "bias_act 8x128x128x128 bf16 channels_last",
+    "bias_act 8x256x64x64 bf16 channels_last",
+    "bias_act 8x512x32x32 bf16 channels_last",
+    "bias_act 32x64x256x256 bf16 channels_last",
+    "bias_act 32x128x128x128 bf16 channels_last",
+    "bias_act 32x256x64x64 bf16 channels_last",
+    "bias_act 32x512x32x32 bf16 channels_last",
+    "modulate 8x64x256x256 bf16 channels_last",
+    "modulate 8x128x128x128 bf16 channels_last",
+    "modulate 8x256x64x64 bf16 channels_last",
+    "modulate 8x512x32x32 bf16 channels_last",
+    "modulate 32x64x256x256 bf16 channels_last",
+    "modulate 32x128x128x128 bf16 channels_last",
+    "modulate 32x256x64x64 bf16 channels_last",
+    "modulate 32x512x32x32 bf16 channels_last",
+    "instance_norm_act 8x64x256x256 bf16 channels_last",
+    "instance_norm_act 8x128x128x128 bf16 channels_last",
+    "instance_norm_act 8x256x64x64 bf16 channels_last",
+    "instance_norm_act 8x512x32x32 bf16 channels_last",
+    "demodulate 512x512x3x3 batch 8 fp32 channels_last",
+    "demodulate 256x256x3x3 batch 8 fp32 channels_last",
+    "demodulate 128x128x3x3 batch 8 fp32 channels_last",
+    "demodulate 64x64x3x3 batch 8 fp32 channels_last",
+    "demodulate 512x512x3x3 batch 32 fp32 channels_last",
+    "demodulate 256x256x3x3 batch 32 fp32 channels_last",
+    "demodulate 128x128x3x3 batch 32 fp32 channels_last",
+    "demodulate 64x64x3x3 batch 32 fp32 channels_last",
+]
+DIRECTIONS = ["forward", "backward", "double backward"]
+FINGERPRINTS = {
+    "bias_act noise scale": "3721f64c",
+    "bias_act": "2e62036e",
+    "modulate": "da66f8b6",
+    "instance_norm_act": "a9082db4",
+    "demodulate": "643e7ff9",
+}
+
+
+class Kernel:
+    """Our op alone, in a fresh process; five fresh repeats are its samples."""
+
+    params = (CASES, DIRECTIONS)  # literals, append-only
+    param_names = ("case", "direction")
+    timeout = 600  # seconds: kernels are compiled first
+    version = "1"
+
+    def setup(self, case: str, direction: str) -> None:
+        machine = machine_here()
+        for need in ("cuda", "triton"):
+            if machine["capabilities"].get(need) is not None:
+                raise NotImplementedError(machine["capabilities"][need])
+
+    def samples_cold(self, case: str, direction: str) -> list[float]:
+        """Seconds of one call; nothing it reads is in the L2 cache."""
+        return _measured(case, direction, "cold")
+
+    def samples_hot(self, case: str, direction: str) -> list[float]:
+        """Seconds of one call on the same buffers again and again."""
+        return _measured(case, direction, "hot")
+
+
+def _measured(name: str, direction: str, temperature: str) -> list[float]:
+    from ladder import kernelbench, kernelcases, machine
+    from ladder.pool import device_lock
+
+    case = kernelcases.named(name)
+    if kernelcases.fingerprint(case.op) != FINGERPRINTS[case.op]:
+        raise SkipNotImplemented(f"{case.op} means something else now: it needs a new name")
+    if direction not in case.directions:
+        raise SkipNotImplemented(f"{case.op} has no {direction}")
+    try:
+        with device_lock(machine.device_key("cuda")):
+            return kernelbench.ours_alone(case, direction, temperature)
+    except AttributeError as error:
+        raise SkipNotImplemented(f"this commit has no such op: {error}") from None

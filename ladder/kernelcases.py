@@ -1,0 +1,285 @@
+"""Which op is timed at which shapes: one entry an op, shapes as the networks of the workloads have them.
+
+`OPS` is the registry. An entry says what the op of `kernels/` takes, which of it has gradients, at which sizes a
+workload calls it, and what it must move; `ladder kernels`, its tables and asv take it from there. Adding an op is
+adding an entry. tests/test_kernelcases.py compares the sizes with what the networks really call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stylegan_lite.config import Workload
+
+Sizes = dict[str, int]  # letter of a shape -> its value
+Tensors = dict[str, Tensor]
+
+LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+SETTINGS = (("bf16", "channels_last"), ("fp32", "NCHW"))  # the ladder's top, and its baseline
+WORKLOADS = ("article", "article-b32", "adain-256")
+SMALLEST = 32  # resolution: below it a layer is a few microseconds of launches, whatever its kernel
+DIRECTIONS = ("forward", "backward", "double backward")
+
+
+@dataclass(frozen=True)
+class Op:
+    """One op as one kind of layer calls it.
+
+    Args:
+        function: of `kernels`; plain PyTorch is `<function>_reference`, which takes the same arguments.
+        inputs: argument -> its shape in letters of `sizes` ("N1HW", "NC", "" for a scalar). The first is the one whose
+            shape names the case.
+        sizes: what a workload calls it with, layer by layer; repetitions do no harm.
+        moved: bytes that must cross memory, given the inputs and whether it is the backward pass.
+        activations: inputs in the precision of the setting; all others are float32, as parameters and styles are.
+        data: inputs without a gradient.
+        penalty: inputs whose gradient R1 or path length differentiates again; none: no double backward.
+        options: arguments that are no tensors.
+        settings: (dtype, memory format) it is timed in; the first as the ladder's top runs it.
+    """
+
+    function: str
+    inputs: dict[str, str]
+    sizes: Callable[[Workload], Sequence[Sizes]]
+    moved: Callable[[Any, Tensors, bool], int]
+    activations: tuple[str, ...] = ("x",)
+    data: tuple[str, ...] = ()
+    penalty: tuple[str, ...] = ()
+    options: dict[str, Any] = field(default_factory=dict)
+    settings: tuple[tuple[str, str], ...] = SETTINGS
+
+
+def _map(workload: Workload, resolution: int, channels_at: int | None = None) -> Sizes:
+    channels = workload.fmaps(channels_at or resolution)
+    return {"N": workload.batch, "C": channels, "H": resolution, "W": resolution}
+
+
+def every_layer(workload: Workload) -> list[Sizes]:
+    """Activations of both networks: the synthesis layers, and the discriminator's, which mirror them."""
+    return [_map(workload, r) for r in workload.resolutions]
+
+
+def synthesis(workload: Workload) -> list[Sizes]:
+    """Activations behind the synthesis network's demodulated convolutions."""
+    return every_layer(workload) if workload.norm == "demod" else []
+
+
+def normalized(workload: Workload) -> list[Sizes]:
+    """Activations behind the synthesis network's convolutions where instance norm takes demodulation's place."""
+    return every_layer(workload) if workload.norm == "instance" else []
+
+
+def modulated(workload: Workload) -> list[Sizes]:
+    """Activations before a modulated convolution: toRGB's everywhere, with demodulation the 3x3 layers' too."""
+    return every_layer(workload)
+
+
+def weights(workload: Workload) -> list[Sizes]:
+    """3x3 weights that are demodulated, of each resolution's second layer; the first's have up to twice the inputs."""
+    if workload.norm != "demod":
+        return []
+    return [
+        {"N": workload.batch, "O": workload.fmaps(r), "I": workload.fmaps(r), "H": r}
+        for r in workload.resolutions
+    ]
+
+
+OPS: dict[str, Op] = {
+    "bias_act noise scale": Op(
+        "bias_act",
+        {"x": "NCHW", "bias": "C", "noise": "N1HW", "strength": "", "scale": "NC"},
+        synthesis,
+        lambda op, t, backward: op.bytes_moved(t["x"], t["noise"], backward=backward),
+        data=("noise",),
+        penalty=("x", "scale"),
+    ),
+    "bias_act": Op(
+        "bias_act",
+        {"x": "NCHW", "bias": "C"},
+        every_layer,
+        lambda op, t, backward: op.bytes_moved(t["x"], backward=backward),
+        penalty=("x",),
+    ),
+    "modulate": Op(
+        "modulate",
+        {"x": "NCHW", "style": "NC"},
+        modulated,
+        lambda op, t, backward: op.bytes_moved(t["x"], backward=backward),
+        penalty=("x", "style"),
+    ),
+    "instance_norm_act": Op(
+        "instance_norm_act",
+        {"x": "NCHW", "scale": "NC", "bias": "NC", "noise": "N1HW", "strength": ""},
+        normalized,
+        lambda op, t, backward: op.bytes_moved(t["x"], t["noise"], backward=backward),
+        data=("noise",),
+        penalty=("x", "scale", "bias"),
+    ),
+    "demodulate": Op(
+        "demodulate",
+        {"weight": "OI33", "style": "NI"},
+        weights,
+        lambda op, t, backward: op.bytes_moved(t["weight"], t["style"], backward=backward),
+        activations=(),
+        penalty=("style",),
+        settings=(("fp32", "channels_last"),),  # weights and styles are float32 whatever the recipe
+    ),
+}
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op at one size in one setting. `name` says all of it: asv stores results under it."""
+
+    op: str
+    sizes: tuple[tuple[str, int], ...]
+    dtype: str
+    layout: str
+    workloads: tuple[str, ...] = ()
+
+    @property
+    def entry(self) -> Op:
+        return OPS[self.op]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first input."""
+        return self.shape_of(next(iter(self.entry.inputs)))
+
+    @property
+    def batch(self) -> int:
+        return dict(self.sizes).get("N", 1)
+
+    @property
+    def name(self) -> str:
+        batch = "" if "N" in next(iter(self.entry.inputs.values())) else f" batch {self.batch}"
+        return f"{self.op} {'x'.join(map(str, self.shape))}{batch} {self.dtype} {self.layout}"
+
+    @property
+    def setting(self) -> int:
+        """Its place among the op's settings: 0 is the ladder's top."""
+        return self.entry.settings.index((self.dtype, self.layout))
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        return DIRECTIONS if self.entry.penalty else DIRECTIONS[:2]
+
+    @property
+    def differentiated(self) -> list[str]:
+        return [name for name in self.entry.inputs if name not in self.entry.data]
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        sizes = dict(self.sizes)
+        return tuple(sizes[k] if k in sizes else int(k) for k in self.entry.inputs[name])
+
+    def tensors(self, device: str) -> Tensors:
+        """Fresh inputs, normal numbers of the default generator; what has a gradient is a leaf that requires it."""
+        made = {}
+        for name in self.entry.inputs:
+            dtype = DTYPES[self.dtype] if name in self.entry.activations else torch.float32
+            t = torch.randn(self.shape_of(name), device=device).to(dtype)
+            if t.dim() == 4:
+                t = t.contiguous(memory_format=LAYOUTS[self.layout])
+            made[name] = t.requires_grad_(name not in self.entry.data)
+        return made
+
+    def fused(self) -> Callable[..., Tensor]:
+        """Our op, called with tensors by name. AttributeError where this `kernels` has none of that name."""
+        return _with_options(_package(self.entry.function), self.entry.options)
+
+    def reference(self) -> Callable[..., Tensor]:
+        """The op in plain PyTorch, exactly as `kernels` has it: what is compiled."""
+        return _with_options(_package(f"{self.entry.function}_reference"), self.entry.options)
+
+    def plain(self) -> Callable[..., Tensor]:
+        """The same with parameters brought to the activation's precision first, as a bf16 network writes it.
+
+        Taken as they are, float32 parameters would promote every intermediate result to twice the bytes: no opponent.
+        """
+        reference, low = self.reference(), DTYPES[self.dtype]
+        if not self.entry.activations or low is torch.float32:
+            return reference
+        return lambda **tensors: reference(**{name: t.to(low) for name, t in tensors.items()})
+
+    def bytes(self, tensors: Tensors, direction: str) -> int | None:
+        """Bytes that must cross memory; None for the double backward, for which nobody has counted them."""
+        if direction == "double backward":
+            return None
+        module = importlib.import_module(f"kernels.{self.entry.function}")
+        return self.entry.moved(module, tensors, direction == "backward")
+
+
+def _package(name: str) -> Callable[..., Tensor]:
+    import kernels
+
+    return getattr(kernels, name)
+
+
+def _with_options(function: Callable[..., Tensor], options: dict[str, Any]) -> Callable[..., Tensor]:
+    return (lambda **tensors: function(**tensors, **options)) if options else function
+
+
+def cases(
+    workloads: dict[str, Workload],
+    *,
+    ops: Sequence[str] | None = None,
+    quick: bool = False,
+    smallest: int = SMALLEST,
+) -> list[Case]:
+    """Every distinct case of these workloads, the most important first: as the ladder's top runs it, the most work.
+
+    Settings beyond the first are timed at the smallest batch only: they are there to compare with.
+
+    Args:
+        ops: names of `OPS`, or of functions of `kernels`; None: all.
+        quick: two resolutions (the largest, and a quarter of it), the first setting only.
+    """
+    found: dict[Case, list[str]] = {}
+    least = min(workload.batch for workload in workloads.values())
+    for name, workload in workloads.items():
+        top = workload.resolution
+        wanted = {top, top // 4} if quick else {r for r in workload.resolutions if r >= min(smallest, top)}
+        for op, entry in OPS.items():
+            if ops is not None and op not in ops and entry.function not in ops:
+                continue
+            for dtype, layout in entry.settings[: 1 if quick or workload.batch > least else None]:
+                for sizes in entry.sizes(workload):
+                    if sizes["H"] in wanted:
+                        case = Case(op, tuple(_of_shape(entry, sizes)), dtype, layout)
+                        found.setdefault(case, []).append(name)
+    made = [Case(c.op, c.sizes, c.dtype, c.layout, tuple(dict.fromkeys(names))) for c, names in found.items()]
+    return sorted(made, key=lambda c: (c.setting, -math.prod(c.shape)))
+
+
+def named(name: str) -> Case:
+    """The case of a name. KeyError for a name that no entry could give."""
+    op = max((op for op in OPS if name.startswith(f"{op} ")), key=len, default=name)
+    letters = next(iter(OPS[op].inputs.values()))
+    shape, *batch, dtype, layout = name[len(op) :].split()
+    sizes = {k: int(n) for k, n in zip(letters, shape.split("x"), strict=True) if k.isalpha()}
+    if batch:
+        sizes["N"] = int(batch[-1])
+    order = [k for k in "NCOIHW" if k in sizes]
+    return Case(op, tuple((k, sizes[k]) for k in order), dtype, layout)
+
+
+def fingerprint(op: str) -> str:
+    """Eight hexadecimal digits of what an entry means: asv's history of a name must not change its meaning."""
+    e = OPS[op]
+    what = (e.function, e.inputs, e.activations, e.data, e.penalty, sorted(e.options.items()))
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:8]
+
+
+def _of_shape(entry: Op, sizes: Sizes) -> Iterator[tuple[str, int]]:
+    """The sizes that some input has: a weight is the same weight at every resolution."""
+    letters = {letter for shape in entry.inputs.values() for letter in shape}
+    return ((k, v) for k, v in sizes.items() if k in letters)

@@ -1,0 +1,139 @@
+"""The cases of `ladder kernels`: the shapes are those that the networks call the ops with."""
+
+import pytest
+import torch
+
+import kernels
+from ladder import catalog, kernelcases
+from ladder.kernelcases import OPS, Case
+from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.networks import Discriminator, Generator
+from tests import made_up_kernels
+from tests.small import SMALL
+
+TOP = Recipe(channels_last=True, precision="bf16", fused_norm=True, fused_act=True)
+
+
+def called(workload, monkeypatch):
+    """What both networks pass to `kernels`, forward: {(function, shape of the first tensor, the others' shapes)}."""
+    seen = {}
+
+    def record(function):
+        reference = getattr(kernels, f"{function}_reference")
+
+        def recording(*args, **kwargs):
+            shapes = {k: tuple(v.shape) for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
+            shapes["first"], shapes["second"] = tuple(args[0].shape), tuple(args[1].shape)
+            key = function, tuple(sorted(shapes.items()))
+            nhwc = args[0].is_contiguous(memory_format=torch.channels_last)
+            seen[key] = (args[0].dtype, nhwc)
+            return reference(*args, **kwargs)
+
+        return recording
+
+    for function in {entry.function for entry in OPS.values()}:
+        monkeypatch.setattr(kernels, function, record(function))
+    G, D = Generator(workload, TOP), Discriminator(workload, TOP)
+    for network in (G, D):
+        network.to(memory_format=torch.channels_last)
+    noise = [torch.randn(shape) for shape in G.noise_shapes(workload.batch)]
+    with torch.no_grad(), torch.autocast("cpu", torch.bfloat16):
+        image = G(torch.randn(workload.batch, G.num_ws, workload.w_dim), noise)
+        D(image.contiguous(memory_format=torch.channels_last))
+    return seen
+
+
+@pytest.mark.parametrize("norm", ["demod", "instance"])
+def test_sizes_are_those_of_the_networks(norm, monkeypatch):
+    workload = Workload.from_dict(SMALL | {"norm": norm})
+    seen = called(workload, monkeypatch)
+    expected = set()
+    for case in kernelcases.cases({"small": workload}, smallest=4):
+        if case.setting:
+            continue
+        names = list(case.entry.inputs)
+        positional = 3 if case.entry.function == "instance_norm_act" else 2
+        shapes = {name: case.shape_of(name) for name in names[2:]}
+        if positional == 3:
+            shapes.pop(names[2])
+        shapes["first"], shapes["second"] = case.shape_of(names[0]), case.shape_of(names[1])
+        key = case.entry.function, tuple(sorted(shapes.items()))
+        expected.add(key)
+        assert key in seen, f"no network calls {case.name}"
+        dtype, nhwc = seen[key]
+        assert dtype == kernelcases.DTYPES[case.dtype] and nhwc, case.name
+    # What is left out on purpose: weights of a block's first layer, and its input at the resolution below.
+    left = {key for key in seen if key not in expected and key[0] != "demodulate"}
+    shapes = [dict(shapes)["first"] for _, shapes in left]
+    assert all(first[1] != workload.fmaps(first[2]) or first[1] == 3 for first in shapes), left
+
+
+def test_a_case_says_all_of_itself_and_no_two_are_alike():
+    cases = made_up_kernels.cases()
+    names = [case.name for case in cases]
+    assert len(set(names)) == len(names)
+    assert all(len(name) <= 96 for name in names)
+    for text in (
+        "bias_act noise scale 8x64x256x256 bf16 channels_last",
+        "modulate 32x512x32x32 bf16 channels_last",
+        "instance_norm_act 8x128x128x128 fp32 NCHW",
+        "demodulate 512x512x3x3 batch 32 fp32 channels_last",
+    ):
+        assert text in names
+    assert [c.setting for c in cases] == sorted(c.setting for c in cases)  # the ladder's top comes first
+
+
+def test_ops_are_chosen_by_entry_or_function():
+    workload = {"small": Workload.from_dict(SMALL)}
+    assert {c.op for c in kernelcases.cases(workload, ops=["bias_act"], smallest=4)} == {
+        "bias_act",
+        "bias_act noise scale",
+    }
+    assert {c.op for c in kernelcases.cases(workload, ops=["modulate"], smallest=4)} == {"modulate"}
+
+
+def test_quick_takes_two_resolutions_in_the_tops_setting():
+    quick = made_up_kernels.cases(quick=True)
+    assert {c.setting for c in quick} == {0}
+    assert {c.shape[2] for c in quick if c.op == "modulate"} == {64, 256}
+
+
+def test_inputs_are_random_leaves_in_the_settings_precision_and_format():
+    (case,) = [
+        c for c in made_up_kernels.cases() if c.name == "bias_act noise scale 8x512x32x32 bf16 channels_last"
+    ]
+    small = Case(case.op, (("N", 2), ("C", 4), ("H", 8), ("W", 8)), case.dtype, case.layout)
+    inputs = small.tensors("cpu")
+    assert inputs["x"].dtype == torch.bfloat16 and inputs["x"].is_contiguous(
+        memory_format=torch.channels_last
+    )
+    assert {t.dtype for name, t in inputs.items() if name != "x"} == {torch.float32}
+    assert [name for name, t in inputs.items() if t.requires_grad] == ["x", "bias", "strength", "scale"]
+    for t in inputs.values():
+        assert t.is_leaf and bool(t.ne(0).all()) and (t.numel() == 1 or t.std() > 0)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_plain_pytorch_stays_in_the_settings_precision(op):
+    """float32 parameters would promote every intermediate result: an opponent made of straw."""
+    workload = Workload.from_dict(SMALL | {"norm": "instance" if op == "instance_norm_act" else "demod"})
+    case = kernelcases.cases({"small": workload}, ops=[op], smallest=4)[0]
+    seen, inputs = [], case.tensors("cpu")
+    original = case.reference()
+    watched = Case(case.op, case.sizes, case.dtype, case.layout)
+    object.__setattr__(
+        watched, "reference", lambda: lambda **t: seen.extend(v.dtype for v in t.values()) or original(**t)
+    )
+    y = watched.plain()(**inputs)
+    assert set(seen) == {torch.bfloat16 if case.dtype == "bf16" else torch.float32}
+    torch.testing.assert_close(y, original(**inputs), rtol=0.1, atol=0.1)
+
+
+@pytest.mark.parametrize("op", OPS)
+def test_every_entry_counts_its_bytes(op):
+    for name in ("article", "adain-256"):
+        workload = Workload.from_dict(catalog.load_workload(name)[1] | {"resolution": 32, "batch": 1})
+        for case in kernelcases.cases({name: workload}, ops=[op])[:1]:
+            inputs = case.tensors("cpu")
+            forward, backward = (case.bytes(inputs, d) for d in ("forward", "backward"))
+            assert 0 < forward < backward and case.bytes(inputs, "double backward") is None
