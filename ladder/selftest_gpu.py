@@ -61,8 +61,8 @@ def groups(capabilities: dict[str, str | None]) -> list[Group]:
     """A captured step, bound by the GPU, and an eager one, bound by the host.
 
     The captured one is the article's top rung without data workers (at 64x64 it would be done sooner, but there its
-    processes differ by 0.16%, at 256x256 by a fifth of that). 21 pairs of copies less the twins, and 3 less the twins of
-    the eager one, are 22 comparisons of identical programs.
+    processes differ by 0.16%, at 256x256 by a fifth of that). 21 pairs of copies less the twins, and 3 of the eager
+    one less its twins, are 22 comparisons of identical programs.
     """
     ladder = catalog.load_ladder("article")
     top = catalog.climb(ladder, capabilities)[-1].recipe or {}
