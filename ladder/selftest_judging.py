@@ -8,6 +8,7 @@ import numpy as np
 
 from ladder import judging, record, spin, stats, verdicts
 
+RUN = 7  # comparisons that are judged together
 CALLED = (verdicts.FASTER, verdicts.SLOWER)
 Result = dict[str, Any]
 Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
@@ -61,12 +62,12 @@ def comparisons(programs: list[dict[str, Any]]) -> tuple[float | None, list[Aske
 
 
 def _judged(group: dict[str, Any], programs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Verdicts as a run makes them, with Holm over the group, and the noise of its kind of step."""
+    """Verdicts as a run makes them, and the noise of its kind of step."""
     floor, asked = comparisons(programs)
+    asked.sort(key=lambda each: each[2] is None)  # what is planted is judged together
+    judged = [verdict for run in _runs(asked) for verdict in verdicts.judge([c for *_, c in run])]
     rows = []
-    for (first, second, planted, _), verdict in zip(
-        asked, verdicts.judge([c for *_, c in asked]), strict=True
-    ):
+    for (first, second, planted, _), verdict in zip(asked, judged, strict=True):
         rows.append(
             {
                 "first": first,
@@ -90,6 +91,11 @@ def _judged(group: dict[str, Any], programs: list[dict[str, Any]]) -> dict[str, 
         **spread(copied),
         "comparisons": rows,
     }
+
+
+def _runs(asked: Sequence[Asked]) -> list[Sequence[Asked]]:
+    """As many comparisons at a time as a run of eight rungs makes: Holm's correction is for so many."""
+    return [asked[first : first + RUN] for first in range(0, len(asked), RUN)]
 
 
 def _slower_by(log_ratio: float) -> float:
