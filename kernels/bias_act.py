@@ -17,6 +17,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels.needed import needed
 from kernels.tiles import (
+    COUNTS,
     Sums,
     Tiling,
     check_device,
@@ -72,6 +73,9 @@ def bias_act(
         t if t is None else t.contiguous() for t in (bias, noise, strength, scale)
     )
     x = dense(x)
+    if torch.compiler.is_compiling():
+        constants = (slope, gain, clamp, output_dtype(x))
+        return torch.ops.stylegan_ladder.bias_act(x, bias, noise, strength, scale, *constants)
     call = Call(slope, gain, clamp, is_nhwc(x), x.dtype)
     return _BiasAct.apply(x, bias, noise, strength, scale, call, output_dtype(x))
 
@@ -173,7 +177,7 @@ def affine(u, s, e, k, b):
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def bias_act_kernel(
     x, bias, noise, strength, scale, y,
     C, P, stride_p, stride_c, tiles, programs, noise_stride,
@@ -193,7 +197,7 @@ def bias_act_kernel(
         store(y + at + within, activate(affine(u, s, e, k, b), SLOPE, GAIN, CLAMP), inside, WHOLE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def bias_act_grad_kernel(
     g, ref, bias, noise, strength, scale, dx, dscale, dbias, dstrength,
     C, P, stride_p, stride_c, tiles, programs, noise_stride,
@@ -235,7 +239,7 @@ def bias_act_grad_kernel(
         store_total(dstrength, sum_du_noise)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def bias_act_grad_grad_kernel(
     g, ref, bias, noise, strength, scale, ddx, ddbias, ddstrength, ddscale, dg, dx, dscale,
     C, P, stride_p, stride_c, tiles, programs, noise_stride,

@@ -6,7 +6,8 @@ activation. The same call therefore always runs the same kernel in the same orde
 
 from __future__ import annotations
 
-from functools import lru_cache
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import NamedTuple
 
 
@@ -70,6 +71,7 @@ TABLE: dict[Key, Choice] = {
 }
 
 _chosen: dict[Key, Choice] = {}
+_forced: list[Choice] = []
 
 
 def row(wanted: Key) -> Key:
@@ -78,11 +80,22 @@ def row(wanted: Key) -> Key:
     return max(reversed(rows), key=lambda key: sum(k is not None for k in key))
 
 
-@lru_cache(maxsize=1024)
 def choose(op: str, direction: str, itemsize: int, layout: str, architecture: int, size: str) -> Choice:
     """The table's choice for a call, remembered for `chosen`."""
+    if _forced:
+        return _forced[-1]
     wanted = Key(op, direction, itemsize, layout, architecture, size)
     return _chosen.setdefault(wanted, TABLE[row(wanted)])
+
+
+@contextmanager
+def forced(choice: Choice) -> Iterator[None]:
+    """Every call takes this choice, for tuning; call `tiles.tiling.cache_clear` before and after."""
+    _forced.append(choice)
+    try:
+        yield
+    finally:
+        _forced.pop()
 
 
 def chosen() -> list[dict]:

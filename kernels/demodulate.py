@@ -23,6 +23,8 @@ def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
     """
     _check(weight, style)
     check_device(weight)
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.demodulate(dense(weight), style.contiguous(), float(eps))[0]
     return _Demodulate.apply(dense(weight), style.contiguous(), float(eps))
 
 

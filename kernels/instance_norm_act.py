@@ -16,6 +16,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels.needed import needed
 from kernels.tiles import (
+    COUNTS,
     Sums,
     Tiling,
     accumulator,
@@ -69,9 +70,11 @@ def instance_norm_act(
         else:
             noise, strength = noise.contiguous(), strength.contiguous()
     scale, bias = scale.contiguous(), bias.contiguous()
-    return _InstanceNormAct.apply(
-        dense(x), scale, bias, noise, strength, float(eps), float(slope), gain, output_dtype(x)
-    )
+    x = dense(x)
+    arguments = (x, scale, bias, noise, strength, float(eps), float(slope), gain, output_dtype(x))
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.instance_norm_act(*arguments)[0]
+    return _InstanceNormAct.apply(*arguments)
 
 
 def instance_norm_act_reference(
@@ -175,7 +178,7 @@ def row(pointer, n, c, C, WHOLE: tl.constexpr, ACC: tl.constexpr):
         return tl.zeros(c.shape, ACC)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def moments_kernel(
     x, noise, strength, means, m2s, C, P, stride_p, stride_c, tiles, programs, noise_stride, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -240,7 +243,7 @@ def join_moments_kernel(
     tl.store(rstd + n * C + c, 1 / tl.sqrt(tl.sum(total, 0) / P + eps), c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def instance_norm_act_kernel(
     x, noise, strength, scale, bias, mean, rstd, y, C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
@@ -259,7 +262,7 @@ def instance_norm_act_kernel(
         store(y + at + within, normalized_act(u, mu, r, s, b, SLOPE, GAIN), inside, WHOLE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def instance_norm_act_sums_kernel(
     g, x, noise, strength, scale, bias, mean, rstd, ddx, ddstrength, dz_h_sum, dz_sum, v_sum, vh_sum, vdz_sum,
     C, P, stride_p, stride_c, tiles, programs, noise_stride,
@@ -302,9 +305,10 @@ def instance_norm_act_sums_kernel(
         store_row(vdz_sum, sum_vdz, C, BLOCK_C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def instance_norm_act_grad_kernel(
-    g, x, noise, strength, scale, bias, mean, rstd, dz_h_sum, dz_sum, dx, dstrength, C, P, stride_p, stride_c, tiles, programs, noise_stride,
+    g, x, noise, strength, scale, bias, mean, rstd, dz_h_sum, dz_sum, dx, dstrength,
+    C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
@@ -332,10 +336,11 @@ def instance_norm_act_grad_kernel(
         store_total(dstrength, sum_du_noise)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def instance_norm_act_grad_grad_kernel(
     g, x, noise, strength, scale, bias, mean, rstd, ddx, ddstrength, ddscale, ddbias,
-    dz_h_sum, dz_sum, v_sum, vh_sum, vdz_sum, dg, dx, dstrength, C, P, stride_p, stride_c, tiles, programs, noise_stride,
+    dz_h_sum, dz_sum, v_sum, vh_sum, vdz_sum, dg, dx, dstrength,
+    C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip

@@ -11,6 +11,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels.needed import needed
 from kernels.tiles import (
+    COUNTS,
     Sums,
     Tiling,
     check_device,
@@ -39,7 +40,8 @@ def modulate(x: Tensor, style: Tensor) -> Tensor:
     """
     _check(x, style)
     check_device(x)
-    return _Modulate.apply(dense(x), style.contiguous(), output_dtype(x))
+    function = torch.ops.stylegan_ladder.modulate if torch.compiler.is_compiling() else _Modulate.apply
+    return function(dense(x), style.contiguous(), output_dtype(x))
 
 
 def modulate_reference(x: Tensor, style: Tensor) -> Tensor:
@@ -85,7 +87,7 @@ def scaled_grad_grad(g, x, style, ddx, ddstyle):
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def modulate_kernel(
     x, style, y, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -99,7 +101,7 @@ def modulate_kernel(
         store(y + at + within, scaled(load(x + at + within, inside, WHOLE, ACC), s), inside, WHOLE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def modulate_grad_kernel(
     g, x, style, dx, dstyle, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
@@ -123,7 +125,7 @@ def modulate_grad_kernel(
         store_row(dstyle, total, C, BLOCK_C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def modulate_grad_grad_kernel(
     g, x, style, ddx, ddstyle, dg, dx, dstyle, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,

@@ -26,10 +26,11 @@ except ImportError:  # macOS, Windows: the plain-PyTorch references still work
 
     class _Missing:
         def __getattr__(self, _name):
-            return lambda function=None, **_: function
+            return lambda function=None, **_: function or (lambda decorated: decorated)
 
     triton = tl = _Missing()
 
+COUNTS = ["tiles", "programs"]  # arguments that kernels need not be compiled anew for
 ARCHITECTURE, PROCESSORS = 90, 132  # of an H200: what tilings are made for where there is no GPU
 LONGEST = 1 << 30  # what offsets within a tile, and pixels counted over all samples, stay below
 
@@ -186,13 +187,13 @@ def my_tiles(
     BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr,
 ):
-    """Which tiles are this program's: those of sample n from number `first` to `end`, `programs` apart.
+    """This program's tiles: those of sample n from number `first` to `end`, `programs` apart.
 
-    Returns n, first and end (all int64), channels c [1, BLOCK_C], the offset of the sample's channels (int64), pixels of a
-    tile i [BLOCK_P, 1] and the offsets within a tile [BLOCK_P, BLOCK_C].
+    Returns n (int64), first, end, channels c [1, BLOCK_C], the offset of the sample's channels (int64), pixels
+    of a tile i [BLOCK_P, 1] and the offsets within a tile [BLOCK_P, BLOCK_C].
     """
     n = (tl.program_id(0) // programs).to(tl.int64)
-    first = (tl.program_id(0) % programs).to(tl.int64)
+    first = tl.program_id(0) % programs
     end = first + 1
     if WALK:
         end = tiles
@@ -206,7 +207,7 @@ def my_tiles(
 @triton.jit
 def tile_at(tile, corner, i, c, C, P, stride_p, BLOCK_P: tl.constexpr):
     """A tile's first pixel and its offset (both int64), and which of its elements exist."""
-    p0 = tile * BLOCK_P
+    p0 = tl.full([], BLOCK_P, tl.int64) * tile  # the count itself stays 32-bit: a 64-bit one costs registers
     return p0, corner + p0 * stride_p, (i < P - p0) & (c < C)
 
 
@@ -257,7 +258,7 @@ def sum_rows(job, partials, out, rows, C, BLOCK_R: tl.constexpr, BLOCK_C: tl.con
     tl.store(out + segment * C + c, tl.sum(total, 0), c < C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["sample_rows", "channel_rows", "program_rows", "sample_jobs", "channel_jobs"])
 def sum_partials_kernel(
     by_sample, sample_sums, by_channel, channel_sums, by_program, program_sum,
     C, sample_rows, channel_rows, program_rows, sample_jobs, channel_jobs,
@@ -315,8 +316,8 @@ class Sums:
         if grid[0]:
             pairs = [
                 t
-                for pair in zip(parts, self.out, strict=True)
-                for t in (pair if pair[0] is not None else (None, None))
+                for part, out in zip(parts, self.out, strict=True)
+                for t in (part, None if part is None else out)
             ]
             sum_partials_kernel[grid](
                 *pairs, self.channels, *self.rows, *jobs, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=8

@@ -62,11 +62,9 @@ def test_the_most_specific_row_of_the_table_decides_and_can_be_asked_for(monkeyp
     table[choices.Key("modulate", "forward", architecture=89)] = special
     monkeypatch.setattr(choices, "TABLE", table)
     monkeypatch.setattr(choices, "_chosen", {})
-    choices.choose.cache_clear()
     assert choices.choose("modulate", "forward", 2, "nhwc", 90, "large") == general
     assert choices.choose("modulate", "forward", 2, "nhwc", 89, "large") == special
     assert [(c["architecture"], c["tile"]) for c in choices.chosen()] == [(89, 128), (90, 64)]
-    choices.choose.cache_clear()
 
 
 def test_dense_copies_only_what_must_be_copied():
