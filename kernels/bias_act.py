@@ -16,9 +16,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels.needed import needed
+from kernels.sums import Sums, store_row, store_total
 from kernels.tiles import (
     COUNTS,
-    Sums,
     Tiling,
     check_device,
     dense,
@@ -29,8 +29,6 @@ from kernels.tiles import (
     my_tiles,
     output_dtype,
     store,
-    store_row,
-    store_total,
     tile_at,
     tiling,
     tl,
@@ -184,17 +182,17 @@ def bias_act_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    n, first, end, c, corner, i, within = my_tiles(
+    n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
     s = load(scale + n * C + c, c < C, WHOLE, ACC) if scale is not None else None
     b = load(bias + c, c < C, WHOLE, ACC) if bias is not None else None
     k = tl.load(strength).to(ACC) if strength is not None else None
     for tile in tl.range(first, end, programs, num_stages=STAGES):
-        p0, at, inside = tile_at(tile, corner, i, c, C, P, stride_p, BLOCK_P)
-        u = load(x + at + within, inside, WHOLE, ACC)
+        p0, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
+        u = load(x + at + ij, inside, WHOLE, ACC)
         e = load(noise + (n * noise_stride + p0) + i, i < P - p0, WHOLE, ACC) if noise is not None else None
-        store(y + at + within, activate(affine(u, s, e, k, b), SLOPE, GAIN, CLAMP), inside, WHOLE)
+        store(y + at + ij, activate(affine(u, s, e, k, b), SLOPE, GAIN, CLAMP), inside, WHOLE)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -208,7 +206,7 @@ def bias_act_grad_kernel(
 
     ref is x (SAVED_X), or y, whose sign is the mask, or None where the gradient does not depend on it.
     """
-    n, first, end, c, corner, i, within = my_tiles(
+    n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
     s = load(scale + n * C + c, c < C, WHOLE, ACC) if scale is not None else None
@@ -218,9 +216,9 @@ def bias_act_grad_kernel(
     sum_du_x = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     sum_du_noise = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
-        p0, at, inside = tile_at(tile, corner, i, c, C, P, stride_p, BLOCK_P)
-        du = load(g + at + within, inside, WHOLE, ACC)
-        x = load(ref + at + within, inside, WHOLE, ACC) if ref is not None else du
+        p0, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
+        du = load(g + at + ij, inside, WHOLE, ACC)
+        x = load(ref + at + ij, inside, WHOLE, ACC) if ref is not None else du
         e = load(noise + (n * noise_stride + p0) + i, i < P - p0, WHOLE, ACC) if noise is not None else None
         du = activate_grad(du, affine(x, s, e, k, b) if SAVED_X else x, SLOPE, GAIN, CLAMP)
         if dbias is not None:
@@ -230,7 +228,7 @@ def bias_act_grad_kernel(
         if dstrength is not None:
             sum_du_noise += du * e
         if dx is not None:
-            store(dx + at + within, affine(du, s, None, None, None), inside, WHOLE)
+            store(dx + at + ij, affine(du, s, None, None, None), inside, WHOLE)
     if dscale is not None:
         store_row(dscale, sum_du_x, C, BLOCK_C)
     if dbias is not None:
@@ -250,7 +248,7 @@ def bias_act_grad_grad_kernel(
 
     dg is the forward pass linearized at u: mask * (ddx * scale + ddbias + noise * ddstrength + x * ddscale).
     """
-    n, first, end, c, corner, i, within = my_tiles(
+    n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
     s = load(scale + n * C + c, c < C, WHOLE, ACC) if scale is not None else None
@@ -261,23 +259,23 @@ def bias_act_grad_grad_kernel(
     ddk = tl.load(ddstrength).to(ACC) if ddstrength is not None else None
     sum_du_ddx = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
-        p0, at, inside = tile_at(tile, corner, i, c, C, P, stride_p, BLOCK_P)
+        p0, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
         v = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-        x = load(ref + at + within, inside, WHOLE, ACC) if ref is not None else v
+        x = load(ref + at + ij, inside, WHOLE, ACC) if ref is not None else v
         e = load(noise + (n * noise_stride + p0) + i, i < P - p0, WHOLE, ACC) if noise is not None else None
         u = affine(x, s, e, k, b) if SAVED_X else x
         if (dx is not None) or (dscale is not None):
-            du = activate_grad(load(g + at + within, inside, WHOLE, ACC), u, SLOPE, GAIN, CLAMP)
+            du = activate_grad(load(g + at + ij, inside, WHOLE, ACC), u, SLOPE, GAIN, CLAMP)
         if ddx is not None:
-            v = load(ddx + at + within, inside, WHOLE, ACC)
+            v = load(ddx + at + ij, inside, WHOLE, ACC)
             if dscale is not None:
                 sum_du_ddx += du * v
         v = affine(v, s, e if ddstrength is not None else None, ddk, ddb)
         if ddscale is not None:
             v += x * dds
             if dx is not None:
-                store(dx + at + within, du * dds, inside, WHOLE)
-        store(dg + at + within, activate_grad(v, u, SLOPE, GAIN, CLAMP), inside, WHOLE)
+                store(dx + at + ij, du * dds, inside, WHOLE)
+        store(dg + at + ij, activate_grad(v, u, SLOPE, GAIN, CLAMP), inside, WHOLE)
     if dscale is not None:
         store_row(dscale, sum_du_ddx, C, BLOCK_C)
 

@@ -10,9 +10,9 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels.needed import needed
+from kernels.sums import Sums, store_row
 from kernels.tiles import (
     COUNTS,
-    Sums,
     Tiling,
     check_device,
     dense,
@@ -23,7 +23,6 @@ from kernels.tiles import (
     my_tiles,
     output_dtype,
     store,
-    store_row,
     tile_at,
     tiling,
     tl,
@@ -92,13 +91,13 @@ def modulate_kernel(
     x, style, y, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    n, first, end, c, corner, i, within = my_tiles(
+    n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
     s = load(style + n * C + c, c < C, WHOLE, ACC)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
-        _, at, inside = tile_at(tile, corner, i, c, C, P, stride_p, BLOCK_P)
-        store(y + at + within, scaled(load(x + at + within, inside, WHOLE, ACC), s), inside, WHOLE)
+        _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
+        store(y + at + ij, scaled(load(x + at + ij, inside, WHOLE, ACC), s), inside, WHOLE)
 
 
 @triton.jit(do_not_specialize=COUNTS)
@@ -107,20 +106,20 @@ def modulate_grad_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """dx, and each program's sums of dstyle over the pixels that it sees; either may be None."""
-    n, first, end, c, corner, i, within = my_tiles(
+    n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
     s = load(style + n * C + c, c < C, WHOLE, ACC)
     total = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
-        _, at, inside = tile_at(tile, corner, i, c, C, P, stride_p, BLOCK_P)
-        g_value = load(g + at + within, inside, WHOLE, ACC)
-        x_value = load(x + at + within, inside, WHOLE, ACC) if dstyle is not None else g_value
+        _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
+        g_value = load(g + at + ij, inside, WHOLE, ACC)
+        x_value = load(x + at + ij, inside, WHOLE, ACC) if dstyle is not None else g_value
         dx_value, term = scaled_grad(g_value, x_value, s)
         if dstyle is not None:
             total += term
         if dx is not None:
-            store(dx + at + within, dx_value, inside, WHOLE)
+            store(dx + at + ij, dx_value, inside, WHOLE)
     if dstyle is not None:
         store_row(dstyle, total, C, BLOCK_C)
 
@@ -131,26 +130,26 @@ def modulate_grad_grad_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradient of `modulate_grad_kernel`; ddx or ddstyle may be None (zero), and so may the outputs dx and dstyle."""
-    n, first, end, c, corner, i, within = my_tiles(
+    n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
     s = load(style + n * C + c, c < C, WHOLE, ACC)
     dds = load(ddstyle + n * C + c, c < C, WHOLE, ACC) if ddstyle is not None else s * 0
     total = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     for tile in tl.range(first, end, programs, num_stages=STAGES):
-        _, at, inside = tile_at(tile, corner, i, c, C, P, stride_p, BLOCK_P)
+        _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
         zero = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-        ddx_value = load(ddx + at + within, inside, WHOLE, ACC) if ddx is not None else zero
-        x_value = load(x + at + within, inside, WHOLE, ACC) if ddstyle is not None else zero
+        ddx_value = load(ddx + at + ij, inside, WHOLE, ACC) if ddx is not None else zero
+        x_value = load(x + at + ij, inside, WHOLE, ACC) if ddstyle is not None else zero
         g_value = zero
         if (dx is not None) or (dstyle is not None):
-            g_value = load(g + at + within, inside, WHOLE, ACC)
+            g_value = load(g + at + ij, inside, WHOLE, ACC)
         dg_value, dx_value, term = scaled_grad_grad(g_value, x_value, s, ddx_value, dds)
         if dstyle is not None:
             total += term
-        store(dg + at + within, dg_value, inside, WHOLE)
+        store(dg + at + ij, dg_value, inside, WHOLE)
         if dx is not None:
-            store(dx + at + within, dx_value, inside, WHOLE)
+            store(dx + at + ij, dx_value, inside, WHOLE)
     if dstyle is not None:
         store_row(dstyle, total, C, BLOCK_C)
 
