@@ -18,7 +18,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help ladder test faults lint clean
+.PHONY: help ladder test faults lint sanitize clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
@@ -36,6 +36,9 @@ faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write 
 lint: $(READY)  ## ruff: rules and formatting
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+
+sanitize: $(READY)  ## every fused kernel under compute-sanitizer's memcheck and racecheck; needs a CUDA GPU
+	$(PY) -m ladder.sanitize
 
 clean:  ## remove .venv, caches and asv's working files; keep results
 	rm -rf .venv .cache .asv .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -10,6 +10,8 @@ from kernels.demodulate import demodulate, demodulate_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.modulate import modulate, modulate_reference
 
+from kernels import operators  # noqa: F401  isort: skip  (registers the ops above for torch.compile)
+
 __all__ = [
     "available",
     "bias_act",

@@ -15,16 +15,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.needed import needed
+from kernels.sums import Sums, store_row, store_total
 from kernels.tiles import (
+    COUNTS,
     Tiling,
-    accumulator,
     check_device,
     dense,
     dense_as,
     is_nhwc,
+    launch,
+    load,
+    my_tiles,
     output_dtype,
-    store_row,
-    tile_offsets,
+    store,
+    tile_at,
     tiling,
     tl,
     triton,
@@ -65,7 +70,12 @@ def bias_act(
     bias, noise, strength, scale = (
         t if t is None else t.contiguous() for t in (bias, noise, strength, scale)
     )
-    return _BiasAct.apply(dense(x), bias, noise, strength, scale, slope, gain, clamp, output_dtype(x))
+    x = dense(x)
+    if torch.compiler.is_compiling():
+        constants = (slope, gain, clamp, output_dtype(x))
+        return torch.ops.stylegan_ladder.bias_act(x, bias, noise, strength, scale, *constants)
+    call = Call(slope, gain, clamp, is_nhwc(x), x.dtype)
+    return _BiasAct.apply(x, bias, noise, strength, scale, call, output_dtype(x))
 
 
 def bias_act_reference(
@@ -151,176 +161,183 @@ def activate_grad(g, u, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.const
 
 
 @triton.jit
-def affine(u, n, p, c, C, P, bias, noise, strength, scale, noise_stride):
-    """u * scale + noise * strength + bias on one tile; whichever pointers are None drop out at compile time."""
-    if scale is not None:
-        u = u * tl.load(scale + n * C + c, c < C, 0.0).to(u.dtype)
-    if noise is not None:
-        pixel = n.to(tl.int64) * noise_stride + p
-        u += tl.load(noise + pixel, p < P, 0.0).to(u.dtype) * tl.load(strength).to(u.dtype)
-    if bias is not None:
-        u += tl.load(bias + c, c < C, 0.0).to(u.dtype)
+def affine(u, s, e, k, b):
+    """u * scale + noise * strength + bias; whichever are None drop out at compile time."""
+    if s is not None:
+        u = u * s
+    if e is not None:
+        u += e * k
+    if b is not None:
+        u += b
     return u
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def bias_act_kernel(
     x, bias, noise, strength, scale, y,
-    C, P, stride_p, stride_c, tiles, noise_stride,
-    SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    C, P, stride_p, stride_c, tiles, programs, noise_stride,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr, ACC: tl.constexpr,
+    WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    n, p, c, at, inside = tile_offsets(C, P, stride_p, stride_c, tiles, 0, 1, BLOCK_P, BLOCK_C)
-    u = tl.load(x + at, inside, 0.0).to(ACC)
-    u = affine(u, n, p, c, C, P, bias, noise, strength, scale, noise_stride)
-    tl.store(y + at, activate(u, SLOPE, GAIN, CLAMP), inside)
+    n, first, end, c, base, i, ij = my_tiles(
+        C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
+    )
+    s = load(scale + n * C + c, c < C, WHOLE, ACC) if scale is not None else None
+    b = load(bias + c, c < C, WHOLE, ACC) if bias is not None else None
+    k = tl.load(strength).to(ACC) if strength is not None else None
+    for tile in tl.range(first, end, programs, num_stages=STAGES):
+        p0, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
+        u = load(x + at + ij, inside, WHOLE, ACC)
+        e = load(noise + (n * noise_stride + p0) + i, i < P - p0, WHOLE, ACC) if noise is not None else None
+        store(y + at + ij, activate(affine(u, s, e, k, b), SLOPE, GAIN, CLAMP), inside, WHOLE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def bias_act_grad_kernel(
-    g, ref, bias, noise, strength, scale, dx, dbias, dstrength, dscale,
-    C, P, stride_p, stride_c, tiles, noise_stride,
-    SAVED_X: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr,
-    ACC: tl.constexpr, STEPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    g, ref, bias, noise, strength, scale, dx, dscale, dbias, dstrength,
+    C, P, stride_p, stride_c, tiles, programs, noise_stride,
+    SAVED_X: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr, ACC: tl.constexpr,
+    WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dx, and one row of partial sums per program: dbias, dscale [rows, C], dstrength [rows, tiles of channels].
+    """dx, and each program's sums over the pixels that it sees, of dscale, dbias and dstrength.
 
     ref is x (SAVED_X), or y, whose sign is the mask, or None where the gradient does not depend on it.
     """
+    n, first, end, c, base, i, ij = my_tiles(
+        C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
+    )
+    s = load(scale + n * C + c, c < C, WHOLE, ACC) if scale is not None else None
+    b = load(bias + c, c < C, WHOLE, ACC) if bias is not None else None
+    k = tl.load(strength).to(ACC) if strength is not None else None
     sum_du = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     sum_du_x = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     sum_du_noise = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    for step in range(STEPS):
-        n, p, c, at, inside = tile_offsets(C, P, stride_p, stride_c, tiles, step, STEPS, BLOCK_P, BLOCK_C)
-        du = tl.load(g + at, inside, 0.0).to(ACC)
-        x = du  # any value will do where the gradient does not depend on it
-        if ref is not None:
-            x = tl.load(ref + at, inside, 0.0).to(ACC)
-        u = x
-        if SAVED_X:
-            u = affine(x, n, p, c, C, P, bias, noise, strength, scale, noise_stride)
-        du = activate_grad(du, u, SLOPE, GAIN, CLAMP)
+    for tile in tl.range(first, end, programs, num_stages=STAGES):
+        p0, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
+        du = load(g + at + ij, inside, WHOLE, ACC)
+        x = load(ref + at + ij, inside, WHOLE, ACC) if ref is not None else du
+        e = load(noise + (n * noise_stride + p0) + i, i < P - p0, WHOLE, ACC) if noise is not None else None
+        du = activate_grad(du, affine(x, s, e, k, b) if SAVED_X else x, SLOPE, GAIN, CLAMP)
         if dbias is not None:
             sum_du += du
         if dscale is not None:
             sum_du_x += du * x
         if dstrength is not None:
-            sum_du_noise += du * tl.load(noise + n.to(tl.int64) * noise_stride + p, p < P, 0.0).to(ACC)
+            sum_du_noise += du * e
         if dx is not None:
-            if scale is not None:
-                du = du * tl.load(scale + n * C + c, c < C, 0.0).to(ACC)
-            tl.store(dx + at, du, inside)
-
-    if dbias is not None:
-        store_row(dbias, tl.sum(sum_du, 0), C, BLOCK_C)
+            store(dx + at + ij, affine(du, s, None, None, None), inside, WHOLE)
     if dscale is not None:
-        store_row(dscale, tl.sum(sum_du_x, 0), C, BLOCK_C)
+        store_row(dscale, sum_du_x, C, BLOCK_C)
+    if dbias is not None:
+        store_row(dbias, sum_du, C, BLOCK_C)
     if dstrength is not None:
-        at = tl.program_id(0) * tl.num_programs(1) + tl.program_id(1)
-        tl.store(dstrength + at, tl.sum(tl.sum(sum_du_noise, 0), 0))
+        store_total(dstrength, sum_du_noise)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def bias_act_grad_grad_kernel(
     g, ref, bias, noise, strength, scale, ddx, ddbias, ddstrength, ddscale, dg, dx, dscale,
-    C, P, stride_p, stride_c, tiles, noise_stride,
-    SAVED_X: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr,
-    ACC: tl.constexpr, STEPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    C, P, stride_p, stride_c, tiles, programs, noise_stride,
+    SAVED_X: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr, ACC: tl.constexpr,
+    WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of `bias_act_grad_kernel`, given that of its outputs (dd*): dg, dx and partial sums of dscale.
+    """Gradient of `bias_act_grad_kernel`, given that of its outputs (dd*): dg, dx and sums of dscale.
 
     dg is the forward pass linearized at u: mask * (ddx * scale + ddbias + noise * ddstrength + x * ddscale).
     """
+    n, first, end, c, base, i, ij = my_tiles(
+        C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
+    )
+    s = load(scale + n * C + c, c < C, WHOLE, ACC) if scale is not None else None
+    b = load(bias + c, c < C, WHOLE, ACC) if bias is not None else None
+    k = tl.load(strength).to(ACC) if strength is not None else None
+    dds = load(ddscale + n * C + c, c < C, WHOLE, ACC) if ddscale is not None else None
+    ddb = load(ddbias + c, c < C, WHOLE, ACC) if ddbias is not None else None
+    ddk = tl.load(ddstrength).to(ACC) if ddstrength is not None else None
     sum_du_ddx = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    for step in range(STEPS):
-        n, p, c, at, inside = tile_offsets(C, P, stride_p, stride_c, tiles, step, STEPS, BLOCK_P, BLOCK_C)
+    for tile in tl.range(first, end, programs, num_stages=STAGES):
+        p0, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
         v = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-        x = v
-        if ref is not None:
-            x = tl.load(ref + at, inside, 0.0).to(ACC)
-        u = x
-        if SAVED_X:
-            u = affine(x, n, p, c, C, P, bias, noise, strength, scale, noise_stride)
+        x = load(ref + at + ij, inside, WHOLE, ACC) if ref is not None else v
+        e = load(noise + (n * noise_stride + p0) + i, i < P - p0, WHOLE, ACC) if noise is not None else None
+        u = affine(x, s, e, k, b) if SAVED_X else x
         if (dx is not None) or (dscale is not None):
-            du = activate_grad(tl.load(g + at, inside, 0.0).to(ACC), u, SLOPE, GAIN, CLAMP)
+            du = activate_grad(load(g + at + ij, inside, WHOLE, ACC), u, SLOPE, GAIN, CLAMP)
         if ddx is not None:
-            v = tl.load(ddx + at, inside, 0.0).to(ACC)
+            v = load(ddx + at + ij, inside, WHOLE, ACC)
             if dscale is not None:
                 sum_du_ddx += du * v
-        v = affine(
-            v,
-            n,
-            p,
-            c,
-            C,
-            P,
-            ddbias,
-            noise if ddstrength is not None else None,
-            ddstrength,
-            scale,
-            noise_stride,
-        )
+        v = affine(v, s, e if ddstrength is not None else None, ddk, ddb)
         if ddscale is not None:
-            t = tl.load(ddscale + n * C + c, c < C, 0.0).to(ACC)
-            v += x * t
+            v += x * dds
             if dx is not None:
-                tl.store(dx + at, du * t, inside)
-        tl.store(dg + at, activate_grad(v, u, SLOPE, GAIN, CLAMP), inside)
+                store(dx + at + ij, du * dds, inside, WHOLE)
+        store(dg + at + ij, activate_grad(v, u, SLOPE, GAIN, CLAMP), inside, WHOLE)
     if dscale is not None:
-        store_row(dscale, tl.sum(sum_du_ddx, 0), C, BLOCK_C)
+        store_row(dscale, sum_du_ddx, C, BLOCK_C)
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------
 
 
-class _Call(NamedTuple):
+class Call(NamedTuple):
     """The plain facts of one call that its gradients need again."""
 
     slope: float
     gain: float
     clamp: float | None
-    saved_x: bool
     nhwc: bool
-    merge: bool  # nothing is per sample, so samples need not be told apart
     dtype: torch.dtype  # of x
-    needs: tuple[bool, ...] = ()  # which of dx, dbias, dstrength, dscale to compute
+
+    def saves(self, scaled: bool) -> str:
+        """The cheapest thing to keep for the gradient: nothing where it is constant; "y", whose sign is the mask (and
+        which the next layer keeps anyway); "x" where its values are needed."""
+        if self.slope == 1 and self.clamp is None and not scaled:
+            return ""
+        return "x" if scaled or self.clamp is not None or self.slope <= 0 or self.gain <= 0 else "y"
+
+    def launch(self, kernel, t: Tiling, noise: Tensor | None, pointers: tuple, **constants) -> None:
+        stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
+        constants |= {"SLOPE": self.slope, "GAIN": self.gain, "CLAMP": self.clamp}
+        launch(kernel, t, pointers, self.dtype, stride, **constants)
+
+    def tiling(self, like: Tensor, direction: str, noise: Tensor | None, scale: Tensor | None) -> Tiling:
+        merge = scale is None and (noise is None or noise.shape[0] == like.shape[0])
+        op = "bias_act" if scale is None else "scaled_bias_act"
+        return tiling(like.shape, self.nhwc, op, direction, self.dtype, like.device, merge)
 
 
-def _launch(kernel, t: Tiling, call: _Call, noise: Tensor | None, pointers: tuple, **constants) -> None:
-    """Run `kernel` over the tiles t."""
-    if t.grid[0] * t.grid[1] == 0:
-        return
-    noise_stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
-    kernel[t.grid](
-        *pointers,
-        *t.sizes,
-        noise_stride,
-        SLOPE=call.slope,
-        GAIN=call.gain,
-        CLAMP=call.clamp,
-        ACC=tl.float64 if call.dtype is torch.float64 else tl.float32,
-        BLOCK_P=t.block_p,
-        BLOCK_C=t.block_c,
-        **constants,
-    )
+def forward(x, bias, noise, strength, scale, call: Call, dtype: torch.dtype) -> Tensor:
+    """y, for tensors that are dense."""
+    y = torch.empty_like(x, dtype=dtype)
+    t = call.tiling(x, "forward", noise, scale)
+    call.launch(bias_act_kernel, t, noise, (x, bias, noise, strength, scale, y))
+    return y
+
+
+def backward(g, ref, bias, noise, strength, scale, call: Call, needs: tuple[bool, ...]):
+    """dx, dbias, dstrength, dscale (None where not needed) of `bias_act` for the gradient g of y."""
+    g = dense_as(g, call.nhwc)
+    t = call.tiling(g, "backward", noise, scale)
+    dx = torch.empty_like(g, dtype=call.dtype) if needs[0] else None
+    wanted = ((scale, needs[3]), (bias, needs[1]), (strength, needs[2]))
+    sums = Sums(t, call.dtype, *(torch.empty_like(like) if need else None for like, need in wanted))
+    pointers = (g, ref, bias, noise, strength, scale, dx, *sums.into)
+    saved_x = call.saves(scale is not None) == "x"
+    call.launch(bias_act_grad_kernel, t, noise, pointers, SAVED_X=saved_x)
+    dscale, dbias, dstrength = sums.finish()
+    return dx, dbias, dstrength, dscale
 
 
 class _BiasAct(torch.autograd.Function):
     @staticmethod
-    def forward(ctx, x, bias, noise, strength, scale, slope, gain, clamp, dtype):
-        y = torch.empty_like(x, dtype=dtype)
-        merge = scale is None and (noise is None or noise.shape[0] == x.shape[0])
-        # The cheapest thing to keep: nothing where the gradient is constant; y, whose sign is the mask (and which the
-        # next layer keeps anyway); x where its values are needed.
-        constant = slope == 1 and clamp is None and scale is None
-        saved_x = not constant and (scale is not None or clamp is not None or slope <= 0 or gain <= 0)
-        call = _Call(slope, gain, clamp, saved_x, is_nhwc(x), merge, x.dtype)
-        t = tiling(x.shape, call.nhwc, merge)
-        _launch(bias_act_kernel, t, call, noise, (x, bias, noise, strength, scale, y))
-        ctx.save_for_backward(None if constant else x if saved_x else y, bias, noise, strength, scale)
+    def forward(ctx, x, bias, noise, strength, scale, call, dtype):
+        y = forward(x, bias, noise, strength, scale, call, dtype)
+        ref = {"": None, "x": x, "y": y}[call.saves(scale is not None)]
+        ctx.save_for_backward(ref, bias, noise, strength, scale)
         ctx.set_materialize_grads(False)
         ctx.call = call
         return y
@@ -328,61 +345,41 @@ class _BiasAct(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         if g is None:
-            return (None,) * 9
-        needs = ctx.needs_input_grad
-        call = ctx.call._replace(needs=(needs[0], needs[1], needs[3], needs[4]))
-        grad = _BiasActGrad.apply if torch.is_grad_enabled() else _grad
-        dx, dbias, dstrength, dscale = grad(g, *ctx.saved_tensors, call)
-        return dx, dbias, None, dstrength, dscale, None, None, None, None
-
-
-def _grad(g, ref, bias, noise, strength, scale, call: _Call):
-    """dx, dbias, dstrength, dscale (None where not needed) of `bias_act` for the gradient g of y."""
-    need_x, need_bias, need_strength, need_scale = call.needs
-    g = dense_as(g, call.nhwc)
-    t = tiling(g.shape, call.nhwc, call.merge, any(call.needs[1:]))
-    acc = accumulator(call.dtype)
-    dx = torch.empty_like(g, dtype=call.dtype) if need_x else None
-    dbias = g.new_empty((t.rows, g.shape[1]), dtype=acc) if need_bias else None
-    dstrength = g.new_empty(t.grid, dtype=acc) if need_strength else None
-    dscale = g.new_empty((t.samples, t.tiles, g.shape[1]), dtype=acc) if need_scale else None
-    pointers = (g, ref, bias, noise, strength, scale, dx, dbias, dstrength, dscale)
-    _launch(bias_act_grad_kernel, t, call, noise, pointers, SAVED_X=call.saved_x, STEPS=t.steps)
-    return (
-        dx,
-        dbias.sum(0).to(bias.dtype) if need_bias else None,
-        dstrength.sum().view(strength.shape).to(strength.dtype) if need_strength else None,
-        dscale.sum(1).to(scale.dtype) if need_scale else None,
-    )
+            return (None,) * 7
+        saved = ctx.saved_tensors
+        needs = needed(ctx, (True, *(t is not None for t in saved[1:])))
+        grad = _BiasActGrad.apply if torch.is_grad_enabled() else backward
+        dx, dbias, dstrength, dscale = grad(g, *saved, ctx.call, (needs[0], needs[1], needs[3], needs[4]))
+        return dx, dbias, None, dstrength, dscale, None, None
 
 
 class _BiasActGrad(torch.autograd.Function):
-    """`_grad` as a function that can be differentiated itself."""
+    """`backward` as a function that can be differentiated itself."""
 
     @staticmethod
-    def forward(ctx, g, ref, bias, noise, strength, scale, call):
+    def forward(ctx, g, ref, bias, noise, strength, scale, call, needs):
         ctx.save_for_backward(g, ref, bias, noise, strength, scale)
         ctx.set_materialize_grads(False)
         ctx.call = call
-        return _grad(g, ref, bias, noise, strength, scale, call)
+        return backward(g, ref, bias, noise, strength, scale, call, needs)
 
     @staticmethod
     @once_differentiable
     def backward(ctx, ddx, ddbias, ddstrength, ddscale):
         if ddx is None and ddbias is None and ddstrength is None and ddscale is None:
-            return (None,) * 7
-        g, ref, bias, noise, strength, scale = ctx.saved_tensors
-        call = ctx.call
-        need_x = call.saved_x and ctx.needs_input_grad[1] and ddscale is not None
-        need_scale = scale is not None and ctx.needs_input_grad[5] and ddx is not None
+            return (None,) * 8
+        call, saved = ctx.call, ctx.saved_tensors
+        g, _, _, noise, _, scale = saved
+        needs = needed(ctx, tuple(t is not None for t in saved))
         g = dense_as(g, call.nhwc)
         ddx = None if ddx is None else dense_as(ddx, call.nhwc)
         ddscale = None if ddscale is None else ddscale.contiguous()
-        t = tiling(g.shape, call.nhwc, call.merge, need_scale)
+        t = call.tiling(g, "double_backward", noise, scale)
         dg = torch.empty_like(g)
+        saved_x = call.saves(scale is not None) == "x"
+        need_x, need_scale = saved_x and needs[1] and ddscale is not None, needs[5] and ddx is not None
         dx = torch.empty_like(g, dtype=call.dtype) if need_x else None
-        rows = (t.samples, t.tiles, g.shape[1])
-        dscale = g.new_empty(rows, dtype=accumulator(call.dtype)) if need_scale else None
-        pointers = (g, ref, bias, noise, strength, scale, ddx, ddbias, ddstrength, ddscale, dg, dx, dscale)
-        _launch(bias_act_grad_grad_kernel, t, call, noise, pointers, SAVED_X=call.saved_x, STEPS=t.steps)
-        return dg, dx, None, None, None, dscale.sum(1).to(scale.dtype) if need_scale else None, None
+        sums = Sums(t, call.dtype, torch.empty_like(scale) if need_scale else None, None, None)
+        pointers = (g, *saved[1:], ddx, ddbias, ddstrength, ddscale, dg, dx, sums.into[0])
+        call.launch(bias_act_grad_grad_kernel, t, noise, pointers, SAVED_X=saved_x)
+        return dg, dx, None, None, None, sums.finish()[0], None, None

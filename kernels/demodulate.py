@@ -11,7 +11,8 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
-from kernels.tiles import accumulator, check_device, dense, is_nhwc, power_of_2, tl, triton
+from kernels.needed import needed
+from kernels.tiles import accumulator, check_device, dense, is_nhwc, power_of_2, tl, tl_accumulator, triton
 
 
 def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
@@ -22,6 +23,8 @@ def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
     """
     _check(weight, style)
     check_device(weight)
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.demodulate(dense(weight), style.contiguous(), float(eps))[0]
     return _Demodulate.apply(dense(weight), style.contiguous(), float(eps))
 
 
@@ -65,36 +68,38 @@ def demodulate_kernel(
 ):  # fmt: skip
     """One output channel for BLOCK_N samples: W2 on the way, then d."""
     o = tl.program_id(0).to(tl.int64)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)[:, None]
+    n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     total = tl.zeros([BLOCK_N, BLOCK_I], ACC)
     for start in range(0, I, BLOCK_I):
-        i = start + tl.arange(0, BLOCK_I)
+        i = (start + tl.arange(0, BLOCK_I)).to(tl.int64)
         w_sum = tl.zeros([BLOCK_I], ACC)
-        for k in range(TAPS):
+        for k in tl.static_range(TAPS):
             w = tl.load(weight + o * I * TAPS + i * stride_i + k * stride_k, i < I, 0.0).to(ACC)
             w_sum += w * w
         tl.store(w2 + o * I + i, w_sum, (i < I) & (tl.program_id(1) == 0))
-        s = tl.load(style + n * I + i[None, :], (n < N) & (i[None, :] < I), 0.0).to(ACC)
+        inside = (n[:, None] < N) & (i[None, :] < I)
+        s = tl.load(style + n[:, None] * I + i[None, :], inside, 0.0).to(ACC)
         total += w_sum[None, :] * (s * s)
-    n = tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)
     tl.store(d + n * O + o, 1 / tl.sqrt(tl.sum(total, 1) + eps), n < N)
 
 
 @triton.jit
 def demodulate_dweight_kernel(
     g, d, weight, style, dweight, N, O, I, stride_i, stride_k,
-    TAPS: tl.constexpr, ACC: tl.constexpr, BLOCK_I: tl.constexpr,
+    TAPS: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr,
 ):  # fmt: skip
     """dweight = weight * (h^T @ style^2), one output channel and BLOCK_I input channels."""
     o = tl.program_id(0).to(tl.int64)
-    i = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
-    factor = tl.zeros([BLOCK_I], ACC)
-    for n in range(N):
-        d_no = tl.load(d + n * O + o).to(ACC)
-        h = -tl.load(g + n * O + o).to(ACC) * d_no * d_no * d_no
-        s = tl.load(style + n * I + i, i < I, 0.0).to(ACC)
-        factor += h * s * s
-    for k in range(TAPS):
+    i = (tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)).to(tl.int64)
+    total = tl.zeros([BLOCK_N, BLOCK_I], ACC)
+    for start in range(0, N, BLOCK_N):
+        n = (start + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None]
+        d_no = tl.load(d + n * O + o, n < N, 0.0).to(ACC)
+        h = -tl.load(g + n * O + o, n < N, 0.0).to(ACC) * d_no * d_no * d_no
+        s = tl.load(style + n * I + i[None, :], (n < N) & (i[None, :] < I), 0.0).to(ACC)
+        total += h * s * s
+    factor = tl.sum(total, 0)
+    for k in tl.static_range(TAPS):
         at = o * I * TAPS + i * stride_i + k * stride_k
         tl.store(dweight + at, tl.load(weight + at, i < I, 0.0).to(ACC) * factor, i < I)
 
@@ -109,10 +114,10 @@ def demodulate_dstyle_kernel(
     i = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
     total = tl.zeros([BLOCK_O, BLOCK_I], ACC)
     for start in range(0, O, BLOCK_O):
-        o = start + tl.arange(0, BLOCK_O)
+        o = (start + tl.arange(0, BLOCK_O)).to(tl.int64)
         d_no = tl.load(d + n * O + o, o < O, 0.0).to(ACC)
         h = -tl.load(g + n * O + o, o < O, 0.0).to(ACC) * d_no * d_no * d_no
-        at = o.to(tl.int64)[:, None] * I + i[None, :]
+        at = o[:, None] * I + i[None, :]
         total += h[:, None] * tl.load(w2 + at, (o[:, None] < O) & (i[None, :] < I), 0.0)
     s = tl.load(style + n * I + i, i < I, 0.0).to(ACC)
     tl.store(dstyle + n * I + i, s * tl.sum(total, 0), i < I)
@@ -127,60 +132,61 @@ def _geometry(weight: Tensor) -> tuple[int, int, int, int, int]:
     return (o, i, 1, i, kh * kw) if is_nhwc(weight) else (o, i, kh * kw, 1, kh * kw)
 
 
-class _Demodulate(torch.autograd.Function):
-    @staticmethod
-    def forward(ctx, weight, style, eps):
-        o, i, stride_i, stride_k, taps = _geometry(weight)
-        n, dtype = style.shape[0], _accumulator(weight, style)
-        d, w2 = weight.new_empty((n, o), dtype=dtype), weight.new_empty((o, i), dtype=dtype)
-        if o:
-            block_n = min(power_of_2(n), 8)
-            demodulate_kernel[(o, max(1, -(-n // block_n)))](
-                weight, style, w2, d, eps, n, o, i, stride_i, stride_k,
-                TAPS=taps, ACC=_acc(dtype), BLOCK_N=block_n, BLOCK_I=min(power_of_2(i), 128),
-            )  # fmt: skip
-        ctx.save_for_backward(weight, style, d, w2)
-        return d
-
-    @staticmethod
-    def backward(ctx, g):
-        grad = _DemodulateGrad.apply if torch.is_grad_enabled() else _grad
-        return *grad(g, *ctx.saved_tensors, ctx.needs_input_grad[:2]), None
+def forward(weight: Tensor, style: Tensor, eps: float) -> tuple[Tensor, Tensor]:
+    """d [N, O] and W2 [O, I], for tensors that are dense."""
+    o, i, stride_i, stride_k, taps = _geometry(weight)
+    n, dtype = style.shape[0], _accumulator(weight, style)
+    d, w2 = weight.new_empty((n, o), dtype=dtype), weight.new_empty((o, i), dtype=dtype)
+    if o:
+        block_n = min(power_of_2(n), 8)
+        demodulate_kernel[(o, max(1, -(-n // block_n)))](
+            weight, style, w2, d, eps, n, o, i, stride_i, stride_k,
+            TAPS=taps, ACC=tl_accumulator(dtype), BLOCK_N=block_n, BLOCK_I=min(power_of_2(i), 128),
+        )  # fmt: skip
+    return d, w2
 
 
-def _acc(dtype: torch.dtype):
-    return tl.float64 if dtype is torch.float64 else tl.float32
-
-
-def _grad(g, weight, style, d, w2, needs: tuple[bool, bool]):
+def backward(g, weight, style, d, w2, needs: tuple[bool, ...]):
     """dweight and dstyle (None where not needed) for the gradient g of d."""
     o, i, stride_i, stride_k, taps = _geometry(weight)
-    n, g = style.shape[0], g.contiguous()
+    n, g, acc = style.shape[0], g.contiguous(), tl_accumulator(d.dtype)
     dweight = torch.empty_like(weight) if needs[0] else None
     dstyle = torch.empty_like(style) if needs[1] else None
     block_i = min(power_of_2(i), 128)
     if needs[0] and o * i:
         demodulate_dweight_kernel[(o, -(-i // block_i))](
             g, d, weight, style, dweight, n, o, i, stride_i, stride_k,
-            TAPS=taps, ACC=_acc(d.dtype), BLOCK_I=block_i,
+            TAPS=taps, ACC=acc, BLOCK_N=min(power_of_2(n), 16), BLOCK_I=block_i,
         )  # fmt: skip
     block_i = min(block_i, 32)
     if needs[1] and n * i:
         demodulate_dstyle_kernel[(n, -(-i // block_i))](
-            g, d, w2, style, dstyle, o, i,
-            ACC=_acc(d.dtype), BLOCK_O=min(power_of_2(o), 64), BLOCK_I=block_i,
-        )  # fmt: skip
+            g, d, w2, style, dstyle, o, i, ACC=acc, BLOCK_O=min(power_of_2(o), 128), BLOCK_I=block_i
+        )
     return dweight, dstyle
 
 
+class _Demodulate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, weight, style, eps):
+        d, w2 = forward(weight, style, eps)
+        ctx.save_for_backward(weight, style, d, w2)
+        return d
+
+    @staticmethod
+    def backward(ctx, g):
+        grad = _DemodulateGrad.apply if torch.is_grad_enabled() else backward
+        return *grad(g, *ctx.saved_tensors, needed(ctx)[:2]), None
+
+
 class _DemodulateGrad(torch.autograd.Function):
-    """`_grad` as a function that can be differentiated itself. d and W2 stand for what they were computed from."""
+    """`backward` as a function that can be differentiated itself. d and W2 stand for what they were computed from."""
 
     @staticmethod
     def forward(ctx, g, weight, style, d, w2, needs):
         ctx.save_for_backward(g, weight, style, d, w2)
         ctx.set_materialize_grads(False)
-        return _grad(g, weight, style, d, w2, needs)
+        return backward(g, weight, style, d, w2, needs)
 
     @staticmethod
     @once_differentiable

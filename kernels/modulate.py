@@ -9,16 +9,21 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.needed import needed
+from kernels.sums import Sums, store_row
 from kernels.tiles import (
+    COUNTS,
     Tiling,
-    accumulator,
     check_device,
     dense,
     dense_as,
     is_nhwc,
+    launch,
+    load,
+    my_tiles,
     output_dtype,
-    store_row,
-    tile_offsets,
+    store,
+    tile_at,
     tiling,
     tl,
     triton,
@@ -34,7 +39,8 @@ def modulate(x: Tensor, style: Tensor) -> Tensor:
     """
     _check(x, style)
     check_device(x)
-    return _Modulate.apply(dense(x), style.contiguous(), output_dtype(x))
+    function = torch.ops.stylegan_ladder.modulate if torch.compiler.is_compiling() else _Modulate.apply
+    return function(dense(x), style.contiguous(), output_dtype(x))
 
 
 def modulate_reference(x: Tensor, style: Tensor) -> Tensor:
@@ -80,111 +86,120 @@ def scaled_grad_grad(g, x, style, ddx, ddstyle):
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def modulate_kernel(
-    x, style, y, C, P, stride_p, stride_c, tiles,
-    ACC: tl.constexpr, STEPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    x, style, y, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
+    WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    n, _, c, at, inside = tile_offsets(C, P, stride_p, stride_c, tiles, 0, STEPS, BLOCK_P, BLOCK_C)
-    s = tl.load(style + n * C + c, c < C, 0.0).to(ACC)
-    tl.store(y + at, scaled(tl.load(x + at, inside, 0.0).to(ACC), s), inside)
+    n, first, end, c, base, i, ij = my_tiles(
+        C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
+    )
+    s = load(style + n * C + c, c < C, WHOLE, ACC)
+    for tile in tl.range(first, end, programs, num_stages=STAGES):
+        _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
+        store(y + at + ij, scaled(load(x + at + ij, inside, WHOLE, ACC), s), inside, WHOLE)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def modulate_grad_kernel(
-    g, x, style, dx, dstyle, C, P, stride_p, stride_c, tiles,
-    ACC: tl.constexpr, STEPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    g, x, style, dx, dstyle, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
+    WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """dx, and one row of partial sums of dstyle per program; either may be None."""
+    """dx, and each program's sums of dstyle over the pixels that it sees; either may be None."""
+    n, first, end, c, base, i, ij = my_tiles(
+        C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
+    )
+    s = load(style + n * C + c, c < C, WHOLE, ACC)
     total = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    for step in range(STEPS):
-        n, _, c, at, inside = tile_offsets(C, P, stride_p, stride_c, tiles, step, STEPS, BLOCK_P, BLOCK_C)
-        s = tl.load(style + n * C + c, c < C, 0.0).to(ACC)
-        x_value = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    for tile in tl.range(first, end, programs, num_stages=STAGES):
+        _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
+        g_value = load(g + at + ij, inside, WHOLE, ACC)
+        x_value = load(x + at + ij, inside, WHOLE, ACC) if dstyle is not None else g_value
+        dx_value, term = scaled_grad(g_value, x_value, s)
         if dstyle is not None:
-            x_value = tl.load(x + at, inside, 0.0).to(ACC)
-        dx_value, term = scaled_grad(tl.load(g + at, inside, 0.0).to(ACC), x_value, s)
-        total += term
+            total += term
         if dx is not None:
-            tl.store(dx + at, dx_value, inside)
+            store(dx + at + ij, dx_value, inside, WHOLE)
     if dstyle is not None:
-        store_row(dstyle, tl.sum(total, 0), C, BLOCK_C)
+        store_row(dstyle, total, C, BLOCK_C)
 
 
-@triton.jit
+@triton.jit(do_not_specialize=COUNTS)
 def modulate_grad_grad_kernel(
-    g, x, style, ddx, ddstyle, dg, dx, dstyle, C, P, stride_p, stride_c, tiles,
-    ACC: tl.constexpr, STEPS: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    g, x, style, ddx, ddstyle, dg, dx, dstyle, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
+    WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """Gradient of `modulate_grad_kernel`; ddx or ddstyle may be None (zero), and so may the outputs dx and dstyle."""
+    n, first, end, c, base, i, ij = my_tiles(
+        C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
+    )
+    s = load(style + n * C + c, c < C, WHOLE, ACC)
+    dds = load(ddstyle + n * C + c, c < C, WHOLE, ACC) if ddstyle is not None else s * 0
     total = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-    for step in range(STEPS):
-        n, _, c, at, inside = tile_offsets(C, P, stride_p, stride_c, tiles, step, STEPS, BLOCK_P, BLOCK_C)
-        s = tl.load(style + n * C + c, c < C, 0.0).to(ACC)
-        ddx_value = tl.zeros([BLOCK_P, BLOCK_C], ACC)
-        x_value, g_value, dds = ddx_value, ddx_value, s * 0
-        if ddx is not None:
-            ddx_value = tl.load(ddx + at, inside, 0.0).to(ACC)
-        if ddstyle is not None:
-            dds = tl.load(ddstyle + n * C + c, c < C, 0.0).to(ACC)
-            x_value = tl.load(x + at, inside, 0.0).to(ACC)
+    for tile in tl.range(first, end, programs, num_stages=STAGES):
+        _, at, inside = tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P)
+        zero = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+        ddx_value = load(ddx + at + ij, inside, WHOLE, ACC) if ddx is not None else zero
+        x_value = load(x + at + ij, inside, WHOLE, ACC) if ddstyle is not None else zero
+        g_value = zero
         if (dx is not None) or (dstyle is not None):
-            g_value = tl.load(g + at, inside, 0.0).to(ACC)
+            g_value = load(g + at + ij, inside, WHOLE, ACC)
         dg_value, dx_value, term = scaled_grad_grad(g_value, x_value, s, ddx_value, dds)
-        total += term
-        tl.store(dg + at, dg_value, inside)
+        if dstyle is not None:
+            total += term
+        store(dg + at + ij, dg_value, inside, WHOLE)
         if dx is not None:
-            tl.store(dx + at, dx_value, inside)
+            store(dx + at + ij, dx_value, inside, WHOLE)
     if dstyle is not None:
-        store_row(dstyle, tl.sum(total, 0), C, BLOCK_C)
+        store_row(dstyle, total, C, BLOCK_C)
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------
 
 
-def _launch(kernel, t: Tiling, dtype: torch.dtype, *pointers) -> None:
-    if t.grid[0] * t.grid[1] == 0:
-        return
-    acc = tl.float64 if dtype is torch.float64 else tl.float32
-    kernel[t.grid](*pointers, *t.sizes, ACC=acc, STEPS=t.steps, BLOCK_P=t.block_p, BLOCK_C=t.block_c)
+def _tiling(x: Tensor, direction: str) -> Tiling:
+    return tiling(x.shape, is_nhwc(x), "modulate", direction, x.dtype, x.device)
+
+
+def forward(x: Tensor, style: Tensor, dtype: torch.dtype) -> Tensor:
+    """y, for tensors that are dense."""
+    y = torch.empty_like(x, dtype=dtype)
+    launch(modulate_kernel, _tiling(x, "forward"), (x, style, y), x.dtype)
+    return y
+
+
+def backward(g: Tensor, x: Tensor, style: Tensor, needs: tuple[bool, ...]):
+    """dx and dstyle (None where not needed) for the gradient g of y."""
+    g, t = dense_as(g, is_nhwc(x)), _tiling(x, "backward")
+    dx = torch.empty_like(x) if needs[0] else None
+    sums = Sums(t, x.dtype, torch.empty_like(style) if needs[1] else None)
+    launch(modulate_grad_kernel, t, (g, x, style, dx, sums.into[0]), x.dtype)
+    return dx, sums.finish()[0]
 
 
 class _Modulate(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, style, dtype):
-        y = torch.empty_like(x, dtype=dtype)
-        _launch(modulate_kernel, tiling(x.shape, is_nhwc(x)), x.dtype, x, style, y)
         ctx.save_for_backward(x, style)
         ctx.set_materialize_grads(False)
-        return y
+        return forward(x, style, dtype)
 
     @staticmethod
     def backward(ctx, g):
         if g is None:
             return None, None, None
-        grad = _ModulateGrad.apply if torch.is_grad_enabled() else _grad
-        return *grad(g, *ctx.saved_tensors, ctx.needs_input_grad[:2]), None
-
-
-def _grad(g: Tensor, x: Tensor, style: Tensor, needs: tuple[bool, bool]):
-    """dx and dstyle (None where not needed) for the gradient g of y."""
-    nhwc = is_nhwc(x)
-    g = dense_as(g, nhwc)
-    t = tiling(x.shape, nhwc, reduce=needs[1])
-    dx = torch.empty_like(x) if needs[0] else None
-    dstyle = x.new_empty((t.samples, t.tiles, x.shape[1]), dtype=accumulator(x.dtype)) if needs[1] else None
-    _launch(modulate_grad_kernel, t, x.dtype, g, x, style, dx, dstyle)
-    return dx, dstyle.sum(1).view(style.shape).to(style.dtype) if needs[1] else None
+        grad = _ModulateGrad.apply if torch.is_grad_enabled() else backward
+        return *grad(g, *ctx.saved_tensors, needed(ctx)[:2]), None
 
 
 class _ModulateGrad(torch.autograd.Function):
-    """`_grad` as a function that can be differentiated itself."""
+    """`backward` as a function that can be differentiated itself."""
 
     @staticmethod
     def forward(ctx, g, x, style, needs):
         ctx.save_for_backward(g, x, style)
         ctx.set_materialize_grads(False)
-        return _grad(g, x, style, needs)
+        return backward(g, x, style, needs)
 
     @staticmethod
     @once_differentiable
@@ -192,16 +207,13 @@ class _ModulateGrad(torch.autograd.Function):
         if ddx is None and ddstyle is None:
             return None, None, None, None
         g, x, style = ctx.saved_tensors
-        nhwc = is_nhwc(x)
-        need_x = ctx.needs_input_grad[1] and ddstyle is not None
-        need_style = ctx.needs_input_grad[2] and ddx is not None
+        needs, nhwc, t = needed(ctx), is_nhwc(x), _tiling(x, "double_backward")
         g = dense_as(g, nhwc)
         ddx = None if ddx is None else dense_as(ddx, nhwc)
         ddstyle = None if ddstyle is None else ddstyle.contiguous()
-        t = tiling(x.shape, nhwc, reduce=need_style)
         dg = torch.empty_like(g)
-        dx = torch.empty_like(x) if need_x else None
-        rows = (t.samples, t.tiles, x.shape[1])
-        dstyle = x.new_empty(rows, dtype=accumulator(x.dtype)) if need_style else None
-        _launch(modulate_grad_grad_kernel, t, x.dtype, g, x, style, ddx, ddstyle, dg, dx, dstyle)
-        return dg, dx, dstyle.sum(1).view(style.shape).to(style.dtype) if need_style else None, None
+        dx = torch.empty_like(x) if needs[1] and ddstyle is not None else None
+        sums = Sums(t, x.dtype, torch.empty_like(style) if needs[2] and ddx is not None else None)
+        pointers = (g, x, style, ddx, ddstyle, dg, dx, sums.into[0])
+        launch(modulate_grad_grad_kernel, t, pointers, x.dtype)
+        return dg, dx, sums.finish()[0], None

@@ -10,20 +10,37 @@ import pytest
 
 pytest.importorskip("triton")
 
+from kernels import choices
+
 # Shared memory one block may use, by compute capability (CUDA C++ Programming Guide, technical specifications).
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+FULLY = 90  # here also NCHW and float32, which are the same code with other strides and types
 ROOT = Path(__file__).parents[1]
 
 
-def test_every_kernel_compiles_and_fits(tmp_path):
+def test_every_kernel_compiles_and_fits_in_every_configuration(tmp_path):
     """In a process of its own: this one may have Triton's interpreter on."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(tmp_path), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
-    command = [sys.executable, __file__, *map(str, SHARED_KIB)]
-    done = subprocess.run(command, env=env, capture_output=True, text=True, timeout=280)
-    assert done.returncode == 0, done.stderr[-3000:]
-    compiled = json.loads(done.stdout)
-    assert {name for name, _, _ in compiled} == jit_kernels()
+    archs = list(SHARED_KIB)
+    halves = [
+        subprocess.Popen(
+            [sys.executable, __file__, *map(str, half)],
+            env=env,
+            stdout=subprocess.PIPE,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        for half in (archs[::2], archs[1::2])
+    ]
+    compiled, used = [], set()
+    for half in halves:
+        out, err = half.communicate(timeout=280)
+        assert half.returncode == 0, err[-3000:]
+        compiled += json.loads(out)["compiled"]
+        used |= {choices.Key(*row) for row in json.loads(out)["rows"]}
+    assert {name for name, *_ in compiled} == jit_kernels()
+    assert used == set(choices.TABLE)  # no row that the calls below do not come to
     for name, capability, shared_bytes in compiled:
         assert shared_bytes <= SHARED_KIB[capability] * 1024, f"{name} on sm_{capability}"
 
@@ -37,12 +54,11 @@ def jit_kernels() -> set[str]:
 # ---- the other process -------------------------------------------------------------------------------------------
 
 
-def recorded_launches() -> list[tuple]:
-    """(kernel, arguments by name) of what the ops launch for a bfloat16 StyleGAN2 layer, gradients included."""
-    import torch
+def record_launches() -> list[tuple]:
+    """From now on nothing is launched; returns the list that (kernel, arguments by name) will be added to."""
     from triton.runtime.jit import JITFunction
 
-    import kernels
+    import kernels  # noqa: F401
 
     launches = []
 
@@ -52,34 +68,56 @@ def recorded_launches() -> list[tuple]:
     JITFunction.run = record
     for name in ("bias_act", "modulate", "demodulate", "instance_norm_act"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
+    return launches
+
+
+def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
+    """All ops of StyleGAN2 and AdaIN layers on x [N, 64, H, W], gradients of gradients included."""
+    import torch
+
+    import kernels
 
     def run(function, *inputs):
         inputs = [t.detach().requires_grad_() for t in inputs]
         grads = torch.autograd.grad(y := function(*inputs), inputs, torch.zeros_like(y), create_graph=True)
         torch.autograd.grad(grads, inputs, [torch.zeros_like(d) for d in grads], allow_unused=True)
 
-    bias, scale, strength = torch.zeros(64), torch.zeros(4, 64), torch.zeros(())
-    noise, weight = torch.zeros(4, 1, 64, 64), torch.zeros(128, 64, 3, 3)
-    for layout in (torch.contiguous_format, torch.channels_last):
-        x = torch.zeros(4, 64, 64, 64, dtype=torch.bfloat16).contiguous(memory_format=layout)
-        run(kernels.bias_act, x, bias)
-        run(
-            lambda x, b, t, s: kernels.bias_act(x, b, noise=noise, strength=t, scale=s),
-            x,
-            bias,
-            strength,
-            scale,
-        )
-        run(kernels.modulate, x, scale)
-        run(
-            lambda x, s, b, t: kernels.instance_norm_act(x, s, b, noise=noise, strength=t),
-            x,
-            scale,
-            scale,
-            strength,
-        )
-    run(kernels.demodulate, weight, scale)
-    return launches
+    n, c, h, w = shape
+    x = torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout)
+    bias, scale, strength = torch.zeros(c), torch.zeros(n, c), torch.zeros(())
+    noise = torch.zeros(n, 1, h, w)
+    run(kernels.bias_act, x, bias)
+    run(lambda x, b, t, s: kernels.bias_act(x, b, noise=noise, strength=t, scale=s), x, bias, strength, scale)
+    run(kernels.modulate, x, scale)
+    run(
+        lambda x, s, b, t: kernels.instance_norm_act(x, s, b, noise=noise, strength=t),
+        x,
+        scale,
+        scale,
+        strength,
+    )
+    run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
+
+
+def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
+    """What a GPU of this architecture would be asked to compile: {cache key: (source, options)}."""
+    import torch
+
+    from kernels import tiles
+
+    tiles.processor = lambda device: (capability, 132)
+    tiles.tiling.cache_clear()
+    launches.clear()
+    for shape in ((8, 64, 64, 64), (2, 64, 16, 16)):
+        run_layers(shape, torch.bfloat16, torch.channels_last)
+    if capability == FULLY:
+        run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)
+        run_layers((8, 64, 64, 64), torch.float32, torch.channels_last)
+    wanted = {}
+    for kernel, arguments in launches:
+        code = source(kernel, arguments)
+        wanted[kernel.__name__, code.hash(), arguments.get("num_warps")] = code
+    return wanted
 
 
 def source(kernel, arguments: dict):
@@ -93,13 +131,13 @@ def source(kernel, arguments: dict):
         value = arguments[parameter.name]
         if isinstance(value, torch.Tensor):
             types[parameter.name], attributes[(i,)] = pointers[value.dtype], [["tt.divisibility", 16]]
-        elif parameter.is_constexpr or value is None or value == 1:
+        elif parameter.is_constexpr or value is None or (value == 1 and not parameter.do_not_specialize):
             types[parameter.name], constants[(i,)] = "constexpr", value
         elif isinstance(value, float):
             types[parameter.name] = "fp32"
         else:
             types[parameter.name] = "i32"
-            if value % 16 == 0:
+            if value % 16 == 0 and not parameter.do_not_specialize:
                 attributes[(i,)] = [["tt.divisibility", 16]]
     return ASTSource(kernel, types, constexprs=constants, attrs=attributes)
 
@@ -108,13 +146,15 @@ def main(capabilities: list[int]) -> None:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    compiled = {}
-    for kernel, arguments in recorded_launches():
-        for capability in capabilities:
-            code = triton.compile(source(kernel, arguments), target=GPUTarget("cuda", capability, 32))
-            key = kernel.__name__, capability
-            compiled[key] = max(compiled.get(key, 0), code.metadata.shared)
-    json.dump([(*key, shared) for key, shared in compiled.items()], sys.stdout)
+    from kernels import choices
+
+    launches, compiled = record_launches(), []
+    for capability in capabilities:
+        for (name, _, warps), source in launches_on(capability, launches).items():
+            options = {} if warps is None else {"num_warps": warps}
+            code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+            compiled.append((name, capability, code.metadata.shared))
+    json.dump({"compiled": compiled, "rows": [choices.row(key) for key in choices._chosen]}, sys.stdout)
 
 
 if __name__ == "__main__":

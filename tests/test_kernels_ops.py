@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
 from kernels import tiles
+from kernels.choices import Choice
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
@@ -114,8 +115,8 @@ def error(got: Tensor, want: Tensor) -> float:
 @pytest.fixture
 def small_tiles(monkeypatch):
     """Tiles so small that little tensors need many, and programs so few that each walks several."""
-    monkeypatch.setattr(tiles, "TILE", 16)
-    monkeypatch.setattr(tiles, "PROGRAMS", 2)
+    monkeypatch.setattr(tiles, "choose", lambda *key: Choice(tile=16, columns=4, warps=1, per_sm=8, stages=2))
+    monkeypatch.setattr(tiles, "processor", lambda device: (90, 1))
     tiles.tiling.cache_clear()
     yield
     tiles.tiling.cache_clear()

@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import tiles
+from kernels import choices, tiles
 
 ROOT = Path(__file__).parents[1]
 SHAPES = [
@@ -25,16 +25,46 @@ SHAPES = [
 @pytest.mark.parametrize("shape", SHAPES, ids=str)
 @pytest.mark.parametrize("nhwc", [False, True])
 @pytest.mark.parametrize("merge", [False, True])
-@pytest.mark.parametrize("reduce", [False, True])
-def test_tiles_cover_every_element_and_reductions_stay_small(shape, nhwc, merge, reduce):
-    t = tiles.tiling(torch.Size(shape), nhwc, merge, reduce)
-    channels, pixels, stride_p, stride_c, tiles_p = t.sizes
-    assert t.samples * channels * pixels == torch.Size(shape).numel()
+@pytest.mark.parametrize("direction", choices.DIRECTIONS)
+@pytest.mark.parametrize("op", choices.OPS)
+def test_tiles_cover_every_element_and_reductions_stay_small(shape, nhwc, merge, direction, op):
+    size, where = torch.Size(shape), (torch.bfloat16, torch.device("cpu"))
+    t = tiles.tiling(size, nhwc, op, direction, *where, merge)
+    channels, pixels, stride_p, stride_c, count, programs = t.sizes
+    block_p, block_c = t.options["BLOCK_P"], t.options["BLOCK_C"]
+    assert t.samples * channels * pixels == size.numel()
     assert sorted((stride_p, stride_c)) == sorted((1, channels if nhwc else pixels))
-    assert tiles_p * t.steps * t.block_p >= pixels
-    assert (tiles_p - 1) * t.steps * t.block_p < pixels  # no program without work
-    assert t.grid[1] * t.block_c >= channels
-    assert t.rows * channels <= max(torch.Size(shape).numel() / 8, t.samples * channels * 8)  # partial sums
+    assert (count - 1) * block_p < pixels <= count * block_p
+    assert (
+        -(-count // programs) - 1
+    ) * programs < count  # no program walks further than another by more than a tile
+    assert t.options["WALK"] == (programs < count)
+    assert t.options["WHOLE"] == (pixels % block_p == 0 and channels % block_c == 0)
+    assert t.grid == (t.samples * programs, -(-channels // block_c))
+    if direction != "forward":
+        assert t.rows * channels <= max(size.numel() / 8, t.samples * channels * 8)  # partial sums
+
+
+@pytest.mark.parametrize("shape", [(1, 2**20, 3, 2**20), (2**33, 4), (4, 2**31)], ids=str)
+@pytest.mark.parametrize("nhwc", [False, True])
+def test_offsets_within_a_tile_fit_32_bits_however_large_the_tensor(shape, nhwc):
+    where = ("bias_act", "backward", torch.bfloat16, torch.device("cpu"), True)
+    t = tiles.tiling(torch.Size(shape), nhwc, *where)
+    _, pixels, stride_p, stride_c, *_ = t.sizes
+    extent = (t.options["BLOCK_P"] - 1) * stride_p + (t.options["BLOCK_C"] - 1) * stride_c
+    assert extent < 2**31
+    assert t.samples == 1 or pixels < 2**30  # pixels merged over samples are counted in 32 bits
+
+
+def test_the_most_specific_row_of_the_table_decides_and_can_be_asked_for(monkeypatch):
+    general, special = choices.Choice(64, 8, 1), choices.Choice(128, 8, 1)
+    table = {choices.Key("modulate", "forward"): general}
+    table[choices.Key("modulate", "forward", architecture=89)] = special
+    monkeypatch.setattr(choices, "TABLE", table)
+    monkeypatch.setattr(choices, "_chosen", {})
+    assert choices.choose("modulate", "forward", 2, "nhwc", 90, "large") == general
+    assert choices.choose("modulate", "forward", 2, "nhwc", 89, "large") == special
+    assert [(c["architecture"], c["tile"]) for c in choices.chosen()] == [(89, 128), (90, 64)]
 
 
 def test_dense_copies_only_what_must_be_copied():

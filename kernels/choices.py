@@ -1,0 +1,103 @@
+"""How each kernel covers an activation: a table found by measuring (`python -m kernels.tuning`), never at run time.
+
+What decides is the op, its direction, the element size, the memory format, the GPU's architecture and the size of the
+activation. The same call therefore always runs the same kernel in the same order of sums, and a timed run never tunes.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import NamedTuple
+
+
+class Choice(NamedTuple):
+    """What a program holds at a time, and how many programs there are."""
+
+    tile: int  # elements: 16 bytes for each thread is the least that uses the memory bus well
+    columns: int  # of a tile, channels at most (channels_last memory); the rest of it is pixels
+    warps: int
+    per_sm: int = (
+        0  # programs for each SM, which walk over the tiles: few partial sums. 0: one program a tile
+    )
+    stages: int = 1  # tiles on their way from memory at once, through shared memory where there are several
+
+
+class Key(NamedTuple):
+    """What a choice depends on; in the table None stands for anything."""
+
+    op: str
+    direction: str  # forward, backward, double_backward
+    itemsize: int | None = None  # of x, in bytes
+    layout: str | None = None  # nhwc, nchw
+    architecture: int | None = None  # compute capability: 90 for H100 and H200
+    size: str | None = None  # small, large
+
+
+SMALL = 1 << 20  # elements: up to here a launch costs as much as the work, so sums are finished in one launch
+OPS = (
+    "bias_act",
+    "scaled_bias_act",
+    "modulate",
+    "instance_norm_act",
+)  # scaled: with noise, scale and three sums
+DIRECTIONS = ("forward", "backward", "double_backward")
+
+# Of the rows that match, the one that names the most counts; of those, the last.
+TABLE: dict[Key, Choice] = {
+    # Reads and writes only: a program for each tile, two 16-byte loads for each thread, 12 or more programs resident.
+    Key("bias_act", "forward"): Choice(2048, 512, 4),
+    Key("scaled_bias_act", "forward"): Choice(2048, 512, 4),
+    Key("modulate", "forward"): Choice(2048, 512, 4),
+    Key("instance_norm_act", "forward"): Choice(2048, 512, 4, 8),
+    # Sums ride along: one wave of programs that walk. A thread keeps a sum for each element that it holds of a tile, so
+    # registers bound how many programs are resident (bias_act 12, modulate 10, scaled_bias_act 4), and the wave is
+    # that. Where they are few, tiles are fetched ahead, so that there is still enough on its way to fill the bus.
+    Key("bias_act", "backward"): Choice(2048, 512, 4, 12),
+    Key("scaled_bias_act", "backward"): Choice(2048, 512, 4, 4, 3),
+    Key("modulate", "backward"): Choice(2048, 512, 4, 10),
+    Key("instance_norm_act", "backward"): Choice(2048, 512, 4, 4, 2),
+    Key("bias_act", "double_backward"): Choice(2048, 512, 4, 12),
+    Key("scaled_bias_act", "double_backward"): Choice(2048, 512, 4, 5, 2),
+    Key("modulate", "double_backward"): Choice(2048, 512, 4, 8, 2),
+    Key("instance_norm_act", "double_backward"): Choice(1024, 512, 4, 4, 2),
+    # float32: as many bytes for each thread, and no more registers.
+    Key("bias_act", "forward", 4): Choice(1024, 256, 4),
+    Key("scaled_bias_act", "forward", 4): Choice(1024, 256, 4),
+    Key("modulate", "forward", 4): Choice(1024, 256, 4),
+    # Small maps: narrow columns, so that one program sees all pixels of a sample and no second launch is needed.
+    **{Key(op, d, size="small"): Choice(2048, 32, 4, 1) for op in OPS for d in DIRECTIONS[1:]},
+    Key("instance_norm_act", "forward", size="small"): Choice(2048, 32, 4, 1),
+}
+
+_chosen: dict[Key, Choice] = {}
+_forced: list[Choice] = []
+
+
+def row(wanted: Key) -> Key:
+    """The row of the table that decides."""
+    rows = [key for key in TABLE if all(k is None or k == w for k, w in zip(key, wanted, strict=True))]
+    return max(reversed(rows), key=lambda key: sum(k is not None for k in key))
+
+
+def choose(op: str, direction: str, itemsize: int, layout: str, architecture: int, size: str) -> Choice:
+    """The table's choice for a call, remembered for `chosen`."""
+    if _forced:
+        return _forced[-1]
+    wanted = Key(op, direction, itemsize, layout, architecture, size)
+    return _chosen.setdefault(wanted, TABLE[row(wanted)])
+
+
+@contextmanager
+def forced(choice: Choice) -> Iterator[None]:
+    """Every call takes this choice, for tuning; call `tiles.tiling.cache_clear` before and after."""
+    _forced.append(choice)
+    try:
+        yield
+    finally:
+        _forced.pop()
+
+
+def chosen() -> list[dict]:
+    """The choices that this process has used so far, as plain data to be stored with results."""
+    return [key._asdict() | choice._asdict() for key, choice in sorted(_chosen.items())]

@@ -1,0 +1,241 @@
+"""Find the rows of the table in `kernels/choices.py` for the GPU at hand: `python -m kernels.tuning [--op modulate]`.
+
+Each candidate is timed at the workloads' shapes as a captured graph of calls over so many buffers that none is still in
+the L2 cache when it comes round again, next to a copy of as many bytes measured the same way. All candidates run at the
+first shape, the best few at all of them. Prints the best rows beside those in force, ready to be pasted, and writes
+everything that was timed as JSON. Needs a few minutes; nothing here runs when a model does.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import math
+import statistics
+import sys
+import time
+from collections import deque
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import torch
+
+import kernels
+from kernels import tiles
+from kernels.choices import DIRECTIONS, OPS, Choice, Key, choose, forced
+
+# The shapes that targets are stated for, and the low resolutions of the same generator.
+SHAPES = {
+    "large": [(8, 64, 256, 256), (8, 128, 128, 128), (32, 64, 256, 256), (32, 128, 128, 128)],
+    "small": [(8, 512, 16, 16), (8, 512, 8, 8), (8, 512, 4, 4)],
+}
+FINALISTS = 4  # candidates of the first shape that run at the others
+REPLAYS = 7  # timed, of which the median counts
+
+
+def candidates(direction: str, size: str, itemsize: int) -> list[Choice]:
+    """What is worth trying: one to four 16-byte loads for each thread, 16 to 64 warps on a multiprocessor."""
+    unit, found = 16 // itemsize * 32, []  # elements that a warp loads at once
+    if size == "small":
+        for tile, warps in ((16, 4), (8, 4), (16, 8), (32, 8)):
+            found += [Choice(tile * unit // 2, columns, warps, 1) for columns in (16, 32, 64)]
+        return [*found, Choice(4 * unit, 512, 4, 0 if direction == "forward" else 8)]
+    for vectors, warps in ((2, 4), (1, 4), (4, 4), (1, 8), (2, 8), (4, 8), (2, 2)):
+        tile = vectors * warps * unit
+        if direction == "forward":
+            found.append(Choice(tile, 512, warps))
+        for resident in (48, 32, 16, 64):
+            for stages in (1, 3):
+                if vectors < 4 and (stages == 1 or resident < 64) and (vectors, warps) != (2, 2):
+                    found.append(Choice(tile, 512, warps, resident // warps, stages))
+    return found
+
+
+# ---- what is timed -----------------------------------------------------------------------------------------------
+
+
+def make_call(op: str, direction: str, x: torch.Tensor) -> tuple[Callable[[], object], int]:
+    """A call on x that returns what it made, and the bytes that it must move."""
+    n, c, h, w = x.shape
+    x = x.detach().requires_grad_(direction != "forward")
+    bias, scale, shift = (torch.randn(s, device=x.device, requires_grad=True) for s in ((c,), (n, c), (n, c)))
+    strength = torch.tensor(0.1, device=x.device, requires_grad=True)
+    noise = torch.randn(n, 1, h, w, device=x.device)
+    function, inputs = {
+        "bias_act": (lambda: kernels.bias_act(x, bias), (x, bias)),
+        "scaled_bias_act": (
+            lambda: kernels.bias_act(x, bias, noise=noise, strength=strength, scale=scale),
+            (x, bias, strength, scale),
+        ),
+        "modulate": (lambda: kernels.modulate(x, scale), (x, scale)),
+        "instance_norm_act": (
+            lambda: kernels.instance_norm_act(x, scale, shift, noise=noise, strength=strength),
+            (x, scale, shift, strength),
+        ),
+    }[op]
+    extra = noise.nbytes if op in ("scaled_bias_act", "instance_norm_act") else 0
+    if direction == "forward":
+
+        def forward():
+            with torch.no_grad():
+                return function()
+
+        return forward, 2 * x.nbytes + extra
+    y = function()
+    g = torch.randn_like(y).requires_grad_()
+    if direction == "backward":
+        return lambda: torch.autograd.grad(y, inputs, g, retain_graph=True), 3 * x.nbytes + extra
+    first = torch.autograd.grad(y, inputs, g, create_graph=True)
+    directions = [torch.randn_like(d) for d in first]
+    wanted = [t for t in (g, *inputs) if t is not bias]  # on which no second gradient depends
+    moved = 3 if op == "bias_act" else 5  # direction and mask in, dg out; with products also g in and dx out
+    return (
+        lambda: torch.autograd.grad(first, wanted, directions, retain_graph=True, allow_unused=True),
+        moved * x.nbytes + extra,
+    )
+
+
+def make_copy(total: int, device: torch.device) -> Callable[[], object]:
+    """A copy that reads and writes this many bytes."""
+    source = torch.empty(total // 2, dtype=torch.uint8, device=device)
+    return source.clone
+
+
+def seconds(calls: list[Callable[[], object]]) -> float:
+    """Of one call, among others over other buffers, captured in a graph."""
+    stream, kept = torch.cuda.current_stream(), deque(maxlen=len(calls))
+    rounds = max(1, 16 // len(calls))
+    for call in calls:
+        kept.append(call())
+    kept.clear()
+    torch.cuda.synchronize()
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, stream=stream):
+        for call in calls * rounds:
+            kept.append(call())
+    times = []
+    for _ in range(REPLAYS + 1):
+        start, end = (torch.cuda.Event(enable_timing=True) for _ in range(2))
+        start.record()
+        graph.replay()
+        end.record()
+        end.synchronize()
+        times.append(start.elapsed_time(end) / 1e3 / (rounds * len(calls)))
+    kept.clear()
+    return statistics.median(times[1:])
+
+
+# ---- the search --------------------------------------------------------------------------------------------------
+
+
+class Bench:
+    """One op and direction at one shape: buffers made once, a share of the copy for each choice."""
+
+    def __init__(self, op: str, direction: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str):
+        device = torch.device("cuda", torch.cuda.current_device())
+        size = math.prod(shape) * dtype.itemsize
+        cache = torch.cuda.get_device_properties(device).L2_cache_size
+        self.count = min(64, max(3, -(-3 * cache // (2 * size))))
+        memory = torch.channels_last if layout == "nhwc" else torch.contiguous_format
+        self.calls, self.shape = [], shape
+        for _ in range(self.count):
+            x = torch.randn(shape, device=device, dtype=dtype).contiguous(memory_format=memory)
+            call, self.bytes = make_call(op, direction, x)
+            self.calls.append(call)
+        self.copy = seconds([make_copy(self.bytes, device) for _ in range(self.count)])
+
+    def run(self, choice: Choice | None) -> dict:
+        """None: what the table says."""
+        tiles.tiling.cache_clear()
+        try:
+            if choice is None:
+                taken = seconds(self.calls)
+            else:
+                with forced(choice):
+                    taken = seconds(self.calls)
+        except Exception as error:  # out of shared memory or registers: no candidate for this GPU
+            return {"shape": self.shape, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
+        finally:
+            tiles.tiling.cache_clear()
+        facts = {"microseconds": taken * 1e6, "copy_microseconds": self.copy * 1e6, "bytes": self.bytes}
+        return {"shape": self.shape, "share": self.copy / taken} | facts
+
+
+def tune(key: Key, dtype: torch.dtype, deadline: float) -> Iterator[dict]:
+    """Everything timed for this key: the table's choice first, at every shape, then candidates, best last."""
+    shapes = SHAPES[key.size]
+    current = choose(*key)
+    first = Bench(key.op, key.direction, shapes[0], dtype, key.layout)
+    runs = {current: [first.run(None)]}
+    for choice in candidates(key.direction, key.size, key.itemsize):
+        if choice not in runs and time.monotonic() < deadline:
+            runs[choice] = [first.run(choice)]
+    best = sorted(runs, key=lambda choice: runs[choice][0].get("share", 0), reverse=True)[:FINALISTS]
+    finalists = list(dict.fromkeys([current, *best]))
+    del first
+    for shape in shapes[1:]:
+        bench = Bench(key.op, key.direction, shape, dtype, key.layout)
+        for choice in finalists:
+            runs[choice].append(bench.run(choice))
+        del bench
+        torch.cuda.empty_cache()
+    for choice, results in runs.items():
+        shares = [r.get("share", 0.0) for r in results]
+        yield {
+            "key": key._asdict(),
+            "choice": choice._asdict(),
+            "current": choice == current,
+            "all_shapes": choice in finalists,
+            "share": math.prod(shares) ** (1 / len(shares)),
+            "runs": results,
+        }
+
+
+def report(key: Key, rows: list[dict]) -> str:
+    """The best choice of a key beside the table's."""
+    complete = [row for row in rows if row["all_shapes"]]
+    best = max(complete, key=lambda row: row["share"])
+    current = next(row for row in rows if row["current"])
+    lines = [f"    {tuple(key)!r:60}".replace("(", "Key(", 1) + f": {Choice(**best['choice'])!r},"]
+    for name, row in (("best", best), ("now", current)):
+        each = "  ".join(f"{'x'.join(map(str, r['shape']))} {r.get('share', 0):.0%}" for r in row["runs"])
+        lines.append(f"        # {name}: {row['share']:.1%} of a copy; {each}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m kernels.tuning", description=__doc__.split("\n\n")[0])
+    parser.add_argument(
+        "--op", choices=OPS, action="append", help="may be repeated; all of them unless given"
+    )
+    parser.add_argument("--direction", choices=DIRECTIONS, action="append")
+    parser.add_argument("--size", choices=SHAPES, default="large")
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--layout", choices=("nhwc", "nchw"), default="nhwc")
+    parser.add_argument("--minutes", type=float, default=3.0, help="for all keys together (default: 3)")
+    parser.add_argument("--json", type=Path, default=Path("tuning.json"))
+    options = parser.parse_args(arguments)
+    why = kernels.available() or (None if torch.cuda.is_available() else "no CUDA GPU that PyTorch can use")
+    if why:
+        print(f"kernels.tuning: {why}", file=sys.stderr)
+        return 2
+    dtype = getattr(torch, options.dtype)
+    architecture, _ = tiles.processor(torch.device("cuda", torch.cuda.current_device()))
+    keys = [
+        Key(op, direction, dtype.itemsize, options.layout, architecture, options.size)
+        for direction in options.direction or DIRECTIONS
+        for op in options.op or OPS
+    ]
+    start, rows = time.monotonic(), []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for i, key in enumerate(keys, 1):
+            found = list(tune(key, dtype, start + 60 * options.minutes * i / len(keys)))
+            rows += found
+            print(report(key, found), flush=True)
+            gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+            options.json.write_text(json.dumps(gpu | {"timed": rows}, indent=1))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
