@@ -9,6 +9,7 @@ from kernels.bias_act import bias_act, bias_act_reference
 from kernels.demodulate import demodulate, demodulate_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.modulate import modulate, modulate_reference
+from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
 from kernels import operators  # noqa: F401  isort: skip  (registers the ops above for torch.compile)
 
@@ -23,6 +24,8 @@ __all__ = [
     "modulate",
     "modulate_reference",
     "scale_channels",
+    "upfirdn2d",
+    "upfirdn2d_reference",
 ]
 
 scale_channels = modulate  # the demodulation scale applied is the same product

@@ -43,7 +43,7 @@ class Watch(TorchDispatchMode):
         flops, inputs, weights: {stage: {dtype or layout: FLOPs or bytes a step}} of the convolutions; stage is
             "forward", "backward" or "double backward" (the pass that differentiates a gradient).
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
-        plain: {"act" | "modulate" | "normalize": {layer class: calls}}: what fused kernels replace, forward.
+        plain: {"act" | "modulate" | "normalize" | "resample": {layer class: calls}}: what kernels replace, forward.
         islands: {name: {dtype: calls}} of what must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused": calls}.   calls: operators in all.   crossings: copies between devices.
@@ -80,6 +80,10 @@ class Watch(TorchDispatchMode):
         if op == "convolution":
             flops = 2 * (args[0] if args[6] else out).numel() * args[1][0].numel()
             self.convolution(node, flops, args[:1], args[1])
+            if (
+                node is None and args[1].shape[-1] == 4
+            ):  # of the model's filters only [1, 3, 3, 1] has four taps
+                self.plain["resample"][self.layer()] += 1
         elif op == "convolution_backward":
             grad, x, weight, mask = args[0], args[1], args[2], args[10]
             flops = 2 * (x if args[7] else grad).numel() * weight[0].numel()
@@ -94,6 +98,10 @@ class Watch(TorchDispatchMode):
             self.optimizer["fused" if op.startswith("_fused") else "foreach"] += 1
         elif node is None:
             self.forward(op, args, out)
+
+    def layer(self) -> str | None:
+        """Class of the module whose forward is running."""
+        return self.layers[-1] if self.layers else None
 
     def stage(self, node: Any) -> str:
         """Which pass this is. A backward pass that builds a graph will be differentiated itself."""
@@ -137,7 +145,7 @@ class Watch(TorchDispatchMode):
 
     def forward(self, op: str, args: tuple, out: Any) -> None:
         """An operator of a forward pass: does it belong to an island, or to what our kernels replace?"""
-        layer = self.layers[-1] if self.layers else None
+        layer = self.layer()
         if layer is None:
             if op in LOSSES:
                 self.island("losses and penalties", out)
@@ -153,6 +161,8 @@ class Watch(TorchDispatchMode):
             self.plain["normalize"][layer] += op == "rsqrt"
         elif op == "leaky_relu" and out.dim() == 4:
             self.plain["act"][layer] += 1
+        elif "upsample_bilinear" in op:
+            self.plain["resample"][layer] += 1
         elif op == "mul" and modulates(args):
             self.plain["modulate"][layer] += 1
 

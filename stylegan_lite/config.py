@@ -130,13 +130,16 @@ class Workload(_Config):
 class Recipe(_Config):
     """How it is run: one field per switch. The defaults are the baseline, PyTorch's own plus ``set_to_none=False``.
 
-    ``modconv``, ``resample`` and ``instance_norm`` choose between spellings of the same op in plain PyTorch.
+    ``modconv``, ``resample`` and ``instance_norm`` choose between spellings of the same op in plain PyTorch;
+    ``resample: triton`` is a kernel.
     """
 
     channels_last: bool = False
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  # bf16: autocast; fp64: the reference for parity
     modconv: Literal["grouped", "dense"] = "dense"
-    resample: Literal["depthwise", "channels_as_batch", "bilinear", "folded", "subpixel"] = "subpixel"
+    resample: Literal["depthwise", "channels_as_batch", "bilinear", "folded", "subpixel", "triton"] = (
+        "subpixel"
+    )
     instance_norm: Literal["functional", "var_mean"] = "functional"
     fused_norm: bool = False
     set_to_none: bool = False

@@ -66,8 +66,9 @@ def record_launches() -> list[tuple]:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
     JITFunction.run = record
-    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act"):
+    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
+    sys.modules["kernels.upfirdn2d"].PROGRAMS = 1  # strips as long as for large images
     return launches
 
 
@@ -79,8 +80,10 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
 
     def run(function, *inputs):
         inputs = [t.detach().requires_grad_() for t in inputs]
-        grads = torch.autograd.grad(y := function(*inputs), inputs, torch.zeros_like(y), create_graph=True)
-        torch.autograd.grad(grads, inputs, [torch.zeros_like(d) for d in grads], allow_unused=True)
+        y = function(*inputs)
+        g = torch.zeros_like(y).requires_grad_()
+        grads = torch.autograd.grad(y, inputs, g, create_graph=True)
+        torch.autograd.grad(grads, [*inputs, g], [torch.zeros_like(d) for d in grads], allow_unused=True)
 
     n, c, h, w = shape
     x = torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout)
@@ -96,6 +99,8 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
         scale,
         strength,
     )
+    for up, down in ((1, 1), (2, 1), (2, 2)):  # the gradient of up is down
+        run(lambda x, u=up, d=down: kernels.upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), up=u, down=d), x)
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
 
 

@@ -90,11 +90,20 @@ def test_triton_rungs_agree_with_the_reference(norm, below, cache, rounding):
     assert found["verdict"] == "ok", found["problems"]
 
 
+def test_fused_resampling_agrees_with_the_reference(cache):
+    if not kernels.tiles.INTERPRETED:
+        pytest.skip("a GPU is there: test_every_rung_agrees_on_the_gpu")
+    found = parity.check(
+        prepared(LAST | {"resample": "triton"}, resolution=8, channel_base=64, batch=2), cache=cache
+    )
+    assert found["verdict"] == "ok", found["problems"]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_every_rung_agrees_on_the_gpu(norm, cache):
     capabilities = dict.fromkeys(("cuda", "triton", "cuda_graphs", "bf16"))
-    for rung in catalog.climb(catalog.load_ladder("article"), capabilities):
+    for rung in catalog.climb(catalog.load_ladder("full"), capabilities):
         step = prepared(rung.recipe | {"workers": 0, "persistent_workers": False, "prefetch_factor": None},
                         "cuda", norm=norm)  # fmt: skip
         found = parity.check(step, cache=cache)

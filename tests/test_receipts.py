@@ -261,6 +261,31 @@ def test_fused_act_alone_leaves_the_activation_of_instance_norm_to_fused_norm(re
     )
 
 
+# fused_resample
+
+
+@fused
+def test_fused_resample_is_one_kernel_and_nothing_plain():
+    seen = gathered({"resample": "triton"})
+    assert receipt("fused_resample", seen).engaged and receipt("baseline", seen).engaged
+    assert receipts.issue(seen["recipe"], seen).keys() == {"baseline", "fused_resample"}
+
+
+@pytest.mark.parametrize("how", ["depthwise", "bilinear", "folded", "subpixel"])
+def test_fused_resample_sabotaged_by_any_plain_spelling(how):
+    """Whichever it is, it is seen in the discriminator, in the generator and in the skip image."""
+    seen = gathered({"resample": how})
+    assert {"Conv", "ModulatedConv", "SynthesisBlock"} == set(seen["plain"]["resample"])
+    seen["kernels"] = {"upfirdn2d_kernel": {"calls": 9, "dtypes": ["float32"]}}
+    refused("fused_resample", seen, "resampling in plain PyTorch: Conv ")
+
+
+@fused
+def test_fused_resample_sabotaged_by_an_op_that_falls_back(monkeypatch):
+    monkeypatch.setattr(kernels, "upfirdn2d", kernels.upfirdn2d_reference)
+    refused("fused_resample", gathered({"resample": "triton"}), "upfirdn2d_kernel launched 0x")
+
+
 # set_to_none
 
 

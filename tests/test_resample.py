@@ -1,9 +1,14 @@
 import pytest
 import torch
 
+import kernels
 from stylegan_lite import resample
 
 HOWS = ("depthwise", "channels_as_batch", "bilinear", "folded", "subpixel")
+if (
+    kernels.tiles.INTERPRETED
+):  # on a GPU tests/test_kernels_upfirdn2d.py runs the kernel; this file's tensors stay here
+    HOWS += ("triton",)
 FORMATS = (torch.contiguous_format, torch.channels_last)
 
 
@@ -57,6 +62,24 @@ def test_groups_keep_samples_apart(x, how):
     both = resample.conv_up(torch.cat([a, b], 1), weight, how, groups=2)
     alone = [resample.conv_up(a, weight[:, :3], how), resample.conv_up(b, weight[:, 3:], how)]
     torch.testing.assert_close(both, torch.cat(alone, 1))
+
+
+@pytest.mark.skipif("triton" not in HOWS, reason="Triton is not interpreted")
+@pytest.mark.parametrize("memory_format", FORMATS)
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float64])
+def test_triton_is_depthwise_forward_backward_and_twice(dtype, memory_format):
+    """Around the convolutions, where the model uses it, gradients and R1's kind of penalty included."""
+    torch.manual_seed(0)
+    x = torch.randn(1, 2, 4, 4, dtype=dtype).contiguous(memory_format=memory_format).requires_grad_()
+    weight = torch.randn(2, 2, 3, 3, dtype=dtype, requires_grad=True)
+    for op in (resample.conv_up, resample.conv_down):
+        found = []
+        for how in ("triton", "depthwise"):
+            y = op(x, weight, how)
+            grads = torch.autograd.grad(y.square().sum(), (x, weight), create_graph=True)
+            found.append((y, *grads, *torch.autograd.grad(grads[0].square().sum(), (x, weight))))
+        for got, want in zip(*found, strict=True):
+            torch.testing.assert_close(got, want, rtol=1e-4 if dtype is torch.float32 else 1e-9, atol=1e-4)
 
 
 def test_subpixel_hands_convolutions_weights_in_channels_last():
