@@ -21,7 +21,18 @@ from typing import Any
 
 from ladder import reference
 from ladder.freshness import draws_anew, schedule
-from ladder.spread import FACTOR, LIMIT, RESOLVED, Errors, Tell, budgets, get_spread, is_whole, measure
+from ladder.spread import (
+    FACTOR,
+    LIMIT,
+    RESOLVED,
+    Errors,
+    Tell,
+    budgets,
+    get_spread,
+    is_whole,
+    measure,
+    precision_of,
+)
 from stylegan_lite.config import Workload
 from stylegan_lite.step import TrainingStep
 
@@ -43,8 +54,9 @@ def check(
         raise ValueError("parity: keep_gradients must be set before the step is prepared")
     problems = [*schedule(step), *draws_anew(step)]
     ref = reference.get(step.workload, step.device, cache, tell)
-    spread = get_spread(ref, step.recipe.precision, step.device, tell)
-    budget = budgets(spread["errors"], step.recipe.precision)
+    precision = precision_of(step.recipe)
+    spread = get_spread(ref, precision, step.device, tell)
+    budget = budgets(spread["errors"], precision)
     other = ref.workload.batch != step.workload.batch
     if other:
         step = _rebuilt(step, ref.workload, seed)

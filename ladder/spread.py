@@ -25,7 +25,7 @@ from stylegan_lite.step import PHASES, TrainingStep
 FACTOR = 2.5
 RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
 LIMIT = 0.5  # no budget is wider: what is missing has an error of 1
-FLOOR = {"fp32": 1e-6, "bf16": 2**-9}  # one rounding is never outside
+FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9}  # one rounding is never outside
 SMALLEST = 1e-6  # of a phase's whole gradient or update: what is smaller counts as zero
 
 
@@ -165,7 +165,16 @@ def spellings(workload: Workload, precision: str, device: str) -> list[dict[str,
     ]
     if device == "cuda":
         found += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]  # {} again: its own nondeterminism
-    return [{"precision": precision, **recipe} for recipe in found]
+    base = {"precision": precision}
+    if precision == "tf32":
+        base = {"precision": "fp32", "fp32_precision": "tf32"}
+    return [base | recipe for recipe in found]
+
+
+def precision_of(recipe: Recipe) -> str:
+    """What a recipe is judged by: FP32 with TF32 in every matmul rounds like no other FP32."""
+    tf32 = recipe.precision == "fp32" and recipe.fp32_precision == "tf32"
+    return "tf32" if tf32 else recipe.precision
 
 
 def get_spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[str, Any]:

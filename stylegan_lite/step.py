@@ -20,7 +20,7 @@ from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
-from stylegan_lite.settings import settings
+from stylegan_lite.settings import global_flags, settings
 
 CYCLE = 16
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
@@ -100,6 +100,7 @@ class TrainingStep:
         self.run_phase("D_main")
         if lazy and index % self.workload.r1_interval == 0:
             self.run_phase("D_r1")
+        self.feed.prefetch()
         self.count += 1
 
     def run_phase(self, phase: str) -> None:
@@ -117,6 +118,10 @@ class TrainingStep:
     # Phases
 
     def _compute(self, phase: str) -> None:
+        with global_flags(self.recipe):
+            self._update(phase)
+
+    def _update(self, phase: str) -> None:
         network, optimizer = (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
         self.G.requires_grad_(network is self.G)
         self.D.requires_grad_(network is self.D)
@@ -144,6 +149,10 @@ class TrainingStep:
     def _update_ema(self) -> None:
         beta = 0.5 ** (self.workload.batch / self.workload.ema_images)
         with torch.no_grad():
+            if self.recipe.ema == "foreach":
+                torch._foreach_lerp_([*self.G_ema.parameters()], [*self.G.parameters()], 1 - beta)
+                torch._foreach_copy_([*self.G_ema.buffers()], [*self.G.buffers()])
+                return
             for average, weight in zip(self.G_ema.parameters(), self.G.parameters(), strict=True):
                 average.lerp_(weight, 1 - beta)
             for average, value in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
@@ -305,6 +314,7 @@ class TrainingStep:
             betas=(w.beta1**ratio, w.beta2**ratio),
             eps=1e-8,
             capturable=self.recipe.adam == "capturable",
+            fused=True if self.recipe.fused_adam else None,  # None: PyTorch's own choice
         )
 
     def _inputs(self, phase: str) -> PhaseInputs:
