@@ -64,6 +64,7 @@ def gather(step: Any) -> dict[str, Any]:
             "captured": captured,
             "operators": watch.calls if replayed is None else replayed,
             "operators_eager": watch.calls,
+            "together": getattr(step, "together", []) != [],
             "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
         }
         | {k: trace.get(k) for k in ("launches", "replays", "kernels")},
@@ -185,10 +186,13 @@ def adam(step: Any) -> dict[str, Any]:
 
 def operators(step: Any) -> int:
     """Operators that the CPU issues for one run of each phase, as it is timed."""
-    watch = Watch()
-    for phase in PHASES:
-        with watch:
-            step.run_phase(phase)
+    watch, whole = Watch(), max(getattr(step, "together", []), key=len, default=None)
+    with watch:
+        if whole:
+            step.run(whole)
+        else:
+            for phase in PHASES:
+                step.run_phase(phase)
     synchronize(step)
     return watch.calls
 

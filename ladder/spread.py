@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder import reference
+from ladder import reference, together
 from ladder.errors import describe
 from ladder.exact import Draw
 from ladder.files import replacing
@@ -37,9 +37,14 @@ Tell = Callable[[str], None]
 
 
 def measure(
-    step: TrainingStep, ref: Reference, tell: Tell
+    step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> tuple[list[Errors], dict[str, dict[str, float]]]:
-    """Errors of each replay, and how far the replays' gradients are apart: {"phase": {"rung": d, "reference": d}}."""
+    """Errors of each replay, and how far the replays' gradients are apart: {"phase": {"rung": d, "reference": d}}.
+
+    With ``kinds`` whole steps are run instead of single phases: see ``ladder.together``.
+    """
+    if kinds:
+        return _measure_together(step, ref, tell, kinds)
     runs: list[Errors] = []
     first: dict[str, dict[str, Tensor]] = {}
     distances = {}
@@ -60,6 +65,29 @@ def measure(
                         "reference": distance(*exact),
                     }
                 tell(f"{phase}, replay {number + 1}")
+            runs.append(errors)
+    return runs, distances
+
+
+def _measure_together(
+    step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]]
+) -> tuple[list[Errors], dict[str, dict[str, float]]]:
+    exact = together.exact(ref, kinds, tell)
+    runs: list[Errors] = []
+    first: dict[str, dict[str, Tensor]] = {}
+    distances = {}
+    with inputs_are_ours(step):
+        for number, inputs in enumerate(ref.draws()):
+            load(step, inputs)
+            seen = together.run_kinds(step, ref, kinds, step.run, tell, f"replay {number + 1}")
+            errors: Errors = {}
+            for name, outcome in seen.items():
+                errors |= compare(name, outcome, exact[number][name])
+                if number:
+                    apart = distance(*(each[name]["gradient"] for each in exact[:2]))
+                    distances[name] = {"rung": distance(first[name], outcome["gradient"]), "reference": apart}
+                else:
+                    first[name] = outcome["gradient"]
             runs.append(errors)
     return runs, distances
 
@@ -173,29 +201,33 @@ def spellings(workload: Workload, precision: str, device: str) -> list[dict[str,
 
 def precision_of(recipe: Recipe) -> str:
     """What a recipe is judged by: FP32 with TF32 in every matmul rounds like no other FP32."""
-    tf32 = recipe.precision == "fp32" and recipe.fp32_precision == "tf32"
+    tf32 = recipe.precision == "fp32" and getattr(recipe, "fp32_precision", None) == "tf32"
     return "tf32" if tf32 else recipe.precision
 
 
-def get_spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[str, Any]:
+def get_spread(
+    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
+) -> dict[str, Any]:
     """The largest error of each tensor over all spellings and replays; kept beside the reference."""
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
-    path = ref.folder / f"spread-{slug}.json"
+    path = ref.folder / f"spread-{slug}{'-together' if kinds else ''}.json"
     if not path.exists():
-        made = _spread(ref, precision, device, tell)
+        made = _spread(ref, precision, device, tell, kinds)
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(made))
     return json.loads(path.read_text())
 
 
-def _spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[str, Any]:
+def _spread(
+    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None
+) -> dict[str, Any]:
     worst: Errors = {}
     used, left_out = [], []
     for recipe in spellings(ref.workload, precision, device):
         label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
         try:
-            for errors in _errors_of(ref, recipe, device, tell):
+            for errors in _errors_of(ref, recipe, device, tell, kinds):
                 worst = {name: max(error, worst.get(name, 0.0)) for name, error in errors.items()}
             used.append(label)
         except (RuntimeError, NotImplementedError) as error:  # no kernel for it, or no memory
@@ -207,7 +239,13 @@ def _spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[str
     return {"precision": precision, "spellings": used, "left_out": left_out, "errors": worst}
 
 
-def _errors_of(ref: Reference, recipe: dict[str, Any], device: str, tell: Tell) -> list[Errors]:
+def _errors_of(
+    ref: Reference,
+    recipe: dict[str, Any],
+    device: str,
+    tell: Tell,
+    kinds: list[tuple[str, ...]] | None = None,
+) -> list[Errors]:
     recipe = dict(recipe)
     cudnn = recipe.pop("cudnn", None)
     before = {flag: getattr(torch.backends.cudnn, flag) for flag in ("deterministic", "benchmark")}
@@ -216,7 +254,7 @@ def _errors_of(ref: Reference, recipe: dict[str, Any], device: str, tell: Tell) 
     try:
         step = TrainingStep(ref.workload, Recipe(**recipe), device=device, seed=0)
         step.keep_gradients = True
-        return measure(step, ref, lambda text: tell(f"budget, {text}"))[0]
+        return measure(step, ref, lambda text: tell(f"budget, {text}"), kinds)[0]
     finally:
         for flag, value in before.items():
             setattr(torch.backends.cudnn, flag, value)

@@ -142,6 +142,7 @@ class Recipe(_Config):
     fused_norm: bool = False
     set_to_none: bool = False
     cuda_graphs: bool = False
+    whole_step_graph: bool = False  # all phases of a step as one graph, one for each kind of step
     adam: Literal["default", "capturable"] = "default"
     fused_adam: bool = False  # all of Adam's update in one kernel
     ema: Literal["loop", "foreach"] = "loop"  # foreach: the moving average in a few multi-tensor kernels
@@ -189,6 +190,8 @@ class Recipe(_Config):
                 f"{where}: cuda_graphs needs adam: capturable (the step count must live on the device), "
                 f"got adam: {self.adam}"
             )
+        if self.whole_step_graph and not self.cuda_graphs:
+            raise ConfigError(f"{where}: whole_step_graph needs cuda_graphs: true (what it joins)")
         if self.precision == "fp64" and self.cuda_graphs:
             raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")
 

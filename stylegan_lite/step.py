@@ -56,6 +56,7 @@ class TrainingStep:
         self.prepared = False
         self.keep_gradients = False  # set before prepare(): hold every phase's gradients for inspection
         self.gradients: dict[str, dict[str, Tensor]] = {}
+        self.held: dict[str, dict[str, dict[str, Tensor]]] = {}  # what each graph holds of them
 
     # Running
 
@@ -94,14 +95,32 @@ class TrainingStep:
 
     def _step(self, index: int, lazy: bool) -> None:
         self.feed.next()
-        self.run_phase("G_main")
-        if lazy and index % self.workload.pl_interval == 0:
-            self.run_phase("G_pl")
-        self.run_phase("D_main")
-        if lazy and index % self.workload.r1_interval == 0:
-            self.run_phase("D_r1")
+        self.run(self.phases(index, lazy))
         self.feed.prefetch()
         self.count += 1
+
+    def phases(self, index: int, lazy: bool = True) -> tuple[str, ...]:
+        """The phases of one step of a cycle, in order."""
+        path = ("G_pl",) if lazy and index % self.workload.pl_interval == 0 else ()
+        penalty = ("D_r1",) if lazy and index % self.workload.r1_interval == 0 else ()
+        return ("G_main", *path, "D_main", *penalty)
+
+    @property
+    def together(self) -> list[tuple[str, ...]]:
+        """The kinds of steps that are launched whole, each as one graph; empty where every phase is launched alone."""
+        if not self.recipe.whole_step_graph:
+            return []
+        return sorted({self.phases(index, lazy) for index in range(CYCLE) for lazy in (True, False)})
+
+    def run(self, phases: tuple[str, ...]) -> None:
+        """One step's phases on fresh inputs. Numbers are drawn before the first begins where it is launched whole."""
+        if not self.recipe.whole_step_graph:
+            for phase in phases:
+                self.run_phase(phase)
+            return
+        for phase in phases:
+            self._fill(phase)
+        self.replay_together(phases)
 
     def run_phase(self, phase: str) -> None:
         """Draw fresh inputs for a phase and run it on the current real batch (D_main ends with the EMA)."""
@@ -114,6 +133,16 @@ class TrainingStep:
             self.graphs[phase].replay()
         else:
             self._compute(phase)
+
+    def replay_together(self, phases: tuple[str, ...]) -> None:
+        """Run a whole step on the inputs as they stand in the buffers."""
+        name = "+".join(phases)
+        if name in self.graphs:
+            self.graphs[name].replay()
+            self.gradients = self.held[name]
+        else:
+            for phase in phases:
+                self._compute(phase)
 
     # Phases
 
@@ -165,23 +194,27 @@ class TrainingStep:
     def _keep(self, phase: str, network: nn.Module) -> None:
         named = network.named_parameters()
         kept = {name: p.grad for name, p in named if p.grad is not None}
-        self.gradients[phase] = kept if self.recipe.cuda_graphs else {k: g.clone() for k, g in kept.items()}
+        alone = self.recipe.cuda_graphs and not self.recipe.whole_step_graph  # nothing overwrites them
+        self.gradients[phase] = kept if alone else {k: g.clone() for k, g in kept.items()}
 
     # Graphs
 
     def _capture(self) -> None:
-        """One graph a phase in one memory pool: forward, backward, optimizer step (and EMA), replayed as one launch.
+        """One graph a phase, or a kind of step, in one memory pool: forward, backward, optimizer step (and EMA).
 
         Errors are raised for calls of this thread only: a pinning thread of a data loader allocates while we capture.
         """
         pool = torch.cuda.graph_pool_handle()
-        for phase in PHASES:
+        for phases in self.together or [(phase,) for phase in PHASES]:
             if self.recipe.set_to_none:
-                (self.opt_G if phase.startswith("G") else self.opt_D).zero_grad(set_to_none=True)
-            graph = torch.cuda.CUDAGraph()
+                for phase in phases:
+                    (self.opt_G if phase.startswith("G") else self.opt_D).zero_grad(set_to_none=True)
+            graph, self.gradients = torch.cuda.CUDAGraph(), {}
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                self._compute(phase)
-            self.graphs[phase] = graph
+                for phase in phases:
+                    self._compute(phase)
+            self.graphs["+".join(phases)], self.held["+".join(phases)] = graph, self.gradients
+        self.gradients = {phase: held for each in self.held.values() for phase, held in each.items()}
 
     @contextlib.contextmanager
     def _side_stream(self):
