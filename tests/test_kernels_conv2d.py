@@ -176,6 +176,7 @@ def test_autocast_computes_what_pytorch_computes_under_it(op, kernel, how):
 
 
 def test_autocast_leaves_float64_alone_and_backward_ignores_it():
+    """On a GPU autocast would also catch the convolutions of a backward pass; on a CPU it lets these through."""
     x, weight = tensors("conv2d", 3, {})
     with torch.autocast(DEVICE, dtype=torch.bfloat16):
         assert kernels.conv2d(x, weight).dtype is torch.float64
@@ -257,6 +258,27 @@ def test_a_first_backward_computes_what_is_needed_once(watched, frozen, expected
     watched.take()
     y.square().sum().backward()
     assert watched.take() == expected
+
+
+def test_convolutions_get_their_images_and_weights_in_one_layout():
+    """Else cuDNN converts them inside the call, where nothing shows it: here each is converted once, if at all."""
+    found = []
+
+    class Layouts(TorchDispatchMode):
+        def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+            if "conv" in func.overloadpacket.__name__:
+                tensors = [t for t in args if isinstance(t, torch.Tensor)]
+                found.extend(t.is_contiguous(memory_format=torch.channels_last) for t in tensors)
+            return func(*args, **(kwargs or {}))
+
+    x, weight = tensors("conv2d", 3, {}, nhwc=True)
+    weight = weight.detach().contiguous().requires_grad_()
+    with torch.autograd.set_multithreading_enabled(False), Layouts():
+        y = kernels.conv2d(x, weight)
+        g = torch.ones_like(y).contiguous()
+        (dx, dweight) = torch.autograd.grad(y, (x, weight), g, create_graph=True)
+        (penalty(dx.contiguous()) + penalty(dweight.contiguous())).backward()
+    assert len(found) > 10 and all(found)
 
 
 def test_what_no_gradient_reads_is_not_kept_alive():
