@@ -6,6 +6,7 @@ slowly, for tests. The `<op>_reference` functions run anywhere.
 """
 
 from kernels.bias_act import bias_act, bias_act_reference
+from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
 from kernels.demodulate import demodulate, demodulate_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.modulate import modulate, modulate_reference
@@ -17,6 +18,10 @@ __all__ = [
     "available",
     "bias_act",
     "bias_act_reference",
+    "conv2d",
+    "conv2d_reference",
+    "conv_transpose2d",
+    "conv_transpose2d_reference",
     "demodulate",
     "demodulate_reference",
     "instance_norm_act",

@@ -28,10 +28,11 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
-    Keys: recipe, norm, device, flops, inputs, weights, stored, relayouts, plain, kernels, islands, gradients, adam,
-    graphs, data, settings; what they hold is said at the functions below and in ``ladder.watch.Watch``.
+    Keys: recipe, norm, device, flops, inputs, weights, convolutions, stored, relayouts, plain, kernels, islands,
+    gradients, adam, graphs, data, settings; what they hold is said at the functions below and in
+    ``ladder.watch.Watch``.
     """
-    crossings = watch_data(step)
+    crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
     trace, waiting = traced_cycle(step)
     captured = sorted(step.graphs)
@@ -48,6 +49,7 @@ def gather(step: Any) -> dict[str, Any]:
         "flops": {stage: dict(count) for stage, count in watch.flops.items()},
         "inputs": {stage: dict(count) for stage, count in watch.inputs.items()},
         "weights": {stage: dict(count) for stage, count in watch.weights.items()},
+        "convolutions": {stage: dict(count) for stage, count in watch.convolutions.items()},
         "stored": weight_layouts(step),
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
@@ -65,11 +67,12 @@ def gather(step: Any) -> dict[str, Any]:
             "captured": captured,
             "operators": watch.calls if replayed is None else replayed,
             "operators_eager": watch.calls,
+            "together": getattr(step, "together", []) != [],
             "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
         }
         | {k: trace.get(k) for k in ("launches", "replays", "kernels", "busy_ms")},
         "data": data(step, crossings)
-        | {"waiting_ms": waiting}
+        | {"waiting_ms": waiting, "operators": copying}
         | {k: trace.get(k) for k in ("copy_ms", "overlap")},
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
@@ -192,22 +195,31 @@ def adam(step: Any) -> dict[str, Any]:
 
 def operators(step: Any) -> int:
     """Operators that the CPU issues for one run of each phase, as it is timed."""
-    watch = Watch()
-    for phase in PHASES:
-        with watch:
-            step.run_phase(phase)
+    watch, whole = Watch(), max(getattr(step, "together", []), key=len, default=None)
+    with watch:
+        if whole:
+            step.run(whole)
+        else:
+            for phase in PHASES:
+                step.run_phase(phase)
     synchronize(step)
     return watch.calls
 
 
-def watch_data(step: Any) -> list[dict[str, Any]]:
-    """The copies between devices that one batch of images causes; the second, as the first may have come ahead."""
-    watch = Watch()
+def watch_data(step: Any) -> tuple[list[dict[str, Any]], int]:
+    """The copies between devices that one batch of images causes, and operators issued when the step asks for it.
+
+    Of the second batch, as the first may have come ahead.
+    """
+    watch, operators = Watch(), 0
     for _ in range(2):
         watch.crossings.clear()
+        before = watch.calls
         with watch:
             step.feed.next()
-    return watch.crossings
+            operators = watch.calls - before
+            getattr(step.feed, "prefetch", lambda: None)()
+    return watch.crossings, operators
 
 
 def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:

@@ -55,11 +55,11 @@ def schedule(step: TrainingStep) -> list[str]:
     """Phases that a cycle does not run at their interval. Nothing is computed: the phases are only counted."""
     ran: list[str] = []
     count, w = step.count, step.workload
-    step.run_phase, step.feed.next = ran.append, lambda: None
+    step.run_phase, step.replay_together, step.feed.next = ran.append, ran.extend, lambda: None
     try:
         step.cycle()
     finally:
-        del step.run_phase, step.feed.next
+        del step.run_phase, step.replay_together, step.feed.next
         step.count = count
     expected = {
         "G_main": CYCLE,

@@ -3,7 +3,8 @@
 The step that is timed (its graphs, its static buffers) runs all four phases from the shared state of
 ``ladder.reference``, with given inputs loaded where it otherwise draws them, twice with different inputs. Losses and
 penalties, the gradient of every parameter, and what weights and moving average moved by are compared as relative L2
-errors. An update is compared, not the weight: beside a weight of 1 a missing update of 0.001 would not show.
+errors. An update is compared, not the weight: beside a weight of 1 a missing update of 0.001 would not show. Phases
+that are launched as one graph are run as one, in sequence (``ladder.together``).
 
 The budget is how far plain PyTorch of the same precision strays from FP64 by itself: the largest error of several
 spellings and algorithms, times a factor (``ladder.spread``). What plain PyTorch itself gets wrong by more than a
@@ -19,9 +20,20 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ladder import reference
+from ladder import reference, together
 from ladder.freshness import draws_anew, schedule
-from ladder.spread import FACTOR, LIMIT, RESOLVED, Errors, Tell, budgets, get_spread, is_whole, measure
+from ladder.spread import (
+    FACTOR,
+    LIMIT,
+    RESOLVED,
+    Errors,
+    Tell,
+    budgets,
+    get_spread,
+    is_whole,
+    measure,
+    precision_of,
+)
 from stylegan_lite.config import Workload
 from stylegan_lite.step import TrainingStep
 
@@ -43,23 +55,28 @@ def check(
         raise ValueError("parity: keep_gradients must be set before the step is prepared")
     problems = [*schedule(step), *draws_anew(step)]
     ref = reference.get(step.workload, step.device, cache, tell)
-    spread = get_spread(ref, step.recipe.precision, step.device, tell)
-    budget = budgets(spread["errors"], step.recipe.precision)
+    precision = precision_of(step.recipe)
+    kinds = getattr(step, "together", [])
+    spread = get_spread(ref, precision, step.device, tell, kinds)
+    budget = budgets(spread["errors"], precision)
     other = ref.workload.batch != step.workload.batch
     if other:
         step = _rebuilt(step, ref.workload, seed)
     try:
-        runs, distances = measure(step, ref.on(step.device), tell)
+        runs, distances = measure(step, ref.on(step.device), tell, kinds)
     finally:
         if other:
             step.close()
     found = judge(runs, budget, spread["errors"])
     problems += same_replays(distances) + [problem for _, problem in found]
+    phases = summary(runs, budget, spread["errors"])
+    if kinds:
+        phases, distances = together.fold_summary(phases), together.fold_distances(distances)
     return {
         "verdict": "failed: parity" if problems else "ok",
         "reason": problems[0] if problems else None,
         "problems": problems[:8],
-        "phases": summary(runs, budget, spread["errors"]),
+        "phases": phases,
         "replays": distances,
         "budget": {"factor": FACTOR, **{k: spread[k] for k in ("precision", "spellings", "left_out")}},
         "reference": {

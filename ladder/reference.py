@@ -88,30 +88,47 @@ def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
 
     ``untouched`` is how far everything moved that this phase has no business with.
     """
-    watched = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
-    watched["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
-    watched["G"] |= {"mapping.w_avg": step.G.mapping.w_avg, "pl_mean": step.pl_mean}
-    before = {net: {k: t.detach().clone() for k, t in named.items()} for net, named in watched.items()}
+    before = clones(step)
     run()
-    moved = {
+    found = moved(step, before)
+    seen = computed(step, phase) | {"update": found.pop(phase[0])}
+    if phase == "D_main":
+        seen["ema"] = found.pop("ema")
+    rest = [t.abs().max() for named in found.values() for t in named.values()]
+    return seen | {"untouched": {"others": torch.stack(rest).max()}}
+
+
+def watched(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
+    """Everything a phase may move: {"G" | "D" | "ema": {name: tensor}}."""
+    found = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
+    found["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
+    found["G"] |= {"mapping.w_avg": step.G.mapping.w_avg, "pl_mean": step.pl_mean}
+    return found
+
+
+def clones(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
+    return {net: {k: t.detach().clone() for k, t in named.items()} for net, named in watched(step).items()}
+
+
+def moved(step: TrainingStep, before: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """What each tensor moved by since ``before``, float64."""
+    return {
         net: {k: t.detach().double() - before[net][k].double() for k, t in named.items()}
-        for net, named in watched.items()
+        for net, named in watched(step).items()
     }
-    own = phase[0]
+
+
+def computed(step: TrainingStep, phase: str) -> Outcome:
+    """A phase's loss and gradients, float64; a parameter without a gradient has zeros."""
     gradients = step.gradients.get(phase, {})
-    parameters = (step.G if own == "G" else step.D).named_parameters()
-    seen = {
+    parameters = (step.G if phase[0] == "G" else step.D).named_parameters()
+    return {
         "loss": {"loss": step.loss[phase].detach().double().clone()},
         "gradient": {
             k: gradients[k].detach().double() if k in gradients else torch.zeros_like(p, dtype=torch.float64)
             for k, p in parameters
         },
-        "update": moved.pop(own),
     }
-    if phase == "D_main":
-        seen["ema"] = moved.pop("ema")
-    rest = [t.abs().max() for named in moved.values() for t in named.values()]
-    return seen | {"untouched": {"others": torch.stack(rest).max()}}
 
 
 def adopt(step: TrainingStep, state: State) -> None:
@@ -168,7 +185,7 @@ def compute(
             seen = observe(
                 baseline.step, phase, lambda phase=phase, inputs=inputs: baseline.run(phase, inputs)
             )
-            outcome[phase] = _map(seen, lambda t: t.float().cpu())
+            outcome[phase] = to_cpu(seen)
             tell(f"FP64 reference, {phase}")
         outcomes.append(outcome)
     return outcomes
@@ -258,6 +275,11 @@ def _bytes(tree: Any) -> int:
     if isinstance(tree, dict):
         return sum(map(_bytes, tree.values()))
     return tree.nbytes if isinstance(tree, Tensor) else 0
+
+
+def to_cpu(tree: Any) -> Any:
+    """Outcomes as they are kept: float32 (differences have been taken) on the CPU."""
+    return _map(tree, lambda t: t.float().cpu())
 
 
 def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder import reference
+from ladder import reference, together
 from ladder.errors import describe
 from ladder.exact import Draw
 from ladder.files import replacing
@@ -26,7 +26,7 @@ from stylegan_lite.step import PHASES, TrainingStep
 FACTOR = 2.5
 RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
 LIMIT = 0.5  # no budget is wider: what is missing has an error of 1
-FLOOR = {"fp32": 1e-6, "bf16": 2**-9}  # one rounding is never outside
+FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9}  # one rounding is never outside
 SMALLEST = 1e-6  # of a phase's whole gradient or update: what is smaller counts as zero
 
 
@@ -38,12 +38,15 @@ Tell = Callable[[str], None]
 
 
 def measure(
-    step: TrainingStep, ref: Reference, tell: Tell
+    step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> tuple[list[Errors], dict[str, dict[str, float]]]:
     """Errors of each replay, and how far the replays' gradients are apart: {"phase": {"rung": d, "reference": d}}.
 
-    ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state.
+    ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state. With
+    ``kinds`` whole steps are run instead of single phases: see ``ladder.together``.
     """
+    if kinds:
+        return _measure_together(step, ref, tell, kinds)
     runs: list[Errors] = []
     first: dict[str, dict[str, Tensor]] = {}
     distances = {}
@@ -64,6 +67,30 @@ def measure(
                         "reference": distance(*exact),
                     }
                 tell(f"{phase}, replay {number + 1}")
+            runs.append(errors)
+    return runs, distances
+
+
+def _measure_together(
+    step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]]
+) -> tuple[list[Errors], dict[str, dict[str, float]]]:
+    exact = together.exact(ref, kinds, tell)
+    runs: list[Errors] = []
+    first: dict[str, dict[str, Tensor]] = {}
+    distances = {}
+    with inputs_are_ours(step):
+        for number, inputs in enumerate(ref.draws()):
+            load(step, inputs)
+            seen = together.run_kinds(step, ref, kinds, step.run, tell, f"replay {number + 1}")
+            errors: Errors = {}
+            for name, outcome in seen.items():
+                wanted = [together.on(each[name], step.device) for each in exact[: number + 1]]
+                errors |= compare(name, outcome, wanted[number])
+                if number:
+                    apart = distance(*(each["gradient"] for each in wanted[:2]))
+                    distances[name] = {"rung": distance(first[name], outcome["gradient"]), "reference": apart}
+                else:
+                    first[name] = outcome["gradient"]
             runs.append(errors)
     return runs, distances
 
@@ -178,16 +205,27 @@ def spellings(workload: Workload, precision: str, device: str) -> list[dict[str,
         found += [{"resample": "depthwise", **other}]
     else:  # cuDNN differentiates a depthwise convolution twice in seconds, ten times as long as all others together
         found += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]  # {} again: its own nondeterminism
-    return [{"precision": precision, **recipe} for recipe in found]
+    base = {"precision": precision}
+    if precision == "tf32":
+        base = {"precision": "fp32", "fp32_precision": "tf32"}
+    return [base | recipe for recipe in found]
 
 
-def get_spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[str, Any]:
+def precision_of(recipe: Recipe) -> str:
+    """What a recipe is judged by: FP32 with TF32 in every matmul rounds like no other FP32."""
+    tf32 = recipe.precision == "fp32" and getattr(recipe, "fp32_precision", None) == "tf32"
+    return "tf32" if tf32 else recipe.precision
+
+
+def get_spread(
+    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
+) -> dict[str, Any]:
     """The largest error of each tensor over all spellings and replays; kept beside the reference."""
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
-    path = ref.folder / f"spread-{slug}.json"
+    path = ref.folder / f"spread-{slug}{'-together' if kinds else ''}.json"
     if not path.exists():
-        runs, left_out = run_spellings(ref, precision, device, tell)
+        runs, left_out = run_spellings(ref, precision, device, tell, kinds)
         made = {"precision": precision, "spellings": list(runs), "left_out": left_out, "errors": worst(runs)}
         with replacing(path) as temporary:
             temporary.write_text(json.dumps(made))
@@ -195,7 +233,7 @@ def get_spread(ref: Reference, precision: str, device: str, tell: Tell) -> dict[
 
 
 def run_spellings(
-    ref: Reference, precision: str, device: str, tell: Tell
+    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> tuple[dict[str, list[Errors]], list[str]]:
     """(spelling -> errors of each replay, a line for each that could not run).
 
@@ -208,7 +246,7 @@ def run_spellings(
     for number, recipe in enumerate(spellings(ref.workload, precision, device)):
         label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
         try:
-            errors = _errors_of(ref, recipe, device, tell)
+            errors = _errors_of(ref, recipe, device, tell, kinds)
             runs[label if label not in runs else f"{label}, run {number + 1}"] = errors
         except (RuntimeError, NotImplementedError) as error:  # no kernel for it, or no memory
             left_out.append(f"{label}: {describe(error)}")
@@ -227,7 +265,13 @@ def worst(runs: dict[str, list[Errors]]) -> Errors:
     return found
 
 
-def _errors_of(ref: Reference, recipe: dict[str, Any], device: str, tell: Tell) -> list[Errors]:
+def _errors_of(
+    ref: Reference,
+    recipe: dict[str, Any],
+    device: str,
+    tell: Tell,
+    kinds: list[tuple[str, ...]] | None = None,
+) -> list[Errors]:
     recipe = dict(recipe)
     cudnn = recipe.pop("cudnn", None)
     before = {flag: getattr(torch.backends.cudnn, flag) for flag in ("deterministic", "benchmark")}
@@ -236,7 +280,7 @@ def _errors_of(ref: Reference, recipe: dict[str, Any], device: str, tell: Tell) 
     try:
         step = TrainingStep(ref.workload, Recipe(**recipe), device=device, seed=0)
         step.keep_gradients = True
-        return measure(step, ref, lambda text: tell(f"budget, {text}"))[0]
+        return measure(step, ref, lambda text: tell(f"budget, {text}"), kinds)[0]
     finally:
         for flag, value in before.items():
             setattr(torch.backends.cudnn, flag, value)

@@ -42,31 +42,33 @@ class Watch(TorchDispatchMode):
     Attributes:
         flops, inputs, weights: {stage: {dtype or layout: FLOPs or bytes a step}} of the convolutions; stage is
             "forward", "backward" or "double backward" (the pass that differentiates a gradient).
+        convolutions: {stage: {"calls": of the convolutions, "largest": longest side of their kernels}}; PyTorch's own
+            second derivative uses an image as a kernel.
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
         plain: {"act" | "modulate" | "normalize" | "resample": {layer class: calls}}: what kernels replace, forward.
         islands: {name: {dtype: calls}} of what must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
-        optimizer: {"foreach" | "fused": calls}.   calls: operators in all.   crossings: copies between devices.
+        optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
+        calls: operators in all.   crossings: copies between devices.
     """
 
     def __init__(self) -> None:
         super().__init__()
         self.weight = 1.0
         self.layers: list[str] = []  # classes of the modules whose forward is running, outermost first
-        self.second = (
-            False  # this phase has differentiated with a graph: what follows differentiates that again
-        )
+        # Passes of this phase that differentiated with a graph: what follows them differentiates that again.
+        self.building: set[int] = set()
         self.calls = self.fills = self.accumulated = 0
         self.relayouts = self.relayout_bytes = 0.0
-        self.flops, self.inputs, self.weights, self.plain, self.islands = (
-            defaultdict(Counter) for _ in range(5)
+        self.flops, self.inputs, self.weights, self.plain, self.islands, self.convolutions = (
+            defaultdict(Counter) for _ in range(6)
         )
         self.optimizer: Counter[str] = Counter()
         self.crossings: list[dict[str, Any]] = []
 
     def start(self, weight: float) -> None:
         """A new phase, ``weight`` times a step."""
-        self.weight, self.second = weight, False
+        self.weight, self.building = weight, set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         kwargs = kwargs or {}
@@ -77,6 +79,8 @@ class Watch(TorchDispatchMode):
 
     def see(self, op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
         node = torch._C._current_autograd_node()
+        if node is not None and torch.is_grad_enabled():
+            self.building.add(torch._C._current_graph_task_id())
         if op == "convolution":
             flops = 2 * (args[0] if args[6] else out).numel() * args[1][0].numel()
             self.convolution(node, flops, args[:1], args[1])
@@ -96,6 +100,8 @@ class Watch(TorchDispatchMode):
             self.accumulated += 1
         elif op.startswith(("_foreach_addcdiv", "_fused_adam")):
             self.optimizer["fused" if op.startswith("_fused") else "foreach"] += 1
+        elif op in ("lerp_", "_foreach_lerp_"):
+            self.optimizer[op.strip("_")] += 1
         elif node is None:
             self.forward(op, args, out)
 
@@ -104,11 +110,14 @@ class Watch(TorchDispatchMode):
         return self.layers[-1] if self.layers else None
 
     def stage(self, node: Any) -> str:
-        """Which pass this is. A backward pass that builds a graph will be differentiated itself."""
+        """Which pass this is. A backward pass that builds a graph will be differentiated itself.
+
+        A Function of ours computes with gradients switched off in either pass, so each pass is known by its number.
+        """
         if node is None:
             return "forward"
-        self.second = self.second or torch.is_grad_enabled()
-        return "double backward" if self.second and not torch.is_grad_enabled() else "backward"
+        first = not self.building or torch._C._current_graph_task_id() in self.building
+        return "backward" if first else "double backward"
 
     def convolution(self, node: Any, flops: int, images: tuple[Tensor, ...], weight: Tensor) -> None:
         stage = self.stage(node)
@@ -116,6 +125,9 @@ class Watch(TorchDispatchMode):
         for x in images:
             self.inputs[stage][layout(x)] += x.nbytes * self.weight
         self.weights[stage][layout(weight)] += weight.nbytes * self.weight
+        seen = self.convolutions[stage]
+        seen["calls"] += 1
+        seen["largest"] = max(seen["largest"], *weight.shape[2:])
 
     def copy(self, op: str, args: tuple, kwargs: dict[str, Any], out: Tensor) -> None:
         source = args[1] if op == "copy_" else args[0]

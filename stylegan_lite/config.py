@@ -141,10 +141,18 @@ class Recipe(_Config):
         "subpixel"
     )
     instance_norm: Literal["functional", "var_mean"] = "functional"
+    conv: Literal["aten", "double_backward"] = "aten"  # double_backward: second derivatives by convolutions
     fused_norm: bool = False
     set_to_none: bool = False
     cuda_graphs: bool = False
+    whole_step_graph: bool = False  # all phases of a step as one graph, one for each kind of step
     adam: Literal["default", "capturable"] = "default"
+    fused_adam: bool = False  # all of Adam's update in one kernel
+    ema: Literal["loop", "foreach"] = "loop"  # foreach: the moving average in a few multi-tensor kernels
+    cudnn_benchmark: bool = (
+        False  # time cuDNN's algorithms at each convolution's first call, keep the fastest
+    )
+    fp32_precision: Literal["default", "ieee", "tf32"] = "default"  # of FP32 matmuls and convolutions
     workers: int = 0
     pin_memory: bool = False
     persistent_workers: bool = False
@@ -152,12 +160,16 @@ class Recipe(_Config):
     drop_last: bool = False
     async_copy: bool = False  # non_blocking host-to-device copies on a side stream, one batch ahead
     uint8_input: bool = False  # bytes cross the bus; normalized on the device
+    prefetch_stream: bool = False  # the next batch is normalized too beside the step, on the side stream
     fused_act: bool = False
 
     def refuse_on(self, device: str, where: str = "recipe") -> None:
         """Raise ConfigError if this recipe cannot run on ``device`` ("cuda" or "cpu")."""
         if device != "cpu":
             return
+        if self.cudnn_benchmark or self.fp32_precision != "default":
+            key = "cudnn_benchmark" if self.cudnn_benchmark else "fp32_precision"
+            raise ConfigError(f"{where}: {key} is a switch of CUDA's libraries; on the CPU leave it out")
         for key in ("cuda_graphs", "pin_memory", "async_copy"):
             if getattr(self, key):
                 raise ConfigError(f"{where}: {key}: true needs a CUDA device; on the CPU it must be false")
@@ -174,11 +186,15 @@ class Recipe(_Config):
             raise ConfigError(
                 f"{where}: async_copy needs pin_memory: true (a copy from pageable memory blocks)"
             )
+        if self.prefetch_stream and not self.async_copy:
+            raise ConfigError(f"{where}: prefetch_stream needs async_copy: true (the stream it extends)")
         if self.cuda_graphs and self.adam != "capturable":
             raise ConfigError(
                 f"{where}: cuda_graphs needs adam: capturable (the step count must live on the device), "
                 f"got adam: {self.adam}"
             )
+        if self.whole_step_graph and not self.cuda_graphs:
+            raise ConfigError(f"{where}: whole_step_graph needs cuda_graphs: true (what it joins)")
         if self.precision == "fp64" and self.cuda_graphs:
             raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")
 

@@ -89,7 +89,8 @@ class DataFeed:
     """Fills the static ``real`` buffer [N, 3, R, R], one batch a step, epoch after epoch.
 
     A partial batch at an epoch's end is discarded whatever ``drop_last`` says: minibatch standard deviation needs
-    whole groups. With ``async_copy`` batches cross the bus on a side stream, one ahead.
+    whole groups. With ``async_copy`` batches cross the bus on a side stream, one ahead. With ``prefetch_stream`` they
+    are normalized there too, into one of two buffers: the stream that computes has only to copy one into ``real``.
     """
 
     def __init__(self, workload: Workload, recipe: Recipe, real: Tensor, seed: int) -> None:
@@ -123,6 +124,11 @@ class DataFeed:
         if recipe.async_copy:
             self.stream = torch.cuda.Stream()
             self.copied = torch.cuda.Event()
+        if recipe.prefetch_stream:
+            self.buffers = [torch.empty_like(real), torch.empty_like(real)]
+            self.read = [torch.cuda.Event(), torch.cuda.Event()]  # the step has copied out of that buffer
+            self.turn = 0
+            self.stream.wait_stream(torch.cuda.current_stream())  # that memory may still be in use there
 
     @property
     def capacity(self) -> int:
@@ -135,7 +141,7 @@ class DataFeed:
         if self.recipe.async_copy:
             self._next_async()
         else:
-            self._write(self._fetch())
+            self._write(self._fetch(), self.real)
         self.consumed += 1
         if self.consumed == self.sampler.length // self.batch:
             self.consumed, self.epoch = 0, self.epoch + 1
@@ -145,22 +151,38 @@ class DataFeed:
             self._stage()
         compute = torch.cuda.current_stream()
         compute.wait_event(self.copied)
+        if self.recipe.prefetch_stream:  # the step calls `prefetch` once its work is launched
+            self.real.copy_(self.staged)
+            self.read[self.turn].record(compute)
+            self.staged = None
+            return
         self.staged.record_stream(compute)
-        self._write(self.staged)
+        self._write(self.staged, self.real)
         self._stage()
+
+    def prefetch(self) -> None:
+        """Start on the next batch beside the step that has just been launched; nothing to do in other recipes."""
+        if self.recipe.prefetch_stream and self.staged is None:
+            self._stage()
 
     def _stage(self) -> None:
         batch = self._fetch()
         with torch.cuda.stream(self.stream):
             self.staged = batch.to(self.real.device, non_blocking=True)
+            if self.recipe.prefetch_stream:  # the bytes live and die on this stream, the two buffers for good
+                self.turn = 1 - self.turn
+                self.stream.wait_event(self.read[self.turn])
+                self._write(self.staged, self.buffers[self.turn])
+                self.staged = self.buffers[self.turn]
             self.copied.record()
 
-    def _write(self, batch: Tensor) -> None:
+    @staticmethod
+    def _write(batch: Tensor, to: Tensor) -> None:
         if batch.dtype == torch.uint8:
-            batch = batch.to(self.real.device)
-            self.real.copy_(batch).div_(127.5).sub_(1)
+            batch = batch.to(to.device)
+            to.copy_(batch).div_(127.5).sub_(1)
         else:
-            self.real.copy_(batch)
+            to.copy_(batch)
 
     def _fetch(self) -> Tensor:
         while True:

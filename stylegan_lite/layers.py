@@ -9,7 +9,16 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe
-from stylegan_lite.ops import GAIN, SLOPE, bias_act, conv3x3, full, instance_norm_act, modulated_conv2d
+from stylegan_lite.ops import (
+    GAIN,
+    SLOPE,
+    bias_act,
+    conv3x3,
+    convolutions,
+    full,
+    instance_norm_act,
+    modulated_conv2d,
+)
 from stylegan_lite.resample import conv_down
 
 
@@ -84,7 +93,7 @@ class NormalizedConv(nn.Module):
         self.up = up
 
     def forward(self, x: Tensor, style: Tensor, noise: Tensor) -> Tensor:
-        x = conv3x3(x, self.weight * self.gain, self.up, self.recipe.resample)
+        x = conv3x3(x, self.weight * self.gain, self.up, self.recipe)
         scale, bias = style.chunk(2, dim=1)
         return instance_norm_act(x, scale + 1, bias, noise, self.noise_strength, self.recipe)
 
@@ -136,9 +145,9 @@ class Conv(nn.Module):
         self.down = down
 
     def forward(self, x: Tensor) -> Tensor:
-        weight = self.weight * self.weight_gain
+        weight, by = self.weight * self.weight_gain, convolutions(self.recipe)
         if self.down:
-            x = conv_down(x, weight, self.recipe.resample)
+            x = conv_down(x, weight, self.recipe.resample, by=by)
         else:
-            x = F.conv2d(x, weight, padding=weight.shape[-1] // 2)
+            x = by.conv2d(x, weight, padding=weight.shape[-1] // 2)
         return x if self.bias is None else bias_act(x, self.bias, self.recipe, gain=self.act_gain)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, ModulatedConv, NormalizedConv, ToRGB
-from stylegan_lite.ops import full
+from stylegan_lite.ops import convolutions, full
 from stylegan_lite.resample import is_channels_last, upsample2d
 
 
@@ -45,7 +45,7 @@ class SynthesisBlock(nn.Module):
         super().__init__()
         layer = ModulatedConv if workload.norm == "demod" else NormalizedConv
         channels = workload.fmaps(resolution)
-        self.resample = recipe.resample
+        self.recipe = recipe
         self.conv0 = None
         if resolution > 4:
             self.conv0 = layer(workload.fmaps(resolution // 2), channels, recipe, up=True)
@@ -67,7 +67,9 @@ class SynthesisBlock(nn.Module):
             x = self.conv0(x, styles[0], noise[0])
         x = self.conv1(x, styles[-2], noise[-1])
         rgb = self.to_rgb(x, styles[-1])
-        return x, rgb if image is None else upsample2d(image, self.resample) + rgb
+        if image is not None:
+            rgb = upsample2d(image, self.recipe.resample, convolutions(self.recipe)) + rgb
+        return x, rgb
 
 
 class Generator(nn.Module):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -20,9 +21,21 @@ def full(x: Tensor) -> Tensor:
     return x if x.dtype == torch.float64 else x.float()
 
 
-def conv3x3(x: Tensor, weight: Tensor, up: bool, how: str) -> Tensor:
+def convolutions(recipe: Recipe) -> ModuleType:
+    """Whose ``conv2d`` and ``conv_transpose2d`` to use: PyTorch's, or ours, which are fast to differentiate twice."""
+    if recipe.conv == "aten":
+        return F
+    import kernels
+
+    return kernels
+
+
+def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe) -> Tensor:
     """[N, I, H, W] * [O, I, 3, 3] -> [N, O, H, W], or [N, O, 2H, 2W] with ``up``."""
-    return conv_up(x, weight, how) if up else F.conv2d(x, weight, padding=weight.shape[-1] // 2)
+    by = convolutions(recipe)
+    if up:
+        return conv_up(x, weight, recipe.resample, by=by)
+    return by.conv2d(x, weight, padding=weight.shape[-1] // 2)
 
 
 def modulated_conv2d(
@@ -43,12 +56,12 @@ def modulated_conv2d(
     if recipe.fused_norm:
         import kernels
 
-        y = conv3x3(kernels.modulate(x, style), weight, up, recipe.resample)
+        y = conv3x3(kernels.modulate(x, style), weight, up, recipe)
         coefficients = kernels.demodulate(weight, style) if demodulate else None
         if coefficients is None or recipe.fused_act:  # fused_act applies the scale in its own pass
             return y, coefficients
         return kernels.modulate(y, coefficients), None
-    y = conv3x3(x * style.to(x.dtype)[:, :, None, None], weight, up, recipe.resample)
+    y = conv3x3(x * style.to(x.dtype)[:, :, None, None], weight, up, recipe)
     if not demodulate:
         return y, None
     coefficients = demodulation(weight, style)
@@ -76,10 +89,12 @@ def _modulated_conv2d_grouped(
     x = x.reshape(1, n * c_in, h, w)
     weights = weights.to(x.dtype)
     if not up:
-        y = F.conv2d(x, weights.reshape(n * c_out, c_in, k, k), padding=k // 2, groups=n)
+        by_sample = weights.reshape(n * c_out, c_in, k, k)
+        y = convolutions(recipe).conv2d(x, by_sample, padding=k // 2, groups=n)
         return y.reshape(n, c_out, h, w)
     by_input = weights.transpose(0, 1).reshape(c_out, n * c_in, k, k)
-    return conv_up(x, by_input, recipe.resample, groups=n).reshape(n, c_out, 2 * h, 2 * w)
+    y = conv_up(x, by_input, recipe.resample, groups=n, by=convolutions(recipe))
+    return y.reshape(n, c_out, 2 * h, 2 * w)
 
 
 def bias_act(

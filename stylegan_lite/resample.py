@@ -13,12 +13,15 @@ StyleGAN2 low-passes wherever it changes resolution. With zeros outside the imag
 - ``triton``: ``kernels.upfirdn2d`` between ordinary convolutions, as StyleGAN2's own CUDA op: a quarter of the FLOPs of
   ``folded`` for one more pass over memory.
 
+``by`` is whose ``conv2d`` and ``conv_transpose2d`` compute it: ``torch.nn.functional`` or ``kernels``.
+
 Filter and gain follow upfirdn2d of Karras et al. 2020: unit gain going down, gain 4 going up.
 """
 
 from __future__ import annotations
 
 import functools
+from types import ModuleType
 
 import torch
 import torch.nn.functional as F
@@ -36,7 +39,9 @@ def fir(device: torch.device, dtype: torch.dtype, gain: float) -> Tensor:
     return kernel[None, None].to(device=device, dtype=dtype)
 
 
-def _filter(x: Tensor, how: str, gain: float, *, padding: int, stride: int = 1, up: bool = False) -> Tensor:
+def _filter(
+    x: Tensor, how: str, gain: float, *, padding: int, stride: int = 1, up: bool = False, by: ModuleType = F
+) -> Tensor:
     """Apply the 4x4 filter to each channel; ``up`` applies its adjoint with stride (zero insertion, then filter)."""
     if how == "triton":
         import kernels
@@ -47,28 +52,28 @@ def _filter(x: Tensor, how: str, gain: float, *, padding: int, stride: int = 1, 
         return kernels.upfirdn2d(x, TAPS, down=stride, padding=padding, gain=gain)
     n, c, h, w = x.shape
     kernel = fir(x.device, x.dtype, gain)
-    op = F.conv_transpose2d if up else F.conv2d
+    op = by.conv_transpose2d if up else by.conv2d
     if how == "channels_as_batch":
         y = op(x.reshape(n * c, 1, h, w), kernel, stride=stride, padding=padding)
         return y.reshape(n, c, *y.shape[2:])
     return op(x, kernel.expand(c, 1, 4, 4), stride=stride, padding=padding, groups=c)
 
 
-def upsample2d(x: Tensor, how: str) -> Tensor:
+def upsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
     """[N, C, H, W] -> [N, C, 2H, 2W], same dtype."""
     if how in FILTERS:
-        return _filter(x, how, 4.0, padding=1, stride=2, up=True)
+        return _filter(x, how, 4.0, padding=1, stride=2, up=True, by=by)
     return _double(F.pad(x, (1, 1, 1, 1)))[:, :, 2:-2, 2:-2]
 
 
-def downsample2d(x: Tensor, how: str) -> Tensor:
+def downsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
     """[N, C, H, W] -> [N, C, H/2, W/2], same dtype; the adjoint of :func:`upsample2d` divided by 4."""
     if how in FILTERS:
-        return _filter(x, how, 1.0, padding=1, stride=2)
+        return _filter(x, how, 1.0, padding=1, stride=2, by=by)
     return _halve(F.pad(x, (2, 2, 2, 2)))[:, :, 1:-1, 1:-1]
 
 
-def conv_up(x: Tensor, weight: Tensor, how: str, groups: int = 1) -> Tensor:
+def conv_up(x: Tensor, weight: Tensor, how: str, groups: int = 1, by: ModuleType = F) -> Tensor:
     """Double the resolution with a 3x3 transposed convolution, then filter: [N, I, H, W] -> [N, O, 2H, 2W].
 
     Args:
@@ -76,36 +81,36 @@ def conv_up(x: Tensor, weight: Tensor, how: str, groups: int = 1) -> Tensor:
     """
     if how == "bilinear":  # zero insertion, filter and taps commute; one extra pixel each side feeds the 3x3
         doubled = _double(F.pad(x, (1, 1, 1, 1)))[:, :, 1:-1, 1:-1]
-        return F.conv2d(doubled, _split(weight, groups).flip(2, 3), groups=groups)
+        return by.conv2d(doubled, _split(weight, groups).flip(2, 3), groups=groups)
     if how == "folded":
         folded = _fold(weight.transpose(0, 1), 4.0)
-        return F.conv_transpose2d(x, folded, stride=2, padding=2, groups=groups)
+        return by.conv_transpose2d(x, folded, stride=2, padding=2, groups=groups)
     if how == "subpixel":
         blocks = blocks_of_up(_fold(_split(weight, groups), 4.0), groups, is_channels_last(x))
-        return blocks_to_pixels(F.conv2d(x, blocks, padding=1, groups=groups))
-    y = F.conv_transpose2d(x, weight.transpose(0, 1), stride=2, groups=groups)
-    return _filter(y, how, 4.0, padding=1)
+        return blocks_to_pixels(by.conv2d(x, blocks, padding=1, groups=groups))
+    y = by.conv_transpose2d(x, weight.transpose(0, 1), stride=2, groups=groups)
+    return _filter(y, how, 4.0, padding=1, by=by)
 
 
-def conv_down(x: Tensor, weight: Tensor, how: str) -> Tensor:
+def conv_down(x: Tensor, weight: Tensor, how: str, by: ModuleType = F) -> Tensor:
     """Filter, then halve the resolution with a strided convolution: [N, I, H, W] -> [N, O, H/2, W/2].
 
     Args:
         weight: [O, I, 3, 3], or [O, I, 1, 1] for the residual skip.
     """
     if how in ("folded", "subpixel") and weight.shape[-1] == 1:
-        return F.conv2d(x, weight * fir(x.device, weight.dtype, 1.0), stride=2, padding=1)
+        return by.conv2d(x, weight * fir(x.device, weight.dtype, 1.0), stride=2, padding=1)
     if how == "folded":
-        return F.conv2d(x, _fold(weight, 1.0), stride=2, padding=2)
+        return by.conv2d(x, _fold(weight, 1.0), stride=2, padding=2)
     if how == "subpixel":
-        return F.conv2d(
+        return by.conv2d(
             pixels_to_blocks(x), blocks_of_down(_fold(weight, 1.0), is_channels_last(x)), padding=1
         )
     if weight.shape[-1] == 1:
-        return F.conv2d(downsample2d(x, how), weight)
+        return by.conv2d(downsample2d(x, how, by), weight)
     if how == "bilinear":
-        return _halve(F.conv2d(x, weight, padding=3))[:, :, 1:-1, 1:-1]
-    return F.conv2d(_filter(x, how, 1.0, padding=2), weight, stride=2)
+        return _halve(by.conv2d(x, weight, padding=3))[:, :, 1:-1, 1:-1]
+    return by.conv2d(_filter(x, how, 1.0, padding=2, by=by), weight, stride=2)
 
 
 def is_channels_last(x: Tensor) -> bool:

@@ -2,16 +2,46 @@
 
 from __future__ import annotations
 
+import contextlib
+from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
 
 import torch
 
 if TYPE_CHECKING:
+    from stylegan_lite.config import Recipe
     from stylegan_lite.step import TrainingStep
+
+
+@contextlib.contextmanager
+def global_flags(recipe: Recipe) -> Iterator[None]:
+    """PyTorch's global flags as the recipe wants them, then as they were: they must not outlive the step that set them.
+
+    Flags that the recipe says nothing of stay as they are. All are process-wide, so backward's threads see them too.
+    """
+    wanted: list[tuple[Any, str, Any]] = []
+    if recipe.cudnn_benchmark:
+        wanted.append((torch.backends.cudnn, "benchmark", True))
+    if recipe.fp32_precision != "default":
+        wanted.append((torch.backends.cudnn.conv, "fp32_precision", recipe.fp32_precision))
+        wanted.append((torch.backends.cuda.matmul, "fp32_precision", recipe.fp32_precision))
+    before = [(module, name, getattr(module, name)) for module, name, _ in wanted]
+    try:
+        for module, name, value in wanted:
+            setattr(module, name, value)
+        yield
+    finally:
+        for module, name, value in before:
+            setattr(module, name, value)
 
 
 def settings(step: TrainingStep) -> dict[str, Any]:
     """Precision flags (through the new API only: mixing it with the old one raises), cuDNN, Adam, threads."""
+    with global_flags(step.recipe):
+        return _settings(step)
+
+
+def _settings(step: TrainingStep) -> dict[str, Any]:
     cudnn = torch.backends.cudnn
     group = step.opt_G.param_groups[0]
     found = {
@@ -24,7 +54,7 @@ def settings(step: TrainingStep) -> dict[str, Any]:
         "adam_foreach": group["foreach"],
         "adam_fused": group["fused"],
         "adam_capturable": group["capturable"],
-        "ema": "loop",
+        "ema": step.recipe.ema,
         "r1_gamma": step.workload.gamma,
         "cpu_threads": torch.get_num_threads(),
     }

@@ -20,7 +20,7 @@ from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
-from stylegan_lite.settings import settings
+from stylegan_lite.settings import global_flags, settings
 
 CYCLE = 16
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
@@ -56,6 +56,7 @@ class TrainingStep:
         self.prepared = False
         self.keep_gradients = False  # set before prepare(): hold every phase's gradients for inspection
         self.gradients: dict[str, dict[str, Tensor]] = {}
+        self.held: dict[str, dict[str, dict[str, Tensor]]] = {}  # what each graph holds of them
 
     # Running
 
@@ -94,13 +95,32 @@ class TrainingStep:
 
     def _step(self, index: int, lazy: bool) -> None:
         self.feed.next()
-        self.run_phase("G_main")
-        if lazy and index % self.workload.pl_interval == 0:
-            self.run_phase("G_pl")
-        self.run_phase("D_main")
-        if lazy and index % self.workload.r1_interval == 0:
-            self.run_phase("D_r1")
+        self.run(self.phases(index, lazy))
+        self.feed.prefetch()
         self.count += 1
+
+    def phases(self, index: int, lazy: bool = True) -> tuple[str, ...]:
+        """The phases of one step of a cycle, in order."""
+        path = ("G_pl",) if lazy and index % self.workload.pl_interval == 0 else ()
+        penalty = ("D_r1",) if lazy and index % self.workload.r1_interval == 0 else ()
+        return ("G_main", *path, "D_main", *penalty)
+
+    @property
+    def together(self) -> list[tuple[str, ...]]:
+        """The kinds of steps that are launched whole, each as one graph; empty where every phase is launched alone."""
+        if not self.recipe.whole_step_graph:
+            return []
+        return sorted({self.phases(index, lazy) for index in range(CYCLE) for lazy in (True, False)})
+
+    def run(self, phases: tuple[str, ...]) -> None:
+        """One step's phases on fresh inputs. Numbers are drawn before the first begins where it is launched whole."""
+        if not self.recipe.whole_step_graph:
+            for phase in phases:
+                self.run_phase(phase)
+            return
+        for phase in phases:
+            self._fill(phase)
+        self.replay_together(phases)
 
     def run_phase(self, phase: str) -> None:
         """Draw fresh inputs for a phase and run it on the current real batch (D_main ends with the EMA)."""
@@ -114,9 +134,23 @@ class TrainingStep:
         else:
             self._compute(phase)
 
+    def replay_together(self, phases: tuple[str, ...]) -> None:
+        """Run a whole step on the inputs as they stand in the buffers."""
+        name = "+".join(phases)
+        if name in self.graphs:
+            self.graphs[name].replay()
+            self.gradients = self.held[name]
+        else:
+            for phase in phases:
+                self._compute(phase)
+
     # Phases
 
     def _compute(self, phase: str) -> None:
+        with global_flags(self.recipe):
+            self._update(phase)
+
+    def _update(self, phase: str) -> None:
         network, optimizer = (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
         self.G.requires_grad_(network is self.G)
         self.D.requires_grad_(network is self.D)
@@ -144,6 +178,10 @@ class TrainingStep:
     def _update_ema(self) -> None:
         beta = 0.5 ** (self.workload.batch / self.workload.ema_images)
         with torch.no_grad():
+            if self.recipe.ema == "foreach":
+                torch._foreach_lerp_([*self.G_ema.parameters()], [*self.G.parameters()], 1 - beta)
+                torch._foreach_copy_([*self.G_ema.buffers()], [*self.G.buffers()])
+                return
             for average, weight in zip(self.G_ema.parameters(), self.G.parameters(), strict=True):
                 average.lerp_(weight, 1 - beta)
             for average, value in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
@@ -156,23 +194,27 @@ class TrainingStep:
     def _keep(self, phase: str, network: nn.Module) -> None:
         named = network.named_parameters()
         kept = {name: p.grad for name, p in named if p.grad is not None}
-        self.gradients[phase] = kept if self.recipe.cuda_graphs else {k: g.clone() for k, g in kept.items()}
+        alone = self.recipe.cuda_graphs and not self.recipe.whole_step_graph  # nothing overwrites them
+        self.gradients[phase] = kept if alone else {k: g.clone() for k, g in kept.items()}
 
     # Graphs
 
     def _capture(self) -> None:
-        """One graph a phase in one memory pool: forward, backward, optimizer step (and EMA), replayed as one launch.
+        """One graph a phase, or a kind of step, in one memory pool: forward, backward, optimizer step (and EMA).
 
         Errors are raised for calls of this thread only: a pinning thread of a data loader allocates while we capture.
         """
         pool = torch.cuda.graph_pool_handle()
-        for phase in PHASES:
+        for phases in self.together or [(phase,) for phase in PHASES]:
             if self.recipe.set_to_none:
-                (self.opt_G if phase.startswith("G") else self.opt_D).zero_grad(set_to_none=True)
-            graph = torch.cuda.CUDAGraph()
+                for phase in phases:
+                    (self.opt_G if phase.startswith("G") else self.opt_D).zero_grad(set_to_none=True)
+            graph, self.gradients = torch.cuda.CUDAGraph(), {}
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
-                self._compute(phase)
-            self.graphs[phase] = graph
+                for phase in phases:
+                    self._compute(phase)
+            self.graphs["+".join(phases)], self.held["+".join(phases)] = graph, self.gradients
+        self.gradients = {phase: held for each in self.held.values() for phase, held in each.items()}
 
     @contextlib.contextmanager
     def _side_stream(self):
@@ -305,6 +347,7 @@ class TrainingStep:
             betas=(w.beta1**ratio, w.beta2**ratio),
             eps=1e-8,
             capturable=self.recipe.adam == "capturable",
+            fused=True if self.recipe.fused_adam else None,  # None: PyTorch's own choice
         )
 
     def _inputs(self, phase: str) -> PhaseInputs:

@@ -37,10 +37,13 @@ def receipt(seen: dict) -> Receipt:
     fused = recipe["fused_norm"] or recipe["fused_act"] or recipe["resample"] == "triton"
     checks = [
         (
-            settings["matmul_fp32_precision"] != "tf32",
+            recipe.get("fp32_precision") == "tf32" or settings["matmul_fp32_precision"] != "tf32",
             f"TF32 in matmuls: {settings['matmul_fp32_precision']}",
         ),
-        (not settings["cudnn_benchmark"], f"cuDNN autotuning: {settings['cudnn_benchmark']}"),
+        (
+            recipe.get("cudnn_benchmark") or not settings["cudnn_benchmark"],
+            f"cuDNN autotuning: {settings['cudnn_benchmark']}",
+        ),
         (None, f"TF32 in FP32 convolutions, PyTorch's default: {settings['conv_fp32_precision']}"),
     ]
     if recipe["precision"] == "fp32":

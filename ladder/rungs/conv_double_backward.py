@@ -1,0 +1,41 @@
+"""Convolutions whose second derivative is made of ordinary convolutions.
+
+What changes. R1 and path length regularization put a gradient into the loss, so convolutions are
+differentiated twice. PyTorch's second derivative takes the gradient of the weight apart as one more
+convolution, with the batch for channels and the whole gradient image, 256x256 pixels of it, for a kernel.
+Here every convolution is a function of our own instead (`kernels/conv2d.py`). Because a convolution is
+linear in the image and in the weight, all its derivatives of any order are convolutions, transposed
+convolutions and weight gradients of the sizes that training runs anyway, and those are what it calls.
+
+Why it should help. No library has a fast kernel for a convolution with a 256x256 kernel; for the ordinary
+ones cuDNN has its best. On one H200, R1 at 256x256 and batch 8 took 75 to 195 ms in PyTorch's way and
+about 10 in this one. It runs on every 16th step, so a sixteenth of that difference is in the time of a
+step; path length, on every 4th, gains in the same way. The gradients of the weights that the first pass
+through R1 does not want are not computed either.
+
+When it does not. Without regularization that differentiates twice there is nothing to gain: the main
+phases run the convolutions they ran before. NVIDIA's StyleGAN code did the same (`conv2d_gradfix`) for
+PyTorch before 1.11 and switched it off since. The function is Python: in an eager step that waits for its
+launches each call costs some microseconds more.
+"""
+
+from ladder.receipts import Receipt, judge
+
+title = "fast double backward"
+change = {"conv": "double_backward"}
+needs: tuple[str, ...] = ()
+
+
+KERNEL = 6  # the filter folded into 3x3 weights; a kernel beyond is an image
+
+
+def receipt(seen: dict) -> Receipt:
+    """R1 and path length call convolutions, and none of them has an image for a kernel."""
+    stages = seen["convolutions"]
+    second = stages.get("double backward", {"calls": 0, "largest": 0})
+    lines = ", ".join(f"{stage} {found['calls']}" for stage, found in stages.items())
+    return judge(
+        (second["calls"] > 0, f"convolutions in the double backward: {second['calls']}"),
+        (second["largest"] <= KERNEL, f"largest kernel in the double backward: {second['largest']}"),
+        (None, f"calls, one run of each phase: {lines or 'none'}"),
+    )

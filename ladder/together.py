@@ -1,0 +1,121 @@
+"""Parity of steps that are launched whole: phases run one after the other, each from what the one before it left.
+
+A phase inside a whole step's graph cannot be replayed from the shared state by itself, and should not be: that D_main
+sees the weights that G_main has just made is part of what the graph must get right. So the reference runs the same
+sequences in FP64, from the shared state, once for each kind of step; and the budget is how far plain PyTorch strays
+over the same sequences. Each phase's loss and gradients are compared, and what the step as a whole has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ladder import reference
+from ladder.exact import Draw, Exact
+from ladder.files import replacing
+from ladder.reference import Outcome, Reference, Tell
+from stylegan_lite.step import TrainingStep
+
+Kind = tuple[str, ...]
+
+
+def label(phase: str, kind: Kind) -> str:
+    """The phase's name among errors, budgets and findings."""
+    return f"{phase} in {'+'.join(kind)}"
+
+
+def phase_of(label: str) -> str:
+    return label.split(" ", 1)[0]
+
+
+def observe(step: TrainingStep, kind: Kind, run: Callable[[], None]) -> dict[str, Outcome]:
+    """Run a whole step: each phase's loss and gradients, and what the state moved by, float64; by label."""
+    before = reference.clones(step)
+    run()
+    moved = reference.moved(step, before)
+    seen = {phase: reference.computed(step, phase) for phase in kind}
+    seen["G_main"]["update"] = moved["G"]
+    seen["D_main"]["update"] = moved["D"]
+    seen["D_main"]["ema"] = moved["ema"]
+    return {label(phase, kind): outcome for phase, outcome in seen.items()}
+
+
+def run_kinds(
+    step: TrainingStep, ref: Reference, kinds: list[Kind], run: Callable[[Kind], None], tell: Tell, what: str
+) -> dict[str, Outcome]:
+    """Every kind of step from the shared state, on the inputs that are loaded."""
+    outcomes: dict[str, Outcome] = {}
+    for kind in kinds:
+        reference.adopt(step, ref.state)
+        outcomes |= observe(step, kind, lambda kind=kind: run(kind))
+        tell(f"{what}, {'+'.join(kind)}")
+    return outcomes
+
+
+def exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
+    """FP64 outcomes of every kind for each replay, on the CPU; made now or found beside the reference."""
+    path = ref.folder / "together.pt"
+    if path.exists():
+        made = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if made["kinds"] == [list(kind) for kind in kinds]:
+            return made["outcomes"]
+    baseline = Exact(ref.workload, "fp64", ref.made_on, ref.chunk)
+    outcomes = []
+    for inputs in ref.draws():
+        found = run_kinds(baseline.step, ref, kinds, _sequence(baseline, inputs), tell, "FP64 reference")
+        outcomes.append(reference.to_cpu(found))
+    with replacing(path) as temporary:
+        torch.save({"kinds": [list(kind) for kind in kinds], "outcomes": outcomes}, temporary)
+    return outcomes
+
+
+def on(outcome: Outcome, device: str) -> Outcome:
+    """One phase's outcome where it is compared; those of all kinds at once would take too much of a GPU."""
+    return {what: {name: t.to(device) for name, t in named.items()} for what, named in outcome.items()}
+
+
+def _sequence(baseline: Exact, inputs: Draw) -> Callable[[Kind], None]:
+    def run(kind: Kind) -> None:
+        for phase in kind:
+            baseline.run(phase, inputs)
+
+    return run
+
+
+def fold(table: dict[str, Any], worse: Callable[[Any, Any], bool]) -> dict[str, Any]:
+    """One entry for each phase out of those of all kinds: the worst."""
+    folded: dict[str, Any] = {}
+    for name, entry in table.items():
+        phase = phase_of(name)
+        if phase not in folded or worse(entry, folded[phase]):
+            folded[phase] = entry
+    return folded
+
+
+def fold_summary(table: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """`ladder.parity.summary` by phase: of each quantity the kind of step that is nearest to its budget."""
+    by_quantity: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, quantities in table.items():
+        for quantity, entry in quantities.items():
+            by_quantity.setdefault(quantity, {})[name] = entry
+
+    def near(entry: dict[str, Any]) -> float:
+        return entry["nearest_error"] / max(entry["nearest_budget"], 1e-12)
+
+    folded: dict[str, dict[str, dict[str, Any]]] = {}
+    for quantity, entries in by_quantity.items():
+        for phase, entry in fold(entries, lambda a, b: near(a) > near(b)).items():
+            folded.setdefault(phase, {})[quantity] = entry
+    return folded
+
+
+def fold_distances(distances: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The two replays' distances by phase: of the kind of step whose replays are nearest to each other."""
+
+    def apart(entry: dict[str, float]) -> float:
+        return entry["rung"] / max(entry["reference"], 1e-12)
+
+    return fold(distances, lambda a, b: apart(a) < apart(b))
