@@ -272,18 +272,28 @@ def test_fused_resample_is_one_kernel_and_nothing_plain():
 
 
 @pytest.mark.parametrize("how", ["depthwise", "bilinear", "folded", "subpixel"])
-def test_fused_resample_sabotaged_by_any_plain_spelling(how):
+def test_fused_resample_sabotaged_by_any_plain_spelling(how, refused):
     """Whichever it is, it is seen in the discriminator, in the generator and in the skip image."""
     seen = gathered({"resample": how})
     assert {"Conv", "ModulatedConv", "SynthesisBlock"} == set(seen["plain"]["resample"])
     seen["kernels"] = {"upfirdn2d_kernel": {"calls": 9, "dtypes": ["float32"]}}
-    refused("fused_resample", seen, "resampling in plain PyTorch: Conv ")
+    refused(
+        "fused_resample",
+        seen,
+        "resampling in plain PyTorch: Conv ",
+        sabotage=f"resampling goes by {how} instead",
+    )
 
 
 @fused
-def test_fused_resample_sabotaged_by_an_op_that_falls_back(monkeypatch):
+def test_fused_resample_sabotaged_by_an_op_that_falls_back(monkeypatch, refused):
     monkeypatch.setattr(kernels, "upfirdn2d", kernels.upfirdn2d_reference)
-    refused("fused_resample", gathered({"resample": "triton"}), "upfirdn2d_kernel launched 0x")
+    refused(
+        "fused_resample",
+        gathered({"resample": "triton"}),
+        "upfirdn2d_kernel launched 0x",
+        sabotage="upfirdn2d falls back to plain PyTorch",
+    )
 
 
 # set_to_none
