@@ -16,7 +16,10 @@ Found = dict[str, Any]
 
 
 def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
-    """Phases and step of a prepared step on the GPU: milliseconds between events, and the families of a cycle."""
+    """Phases and step of a prepared step on the GPU: milliseconds between events, and the families of a cycle.
+
+    Where a whole step is one graph no phase has a time: alone it would run outside of the graph, launch by launch.
+    """
     import torch
 
     from stylegan_lite import make_step
@@ -25,7 +28,11 @@ def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
     try:
         step.prepare()
         step.cycle()
-        return time_step(step, PHASES) | trace_cycle(step) | {"settings": step.settings()}
+        return (
+            time_step(step, [] if step.together else PHASES)
+            | trace_cycle(step)
+            | {"settings": step.settings()}
+        )
     finally:
         step.close()
         torch.cuda.empty_cache()

@@ -70,6 +70,8 @@ def phases(found: dict[str, Any]) -> Table:
         ]
         if name in times:
             row += [f"{times[name]:.2f}", f"{times[name] / p['light_ms']:.2f}"]
+        elif measured:  # launched with others, as one graph
+            row += ["-", "-"]
         rows.append(row)
     return rows
 

@@ -37,7 +37,7 @@ def gpu(monkeypatch, tmp_path):
     def observe(fields, recipe):
         ms = made["step_us"] / 1000
         return {
-            "phases_ms": dict.fromkeys(PHASES, ms / 2),
+            "phases_ms": dict.fromkeys([] if recipe["whole_step_graph"] else PHASES, ms / 2),
             "step_ms": ms,
             "wall_ms": ms,
             "busy_ms": 0.8 * ms,
@@ -80,6 +80,15 @@ def test_it_shows_and_writes_ceilings_phases_and_families(gpu, workload, tmp_pat
     assert (
         json.loads(run("--roofline", "-w", workload, "--rung", "bf16", "--json").stdout)["kind"] == "roofline"
     )
+
+
+def test_phases_inside_one_graph_have_a_floor_and_no_time(gpu, workload, tmp_path):
+    args = ("--roofline", "--workload", workload, "--ladder", "full", "--rung")
+    assert run(*args, "whole_step_graph").exit_code == 0
+    rows = (tmp_path / "roofline" / "nvidia-h200-small.md").read_text().splitlines()
+    (phase,) = [line for line in rows if line.startswith("| D_r1 |")]
+    (step,) = [line for line in rows if line.startswith("| step |")]
+    assert phase.count("|") == step.count("|") == 10 and "5.00" in step and "-" in phase
 
 
 def test_a_bad_day_does_not_raise_the_floor_and_a_good_one_lowers_it(gpu, workload, tmp_path):
