@@ -98,7 +98,7 @@ def test_an_unknown_gpu_is_taken_for_a_very_fast_one_and_an_unknown_workload_has
     assert floor.floor_ms({"device": "cpu", "cores": 4}, {"name": "fake", "batch": 8}) is None
 
 
-def test_an_impossible_rung_is_invalid_and_the_others_keep_their_numbers():
+def test_an_impossible_rung_is_invalid_and_the_others_keep_their_numbers(outcome):
     made = made_up.judged_run(fused_act=0.3)
     made["workload"] |= {"channel_base": 16384}
     judging.judge(made)
@@ -107,3 +107,4 @@ def test_an_impossible_rung_is_invalid_and_the_others_keep_their_numbers():
     assert last["reason"].startswith("0.") and "faster than this GPU can compute" in last["reason"]
     assert all(rung["status"] == "ok" and rung["step_ms"] for rung in others)
     assert record.derive(made["rungs"], 8) == "baseline"
+    outcome(fault="impossible time", injected="0.3 ms a step of article", outcome=last, kept=True)

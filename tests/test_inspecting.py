@@ -45,16 +45,36 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
 
 
 @pytest.mark.parametrize(
-    ("how", "status", "reason"),
+    ("how", "status", "reason", "fault"),
     [
-        ({"parity": WRONG}, "failed: parity", "D_r1 gradient: error 1, budget 0.02"),
-        ({"receipts": OFF}, "not engaged", "bf16: convolution FLOPs in BF16: 0.000"),
-        ({"parity": "RuntimeError: sizes differ"}, "failed", "parity: RuntimeError: sizes differ"),
-        ({"receipts": "worker killed by SIGSEGV"}, "failed", "receipts: worker killed by SIGSEGV"),
+        (
+            {"parity": WRONG},
+            "failed: parity",
+            "D_r1 gradient: error 1, budget 0.02",
+            ("parity failed", "an error outside its budget"),
+        ),
+        (
+            {"receipts": OFF},
+            "not engaged",
+            "bf16: convolution FLOPs in BF16: 0.000",
+            ("silent fallback", "a receipt that speaks against the rung"),
+        ),
+        (
+            {"parity": "RuntimeError: sizes differ"},
+            "failed",
+            "parity: RuntimeError: sizes differ",
+            ("parity failed", "the comparison itself breaks"),
+        ),
+        (
+            {"receipts": "worker killed by SIGSEGV"},
+            "failed",
+            "receipts: worker killed by SIGSEGV",
+            ("silent fallback", "the inspector dies before it has seen anything"),
+        ),
     ],
 )
 def test_a_rung_that_cannot_show_what_it_is_is_never_timed(
-    how: dict, status: str, reason: str, asked: list, tmp_path: Path
+    how: dict, status: str, reason: str, fault: tuple[str, str], asked: list, tmp_path: Path, outcome: Any
 ) -> None:
     result = run(tmp_path / "out", {"a": {}, "bad": how, "c": {}}, inspect=True)
     bad, others = by_name(result)["bad"], [by_name(result)[name] for name in "ac"]
@@ -68,6 +88,7 @@ def test_a_rung_that_cannot_show_what_it_is_is_never_timed(
     if how.get("receipts") == OFF:
         assert bad["receipts"] == OFF
     assert stored(tmp_path / "out") == result
+    outcome(fault=fault[0], injected=fault[1], outcome=bad, kept=all(rung["step_ms"] for rung in others))
 
 
 def test_inspectors_come_first_and_end_before_the_timing(asked: list, tmp_path: Path) -> None:
@@ -109,13 +130,14 @@ def test_a_rung_whose_check_broke_is_checked_again_before_a_resumed_run_times_it
 
 
 def test_a_worker_on_another_gpu_stops_the_run_at_once(
-    asked: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    asked: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
     monkeypatch.setattr(measure.Visits, "check_gpu", lambda visits, seen: "the worker runs on another GPU")
-    with pytest.raises(measure.UserError, match="another GPU"):
+    with pytest.raises(measure.UserError, match="another GPU") as error:
         run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True)
     assert [do for _, do in asked] == ["build"]
     assert not stored(tmp_path / "out")["complete"]
+    outcome(fault="wrong GPU", injected="in a run", outcome=f"the run ends: {error.value}", number=False)
 
 
 def test_the_result_of_an_inspected_run_is_a_valid_one(asked: list, tmp_path: Path) -> None:

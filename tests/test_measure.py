@@ -108,7 +108,7 @@ def test_a_rung_that_fails_in_a_later_round_has_no_number_and_keeps_its_samples(
     assert len(rungs["a"]["rounds"]) == 3 and rungs["a"]["interval_ms"]
 
 
-def test_what_contains_the_change_of_a_rung_that_is_out_is_skipped(tmp_path: Path) -> None:
+def test_what_contains_the_change_of_a_rung_that_is_out_is_skipped(tmp_path: Path, outcome: Any) -> None:
     oom = {"fault": "oom"}
     plan = [
         Planned("a", {}),
@@ -131,6 +131,9 @@ def test_what_contains_the_change_of_a_rung_that_is_out_is_skipped(tmp_path: Pat
     # c is in vain at most once, where its turn came before b's
     assert len([event for event in events if event["event"] == "visit" and event["rung"] == "c"]) <= 1
     assert events[-1]["done"] == events[-1]["total"]
+    injected = "out of memory in the rung before, whose change it contains"
+    kept = rungs["a"]["step_ms"] is not None and rungs["d"]["step_ms"] is not None
+    outcome(fault="a rung failed", injected=injected, outcome=rungs["c"], kept=kept)
 
 
 def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(tmp_path: Path) -> None:

@@ -49,7 +49,7 @@ def test_a_visit_that_counts_carries_the_state_of_the_gpu() -> None:
     assert fake.open == 0
 
 
-def test_a_throttled_visit_is_repeated_and_counted() -> None:
+def test_a_throttled_visit_is_repeated_and_counted(outcome: Any) -> None:
     fake, visits = gpu()
 
     def hot(number: int) -> None:
@@ -63,7 +63,10 @@ def test_a_throttled_visit_is_repeated_and_counted() -> None:
     seen = one(visits, worker)
     assert worker.visits == 3 and seen["samples_ms"] == [30.0]
     assert seen["rejected"] == ["hardware thermal slowdown"] * 2
-    assert visits.summary([{"rounds": [seen]}])["rejected_visits"] == 2
+    rejected = visits.summary([{"rounds": [seen]}])["rejected_visits"]
+    assert rejected == 2
+    said = f"the visit that counts is the third; rejected visits: {rejected}"
+    outcome(fault="throttled visit", injected="in two visits of a run", outcome=said, count=2, number=True)
 
 
 def test_a_rung_that_is_always_throttled_has_no_number_and_is_counted() -> None:
@@ -90,19 +93,24 @@ def test_a_clock_that_is_not_the_rungs_own_voids() -> None:
         one(visits, FakeWorker(), own=own)
 
 
-def test_an_allocator_that_retried_voids_on_any_device() -> None:
+def test_an_allocator_that_retried_voids_on_any_device(outcome: Any) -> None:
     for visits in (Visits("cpu"), gpu()[1]):
         with pytest.raises(WorkerFailure, match="allocator ran out and retried 2 times") as failure:
             one(visits, FakeWorker(alloc_retries=2))
         assert failure.value.status == "invalid"
+    said = f"{failure.value.status}: {failure.value.reason}"
+    injected = "every visit retries twice, on a CPU and on a GPU"
+    outcome(fault="allocator retry", injected=injected, outcome=said, count=8, number=False)
 
 
-def test_company_makes_a_run_noisy_and_voids_nothing() -> None:
+def test_company_makes_a_run_noisy_and_voids_nothing(outcome: Any) -> None:
     _, visits = gpu(compute={100: 2**30, 666: 2**30})
     seen = one(visits, FakeWorker())
     whole = visits.summary([{"rounds": [seen]}])
     assert seen["rejected"] == [] and whole["tenancy"] == "shared"
     assert whole["notes"] == ["noisy: not publishable: 1 foreign compute process"]
+    injected = "a foreign process in a visit of a run"
+    outcome(fault="company on the GPU", injected=injected, outcome=whole["notes"][0], number=True)
 
 
 def test_work_of_others_after_the_last_round_is_seen() -> None:
@@ -114,11 +122,14 @@ def test_work_of_others_after_the_last_round_is_seen() -> None:
     assert whole["tenancy"] == "shared" and "80 percent utilization" in whole["notes"][0]
 
 
-def test_without_nvml_nothing_is_void_and_nothing_is_known() -> None:
+def test_without_nvml_nothing_is_void_and_nothing_is_known(outcome: Any) -> None:
     visits = Visits("cuda", UUID, nvml=FakeNvml(refuse={"nvmlInit"}))
     seen = one(visits, FakeWorker())
     assert seen["gpu"]["state"] == "unknown" and seen["rejected"] == []
-    assert visits.summary([{"rounds": [seen]}])["tenancy"] == "unknown"
+    tenancy = visits.summary([{"rounds": [seen]}])["tenancy"]
+    assert tenancy == "unknown"
+    said = f"tenancy: {tenancy}; the visit counts"
+    outcome(fault="NVML absent or refused", injected="in a run", outcome=said, number=True)
 
 
 def test_a_cpu_run_says_nothing_of_a_gpu() -> None:
