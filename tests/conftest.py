@@ -97,6 +97,27 @@ def sabotaged_rung(request: pytest.FixtureRequest) -> Callable[..., None]:
     return _recorder(request, outcomes.sabotaged_rung)
 
 
+@pytest.fixture
+def refused(sabotaged_rung: Callable[..., None], outcome: Callable[..., None]) -> Callable[..., None]:
+    """refused(rung, evidence, words of the reason, sabotage=what was done, planted="step" or "evidence")."""
+    from ladder import catalog, receipts, results
+
+    def check(rung: str, seen: dict, *words: str, sabotage: str, planted: str = "step") -> None:
+        found = catalog.load_rung(rung).receipt(seen)
+        assert not found.engaged
+        assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+        for word in words:
+            assert word in found.reason, found.lines
+        against = [line for line in found.lines if line.startswith(receipts.NOT)]
+        line = next((line for line in against if all(word in line for word in words)), against[0])
+        sabotaged_rung(rung=rung, sabotage=sabotage, planted=planted, line=line)
+        what = "something on that it leaves off" if rung == "baseline" else "its change not applied"
+        where = {"step": "in a real step", "evidence": "in what an inspected step showed"}[planted]
+        outcome(fault="silent fallback", injected=f"{rung}: {what}, {where}", outcome="not engaged")
+
+    return check
+
+
 def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pytest.Config) -> None:
     """Write the tables, if every test passed: an outcome that a test did not accept is not one to publish."""
     folder = config.getoption("--record-outcomes")

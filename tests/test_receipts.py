@@ -45,26 +45,6 @@ def receipt(rung: str, seen: dict) -> receipts.Receipt:
     return catalog.load_rung(rung).receipt(seen)
 
 
-@pytest.fixture
-def refused(sabotaged_rung, outcome):
-    """refused(rung, evidence, words of the reason, sabotage=what was done, planted="step" or "evidence")."""
-
-    def check(rung: str, seen: dict, *words: str, sabotage: str, planted: str = "step") -> None:
-        found = receipt(rung, seen)
-        assert not found.engaged
-        assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
-        for word in words:
-            assert word in found.reason, found.lines
-        against = [line for line in found.lines if line.startswith(receipts.NOT)]
-        line = next((line for line in against if all(word in line for word in words)), against[0])
-        sabotaged_rung(rung=rung, sabotage=sabotage, planted=planted, line=line)
-        what = "something on that it leaves off" if rung == "baseline" else "its change not applied"
-        where = {"step": "in a real step", "evidence": "in what an inspected step showed"}[planted]
-        outcome(fault="silent fallback", injected=f"{rung}: {what}, {where}", outcome="not engaged")
-
-    return check
-
-
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_a_cumulative_recipe_shows_the_receipts_of_all_its_rungs(norm):
     seen = gathered(LAST | BF16 | {"set_to_none": True}, norm=norm)
