@@ -47,7 +47,9 @@ def test_every_fault_is_promised_in_the_document_and_recorded_in_the_result() ->
         outcomes.FAULTS
     )
     assert all(row["kept"] is not False and row["count"] >= 1 for row in seen)
-    assert {row["fault"] for row in seen if row["number"]} == {"outlying process"}  # the only good number
+    # A number only where it is a good one, repeated until it was, or marked for what it is.
+    numbered = {"outlying process", "throttled visit", "company on the GPU", "NVML absent or refused"}
+    assert {row["fault"] for row in seen if row["number"]} == numbered
 
 
 def test_the_planted_bugs_of_the_document_are_those_recorded_and_those_planted() -> None:
