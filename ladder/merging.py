@@ -14,18 +14,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import judging, modes, record, results, sources, validate, verdicts
+from ladder import belonging, judging, record, results, sources, validate, verdicts
 from ladder.errors import UserError
 from stylegan_lite.config import Recipe
 
 Result = dict[str, Any]
-_MACHINE = ("name", "gpu", "gpu_memory_gb", "device", *results.SOFTWARE, "driver", "python", "os")
-_HOST = ("cpu", "cores")  # what may differ if it is asked for, on a GPU
-_PROTOCOL = ("mode", "quick", "cycles", "cycle_steps", "settle_s", "settle_cycles")
 _CHECKED = ("inspection", "parity", "receipts")
-_REFUSED = ("not engaged", "failed: parity")
 _NEEDED = ("event_ms", "main_ms", "prepare_s", "settled")
-_NONE = object()
 
 
 def merge(paths: Sequence[Path], anyway: bool = False) -> Result:
@@ -37,16 +32,14 @@ def merge(paths: Sequence[Path], anyway: bool = False) -> Result:
     if len(found) == 1:
         return judge_anew(found[0][1])
     _refuse_the_same(found)
-    first_path, first = found[0]
-    for path, result in found:
+    for index, (path, result) in enumerate(found):
         if not sources.end(result):
             raise UserError(f"{path}: nothing was measured in it")
-        if differ := differences(first, result, anyway):
-            hint = "" if anyway or differences(first, result, True) else "; --anyway merges them nevertheless"
-            raise UserError(f"{first_path} and {path} do not belong together: {'; '.join(differ)}{hint}")
-        if problem := _unproven(result):
+        for earlier_path, earlier in found[:index]:
+            _refuse_others(earlier_path, earlier, path, result, anyway)
+        if problem := belonging.unproven(result):
             raise UserError(f"{path}: {problem}")
-        if not anyway and (why := _unknown_code(result)):
+        if not anyway and (why := belonging.unknown_code(result)):
             raise UserError(f"{path}: {why}; --anyway merges it nevertheless")
     merged = judge_anew(_merged([result for _, result in found]))
     if problem := validate.check(results.fit(merged)):
@@ -81,63 +74,14 @@ def judge_anew(result: Result) -> Result:
     return made
 
 
-def differences(first: Result, other: Result, anyway: bool = False) -> list[str]:
-    """Why rounds of the two do not belong together: each key with both values."""
-    on_gpu = first["machine"]["device"] == "cuda"
-    keys = _MACHINE if anyway and on_gpu else (*_MACHINE, *_HOST)
-    found = _differ("machine", first["machine"], other["machine"], keys)
-    if first["commit"] != other["commit"]:
-        found.append(f"commit: {first['commit']} and {other['commit']}")
-    for part in ("workload", "ladder"):
-        found += _differ(part, first[part], other[part], sorted({*first[part], *other[part]}))
-    protocols = [{"mode": modes.CUMULATIVE, **each["protocol"]} for each in (first, other)]
-    found += _differ("protocol", *protocols, _PROTOCOL)
-    if not found and not anyway and bool(first["dirty"]) != bool(other["dirty"]):
-        found.append(f"dirty: {first['dirty']} and {other['dirty']}")
-    return found or _other_rungs(first, other, anyway and on_gpu)
-
-
-def _differ(where: str, one: dict[str, Any], other: dict[str, Any], keys: Sequence[str]) -> list[str]:
-    pairs = [(key, one.get(key, _NONE), other.get(key, _NONE)) for key in keys]
-    return [f"{where}.{key}: {_said(a)} and {_said(b)}" for key, a, b in pairs if a != b]
-
-
-def _said(value: Any) -> str:
-    return "missing" if value is _NONE else str(value)
-
-
-def _other_rungs(first: Result, other: Result, anyway: bool) -> list[str]:
-    """Rungs of one name that are two programs, or that one run did not let pass and another timed."""
-    theirs, found = {rung["name"]: rung for rung in other["rungs"]}, []
-    for one in first["rungs"]:
-        two, where = theirs[one["name"]], f"rung {one['name']}"
-        for a, b in ((one, two), (two, one)):
-            if a["status"] in _REFUSED and b["rounds"]:
-                found.append(f"{where}: {one['status']} and {two['status']}")
-        if not (one["rounds"] and two["rounds"]):
-            continue
-        for part in ("recipe", "settings"):
-            a, b = one.get(part) or {}, two.get(part) or {}
-            keys = sorted({*a, *b} - ({"cpu_threads"} if anyway else set()))
-            found += _differ(f"{where}.{part}", a, b, keys)
-    return found
-
-
-def _unknown_code(result: Result) -> str | None:
-    if result["commit"] is None:
-        return "commit: None: whether it measured the same code cannot be known"
-    return "dirty: True: its code differs from its commit, nobody knows in what" if result["dirty"] else None
-
-
-def _unproven(result: Result) -> str | None:
-    """A rung that was timed though its own checks object: no genuine run writes that."""
-    for rung in result["rungs"]:
-        receipts, parity = rung.get("receipts") or {}, rung.get("parity") or {"verdict": "ok"}
-        if rung["rounds"] and not all(each["engaged"] for each in receipts.values()):
-            return f"rung {rung['name']}: not engaged, but timed"
-        if rung["rounds"] and parity["verdict"] != "ok":
-            return f"rung {rung['name']}: {parity['verdict']}, but timed"
-    return None
+def _refuse_others(path: Path, result: Result, other_path: Path, other: Result, anyway: bool) -> None:
+    if differ := belonging.differences(result, other, anyway):
+        hint = (
+            ""
+            if anyway or belonging.differences(result, other, True)
+            else "; --anyway merges them nevertheless"
+        )
+        raise UserError(f"{path} and {other_path} do not belong together: {'; '.join(differ)}{hint}")
 
 
 def _refuse_the_same(found: Sequence[tuple[Path, Result]]) -> None:
@@ -176,7 +120,7 @@ def _merged(found: list[Result]) -> Result:
 
 
 def _renumbered(found: list[Result]) -> tuple[list[dict[int, int]], list[dict[str, Any]]]:
-    """For each file the new number of each round, and all runs in the order of their start: a file may be a merged one."""
+    """For each file the new number of each round, and all runs by their start: a file may be a merged one."""
     pieces = []
     for index, result in enumerate(found):
         first = 0
