@@ -110,6 +110,10 @@ def test_a_merged_file_is_valid_without_its_sources_and_is_resumed(tmp_path):
     results.write(out, merged)
     taken = resuming.take_up(out, merged)
     assert sources.end(taken) == 10 and taken["merged"] == merged["merged"]
+    for each in sources.records(taken):  # one round more, of the run that was taken up
+        each["rounds"].append({**run(3)["rungs"][0]["rounds"][0], "round": 10})
+    more = merging.merge(write(tmp_path, merging.judge_anew(taken), run(4)))
+    assert [each["rounds"] for each in more["merged"]] == [5, 6, 5] and sources.end(more) == 16
 
 
 def test_half_runs_are_complete_together_once_every_rung_has_five_rounds(tmp_path):
@@ -119,6 +123,11 @@ def test_half_runs_are_complete_together_once_every_rung_has_five_rounds(tmp_pat
     assert whole["complete"] and not any("interrupted" in note for note in whole["protocol"]["notes"])
     rung(c, "bf16").update(status="n/a", reason="not measured: the run ended before", rounds=[])
     assert not merging.merge(write(tmp_path, a, merging.judge_anew(c)))["complete"]
+    rung(a, "bf16").update(status="n/a", reason="not measured: the run ended before", rounds=[])
+    d = cut(run(4), 5)
+    rung(d, "bf16").update(status="n/a", reason="not measured: the run ended before", rounds=[])
+    never = merging.merge(write(tmp_path, merging.judge_anew(a), merging.judge_anew(d)))
+    assert rung(never, "bf16")["status"] == "n/a" and not never["complete"]
 
 
 def test_what_failed_in_one_run_has_the_rounds_there_are_and_a_note_that_stays(tmp_path):
