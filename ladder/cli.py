@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from ladder import catalog, options
+from ladder import catalog, cli_merge, options
 from ladder.errors import UserError
 from ladder.results import OUT
 
@@ -372,6 +372,9 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
         click.echo(f"{len(judged) - refused} accepted, {refused} refused")
     if refused:
         sys.exit(1)
+
+
+main.add_command(cli_merge.merge)
 
 
 @main.command("list")
