@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder import floor, modes, record, results, stats, verdicts
+from ladder import floor, modes, record, results, sources, stats, verdicts
 from ladder.errors import UserError
 
 KINDS = (verdicts.HOST, verdicts.GPU)
@@ -158,7 +158,8 @@ def resolution(comparisons: Iterable[verdicts.Comparison]) -> float | None:
 def stored_twins(folder: Path, result: dict[str, Any], own: Path | None = None) -> dict[str, list[float]]:
     """Log ratios of the twins of earlier runs in `folder` on this machine and software, of this workload.
 
-    The newest come first; quick runs do not count, nor does what cannot be read, nor `own`, the file of this run.
+    The newest come first; quick runs do not count, nor does what cannot be read, nor `own`, the file of this run, nor
+    a file that holds visits of this run or of a merged one: the same noise would count twice.
     """
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     earlier = []
@@ -171,6 +172,10 @@ def stored_twins(folder: Path, result: dict[str, Any], own: Path | None = None) 
             continue
         if other.get("twins") and not other["protocol"].get("quick") and _same(other, result):
             earlier.append(other)
+    mine = sources.visits(result)
+    earlier = [
+        o for o in sources.without_sources(earlier) if sources.one_host(o) and not mine & sources.visits(o)
+    ]
     for other in sorted(earlier, key=lambda each: each["started"], reverse=True):
         for kind, values in twin_ratios(other):
             found[kind] = (found[kind] + values)[:MOST_STORED]

@@ -5,13 +5,14 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ladder import floor
+from ladder import floor, sources
 
 QUICK = "quick: not to be quoted"
 PARTIAL = "incomplete: the run was interrupted"
 DIRTY = "dirty: not publishable: the code differs from its commit"
 NO_COMMIT = "no commit: not publishable: what was measured cannot be looked up"
 NOISY = "noisy: not publishable"
+HOSTS = "merged: not publishable: rounds of several hosts, and what waits for the CPU belongs to one"
 
 
 def publishable(result: Mapping[str, Any]) -> list[str]:
@@ -25,6 +26,8 @@ def publishable(result: Mapping[str, Any]) -> list[str]:
         found.append(NO_COMMIT)
     elif result.get("dirty"):
         found.append(DIRTY)
+    if not sources.one_host(result):
+        found.append(HOSTS)
     gpu = result.get("gpu")
     notes = gpu.get("notes") if isinstance(gpu, dict) else None
     said = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []

@@ -176,7 +176,7 @@ def _derive_costs(rung: dict[str, Any]) -> None:
 
 def _notes(rung: dict[str, Any]) -> list[str]:
     """What a reader must be told about the raw rounds of a rung."""
-    rounds, notes = rung["rounds"], []
+    rounds, notes = rung["rounds"], list(rung.get("elsewhere", []))  # of runs that were merged
     if error := (rung.get("inspection") or {}).get("error"):
         notes.append(f"host-bound share unknown: {error}")
     if unsettled := [str(r["round"] + 1) for r in rounds if r["settled"] is False]:

@@ -201,6 +201,9 @@ def check(data: Any) -> str | None:
     for part in ("machine", "workload", "ladder"):
         if not isinstance(data[part].get("name"), str):
             return f'"{part}" has no "name"'
+    merged = data.get("merged", [])
+    if not isinstance(merged, list) or not all(isinstance(run, dict) and "started" in run for run in merged):
+        return '"merged" is not a list of runs'
     for index, rung in enumerate(data["rungs"]):
         if problem := _check_rung(rung):
             name = rung.get("name") if isinstance(rung, dict) else None

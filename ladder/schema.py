@@ -239,7 +239,15 @@ RUNG = fields(
         "total_interval": INTERVAL,
         "receipts": maybe(RECEIPTS),
         "parity": maybe(PARITY),
+        "elsewhere": NOTES,
     },
+)
+STARTED = pattern(
+    r"20\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\+00:00|Z)",
+    "a UTC time like 2026-01-31T12:00:00+00:00",
+)
+MERGED = fields(  # `ladder.sources`: one of the runs that a result was merged from
+    {"started": STARTED, "rounds": COUNT, "cpu": TEXT, "cores": number(1, 1e5, whole=True)}
 )
 NOISE = fields({"floor": FLOOR, "rounds": COUNT, "stored_rounds": COUNT}, {"resolution": maybe(FLOOR)})
 RESULT = fields(
@@ -252,10 +260,7 @@ RESULT = fields(
         "commit": maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")),
         "dirty": maybe(FLAG),
         "complete": FLAG,
-        "started": pattern(
-            r"20\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\+00:00|Z)",
-            "a UTC time like 2026-01-31T12:00:00+00:00",
-        ),
+        "started": STARTED,
         "seconds": SECONDS,
         "baseline": maybe(PART),
         "rungs": items(RUNG, 100, least=1),
@@ -265,5 +270,6 @@ RESULT = fields(
         "stored_twins": mapping(KIND, items(number(-100, 100), 1000), 4),
         "noise": mapping(KIND, NOISE, 4),
         "gpu": maybe(RUN_GPU),
+        "merged": items(MERGED, 100, least=2),
     },
 )

@@ -10,7 +10,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ladder import modes, results
+from ladder import modes, results, sources
 from ladder.errors import UserError
 from ladder.view import top_gains
 
@@ -24,7 +24,7 @@ def key(result: dict[str, Any], mode: str | None = None) -> tuple[Any, ...]:
 
 
 def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read results: files as they are named; of a folder the newest of each series.
+    """Read results: files as they are named; of a folder the newest of each series, merged before their sources.
 
     A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it.
 
@@ -42,12 +42,15 @@ def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
             found.append(results.load(path))
             continue
         newest: dict[tuple[Any, ...], dict[str, Any]] = {}
+        read = []
         for file in sorted(path.rglob("*.json")):
             try:
                 result = results.load(file)
             except UserError as error:
                 refused.append(str(error))
                 continue
+            read.append(result)
+        for result in sources.without_sources(read):
             others.append(result)
             if key(result) not in newest or result["started"] > newest[key(result)]["started"]:
                 newest[key(result)] = result

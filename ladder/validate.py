@@ -69,6 +69,13 @@ def problem_of(path: Path) -> str | None:
     return _judge(Path(path), {}, [])
 
 
+def name_problem(path: Path) -> str | None:
+    """What is wrong with the name of a result file, in one line, or None."""
+    if _FILE.fullmatch(path.name) and len(path.name) <= _LONGEST_NAME:
+        return None
+    return "the file's name must be of a-z, 0-9, dot, underscore and hyphen, like WORKLOAD-LADDER-TIME.json"
+
+
 def _files(path: Path) -> Iterator[tuple[Path, str | None]]:
     """Every file to be judged under `path`, and what is already wrong with it."""
     kind = _kind(path)
@@ -116,8 +123,8 @@ def _kind(path: Path) -> str | None:
 def _judge(path: Path, seen: dict[str, str], marks: list[str]) -> str | None:
     """What is wrong with a file; `seen` and, with why not to quote it, `marks` are added to."""
     try:
-        if not _FILE.fullmatch(path.name) or len(path.name) > _LONGEST_NAME:
-            return "the file's name must be of a-z, 0-9, dot, underscore and hyphen, like WORKLOAD-LADDER-TIME.json"
+        if problem := name_problem(path):
+            return problem
         data = results.parse(_read(path))
         if problem := check(data):
             return problem

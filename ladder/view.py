@@ -267,8 +267,10 @@ def _protocol(result: dict[str, Any], protocol: dict[str, Any]) -> str:
     commit = result.get("commit")
     at = f"commit {commit[:10]}{' with changes' if result.get('dirty') else ''}, " if commit else ""
     rounds, cycles = protocol.get("rounds"), protocol.get("cycles")
+    made = f"round{'s' if rounds != 1 else ''}"
+    made += f" (of {len(result['merged'])} runs)" if result.get("merged") else ""
     return plain(
-        f"median of {rounds} round{'s' if rounds != 1 else ''} of {cycles} timed cycle{'s' if cycles != 1 else ''}"
+        f"median of {rounds} {made} of {cycles} timed cycle{'s' if cycles != 1 else ''}"
         f" (16 steps each), lazy regularization included; {at}{result['started'][:10]}"
     )
 

@@ -1,0 +1,75 @@
+"""Which rounds may merge: what two runs must agree in, and what one must not hold. See `ladder.merging`."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import Any
+
+from ladder import modes, results
+
+Result = dict[str, Any]
+_MACHINE = ("name", "gpu", "gpu_memory_gb", "device", *results.SOFTWARE, "driver", "python", "os")
+_HOST = ("cpu", "cores")  # what may differ if it is asked for, on a GPU
+_PROTOCOL = ("mode", "quick", "cycles", "cycle_steps", "settle_s", "settle_cycles")
+_REFUSED = ("not engaged", "failed: parity")
+_NONE = object()
+
+
+def differences(first: Result, other: Result, anyway: bool = False) -> list[str]:
+    """Why rounds of the two do not belong together: each key with both values."""
+    on_gpu = first["machine"]["device"] == "cuda"
+    keys = _MACHINE if anyway and on_gpu else (*_MACHINE, *_HOST)
+    found = _differ("machine", first["machine"], other["machine"], keys)
+    if first["commit"] != other["commit"]:
+        found.append(f"commit: {first['commit']} and {other['commit']}")
+    for part in ("workload", "ladder"):
+        found += _differ(part, first[part], other[part], sorted({*first[part], *other[part]}))
+    protocols = [{"mode": modes.CUMULATIVE, **each["protocol"]} for each in (first, other)]
+    found += _differ("protocol", *protocols, _PROTOCOL)
+    if not found and not anyway and bool(first["dirty"]) != bool(other["dirty"]):
+        found.append(f"dirty: {first['dirty']} and {other['dirty']}")
+    return found or _other_rungs(first, other, anyway and on_gpu)
+
+
+def _differ(where: str, one: dict[str, Any], other: dict[str, Any], keys: Sequence[str]) -> list[str]:
+    pairs = [(key, one.get(key, _NONE), other.get(key, _NONE)) for key in keys]
+    return [f"{where}.{key}: {_said(a)} and {_said(b)}" for key, a, b in pairs if a != b]
+
+
+def _said(value: Any) -> str:
+    return "missing" if value is _NONE else str(value)
+
+
+def _other_rungs(first: Result, other: Result, anyway: bool) -> list[str]:
+    """Rungs of one name that are two programs, or that one run did not let pass and another timed."""
+    theirs, found = {rung["name"]: rung for rung in other["rungs"]}, []
+    for one in first["rungs"]:
+        two, where = theirs[one["name"]], f"rung {one['name']}"
+        for a, b in ((one, two), (two, one)):
+            if a["status"] in _REFUSED and b["rounds"]:
+                found.append(f"{where}: {one['status']} and {two['status']}")
+        if not (one["rounds"] and two["rounds"]):
+            continue
+        for part in ("recipe", "settings"):
+            a, b = one.get(part) or {}, two.get(part) or {}
+            keys = sorted({*a, *b} - ({"cpu_threads"} if anyway else set()))
+            found += _differ(f"{where}.{part}", a, b, keys)
+    return found
+
+
+def unknown_code(result: Result) -> str | None:
+    """Why nobody can say which code a run measured, in one line, or None."""
+    if result["commit"] is None:
+        return "commit: None: whether it measured the same code cannot be known"
+    return "dirty: True: its code differs from its commit, nobody knows in what" if result["dirty"] else None
+
+
+def unproven(result: Result) -> str | None:
+    """A rung that was timed though its own checks object: no genuine run writes that."""
+    for rung in result["rungs"]:
+        receipts, parity = rung.get("receipts") or {}, rung.get("parity") or {"verdict": "ok"}
+        if rung["rounds"] and not all(each["engaged"] for each in receipts.values()):
+            return f"rung {rung['name']}: not engaged, but timed"
+        if rung["rounds"] and parity["verdict"] != "ok":
+            return f"rung {rung['name']}: {parity['verdict']}, but timed"
+    return None

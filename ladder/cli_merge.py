@@ -1,0 +1,76 @@
+"""`ladder merge`: rounds of several runs of one measurement as one result."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder import options
+from ladder.errors import UserError
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder merge a.json b.json                    the table of all rounds together; nothing is written
+  ladder merge a.json b.json --out whole.json   a result like any other; a.json and b.json are no longer needed
+  ladder merge old.json --out old.json          one result, judged anew by today's rules"""
+)
+@click.argument(
+    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False)
+)
+@click.option(
+    "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here."
+)
+@click.option(
+    "--anyway", is_flag=True, help="Also rounds of another CPU or core count, and of code without a commit."
+)
+@options.json_option
+def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool) -> None:
+    """Merge the rounds of several runs and judge them together; or judge one result anew.
+
+    The runs must have measured the same: GPU, software, commit, workload, ladder, mode and timed cycles. Samples stay
+    as they are, everything else is computed anew. No file is ever deleted, and none but a single FILE written over.
+    """
+    from ladder import merging
+
+    if out is not None:
+        _refuse_out(out, files)
+    result = merging.merge(files, anyway)
+    if out is not None:
+        write(out, result)
+    if as_json:
+        click.echo(json.dumps(result, indent=1, allow_nan=False))
+        return
+    from ladder import report
+
+    report.print_table(result)
+    click.echo(f"result: {out}" if out is not None else "not written: --out FILE keeps it")
+
+
+def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
+    from ladder import validate
+
+    if problem := validate.name_problem(out):
+        raise UserError(f"--out {out}: {problem}")
+    if out.exists() and not (len(files) == 1 and out.samefile(files[0])):
+        raise UserError(f"--out {out}: is there already; name a new file")
+
+
+def write(out: Path, result: dict[str, Any]) -> None:
+    """Write a result where no run is writing. Raises `UserError`."""
+    from ladder import results, validate
+
+    size = len(json.dumps(results.fit(result), indent=1)) + 1
+    if size > validate.MOST_BYTES:
+        raise UserError(
+            f"--out {out}: {size} bytes, and a result has at most {validate.MOST_BYTES}: merge fewer"
+        )
+    with results.folder_lock(out.parent):
+        try:
+            results.write(out, result)
+        except OSError as error:
+            raise UserError(f"{out}: cannot write the result: {error.strerror or error}") from None
