@@ -8,8 +8,7 @@ linear in the image and in the weight, all its derivatives of any order are conv
 convolutions and weight gradients of the sizes that training runs anyway, and those are what it calls.
 
 Why it should help. No library has a fast kernel for a convolution with a 256x256 kernel; for the ordinary
-ones cuDNN has its best. On one H200, R1 at 256x256 and batch 8 took 75 to 195 ms in PyTorch's way and
-about 10 in this one. It runs on every 16th step, so a sixteenth of that difference is in the time of a
+ones cuDNN has its best. R1 runs on every 16th step, so a sixteenth of what it gains is in the time of a
 step; path length, on every 4th, gains in the same way. The gradients of the weights that the first pass
 through R1 does not want are not computed either.
 
