@@ -4,8 +4,8 @@ What changes. `torch.backends.cuda.matmul.fp32_precision = "tf32"`, and the same
 it is PyTorch's default already. TF32 keeps FP32's eight bits of exponent and cuts the mantissa of the
 inputs to ten bits; sums stay FP32.
 
-Why it should help. Tensor Cores multiply TF32 several times faster than the ordinary cores multiply FP32. For a model whose time is in large matmuls this is the
-cheapest switch there is, and it needs no autocast.
+Why it should help. Tensor Cores multiply TF32 several times faster than the ordinary cores multiply FP32.
+For a model whose time is in large matmuls this is the cheapest switch there is, and it needs no autocast.
 
 When it does not. In StyleGAN2 the matmuls are the mapping network, the style affines and two layers of the
 discriminator, all with the batch for rows: together far below one percent of the FLOPs. The convolutions, which are
