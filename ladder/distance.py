@@ -61,17 +61,10 @@ def time_step(step: Any, phases: list[str]) -> Found:
 
 def trace_cycle(step: Any) -> Found:
     """Families of kernels and the time in which any ran, for one step of a cycle under the profiler."""
-    import torch
-
     from ladder import evidence
-    from ladder.worker import union
 
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        step.cycle()
-        torch.cuda.synchronize()
-    events = list(evidence.events(profile))
-    busy = union([e[3:] for e in events if e[1] and not e[0].startswith(families.WAITING)])
-    return {"busy_ms": busy / 1e6 / CYCLE, "families": families.shares(events, CYCLE)}
+    events = evidence.recorded(step.cycle)
+    return {"busy_ms": evidence.busy_ms(events), "families": families.shares(events, CYCLE)}
 
 
 def split(timed: Found, step: dict[str, float]) -> Found:

@@ -15,13 +15,12 @@ from typing import Any
 
 import torch
 
+from ladder.families import WAITING
 from ladder.watch import Watch, launches, layers_named, layout, name_of
-from ladder.worker import union
 
 CYCLE = 16
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
-WAITS = ("Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
-NOT_KERNELS = ("Memcpy", "Memset", *WAITS)
+NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
@@ -249,10 +248,15 @@ def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
 
 def traced(cycle: Callable[[], None]) -> dict[str, Any]:
     """What the profiler saw of one cycle; see `digest`."""
+    return digest(recorded(cycle))
+
+
+def recorded(cycle: Callable[[], None]) -> list[tuple[str, bool, int, int, int]]:
+    """The events of one cycle under the profiler; see `events`."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         cycle()
         torch.cuda.synchronize()
-    return digest(list(events(profile)))
+    return list(events(profile))
 
 
 def fetching(step: Any) -> float:
@@ -305,11 +309,25 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
         "launches": launched / CYCLE,
         "replays": sum("GraphLaunch" in name for name in calls) / CYCLE,
         "kernels": len(ran) / CYCLE,
-        "busy_ms": union([e[3:] for e in found if e[1] and not e[0].startswith(WAITS)]) / 1e6 / CYCLE,
+        "busy_ms": busy_ms(found),
         "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE,
         "copy_ms": round(took / 1e6 / CYCLE, 4),
         "overlap": round(beside / took, 3) if took else None,
     }
+
+
+def busy_ms(found: list[tuple[str, bool, int, int, int]]) -> float:
+    """Milliseconds a step in which anything ran or was copied, of the events of a cycle."""
+    return union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE
+
+
+def union(spans: list[tuple[int, int]]) -> int:
+    """Length of the union of intervals: kernels on parallel streams count once."""
+    total, end = 0, -math.inf
+    for first, last in sorted(spans):
+        total += max(0, last - max(first, end))
+        end = max(end, last)
+    return int(total)
 
 
 def covered(span: tuple[str, bool, int, int, int], others: list[tuple[str, bool, int, int, int]]) -> int:

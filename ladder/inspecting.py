@@ -15,7 +15,7 @@ from typing import Any
 
 from ladder import receipts
 from ladder.files import replacing
-from ladder.pool import ROOT, Worker, WorkerFailure
+from ladder.pool import ROOT, Worker, WorkerFailure, plain
 
 CACHE = ROOT / ".cache" / "inspections"
 KEPT = 500  # files of some ten kilobytes
@@ -46,11 +46,6 @@ class Objection(WorkerFailure):
     def __init__(self, status: str, reason: str, found: Found) -> None:
         super().__init__(status, reason)
         self.found = found
-
-
-def plain(reply: dict[str, Any]) -> dict[str, Any]:
-    """A worker's reply without what belongs to the protocol of the pipe."""
-    return {key: value for key, value in reply.items() if key not in ("ok", "did")}
 
 
 def busy(evidence: dict[str, Any]) -> dict[str, Any]:

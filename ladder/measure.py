@@ -89,8 +89,9 @@ def run_ladder(
         if resume is not None:
             result = resuming.take_up(resume, result, rounds)
         result["stored_twins"] = judging.stored_twins(folder, result, resume)
-        run = _Run(result, workload, planned, device, resume or record.new_path(out, result), on_event)
-        run.inspects = code is None if inspect is None else inspect
+        path = resume or record.new_path(out, result)
+        inspects = code is None if inspect is None else inspect
+        run = _Run(result, workload, planned, device, path, on_event, inspects)
         with (
             stop_on_sigterm(),
             Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
@@ -110,6 +111,7 @@ class _Run:
         device: str,
         path: Path,
         on_event: OnEvent | None,
+        inspects: bool = False,
     ) -> None:
         self.result, self.workload, self.device, self.on_event = result, workload, device, on_event
         self.protocol = result["protocol"]
@@ -120,8 +122,7 @@ class _Run:
         self.path = path
         self.begin = time.monotonic() - result["seconds"]  # of a run that is taken up, too
         self.done = sum(len(rung["rounds"]) for rung in self.rungs.values())
-        self.inspects = False
-        self.seen = inspecting.Cache(workload, result["machine"])
+        self.inspects = inspects
         self.visits = Visits(device, machine.probe().get("uuid") if device == "cuda" else None)
         self.where: dict[str, Any] = {"rung": None, "round": None}
 
@@ -271,11 +272,12 @@ class _Run:
 
     def inspect_all(self, pool: Pool) -> None:
         """One inspector for every rung of which nothing is known; what earlier runs found is taken from them."""
-        for name, rung in self.rungs.items():
-            if name in self.recipes and name not in self.twins and rung["inspection"] is None:
-                if found := self.seen.get(self.recipes[name]):
-                    rung.update(found)
-        self.each(pool, [name for name in self.recipes if name not in self.twins], None)
+        self.seen = inspecting.Cache(self.workload, self.result["machine"])
+        names = [name for name in self.recipes if name not in self.twins]
+        for name in names:
+            if self.rungs[name]["inspection"] is None and (found := self.seen.get(self.recipes[name])):
+                self.rungs[name].update(found)
+        self.each(pool, names, None)
 
     def inspect(self, worker: Worker, rung: dict[str, Any]) -> None:
         """Parity and receipts. Raises `WorkerFailure` for a rung that must not be timed; what was seen is kept."""

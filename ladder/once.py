@@ -4,7 +4,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import machine
-from ladder.pool import Worker, device_lock
+from ladder.pool import Worker, device_lock, plain
 
 
 def measure_once(
@@ -32,5 +32,4 @@ def measure_once(
             worker.close()
     finally:
         worker.kill()
-    merged = empty | built | prepared | seen
-    return {key: value for key, value in merged.items() if key not in ("ok", "did", "gpu_uuid")}
+    return plain(empty | built | prepared | seen)

@@ -193,6 +193,11 @@ class Worker:
         return WorkerFailure("failed", one_line(f"{do}: worker ended with status {code}{last}"))
 
 
+def plain(reply: dict[str, Any]) -> dict[str, Any]:
+    """A worker's reply, or several in one, without what belongs to the pipe's protocol and is never stored."""
+    return {key: value for key, value in reply.items() if key not in ("ok", "did", "gpu_uuid")}
+
+
 def no_time(reply: dict[str, Any]) -> str | None:
     """One line if a visit's reply holds something that cannot be the seconds of a step, or no sample; else None.
 

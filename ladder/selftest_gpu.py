@@ -16,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import budget, catalog, gpustate, machine, planting, record, results, spin, stats, verdicts
+from ladder import budget, catalog, machine, planting, record, results, spin, stats, verdicts
 from ladder.errors import UserError
 from ladder.files import replacing
 from ladder.pool import ROOT, device_lock
@@ -60,8 +60,8 @@ class Group:
 def groups(capabilities: dict[str, str | None]) -> list[Group]:
     """A captured step, bound by the GPU, and an eager one, bound by the host.
 
-    The captured one is the article's top rung without data workers (at 64x64 it would be done sooner, but there its
-    processes differ by 0.16%, at 256x256 by a fifth of that). 21 pairs of copies less the twins, and 3 of the eager
+    The captured one is the article's top rung without data workers (at 64x64 it would be done sooner, but its processes
+    differ more: 0.16% on one H200). 21 pairs of copies less the twins, and 3 of the eager
     one less its twins, are 22 comparisons of identical programs.
     """
     ladder = catalog.load_ladder("article")
@@ -234,11 +234,8 @@ class SelfTest:
         result = self.result
         result["seconds"] = round(time.monotonic() - self.begin, 1)
         judge(result)
-        if self.visitor.watch:
-            visits = [visit for each in result["programs"] for visit in each["rounds"]]
-            rejected = sum(len(visit["rejected"]) for visit in visits)
-            result["gpu"] = gpustate.run_summary([visit["gpu"] for visit in visits], rejected)
-            result["gpu_notes"] = result["gpu"]["notes"]
+        if gpu := self.visitor.visits.summary(result["programs"]):
+            result["gpu"], result["gpu_notes"] = gpu, gpu["notes"]
         try:
             results.write(self.path, result)
             with replacing(self.path.with_suffix(".md")) as temporary:

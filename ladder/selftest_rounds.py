@@ -7,14 +7,15 @@ is timed has the device for itself.
 
 import contextlib
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import gpustate, machine, record
+from ladder import machine, record
 from ladder.pool import Worker, WorkerFailure
+from ladder.visiting import Visits
 
 MOST_AHEAD = 16  # workers with a built step
 RAM_GB, GPU_GB = 3, 4  # what one may hold
@@ -58,9 +59,8 @@ class Visitor:
         self.device, self.cycles, self.seed, self.torch = facts["device"], cycles, seed, torch
         self.ahead = most_ahead(facts)
         uuid = machine.probe().get("uuid") if self.device == "cuda" else None
-        self.watch = gpustate.Watch(uuid, nvml=nvml) if self.device == "cuda" else None
-        self.quiet_percent: int | None = None
-        self.states: dict[str, list[dict[str, Any]]] = {}  # of the accepted visits of each group
+        self.visits = Visits(self.device, uuid, nvml=nvml)
+        self.accepted: dict[str, list[dict[str, Any]]] = {}  # visits of each group
 
     def order(self, number: int, programs: Sequence[Program]) -> list[Program]:
         """Random, and a function of (seed, round)."""
@@ -71,14 +71,12 @@ class Visitor:
     def round(self, number: int, programs: Sequence[Program]) -> Iterator[Visit]:
         """Visit every program; yields as they are done."""
         shuffled = self.order(number, programs)
-        if self.watch:
-            self.quiet_percent = self.watch.quiet()
+        self.visits.look_around()
         for first in range(0, len(shuffled), self.ahead):
             yield from self._batch(number, shuffled[first : first + self.ahead])
 
     def close(self) -> None:
-        if self.watch:
-            self.watch.close()
+        self.visits.close()
 
     def _batch(self, number: int, programs: list[Program]) -> Iterator[Visit]:
         with contextlib.ExitStack() as stack:
@@ -115,44 +113,19 @@ class Visitor:
         return {"recipe": seen["recipe"], "settings": seen["settings"]}
 
     def _visit(self, worker: Worker, program: Program, number: int, alive: set[int]) -> dict[str, Any]:
-        """Prepare and time; again, at most three times, where the GPU's state makes it void."""
-        prepared = worker.call("prepare")
-        earlier = self.states.setdefault(program.group, [])
-
-        def once() -> tuple[dict[str, Any], dict[str, Any]]:
-            timed = {"settle_s": record.SETTLE_S, "settle_cycles": record.SETTLE_CYCLES, "main": False}
-            with self._watched(alive) as state:
-                seen = worker.call("visit", cycles=self.cycles, **timed)
-            return seen, state
-
-        visited, rejected = gpustate.with_retries(once, lambda each: gpustate.void_reason(each[1], earlier))
-        if visited is None:
-            raise WorkerFailure("invalid", gpustate.throttled(rejected))
-        seen, state = visited
-        if state:
-            earlier.append(state)
-        return record.new_round(number, prepared, seen) | {"gpu": state or None, "rejected": rejected}
-
-    @contextlib.contextmanager
-    def _watched(self, alive: set[int]) -> Iterator[dict[str, Any]]:
-        """A dict that is filled with the GPU's state when the block is done; stays empty on a CPU."""
-        state: dict[str, Any] = {}
-        if self.watch is None:
-            yield state
-            return
-        hidden = hides_ours(self.watch.gpu.read, alive)
-        with self.watch.window(alive) as window:
-            yield state
-        state.update(window.summary(self.quiet_percent))
-        if hidden and state.get("foreign_processes") is not None:
-            state["foreign_processes"] = max(0, state["foreign_processes"] - (len(alive) - 1))
-            state["tenancy"] = gpustate.tenancy(state)
-
-
-def hides_ours(read: Callable[[frozenset[int]], Any], alive: set[int]) -> bool:
-    """Whether NVML counts by numbers in which none of our processes is found, as it does in a container.
-
-    `ladder.nvml` then takes one process for ours, and here there are as many as `alive`.
-    """
-    named, nameless = read(frozenset(alive)).foreign, read(frozenset()).foreign
-    return named is not None and named == nameless
+        """Prepare and time, as a run visits a rung. All copies of a group share what is usual of its state."""
+        accepted = self.accepted.setdefault(program.group, [])
+        made = self.visits.visit(
+            worker,
+            number,
+            worker.call("prepare"),
+            accepted,
+            (),
+            alive=alive,
+            cycles=self.cycles,
+            settle_s=record.SETTLE_S,
+            settle_cycles=record.SETTLE_CYCLES,
+            main=False,
+        )
+        accepted.append(made)
+        return made

@@ -203,7 +203,7 @@ def spellings(workload: Workload, precision: str, device: str) -> list[dict[str,
     ]
     if device == "cpu":
         found += [{"resample": "depthwise", **other}]
-    else:  # cuDNN differentiates a depthwise convolution twice in seconds, ten times as long as all others together
+    else:  # cuDNN takes seconds to differentiate a depthwise convolution twice: longer than all others together
         found += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]  # {} again: its own nondeterminism
     base = {"precision": precision}
     if precision == "tf32":

@@ -1,6 +1,7 @@
 """One visit of a rung: timed in its worker while the GPU is watched from here, and repeated if it was void."""
 
-from collections.abc import Iterable
+import contextlib
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
 from ladder import gpustate, record
@@ -35,21 +36,22 @@ class Visits:
         prepared: dict[str, Any],
         own: list[dict[str, Any]],
         others: Iterable[dict[str, Any]],
+        *,
+        alive: set[int] | None = None,
         **how: Any,
     ) -> dict[str, Any]:
         """The raw record of a visit that counts. `own` and `others` are the accepted rounds of this rung and of all.
 
+        `alive` are all workers of ours that hold a context; None: this one alone. `how` is what the worker is told.
         Raises `WorkerFailure`, with status "invalid" if four visits in a row were void.
         """
         earlier = [each["gpu"] for each in own if each.get("gpu")]
         canaries = [each["canary_s"] for each in others if each.get("canary_s")]
 
         def once() -> tuple[dict[str, Any], dict[str, Any]]:
-            if self.watch is None:
-                return worker.call("visit", **how), {}
-            with self.watch.window({worker.pid}) as window:
+            with self.watched(alive or {worker.pid}) as state:
                 seen = worker.call("visit", **how)
-            return seen, window.summary(self.quiet_percent)
+            return seen, state
 
         def void(visit: tuple[dict[str, Any], dict[str, Any]]) -> str | None:
             seen, state = visit
@@ -64,6 +66,21 @@ class Visits:
         seen, state = kept
         more = {"gpu": state, "canary_s": seen.get("canary_s"), "rejected": rejected} if state else {}
         return record.new_round(number, prepared, seen) | more
+
+    @contextlib.contextmanager
+    def watched(self, alive: set[int]) -> Iterator[dict[str, Any]]:
+        """A dict that is filled with the GPU's state when the block is done; stays empty on a CPU."""
+        state: dict[str, Any] = {}
+        if self.watch is None:
+            yield state
+            return
+        hidden = len(alive) > 1 and hides_ours(self.watch.gpu.read, alive)
+        with self.watch.window(alive) as window:
+            yield state
+        state.update(window.summary(self.quiet_percent))
+        if hidden and state.get("foreign_processes") is not None:
+            state["foreign_processes"] = max(0, state["foreign_processes"] - (len(alive) - 1))
+            state["tenancy"] = gpustate.tenancy(state)
 
     def summary(self, rungs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
         """What the run says of the GPU: whether it was alone, and how many visits were rejected."""
@@ -80,3 +97,12 @@ class Visits:
     def close(self) -> None:
         if self.watch:
             self.watch.close()
+
+
+def hides_ours(read: Callable[[frozenset[int]], Any], alive: set[int]) -> bool:
+    """Whether NVML counts by numbers in which none of our processes is found, as it does in a container.
+
+    `ladder.nvml` then takes one process for ours, and here there are as many as `alive`.
+    """
+    named, nameless = read(frozenset(alive)).foreign, read(frozenset()).foreign
+    return named is not None and named == nameless

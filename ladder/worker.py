@@ -268,15 +268,6 @@ def is_settled(times: list[float]) -> bool:
     return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
 
 
-def union(spans: list[tuple[int, int]]) -> int:
-    """Length of the union of intervals: kernels on parallel streams count once."""
-    total, end = 0, -math.inf
-    for first, last in sorted(spans):
-        total += max(0, last - max(first, end))
-        end = max(end, last)
-    return int(total)
-
-
 def peak_rss() -> int | None:
     """Peak resident bytes of this process. Not getrusage: that one inherits the parent's peak across exec."""
     try:

@@ -126,6 +126,11 @@ def test_overlap_counts_a_moment_once():
     assert evidence.covered(span, others) == 60
 
 
+def test_kernels_on_parallel_streams_count_once() -> None:
+    assert evidence.union([]) == 0
+    assert evidence.union([(10, 20), (0, 5), (15, 30), (16, 18)]) == 25
+
+
 @pytest.mark.gpu
 def test_a_captured_step_launches_a_handful_and_its_copies_are_seen():
     recipe = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True}

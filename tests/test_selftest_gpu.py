@@ -231,8 +231,9 @@ def test_no_more_workers_wait_than_the_machine_holds() -> None:
 def test_workers_that_wait_are_no_company(compute: list[int], foreign: int) -> None:
     visitor = Visitor(FACTS, cycles=1, seed=0)
     nvml = FakeNvml(compute=dict.fromkeys(compute, 2**30))
-    visitor.watch, visitor.quiet_percent = gpustate.Watch(UUID, nvml=nvml, interval_s=0.01), 0
-    with visitor._watched({1, 2, 3}) as state:
+    visits = visitor.visits
+    visits.watch, visits.quiet_percent = gpustate.Watch(UUID, nvml=nvml, interval_s=0.01), 0
+    with visits.watched({1, 2, 3}) as state:
         pass
     assert state["foreign_processes"] == foreign
     assert state["tenancy"] == ("shared" if foreign else "alone")

@@ -3,7 +3,7 @@
 import pytest
 
 from ladder import worker
-from ladder.worker import Invalid, NoContract, Rung, failure, is_settled, union
+from ladder.worker import Invalid, NoContract, Rung, failure, is_settled
 
 
 @pytest.mark.parametrize(
@@ -34,11 +34,6 @@ def test_the_lead_in_goes_on_until_the_time_stands_still(monkeypatch: pytest.Mon
         left = iter(times)
         monkeypatch.setattr(rung, "timed_cycle", lambda left=left: (float(next(left)), None))
         assert rung.lead_in(limit_s, limit_cycles) == expected
-
-
-def test_kernels_on_parallel_streams_count_once() -> None:
-    assert union([]) == 0
-    assert union([(10, 20), (0, 5), (15, 30), (16, 18)]) == 25
 
 
 @pytest.mark.parametrize(
