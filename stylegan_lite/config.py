@@ -161,7 +161,24 @@ class Recipe(_Config):
     async_copy: bool = False  # non_blocking host-to-device copies on a side stream, one batch ahead
     uint8_input: bool = False  # bytes cross the bus; normalized on the device
     prefetch_stream: bool = False  # the next batch is normalized too beside the step, on the side stream
+    cached_images: bool = False  # decoded once into a memory-mapped file of bytes; workers only read
     fused_act: bool = False
+    fused_residual: bool = False  # the discriminator's residual sums inside the activation's pass
+    fused_filter: bool = False  # resampling's filter and the activation beside it in one pass over memory
+    rgb: Literal["conv", "triton"] = (
+        "conv"  # convolutions from and to 3 channels: cuDNN's, or one memory-bound kernel
+    )
+    dense: Literal["linear", "triton"] = (
+        "linear"  # fully connected layers: gains, bias, activation in one launch
+    )
+    joint_batch: bool = False  # D_main passes fakes and reals through D together, their statistics kept apart
+    weights: Literal["per_use", "once"] = (
+        "per_use"  # once: cast and scaled when they change, not where they are used
+    )
+    fused_update: bool = False  # Adam writes the next step's cast weights in the same kernel
+    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = (
+        "off"  # torch.compile of the main phases
+    )
 
     def refuse_on(self, device: str, where: str = "recipe") -> None:
         """Raise ConfigError if this recipe cannot run on ``device`` ("cuda" or "cpu")."""
@@ -195,6 +212,16 @@ class Recipe(_Config):
             )
         if self.whole_step_graph and not self.cuda_graphs:
             raise ConfigError(f"{where}: whole_step_graph needs cuda_graphs: true (what it joins)")
+        if self.fused_filter and not (self.resample == "triton" and self.fused_act):
+            raise ConfigError(
+                f"{where}: fused_filter needs resample: triton and fused_act: true (what it joins)"
+            )
+        if self.fused_residual and not self.fused_act:
+            raise ConfigError(f"{where}: fused_residual needs fused_act: true (what it joins)")
+        if self.fused_update and not (self.fused_adam and self.weights == "once"):
+            raise ConfigError(
+                f"{where}: fused_update needs fused_adam: true and weights: once (what it joins)"
+            )
         if self.precision == "fp64" and self.cuda_graphs:
             raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")
 
