@@ -141,7 +141,7 @@ def _entry(keys: list[str], runs: list[Errors], budget: Errors, spread: Errors) 
     return {
         "error": max(run[whole] for run in runs),
         "budget": budget[whole],
-        "nearest": nearest.split("/", 2)[2],
+        "nearest": nearest.split("/", 2)[2].replace("*", "all "),  # a pool: "all weight"
         "nearest_error": error[nearest],
         "nearest_budget": budget[nearest],
         "judged": len(judged),

@@ -26,7 +26,8 @@ def key(result: dict[str, Any], mode: str | None = None) -> tuple[Any, ...]:
 def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     """Read results: files as they are named; of a folder the newest of each series, merged before their sources.
 
-    A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it.
+    A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it; for a named
+    file that is looked for beside it.
 
     Returns:
         (results, refused): of a folder's files that are not results, one line each.
@@ -40,6 +41,7 @@ def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     for path in paths:
         if not path.is_dir():
             found.append(results.load(path))
+            others += readable(path.parent)
             continue
         newest: dict[tuple[Any, ...], dict[str, Any]] = {}
         read = []

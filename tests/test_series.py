@@ -64,6 +64,8 @@ def test_the_advice_of_an_older_commit_s_newest_run_is_found_behind_a_newer_comm
         results.write(tmp_path / f"{index}.json", each)
     found, _ = report.collect([tmp_path])
     assert len(found) == 2 and any("at_top" in each for each in found)
+    (named,), _ = report.collect([tmp_path / "0.json"])  # a file that is named has its advice as well
+    assert "at_top" in named
 
 
 @pytest.mark.parametrize("key", SOFTWARE)
