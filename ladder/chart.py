@@ -24,6 +24,7 @@ from ladder.panels import (
     MUTED,
     NAMED,
     RIGHT,
+    cut,
     draw_bars,
     draw_names,
     draw_numbers,
@@ -148,7 +149,8 @@ def _footer(shown: View, width: float) -> list[str]:
     """Small print: what would mislead if it were left out."""
     lines = [f"{shown.protocol}."]
     if any(row.interval for row in shown.rows):
-        lines.append("Error bars: 95% interval over rounds.")
+        arrows = " An arrow: it goes on, to what the table says." if cut(shown) else ""
+        lines.append(f"Error bars: 95% interval over rounds.{arrows}")
     if shown.noise:
         lines.append(f"{shown.noise[0].upper()}{shown.noise[1:]}.")
     if any(row.article_ms for row in shown.rows):

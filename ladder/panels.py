@@ -6,7 +6,7 @@ import math
 import textwrap
 from typing import Any
 
-from ladder import modes, verdicts
+from ladder import errorbars, modes, verdicts
 from ladder.texts import amount, between, factor, percent
 from ladder.view import Row, View, shown_gain, shown_top
 
@@ -27,7 +27,9 @@ SMALL = ("verdict", "advice", "interval", "parity")  # rows of long cells
 def draw_bars(axes: Any, shown: View, column: float) -> None:
     rows = shown.rows
     wide = min(0.74, 1.1 / column)
-    top = max((row.interval[1] if row.interval else row.step_ms for row in rows if row.step_ms), default=1.0)
+    drawn = bars_window(shown)
+    ends = [errorbars.within(row.interval, drawn)[1] for row in rows if row.step_ms and row.interval]
+    top = max([row.step_ms for row in rows if row.step_ms] + ends, default=1.0)
     axes.set_ylim(0, top * 1.14)
     _scale(axes, "ms per step\n(lower is better)")
     if not any(row.step_ms for row in rows):
@@ -41,13 +43,16 @@ def draw_bars(axes: Any, shown: View, column: float) -> None:
         axes.bar(x, row.step_ms - busy, wide, bottom=busy, color=IDLE, zorder=2)
         high = row.step_ms
         if row.interval:
-            low, high = row.interval
-            spread = [[max(0.0, row.step_ms - low)], [max(0.0, high - row.step_ms)]]
-            axes.errorbar(x, row.step_ms, yerr=spread, color=INK, capsize=4, elinewidth=1.1, zorder=3)
+            _, high = errorbars.draw(axes, x, row.step_ms, row.interval, drawn, INK)
         axes.annotate(
             f"{short_ms(row.step_ms)} ms", (x, max(high, row.step_ms)), xytext=(0, 4), textcoords="offset points",
             ha="center", va="bottom", fontsize=10, fontweight="bold", zorder=4,
         )  # fmt: skip
+
+
+def bars_window(shown: View) -> tuple[float, float]:
+    """From 0 to somewhat above the highest bar."""
+    return 0.0, errorbars.window([row.step_ms for row in shown.rows if row.step_ms], 0.0, 0.0)[1]
 
 
 def _draw_gap(axes: Any, x: int, row: Row, column: float, wide: float) -> None:
@@ -85,11 +90,11 @@ def draw_speedups(axes: Any, shown: View) -> list[Any]:
     """
     staircase = shown.mode == modes.CUMULATIVE
     rows = [(x, row) for x, row in enumerate(shown.rows)]
-    ours = {x: row.total if staircase else row.previous for x, row in rows}
-    ours = {x: value for x, value in ours.items() if value}
-    spread = {x: row.total_interval if staircase else row.gain for x, row in rows if x in ours}
-    theirs = {x: row.article_total for x, row in rows if row.article_total and staircase}
-    bounds = [bound for interval in spread.values() if interval for bound in interval]
+    ours, spread, theirs = _speedups(shown)
+    drawn = speedups_window(shown)
+    bounds = [
+        bound for interval in spread.values() if interval for bound in errorbars.within(interval, drawn)
+    ]
     every = [*ours.values(), *theirs.values(), *bounds] or [1.0]
     low, high = min(0.9, *every), max(1.2, *every)
     room = 0.3 * (high - low)
@@ -112,13 +117,37 @@ def draw_speedups(axes: Any, shown: View) -> list[Any]:
         lines[-1].set_label("speedup, this machine" if staircase else "gain, this machine")
     for x, interval in spread.items():
         if interval:
-            around = [[max(0.0, ours[x] - interval[0])], [max(0.0, interval[1] - ours[x])]]
-            axes.errorbar(x, ours[x], yerr=around, color=INK, capsize=3, elinewidth=1, zorder=5)
+            spread[x] = errorbars.draw(axes, x, ours[x], interval, drawn, INK)
     for x, row in [] if staircase else rows:
         if row.floor:
             axes.bar(x, 2 * row.floor, 0.74, bottom=1 - row.floor, color=GRID, zorder=0.5)
     _label_speedups(axes, shown, ours, spread, theirs)
     return lines
+
+
+def _speedups(shown: View) -> tuple[dict, dict, dict]:
+    """By column: our speedups (in the other modes gains), their intervals, and the article's."""
+    staircase = shown.mode == modes.CUMULATIVE
+    rows = list(enumerate(shown.rows))
+    ours = {x: row.total if staircase else row.previous for x, row in rows}
+    ours = {x: value for x, value in ours.items() if value}
+    spread = {x: row.total_interval if staircase else row.gain for x, row in rows if x in ours}
+    return ours, spread, {x: row.article_total for x, row in rows if row.article_total and staircase}
+
+
+def speedups_window(shown: View) -> tuple[float, float]:
+    """What of the speedups' intervals is drawn."""
+    ours, _, theirs = _speedups(shown)
+    return errorbars.window([*ours.values(), *theirs.values()], 0.9, 1.2)
+
+
+def cut(shown: View) -> bool:
+    """Whether some error bar goes beyond the picture."""
+    bars = [row.interval for row in shown.rows if row.step_ms]
+    speedups = _speedups(shown)[1].values()
+    return any(errorbars.is_cut(each, bars_window(shown)) for each in bars) or any(
+        errorbars.is_cut(each, speedups_window(shown)) for each in speedups
+    )
 
 
 def _label_speedups(axes: Any, shown: View, ours: dict, spread: dict, theirs: dict) -> None:

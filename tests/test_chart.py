@@ -55,7 +55,9 @@ def words(result):
     return "\n".join(text for text, _ in drawn(result)[1])
 
 
-@pytest.mark.parametrize("make", [*RUNS.values(), nothing_measured, two_rungs, judged, left_out])
+@pytest.mark.parametrize(
+    "make", [*RUNS.values(), nothing_measured, two_rungs, judged, left_out, lambda: held_up()]
+)
 def test_no_text_overlaps_another_or_leaves_the_picture(make):
     figure, texts = drawn(make())
     for text, box in texts:
@@ -168,3 +170,18 @@ def test_verdict_noise_floor_and_advice_are_in_the_picture():
     quiet = words(made_up.judged_run(data_loading=31.21))
     assert "no measurable\ngain" in quiet
     assert "all rungs but" in words(left_out()) and "Noise floor" not in words(made_up.gpu_run())
+
+
+def held_up():
+    """One process of a rung waited for half a minute: its interval is fifty times its bar."""
+    run = judged()
+    run["rungs"][1]["interval_ms"] = [1.0, 50 * run["rungs"][1]["step_ms"]]
+    run["rungs"][1]["total_interval"] = [0.02, 90.0]
+    return run
+
+
+def test_one_wide_interval_does_not_press_the_bars_flat():
+    (calm, _), (wild, _) = drawn(judged()), drawn(held_up())
+    for before, after in zip(calm.axes, wild.axes, strict=True):
+        assert after.get_ylim()[1] <= 2 * before.get_ylim()[1]
+    assert "goes on" in words(held_up()) and "goes on" not in words(judged())
