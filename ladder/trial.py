@@ -1,0 +1,247 @@
+"""`python -m ladder.trial`: a quick look at what rungs do, to choose the next change by; never a verdict.
+
+One process builds the whole ladder, then the ladder without each rung that is named (`--each`: without every one of
+them), and prints for each: milliseconds a step, without the lazy phases, and of each phase; with `--kernels`, which
+kernels a phase is made of. That takes seconds a variant where `ladder run` takes minutes. It has no rounds, no twins,
+no parity and no receipts, and what one variant leaves in cuDNN's caches the next one finds: what is worth keeping is
+measured again by `ladder run`. docs/log.md quotes these files as trials, and nothing else does.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder import catalog, families, machine, modes, record
+from ladder.errors import UserError, describe
+from ladder.files import replacing
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "results" / "trials"
+PHASES = ("G_main", "D_main", "G_pl", "D_r1")
+REPLAYS = 10  # of a phase, timed as one window
+CYCLES = 3  # the median counts
+
+Found = dict[str, Any]
+
+
+@click.command(help=__doc__.split("\n\n")[0].split(": ", 1)[1])
+@click.option("--workload", default=None, help="Preset or YAML file (default: article; on a CPU tiny).")
+@click.option("--ladder", "ladder_name", default="full", show_default=True, help="Ladder or YAML file.")
+@click.option("--without", multiple=True, metavar="RUNG", help="Also the ladder without it; may be repeated.")
+@click.option("--each", is_flag=True, help="Also the ladder without each of its rungs.")
+@click.option("--only", is_flag=True, help="The variants of --without alone, not the whole ladder.")
+@click.option("--kernels", is_flag=True, help="Also every kernel of each phase.")
+@click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None)
+@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="JSON file.")
+def command(
+    workload: str | None,
+    ladder_name: str,
+    without: tuple[str, ...],
+    each: bool,
+    only: bool,
+    kernels: bool,
+    device: str | None,
+    out: Path | None,
+) -> None:
+    try:
+        device = machine.choose_device(device)
+        name, fields = catalog.load_workload(workload or ("article" if device == "cuda" else "tiny"))
+        ladder = catalog.load_ladder(ladder_name)
+        variants = plan(ladder, machine.capabilities(device), without, each, only)
+        found = frame(name, fields, ladder.name, device)
+        path = out or OUT / f"{found['machine']['name']}-{name}-{found['started']:%Y%m%dT%H%M%SZ}.json"
+        found["started"] = found["started"].isoformat(timespec="seconds")
+        click.echo(heading())
+        for variant, recipe in variants.items():
+            found["variants"][variant] = row = trial(fields, recipe, device, kernels)
+            write(path, found)  # after each: what is there stays if the next one dies
+            click.echo(line(variant, row))
+        click.echo(f"one process, no protocol: to choose by, not to quote. {path}")
+    except UserError as error:
+        click.echo(f"ladder.trial: {error}", err=True)
+        sys.exit(2)
+
+
+def plan(
+    ladder: catalog.Ladder,
+    capabilities: dict[str, str | None],
+    without: tuple[str, ...],
+    each: bool,
+    only: bool,
+) -> dict[str, dict[str, Any]]:
+    """Name -> recipe: "all", then "without RUNG" for those that can be left out.
+
+    Raises:
+        UserError: a rung that the ladder does not have, or nothing is left to try; one line.
+    """
+    named = None if each else list(without)
+    found = {}
+    if not only:
+        top = [rung for rung in catalog.climb(ladder, capabilities) if rung.recipe is not None]
+        found[modes.ALL] = top[-1].recipe or {}
+    if each or without:
+        for rung in modes.plan(modes.LEAVE_ONE_OUT, ladder, capabilities, named)[1:]:
+            if rung.recipe is None:
+                click.echo(f"without {rung.name}: {rung.skipped}", err=True)
+            else:
+                found[f"without {rung.name}"] = rung.recipe
+    if not found:
+        raise UserError("nothing to try: --only needs --without RUNG or --each")
+    return found
+
+
+def frame(workload: str, fields: dict[str, Any], ladder: str, device: str) -> Found:
+    commit, dirty = record.commit_of(ROOT)
+    return {
+        "schema": 1,
+        "kind": "trial",
+        "workload": {"name": workload, **fields, "data": None},
+        "ladder": ladder,
+        "commit": commit,
+        "dirty": dirty,
+        "started": datetime.now(timezone.utc),
+        "machine": machine.facts(device),
+        "variants": {},
+    }
+
+
+def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: bool) -> Found:
+    """Milliseconds and kernels of one recipe on random images; "error" instead where it fails."""
+    import torch
+
+    from stylegan_lite.config import Recipe
+
+    begin = time.perf_counter()
+    row: Found = {}
+    try:
+        whole = Recipe.from_dict(recipe)
+        row = {"recipe": whole.to_dict()} | steps(fields, whole.to_dict(), device)
+        apart = dataclasses.replace(whole, whole_step_graph=False)
+        row |= phases(fields, apart.to_dict(), device, kernels)
+    except Exception as error:  # a variant that cannot run is a row, not the end
+        row["error"] = describe(error)
+    if device == "cuda":
+        torch.cuda.empty_cache()
+    return row | {"seconds": round(time.perf_counter() - begin, 1)}
+
+
+def steps(fields: dict[str, Any], recipe: dict[str, Any], device: str) -> Found:
+    """Wall clock of whole cycles, a sixteenth of each; seconds of preparing; peak of reserved memory."""
+    import torch
+
+    if device == "cuda":
+        torch.cuda.reset_peak_memory_stats()
+    with prepared(fields, recipe, device) as (step, seconds):
+        step.cycle()
+        found = {f"{name}_ms": _cycle_ms(step, lazy) for name, lazy in (("step", True), ("main", False))}
+        if device == "cuda":
+            found["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
+    return seconds | {name: round(value, 4) for name, value in found.items()}
+
+
+def phases(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: bool) -> Found:
+    """Each phase alone: milliseconds, families of its kernels, and with ``kernels`` every one of them."""
+    with prepared(fields, recipe, device) as (step, _):
+        took = {phase: _window_ms(step, phase) for phase in PHASES}
+        found: Found = {"phases_ms": {phase: round(ms, 4) for phase, ms in took.items()}}
+        if device == "cuda":
+            found["phases"] = {phase: traced(step, phase, kernels) for phase in PHASES}
+    return found
+
+
+def traced(step: Any, phase: str, kernels: bool) -> Found:
+    """One run of a phase under the profiler: microseconds by family, and in order with ``kernels``."""
+    from ladder import evidence
+
+    step.run_phase(phase)
+    events = evidence.recorded(lambda: step.run_phase(phase))
+    rows = families.shares(events, 1)
+    ran = sorted((e for e in events if e[1] and not e[0].startswith(families.WAITING)), key=lambda e: e[3])
+    found = {
+        "kernels": len(ran),
+        "busy_us": round(evidence.union([e[3:] for e in ran]) / 1000, 1),
+        "families": [{**row, "us": round(row["us"], 1)} for row in rows],
+    }
+    if kernels:
+        found["sequence"] = [[families.short(e[0], 100), round((e[4] - e[3]) / 1000, 2)] for e in ran]
+    return found
+
+
+class prepared:
+    """A step that is ready, and how long that took: ``with prepared(...) as (step, seconds)``."""
+
+    def __init__(self, fields: dict[str, Any], recipe: dict[str, Any], device: str) -> None:
+        self.given = fields | {"data": None}, recipe, device
+
+    def __enter__(self) -> tuple[Any, dict[str, float]]:
+        from stylegan_lite import make_step
+
+        fields, recipe, device = self.given
+        self.step = make_step(fields, recipe, device=device)
+        return self.step, {name: round(value, 3) for name, value in self.step.prepare().items()}
+
+    def __exit__(self, *_: Any) -> None:
+        self.step.close()
+        self.step = None
+
+
+def _cycle_ms(step: Any, lazy: bool) -> float:
+    from ladder import evidence
+
+    took = []
+    for _ in range(CYCLES):
+        evidence.synchronize(step)
+        begin = time.perf_counter()
+        step.cycle(lazy)
+        evidence.synchronize(step)
+        took.append(time.perf_counter() - begin)
+    return 1000 * sorted(took)[len(took) // 2] / 16
+
+
+def _window_ms(step: Any, phase: str) -> float:
+    from ladder import evidence
+
+    step.run_phase(phase)
+    evidence.synchronize(step)
+    begin = time.perf_counter()
+    for _ in range(REPLAYS):
+        step.run_phase(phase)
+    evidence.synchronize(step)
+    return 1000 * (time.perf_counter() - begin) / REPLAYS
+
+
+def heading() -> str:
+    return (
+        f"{'':32}{'step ms':>9}{'main':>8}"
+        + "".join(f"{phase:>8}" for phase in PHASES)
+        + f"{'GiB':>7}{'s':>6}"
+    )
+
+
+def line(name: str, row: Found) -> str:
+    if "error" in row:
+        return f"{name[:32]:32}  {row['error'][:120]}"
+    times = [row["step_ms"], row["main_ms"], *(row["phases_ms"][phase] for phase in PHASES)]
+    numbers = f"{times[0]:9.2f}" + "".join(f"{ms:8.2f}" for ms in times[1:])
+    return f"{name[:32]:32}{numbers}{row.get('reserved_gib', 0):7.2f}{row['seconds']:6.0f}"
+
+
+def write(path: Path, found: Found) -> None:
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+if __name__ == "__main__":
+    command()
