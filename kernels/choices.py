@@ -115,6 +115,15 @@ def forced(choice: Choice) -> Iterator[None]:
         _forced.pop()
 
 
+def used() -> list[dict]:
+    """The rows of the table that have decided in this process so far: what they name of a call, and their choice."""
+    rows = {row(key): choice for key, choice in _chosen.items()}
+    return [
+        {name: value for name, value in key._asdict().items() if value is not None} | choice._asdict()
+        for key, choice in sorted(rows.items(), key=lambda each: [str(value) for value in each[0]])
+    ]
+
+
 def chosen() -> list[dict]:
     """The choices that this process has used so far, as plain data to be stored with results."""
     return [key._asdict() | choice._asdict() for key, choice in sorted(_chosen.items())]
