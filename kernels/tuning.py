@@ -237,7 +237,12 @@ def main(arguments: list[str] | None = None) -> int:
             found = list(tune(key, dtype, start + 60 * options.minutes * i / len(keys)))
             rows += found
             print(report(key, found), flush=True)
-            gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+            gpu = {
+                "schema": 1,
+                "kind": "tuning",
+                "gpu": torch.cuda.get_device_name(),
+                "torch": torch.__version__,
+            }
             options.json.write_text(json.dumps(gpu | {"timed": rows}, indent=1))
     return 0
 

@@ -207,7 +207,7 @@ def test_a_result_that_no_run_writes_is_refused(tmp_path: Path, says: str) -> No
         (b'{"schema": 1, "schema": 1}', "'schema' is given twice"),
         (b"[" * 9 + b"]" * 9, "nested too deep"),
         (b"[" * 500_000, "nested too deep"),
-        (b'{"schema": "' + b"x" * 2**20 + b'"}', "more than 1048576 bytes"),
+        (b'{"schema": "' + b"x" * 2**22 + b'"}', "more than 4194304 bytes"),
     ],
 )
 def test_what_is_not_a_result_is_refused(tmp_path: Path, raw: bytes, says: str) -> None:
