@@ -52,6 +52,26 @@ CASES = [
     "demodulate 256x256x3x3 batch 32 fp32 channels_last",
     "demodulate 128x128x3x3 batch 32 fp32 channels_last",
     "demodulate 64x64x3x3 batch 32 fp32 channels_last",
+    "upfirdn2d after up 8x64x257x257 bf16 channels_last",
+    "upfirdn2d after up 8x128x129x129 bf16 channels_last",
+    "upfirdn2d after up 32x64x257x257 bf16 channels_last",
+    "upfirdn2d after up 32x128x129x129 bf16 channels_last",
+    "upfirdn2d before down 8x64x256x256 bf16 channels_last",
+    "upfirdn2d before down 8x128x128x128 bf16 channels_last",
+    "upfirdn2d before down 32x64x256x256 bf16 channels_last",
+    "upfirdn2d before down 32x128x128x128 bf16 channels_last",
+    "upfirdn2d down 8x64x256x256 bf16 channels_last",
+    "upfirdn2d down 8x128x128x128 bf16 channels_last",
+    "upfirdn2d down 32x64x256x256 bf16 channels_last",
+    "upfirdn2d down 32x128x128x128 bf16 channels_last",
+    "upfirdn2d up 8x64x128x128 bf16 channels_last",
+    "upfirdn2d up 8x128x64x64 bf16 channels_last",
+    "upfirdn2d up 32x64x128x128 bf16 channels_last",
+    "upfirdn2d up 32x128x64x64 bf16 channels_last",
+    "conv2d 8x64x256x256 bf16 channels_last",
+    "conv2d 8x128x128x128 bf16 channels_last",
+    "conv2d 32x64x256x256 bf16 channels_last",
+    "conv2d 32x128x128x128 bf16 channels_last",
 ]
 DIRECTIONS = ["forward", "backward", "double backward"]
 FINGERPRINTS = {
@@ -60,6 +80,11 @@ FINGERPRINTS = {
     "modulate": "da66f8b6",
     "instance_norm_act": "a9082db4",
     "demodulate": "643e7ff9",
+    "upfirdn2d after up": "0d7d0d89",
+    "upfirdn2d before down": "f69e961c",
+    "upfirdn2d down": "07512ed8",
+    "upfirdn2d up": "360a64ef",
+    "conv2d": "6b0562ca",
 }
 
 

@@ -3,7 +3,8 @@
 asv hands parameters to a benchmark by their position, so the lists of values below are literals to which one
 may only append. A series is never given a new meaning: its fingerprint is a literal as well. When the ladder's
 recipe of a rung changes, the rung gets a new value here ("bf16-2"), and the old one joins `RETIRED`: its history
-stays on the page. `tests/test_benches.py` compares this file with the ladder.
+stays on the page. `tests/test_benches.py` compares this file with the ladder
+`full`, whose first rungs are the article's; `python -m benches.unfrozen` prints what it lacks.
 """
 
 from __future__ import annotations
@@ -23,6 +24,12 @@ RUNGS = [
     "cuda_graphs",
     "data_loading",
     "fused_act",
+    "fused_resample",
+    "conv_double_backward",
+    "cudnn_benchmark",
+    "fused_adam",
+    "whole_step_graph",
+    "prefetch_stream",
 ]
 
 # (workload, rung) pairs that no longer agree with the ladder of today.
@@ -117,6 +124,16 @@ _DATA_LOADING = _CUDA_GRAPHS | {
 }
 _FUSED_ACT = _DATA_LOADING | {"fused_act": True}
 
+# The ladder `full` goes on from there.
+_FUSED_RESAMPLE = _FUSED_ACT | {"resample": "triton"}
+_CONV_DOUBLE_BACKWARD = _FUSED_RESAMPLE | {"conv": "double_backward"}
+_CUDNN_BENCHMARK = _CONV_DOUBLE_BACKWARD | {"cudnn_benchmark": True}
+_FUSED_ADAM = _CUDNN_BENCHMARK | {"fused_adam": True, "ema": "foreach"}
+_WHOLE_STEP_GRAPH = _FUSED_ADAM | {"whole_step_graph": True}
+_PREFETCH_STREAM = _WHOLE_STEP_GRAPH | {"prefetch_stream": True}
+_CPU_CONV_DOUBLE_BACKWARD = _BF16_SET_TO_NONE | {"conv": "double_backward"}
+_CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}
+
 _TRITON = ("cuda", "bf16", "triton")
 _GRAPHS = (*_TRITON, "cuda_graphs")
 
@@ -134,6 +151,18 @@ SERIES = {
     ("tiny", "channels_last"): Series("cpu", (), _TINY, _CHANNELS_LAST, "06f0e0fccc98"),
     ("tiny", "bf16"): Series("cpu", ("bf16",), _TINY, _BF16, "69bb52bab5f8"),
     ("tiny", "set_to_none"): Series("cpu", ("bf16",), _TINY, _BF16_SET_TO_NONE, "b3f233839ca4"),
+    ("article", "fused_resample"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_RESAMPLE, "8ed2882bc487"),
+    ("article", "conv_double_backward"): Series(
+        "cuda", _GRAPHS, _ARTICLE, _CONV_DOUBLE_BACKWARD, "b1b591cfd2d1"
+    ),
+    ("article", "cudnn_benchmark"): Series("cuda", _GRAPHS, _ARTICLE, _CUDNN_BENCHMARK, "757d3b4e6be0"),
+    ("article", "fused_adam"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_ADAM, "32a2632ca16a"),
+    ("article", "whole_step_graph"): Series("cuda", _GRAPHS, _ARTICLE, _WHOLE_STEP_GRAPH, "15ac830c2a13"),
+    ("article", "prefetch_stream"): Series("cuda", _GRAPHS, _ARTICLE, _PREFETCH_STREAM, "879cc70a106b"),
+    ("tiny", "conv_double_backward"): Series(
+        "cpu", ("bf16",), _TINY, _CPU_CONV_DOUBLE_BACKWARD, "36ddb442c7c8"
+    ),
+    ("tiny", "fused_adam"): Series("cpu", ("bf16",), _TINY, _CPU_FUSED_ADAM, "b69f9928d852"),
 }
 
 if __name__ == "__main__":  # python -m benches.series: the fingerprints of what stands above

@@ -129,7 +129,10 @@ def _apply(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     # making is cut off from the second derivative. A weight in x's layout spares cuDNN to convert it in every call.
     x, weight = dense(x.to(dtype)), dense(weight.to(dtype))
     nhwc = _is_nhwc(x, weight)
-    return _Convolution.apply(x, dense_as(weight, nhwc), geometry._replace(nhwc=nhwc))
+    weight, geometry = dense_as(weight, nhwc), geometry._replace(nhwc=nhwc)
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.convolution(x, weight, *geometry)
+    return _Convolution.apply(x, weight, geometry)
 
 
 def _is_nhwc(x: Tensor, weight: Tensor) -> bool:

@@ -50,7 +50,10 @@ def upfirdn2d(
     call = _plan(x, taps, up, down, padding, gain, flip)
     check_device(x)
     x = dense(x)
-    return _Upfirdn2d.apply(x, call._replace(nhwc=not x.is_contiguous()))
+    call = call._replace(nhwc=not x.is_contiguous())
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.upfirdn2d(x, *call)
+    return _Upfirdn2d.apply(x, call)
 
 
 def upfirdn2d_reference(
@@ -297,21 +300,26 @@ def _first_tap_one(taps_y: tuple[float, ...], taps_x: tuple[float, ...]) -> tupl
 # ---- autograd ----------------------------------------------------------------------------------------------------
 
 
+def forward(x: Tensor, call: _Call) -> Tensor:
+    """y, for an x that is dense in the format that the call names."""
+    n, c = x.shape[:2]
+    if call.nhwc:
+        y = x.new_empty((n, *call.out, c)).permute(0, 3, 1, 2)
+    else:
+        y = x.new_empty((n, c, *call.out))
+    if y.numel():
+        capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
+        cover = _cover(x.shape, call, x.dtype, capability)
+        upfirdn2d_kernel[cover.grid](x, y, *cover.arguments, **cover.constants)
+    return y
+
+
 class _Upfirdn2d(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, call):
         ctx.call = call
         ctx.set_materialize_grads(False)
-        n, c = x.shape[:2]
-        if call.nhwc:
-            y = x.new_empty((n, *call.out, c)).permute(0, 3, 1, 2)
-        else:
-            y = x.new_empty((n, c, *call.out))
-        if y.numel():
-            capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
-            cover = _cover(x.shape, call, x.dtype, capability)
-            upfirdn2d_kernel[cover.grid](x, y, *cover.arguments, **cover.constants)
-        return y
+        return forward(x, call)
 
     @staticmethod
     def backward(ctx, g):

@@ -68,6 +68,20 @@ def receipt_lines(rung: dict[str, Any]) -> list[str]:
     ]
 
 
+def choice_lines(result: dict[str, Any]) -> list[str]:
+    """Which tiles the kernels ran with: `modulate backward (size large): tile 2048, ...; in fused_norm`."""
+    found, lines = result.get("choices"), []
+    for each in map(_dict, found if isinstance(found, list) else []):
+        of = ", ".join(f"{key} {each[key]}" for key in CHOICE_OF if key in each)
+        says = ", ".join(f"{key} {each[key]}" for key in CHOICE_SAYS if key in each)
+        rungs = each.get("rungs") if isinstance(each.get("rungs"), list) else []
+        where = f"{each.get('op')} {each.get('direction')}" + (f" ({of})" if of else "")
+        lines.append(f"{where}: {says}; in {', '.join(map(str, rungs))}")
+    return lines
+
+
+CHOICE_OF = ("size", "itemsize", "layout", "architecture")
+CHOICE_SAYS = ("tile", "columns", "warps", "per_sm", "stages")
 PARITY_HEADINGS = (
     "phase",
     "quantity",

@@ -19,7 +19,7 @@ from torch import Tensor
 
 from stylegan_lite.config import Workload
 
-Sizes = dict[str, int]  # letter of a shape -> its value
+Sizes = dict[str, int]  # letter of a shape -> its value; R, where it is not H, is the resolution of the layer
 Tensors = dict[str, Tensor]
 
 LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
@@ -93,6 +93,29 @@ def weights(workload: Workload) -> list[Sizes]:
     ]
 
 
+def widest(workload: Workload, pixels: Callable[[int], int] = lambda r: r) -> list[Sizes]:
+    """Activations of the two highest resolutions, where resampling and convolutions cost the most."""
+    return [
+        _map(workload, r) | {"H": pixels(r), "W": pixels(r), "R": r}
+        for r in workload.resolutions[-2:]
+        if r > 4
+    ]
+
+
+def resampling(sizes: Callable[[Workload], Sequence[Sizes]], **how: Any) -> Op:
+    """upfirdn2d by the networks' filter. R1 goes through it, path length through those of the synthesis network."""
+    options = {"taps": (1.0, 3.0, 3.0, 1.0), **how}
+    counted = {name: value for name, value in options.items() if name != "gain"}
+    return Op(
+        "upfirdn2d",
+        {"x": "NCHW"},
+        sizes,
+        lambda op, t, backward: op.bytes_moved(t["x"], **counted),
+        penalty=("x",),
+        options=options,
+    )
+
+
 OPS: dict[str, Op] = {
     "bias_act noise scale": Op(
         "bias_act",
@@ -132,6 +155,21 @@ OPS: dict[str, Op] = {
         activations=(),
         penalty=("style",),
         settings=(("fp32", "channels_last"),),  # weights and styles are float32 whatever the recipe
+    ),
+    # A transposed convolution leaves a pixel more than the resolution, a strided one wants a pixel more.
+    "upfirdn2d after up": resampling(lambda w: widest(w, lambda r: r + 1), padding=1, gain=4 / 64),
+    "upfirdn2d before down": resampling(widest, padding=2, gain=1 / 64),
+    "upfirdn2d down": resampling(widest, down=2, padding=1, gain=1 / 64),
+    # What the gradient of the one above is; the networks themselves call it with images only.
+    "upfirdn2d up": resampling(lambda w: widest(w, lambda r: r // 2), up=2, padding=(2, 1), gain=4 / 64),
+    "conv2d": Op(
+        "conv2d",
+        {"x": "NCHW", "weight": "CC33"},  # of the layers that keep channels and resolution, so y is like x
+        widest,
+        lambda op, t, backward: op.bytes_moved(t["x"], t["weight"], t["x"], backward=backward),
+        activations=("x", "weight"),
+        penalty=("x",),
+        options={"padding": 1},
     ),
 }
 
@@ -253,7 +291,7 @@ def cases(
                 continue
             for dtype, layout in entry.settings[: 1 if quick or workload.batch > least else None]:
                 for sizes in entry.sizes(workload):
-                    if sizes["H"] in wanted:
+                    if sizes.get("R", sizes["H"]) in wanted:
                         case = Case(op, tuple(_of_shape(entry, sizes)), dtype, layout)
                         found.setdefault(case, []).append(name)
     made = [Case(c.op, c.sizes, c.dtype, c.layout, tuple(dict.fromkeys(names))) for c, names in found.items()]

@@ -77,7 +77,7 @@ def figure(result: dict[str, Any]) -> Any:
 
 def _name(op: str) -> str:
     """In lines that fit the margin, broken behind underscores too."""
-    lines = textwrap.wrap(op.replace("_", "_ "), 11)
+    lines = textwrap.wrap(op.replace("_", "_ "), 10)
     return "\n".join(line.replace("_ ", "_") for line in lines)
 
 

@@ -232,6 +232,8 @@ class _Run:
                 else:
                     rung["rounds"].append(self.visit(worker, rung, number, prepared))
                     rung.update(status="ok", reason=None)
+                    used = worker.call("choices")["choices"]  # after timing
+                    record.add_choices(self.result, rung.get("of", rung["name"]), used)
             finally:
                 worker.close()
 

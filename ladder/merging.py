@@ -112,6 +112,9 @@ def _merged(found: list[Result]) -> Result:
     made["stored_twins"] = _stored(found)
     if gpu := _gpu(found):
         made["gpu"] = gpu
+    for row in [row for each in found[:-1] for row in each.get("choices", [])]:
+        for name in row["rungs"]:
+            record.add_choices(made, name, [row])
     made["complete"] = all(each["complete"] for each in found) or _enough(made)
     if made["complete"]:
         notes = made["protocol"]["notes"]

@@ -33,6 +33,7 @@ TIMEOUTS = {
     "visit": 900.0,
     "parity": 900.0,
     "receipts": 900.0,
+    "choices": 60.0,
     "exit": 20.0,
 }
 _LEAST_CYCLE_TIMEOUT = 60.0

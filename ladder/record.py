@@ -127,6 +127,23 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
     }
 
 
+def add_choices(result: dict[str, Any], rung: str, used: list[dict[str, Any]] | None) -> None:
+    """Note with which tiles a rung's kernels ran: rows of `kernels.choices`, each kept once, with its rungs.
+
+    `used` None: the measured code does not say.
+    """
+    if used is None:
+        return
+    known = result.setdefault("choices", [])
+    for row in used:
+        same = next((each for each in known if each | {"rungs": []} == row | {"rungs": []}), None)
+        if same is None:
+            same = {**row, "rungs": []}
+            known.append(same)
+        if rung not in same["rungs"]:
+            same["rungs"].append(rung)
+
+
 def derive(rungs: list[dict[str, Any]], batch: int) -> str | None:
     """Fill in every derived number of `rungs` (in ladder order) from their raw rounds; returns the baseline's name.
 

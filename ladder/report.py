@@ -136,7 +136,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def _checks_markdown(result: dict[str, Any]) -> list[str]:
-    """Receipts and parity errors of every rung that has them, folded away under its name."""
+    """Receipts and parity errors of every rung that has them, under its name; then the kernels' tiles."""
     lines: list[str] = []
     for rung in result["rungs"]:
         receipts, cells = checks.receipt_lines(rung), checks.parity_cells(rung)
@@ -148,6 +148,13 @@ def _checks_markdown(result: dict[str, Any]) -> list[str]:
             lines += ["", "| " + " | ".join(checks.PARITY_HEADINGS) + " |"]
             lines.append("|---|---|---:|---:|---|---:|---:|---:|")
             lines += ["| " + " | ".join(_md(plain(cell)) for cell in row) + " |" for row in cells]
+    if tiles := checks.choice_lines(result):
+        lines += [
+            "",
+            "#### Tiles that the kernels ran with",
+            "",
+            *(f"- {_md(plain(line))}" for line in tiles),
+        ]
     return lines
 
 
@@ -165,6 +172,8 @@ def print_checks(result: dict[str, Any]) -> None:
                 "    "
                 + "  ".join(plain(cell).ljust(room) for cell, room in zip(row, wide, strict=True)).rstrip()
             )
+    for line in checks.choice_lines(result):
+        print(plain(f"tiles of {line}"))
     print()
 
 

@@ -182,6 +182,20 @@ PARITY = fields(  # `ladder.parity`
     },
 )
 RECEIPTS = mapping(PART, fields({"engaged": FLAG, "lines": NOTES}), 64)  # `ladder.receipts`
+CHOICE = fields(  # `kernels.choices`: a row that decided, what it says, and in which rungs
+    {
+        "op": IDENTIFIER,
+        "direction": IDENTIFIER,
+        **dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), COUNT),
+        "rungs": items(PART, 100, least=1),
+    },
+    {
+        "itemsize": COUNT,
+        "layout": one_of("nhwc", "nchw"),
+        "architecture": COUNT,
+        "size": one_of("small", "large"),
+    },
+)
 BOUND = number(
     1e-30, 1e30
 )  # of an interval: two rounds that differ by a half reach from nothing to everything
@@ -271,5 +285,6 @@ RESULT = fields(
         "noise": mapping(KIND, NOISE, 4),
         "gpu": maybe(RUN_GPU),
         "merged": items(MERGED, 100, least=2),
+        "choices": items(CHOICE, 100),
     },
 )

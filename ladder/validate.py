@@ -15,11 +15,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import floor, results, schema
+from ladder import floor, results, schema, schema_kinds
 from ladder.publishing import publishable
 from ladder.rules import shown
 
-MOST_BYTES = 2**20
+MOST_BYTES = (
+    2**22
+)  # a ladder takes some hundred kilobytes, all kernels with every sample more than a megabyte
 MOST_FILES = 10_000
 _FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 _FILE = re.compile(r"[a-z0-9][a-z0-9._-]*(-\d{8}T\d{6}Z)?(-\d+)?\.json")
@@ -129,7 +131,7 @@ def _judge(path: Path, seen: dict[str, str], marks: list[str]) -> str | None:
         if problem := check(data):
             return problem
         mark = fingerprint(data)
-        marks += publishable(data)
+        marks += schema_kinds.marks(data) if "kind" in data else publishable(data)
     except OSError as error:
         return f"cannot be read: {_why(error)}"
     except ValueError as error:
@@ -160,10 +162,13 @@ def check(data: Any) -> str | None:
     """What is wrong with a result that a stranger sent, in one line, or None."""
     if not isinstance(data, dict) or "schema" not in data:
         return 'not a result file: expected an object with "schema"'
-    if problem := schema.RESULT(data):
+    other = "kind" in data
+    if other and data["kind"] not in tuple(schema_kinds.KINDS):  # a list has no hash
+        return f"kind: {shown(data['kind'])} is none of {', '.join(schema_kinds.KINDS)}"
+    if problem := (schema_kinds.KINDS[data["kind"]] if other else schema.RESULT)(data):
         where, what = problem
         return f"{where.lstrip('.')}: {what}" if where else what
-    return results.check(data) or _contradiction(data)
+    return schema_kinds.contradiction(data) if other else results.check(data) or _contradiction(data)
 
 
 def _contradiction(data: dict[str, Any]) -> str | None:
@@ -208,6 +213,8 @@ def _rung_contradiction(rung: dict[str, Any]) -> str | None:
 
 def fingerprint(data: dict[str, Any]) -> str:
     """Equal for two results exactly if they hold the same samples (or, without any, the same everything)."""
+    if "kind" in data:
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     times = [[r["samples_ms"] for r in rung["rounds"]] or rung["samples_ms"] for rung in data["rungs"]]
     samples = [data["machine"]["name"], data["workload"]["name"], times]
     measured = any(rung["samples_ms"] for rung in data["rungs"])

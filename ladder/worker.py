@@ -15,6 +15,8 @@ which feed the watchdog.
     {"do": "parity"}                                     -> {"ok": true, "verdict": "ok" | "failed: parity", ...}
         (as `ladder.parity.check` returns it; needs "keep_gradients": true in "build")
     {"do": "receipts", "rungs": [] | null}               -> {"ok": true, "receipts": {rung: {}}, "evidence": {}}
+    {"do": "choices"}                                    -> {"ok": true, "choices": [{}] | null}
+        (rows of `kernels.choices` that decided in this process, null where the measured code does not say)
     {"do": "exit"}                                       -> {"ok": true}, and the process ends
 
 A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a", "reason":
@@ -231,6 +233,13 @@ class Rung:
         found = parity.check(self.step, tell=lambda text: self.channel.send({"progress": text}))
         self.step.keep_gradients = False
         return found
+
+    def do_choices(self) -> dict[str, Any]:
+        """Which tiles our kernels were launched with. Asked after timing; what never imported our kernels used none."""
+        if "kernels" not in sys.modules:
+            return {"choices": []}
+        used = getattr(sys.modules.get("kernels.choices"), "used", None)
+        return {"choices": None if used is None else used()}
 
     def do_exit(self) -> dict[str, Any]:
         if self.step is not None:

@@ -192,8 +192,16 @@ def receipts(*lines: str, engaged: bool = True) -> dict[str, Any]:
     return {"bf16": {"engaged": engaged, "lines": list(lines or ("convolution FLOPs in BF16 100 percent",))}}
 
 
+def choices(*rungs: str) -> list[dict[str, Any]]:
+    """Rows of the table of tiles, as a result has them after these rungs."""
+    row = {"op": "modulate", "direction": "backward", "tile": 2048, "columns": 512, "warps": 4}
+    measured = {"itemsize": 2, "layout": "nhwc", "architecture": 90, "size": "large", "tile": 4096}
+    both = ({"per_sm": 10, "stages": 1}, {"per_sm": 4, "stages": 1, **measured})
+    return [{**row, **each, "rungs": list(rungs)} for each in both]
+
+
 def checked_run() -> dict[str, Any]:
-    """A judged run as the whole protocol leaves it: receipts, parity, the state of the GPU, memory, where time went."""
+    """A judged run as the whole protocol leaves it: receipts, parity, GPU, memory, where time went, tiles."""
     made = judged_run()
     for record_ in made["rungs"]:
         record_.update(receipts=receipts(), parity=parity())
@@ -207,6 +215,7 @@ def checked_run() -> dict[str, Any]:
             }
     made["rungs"][2]["rounds"][0]["rejected"] = ["SM clock 1500 MHz, usually 1980"]
     made["gpu"] = {"state": "known", "tenancy": "alone", "rejected_visits": 3, "notes": []}
+    made["choices"] = choices("fused_norm", "set_to_none")
     return made
 
 

@@ -12,10 +12,10 @@ from types import SimpleNamespace
 import pytest
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import ROOT, _measure, _plugin, series
+from benches import ROOT, _measure, _plugin, series, unfrozen
 from benches.rungs import Rung
 from ladder import catalog, machine, measure, pool
-from ladder.rungs import data_loading
+from ladder.rungs import data_loading, fused_resample
 from stylegan_lite.config import Recipe, Workload
 
 PAIRS = sorted(series.SERIES)
@@ -60,7 +60,7 @@ def test_a_series_measures_what_the_ladder_climbs(pair, monkeypatch):
     (name, rung), frozen = pair, series.SERIES[pair]
     _, workload = catalog.load_workload(name)
     assert Workload.from_dict(frozen.workload).to_dict() == workload | {"data": None}
-    planned = {p.name: p for p in catalog.climb(catalog.load_ladder("article"), _capabilities(frozen.device))}
+    planned = {p.name: p for p in catalog.climb(catalog.load_ladder("full"), _capabilities(frozen.device))}
     assert planned[rung].recipe is not None, (
         f"the ladder skips it on {frozen.device}: {planned[rung].skipped}"
     )
@@ -68,10 +68,11 @@ def test_a_series_measures_what_the_ladder_climbs(pair, monkeypatch):
 
 
 def test_every_rung_of_the_ladder_has_its_series():
-    ladder = [step.name for step in catalog.load_ladder("article").rungs]
+    """`full` begins with the article's; `python -m benches.unfrozen` prints the lines that are missing."""
+    ladder = [step.name for step in catalog.load_ladder("full").rungs]
     on_cpu = [
         p.name
-        for p in catalog.climb(catalog.load_ladder("article"), _capabilities("cpu"))
+        for p in catalog.climb(catalog.load_ladder("full"), _capabilities("cpu"))
         if p.recipe is not None
     ]
     current = [pair for pair in PAIRS if pair not in series.RETIRED]
@@ -81,9 +82,32 @@ def test_every_rung_of_the_ladder_has_its_series():
 
 def test_a_series_needs_what_its_rungs_need():
     needs = {"cuda"}
-    for step in catalog.load_ladder("article").rungs:
+    for step in catalog.load_ladder("full").rungs:
         needs |= set(catalog.load_rung(step.name).needs)
         assert set(series.SERIES["article", step.name].needs) == needs, step.name
+
+
+def test_lines_for_rungs_without_a_series_are_printed(monkeypatch):
+    assert unfrozen.lines() == []
+    pair, small = ("article", "whole_step_graph"), ("tiny", "fused_adam")
+    gone = {p: series.SERIES[p].fingerprint for p in (pair, small)}
+    for p in gone:
+        monkeypatch.delitem(series.SERIES, p)
+    monkeypatch.setattr(series, "RUNGS", [name for name in series.RUNGS if name != "fused_adam"])
+    assert unfrozen.lines() == [
+        '_WHOLE_STEP_GRAPH = _FUSED_ADAM | {"whole_step_graph": True}',
+        f'("article", "whole_step_graph"): Series("cuda", _GRAPHS, _ARTICLE, _WHOLE_STEP_GRAPH, "{gone[pair]}"),',
+        'RUNGS: "fused_adam",',
+        '_CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}',
+        f'("tiny", "fused_adam"): Series("cpu", ("bf16",), _TINY, _CPU_FUSED_ADAM, "{gone[small]}"),',
+    ]
+
+
+def test_a_rung_that_means_something_else_now_is_named(monkeypatch):
+    monkeypatch.setitem(fused_resample.change, "resample", "depthwise")
+    said = unfrozen.lines()
+    assert said and all(line.startswith("# article ") and "no longer" in line for line in said)
+    assert "fused_resample" in said[0] and "fused_act" not in said[0]
 
 
 def _capabilities(device: str) -> dict[str, str | None]:

@@ -4,18 +4,26 @@ import pytest
 import torch
 
 import kernels
-from ladder import catalog, kernelcases
+from ladder import catalog, kernelcalls, kernelcases
 from ladder.kernelcases import OPS, Case
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.networks import Discriminator, Generator
 from tests import made_up_kernels
 from tests.small import SMALL
 
-TOP = Recipe(channels_last=True, precision="bf16", fused_norm=True, fused_act=True)
+TOP = Recipe(
+    channels_last=True,
+    precision="bf16",
+    fused_norm=True,
+    fused_act=True,
+    resample="triton",
+    conv="double_backward",
+)
+LINEAR = ("conv2d", "upfirdn2d")  # of these a few calls are timed, and it matters how they are called
 
 
 def called(workload, monkeypatch):
-    """What both networks pass to `kernels`, forward: {(function, shape of the first tensor, the others' shapes)}."""
+    """What both networks pass to `kernels`, forward: {(function, shapes of tensors, how): (dtype, nhwc)}."""
     seen = {}
 
     def record(function):
@@ -23,8 +31,15 @@ def called(workload, monkeypatch):
 
         def recording(*args, **kwargs):
             shapes = {k: tuple(v.shape) for k, v in kwargs.items() if isinstance(v, torch.Tensor)}
-            shapes["first"], shapes["second"] = tuple(args[0].shape), tuple(args[1].shape)
-            key = function, tuple(sorted(shapes.items()))
+            shapes |= {
+                k: tuple(v.shape)
+                for k, v in zip(("first", "second"), args, strict=False)
+                if isinstance(v, torch.Tensor)
+            }
+            how = {k: v for k, v in kwargs.items() if k not in shapes} if function in LINEAR else {}
+            how = {k: v for k, v in how.items() if (k, v) not in (("up", 1), ("down", 1))}
+            how |= {"taps": args[1]} if function == "upfirdn2d" else {}
+            key = function, tuple(sorted(shapes.items())), tuple(sorted(how.items()))
             nhwc = args[0].is_contiguous(memory_format=torch.channels_last)
             seen[key] = (args[0].dtype, nhwc)
             return reference(*args, **kwargs)
@@ -56,15 +71,18 @@ def test_sizes_are_those_of_the_networks(norm, monkeypatch):
         shapes = {name: case.shape_of(name) for name in names[2:]}
         if positional == 3:
             shapes.pop(names[2])
-        shapes["first"], shapes["second"] = case.shape_of(names[0]), case.shape_of(names[1])
-        key = case.entry.function, tuple(sorted(shapes.items()))
+        shapes |= {k: case.shape_of(v) for k, v in zip(("first", "second"), names, strict=False)}
+        key = case.entry.function, tuple(sorted(shapes.items())), tuple(sorted(case.entry.options.items()))
         expected.add(key)
+        if case.op == "upfirdn2d up":  # with images only, forward
+            assert any(other[0] == key[0] and other[2] == key[2] for other in seen)
+            continue
         assert key in seen, f"no network calls {case.name}"
         dtype, nhwc = seen[key]
         assert dtype == kernelcases.DTYPES[case.dtype] and nhwc, case.name
     # What is left out on purpose: weights of a block's first layer, and its input at the resolution below.
-    left = {key for key in seen if key not in expected and key[0] != "demodulate"}
-    shapes = [dict(shapes)["first"] for _, shapes in left]
+    left = {key for key in seen if key not in expected and key[0] not in ("demodulate", *LINEAR)}
+    shapes = [dict(shapes)["first"] for _, shapes, _ in left]
     assert all(first[1] != workload.fmaps(first[2]) or first[1] == 3 for first in shapes), left
 
 
@@ -81,6 +99,37 @@ def test_a_case_says_all_of_itself_and_no_two_are_alike():
     ):
         assert text in names
     assert [c.setting for c in cases] == sorted(c.setting for c in cases)  # the ladder's top comes first
+
+
+def test_bytes_of_linear_ops_are_those_of_x_y_and_the_weight():
+    workload = {"small": Workload.from_dict(SMALL)}
+    counted = {
+        "upfirdn2d after up": 17**2 + 16**2,
+        "upfirdn2d before down": 16**2 + 17**2,
+        "upfirdn2d down": 16**2 + 8**2,
+        "upfirdn2d up": 8**2 + 16**2,
+    }
+    for op, pixels in counted.items():
+        case = kernelcases.cases(workload, ops=[op], smallest=16)[0]
+        assert case.bytes(case.tensors("cpu"), "forward") == 2 * 4 * 8 * pixels
+        assert case.fused()(**case.tensors("cpu")).shape[2] ** 2 == pixels - case.shape[2] ** 2
+    case = kernelcases.cases(workload, ops=["conv2d"], smallest=16)[0]
+    image, weight = 2 * 4 * 8 * 16**2, 2 * 8 * 8 * 9
+    assert case.bytes(case.tensors("cpu"), "forward") == 2 * image + weight
+    assert case.bytes(case.tensors("cpu"), "backward") == 3 * image + 2 * weight
+
+
+@pytest.mark.parametrize("op", ["upfirdn2d after up", "upfirdn2d before down", "upfirdn2d up", "conv2d"])
+def test_linear_ops_agree_with_plain_pytorch_in_every_direction(op):
+    small = {"N": 2, "C": 3, "H": 5, "W": 6}
+    case = Case(op, tuple(small.items()), "fp32", "NCHW")
+    for direction in kernelcases.DIRECTIONS:
+        results = []
+        for function in (case.fused(), case.plain()):
+            torch.manual_seed(0)
+            results.append(kernelcalls.flat(kernelcalls.call_of(case, direction, function, "cpu")()))
+        kernelcalls.disagree(*results)
+        assert any(t is not None and t.any() for t in results[0])
 
 
 def test_ops_are_chosen_by_entry_or_function():
@@ -136,4 +185,5 @@ def test_every_entry_counts_its_bytes(op):
         for case in kernelcases.cases({name: workload}, ops=[op])[:1]:
             inputs = case.tensors("cpu")
             forward, backward = (case.bytes(inputs, d) for d in ("forward", "backward"))
-            assert 0 < forward < backward and case.bytes(inputs, "double backward") is None
+            assert 0 < forward <= backward and case.bytes(inputs, "double backward") is None
+            assert (forward < backward) == (case.entry.function != "upfirdn2d")  # whose gradient reads no x

@@ -68,6 +68,44 @@ def test_instance_norm_act(layout):
     opcheck(LIBRARY.instance_norm_act_grad.default, (*inputs, *moments, 0.2, 1.4, needs))
 
 
+UPFIRDN2D = {"up": 2, "padding": (2, 1)}, {"down": 2, "padding": 1}, {"padding": (1, 2, 3, -1), "gain": 4.0}
+
+
+def a_map(x, **how):
+    """What the operator takes of a call: tuples become lists."""
+    from kernels.upfirdn2d import _plan
+
+    how = {"up": 1, "down": 1, "padding": 0, "gain": 1.0, "flip": False} | how
+    call = _plan(x, (0.1, 0.4, 0.3, 0.2), **how)._replace(nhwc=not x.is_contiguous())
+    return [list(each) if isinstance(each, tuple) else each for each in call]
+
+
+@LAYOUTS
+@pytest.mark.parametrize("how", UPFIRDN2D)
+def test_upfirdn2d(layout, how):
+    x, *_ = layer(layout)
+    opcheck(LIBRARY.upfirdn2d.default, (x, *a_map(x, **how)))
+
+
+CONVOLUTIONS = [
+    ((6, 4, 3, 3), [[1, 1], [1, 1], [0, 0], False, 1]),
+    ((6, 2, 3, 3), [[2, 2], [1, 0], [0, 0], False, 2]),  # leaves a row of x over
+    ((4, 3, 3, 2), [[2, 1], [1, 0], [1, 0], True, 2]),
+]
+
+
+@LAYOUTS
+@pytest.mark.parametrize(("shape", "geometry"), CONVOLUTIONS)
+def test_convolution_and_its_weight_gradient(layout, shape, geometry):
+    x, weight, _ = layer(layout, shape)
+    weight = weight.detach().contiguous(memory_format=layout).requires_grad_()
+    geometry = [*geometry, layout is torch.channels_last]
+    opcheck(LIBRARY.convolution.default, (x, weight, *geometry))
+    y = LIBRARY.convolution(x, weight, *geometry)
+    g = torch.ones_like(y).requires_grad_()
+    opcheck(LIBRARY.correlation.default, (g, x, weight.detach(), *geometry))
+
+
 def style_layer(ops, x, style, weight, bias, strength, noise):
     y = ops("modulate")(x, style)
     return ops("bias_act")(y, bias, scale=ops("demodulate")(weight, style), noise=noise, strength=strength)
@@ -77,10 +115,25 @@ def adain_layer(ops, x, scale, bias, strength, noise):
     return ops("instance_norm_act")(x, scale, bias, noise=noise, strength=strength)
 
 
+def down_layer(ops, x, weight, bias, _):
+    x = ops("upfirdn2d")(x, (0.125, 0.375, 0.375, 0.125), padding=2)
+    return ops("bias_act")(ops("conv2d")(x, weight, stride=2, padding=1), bias)
+
+
+def up_layer(ops, x, weight, bias, _):
+    y = ops("conv_transpose2d")(x, weight, stride=2, padding=1, output_padding=1)
+    return ops("upfirdn2d")(ops("bias_act")(y, bias), (1, 3, 3, 1), up=2, down=2, padding=(2, 1), gain=0.1)
+
+
 @LAYOUTS
 @pytest.mark.parametrize(
     ("function", "shapes"),
-    [(style_layer, ((2, 4), (4, 4, 3, 3), (4,), ())), (adain_layer, ((2, 4), (2, 4), ()))],
+    [
+        (style_layer, ((2, 4), (4, 4, 3, 3), (4,), ())),
+        (adain_layer, ((2, 4), (2, 4), ())),
+        (down_layer, ((6, 4, 3, 3), (6,))),
+        (up_layer, ((4, 6, 3, 3), (6,))),
+    ],
 )
 def test_compiled_layers(function, shapes, layout):
     """As one graph, without a break, values and gradients the same."""
@@ -99,6 +152,7 @@ def test_compiled_layers(function, shapes, layout):
     torch.testing.assert_close(got, want, rtol=1e-4, atol=1e-5)
     assert got.stride() == want.stride()
     assert any("stylegan_ladder" in name for name in seen)
+    assert not any("autograd" in name for name in seen)  # no op went the way of an eager call
     grads = (torch.autograd.grad(y.square().sum(), wanted) for y in (got, want))
     for a, b in zip(*grads, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-4, atol=1e-4)
@@ -116,3 +170,29 @@ def test_in_eager_mode_operators_are_differentiable_twice():
     inputs = [t.detach().double().requires_grad_() for t in (x, style)]
     function = lambda x, s: LIBRARY.modulate(x, s, torch.float64)  # noqa: E731
     assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+@pytest.mark.parametrize("how", UPFIRDN2D)
+def test_resampling_is_differentiable_twice_as_an_operator(how):
+    x = layer(torch.channels_last)[0].detach().double().requires_grad_()
+    function = lambda x: LIBRARY.upfirdn2d(x, *a_map(x, **how)).square()  # noqa: E731
+    assert torch.autograd.gradgradcheck(function, [x], fast_mode=True)
+
+
+@pytest.mark.parametrize(("shape", "geometry"), CONVOLUTIONS)
+def test_convolution_is_differentiable_twice_as_an_operator(shape, geometry):
+    inputs = [t.detach().double().requires_grad_() for t in tensors((2, 4, 4, 5), shape)]
+    function = lambda x, w: LIBRARY.convolution(x, w, *geometry, False)  # noqa: E731
+    assert torch.autograd.gradcheck(function, inputs, fast_mode=True)
+    assert torch.autograd.gradgradcheck(function, inputs, fast_mode=True)
+
+
+def test_autocast_leaves_the_operators_as_the_call_decided():
+    """conv2d under autocast is bf16, resampling keeps x's dtype, and gradients have the dtype of their inputs."""
+    x, weight, _ = layer(torch.channels_last, (6, 4, 3, 3))
+    with torch.autocast(DEVICE, torch.bfloat16):
+        function = lambda x, w: kernels.upfirdn2d(kernels.conv2d(x, w, padding=1), (1.0, 1.0), padding=1)  # noqa: E731
+        y = torch.compile(function, backend="aot_eager", fullgraph=True)(x, weight)
+        z = LIBRARY.convolution(x, weight.detach(), [1, 1], [0, 0], [0, 0], False, 1, True)
+    assert (y.dtype, z.dtype) == (torch.bfloat16, torch.float32)
+    assert [t.dtype for t in torch.autograd.grad(y.sum(), (x, weight))] == [torch.float32] * 2

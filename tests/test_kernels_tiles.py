@@ -65,6 +65,9 @@ def test_the_most_specific_row_of_the_table_decides_and_can_be_asked_for(monkeyp
     assert choices.choose("modulate", "forward", 2, "nhwc", 90, "large") == general
     assert choices.choose("modulate", "forward", 2, "nhwc", 89, "large") == special
     assert [(c["architecture"], c["tile"]) for c in choices.chosen()] == [(89, 128), (90, 64)]
+    assert choices.choose("modulate", "forward", 4, "nchw", 90, "small") == general
+    named = {"op": "modulate", "direction": "forward"}
+    assert choices.used() == [named | {"architecture": 89} | special._asdict(), named | general._asdict()]
 
 
 def test_dense_copies_only_what_must_be_copied():

@@ -1,15 +1,18 @@
 """The tuner: what it tries can run, what it prints can be pasted, and without a GPU it says so."""
 
 import json
+import math
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
+import torch
 
 from kernels import tuning
-from kernels.choices import DIRECTIONS, TABLE, Choice, Key
+from kernels.choices import DIRECTIONS, H200, TABLE, Choice, Key
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,6 +35,47 @@ def test_what_is_reported_is_a_row_of_the_table():
     row = {"choice": choice._asdict(), "current": True, "all_shapes": True, "share": 0.9}
     text = tuning.report(key, [row | {"runs": [{"shape": (8, 64, 256, 256), "share": 0.9}]}])
     assert eval("{\n" + text + "\n}", {"Key": Key, "Choice": Choice}) == {key: choice}
+
+
+def measured() -> dict[Key, list[dict]]:
+    """What the file behind the measured rows says, by key."""
+    found: dict[Key, list[dict]] = {}
+    for row in json.loads((ROOT / "results/kernels/nvidia-h200-tuning.json").read_text())["timed"]:
+        found.setdefault(Key(**row["key"]), []).append(row)
+    return found
+
+
+def test_rows_of_a_gpu_are_what_was_measured_best_there():
+    """And the shares in the comments beside them are those of the file."""
+    source = (ROOT / "kernels/choices.py").read_text()
+    said = re.findall(r'Key\("(\w+)", "(\w+)", \*H200\): .*# ([\d.]+)%, before ([\d.]+)%', source)
+    assert {Key(op, direction, *H200) for op, direction, *_ in said} == {
+        key for key in TABLE if key.architecture is not None
+    }
+    for op, direction, share, before in said:
+        key = Key(op, direction, *H200)
+        rows = measured()[key]
+        best, current = max(rows, key=lambda row: row["share"]), next(row for row in rows if row["current"])
+        assert Choice(**best["choice"]) == TABLE[key]
+        assert (float(share), float(before)) == (
+            round(100 * best["share"] + 1e-9, 1),
+            round(100 * current["share"] + 1e-9, 1),
+        )
+        assert best["share"] > 1.01 * current["share"]
+
+
+def test_shares_of_the_file_follow_from_its_times():
+    for rows in measured().values():
+        for row in rows:
+            shares = [run["copy_microseconds"] / run["microseconds"] for run in row["runs"]]
+            assert row["share"] == pytest.approx(math.prod(shares) ** (1 / len(shares)), abs=2e-4)
+
+
+def test_the_yardstick_is_made_of_copies_that_run_at_full_speed(monkeypatch):
+    monkeypatch.setattr(tuning, "LARGEST_COPY", 100)
+    pieces = tuning.make_copy(2 * 350, torch.device("cpu"))()
+    assert sum(piece.numel() for piece in pieces) == 350
+    assert len(pieces) == 4 and all(piece.numel() <= 100 for piece in pieces)
 
 
 def test_without_a_gpu_it_says_so_in_one_line():

@@ -12,7 +12,8 @@ from typing import Any, NamedTuple
 import pytest
 
 from ladder import measure, record, results
-from ladder.pool import WorkerFailure
+from ladder.pool import Worker, WorkerFailure
+from tests import made_up
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE = ROOT / "tests" / "fake_code"
@@ -44,6 +45,21 @@ def run(out: Path, rungs: dict[str, dict | None], **options: Any) -> dict[str, A
     ]
     options = {"rounds": 1, "cycles": 1, "quick": True} | options
     return measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=out, code=FAKE, **options)
+
+
+def test_a_result_holds_the_tile_choices_of_its_rungs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, row = Worker.call, made_up.choices()[0]
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.uses = fields["recipe"]["name"] == "kernels"
+        return {"choices": [row] if worker.uses else []} if do == "choices" else real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    run(tmp_path, {"baseline": {}, "kernels": {}}, rounds=2)
+    assert stored(tmp_path)["choices"] == [row | {"rungs": ["kernels"]}]
 
 
 def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:

@@ -184,6 +184,13 @@ def test_checks_are_the_newest_there_are_and_company_stays(tmp_path):
     assert merged["gpu"] == {**a["gpu"], "rejected_visits": 4}
 
 
+def test_tile_choices_of_all_runs_are_kept_once(tmp_path):
+    a, b = run(1), run(2)
+    a["choices"], b["choices"] = made_up.choices("fused_norm", "fused_act"), made_up.choices("fused_norm")[:1]
+    merged = merging.merge(write(tmp_path, a, b))
+    assert [set(row["rungs"]) for row in merged["choices"]] == [{"fused_norm", "fused_act"}] * 2
+
+
 # --- what is refused ------------------------------------------------------------------------------------------------
 
 PLANTED = [

@@ -283,6 +283,10 @@ def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path)
             and "0.41" in text
             and "reference: FP64 on cuda, batch 8" in text
         )
+        assert (
+            "modulate backward: tile 2048, columns 512, warps 4, per_sm 10, stages 1; in fused_norm" in text
+        )
+        assert "(size large, itemsize 2, layout nhwc, architecture 90): tile 4096" in text
     assert "islands" not in call("report", tmp_path / "a.json").stdout
     results.write(tmp_path / "b.json", made_up.judged_run())
     assert "no receipts and no parity check" in call("report", tmp_path / "b.json", "--receipts").stdout
@@ -318,6 +322,7 @@ def test_checks_of_a_stranger_are_taken_for_nothing_they_are_not(capsys):
         parity={"verdict": "ok", "phases": {HOSTILE: {HOSTILE: {"error": "NaN"}, "x": 3}}}
     )
     made["gpu"] = {"notes": 3, "rejected_visits": "x"}
+    made["choices"] = [3, "x", {"op": HOSTILE, "tile": HOSTILE, "rungs": 3}, {"rungs": [HOSTILE, 3]}]
     made["rungs"][6]["rounds"][0]["rejected"] = 3
     report.print_table(made), report.print_checks(made)
     said, page = capsys.readouterr().out, report.markdown(made)

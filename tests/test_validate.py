@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ladder import cli, gpustate, nvml, report, results, validate
+from ladder import cli, gpustate, nvml, record, report, results, validate
 from tests import test_gpustate, test_measure
 from tests.fake_nvml import FakeNvml
 
@@ -118,6 +118,24 @@ def test_the_names_of_real_machines_pass(tmp_path: Path, name: str) -> None:
     assert "not made from its hardware" in judge(tmp_path, result)
 
 
+def test_tile_choices_are_accepted_and_a_file_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels import choices as table
+
+    result = genuine()
+    assert "choices" not in result and judge(tmp_path, result) is None
+    monkeypatch.setattr(table, "_chosen", dict(table.TABLE))
+    for rung in ("fused_norm", "fused_act", "fused_act"):
+        record.add_choices(result, rung, table.used())
+    record.add_choices(result, "baseline", [])
+    record.add_choices(result, "bf16", None)
+    assert judge(tmp_path, result) is None and len(result["choices"]) > 20
+    assert all(row["rungs"] == ["fused_norm", "fused_act"] for row in result["choices"])
+    result["choices"][0]["path"] = "x"
+    assert judge(tmp_path, result) == "choices[0]: unknown key 'path'"
+
+
 def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
     """A change that stores the last of `keys` under the path of the others."""
 
@@ -189,7 +207,7 @@ def test_a_result_that_no_run_writes_is_refused(tmp_path: Path, says: str) -> No
         (b'{"schema": 1, "schema": 1}', "'schema' is given twice"),
         (b"[" * 9 + b"]" * 9, "nested too deep"),
         (b"[" * 500_000, "nested too deep"),
-        (b'{"schema": "' + b"x" * 2**20 + b'"}', "more than 1048576 bytes"),
+        (b'{"schema": "' + b"x" * 2**22 + b'"}', "more than 4194304 bytes"),
     ],
 )
 def test_what_is_not_a_result_is_refused(tmp_path: Path, raw: bytes, says: str) -> None:

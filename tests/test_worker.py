@@ -1,5 +1,8 @@
 """Inside the worker: when a step time stands still, how long a GPU was busy, what kind of failure it was."""
 
+import sys
+import types
+
 import pytest
 
 from ladder import worker
@@ -53,6 +56,18 @@ def test_each_failure_has_its_status(error: Exception, status: str) -> None:
     reply = failure(error, "prepare", Rung(None, None))
     assert reply["status"] == status and not reply["ok"] and reply["reason"]
     assert worker.peak_rss() >= reply["peak_rss_bytes"] > 2**20
+
+
+def test_tile_choices_are_asked_of_the_measured_code_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung = Rung(None, None)
+    for name in ("kernels", "kernels.choices"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert rung.do_choices() == {"choices": []}  # kernels were never imported: none of ours ran
+    monkeypatch.setitem(sys.modules, "kernels", types.ModuleType("kernels"))
+    assert rung.do_choices() == {"choices": None}  # a commit whose kernels do not say
+    table = types.SimpleNamespace(used=lambda: [{"op": "modulate"}])
+    monkeypatch.setitem(sys.modules, "kernels.choices", table)
+    assert rung.do_choices() == {"choices": [{"op": "modulate"}]}
 
 
 @pytest.mark.gpu

@@ -1,0 +1,224 @@
+"""What results of other kinds than a ladder's may hold: `ladder kernels`, `ladder doctor --roofline`, kernels.tuning.
+
+As in `ladder.schema`: keys that are not named are refused, so whoever writes a new one adds it here.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ladder import results
+from ladder.rules import Rule, fields, items, mapping, maybe, number, one_of, pattern
+from ladder.schema import (
+    BYTES,
+    COUNT,
+    FLAG,
+    IDENTIFIER,
+    INTERVAL,
+    MACHINE,
+    NOTES,
+    PART,
+    PHASE,
+    RECIPE,
+    SECONDS,
+    SETTINGS,
+    STARTED,
+    TEXT,
+    WORKLOAD,
+)
+
+LAYOUT = one_of("channels_last", "NCHW", "nchw", "nhwc")
+CONTENDER = one_of("ours", "twin", "plain", "compile", "copy")
+TEMPERATURE = one_of("cold", "hot")
+COMMIT = maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits"))
+SHAPE = items(number(0, 2**31, whole=True), 8, least=1)
+AMOUNT = number(0, 1e30)
+REAL = number(-1e30, 1e30)
+RATE = number(1e-30, 1e30)
+SHAPED = pattern(r"[A-Za-z0-9 ,.*_x-]{1,120}", "an op with its shape")
+LINE = pattern(r"[ -~]{1,1000}", "a line of printable ASCII")
+VERDICT = pattern(r"[a-z][a-z ]{0,40}", "a verdict")
+
+# ---- ladder kernels ----------------------------------------------------------------------------------------------
+
+SUMMARY = fields({"median": AMOUNT, "interval": INTERVAL})
+KERNEL_ROW = fields(
+    {
+        "case": TEXT,
+        "op": TEXT,
+        "function": IDENTIFIER,
+        "shape": SHAPE,
+        "batch": COUNT,
+        "dtype": one_of("bf16", "fp32"),
+        "layout": LAYOUT,
+        "setting": COUNT,
+        "workloads": items(PART, 32),
+        "direction": one_of("forward", "backward", "double backward"),
+        "bytes": maybe(BYTES),
+        "method": maybe(one_of("graph", "events")),
+        "captured": mapping(pattern(r"(cold|hot) [a-z]+", "a contender"), COUNT, 16),
+        "notes": NOTES,
+        "samples_us": mapping(TEMPERATURE, mapping(CONTENDER, items(AMOUNT, 1000), 8), 2),
+        "reasons": mapping(CONTENDER, TEXT, 8),
+        "launches": items(
+            fields({"kernel": IDENTIFIER, "grid": items(COUNT, 3), "choices": maybe(LINE)}), 200
+        ),
+        "us": mapping(TEMPERATURE, mapping(CONTENDER, SUMMARY, 8), 2),
+        "share": mapping(CONTENDER, SUMMARY, 8),
+        "floor": maybe(AMOUNT),
+        "against": mapping(
+            CONTENDER,
+            fields(
+                {
+                    "verdict": VERDICT,
+                    "times_faster": AMOUNT,
+                    "interval": INTERVAL,
+                    "confidence": maybe(number(0, 1)),
+                }
+            ),
+            8,
+        ),
+        "verdict": VERDICT,
+    }
+)
+KERNELS = fields(
+    {
+        "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
+        "kind": one_of("kernels"),
+        "machine": MACHINE,
+        "commit": COMMIT,
+        "dirty": maybe(FLAG),
+        "complete": FLAG,
+        "started": STARTED,
+        "seconds": SECONDS,
+        "protocol": fields(
+            {
+                "minutes": number(0, 1e6),
+                "quick": FLAG,
+                "smoke": FLAG,
+                "seed": COUNT,
+                "workloads": items(PART, 32),
+                "ops": items(TEXT, 64),
+                "l2_bytes": BYTES,
+                "evict": COUNT,
+                "graph_ms": number(0, 1e6),
+                "compile": TEXT,
+                "notes": NOTES,
+            }
+        ),
+        "rows": items(KERNEL_ROW, 10_000, least=1),
+    }
+)
+
+# ---- kernels.tuning ----------------------------------------------------------------------------------------------
+
+TUNED = fields(
+    {
+        "key": fields(
+            {"op": IDENTIFIER, "direction": IDENTIFIER, "itemsize": COUNT, "layout": LAYOUT}
+            | {"architecture": COUNT, "size": one_of("small", "large")}
+        ),
+        "choice": fields(dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), COUNT)),
+        "current": FLAG,
+        "all_shapes": FLAG,
+        "share": AMOUNT,
+        "runs": items(
+            fields(
+                {"shape": SHAPE},
+                {"error": LINE, "share": AMOUNT, "bytes": BYTES}
+                | dict.fromkeys(("microseconds", "copy_microseconds", "driver_copy_microseconds"), AMOUNT),
+            ),
+            32,
+        ),
+    }
+)
+TUNING = fields(
+    {
+        "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
+        "kind": one_of("tuning"),
+        "gpu": TEXT,
+        "torch": TEXT,
+        "timed": items(TUNED, 10_000, least=1),
+    },
+    {"notes": items(LINE, 16)},
+)
+
+# ---- ladder doctor --roofline ------------------------------------------------------------------------------------
+
+FLOOR = mapping(pattern(r"[A-Za-z0-9_]{1,64}", "an amount"), AMOUNT, 32)
+RATES = mapping(SHAPED, RATE, 10_000)
+GROUPED = fields({"ms": AMOUNT, "floor_ms": AMOUNT, "of_distance": maybe(REAL)})
+FAMILY = fields(
+    {
+        "family": LINE,
+        "us": AMOUNT,
+        "kernels": AMOUNT,
+        "heaviest": LINE,
+        "group": LINE,
+        "of_step": AMOUNT,
+        "of_distance": maybe(REAL),
+    }
+)
+ROOFLINE = fields(
+    {
+        "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
+        "kind": one_of("roofline"),
+        "workload": WORKLOAD,
+        "rung": PART,
+        "recipe": RECIPE,
+        "layout": LAYOUT,
+        "commit": COMMIT,
+        "dirty": maybe(FLAG),
+        "machine": MACHINE,
+        "gpu": PART,
+        "ceilings": mapping(SHAPED, fields({"value": RATE, "source": LINE}), 16),
+        "phases": mapping(PHASE, FLOOR, 4),
+        "step": FLOOR,
+        "convolutions": items(
+            fields({"name": SHAPED, "flops": AMOUNT, "rate": RATE, "source": LINE}), 10_000
+        ),
+        "today": fields({"rates": RATES, "skipped": mapping(SHAPED, LINE, 10_000), "seconds": SECONDS}),
+        "recorded": RATES,
+        "measured": fields(
+            {
+                "phases_ms": mapping(PHASE, AMOUNT, 4),
+                **dict.fromkeys(("step_ms", "wall_ms", "busy_ms", "times_light"), AMOUNT),
+                "distance_ms": REAL,
+                "families": items(FAMILY, 1000),
+                "groups": mapping(one_of("convolutions", "other kernels", "nothing runs"), GROUPED, 3),
+                "settings": SETTINGS,
+            }
+        ),
+    }
+)
+
+KINDS: dict[str, Rule] = {"kernels": KERNELS, "roofline": ROOFLINE, "tuning": TUNING}
+
+
+def contradiction(data: dict[str, Any]) -> str | None:
+    """What cannot be in a file that its schema takes, in one line, or None."""
+    if data["kind"] == "tuning":
+        return None
+    machine = data["machine"]
+    hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]
+    if hardware is None or machine["name"] != results.slug(hardware):
+        return f"machine.name: {machine['name']!r} is not made from its hardware"
+    if data["kind"] == "kernels":
+        for row in data["rows"]:
+            for temperature, found in row["us"].items():
+                for name, summary in found.items():
+                    samples = row["samples_us"].get(temperature, {}).get(name)
+                    if (
+                        not samples
+                        or not min(samples) * 0.999999 <= summary["median"] <= max(samples) * 1.000001
+                    ):
+                        return f"{row['case']}: the median of {name} is not among its samples"
+    return None
+
+
+def marks(data: dict[str, Any]) -> list[str]:
+    """Why a file that is accepted must not be quoted."""
+    found = list(data["protocol"]["notes"]) if data["kind"] == "kernels" else []
+    if data["kind"] == "roofline" and data["dirty"]:
+        found.append("dirty work tree: not to be published")
+    return found
