@@ -191,16 +191,16 @@ def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strengt
 
 # ---- tiles -------------------------------------------------------------------------------------------------------
 
-# By (kernel, channels_last); an entry that begins with a compute capability, (9, 0), goes before for that GPU.
-CONFIGS: dict[tuple, Config] = {
-    ("act_filter", True): Config(rows=8, cols=2, ahead=1, block_c=64, width=0.5, warps=4),
-}
 KERNELS = {
     "act_filter": act_filter_kernel,
     "act_filter_grad": act_filter_grad_kernel,
     "act_filter_grad_grad": act_filter_grad_grad_kernel,
     "filter_act": filter_act_kernel,
     "filter_act_grad": filter_act_grad_kernel,
+}
+# By (kernel, channels_last); an entry that begins with a compute capability, (9, 0), goes before for that GPU.
+CONFIGS: dict[tuple, Config] = {
+    **{(name, nhwc): Config(8, 2, 1, 64, 0.5 if nhwc else 2, 4) for name in KERNELS for nhwc in (True, False)},
 }
 PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
 
