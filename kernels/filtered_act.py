@@ -7,42 +7,22 @@ Either is `bias_act` and `upfirdn2d` (Karras et al. 2020, arXiv:1912.04958), who
 between them is never written. Backward is one pass, too. Where the activation comes first, dx is the filtered gradient
 times the activation's slope, which x + bias has the sign of. Where it comes last, y has that sign, and its gradient is
 made as pixels are loaded for the filter. Both reduce bias's gradient on the way. strength's and scale's ask for
-filter(x), but y holds it: it is what remains of y's own affine map, so nothing but y is read (`filter_act_sums_kernel`).
+filter(x), but y holds it: it is what remains of y's own affine map, so only y is read (`filter_act_sums_kernel`).
 
 Differentiated twice, `act_filter` is its own linearized self, one pass again; `filter_act` falls back on the two ops.
 """
 
 from collections.abc import Sequence
-from functools import lru_cache
-from typing import NamedTuple
 
 import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels.bias_act import Call, _BiasActGrad, bias_act_reference
-from kernels.filtered_act_kernels import (
-    act_filter_grad_grad_kernel,
-    act_filter_grad_kernel,
-    act_filter_kernel,
-    filter_act_grad_kernel,
-    filter_act_kernel,
-    filter_act_sums_kernel,
-)
+from kernels.filtered_act_launch import Act, act_filter_backward, filter_act_backward, image, launch
 from kernels.needed import needed
-from kernels.sums import Sums
-from kernels.tiles import (
-    INTERPRETED,
-    Tiling,
-    accumulator,
-    check_device,
-    dense,
-    dense_as,
-    output_dtype,
-    power_of_2,
-    tl_accumulator,
-)
-from kernels.upfirdn2d import Config, _Call, _first_tap_one, _plan, _sides, upfirdn2d, upfirdn2d_reference
+from kernels.tiles import check_device, dense, dense_as, output_dtype
+from kernels.upfirdn2d import _plan, _sides, upfirdn2d, upfirdn2d_reference
 
 GAIN = 2**0.5
 SLOPE = 0.2
@@ -155,22 +135,7 @@ def bytes_moved(
     return x.nbytes + y + more + (max(x.nbytes, y) if backward else 0)
 
 
-class _Act(NamedTuple):
-    """The plain facts of one call: the filter, the activation, the dtype of x and its memory format."""
-
-    filter: _Call  # as a map of x, without the activation's gain
-    slope: float
-    gain: float
-    taps: tuple[float, ...] = ()
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    filter_gain: float = 1.0
-    dtype: torch.dtype = torch.float32
-
-    def of(self, x: Tensor) -> "_Act":
-        return self._replace(filter=self.filter._replace(nhwc=not x.is_contiguous()), dtype=x.dtype)
-
-
-def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strength=None, scale=None) -> _Act:
+def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strength=None, scale=None) -> Act:
     """Validate, and write down the call."""
     plan = _plan(x, taps, 1, 1, padding, filter_gain, False)
     sides = _sides(padding)
@@ -185,147 +150,10 @@ def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strengt
     if (noise is None) != (strength is None) or (strength is not None and strength.numel() != 1):
         raise ValueError("noise and strength come together, and strength is a scalar tensor")
     if noise is not None and noise.shape not in ((n, 1, *plan.out), (1, 1, *plan.out)):
-        raise ValueError(f"noise must be [{n} or 1, 1, {plan.out[0]}, {plan.out[1]}], got {tuple(noise.shape)}")
-    return _Act(plan, float(slope), float(gain), tuple(map(float, taps)), sides, float(filter_gain))
-
-
-# ---- tiles -------------------------------------------------------------------------------------------------------
-
-KERNELS = {
-    "act_filter": act_filter_kernel,
-    "act_filter_grad": act_filter_grad_kernel,
-    "act_filter_grad_grad": act_filter_grad_grad_kernel,
-    "filter_act": filter_act_kernel,
-    "filter_act_grad": filter_act_grad_kernel,
-}
-# By (kernel, channels_last); an entry that begins with a compute capability, (9, 0), goes before for that GPU.
-CONFIGS: dict[tuple, Config] = {
-    **{(name, nhwc): Config(8, 2, 1, 64, 0.5 if nhwc else 2, 4) for name in KERNELS for nhwc in (True, False)},
-}
-PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
-
-
-def config(name: str, nhwc: bool, capability: tuple[int, int]) -> Config:
-    """The entry of the table that this GPU uses."""
-    return CONFIGS.get((capability, name, nhwc)) or CONFIGS[name, nhwc]
-
-
-class _Cover(NamedTuple):
-    """One launch: the tiles, the kernel's plain arguments in order but for those of the noise, its constants."""
-
-    tiling: Tiling  # as `Sums` wants it
-    sizes: tuple[int, ...]
-    tiles: tuple[int, int, int]
-    constants: dict
-
-
-@lru_cache(maxsize=4096)
-def _cover(name: str, shape: torch.Size, call: _Call, gain: float, dtype: torch.dtype, capability: tuple[int, int]) -> _Cover:
-    """Cover the larger of x and y with programs: sums are taken over either."""
-    samples, channels = shape[:2]
-    (h, w), (oh, ow), nhwc = call.size, call.out, call.nhwc
-    rows, cols, ahead, block_c, width, warps, registers = config(name, nhwc, capability)
-    high, wide = max(h, oh), max(w, ow)
-    if nhwc:
-        strides = channels, 1, 1
-        block_c = min(power_of_2(channels), block_c)
-        elements = int(32 * warps * width * max(16 // dtype.itemsize, 1))
-        block_p = min(power_of_2(-(-wide // cols)), max(elements // block_c, 1))
-    else:  # planes stand apart, whichever sample they belong to
-        samples, channels = 1, samples * channels
-        strides = 1, h * w, oh * ow
-        block_p = min(power_of_2(-(-wide // cols)), int(32 * warps * width))
-        block_c = min(power_of_2(channels), int(32 * warps * width) // block_p)
-    tiles_c, tiles_w = -(-channels // block_c), -(-wide // (cols * block_p))
-    rows = min(rows, power_of_2(high))
-    while rows > 1 and samples * tiles_c * tiles_w * -(-high // rows) < PROGRAMS:
-        rows //= 2
-    tiles_h = -(-high // rows)
-    taps_y, taps_x = _first_tap_one(tuple(tap * gain for tap in call.taps_y), call.taps_x)
-    constants = {
-        "PLANES": not nhwc, "TAPS_Y": taps_y, "TAPS_X": taps_x,
-        "BEFORE_Y": call.before[0], "BEFORE_X": call.before[1], "ACC": tl_accumulator(dtype),
-        "ROWS": rows, "COLS": cols, "AHEAD": ahead, "BLOCK_P": block_p, "BLOCK_C": block_c, "num_warps": warps,
-        "maxnreg": registers,
-    }  # fmt: skip
-    sizes = (channels, h, w, oh, ow, *strides, shape[1])
-    tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {})
-    return _Cover(tiles, sizes, (tiles_c, tiles_w, tiles_h), constants)
-
-
-# ---- launches ----------------------------------------------------------------------------------------------------
-
-
-def _launch(name: str, act: _Act, call: _Call, x: Tensor, pointers: tuple, noise: Tensor | None = None) -> None:
-    """Run a kernel; call maps x, the pixels that it filters."""
-    cover = _cover_of(name, act, call, x)
-    stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
-    grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
-    constants = {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
-    KERNELS[name][grid](*pointers, *cover.sizes, stride, *cover.tiles, **constants)
-
-
-def _cover_of(name: str, act: _Act, call: _Call, x: Tensor) -> _Cover:
-    capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
-    return _cover(name, x.shape, call, act.gain, act.dtype, capability)
-
-
-def _image(like: Tensor, size: tuple[int, int], nhwc: bool, dtype: torch.dtype) -> Tensor:
-    n, c = like.shape[:2]
-    if nhwc:
-        return like.new_empty((n, *size, c), dtype=dtype).permute(0, 3, 1, 2)
-    return like.new_empty((n, c, *size), dtype=dtype)
-
-
-class _MapSums:
-    """Sums over the pixels of each of the N * C maps, `count` of them, and the gradients that they make up."""
-
-    def __init__(self, name: str, act: _Act, call: _Call, g: Tensor, count: int):
-        t = _cover_of(name, act, call, g).tiling
-        maps = t.sizes[0]  # C, or N * C where t knows no samples
-        self.shape = g.shape[:2]
-        self.strides = (count * maps, maps) if call.nhwc else (g.shape[1], maps)
-        out = g.new_empty((t.samples * count * maps,), dtype=accumulator(act.dtype))
-        self.sums = Sums(t._replace(sizes=(count * maps, *t.sizes[1:])), act.dtype, out)
-        self.into = self.sums.into[0]
-
-    def finish(self, gain: float, inputs: tuple, outputs: tuple) -> None:
-        """Write dbias, dstrength and dscale, whichever are given; inputs are bias, strength and scale."""
-        sums, (n, c) = self.sums.finish()[0], self.shape
-        jobs = -(-c // 32)
-        grid = (jobs + (outputs[1] is not None),)
-        blocks = {"BLOCK_N": min(power_of_2(n), 16), "BLOCK_C": 32, "BLOCK": 2048}
-        filter_act_sums_kernel[grid](sums, *inputs, *outputs, n, c, *self.strides, jobs, GAIN=gain, **blocks)
-
-
-def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: _Act, needs: tuple[bool, ...]):
-    """dx, and dbias (None where not needed), for the gradient g of `act_filter`'s y."""
-    call = act.filter.adjoint()
-    g = dense_as(g, call.nhwc)
-    dx = torch.empty_like(x)
-    dbias = torch.zeros_like(bias) if needs[1] else None
-    if x.numel():
-        sums = _MapSums("act_filter_grad", act, call, g, 1) if needs[1] else None
-        _launch("act_filter_grad", act, call, g, (g, x, dx, bias, sums.into if sums else None))
-        if sums:
-            sums.finish(1.0, (None, None, None), (dbias, None, None))
-    return dx, dbias
-
-
-def filter_act_backward(g, y, bias, noise, strength, scale, act: _Act, needs: tuple[bool, ...]):
-    """dx, and dbias, dstrength, dscale (None where not needed), for the gradient g of `filter_act`'s y."""
-    call = act.filter.adjoint()
-    g = dense_as(g, call.nhwc)
-    dx = _image(g, call.out, call.nhwc, act.dtype)
-    wanted = zip((bias, strength, scale), needs[1:], strict=True)
-    grads = tuple(torch.zeros_like(t) if need else None for t, need in wanted)
-    if g.numel():
-        sums = _MapSums("filter_act_grad", act, call, g, 3) if any(needs[1:]) else None
-        pointers = (g, y, dx, noise, scale, sums.into if sums else None)
-        _launch("filter_act_grad", act, call, g, pointers, noise)
-        if sums:
-            sums.finish(act.gain, (bias, strength, scale), grads)
-    return dx, *grads
+        raise ValueError(
+            f"noise must be [{n} or 1, 1, {plan.out[0]}, {plan.out[1]}], got {tuple(noise.shape)}"
+        )
+    return Act(plan, float(slope), float(gain), tuple(map(float, taps)), sides, float(filter_gain))
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------
@@ -334,9 +162,9 @@ def filter_act_backward(g, y, bias, noise, strength, scale, act: _Act, needs: tu
 class _ActFilter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, act, dtype):
-        y = _image(x, act.filter.out, act.filter.nhwc, dtype)
+        y = image(x, act.filter.out, act.filter.nhwc, dtype)
         if y.numel():
-            _launch("act_filter", act, act.filter, x, (x, y, bias))
+            launch("act_filter", act, act.filter, x, (x, y, bias))
         ctx.save_for_backward(x, bias)
         ctx.set_materialize_grads(False)
         ctx.act = act
@@ -370,18 +198,18 @@ class _ActFilterGrad(torch.autograd.Function):
         (x, bias), act = ctx.saved_tensors, ctx.act
         ddx = torch.zeros_like(x) if ddx is None else dense_as(ddx, act.filter.nhwc)
         ddbias = None if ddbias is None else ddbias.contiguous()
-        dg = _image(x, act.filter.out, act.filter.nhwc, ctx.dtype)
+        dg = image(x, act.filter.out, act.filter.nhwc, ctx.dtype)
         if dg.numel():
-            _launch("act_filter_grad_grad", act, act.filter, ddx, (ddx, x, dg, bias, ddbias))
+            launch("act_filter_grad_grad", act, act.filter, ddx, (ddx, x, dg, bias, ddbias))
         return dg, None, None, None, None
 
 
 class _FilterAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, noise, strength, scale, act, dtype):
-        y = _image(x, act.filter.out, act.filter.nhwc, dtype)
+        y = image(x, act.filter.out, act.filter.nhwc, dtype)
         if y.numel():
-            _launch("filter_act", act, act.filter, x, (x, y, bias, noise, strength, scale), noise)
+            launch("filter_act", act, act.filter, x, (x, y, bias, noise, strength, scale), noise)
         ctx.save_for_backward(x if scale is not None else None, y, bias, noise, strength, scale)
         ctx.set_materialize_grads(False)
         ctx.act = act
@@ -402,7 +230,9 @@ class _FilterAct(torch.autograd.Function):
         return dx, dbias, None, dstrength, dscale, None, None
 
 
-def _unfused_backward(g: Tensor, x: Tensor | None, y: Tensor, others: list, act: _Act, needs: tuple[bool, ...]):
+def _unfused_backward(
+    g: Tensor, x: Tensor | None, y: Tensor, others: list, act: Act, needs: tuple[bool, ...]
+):
     """`filter_act_backward` of the two ops, whose gradients can be differentiated.
 
     With a scale its gradient needs the filtered x as a function of x, which is cheaper to make again than to keep.

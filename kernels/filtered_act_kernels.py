@@ -95,7 +95,9 @@ def walk(
                     stored_with += (tl.load(ref + at + j * stride_p, there & pixel_there, 0.0),)
                 if (STORED == "act") & (noise is not None):
                     pixel = out.to(tl.int64) * OW + (out_col + j)
-                    stored_with += (tl.load(noise + pixel, there & pixel_there if PLANES else pixel_there, 0.0),)
+                    stored_with += (
+                        tl.load(noise + pixel, there & pixel_there if PLANES else pixel_there, 0.0),
+                    )
         if i >= AHEAD:
             line = row + (i - AHEAD)
             values = ()
@@ -110,7 +112,12 @@ def walk(
                         v = tl.where(mask, v + more, 0.0)
                     du = leaky_grad(v, u + b if b is not None else u, SLOPE)
                     if sums is not None:
-                        if (i - AHEAD >= BEFORE_Y) & (i - AHEAD < BEFORE_Y + ROWS) & (d >= BEFORE_X) & (d < BEFORE_X + COLS):
+                        if (
+                            (i - AHEAD >= BEFORE_Y)
+                            & (i - AHEAD < BEFORE_Y + ROWS)
+                            & (d >= BEFORE_X)
+                            & (d < BEFORE_X + COLS)
+                        ):
                             sum_du += du
                             sum_x_ref += v * u
                             if noise is not None:
@@ -129,7 +136,11 @@ def walk(
                     v = polyphase(filtered, j, COLS, i - AHEAD - LAST, TAPS_Y, 1, ACC)
                     v = v * s if s is not None else v
                     if STORED == "act":
-                        v = v + stored_with[(i - AHEAD - LAST) * COLS + j].to(ACC) * k if noise is not None else v
+                        v = (
+                            v + stored_with[(i - AHEAD - LAST) * COLS + j].to(ACC) * k
+                            if noise is not None
+                            else v
+                        )
                         v = leaky(v + b if b is not None else v, SLOPE)
                     if STORED == "grad":
                         u = stored_with[(i - AHEAD - LAST) * COLS + j].to(ACC)

@@ -137,7 +137,7 @@ def act_filter(x: Tensor, bias: Tensor, gain: float) -> Tensor:
 def filter_act(
     x: Tensor, bias: Tensor, *, scale: Tensor | None, noise: Tensor, strength: Tensor, gain: float = GAIN
 ) -> Tensor:
-    """The filter after a convolution that doubled the resolution, and ``bias_act``: [N, C, H+1, W+1] -> [N, C, H, W]."""
+    """The filter after a convolution that doubled the resolution, ``bias_act``: [N, C, H+1, W+1] -> [N, C, H, W]."""
     import kernels
 
     how = {"padding": 1, "filter_gain": 4 / sum(TAPS) ** 2, "slope": SLOPE, "gain": gain}
