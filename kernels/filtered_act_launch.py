@@ -43,11 +43,18 @@ KERNELS = {
     "filter_act": filter_act_kernel,
     "filter_act_grad": filter_act_grad_kernel,
 }
-# By (kernel, channels_last); an entry that begins with a compute capability, (9, 0), goes before for that GPU.
+
+# By (kernel, channels_last); an entry that begins with a compute capability, (9, 0), goes before for that GPU. Chosen
+# by counting instructions for each pixel and registers in sm_90 code; not yet timed.
 CONFIGS: dict[tuple, Config] = {
-    **{
-        (name, nhwc): Config(8, 2, 1, 64, 0.5 if nhwc else 2, 4) for name in KERNELS for nhwc in (True, False)
-    },
+    ("act_filter", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=128),
+    ("act_filter_grad", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4),
+    ("act_filter_grad_grad", True): Config(
+        rows=8, cols=2, ahead=0, block_c=64, width=0.5, warps=4, registers=128
+    ),
+    ("filter_act", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=128),
+    ("filter_act_grad", True): Config(rows=8, cols=2, ahead=0, block_c=64, width=0.5, warps=4, registers=128),
+    **{(name, False): Config(rows=16, cols=1, ahead=0, block_c=64, width=4, warps=4) for name in KERNELS},
 }
 PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
 
@@ -126,6 +133,11 @@ def image(like: Tensor, size: tuple[int, int], nhwc: bool, dtype: torch.dtype) -
     return like.new_empty((n, c, *size), dtype=dtype)
 
 
+def _sum_like(t: Tensor, over: Tensor) -> Tensor:
+    """Where sums over the pixels of `over` go: no kernel writes those of an empty batch."""
+    return torch.empty_like(t) if over.numel() else torch.zeros_like(t)
+
+
 class _MapSums:
     """Sums over the pixels of each of the N * C maps, `count` of them, and the gradients that they make up."""
 
@@ -152,7 +164,7 @@ def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: Act, nee
     call = act.filter.adjoint()
     g = dense_as(g, call.nhwc)
     dx = torch.empty_like(x)
-    dbias = torch.zeros_like(bias) if needs[1] else None
+    dbias = _sum_like(bias, g) if needs[1] else None
     if x.numel():
         sums = _MapSums("act_filter_grad", act, call, g, 1) if needs[1] else None
         launch("act_filter_grad", act, call, g, (g, x, dx, bias, sums.into if sums else None))
@@ -167,7 +179,7 @@ def filter_act_backward(g, y, bias, noise, strength, scale, act: Act, needs: tup
     g = dense_as(g, call.nhwc)
     dx = image(g, call.out, call.nhwc, act.dtype)
     wanted = zip((bias, strength, scale), needs[1:], strict=True)
-    grads = tuple(torch.zeros_like(t) if need else None for t, need in wanted)
+    grads = tuple(_sum_like(t, g) if need else None for t, need in wanted)
     if g.numel():
         sums = _MapSums("filter_act_grad", act, call, g, 3) if any(needs[1:]) else None
         pointers = (g, y, dx, noise, scale, sums.into if sums else None)

@@ -203,7 +203,7 @@ def test_a_backward_pass_is_one_launch_and_its_sums(monkeypatch):
     ("options", "message"),
     [
         ({"padding": 4}, "padding must be 0 to 3 for 4 taps"),
-        ({"padding": -1}, "padding must be 0 to 3"),
+        ({"padding": (-1, 2, 2, 2)}, "padding must be 0 to 3"),
         ({"slope": 0.0}, "slope must be in"),
         ({"gain": -1.0}, "gain above 0"),
         ({"taps": ()}, "1 to 8 numbers"),
