@@ -160,7 +160,7 @@ def compile_one(job: tuple) -> None:
 
 
 def tune(
-    names: list[str], dtype: torch.dtype, nhwc: bool, deadline: float, threads: int
+    names: list[str], dtype: torch.dtype, nhwc: bool, deadline: float, processes: int
 ) -> dict[str, list[dict]]:
     """{kernel: what was timed, the configuration in force first}."""
     capability = torch.cuda.get_device_capability()
