@@ -50,10 +50,10 @@ CONFIGS: dict[tuple, Config] = {
     ("act_filter", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=128),
     ("act_filter_grad", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4),
     ("act_filter_grad_grad", True): Config(
-        rows=8, cols=2, ahead=0, block_c=64, width=0.5, warps=4, registers=128
+        rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=168
     ),
     ("filter_act", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=128),
-    ("filter_act_grad", True): Config(rows=8, cols=2, ahead=0, block_c=64, width=0.5, warps=4, registers=128),
+    ("filter_act_grad", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=168),
     **{(name, False): Config(rows=16, cols=1, ahead=0, block_c=64, width=4, warps=4) for name in KERNELS},
 }
 PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
