@@ -8,6 +8,7 @@ slowly, for tests. The `<op>_reference` functions run anywhere.
 from kernels.bias_act import bias_act, bias_act_reference
 from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
 from kernels.demodulate import demodulate, demodulate_reference
+from kernels.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.modulate import modulate, modulate_reference
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
@@ -15,6 +16,8 @@ from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 from kernels import linear_operators, operators  # noqa: F401  isort: skip  (register the ops above for torch.compile)
 
 __all__ = [
+    "act_filter",
+    "act_filter_reference",
     "available",
     "bias_act",
     "bias_act_reference",
@@ -24,6 +27,8 @@ __all__ = [
     "conv_transpose2d_reference",
     "demodulate",
     "demodulate_reference",
+    "filter_act",
+    "filter_act_reference",
     "instance_norm_act",
     "instance_norm_act_reference",
     "modulate",

@@ -221,7 +221,7 @@ class Config(NamedTuple):
     cols: int
     ahead: int  # rows that are loaded before they are needed
     block_c: int  # channels at most (channels_last)
-    width: int  # what a thread holds of one tile: vectors of 16 bytes (channels_last), elements (NCHW)
+    width: float  # what a thread holds of one tile: vectors of 16 bytes (channels_last), elements (NCHW)
     warps: int
     registers: int | None = None  # a thread, at most
 
@@ -260,11 +260,11 @@ def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple
     samples, channels = shape[:2]
     (h, w), (oh, ow), nhwc = call.size, call.out, call.nhwc
     rows, cols, ahead, block_c, width, warps, registers = config(nhwc, call.up, call.down, capability)
-    elements = 32 * warps * width
+    elements = int(32 * warps * width)
     if nhwc:
         strides = channels, 1, 1
         block_c = min(power_of_2(channels), block_c)
-        elements *= max(16 // dtype.itemsize, 1)
+        elements = int(32 * warps * width * max(16 // dtype.itemsize, 1))
         block_p = min(power_of_2(-(-ow // cols)), max(elements // block_c, 1))
     else:  # planes stand apart, whichever sample they belong to
         samples, channels = 1, samples * channels

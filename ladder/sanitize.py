@@ -67,6 +67,13 @@ def calls(kernels, x):
     if hasattr(kernels, "upfirdn2d"):
         for up, down in ((1, 1), (2, 1), (1, 2)):
             yield lambda x, u=up, d=down: kernels.upfirdn2d(x, [1, 3, 3, 1], up=u, down=d, padding=2), (x,)
+    if hasattr(kernels, "act_filter"):
+        yield lambda x, b: kernels.act_filter(x, b, [1, 3, 3, 1], padding=2), (x, bias)
+        how = {"noise": noise, "padding": (2, 1)}
+        yield (
+            lambda x, b, k, s: kernels.filter_act(x, [1, 3, 3, 1], b, strength=k, scale=s, **how),
+            (x, bias, strength, scale.abs() + 0.5),
+        )
 
 
 def differentiate_twice(function, inputs) -> None:
@@ -75,6 +82,7 @@ def differentiate_twice(function, inputs) -> None:
     inputs = [t.detach().requires_grad_() for t in inputs]
     y = function(*inputs)
     g = torch.randn_like(y).requires_grad_()
+    torch.autograd.grad(y, inputs, g, retain_graph=True)  # for which some ops have a kernel of its own
     first = torch.autograd.grad(y, inputs, g, create_graph=True)
     second = [d for d in first if d.requires_grad]
     directions = [torch.randn_like(d) for d in second]

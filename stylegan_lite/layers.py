@@ -12,9 +12,11 @@ from stylegan_lite.config import Recipe
 from stylegan_lite.ops import (
     GAIN,
     SLOPE,
+    act_filter,
     bias_act,
     conv3x3,
     convolutions,
+    filter_act,
     full,
     instance_norm_act,
     modulated_conv2d,
@@ -72,6 +74,8 @@ class ModulatedConv(nn.Module):
     def forward(self, x: Tensor, style: Tensor, noise: Tensor) -> Tensor:
         # Demodulation divides any constant out of the weights, so He's constant is left to it.
         x, scale = modulated_conv2d(x, self.weight, style, self.recipe, up=self.up)
+        if self.up and self.recipe.fused_filter:
+            return filter_act(x, self.bias, scale=scale, noise=noise, strength=self.noise_strength)
         return bias_act(x, self.bias, self.recipe, scale=scale, noise=noise, strength=self.noise_strength)
 
 
@@ -123,6 +127,8 @@ class Conv(nn.Module):
         kernel: 1 or 3.
         gain: of the activation; 1 where a residual sum follows, which divides by sqrt(2).
         act: without it neither bias nor activation; ``gain`` then scales the weights.
+        shares_filter: the filter of a halving 3x3 convolution runs with the activation of the one before it; both of
+            the two layers are told so.
     """
 
     def __init__(
@@ -135,6 +141,7 @@ class Conv(nn.Module):
         down: bool = False,
         act: bool = True,
         gain: float = GAIN,
+        shares_filter: bool = False,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
@@ -143,11 +150,14 @@ class Conv(nn.Module):
         self.act_gain = gain
         self.recipe = recipe
         self.down = down
+        self.shares_filter = shares_filter
 
     def forward(self, x: Tensor) -> Tensor:
         weight, by = self.weight * self.weight_gain, convolutions(self.recipe)
         if self.down:
-            x = conv_down(x, weight, self.recipe.resample, by=by)
+            x = conv_down(x, weight, self.recipe.resample, by=by, filtered=self.shares_filter)
         else:
             x = by.conv2d(x, weight, padding=weight.shape[-1] // 2)
+            if self.shares_filter:
+                return act_filter(x, self.bias, self.act_gain)
         return x if self.bias is None else bias_act(x, self.bias, self.recipe, gain=self.act_gain)

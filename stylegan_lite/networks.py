@@ -112,8 +112,9 @@ class DiscriminatorBlock(nn.Module):
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
         inputs, outputs = workload.fmaps(resolution), workload.fmaps(resolution // 2)
-        self.conv0 = Conv(inputs, inputs, 3, recipe)
-        self.conv1 = Conv(inputs, outputs, 3, recipe, down=True, gain=1.0)
+        shares = {"shares_filter": recipe.fused_filter}
+        self.conv0 = Conv(inputs, inputs, 3, recipe, **shares)
+        self.conv1 = Conv(inputs, outputs, 3, recipe, down=True, gain=1.0, **shares)
         self.skip = Conv(inputs, outputs, 1, recipe, down=True, act=False, gain=math.sqrt(0.5))
 
     def forward(self, x: Tensor) -> Tensor:

@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from stylegan_lite.config import Recipe
-from stylegan_lite.resample import conv_up
+from stylegan_lite.resample import TAPS, conv_up
 
 GAIN = math.sqrt(2.0)  # leaky ReLU 0.2 roughly halves the second moment
 SLOPE = 0.2
@@ -30,11 +30,11 @@ def convolutions(recipe: Recipe) -> ModuleType:
     return kernels
 
 
-def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe) -> Tensor:
-    """[N, I, H, W] * [O, I, 3, 3] -> [N, O, H, W], or [N, O, 2H, 2W] with ``up``."""
+def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe, filtered: bool = True) -> Tensor:
+    """[N, I, H, W] * [O, I, 3, 3] -> [N, O, H, W], or [N, O, 2H, 2W] with ``up``; ``filtered`` as in ``conv_up``."""
     by = convolutions(recipe)
     if up:
-        return conv_up(x, weight, recipe.resample, by=by)
+        return conv_up(x, weight, recipe.resample, by=by, filtered=filtered)
     return by.conv2d(x, weight, padding=weight.shape[-1] // 2)
 
 
@@ -49,19 +49,20 @@ def modulated_conv2d(
 
     Returns:
         [N, O, H', W'] in the dtype convolutions run in, and the demodulation coefficients [N, O] that are still to
-        be applied (None where they have been, or where there are none).
+        be applied (None where they have been, or where there are none). With ``recipe.fused_filter`` and ``up`` the
+        filter is still to be applied as well.
     """
     if recipe.modconv == "grouped":
         return _modulated_conv2d_grouped(x, weight, style, recipe, up, demodulate), None
     if recipe.fused_norm:
         import kernels
 
-        y = conv3x3(kernels.modulate(x, style), weight, up, recipe)
+        y = conv3x3(kernels.modulate(x, style), weight, up, recipe, not recipe.fused_filter)
         coefficients = kernels.demodulate(weight, style) if demodulate else None
         if coefficients is None or recipe.fused_act:  # fused_act applies the scale in its own pass
             return y, coefficients
         return kernels.modulate(y, coefficients), None
-    y = conv3x3(x * style.to(x.dtype)[:, :, None, None], weight, up, recipe)
+    y = conv3x3(x * style.to(x.dtype)[:, :, None, None], weight, up, recipe, not recipe.fused_filter)
     if not demodulate:
         return y, None
     coefficients = demodulation(weight, style)
@@ -93,8 +94,9 @@ def _modulated_conv2d_grouped(
         y = convolutions(recipe).conv2d(x, by_sample, padding=k // 2, groups=n)
         return y.reshape(n, c_out, h, w)
     by_input = weights.transpose(0, 1).reshape(c_out, n * c_in, k, k)
-    y = conv_up(x, by_input, recipe.resample, groups=n, by=convolutions(recipe))
-    return y.reshape(n, c_out, 2 * h, 2 * w)
+    filtered = not recipe.fused_filter
+    y = conv_up(x, by_input, recipe.resample, groups=n, by=convolutions(recipe), filtered=filtered)
+    return y.reshape(n, c_out, *y.shape[2:])
 
 
 def bias_act(
@@ -121,6 +123,25 @@ def bias_act(
     shape = (1, -1) + (1,) * (x.ndim - 2)
     x = F.leaky_relu(x + bias.to(x.dtype).view(shape), SLOPE)
     return x if gain == 1 else x * gain
+
+
+def act_filter(x: Tensor, bias: Tensor, gain: float) -> Tensor:
+    """``bias_act`` and the filter before a convolution that halves the resolution: [N, C, H, W] -> [N, C, H+1, W+1]."""
+    import kernels
+
+    return kernels.act_filter(
+        x, bias, TAPS, padding=2, filter_gain=1 / sum(TAPS) ** 2, slope=SLOPE, gain=gain
+    )
+
+
+def filter_act(
+    x: Tensor, bias: Tensor, *, scale: Tensor | None, noise: Tensor, strength: Tensor, gain: float = GAIN
+) -> Tensor:
+    """The filter after a convolution that doubled the resolution, ``bias_act``: [N, C, H+1, W+1] -> [N, C, H, W]."""
+    import kernels
+
+    how = {"padding": 1, "filter_gain": 4 / sum(TAPS) ** 2, "slope": SLOPE, "gain": gain}
+    return kernels.filter_act(x, TAPS, bias, noise=noise, strength=strength, scale=scale, **how)
 
 
 def instance_norm_act(

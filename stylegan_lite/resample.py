@@ -73,11 +73,14 @@ def downsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
     return _halve(F.pad(x, (2, 2, 2, 2)))[:, :, 1:-1, 1:-1]
 
 
-def conv_up(x: Tensor, weight: Tensor, how: str, groups: int = 1, by: ModuleType = F) -> Tensor:
+def conv_up(
+    x: Tensor, weight: Tensor, how: str, groups: int = 1, by: ModuleType = F, filtered: bool = True
+) -> Tensor:
     """Double the resolution with a 3x3 transposed convolution, then filter: [N, I, H, W] -> [N, O, 2H, 2W].
 
     Args:
         weight: [O / groups, I, 3, 3]; rows of each group's inputs follow one another along I.
+        filtered: False leaves the filter to the caller (``how: triton``): [N, O, 2H + 1, 2W + 1].
     """
     if how == "bilinear":  # zero insertion, filter and taps commute; one extra pixel each side feeds the 3x3
         doubled = _double(F.pad(x, (1, 1, 1, 1)))[:, :, 1:-1, 1:-1]
@@ -89,14 +92,15 @@ def conv_up(x: Tensor, weight: Tensor, how: str, groups: int = 1, by: ModuleType
         blocks = blocks_of_up(_fold(_split(weight, groups), 4.0), groups, is_channels_last(x))
         return blocks_to_pixels(by.conv2d(x, blocks, padding=1, groups=groups))
     y = by.conv_transpose2d(x, weight.transpose(0, 1), stride=2, groups=groups)
-    return _filter(y, how, 4.0, padding=1, by=by)
+    return _filter(y, how, 4.0, padding=1, by=by) if filtered else y
 
 
-def conv_down(x: Tensor, weight: Tensor, how: str, by: ModuleType = F) -> Tensor:
+def conv_down(x: Tensor, weight: Tensor, how: str, by: ModuleType = F, filtered: bool = False) -> Tensor:
     """Filter, then halve the resolution with a strided convolution: [N, I, H, W] -> [N, O, H/2, W/2].
 
     Args:
         weight: [O, I, 3, 3], or [O, I, 1, 1] for the residual skip.
+        filtered: x has been through the filter (3x3 weights, ``how: triton``), and has a pixel more each way.
     """
     if how in ("folded", "subpixel") and weight.shape[-1] == 1:
         return by.conv2d(x, weight * fir(x.device, weight.dtype, 1.0), stride=2, padding=1)
@@ -110,7 +114,7 @@ def conv_down(x: Tensor, weight: Tensor, how: str, by: ModuleType = F) -> Tensor
         return by.conv2d(downsample2d(x, how, by), weight)
     if how == "bilinear":
         return _halve(by.conv2d(x, weight, padding=3))[:, :, 1:-1, 1:-1]
-    return by.conv2d(_filter(x, how, 1.0, padding=2, by=by), weight, stride=2)
+    return by.conv2d(x if filtered else _filter(x, how, 1.0, padding=2, by=by), weight, stride=2)
 
 
 def is_channels_last(x: Tensor) -> bool:

@@ -14,6 +14,7 @@ from kernels import choices
 
 # Shared memory one block may use, by compute capability (CUDA C++ Programming Guide, technical specifications).
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+BINOMIAL = (0.125, 0.375, 0.375, 0.125)
 FULLY = 90  # here also NCHW and float32, which are the same code with other strides and types
 ROOT = Path(__file__).parents[1]
 
@@ -66,9 +67,10 @@ def record_launches() -> list[tuple]:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
     JITFunction.run = record
-    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d"):
+    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d", "filtered_act"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
-    sys.modules["kernels.upfirdn2d"].PROGRAMS = 1  # strips as long as for large images
+    for name in ("upfirdn2d", "filtered_act_launch"):
+        sys.modules[f"kernels.{name}"].PROGRAMS = 1  # strips as long as for large images
     return launches
 
 
@@ -100,8 +102,31 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
         strength,
     )
     for up, down in ((1, 1), (2, 1), (2, 2)):  # the gradient of up is down
-        run(lambda x, u=up, d=down: kernels.upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), up=u, down=d), x)
+        run(lambda x, u=up, d=down: kernels.upfirdn2d(x, BINOMIAL, up=u, down=d), x)
+    run(lambda x, b: kernels.act_filter(x, b, BINOMIAL, padding=2), x, bias)
+    how = {"noise": noise, "padding": (2, 1)}
+    run(
+        lambda x, b, t, s: kernels.filter_act(x, BINOMIAL, b, strength=t, scale=s, **how),
+        x,
+        bias,
+        strength,
+        scale,
+    )
+    y = kernels.filter_act(
+        x.requires_grad_(), BINOMIAL, bias, **how, strength=strength, scale=scale.requires_grad_()
+    )
+    torch.autograd.grad(y, (x, scale), y)  # differentiated once, by a kernel of its own
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
+
+
+def shorten_filters(short: bool) -> None:
+    """Strips of one row, of the kernels that walk down a strip without a loop: at full length one compiles for 10 s."""
+    from kernels.upfirdn2d import Config
+
+    module = sys.modules["kernels.filtered_act_launch"]
+    short = Config(1, 1, 0, 64, 0.5, 4) if short else None
+    module.config = lambda name, nhwc, _: short or module.CONFIGS[name, nhwc]
+    module._cover.cache_clear()
 
 
 def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
@@ -114,6 +139,7 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
     tiles.tiling.cache_clear()
     launches.clear()
     for shape in ((8, 64, 64, 64), (2, 64, 16, 16)):
+        shorten_filters(capability != FULLY or shape[0] == 2)
         run_layers(shape, torch.bfloat16, torch.channels_last)
     if capability == FULLY:
         run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)

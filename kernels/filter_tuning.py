@@ -1,0 +1,279 @@
+"""Find rows for `CONFIGS` of `upfirdn2d` and `filtered_act` on the GPU at hand: `python -m kernels.filter_tuning`.
+
+Each configuration is timed as in `kernels/tuning.py`, beside a copy of as many bytes: all of them at the first shape,
+the best few at every shape that the workloads have. What takes long is compiling, so it is done beforehand by many
+processes. Prints the best rows beside those in force, ready to be pasted, and writes everything timed as JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import itertools
+import json
+import math
+import multiprocessing
+import sys
+import time
+from collections.abc import Callable
+from concurrent.futures import ProcessPoolExecutor
+from contextlib import contextmanager
+from pathlib import Path
+
+import torch
+
+import kernels
+from kernels import filtered_act as ops
+from kernels import filtered_act_launch as fused
+from kernels.tuning import make_copy, seconds
+from kernels.upfirdn2d import Config
+
+plain = sys.modules["kernels.upfirdn2d"]  # the package's attribute of this name is the function
+
+TAPS = (0.125, 0.375, 0.375, 0.125)
+SHAPES = [(n, c, r, r) for n in (8, 32) for c, r in ((64, 256), (128, 128), (256, 64), (512, 32))]
+MODES = {  # what upfirdn2d does: filter, skip image up, residual branch down
+    "upfirdn2d": {"padding": 1},
+    "upfirdn2d up": {"up": 2, "padding": (2, 1)},
+    "upfirdn2d down": {"down": 2, "padding": 1},
+}
+NAMES = [*MODES, *fused.KERNELS]
+FINALISTS = 3
+
+_now: list[Config] = []  # the configuration that launches take
+
+
+@contextmanager
+def forced():
+    """Launches take `_now[0]`, and covers are not remembered."""
+    kept = [(module, key, getattr(module, key)) for module in (plain, fused) for key in ("config", "_cover")]
+    for module, key, value in kept:
+        setattr(module, key, value.__wrapped__ if key == "_cover" else lambda *_: _now[0])
+    try:
+        yield
+    finally:
+        for module, key, value in kept:
+            setattr(module, key, value)
+
+
+def candidates(name: str, nhwc: bool) -> list[Config]:
+    """Wide and narrow threads, strips short and long, loads early or late, registers bounded or not."""
+    widths = (0.5, 1) if nhwc else (2, 4)
+    found = [
+        Config(rows, cols, ahead, 64, width, warps, registers)
+        for rows, cols, ahead, width, warps, registers in itertools.product(
+            (8, 16), (2, 4), (0, 1), widths, (4,), (128, 168)
+        )
+        if not (nhwc and cols * width > 2)  # more than a thread's registers hold
+    ]
+    found += [
+        Config(8, 2, ahead, 64, widths[0], 4, registers) for ahead in (0, 1, 2) for registers in (80, 96)
+    ]
+    return [*found, Config(8, 2, 0, 64, widths[0], 8, 96), Config(4, 2, 1, 64, widths[0], 4, 80)]
+
+
+def in_force(name: str, nhwc: bool, capability: tuple[int, int]) -> Config:
+    how = MODES.get(name)
+    if how is None:
+        return fused.config(name, nhwc, capability)
+    return plain.config(nhwc, how.get("up", 1), how.get("down", 1), capability)
+
+
+def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool) -> tuple[Callable, int]:
+    """A call that launches this kernel, with whatever sums it up, and the bytes that it must move."""
+    n, c, h, w = shape
+    layout = torch.channels_last if nhwc else torch.contiguous_format
+
+    def image(high: int, wide: int) -> torch.Tensor:
+        return torch.randn((n, c, high, wide), device="cuda", dtype=dtype).contiguous(memory_format=layout)
+
+    if name in MODES:
+        x, how = image(h + (name == "upfirdn2d"), w + (name == "upfirdn2d")), MODES[name]
+
+        def resample():
+            with torch.no_grad():
+                return kernels.upfirdn2d(x, TAPS, **how)
+
+        return resample, plain.bytes_moved(x, TAPS, **how)
+    down = name.startswith("act_filter")
+    x, padding = (image(h, w), 2) if down else (image(h + 1, w + 1), 1)
+    act = ops._check(x, None, TAPS, padding, 1.0, 0.2, 2**0.5).of(x)
+    bias, scale, strength = (torch.ones(s, device="cuda") for s in ((c,), (n, c), ()))
+    y = image(*act.filter.out)
+    noise = None if down else torch.randn((n, 1, h, w), device="cuda")
+    moved = ops.bytes_moved(x, TAPS, padding=padding, noise=noise, backward="grad" in name)
+    out = torch.empty_like(y)
+    calls = {
+        "act_filter": lambda: fused.launch(name, act, act.filter, x, (x, out, bias)),
+        "act_filter_grad": lambda: fused.act_filter_backward(y, x, bias, act, (True, True)),
+        "act_filter_grad_grad": lambda: fused.launch(name, act, act.filter, x, (x, x, out, bias, None)),
+        "filter_act": lambda: fused.launch(
+            name, act, act.filter, x, (x, out, bias, noise, strength, scale), noise
+        ),
+        "filter_act_grad": lambda: fused.filter_act_backward(
+            out, y, bias, noise, strength, scale, act, (True, True, True, True)
+        ),
+    }
+    return calls[name], moved
+
+
+def tried(call: Callable, config: Config) -> str | None:
+    """Compile and run once; why not, in one line, or None."""
+    _now[:] = [config]
+    try:
+        call()
+    except Exception as error:  # out of registers or shared memory: no candidate for this GPU
+        return f"{type(error).__name__}: {error}".splitlines()[0]
+    return None
+
+
+class Bench:
+    """One kernel at one shape: buffers made once, cold in the cache when they come round again."""
+
+    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool):
+        size = math.prod(shape) * dtype.itemsize
+        cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
+        made = [
+            make_call(name, shape, dtype, nhwc) for _ in range(min(64, max(3, -(-3 * cache // (2 * size)))))
+        ]
+        self.shape, self.calls, self.bytes = shape, [call for call, _ in made], made[0][1]
+        self.copy = seconds([make_copy(self.bytes, torch.device("cuda")) for _ in made])
+
+    def run(self, config: Config) -> dict:
+        if error := tried(self.calls[0], config):
+            return {"shape": self.shape, "error": error}
+        taken = seconds(self.calls)
+        facts = {"microseconds": taken * 1e6, "copy_microseconds": self.copy * 1e6, "bytes": self.bytes}
+        return {"shape": self.shape, "share": self.copy / taken} | facts
+
+
+def compile_all(jobs: list[tuple], pool: ProcessPoolExecutor) -> None:
+    """Run every (kernel, shape, configuration, dtype, nhwc, until) once, in processes that share Triton's cache."""
+    list(pool.map(compile_one, jobs))
+
+
+def compile_one(job: tuple) -> None:
+    name, shape, config, dtype, nhwc, until = job
+    if time.time() < until:
+        with forced():
+            tried(make_call(name, shape, dtype, nhwc)[0], config)
+            torch.cuda.synchronize()
+
+
+def tune(
+    names: list[str], dtype: torch.dtype, nhwc: bool, deadline: float, processes: int
+) -> dict[str, list[dict]]:
+    """{kernel: what was timed, the configuration in force first}."""
+    capability = torch.cuda.get_device_capability()
+    current = {name: in_force(name, nhwc, capability) for name in names}
+    trials = {name: list(dict.fromkeys([current[name], *candidates(name, nhwc)])) for name in names}
+    start = time.time()
+    found: dict[str, dict[Config, list[dict]]] = {}
+    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool, forced():
+        jobs = [
+            (name, SHAPES[0], trials[name][i], dtype, nhwc, start + 0.5 * (deadline - start))
+            for i in range(max(map(len, trials.values())))
+            for name in names
+            if i < len(trials[name])
+        ]
+        compile_all(jobs, pool)
+        for i, name in enumerate(names, 1):
+            bench, until = (
+                Bench(name, SHAPES[0], dtype, nhwc),
+                start + (0.5 + 0.25 * i / len(names)) * (deadline - start),
+            )
+            runs = found[name] = {current[name]: [bench.run(current[name])]}
+            for config in trials[name][1:]:
+                if time.time() < until:
+                    runs[config] = [bench.run(config)]
+            del bench
+            torch.cuda.empty_cache()
+        final = {name: finalists(runs, current[name]) for name, runs in found.items()}
+        jobs = [
+            (name, shape, config, dtype, nhwc, deadline)
+            for name in names
+            for shape in SHAPES[1:4]
+            for config in final[name]
+        ]
+        compile_all(jobs, pool)
+        for name in names:
+            for shape in SHAPES[1:]:
+                bench = Bench(name, shape, dtype, nhwc)
+                for config in final[name]:
+                    found[name][config].append(bench.run(config))
+                del bench
+                torch.cuda.empty_cache()
+    return {
+        name: [
+            {
+                "kernel": name,
+                "nhwc": nhwc,
+                "config": config._asdict(),
+                "current": config == current[name],
+                "runs": runs,
+            }
+            for config, runs in found[name].items()
+        ]
+        for name in names
+    }
+
+
+def finalists(runs: dict[Config, list[dict]], current: Config) -> list[Config]:
+    best = sorted(runs, key=lambda config: runs[config][0].get("share", 0.0), reverse=True)[:FINALISTS]
+    return list(dict.fromkeys([current, *best]))
+
+
+def share(row: dict) -> float:
+    """Of a copy, over the shapes: their geometric mean."""
+    shares = [run.get("share", 0.0) for run in row["runs"]]
+    return math.prod(shares) ** (1 / len(shares))
+
+
+def report(rows: list[dict]) -> str:
+    """The best row of a kernel that ran at every shape, beside the one in force."""
+    most = max(len(row["runs"]) for row in rows)
+    best = max((row for row in rows if len(row["runs"]) == most), key=share)
+    name, nhwc, lines = best["kernel"], best["nhwc"], []
+    how = MODES.get(name)
+    key = (name, nhwc) if how is None else (nhwc, how.get("up", 1), how.get("down", 1))
+    lines.append(f"    {key!r}: {Config(**best['config'])!r},")
+    for label, row in (("best", best), ("now", next(row for row in rows if row["current"]))):
+        each = "  ".join(
+            f"{'x'.join(map(str, run['shape']))} {run.get('share', 0):.0%} {run.get('microseconds', 0):.0f} us"
+            for run in row["runs"]
+        )
+        lines.append(f"        # {label}: {share(row):.1%} of a copy; {each}")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.filter_tuning", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument(
+        "--kernel", choices=NAMES, action="append", help="may be repeated; all of them unless given"
+    )
+    parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
+    parser.add_argument("--layout", choices=("nhwc", "nchw"), default="nhwc")
+    parser.add_argument("--minutes", type=float, default=3.0, help="for all of it, about (default: 3)")
+    parser.add_argument("--processes", type=int, default=12, help="that compile (default: 12)")
+    parser.add_argument("--json", type=Path, default=Path("filter_tuning.json"))
+    options = parser.parse_args(arguments)
+    why = kernels.available() or (None if torch.cuda.is_available() else "no CUDA GPU that PyTorch can use")
+    if why:
+        print(f"kernels.filter_tuning: {why}", file=sys.stderr)
+        return 2
+    dtype, nhwc = getattr(torch, options.dtype), options.layout == "nhwc"
+    deadline = time.time() + 60 * options.minutes
+    with torch.cuda.stream(torch.cuda.Stream()):
+        found = tune(options.kernel or NAMES, dtype, nhwc, deadline, options.processes)
+    for rows in found.values():
+        print(report(rows), flush=True)
+    gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    options.json.write_text(
+        json.dumps(gpu | {"timed": [row for rows in found.values() for row in rows]}, indent=1)
+    )
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

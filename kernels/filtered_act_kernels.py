@@ -1,0 +1,284 @@
+"""The kernels of `filtered_act`: one walk down a strip of rows, as in `upfirdn2d`, with work at either of its ends.
+
+Pixels may be worked on as they are loaded (LOADED) and filtered values before they are stored (STORED):
+
+    "act"   leaky_relu of an affine map of the value
+    "grad"  the value times leaky_relu's slope at a reference pixel, which is loaded beside it
+    None    nothing
+
+A pixel is loaded by every thread whose outputs it reaches, so work at the loads is done again, `(COLS + taps - 1) /
+COLS` times along a row. leaky_relu is homogeneous, so the activation's gain is in the taps, or in what is added.
+"""
+
+from kernels.tiles import load, tl, triton
+from kernels.upfirdn2d import polyphase
+
+# ---- the math, without loads and stores --------------------------------------------------------------------------
+
+
+@triton.jit
+def leaky(u, SLOPE: tl.constexpr):
+    """leaky_relu for 0 < SLOPE <= 1: an instruction less than a choice."""
+    return tl.maximum(u, u * SLOPE)
+
+
+@triton.jit
+def leaky_grad(g, u, SLOPE: tl.constexpr):
+    return tl.where(u > 0, g, g * SLOPE)
+
+
+# ---- the walk ----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def walk(
+    x, ref, y, bias, added, noise, strength, scale, sums,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    LOADED: tl.constexpr, STORED: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """y [OH, OW] of x [H, W], padded by BEFORE; ref lies as x (LOADED "grad") or as y (STORED "grad").
+
+    In NCHW memory (PLANES) C counts the planes of all samples. Pointers that are None drop out. Of sums there are one
+    (STORED "grad": of what is stored) or three (LOADED "grad": of the loaded values' gradient du, of du * noise, and of
+    x * ref), each of the pixels that are this program's own.
+    """
+    pid = tl.program_id(0)
+    c = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+    out_col = ((pid // tiles_c % tiles_w) * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]) * COLS
+    out_row = (pid // tiles_c // tiles_w % tiles_h) * ROWS
+    n = (pid // tiles_c // tiles_w // tiles_h).to(tl.int64)
+    col = out_col - BEFORE_X
+    row = out_row - BEFORE_Y
+    from_x = n * C * H * W + (col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_xc)
+    to_y = n * C * OH * OW + (out_col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_yc)
+
+    there = c < C
+    channel = c % channels if PLANES else c
+    b = load(bias + channel, there, False, ACC) if bias is not None else None
+    more = load(added + channel, there, False, ACC) if added is not None else None
+    s = load(scale + n * C + c, there, False, ACC) if scale is not None else None
+    k = tl.load(strength).to(ACC) if strength is not None else None
+    if noise is not None:
+        noise += (c // channels if PLANES else n).to(tl.int64) * noise_stride
+    if STORED == "act":
+        b = b * GAIN if b is not None else None
+        k = k * GAIN if k is not None else None
+    sum_du = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    sum_du_noise = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+    sum_x_ref = tl.zeros([BLOCK_P, BLOCK_C], ACC)
+
+    LOADS: tl.constexpr = COLS - 1 + len(TAPS_X)  # a row
+    LAST: tl.constexpr = len(TAPS_Y) - 1
+    LINES: tl.constexpr = ROWS + LAST
+    inside = ()
+    for d in tl.static_range(LOADS):
+        inside += (there & (col + d >= 0) & (col + d < W),)
+    loaded, beside = (), ()  # LOADS tiles for each row so far, as they are in memory
+    stored_with = ()  # COLS tiles for each row of y so far: the reference, or the noise
+    filtered = ()  # COLS tiles for each row so far, filtered along the row
+    for i in tl.static_range(LINES + AHEAD):
+        if i < LINES:
+            at = from_x + (row + i).to(tl.int64) * W * stride_p
+            for d in tl.static_range(LOADS):
+                mask = inside[d] & (row + i >= 0) & (row + i < H)
+                loaded += (tl.load(x + at + d * stride_p, mask, 0.0),)
+                if LOADED == "grad":
+                    beside += (tl.load(ref + at + d * stride_p, mask, 0.0),)
+        if (i >= LAST) & (i < LINES):  # the line just loaded completes row i - LAST of y
+            out = out_row + (i - LAST)
+            at = to_y + out.to(tl.int64) * OW * stride_p
+            for j in tl.static_range(COLS):
+                pixel_there = (out_col + j < OW) & (out < OH)
+                if STORED == "grad":
+                    stored_with += (tl.load(ref + at + j * stride_p, there & pixel_there, 0.0),)
+                if (STORED == "act") & (noise is not None):
+                    pixel = out.to(tl.int64) * OW + (out_col + j)
+                    stored_with += (
+                        tl.load(noise + pixel, there & pixel_there if PLANES else pixel_there, 0.0),
+                    )
+        if i >= AHEAD:
+            line = row + (i - AHEAD)
+            values = ()
+            for d in tl.static_range(LOADS):
+                v = loaded[(i - AHEAD) * LOADS + d].to(ACC)
+                mask = inside[d] & (line >= 0) & (line < H)
+                if LOADED == "act":  # what pads is zero, not act(bias)
+                    v = tl.where(mask, leaky(v + b if b is not None else v, SLOPE), 0.0)
+                if LOADED == "grad":
+                    u = beside[(i - AHEAD) * LOADS + d].to(ACC)
+                    if added is not None:
+                        v = tl.where(mask, v + more, 0.0)
+                    du = leaky_grad(v, u + b if b is not None else u, SLOPE)
+                    if sums is not None:
+                        if (
+                            (i - AHEAD >= BEFORE_Y)
+                            & (i - AHEAD < BEFORE_Y + ROWS)
+                            & (d >= BEFORE_X)
+                            & (d < BEFORE_X + COLS)
+                        ):
+                            sum_du += du
+                            sum_x_ref += v * u
+                            if noise is not None:
+                                pixel = line.to(tl.int64) * W + (col + d)
+                                wanted = mask if PLANES else (col + d < W) & (line < H)
+                                sum_du_noise += du * tl.load(noise + pixel, wanted, 0.0).to(ACC)
+                    v = du
+                values += (v,)
+            for j in tl.static_range(COLS):
+                filtered += (polyphase(values, 0, 1, j, TAPS_X, 1, ACC),)
+            if i - AHEAD >= LAST:
+                out = out_row + (i - AHEAD - LAST)
+                at = to_y + out.to(tl.int64) * OW * stride_p
+                for j in tl.static_range(COLS):
+                    mask = there & (out_col + j < OW) & (out < OH)
+                    v = polyphase(filtered, j, COLS, i - AHEAD - LAST, TAPS_Y, 1, ACC)
+                    v = v * s if s is not None else v
+                    if STORED == "act":
+                        v = (
+                            v + stored_with[(i - AHEAD - LAST) * COLS + j].to(ACC) * k
+                            if noise is not None
+                            else v
+                        )
+                        v = leaky(v + b if b is not None else v, SLOPE)
+                    if STORED == "grad":
+                        u = stored_with[(i - AHEAD - LAST) * COLS + j].to(ACC)
+                        v = leaky_grad(v, u + b if b is not None else u, SLOPE)
+                        if sums is not None:
+                            sum_du += tl.where(mask, v, 0.0)
+                    tl.store(y + at + j * stride_p, v, mask)
+
+    if sums is not None:  # [programs of all channels, sums, C]
+        COUNT: tl.constexpr = 1 if STORED == "grad" else 3
+        flat = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
+        to = (pid // tiles_c).to(tl.int64) * COUNT * C + flat
+        tl.store(sums + to, tl.sum(sum_du, 0), flat < C)
+        if COUNT == 3:
+            tl.store(sums + to + C, tl.sum(sum_du_noise, 0), flat < C)
+            tl.store(sums + to + 2 * C, tl.sum(sum_x_ref, 0), flat < C)
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def act_filter_kernel(
+    x, y, bias,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """y = filter(leaky_relu(x + bias))."""
+    walk(
+        x, None, y, bias, None, None, None, None, None,
+        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+        "act", None, SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+    )  # fmt: skip
+
+
+@triton.jit
+def act_filter_grad_kernel(
+    g, x, dx, bias, sums,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """dx = slope at x + bias * filter(g), with the mirrored filter; sums of dx."""
+    walk(
+        g, x, dx, bias, None, None, None, None, sums,
+        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+        None, "grad", SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+    )  # fmt: skip
+
+
+@triton.jit
+def act_filter_grad_grad_kernel(
+    ddx, x, dg, bias, ddbias,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """dg = filter(slope at x + bias * (ddx + ddbias)): the forward pass, linearized at x."""
+    walk(
+        ddx, x, dg, bias, ddbias, None, None, None, None,
+        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+        "grad", None, SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+    )  # fmt: skip
+
+
+@triton.jit
+def filter_act_kernel(
+    x, y, bias, noise, strength, scale,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """y = leaky_relu(filter(x) * scale + noise * strength + bias)."""
+    walk(
+        x, None, y, bias, None, noise, strength, scale, None,
+        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+        None, "act", SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+    )  # fmt: skip
+
+
+@triton.jit
+def filter_act_grad_kernel(
+    g, y, dx, noise, scale, sums,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """dx = filter(slope at y * g) * scale, with the mirrored filter; sums of du = slope * g, du * noise and g * y."""
+    walk(
+        g, y, dx, None, None, noise, None, scale, sums,
+        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+        "grad", None, SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+    )  # fmt: skip
+
+
+@triton.jit
+def filter_act_sums_kernel(
+    sums, bias, strength, scale, dbias, dstrength, dscale,
+    N, C, stride_n, stride_k, jobs,
+    GAIN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """The gradients that sums over the pixels of each map make up; the last program has strength's.
+
+    y is slope * gain * u and g's share of u slope * gain, so du * u is g * y, and filter(x) * scale is what is left of
+    u without noise and bias: filter(x) itself is not needed again.
+    """
+    job = tl.program_id(0)
+    if job < jobs:
+        c = job * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+        total = tl.zeros([BLOCK_N, BLOCK_C], sums.dtype.element_ty)
+        b = tl.load(bias + c, c < C, 0.0).to(total.dtype) if bias is not None else total
+        k = tl.load(strength).to(total.dtype) if strength is not None else None
+        for start in range(0, N, BLOCK_N):
+            n = start + tl.arange(0, BLOCK_N)[:, None]
+            inside = (n < N) & (c < C)
+            at = sums + n * stride_n + c
+            du = tl.load(at, inside, 0.0) * GAIN
+            total += du
+            if dscale is not None:
+                rest = tl.load(at + 2 * stride_k, inside, 0.0) - b * du
+                if strength is not None:
+                    rest -= k * GAIN * tl.load(at + stride_k, inside, 0.0)
+                s = tl.load(scale + n * C + c, inside, 1.0).to(total.dtype)
+                tl.store(dscale + n * C + c, rest / s, inside)
+        if dbias is not None:
+            flat = job * BLOCK_C + tl.arange(0, BLOCK_C)
+            tl.store(dbias + flat, tl.sum(total, 0), flat < C)
+    if dstrength is not None:
+        if job == jobs:
+            all_of_it = tl.zeros([BLOCK], sums.dtype.element_ty)
+            for start in range(0, N * C, BLOCK):
+                i = start + tl.arange(0, BLOCK)
+                at = sums + (i // C) * stride_n + stride_k + i % C
+                all_of_it += tl.load(at, i < N * C, 0.0)
+            tl.store(dstrength, tl.sum(all_of_it, 0) * GAIN)

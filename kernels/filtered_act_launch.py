@@ -1,0 +1,189 @@
+"""How `filtered_act`'s kernels cover an image, and their launches: forward and backward without autograd."""
+
+from functools import lru_cache
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.filtered_act_kernels import (
+    act_filter_grad_grad_kernel,
+    act_filter_grad_kernel,
+    act_filter_kernel,
+    filter_act_grad_kernel,
+    filter_act_kernel,
+    filter_act_sums_kernel,
+)
+from kernels.sums import Sums
+from kernels.tiles import INTERPRETED, Tiling, accumulator, dense_as, power_of_2, tl_accumulator
+from kernels.upfirdn2d import Config, _Call, _first_tap_one
+
+
+class Act(NamedTuple):
+    """The plain facts of one call: the filter, the activation, the dtype of x and its memory format."""
+
+    filter: _Call  # as a map of x, without the activation's gain
+    slope: float
+    gain: float
+    taps: tuple[float, ...] = ()
+    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
+    filter_gain: float = 1.0
+    dtype: torch.dtype = torch.float32
+
+    def of(self, x: Tensor) -> "Act":
+        return self._replace(filter=self.filter._replace(nhwc=not x.is_contiguous()), dtype=x.dtype)
+
+
+# ---- tiles -------------------------------------------------------------------------------------------------------
+
+KERNELS = {
+    "act_filter": act_filter_kernel,
+    "act_filter_grad": act_filter_grad_kernel,
+    "act_filter_grad_grad": act_filter_grad_grad_kernel,
+    "filter_act": filter_act_kernel,
+    "filter_act_grad": filter_act_grad_kernel,
+}
+
+# By (kernel, channels_last); an entry that begins with a compute capability, (9, 0), goes before for that GPU. Chosen
+# by counting instructions for each pixel and registers in sm_90 code; not yet timed.
+CONFIGS: dict[tuple, Config] = {
+    ("act_filter", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=128),
+    ("act_filter_grad", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4),
+    ("act_filter_grad_grad", True): Config(
+        rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=168
+    ),
+    ("filter_act", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=128),
+    ("filter_act_grad", True): Config(rows=8, cols=4, ahead=0, block_c=64, width=0.5, warps=4, registers=168),
+    **{(name, False): Config(rows=16, cols=1, ahead=0, block_c=64, width=4, warps=4) for name in KERNELS},
+}
+PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
+
+
+def config(name: str, nhwc: bool, capability: tuple[int, int]) -> Config:
+    """The entry of the table that this GPU uses."""
+    return CONFIGS.get((capability, name, nhwc)) or CONFIGS[name, nhwc]
+
+
+class _Cover(NamedTuple):
+    """One launch: the tiles, the kernel's plain arguments in order but for those of the noise, its constants."""
+
+    tiling: Tiling  # as `Sums` wants it
+    sizes: tuple[int, ...]
+    tiles: tuple[int, int, int]
+    constants: dict
+
+
+@lru_cache(maxsize=4096)
+def _cover(
+    name: str, shape: torch.Size, call: _Call, gain: float, dtype: torch.dtype, capability: tuple[int, int]
+) -> _Cover:
+    """Cover the larger of x and y with programs: sums are taken over either."""
+    samples, channels = shape[:2]
+    (h, w), (oh, ow), nhwc = call.size, call.out, call.nhwc
+    rows, cols, ahead, block_c, width, warps, registers = config(name, nhwc, capability)
+    high, wide = max(h, oh), max(w, ow)
+    if nhwc:
+        strides = channels, 1, 1
+        block_c = min(power_of_2(channels), block_c)
+        elements = int(32 * warps * width * max(16 // dtype.itemsize, 1))
+        block_p = min(power_of_2(-(-wide // cols)), max(elements // block_c, 1))
+    else:  # planes stand apart, whichever sample they belong to
+        samples, channels = 1, samples * channels
+        strides = 1, h * w, oh * ow
+        block_p = min(power_of_2(-(-wide // cols)), int(32 * warps * width))
+        block_c = min(power_of_2(channels), int(32 * warps * width) // block_p)
+    tiles_c, tiles_w = -(-channels // block_c), -(-wide // (cols * block_p))
+    rows = min(rows, power_of_2(high))
+    while rows > 1 and samples * tiles_c * tiles_w * -(-high // rows) < PROGRAMS:
+        rows //= 2
+    tiles_h = -(-high // rows)
+    taps_y, taps_x = _first_tap_one(tuple(tap * gain for tap in call.taps_y), call.taps_x)
+    constants = {
+        "PLANES": not nhwc, "TAPS_Y": taps_y, "TAPS_X": taps_x,
+        "BEFORE_Y": call.before[0], "BEFORE_X": call.before[1], "ACC": tl_accumulator(dtype),
+        "ROWS": rows, "COLS": cols, "AHEAD": ahead, "BLOCK_P": block_p, "BLOCK_C": block_c, "num_warps": warps,
+        "maxnreg": registers,
+    }  # fmt: skip
+    sizes = (channels, h, w, oh, ow, *strides, shape[1])
+    tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {})
+    return _Cover(tiles, sizes, (tiles_c, tiles_w, tiles_h), constants)
+
+
+# ---- launches ----------------------------------------------------------------------------------------------------
+
+
+def launch(name: str, act: Act, call: _Call, x: Tensor, pointers: tuple, noise: Tensor | None = None) -> None:
+    """Run a kernel; call maps x, the pixels that it filters."""
+    cover = _cover_of(name, act, call, x)
+    stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
+    grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
+    constants = {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
+    KERNELS[name][grid](*pointers, *cover.sizes, stride, *cover.tiles, **constants)
+
+
+def _cover_of(name: str, act: Act, call: _Call, x: Tensor) -> _Cover:
+    capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
+    return _cover(name, x.shape, call, act.gain, act.dtype, capability)
+
+
+def image(like: Tensor, size: tuple[int, int], nhwc: bool, dtype: torch.dtype) -> Tensor:
+    n, c = like.shape[:2]
+    if nhwc:
+        return like.new_empty((n, *size, c), dtype=dtype).permute(0, 3, 1, 2)
+    return like.new_empty((n, c, *size), dtype=dtype)
+
+
+def _sum_like(t: Tensor, over: Tensor) -> Tensor:
+    """Where sums over the pixels of `over` go: no kernel writes those of an empty batch."""
+    return torch.empty_like(t) if over.numel() else torch.zeros_like(t)
+
+
+class _MapSums:
+    """Sums over the pixels of each of the N * C maps, `count` of them, and the gradients that they make up."""
+
+    def __init__(self, name: str, act: Act, call: _Call, g: Tensor, count: int):
+        t = _cover_of(name, act, call, g).tiling
+        maps = t.sizes[0]  # C, or N * C where t knows no samples
+        self.shape = g.shape[:2]
+        self.strides = (count * maps, maps) if call.nhwc else (g.shape[1], maps)
+        out = g.new_empty((t.samples * count * maps,), dtype=accumulator(act.dtype))
+        self.sums = Sums(t._replace(sizes=(count * maps, *t.sizes[1:])), act.dtype, out)
+        self.into = self.sums.into[0]
+
+    def finish(self, gain: float, inputs: tuple, outputs: tuple) -> None:
+        """Write dbias, dstrength and dscale, whichever are given; inputs are bias, strength and scale."""
+        sums, (n, c) = self.sums.finish()[0], self.shape
+        jobs = -(-c // 32)
+        grid = (jobs + (outputs[1] is not None),)
+        blocks = {"BLOCK_N": min(power_of_2(n), 16), "BLOCK_C": 32, "BLOCK": 2048}
+        filter_act_sums_kernel[grid](sums, *inputs, *outputs, n, c, *self.strides, jobs, GAIN=gain, **blocks)
+
+
+def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: Act, needs: tuple[bool, ...]):
+    """dx, and dbias (None where not needed), for the gradient g of `act_filter`'s y."""
+    call = act.filter.adjoint()
+    g = dense_as(g, call.nhwc)
+    dx = torch.empty_like(x)
+    dbias = _sum_like(bias, g) if needs[1] else None
+    if x.numel():
+        sums = _MapSums("act_filter_grad", act, call, g, 1) if needs[1] else None
+        launch("act_filter_grad", act, call, g, (g, x, dx, bias, sums.into if sums else None))
+        if sums:
+            sums.finish(1.0, (None, None, None), (dbias, None, None))
+    return dx, dbias
+
+
+def filter_act_backward(g, y, bias, noise, strength, scale, act: Act, needs: tuple[bool, ...]):
+    """dx, and dbias, dstrength, dscale (None where not needed), for the gradient g of `filter_act`'s y."""
+    call = act.filter.adjoint()
+    g = dense_as(g, call.nhwc)
+    dx = image(g, call.out, call.nhwc, act.dtype)
+    wanted = zip((bias, strength, scale), needs[1:], strict=True)
+    grads = tuple(_sum_like(t, g) if need else None for t, need in wanted)
+    if g.numel():
+        sums = _MapSums("filter_act_grad", act, call, g, 3) if any(needs[1:]) else None
+        pointers = (g, y, dx, noise, scale, sums.into if sums else None)
+        launch("filter_act_grad", act, call, g, pointers, noise)
+        if sums:
+            sums.finish(act.gain, (bias, strength, scale), grads)
+    return dx, *grads

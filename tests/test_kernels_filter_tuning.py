@@ -1,0 +1,84 @@
+"""The tuner of filters: what it tries computes, what it prints can be pasted, and without a GPU it says so."""
+
+import json
+import math
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+pytest.importorskip("triton")
+
+from kernels import filter_tuning as tuning
+from kernels import filtered_act_launch as fused
+from kernels.upfirdn2d import Config
+
+ROOT = Path(__file__).parents[1]
+
+
+@pytest.mark.parametrize("nhwc", [True, False])
+@pytest.mark.parametrize("name", tuning.NAMES)
+def test_candidates_and_the_one_in_force_are_configurations_that_cover(name, nhwc):
+    found = [*tuning.candidates(name, nhwc), tuning.in_force(name, nhwc, (9, 0))]
+    assert len(found[:-1]) == len(set(found[:-1]))
+    for config in found:
+        threads = config.warps * 32
+        assert config.rows & (config.rows - 1) == 0 and math.log2(threads * config.width).is_integer()
+        assert config.registers is None or config.registers * threads <= 65536
+
+
+def test_what_is_reported_is_a_row_of_the_table():
+    config = Config(8, 2, 1, 64, 0.5, 4, 96)
+    run = {"shape": (8, 64, 256, 256), "share": 0.9, "microseconds": 40.0}
+    row = {"nhwc": True, "config": config._asdict(), "current": False, "runs": [run]}
+    worse = row | {"current": True, "runs": [run | {"share": 0.5}]}
+    for name, key in (("filter_act", ("filter_act", True)), ("upfirdn2d up", (True, 2, 1))):
+        text = tuning.report([row | {"kernel": name}, worse | {"kernel": name}])
+        assert eval("{\n" + text + "\n}", {"Config": Config}) == {key: config}
+        assert "90%" in text and "now: 50.0%" in text
+
+
+def test_while_it_tunes_launches_take_the_configuration_and_afterwards_the_table_s():
+    before = fused.config, fused._cover
+    with tuning.forced():
+        config = Config(4, 2, 0, 64, 0.5, 4, None)
+        assert tuning.tried(lambda: None, config) is None
+        assert fused.config("filter_act", True, (9, 0)) == config
+        assert tuning.tried(lambda: 1 / 0, config) == "ZeroDivisionError: division by zero"
+    assert (fused.config, fused._cover) == before
+
+
+def test_without_a_gpu_it_says_so_in_one_line():
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
+    command = [sys.executable, "-m", "kernels.filter_tuning"]
+    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
+    assert (done.returncode, done.stderr) == (2, "kernels.filter_tuning: no CUDA GPU that PyTorch can use\n")
+
+
+@pytest.mark.parametrize("name", tuning.NAMES)
+def test_every_call_launches_its_kernel(name, monkeypatch):
+    """On the CPU in Triton's interpreter, at a size for that."""
+    from ladder.watch import launches
+
+    if not torch.cuda.is_available():
+        honest = {f: getattr(torch, f) for f in ("randn", "ones")}
+        for f, function in honest.items():
+            monkeypatch.setattr(torch, f, lambda *a, function=function, device=None, **k: function(*a, **k))
+    call, moved = tuning.make_call(name, (1, 2, 4, 4), torch.float32, True)
+    with launches() as seen:
+        call()
+    assert f"{name.split()[0]}_kernel" in seen and moved > 0
+
+
+@pytest.mark.gpu
+def test_it_finds_configurations(tmp_path, capsys):
+    path = tmp_path / "tuning.json"
+    options = ["--kernel", "act_filter", "--minutes", "0.5", "--processes", "4", "--json", str(path)]
+    assert tuning.main(options) == 0
+    timed = json.loads(path.read_text())["timed"]
+    assert sum(row["current"] for row in timed) == 1
+    assert all(0 < run["share"] < 2 for row in timed if row["current"] for run in row["runs"])
+    assert "Config(" in capsys.readouterr().out
