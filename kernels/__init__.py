@@ -8,6 +8,7 @@ slowly, for tests. The `<op>_reference` functions run anywhere.
 from kernels.bias_act import bias_act, bias_act_reference
 from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
 from kernels.demodulate import demodulate, demodulate_reference
+from kernels.dense import dense, dense_group, dense_group_reference, dense_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.modulate import modulate, modulate_reference
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
@@ -24,6 +25,10 @@ __all__ = [
     "conv_transpose2d_reference",
     "demodulate",
     "demodulate_reference",
+    "dense",
+    "dense_group",
+    "dense_group_reference",
+    "dense_reference",
     "instance_norm_act",
     "instance_norm_act_reference",
     "modulate",

@@ -16,6 +16,7 @@ from stylegan_lite.ops import (
     conv3x3,
     convolutions,
     full,
+    fused_dense,
     instance_norm_act,
     modulated_conv2d,
 )
@@ -28,6 +29,7 @@ class Dense(nn.Module):
     Args:
         lr_multiplier: scales what one optimizer step changes; weights are stored divided by it.
         bias_init: initial bias as it is applied.
+        recipe: ``dense`` chooses between PyTorch's spelling and one kernel.
     """
 
     def __init__(
@@ -38,6 +40,7 @@ class Dense(nn.Module):
         act: bool = False,
         lr_multiplier: float = 1.0,
         bias_init: float = 0.0,
+        recipe: Recipe | None = None,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs) / lr_multiplier)
@@ -45,8 +48,11 @@ class Dense(nn.Module):
         self.weight_gain = lr_multiplier / math.sqrt(inputs)
         self.bias_gain = lr_multiplier
         self.act = act
+        self.fused = recipe is not None and recipe.dense == "triton"
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            return fused_dense(x, self)
         bias = self.bias if self.bias_gain == 1 else self.bias * self.bias_gain
         y = F.linear(full(x), self.weight * self.weight_gain, bias)
         return F.leaky_relu(y, SLOPE) * GAIN if self.act else y

@@ -136,6 +136,9 @@ def source(kernel, arguments: dict):
         value = arguments[parameter.name]
         if isinstance(value, torch.Tensor):
             types[parameter.name], attributes[(i,)] = pointers[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, tuple) and not parameter.is_constexpr:  # of tensors
+            types[parameter.name] = tuple(pointers[each.dtype] for each in value)
+            attributes |= {(i, k): [["tt.divisibility", 16]] for k in range(len(value))}
         elif parameter.is_constexpr or value is None or (value == 1 and not parameter.do_not_specialize):
             types[parameter.name], constants[(i,)] = "constexpr", value
         elif isinstance(value, float):
