@@ -9,6 +9,7 @@ from kernels.bias_act import bias_act, bias_act_reference
 from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
 from kernels.demodulate import demodulate, demodulate_reference
 from kernels.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
+from kernels.dense import dense, dense_group, dense_group_reference, dense_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.modulate import modulate, modulate_reference
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
@@ -29,6 +30,10 @@ __all__ = [
     "demodulate_reference",
     "filter_act",
     "filter_act_reference",
+    "dense",
+    "dense_group",
+    "dense_group_reference",
+    "dense_reference",
     "instance_norm_act",
     "instance_norm_act_reference",
     "modulate",

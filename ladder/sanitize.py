@@ -64,6 +64,8 @@ def calls(kernels, x):
         lambda x, s, b, k: kernels.instance_norm_act(x, s, b, noise=noise, strength=k),
         (x, scale, shift, strength),
     )
+    if hasattr(kernels, "dense"):
+        yield from dense_calls(kernels, scale)
     if hasattr(kernels, "upfirdn2d"):
         for up, down in ((1, 1), (2, 1), (1, 2)):
             yield lambda x, u=up, d=down: kernels.upfirdn2d(x, [1, 3, 3, 1], up=u, down=d, padding=2), (x,)
@@ -74,6 +76,25 @@ def calls(kernels, x):
             lambda x, b, k, s: kernels.filter_act(x, [1, 3, 3, 1], b, strength=k, scale=s, **how),
             (x, bias, strength, scale.abs() + 0.5),
         )
+
+
+def dense_calls(kernels, x):
+    """Fully connected layers on x [N, C]: one after another, side by side, and, once, one whose sum is split."""
+    import torch
+
+    n, c = x.shape
+    first, second, bias = (torch.randn(s, device=x.device) for s in ((6, c), (3, 6), (6,)))
+
+    def chain(x, first, bias, second):
+        return kernels.dense(kernels.dense(x, first, bias, act=True), second, act=True)
+
+    def group(x, first, second, bias):
+        return torch.cat(kernels.dense_group(x, [first, second], [bias, bias[:5]], (1, 0)), 1)
+
+    yield chain, (x, first, bias, second)
+    yield group, (torch.randn(n, 2, c, device=x.device), first, torch.randn(5, c, device=x.device), bias)
+    if c == 5:
+        yield kernels.dense, (torch.randn(1, 2049, device=x.device), torch.randn(1, 2049, device=x.device))
 
 
 def differentiate_twice(function, inputs) -> None:

@@ -45,7 +45,8 @@ class Watch(TorchDispatchMode):
         convolutions: {stage: {"calls": of the convolutions, "largest": longest side of their kernels}}; PyTorch's own
             second derivative uses an image as a kernel.
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
-        plain: {"act" | "modulate" | "normalize" | "resample": {layer class: calls}}: what kernels replace, forward.
+        plain: {"act" | "modulate" | "normalize" | "resample": {layer class: calls}}: what kernels replace, forward;
+            {"dense": {layer class, or autograd node in a backward pass: calls}}: products of matrices.
         islands: {name: {dtype: calls}} of what must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
@@ -104,6 +105,8 @@ class Watch(TorchDispatchMode):
             self.optimizer[op.strip("_")] += 1
         elif node is None:
             self.forward(op, args, out)
+        if op in ("mm", "addmm", "bmm", "baddbmm"):
+            self.plain["dense"][self.layer() if node is None else node.name()] += 1
 
     def layer(self) -> str | None:
         """Class of the module whose forward is running."""

@@ -18,6 +18,7 @@ from stylegan_lite.ops import (
     convolutions,
     filter_act,
     full,
+    fused_dense,
     instance_norm_act,
     modulated_conv2d,
 )
@@ -30,6 +31,7 @@ class Dense(nn.Module):
     Args:
         lr_multiplier: scales what one optimizer step changes; weights are stored divided by it.
         bias_init: initial bias as it is applied.
+        recipe: ``dense`` chooses between PyTorch's spelling and one kernel.
     """
 
     def __init__(
@@ -40,6 +42,7 @@ class Dense(nn.Module):
         act: bool = False,
         lr_multiplier: float = 1.0,
         bias_init: float = 0.0,
+        recipe: Recipe | None = None,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs) / lr_multiplier)
@@ -47,8 +50,11 @@ class Dense(nn.Module):
         self.weight_gain = lr_multiplier / math.sqrt(inputs)
         self.bias_gain = lr_multiplier
         self.act = act
+        self.fused = recipe is not None and recipe.dense == "triton"
 
     def forward(self, x: Tensor) -> Tensor:
+        if self.fused:
+            return fused_dense(x, self)
         bias = self.bias if self.bias_gain == 1 else self.bias * self.bias_gain
         y = F.linear(full(x), self.weight * self.weight_gain, bias)
         return F.leaky_relu(y, SLOPE) * GAIN if self.act else y

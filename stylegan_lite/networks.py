@@ -10,18 +10,18 @@ from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, ModulatedConv, NormalizedConv, ToRGB
-from stylegan_lite.ops import convolutions, full
+from stylegan_lite.ops import convolutions, full, fused_affines
 from stylegan_lite.resample import is_channels_last, upsample2d
 
 
 class Mapping(nn.Module):
     """z [N, z_dim] -> w [N, w_dim], full precision whatever the recipe; tracks the average w for truncation."""
 
-    def __init__(self, workload: Workload) -> None:
+    def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
         widths = [workload.z_dim] + [workload.w_dim] * workload.mapping_layers
         self.layers = nn.ModuleList(
-            Dense(a, b, act=True, lr_multiplier=0.01) for a, b in itertools.pairwise(widths)
+            Dense(a, b, act=True, lr_multiplier=0.01, recipe=recipe) for a, b in itertools.pairwise(widths)
         )
         self.register_buffer("w_avg", torch.zeros(workload.w_dim))
         self.w_avg_beta = workload.w_avg_beta
@@ -52,15 +52,18 @@ class SynthesisBlock(nn.Module):
         self.conv1 = layer(channels, channels, recipe, up=False)
         self.to_rgb = ToRGB(channels, recipe)
         for name, module in list(self.named_children()):
-            affine = Dense(workload.w_dim, module.style_channels, bias_init=module.style_init)
+            affine = Dense(workload.w_dim, module.style_channels, bias_init=module.style_init, recipe=recipe)
             self.add_module(f"affine_{name}", affine)
+
+    @property
+    def affines(self) -> list[Dense]:
+        """What makes the styles of this block's layers, in order; each reads the w after that of the one before."""
+        first = [] if self.conv0 is None else [self.affine_conv0]
+        return [*first, self.affine_conv1, self.affine_to_rgb]
 
     def styles(self, w: list[Tensor]) -> list[Tensor]:
         """Full-precision styles of this block's layers from their w's, [N, w_dim] each; ``w`` starts at our first."""
-        affines = [self.affine_conv1, self.affine_to_rgb]
-        if self.conv0 is not None:
-            affines.insert(0, self.affine_conv0)
-        return [affine(w[k]) for k, affine in enumerate(affines)]
+        return [affine(w[k]) for k, affine in enumerate(self.affines)]
 
     def forward(self, x: Tensor, image: Tensor | None, styles: list[Tensor], noise: list[Tensor]):
         if self.conv0 is not None:
@@ -83,7 +86,7 @@ class Generator(nn.Module):
         super().__init__()
         self.workload = workload
         self.num_ws = 2 * len(workload.resolutions)
-        self.mapping = Mapping(workload)
+        self.mapping = Mapping(workload, recipe)
         self.const = nn.Parameter(torch.randn(workload.fmaps(4), 4, 4))
         self.blocks = nn.ModuleList(SynthesisBlock(workload, recipe, r) for r in workload.resolutions)
 
@@ -91,11 +94,19 @@ class Generator(nn.Module):
         """One [N, 1, H, W] for each 3x3 layer, from 4x4 up."""
         return [(batch, 1, r, r) for r in self.workload.resolutions for _ in range(1 if r == 4 else 2)]
 
+    def styles(self, ws: Tensor, first: list[int]) -> list[list[Tensor]]:
+        """Full-precision styles of each block's layers, [N, C] each; ``first``: which w a block's first layer reads."""
+        if not self.blocks[0].affine_conv1.fused:
+            w = ws.unbind(1)
+            return [block.styles(w[k:]) for block, k in zip(self.blocks, first, strict=True)]
+        own = [(k + j, a) for b, k in zip(self.blocks, first, strict=True) for j, a in enumerate(b.affines)]
+        found = iter(fused_affines(ws, [affine for _, affine in own], [slot for slot, _ in own]))
+        return [[next(found) for _ in block.affines] for block in self.blocks]
+
     def forward(self, ws: Tensor, noise: list[Tensor]) -> Tensor:
-        w = ws.unbind(1)
         with torch.autocast(ws.device.type, enabled=False):
             first = [0] + [2 * k + 1 for k in range(len(self.blocks) - 1)]
-            styles = [block.styles(w[k:]) for block, k in zip(self.blocks, first, strict=True)]
+            styles = self.styles(ws, first)
         x, image = self.const.expand(len(ws), -1, -1, -1), None
         if torch.is_autocast_enabled(ws.device.type):
             x = x.to(torch.get_autocast_dtype(ws.device.type))
@@ -148,8 +159,8 @@ class Discriminator(nn.Module):
             DiscriminatorBlock(workload, recipe, r) for r in reversed(workload.resolutions[1:])
         )
         self.conv = Conv(top + 1, top, 3, recipe)
-        self.hidden = Dense(top * 16, top, act=True)
-        self.logit = Dense(top, 1)
+        self.hidden = Dense(top * 16, top, act=True, recipe=recipe)
+        self.logit = Dense(top, 1, recipe=recipe)
 
     def forward(self, image: Tensor) -> Tensor:
         x = self.from_rgb(image)

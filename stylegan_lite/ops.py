@@ -7,7 +7,7 @@ from types import ModuleType
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe
 from stylegan_lite.resample import TAPS, conv_up
@@ -28,6 +28,24 @@ def convolutions(recipe: Recipe) -> ModuleType:
     import kernels
 
     return kernels
+
+
+def fused_dense(x: Tensor, layer: nn.Module) -> Tensor:
+    """A ``Dense`` layer as one kernel: [N, I] -> [N, O]."""
+    import kernels
+
+    act = {"act": True, "slope": SLOPE, "gain": GAIN} if layer.act else {}
+    gains = {"weight_gain": layer.weight_gain, "bias_gain": layer.bias_gain}
+    return kernels.dense(x, layer.weight, layer.bias, **gains, **act)
+
+
+def fused_affines(ws: Tensor, layers: list[nn.Module], slots: list[int]) -> list[Tensor]:
+    """``Dense`` layers without activation as one kernel, each of its own w of ws [N, num_ws, w_dim]: [N, O] each."""
+    import kernels
+
+    weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
+    gains = {"weight_gain": layers[0].weight_gain, "bias_gain": layers[0].bias_gain}
+    return kernels.dense_group(ws, weights, biases, slots, **gains)
 
 
 def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe, filtered: bool = True) -> Tensor:

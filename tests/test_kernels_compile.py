@@ -67,7 +67,8 @@ def record_launches() -> list[tuple]:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
     JITFunction.run = record
-    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d", "filtered_act"):
+    ops = ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d", "filtered_act", "dense")
+    for name in ops:
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
     for name in ("upfirdn2d", "filtered_act_launch"):
         sys.modules[f"kernels.{name}"].PROGRAMS = 1  # strips as long as for large images
@@ -129,6 +130,34 @@ def shorten_filters(short: bool) -> None:
     module._cover.cache_clear()
 
 
+def run_dense(twice: bool) -> None:
+    """Layers as in StyleGAN2: one whose sum is split, as D's is, and some affines; gradients of gradients if asked."""
+    import torch
+
+    import kernels
+
+    def run(function, *inputs):
+        inputs = [t.requires_grad_() for t in inputs]
+        ys = function(*inputs)
+        gs = [torch.zeros_like(y, requires_grad=twice) for y in ys]
+        torch.autograd.grad(ys, inputs, gs, retain_graph=True)
+        if twice:
+            first = torch.autograd.grad(ys, inputs, gs, create_graph=True)
+            directions = [torch.zeros_like(d) for d in first]
+            torch.autograd.grad(first, [*inputs, *gs], directions, allow_unused=True)
+
+    x, w, b = torch.zeros(8, 8192), torch.zeros(512, 8192), torch.zeros(512)
+    run(lambda *t: (kernels.dense(*t, weight_gain=0.04, act=True, gain=1.4),), x, w, b)
+    weights = [torch.zeros(o, 512) for o in (512, 64, 3)]
+    biases = [torch.zeros(len(w)) for w in weights]
+    run(
+        lambda x, *t: kernels.dense_group(x, t[:3], t[3:], (0, 1, 1)),
+        torch.zeros(8, 2, 512),
+        *weights,
+        *biases,
+    )
+
+
 def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
     """What a GPU of this architecture would be asked to compile: {cache key: (source, options)}."""
     import torch
@@ -141,6 +170,7 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
     for shape in ((8, 64, 64, 64), (2, 64, 16, 16)):
         shorten_filters(capability != FULLY or shape[0] == 2)
         run_layers(shape, torch.bfloat16, torch.channels_last)
+    run_dense(twice=capability == FULLY)
     if capability == FULLY:
         run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)
         run_layers((8, 64, 64, 64), torch.float32, torch.channels_last)
@@ -162,6 +192,9 @@ def source(kernel, arguments: dict):
         value = arguments[parameter.name]
         if isinstance(value, torch.Tensor):
             types[parameter.name], attributes[(i,)] = pointers[value.dtype], [["tt.divisibility", 16]]
+        elif isinstance(value, tuple) and not parameter.is_constexpr:  # of tensors
+            types[parameter.name] = tuple(pointers[each.dtype] for each in value)
+            attributes |= {(i, k): [["tt.divisibility", 16]] for k in range(len(value))}
         elif parameter.is_constexpr or value is None or (value == 1 and not parameter.do_not_specialize):
             types[parameter.name], constants[(i,)] = "constexpr", value
         elif isinstance(value, float):

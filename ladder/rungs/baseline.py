@@ -35,6 +35,7 @@ def receipt(seen: dict) -> Receipt:
         share(total(seen["inputs"]), "nchw", of=("nchw", "nhwc")),
     )
     fused = recipe["fused_norm"] or recipe["fused_act"] or recipe["resample"] == "triton"
+    fused = fused or recipe.get("dense") == "triton"
     checks = [
         (
             recipe.get("fp32_precision") == "tf32" or settings["matmul_fp32_precision"] != "tf32",

@@ -31,6 +31,7 @@ ISLANDS = (
     "moments",
     "moving average",
 )
+DENSE = "dense_kernel"  # mapping and affines, where they are a kernel
 STATISTICS = ("demodulate_kernel", "join_moments_kernel")  # fused kernels that hold nothing but statistics
 
 
@@ -40,6 +41,10 @@ def receipt(seen: dict) -> Receipt:
     islands = {name: seen["islands"].get(name, {}) for name in ISLANDS}
     islands |= {k: v for k, v in seen["islands"].items() if k == "statistics"}
     islands |= {k: dict.fromkeys(seen["kernels"][k]["dtypes"]) for k in STATISTICS if k in seen["kernels"]}
+    if DENSE in seen["kernels"]:
+        islands["mapping and affines"] = islands["mapping and affines"] | dict.fromkeys(
+            seen["kernels"][DENSE]["dtypes"]
+        )
     sunk = {name: ", ".join(sorted(set(found) - set(FULL))) for name, found in islands.items()}
     return judge(
         (share(total(seen["flops"]), "bfloat16") > 0.99, f"convolution FLOPs in BF16: {stages or 'none'}"),
