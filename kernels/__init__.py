@@ -10,6 +10,7 @@ from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_tran
 from kernels.demodulate import demodulate, demodulate_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.modulate import modulate, modulate_reference
+from kernels.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
 from kernels import operators  # noqa: F401  isort: skip  (registers the ops above for torch.compile)
@@ -24,11 +25,15 @@ __all__ = [
     "conv_transpose2d_reference",
     "demodulate",
     "demodulate_reference",
+    "from_rgb",
+    "from_rgb_reference",
     "instance_norm_act",
     "instance_norm_act_reference",
     "modulate",
     "modulate_reference",
     "scale_channels",
+    "to_rgb",
+    "to_rgb_reference",
     "upfirdn2d",
     "upfirdn2d_reference",
 ]
