@@ -8,10 +8,11 @@ slowly, for tests. The `<op>_reference` functions run anywhere.
 from kernels.bias_act import bias_act, bias_act_reference
 from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
 from kernels.demodulate import demodulate, demodulate_reference
-from kernels.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
 from kernels.dense import dense, dense_group, dense_group_reference, dense_reference
+from kernels.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.modulate import modulate, modulate_reference
+from kernels.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
 from kernels import linear_operators, operators  # noqa: F401  isort: skip  (register the ops above for torch.compile)
@@ -28,17 +29,21 @@ __all__ = [
     "conv_transpose2d_reference",
     "demodulate",
     "demodulate_reference",
-    "filter_act",
-    "filter_act_reference",
     "dense",
     "dense_group",
     "dense_group_reference",
     "dense_reference",
+    "filter_act",
+    "filter_act_reference",
+    "from_rgb",
+    "from_rgb_reference",
     "instance_norm_act",
     "instance_norm_act_reference",
     "modulate",
     "modulate_reference",
     "scale_channels",
+    "to_rgb",
+    "to_rgb_reference",
     "upfirdn2d",
     "upfirdn2d_reference",
 ]

@@ -42,8 +42,8 @@ class Watch(TorchDispatchMode):
     Attributes:
         flops, inputs, weights: {stage: {dtype or layout: FLOPs or bytes a step}} of the convolutions; stage is
             "forward", "backward" or "double backward" (the pass that differentiates a gradient).
-        convolutions: {stage: {"calls": of the convolutions, "largest": longest side of their kernels}}; PyTorch's own
-            second derivative uses an image as a kernel.
+        convolutions: {stage: {"calls": of the convolutions, "largest": longest side of their kernels, "rgb": calls with
+            1x1 kernels from or to 3 channels}}; PyTorch's own second derivative uses an image as a kernel.
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
         plain: {"act" | "modulate" | "normalize" | "resample": {layer class: calls}}: what kernels replace, forward;
             {"dense": {layer class, or autograd node in a backward pass: calls}}: products of matrices.
@@ -131,6 +131,8 @@ class Watch(TorchDispatchMode):
         seen = self.convolutions[stage]
         seen["calls"] += 1
         seen["largest"] = max(seen["largest"], *weight.shape[2:])
+        one = weight.shape[2:] == (1, 1)
+        seen["rgb"] += one and (3 in weight.shape[:2] or self.layer() in ("ToRGB", "FromRGB"))
 
     def copy(self, op: str, args: tuple, kwargs: dict[str, Any], out: Tensor) -> None:
         source = args[1] if op == "copy_" else args[0]

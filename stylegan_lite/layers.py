@@ -122,6 +122,11 @@ class ToRGB(nn.Module):
         self.recipe = recipe
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
+        if self.recipe.rgb == "triton":
+            import kernels
+
+            dtype = torch.promote_types(x.dtype, torch.float32)
+            return kernels.to_rgb(x, self.weight, style, self.bias, gain=self.gain, dtype=dtype)
         y, _ = modulated_conv2d(x, self.weight, style * self.gain, self.recipe, demodulate=False)
         return full(y) + self.bias.view(1, -1, 1, 1)
 
@@ -167,3 +172,19 @@ class Conv(nn.Module):
             if self.shares_filter:
                 return act_filter(x, self.bias, self.act_gain)
         return x if self.bias is None else bias_act(x, self.bias, self.recipe, gain=self.act_gain)
+
+
+class FromRGB(Conv):
+    """The discriminator's first layer with ``rgb: triton``: 1x1 convolution of the image, bias and leaky ReLU."""
+
+    def __init__(self, outputs: int, recipe: Recipe) -> None:
+        super().__init__(3, outputs, 1, recipe)
+
+    def forward(self, x: Tensor) -> Tensor:
+        import kernels
+
+        how = {"gain": self.weight_gain, "channels_last": self.recipe.channels_last or None}
+        if self.recipe.fused_act:
+            return kernels.from_rgb(x, self.weight, self.bias, slope=SLOPE, act_gain=self.act_gain, **how)
+        x = kernels.from_rgb(x, self.weight, slope=1.0, act_gain=1.0, **how)
+        return bias_act(x, self.bias, self.recipe, gain=self.act_gain)

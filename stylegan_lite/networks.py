@@ -9,7 +9,7 @@ import torch
 from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe, Workload
-from stylegan_lite.layers import Conv, Dense, ModulatedConv, NormalizedConv, ToRGB
+from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, NormalizedConv, ToRGB
 from stylegan_lite.ops import convolutions, full, fused_affines
 from stylegan_lite.resample import is_channels_last, upsample2d
 
@@ -154,7 +154,8 @@ class Discriminator(nn.Module):
         super().__init__()
         top = workload.fmaps(4)
         self.group = workload.mbstd_group
-        self.from_rgb = Conv(3, workload.fmaps(workload.resolution), 1, recipe)
+        widest = workload.fmaps(workload.resolution)
+        self.from_rgb = FromRGB(widest, recipe) if recipe.rgb == "triton" else Conv(3, widest, 1, recipe)
         self.blocks = nn.ModuleList(
             DiscriminatorBlock(workload, recipe, r) for r in reversed(workload.resolutions[1:])
         )
