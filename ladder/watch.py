@@ -49,6 +49,7 @@ class Watch(TorchDispatchMode):
         islands: {name: {dtype: calls}} of what must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
+        passes: {network: batch of each of its forward passes}, of all phases in order.
         calls: operators in all.   crossings: copies between devices.
     """
 
@@ -65,6 +66,7 @@ class Watch(TorchDispatchMode):
         )
         self.optimizer: Counter[str] = Counter()
         self.crossings: list[dict[str, Any]] = []
+        self.passes: defaultdict[str, list[int]] = defaultdict(list)
 
     def start(self, weight: float) -> None:
         """A new phase, ``weight`` times a step."""
@@ -199,6 +201,8 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
     """Tell ``watch`` which layer's forward is running."""
 
     def enter(module, args):
+        if not watch.layers:
+            watch.passes[type(module).__name__].append(len(args[0]))
         watch.layers.append(type(module).__name__)
 
     def leave(module, args, output):

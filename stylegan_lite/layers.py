@@ -14,6 +14,7 @@ from stylegan_lite.ops import (
     SLOPE,
     bias_act,
     conv3x3,
+    convolution_dtype,
     convolutions,
     full,
     instance_norm_act,
@@ -123,6 +124,7 @@ class Conv(nn.Module):
         kernel: 1 or 3.
         gain: of the activation; 1 where a residual sum follows, which divides by sqrt(2).
         act: without it neither bias nor activation; ``gain`` then scales the weights.
+        spare: channels of zeros that x has behind its ``inputs``; the parameter has no weights for them.
     """
 
     def __init__(
@@ -135,6 +137,7 @@ class Conv(nn.Module):
         down: bool = False,
         act: bool = True,
         gain: float = GAIN,
+        spare: int = 0,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
@@ -143,9 +146,12 @@ class Conv(nn.Module):
         self.act_gain = gain
         self.recipe = recipe
         self.down = down
+        self.spare = spare
 
     def forward(self, x: Tensor) -> Tensor:
         weight, by = self.weight * self.weight_gain, convolutions(self.recipe)
+        if self.spare:
+            weight = F.pad(weight.to(convolution_dtype(weight)), (0, 0, 0, 0, 0, self.spare))
         if self.down:
             x = conv_down(x, weight, self.recipe.resample, by=by)
         else:
