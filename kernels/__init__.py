@@ -10,6 +10,12 @@ from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_tran
 from kernels.demodulate import demodulate, demodulate_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.modulate import modulate, modulate_reference
+from kernels.residual import (
+    bias_act_residual,
+    bias_act_residual_reference,
+    fork_upfirdn2d,
+    fork_upfirdn2d_reference,
+)
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
 from kernels import operators  # noqa: F401  isort: skip  (registers the ops above for torch.compile)
@@ -18,12 +24,16 @@ __all__ = [
     "available",
     "bias_act",
     "bias_act_reference",
+    "bias_act_residual",
+    "bias_act_residual_reference",
     "conv2d",
     "conv2d_reference",
     "conv_transpose2d",
     "conv_transpose2d_reference",
     "demodulate",
     "demodulate_reference",
+    "fork_upfirdn2d",
+    "fork_upfirdn2d_reference",
     "instance_norm_act",
     "instance_norm_act_reference",
     "modulate",

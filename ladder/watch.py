@@ -45,7 +45,8 @@ class Watch(TorchDispatchMode):
         convolutions: {stage: {"calls": of the convolutions, "largest": longest side of their kernels}}; PyTorch's own
             second derivative uses an image as a kernel.
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
-        plain: {"act" | "modulate" | "normalize" | "resample": {layer class: calls}}: what kernels replace, forward.
+        plain: {"act" | "modulate" | "normalize" | "resample" | "residual": {layer class: calls}}: what kernels
+            replace, forward.
         islands: {name: {dtype: calls}} of what must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
@@ -177,6 +178,8 @@ class Watch(TorchDispatchMode):
             self.plain["act"][layer] += 1
         elif "upsample_bilinear" in op:
             self.plain["resample"][layer] += 1
+        elif op == "add" and layer == "DiscriminatorBlock":
+            self.plain["residual"][layer] += 1
         elif op == "mul" and modulates(args):
             self.plain["modulate"][layer] += 1
 
@@ -221,10 +224,10 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
-    """Count the launches of Triton kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...]}}.
+    """Launches of Triton kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...], "tensors": [...]}}.
 
     At the one place all launches pass, compiled or interpreted: an entry point that was called but fell back to plain
-    PyTorch does not count. Dtypes are those of the first launch's tensors.
+    PyTorch does not count. Dtypes are those of the first launch's tensors; tensors are the names of arguments that were one in any launch.
     """
     seen: dict[str, dict[str, Any]] = {}
     try:
@@ -242,7 +245,10 @@ def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
 
         def run(*args, **kwargs):
             dtypes = sorted({name_of(x.dtype) for x in args if isinstance(x, Tensor)})
-            seen.setdefault(function.__name__, {"calls": 0, "dtypes": dtypes})["calls"] += 1
+            found = seen.setdefault(function.__name__, {"calls": 0, "dtypes": dtypes, "tensors": []})
+            found["calls"] += 1
+            names = {name for name, x in zip(self.arg_names, args, strict=False) if isinstance(x, Tensor)}
+            found["tensors"] = sorted(names.union(found["tensors"]))
             return launch(*args, **kwargs)
 
         return run

@@ -118,7 +118,7 @@ class ToRGB(nn.Module):
 
 
 class Conv(nn.Module):
-    """Convolution of the discriminator, optionally halving the resolution, bias and leaky ReLU.
+    """Convolution of the discriminator, optionally halving the resolution, bias and leaky ReLU (plus a residual).
 
     Args:
         kernel: 1 or 3.
@@ -148,7 +148,7 @@ class Conv(nn.Module):
         self.down = down
         self.spare = spare
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         weight, by = self.weight * self.weight_gain, convolutions(self.recipe)
         if self.spare:
             weight = F.pad(weight.to(convolution_dtype(weight)), (0, 0, 0, 0, 0, self.spare))
@@ -156,4 +156,6 @@ class Conv(nn.Module):
             x = conv_down(x, weight, self.recipe.resample, by=by)
         else:
             x = by.conv2d(x, weight, padding=weight.shape[-1] // 2)
-        return x if self.bias is None else bias_act(x, self.bias, self.recipe, gain=self.act_gain)
+        if self.bias is None:
+            return x
+        return bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual)

@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, ModulatedConv, NormalizedConv, ToRGB
 from stylegan_lite.ops import convolutions, full
-from stylegan_lite.resample import is_channels_last, upsample2d
+from stylegan_lite.resample import fork_down, is_channels_last, upsample2d
 
 
 class Mapping(nn.Module):
@@ -114,10 +114,17 @@ class DiscriminatorBlock(nn.Module):
         inputs, outputs = workload.fmaps(resolution), workload.fmaps(resolution // 2)
         self.conv0 = Conv(inputs, inputs, 3, recipe)
         self.conv1 = Conv(inputs, outputs, 3, recipe, down=True, gain=1.0)
-        self.skip = Conv(inputs, outputs, 1, recipe, down=True, act=False, gain=math.sqrt(0.5))
+        self.fused = recipe.fused_residual
+        self.forks = (
+            self.fused and recipe.resample == "triton"
+        )  # x is filtered for the skip where it branches off
+        self.skip = Conv(inputs, outputs, 1, recipe, down=not self.forks, act=False, gain=math.sqrt(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv1(self.conv0(x)) + self.skip(x)
+        if not self.fused:
+            return self.conv1(self.conv0(x)) + self.skip(x)
+        x, low = fork_down(x) if self.forks else (x, x)
+        return self.conv1(self.conv0(x), residual=self.skip(low))
 
 
 def minibatch_std(x: Tensor, group: int, parts: int = 1, multiple: int = 1) -> Tensor:

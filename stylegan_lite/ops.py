@@ -130,12 +130,18 @@ def bias_act(
     noise: Tensor | None = None,
     strength: Tensor | None = None,
     gain: float = GAIN,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """leaky_relu(x * scale + noise * strength + bias) * gain.
+    """leaky_relu(x * scale + noise * strength + bias) * gain (+ residual).
 
     Args:
         x: [N, C, H, W] or [N, C]. bias: [C]. scale: [N, C]. noise: [N, 1, H, W]. strength: [].
+        residual: like x; where it is given there is neither scale nor noise, and fused_residual is on.
     """
+    if residual is not None:
+        import kernels
+
+        return kernels.bias_act_residual(x, bias, residual, gain=gain)
     if recipe.fused_act:
         import kernels
 

@@ -66,7 +66,7 @@ def record_launches() -> list[tuple]:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
     JITFunction.run = record
-    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d"):
+    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d", "residual"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
     sys.modules["kernels.upfirdn2d"].PROGRAMS = 1  # strips as long as for large images
     return launches
@@ -91,6 +91,8 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     noise = torch.zeros(n, 1, h, w)
     run(kernels.bias_act, x, bias)
     run(lambda x, b, t, s: kernels.bias_act(x, b, noise=noise, strength=t, scale=s), x, bias, strength, scale)
+    run(kernels.bias_act_residual, x, bias, x)
+    run(lambda x: sum(t.sum() for t in kernels.fork_upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), down=2)), x)
     run(kernels.modulate, x, scale)
     run(
         lambda x, s, b, t: kernels.instance_norm_act(x, s, b, noise=noise, strength=t),
