@@ -79,9 +79,9 @@ def bias_act_residual_reference(
 
 
 def fork_upfirdn2d(x: Tensor, taps: Sequence[float], **options) -> tuple[Tensor, Tensor]:
-    """(x, upfirdn2d(x, taps, ...)), whose gradients are summed in the filter's pass; differentiable any number of times.
+    """(x, upfirdn2d(x, taps, ...)), whose gradients are summed in the filter's pass.
 
-    Arguments, memory formats, dtypes and errors are those of `upfirdn2d`.
+    Differentiable any number of times. Arguments, memory formats, dtypes and errors are those of `upfirdn2d`.
     """
     call = _plan(x, taps, **{"up": 1, "down": 1, "padding": 0, "gain": 1.0, "flip": False} | options)
     check_device(x)
@@ -119,7 +119,7 @@ def bias_act_residual_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    n, first, end, c, base, i, ij = my_tiles(
+    _, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
     b = load(bias + c, c < C, WHOLE, ACC) if bias is not None else None

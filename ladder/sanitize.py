@@ -58,6 +58,8 @@ def calls(kernels, x):
     more = {"noise": noise, "clamp": 2.0}
     yield kernels.bias_act, (x, bias)
     yield lambda x, b, k, s: kernels.bias_act(x, b, strength=k, scale=s, **more), (x, bias, strength, scale)
+    if hasattr(kernels, "bias_act_residual"):
+        yield kernels.bias_act_residual, (x, bias, x.flip(1))
     yield kernels.modulate, (x, scale)
     yield kernels.demodulate, (weight, scale)
     yield (

@@ -227,7 +227,8 @@ def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
     """Launches of Triton kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...], "tensors": [...]}}.
 
     At the one place all launches pass, compiled or interpreted: an entry point that was called but fell back to plain
-    PyTorch does not count. Dtypes are those of the first launch's tensors; tensors are the names of arguments that were one in any launch.
+    PyTorch does not count. Dtypes are those of the first launch's tensors; tensors are the names of the arguments that
+    were one in any launch.
     """
     seen: dict[str, dict[str, Any]] = {}
     try:

@@ -74,7 +74,7 @@ def downsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
 
 
 def fork_down(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(x, x at half the resolution): what `downsample2d` gives with ``triton``, the gradients of both summed in its pass."""
+    """(x, `downsample2d` of x with ``triton``), the gradients of both summed in the filter's pass."""
     import kernels
 
     return kernels.fork_upfirdn2d(x, TAPS, down=2, padding=1, gain=1 / sum(TAPS) ** 2)
