@@ -9,6 +9,7 @@ from kernels.bias_act import bias_act, bias_act_reference
 from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
 from kernels.demodulate import demodulate, demodulate_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
+from kernels.minibatch_std import minibatch_std, minibatch_std_reference
 from kernels.modulate import modulate, modulate_reference
 from kernels.residual import (
     bias_act_residual,
@@ -36,6 +37,8 @@ __all__ = [
     "fork_upfirdn2d_reference",
     "instance_norm_act",
     "instance_norm_act_reference",
+    "minibatch_std",
+    "minibatch_std_reference",
     "modulate",
     "modulate_reference",
     "scale_channels",

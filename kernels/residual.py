@@ -4,7 +4,7 @@
 The gradient of the residual is that of y itself. The sign of y is no longer the activation's mask, so x is kept.
 
 `fork_upfirdn2d` takes the block's input once and returns it for one branch and filtered for the other. Its gradient is
-the sum of both branches' gradients, taken where the filter's gradient is written (`join`). These two are each other's
+the sum of both branches' gradients, taken where the filter's gradient is written (`_Join`). These two are each other's
 adjoint: one's gradient is the other, however often they are differentiated.
 """
 

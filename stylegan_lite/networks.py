@@ -165,6 +165,7 @@ class Discriminator(nn.Module):
         # Without a multiple of 8 channels, cuDNN copies image and weight to tensors that have one, in every call.
         self.multiple = 8 if recipe.joint_batch else 1
         self.conv = Conv(top + 1, top, 3, recipe, spare=-(top + 1) % self.multiple)
+        self.fused_std = recipe.joint_batch and recipe.fused_norm
         self.hidden = Dense(top * 16, top, act=True)
         self.logit = Dense(top, 1)
 
@@ -174,6 +175,14 @@ class Discriminator(nn.Module):
         x = self.from_rgb(image)
         for block in self.blocks:
             x = block(x)
-        x = self.conv(minibatch_std(x, self.group, parts, self.multiple))
+        x = self.conv(self.append_std(x, parts))
         with torch.autocast(x.device.type, enabled=False):
             return self.logit(self.hidden(full(x).flatten(1)))
+
+    def append_std(self, x: Tensor, parts: int) -> Tensor:
+        """x [N, C, H, W] with its standard deviation over groups, and zeros up to a multiple of channels."""
+        if not self.fused_std:
+            return minibatch_std(x, self.group, parts, self.multiple)
+        import kernels
+
+        return kernels.minibatch_std(x, self.group, parts=parts, multiple=self.multiple)

@@ -66,7 +66,15 @@ def record_launches() -> list[tuple]:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
     JITFunction.run = record
-    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d", "residual"):
+    for name in (
+        "bias_act",
+        "modulate",
+        "demodulate",
+        "instance_norm_act",
+        "upfirdn2d",
+        "residual",
+        "minibatch_std",
+    ):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
     sys.modules["kernels.upfirdn2d"].PROGRAMS = 1  # strips as long as for large images
     return launches
@@ -92,6 +100,9 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     run(kernels.bias_act, x, bias)
     run(lambda x, b, t, s: kernels.bias_act(x, b, noise=noise, strength=t, scale=s), x, bias, strength, scale)
     run(kernels.bias_act_residual, x, bias, x)
+    run(lambda x: kernels.minibatch_std(x, 4, multiple=8), x)
+    torch.autograd.grad(kernels.minibatch_std(x.requires_grad_(), 4, multiple=8).sum(), x)
+    x = x.detach()
     run(lambda x: sum(t.sum() for t in kernels.fork_upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), down=2)), x)
     run(kernels.modulate, x, scale)
     run(

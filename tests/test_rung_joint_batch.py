@@ -142,7 +142,7 @@ def test_statistics_taken_over_both_batches_are_found_by_parity(monkeypatch, tmp
 @pytest.mark.parametrize("recipe", [JOINT, FUSED | BF16 | JOINT], ids=["plain", "fused"])
 def test_one_pass_shows_in_the_receipt_and_the_rungs_below_are_seen(recipe):
     seen = gathered(recipe, **TINY)
-    assert receipt("joint_batch", seen).lines == ["batches D is given: 2, 4, 2"]
+    assert receipt("joint_batch", seen).lines[0] == "batches D is given: 2, 4, 2"
     rungs = catalog.contained(recipe)
     assert "joint_batch" in rungs
     assert {name: receipt(name, seen).engaged for name in rungs} == dict.fromkeys(rungs, True)
@@ -157,4 +157,11 @@ def test_joint_batch_sabotaged_by_two_passes(monkeypatch, refused):
 
 def test_without_the_switch_the_receipt_says_so():
     assert not receipt("joint_batch", gathered({})).engaged
-    assert not receipt("joint_batch", {"passes": {}}).engaged
+    assert not receipt("joint_batch", {"passes": {}, "recipe": {"fused_norm": False}}).engaged
+
+
+def test_joint_batch_sabotaged_by_a_deviation_in_plain_pytorch(refused):
+    seen = gathered(JOINT)
+    seen["recipe"]["fused_norm"] = True
+    what = "the deviation falls back to plain PyTorch"
+    refused("joint_batch", seen, "minibatch_std_kernel launched 0x", sabotage=what, planted="evidence")

