@@ -11,7 +11,14 @@ from kernels.demodulate import demodulate, demodulate_reference
 from kernels.dense import dense, dense_group, dense_group_reference, dense_reference
 from kernels.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
+from kernels.minibatch_std import minibatch_std, minibatch_std_reference
 from kernels.modulate import modulate, modulate_reference
+from kernels.residual import (
+    bias_act_residual,
+    bias_act_residual_reference,
+    fork_upfirdn2d,
+    fork_upfirdn2d_reference,
+)
 from kernels.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
@@ -23,6 +30,8 @@ __all__ = [
     "available",
     "bias_act",
     "bias_act_reference",
+    "bias_act_residual",
+    "bias_act_residual_reference",
     "conv2d",
     "conv2d_reference",
     "conv_transpose2d",
@@ -35,10 +44,14 @@ __all__ = [
     "dense_reference",
     "filter_act",
     "filter_act_reference",
+    "fork_upfirdn2d",
+    "fork_upfirdn2d_reference",
     "from_rgb",
     "from_rgb_reference",
     "instance_norm_act",
     "instance_norm_act_reference",
+    "minibatch_std",
+    "minibatch_std_reference",
     "modulate",
     "modulate_reference",
     "scale_channels",

@@ -24,6 +24,8 @@ from kernels.instance_norm_act import forward as instance_norm_act_forward
 from kernels.modulate import _ModulateGrad
 from kernels.modulate import backward as modulate_backward
 from kernels.modulate import forward as modulate_forward
+from kernels.residual import ResidualCall
+from kernels.residual import forward as bias_act_residual_forward
 from kernels.tiles import accumulator, dense_as, is_nhwc
 
 
@@ -91,6 +93,57 @@ def _bias_act_gradient(ctx, g):
 
 
 bias_act.register_autograd(_bias_act_gradient, setup_context=_bias_act_context)
+
+
+# ---- bias_act_residual -------------------------------------------------------------------------------------------
+
+
+@custom_op("stylegan_ladder::bias_act_residual", mutates_args=())
+def bias_act_residual(
+    x: Tensor, bias: Tensor | None, residual: Tensor, slope: float, gain: float, dtype: torch.dtype
+) -> Tensor:
+    call = ResidualCall(slope, gain, None, is_nhwc(x), x.dtype)
+    return bias_act_residual_forward(x, bias, residual, call, dtype)
+
+
+@bias_act_residual.register_fake
+def _(x, bias, residual, slope, gain, dtype):
+    return torch.empty_like(x, dtype=dtype)
+
+
+@custom_op("stylegan_ladder::bias_act_residual_grad", mutates_args=())
+def bias_act_residual_grad(
+    g: Tensor, x: Tensor | None, bias: Tensor | None,
+    slope: float, gain: float, nhwc: bool, dtype: torch.dtype, needs: list[bool],
+) -> list[Tensor]:  # fmt: skip
+    call, wanted = ResidualCall(slope, gain, None, nhwc, dtype), (*needs, False, False)
+    return _pick(bias_act_backward(g, x, bias, None, None, None, call, wanted), wanted)
+
+
+@bias_act_residual_grad.register_fake
+def _(g, x, bias, slope, gain, nhwc, dtype, needs):
+    return _like((dense_as(g, nhwc).to(dtype), bias), needs)
+
+
+def _bias_act_residual_context(ctx, inputs, output):
+    x, bias, _, slope, gain, _ = inputs
+    ctx.call = ResidualCall(slope, gain, None, is_nhwc(x), x.dtype)
+    ctx.save_for_backward(x if ctx.call.saves(False) else None, bias)
+
+
+def _bias_act_residual_gradient(ctx, g):
+    needs, call = list(ctx.needs_input_grad[:2]), ctx.call
+    x, bias = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        wanted = (*needs, False, False)
+        dx, dbias, *_ = _BiasActGrad.apply(g, x, bias, None, None, None, call, wanted)
+    else:
+        constants = call.slope, call.gain, call.nhwc, call.dtype
+        dx, dbias = _place(bias_act_residual_grad(g, x, bias, *constants, needs), needs)
+    return dx, dbias, g, None, None, None
+
+
+bias_act_residual.register_autograd(_bias_act_residual_gradient, setup_context=_bias_act_residual_context)
 
 
 # ---- modulate ----------------------------------------------------------------------------------------------------

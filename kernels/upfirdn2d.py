@@ -165,12 +165,14 @@ def polyphase(
 
 @triton.jit
 def upfirdn2d_kernel(
-    x, y, C, H, W, OH, OW, stride_p, stride_xc, stride_yc, lead_y, lead_x, tiles_c, tiles_w, tiles_h,
+    x, y, add, C, H, W, OH, OW, stride_p, stride_xc, stride_yc, lead_y, lead_x, tiles_c, tiles_w, tiles_h,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr,
     PHASE_Y: tl.constexpr, PHASE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of BLOCK_P groups of COLS pixels of BLOCK_C channels; a row is loaded AHEAD rows before its use.
+
+    add: None, or what is added to y, like y in dtype and memory format; loaded a row before it is needed.
 
     A tile [BLOCK_P, BLOCK_C] holds one pixel of each group. The index (o * DOWN + k - before) / UP of the input splits
     into the program's share, minus lead, and (r * DOWN + k + PHASE) / UP, which is known when the kernel is compiled.
@@ -184,6 +186,8 @@ def upfirdn2d_kernel(
     row = out_row * DOWN // UP - lead_y
     x += n * C * H * W + (col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_xc)
     y += n * C * OH * OW + (out_col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_yc)
+    if add is not None:
+        add += n * C * OH * OW + (out_col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_yc)
 
     LOADS: tl.constexpr = ((COLS - 1) * DOWN + len(TAPS_X) - 1 + PHASE_X) // UP + 1  # a row
     LINES: tl.constexpr = ((ROWS - 1) * DOWN + len(TAPS_Y) - 1 + PHASE_Y) // UP + 1
@@ -192,12 +196,22 @@ def upfirdn2d_kernel(
         inside += ((c < C) & (col + d >= 0) & (col + d < W),)
     loaded = ()  # LOADS tiles for each row so far, in x's dtype
     filtered = ()  # COLS tiles for each row so far, filtered along the row
+    added = ()  # COLS tiles for each row of y so far
     for i in tl.static_range(LINES + AHEAD):
         if i < LINES:
             line = x + (row + i).to(tl.int64) * W * stride_p
             for d in tl.static_range(LOADS):
                 mask = inside[d] & (row + i >= 0) & (row + i < H)
                 loaded += (tl.load(line + d * stride_p, mask, 0.0),)
+        if add is not None:
+            for r in tl.static_range(ROWS):
+                if (r * DOWN + len(TAPS_Y) - 1 + PHASE_Y) // UP == i - AHEAD + 1 or (
+                    i == 0 and (r * DOWN + len(TAPS_Y) - 1 + PHASE_Y) // UP + AHEAD == 0
+                ):
+                    line = add + (out_row + r).to(tl.int64) * OW * stride_p
+                    for j in tl.static_range(COLS):
+                        mask = (c < C) & (out_col + j < OW) & (out_row + r < OH)
+                        added += (tl.load(line + j * stride_p, mask, 0.0),)
         if i >= AHEAD:
             for j in tl.static_range(COLS):
                 tile = polyphase(loaded, (i - AHEAD) * LOADS, 1, j * DOWN + PHASE_X, TAPS_X, UP, ACC)
@@ -208,6 +222,8 @@ def upfirdn2d_kernel(
                     for j in tl.static_range(COLS):
                         tile = polyphase(filtered, j, COLS, r * DOWN + PHASE_Y, TAPS_Y, UP, ACC)
                         mask = (c < C) & (out_col + j < OW) & (out_row + r < OH)
+                        if add is not None:
+                            tile += added[r * COLS + j].to(ACC)
                         tl.store(line + j * stride_p, tile, mask)
 
 
@@ -300,8 +316,8 @@ def _first_tap_one(taps_y: tuple[float, ...], taps_x: tuple[float, ...]) -> tupl
 # ---- autograd ----------------------------------------------------------------------------------------------------
 
 
-def forward(x: Tensor, call: _Call) -> Tensor:
-    """y, for an x that is dense in the format that the call names."""
+def forward(x: Tensor, call: _Call, add: Tensor | None = None) -> Tensor:
+    """y, plus `add` if it is given, for tensors that are dense in the format that the call names."""
     n, c = x.shape[:2]
     if call.nhwc:
         y = x.new_empty((n, *call.out, c)).permute(0, 3, 1, 2)
@@ -310,7 +326,7 @@ def forward(x: Tensor, call: _Call) -> Tensor:
     if y.numel():
         capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
         cover = _cover(x.shape, call, x.dtype, capability)
-        upfirdn2d_kernel[cover.grid](x, y, *cover.arguments, **cover.constants)
+        upfirdn2d_kernel[cover.grid](x, y, add, *cover.arguments, **cover.constants)
     return y
 
 

@@ -27,8 +27,8 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
-    Keys: recipe, norm, device, flops, inputs, weights, convolutions, stored, relayouts, plain, kernels, islands,
-    gradients, adam, graphs, data, settings; what they hold is said at the functions below and in
+    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, relayouts, plain, kernels,
+    islands, gradients, adam, graphs, data, settings; what they hold is said at the functions below and in
     ``ladder.watch.Watch``.
     """
     crossings, copying = watch_data(step)
@@ -49,6 +49,7 @@ def gather(step: Any) -> dict[str, Any]:
         "inputs": {stage: dict(count) for stage, count in watch.inputs.items()},
         "weights": {stage: dict(count) for stage, count in watch.weights.items()},
         "convolutions": {stage: dict(count) for stage, count in watch.convolutions.items()},
+        "passes": {network: list(batches) for network, batches in watch.passes.items()},
         "stored": weight_layouts(step),
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},

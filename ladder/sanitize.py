@@ -58,6 +58,14 @@ def calls(kernels, x):
     more = {"noise": noise, "clamp": 2.0}
     yield kernels.bias_act, (x, bias)
     yield lambda x, b, k, s: kernels.bias_act(x, b, strength=k, scale=s, **more), (x, bias, strength, scale)
+    if hasattr(kernels, "bias_act_residual"):
+        yield kernels.bias_act_residual, (x, bias, x.flip(1))
+        yield (
+            lambda x: torch.cat([t.flatten() for t in kernels.fork_upfirdn2d(x, [1, 3, 3, 1], padding=2)]),
+            (x,),
+        )
+    if hasattr(kernels, "minibatch_std"):
+        yield lambda x: kernels.minibatch_std(x, 2, multiple=8), (x,)
     yield kernels.modulate, (x, scale)
     yield kernels.demodulate, (weight, scale)
     yield (

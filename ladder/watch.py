@@ -45,11 +45,12 @@ class Watch(TorchDispatchMode):
         convolutions: {stage: {"calls": of the convolutions, "largest": longest side of their kernels, "rgb": calls with
             1x1 kernels from or to 3 channels}}; PyTorch's own second derivative uses an image as a kernel.
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
-        plain: {"act" | "modulate" | "normalize" | "resample": {layer class: calls}}: what kernels replace, forward;
-            {"dense": {layer class, or autograd node in a backward pass: calls}}: products of matrices.
+        plain: {"act" | "modulate" | "normalize" | "resample" | "residual": {layer class: calls}}: what kernels replace,
+            forward; {"dense": {layer class, or autograd node in a backward pass: calls}}: products of matrices.
         islands: {name: {dtype: calls}} of what must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
+        passes: {network: batch of each of its forward passes}, of all phases in order.
         calls: operators in all.   crossings: copies between devices.
     """
 
@@ -66,6 +67,7 @@ class Watch(TorchDispatchMode):
         )
         self.optimizer: Counter[str] = Counter()
         self.crossings: list[dict[str, Any]] = []
+        self.passes: defaultdict[str, list[int]] = defaultdict(list)
 
     def start(self, weight: float) -> None:
         """A new phase, ``weight`` times a step."""
@@ -180,6 +182,8 @@ class Watch(TorchDispatchMode):
             self.plain["act"][layer] += 1
         elif "upsample_bilinear" in op:
             self.plain["resample"][layer] += 1
+        elif op == "add" and layer == "DiscriminatorBlock":
+            self.plain["residual"][layer] += 1
         elif op == "mul" and modulates(args):
             self.plain["modulate"][layer] += 1
 
@@ -204,6 +208,8 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
     """Tell ``watch`` which layer's forward is running."""
 
     def enter(module, args):
+        if not watch.layers:
+            watch.passes[type(module).__name__].append(len(args[0]))
         watch.layers.append(type(module).__name__)
 
     def leave(module, args, output):
@@ -222,10 +228,11 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
-    """Count the launches of Triton kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...]}}.
+    """Launches of Triton kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...], "tensors": [...]}}.
 
     At the one place all launches pass, compiled or interpreted: an entry point that was called but fell back to plain
-    PyTorch does not count. Dtypes are those of the first launch's tensors.
+    PyTorch does not count. Dtypes are those of the first launch's tensors; tensors are the names of the arguments that
+    were one in any launch.
     """
     seen: dict[str, dict[str, Any]] = {}
     try:
@@ -243,7 +250,10 @@ def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
 
         def run(*args, **kwargs):
             dtypes = sorted({name_of(x.dtype) for x in args if isinstance(x, Tensor)})
-            seen.setdefault(function.__name__, {"calls": 0, "dtypes": dtypes})["calls"] += 1
+            found = seen.setdefault(function.__name__, {"calls": 0, "dtypes": dtypes, "tensors": []})
+            found["calls"] += 1
+            names = {name for name, x in zip(self.arg_names, args, strict=False) if isinstance(x, Tensor)}
+            found["tensors"] = sorted(names.union(found["tensors"]))
             return launch(*args, **kwargs)
 
         return run

@@ -15,6 +15,7 @@ from stylegan_lite.ops import (
     act_filter,
     bias_act,
     conv3x3,
+    convolution_dtype,
     convolutions,
     filter_act,
     full,
@@ -132,7 +133,7 @@ class ToRGB(nn.Module):
 
 
 class Conv(nn.Module):
-    """Convolution of the discriminator, optionally halving the resolution, bias and leaky ReLU.
+    """Convolution of the discriminator, optionally halving the resolution, bias and leaky ReLU (plus a residual).
 
     Args:
         kernel: 1 or 3.
@@ -140,6 +141,7 @@ class Conv(nn.Module):
         act: without it neither bias nor activation; ``gain`` then scales the weights.
         shares_filter: the filter of a halving 3x3 convolution runs with the activation of the one before it; both of
             the two layers are told so.
+        spare: channels of zeros that x has behind its ``inputs``; the parameter has no weights for them.
     """
 
     def __init__(
@@ -153,6 +155,7 @@ class Conv(nn.Module):
         act: bool = True,
         gain: float = GAIN,
         shares_filter: bool = False,
+        spare: int = 0,
     ) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.randn(outputs, inputs, kernel, kernel))
@@ -162,16 +165,21 @@ class Conv(nn.Module):
         self.recipe = recipe
         self.down = down
         self.shares_filter = shares_filter
+        self.spare = spare
 
-    def forward(self, x: Tensor) -> Tensor:
+    def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
         weight, by = self.weight * self.weight_gain, convolutions(self.recipe)
+        if self.spare:
+            weight = F.pad(weight.to(convolution_dtype(weight)), (0, 0, 0, 0, 0, self.spare))
         if self.down:
             x = conv_down(x, weight, self.recipe.resample, by=by, filtered=self.shares_filter)
         else:
             x = by.conv2d(x, weight, padding=weight.shape[-1] // 2)
             if self.shares_filter:
                 return act_filter(x, self.bias, self.act_gain)
-        return x if self.bias is None else bias_act(x, self.bias, self.recipe, gain=self.act_gain)
+        if self.bias is None:
+            return x
+        return bias_act(x, self.bias, self.recipe, gain=self.act_gain, residual=residual)
 
 
 class FromRGB(Conv):

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
-from stylegan_lite.ops import full
+from stylegan_lite.ops import full, one_batch
 
 
 def latents_to_ws(G: Generator, inputs: PhaseInputs, style_mixing: float, *, track: bool = False) -> Tensor:
@@ -43,13 +43,26 @@ def g_main(G: Generator, D: Discriminator, inputs: PhaseInputs, style_mixing: fl
 
 
 def d_main(
-    G: Generator, D: Discriminator, inputs: PhaseInputs, real: Tensor, style_mixing: float, amp
+    G: Generator,
+    D: Discriminator,
+    inputs: PhaseInputs,
+    real: Tensor,
+    style_mixing: float,
+    amp,
+    *,
+    joint: bool = False,
 ) -> Tensor:
-    """Mean softplus(D(G(z))) + mean softplus(-D(real)); G runs without a graph."""
+    """Mean softplus(D(G(z))) + mean softplus(-D(real)); G runs without a graph.
+
+    ``joint`` passes both batches through D at once, which keeps their statistics apart.
+    """
     with torch.no_grad(), amp():
         fake = G(latents_to_ws(G, inputs, style_mixing), inputs.noise)
     with amp():
-        fake_logits, real_logits = D(fake), D(real)
+        if joint:
+            fake_logits, real_logits = D(one_batch(fake, real), parts=2).chunk(2)
+        else:
+            fake_logits, real_logits = D(fake), D(real)
     return F.softplus(fake_logits).mean() + F.softplus(-real_logits).mean()
 
 

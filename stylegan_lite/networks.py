@@ -11,7 +11,7 @@ from torch import Tensor, nn
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, NormalizedConv, ToRGB
 from stylegan_lite.ops import convolutions, full, fused_affines
-from stylegan_lite.resample import is_channels_last, upsample2d
+from stylegan_lite.resample import fork_down, is_channels_last, upsample2d
 
 
 class Mapping(nn.Module):
@@ -126,29 +126,43 @@ class DiscriminatorBlock(nn.Module):
         shares = {"shares_filter": recipe.fused_filter}
         self.conv0 = Conv(inputs, inputs, 3, recipe, **shares)
         self.conv1 = Conv(inputs, outputs, 3, recipe, down=True, gain=1.0, **shares)
-        self.skip = Conv(inputs, outputs, 1, recipe, down=True, act=False, gain=math.sqrt(0.5))
+        self.fused = recipe.fused_residual
+        self.forks = self.fused and recipe.resample == "triton"  # x is filtered where the skip branches off
+        self.skip = Conv(inputs, outputs, 1, recipe, down=not self.forks, act=False, gain=math.sqrt(0.5))
 
     def forward(self, x: Tensor) -> Tensor:
-        return self.conv1(self.conv0(x)) + self.skip(x)
+        if not self.fused:
+            return self.conv1(self.conv0(x)) + self.skip(x)
+        x, low = fork_down(x) if self.forks else (x, x)
+        return self.conv1(self.conv0(x), residual=self.skip(low))
 
 
-def minibatch_std(x: Tensor, group: int) -> Tensor:
+def minibatch_std(x: Tensor, group: int, parts: int = 1, multiple: int = 1) -> Tensor:
     """Append the standard deviation over groups of samples as one channel: [N, C, H, W] -> [N, C + 1, H, W].
 
     Statistics in full precision (Karras et al. 2018, section 3). Groups are strided as published: sample n is in
     group n mod (N / group).
+
+    Args:
+        parts: batches that follow one another along N; each has groups of its own, as if it came alone.
+        multiple: channels of zeros follow until their number is a multiple of this.
     """
     n, c, h, w = x.shape
-    group = min(group, n)
-    deviation = full(x).view(group, n // group, c, h, w)
-    deviation = (deviation.var(0, correction=0) + 1e-8).sqrt().mean((1, 2, 3))  # [N / group]
-    channel = deviation.to(x.dtype).repeat(group).view(n, 1, 1, 1).expand(n, 1, h, w)
-    y = torch.cat([x, channel], dim=1)
+    group = min(group, n // parts)
+    deviation = full(x).view(parts, group, n // parts // group, c, h, w)
+    deviation = (deviation.var(1, correction=0) + 1e-8).sqrt().mean((2, 3, 4))  # [parts, N / parts / group]
+    channel = deviation.to(x.dtype).repeat(1, group).view(n, 1, 1, 1).expand(n, 1, h, w)
+    spare = -(c + 1) % multiple
+    zeros = [x.new_zeros(()).expand(n, spare, h, w)] if spare else []
+    y = torch.cat([x, channel, *zeros], dim=1)
     return y.contiguous(memory_format=torch.channels_last) if is_channels_last(x) else y
 
 
 class Discriminator(nn.Module):
-    """image [N, 3, R, R] -> logits [N, 1], full precision."""
+    """image [N, 3, R, R] -> logits [N, 1], full precision.
+
+    ``parts`` batches may follow one another along N: no statistic is taken over samples of two of them.
+    """
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
@@ -159,14 +173,27 @@ class Discriminator(nn.Module):
         self.blocks = nn.ModuleList(
             DiscriminatorBlock(workload, recipe, r) for r in reversed(workload.resolutions[1:])
         )
-        self.conv = Conv(top + 1, top, 3, recipe)
+        # Without a multiple of 8 channels, cuDNN copies image and weight to tensors that have one, in every call.
+        self.multiple = 8 if recipe.joint_batch else 1
+        self.conv = Conv(top + 1, top, 3, recipe, spare=-(top + 1) % self.multiple)
+        self.fused_std = recipe.joint_batch and recipe.fused_norm
         self.hidden = Dense(top * 16, top, act=True, recipe=recipe)
         self.logit = Dense(top, 1, recipe=recipe)
 
-    def forward(self, image: Tensor) -> Tensor:
+    def forward(self, image: Tensor, parts: int = 1) -> Tensor:
+        if len(image) % parts:
+            raise ValueError(f"{len(image)} images are not {parts} batches of one size")
         x = self.from_rgb(image)
         for block in self.blocks:
             x = block(x)
-        x = self.conv(minibatch_std(x, self.group))
+        x = self.conv(self.append_std(x, parts))
         with torch.autocast(x.device.type, enabled=False):
             return self.logit(self.hidden(full(x).flatten(1)))
+
+    def append_std(self, x: Tensor, parts: int) -> Tensor:
+        """x [N, C, H, W] with its standard deviation over groups, and zeros up to a multiple of channels."""
+        if not self.fused_std:
+            return minibatch_std(x, self.group, parts, self.multiple)
+        import kernels
+
+        return kernels.minibatch_std(x, self.group, parts=parts, multiple=self.multiple)

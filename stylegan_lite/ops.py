@@ -10,7 +10,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe
-from stylegan_lite.resample import TAPS, conv_up
+from stylegan_lite.resample import TAPS, conv_up, is_channels_last
 
 GAIN = math.sqrt(2.0)  # leaky ReLU 0.2 roughly halves the second moment
 SLOPE = 0.2
@@ -19,6 +19,30 @@ SLOPE = 0.2
 def full(x: Tensor) -> Tensor:
     """``x`` in float32, or as it is when float64: statistics and penalties are never taken in less."""
     return x if x.dtype == torch.float64 else x.float()
+
+
+def convolution_dtype(x: Tensor) -> torch.dtype:
+    """What a convolution of ``x`` computes in: autocast's dtype where that is on, which leaves float64 alone."""
+    kind = x.device.type
+    if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
+        return x.dtype
+    return torch.get_autocast_dtype(kind)
+
+
+def one_batch(*images: Tensor) -> Tensor:
+    """Batches of images [N, 3, R, R] one after another, in the memory format of the last.
+
+    In the dtype that the convolution behind it would cast them to anyway: each image is read once and written once.
+    """
+    last = images[-1]
+    layout = torch.channels_last if is_channels_last(last) else torch.contiguous_format
+    shape = (sum(map(len, images)), *last.shape[1:])
+    joined = torch.empty(shape, dtype=convolution_dtype(last), device=last.device, memory_format=layout)
+    start = 0
+    for each in images:
+        joined[start : start + len(each)].copy_(each)
+        start += len(each)
+    return joined
 
 
 def convolutions(recipe: Recipe) -> ModuleType:
@@ -126,12 +150,18 @@ def bias_act(
     noise: Tensor | None = None,
     strength: Tensor | None = None,
     gain: float = GAIN,
+    residual: Tensor | None = None,
 ) -> Tensor:
-    """leaky_relu(x * scale + noise * strength + bias) * gain.
+    """leaky_relu(x * scale + noise * strength + bias) * gain (+ residual).
 
     Args:
         x: [N, C, H, W] or [N, C]. bias: [C]. scale: [N, C]. noise: [N, 1, H, W]. strength: [].
+        residual: like x; where it is given there is neither scale nor noise, and fused_residual is on.
     """
+    if residual is not None:
+        import kernels
+
+        return kernels.bias_act_residual(x, bias, residual, gain=gain)
     if recipe.fused_act:
         import kernels
 

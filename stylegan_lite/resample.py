@@ -73,6 +73,13 @@ def downsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
     return _halve(F.pad(x, (2, 2, 2, 2)))[:, :, 1:-1, 1:-1]
 
 
+def fork_down(x: Tensor) -> tuple[Tensor, Tensor]:
+    """(x, `downsample2d` of x with ``triton``), the gradients of both summed in the filter's pass."""
+    import kernels
+
+    return kernels.fork_upfirdn2d(x, TAPS, down=2, padding=1, gain=1 / sum(TAPS) ** 2)
+
+
 def conv_up(
     x: Tensor, weight: Tensor, how: str, groups: int = 1, by: ModuleType = F, filtered: bool = True
 ) -> Tensor:

@@ -169,7 +169,8 @@ class TrainingStep:
         if phase == "G_main":
             return losses.g_main(self.G, self.D, self.inputs[phase], mixing, self.amp)
         if phase == "D_main":
-            return losses.d_main(self.G, self.D, self.inputs[phase], self.real, mixing, self.amp)
+            images, joint = (self.inputs[phase], self.real), self.recipe.joint_batch
+            return losses.d_main(self.G, self.D, *images, mixing, self.amp, joint=joint)
         if phase == "D_r1":
             return losses.d_r1(self.D, self.real, w.gamma, w.r1_interval, self.amp)
         pl = (self.pl_mean, w.pl_decay, w.pl_weight, w.pl_interval)

@@ -68,7 +68,7 @@ def record_launches() -> list[tuple]:
 
     JITFunction.run = record
     ops = ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d", "filtered_act", "dense")
-    for name in ops:
+    for name in (*ops, "residual", "minibatch_std"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
     for name in ("upfirdn2d", "filtered_act_launch"):
         sys.modules[f"kernels.{name}"].PROGRAMS = 1  # strips as long as for large images
@@ -94,6 +94,11 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     noise = torch.zeros(n, 1, h, w)
     run(kernels.bias_act, x, bias)
     run(lambda x, b, t, s: kernels.bias_act(x, b, noise=noise, strength=t, scale=s), x, bias, strength, scale)
+    run(kernels.bias_act_residual, x, bias, x)
+    run(lambda x: kernels.minibatch_std(x, 4, multiple=8), x)
+    torch.autograd.grad(kernels.minibatch_std(x.requires_grad_(), 4, multiple=8).sum(), x)
+    x = x.detach()
+    run(lambda x: sum(t.sum() for t in kernels.fork_upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), down=2)), x)
     run(kernels.modulate, x, scale)
     run(
         lambda x, s, b, t: kernels.instance_norm_act(x, s, b, noise=noise, strength=t),

