@@ -31,9 +31,11 @@ def gather(step: Any) -> dict[str, Any]:
     gradients, adam, graphs, data, settings; what they hold is said at the functions below and in
     ``ladder.watch.Watch``.
     """
+    before = tally(step)
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
     trace, waiting = traced_cycle(step)
+    images = {key: count - before[key] for key, count in tally(step).items()}
     captured = sorted(step.graphs)
     try:
         watch, zeroed, kernels = watch_phases(step)
@@ -71,6 +73,7 @@ def gather(step: Any) -> dict[str, Any]:
         }
         | {k: trace.get(k) for k in ("launches", "replays", "kernels", "busy_ms")},
         "data": data(step, crossings)
+        | images
         | {"waiting_ms": waiting, "operators": copying}
         | {k: trace.get(k) for k in ("copy_ms", "overlap")},
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
@@ -230,6 +233,12 @@ def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
         "crossings": crossings[:4],
         "persistent": bool(step.feed.loader.persistent_workers),
     }
+
+
+def tally(step: Any) -> dict[str, int]:
+    """How many images were decoded, and how many read from a memory map, so far; loader's workers included."""
+    counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
+    return {key: counted.get(key, 0) for key in ("decoded", "mapped")}
 
 
 def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
