@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ladder import compiling
 from ladder.families import WAITING
 from ladder.watch import Watch, launches, layers_named, layout, name_of
 
@@ -28,7 +29,7 @@ def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, stored, relayouts, plain, kernels, islands,
-    gradients, adam, graphs, data, settings; what they hold is said at the functions below and in
+    gradients, adam, graphs, data, compile, settings; what they hold is said at the functions below and in
     ``ladder.watch.Watch``.
     """
     before = tally(step)
@@ -76,6 +77,7 @@ def gather(step: Any) -> dict[str, Any]:
         | images
         | {"waiting_ms": waiting, "operators": copying}
         | {k: trace.get(k) for k in ("copy_ms", "overlap")},
+        "compile": compiling.evidence(step, trace),
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
 
@@ -117,12 +119,13 @@ def synchronize(step: Any) -> None:
 
 @contextlib.contextmanager
 def eager(step: Any) -> Iterator[None]:
-    """Run phases without their graphs: the same code that was captured."""
+    """Run phases without their graphs and as they were before compiling: the code that was captured or compiled."""
     graphs, step.graphs = step.graphs, {}
+    compiled, step.compiled = getattr(step, "compiled", None), None
     try:
         yield
     finally:
-        step.graphs = graphs
+        step.graphs, step.compiled = graphs, compiled
 
 
 @contextlib.contextmanager
@@ -300,9 +303,10 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
     """What one profiled cycle says about a step; empty where the profiler saw no kernels.
 
     launches: calls of the CPU that put work on the GPU, graph replays included.  replays: graph launches.
-    kernels: what ran.  busy_ms: the union of what ran or was copied, parallel streams counted once.
-    zero_kernels: fills, of whatever.  copy_ms: host to device.  overlap: the part of that time in which kernels
-    of other streams ran (None without copies).
+    kernels: what ran.  inductor_kernels: those that torch.compile generated, by its names for them.
+    busy_ms: the union of what ran or was copied, parallel streams counted once.  zero_kernels: fills, of whatever.
+    copy_ms: host to device.  overlap: the part of that time in which kernels of other streams ran (None without
+    copies).
     """
     ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
     if not ran:
@@ -318,6 +322,7 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
         "launches": launched / CYCLE,
         "replays": sum("GraphLaunch" in name for name in calls) / CYCLE,
         "kernels": len(ran) / CYCLE,
+        "inductor_kernels": sum(e[0].startswith("triton_") for e in ran) / CYCLE,
         "busy_ms": busy_ms(found),
         "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE,
         "copy_ms": round(took / 1e6 / CYCLE, 4),

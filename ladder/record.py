@@ -106,7 +106,7 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
     """The raw record of one visit, from the worker's replies: times in ms for one step, in time order.
 
     Where its seconds went: starting the process, building, preparing (`prepare_s`, of it `capture_s` for
-    graphs and `cache_s` for images), and lead-in with timing.
+    graphs, `cache_s` for images, `compile_s` for torch.compile), and lead-in with timing.
     """
     spent = prepared | seen
     peaks = {key: value for key, value in seen.items() if key.startswith("peak_")}
@@ -118,6 +118,7 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
         "prepare_s": prepared["prepare_s"],
         "capture_s": prepared.get("capture_s"),
         "cache_s": prepared.get("cache_s"),
+        "compile_s": prepared.get("compile_s"),
         "lead_in_cycles": seen["lead_in_cycles"],
         "settled": seen["settled"],
         "start_s": spent.get("start_s"),

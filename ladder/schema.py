@@ -130,6 +130,7 @@ ROUND = fields(
         "prepare_s": SECONDS,
         "capture_s": maybe(SECONDS),
         "cache_s": maybe(SECONDS),
+        "compile_s": maybe(SECONDS),
         "start_s": maybe(SECONDS),
         "build_s": maybe(SECONDS),
         "visit_s": maybe(SECONDS),
