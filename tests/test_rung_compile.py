@@ -153,6 +153,7 @@ def test_steps_of_one_process_do_not_share_what_was_compiled(once):
 
 
 @pytest.mark.slow
+@pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "recipe",
     [DEFAULT, BF16 | DEFAULT | {"conv": "double_backward"}, BF16 | DEFAULT | {"resample": "shifts"}],
@@ -160,9 +161,7 @@ def test_steps_of_one_process_do_not_share_what_was_compiled(once):
 )
 def test_compiled_phases_agree_with_the_reference(recipe, tmp_path_factory, monkeypatch):
     monkeypatch.setattr(compiled, "inductor", by_autograd)
-    step = make_step(SMALL | {"channel_base": 256}, recipe, device="cpu")
-    step.keep_gradients = True
-    step.prepare()
+    step = prepared(recipe, channel_base=256)
     assert step.compiled.failed is None and dict(step.compiled.graphs) == {"G_main": 1, "D_main": 1}
     found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-full")
     assert found["verdict"] == "ok", found["problems"]
