@@ -15,6 +15,7 @@ from typing import Any
 
 import torch
 
+from ladder import compiling
 from ladder.families import WAITING
 from ladder.watch import Watch, launches, layers_named, layout, name_of
 
@@ -28,12 +29,14 @@ def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, relayouts, plain, kernels,
-    islands, gradients, adam, graphs, data, settings; what they hold is said at the functions below and in
+    islands, gradients, adam, graphs, data, compile, settings; what they hold is said at the functions below and in
     ``ladder.watch.Watch``.
     """
+    before = tally(step)
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
     trace, waiting = traced_cycle(step)
+    images = {key: count - before[key] for key, count in tally(step).items()}
     captured = sorted(step.graphs)
     try:
         watch, zeroed, kernels = watch_phases(step)
@@ -72,8 +75,10 @@ def gather(step: Any) -> dict[str, Any]:
         }
         | {k: trace.get(k) for k in ("launches", "replays", "kernels", "busy_ms")},
         "data": data(step, crossings)
+        | images
         | {"waiting_ms": waiting, "operators": copying}
         | {k: trace.get(k) for k in ("copy_ms", "overlap")},
+        "compile": compiling.evidence(step, trace),
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
 
@@ -115,12 +120,13 @@ def synchronize(step: Any) -> None:
 
 @contextlib.contextmanager
 def eager(step: Any) -> Iterator[None]:
-    """Run phases without their graphs: the same code that was captured."""
+    """Run phases without their graphs and as they were before compiling: the code that was captured or compiled."""
     graphs, step.graphs = step.graphs, {}
+    compiled, step.compiled = getattr(step, "compiled", None), None
     try:
         yield
     finally:
-        step.graphs = graphs
+        step.graphs, step.compiled = graphs, compiled
 
 
 @contextlib.contextmanager
@@ -233,6 +239,12 @@ def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def tally(step: Any) -> dict[str, int]:
+    """How many images were decoded, and how many read from a memory map, so far; loader's workers included."""
+    counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
+    return {key: counted.get(key, 0) for key in ("decoded", "mapped")}
+
+
 def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
     """Lead-in, then one cycle as it is timed: what the profiler saw (on CUDA), and ms a step spent waiting for data."""
     for _ in range(
@@ -292,9 +304,10 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
     """What one profiled cycle says about a step; empty where the profiler saw no kernels.
 
     launches: calls of the CPU that put work on the GPU, graph replays included.  replays: graph launches.
-    kernels: what ran.  busy_ms: the union of what ran or was copied, parallel streams counted once.
-    zero_kernels: fills, of whatever.  copy_ms: host to device.  overlap: the part of that time in which kernels
-    of other streams ran (None without copies).
+    kernels: what ran.  inductor_kernels: those that torch.compile generated, by its names for them.
+    busy_ms: the union of what ran or was copied, parallel streams counted once.  zero_kernels: fills, of whatever.
+    copy_ms: host to device.  overlap: the part of that time in which kernels of other streams ran (None without
+    copies).
     """
     ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
     if not ran:
@@ -310,6 +323,7 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
         "launches": launched / CYCLE,
         "replays": sum("GraphLaunch" in name for name in calls) / CYCLE,
         "kernels": len(ran) / CYCLE,
+        "inductor_kernels": sum(e[0].startswith("triton_") for e in ran) / CYCLE,
         "busy_ms": busy_ms(found),
         "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE,
         "copy_ms": round(took / 1e6 / CYCLE, 4),

@@ -105,7 +105,8 @@ def new_rung(
 def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> dict[str, Any]:
     """The raw record of one visit, from the worker's replies: times in ms for one step, in time order.
 
-    Where its seconds went: starting the process, building, preparing (`prepare_s`), and lead-in with timing.
+    Where its seconds went: starting the process, building, preparing (`prepare_s`, of it `capture_s` for
+    graphs, `cache_s` for images, `compile_s` for torch.compile), and lead-in with timing.
     """
     spent = prepared | seen
     peaks = {key: value for key, value in seen.items() if key.startswith("peak_")}
@@ -116,6 +117,8 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
         "main_ms": None if seen["main_s"] is None else 1000 * seen["main_s"],
         "prepare_s": prepared["prepare_s"],
         "capture_s": prepared.get("capture_s"),
+        "cache_s": prepared.get("cache_s"),
+        "compile_s": prepared.get("compile_s"),
         "lead_in_cycles": seen["lead_in_cycles"],
         "settled": seen["settled"],
         "start_s": spent.get("start_s"),

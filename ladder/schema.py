@@ -129,6 +129,8 @@ ROUND = fields(
         "main_ms": maybe(MS),
         "prepare_s": SECONDS,
         "capture_s": maybe(SECONDS),
+        "cache_s": maybe(SECONDS),
+        "compile_s": maybe(SECONDS),
         "start_s": maybe(SECONDS),
         "build_s": maybe(SECONDS),
         "visit_s": maybe(SECONDS),

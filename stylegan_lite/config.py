@@ -137,9 +137,9 @@ class Recipe(_Config):
     channels_last: bool = False
     precision: Literal["fp32", "bf16", "fp64"] = "fp32"  # bf16: autocast; fp64: the reference for parity
     modconv: Literal["grouped", "dense"] = "dense"
-    resample: Literal["depthwise", "channels_as_batch", "bilinear", "folded", "subpixel", "triton"] = (
-        "subpixel"
-    )
+    resample: Literal[
+        "depthwise", "channels_as_batch", "bilinear", "folded", "subpixel", "shifts", "triton"
+    ] = "subpixel"
     instance_norm: Literal["functional", "var_mean"] = "functional"
     conv: Literal["aten", "double_backward"] = "aten"  # double_backward: second derivatives by convolutions
     fused_norm: bool = False
@@ -221,6 +221,17 @@ class Recipe(_Config):
         if self.fused_update and not (self.fused_adam and self.weights == "once"):
             raise ConfigError(
                 f"{where}: fused_update needs fused_adam: true and weights: once (what it joins)"
+            )
+        if self.resample == "shifts" and self.compile == "off":
+            raise ConfigError(f"{where}: resample: shifts needs compile (what fuses the slices)")
+        if self.compile == "reduce-overhead" and self.cuda_graphs:
+            raise ConfigError(
+                f"{where}: compile: reduce-overhead brings CUDA graphs of its own; with cuda_graphs: true take default "
+                "or max-autotune"
+            )
+        if self.compile in ("reduce-overhead", "max-autotune") and not (self.cuda_graphs or self.set_to_none):
+            raise ConfigError(
+                f"{where}: compile: {self.compile} needs set_to_none: true (its graphs overwrite what is kept)"
             )
         if self.precision == "fp64" and self.cuda_graphs:
             raise ConfigError(f"{where}: precision: fp64 is the parity reference and is never captured")

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stylegan_lite.config import ConfigError, Recipe, Workload
+from stylegan_lite.imagecache import CachedImages, as_batch, counter
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
 
@@ -24,6 +25,7 @@ class ImageFolder(Dataset):
         self.files = sorted(str(f) for f in folder.iterdir() if f.suffix.lower() in SUFFIXES)
         self.resolution = resolution
         self.as_uint8 = as_uint8
+        self.decoded = counter()
         if not self.files:
             raise ConfigError(f"workload: data: no JPEG or PNG files in the image folder {folder.name!r}")
 
@@ -32,6 +34,12 @@ class ImageFolder(Dataset):
 
     def __getitem__(self, key: tuple[int, bool]) -> Tensor:
         index, flip = key
+        pixels = self.decode(index)
+        return _finish(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), flip, self.as_uint8)
+
+    def decode(self, index: int) -> np.ndarray:
+        """One file as [R, R, 3] uint8."""
+        self.decoded += 1
         with Image.open(self.files[index]) as image:
             pixels = np.asarray(image.convert("RGB"))
         if pixels.shape[:2] != (self.resolution, self.resolution):
@@ -39,7 +47,17 @@ class ImageFolder(Dataset):
             raise ConfigError(
                 f"workload: data: {name} is {w}x{h}, expected {self.resolution}x{self.resolution}"
             )
-        return _finish(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), flip, self.as_uint8)
+        return pixels
+
+    def identity(self) -> tuple[str, list[str]]:
+        """The folder, and each file's name, size and time."""
+        found = [(Path(file).name, Path(file).stat()) for file in self.files]
+        lines = [f"{name} {status.st_size} {status.st_mtime_ns}" for name, status in found]
+        return str(Path(self.files[0]).parent.resolve()), lines
+
+    def tally(self) -> dict[str, int]:
+        """How often an image was decoded, by this process and its workers."""
+        return {"decoded": int(self.decoded)}
 
 
 class RandomImages(Dataset):
@@ -49,13 +67,25 @@ class RandomImages(Dataset):
         generator = torch.Generator().manual_seed(0)
         shape = (64, 3, resolution, resolution)
         self.images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
-        self.as_uint8 = as_uint8
+        self.as_uint8, self.resolution = as_uint8, resolution
 
     def __len__(self) -> int:
         return len(self.images)
 
     def __getitem__(self, key: tuple[int, bool]) -> Tensor:
         return _finish(self.images[key[0]], key[1], self.as_uint8)
+
+    def decode(self, index: int) -> np.ndarray:
+        """One image as [R, R, 3] uint8."""
+        return self.images[index].permute(1, 2, 0).numpy()
+
+    def identity(self) -> tuple[str, list[str]]:
+        """They are the same everywhere and always."""
+        return "random images", []
+
+    def tally(self) -> dict[str, int]:
+        """There is nothing to decode."""
+        return {"decoded": 0}
 
 
 def _finish(pixels: Tensor, flip: bool, as_uint8: bool) -> Tensor:
@@ -102,10 +132,11 @@ class DataFeed:
             raise ConfigError(
                 f"workload: data: {len(dataset)} images are fewer than one batch of {workload.batch}"
             )
+        self.dataset = CachedImages(dataset, recipe.uint8_input) if recipe.cached_images else dataset
         self.real, self.batch, self.recipe = real, workload.batch, recipe
         self.sampler = EpochSampler(len(dataset), seed, workload.flips)
         self.loader = DataLoader(
-            dataset,
+            self.dataset,
             workload.batch,
             sampler=self.sampler,
             num_workers=recipe.workers,
@@ -113,6 +144,7 @@ class DataFeed:
             persistent_workers=recipe.persistent_workers,
             prefetch_factor=recipe.prefetch_factor,
             drop_last=recipe.drop_last,
+            collate_fn=as_batch if recipe.cached_images else None,
             generator=torch.Generator().manual_seed(
                 seed
             ),  # else each epoch draws from the latents' generator
@@ -129,6 +161,11 @@ class DataFeed:
             self.read = [torch.cuda.Event(), torch.cuda.Event()]  # the step has copied out of that buffer
             self.turn = 0
             self.stream.wait_stream(torch.cuda.current_stream())  # that memory may still be in use there
+
+    def prepare(self) -> None:
+        """Make or find what batches are read from; nothing to do in other recipes."""
+        if self.recipe.cached_images:
+            self.dataset.prepare()
 
     @property
     def capacity(self) -> int:

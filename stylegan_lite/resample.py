@@ -1,4 +1,4 @@
-"""Resampling by the separable [1, 3, 3, 1] filter: five plain-PyTorch spellings of the same linear maps, and a kernel.
+"""Resampling by the separable [1, 3, 3, 1] filter: six plain-PyTorch spellings of the same linear maps, and a kernel.
 
 StyleGAN2 low-passes wherever it changes resolution. With zeros outside the image, all spellings agree to rounding
 (tests/test_resample.py); which is fastest depends on dtype, memory format and whether it is differentiated twice:
@@ -10,6 +10,8 @@ StyleGAN2 low-passes wherever it changes resolution. With zeros outside the imag
 - ``folded``: the filter convolved into the 3x3 weights; one 6x6 convolution of stride 2, no pass of its own.
 - ``subpixel``: the same folded weights as one dense 3x3 convolution over 2x2 blocks of pixels, four times the channels:
   the FLOPs of ``folded`` in the shape tensor cores like, plus one copy between blocks and pixels.
+- ``shifts``: the filter as a sum of shifted slices, along one dimension and then the other, which torch.compile fuses
+  into one pass together with what follows. Only there: uncompiled, where each slice is a pass, it is ``subpixel``.
 - ``triton``: ``kernels.upfirdn2d`` between ordinary convolutions, as StyleGAN2's own CUDA op: a quarter of the FLOPs of
   ``folded`` for one more pass over memory.
 
@@ -28,12 +30,21 @@ import torch.nn.functional as F
 from torch import Tensor
 
 TAPS = (1.0, 3.0, 3.0, 1.0)
-FILTERS = ("depthwise", "channels_as_batch", "triton")  # these resample with the filter itself
+FILTERS = ("depthwise", "channels_as_batch", "shifts", "triton")  # these resample with the filter itself
+
+
+def fir(device: torch.device, dtype: torch.dtype, gain: float) -> Tensor:
+    """The 4x4 filter, [1, 1, 4, 4], summing to ``gain``. Exact in BF16. Cached: no host copy inside a graph."""
+    if (
+        torch.compiler.is_compiling()
+    ):  # looks through caches, and would copy what is made on the host in every run
+        taps = 1 + 2 * (torch.arange(4, device=device) % 3 > 0).to(dtype)  # TAPS
+        return (taps[:, None] * taps * (gain / sum(TAPS) ** 2))[None, None]
+    return _fir(device, dtype, gain)
 
 
 @functools.cache
-def fir(device: torch.device, dtype: torch.dtype, gain: float) -> Tensor:
-    """The 4x4 filter, [1, 1, 4, 4], summing to ``gain``. Exact in BF16. Cached: no host copy inside a graph."""
+def _fir(device: torch.device, dtype: torch.dtype, gain: float) -> Tensor:
     taps = torch.tensor(TAPS, dtype=torch.float64)
     kernel = torch.outer(taps, taps) * (gain / taps.sum() ** 2)
     return kernel[None, None].to(device=device, dtype=dtype)
@@ -50,6 +61,8 @@ def _filter(
         if up:
             return kernels.upfirdn2d(x, TAPS, up=stride, padding=(padding + 1, padding), gain=gain)
         return kernels.upfirdn2d(x, TAPS, down=stride, padding=padding, gain=gain)
+    if how == "shifts":
+        return _shifted(x, gain, padding, stride, up)
     n, c, h, w = x.shape
     kernel = fir(x.device, x.dtype, gain)
     op = by.conv_transpose2d if up else by.conv2d
@@ -59,8 +72,32 @@ def _filter(
     return op(x, kernel.expand(c, 1, 4, 4), stride=stride, padding=padding, groups=c)
 
 
+def in_force(how: str) -> str:
+    """The spelling that is used here and now."""
+    return "subpixel" if how == "shifts" and not torch.compiler.is_compiling() else how
+
+
+def _shifted(x: Tensor, gain: float, padding: int, stride: int, up: bool) -> Tensor:
+    """`_filter` by slices; sums in float32, which stay in registers once compiled. ``up``: by 2, with padding 1."""
+    taps = [tap / sum(TAPS) * gain**0.5 for tap in TAPS]
+    y = F.pad(x.to(torch.promote_types(x.dtype, torch.float32)), (padding,) * 4)
+    for dim in (2, 3):
+        if up:  # zeros between pixels: an even pixel meets the second and fourth tap, an odd one the others
+            before, here, after = (y.narrow(dim, k, x.shape[dim]) for k in range(3))
+            pair = here * taps[1] + before * taps[3], here * taps[2] + after * taps[0]
+            y = torch.stack(pair, dim + 1).flatten(dim, dim + 1)
+        else:
+            length = y.shape[dim] - len(taps) + 1
+            parts = [y.narrow(dim, k, length) for k in range(len(taps))]
+            if stride == 2:
+                parts = [part[:, :, ::2] if dim == 2 else part[:, :, :, ::2] for part in parts]
+            y = sum(part * tap for part, tap in zip(parts, taps, strict=True))
+    return y.to(x.dtype)
+
+
 def upsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
     """[N, C, H, W] -> [N, C, 2H, 2W], same dtype."""
+    how = in_force(how)
     if how in FILTERS:
         return _filter(x, how, 4.0, padding=1, stride=2, up=True, by=by)
     return _double(F.pad(x, (1, 1, 1, 1)))[:, :, 2:-2, 2:-2]
@@ -68,6 +105,7 @@ def upsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
 
 def downsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
     """[N, C, H, W] -> [N, C, H/2, W/2], same dtype; the adjoint of :func:`upsample2d` divided by 4."""
+    how = in_force(how)
     if how in FILTERS:
         return _filter(x, how, 1.0, padding=1, stride=2, by=by)
     return _halve(F.pad(x, (2, 2, 2, 2)))[:, :, 1:-1, 1:-1]
@@ -89,6 +127,7 @@ def conv_up(
         weight: [O / groups, I, 3, 3]; rows of each group's inputs follow one another along I.
         filtered: False leaves the filter to the caller (``how: triton``): [N, O, 2H + 1, 2W + 1].
     """
+    how = in_force(how)
     if how == "bilinear":  # zero insertion, filter and taps commute; one extra pixel each side feeds the 3x3
         doubled = _double(F.pad(x, (1, 1, 1, 1)))[:, :, 1:-1, 1:-1]
         return by.conv2d(doubled, _split(weight, groups).flip(2, 3), groups=groups)
@@ -109,6 +148,7 @@ def conv_down(x: Tensor, weight: Tensor, how: str, by: ModuleType = F, filtered:
         weight: [O, I, 3, 3], or [O, I, 1, 1] for the residual skip.
         filtered: x has been through the filter (3x3 weights, ``how: triton``), and has a pixel more each way.
     """
+    how = in_force(how)
     if how in ("folded", "subpixel") and weight.shape[-1] == 1:
         return by.conv2d(x, weight * fir(x.device, weight.dtype, 1.0), stride=2, padding=1)
     if how == "folded":

@@ -16,6 +16,7 @@ import torch
 from torch import Tensor, nn
 
 from stylegan_lite import losses
+from stylegan_lite.compiled import Compiled
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
@@ -51,6 +52,7 @@ class TrainingStep:
         self.pl_mean = torch.zeros([], device=device, dtype=self.dtype)
         self.loss = {phase: torch.zeros([], device=device, dtype=self.dtype) for phase in PHASES}
         self.feed = DataFeed(workload, recipe, self.real, seed)
+        self.compiled = Compiled(self) if recipe.compile != "off" else None
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.count = 0  # steps done
         self.prepared = False
@@ -64,25 +66,35 @@ class TrainingStep:
         """Warm up every phase and capture the graphs; weights, optimizers and random state are left as they were.
 
         Returns:
-            seconds of warm-up and of capture, synchronized.
+            seconds of warm-up and of capture, synchronized; where the recipe asks for it, of caching images and of
+            compiling, which comes before the warm-up.
         """
+        begin = time.perf_counter()
+        self.feed.prepare()
         start = time.perf_counter()
+        took = {"cache_s": start - begin} if self.recipe.cached_images else {}
         state = self._snapshot()
         self.feed.next()
         side = self._side_stream()
         with side:
+            if self.compiled is not None:  # under the stream, flags and modes of the warm-up
+                self.compiled.prepare(self._warm_up)
+                self._synchronize()
+                took["compile_s"] = time.perf_counter() - start
+                start += took["compile_s"]
             for phase in PHASES:
                 for _ in range(WARMUP if self.recipe.cuda_graphs else 1):
-                    self._fill(phase)
-                    self._compute(phase)
+                    self._warm_up(phase)
         self._synchronize()
+        if self.compiled is not None:
+            self.compiled.settle()
         warm = time.perf_counter()
         if self.recipe.cuda_graphs:
             self._capture()
         self.prepared = True
         self._restore(state)
         self._synchronize()
-        return {"warmup_s": warm - start, "capture_s": time.perf_counter() - warm}
+        return took | {"warmup_s": warm - start, "capture_s": time.perf_counter() - warm}
 
     def cycle(self, lazy: bool = True) -> None:
         """16 steps from the start of a cycle; ``lazy=False`` leaves out path length and R1."""
@@ -155,7 +167,8 @@ class TrainingStep:
         self.G.requires_grad_(network is self.G)
         self.D.requires_grad_(network is self.D)
         optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
-        loss = self._loss(phase)
+        compiled = self.compiled is not None and phase in self.compiled.functions
+        loss = self.compiled.loss(phase) if compiled else self._loss(phase)
         loss.backward()
         if self.keep_gradients:
             self._keep(phase, network)
@@ -187,6 +200,10 @@ class TrainingStep:
                 average.lerp_(weight, 1 - beta)
             for average, value in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
                 average.copy_(value)
+
+    def _warm_up(self, phase: str) -> None:
+        self._fill(phase)
+        self._compute(phase)
 
     def _fill(self, phase: str) -> None:
         if phase in self.inputs:

@@ -102,11 +102,12 @@ def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
     cpu += [("cudaMemcpyAsync", False, 0, 0, 1)] * 16 + [("cudaEventRecord", False, 0, 0, 1)] * 50
     gpu = [("conv", True, 7, 0, 600), ("ZeroFunctor<float>", True, 7, 500, 1000)]
     gpu += [("Memcpy HtoD (Pinned -> Device)", True, 20, 800, 1200), ("Stream Wait Event", True, 7, 0, 9000)]
-    gpu += [("Memset (Device)", True, 7, 0, 5)]
+    gpu += [("Memset (Device)", True, 7, 0, 5), ("triton_poi_fused_add_0", True, 7, 600, 900)]
     assert evidence.digest(cpu + gpu) == {
         "launches": 7.0,
         "replays": 2.0,
-        "kernels": 2 / 16,
+        "kernels": 3 / 16,
+        "inductor_kernels": 1 / 16,
         "zero_kernels": 1 / 16,
         "copy_ms": 0.0,
         "overlap": 0.5,

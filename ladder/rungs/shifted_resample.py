@@ -1,0 +1,31 @@
+"""Resampling as sums of shifted slices, which torch.compile fuses with what follows.
+
+What changes. In the compiled phases the [1, 3, 3, 1] filter is four shifted slices of the image, weighted and summed
+along each dimension, between ordinary convolutions: what `fused_resample` does with a kernel of ours, in plain PyTorch.
+The compiler makes one pass of it, together with the scale, noise, bias and activation behind it. Lazy phases
+are not compiled, there each slice would be a pass over memory: they keep the filter folded into the weights.
+
+Why it should help. Folding the filter into the weights costs four times the convolution's FLOPs, and passes to fold
+them and to bring blocks of pixels into place. A filter of its own costs one pass, and a compiler that fuses
+does the neighbours' work in the same pass. It is the best plain PyTorch that a compiled step can be compared with.
+
+When it does not. At low resolutions a convolution takes so little that the fourfold FLOPs do not show. Where the
+compiler writes the half-filtered image to memory, it is two passes. Uncompiled it is never faster.
+"""
+
+from ladder import compiling
+from ladder.receipts import Receipt, judge
+
+title = "resampling by shifted slices"
+change = {"resample": "shifts"}
+needs = ("cuda", "triton")
+
+
+def receipt(seen: dict) -> Receipt:
+    """Both main phases are compiled, and their graphs hold no convolution with the four taps of [1, 3, 3, 1]."""
+    found, ran = seen["compile"], compiling.phases(seen)
+    filters = found.get("filters", 0)
+    return judge(
+        (len(ran) == 2, f"phases that ran compiled: {', '.join(ran) or 'none'}"),
+        (filters == 0, f"convolutions with the filter in compiled graphs: {filters}"),
+    )

@@ -1,0 +1,196 @@
+"""Images decoded once: all of a data set as one memory-mapped file of bytes, so that a batch is a copy and no decoding.
+
+A file holds [images, R, R, 3] uint8 and a last line that says what it is. It is written under another name and renamed
+when it is complete, so that a killed run leaves nothing that looks whole; of two processes at work on the same one,
+either's is as good. Its name carries a digest of the source's files (names, sizes, times): a changed folder
+gets a new file, and the old one goes.
+"""
+
+from __future__ import annotations
+
+import errno
+import hashlib
+import os
+import shutil
+import tempfile
+import time
+import warnings
+from collections import deque
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+import torch
+from torch import Tensor
+from torch.utils.data import Dataset
+
+from stylegan_lite.config import ConfigError
+
+CACHE = Path(__file__).resolve().parent.parent / ".cache" / "bytes"
+VERSION = 1  # of the file: raise it when the same images are laid out otherwise
+STALE_S = 24 * 3600.0  # an unfinished file this old belongs to a process that was killed
+
+
+class Source(Protocol):
+    """What can be cached: images in a fixed order."""
+
+    resolution: int
+
+    def __len__(self) -> int: ...
+
+    def decode(self, index: int) -> np.ndarray:
+        """[R, R, 3] uint8."""
+
+    def identity(self) -> tuple[str, list[str]]:
+        """Where the images are, and lines that change whenever they do."""
+
+    def tally(self) -> dict[str, int]:
+        """How often an image was decoded, by this process and its workers."""
+
+
+class CachedImages(Dataset):
+    """``source`` read from its memory map: the same tensors for the same (index, flip) pairs, whole batches at a time.
+
+    Batches are channels_last, as the file is; each process maps it for itself and shares its pages with the others.
+    """
+
+    def __init__(self, source: Source, as_uint8: bool) -> None:
+        self.source, self.as_uint8 = source, as_uint8
+        self.images: Tensor | None = None
+        self.mapped = counter()
+
+    def __len__(self) -> int:
+        return len(self.source)
+
+    def prepare(self) -> None:
+        """Find the file or make it. ConfigError, one line, where it cannot be written."""
+        self.images = _map(_find_or_make(self.source, CACHE), self.source)
+
+    def __getitem__(self, key: tuple[int, bool]) -> Tensor:
+        return self.__getitems__([key])[0]
+
+    def __getitems__(self, keys: list[tuple[int, bool]]) -> Tensor:
+        """[N, 3, R, R]: what the loader calls for a batch."""
+        if self.images is None:
+            self.prepare()
+        batch = torch.empty((len(keys), *self.images.shape[1:]), dtype=torch.uint8)
+        for pixels, (index, flip) in zip(batch, keys, strict=True):
+            image = self.images[index]
+            pixels.copy_(image.flip(1) if flip else image)
+        self.mapped += len(keys)
+        batch = batch.permute(0, 3, 1, 2)
+        return batch if self.as_uint8 else batch.float() / 127.5 - 1
+
+    def tally(self) -> dict[str, int]:
+        """Images decoded and images read from the map, by this process and its workers."""
+        return self.source.tally() | {"mapped": int(self.mapped)}
+
+    def __getstate__(self) -> dict:
+        """For workers that are not forked: they map the file themselves."""
+        return self.__dict__ | {"images": None}
+
+
+def as_batch(batch: Tensor) -> Tensor:
+    """The loader's ``collate_fn``: there is nothing left to put together."""
+    return batch
+
+
+def counter() -> Tensor:
+    """A number that workers count up, too. Not exact when several do so at once, but never zero after a count."""
+    return torch.zeros(1, dtype=torch.int64).share_memory_()
+
+
+def _map(path: Path, source: Source) -> Tensor:
+    shape = (len(source), source.resolution, source.resolution, 3)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to: nobody does
+        return torch.from_numpy(np.memmap(path, np.uint8, "r", shape=shape))
+
+
+def _find_or_make(source: Source, cache: Path) -> Path:
+    place, lines = source.identity()
+    r, count = source.resolution, len(source)
+    lines = [f"v{VERSION} {count} images {r}x{r}", *lines]
+    digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:20]
+    of_source = f"{hashlib.sha256(place.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}-{r}-"
+    path, last_line = cache / f"{of_source}{digest}.bytes", f"\n{lines[0]} {digest}\n".encode()
+    if _is_whole(path, count * r * r * 3, last_line):
+        return path
+    size = count * r * r * 3 + len(last_line)
+    try:
+        cache.mkdir(parents=True, exist_ok=True)
+        _remove_stale(cache, of_source, path)
+        free = shutil.disk_usage(cache).free
+        if free < size:
+            raise OSError(errno.ENOSPC, f"{free / 1e9:.2f} GB are free")
+        _make(source, path, last_line)
+    except OSError as error:
+        if error.filename is not None and not Path(error.filename).is_relative_to(cache):
+            raise  # an image that cannot be read, not the cache
+        what, why = f"{size / 1e9:.2f} GB for {count} images", error.strerror or str(error)
+        raise ConfigError(
+            f"recipe: cached_images: {what} cannot be written to the cache folder: {why}"
+        ) from error
+    return path
+
+
+def _is_whole(path: Path, start: int, last_line: bytes) -> bool:
+    try:
+        with open(path, "rb") as file:
+            file.seek(start)
+            return file.read() == last_line
+    except OSError:
+        return False
+
+
+def _make(source: Source, path: Path, last_line: bytes) -> None:
+    """Decode everything in threads (Pillow releases the GIL) into a temporary file; on disk before it is renamed.
+
+    Written, not mapped: where the disk fills up meanwhile, a write says so, and a mapped page ends the process.
+    """
+    handle, working = tempfile.mkstemp(prefix=".making-", dir=path.parent)
+    size = source.resolution**2 * 3
+
+    def put(index: int) -> None:
+        _write(handle, source.decode(index).tobytes(), index * size)
+
+    try:
+        workers = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+        with ThreadPoolExecutor(min(8, workers)) as pool:
+            waiting = deque(pool.submit(put, index) for index in range(len(source)))
+            try:
+                while waiting:
+                    waiting.popleft().result()
+            finally:
+                for future in waiting:
+                    future.cancel()
+        _write(handle, last_line, len(source) * size)
+        os.fchmod(handle, 0o644)  # mkstemp's 0600 would shut out other users of a shared checkout
+        os.fsync(handle)
+        os.replace(working, path)
+    except BaseException:
+        os.unlink(working)
+        raise
+    finally:
+        os.close(handle)
+
+
+def _write(handle: int, content: bytes, offset: int) -> None:
+    rest = memoryview(content)
+    while rest:
+        written = os.pwrite(handle, rest, offset)
+        rest, offset = rest[written:], offset + written
+
+
+def _remove_stale(cache: Path, of_source: str, path: Path) -> None:
+    """Files of this source as it was before, and what killed processes left."""
+    left = [file for file in cache.glob(f"{of_source}*.bytes") if file != path]
+    for file in cache.glob(".making-*"):
+        try:
+            if time.time() - file.stat().st_mtime > STALE_S:
+                left.append(file)
+        except OSError:
+            continue  # its owner has just finished with it
+    for file in left:
+        file.unlink(missing_ok=True)  # whoever has mapped it keeps it until it ends
