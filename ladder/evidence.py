@@ -27,14 +27,14 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
-    Keys: recipe, norm, device, flops, inputs, weights, convolutions, stored, relayouts, plain, kernels, islands,
-    gradients, adam, graphs, data, settings; what they hold is said at the functions below and in
+    Keys: recipe, norm, device, flops, inputs, weights, convolutions, stored, copies, relayouts, plain, kernels,
+    islands, gradients, adam, graphs, data, settings; what they hold is said at the functions below and in
     ``ladder.watch.Watch``.
     """
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
     trace, waiting = traced_cycle(step)
-    captured = sorted(step.graphs)
+    captured, kept = sorted(step.graphs), compute_copies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
@@ -50,6 +50,7 @@ def gather(step: Any) -> dict[str, Any]:
         "weights": {stage: dict(count) for stage, count in watch.weights.items()},
         "convolutions": {stage: dict(count) for stage, count in watch.convolutions.items()},
         "stored": weight_layouts(step),
+        "copies": kept | {"reworked": watch.reworked},
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
         "kernels": dict(kernels),
@@ -80,6 +81,7 @@ def gather(step: Any) -> dict[str, Any]:
 def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, Any]]]:
     """One eager run of each phase: what was called, what ``zero_grad`` left, which of our kernels were launched."""
     watch, zeroed = Watch(), {"none": 0, "kept": 0}
+    watch.weights_at = {p.data_ptr() for p in [*step.G.parameters(), *step.D.parameters()] if p.dim() == 4}
     with (
         eager(step),
         zero_grad_watched(step, zeroed),
@@ -177,6 +179,13 @@ def weight_layouts(step: Any) -> dict[str, int]:
         if parameter.dim() == 4:
             found[layout(parameter)] = found.get(layout(parameter), 0) + parameter.nbytes
     return found
+
+
+def compute_copies(step: Any) -> dict[str, Any]:
+    """Compute copies of convolution weights by dtype, and how many are not what their weight has become."""
+    entries = [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
+    stale = [not torch.equal((e.weight * e.gain).to(e.copy.dtype), e.copy) for e in entries]
+    return {"kept": _dtypes([e.copy for e in entries]), "stale": sum(stale)}
 
 
 def _dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:

@@ -21,6 +21,7 @@ from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.settings import global_flags, settings
+from stylegan_lite.weights import ComputeWeights
 
 CYCLE = 16
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
@@ -40,6 +41,7 @@ class TrainingStep:
         self.G = Generator(workload, recipe).to(**place)
         self.D = Discriminator(workload, recipe).to(**place)
         self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
+        self.copies = {network: ComputeWeights(network, recipe) for network in (self.G, self.D)}
         self.opt_G = self._adam(self.G, workload.pl_interval)
         self.opt_D = self._adam(self.D, workload.r1_interval)
         self.amp = functools.partial(losses.autocast, device, recipe.precision)
@@ -151,18 +153,28 @@ class TrainingStep:
             self._update(phase)
 
     def _update(self, phase: str) -> None:
-        network, optimizer = (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
-        self.G.requires_grad_(network is self.G)
-        self.D.requires_grad_(network is self.D)
-        optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+        network, optimizer = self._trained(phase)
+        for each in (self.G, self.D):
+            each.requires_grad_(each is network)
+            self.copies[each].requires_grad_(each is network)
+        self._zero_grad(network, optimizer)
         loss = self._loss(phase)
         loss.backward()
+        self.copies[network].hand_over()
         if self.keep_gradients:
             self._keep(phase, network)
         optimizer.step()
+        self.copies[network].refresh()
         self.loss[phase].copy_(loss.detach())
         if phase == "D_main":
             self._update_ema()
+
+    def _trained(self, phase: str) -> tuple[nn.Module, torch.optim.Adam]:
+        return (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
+
+    def _zero_grad(self, network: nn.Module, optimizer: torch.optim.Adam) -> None:
+        optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+        self.copies[network].zero_grad(self.recipe.set_to_none)
 
     def _loss(self, phase: str) -> Tensor:
         w, mixing = self.workload, self.workload.style_mixing
@@ -208,7 +220,7 @@ class TrainingStep:
         for phases in self.together or [(phase,) for phase in PHASES]:
             if self.recipe.set_to_none:
                 for phase in phases:
-                    (self.opt_G if phase.startswith("G") else self.opt_D).zero_grad(set_to_none=True)
+                    self._zero_grad(*self._trained(phase))
             graph, self.gradients = torch.cuda.CUDAGraph(), {}
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 for phase in phases:
@@ -263,8 +275,8 @@ class TrainingStep:
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.load_state_dict(state)
-        for optimizer in (self.opt_G, self.opt_D):
-            optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+        for phase in ("G_main", "D_main"):
+            self._zero_grad(*self._trained(phase))
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
         parameters = optimizer.param_groups[0]["params"]
