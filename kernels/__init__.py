@@ -12,6 +12,7 @@ from kernels.instance_norm_act import instance_norm_act, instance_norm_act_refer
 from kernels.modulate import modulate, modulate_reference
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
+from kernels import adam  # noqa: F401  isort: skip
 from kernels import operators  # noqa: F401  isort: skip  (registers the ops above for torch.compile)
 
 __all__ = [

@@ -184,8 +184,14 @@ def weight_layouts(step: Any) -> dict[str, int]:
 def compute_copies(step: Any) -> dict[str, Any]:
     """Compute copies of convolution weights by dtype, and how many are not what their weight has become."""
     entries = [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
-    stale = [not torch.equal((e.weight * e.gain).to(e.copy.dtype), e.copy) for e in entries]
+    stale = [
+        _differ(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps) for e in entries
+    ]
     return {"kept": _dtypes([e.copy for e in entries]), "stale": sum(stale)}
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:
+    return bool(((a - b).abs() > relative * b.abs()).any())
 
 
 def _dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:

@@ -21,6 +21,7 @@ from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.settings import global_flags, settings
+from stylegan_lite.update import FusedUpdate
 from stylegan_lite.weights import ComputeWeights
 
 CYCLE = 16
@@ -160,11 +161,13 @@ class TrainingStep:
         self._zero_grad(network, optimizer)
         loss = self._loss(phase)
         loss.backward()
-        self.copies[network].hand_over()
+        if not self.recipe.fused_update:
+            self.copies[network].hand_over()
         if self.keep_gradients:
             self._keep(phase, network)
         optimizer.step()
-        self.copies[network].refresh()
+        if not self.recipe.fused_update:
+            self.copies[network].refresh()
         self.loss[phase].copy_(loss.detach())
         if phase == "D_main":
             self._update_ema()
@@ -206,6 +209,8 @@ class TrainingStep:
     def _keep(self, phase: str, network: nn.Module) -> None:
         named = network.named_parameters()
         kept = {name: p.grad for name, p in named if p.grad is not None}
+        if self.recipe.fused_update:  # which adds up a weight's gradients as it reads them
+            kept |= self.copies[network].totals()
         alone = self.recipe.cuda_graphs and not self.recipe.whole_step_graph  # nothing overwrites them
         self.gradients[phase] = kept if alone else {k: g.clone() for k, g in kept.items()}
 
@@ -225,6 +230,9 @@ class TrainingStep:
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 for phase in phases:
                     self._compute(phase)
+            if self.recipe.fused_update:
+                self.opt_G.settle()
+                self.opt_D.settle()
             self.graphs["+".join(phases)], self.held["+".join(phases)] = graph, self.gradients
         self.gradients = {phase: held for each in self.held.values() for phase, held in each.items()}
 
@@ -353,7 +361,10 @@ class TrainingStep:
         """Adam whose rate and betas make up for the lazy phase's extra update (Karras et al. 2020, appendix B)."""
         ratio = interval / (interval + 1)
         w = self.workload
-        return torch.optim.Adam(
+        optimizer = torch.optim.Adam
+        if self.recipe.fused_update:
+            optimizer = functools.partial(FusedUpdate, copies=self.copies[network])
+        return optimizer(
             network.parameters(),
             lr=w.lr * ratio,
             betas=(w.beta1**ratio, w.beta2**ratio),
