@@ -213,6 +213,10 @@ class AdamPlan:
         check_device(items[0].weight)
         self.device = items[0].weight.device
         self.turned = [item.copy is not None and not _alike(item.copy, item.weight) for item in items]
+        kinds = {item.copy.dtype for item in items if item.copy is not None}
+        nhwc = {item.weight.stride(1) == 1 for item, turned in zip(items, self.turned, strict=True) if turned}
+        if len(kinds) > 1 or len(nhwc) > 1:
+            raise ValueError("adam: all copies need one dtype, all turned ones one memory format")
         self.table = self._tensor([_row(item) for item in items], torch.int64)
         self.gains = self._tensor([item.gain for item in items], torch.float64)
         logs = (math.log(b) if b else -math.inf for b in rates[1:3])
@@ -225,7 +229,7 @@ class AdamPlan:
     def addresses(
         self, gradients: list[tuple[Tensor | None, Tensor | None]]
     ) -> tuple[list[list[int]], list[Tensor]]:
-        """Rows for `gradient_table`, and copies of gradients that were not aligned or laid out as needed.
+        """Rows for a table of gradients, and copies of gradients that were not aligned or laid out as needed.
 
         Keep those copies until the update is launched.
         """
@@ -240,9 +244,9 @@ class AdamPlan:
             rows.append(row)
         return rows, held
 
-    def gradient_table(self) -> Tensor:
-        """A table for the addresses of gradients, to be filled before an update reads it."""
-        return torch.empty(len(self.items), 2, device=self.device, dtype=torch.int64)
+    def gradient_tables(self, count: int = 1) -> tuple[Tensor, ...]:
+        """Tables for the addresses of gradients, each to be filled before an update reads it."""
+        return torch.zeros(count, len(self.items), 2, device=self.device, dtype=torch.int64).unbind()
 
     def launch(self, gradients: Tensor) -> None:
         """Update everything whose row in ``gradients`` [parameters, 2] has an address."""

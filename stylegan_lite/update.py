@@ -9,6 +9,8 @@ from torch import Tensor
 
 from stylegan_lite.weights import ComputeWeights
 
+CAPTURES = 64  # updates of one network in all graphs; whole-step graphs hold two of G in each kind of step
+
 
 class FusedUpdate(torch.optim.Adam):
     """torch.optim.Adam's interface, state and arithmetic; ``step`` also does what ``ComputeWeights.hand_over`` and
@@ -19,7 +21,8 @@ class FusedUpdate(torch.optim.Adam):
     captured reads a table of its own, and ``settle`` fills that once, after the capture. It stays right because a
     replay writes every gradient to the address it had in the capture: the graph's pool is given to no one else, and
     graphs that share it run one after the other, each writing its gradients before its update reads them. The tables
-    are kept for good, so no later capture is given their memory.
+    are allocated before any capture: memory taken inside may be what the same graph, earlier in each replay, writes
+    its activations to.
     """
 
     def __init__(self, parameters: Any, copies: ComputeWeights, **options: Any) -> None:
@@ -31,7 +34,8 @@ class FusedUpdate(torch.optim.Adam):
         self.table: Tensor | None = None
         self.known: tuple[Any, ...] = ()  # what the plan was made of
         self.filled: list[list[int]] = []  # what the eager table holds
-        self.captured: list[Tensor] = []
+        self.spare: list[Tensor] = []  # tables for captures to come
+        self.captured: list[Tensor] = []  # those in use: graphs know their addresses
         self.pending: list[tuple[Tensor, list[list[int]]]] = []
         for parameter in self.param_groups[0]["params"]:  # as torch.optim.Adam does at the first gradient
             state = self.state[parameter]
@@ -50,7 +54,9 @@ class FusedUpdate(torch.optim.Adam):
         self._make_plan(capturing)
         rows, held = self.plan.addresses(gradients)
         if capturing:
-            table = self.plan.gradient_table()
+            if not self.spare:
+                raise RuntimeError(f"fused_update: more than {CAPTURES} captured updates of one network")
+            table = self.spare.pop()
             self.captured.append(table)
             self.pending.append((table, rows))
         else:
@@ -91,4 +97,4 @@ class FusedUpdate(torch.optim.Adam):
                 "fused_update: a capture needs an update with this state and these rates before it"
             )
         self.plan, self.known, self.filled = AdamPlan(items, rates), known, []
-        self.table = self.plan.gradient_table()
+        self.table, *self.spare = self.plan.gradient_tables(1 + CAPTURES)

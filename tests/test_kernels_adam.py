@@ -49,7 +49,8 @@ def gradients(of, step):
 
 def update(plan, pairs):
     rows, held = plan.addresses(pairs)
-    plan.launch(plan.gradient_table().copy_(torch.tensor(rows)))
+    (table,) = plan.gradient_tables()
+    plan.launch(table.copy_(torch.tensor(rows)))
     return held
 
 
@@ -126,6 +127,9 @@ def test_what_does_not_belong_together_is_refused_in_one_line():
         with pytest.raises(ValueError, match=words) as refusal:
             AdamPlan([good, item], RATES)
         assert "\n" not in str(refusal.value) and "parameter 1" in str(refusal.value)
+    kinds = [made((4, 3, 3, 3), torch.channels_last, copy=dtype) for dtype in (torch.bfloat16, torch.float16)]
+    with pytest.raises(ValueError, match="one dtype"):
+        AdamPlan(kinds, RATES)
 
 
 def test_bytes_moved_counts_each_tensor_once():

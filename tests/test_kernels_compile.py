@@ -116,7 +116,7 @@ def run_adam(dtype, layout, beta1: float) -> None:
     plan = AdamPlan(
         [Item(weight, weight, weight, torch.zeros(()), c) for c in copies], Rates(0.1, beta1, 0.9, 0.1)
     )
-    plan.launch(plan.gradient_table())
+    plan.launch(*plan.gradient_tables())
 
 
 def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:

@@ -88,6 +88,7 @@ class Captured:
         honest = type(self.optimizer.plan).launch
         self.patch.setattr(self.optimizer.plan, "launch", self.launches.append, raising=False)
         self.patch.setattr(torch.cuda, "is_current_stream_capturing", lambda: True)
+        self.patch.setattr(self.optimizer.plan, "gradient_tables", None, raising=False)  # none is made inside
         self.honest = lambda table: honest(self.optimizer.plan, table)
         self.patch.setattr(type(self.optimizer), "_on_gpu", staticmethod(lambda p: True))
         return self
