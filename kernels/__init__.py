@@ -22,6 +22,7 @@ from kernels.residual import (
 from kernels.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
+from kernels import adam  # noqa: F401  isort: skip
 from kernels import linear_operators, operators  # noqa: F401  isort: skip  (register the ops above for torch.compile)
 
 __all__ = [

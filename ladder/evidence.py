@@ -28,7 +28,7 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
-    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, relayouts, plain, kernels,
+    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, relayouts, plain, kernels,
     islands, gradients, adam, graphs, data, compile, settings; what they hold is said at the functions below and in
     ``ladder.watch.Watch``.
     """
@@ -37,7 +37,7 @@ def gather(step: Any) -> dict[str, Any]:
     replayed = operators(step) if step.graphs else None
     trace, waiting = traced_cycle(step)
     images = {key: count - before[key] for key, count in tally(step).items()}
-    captured = sorted(step.graphs)
+    captured, kept = sorted(step.graphs), compute_copies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
@@ -54,6 +54,7 @@ def gather(step: Any) -> dict[str, Any]:
         "convolutions": {stage: dict(count) for stage, count in watch.convolutions.items()},
         "passes": {network: list(batches) for network, batches in watch.passes.items()},
         "stored": weight_layouts(step),
+        "copies": kept | {"reworked": watch.reworked},
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
         "kernels": dict(kernels),
@@ -86,6 +87,7 @@ def gather(step: Any) -> dict[str, Any]:
 def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, Any]]]:
     """One eager run of each phase: what was called, what ``zero_grad`` left, which of our kernels were launched."""
     watch, zeroed = Watch(), {"none": 0, "kept": 0}
+    watch.weights_at = {p.data_ptr() for p in [*step.G.parameters(), *step.D.parameters()] if p.dim() == 4}
     with (
         eager(step),
         zero_grad_watched(step, zeroed),
@@ -184,6 +186,19 @@ def weight_layouts(step: Any) -> dict[str, int]:
         if parameter.dim() == 4:
             found[layout(parameter)] = found.get(layout(parameter), 0) + parameter.nbytes
     return found
+
+
+def compute_copies(step: Any) -> dict[str, Any]:
+    """Compute copies of convolution weights by dtype, and how many are not what their weight has become."""
+    entries = [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
+    stale = [
+        _differ(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps) for e in entries
+    ]
+    return {"kept": _dtypes([e.copy for e in entries]), "stale": sum(stale)}
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:
+    return bool(((a - b).abs() > relative * b.abs()).any())
 
 
 def _dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:

@@ -74,6 +74,8 @@ def calls(kernels, x):
     )
     if hasattr(kernels, "dense"):
         yield from dense_calls(kernels, scale)
+    if hasattr(kernels, "adam"):
+        yield adam, (x,)
     if hasattr(kernels, "upfirdn2d"):
         for up, down in ((1, 1), (2, 1), (1, 2)):
             yield lambda x, u=up, d=down: kernels.upfirdn2d(x, [1, 3, 3, 1], up=u, down=d, padding=2), (x,)
@@ -103,6 +105,25 @@ def dense_calls(kernels, x):
     yield group, (torch.randn(n, 2, c, device=x.device), first, torch.randn(5, c, device=x.device), bias)
     if c == 5:
         yield kernels.dense, (torch.randn(1, 2049, device=x.device), torch.randn(1, 2049, device=x.device))
+
+
+def adam(x):
+    """x^2, after a step of Adam for a weight without a copy, one with, and one whose copy lies turned."""
+    import torch
+
+    from kernels.adam import AdamPlan, Item, Rates
+
+    weight = torch.randn(70, x.shape[1], 3, 3, device=x.device).contiguous(memory_format=torch.channels_last)
+    turned = torch.empty_like(weight.transpose(0, 1), memory_format=torch.channels_last).transpose(0, 1)
+    copies = (None, torch.empty_like(weight, dtype=torch.bfloat16), turned.bfloat16())
+    state = [[torch.zeros_like(weight) for _ in range(3)] + [weight.new_zeros(())] for _ in copies]
+    items = [Item(*each, copy) for each, copy in zip(state, copies, strict=True)]
+    plan = AdamPlan(items, Rates(0.1, 0.0, 0.9, 1e-8))
+    gradients = [(weight, None if copy is None else torch.ones_like(copy)) for copy in copies]
+    rows, _ = plan.addresses(gradients)
+    (table,) = plan.gradient_tables()
+    plan.launch(table.copy_(torch.tensor(rows)))
+    return x.square()
 
 
 def differentiate_twice(function, inputs) -> None:

@@ -24,6 +24,7 @@ from stylegan_lite.ops import (
     modulated_conv2d,
 )
 from stylegan_lite.resample import conv_down
+from stylegan_lite.weights import ScaledWeight
 
 
 class Dense(nn.Module):
@@ -61,7 +62,7 @@ class Dense(nn.Module):
         return F.leaky_relu(y, SLOPE) * GAIN if self.act else y
 
 
-class ModulatedConv(nn.Module):
+class ModulatedConv(ScaledWeight):
     """Modulated 3x3 convolution, noise, bias, leaky ReLU: one layer of the synthesis network (``norm: demod``).
 
     ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``.
@@ -80,13 +81,13 @@ class ModulatedConv(nn.Module):
 
     def forward(self, x: Tensor, style: Tensor, noise: Tensor) -> Tensor:
         # Demodulation divides any constant out of the weights, so He's constant is left to it.
-        x, scale = modulated_conv2d(x, self.weight, style, self.recipe, up=self.up)
+        x, scale = modulated_conv2d(x, self.weight, style, self.recipe, up=self.up, copy=self.compute_copy)
         if self.up and self.recipe.fused_filter:
             return filter_act(x, self.bias, scale=scale, noise=noise, strength=self.noise_strength)
         return bias_act(x, self.bias, self.recipe, scale=scale, noise=noise, strength=self.noise_strength)
 
 
-class NormalizedConv(nn.Module):
+class NormalizedConv(ScaledWeight):
     """3x3 convolution, noise, instance norm with the style's affine, leaky ReLU (``norm: instance``; AdaIN).
 
     ``style`` is [N, 2 O]: what is added to a scale of one, then the bias (Huang & Belongie 2017; Karras et al. 2019).
@@ -99,17 +100,17 @@ class NormalizedConv(nn.Module):
         self.weight = nn.Parameter(torch.randn(outputs, inputs, 3, 3))
         self.noise_strength = nn.Parameter(torch.zeros([]))
         self.style_channels = 2 * outputs
-        self.gain = 1 / math.sqrt(inputs * 9)
+        self.weight_gain = 1 / math.sqrt(inputs * 9)
         self.recipe = recipe
         self.up = up
 
     def forward(self, x: Tensor, style: Tensor, noise: Tensor) -> Tensor:
-        x = conv3x3(x, self.weight * self.gain, self.up, self.recipe)
+        x = conv3x3(x, self.scaled_weight(), self.up, self.recipe)
         scale, bias = style.chunk(2, dim=1)
         return instance_norm_act(x, scale + 1, bias, noise, self.noise_strength, self.recipe)
 
 
-class ToRGB(nn.Module):
+class ToRGB(ScaledWeight):
     """Modulated 1x1 convolution to 3 channels without demodulation: [N, I, H, W] -> [N, 3, H, W], full precision."""
 
     style_init = 1.0
@@ -119,20 +120,23 @@ class ToRGB(nn.Module):
         self.weight = nn.Parameter(torch.randn(3, inputs, 1, 1))
         self.bias = nn.Parameter(torch.zeros(3))
         self.style_channels = inputs
-        self.gain = 1 / math.sqrt(inputs)
+        self.weight_gain = 1 / math.sqrt(inputs)
         self.recipe = recipe
+        self.keeps_copy = recipe.rgb == "conv"
 
     def forward(self, x: Tensor, style: Tensor) -> Tensor:
         if self.recipe.rgb == "triton":
             import kernels
 
             dtype = torch.promote_types(x.dtype, torch.float32)
-            return kernels.to_rgb(x, self.weight, style, self.bias, gain=self.gain, dtype=dtype)
-        y, _ = modulated_conv2d(x, self.weight, style * self.gain, self.recipe, demodulate=False)
+            return kernels.to_rgb(x, self.weight, style, self.bias, gain=self.weight_gain, dtype=dtype)
+        if self.compute_copy is None:
+            style = style * self.weight_gain
+        y, _ = modulated_conv2d(x, self.weight, style, self.recipe, demodulate=False, copy=self.compute_copy)
         return full(y) + self.bias.view(1, -1, 1, 1)
 
 
-class Conv(nn.Module):
+class Conv(ScaledWeight):
     """Convolution of the discriminator, optionally halving the resolution, bias and leaky ReLU (plus a residual).
 
     Args:
@@ -168,7 +172,7 @@ class Conv(nn.Module):
         self.spare = spare
 
     def forward(self, x: Tensor, residual: Tensor | None = None) -> Tensor:
-        weight, by = self.weight * self.weight_gain, convolutions(self.recipe)
+        weight, by = self.scaled_weight(), convolutions(self.recipe)
         if self.spare:
             weight = F.pad(weight.to(convolution_dtype(weight)), (0, 0, 0, 0, 0, self.spare))
         if self.down:
@@ -187,6 +191,7 @@ class FromRGB(Conv):
 
     def __init__(self, outputs: int, recipe: Recipe) -> None:
         super().__init__(3, outputs, 1, recipe)
+        self.keeps_copy = False
 
     def forward(self, x: Tensor) -> Tensor:
         import kernels

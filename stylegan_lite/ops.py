@@ -81,30 +81,39 @@ def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe, filtered: bool 
 
 
 def modulated_conv2d(
-    x: Tensor, weight: Tensor, style: Tensor, recipe: Recipe, *, up: bool = False, demodulate: bool = True
+    x: Tensor,
+    weight: Tensor,
+    style: Tensor,
+    recipe: Recipe,
+    *,
+    up: bool = False,
+    demodulate: bool = True,
+    copy: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Convolution whose input channels are scaled per sample (Karras et al. 2020, section 2.2).
 
     Args:
         x: [N, I, H, W]. weight: [O, I, k, k]. style: [N, I], full precision.
         demodulate: scale each output channel to unit expected norm.
+        copy: the weight as convolutions take it, where that is kept (``weights: once``); demodulation reads the weight.
 
     Returns:
         [N, O, H', W'] in the dtype convolutions run in, and the demodulation coefficients [N, O] that are still to
         be applied (None where they have been, or where there are none). With ``recipe.fused_filter`` and ``up`` the
         filter is still to be applied as well.
     """
+    kernel = weight if copy is None else copy
     if recipe.modconv == "grouped":
-        return _modulated_conv2d_grouped(x, weight, style, recipe, up, demodulate), None
+        return _modulated_conv2d_grouped(x, kernel, style, recipe, up, demodulate), None
     if recipe.fused_norm:
         import kernels
 
-        y = conv3x3(kernels.modulate(x, style), weight, up, recipe, not recipe.fused_filter)
+        y = conv3x3(kernels.modulate(x, style), kernel, up, recipe, not recipe.fused_filter)
         coefficients = kernels.demodulate(weight, style) if demodulate else None
         if coefficients is None or recipe.fused_act:  # fused_act applies the scale in its own pass
             return y, coefficients
         return kernels.modulate(y, coefficients), None
-    y = conv3x3(x * style.to(x.dtype)[:, :, None, None], weight, up, recipe, not recipe.fused_filter)
+    y = conv3x3(x * style.to(x.dtype)[:, :, None, None], kernel, up, recipe, not recipe.fused_filter)
     if not demodulate:
         return y, None
     coefficients = demodulation(weight, style)

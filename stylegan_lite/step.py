@@ -22,6 +22,8 @@ from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.settings import global_flags, settings
+from stylegan_lite.update import FusedUpdate
+from stylegan_lite.weights import ComputeWeights
 
 CYCLE = 16
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
@@ -41,6 +43,7 @@ class TrainingStep:
         self.G = Generator(workload, recipe).to(**place)
         self.D = Discriminator(workload, recipe).to(**place)
         self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
+        self.copies = {network: ComputeWeights(network, recipe) for network in (self.G, self.D)}
         self.opt_G = self._adam(self.G, workload.pl_interval)
         self.opt_D = self._adam(self.D, workload.r1_interval)
         self.amp = functools.partial(losses.autocast, device, recipe.precision)
@@ -163,19 +166,31 @@ class TrainingStep:
             self._update(phase)
 
     def _update(self, phase: str) -> None:
-        network, optimizer = (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
-        self.G.requires_grad_(network is self.G)
-        self.D.requires_grad_(network is self.D)
-        optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+        network, optimizer = self._trained(phase)
+        for each in (self.G, self.D):
+            each.requires_grad_(each is network)
+            self.copies[each].requires_grad_(each is network)
+        self._zero_grad(network, optimizer)
         compiled = self.compiled is not None and phase in self.compiled.functions
         loss = self.compiled.loss(phase) if compiled else self._loss(phase)
         loss.backward()
+        if not self.recipe.fused_update:
+            self.copies[network].hand_over()
         if self.keep_gradients:
             self._keep(phase, network)
         optimizer.step()
+        if not self.recipe.fused_update:
+            self.copies[network].refresh()
         self.loss[phase].copy_(loss.detach())
         if phase == "D_main":
             self._update_ema()
+
+    def _trained(self, phase: str) -> tuple[nn.Module, torch.optim.Adam]:
+        return (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
+
+    def _zero_grad(self, network: nn.Module, optimizer: torch.optim.Adam) -> None:
+        optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+        self.copies[network].zero_grad(self.recipe.set_to_none)
 
     def _loss(self, phase: str) -> Tensor:
         w, mixing = self.workload, self.workload.style_mixing
@@ -212,6 +227,8 @@ class TrainingStep:
     def _keep(self, phase: str, network: nn.Module) -> None:
         named = network.named_parameters()
         kept = {name: p.grad for name, p in named if p.grad is not None}
+        if self.recipe.fused_update:  # which adds up a weight's gradients as it reads them
+            kept |= self.copies[network].totals()
         alone = self.recipe.cuda_graphs and not self.recipe.whole_step_graph  # nothing overwrites them
         self.gradients[phase] = kept if alone else {k: g.clone() for k, g in kept.items()}
 
@@ -226,11 +243,14 @@ class TrainingStep:
         for phases in self.together or [(phase,) for phase in PHASES]:
             if self.recipe.set_to_none:
                 for phase in phases:
-                    (self.opt_G if phase.startswith("G") else self.opt_D).zero_grad(set_to_none=True)
+                    self._zero_grad(*self._trained(phase))
             graph, self.gradients = torch.cuda.CUDAGraph(), {}
             with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
                 for phase in phases:
                     self._compute(phase)
+            if self.recipe.fused_update:
+                self.opt_G.settle()
+                self.opt_D.settle()
             self.graphs["+".join(phases)], self.held["+".join(phases)] = graph, self.gradients
         self.gradients = {phase: held for each in self.held.values() for phase, held in each.items()}
 
@@ -281,8 +301,8 @@ class TrainingStep:
 
     def _restore(self, state: dict[str, Any]) -> None:
         self.load_state_dict(state)
-        for optimizer in (self.opt_G, self.opt_D):
-            optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
+        for phase in ("G_main", "D_main"):
+            self._zero_grad(*self._trained(phase))
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
         parameters = optimizer.param_groups[0]["params"]
@@ -359,7 +379,10 @@ class TrainingStep:
         """Adam whose rate and betas make up for the lazy phase's extra update (Karras et al. 2020, appendix B)."""
         ratio = interval / (interval + 1)
         w = self.workload
-        return torch.optim.Adam(
+        optimizer = torch.optim.Adam
+        if self.recipe.fused_update:
+            optimizer = functools.partial(FusedUpdate, copies=self.copies[network])
+        return optimizer(
             network.parameters(),
             lr=w.lr * ratio,
             betas=(w.beta1**ratio, w.beta2**ratio),

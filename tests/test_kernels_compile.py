@@ -68,7 +68,7 @@ def record_launches() -> list[tuple]:
 
     JITFunction.run = record
     ops = ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d", "filtered_act", "dense")
-    for name in (*ops, "residual", "minibatch_std"):
+    for name in (*ops, "residual", "minibatch_std", "adam"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
     for name in ("upfirdn2d", "filtered_act_launch"):
         sys.modules[f"kernels.{name}"].PROGRAMS = 1  # strips as long as for large images
@@ -163,6 +163,21 @@ def run_dense(twice: bool) -> None:
     )
 
 
+def run_adam(dtype, layout, beta1: float) -> None:
+    """Adam for a weight, one with a copy, and one with a turned copy."""
+    import torch
+
+    from kernels.adam import AdamPlan, Item, Rates
+
+    weight = torch.zeros(128, 64, 3, 3).contiguous(memory_format=layout)
+    turned = torch.empty_like(weight.transpose(0, 1), dtype=dtype, memory_format=layout).transpose(0, 1)
+    copies = (None, torch.empty_like(weight, dtype=dtype), turned)
+    plan = AdamPlan(
+        [Item(weight, weight, weight, torch.zeros(()), c) for c in copies], Rates(0.1, beta1, 0.9, 0.1)
+    )
+    plan.launch(*plan.gradient_tables())
+
+
 def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
     """What a GPU of this architecture would be asked to compile: {cache key: (source, options)}."""
     import torch
@@ -176,7 +191,9 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
         shorten_filters(capability != FULLY or shape[0] == 2)
         run_layers(shape, torch.bfloat16, torch.channels_last)
     run_dense(twice=capability == FULLY)
+    run_adam(torch.bfloat16, torch.channels_last, 0.0)
     if capability == FULLY:
+        run_adam(torch.float32, torch.contiguous_format, 0.9)
         run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)
         run_layers((8, 64, 64, 64), torch.float32, torch.channels_last)
     wanted = {}
@@ -191,7 +208,8 @@ def source(kernel, arguments: dict):
     import torch
     from triton.compiler import ASTSource
 
-    pointers = {torch.bfloat16: "*bf16", torch.float32: "*fp32"}
+    pointers = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
+    pointers |= {torch.int64: "*i64", torch.int32: "*i32"}
     types, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]

@@ -1,0 +1,332 @@
+"""Adam for all parameters of a network in three launches, which also write the weights as the next step takes them.
+
+Kingma & Ba 2015 (arXiv:1412.6980) as torch.optim.Adam has it, without weight decay and amsgrad. Where a parameter has
+a compute copy (its weight times a gain, in the dtype and layout of its convolution), the gradient that arrived at the
+copy is cast and scaled as it is read, the parameter's own gradient added if it has one, and the next copy written with
+the next weight: nothing is moved for it but its own 2 + 2 bytes an element.
+
+A kernel finds its tensors in a table of addresses. Those of weights, moments, step counts and copies never change;
+gradients have a table of their own, because inside CUDA graphs each capture gives them other addresses.
+"""
+
+import math
+from typing import NamedTuple
+
+import torch
+from torch import Tensor
+
+from kernels.tiles import check_device, power_of_2, tl, tl_accumulator, triton
+
+BLOCK = 2048  # elements a program updates
+SIDE = 64  # of a square of output and input channels, where the copy lies turned
+ALIGNED = 16  # bytes: what vector loads need
+WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, STEP, SIZE, OUTPUTS, INPUTS, TAPS = range(9)
+ROW = 9
+
+
+class Item(NamedTuple):
+    """One parameter and its state; ``copy`` has the weight's shape, and its strides or those of a turned one."""
+
+    weight: Tensor
+    exp_avg: Tensor
+    exp_avg_sq: Tensor
+    step: Tensor  # [], float32: updates done
+    copy: Tensor | None = None
+    gain: float = 1.0
+
+
+class Rates(NamedTuple):
+    """Adam's constants."""
+
+    lr: float
+    beta1: float
+    beta2: float
+    eps: float
+
+
+def adam_reference(
+    items: list[Item], gradients: list[tuple[Tensor | None, Tensor | None]], rates: Rates
+) -> None:
+    """The update in plain PyTorch, in place: gradients are (the parameter's, its copy's), None where there is none."""
+    for item, (own, copys) in zip(items, gradients, strict=True):
+        if own is None and copys is None:
+            continue
+        g = torch.zeros_like(item.weight) if own is None else own
+        if copys is not None:
+            g = g + copys.to(g.dtype) * item.gain
+        item.step.add_(1)
+        count = float(item.step)
+        item.exp_avg.lerp_(g, 1 - rates.beta1)
+        item.exp_avg_sq.mul_(rates.beta2).addcmul_(g, g, value=1 - rates.beta2)
+        root = item.exp_avg_sq.sqrt() / math.sqrt(1 - rates.beta2**count) + rates.eps
+        item.weight.addcdiv_(item.exp_avg, root, value=-rates.lr / (1 - rates.beta1**count))
+        if item.copy is not None:
+            item.copy.copy_(item.weight * item.gain)
+
+
+def bytes_moved(
+    items: list[Item], gradients: list[tuple[Tensor | None, Tensor | None]], *, momentum: bool = False
+) -> int:
+    """Bytes that must cross memory: gradients, weights and moments in; weights, moments and copies out.
+
+    momentum: beta1 is not 0, so the first moment is read, too.
+    """
+    total = 0
+    for item, pair in zip(items, gradients, strict=True):
+        given = [g.nbytes for g in pair if g is not None]
+        copy = 0 if item.copy is None else item.copy.nbytes
+        total += bool(given) * (sum(given) + (5 + momentum) * item.weight.nbytes + copy)
+    return total
+
+
+# ---- kernels -----------------------------------------------------------------------------------------------------
+
+
+@triton.jit
+def adam_steps_kernel(table, gradients, rates, corrections, N, ROW: tl.constexpr, BLOCK: tl.constexpr):
+    """Count the step of each parameter that has a gradient; lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), float64."""
+    k = tl.arange(0, BLOCK)
+    inside = k < N
+    own = tl.load(gradients + 2 * k, inside, 0)
+    active = inside & ((own != 0) | (tl.load(gradients + 2 * k + 1, inside, 0) != 0))
+    at = tl.load(table + ROW * k + 4, active, 0).to(tl.pointer_type(tl.float32))
+    step = tl.load(at, active, 0.0) + 1
+    tl.store(at, step, active)
+    step = tl.where(active, step, 1.0).to(tl.float64)
+    first = 1 - tl.exp(step * tl.load(rates + 5))
+    second = 1 - tl.exp(step * tl.load(rates + 6))
+    tl.store(corrections + 2 * k, tl.load(rates) / first, inside)
+    tl.store(corrections + 2 * k + 1, 1 / tl.sqrt(second), inside)
+
+
+@triton.jit
+def adam_step(w, m, v, g, step_size, root, rates, MOMENTUM: tl.constexpr, ACC: tl.constexpr):
+    """Weight and moments after one step; with beta1 = 0 the first moment is the gradient itself."""
+    if MOMENTUM:
+        m += (g - m) * tl.load(rates + 1).to(ACC)
+    else:
+        m = g
+    v = v * tl.load(rates + 2).to(ACC) + g * g * tl.load(rates + 3).to(ACC)
+    w -= step_size * m / (tl.sqrt(v) * root + tl.load(rates + 4).to(ACC))
+    return w, m, v
+
+
+@triton.jit
+def update_elements(
+    row, own, copys, gain, correction, rates, at, turned, inside,
+    MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
+):  # fmt: skip
+    """Update the elements ``at`` of one parameter; in the copy and in its gradient they are those at ``turned``."""
+    w_at = tl.multiple_of(tl.load(row).to(tl.pointer_type(W)), 16) + at
+    m_at = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(W)), 16) + at
+    v_at = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(W)), 16) + at
+    copy = tl.load(row + 3)
+    # What does not exist has address 0 and is masked out: neither read nor written.
+    g = tl.load(tl.multiple_of(copys.to(tl.pointer_type(C)), 16) + turned, inside & (copys != 0), 0.0).to(ACC)
+    g = g * gain
+    g += tl.load(tl.multiple_of(own.to(tl.pointer_type(W)), 16) + at, inside & (own != 0), 0.0).to(ACC)
+    w = tl.load(w_at, inside, 0.0).to(ACC)
+    v = tl.load(v_at, inside, 0.0).to(ACC)
+    m = g
+    if MOMENTUM:
+        m = tl.load(m_at, inside, 0.0).to(ACC)
+    step_size, root = tl.load(correction).to(ACC), tl.load(correction + 1).to(ACC)
+    w, m, v = adam_step(w, m, v, g, step_size, root, rates, MOMENTUM, ACC)
+    tl.store(w_at, w, inside)
+    tl.store(m_at, m, inside)
+    tl.store(v_at, v, inside)
+    c_at = tl.multiple_of(copy.to(tl.pointer_type(C)), 16) + turned
+    tl.store(c_at, (w * gain).to(C), inside & (copy != 0))
+
+
+@triton.jit
+def adam_kernel(
+    table, gradients, gains, corrections, rates, blocks, ROW: tl.constexpr,
+    MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+):  # fmt: skip
+    """Consecutive elements of parameters whose copies, if any, lie in memory as they do."""
+    k = tl.load(blocks + 2 * tl.program_id(0))
+    first = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK
+    own, copys = tl.load(gradients + 2 * k), tl.load(gradients + 2 * k + 1)
+    if (own != 0) | (copys != 0):
+        row, correction, gain = table + ROW * k, corrections + 2 * k, tl.load(gains + k).to(ACC)
+        at = first + tl.arange(0, BLOCK)
+        if first + BLOCK <= tl.load(row + 5):  # a mask that is true everywhere lets loads be vectors
+            update_elements(row, own, copys, gain, correction, rates, at, at, at >= 0, MOMENTUM, W, C, ACC)
+        else:
+            inside = at < tl.load(row + 5)
+            update_elements(row, own, copys, gain, correction, rates, at, at, inside, MOMENTUM, W, C, ACC)
+
+
+@triton.jit
+def adam_turned_kernel(
+    table, gradients, gains, corrections, rates, blocks, ROW: tl.constexpr,
+    MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, SIDE: tl.constexpr,
+    NHWC: tl.constexpr,
+):  # fmt: skip
+    """One tap of SIDE x SIDE output and input channels of a weight [O, I, k, l] whose copy lies as [I, O, k, l].
+
+    Each side is read along its own contiguous dimension; Triton turns the square in shared memory.
+    """
+    job = blocks + 4 * tl.program_id(0)
+    k, tap = tl.load(job), tl.load(job + 1)
+    own, copys = tl.load(gradients + 2 * k), tl.load(gradients + 2 * k + 1)
+    if (own != 0) | (copys != 0):
+        row, correction, gain = table + ROW * k, corrections + 2 * k, tl.load(gains + k).to(ACC)
+        O, I, taps = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8)
+        o = (tl.load(job + 2).to(tl.int64) * SIDE + tl.arange(0, SIDE))[:, None]
+        i = (tl.load(job + 3).to(tl.int64) * SIDE + tl.arange(0, SIDE))[None, :]
+        if (O % SIDE == 0) & (I % SIDE == 0):
+            O, I = O // SIDE * SIDE, I // SIDE * SIDE  # tells the compiler what they are multiples of
+            if NHWC:
+                at, turned = (o * taps + tap) * I + i, (i * taps + tap) * O + o
+            else:
+                at, turned = (o * I + i) * taps + tap, (i * O + o) * taps + tap
+            inside = (o >= 0) & (i >= 0)
+            update_elements(row, own, copys, gain, correction, rates, at, turned, inside, MOMENTUM, W, C, ACC)
+        else:
+            if NHWC:
+                at, turned = (o * taps + tap) * I + i, (i * taps + tap) * O + o
+            else:
+                at, turned = (o * I + i) * taps + tap, (i * O + o) * taps + tap
+            inside = (o < O) & (i < I)
+            update_elements(row, own, copys, gain, correction, rates, at, turned, inside, MOMENTUM, W, C, ACC)
+
+
+# ---- tables ------------------------------------------------------------------------------------------------------
+
+
+class AdamPlan:
+    """Adam for these parameters: tables made once, on their device. Nothing here waits for the GPU once it is made.
+
+    Raises:
+        ValueError: tensors that do not belong together; one line.
+        RuntimeError: CPU tensors outside Triton's interpreter.
+    """
+
+    def __init__(self, items: list[Item], rates: Rates) -> None:
+        self.items, self.rates = items, rates
+        for number, item in enumerate(items):
+            problem = _problem(item, items[0])
+            if problem:
+                raise ValueError(f"adam: parameter {number}: {problem}")
+        check_device(items[0].weight)
+        self.device = items[0].weight.device
+        self.turned = [item.copy is not None and not _alike(item.copy, item.weight) for item in items]
+        kinds = {item.copy.dtype for item in items if item.copy is not None}
+        nhwc = {item.weight.stride(1) == 1 for item, turned in zip(items, self.turned, strict=True) if turned}
+        if len(kinds) > 1 or len(nhwc) > 1:
+            raise ValueError("adam: all copies need one dtype, all turned ones one memory format")
+        self.table = self._tensor([_row(item) for item in items], torch.int64)
+        self.gains = self._tensor([item.gain for item in items], torch.float64)
+        logs = (math.log(b) if b else -math.inf for b in rates[1:3])
+        constants = [rates.lr, 1 - rates.beta1, rates.beta2, 1 - rates.beta2, rates.eps, *logs]
+        self.constants = self._tensor(constants, torch.float64)
+        self.corrections = torch.empty(len(items), 2, device=self.device, dtype=torch.float64)
+        flat, squares = self._blocks()
+        self.flat, self.squares = self._tensor(flat, torch.int32), self._tensor(squares, torch.int32)
+
+    def addresses(
+        self, gradients: list[tuple[Tensor | None, Tensor | None]]
+    ) -> tuple[list[list[int]], list[Tensor]]:
+        """Rows for a table of gradients, and copies of gradients that were not aligned or laid out as needed.
+
+        Keep those copies until the update is launched.
+        """
+        rows, held = [], []
+        for item, pair in zip(self.items, gradients, strict=True):
+            row = []
+            for g, like in zip(pair, (item.weight, item.copy), strict=True):
+                if g is not None and (not _alike(g, like) or g.data_ptr() % ALIGNED or g.dtype != like.dtype):
+                    g = torch.empty_like(like).copy_(g)
+                    held.append(g)
+                row.append(0 if g is None else g.data_ptr())
+            rows.append(row)
+        return rows, held
+
+    def gradient_tables(self, count: int = 1) -> tuple[Tensor, ...]:
+        """Tables for the addresses of gradients, each to be filled before an update reads it."""
+        return torch.zeros(count, len(self.items), 2, device=self.device, dtype=torch.int64).unbind()
+
+    def launch(self, gradients: Tensor) -> None:
+        """Update everything whose row in ``gradients`` [parameters, 2] has an address."""
+        n, weight = len(self.items), self.items[0].weight
+        copy = next((item.copy for item in self.items if item.copy is not None), weight)
+        adam_steps_kernel[(1,)](
+            self.table, gradients, self.constants, self.corrections, n,
+            ROW=ROW, BLOCK=power_of_2(n), num_warps=4,
+        )  # fmt: skip
+        tables = (self.table, gradients, self.gains, self.corrections, self.constants)
+        types = {"W": _TYPES[weight.dtype](), "C": _TYPES[copy.dtype](), "ACC": tl_accumulator(weight.dtype)}
+        options = {"ROW": ROW, "MOMENTUM": self.rates.beta1 != 0, "num_warps": 8, **types}
+        if len(self.flat):
+            adam_kernel[(len(self.flat),)](*tables, self.flat, BLOCK=BLOCK, **options)
+        if len(self.squares):
+            nhwc = self.items[self.turned.index(True)].weight.stride(1) == 1
+            adam_turned_kernel[(len(self.squares),)](*tables, self.squares, SIDE=SIDE, NHWC=nhwc, **options)
+
+    def _blocks(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
+        """What each program does: (parameter, block), or (parameter, tap, rows, columns) where the copy is turned."""
+        flat, squares = [], []
+        for k, (item, turned) in enumerate(zip(self.items, self.turned, strict=True)):
+            if not turned:
+                flat += [(k, b) for b in range(-(-item.weight.numel() // BLOCK))]
+                continue
+            o, i, *taps = item.weight.shape
+            rows, columns = range(-(-o // SIDE)), range(-(-i // SIDE))
+            squares += [(k, t, r, c) for r in rows for t in range(math.prod(taps)) for c in columns]
+        return flat, squares
+
+    def _tensor(self, values: list, dtype: torch.dtype) -> Tensor:
+        return torch.tensor(values, dtype=dtype).to(self.device)
+
+
+_TYPES = {
+    torch.float32: lambda: tl.float32,
+    torch.float64: lambda: tl.float64,
+    torch.bfloat16: lambda: tl.bfloat16,
+    torch.float16: lambda: tl.float16,
+}
+
+
+def _row(item: Item) -> list[int]:
+    w = item.weight
+    o, i, *taps = w.shape if w.dim() == 4 else (0, 0, 0)
+    tensors = (w, item.exp_avg, item.exp_avg_sq, item.copy, item.step)
+    return [0 if t is None else t.data_ptr() for t in tensors] + [w.numel(), o, i, math.prod(taps)]
+
+
+def _alike(a: Tensor, b: Tensor) -> bool:
+    """Whether elements of the same index lie at the same offset; strides of dimensions of size 1 mean nothing."""
+    pairs = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return a.shape == b.shape and all(size == 1 or x == y for size, x, y in pairs)
+
+
+def _dense(t: Tensor) -> bool:
+    return t.is_contiguous() or (t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last))
+
+
+def _problem(item: Item, first: Item) -> str | None:
+    w, dtype = item.weight, first.weight.dtype
+    state = (item.exp_avg, item.exp_avg_sq)
+    if w.dtype not in (torch.float32, torch.float64) or any(t.dtype != dtype for t in (w, *state)):
+        return f"need weights and moments all float32 or all float64, got {[t.dtype for t in (w, *state)]}"
+    if not _dense(w) or not all(t.shape == w.shape and _alike(t, w) for t in state):
+        return "weight and moments must be dense in NCHW or channels_last memory, and lie alike"
+    if item.step.numel() != 1 or item.step.dtype != torch.float32 or item.step.device != w.device:
+        return f"need a step count in float32 beside the weight, got {item.step.dtype} on {item.step.device}"
+    tensors = [w, *state] + ([] if item.copy is None else [item.copy])
+    if any(t.device != first.weight.device for t in tensors):
+        return "not all tensors are on one device"
+    if any(t.data_ptr() % ALIGNED for t in tensors):
+        return f"tensors must begin at multiples of {ALIGNED} bytes"
+    if item.copy is None:
+        return None
+    if item.copy.shape != w.shape or item.copy.dtype not in _TYPES:
+        return f"a copy {list(item.copy.shape)} in {item.copy.dtype} of a weight {list(w.shape)}"
+    if _alike(item.copy, w):
+        return None
+    format = torch.channels_last if w.stride(1) == 1 else torch.contiguous_format
+    if w.dim() != 4 or not item.copy.transpose(0, 1).is_contiguous(memory_format=format):
+        return "a copy lies as its weight does, or turned in the same memory format"
+    return None

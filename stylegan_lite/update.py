@@ -1,0 +1,100 @@
+"""Adam in the kernel of ``kernels.adam``: it reads gradients where backward left them and writes the compute copies."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from stylegan_lite.weights import ComputeWeights
+
+CAPTURES = 64  # updates of one network in all graphs; whole-step graphs hold two of G in each kind of step
+
+
+class FusedUpdate(torch.optim.Adam):
+    """torch.optim.Adam's interface, state and arithmetic; ``step`` also does what ``ComputeWeights.hand_over`` and
+    ``refresh`` would do around it. No weight decay, no amsgrad.
+
+    The kernel finds gradients by a table of their addresses. Run eagerly, the table is filled before each launch whose
+    addresses differ from the last one's. In a capture nothing may be copied from the host, and nothing need be: what is
+    captured reads a table of its own, and ``settle`` fills that once, after the capture. It stays right because a
+    replay writes every gradient to the address it had in the capture: the graph's pool is given to no one else, and
+    graphs that share it run one after the other, each writing its gradients before its update reads them. The tables
+    are allocated before any capture: memory taken inside may be what the same graph, earlier in each replay, writes
+    its activations to.
+    """
+
+    def __init__(self, parameters: Any, copies: ComputeWeights, **options: Any) -> None:
+        super().__init__(parameters, **options)
+        if len(self.param_groups) != 1:
+            raise ValueError("fused_update: one group of parameters is all it knows")
+        self.copies = {entry.weight: entry for entry in copies.entries}
+        self.plan: Any = None
+        self.table: Tensor | None = None
+        self.known: tuple[Any, ...] = ()  # what the plan was made of
+        self.filled: list[list[int]] = []  # what the eager table holds
+        self.spare: list[Tensor] = []  # tables for captures to come
+        self.captured: list[Tensor] = []  # those in use: graphs know their addresses
+        self.pending: list[tuple[Tensor, list[list[int]]]] = []
+        for parameter in self.param_groups[0]["params"]:  # as torch.optim.Adam does at the first gradient
+            state = self.state[parameter]
+            state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
+            for name in ("exp_avg", "exp_avg_sq"):
+                state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """Update every parameter that has a gradient, its own or its copy's. Takes no closure."""
+        if closure is not None:
+            raise ValueError("fused_update: step takes no closure")
+        parameters = self.param_groups[0]["params"]
+        gradients = [(p.grad, self.copies[p].copy.grad if p in self.copies else None) for p in parameters]
+        capturing = self._on_gpu(parameters[0]) and torch.cuda.is_current_stream_capturing()
+        self._make_plan(capturing)
+        rows, held = self.plan.addresses(gradients)
+        if capturing:
+            if not self.spare:
+                raise RuntimeError(f"fused_update: more than {CAPTURES} captured updates of one network")
+            table = self.spare.pop()
+            self.captured.append(table)
+            self.pending.append((table, rows))
+        else:
+            table = self.table
+            if rows != self.filled:
+                table.copy_(torch.tensor(rows))
+                self.filled = rows
+        self.plan.launch(table)
+        del held  # only now: the launch is in the stream before anything can be given their memory
+
+    @staticmethod
+    def _on_gpu(parameter: Tensor) -> bool:
+        return parameter.is_cuda
+
+    def settle(self) -> None:
+        """After a capture: tell its graph where its gradients are. Before the first replay."""
+        for table, rows in self.pending:
+            table.copy_(torch.tensor(rows))
+        self.pending.clear()
+
+    def _make_plan(self, capturing: bool) -> None:
+        """The tables of what stays; made anew where a state was replaced (``load_state_dict``) or a rate changed."""
+        from kernels.adam import AdamPlan, Item, Rates
+
+        group, items = self.param_groups[0], []
+        for parameter in group["params"]:
+            state, entry = self.state[parameter], self.copies.get(parameter)
+            copy, gain = (None, 1.0) if entry is None else (entry.copy.detach(), entry.gain)
+            items.append(
+                Item(parameter.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"], copy, gain)
+            )
+        rates = Rates(group["lr"], *group["betas"], group["eps"])
+        known = (rates, *[t.data_ptr() for item in items for t in item[:5] if t is not None])
+        if known == self.known:
+            return
+        if capturing:
+            raise RuntimeError(
+                "fused_update: a capture needs an update with this state and these rates before it"
+            )
+        self.plan, self.known, self.filled = AdamPlan(items, rates), known, []
+        self.table, *self.spare = self.plan.gradient_tables(1 + CAPTURES)

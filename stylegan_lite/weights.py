@@ -1,0 +1,155 @@
+"""Convolution weights as convolutions take them: scaled, cast and laid out once, when they change.
+
+With equalized learning rate a layer multiplies its weight by a constant wherever it is used, autocast casts the
+product, and the gradient takes the way back: four kernels and more for each use of each weight, which in a graph take
+2 to 3 microseconds each whatever they do. A compute copy is that product, kept: a leaf that every use reads, written
+after the optimizer's step for all weights at once. Its gradient becomes the parameter's in a few launches.
+"""
+
+from __future__ import annotations
+
+from typing import NamedTuple
+
+import torch
+from torch import Tensor, nn
+
+from stylegan_lite.config import Recipe
+from stylegan_lite.resample import FILTERS
+
+
+class ScaledWeight(nn.Module):
+    """A layer with a convolution ``weight`` [O, I, k, k] that is scaled by ``weight_gain`` where it is used."""
+
+    weight: nn.Parameter
+    weight_gain: float = 1.0
+    compute_copy: Tensor | None = None  # neither parameter nor buffer: it is no state
+    keeps_copy: bool = True  # false where a kernel takes the parameter and its gain as they are
+
+    def scaled_weight(self) -> Tensor:
+        """The weight times its gain: the compute copy, where one is kept."""
+        if self.compute_copy is not None:
+            return self.compute_copy
+        return self.weight if self.weight_gain == 1 else self.weight * self.weight_gain
+
+
+class Entry(NamedTuple):
+    """One weight: its name in the network, the parameter, its copy and the gain between them."""
+
+    name: str
+    weight: nn.Parameter
+    copy: Tensor
+    gain: float
+
+
+class ComputeWeights:
+    """The compute copies of a network; none with ``weights: per_use``, and then nothing here does anything.
+
+    Addresses never change, so captured graphs may read and write them. Whoever changes parameters calls ``refresh``;
+    ``load_state_dict`` of the network does it by itself.
+    """
+
+    def __init__(self, network: nn.Module, recipe: Recipe) -> None:
+        self.entries: list[Entry] = []
+        if recipe.weights == "per_use":
+            return
+        for name, layer in network.named_modules():
+            if isinstance(layer, ScaledWeight) and layer.keeps_copy:
+                layer.compute_copy = _empty_copy(layer, recipe)
+                entry = Entry(f"{name}.weight", layer.weight, layer.compute_copy, layer.weight_gain)
+                self.entries.append(entry)
+        network.register_load_state_dict_post_hook(lambda module, keys: self.refresh())
+        self.refresh()
+        self.requires_grad_(True)
+
+    def requires_grad_(self, needed: bool) -> None:
+        """As the network's parameters: a frozen network's weight gradients are not computed."""
+        for entry in self.entries:
+            entry.copy.requires_grad_(needed)
+
+    def zero_grad(self, set_to_none: bool) -> None:
+        """What the optimizer's ``zero_grad`` does, for the copies it does not know."""
+        if set_to_none:
+            for entry in self.entries:
+                entry.copy.grad = None
+            return
+        kept = [e.copy.grad for e in self.entries if e.copy.grad is not None]
+        if kept:
+            torch._foreach_zero_(kept)
+
+    @torch.no_grad()
+    def refresh(self) -> None:
+        """Write every copy from its parameter, in a few launches."""
+        scaled = {e: e.weight for e in self.entries}
+        gained = [e for e in self.entries if e.gain != 1]
+        if gained:
+            products = torch._foreach_mul([e.weight for e in gained], [e.gain for e in gained])
+            scaled |= dict(zip(gained, products, strict=True))
+        _copy([e.copy for e in self.entries], list(scaled.values()))
+
+    @torch.no_grad()
+    def hand_over(self) -> None:
+        """After backward: add each copy's gradient to its parameter's, which demodulation may have begun."""
+        found = self._gradients()
+        begun = [(e.weight.grad, g) for e, g in found.items() if e.weight.grad is not None]
+        for entry, gradient in found.items():
+            if entry.weight.grad is None:
+                entry.weight.grad = gradient
+        if begun:
+            torch._foreach_add_(*map(list, zip(*begun, strict=True)))
+
+    @torch.no_grad()
+    def totals(self) -> dict[str, Tensor]:
+        """The gradients that ``hand_over`` would leave, by parameter; nothing is changed."""
+        found = self._gradients()
+        for entry, gradient in found.items():
+            if entry.weight.grad is not None:
+                gradient += entry.weight.grad
+        return {entry.name: gradient for entry, gradient in found.items()}
+
+    def _gradients(self) -> dict[Entry, Tensor]:
+        """The copies' gradients as gradients of the parameters: new tensors of their dtype and strides."""
+        entries = [e for e in self.entries if e.copy.grad is not None]
+        found = [torch.empty_like(e.weight) for e in entries]
+        _copy(found, [e.copy.grad for e in entries])
+        gained = [(g, e.gain) for g, e in zip(found, entries, strict=True) if e.gain != 1]
+        if gained:
+            torch._foreach_mul_(*map(list, zip(*gained, strict=True)))
+        return dict(zip(entries, found, strict=True))
+
+
+def _empty_copy(layer: ScaledWeight, recipe: Recipe) -> Tensor:
+    """In the dtype and memory format that the convolution wants, with the weight's shape.
+
+    A transposed convolution takes [I, O, k, k]; a copy that lies in memory like that is turned without being moved.
+    """
+    weight = layer.weight.detach()
+    dtype = torch.bfloat16 if recipe.precision == "bf16" else weight.dtype
+    transposed = getattr(layer, "up", False) and recipe.resample in FILTERS and recipe.modconv == "dense"
+    if transposed:
+        layout = torch.channels_last if recipe.channels_last else torch.contiguous_format
+        return torch.empty_like(weight.transpose(0, 1), dtype=dtype, memory_format=layout).transpose(0, 1)
+    return torch.empty_like(weight, dtype=dtype)
+
+
+def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
+    """``copy_`` of each pair: those that lie alike in memory together, the others (transposed ones) one by one.
+
+    PyTorch's multi-tensor copy casts on the way, but one pair whose strides differ would make it copy all by itself.
+    """
+    alike = []
+    for target, source in zip(targets, sources, strict=True):
+        source = _strided_as(source, target)
+        if source.stride() == target.stride():
+            alike.append((target, source))
+        else:
+            target.copy_(source)
+    if alike:
+        torch._foreach_copy_(*map(list, zip(*alike, strict=True)))
+
+
+def _strided_as(x: Tensor, like: Tensor) -> Tensor:
+    """``x``, with the strides of ``like`` where only those of dimensions of size 1 differ: they mean nothing."""
+    pairs = zip(x.shape, x.stride(), like.stride(), strict=True)
+    if x.stride() != like.stride() and all(size == 1 or a == b for size, a, b in pairs):
+        return x.as_strided(like.shape, like.stride(), x.storage_offset())
+    return x
