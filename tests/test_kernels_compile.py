@@ -66,7 +66,7 @@ def record_launches() -> list[tuple]:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
     JITFunction.run = record
-    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d"):
+    for name in ("bias_act", "modulate", "demodulate", "instance_norm_act", "rgb", "upfirdn2d"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
     sys.modules["kernels.upfirdn2d"].PROGRAMS = 1  # strips as long as for large images
     return launches
@@ -102,6 +102,26 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     for up, down in ((1, 1), (2, 1), (2, 2)):  # the gradient of up is down
         run(lambda x, u=up, d=down: kernels.upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), up=u, down=d), x)
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
+    weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)
+    run_rgb(x, weight, scale, torch.zeros(3), image, bias, run)
+
+
+def run_rgb(x, weight, style, bias, image, wide_bias, run) -> None:
+    """To and from 3 channels: where gradients are differentiated again, and where not, which are other kernels."""
+    import torch
+
+    import kernels
+
+    run(lambda x, w, s, b: kernels.to_rgb(x, w, s, b, dtype=torch.float32), x, weight, style, bias)
+    run(lambda i, w, b: kernels.from_rgb(i.to(x.dtype), w, b), image, weight.view(-1, 3), wide_bias)
+    for function, inputs in (
+        (kernels.to_rgb, (x, weight, style, bias)),
+        (kernels.from_rgb, (image, weight, wide_bias)),
+    ):
+        inputs = [t.detach().clone().requires_grad_() for t in inputs]
+        function(
+            *(t.view(-1, 3) if t is inputs[1] and function is kernels.from_rgb else t for t in inputs)
+        ).sum().backward()
 
 
 def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
