@@ -81,6 +81,10 @@ def test_the_receipt_is_earned_and_the_rungs_below_keep_theirs():
         found = catalog.load_rung(name).receipt(seen)
         assert found.engaged, (name, found.lines)
         assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+    alone = gathered(RGB)
+    for name in ("fused_rgb", "baseline"):
+        found = catalog.load_rung(name).receipt(alone)
+        assert found.engaged, (name, found.lines)
     plain = catalog.load_rung("fused_rgb").receipt(gathered(FUSED))
     assert not plain.engaged and "launched 0x" in plain.reason
 

@@ -34,7 +34,7 @@ def receipt(seen: dict) -> Receipt:
         share(total(seen["flops"]), "float32"),
         share(total(seen["inputs"]), "nchw", of=("nchw", "nhwc")),
     )
-    fused = recipe["fused_norm"] or recipe["fused_act"] or recipe["resample"] == "triton"
+    fused = recipe["fused_norm"] or recipe["fused_act"] or "triton" in (recipe["resample"], recipe.get("rgb"))
     checks = [
         (
             recipe.get("fp32_precision") == "tf32" or settings["matmul_fp32_precision"] != "tf32",
