@@ -54,7 +54,7 @@ def to_rgb(
     w = weight.to(call.sums)[None]
     if style is not None:
         w = w * style.to(call.sums)[:, None]
-    return _Narrow.apply(x, w, bias, call)
+    return _Narrow.apply(x, w, bias if bias is None else bias.contiguous(), call)
 
 
 def to_rgb_reference(
@@ -108,7 +108,7 @@ def from_rgb(
     if min(act) <= 0:  # the sign of the result would not tell that of what went in
         u = _Wide.apply(image, w, call)
         return bias_act(u, bias, slope=slope, gain=act_gain)
-    return _FromRGB.apply(image, w, bias, call, act)
+    return _FromRGB.apply(image, w, bias if bias is None else bias.contiguous(), call, act)
 
 
 def from_rgb_reference(

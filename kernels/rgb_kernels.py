@@ -362,5 +362,6 @@ def correlate(g: Tensor, x: Tensor, call: Call, *, ref: Tensor | None = None, ac
     if not x.numel():
         into.zero_()
     sums.finish()
-    rest = out[:, k * c :].sum(0) if sum_g or sum_x else None
+    rest = out[:, k * c :]
+    rest = None if not (sum_g or sum_x) else rest[0] if call.shared else rest.sum(0)
     return out[:, : k * c].view(-1, k, c), dx, rest

@@ -68,7 +68,7 @@ def record_launches() -> list[tuple]:
 
     JITFunction.run = record
     ops = ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d", "filtered_act", "dense")
-    for name in (*ops, "residual", "minibatch_std", "adam"):
+    for name in (*ops, "residual", "minibatch_std", "adam", "rgb"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
     for name in ("upfirdn2d", "filtered_act_launch"):
         sys.modules[f"kernels.{name}"].PROGRAMS = 1  # strips as long as for large images
@@ -123,6 +123,26 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     )
     torch.autograd.grad(y, (x, scale), y)  # differentiated once, by a kernel of its own
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
+    weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)
+    run_rgb(x, weight, scale, torch.zeros(3), image, bias, run)
+
+
+def run_rgb(x, weight, style, bias, image, wide_bias, run) -> None:
+    """To and from 3 channels: where gradients are differentiated again, and where not, which are other kernels."""
+    import torch
+
+    import kernels
+
+    run(lambda x, w, s, b: kernels.to_rgb(x, w, s, b, dtype=torch.float32), x, weight, style, bias)
+    run(lambda i, w, b: kernels.from_rgb(i.to(x.dtype), w, b), image, weight.view(-1, 3), wide_bias)
+    for function, inputs in (
+        (kernels.to_rgb, (x, weight, style, bias)),
+        (kernels.from_rgb, (image, weight, wide_bias)),
+    ):
+        inputs = [t.detach().clone().requires_grad_() for t in inputs]
+        function(
+            *(t.view(-1, 3) if t is inputs[1] and function is kernels.from_rgb else t for t in inputs)
+        ).sum().backward()
 
 
 def shorten_filters(short: bool) -> None:

@@ -116,6 +116,7 @@ def agree(case, inputs, **tolerance) -> None:
 
 
 def error(got: Tensor, want: Tensor) -> float:
+    got, want = got.detach(), want.detach()
     return float((got.double() - want.double()).norm() / want.double().norm().clamp_min(1e-30))
 
 
@@ -148,19 +149,19 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(rgb_kernels, "CONFIGS", few)
     monkeypatch.setattr(rgb_kernels, "FEW", 2)
     monkeypatch.setattr(rgb_kernels, "LANES", 2)
-    monkeypatch.setattr(rgb_kernels, "processor", lambda device: (90, 24))
+    monkeypatch.setattr(rgb_kernels, "processor", lambda device: (90, 8))
     rgb_kernels.cover.cache_clear()
     yield
     rgb_kernels.cover.cache_clear()
 
 
 @every_format
-@every_case
+@pytest.mark.parametrize("case", ["to_rgb", "from_rgb"])
 def test_many_tiles_agree_with_the_reference(case, layout, small_tiles):
-    inputs = make_inputs(case, (2, 5, 9, 9), layout)
+    inputs = make_inputs(case, (2, 5, 7, 5), layout)
     for op in rgb_kernels.CONFIGS:
-        t = rgb_kernels.cover(torch.Size((2, 5, 9, 9)), layout == "nhwc", op, 8, inputs[0].device)
-        assert 1 < t.programs < t.sizes[4] and t.options["BLOCK_C"] < 5
+        t = rgb_kernels.cover(torch.Size((2, 5, 7, 5)), layout == "nhwc", op, 8, inputs[0].device)
+        assert t.options["WALK"] and t.options["BLOCK_C"] < 5
     agree(case, inputs, rtol=1e-10, atol=1e-10)
 
 

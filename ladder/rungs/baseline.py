@@ -34,8 +34,10 @@ def receipt(seen: dict) -> Receipt:
         share(total(seen["flops"]), "float32"),
         share(total(seen["inputs"]), "nchw", of=("nchw", "nhwc")),
     )
-    fused = recipe["fused_norm"] or recipe["fused_act"] or recipe["resample"] == "triton"
-    fused = fused or recipe.get("dense") == "triton"
+    switches = ("fused_norm", "fused_act", "fused_update")
+    fused = any(recipe.get(name) for name in switches) or "triton" in map(
+        recipe.get, ("resample", "rgb", "dense")
+    )
     checks = [
         (
             recipe.get("fp32_precision") == "tf32" or settings["matmul_fp32_precision"] != "tf32",

@@ -1,0 +1,107 @@
+"""fused_rgb: what the convolutions computed, in every phase, and a receipt that is earned."""
+
+import pytest
+import torch
+import torch.nn.functional as F
+
+import kernels
+from ladder import catalog, evidence, parity, results
+from stylegan_lite import make_step
+from stylegan_lite.step import PHASES
+from tests.small import SMALL
+
+RGB = {"rgb": "triton"}
+LAST = {"channels_last": True, "instance_norm": "var_mean"}
+FUSED = LAST | {"fused_norm": True, "fused_act": True, "conv": "double_backward"}
+TINY = SMALL | {"resolution": 8, "batch": 2}
+pytestmark = pytest.mark.skipif(kernels.available() is not None, reason="no GPU, and no interpreter")
+torch.set_num_threads(1)
+
+
+def run(recipe: dict) -> tuple[dict, dict]:
+    """Losses and gradients of one run of each phase in double precision."""
+    step = make_step(TINY, recipe | {"precision": "fp64"}, device="cpu")
+    step.keep_gradients = True
+    torch.manual_seed(3)
+    step.feed.next()
+    step.real.normal_()
+    for phase in PHASES:
+        step.run_phase(phase)
+    return step.losses(), step.gradients
+
+
+@pytest.mark.parametrize("how", [{}, LAST, LAST | {"fused_act": True}], ids=["nchw", "nhwc", "fused act"])
+def test_every_phase_computes_what_the_convolutions_did(how):
+    """Path length differentiates toRGB twice, R1 fromRGB; without `fused_act` the activation stays PyTorch's."""
+    (plain, expected), (fused, found) = run(LAST if how else {}), run(how | RGB)
+    assert fused == pytest.approx(plain, rel=1e-9)
+    for phase in PHASES:
+        assert expected[phase].keys() == found[phase].keys()
+        for name, gradient in expected[phase].items():
+            torch.testing.assert_close(
+                found[phase][name], gradient, rtol=1e-7, atol=1e-11, msg=f"{phase} {name}"
+            )
+
+
+@pytest.mark.parametrize("below", [{}, LAST | {"precision": "bf16"}], ids=["fp32", "bf16"])
+def test_it_agrees_with_the_reference(below, tmp_path_factory):
+    step = make_step(SMALL | {"channel_base": 256}, below | RGB, device="cpu")
+    step.keep_gradients = True
+    step.prepare()
+    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-rgb")
+    assert found["verdict"] == "ok", found["problems"]
+
+
+def test_the_image_is_in_full_precision_and_weights_are_those_of_the_other_recipe():
+    step, plain = (make_step(TINY, r | {"precision": "bf16"} | LAST, device="cpu") for r in (RGB, {}))
+    assert step.D.state_dict().keys() == plain.D.state_dict().keys()
+    with step.amp(), torch.no_grad():
+        noise = [torch.zeros(shape) for shape in step.G.noise_shapes(2)]
+        image = step.G(torch.randn(2, step.G.num_ws, 16), noise)
+        y = step.D.from_rgb(image)
+    assert image.dtype == torch.float32 and y.dtype == torch.bfloat16
+    assert y.is_contiguous(memory_format=torch.channels_last)
+
+
+# the receipt
+
+
+def gathered(recipe: dict, **workload) -> dict:
+    step = make_step(TINY | workload, recipe, device="cpu")
+    step.prepare()
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "traced_cycle", lambda step: ({}, 0.5))
+        return evidence.gather(step)
+
+
+def test_the_receipt_is_earned_and_the_rungs_below_keep_theirs():
+    recipe = FUSED | RGB | {"precision": "bf16"}
+    seen = gathered(recipe)
+    for name in {"fused_rgb", "channels_last", "bf16", "fused_norm", "fused_act", "conv_double_backward"}:
+        found = catalog.load_rung(name).receipt(seen)
+        assert found.engaged, (name, found.lines)
+        assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+    alone = gathered(RGB)
+    for name in ("fused_rgb", "baseline"):
+        found = catalog.load_rung(name).receipt(alone)
+        assert found.engaged, (name, found.lines)
+    plain = catalog.load_rung("fused_rgb").receipt(gathered(FUSED))
+    assert not plain.engaged and "launched 0x" in plain.reason
+
+
+def convolved_to(x, weight, style, bias, *, gain, dtype):
+    """toRGB as it was."""
+    return F.conv2d(x * (style * gain)[:, :, None, None], weight).to(dtype) + bias.view(1, -1, 1, 1)
+
+
+def convolved_from(image, weight, bias=None, *, gain, channels_last, slope, act_gain):
+    y = F.conv2d(image, weight * gain, bias)
+    return F.leaky_relu(y, slope) * act_gain
+
+
+@pytest.mark.parametrize(
+    ("name", "other", "layer"), [("to_rgb", convolved_to, "toRGB"), ("from_rgb", convolved_from, "fromRGB")]
+)
+def test_fused_rgb_sabotaged_by_a_convolution_in_one_kind_of_layer(name, other, layer, monkeypatch, refused):
+    monkeypatch.setattr(kernels, name, other)
+    refused("fused_rgb", gathered(RGB), "1x1 convolutions", "forward", sabotage=f"{layer} convolves")
