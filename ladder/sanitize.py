@@ -83,7 +83,9 @@ def differentiate_twice(function, inputs) -> None:
     inputs = [t.detach().requires_grad_() for t in inputs]
     y = function(*inputs)
     g = torch.randn_like(y).requires_grad_()
-    torch.autograd.grad(y, inputs, g, retain_graph=True)  # some gradients have a kernel where none is taken of them
+    torch.autograd.grad(
+        y, inputs, g, retain_graph=True
+    )  # some gradients have a kernel where none is taken of them
     first = torch.autograd.grad(y, inputs, g, create_graph=True)
     second = [d for d in first if d.requires_grad]
     directions = [torch.randn_like(d) for d in second]
