@@ -14,7 +14,7 @@ from tests.small import SMALL
 JOINT = {"joint_batch": True}
 LAST = {"channels_last": True, "instance_norm": "var_mean"}
 BF16 = LAST | {"precision": "bf16"}
-FUSED = LAST | {"fused_norm": True, "fused_act": True, "conv": "double_backward", "resample": "triton"}
+FUSED = LAST | {"fused_norm": True, "conv": "double_backward"}
 TINY = {"resolution": 8, "channel_max": 8, "batch": 2}  # for kernels in Triton's interpreter
 torch.set_num_threads(1)
 
