@@ -30,6 +30,14 @@ RUNGS = [
     "fused_adam",
     "whole_step_graph",
     "prefetch_stream",
+    "fused_rgb",
+    "fused_dense",
+    "lean_weights",
+    "fused_update",
+    "joint_batch",
+    "fused_filter",
+    "fused_residual",
+    "cached_uint8",
 ]
 
 # (workload, rung) pairs that no longer agree with the ladder of today.
@@ -131,8 +139,19 @@ _CUDNN_BENCHMARK = _CONV_DOUBLE_BACKWARD | {"cudnn_benchmark": True}
 _FUSED_ADAM = _CUDNN_BENCHMARK | {"fused_adam": True, "ema": "foreach"}
 _WHOLE_STEP_GRAPH = _FUSED_ADAM | {"whole_step_graph": True}
 _PREFETCH_STREAM = _WHOLE_STEP_GRAPH | {"prefetch_stream": True}
+_FUSED_RGB = _PREFETCH_STREAM | {"rgb": "triton"}
+_FUSED_DENSE = _FUSED_RGB | {"dense": "triton"}
+_LEAN_WEIGHTS = _FUSED_DENSE | {"weights": "once"}
+_FUSED_UPDATE = _LEAN_WEIGHTS | {"fused_update": True}
+_JOINT_BATCH = _FUSED_UPDATE | {"joint_batch": True}
+_FUSED_FILTER = _JOINT_BATCH | {"fused_filter": True}
+_FUSED_RESIDUAL = _FUSED_FILTER | {"fused_residual": True}
+_CACHED_UINT8 = _FUSED_RESIDUAL | {"cached_images": True}
 _CPU_CONV_DOUBLE_BACKWARD = _BF16_SET_TO_NONE | {"conv": "double_backward"}
 _CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}
+_CPU_LEAN_WEIGHTS = _CPU_FUSED_ADAM | {"weights": "once"}
+_CPU_JOINT_BATCH = _CPU_LEAN_WEIGHTS | {"joint_batch": True}
+_CPU_CACHED_UINT8 = _CPU_JOINT_BATCH | {"cached_images": True}
 
 _TRITON = ("cuda", "bf16", "triton")
 _GRAPHS = (*_TRITON, "cuda_graphs")
@@ -159,10 +178,21 @@ SERIES = {
     ("article", "fused_adam"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_ADAM, "32a2632ca16a"),
     ("article", "whole_step_graph"): Series("cuda", _GRAPHS, _ARTICLE, _WHOLE_STEP_GRAPH, "15ac830c2a13"),
     ("article", "prefetch_stream"): Series("cuda", _GRAPHS, _ARTICLE, _PREFETCH_STREAM, "879cc70a106b"),
+    ("article", "fused_rgb"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_RGB, "c610934ed2b5"),
+    ("article", "fused_dense"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_DENSE, "1e1cf4652187"),
+    ("article", "lean_weights"): Series("cuda", _GRAPHS, _ARTICLE, _LEAN_WEIGHTS, "e66667aee868"),
+    ("article", "fused_update"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_UPDATE, "574025642cd2"),
+    ("article", "joint_batch"): Series("cuda", _GRAPHS, _ARTICLE, _JOINT_BATCH, "76a3c4721289"),
+    ("article", "fused_filter"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_FILTER, "ab2c49122c43"),
+    ("article", "fused_residual"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_RESIDUAL, "bb0f673c1da2"),
+    ("article", "cached_uint8"): Series("cuda", _GRAPHS, _ARTICLE, _CACHED_UINT8, "0a15cd18a88e"),
     ("tiny", "conv_double_backward"): Series(
         "cpu", ("bf16",), _TINY, _CPU_CONV_DOUBLE_BACKWARD, "36ddb442c7c8"
     ),
     ("tiny", "fused_adam"): Series("cpu", ("bf16",), _TINY, _CPU_FUSED_ADAM, "b69f9928d852"),
+    ("tiny", "lean_weights"): Series("cpu", ("bf16",), _TINY, _CPU_LEAN_WEIGHTS, "cd61b8fdadda"),
+    ("tiny", "joint_batch"): Series("cpu", ("bf16",), _TINY, _CPU_JOINT_BATCH, "c412a72ccf6a"),
+    ("tiny", "cached_uint8"): Series("cpu", ("bf16",), _TINY, _CPU_CACHED_UINT8, "f84dfa411938"),
 }
 
 if __name__ == "__main__":  # python -m benches.series: the fingerprints of what stands above

@@ -285,11 +285,11 @@ class _WeightGradient(torch.autograd.Function):
 @contextmanager
 def _fresh_filters() -> Iterator[None]:
     """Resampling keeps its filters: no fake one may stay behind, and no real one come in."""
-    resample.fir.cache_clear()
+    resample._fir.cache_clear()
     try:
         yield
     finally:
-        resample.fir.cache_clear()
+        resample._fir.cache_clear()
 
 
 def _times(shape: Shape) -> str:

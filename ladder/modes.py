@@ -20,6 +20,7 @@ if (
 
 CUMULATIVE, SOLO, LEAVE_ONE_OUT = "cumulative", "solo", "leave-one-out"
 MODES = (CUMULATIVE, SOLO, LEAVE_ONE_OUT)
+LONGEST = 60  # characters of a title
 ALL = "all"  # the entry of leave-one-out that nothing is left out of
 ADVICE = {
     verdicts.FASTER: "ADOPT",
@@ -34,8 +35,9 @@ def plan(
 ) -> list[catalog.Planned]:
     """What is measured, in order; `only` picks rungs by name. The first is the base of the ladder.
 
-    In `leave-one-out` the first is `all`, and an entry named after a rung is the whole ladder without it. The base is
-    not measured there: no verdict asks for it.
+    In `leave-one-out` the first is `all`, and an entry named after a rung is the whole ladder without it, and without
+    the rungs that extend it (a filter fused with the activation goes with the activation): its title names them. The
+    base is not measured there: no verdict asks for it.
 
     Raises:
         UserError: `only` names a rung that is not there, or a cumulative recipe is impossible.
@@ -88,7 +90,7 @@ def depends_on(
 
 
 def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) -> catalog.Planned:
-    """One rung alone, or all but it."""
+    """One rung alone, or all but it and what cannot be without it."""
     from ladder import catalog
     from stylegan_lite.config import ConfigError, Recipe
 
@@ -98,7 +100,11 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) 
     if mode == SOLO:
         recipe = _laid({name: changes[name] for name in (base, rung.name)})
     else:
-        recipe = _laid({name: change for name, change in changes.items() if name != rung.name})
+        kept = _without(rung.name, changes)
+        recipe = _laid(kept)
+        also = [catalog.load_rung(name).title for name in changes if name not in kept and name != rung.name]
+        title = " and without ".join([title, *also])
+        title = title if len(title) <= LONGEST else f"without {rung.title} and {len(also)} that need it"
     try:
         same = Recipe.from_dict(recipe, where="it") == Recipe.from_dict(_laid(changes), where="it")
     except ConfigError as error:
@@ -108,6 +114,22 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) 
         reason = "nothing changes without it: the other rungs contain its change"
         return catalog.Planned(rung.name, title, None, reason, None)
     return catalog.Planned(rung.name, title, recipe, None, None)
+
+
+def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The changes without one rung's and without those that join or extend it, whose recipes are refused then."""
+    from stylegan_lite.config import ConfigError, Recipe
+
+    kept: dict[str, dict[str, Any]] = {}
+    for name, change in changes.items():
+        if name == out:
+            continue
+        try:
+            Recipe.from_dict(_laid(kept | {name: change}))
+        except ConfigError:
+            continue
+        kept[name] = change
+    return kept
 
 
 def _laid(changes: dict[str, dict[str, Any]]) -> dict[str, Any]:

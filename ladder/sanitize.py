@@ -64,6 +64,10 @@ def calls(kernels, x):
             lambda x: torch.cat([t.flatten() for t in kernels.fork_upfirdn2d(x, [1, 3, 3, 1], padding=2)]),
             (x,),
         )
+    if hasattr(kernels, "to_rgb"):
+        rgb, image = torch.randn(3, c, device=x.device), torch.randn(n, 3, h, w, device=x.device)
+        yield kernels.to_rgb, (x, rgb, scale, torch.randn(3, device=x.device))
+        yield lambda i, k, b: kernels.from_rgb(i.to(x.dtype), k.t(), b), (image, rgb, bias)
     if hasattr(kernels, "minibatch_std"):
         yield lambda x: kernels.minibatch_std(x, 2, multiple=8), (x,)
     yield kernels.modulate, (x, scale)

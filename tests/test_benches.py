@@ -15,7 +15,7 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 from benches import ROOT, _measure, _plugin, series, unfrozen
 from benches.rungs import Rung
 from ladder import catalog, machine, measure, pool
-from ladder.rungs import data_loading, fused_resample
+from ladder.rungs import data_loading, prefetch_stream
 from stylegan_lite.config import Recipe, Workload
 
 PAIRS = sorted(series.SERIES)
@@ -104,10 +104,10 @@ def test_lines_for_rungs_without_a_series_are_printed(monkeypatch):
 
 
 def test_a_rung_that_means_something_else_now_is_named(monkeypatch):
-    monkeypatch.setitem(fused_resample.change, "resample", "depthwise")
+    monkeypatch.setitem(prefetch_stream.change, "prefetch_stream", False)
     said = unfrozen.lines()
     assert said and all(line.startswith("# article ") and "no longer" in line for line in said)
-    assert "fused_resample" in said[0] and "fused_act" not in said[0]
+    assert "prefetch_stream" in said[0] and "whole_step_graph" not in said[0]
 
 
 def _capabilities(device: str) -> dict[str, str | None]:

@@ -37,6 +37,18 @@ def test_leave_one_out_is_the_whole_ladder_without_one():
     )
 
 
+def test_what_extends_a_rung_is_left_out_with_it():
+    ladder = catalog.load_ladder("full")
+    found = {p.name: p for p in modes.plan("leave-one-out", ladder, EVERYTHING)}
+    without = found["fused_adam"]
+    assert without.title == "without fused Adam and EMA and without fused update"
+    assert "fused_update" not in without.recipe and without.recipe["weights"] == "once"
+    assert (
+        "whole_step_graph" not in found["cuda_graphs"].recipe and found["cuda_graphs"].recipe["joint_batch"]
+    )
+    assert all(p.recipe is not None and len(p.title) <= 90 for p in found.values()), found
+
+
 def test_only_some_are_left_out_of_all_that_can_run():
     some = planned("leave-one-out", only=["bf16"])
     assert list(some) == ["all", "bf16"]

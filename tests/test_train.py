@@ -229,7 +229,9 @@ def test_nan_stops_with_phase_and_step_and_keeps_the_good_checkpoint(
 ):
     real, now = getattr(losses, phase), [0]
     poison = {"NaN": float("nan"), "infinite": float("inf")}[word]
-    monkeypatch.setattr(losses, phase, lambda *args: real(*args) * (poison if now[0] == at else 1.0))
+    monkeypatch.setattr(
+        losses, phase, lambda *args, **more: real(*args, **more) * (poison if now[0] == at else 1.0)
+    )
     step = TrainingStep.step
 
     def count(self, lazy=True):

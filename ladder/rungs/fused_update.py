@@ -19,7 +19,7 @@ last bits, as `fused` differs from `foreach`.
 
 from ladder.receipts import Receipt, judge, launched
 
-title = "Adam writes the cast weights"
+title = "fused update"
 change = {"fused_update": True}
 needs = ("cuda", "triton")
 
