@@ -56,7 +56,7 @@ def test_the_planted_bugs_of_the_document_are_those_recorded_and_those_planted()
     seen = recorded("planted-bugs")
     names = [cells[0] for cells in rows("parity.md", "## Planted bugs")]
     planted = [*test_parity.BUGS, *test_rungs_full.BUGS]
-    assert sorted(names) == sorted(row["bug"] for row in seen) == sorted(planted)
+    assert sorted(names) == sorted(row["bug"] for row in seen) and set(planted) <= set(names)
     assert all(row["over_budget"] is None or row["over_budget"] > 1 for row in seen)
 
 

@@ -264,7 +264,7 @@ def test_compile_sabotaged_by_what_the_compiler_cannot_see_through(monkeypatch, 
     from stylegan_lite import networks
 
     honest = networks.minibatch_std
-    monkeypatch.setattr(networks, "minibatch_std", torch._dynamo.disable(lambda x, group: honest(x, group)))
+    monkeypatch.setattr(networks, "minibatch_std", torch._dynamo.disable(lambda *given: honest(*given)))
     step = prepared(DEFAULT)
     assert step.compiled.failed is None
     refused("compile", gathered(step), "graph breaks: ", sabotage="a layer that Dynamo may not enter")

@@ -453,6 +453,7 @@ def test_whole_steps_agree_with_the_reference(parity_cache):
 def stale_weights(step):
     """D_main is given images of the generator as it was before this step's update: a cast kept too long."""
     generator, compute = copy.deepcopy(step.G), step._compute
+    step.copies[generator] = step.copies[step.G]
 
     def planted(phase):
         if phase == "G_main":
