@@ -18,7 +18,7 @@ def refusal(load, *args) -> str:
     with pytest.raises(UserError) as caught:
         load(*args)
     message = str(caught.value)
-    assert "\n" not in message and len(message) < 500
+    assert "\n" not in message and len(message) < 700
     return message
 
 
