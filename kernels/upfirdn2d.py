@@ -74,11 +74,18 @@ def upfirdn2d_reference(
     wide = x[:, :, :, None, :, None]
     wide = F.pad(wide, (0, up - 1, 0, 0, 0, up - 1)).reshape(n, c, h * up, w * up)
     wide = F.pad(wide, (left, right, top, bottom)).contiguous(memory_format=layout)
-    kernel = torch.outer(*(torch.tensor(t, dtype=torch.float64) for t in (call.taps_y, call.taps_x)))
-    kernel = kernel.to(x.device, x.dtype).expand(c, 1, *kernel.shape)
+    kernel = _outer(call.taps_y, call.taps_x, x.device, x.dtype)
+    kernel = kernel.expand(c, 1, *kernel.shape)
     with torch.autocast(x.device.type, enabled=False):
         y = F.conv2d(wide, kernel, stride=down, groups=c)
     return y.contiguous(memory_format=layout)
+
+
+@lru_cache(maxsize=64)
+def _outer(taps_y: tuple[float, ...], taps_x: tuple[float, ...], device: torch.device, dtype: torch.dtype):
+    """The two-dimensional kernel; kept, because a capture may not copy it from the host."""
+    factors = (torch.tensor(taps, dtype=torch.float64) for taps in (taps_y, taps_x))
+    return torch.outer(*factors).to(device, dtype)
 
 
 def bytes_moved(

@@ -87,7 +87,7 @@ def gather(step: Any) -> dict[str, Any]:
 def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, Any]]]:
     """One eager run of each phase: what was called, what ``zero_grad`` left, which of our kernels were launched."""
     watch, zeroed = Watch(), {"none": 0, "kept": 0}
-    watch.weights_at = {p.data_ptr() for p in [*step.G.parameters(), *step.D.parameters()] if p.dim() == 4}
+    watch.weights_at = {weight.data_ptr() for weight in convolution_weights(step)}
     with (
         eager(step),
         zero_grad_watched(step, zeroed),
@@ -101,6 +101,19 @@ def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, 
                 step.run_phase(phase)
         synchronize(step)
     return watch, zeroed, kernels
+
+
+def entries_of(step: Any) -> list[Any]:
+    """The weights with compute copies, as ``stylegan_lite.weights`` keeps them; code of old commits has none."""
+    return [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
+
+
+def convolution_weights(step: Any) -> list[torch.Tensor]:
+    """The weights that a compute copy may stand for, which are those that have one where there are copies."""
+    entries = entries_of(step)
+    if entries:
+        return [e.weight for e in entries]
+    return [p for p in [*step.G.parameters(), *step.D.parameters()] if p.dim() == 4]
 
 
 def frequency(step: Any, phase: str) -> float:
@@ -190,7 +203,7 @@ def weight_layouts(step: Any) -> dict[str, int]:
 
 def compute_copies(step: Any) -> dict[str, Any]:
     """Compute copies of convolution weights by dtype, and how many are not what their weight has become."""
-    entries = [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
+    entries = entries_of(step)
     stale = [
         _differ(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps) for e in entries
     ]

@@ -51,7 +51,7 @@ class Watch(TorchDispatchMode):
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
         passes: {network: batch of each of its forward passes}, of all phases in order.
-        reworked: products, casts and copies of a single convolution weight, of those in ``weights_at`` (addresses).
+        reworked: products, casts and copies in a forward pass of one of the weights in ``weights_at`` (addresses).
         calls: operators in all.   crossings: copies between devices.
     """
 
@@ -87,7 +87,7 @@ class Watch(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is not None and torch.is_grad_enabled():
             self.building.add(torch._C._current_graph_task_id())
-        if op in ("mul", "_to_copy", "clone") and isinstance(args[0], Tensor):
+        if node is None and op in ("mul", "_to_copy", "clone") and isinstance(args[0], Tensor):
             self.reworked += args[0].data_ptr() in self.weights_at
         if op == "convolution":
             flops = 2 * (args[0] if args[6] else out).numel() * args[1][0].numel()
