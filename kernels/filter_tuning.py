@@ -1,4 +1,4 @@
-"""Find rows for `CONFIGS` of `upfirdn2d` and `filtered_act` on the GPU at hand: `python -m kernels.filter_tuning`.
+"""Find rows for the tables of `upfirdn2d` and `filtered_act` on the GPU at hand: `python -m kernels.filter_tuning`.
 
 Each configuration is timed as in `kernels/tuning.py`, beside a copy of as many bytes: all of them at the first shape,
 the best few at every shape that the workloads have. What takes long is compiling, so it is done beforehand by many
@@ -14,7 +14,7 @@ import math
 import multiprocessing
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
@@ -39,7 +39,7 @@ MODES = {  # what upfirdn2d does: filter, skip image up, residual branch down
 NAMES = [*MODES, *fused.KERNELS]
 FINALISTS = 3
 
-_now: list[Config] = []  # the configuration that launches take
+_now: list[Config | fused.Strip] = []  # the configuration that launches take
 
 
 @contextmanager
@@ -55,26 +55,39 @@ def forced():
             setattr(module, key, value)
 
 
-def candidates(name: str, nhwc: bool) -> list[Config]:
-    """Wide and narrow threads, strips short and long, loads early or late, registers bounded or not."""
+def candidates(name: str, nhwc: bool, short: bool = True) -> list[Config | fused.Strip]:
+    """Wide and narrow threads, strips short and long, loads early or late, registers bounded or not.
+
+    short: for 16-bit dtypes, which tensor cores take as they are.
+    """
     widths = (0.5, 1) if nhwc else (2, 4)
-    found = [
+    walks = [
         Config(rows, cols, ahead, 64, width, warps, registers)
         for rows, cols, ahead, width, warps, registers in itertools.product(
             (8, 16), (2, 4), (0, 1), widths, (4,), (128, 168)
         )
         if not (nhwc and cols * width > 2)  # more than a thread's registers hold
     ]
-    found += [
+    walks += [
         Config(8, 2, ahead, 64, widths[0], 4, registers) for ahead in (0, 1, 2) for registers in (80, 96)
     ]
-    return [*found, Config(8, 2, 0, 64, widths[0], 8, 96), Config(4, 2, 1, 64, widths[0], 4, 80)]
+    walks += [Config(8, 2, 0, 64, widths[0], 8, 96), Config(4, 2, 1, 64, widths[0], 4, 80)]
+    if name in MODES or not (nhwc and short):
+        return walks
+    strips = [
+        fused.Strip(rows, width, block_c, warps, stages)
+        for (width, block_c, warps), rows, stages in itertools.product(
+            ((32, 64, 4), (32, 64, 8), (32, 32, 2), (32, 32, 4), (64, 32, 4), (64, 64, 8)), (16, 32), (2, 3)
+        )
+    ]
+    strips += [fused.Strip(64, 32, 64, 4, 3), fused.Strip(32, 32, 64, 4, 4), fused.Strip(32, 32, 128, 8, 3)]
+    return [*strips, walks[0], walks[-2]]
 
 
-def in_force(name: str, nhwc: bool, capability: tuple[int, int]) -> Config:
+def in_force(name: str, nhwc: bool, capability: tuple[int, int], short: bool = True) -> Config | fused.Strip:
     how = MODES.get(name)
     if how is None:
-        return fused.config(name, nhwc, capability)
+        return fused.config(name, nhwc, capability, strips=nhwc and short)
     return plain.config(nhwc, how.get("up", 1), how.get("down", 1), capability)
 
 
@@ -116,7 +129,7 @@ def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool)
     return calls[name], moved
 
 
-def tried(call: Callable, config: Config) -> str | None:
+def tried(call: Callable, config: Config | fused.Strip) -> str | None:
     """Compile and run once; why not, in one line, or None."""
     _now[:] = [config]
     try:
@@ -138,7 +151,7 @@ class Bench:
         self.shape, self.calls, self.bytes = shape, [call for call, _ in made], made[0][1]
         self.copy = seconds([make_copy(self.bytes, torch.device("cuda")) for _ in made])
 
-    def run(self, config: Config) -> dict:
+    def run(self, config: Config | fused.Strip) -> dict:
         if error := tried(self.calls[0], config):
             return {"shape": self.shape, "error": error}
         taken = seconds(self.calls)
@@ -161,63 +174,61 @@ def compile_one(job: tuple) -> None:
 
 def tune(
     names: list[str], dtype: torch.dtype, nhwc: bool, deadline: float, processes: int
-) -> dict[str, list[dict]]:
-    """{kernel: what was timed, the configuration in force first}."""
-    capability = torch.cuda.get_device_capability()
-    current = {name: in_force(name, nhwc, capability) for name in names}
-    trials = {name: list(dict.fromkeys([current[name], *candidates(name, nhwc)])) for name in names}
-    start = time.time()
-    found: dict[str, dict[Config, list[dict]]] = {}
+) -> Iterator[list[dict]]:
+    """What was timed of one kernel after another, the configuration in force first."""
+    capability, start = torch.cuda.get_device_capability(), time.time()
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool, forced():
-        jobs = [
-            (name, SHAPES[0], trials[name][i], dtype, nhwc, start + 0.5 * (deadline - start))
-            for i in range(max(map(len, trials.values())))
-            for name in names
-            if i < len(trials[name])
-        ]
-        compile_all(jobs, pool)
         for i, name in enumerate(names, 1):
-            bench, until = (
-                Bench(name, SHAPES[0], dtype, nhwc),
-                start + (0.5 + 0.25 * i / len(names)) * (deadline - start),
-            )
-            runs = found[name] = {current[name]: [bench.run(current[name])]}
-            for config in trials[name][1:]:
-                if time.time() < until:
-                    runs[config] = [bench.run(config)]
-            del bench
-            torch.cuda.empty_cache()
-        final = {name: finalists(runs, current[name]) for name, runs in found.items()}
-        jobs = [
-            (name, shape, config, dtype, nhwc, deadline)
-            for name in names
-            for shape in SHAPES[1:4]
-            for config in final[name]
-        ]
-        compile_all(jobs, pool)
-        for name in names:
-            for shape in SHAPES[1:]:
-                bench = Bench(name, shape, dtype, nhwc)
-                for config in final[name]:
-                    found[name][config].append(bench.run(config))
-                del bench
-                torch.cuda.empty_cache()
-    return {
-        name: [
-            {
-                "kernel": name,
-                "nhwc": nhwc,
-                "config": config._asdict(),
-                "current": config == current[name],
-                "runs": runs,
-            }
-            for config, runs in found[name].items()
-        ]
-        for name in names
-    }
+            until = start + i / len(names) * (deadline - start)
+            current = in_force(name, nhwc, capability, dtype.itemsize == 2)
+            runs = tune_one(name, current, dtype, nhwc, until, pool)
+            yield [
+                {
+                    "kernel": name,
+                    "nhwc": nhwc,
+                    "config": config._asdict(),
+                    "current": config == current,
+                    "runs": found,
+                }
+                for config, found in runs.items()
+            ]
 
 
-def finalists(runs: dict[Config, list[dict]], current: Config) -> list[Config]:
+def tune_one(
+    name: str,
+    current: Config | fused.Strip,
+    dtype: torch.dtype,
+    nhwc: bool,
+    deadline: float,
+    pool: ProcessPoolExecutor,
+) -> dict[Config | fused.Strip, list[dict]]:
+    """All candidates at the first shape, then the best few at the others; compiled by the pool before each."""
+    trials, half = (
+        list(dict.fromkeys([current, *candidates(name, nhwc, dtype.itemsize == 2)])),
+        (time.time() + deadline) / 2,
+    )
+    compile_all([(name, SHAPES[0], config, dtype, nhwc, half) for config in trials], pool)
+    bench = Bench(name, SHAPES[0], dtype, nhwc)
+    runs = {current: [bench.run(current)]}
+    for config in trials[1:]:
+        if time.time() < deadline:
+            runs[config] = [bench.run(config)]
+    del bench
+    torch.cuda.empty_cache()
+    final = finalists(runs, current)
+    compile_all(
+        [(name, shape, config, dtype, nhwc, math.inf) for shape in SHAPES[1:4] for config in final], pool
+    )
+    for shape in SHAPES[1:]:
+        bench = Bench(name, shape, dtype, nhwc)
+        for config in final:
+            runs[config].append(bench.run(config))
+        del bench
+        torch.cuda.empty_cache()
+    return runs
+
+
+def finalists(runs: dict, current: Config | fused.Strip) -> list[Config | fused.Strip]:
     best = sorted(runs, key=lambda config: runs[config][0].get("share", 0.0), reverse=True)[:FINALISTS]
     return list(dict.fromkeys([current, *best]))
 
@@ -234,8 +245,10 @@ def report(rows: list[dict]) -> str:
     best = max((row for row in rows if len(row["runs"]) == most), key=share)
     name, nhwc, lines = best["kernel"], best["nhwc"], []
     how = MODES.get(name)
+    strip = "stages" in best["config"]
     key = (name, nhwc) if how is None else (nhwc, how.get("up", 1), how.get("down", 1))
-    lines.append(f"    {key!r}: {Config(**best['config'])!r},")
+    kind = fused.Strip if strip else Config
+    lines.append(f"    {(name if strip else key)!r}: {kind(**best['config'])!r},")
     for label, row in (("best", best), ("now", next(row for row in rows if row["current"]))):
         each = "  ".join(
             f"{'x'.join(map(str, run['shape']))} {run.get('share', 0):.0%} {run.get('microseconds', 0):.0f} us"
@@ -265,13 +278,12 @@ def main(arguments: list[str] | None = None) -> int:
     dtype, nhwc = getattr(torch, options.dtype), options.layout == "nhwc"
     deadline = time.time() + 60 * options.minutes
     with torch.cuda.stream(torch.cuda.Stream()):
-        found = tune(options.kernel or NAMES, dtype, nhwc, deadline, options.processes)
-    for rows in found.values():
-        print(report(rows), flush=True)
-    gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    options.json.write_text(
-        json.dumps(gpu | {"timed": [row for rows in found.values() for row in rows]}, indent=1)
-    )
+        timed = []
+        for rows in tune(options.kernel or NAMES, dtype, nhwc, deadline, options.processes):
+            timed += rows
+            print(report(rows), flush=True)
+            gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+            options.json.write_text(json.dumps(gpu | {"timed": timed}, indent=1))
     return 0
 
 

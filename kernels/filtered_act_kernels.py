@@ -10,22 +10,9 @@ A pixel is loaded by every thread whose outputs it reaches, so work at the loads
 COLS` times along a row. leaky_relu is homogeneous, so the activation's gain is in the taps, or in what is added.
 """
 
+from kernels.filter_strip import leaky, leaky_grad, strip
 from kernels.tiles import load, tl, triton
 from kernels.upfirdn2d import polyphase
-
-# ---- the math, without loads and stores --------------------------------------------------------------------------
-
-
-@triton.jit
-def leaky(u, SLOPE: tl.constexpr):
-    """leaky_relu for 0 < SLOPE <= 1: an instruction less than a choice."""
-    return tl.maximum(u, u * SLOPE)
-
-
-@triton.jit
-def leaky_grad(g, u, SLOPE: tl.constexpr):
-    return tl.where(u > 0, g, g * SLOPE)
-
 
 # ---- the walk ----------------------------------------------------------------------------------------------------
 
@@ -162,84 +149,129 @@ def walk(
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step", "rows"])
 def act_filter_kernel(
     x, y, bias,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """y = filter(leaky_relu(x + bias))."""
-    walk(
-        x, None, y, bias, None, None, None, None, None,
-        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-        "act", None, SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-    )  # fmt: skip
+    if STAGES:
+        strip(
+            x, None, y, bias, None, None, None, None, None,
+            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+            "act", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
+    else:
+        walk(
+            x, None, y, bias, None, None, None, None, None,
+            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            "act", None, SLOPE, GAIN, PLANES,
+            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step", "rows"])
 def act_filter_grad_kernel(
     g, x, dx, bias, sums,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx = slope at x + bias * filter(g), with the mirrored filter; sums of dx."""
-    walk(
-        g, x, dx, bias, None, None, None, None, sums,
-        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-        None, "grad", SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-    )  # fmt: skip
+    if STAGES:
+        strip(
+            g, x, dx, bias, None, None, None, None, sums,
+            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+            None, "grad", SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
+    else:
+        walk(
+            g, x, dx, bias, None, None, None, None, sums,
+            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            None, "grad", SLOPE, GAIN, PLANES,
+            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step", "rows"])
 def act_filter_grad_grad_kernel(
     ddx, x, dg, bias, ddbias,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dg = filter(slope at x + bias * (ddx + ddbias)): the forward pass, linearized at x."""
-    walk(
-        ddx, x, dg, bias, ddbias, None, None, None, None,
-        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-        "grad", None, SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-    )  # fmt: skip
+    if STAGES:
+        strip(
+            ddx, x, dg, bias, ddbias, None, None, None, None,
+            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+            "grad", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
+    else:
+        walk(
+            ddx, x, dg, bias, ddbias, None, None, None, None,
+            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            "grad", None, SLOPE, GAIN, PLANES,
+            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step", "rows"])
 def filter_act_kernel(
     x, y, bias, noise, strength, scale,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """y = leaky_relu(filter(x) * scale + noise * strength + bias)."""
-    walk(
-        x, None, y, bias, None, noise, strength, scale, None,
-        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-        None, "act", SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-    )  # fmt: skip
+    if STAGES:
+        strip(
+            x, None, y, bias, None, noise, strength, scale, None,
+            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+            None, "act", SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
+    else:
+        walk(
+            x, None, y, bias, None, noise, strength, scale, None,
+            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            None, "act", SLOPE, GAIN, PLANES,
+            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
 
 
-@triton.jit
+@triton.jit(do_not_specialize=["step", "rows"])
 def filter_act_grad_kernel(
     g, y, dx, noise, scale, sums,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STAGES: tl.constexpr,
 ):  # fmt: skip
     """dx = filter(slope at y * g) * scale, with the mirrored filter; sums of du = slope * g, du * noise and g * y."""
-    walk(
-        g, y, dx, None, None, noise, None, scale, sums,
-        C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-        "grad", None, SLOPE, GAIN, PLANES, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-    )  # fmt: skip
+    if STAGES:
+        strip(
+            g, y, dx, None, None, noise, None, scale, sums,
+            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+            "grad", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
+    else:
+        walk(
+            g, y, dx, None, None, noise, None, scale, sums,
+            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            "grad", None, SLOPE, GAIN, PLANES,
+            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
 
 
 @triton.jit

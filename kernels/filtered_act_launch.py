@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels.filter_strip import TAPS
 from kernels.filtered_act_kernels import (
     act_filter_grad_grad_kernel,
     act_filter_grad_kernel,
@@ -59,9 +60,41 @@ CONFIGS: dict[tuple, Config] = {
 PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
 
 
-def config(name: str, nhwc: bool, capability: tuple[int, int]) -> Config:
-    """The entry of the table that this GPU uses."""
+class Strip(NamedTuple):
+    """How an image is cut for `filter_strip`: a program makes `rows` rows of what `width` columns of x suffice for."""
+
+    rows: int
+    width: int  # a power of 2, 16 at least
+    block_c: int  # channels at most
+    warps: int
+    stages: int  # rows on their way from memory
+
+
+# By kernel, or (compute capability, kernel) as above: for 16-bit channels_last images where `fits` says so.
+STRIPS: dict[str | tuple, Strip] = {
+    "act_filter": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
+    "act_filter_grad": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
+    "act_filter_grad_grad": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
+    "filter_act": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
+    "filter_act_grad": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
+}
+NARROWEST = 12  # columns; tensor cores work on 16 channels and columns at least
+
+
+def config(name: str, nhwc: bool, capability: tuple[int, int], strips: bool = False) -> Config | Strip:
+    """The entry of the tables that this GPU uses; strips: where `filter_strip` may be taken."""
+    if strips:
+        return STRIPS.get((capability, name)) or STRIPS[name]
     return CONFIGS.get((capability, name, nhwc)) or CONFIGS[name, nhwc]
+
+
+def fits(call: _Call, channels: int, dtype: torch.dtype) -> bool:
+    """Whether `filter_strip` can do this: taps that 16 bits hold, images that tensor cores are not wasted on."""
+    if not call.nhwc or dtype.itemsize != 2 or len(call.taps_x) != TAPS or len(call.taps_y) != TAPS:
+        return False
+    _, taps_x = _first_tap_one(call.taps_y, call.taps_x)
+    exact = torch.tensor(taps_x, dtype=dtype).tolist() == list(taps_x)
+    return exact and channels >= 16 and max(call.size[1], call.out[1]) >= NARROWEST
 
 
 class _Cover(NamedTuple):
@@ -69,7 +102,7 @@ class _Cover(NamedTuple):
 
     tiling: Tiling  # as `Sums` wants it
     sizes: tuple[int, ...]
-    tiles: tuple[int, int, int]
+    tiles: tuple[int, ...]  # how many of them there are, and how far those of `filter_strip` go
     constants: dict
 
 
@@ -80,7 +113,10 @@ def _cover(
     """Cover the larger of x and y with programs: sums are taken over either."""
     samples, channels = shape[:2]
     (h, w), (oh, ow), nhwc = call.size, call.out, call.nhwc
-    rows, cols, ahead, block_c, width, warps, registers = config(name, nhwc, capability)
+    choice = config(name, nhwc, capability, fits(call, channels, dtype))
+    if isinstance(choice, Strip):
+        return _strips(choice, shape, call, gain)
+    rows, cols, ahead, block_c, width, warps, registers = choice
     high, wide = max(h, oh), max(w, ow)
     if nhwc:
         strides = channels, 1, 1
@@ -102,11 +138,35 @@ def _cover(
         "PLANES": not nhwc, "TAPS_Y": taps_y, "TAPS_X": taps_x,
         "BEFORE_Y": call.before[0], "BEFORE_X": call.before[1], "ACC": tl_accumulator(dtype),
         "ROWS": rows, "COLS": cols, "AHEAD": ahead, "BLOCK_P": block_p, "BLOCK_C": block_c, "num_warps": warps,
-        "maxnreg": registers,
+        "maxnreg": registers, "STAGES": 0,
     }  # fmt: skip
     sizes = (channels, h, w, oh, ow, *strides, shape[1])
     tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {})
-    return _Cover(tiles, sizes, (tiles_c, tiles_w, tiles_h), constants)
+    return _Cover(tiles, sizes, (tiles_c, tiles_w, tiles_h, 0, 0), constants)
+
+
+def _strips(choice: Strip, shape: torch.Size, call: _Call, gain: float) -> _Cover:
+    """Strips that end together, more or less. All of x is somebody's own, counted from where the padding begins."""
+    samples, channels = shape[:2]
+    (h, w), (oh, ow), before = call.size, call.out, call.before
+    high, wide = max(h + before[0], oh), max(w + before[1], ow)
+    tiles_w = -(-wide // (choice.width - TAPS + 1))
+    block_c = min(power_of_2(channels), choice.block_c)
+    tiles_c = -(-channels // block_c)
+    rows = min(choice.rows, power_of_2(high))
+    while rows > 4 and samples * tiles_c * tiles_w * -(-high // rows) < PROGRAMS:
+        rows //= 2
+    tiles_h = -(-high // rows)
+    taps_y, taps_x = _first_tap_one(tuple(tap * gain for tap in call.taps_y), call.taps_x)
+    constants = {
+        "PLANES": False, "TAPS_Y": taps_y, "TAPS_X": taps_x, "BEFORE_Y": before[0], "BEFORE_X": before[1],
+        "ACC": tl_accumulator(torch.float32), "ROWS": 1, "COLS": 1, "AHEAD": 0, "BLOCK_P": choice.width,
+        "BLOCK_C": block_c, "STAGES": choice.stages, "num_warps": choice.warps,
+    }  # fmt: skip
+    sizes = (channels, h, w, oh, ow, channels, 1, 1, channels)
+    tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {})
+    step, rows = -(-wide // tiles_w), -(-high // tiles_h)
+    return _Cover(tiles, sizes, (tiles_c, tiles_w, tiles_h, step, rows), constants)
 
 
 # ---- launches ----------------------------------------------------------------------------------------------------

@@ -63,6 +63,10 @@ def everything(f, given: list[Tensor], bend=torch.sin) -> list[Tensor | None]:
     return [t.detach() for t in (y, *once, *graph, *twice)]
 
 
+def squared(d: Tensor) -> Tensor:
+    return d * d / d.detach().norm()
+
+
 def agree(op: str, shape, layout="nchw", **options) -> None:
     given = inputs(op, shape, layout)
     got = everything(function(op, shape, **options), given)
@@ -229,10 +233,6 @@ def test_bytes_moved_are_those_of_the_maps():
     x = torch.zeros(2, 3, 4, 4, dtype=torch.bfloat16)
     assert module.bytes_moved(x, BINOMIAL, padding=2) == 2 * 3 * (16 + 25) * 2
     assert module.bytes_moved(x, BINOMIAL, padding=2, backward=True) == 2 * 3 * (16 + 25 + 25) * 2
-
-
-def squared(d: Tensor) -> Tensor:
-    return d * d / d.detach().norm()
 
 
 @pytest.mark.gpu

@@ -1,0 +1,146 @@
+"""The walk of `filtered_act_kernels` for 16-bit channels_last images, with the filter along a row on tensor cores.
+
+Filtering a row is a product with a banded matrix, T [pixels of y, pixels of x], whose rows hold the taps; the same T
+for all channels and rows. On FP32 units it costs four instructions an element, and all that comes before it is done
+again for neighbours; as a product, a pixel is loaded and worked on once, by one thread. Taps such as 1 3 3 1 are exact
+in 16 bits and sums are taken in float32, so nothing is rounded but what goes into the product: to x's dtype, as it
+would be between two ops. Along a column the filter is four multiply-adds, into sums of the three rows that are not yet
+complete.
+
+A program walks down a strip of BLOCK_W columns of x. Its first `step` columns of y are complete, and the pixels of x
+that are its own are as many; the next program begins `step` further. Rows are fetched ahead through shared memory.
+"""
+
+from kernels.tiles import INTERPRETED, load, tl, triton
+
+TAPS = 4  # along either dimension
+EXACT = tl.constexpr(INTERPRETED)  # the interpreter multiplies 16-bit matrices in 16 bits
+
+
+@triton.jit
+def leaky(u, SLOPE: tl.constexpr):
+    """leaky_relu for 0 < SLOPE <= 1: an instruction less than a choice."""
+    return tl.maximum(u, u * SLOPE)
+
+
+@triton.jit
+def leaky_grad(g, u, SLOPE: tl.constexpr):
+    return tl.where(u > 0, g, g * SLOPE)
+
+
+@triton.jit
+def band(col, W, TAPS: tl.constexpr, BLOCK: tl.constexpr):
+    """T [BLOCK, BLOCK] float32: TAPS[k] at column m + k of row m, and zero for columns that stand for no pixel of x."""
+    j = tl.arange(0, BLOCK)[None, :]
+    k = j - tl.arange(0, BLOCK)[:, None]
+    t = tl.zeros([BLOCK, BLOCK], tl.float32)
+    for i in tl.static_range(len(TAPS)):
+        t = tl.where(k == i, TAPS[i], t)
+    return tl.where((col + j >= 0) & (col + j < W), t, 0.0)
+
+
+@triton.jit
+def along_row(t, v, dtype: tl.constexpr):
+    """T @ v with v rounded to dtype, summed in float32."""
+    if EXACT:
+        return tl.dot(t, v.to(dtype).to(tl.float32))
+    else:
+        return tl.dot(t.to(dtype), v.to(dtype))
+
+
+@triton.jit
+def strip(
+    x, ref, y, bias, added, noise, strength, scale, sums,
+    C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+    LOADED: tl.constexpr, STORED: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr,
+    STAGES: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+):  # fmt: skip
+    """As `walk`, argument for argument."""
+    pid = tl.program_id(0)
+    c = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
+    first = (pid // tiles_c % tiles_w) * step
+    out_row = (pid // tiles_c // tiles_w % tiles_h) * rows
+    n = (pid // tiles_c // tiles_w // tiles_h).to(tl.int64)
+    k = tl.arange(0, BLOCK_W)[:, None]
+    there, mine = c < C, k < step
+    col = first - BEFORE_X + k
+    in_cols = there & (col >= 0) & (col < W)
+    out_cols = there & mine & (first + k < OW)
+    from_x = n * C * H * W + (col * C + c)
+    to_y = n * C * OH * OW + ((first + k) * C + c)
+
+    b = load(bias + c, there, False, tl.float32) if bias is not None else None
+    more = load(added + c, there, False, tl.float32) if added is not None else None
+    s = load(scale + n * C + c, there, False, tl.float32) if scale is not None else None
+    z = tl.load(strength).to(tl.float32) if strength is not None else None
+    if noise is not None:
+        noise += n * noise_stride
+    if STORED == "act":
+        b = b * GAIN if b is not None else None
+        z = z * GAIN if z is not None else None
+
+    t = band(first - BEFORE_X, W, TAPS_X, BLOCK_W)
+    row_0 = tl.zeros(
+        [BLOCK_W, BLOCK_C], tl.float32
+    )  # of y: sums that three, two and one row of x have gone into
+    row_1, row_2 = row_0, row_0
+    if sums is not None:
+        sum_du, sum_du_noise, sum_x_ref = row_0, row_0, row_0
+    if STORED == "grad":  # what a row of y is stored with is loaded a row before
+        beside_y = tl.load(ref + to_y, out_cols & (out_row > OH), 0.0)
+    if (STORED == "act") & (noise is not None):
+        noise_y = tl.load(noise + first + k, mine & (out_row > OH), 0.0)
+    for i in tl.range(0, rows + 3, num_stages=STAGES):
+        line, out = out_row - BEFORE_Y + i, out_row - 3 + i
+        there_is = (line >= 0) & (line < H)
+        exists = there_is.to(tl.float32)
+        at = from_x + line.to(tl.int64) * W * C
+        v = tl.load(x + at, in_cols & there_is, 0.0).to(tl.float32)
+        if LOADED == "act":
+            v = leaky(v + b if b is not None else v, SLOPE)
+        if LOADED == "grad":
+            u = tl.load(ref + at, in_cols & there_is, 0.0).to(tl.float32)
+            v = v + more if added is not None else v
+            du = leaky_grad(v, u + b if b is not None else u, SLOPE)
+            if sums is not None:  # what is no pixel of x was loaded as zero
+                own = (i < rows).to(tl.float32)
+                sum_du += du * own
+                sum_x_ref += v * own * u
+                if noise is not None:
+                    pixel = line.to(tl.int64) * W + col
+                    wanted = (col >= 0) & (col < W) & there_is & (i < rows)
+                    sum_du_noise += du * tl.load(noise + pixel, wanted, 0.0).to(tl.float32)
+            v = du
+        # What pads is zero, not act(bias): beside x by zeros in t, above and below x by zero taps.
+        f = along_row(t, v, x.dtype.element_ty)
+        w = row_0 + f * (exists * TAPS_Y[3])
+        row_0 = row_1 + f * (exists * TAPS_Y[2])
+        row_1 = row_2 + f * (exists * TAPS_Y[1])
+        row_2 = f * (exists * TAPS_Y[0])
+
+        complete, next_complete = (i >= 3) & (out < OH), (i >= 2) & (out + 1 < OH)
+        w = w * s if s is not None else w
+        if STORED == "act":
+            if noise is not None:
+                w += noise_y.to(tl.float32) * z
+                pixel = (out + 1).to(tl.int64) * OW + first + k
+                noise_y = tl.load(noise + pixel, mine & (first + k < OW) & next_complete, 0.0)
+            w = leaky(w + b if b is not None else w, SLOPE)
+        if STORED == "grad":
+            u = beside_y.to(tl.float32)
+            beside_y = tl.load(ref + to_y + (out + 1).to(tl.int64) * OW * C, out_cols & next_complete, 0.0)
+            w = leaky_grad(w, u + b if b is not None else u, SLOPE)
+            if sums is not None:
+                sum_du += w * complete.to(tl.float32)
+        tl.store(y + to_y + out.to(tl.int64) * OW * C, w, out_cols & complete)
+
+    if sums is not None:  # [programs of all channels, sums, C]
+        COUNT: tl.constexpr = 1 if STORED == "grad" else 3
+        flat = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
+        to = (pid // tiles_c).to(tl.int64) * COUNT * C + flat
+        own_cols = out_cols if STORED == "grad" else there & mine
+        tl.store(sums + to, tl.sum(tl.where(own_cols, sum_du, 0.0), 0), flat < C)
+        if COUNT == 3:
+            tl.store(sums + to + C, tl.sum(tl.where(own_cols, sum_du_noise, 0.0), 0), flat < C)
+            tl.store(sums + to + 2 * C, tl.sum(tl.where(own_cols, sum_x_ref, 0.0), 0), flat < C)
