@@ -73,10 +73,10 @@ class Strip(NamedTuple):
 # By kernel, or (compute capability, kernel) as above: for 16-bit channels_last images where `fits` says so.
 STRIPS: dict[str | tuple, Strip] = {
     "act_filter": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
-    "act_filter_grad": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
-    "act_filter_grad_grad": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
-    "filter_act": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
-    "filter_act_grad": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
+    "act_filter_grad": Strip(rows=32, width=32, block_c=64, warps=8, stages=3),
+    "act_filter_grad_grad": Strip(rows=32, width=32, block_c=64, warps=8, stages=3),
+    "filter_act": Strip(rows=32, width=32, block_c=64, warps=8, stages=3),
+    "filter_act_grad": Strip(rows=32, width=32, block_c=64, warps=8, stages=3),
 }
 NARROWEST = 12  # columns; tensor cores work on 16 channels and columns at least
 
