@@ -6,8 +6,9 @@ below autograd and autocast. PyTorch's FlopCounterMode sees the same and agrees 
 only: here each convolution must keep its shape, since each shape has a rate of its own.
 
 The floor belongs to the workload, not to how a recipe spells it, so the spelling with the fewest FLOPs is counted:
-dense modulated convolutions, resampling by a filter of its own (memory-bound: bytes, no FLOPs), and a double backward
-of ordinary convolutions. Of the recipe only the precision matters. docs/roofline.md explains the model.
+dense modulated convolutions, resampling by a filter of its own (memory-bound: bytes, no FLOPs), fakes and reals
+through D in one batch, and a double backward of ordinary convolutions. Of the recipe only the precision matters.
+docs/roofline.md explains the model.
 """
 
 from __future__ import annotations
@@ -72,10 +73,16 @@ class Op:
         return 2 * math.prod(self.result) * math.prod(self.weight[1:])
 
     @property
+    def narrow(self) -> bool:
+        """Whether it can be part of the pass beside it: from or to RGB."""
+        return min(self.weight[:2]) <= NARROW
+
+    @property
     def bytes(self) -> int:
-        """Each of the three tensors once."""
+        """Each of the three tensors once; of a narrow convolution the wide side is read or written anyway."""
         size = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}[self.dtype]
-        return size * sum(map(math.prod, (self.image, self.weight, self.result)))
+        sides = math.prod(self.image), math.prod(self.result)
+        return size * (math.prod(self.weight) + (min(sides) if self.narrow else sum(sides)))
 
     def key(self, layout: str) -> str:
         """Names a rate in result files: the same text, the same measurement."""
@@ -120,7 +127,7 @@ def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminat
         if phase == "G_main":
             loss = losses.g_main(G, D, inputs, w.style_mixing, amp)
         elif phase == "D_main":
-            loss = losses.d_main(G, D, inputs, real, w.style_mixing, amp)
+            loss = losses.d_main(G, D, inputs, real, w.style_mixing, amp, joint=True)
         elif phase == "D_r1":
             loss = losses.d_r1(D, real, w.gamma, w.r1_interval, amp)
         else:

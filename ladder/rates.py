@@ -56,8 +56,11 @@ class Rates:
         """(seconds, source) of one ``floors.Op`` at its best.
 
         A shape that was measured has its own rate, never less than the low end of facts that cover it. One that was
-        not gets the highest rate of its kind, and at least the time in which its tensors can be copied.
+        not gets the highest rate of its kind, and at least the time in which its tensors can be copied. One from or to
+        RGB needs no convolution: it takes what its narrow side takes to copy, however slow cuDNN was at it.
         """
+        if op.narrow:
+            return self.copy_seconds(op.bytes), f"bytes; {self._need(COPY).source}"
         group = self._class(op, layout)
         if measured := self.known.get(op.key(layout)):
             low = group["low"] if group and _covers(group, op) else 0.0
