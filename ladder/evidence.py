@@ -29,8 +29,8 @@ def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, relayouts, plain, kernels,
-    islands, gradients, adam, graphs, data, compile, parallel, settings; what they hold is said at the functions below and in
-    ``ladder.watch.Watch``.
+    islands, gradients, adam, graphs, data, compile, parallel, settings; what they hold is said at the functions below,
+    in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
     """
     before = tally(step)
     crossings, copying = watch_data(step)

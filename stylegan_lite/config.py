@@ -230,7 +230,9 @@ class Recipe(_Config):
                 f"{where}: streams: two needs conv: double_backward and weights: once (whose gradients it takes)"
             )
         if self.streams == "two" and self.compile != "off":
-            raise ConfigError(f"{where}: streams: two needs compile: off (which computes all gradients itself)")
+            raise ConfigError(
+                f"{where}: streams: two needs compile: off (which computes all gradients itself)"
+            )
         if self.resample == "shifts" and self.compile == "off":
             raise ConfigError(f"{where}: resample: shifts needs compile (what fuses the slices)")
         if self.compile == "reduce-overhead" and self.cuda_graphs:

@@ -13,7 +13,7 @@ from torch import nn
 
 from stylegan_lite.weights import ComputeWeights
 
-MAIN, SECOND = -2, -1  # priorities: a lower number goes first, and 0 is what streams have unless they are asked for more
+MAIN, SECOND = -2, -1  # priorities: lower numbers go first, 0 is what streams have unless asked for more
 
 
 class ParallelStreams:
