@@ -20,6 +20,7 @@ from torch import Tensor
 
 from kernels.needed import needed
 from kernels.tiles import dense, dense_as, output_dtype
+from kernels.weight_gradients import defer
 
 Pair = tuple[int, int]
 
@@ -205,6 +206,9 @@ class _Convolution(torch.autograd.Function):
         with _as_is(g):
             g = dense_as(g, ctx.geometry.nhwc)
             dx = dweight = None
+            geometry = ctx.geometry
+            if needs_weight and defer((weight,), lambda: [_correlate(g, x, weight.detach(), geometry)]):
+                needs_weight = False
             if needs_x:
                 convolve = _Convolution.apply if again else _convolve
                 dx = convolve(g, weight, ctx.geometry.adjoint(ctx.size, weight.shape))

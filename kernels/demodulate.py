@@ -13,6 +13,7 @@ from torch.autograd.function import once_differentiable
 
 from kernels.needed import needed
 from kernels.tiles import accumulator, check_device, dense, is_nhwc, power_of_2, tl, tl_accumulator, triton
+from kernels.weight_gradients import defer
 
 
 def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
@@ -176,7 +177,11 @@ class _Demodulate(torch.autograd.Function):
     @staticmethod
     def backward(ctx, g):
         grad = _DemodulateGrad.apply if torch.is_grad_enabled() else backward
-        return *grad(g, *ctx.saved_tensors, needed(ctx)[:2]), None
+        weight, *others = ctx.saved_tensors
+        needs_weight, needs_style, _ = needed(ctx)
+        if needs_weight and defer((weight,), lambda: backward(g, weight, *others, (True, False))[:1]):
+            needs_weight = False
+        return *grad(g, weight, *others, (needs_weight, needs_style)), None
 
 
 class _DemodulateGrad(torch.autograd.Function):
@@ -195,27 +200,36 @@ class _DemodulateGrad(torch.autograd.Function):
             return (None,) * 6
         g, weight, style, d, w2 = ctx.saved_tensors
         with torch.autocast(g.device.type, enabled=False):
-            dg, dweight, dstyle = _grad_grad(
+            dg, compute, dstyle = _grad_grad(
                 ddweight, ddstyle, g, weight.to(d.dtype), style.to(d.dtype), d, w2
             )
-        return dg, dweight.to(weight.dtype), dstyle.to(style.dtype), None, None, None
+            deferred = defer((weight,), lambda: [compute().to(weight.dtype)])
+            dweight = None if deferred else compute().to(weight.dtype)
+        return dg, dweight, dstyle.to(style.dtype), None, None, None
 
 
 def _grad_grad(ddweight, ddstyle, g, weight, style, d, w2):
     """Gradient of sum(ddweight * dweight) + sum(ddstyle * dstyle) with respect to g, weight and style.
 
     Both sums are linear in h = -g * d^3: they are sum(h * q), and d depends on the inputs through e = style^2 @ W2^T.
+    The gradient of weight is a function that computes it.
     """
     s2 = style.square()
     h = -g * d**3
-    q, dw2, ds, b, dweight = 0, 0, 0, 0, 0
+    q, ds, b = 0, 0, 0
     if ddstyle is not None:
         a = ddstyle.to(d.dtype) * style
-        q, dw2, ds = a @ w2.t(), h.t() @ a, ddstyle * (h @ w2)
+        q, ds = a @ w2.t(), ddstyle * (h @ w2)
     if ddweight is not None:
         b = (ddweight * weight).sum(dim=(2, 3))
-        q = q + s2 @ b.t()
-        dweight, ds = ddweight * (h.t() @ s2)[:, :, None, None], ds + 2 * style * (h @ b)
+        q, ds = q + s2 @ b.t(), ds + 2 * style * (h @ b)
     de = 1.5 * q * g * d**5
-    dw2 = dw2 + de.t() @ s2
-    return -(d**3) * q, dweight + 2 * weight * dw2[:, :, None, None], ds + 2 * style * (de @ w2)
+
+    def dweight() -> Tensor:
+        dw2 = de.t() @ s2
+        if ddstyle is not None:
+            dw2 += h.t() @ a
+        found = (2 * dw2)[:, :, None, None] * weight
+        return found if ddweight is None else found + ddweight * (h.t() @ s2)[:, :, None, None]
+
+    return -(d**3) * q, dweight, ds + 2 * style * (de @ w2)

@@ -21,6 +21,9 @@ from torch import Tensor
 from kernels.dense_launches import Call, backward, forward
 from kernels.needed import needed
 from kernels.tiles import accumulator, check_device
+from kernels.weight_gradients import defer
+
+LARGE = 1 << 20  # elements of weights whose gradient is worth a launch of its own, beside that of x
 
 
 def dense(
@@ -146,6 +149,7 @@ class _Dense(torch.autograd.Function):
         weights, biases = rest[:layers], rest[layers:-1] or None
         ys = forward(x, weights, biases, call)
         ctx.size = tuple(x.shape)
+        ctx.biases = biases or ()  # which they are is all that is read
         ctx.save_for_backward(x, *weights, *(ys if call.act else ()))
         return tuple(ys)
 
@@ -158,6 +162,15 @@ class _Dense(torch.autograd.Function):
         needs = asked[0], any(asked[1 : 1 + layers]), call.biased and any(asked[1 + layers : -1])
         with torch.autocast(x.device.type, enabled=False):
             if not torch.is_grad_enabled():
+                if needs[1] and (needs[2] or not call.biased) and _worth_deferring(weights):
+                    size, only = ctx.size, (False, True, call.biased)
+
+                    def compute() -> list[Tensor]:
+                        _, found, sums = backward(gs, ys, x, weights, size, call, only)
+                        return [*found, *(sums if call.biased else ())]
+
+                    if defer((*weights, *ctx.biases), compute):
+                        needs = needs[0], False, False
                 dx, dweights, dbiases = backward(gs, ys, x, weights, ctx.size, call, needs)
             else:
                 dx, dweights, dbiases = _again(gs, ys, x, weights, call, needs)
@@ -196,7 +209,10 @@ class _ByInput(torch.autograd.Function):
         asked, u = needed(ctx), u.contiguous()
         with torch.autocast(u.device.type, enabled=False):
             dgs = _products(u, weights, call) if any(asked[:layers]) else [None] * layers
-            dweights = _weight_gradients(u, gs, call) if any(asked[layers:-2]) else [None] * layers
+            needs_weights = any(asked[layers:-2])
+            if needs_weights and _worth_deferring(weights):
+                needs_weights = not defer(weights, lambda: _weight_gradients_now(u, gs, call))
+            dweights = _weight_gradients(u, gs, call) if needs_weights else [None] * layers
         return *dgs, *dweights, None, None
 
 
@@ -222,6 +238,10 @@ class _ByWeight(torch.autograd.Function):
                 dx = backward(gs, None, x, us, tuple(x.shape), call, (True, False, False))[0]
             dgs = _products(x, us, call) if any(asked[1:-1]) else [None] * len(gs)
         return dx, *dgs, None
+
+
+def _worth_deferring(weights: Sequence[Tensor]) -> bool:
+    return sum(weight.numel() for weight in weights) >= LARGE
 
 
 def _products(x: Tensor, weights: Sequence[Tensor], call: Call) -> Sequence[Tensor]:

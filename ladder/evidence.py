@@ -29,8 +29,8 @@ def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, relayouts, plain, kernels,
-    islands, gradients, adam, graphs, data, compile, settings; what they hold is said at the functions below and in
-    ``ladder.watch.Watch``.
+    islands, gradients, adam, graphs, data, compile, parallel, settings; what they hold is said at the functions below,
+    in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
     """
     before = tally(step)
     crossings, copying = watch_data(step)
@@ -80,6 +80,11 @@ def gather(step: Any) -> dict[str, Any]:
         | {"waiting_ms": waiting, "operators": copying}
         | {k: trace.get(k) for k in ("copy_ms", "overlap")},
         "compile": compiling.evidence(step, trace),
+        "parallel": {
+            "phases": getattr(getattr(step, "parallel", None), "collected", {}),
+            "ms": trace.get("parallel_ms"),
+            "busy_ms": trace.get("busy_ms"),
+        },
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
 
@@ -333,7 +338,8 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
 
     launches: calls of the CPU that put work on the GPU, graph replays included.  replays: graph launches.
     kernels: what ran.  inductor_kernels: those that torch.compile generated, by its names for them.
-    busy_ms: the union of what ran or was copied, parallel streams counted once.  zero_kernels: fills, of whatever.
+    busy_ms: the union of what ran or was copied, parallel streams counted once.  parallel_ms: by how much kernels'
+    times add up to more than their union: that long two of them ran at once.  zero_kernels: fills, of whatever.
     copy_ms: host to device.  overlap: the part of that time in which kernels of other streams ran (None without
     copies).
     """
@@ -353,6 +359,7 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
         "kernels": len(ran) / CYCLE,
         "inductor_kernels": sum(e[0].startswith("triton_") for e in ran) / CYCLE,
         "busy_ms": busy_ms(found),
+        "parallel_ms": (sum(e[4] - e[3] for e in ran) - union([e[3:] for e in ran])) / 1e6 / CYCLE,
         "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE,
         "copy_ms": round(took / 1e6 / CYCLE, 4),
         "overlap": round(beside / took, 3) if took else None,

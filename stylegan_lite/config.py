@@ -176,6 +176,9 @@ class Recipe(_Config):
         "per_use"  # once: cast and scaled when they change, not where they are used
     )
     fused_update: bool = False  # Adam writes the next step's cast weights in the same kernel
+    streams: Literal["one", "two"] = (
+        "one"  # two: gradients of weights and the moving average beside the rest of the step
+    )
     compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = (
         "off"  # torch.compile of the main phases
     )
@@ -221,6 +224,14 @@ class Recipe(_Config):
         if self.fused_update and not (self.fused_adam and self.weights == "once"):
             raise ConfigError(
                 f"{where}: fused_update needs fused_adam: true and weights: once (what it joins)"
+            )
+        if self.streams == "two" and not (self.conv == "double_backward" and self.weights == "once"):
+            raise ConfigError(
+                f"{where}: streams: two needs conv: double_backward and weights: once (whose gradients it takes)"
+            )
+        if self.streams == "two" and self.compile != "off":
+            raise ConfigError(
+                f"{where}: streams: two needs compile: off (which computes all gradients itself)"
             )
         if self.resample == "shifts" and self.compile == "off":
             raise ConfigError(f"{where}: resample: shifts needs compile (what fuses the slices)")

@@ -21,6 +21,7 @@ from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
+from stylegan_lite.parallel import ParallelStreams
 from stylegan_lite.settings import global_flags, settings
 from stylegan_lite.update import FusedUpdate
 from stylegan_lite.weights import ComputeWeights
@@ -44,6 +45,7 @@ class TrainingStep:
         self.D = Discriminator(workload, recipe).to(**place)
         self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
         self.copies = {network: ComputeWeights(network, recipe) for network in (self.G, self.D)}
+        self.parallel = ParallelStreams(self.copies, device) if recipe.streams == "two" else None
         self.opt_G = self._adam(self.G, workload.pl_interval)
         self.opt_D = self._adam(self.D, workload.r1_interval)
         self.amp = functools.partial(losses.autocast, device, recipe.precision)
@@ -86,8 +88,9 @@ class TrainingStep:
                 took["compile_s"] = time.perf_counter() - start
                 start += took["compile_s"]
             for phase in PHASES:
-                for _ in range(WARMUP if self.recipe.cuda_graphs else 1):
-                    self._warm_up(phase)
+                for run in range(WARMUP if self.recipe.cuda_graphs else 1):
+                    with self.parallel.in_line(run == 0) if self.parallel else contextlib.nullcontext():
+                        self._warm_up(phase)
         self._synchronize()
         if self.compiled is not None:
             self.compiled.settle()
@@ -171,9 +174,13 @@ class TrainingStep:
             each.requires_grad_(each is network)
             self.copies[each].requires_grad_(each is network)
         self._zero_grad(network, optimizer)
+        if self.parallel and phase == "D_main":  # in which G stands still
+            with self.parallel.branch.fork():
+                self._update_ema()
         compiled = self.compiled is not None and phase in self.compiled.functions
         loss = self.compiled.loss(phase) if compiled else self._loss(phase)
-        loss.backward()
+        with self.parallel.phase(phase, network) if self.parallel else contextlib.nullcontext():
+            loss.backward()
         if not self.recipe.fused_update:
             self.copies[network].hand_over()
         if self.keep_gradients:
@@ -182,7 +189,7 @@ class TrainingStep:
         if not self.recipe.fused_update:
             self.copies[network].refresh()
         self.loss[phase].copy_(loss.detach())
-        if phase == "D_main":
+        if phase == "D_main" and not self.parallel:
             self._update_ema()
 
     def _trained(self, phase: str) -> tuple[nn.Module, torch.optim.Adam]:
@@ -245,7 +252,8 @@ class TrainingStep:
                 for phase in phases:
                     self._zero_grad(*self._trained(phase))
             graph, self.gradients = torch.cuda.CUDAGraph(), {}
-            with torch.cuda.graph(graph, pool=pool, capture_error_mode="thread_local"):
+            stream = self.parallel.main if self.parallel else None
+            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
                 for phase in phases:
                     self._compute(phase)
             if self.recipe.fused_update:

@@ -112,6 +112,7 @@ def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
         "copy_ms": 0.0,
         "overlap": 0.5,
         "busy_ms": 1200 / 1e6 / 16,  # what waits is not at work
+        "parallel_ms": 400 / 1e6 / 16,
     }
     assert evidence.digest(cpu) == {}  # a profiler that saw nothing says nothing
 
