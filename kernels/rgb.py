@@ -23,6 +23,7 @@ from kernels.bias_act import backward as bias_act_backward
 from kernels.bias_act import bias_act
 from kernels.needed import needed
 from kernels.rgb_kernels import Call, correlate, narrow, wide
+from kernels.rgb_weights import styled
 from kernels.tiles import accumulator, check_device, dense, dense_as, is_nhwc, output_dtype
 
 MOST = 4  # channels of the image: a kernel keeps a weight of each of them, for each of its channels, in registers
@@ -51,9 +52,8 @@ def to_rgb(
     check_device(x)
     x, dtype = dense(x), dtype or output_dtype(x)
     call = Call(float(gain), style is None, is_nhwc(x), is_nhwc(x), x.dtype, dtype)
-    w = weight.to(call.sums)[None]
-    if style is not None:
-        w = w * style.to(call.sums)[:, None]
+    w = weight.to(call.sums)
+    w = w[None] if style is None else styled(w, style.to(call.sums))
     return _Narrow.apply(x, w, bias if bias is None else bias.contiguous(), call)
 
 

@@ -296,3 +296,19 @@ def test_bad_input_gets_one_line(call, words):
     with pytest.raises(ValueError) as refusal:
         call(torch.zeros(2, 6, 4, 4))
     assert words in str(refusal.value) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)], ids=str)
+def test_gradients_of_styled_weights_from_one_launch_are_those_of_the_product(wanted):
+    """More samples and channels than a tile has, and a gradient that lies among other numbers."""
+    from kernels.rgb_weights import styled
+
+    torch.manual_seed(0)
+    weight, style = (torch.randn(s, dtype=torch.float64, device=DEVICE) for s in ((3, 37), (18, 37)))
+    inputs = [t.requires_grad_(needed) for t, needed in zip((weight, style), wanted, strict=True)]
+    g = torch.randn(18, 120, dtype=torch.float64, device=DEVICE)[:, 3:114].view(18, 3, 37)
+    left = [t for t in inputs if t.requires_grad]
+    found = torch.autograd.grad(styled(*inputs), left, g)
+    want = torch.autograd.grad(weight[None] * style[:, None], left, g)
+    for a, b in zip(found, want, strict=True):
+        torch.testing.assert_close(a, b)
