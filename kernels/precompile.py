@@ -19,6 +19,7 @@ from __future__ import annotations
 
 import contextlib
 import importlib
+import inspect
 import io
 import json
 import math
@@ -35,6 +36,16 @@ from typing import Any
 from kernels.tiles import INTERPRETED, triton
 
 MOST_PROCESSES = 32  # each takes 200 to 400 MB
+COMPILE = (
+    "self",
+    "key",
+    "signature",
+    "device",
+    "constexprs",
+    "options",
+    "attrs",
+    "warmup",
+)  # Triton's parameters
 STUCK_S = 600  # no run of all compilations takes so long
 HELPER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kernels.precompile import serve; serve()"
@@ -93,10 +104,11 @@ def compile_ahead(run: Callable[[], object], *, processes: int | None = None) ->
 
 def _unsupported() -> str | None:
     """Why this Triton or this machine cannot, or None."""
-    knobs = getattr(triton, "knobs", None)
-    if not hasattr(getattr(knobs, "runtime", None), "jit_cache_hook"):
-        return "this Triton has no hook before a compilation"
-    if knobs.compilation.always_compile:
+    function = getattr(getattr(triton, "runtime", None), "JITFunction", None)
+    where = getattr(function, "_do_compile", None)
+    if where is None or tuple(inspect.signature(where).parameters) != COMPILE:
+        return "not known how this Triton compiles"
+    if triton.knobs.compilation.always_compile:
         return "Triton is told to compile always"
     return None if hasattr(os, "fork") else "processes cannot be forked here"
 
@@ -115,9 +127,10 @@ def _first_line(error: BaseException) -> str:
 
 
 class _Recorder:
-    """Triton's hook before a compilation: it answers whether to leave the launch out, and notes what is missing.
+    """Stands where Triton goes to compile for a launch: leaves the launch out, and notes what is missing.
 
-    A hook is seen in every thread, also in autograd's, which launch the backward pass.
+    It stands in the class and not in this thread alone: autograd launches the backward pass from threads of its own.
+    Triton has a hook at this place, too, but turns everything into JSON for it, which not every constant can be.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:
@@ -128,22 +141,26 @@ class _Recorder:
 
     @contextlib.contextmanager
     def listening(self) -> Iterator[None]:
-        runtime, self.before = triton.knobs.runtime, triton.knobs.runtime.jit_cache_hook
-        runtime.jit_cache_hook = self.leave_out
+        cls = triton.runtime.JITFunction
+        compile_now = cls._do_compile
+
+        def do_compile(function, key, signature, device, constexprs, options, attrs, warmup):
+            if self.left_out(function, key, signature, constexprs, attrs, options):
+                return None  # for Triton: no kernel, nothing to launch
+            return compile_now(function, key, signature, device, constexprs, options, attrs, warmup)
+
+        cls._do_compile = do_compile
         try:
             yield
         finally:
-            runtime.jit_cache_hook = self.before
+            cls._do_compile = compile_now
 
-    def leave_out(self, **about: Any) -> bool:
-        if self.before is not None and self.before(**about):
-            return True
-        function = about["fn"].jit_function
-        name = (id(function), about["key"])
+    def left_out(self, function: Any, key: str, *about: Any) -> bool:
+        name = (id(function), key)
         if name in self.known:
             return True
         try:
-            job = _Job.of(function, about["compile"])
+            job = _Job.of(function, *about)
             if job.is_cached():
                 return False
             packed = job.packed()
@@ -173,18 +190,10 @@ class _Job:
     target: tuple[str, Any, int]  # backend, architecture, threads of a warp
 
     @classmethod
-    def of(cls, function: Any, given: dict[str, Any]) -> _Job:
-        """From what the hook is told. Options come as JSON, which has lists for tuples."""
+    def of(cls, function: Any, signature: dict, constants: dict, attributes: dict, options: Any) -> _Job:
         target = triton.runtime.driver.active.get_current_target()
-        options = json.loads(given["specialization_data"])["options"]
-        return cls(
-            function,
-            given["signature"],
-            given["constants"],
-            given["configs"][0],
-            {name: _tuples(value) for name, value in options.items()},
-            (target.backend, target.arch, target.warp_size),
-        )
+        where = (target.backend, target.arch, target.warp_size)
+        return cls(function, signature, constants, attributes, dict(options.__dict__), where)
 
     def compile(self, kind: type | None = None) -> None:
         from triton.backends.compiler import GPUTarget
@@ -216,10 +225,6 @@ class _Job:
         out = io.BytesIO()
         _Pickler(out).dump(self)
         return out.getvalue()
-
-
-def _tuples(value: Any) -> Any:
-    return tuple(map(_tuples, value)) if isinstance(value, list) else value
 
 
 class _Pickler(pickle.Pickler):

@@ -10,6 +10,8 @@ import pytest
 
 pytest.importorskip("triton")
 
+from tests.small import SMALL
+
 ROOT = Path(__file__).parents[1]
 
 
@@ -43,8 +45,10 @@ def test_a_warm_cache_is_a_run_like_any_other(found):
     assert warm["launched"] == found["serial"]["launched"]
 
 
-def test_a_hook_that_was_there_is_asked_and_put_back(found):
-    assert found["hook"] == {"asked": True, "back": True}
+def test_a_triton_that_compiles_otherwise_is_left_alone(found):
+    seen = found["another triton"]
+    assert seen["problem"] == "not known how this Triton compiles" and not seen["whole"]
+    assert seen["launched"] == seen["missing"] == 0
 
 
 FAULTS = [
@@ -87,6 +91,118 @@ def test_constants_of_every_kind_are_the_same_in_the_other_process(found):
     seen = found["constants"]
     assert (seen["missing"], seen["compiled"], seen["compiled_after"], seen["launched_after"]) == (2, 2, 0, 2)
     assert seen["problem"] is None
+
+
+# ---- a training step ---------------------------------------------------------------------------------------------
+
+KERNELS = {"dense": "triton"}
+EAGER = {"fused_norm": True, "fused_act": True, "resample": "triton"}
+CAPTURED = EAGER | {
+    "dense": "triton",
+    "channels_last": True,
+    "precision": "bf16",
+    "fused_residual": True,
+    "fused_filter": True,
+    "rgb": "triton",
+    "weights": "once",
+    "set_to_none": True,
+    "cuda_graphs": True,
+    "adam": "capturable",
+    "fused_adam": True,
+    "fused_update": True,
+}
+
+
+def step_of(recipe, device="cpu"):
+    from stylegan_lite import make_step
+
+    return make_step(SMALL, recipe, device=device, seed=0)
+
+
+def losses_after(step):
+    """Of one step, every phase in it, from known inputs."""
+    import torch
+
+    torch.manual_seed(3)
+    step.step()
+    return step.losses()
+
+
+def test_what_a_run_without_launches_leaves_behind_is_gone(monkeypatch):
+    """As if every kernel had been left out: all that a phase writes is not a number."""
+    import torch
+
+    from kernels import precompile
+
+    plain, ahead = step_of(KERNELS), step_of(KERNELS)
+    plain.prepare()
+    expected = plain.losses()
+
+    def compile_ahead(run):
+        run()
+        networks = [ahead.G, ahead.D, ahead.G_ema]
+        written = [t for network in networks for t in network.state_dict().values()]
+        states = [
+            t for opt in (ahead.opt_G, ahead.opt_D) for each in opt.state.values() for t in each.values()
+        ]
+        for t in [*written, *states, ahead.pl_mean, *ahead.loss.values()]:
+            t.fill_(torch.nan)
+        return precompile.Report(missing=3, compiled=2)
+
+    monkeypatch.setattr(precompile, "compile_ahead", compile_ahead)
+    took = ahead.prepare()
+    assert ahead.losses().keys() == expected.keys() and ahead.check_finite() is None
+    assert (took["kernels_missing"], took["kernels_compiled"]) == (3, 2) and took["compile_kernels_s"] > 0
+    assert losses_after(ahead) == losses_after(plain)
+
+
+def test_a_run_in_which_nothing_was_missing_is_the_first_of_the_warm_up(monkeypatch):
+    from kernels import precompile
+
+    def compile_ahead(run):
+        run()
+        return precompile.Report(whole=True)
+
+    monkeypatch.setattr(precompile, "compile_ahead", compile_ahead)
+    step, ran = step_of(KERNELS), []
+    monkeypatch.setattr(step, "_compute", ran.append)
+    assert "compile_kernels_s" not in step.prepare()
+    assert sorted(ran) == sorted(["G_main", "G_pl", "D_main", "D_r1"])
+
+
+def test_a_recipe_without_kernels_does_not_look_for_them(monkeypatch):
+    from kernels import precompile
+
+    monkeypatch.setattr(precompile, "compile_ahead", None)
+    step_of({"fused_adam": False}).prepare()
+    with pytest.raises(TypeError):
+        step_of(KERNELS).prepare()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("recipe", [EAGER, CAPTURED], ids=["eager", "captured"])
+def test_with_an_empty_cache_the_warm_up_compiles_nothing_and_the_numbers_are_the_same(
+    recipe, tmp_path, monkeypatch
+):
+    import torch
+
+    from kernels import precompile
+
+    monkeypatch.setattr(torch.backends.cudnn, "deterministic", True)
+    seen, empty = {}, {"ahead": "a", "warm": "a", "serial": "b"}
+    for how, cache in empty.items():
+        monkeypatch.setenv("TRITON_CACHE_DIR", str(tmp_path / cache))
+        forget()
+        if how == "serial":
+            monkeypatch.setattr(precompile, "compile_ahead", lambda run: precompile.Report())
+        step = step_of(recipe, "cuda")
+        took, compiled, _ = counted(step.prepare)
+        seen[how] = took, compiled, losses_after(step)
+        step.close()
+    (took, compiled, ahead), (again, nothing, warm), (_, all_of_them, serial) = seen.values()
+    assert took["kernels_missing"] == took["kernels_compiled"] == all_of_them > 10
+    assert compiled == nothing == 0 and "kernels_missing" not in again
+    assert ahead == warm == serial
 
 
 # ---- the other process -------------------------------------------------------------------------------------------
@@ -256,12 +372,8 @@ def main(folder: Path) -> None:
     triton.knobs.cache.dir = str(folder / "serial")
     _, _, launched = counted(work)
     found["serial"] = {"launched": launched}
-    asked = []
-    triton.knobs.runtime.jit_cache_hook = mine = lambda **about: asked.append(about) is not None
     triton.knobs.cache.dir = str(folder / "cold")
     found["cold"] = ahead()
-    found["hook"] = {"asked": bool(asked), "back": triton.knobs.runtime.jit_cache_hook is mine}
-    triton.knobs.runtime.jit_cache_hook = None
     _, here, after = counted(work)
     found["after"] = {"compiled_here": here, "launched": after}
     found["warm"] = ahead()
@@ -294,6 +406,10 @@ def faults(folder: Path, precompile) -> dict:
         raise ValueError("planted")
 
     found["raises"] = fault(folder / "raised", raises)
+    JITFunction = sys.modules["triton"].runtime.JITFunction
+    kept, JITFunction._do_compile = JITFunction._do_compile, lambda self, key: None
+    found["another triton"] = ahead(raises)
+    JITFunction._do_compile = kept
     local = good.local()
     found["local kernel"] = fault(folder / "local", lambda: local[(1,)](torch.zeros(64)))
     return found
