@@ -179,6 +179,31 @@ def test_a_recipe_without_kernels_does_not_look_for_them(monkeypatch):
         step_of(KERNELS).prepare()
 
 
+def test_ladder_kernels_compiles_all_cases_and_passes_over_those_that_fail(monkeypatch):
+    from types import SimpleNamespace
+
+    from kernels import precompile
+    from ladder import kernelcompiling
+    from ladder.kerneltiming import Cpu
+
+    called = []
+
+    def call_of(case, direction, function, device):
+        return lambda: called.append((case.name, direction)) or function()
+
+    def fails():
+        raise RuntimeError("planted")
+
+    monkeypatch.setattr(precompile, "compile_ahead", lambda run: run())
+    monkeypatch.setattr(kernelcompiling, "call_of", call_of)
+    cases = [
+        SimpleNamespace(name=name, directions=("forward", "backward"), fused=lambda f=function: f)
+        for name, function in (("one", fails), ("two", lambda: None))
+    ]
+    kernelcompiling.compile_ours(cases, Cpu())
+    assert called == [(name, d) for name in ("one", "two") for d in ("forward", "backward")]
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", [EAGER, CAPTURED], ids=["eager", "captured"])
 def test_with_an_empty_cache_the_warm_up_compiles_nothing_and_the_numbers_are_the_same(
@@ -362,7 +387,7 @@ def launching(module, block: int = 32):
 def main(folder: Path) -> None:
     import triton
 
-    from kernels import precompile
+    from kernels import compiling
 
     triton.runtime.driver.set_active(FakeDriver())
     for name, module in list(sys.modules.items()):
@@ -378,11 +403,11 @@ def main(folder: Path) -> None:
     found["after"] = {"compiled_here": here, "launched": after}
     found["warm"] = ahead()
 
-    found |= faults(folder, precompile)
+    found |= faults(folder, compiling)
     print(json.dumps(found))
 
 
-def faults(folder: Path, precompile) -> dict:
+def faults(folder: Path, compiling) -> dict:
     """Everything that can go wrong, each with a cache of its own."""
     import torch
 
@@ -395,9 +420,9 @@ def faults(folder: Path, precompile) -> dict:
     path = folder / "edited.py"
     path.write_text(path.read_text().replace("x + x", "x * 2"))
     found["source changed"] = fault(folder / "edited", launching(edited))
-    kept, precompile.HELPER = precompile.HELPER, "raise RuntimeError('planted')"
+    kept, compiling.HELPER = compiling.HELPER, "raise RuntimeError('planted')"
     found["helper raises"] = fault(folder / "raises", launching(good))
-    precompile.HELPER, sys.executable = kept, "/nowhere/python"
+    compiling.HELPER, sys.executable = kept, "/nowhere/python"
     found["no helper"] = fault(folder / "nowhere", launching(good))
     sys.executable = kept_executable
 
