@@ -225,7 +225,7 @@ def test_with_an_empty_cache_the_warm_up_compiles_nothing_and_the_numbers_are_th
         seen[how] = took, compiled, losses_after(step)
         step.close()
     (took, compiled, ahead), (again, nothing, warm), (_, all_of_them, serial) = seen.values()
-    assert took["kernels_missing"] == took["kernels_compiled"] == all_of_them > 10
+    assert took["kernels_missing"] == took["kernels_compiled"] >= all_of_them > 10
     assert compiled == nothing == 0 and "kernels_missing" not in again
     assert ahead == warm == serial
 
