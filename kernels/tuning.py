@@ -23,6 +23,7 @@ import torch
 import kernels
 from kernels import tiles
 from kernels.choices import DIRECTIONS, OPS, Choice, Key, choose, forced
+from kernels.precompile import compile_ahead
 
 # The shapes that targets are stated for, and the low resolutions of the same generator.
 SHAPES = {
@@ -149,6 +150,18 @@ class Bench:
             self.calls.append(call)
         self.copy = seconds([make_copy(self.bytes, device) for _ in range(self.count)])
 
+    def compile(self, choices: list[Choice]) -> None:
+        """The kernels of all these choices, at once on all cores; what that cannot do, `run` does one by one."""
+
+        def call_with_each() -> None:
+            for choice in choices:
+                tiles.tiling.cache_clear()
+                with forced(choice):
+                    self.calls[0]()
+
+        compile_ahead(call_with_each)
+        tiles.tiling.cache_clear()
+
     def run(self, choice: Choice | None) -> dict:
         """None: what the table says."""
         tiles.tiling.cache_clear()
@@ -172,7 +185,9 @@ def tune(key: Key, dtype: torch.dtype, deadline: float) -> Iterator[dict]:
     current = choose(*key)
     first = Bench(key.op, key.direction, shapes[0], dtype, key.layout)
     runs = {current: [first.run(None)]}
-    for choice in candidates(key.direction, key.size, key.itemsize):
+    wanted = candidates(key.direction, key.size, key.itemsize)
+    first.compile(wanted)
+    for choice in wanted:
         if choice not in runs and time.monotonic() < deadline:
             runs[choice] = [first.run(choice)]
     best = sorted(runs, key=lambda choice: runs[choice][0].get("share", 0), reverse=True)[:FINALISTS]

@@ -109,7 +109,16 @@ def measure(
     quiet: bool,
 ) -> dict[str, Any]:
     """The whole result, derived numbers included."""
-    from ladder import kernelbench, kernelcases, kernelreport, kerneltiming, kernelverdicts, machine, record
+    from ladder import (
+        kernelbench,
+        kernelcases,
+        kernelcompiling,
+        kernelreport,
+        kerneltiming,
+        kernelverdicts,
+        machine,
+        record,
+    )
     from ladder.pool import device_lock
     from ladder.progress import kernels_progress
 
@@ -131,6 +140,8 @@ def measure(
         backend = "aot_eager" if smoke else "inductor"
         bench = kernelbench.Bench(gpu, kerneltiming.Timer(gpu, rules), seed=seed, backend=backend)
         allowance = kernelbench.Allowance(minutes)
+        on_event({"case": "all cases", "doing": "compile", "done": 0, "total": len(cases)})
+        kernelcompiling.compile_ours(cases, gpu)
         rows, complete = kernelbench.run(bench, cases, allowance, quick=quick or smoke, on_event=on_event)
     kernelverdicts.derive(rows)
     commit, dirty = record.commit_of(ROOT)

@@ -106,7 +106,8 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
     """The raw record of one visit, from the worker's replies: times in ms for one step, in time order.
 
     Where its seconds went: starting the process, building, preparing (`prepare_s`, of it `capture_s` for
-    graphs, `cache_s` for images, `compile_s` for torch.compile), and lead-in with timing.
+    graphs, `cache_s` for images, `compile_s` for torch.compile, `compile_kernels_s` for Triton kernels that were not
+    in its cache), and lead-in with timing.
     """
     spent = prepared | seen
     peaks = {key: value for key, value in seen.items() if key.startswith("peak_")}
@@ -119,6 +120,7 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
         "capture_s": prepared.get("capture_s"),
         "cache_s": prepared.get("cache_s"),
         "compile_s": prepared.get("compile_s"),
+        "compile_kernels_s": prepared.get("compile_kernels_s"),
         "lead_in_cycles": seen["lead_in_cycles"],
         "settled": seen["settled"],
         "start_s": spent.get("start_s"),

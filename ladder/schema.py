@@ -131,6 +131,7 @@ ROUND = fields(
         "capture_s": maybe(SECONDS),
         "cache_s": maybe(SECONDS),
         "compile_s": maybe(SECONDS),
+        "compile_kernels_s": maybe(SECONDS),
         "start_s": maybe(SECONDS),
         "build_s": maybe(SECONDS),
         "visit_s": maybe(SECONDS),

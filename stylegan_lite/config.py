@@ -183,6 +183,11 @@ class Recipe(_Config):
         "off"  # torch.compile of the main phases
     )
 
+    @property
+    def has_kernels(self) -> bool:
+        """Whether it may run Triton kernels: whatever is ``triton``, and what is called ``fused_``."""
+        return any(v == "triton" or (k.startswith("fused_") and v) for k, v in self.to_dict().items())
+
     def refuse_on(self, device: str, where: str = "recipe") -> None:
         """Raise ConfigError if this recipe cannot run on ``device`` ("cuda" or "cpu")."""
         if device != "cpu":

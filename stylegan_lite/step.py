@@ -61,6 +61,9 @@ class TrainingStep:
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.count = 0  # steps done
         self.prepared = False
+        self.precompiled: Any = (
+            None  # `kernels.precompile.Report`, where `prepare` looked for missing kernels
+        )
         self.keep_gradients = False  # set before prepare(): hold every phase's gradients for inspection
         self.gradients: dict[str, dict[str, Tensor]] = {}
         self.held: dict[str, dict[str, dict[str, Tensor]]] = {}  # what each graph holds of them
@@ -72,7 +75,8 @@ class TrainingStep:
 
         Returns:
             seconds of warm-up and of capture, synchronized; where the recipe asks for it, of caching images and of
-            compiling, which comes before the warm-up.
+            compiling, which comes before the warm-up. Where Triton kernels were not in its cache: the seconds of
+            compiling them ahead, how many there were and how many of them were compiled so.
         """
         begin = time.perf_counter()
         self.feed.prepare()
@@ -87,9 +91,12 @@ class TrainingStep:
                 self._synchronize()
                 took["compile_s"] = time.perf_counter() - start
                 start += took["compile_s"]
+            compiled, done = self._compile_kernels(state)
+            took |= compiled
+            start += compiled.get("compile_kernels_s", 0.0)
             for phase in PHASES:
-                for run in range(WARMUP if self.recipe.cuda_graphs else 1):
-                    with self.parallel.in_line(run == 0) if self.parallel else contextlib.nullcontext():
+                for run in range(phase in done, WARMUP if self.recipe.cuda_graphs else 1):
+                    with self._in_line(run == 0):
                         self._warm_up(phase)
         self._synchronize()
         if self.compiled is not None:
@@ -223,6 +230,32 @@ class TrainingStep:
             for average, value in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
                 average.copy_(value)
 
+    def _compile_kernels(self, state: dict[str, Any]) -> tuple[dict[str, float], tuple[str, ...]]:
+        """Run each phase once without the Triton kernels that are still to be compiled, and compile those together.
+
+        Returns:
+            what `prepare` says about it: nothing where no kernel was missing. And the phases that it ran in earnest.
+        """
+        if not self.recipe.has_kernels:
+            return {}, ()
+        from kernels.precompile import compile_ahead
+
+        begin = time.perf_counter()
+        own = () if self.compiled is None else self.compiled.functions  # torch.compile's come compiled
+        phases = tuple(phase for phase in PHASES if phase not in own)
+        with self._in_line():
+            report = self.precompiled = compile_ahead(lambda: [self._warm_up(phase) for phase in phases])
+        if not report.missing:
+            return {}, phases if report.whole else ()
+        self._load_model(state)  # what was left out made garbage of everything
+        self._synchronize()
+        counts = {"kernels_missing": report.missing, "kernels_compiled": report.compiled}
+        return {"compile_kernels_s": time.perf_counter() - begin} | counts, ()
+
+    def _in_line(self, wanted: bool = True) -> contextlib.AbstractContextManager:
+        """Without a second stream: the first run of a phase, in which cuDNN times its algorithms."""
+        return self.parallel.in_line(wanted) if self.parallel else contextlib.nullcontext()
+
     def _warm_up(self, phase: str) -> None:
         self._fill(phase)
         self._compute(phase)
@@ -295,14 +328,17 @@ class TrainingStep:
         """Continue from ``state``, in place: captured graphs keep their addresses."""
         if not self.prepared:
             self.prepare()
+        self._load_model(state)
+        self.feed.load_state_dict(state["data"])
+        self.count = state["count"]
+        self._set_rng(state["rng"])
+
+    def _load_model(self, state: dict[str, Any]) -> None:
         for name in ("G", "D", "G_ema"):
             getattr(self, name).load_state_dict(state[name])
         self._load_optimizer(self.opt_G, state["opt_G"])
         self._load_optimizer(self.opt_D, state["opt_D"])
         self.pl_mean.copy_(state["pl_mean"])
-        self.feed.load_state_dict(state["data"])
-        self.count = state["count"]
-        self._set_rng(state["rng"])
 
     def _snapshot(self) -> dict[str, Any]:
         return copy.deepcopy(self.state_dict())
