@@ -30,10 +30,10 @@ from kernels.tiles import accumulator, check_device, dense_as, is_nhwc
 
 
 def weight_energies(weights: Sequence[Tensor]) -> list[Tensor]:
-    """[O, I] of each weight [O, I, kh, kw]: its squares summed over the taps, fused; differentiable any number of times.
+    """[O, I] of each weight [O, I, kh, kw]: its squares summed over the taps, fused.
 
-    Weights have one number of taps. Returns float32 (float64 if any weight is), also under autocast; the results are
-    parts of one buffer.
+    Differentiable any number of times. Weights have one number of taps. Returns float32 (float64 if any weight is),
+    also under autocast; the results are parts of one buffer.
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
     dtype = _check_weights(weights)

@@ -53,8 +53,8 @@ def _tiles(shapes: Shapes, taps: int) -> tuple[int, dict]:
 
 
 def _walk(weights: Sequence[Tensor]) -> tuple[int, dict]:
-    o, i, kh, kw = weights[0].shape
-    jobs, constants = _tiles(tuple((w.shape[0], w.shape[1]) for w in weights), kh * kw)
+    taps = weights[0].shape[2] * weights[0].shape[3]
+    jobs, constants = _tiles(tuple((w.shape[0], w.shape[1]) for w in weights), taps)
     nhwc = any(is_nhwc(w) for w in weights)  # what is dense in both formats lies alike in both
     return jobs, constants | {"NHWC": nhwc}
 
@@ -112,8 +112,7 @@ def _columns(n: int, shapes: Shapes) -> dict:
     s_block_o = min(power_of_2(max(outs)), 64)
     *s_first, style_jobs = _starts([-(-i // s_block_i) for i in ins])
     *s_base, style_total = _starts([_padded(i) for i in ins])
-    jobs, tiles = _tiles(shapes, 1)
-    e_block_i, e_block_o = tiles["BLOCK_I"], min(power_of_2(max(outs)), 16)
+    e_block_i, e_block_o = min(power_of_2(max(ins)), 128), min(power_of_2(max(outs)), 16)
     *e_first, jobs = _starts([-(-o // e_block_o) * -(-i // e_block_i) for o, i in shapes])
     *e_base, energy_total = _starts([_padded(o * i) for o, i in shapes])
     block_n = min(power_of_2(n), 8)
@@ -162,10 +161,10 @@ def backward(gs, energies, styles, ds, needs: tuple[bool, bool], us=None, es=Non
     """
     n, shapes, nothing = styles[0].shape[0], _shapes(energies), [None] * len(styles)
     cover = _columns(n, shapes)
-    style_jobs, energy_jobs = (need * cover[f"{k}_jobs"] for need, k in zip(needs[::-1], ("style", "energy")))
+    energy_jobs, style_jobs = needs[0] * cover["energy_jobs"], needs[1] * cover["style_jobs"]
     denergy = styles[0].new_empty((cover["energy_total"],)) if needs[0] else None
     dstyle = styles[0].new_empty((n * cover["style_total"],)) if needs[1] else None
-    if (style_jobs + energy_jobs) * max(cover["samples"], needs[0]):
+    if style_jobs * cover["samples"] + energy_jobs:
         layers = [None if each is None else tuple(each) for each in (gs, ds, es, energies, styles, us)]
         grid = style_jobs + energy_jobs, max(cover["samples"], 1)
         demodulate_group_grad_kernel[grid](

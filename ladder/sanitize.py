@@ -72,6 +72,8 @@ def calls(kernels, x):
         yield lambda x: kernels.minibatch_std(x, 2, multiple=8), (x,)
     yield kernels.modulate, (x, scale)
     yield kernels.demodulate, (weight, scale)
+    if hasattr(kernels, "demodulate_group"):
+        yield grouped(kernels), (weight, weight[:3], scale, scale.flip(1))
     yield (
         lambda x, s, b, k: kernels.instance_norm_act(x, s, b, noise=noise, strength=k),
         (x, scale, shift, strength),
@@ -90,6 +92,17 @@ def calls(kernels, x):
             lambda x, b, k, s: kernels.filter_act(x, [1, 3, 3, 1], b, strength=k, scale=s, **how),
             (x, bias, strength, scale.abs() + 0.5),
         )
+
+
+def grouped(kernels):
+    """Demodulation coefficients of two layers, beside each other, as a function of weights and styles."""
+    import torch
+
+    def run(first, second, style, other):
+        energies = kernels.weight_energies([first, second])
+        return torch.cat(kernels.demodulate_group(energies, [style, other]), 1)
+
+    return run
 
 
 def dense_calls(kernels, x):
