@@ -189,12 +189,22 @@ def weight_layouts(step: Any) -> dict[str, int]:
 
 
 def compute_copies(step: Any) -> dict[str, Any]:
-    """Compute copies of convolution weights by dtype, and how many are not what their weight has become."""
+    """Compute copies of convolution weights by dtype, and how many are not what their weight has become.
+
+    And so of energies, the weights' squares summed over taps, where those are kept.
+    """
     entries = [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
     stale = [
         _differ(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps) for e in entries
     ]
-    return {"kept": _dtypes([e.copy for e in entries]), "stale": sum(stale)}
+    demodulated = [e for e in entries if getattr(e, "energy", None) is not None]
+    old = [_differ(e.energy, e.weight.square().sum((2, 3)), 1e-5) for e in demodulated]
+    return {
+        "kept": _dtypes([e.copy for e in entries]),
+        "stale": sum(stale),
+        "energies": len(demodulated),
+        "stale_energies": sum(old),
+    }
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:

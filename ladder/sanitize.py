@@ -125,7 +125,8 @@ def dense_calls(kernels, x):
 
 
 def adam(x):
-    """x^2, after a step of Adam for a weight without a copy, one with, and one whose copy lies turned."""
+    """x^2, after a step of Adam for a weight without a copy, one with, one whose copy lies turned, and of the last two
+    again with gradients of their energies."""
     import torch
 
     from kernels.adam import AdamPlan, Item, Rates
@@ -133,10 +134,17 @@ def adam(x):
     weight = torch.randn(70, x.shape[1], 3, 3, device=x.device).contiguous(memory_format=torch.channels_last)
     turned = torch.empty_like(weight.transpose(0, 1), memory_format=torch.channels_last).transpose(0, 1)
     copies = (None, torch.empty_like(weight, dtype=torch.bfloat16), turned.bfloat16())
+    copies += tuple(copy.clone() for copy in copies[1:])
     state = [[torch.zeros_like(weight) for _ in range(3)] + [weight.new_zeros(())] for _ in copies]
     items = [Item(*each, copy) for each, copy in zip(state, copies, strict=True)]
+    if "energy" in Item._fields:
+        energy = weight.sum((2, 3))
+        items[3:] = [item._replace(energy=energy) for item in items[3:]]
     plan = AdamPlan(items, Rates(0.1, 0.0, 0.9, 1e-8))
     gradients = [(weight, None if copy is None else torch.ones_like(copy)) for copy in copies]
+    gradients[3:] = [
+        (*pair, getattr(item, "energy", None)) for pair, item in zip(gradients, items, strict=True)
+    ][3:]
     rows, _ = plan.addresses(gradients)
     (table,) = plan.gradient_tables()
     plan.launch(table.copy_(torch.tensor(rows)))

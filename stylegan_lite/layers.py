@@ -70,6 +70,7 @@ class ModulatedConv(ScaledWeight):
     """
 
     style_init = 1.0
+    demodulated = True
 
     def __init__(self, inputs: int, outputs: int, recipe: Recipe, *, up: bool) -> None:
         super().__init__()

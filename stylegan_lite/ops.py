@@ -73,10 +73,13 @@ def fused_affines(ws: Tensor, layers: list[nn.Module], slots: list[int]) -> list
 
 
 def grouped_demodulation(layers: list[nn.Module], styles: list[Tensor]) -> list[Tensor]:
-    """Demodulation coefficients [N, O] of layers with a ``weight``, of a style [N, I] each, in a few launches."""
+    """Demodulation coefficients [N, O] of ``ScaledWeight`` layers, of a style [N, I] each, in a few launches."""
     import kernels
 
-    return kernels.demodulate_group(kernels.weight_energies([layer.weight for layer in layers]), styles)
+    energies = [layer.energy for layer in layers]
+    if any(energy is None for energy in energies):  # not kept
+        energies = kernels.weight_energies([layer.weight for layer in layers])
+    return kernels.demodulate_group(energies, styles)
 
 
 def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe, filtered: bool = True) -> Tensor:

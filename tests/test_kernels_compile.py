@@ -217,10 +217,9 @@ def run_adam(dtype, layout, beta1: float) -> None:
 
     weight = torch.zeros(128, 64, 3, 3).contiguous(memory_format=layout)
     turned = torch.empty_like(weight.transpose(0, 1), dtype=dtype, memory_format=layout).transpose(0, 1)
-    copies = (None, torch.empty_like(weight, dtype=dtype), turned)
-    plan = AdamPlan(
-        [Item(weight, weight, weight, torch.zeros(()), c) for c in copies], Rates(0.1, beta1, 0.9, 0.1)
-    )
+    copies, energy = (None, torch.empty_like(weight, dtype=dtype), turned), torch.zeros(128, 64)
+    items = [Item(weight, weight, weight, torch.zeros(()), c) for c in copies]
+    plan = AdamPlan([*items, items[1]._replace(energy=energy)], Rates(0.1, beta1, 0.9, 0.1))
     plan.launch(*plan.gradient_tables())
 
 

@@ -1,5 +1,7 @@
 """The rung grouped_demod: the same step in every phase, a receipt that is earned, planted bugs that parity sees."""
 
+import copy
+
 import pytest
 import torch
 
@@ -19,6 +21,7 @@ TOP = {
     "conv": "double_backward",
     "weights": "once",
 }  # fmt: skip  (what matters beside it: each kernel more costs the interpreter a minute)
+UPDATE = {"weights": "once", "fused_adam": True, "ema": "foreach", "fused_update": True}
 TINY = SMALL | {"resolution": 8, "channel_base": 64, "z_dim": 10, "w_dim": 12}
 torch.set_num_threads(1)
 
@@ -56,7 +59,7 @@ def receipt(rung, seen):
 BELOW = {
     "alone": {},
     "channels_last": {"channels_last": True, "weights": "once"},
-    "fused_update": {"weights": "once", "fused_adam": True, "ema": "foreach", "fused_update": True},
+    "fused_update": {"channels_last": True, "conv": "double_backward", "set_to_none": True} | UPDATE,
 }
 
 
@@ -157,6 +160,47 @@ def test_grouped_demod_sabotaged_by_a_group_for_each_layer(monkeypatch, refused)
     monkeypatch.setattr(networks, "grouped_demodulation", one_by_one)
     what = "each layer is a group of its own"
     refused("grouped_demod", gathered(GROUPED), "launches in one run of each phase", sabotage=what)
+
+
+def test_the_update_takes_the_gradients_of_kept_sums_as_they_are():
+    recipe = UPDATE | GROUPED
+    seen = gathered(recipe)
+    for rung in {*catalog.contained(recipe), "grouped_demod"} - {"baseline"}:
+        assert receipt(rung, seen).engaged, (rung, receipt(rung, seen).lines)
+    assert "weight_energies_grad_kernel" not in seen["kernels"]
+    assert seen["kernels"]["weight_energies_kernel"]["calls"] == 2  # after each update of G, and nowhere else
+
+
+def test_grouped_demod_sabotaged_by_sums_that_are_not_kept_up(refused):
+    def forgetful(step):
+        step.copies[step.G].refresh_energies = lambda: None
+
+    what = "sums over taps are not made again when weights change"
+    refused("grouped_demod", gathered(UPDATE | GROUPED, forgetful), "launched 0x", sabotage=what)
+
+    def late(step):
+        honest, step.opt_G.step = step.opt_G.step, lambda: None
+        step.opt_G.step = lambda: (honest(), step.G.blocks[0].conv1.weight.data.mul_(1.1))
+
+    what = "a weight is changed after the sums were made"
+    refused(
+        "grouped_demod", gathered(UPDATE | GROUPED, late), "not what their weight has become", sabotage=what
+    )
+
+
+def test_a_run_is_resumed_with_sums_of_the_weights_that_were_loaded():
+    recipe = {"set_to_none": True} | UPDATE
+    step = small(recipe | GROUPED)
+    step.prepare()
+    step.step()
+    state = copy.deepcopy(step.state_dict())
+    step.step()
+    for other in (GROUPED, {}):
+        resumed = small(recipe | other)
+        resumed.load_state_dict(state)
+        resumed.step()
+        for phase in PHASES:
+            assert resumed.losses()[phase] == pytest.approx(step.losses()[phase], rel=1e-4)
 
 
 # Planted bugs
