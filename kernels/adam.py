@@ -19,6 +19,7 @@ from kernels.tiles import check_device, power_of_2, tl, tl_accumulator, triton
 
 BLOCK = 2048  # elements a program updates
 SIDE = 64  # of a square of output and input channels, where the copy lies turned
+HEIGHT = 32  # of half a square, where nothing is turned: as many elements as a program of the others has
 ALIGNED = 16  # bytes: what vector loads need
 WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, STEP, SIZE, OUTPUTS, INPUTS, TAPS = range(9)
 ROW = 9
@@ -190,10 +191,10 @@ def square_at(o, i, tap, O, I, taps, NHWC: tl.constexpr, TURNED: tl.constexpr):
 @triton.jit
 def adam_turned_kernel(
     table, gradients, gains, corrections, rates, blocks, ROW: tl.constexpr,
-    MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, SIDE: tl.constexpr,
-    NHWC: tl.constexpr, TURNED: tl.constexpr,
+    MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
+    HEIGHT: tl.constexpr, SIDE: tl.constexpr, NHWC: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """One tap of SIDE x SIDE output and input channels of a weight [O, I, k, l] whose copy lies as [I, O, k, l] if
+    """One tap of HEIGHT x SIDE output and input channels of a weight [O, I, k, l] whose copy lies as [I, O, k, l] if
     TURNED, else as it does: a square is also where one knows which element of the energy's gradient belongs to which.
 
     Each side is read along its own contiguous dimension; Triton turns the square in shared memory.
@@ -206,10 +207,10 @@ def adam_turned_kernel(
     if (own != 0) | (copys != 0) | (energys != 0):
         row, correction, gain = table + ROW * k, corrections + 2 * k, tl.load(gains + k).to(ACC)
         O, I, taps = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8)
-        o = (tl.load(job + 2).to(tl.int64) * SIDE + tl.arange(0, SIDE))[:, None]
+        o = (tl.load(job + 2).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT))[:, None]
         i = (tl.load(job + 3).to(tl.int64) * SIDE + tl.arange(0, SIDE))[None, :]
-        if (O % SIDE == 0) & (I % SIDE == 0):
-            O, I = O // SIDE * SIDE, I // SIDE * SIDE  # tells the compiler what they are multiples of
+        if (O % HEIGHT == 0) & (I % SIDE == 0):
+            O, I = O // HEIGHT * HEIGHT, I // SIDE * SIDE  # tells the compiler what they are multiples of
             at, turned = square_at(o, i, tap, O, I, taps, NHWC, TURNED)
             inside = (o >= 0) & (i >= 0)
             update_elements(
@@ -291,9 +292,9 @@ class AdamPlan:
         options = {"ROW": ROW, "MOMENTUM": self.rates.beta1 != 0, "num_warps": 8, **types}
         if len(self.flat):
             adam_kernel[(len(self.flat),)](*tables, self.flat, BLOCK=BLOCK, **options)
-        for jobs, turned in ((self.squares, True), (self.planes, False)):
+        for jobs, turned, height in ((self.squares, True, SIDE), (self.planes, False, HEIGHT)):
             if len(jobs):
-                shape = {"SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
+                shape = {"HEIGHT": height, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
                 adam_turned_kernel[(len(jobs),)](*tables, jobs, **shape, **options)
 
     def _squared(self) -> list[Item]:
@@ -311,8 +312,8 @@ class AdamPlan:
                 flat += [(k, b) for b in range(-(-item.weight.numel() // BLOCK))]
                 continue
             o, i, *taps = item.weight.shape
-            rows, columns = range(-(-o // SIDE)), range(-(-i // SIDE))
-            own = squares if turned else planes
+            own, height = (squares, SIDE) if turned else (planes, HEIGHT)
+            rows, columns = range(-(-o // height)), range(-(-i // SIDE))
             own += [(k, t, r, c) for r in rows for t in range(math.prod(taps)) for c in columns]
         return flat, squares, planes
 
