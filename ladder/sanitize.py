@@ -73,7 +73,9 @@ def calls(kernels, x):
     yield kernels.modulate, (x, scale)
     yield kernels.demodulate, (weight, scale)
     if hasattr(kernels, "demodulate_group"):
-        yield grouped(kernels), (weight, weight[:3], scale, scale.flip(1))
+        group, styles = grouped(kernels), (scale, scale.flip(1))
+        yield group, (weight, weight[:3], *styles)
+        yield lambda *s: group(weight, weight[:3], *s), styles  # as path length differentiates it
     yield (
         lambda x, s, b, k: kernels.instance_norm_act(x, s, b, noise=noise, strength=k),
         (x, scale, shift, strength),
