@@ -28,8 +28,8 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
-    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, relayouts, plain, kernels,
-    islands, gradients, adam, graphs, data, compile, settings; what they hold is said at the functions below and in
+    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts, plain,
+    kernels, islands, gradients, adam, graphs, data, compile, settings; what they hold is said at the functions below and in
     ``ladder.watch.Watch``.
     """
     before = tally(step)
@@ -37,7 +37,7 @@ def gather(step: Any) -> dict[str, Any]:
     replayed = operators(step) if step.graphs else None
     trace, waiting = traced_cycle(step)
     images = {key: count - before[key] for key, count in tally(step).items()}
-    captured, kept = sorted(step.graphs), compute_copies(step)
+    captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
@@ -55,6 +55,7 @@ def gather(step: Any) -> dict[str, Any]:
         "passes": {network: list(batches) for network, batches in watch.passes.items()},
         "stored": weight_layouts(step),
         "copies": kept | {"reworked": watch.reworked},
+        "energies": energies,
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
         "kernels": dict(kernels),
@@ -189,22 +190,23 @@ def weight_layouts(step: Any) -> dict[str, int]:
 
 
 def compute_copies(step: Any) -> dict[str, Any]:
-    """Compute copies of convolution weights by dtype, and how many are not what their weight has become.
-
-    And so of energies, the weights' squares summed over taps, where those are kept.
-    """
-    entries = [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
+    """Compute copies of convolution weights by dtype, and how many are not what their weight has become."""
+    entries = _entries(step)
     stale = [
         _differ(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps) for e in entries
     ]
-    demodulated = [e for e in entries if getattr(e, "energy", None) is not None]
-    old = [_differ(e.energy, e.weight.square().sum((2, 3)), 1e-5) for e in demodulated]
-    return {
-        "kept": _dtypes([e.copy for e in entries]),
-        "stale": sum(stale),
-        "energies": len(demodulated),
-        "stale_energies": sum(old),
-    }
+    return {"kept": _dtypes([e.copy for e in entries]), "stale": sum(stale)}
+
+
+def kept_energies(step: Any) -> dict[str, int]:
+    """How many weights have their squares summed over taps kept, and how many of these sums are stale."""
+    entries = [e for e in _entries(step) if getattr(e, "energy", None) is not None]
+    stale = [_differ(e.energy, e.weight.square().sum((2, 3)), 1e-5) for e in entries]
+    return {"kept": len(entries), "stale": sum(stale)}
+
+
+def _entries(step: Any) -> list[Any]:
+    return [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:

@@ -39,7 +39,7 @@ SINGLE = ("demodulate_kernel", "demodulate_dweight_kernel", "demodulate_dstyle_k
 def receipt(seen: dict) -> Receipt:
     """Our kernels are launched a few times for all layers, and no layer makes coefficients of its own."""
     counts = {name: seen["kernels"].get(name, {}).get("calls", 0) for name in MOST}
-    recipe, copies = seen["recipe"], seen["copies"]
+    recipe, sums = seen["recipe"], seen["energies"]
     inside = recipe["fused_update"]  # which takes the gradients of the sums as they are
     alone = sum(seen["kernels"].get(name, {}).get("calls", 0) for name in SINGLE)
     return judge(
@@ -51,8 +51,7 @@ def receipt(seen: dict) -> Receipt:
         (not alone, f"launches for one layer alone: {alone}"),
         gone(seen, "demodulation", "normalize"),
         (
-            recipe["weights"] == "per_use" or bool(copies["energies"] and not copies["stale_energies"]),
-            f"sums over taps that are kept: {copies['energies']}, not what their weight has become: "
-            f"{copies['stale_energies']}",
+            recipe["weights"] == "per_use" or bool(sums["kept"] and not sums["stale"]),
+            f"sums over taps that are kept: {sums['kept']}, not what their weight has become: {sums['stale']}",
         ),
     )
