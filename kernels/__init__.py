@@ -8,6 +8,12 @@ slowly, for tests. The `<op>_reference` functions run anywhere.
 from kernels.bias_act import bias_act, bias_act_reference
 from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
 from kernels.demodulate import demodulate, demodulate_reference
+from kernels.demodulate_group import (
+    demodulate_group,
+    demodulate_group_reference,
+    weight_energies,
+    weight_energies_reference,
+)
 from kernels.dense import dense, dense_group, dense_group_reference, dense_reference
 from kernels.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
@@ -38,6 +44,8 @@ __all__ = [
     "conv_transpose2d",
     "conv_transpose2d_reference",
     "demodulate",
+    "demodulate_group",
+    "demodulate_group_reference",
     "demodulate_reference",
     "dense",
     "dense_group",
@@ -60,6 +68,8 @@ __all__ = [
     "to_rgb_reference",
     "upfirdn2d",
     "upfirdn2d_reference",
+    "weight_energies",
+    "weight_energies_reference",
 ]
 
 scale_channels = modulate  # the demodulation scale applied is the same product

@@ -19,6 +19,7 @@ from kernels.tiles import check_device, power_of_2, tl, tl_accumulator, triton
 
 BLOCK = 2048  # elements a program updates
 SIDE = 64  # of a square of output and input channels, where the copy lies turned
+HEIGHT = 32  # of half a square, where nothing is turned: as many elements as a program of the others has
 ALIGNED = 16  # bytes: what vector loads need
 WEIGHT, EXP_AVG, EXP_AVG_SQ, COPY, STEP, SIZE, OUTPUTS, INPUTS, TAPS = range(9)
 ROW = 9
@@ -33,6 +34,7 @@ class Item(NamedTuple):
     step: Tensor  # [], float32: updates done
     copy: Tensor | None = None
     gain: float = 1.0
+    energy: Tensor | None = None  # [O, I]: its squares summed over taps, where that has a gradient of its own
 
 
 class Rates(NamedTuple):
@@ -44,16 +46,20 @@ class Rates(NamedTuple):
     eps: float
 
 
-def adam_reference(
-    items: list[Item], gradients: list[tuple[Tensor | None, Tensor | None]], rates: Rates
-) -> None:
-    """The update in plain PyTorch, in place: gradients are (the parameter's, its copy's), None where there is none."""
-    for item, (own, copys) in zip(items, gradients, strict=True):
-        if own is None and copys is None:
+def adam_reference(items: list[Item], gradients: list[tuple[Tensor | None, ...]], rates: Rates) -> None:
+    """The update in plain PyTorch, in place.
+
+    Gradients are (the parameter's, its copy's, its energy's), None where there is none; the last may be left out.
+    """
+    for item, (own, copys, *energys) in zip(items, gradients, strict=True):
+        energys = energys[0] if energys else None
+        if own is None and copys is None and energys is None:
             continue
         g = torch.zeros_like(item.weight) if own is None else own
         if copys is not None:
             g = g + copys.to(g.dtype) * item.gain
+        if energys is not None:
+            g = g + 2 * item.weight * energys[:, :, None, None]
         item.step.add_(1)
         count = float(item.step)
         item.exp_avg.lerp_(g, 1 - rates.beta1)
@@ -65,7 +71,7 @@ def adam_reference(
 
 
 def bytes_moved(
-    items: list[Item], gradients: list[tuple[Tensor | None, Tensor | None]], *, momentum: bool = False
+    items: list[Item], gradients: list[tuple[Tensor | None, ...]], *, momentum: bool = False
 ) -> int:
     """Bytes that must cross memory: gradients, weights and moments in; weights, moments and copies out.
 
@@ -87,8 +93,8 @@ def adam_steps_kernel(table, gradients, rates, corrections, N, ROW: tl.constexpr
     """Count the step of each parameter that has a gradient; lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), float64."""
     k = tl.arange(0, BLOCK)
     inside = k < N
-    own = tl.load(gradients + 2 * k, inside, 0)
-    active = inside & ((own != 0) | (tl.load(gradients + 2 * k + 1, inside, 0) != 0))
+    any_of = tl.load(gradients + 3 * k, inside, 0) | tl.load(gradients + 3 * k + 1, inside, 0)
+    active = inside & ((any_of | tl.load(gradients + 3 * k + 2, inside, 0)) != 0)
     at = tl.load(table + ROW * k + 4, active, 0).to(tl.pointer_type(tl.float32))
     step = tl.load(at, active, 0.0) + 1
     tl.store(at, step, active)
@@ -113,10 +119,11 @@ def adam_step(w, m, v, g, step_size, root, rates, MOMENTUM: tl.constexpr, ACC: t
 
 @triton.jit
 def update_elements(
-    row, own, copys, gain, correction, rates, at, turned, inside,
+    row, own, copys, energys, gain, correction, rates, at, turned, plane, inside,
     MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Update the elements ``at`` of one parameter; in the copy and in its gradient they are those at ``turned``."""
+    """Update the elements ``at`` of one parameter; in the copy and in its gradient they are those at ``turned``, in the
+    gradient of its energy, if it has any, at ``plane``."""
     w_at = tl.multiple_of(tl.load(row).to(tl.pointer_type(W)), 16) + at
     m_at = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(W)), 16) + at
     v_at = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(W)), 16) + at
@@ -126,6 +133,9 @@ def update_elements(
     g = g * gain
     g += tl.load(tl.multiple_of(own.to(tl.pointer_type(W)), 16) + at, inside & (own != 0), 0.0).to(ACC)
     w = tl.load(w_at, inside, 0.0).to(ACC)
+    if plane is not None:
+        e_at = tl.multiple_of(energys.to(tl.pointer_type(W)), 16) + plane
+        g += 2 * w * tl.load(e_at, inside & (energys != 0), 0.0).to(ACC)
     v = tl.load(v_at, inside, 0.0).to(ACC)
     m = g
     if MOMENTUM:
@@ -147,50 +157,73 @@ def adam_kernel(
     """Consecutive elements of parameters whose copies, if any, lie in memory as they do."""
     k = tl.load(blocks + 2 * tl.program_id(0))
     first = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK
-    own, copys = tl.load(gradients + 2 * k), tl.load(gradients + 2 * k + 1)
+    own, copys = tl.load(gradients + 3 * k), tl.load(gradients + 3 * k + 1)
     if (own != 0) | (copys != 0):
         row, correction, gain = table + ROW * k, corrections + 2 * k, tl.load(gains + k).to(ACC)
         at = first + tl.arange(0, BLOCK)
         if first + BLOCK <= tl.load(row + 5):  # a mask that is true everywhere lets loads be vectors
-            update_elements(row, own, copys, gain, correction, rates, at, at, at >= 0, MOMENTUM, W, C, ACC)
+            update_elements(
+                row, own, copys, None, gain, correction, rates, at, at, None, at >= 0, MOMENTUM, W, C, ACC
+            )
         else:
             inside = at < tl.load(row + 5)
-            update_elements(row, own, copys, gain, correction, rates, at, at, inside, MOMENTUM, W, C, ACC)
+            update_elements(
+                row, own, copys, None, gain, correction, rates, at, at, None, inside, MOMENTUM, W, C, ACC
+            )
+
+
+@triton.jit
+def square_at(o, i, tap, O, I, taps, NHWC: tl.constexpr, TURNED: tl.constexpr):
+    """Where a tap of (o, i) lies in the weight, and in its copy."""
+    if NHWC:
+        at = (o * taps + tap) * I + i
+    else:
+        at = (o * I + i) * taps + tap
+    turned = at
+    if TURNED:
+        if NHWC:
+            turned = (i * taps + tap) * O + o
+        else:
+            turned = (i * O + o) * taps + tap
+    return at, turned
 
 
 @triton.jit
 def adam_turned_kernel(
     table, gradients, gains, corrections, rates, blocks, ROW: tl.constexpr,
-    MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, SIDE: tl.constexpr,
-    NHWC: tl.constexpr,
+    MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
+    HEIGHT: tl.constexpr, SIDE: tl.constexpr, NHWC: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
-    """One tap of SIDE x SIDE output and input channels of a weight [O, I, k, l] whose copy lies as [I, O, k, l].
+    """One tap of HEIGHT x SIDE output and input channels of a weight [O, I, k, l] whose copy lies as [I, O, k, l] if
+    TURNED, else as it does: a square is also where one knows which element of the energy's gradient belongs to which.
 
     Each side is read along its own contiguous dimension; Triton turns the square in shared memory.
     """
     job = blocks + 4 * tl.program_id(0)
     k, tap = tl.load(job), tl.load(job + 1)
-    own, copys = tl.load(gradients + 2 * k), tl.load(gradients + 2 * k + 1)
-    if (own != 0) | (copys != 0):
+    own, copys, energys = (
+        tl.load(gradients + 3 * k), tl.load(gradients + 3 * k + 1), tl.load(gradients + 3 * k + 2)
+    )  # fmt: skip
+    if (own != 0) | (copys != 0) | (energys != 0):
         row, correction, gain = table + ROW * k, corrections + 2 * k, tl.load(gains + k).to(ACC)
         O, I, taps = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8)
-        o = (tl.load(job + 2).to(tl.int64) * SIDE + tl.arange(0, SIDE))[:, None]
+        o = (tl.load(job + 2).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT))[:, None]
         i = (tl.load(job + 3).to(tl.int64) * SIDE + tl.arange(0, SIDE))[None, :]
-        if (O % SIDE == 0) & (I % SIDE == 0):
-            O, I = O // SIDE * SIDE, I // SIDE * SIDE  # tells the compiler what they are multiples of
-            if NHWC:
-                at, turned = (o * taps + tap) * I + i, (i * taps + tap) * O + o
-            else:
-                at, turned = (o * I + i) * taps + tap, (i * O + o) * taps + tap
+        if (O % HEIGHT == 0) & (I % SIDE == 0):
+            O, I = O // HEIGHT * HEIGHT, I // SIDE * SIDE  # tells the compiler what they are multiples of
+            at, turned = square_at(o, i, tap, O, I, taps, NHWC, TURNED)
             inside = (o >= 0) & (i >= 0)
-            update_elements(row, own, copys, gain, correction, rates, at, turned, inside, MOMENTUM, W, C, ACC)
+            update_elements(
+                row, own, copys, energys, gain, correction, rates, at, turned, o * I + i, inside,
+                MOMENTUM, W, C, ACC,
+            )  # fmt: skip
         else:
-            if NHWC:
-                at, turned = (o * taps + tap) * I + i, (i * taps + tap) * O + o
-            else:
-                at, turned = (o * I + i) * taps + tap, (i * O + o) * taps + tap
+            at, turned = square_at(o, i, tap, O, I, taps, NHWC, TURNED)
             inside = (o < O) & (i < I)
-            update_elements(row, own, copys, gain, correction, rates, at, turned, inside, MOMENTUM, W, C, ACC)
+            update_elements(
+                row, own, copys, energys, gain, correction, rates, at, turned, o * I + i, inside,
+                MOMENTUM, W, C, ACC,
+            )  # fmt: skip
 
 
 # ---- tables ------------------------------------------------------------------------------------------------------
@@ -214,29 +247,27 @@ class AdamPlan:
         self.device = items[0].weight.device
         self.turned = [item.copy is not None and not _alike(item.copy, item.weight) for item in items]
         kinds = {item.copy.dtype for item in items if item.copy is not None}
-        nhwc = {item.weight.stride(1) == 1 for item, turned in zip(items, self.turned, strict=True) if turned}
+        nhwc = {item.weight.stride(1) == 1 for item in self._squared()}
         if len(kinds) > 1 or len(nhwc) > 1:
             raise ValueError("adam: all copies need one dtype, all turned ones one memory format")
+        self.nhwc = nhwc == {True}
         self.table = self._tensor([_row(item) for item in items], torch.int64)
         self.gains = self._tensor([item.gain for item in items], torch.float64)
         logs = (math.log(b) if b else -math.inf for b in rates[1:3])
         constants = [rates.lr, 1 - rates.beta1, rates.beta2, 1 - rates.beta2, rates.eps, *logs]
         self.constants = self._tensor(constants, torch.float64)
         self.corrections = torch.empty(len(items), 2, device=self.device, dtype=torch.float64)
-        flat, squares = self._blocks()
-        self.flat, self.squares = self._tensor(flat, torch.int32), self._tensor(squares, torch.int32)
+        self.flat, self.squares, self.planes = (self._tensor(jobs, torch.int32) for jobs in self._blocks())
 
-    def addresses(
-        self, gradients: list[tuple[Tensor | None, Tensor | None]]
-    ) -> tuple[list[list[int]], list[Tensor]]:
+    def addresses(self, gradients: list[tuple[Tensor | None, ...]]) -> tuple[list[list[int]], list[Tensor]]:
         """Rows for a table of gradients, and copies of gradients that were not aligned or laid out as needed.
 
         Keep those copies until the update is launched.
         """
         rows, held = [], []
-        for item, pair in zip(self.items, gradients, strict=True):
-            row = []
-            for g, like in zip(pair, (item.weight, item.copy), strict=True):
+        for item, given in zip(self.items, gradients, strict=True):
+            row, given = [], (*given, None)[:3]
+            for g, like in zip(given, (item.weight, item.copy, item.energy), strict=True):
                 if g is not None and (not _alike(g, like) or g.data_ptr() % ALIGNED or g.dtype != like.dtype):
                     g = torch.empty_like(like).copy_(g)
                     held.append(g)
@@ -246,10 +277,10 @@ class AdamPlan:
 
     def gradient_tables(self, count: int = 1) -> tuple[Tensor, ...]:
         """Tables for the addresses of gradients, each to be filled before an update reads it."""
-        return torch.zeros(count, len(self.items), 2, device=self.device, dtype=torch.int64).unbind()
+        return torch.zeros(count, len(self.items), 3, device=self.device, dtype=torch.int64).unbind()
 
     def launch(self, gradients: Tensor) -> None:
-        """Update everything whose row in ``gradients`` [parameters, 2] has an address."""
+        """Update everything whose row in ``gradients`` [parameters, 3] has an address."""
         n, weight = len(self.items), self.items[0].weight
         copy = next((item.copy for item in self.items if item.copy is not None), weight)
         adam_steps_kernel[(1,)](
@@ -261,21 +292,30 @@ class AdamPlan:
         options = {"ROW": ROW, "MOMENTUM": self.rates.beta1 != 0, "num_warps": 8, **types}
         if len(self.flat):
             adam_kernel[(len(self.flat),)](*tables, self.flat, BLOCK=BLOCK, **options)
-        if len(self.squares):
-            nhwc = self.items[self.turned.index(True)].weight.stride(1) == 1
-            adam_turned_kernel[(len(self.squares),)](*tables, self.squares, SIDE=SIDE, NHWC=nhwc, **options)
+        for jobs, turned, height in ((self.squares, True, SIDE), (self.planes, False, HEIGHT)):
+            if len(jobs):
+                shape = {"HEIGHT": height, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
+                adam_turned_kernel[(len(jobs),)](*tables, jobs, **shape, **options)
 
-    def _blocks(self) -> tuple[list[tuple[int, ...]], list[tuple[int, ...]]]:
-        """What each program does: (parameter, block), or (parameter, tap, rows, columns) where the copy is turned."""
-        flat, squares = [], []
+    def _squared(self) -> list[Item]:
+        """Those that are updated in squares of channels, because a copy lies turned or an energy has gradients."""
+        return [
+            i for i, turned in zip(self.items, self.turned, strict=True) if turned or i.energy is not None
+        ]
+
+    def _blocks(self) -> tuple[list[tuple[int, ...]], ...]:
+        """What each program does: (parameter, block), or (parameter, tap, rows, columns) where it is a square: those of
+        turned copies, then the others."""
+        flat, squares, planes = [], [], []
         for k, (item, turned) in enumerate(zip(self.items, self.turned, strict=True)):
-            if not turned:
+            if not turned and item.energy is None:
                 flat += [(k, b) for b in range(-(-item.weight.numel() // BLOCK))]
                 continue
             o, i, *taps = item.weight.shape
-            rows, columns = range(-(-o // SIDE)), range(-(-i // SIDE))
-            squares += [(k, t, r, c) for r in rows for t in range(math.prod(taps)) for c in columns]
-        return flat, squares
+            own, height = (squares, SIDE) if turned else (planes, HEIGHT)
+            rows, columns = range(-(-o // height)), range(-(-i // SIDE))
+            own += [(k, t, r, c) for r in rows for t in range(math.prod(taps)) for c in columns]
+        return flat, squares, planes
 
     def _tensor(self, values: list, dtype: torch.dtype) -> Tensor:
         return torch.tensor(values, dtype=dtype).to(self.device)
@@ -306,6 +346,10 @@ def _dense(t: Tensor) -> bool:
     return t.is_contiguous() or (t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last))
 
 
+def _beside(energy: Tensor, w: Tensor) -> bool:
+    return energy.shape == w.shape[:2] and energy.dtype == w.dtype and energy.is_contiguous()
+
+
 def _problem(item: Item, first: Item) -> str | None:
     w, dtype = item.weight, first.weight.dtype
     state = (item.exp_avg, item.exp_avg_sq)
@@ -315,11 +359,13 @@ def _problem(item: Item, first: Item) -> str | None:
         return "weight and moments must be dense in NCHW or channels_last memory, and lie alike"
     if item.step.numel() != 1 or item.step.dtype != torch.float32 or item.step.device != w.device:
         return f"need a step count in float32 beside the weight, got {item.step.dtype} on {item.step.device}"
-    tensors = [w, *state] + ([] if item.copy is None else [item.copy])
+    tensors = [w, *state, *(t for t in (item.copy, item.energy) if t is not None)]
     if any(t.device != first.weight.device for t in tensors):
         return "not all tensors are on one device"
     if any(t.data_ptr() % ALIGNED for t in tensors):
         return f"tensors must begin at multiples of {ALIGNED} bytes"
+    if item.energy is not None and (w.dim() != 4 or not _beside(item.energy, w)):
+        return f"an energy {list(item.energy.shape)} in {item.energy.dtype} of a weight {list(w.shape)}"
     if item.copy is None:
         return None
     if item.copy.shape != w.shape or item.copy.dtype not in _TYPES:

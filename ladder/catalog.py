@@ -26,7 +26,8 @@ LADDERS = HERE / "ladders"
 RUNGS = HERE / "rungs"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
-NEEDS = ("cuda", "triton", "bf16", "cuda_graphs")  # the capabilities of ladder.machine.capabilities
+OF_WORKLOAD = ("demodulation",)  # what a rung may need of what is trained; see `possible`
+NEEDS = ("cuda", "triton", "bf16", "cuda_graphs", *OF_WORKLOAD)  # the others: ladder.machine.capabilities
 
 
 @dataclass(frozen=True)
@@ -195,14 +196,21 @@ def contained(recipe: Mapping[str, Any]) -> list[str]:
     return sorted(names, key=lambda name: (bool(load_rung(name).change), name))
 
 
+def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -> dict[str, str | None]:
+    """A machine's capabilities, and what rungs may need of the workload: None where it has it, else one line."""
+    norm = workload["norm"]
+    missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
+    return {**capabilities, "demodulation": missing}
+
+
 def climb(
     ladder: Ladder, capabilities: dict[str, str | None], only: Iterable[str] | None = None
 ) -> list[Planned]:
     """Lay the rungs over each other.
 
-    A rung whose needs the hardware cannot meet is skipped with the reason, and the later ones go on without its
-    change. ``only`` picks rungs to measure: each keeps the recipe it has in the whole ladder, so that its number means
-    the same.
+    A rung whose needs the hardware (or the workload, see `possible`) cannot meet is skipped with the reason, and the
+    later ones go on without its change. ``only`` picks rungs to measure: each keeps the recipe it has in the whole
+    ladder, so that its number means the same.
 
     Raises:
         UserError: ``only`` names a rung that is not in the ladder, or a cumulative recipe is impossible.
@@ -227,7 +235,8 @@ def climb(
 
 def _missing(rung: Rung, capabilities: dict[str, str | None]) -> str | None:
     for need in rung.needs:
-        reason = capabilities.get(need, f"{need} is not known of this machine")
+        unknown = None if need in OF_WORKLOAD else f"{need} is not known of this machine"
+        reason = capabilities.get(need, unknown)
         if reason is not None:
             return reason
     return None

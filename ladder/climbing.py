@@ -53,7 +53,8 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     device = machine.choose_device(request.device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
     mode = request.mode or modes.CUMULATIVE
-    planned = modes.plan(mode, ladder, machine.capabilities(device), request.rungs)
+    there = catalog.possible(machine.capabilities(device), workload)
+    planned = modes.plan(mode, ladder, there, request.rungs)
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
     warning = machine.torch_warning()
@@ -183,7 +184,8 @@ def train(
     ladder = catalog.load_ladder(ladder_name)
     device = machine.choose_device(device)
     _, workload = catalog.load_workload(workload_name or DEFAULT_WORKLOAD[device])
-    chosen = choose_recipe(recipe, ladder, machine.capabilities(device), device)
+    there = catalog.possible(machine.capabilities(device), workload)
+    chosen = choose_recipe(recipe, ladder, there, device)
     pictures = prepare_images(data or workload["data"], workload, quiet)
     from ladder.train import train as training
 
@@ -229,7 +231,7 @@ def canary(
         name,
         workload,
         ladder.name,
-        catalog.climb(ladder, machine.capabilities(device)),
+        catalog.climb(ladder, catalog.possible(machine.capabilities(device), workload)),
         pictures,
         device,
         steps=steps,

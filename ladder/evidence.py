@@ -28,16 +28,16 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
-    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, relayouts, plain, kernels,
-    islands, gradients, adam, graphs, data, compile, parallel, settings; what they hold is said at the functions below,
-    in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
+    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
+    plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, settings; what they hold is said at the
+    functions below, in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
     """
     before = tally(step)
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
     trace, waiting = traced_cycle(step)
     images = {key: count - before[key] for key, count in tally(step).items()}
-    captured, kept = sorted(step.graphs), compute_copies(step)
+    captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
@@ -55,6 +55,7 @@ def gather(step: Any) -> dict[str, Any]:
         "passes": {network: list(batches) for network, batches in watch.passes.items()},
         "stored": weight_layouts(step),
         "copies": kept | {"reworked": watch.reworked},
+        "energies": energies,
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
         "kernels": dict(kernels),
@@ -213,6 +214,13 @@ def compute_copies(step: Any) -> dict[str, Any]:
         _differ(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps) for e in entries
     ]
     return {"kept": _dtypes([e.copy for e in entries]), "stale": sum(stale)}
+
+
+def kept_energies(step: Any) -> dict[str, int]:
+    """How many weights have their squares summed over taps kept, and how many of these sums are stale."""
+    entries = [e for e in entries_of(step) if getattr(e, "energy", None) is not None]
+    stale = [_differ(e.energy, e.weight.square().sum((2, 3)), 1e-5) for e in entries]
+    return {"kept": len(entries), "stale": sum(stale)}
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:

@@ -42,7 +42,7 @@ def command(
     out = out or OUT
     name, fields = catalog.load_workload(workload or "article")
     if gpu is not None:
-        chosen, recipe = plan(ladder, rung, dict.fromkeys(catalog.NEEDS))
+        chosen, recipe = plan(ladder, rung, catalog.possible(dict.fromkeys(catalog.NEEDS), fields))
         found = frame(name, fields, chosen, recipe) | light(
             floors_of(fields, recipe), fields, recipe, recorded.choose(gpu, out)
         )
@@ -53,7 +53,7 @@ def command(
             raise UserError(
                 f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
             )
-        chosen, recipe = plan(ladder, rung, machine.capabilities("cuda"))
+        chosen, recipe = plan(ladder, rung, catalog.possible(machine.capabilities("cuda"), fields))
         found = measure(name, fields, chosen, recipe, out)
         paths = write(found, out)
     click.echo(json.dumps(found, indent=1, allow_nan=False) if as_json else roofline_view.text(found))

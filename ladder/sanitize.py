@@ -72,6 +72,10 @@ def calls(kernels, x):
         yield lambda x: kernels.minibatch_std(x, 2, multiple=8), (x,)
     yield kernels.modulate, (x, scale)
     yield kernels.demodulate, (weight, scale)
+    if hasattr(kernels, "demodulate_group"):
+        group, styles = grouped(kernels), (scale, scale.flip(1))
+        yield group, (weight, weight[:3], *styles)
+        yield lambda *s: group(weight, weight[:3], *s), styles  # as path length differentiates it
     yield (
         lambda x, s, b, k: kernels.instance_norm_act(x, s, b, noise=noise, strength=k),
         (x, scale, shift, strength),
@@ -90,6 +94,17 @@ def calls(kernels, x):
             lambda x, b, k, s: kernels.filter_act(x, [1, 3, 3, 1], b, strength=k, scale=s, **how),
             (x, bias, strength, scale.abs() + 0.5),
         )
+
+
+def grouped(kernels):
+    """Demodulation coefficients of two layers, beside each other, as a function of weights and styles."""
+    import torch
+
+    def run(first, second, style, other):
+        energies = kernels.weight_energies([first, second])
+        return torch.cat(kernels.demodulate_group(energies, [style, other]), 1)
+
+    return run
 
 
 def dense_calls(kernels, x):
@@ -112,7 +127,8 @@ def dense_calls(kernels, x):
 
 
 def adam(x):
-    """x^2, after a step of Adam for a weight without a copy, one with, and one whose copy lies turned."""
+    """x^2, after a step of Adam for a weight without a copy, one with, one whose copy lies turned, and of the last two
+    again with gradients of their energies."""
     import torch
 
     from kernels.adam import AdamPlan, Item, Rates
@@ -120,10 +136,17 @@ def adam(x):
     weight = torch.randn(70, x.shape[1], 3, 3, device=x.device).contiguous(memory_format=torch.channels_last)
     turned = torch.empty_like(weight.transpose(0, 1), memory_format=torch.channels_last).transpose(0, 1)
     copies = (None, torch.empty_like(weight, dtype=torch.bfloat16), turned.bfloat16())
+    copies += tuple(copy.clone() for copy in copies[1:])
     state = [[torch.zeros_like(weight) for _ in range(3)] + [weight.new_zeros(())] for _ in copies]
     items = [Item(*each, copy) for each, copy in zip(state, copies, strict=True)]
+    if "energy" in Item._fields:
+        energy = weight.sum((2, 3))
+        items[3:] = [item._replace(energy=energy) for item in items[3:]]
     plan = AdamPlan(items, Rates(0.1, 0.0, 0.9, 1e-8))
     gradients = [(weight, None if copy is None else torch.ones_like(copy)) for copy in copies]
+    gradients[3:] = [
+        (*pair, getattr(item, "energy", None)) for pair, item in zip(gradients, items, strict=True)
+    ][3:]
     rows, _ = plan.addresses(gradients)
     (table,) = plan.gradient_tables()
     plan.launch(table.copy_(torch.tensor(rows)))

@@ -55,7 +55,7 @@ def command(
         device = machine.choose_device(device)
         name, fields = catalog.load_workload(workload or ("article" if device == "cuda" else "tiny"))
         ladder = catalog.load_ladder(ladder_name)
-        variants = plan(ladder, machine.capabilities(device), without, each, only)
+        variants = plan(ladder, catalog.possible(machine.capabilities(device), fields), without, each, only)
         found = frame(name, fields, ladder.name, device)
         path = out or OUT / f"{found['machine']['name']}-{name}-{found['started']:%Y%m%dT%H%M%SZ}.json"
         found["started"] = found["started"].isoformat(timespec="seconds")

@@ -171,6 +171,9 @@ class Recipe(_Config):
     dense: Literal["linear", "triton"] = (
         "linear"  # fully connected layers: gains, bias, activation in one launch
     )
+    demodulation: Literal["layer", "grouped"] = (
+        "layer"  # coefficients where a layer needs them, or of all layers at once when their styles are there
+    )
     joint_batch: bool = False  # D_main passes fakes and reals through D together, their statistics kept apart
     weights: Literal["per_use", "once"] = (
         "per_use"  # once: cast and scaled when they change, not where they are used
@@ -237,6 +240,10 @@ class Recipe(_Config):
         if self.streams == "two" and self.compile != "off":
             raise ConfigError(
                 f"{where}: streams: two needs compile: off (which computes all gradients itself)"
+            )
+        if self.demodulation == "grouped" and self.modconv != "dense":
+            raise ConfigError(
+                f"{where}: demodulation: grouped needs modconv: dense (per-sample weights bring it with them)"
             )
         if self.resample == "shifts" and self.compile == "off":
             raise ConfigError(f"{where}: resample: shifts needs compile (what fuses the slices)")

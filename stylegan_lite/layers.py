@@ -65,10 +65,12 @@ class Dense(nn.Module):
 class ModulatedConv(ScaledWeight):
     """Modulated 3x3 convolution, noise, bias, leaky ReLU: one layer of the synthesis network (``norm: demod``).
 
-    ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``.
+    ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``; the
+    demodulation ``coefficients`` [N, O] may be given.
     """
 
     style_init = 1.0
+    demodulated = True
 
     def __init__(self, inputs: int, outputs: int, recipe: Recipe, *, up: bool) -> None:
         super().__init__()
@@ -79,9 +81,10 @@ class ModulatedConv(ScaledWeight):
         self.recipe = recipe
         self.up = up
 
-    def forward(self, x: Tensor, style: Tensor, noise: Tensor) -> Tensor:
+    def forward(self, x: Tensor, style: Tensor, noise: Tensor, coefficients: Tensor | None = None) -> Tensor:
         # Demodulation divides any constant out of the weights, so He's constant is left to it.
-        x, scale = modulated_conv2d(x, self.weight, style, self.recipe, up=self.up, copy=self.compute_copy)
+        known = {"copy": self.compute_copy, "coefficients": coefficients}
+        x, scale = modulated_conv2d(x, self.weight, style, self.recipe, up=self.up, **known)
         if self.up and self.recipe.fused_filter:
             return filter_act(x, self.bias, scale=scale, noise=noise, strength=self.noise_strength)
         return bias_act(x, self.bias, self.recipe, scale=scale, noise=noise, strength=self.noise_strength)

@@ -10,7 +10,7 @@ from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, NormalizedConv, ToRGB
-from stylegan_lite.ops import convolutions, full, fused_affines
+from stylegan_lite.ops import convolutions, full, fused_affines, grouped_demodulation
 from stylegan_lite.resample import fork_down, is_channels_last, upsample2d
 
 
@@ -65,10 +65,17 @@ class SynthesisBlock(nn.Module):
         """Full-precision styles of this block's layers from their w's, [N, w_dim] each; ``w`` starts at our first."""
         return [affine(w[k]) for k, affine in enumerate(self.affines)]
 
-    def forward(self, x: Tensor, image: Tensor | None, styles: list[Tensor], noise: list[Tensor]):
+    def forward(
+        self,
+        x: Tensor,
+        image: Tensor | None,
+        styles: list[Tensor],
+        noise: list[Tensor],
+        coefficients: list[Tensor],
+    ):
         if self.conv0 is not None:
-            x = self.conv0(x, styles[0], noise[0])
-        x = self.conv1(x, styles[-2], noise[-1])
+            x = self.conv0(x, styles[0], noise[0], *coefficients[:1])
+        x = self.conv1(x, styles[-2], noise[-1], *coefficients[-1:])
         rgb = self.to_rgb(x, styles[-1])
         if image is not None:
             rgb = upsample2d(image, self.recipe.resample, convolutions(self.recipe)) + rgb
@@ -89,6 +96,7 @@ class Generator(nn.Module):
         self.mapping = Mapping(workload, recipe)
         self.const = nn.Parameter(torch.randn(workload.fmaps(4), 4, 4))
         self.blocks = nn.ModuleList(SynthesisBlock(workload, recipe, r) for r in workload.resolutions)
+        self.grouped = recipe.demodulation == "grouped" and workload.norm == "demod"
 
     def noise_shapes(self, batch: int) -> list[tuple[int, int, int, int]]:
         """One [N, 1, H, W] for each 3x3 layer, from 4x4 up."""
@@ -103,17 +111,27 @@ class Generator(nn.Module):
         found = iter(fused_affines(ws, [affine for _, affine in own], [slot for slot, _ in own]))
         return [[next(found) for _ in block.affines] for block in self.blocks]
 
+    def coefficients(self, styles: list[list[Tensor]]) -> list[list[Tensor]]:
+        """Demodulation coefficients of each block's layers; none where the layers make their own, or have none."""
+        if not self.grouped:
+            return [[] for _ in self.blocks]
+        layers = [[c for c in (block.conv0, block.conv1) if c is not None] for block in self.blocks]
+        theirs = [style for each in styles for style in each[:-1]]  # the last one is toRGB's
+        found = iter(grouped_demodulation([layer for each in layers for layer in each], theirs))
+        return [[next(found) for _ in each] for each in layers]
+
     def forward(self, ws: Tensor, noise: list[Tensor]) -> Tensor:
         with torch.autocast(ws.device.type, enabled=False):
             first = [0] + [2 * k + 1 for k in range(len(self.blocks) - 1)]
             styles = self.styles(ws, first)
+            coefficients = self.coefficients(styles)
         x, image = self.const.expand(len(ws), -1, -1, -1), None
         if torch.is_autocast_enabled(ws.device.type):
             x = x.to(torch.get_autocast_dtype(ws.device.type))
         if self.blocks[0].conv1.recipe.channels_last:
             x = x.contiguous(memory_format=torch.channels_last)
-        for block, k, style in zip(self.blocks, first, styles, strict=True):
-            x, image = block(x, image, style, noise[k : k + len(style) - 1])
+        for block, k, style, scales in zip(self.blocks, first, styles, coefficients, strict=True):
+            x, image = block(x, image, style, noise[k : k + len(style) - 1], scales)
         return image
 
 

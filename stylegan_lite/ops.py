@@ -72,6 +72,16 @@ def fused_affines(ws: Tensor, layers: list[nn.Module], slots: list[int]) -> list
     return kernels.dense_group(ws, weights, biases, slots, **gains)
 
 
+def grouped_demodulation(layers: list[nn.Module], styles: list[Tensor]) -> list[Tensor]:
+    """Demodulation coefficients [N, O] of ``ScaledWeight`` layers, of a style [N, I] each, in a few launches."""
+    import kernels
+
+    energies = [layer.energy for layer in layers]
+    if any(energy is None for energy in energies):  # not kept
+        energies = kernels.weight_energies([layer.weight for layer in layers])
+    return kernels.demodulate_group(energies, styles)
+
+
 def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe, filtered: bool = True) -> Tensor:
     """[N, I, H, W] * [O, I, 3, 3] -> [N, O, H, W], or [N, O, 2H, 2W] with ``up``; ``filtered`` as in ``conv_up``."""
     by = convolutions(recipe)
@@ -89,6 +99,7 @@ def modulated_conv2d(
     up: bool = False,
     demodulate: bool = True,
     copy: Tensor | None = None,
+    coefficients: Tensor | None = None,
 ) -> tuple[Tensor, Tensor | None]:
     """Convolution whose input channels are scaled per sample (Karras et al. 2020, section 2.2).
 
@@ -96,6 +107,7 @@ def modulated_conv2d(
         x: [N, I, H, W]. weight: [O, I, k, k]. style: [N, I], full precision.
         demodulate: scale each output channel to unit expected norm.
         copy: the weight as convolutions take it, where that is kept (``weights: once``); demodulation reads the weight.
+        coefficients: of demodulation, where they have been made for all layers at once; never with modconv: grouped.
 
     Returns:
         [N, O, H', W'] in the dtype convolutions run in, and the demodulation coefficients [N, O] that are still to
@@ -109,14 +121,16 @@ def modulated_conv2d(
         import kernels
 
         y = conv3x3(kernels.modulate(x, style), kernel, up, recipe, not recipe.fused_filter)
-        coefficients = kernels.demodulate(weight, style) if demodulate else None
+        if demodulate and coefficients is None:
+            coefficients = kernels.demodulate(weight, style)
         if coefficients is None or recipe.fused_act:  # fused_act applies the scale in its own pass
             return y, coefficients
         return kernels.modulate(y, coefficients), None
     y = conv3x3(x * style.to(x.dtype)[:, :, None, None], kernel, up, recipe, not recipe.fused_filter)
     if not demodulate:
         return y, None
-    coefficients = demodulation(weight, style)
+    if coefficients is None:
+        coefficients = demodulation(weight, style)
     if recipe.fused_act:
         return y, coefficients
     return y * coefficients.to(y.dtype)[:, :, None, None], None

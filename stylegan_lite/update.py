@@ -29,6 +29,7 @@ class FusedUpdate(torch.optim.Adam):
         super().__init__(parameters, **options)
         if len(self.param_groups) != 1:
             raise ValueError("fused_update: one group of parameters is all it knows")
+        self.kept = copies
         self.copies = {entry.weight: entry for entry in copies.entries}
         self.plan: Any = None
         self.table: Tensor | None = None
@@ -45,11 +46,11 @@ class FusedUpdate(torch.optim.Adam):
 
     @torch.no_grad()
     def step(self, closure: Any = None) -> None:
-        """Update every parameter that has a gradient, its own or its copy's. Takes no closure."""
+        """Update every parameter that has a gradient, its own, its copy's or its energy's. Takes no closure."""
         if closure is not None:
             raise ValueError("fused_update: step takes no closure")
         parameters = self.param_groups[0]["params"]
-        gradients = [(p.grad, self.copies[p].copy.grad if p in self.copies else None) for p in parameters]
+        gradients = [(p.grad, *self._leaf_gradients(p)) for p in parameters]
         capturing = self._on_gpu(parameters[0]) and torch.cuda.is_current_stream_capturing()
         self._make_plan(capturing)
         rows, held = self.plan.addresses(gradients)
@@ -65,7 +66,11 @@ class FusedUpdate(torch.optim.Adam):
                 table.copy_(torch.tensor(rows))
                 self.filled = rows
         self.plan.launch(table)
+        self.kept.refresh_energies()
         del held  # only now: the launch is in the stream before anything can be given their memory
+
+    def _leaf_gradients(self, parameter: Tensor) -> list[Tensor | None]:
+        return [t.grad for t in self.copies[parameter].leaves] if parameter in self.copies else [None]
 
     @staticmethod
     def _on_gpu(parameter: Tensor) -> bool:
@@ -84,9 +89,9 @@ class FusedUpdate(torch.optim.Adam):
         group, items = self.param_groups[0], []
         for parameter in group["params"]:
             state, entry = self.state[parameter], self.copies.get(parameter)
-            copy, gain = (None, 1.0) if entry is None else (entry.copy.detach(), entry.gain)
+            kept = () if entry is None else (entry.copy.detach(), entry.gain, entry.energy)
             items.append(
-                Item(parameter.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"], copy, gain)
+                Item(parameter.detach(), state["exp_avg"], state["exp_avg_sq"], state["step"], *kept)
             )
         rates = Rates(group["lr"], *group["betas"], group["eps"])
         known = (rates, *[t.data_ptr() for item in items for t in item[:5] if t is not None])

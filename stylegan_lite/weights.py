@@ -24,6 +24,8 @@ class ScaledWeight(nn.Module):
     weight_gain: float = 1.0
     compute_copy: Tensor | None = None  # neither parameter nor buffer: it is no state
     keeps_copy: bool = True  # false where a kernel takes the parameter and its gain as they are
+    demodulated: bool = False
+    energy: Tensor | None = None  # [O, I], squares summed over the taps, kept like the copy: see `Entry`
 
     def scaled_weight(self) -> Tensor:
         """The weight times its gain: the compute copy, where one is kept."""
@@ -33,12 +35,21 @@ class ScaledWeight(nn.Module):
 
 
 class Entry(NamedTuple):
-    """One weight: its name in the network, the parameter, its copy and the gain between them."""
+    """One weight: its name in the network, the parameter, its copy and the gain between them.
+
+    With ``demodulation: grouped`` also its energy, all that demodulation reads of a weight: a leaf like the copy.
+    """
 
     name: str
     weight: nn.Parameter
     copy: Tensor
     gain: float
+    energy: Tensor | None = None
+
+    @property
+    def leaves(self) -> list[Tensor]:
+        """What gradients arrive at."""
+        return [self.copy] if self.energy is None else [self.copy, self.energy]
 
 
 class ComputeWeights:
@@ -55,24 +66,29 @@ class ComputeWeights:
         for name, layer in network.named_modules():
             if isinstance(layer, ScaledWeight) and layer.keeps_copy:
                 layer.compute_copy = _empty_copy(layer, recipe)
-                entry = Entry(f"{name}.weight", layer.weight, layer.compute_copy, layer.weight_gain)
-                self.entries.append(entry)
+                if layer.demodulated and recipe.demodulation == "grouped":
+                    layer.energy = torch.empty_like(
+                        layer.weight[:, :, 0, 0], memory_format=torch.contiguous_format
+                    )
+                    layer.energy = layer.energy.detach()
+                known = layer.weight, layer.compute_copy, layer.weight_gain, layer.energy
+                self.entries.append(Entry(f"{name}.weight", *known))
         network.register_load_state_dict_post_hook(lambda module, keys: self.refresh())
         self.refresh()
         self.requires_grad_(True)
 
     def requires_grad_(self, needed: bool) -> None:
         """As the network's parameters: a frozen network's weight gradients are not computed."""
-        for entry in self.entries:
-            entry.copy.requires_grad_(needed)
+        for leaf in self._leaves():
+            leaf.requires_grad_(needed)
 
     def zero_grad(self, set_to_none: bool) -> None:
         """What the optimizer's ``zero_grad`` does, for the copies it does not know."""
         if set_to_none:
-            for entry in self.entries:
-                entry.copy.grad = None
+            for leaf in self._leaves():
+                leaf.grad = None
             return
-        kept = [e.copy.grad for e in self.entries if e.copy.grad is not None]
+        kept = [leaf.grad for leaf in self._leaves() if leaf.grad is not None]
         if kept:
             torch._foreach_zero_(kept)
 
@@ -85,6 +101,16 @@ class ComputeWeights:
             products = torch._foreach_mul([e.weight for e in gained], [e.gain for e in gained])
             scaled |= dict(zip(gained, products, strict=True))
         _copy([e.copy for e in self.entries], list(scaled.values()))
+        self.refresh_energies()
+
+    @torch.no_grad()
+    def refresh_energies(self) -> None:
+        """Write every energy from its parameter, in one launch."""
+        kept = [(e.weight, e.energy) for e in self.entries if e.energy is not None]
+        if kept:
+            from kernels.demodulate_group import refresh_energies
+
+            refresh_energies(*map(list, zip(*kept, strict=True)))
 
     @torch.no_grad()
     def hand_over(self) -> None:
@@ -106,15 +132,31 @@ class ComputeWeights:
                 gradient += entry.weight.grad
         return {entry.name: gradient for entry, gradient in found.items()}
 
+    def _leaves(self) -> list[Tensor]:
+        return [leaf for entry in self.entries for leaf in entry.leaves]
+
     def _gradients(self) -> dict[Entry, Tensor]:
-        """The copies' gradients as gradients of the parameters: new tensors of their dtype and strides."""
+        """The leaves' gradients as gradients of the parameters: new tensors of their dtype and strides."""
         entries = [e for e in self.entries if e.copy.grad is not None]
         found = [torch.empty_like(e.weight) for e in entries]
         _copy(found, [e.copy.grad for e in entries])
         gained = [(g, e.gain) for g, e in zip(found, entries, strict=True) if e.gain != 1]
         if gained:
             torch._foreach_mul_(*map(list, zip(*gained, strict=True)))
-        return dict(zip(entries, found, strict=True))
+        found = dict(zip(entries, found, strict=True))
+        self._add_energies(found)
+        return found
+
+    def _add_energies(self, found: dict[Entry, Tensor]) -> None:
+        """Add what arrived at energies: 2 * weight * gradient, in one launch."""
+        entries = [e for e in self.entries if e.energy is not None and e.energy.grad is not None]
+        if not entries:
+            return
+        from kernels.demodulate_group import energies_backward
+
+        shares = energies_backward([e.energy.grad for e in entries], [e.weight for e in entries])
+        for entry, share in zip(entries, shares, strict=True):
+            found[entry] = share if entry not in found else found[entry].add_(share)
 
 
 def _empty_copy(layer: ScaledWeight, recipe: Recipe) -> Tensor:

@@ -138,3 +138,30 @@ def test_bytes_moved_counts_each_tensor_once():
     assert kernels.adam.bytes_moved(mine, pairs) == 6 * 32 + 5 * 256 + 2 * 128
     assert kernels.adam.bytes_moved(mine, pairs, momentum=True) == 7 * 32 + 6 * 256 + 2 * 128
     assert kernels.adam.bytes_moved(mine, [(None, None)] * 2) == 0
+
+
+@pytest.mark.parametrize("turned", [False, True])
+@pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
+def test_a_gradient_of_the_squares_summed_over_taps_is_taken_as_it_is(layout, turned):
+    """What 2 * weight * gradient added to the weight's own would do, and nothing where there is none."""
+    torch.manual_seed(3)
+    mine = [
+        made(shape, layout, copy=torch.bfloat16, turned=turned) for shape in ((9, 7, 3, 3), (SIDE, 8, 3, 3))
+    ]
+    mine = [item._replace(energy=torch.zeros(item.weight.shape[:2], device=DEVICE)) for item in mine]
+    mine += [made((9, 7, 3, 3), layout, copy=torch.bfloat16), made((5,), layout)]
+    other, plan = cloned(mine), AdamPlan(mine, RATES)
+    for step in range(4):
+        energys = [None if i.energy is None else torch.randn_like(i.energy) for i in mine]
+        copys = [None if i.copy is None else torch.empty_like(i.copy).normal_() for i in mine]
+        if step == 2:
+            energys[0], copys[1] = None, None
+        pairs = list(zip([None, None, None, torch.ones(5, device=DEVICE)], copys, energys, strict=True))
+        update(plan, pairs)
+        adam_reference(other, pairs, RATES)
+        for a, b in zip(mine, other, strict=True):
+            torch.testing.assert_close(a.weight, b.weight, rtol=2e-6, atol=2e-6)
+            torch.testing.assert_close(a.exp_avg_sq, b.exp_avg_sq, rtol=2e-5, atol=1e-7)
+    for bad in (torch.zeros(9, 6), torch.zeros(9, 7).half()):
+        with pytest.raises(ValueError, match="an energy"):
+            AdamPlan([mine[0]._replace(energy=bad.to(DEVICE))], RATES)

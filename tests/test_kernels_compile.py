@@ -68,7 +68,16 @@ def record_launches() -> list[tuple]:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
     JITFunction.run = record
-    ops = ("bias_act", "modulate", "demodulate", "instance_norm_act", "upfirdn2d", "filtered_act", "dense")
+    ops = (
+        "bias_act",
+        "modulate",
+        "demodulate",
+        "demodulate_group",
+        "instance_norm_act",
+        "upfirdn2d",
+        "filtered_act",
+        "dense",
+    )
     for name in (*ops, "residual", "minibatch_std", "adam", "rgb"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
     for name in ("upfirdn2d", "filtered_act_launch"):
@@ -124,8 +133,23 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     )
     torch.autograd.grad(y, (x, scale), y)  # differentiated once, by a kernel of its own
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
+    run_group(torch.zeros(128, c, 3, 3).contiguous(memory_format=layout), scale)
     weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)
     run_rgb(x, weight, scale, torch.zeros(3), image, bias, run)
+
+
+def run_group(weight, style) -> None:
+    """Demodulation of two layers together: as main phases differentiate it, and as path length does."""
+    import torch
+
+    import kernels
+
+    inputs = [t.requires_grad_() for t in (weight, weight.detach()[:64], style, style.clone())]
+    ds = kernels.demodulate_group(kernels.weight_energies(inputs[:2]), inputs[2:])
+    gs = [torch.zeros_like(d, requires_grad=True) for d in ds]
+    torch.autograd.grad(ds, inputs, gs, retain_graph=True)
+    first = torch.autograd.grad(ds, inputs[2:], gs, create_graph=True)
+    torch.autograd.grad(first, [*inputs, *gs], [torch.zeros_like(d) for d in first])
 
 
 def run_rgb(x, weight, style, bias, image, wide_bias, run) -> None:
@@ -194,10 +218,9 @@ def run_adam(dtype, layout, beta1: float) -> None:
 
     weight = torch.zeros(128, 64, 3, 3).contiguous(memory_format=layout)
     turned = torch.empty_like(weight.transpose(0, 1), dtype=dtype, memory_format=layout).transpose(0, 1)
-    copies = (None, torch.empty_like(weight, dtype=dtype), turned)
-    plan = AdamPlan(
-        [Item(weight, weight, weight, torch.zeros(()), c) for c in copies], Rates(0.1, beta1, 0.9, 0.1)
-    )
+    copies, energy = (None, torch.empty_like(weight, dtype=dtype), turned), torch.zeros(128, 64)
+    items = [Item(weight, weight, weight, torch.zeros(()), c) for c in copies]
+    plan = AdamPlan([*items, items[1]._replace(energy=energy)], Rates(0.1, beta1, 0.9, 0.1))
     plan.launch(*plan.gradient_tables())
 
 

@@ -32,7 +32,8 @@ ISLANDS = (
     "moving average",
 )
 DENSE = "dense_kernel"  # mapping and affines, where they are a kernel
-STATISTICS = ("demodulate_kernel", "join_moments_kernel")  # fused kernels that hold nothing but statistics
+# Fused kernels that hold nothing but statistics.
+STATISTICS = ("demodulate_kernel", "demodulate_group_kernel", "join_moments_kernel")
 
 
 def receipt(seen: dict) -> Receipt:

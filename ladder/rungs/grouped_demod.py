@@ -1,0 +1,57 @@
+"""Demodulation coefficients of all layers together, in a handful of launches instead of several a layer.
+
+What changes. A layer's coefficients, rsqrt(sum (w s)^2 + eps), depend on its weight and its style, and styles
+depend on w alone: nothing has to wait for the convolution before. So all of them are made before the first
+convolution: one kernel sums each weight's squares over the 3x3 taps, one makes the coefficients. Backward, one
+kernel has all gradients of styles and of those sums, one goes from the sums to the weights. Path length's second
+derivatives, plain matrix products and element by element before, are two launches. A weight that is used twice,
+as in path length, adds up its gradients in the sums, a ninth of its size, and is read once. With `weights: once` the
+sums are kept beside the compute copies and made when weights change; `fused_update` takes the sums' gradients as
+they are, so that demodulation never writes a gradient as large as the weight.
+
+Why it should help. A layer of 512 x 512 x 3 x 3 is 9 MB: 2 microseconds of memory, but one kernel of few programs
+takes 6 to 14. Thirteen layers side by side fill the GPU, and each phase launches four to nine kernels where it
+launched 39, or in path length some 400.
+
+When it does not. Where weights are large or batches long, a layer fills the GPU by itself, and what is left are
+the launches. Without demodulation (`norm: instance`) there is nothing to group: the rung is n/a. The coefficients
+of the last layer are held from the start of the pass on, which is some kilobytes.
+"""
+
+from ladder.receipts import Receipt, gone, judge, launched
+
+title = "grouped demodulation"
+change = {"demodulation": "grouped"}
+needs = ("cuda", "triton", "demodulation")
+
+# Launches in one run of each of the four phases: D_main has no gradient, D_r1 no generator, path length both twice.
+MOST = {
+    "weight_energies_kernel": 3,
+    "weight_energies_grad_kernel": 2,
+    "demodulate_group_kernel": 3,
+    "demodulate_group_rows_kernel": 1,
+    "demodulate_group_grad_kernel": 4,
+}
+TO_WEIGHTS = "weight_energies_grad_kernel"
+SINGLE = ("demodulate_kernel", "demodulate_dweight_kernel", "demodulate_dstyle_kernel")
+
+
+def receipt(seen: dict) -> Receipt:
+    """Our kernels are launched a few times for all layers, and no layer makes coefficients of its own."""
+    counts = {name: seen["kernels"].get(name, {}).get("calls", 0) for name in MOST}
+    recipe, sums = seen["recipe"], seen["energies"]
+    inside = recipe["fused_update"]  # which takes the gradients of the sums as they are
+    alone = sum(seen["kernels"].get(name, {}).get("calls", 0) for name in SINGLE)
+    return judge(
+        *launched(seen, *(name for name in MOST if not (inside and name == TO_WEIGHTS))),
+        (
+            all(counts[name] <= most for name, most in MOST.items()),
+            f"launches in one run of each phase: {sum(counts.values())}, at most {sum(MOST.values())}",
+        ),
+        (not alone, f"launches for one layer alone: {alone}"),
+        gone(seen, "demodulation", "normalize"),
+        (
+            recipe["weights"] == "per_use" or bool(sums["kept"] and not sums["stale"]),
+            f"sums over taps that are kept: {sums['kept']}, not what their weight has become: {sums['stale']}",
+        ),
+    )
