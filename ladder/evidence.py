@@ -28,9 +28,9 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
-    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts, plain,
-    kernels, islands, gradients, adam, graphs, data, compile, settings; what they hold is said at the functions below and in
-    ``ladder.watch.Watch``.
+    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
+    plain, kernels, islands, gradients, adam, graphs, data, compile, settings; what they hold is said at the functions
+    below and in ``ladder.watch.Watch``.
     """
     before = tally(step)
     crossings, copying = watch_data(step)
