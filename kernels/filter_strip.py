@@ -8,7 +8,9 @@ would be between two ops. Along a column the filter is four multiply-adds, into 
 complete.
 
 A program walks down a strip of BLOCK_W columns of x. Its first `step` columns of y are complete, and the pixels of x
-that are its own are as many; the next program begins `step` further. Rows are fetched ahead through shared memory.
+that are its own are as many; the next program begins `step` further. Two rows are on their way from memory while one
+is worked on, in registers: through shared memory, as Triton's pipelining has it, they would be read once more, and wait
+for every warp.
 """
 
 from kernels.tiles import INTERPRETED, load, tl, triton
@@ -40,6 +42,12 @@ def band(col, W, TAPS: tl.constexpr, BLOCK: tl.constexpr):
 
 
 @triton.jit
+def row_of(image, at, line, in_cols, H, width):
+    """A row of the tile, as it is stored; zeros where there is none."""
+    return tl.load(image + at + line.to(tl.int64) * width, in_cols & (line >= 0) & (line < H), 0.0)
+
+
+@triton.jit
 def along_row(t, v, dtype: tl.constexpr):
     """T @ v with v rounded to dtype, summed in float32."""
     if EXACT:
@@ -54,7 +62,7 @@ def strip(
     C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
     LOADED: tl.constexpr, STORED: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr,
-    STAGES: tl.constexpr, BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """As `walk`, argument for argument."""
     pid = tl.program_id(0)
@@ -91,16 +99,23 @@ def strip(
         beside_y = tl.load(ref + to_y, out_cols & (out_row > OH), 0.0)
     if (STORED == "act") & (noise is not None):
         noise_y = tl.load(noise + first + k, mine & (out_row > OH), 0.0)
-    for i in tl.range(0, rows + 3, num_stages=STAGES):
+    line = out_row - BEFORE_Y
+    v_1 = row_of(x, from_x, line, in_cols, H, W * C)
+    v_2 = row_of(x, from_x, line + 1, in_cols, H, W * C)
+    if LOADED == "grad":
+        u_1 = row_of(ref, from_x, line, in_cols, H, W * C)
+        u_2 = row_of(ref, from_x, line + 1, in_cols, H, W * C)
+    for i in tl.range(0, rows + 3, num_stages=1):
         line, out = out_row - BEFORE_Y + i, out_row - 3 + i
         there_is = (line >= 0) & (line < H)
         exists = there_is.to(tl.float32)
-        at = from_x + line.to(tl.int64) * W * C
-        v = tl.load(x + at, in_cols & there_is, 0.0).to(tl.float32)
+        v, v_1 = v_1.to(tl.float32), v_2
+        v_2 = row_of(x, from_x, line + 2, in_cols, H, W * C)
         if LOADED == "act":
             v = leaky(v + b if b is not None else v, SLOPE)
         if LOADED == "grad":
-            u = tl.load(ref + at, in_cols & there_is, 0.0).to(tl.float32)
+            u, u_1 = u_1.to(tl.float32), u_2
+            u_2 = row_of(ref, from_x, line + 2, in_cols, H, W * C)
             v = v + more if added is not None else v
             du = leaky_grad(v, u + b if b is not None else u, SLOPE)
             if sums is not None:  # what is no pixel of x was loaded as zero

@@ -47,7 +47,7 @@ def forced():
     """Launches take `_now[0]`, and covers are not remembered."""
     kept = [(module, key, getattr(module, key)) for module in (plain, fused) for key in ("config", "_cover")]
     for module, key, value in kept:
-        setattr(module, key, value.__wrapped__ if key == "_cover" else lambda *_: _now[0])
+        setattr(module, key, value.__wrapped__ if key == "_cover" else lambda *_, **__: _now[0])
     try:
         yield
     finally:
@@ -75,12 +75,22 @@ def candidates(name: str, nhwc: bool, short: bool = True) -> list[Config | fused
     if name in MODES or not (nhwc and short):
         return walks
     strips = [
-        fused.Strip(rows, width, block_c, warps, stages)
-        for (width, block_c, warps), rows, stages in itertools.product(
-            ((32, 64, 4), (32, 64, 8), (32, 32, 2), (32, 32, 4), (64, 32, 4), (64, 64, 8)), (16, 32), (2, 3)
+        fused.Strip(rows, width, block_c, warps, registers)
+        for (width, block_c, warps, registers), rows in itertools.product(
+            (
+                (32, 64, 4, None),
+                (32, 64, 4, 128),
+                (32, 64, 4, 96),
+                (32, 64, 8, None),
+                (32, 64, 8, 64),
+                (32, 32, 2, None),
+                (32, 32, 2, 128),
+                (32, 32, 4, None),
+                (64, 32, 4, None),
+            ),
+            (16, 32, 64),
         )
     ]
-    strips += [fused.Strip(64, 32, 64, 4, 3), fused.Strip(32, 32, 64, 4, 4), fused.Strip(32, 32, 128, 8, 3)]
     return [*strips, walks[0], walks[-2]]
 
 
@@ -177,10 +187,10 @@ def tune(
 ) -> Iterator[list[dict]]:
     """What was timed of one kernel after another, the configuration in force first."""
     capability, start = torch.cuda.get_device_capability(), time.time()
+    table = {name: in_force(name, nhwc, capability, dtype.itemsize == 2) for name in names}
     with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool, forced():
-        for i, name in enumerate(names, 1):
+        for i, (name, current) in enumerate(table.items(), 1):
             until = start + i / len(names) * (deadline - start)
-            current = in_force(name, nhwc, capability, dtype.itemsize == 2)
             runs = tune_one(name, current, dtype, nhwc, until, pool)
             yield [
                 {
@@ -245,7 +255,7 @@ def report(rows: list[dict]) -> str:
     best = max((row for row in rows if len(row["runs"]) == most), key=share)
     name, nhwc, lines = best["kernel"], best["nhwc"], []
     how = MODES.get(name)
-    strip = "stages" in best["config"]
+    strip = "cols" not in best["config"]
     key = (name, nhwc) if how is None else (nhwc, how.get("up", 1), how.get("down", 1))
     kind = fused.Strip if strip else Config
     lines.append(f"    {(name if strip else key)!r}: {kind(**best['config'])!r},")

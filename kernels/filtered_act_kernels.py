@@ -156,14 +156,14 @@ def act_filter_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
+    STRIP: tl.constexpr,
 ):  # fmt: skip
     """y = filter(leaky_relu(x + bias))."""
-    if STAGES:
+    if STRIP:
         strip(
             x, None, y, bias, None, None, None, None, None,
             C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            "act", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+            "act", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
         )  # fmt: skip
     else:
         walk(
@@ -181,14 +181,14 @@ def act_filter_grad_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
+    STRIP: tl.constexpr,
 ):  # fmt: skip
     """dx = slope at x + bias * filter(g), with the mirrored filter; sums of dx."""
-    if STAGES:
+    if STRIP:
         strip(
             g, x, dx, bias, None, None, None, None, sums,
             C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            None, "grad", SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+            None, "grad", SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
         )  # fmt: skip
     else:
         walk(
@@ -206,14 +206,14 @@ def act_filter_grad_grad_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
+    STRIP: tl.constexpr,
 ):  # fmt: skip
     """dg = filter(slope at x + bias * (ddx + ddbias)): the forward pass, linearized at x."""
-    if STAGES:
+    if STRIP:
         strip(
             ddx, x, dg, bias, ddbias, None, None, None, None,
             C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            "grad", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+            "grad", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
         )  # fmt: skip
     else:
         walk(
@@ -231,14 +231,14 @@ def filter_act_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
+    STRIP: tl.constexpr,
 ):  # fmt: skip
     """y = leaky_relu(filter(x) * scale + noise * strength + bias)."""
-    if STAGES:
+    if STRIP:
         strip(
             x, None, y, bias, None, noise, strength, scale, None,
             C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            None, "act", SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+            None, "act", SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
         )  # fmt: skip
     else:
         walk(
@@ -256,14 +256,14 @@ def filter_act_grad_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STAGES: tl.constexpr,
+    STRIP: tl.constexpr,
 ):  # fmt: skip
     """dx = filter(slope at y * g) * scale, with the mirrored filter; sums of du = slope * g, du * noise and g * y."""
-    if STAGES:
+    if STRIP:
         strip(
             g, y, dx, None, None, noise, None, scale, sums,
             C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            "grad", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, STAGES, BLOCK_P, BLOCK_C,
+            "grad", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
         )  # fmt: skip
     else:
         walk(

@@ -67,16 +67,16 @@ class Strip(NamedTuple):
     width: int  # a power of 2, 16 at least
     block_c: int  # channels at most
     warps: int
-    stages: int  # rows on their way from memory
+    registers: int | None = None  # a thread, at most
 
 
 # By kernel, or (compute capability, kernel) as above: for 16-bit channels_last images where `fits` says so.
 STRIPS: dict[str | tuple, Strip] = {
-    "act_filter": Strip(rows=32, width=32, block_c=64, warps=4, stages=3),
-    "act_filter_grad": Strip(rows=32, width=32, block_c=64, warps=8, stages=3),
-    "act_filter_grad_grad": Strip(rows=32, width=32, block_c=64, warps=8, stages=3),
-    "filter_act": Strip(rows=32, width=32, block_c=64, warps=8, stages=3),
-    "filter_act_grad": Strip(rows=32, width=32, block_c=64, warps=8, stages=3),
+    "act_filter": Strip(rows=32, width=32, block_c=64, warps=4),
+    "act_filter_grad": Strip(rows=32, width=32, block_c=64, warps=4),
+    "act_filter_grad_grad": Strip(rows=32, width=32, block_c=64, warps=4),
+    "filter_act": Strip(rows=32, width=32, block_c=64, warps=4),
+    "filter_act_grad": Strip(rows=32, width=32, block_c=64, warps=4),
 }
 NARROWEST = 12  # columns; tensor cores work on 16 channels and columns at least
 
@@ -138,7 +138,7 @@ def _cover(
         "PLANES": not nhwc, "TAPS_Y": taps_y, "TAPS_X": taps_x,
         "BEFORE_Y": call.before[0], "BEFORE_X": call.before[1], "ACC": tl_accumulator(dtype),
         "ROWS": rows, "COLS": cols, "AHEAD": ahead, "BLOCK_P": block_p, "BLOCK_C": block_c, "num_warps": warps,
-        "maxnreg": registers, "STAGES": 0,
+        "maxnreg": registers, "STRIP": False,
     }  # fmt: skip
     sizes = (channels, h, w, oh, ow, *strides, shape[1])
     tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {})
@@ -161,7 +161,7 @@ def _strips(choice: Strip, shape: torch.Size, call: _Call, gain: float) -> _Cove
     constants = {
         "PLANES": False, "TAPS_Y": taps_y, "TAPS_X": taps_x, "BEFORE_Y": before[0], "BEFORE_X": before[1],
         "ACC": tl_accumulator(torch.float32), "ROWS": 1, "COLS": 1, "AHEAD": 0, "BLOCK_P": choice.width,
-        "BLOCK_C": block_c, "STAGES": choice.stages, "num_warps": choice.warps,
+        "BLOCK_C": block_c, "STRIP": True, "num_warps": choice.warps, "maxnreg": choice.registers,
     }  # fmt: skip
     sizes = (channels, h, w, oh, ow, channels, 1, 1, channels)
     tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {})
