@@ -1,8 +1,8 @@
 """Find rows for the tables of `upfirdn2d` and `filtered_act` on the GPU at hand: `python -m kernels.filter_tuning`.
 
 Each configuration is timed as in `kernels/tuning.py`, beside a copy of as many bytes: all of them at the first shape,
-the best few at every shape that the workloads have. What takes long is compiling, so it is done beforehand by many
-processes. Prints the best rows beside those in force, ready to be pasted, and writes everything timed as JSON.
+the best few at every shape that the workloads have. What takes long is compiling, so many processes do it beforehand.
+Prints the best rows beside those in force, ready to be pasted, and writes everything timed as JSON.
 """
 
 from __future__ import annotations
@@ -11,11 +11,9 @@ import argparse
 import itertools
 import json
 import math
-import multiprocessing
 import sys
 import time
 from collections.abc import Callable, Iterator
-from concurrent.futures import ProcessPoolExecutor
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -24,6 +22,7 @@ import torch
 import kernels
 from kernels import filtered_act as ops
 from kernels import filtered_act_launch as fused
+from kernels.precompile import compile_ahead
 from kernels.tuning import make_copy, seconds
 from kernels.upfirdn2d import Config
 
@@ -169,35 +168,33 @@ class Bench:
         return {"shape": self.shape, "share": self.copy / taken} | facts
 
 
-def compile_all(jobs: list[tuple], pool: ProcessPoolExecutor) -> None:
-    """Run every (kernel, shape, configuration, dtype, nhwc, until) once, in processes that share Triton's cache."""
-    list(pool.map(compile_one, jobs))
-
-
-def compile_one(job: tuple) -> None:
-    name, shape, config, dtype, nhwc, until = job
-    if time.time() < until:
-        with forced():
-            tried(make_call(name, shape, dtype, nhwc)[0], config)
-            torch.cuda.synchronize()
-
-
 def tune(
     names: list[str], dtype: torch.dtype, nhwc: bool, deadline: float, processes: int
 ) -> Iterator[list[dict]]:
     """What was timed of one kernel after another, the configuration in force first."""
-    capability, start = torch.cuda.get_device_capability(), time.time()
-    table = {name: in_force(name, nhwc, capability, dtype.itemsize == 2) for name in names}
-    with ProcessPoolExecutor(processes, multiprocessing.get_context("spawn")) as pool, forced():
-        for i, (name, current) in enumerate(table.items(), 1):
+    capability, short = torch.cuda.get_device_capability(), dtype.itemsize == 2
+    current = {name: in_force(name, nhwc, capability, short) for name in names}
+    trials = {name: list(dict.fromkeys([current[name], *candidates(name, nhwc, short)])) for name in names}
+    with forced():
+
+        def run() -> None:
+            for name in names:
+                call, _ = make_call(name, SHAPES[0], dtype, nhwc)
+                for config in trials[name]:
+                    tried(call, config)
+
+        compile_ahead(run, processes=processes)  # other shapes need few kernels more
+        torch.cuda.synchronize()
+        start = time.time()
+        for i, name in enumerate(names, 1):
             until = start + i / len(names) * (deadline - start)
-            runs = tune_one(name, current, dtype, nhwc, until, pool)
+            runs = tune_one(name, trials[name], dtype, nhwc, until)
             yield [
                 {
                     "kernel": name,
                     "nhwc": nhwc,
                     "config": config._asdict(),
-                    "current": config == current,
+                    "current": config == current[name],
                     "runs": found,
                 }
                 for config, found in runs.items()
@@ -205,30 +202,17 @@ def tune(
 
 
 def tune_one(
-    name: str,
-    current: Config | fused.Strip,
-    dtype: torch.dtype,
-    nhwc: bool,
-    deadline: float,
-    pool: ProcessPoolExecutor,
+    name: str, trials: list[Config | fused.Strip], dtype: torch.dtype, nhwc: bool, deadline: float
 ) -> dict[Config | fused.Strip, list[dict]]:
-    """All candidates at the first shape, then the best few at the others; compiled by the pool before each."""
-    trials, half = (
-        list(dict.fromkeys([current, *candidates(name, nhwc, dtype.itemsize == 2)])),
-        (time.time() + deadline) / 2,
-    )
-    compile_all([(name, SHAPES[0], config, dtype, nhwc, half) for config in trials], pool)
+    """All of them at the first shape, the first one and the best few at the others."""
     bench = Bench(name, SHAPES[0], dtype, nhwc)
-    runs = {current: [bench.run(current)]}
+    runs = {trials[0]: [bench.run(trials[0])]}
     for config in trials[1:]:
         if time.time() < deadline:
             runs[config] = [bench.run(config)]
     del bench
     torch.cuda.empty_cache()
-    final = finalists(runs, current)
-    compile_all(
-        [(name, shape, config, dtype, nhwc, math.inf) for shape in SHAPES[1:4] for config in final], pool
-    )
+    final = finalists(runs, trials[0])
     for shape in SHAPES[1:]:
         bench = Bench(name, shape, dtype, nhwc)
         for config in final:

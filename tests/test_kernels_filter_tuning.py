@@ -80,6 +80,32 @@ def test_every_call_launches_its_kernel(name, monkeypatch):
     assert f"{name.split()[0]}_kernel" in seen and moved > 0
 
 
+def test_the_best_few_go_to_every_shape_one_kernel_after_another(monkeypatch):
+    """With a bench that likes high numbers of rows, in place of a GPU."""
+
+    class Bench:
+        def __init__(self, name, shape, dtype, nhwc):
+            self.shape = shape
+
+        def run(self, config):
+            return {"shape": self.shape, "share": config.rows / 100, "microseconds": 1.0}
+
+    monkeypatch.setattr(tuning, "Bench", Bench)
+    monkeypatch.setattr(tuning, "make_call", lambda *_: (lambda: None, 1))
+    monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
+    for name in ("synchronize", "empty_cache"):
+        monkeypatch.setattr(torch.cuda, name, lambda *_: None)
+    found = list(tuning.tune(["act_filter", "upfirdn2d"], torch.bfloat16, True, math.inf, 1))
+    assert [rows[0]["kernel"] for rows in found] == ["act_filter", "upfirdn2d"]
+    for rows in found:
+        assert [row["current"] for row in rows] == [True] + [False] * (len(rows) - 1)
+        whole = [row for row in rows if len(row["runs"]) == len(tuning.SHAPES)]
+        assert len(whole) in (tuning.FINALISTS, tuning.FINALISTS + 1) and rows[0] in whole
+        most = max(row["config"]["rows"] for row in rows)
+        assert any(row["config"]["rows"] == most for row in whole)
+        assert tuning.report(rows).count("\n") == 2
+
+
 @pytest.mark.gpu
 def test_it_finds_configurations(tmp_path, capsys):
     path = tmp_path / "tuning.json"

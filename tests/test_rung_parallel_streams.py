@@ -188,7 +188,9 @@ def test_fifty_replays_are_those_of_one_stream(whole, precision):
         step.prepare()
         step.feed.next()
     two.real.copy_(one.real)
-    tolerance = 1e-2 if precision == "fp32" else 5e-2
+    tolerance = (
+        5e-2  # cuDNN takes TF32 for FP32, and other algorithms for either step; Adam makes more of that
+    )
     for seed in range(50):
         state = copy.deepcopy(one.state_dict())
         losses, gradients = replayed(one, state, seed)
