@@ -38,6 +38,8 @@ RUNGS = [
     "fused_filter",
     "fused_residual",
     "cached_uint8",
+    "grouped_demod",
+    "parallel_streams",
 ]
 
 # (workload, rung) pairs that no longer agree with the ladder of today.
@@ -133,25 +135,27 @@ _DATA_LOADING = _CUDA_GRAPHS | {
 _FUSED_ACT = _DATA_LOADING | {"fused_act": True}
 
 # The ladder `full` goes on from there.
-_FUSED_RESAMPLE = _FUSED_ACT | {"resample": "triton"}
-_CONV_DOUBLE_BACKWARD = _FUSED_RESAMPLE | {"conv": "double_backward"}
-_CUDNN_BENCHMARK = _CONV_DOUBLE_BACKWARD | {"cudnn_benchmark": True}
-_FUSED_ADAM = _CUDNN_BENCHMARK | {"fused_adam": True, "ema": "foreach"}
-_WHOLE_STEP_GRAPH = _FUSED_ADAM | {"whole_step_graph": True}
-_PREFETCH_STREAM = _WHOLE_STEP_GRAPH | {"prefetch_stream": True}
-_FUSED_RGB = _PREFETCH_STREAM | {"rgb": "triton"}
-_FUSED_DENSE = _FUSED_RGB | {"dense": "triton"}
-_LEAN_WEIGHTS = _FUSED_DENSE | {"weights": "once"}
+_CONV_DOUBLE_BACKWARD = _FUSED_ACT | {"conv": "double_backward"}
+_FUSED_RESAMPLE = _CONV_DOUBLE_BACKWARD | {"resample": "triton"}
+_FUSED_ADAM = _FUSED_RESAMPLE | {"fused_adam": True, "ema": "foreach"}
+_JOINT_BATCH = _FUSED_ADAM | {"joint_batch": True}
+_FUSED_DENSE = _JOINT_BATCH | {"dense": "triton"}
+_FUSED_RGB = _FUSED_DENSE | {"rgb": "triton"}
+_LEAN_WEIGHTS = _FUSED_RGB | {"weights": "once"}
 _FUSED_UPDATE = _LEAN_WEIGHTS | {"fused_update": True}
-_JOINT_BATCH = _FUSED_UPDATE | {"joint_batch": True}
-_FUSED_FILTER = _JOINT_BATCH | {"fused_filter": True}
-_FUSED_RESIDUAL = _FUSED_FILTER | {"fused_residual": True}
-_CACHED_UINT8 = _FUSED_RESIDUAL | {"cached_images": True}
+_GROUPED_DEMOD = _FUSED_UPDATE | {"demodulation": "grouped"}
+_FUSED_RESIDUAL = _GROUPED_DEMOD | {"fused_residual": True}
+_FUSED_FILTER = _FUSED_RESIDUAL | {"fused_filter": True}
+_PARALLEL_STREAMS = _FUSED_FILTER | {"streams": "two"}
+_PREFETCH_STREAM = _PARALLEL_STREAMS | {"prefetch_stream": True}
+_CUDNN_BENCHMARK = _PREFETCH_STREAM | {"cudnn_benchmark": True}
+_WHOLE_STEP_GRAPH = _CUDNN_BENCHMARK | {"whole_step_graph": True}
+_CACHED_UINT8 = _WHOLE_STEP_GRAPH | {"cached_images": True}
 _CPU_CONV_DOUBLE_BACKWARD = _BF16_SET_TO_NONE | {"conv": "double_backward"}
 _CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}
-_CPU_LEAN_WEIGHTS = _CPU_FUSED_ADAM | {"weights": "once"}
-_CPU_JOINT_BATCH = _CPU_LEAN_WEIGHTS | {"joint_batch": True}
-_CPU_CACHED_UINT8 = _CPU_JOINT_BATCH | {"cached_images": True}
+_CPU_JOINT_BATCH = _CPU_FUSED_ADAM | {"joint_batch": True}
+_CPU_LEAN_WEIGHTS = _CPU_JOINT_BATCH | {"weights": "once"}
+_CPU_CACHED_UINT8 = _CPU_LEAN_WEIGHTS | {"cached_images": True}
 
 _TRITON = ("cuda", "bf16", "triton")
 _GRAPHS = (*_TRITON, "cuda_graphs")
@@ -170,28 +174,30 @@ SERIES = {
     ("tiny", "channels_last"): Series("cpu", (), _TINY, _CHANNELS_LAST, "06f0e0fccc98"),
     ("tiny", "bf16"): Series("cpu", ("bf16",), _TINY, _BF16, "69bb52bab5f8"),
     ("tiny", "set_to_none"): Series("cpu", ("bf16",), _TINY, _BF16_SET_TO_NONE, "b3f233839ca4"),
-    ("article", "fused_resample"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_RESAMPLE, "8ed2882bc487"),
     ("article", "conv_double_backward"): Series(
-        "cuda", _GRAPHS, _ARTICLE, _CONV_DOUBLE_BACKWARD, "b1b591cfd2d1"
+        "cuda", _GRAPHS, _ARTICLE, _CONV_DOUBLE_BACKWARD, "4e9bfa3e4fe1"
     ),
-    ("article", "cudnn_benchmark"): Series("cuda", _GRAPHS, _ARTICLE, _CUDNN_BENCHMARK, "757d3b4e6be0"),
-    ("article", "fused_adam"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_ADAM, "32a2632ca16a"),
-    ("article", "whole_step_graph"): Series("cuda", _GRAPHS, _ARTICLE, _WHOLE_STEP_GRAPH, "15ac830c2a13"),
-    ("article", "prefetch_stream"): Series("cuda", _GRAPHS, _ARTICLE, _PREFETCH_STREAM, "879cc70a106b"),
-    ("article", "fused_rgb"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_RGB, "c610934ed2b5"),
-    ("article", "fused_dense"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_DENSE, "1e1cf4652187"),
-    ("article", "lean_weights"): Series("cuda", _GRAPHS, _ARTICLE, _LEAN_WEIGHTS, "e66667aee868"),
-    ("article", "fused_update"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_UPDATE, "574025642cd2"),
-    ("article", "joint_batch"): Series("cuda", _GRAPHS, _ARTICLE, _JOINT_BATCH, "76a3c4721289"),
-    ("article", "fused_filter"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_FILTER, "ab2c49122c43"),
-    ("article", "fused_residual"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_RESIDUAL, "bb0f673c1da2"),
-    ("article", "cached_uint8"): Series("cuda", _GRAPHS, _ARTICLE, _CACHED_UINT8, "0a15cd18a88e"),
+    ("article", "fused_resample"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_RESAMPLE, "b1b591cfd2d1"),
+    ("article", "fused_adam"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_ADAM, "10fe1f24a0ac"),
+    ("article", "joint_batch"): Series("cuda", _GRAPHS, _ARTICLE, _JOINT_BATCH, "b847c1d268d4"),
+    ("article", "fused_dense"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_DENSE, "828aab1c7d56"),
+    ("article", "fused_rgb"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_RGB, "87ec1310b7dd"),
+    ("article", "lean_weights"): Series("cuda", _GRAPHS, _ARTICLE, _LEAN_WEIGHTS, "94790d479a94"),
+    ("article", "fused_update"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_UPDATE, "6ae44ba8f4a6"),
+    ("article", "grouped_demod"): Series("cuda", _GRAPHS, _ARTICLE, _GROUPED_DEMOD, "1545dce8395f"),
+    ("article", "fused_residual"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_RESIDUAL, "eecd9c7f4f22"),
+    ("article", "fused_filter"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_FILTER, "481635b3f48e"),
+    ("article", "parallel_streams"): Series("cuda", _GRAPHS, _ARTICLE, _PARALLEL_STREAMS, "0724a15380a7"),
+    ("article", "prefetch_stream"): Series("cuda", _GRAPHS, _ARTICLE, _PREFETCH_STREAM, "aa375367444a"),
+    ("article", "cudnn_benchmark"): Series("cuda", _GRAPHS, _ARTICLE, _CUDNN_BENCHMARK, "5ebac8e96d39"),
+    ("article", "whole_step_graph"): Series("cuda", _GRAPHS, _ARTICLE, _WHOLE_STEP_GRAPH, "43fe08e9a9ae"),
+    ("article", "cached_uint8"): Series("cuda", _GRAPHS, _ARTICLE, _CACHED_UINT8, "93d2d127fff9"),
     ("tiny", "conv_double_backward"): Series(
         "cpu", ("bf16",), _TINY, _CPU_CONV_DOUBLE_BACKWARD, "36ddb442c7c8"
     ),
     ("tiny", "fused_adam"): Series("cpu", ("bf16",), _TINY, _CPU_FUSED_ADAM, "b69f9928d852"),
-    ("tiny", "lean_weights"): Series("cpu", ("bf16",), _TINY, _CPU_LEAN_WEIGHTS, "cd61b8fdadda"),
-    ("tiny", "joint_batch"): Series("cpu", ("bf16",), _TINY, _CPU_JOINT_BATCH, "c412a72ccf6a"),
+    ("tiny", "joint_batch"): Series("cpu", ("bf16",), _TINY, _CPU_JOINT_BATCH, "899221573a26"),
+    ("tiny", "lean_weights"): Series("cpu", ("bf16",), _TINY, _CPU_LEAN_WEIGHTS, "c412a72ccf6a"),
     ("tiny", "cached_uint8"): Series("cpu", ("bf16",), _TINY, _CPU_CACHED_UINT8, "f84dfa411938"),
 }
 

@@ -24,7 +24,8 @@ def planned(device: str) -> dict[str, tuple[tuple[str, ...], dict[str, Any]]]:
     for rung in catalog.climb(catalog.load_ladder(LADDER), there):
         if rung.recipe is None:
             continue
-        needs += [need for need in catalog.load_rung(rung.name).needs if need not in needs]
+        wanted = catalog.load_rung(rung.name).needs  # some of the workload, which is frozen with it
+        needs += [need for need in wanted if need in machine.CAPABILITIES and need not in needs]
         recipe = dict(rung.recipe)
         if "workers" in recipe and recipe["workers"] == data_loading.change["workers"]:
             recipe["workers"] = 8

@@ -276,7 +276,12 @@ def main(arguments: list[str] | None = None) -> int:
         for rows in tune(options.kernel or NAMES, dtype, nhwc, deadline, options.processes):
             timed += rows
             print(report(rows), flush=True)
-            gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+            gpu = {
+                "schema": 1,
+                "kind": "filter tuning",
+                "gpu": torch.cuda.get_device_name(),
+                "torch": torch.__version__,
+            }
             options.json.write_text(json.dumps(gpu | {"timed": timed}, indent=1))
     return 0
 

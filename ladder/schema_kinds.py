@@ -112,6 +112,14 @@ KERNELS = fields(
 
 # ---- kernels.tuning ----------------------------------------------------------------------------------------------
 
+TUNED_RUNS = items(
+    fields(
+        {"shape": SHAPE},
+        {"error": LINE, "share": AMOUNT, "bytes": BYTES}
+        | dict.fromkeys(("microseconds", "copy_microseconds", "driver_copy_microseconds"), AMOUNT),
+    ),
+    32,
+)
 TUNED = fields(
     {
         "key": fields(
@@ -122,26 +130,34 @@ TUNED = fields(
         "current": FLAG,
         "all_shapes": FLAG,
         "share": AMOUNT,
-        "runs": items(
-            fields(
-                {"shape": SHAPE},
-                {"error": LINE, "share": AMOUNT, "bytes": BYTES}
-                | dict.fromkeys(("microseconds", "copy_microseconds", "driver_copy_microseconds"), AMOUNT),
-            ),
-            32,
-        ),
+        "runs": TUNED_RUNS,
     }
 )
-TUNING = fields(
+FILTERED = fields(
     {
-        "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
-        "kind": one_of("tuning"),
-        "gpu": TEXT,
-        "torch": TEXT,
-        "timed": items(TUNED, 10_000, least=1),
-    },
-    {"notes": items(LINE, 16)},
+        "kernel": LINE,
+        "nhwc": FLAG,
+        "config": mapping(IDENTIFIER, maybe(AMOUNT), 16),
+        "current": FLAG,
+        "runs": TUNED_RUNS,
+    }
 )
+
+
+def tuning(kind: str, row: Rule) -> Rule:
+    return fields(
+        {
+            "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
+            "kind": one_of(kind),
+            "gpu": TEXT,
+            "torch": TEXT,
+            "timed": items(row, 10_000, least=1),
+        },
+        {"notes": items(LINE, 16)},
+    )
+
+
+TUNING, FILTER_TUNING = tuning("tuning", TUNED), tuning("filter tuning", FILTERED)
 
 # ---- ladder doctor --roofline ------------------------------------------------------------------------------------
 
@@ -192,12 +208,17 @@ ROOFLINE = fields(
     }
 )
 
-KINDS: dict[str, Rule] = {"kernels": KERNELS, "roofline": ROOFLINE, "tuning": TUNING}
+KINDS: dict[str, Rule] = {
+    "filter tuning": FILTER_TUNING,
+    "kernels": KERNELS,
+    "roofline": ROOFLINE,
+    "tuning": TUNING,
+}
 
 
 def contradiction(data: dict[str, Any]) -> str | None:
     """What cannot be in a file that its schema takes, in one line, or None."""
-    if data["kind"] == "tuning":
+    if data["kind"] in ("tuning", "filter tuning"):
         return None
     machine = data["machine"]
     hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]

@@ -174,8 +174,10 @@ def shorten_filters(short: bool) -> None:
     """Short strips for the kernels that walk down one without a loop: at full length one compiles for 10 s."""
     filters, fused = (sys.modules[f"kernels.{name}"] for name in ("upfirdn2d", "filtered_act_launch"))
     row = filters.Config(1, 1, 0, 64, 0.5, 4) if short else None
-    walk = lambda name, nhwc: row or fused.CONFIGS[name, nhwc]  # noqa: E731
-    fused.config = lambda name, nhwc, _, strips=False: fused.STRIPS[name] if strips else walk(name, nhwc)
+    table = fused.STRIPS if short else {}
+    fused.config = lambda name, nhwc, _, strips=False: (
+        (table.get(name) if strips else None) or row or fused.CONFIGS[name, nhwc]
+    )
     rows = filters.Config(2, 1, 0, 64, 1, 4) if short else None
     filters.config = lambda nhwc, up, down, _: rows or filters.CONFIGS[nhwc, up, down]
     for module in (filters, fused):

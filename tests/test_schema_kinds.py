@@ -64,10 +64,18 @@ def test_a_tuning_is_accepted_or_says_what_is_wrong(tmp_path):
     assert judge(tmp_path, changed) == "timed[0].choice.tile: '2048' is not a whole number"
 
 
+def test_a_tuning_of_filters_is_accepted_or_says_what_is_wrong(tmp_path):
+    path = TUNING.with_name("nvidia-h200-filter-tuning.json")
+    assert validate.problem_of(path) is None
+    changed = json.loads(path.read_text())
+    changed["timed"][0]["config"]["rows"] = "8"
+    assert judge(tmp_path, changed).startswith("timed[0].config.rows: '8' is not")
+
+
 @pytest.mark.parametrize("kind", ["canary", ["kernels"], None, "kernels "])
 def test_another_kind_is_named(tmp_path, kind):
     says = judge(tmp_path, {"schema": 1, "kind": kind})
-    assert says.startswith("kind: ") and says.endswith("is none of kernels, roofline, tuning")
+    assert says.startswith("kind: ") and says.endswith("is none of filter tuning, kernels, roofline, tuning")
 
 
 def test_why_not_to_quote_them_is_said(tmp_path, kernels):
