@@ -245,6 +245,7 @@ CONFIGS = {
     "correlate and wide": Config(vectors=1, ahead=4, per_sm=4),
 }
 LANES = 32  # of a warp: side by side along the dimension that is contiguous
+SIDE = 8  # where pixels of the image are loaded as well: wider tiles had Triton load each of them up to ten times over
 FEW = 256  # pixels: up to here one program sums all of a sample, and no second launch adds up
 
 
@@ -258,7 +259,8 @@ def cover(shape: torch.Size, nhwc: bool, op: str, itemsize: int, device: torch.d
     tile = LANES * config.warps * vector * config.vectors
     if nhwc:
         stride_p, stride_c = channels, 1
-        block_c = min(power_of_2(channels), LANES if small else LANES * vector)
+        lanes = LANES if small or "narrow" in op else SIDE
+        block_c = min(power_of_2(channels), lanes if small else lanes * vector)
         block_p = min(power_of_2(pixels), max(tile // block_c, 1))
     else:
         stride_p, stride_c = 1, pixels

@@ -149,6 +149,7 @@ def small_tiles(monkeypatch):
     monkeypatch.setattr(rgb_kernels, "CONFIGS", few)
     monkeypatch.setattr(rgb_kernels, "FEW", 2)
     monkeypatch.setattr(rgb_kernels, "LANES", 2)
+    monkeypatch.setattr(rgb_kernels, "SIDE", 2)
     monkeypatch.setattr(rgb_kernels, "processor", lambda device: (90, 8))
     rgb_kernels.cover.cache_clear()
     yield
