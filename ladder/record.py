@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import modes, results, stats, verdicts
+from ladder import measured, modes, results, stats, verdicts
 from ladder.pool import ROOT
 from ladder.worker import CYCLE_STEPS
 
@@ -27,8 +27,12 @@ def new_result(
     data_source: str | None,
     ladder: Any,
     planned: Sequence[Any],
+    code: Path | None = None,
 ) -> dict[str, Any]:
-    """The result of a run that has not begun. Where the images lie on this machine is left out."""
+    """The result of a run that has not begun. Where the images lie on this machine is left out.
+
+    `code` is where the measured packages come from, if not from here.
+    """
     rungs = [new_rung(p.name, p.title, p.recipe, p.article_ms, p.skipped) for p in planned]
     data = None if workload.get("data") is None else data_source or "user-images"
     commit, dirty = commit_of(ROOT)
@@ -40,6 +44,7 @@ def new_result(
         "protocol": {},
         "commit": commit,
         "dirty": dirty,
+        measured.KEY: measured.digests(code=code),
         "complete": False,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "seconds": 0.0,

@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 from typing import Any
 
-from ladder import checks, modes
+from ladder import checks, modes, sources
 from ladder.errors import UserError
 from ladder.files import replacing
 from ladder.series import collect as collect
@@ -208,7 +208,7 @@ def csv_text(many: list[dict[str, Any]]) -> str:
             result["workload"]["name"],
             result["ladder"]["name"],
         ]
-        head += [result["started"], result.get("commit") or "", bool(result["protocol"].get("quick"))]
+        head += [result["started"], " ".join(sources.commits(result)), bool(result["protocol"].get("quick"))]
         head += [result["complete"], result.get("baseline") or ""]
         software = [machine.get(name) or "" for name in ("torch", "cuda", "triton")]
         shown = view(result)
