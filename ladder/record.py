@@ -54,6 +54,18 @@ def new_result(
     }
 
 
+def head(kind: str, workload_name: str, workload: dict[str, Any]) -> dict[str, Any]:
+    """What results of the other kinds begin with. Their images are random ones: where a user's lie is not said."""
+    commit, dirty = commit_of(ROOT)
+    return {
+        "schema": 1,
+        "kind": kind,
+        "workload": {"name": workload_name, **workload, "data": None},
+        "commit": commit,
+        "dirty": dirty,
+    }
+
+
 def protocol(
     rounds: int | None,
     cycles: int | None,

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
@@ -251,6 +252,11 @@ def _csv(cell: object) -> object:
         return cell
     text = plain(cell)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text  # a spreadsheet would compute it
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    """Write plain data as `write` does. A number that is not finite is a ValueError."""
+    write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -11,6 +11,8 @@ from typing import Any
 
 import pytest
 
+pytest.register_assert_rewrite("tests.rung_steps")
+
 
 def nvml_sees_a_gpu() -> bool:
     """Whether the NVIDIA driver reports a GPU; False too where there is no driver. Costs milliseconds."""
