@@ -52,7 +52,7 @@ def test_conv_double_backward_sabotaged_in_one_kind_of_layer_only(monkeypatch, r
     refused("conv_double_backward", gathered(small(OURS)), "largest kernel", sabotage=what)
 
 
-def test_conv_double_backward_that_nothing_differentiates_twice_is_not_engaged(refused):
+def test_what_nothing_differentiates_twice_is_not_engaged(refused):
     seen = gathered(small(OURS))
     del seen["convolutions"]["double backward"]
     what = "nothing is differentiated twice"
