@@ -27,10 +27,11 @@ ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS
 	@quick=$$($(PY) -c 'from ladder import machine; print("" if machine.gpus_seen() else "--quick")') && set -x && \
 	$(PY) -m ladder run $$quick $(ARGS)
 
-# Tests of a GPU run one at a time: they time and fill it. Where there is none they are skipped.
+# Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
 test: lint  ## lint, then the tests; needs no GPU
+	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then set -x; $(PY) -m pytest -q -m gpu; \
+	else echo "make: torch finds no GPU here: the tests marked gpu are left out"; fi
 	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not gpu"
-	$(PY) -m pytest -q -m gpu
 
 faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write results/faults
 	$(PY) -m pytest -q -p no:cacheprovider --record-outcomes=results/faults tests

@@ -5,7 +5,8 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ladder import modes, results
+from ladder import measured, modes, results
+from ladder.errors import UserError
 
 Result = dict[str, Any]
 _MACHINE = ("name", "gpu", "gpu_memory_gb", "device", *results.SOFTWARE, "driver", "python", "os")
@@ -20,13 +21,16 @@ def differences(first: Result, other: Result, anyway: bool = False) -> list[str]
     on_gpu = first["machine"]["device"] == "cuda"
     keys = _MACHINE if anyway and on_gpu else (*_MACHINE, *_HOST)
     found = _differ("machine", first["machine"], other["machine"], keys)
-    if first["commit"] != other["commit"]:
-        found.append(f"commit: {first['commit']} and {other['commit']}")
-    for part in ("workload", "ladder"):
-        found += _differ(part, first[part], other[part], sorted({*first[part], *other[part]}))
+    found += measured.differences(first, other)
+    for part, apart in (
+        ("workload", set()),
+        ("ladder", {"rungs"}),
+    ):  # a run may have measured some rungs only
+        found += _differ(part, first[part], other[part], sorted({*first[part], *other[part]} - apart))
     protocols = [{"mode": modes.CUMULATIVE, **each["protocol"]} for each in (first, other)]
     found += _differ("protocol", *protocols, _PROTOCOL)
-    if not found and not anyway and bool(first["dirty"]) != bool(other["dirty"]):
+    known = anyway or measured.known(first, other)
+    if not found and not known and bool(first["dirty"]) != bool(other["dirty"]):
         found.append(f"dirty: {first['dirty']} and {other['dirty']}")
     return found or _other_rungs(first, other, anyway and on_gpu)
 
@@ -44,7 +48,9 @@ def _other_rungs(first: Result, other: Result, anyway: bool) -> list[str]:
     """Rungs of one name that are two programs, or that one run did not let pass and another timed."""
     theirs, found = {rung["name"]: rung for rung in other["rungs"]}, []
     for one in first["rungs"]:
-        two, where = theirs[one["name"]], f"rung {one['name']}"
+        if (two := theirs.get(one["name"])) is None:
+            continue
+        where = f"rung {one['name']}"
         for a, b in ((one, two), (two, one)):
             if a["status"] in _REFUSED and b["rounds"]:
                 found.append(f"{where}: {one['status']} and {two['status']}")
@@ -57,8 +63,29 @@ def _other_rungs(first: Result, other: Result, anyway: bool) -> list[str]:
     return found
 
 
+def one_order(runs: Sequence[Result]) -> list[str]:
+    """All rungs of the runs in the order of their ladder, of which a run may have measured a part (`--rungs`).
+
+    Raises:
+        UserError: the runs leave open, or contradict each other in, which of two rungs comes first.
+    """
+    left, order = [list(run["ladder"]["rungs"]) for run in runs], []
+    while heads := list(dict.fromkeys(names[0] for names in left if names)):
+        free = [name for name in heads if not any(name in names[1:] for names in left)]
+        if len(free) != 1:
+            raise UserError(
+                f"these do not belong together: rungs: no run says which of {' and '.join(free or heads)} comes first;"
+                " a run that has both does"
+            )
+        order += free
+        left = [names[names[:1] == free :] for names in left]
+    return order
+
+
 def unknown_code(result: Result) -> str | None:
     """Why nobody can say which code a run measured, in one line, or None."""
+    if measured.known(result):
+        return None
     if result["commit"] is None:
         return "commit: None: whether it measured the same code cannot be known"
     return "dirty: True: its code differs from its commit, nobody knows in what" if result["dirty"] else None

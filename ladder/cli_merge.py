@@ -26,14 +26,18 @@ Examples:
     "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here."
 )
 @click.option(
-    "--anyway", is_flag=True, help="Also rounds of another CPU or core count, and of code without a commit."
+    "--anyway",
+    is_flag=True,
+    help="Also rounds of another CPU or core count, and of code of which nobody knows what it was.",
 )
 @options.json_option
 def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool) -> None:
     """Merge the rounds of several runs and judge them together; or judge one result anew.
 
-    The runs must have measured the same: GPU, software, commit, workload, ladder, mode and timed cycles. Samples stay
-    as they are, everything else is computed anew. No file is ever deleted, and none but a single FILE written over.
+    The runs must have measured the same: GPU, software, code, workload, ladder, mode and timed cycles; some of them
+    perhaps only some rungs. Code is the same where kernels, model, rungs and what times them are, at whatever commit.
+    Samples stay as they are, everything else is computed anew. No file is ever deleted, and none but a single FILE
+    written over.
     """
     from ladder import merging
 

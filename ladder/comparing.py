@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder import record, results, stats, texts, verdicts
+from ladder import record, results, sources, stats, texts, verdicts
 from ladder.errors import UserError
 
 _MACHINE = ("gpu", "cpu", "cores", "device")
@@ -121,11 +121,11 @@ def _row(a: dict[str, Any], b: dict[str, Any], verdict: verdicts.Verdict | None,
 
 def heading(result: dict[str, Any]) -> str:
     """What tells one side from the other, in a line."""
-    machine, commit = result["machine"], result.get("commit")
+    machine = result["machine"]
     parts = [
         machine.get("gpu") or machine.get("cpu") or machine["name"],
         f"PyTorch {machine.get('torch')}",
-        f"commit {commit[:10]}{' with changes' if result.get('dirty') else ''}" if commit else "",
+        texts.at_commits(sources.commits(result), result.get("dirty")),
         result["started"][:16],
     ]
     return ", ".join(str(part) for part in parts if part)

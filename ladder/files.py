@@ -1,10 +1,11 @@
-"""Files that are there whole or not at all."""
+"""Files that are there whole or not at all, and digests of what many of them hold."""
 
 from __future__ import annotations
 
+import hashlib
 import os
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -23,3 +24,17 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
+    """Every file in ``folder``, at any depth, whose name ends so; none where there is no folder."""
+    return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
+
+
+def digest(root: Path, files: Iterable[Path]) -> str:
+    """SHA-256, in hexadecimal digits, of these files of ``root``: of their names there and of what they hold."""
+    whole = hashlib.sha256()
+    for path in files:
+        whole.update(path.relative_to(root).as_posix().encode() + b"\0")
+        whole.update(hashlib.sha256(path.read_bytes()).digest())
+    return whole.hexdigest()

@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import receipts
-from ladder.files import replacing
+from ladder.files import below, digest, replacing
 from ladder.pool import ROOT, Worker, WorkerFailure, plain
 
 CACHE = ROOT / ".cache" / "inspections"
@@ -93,9 +93,5 @@ class Cache:
 
 def source_digest(root: Path = ROOT) -> str:
     """Of every Python and YAML file that a finding depends on: a change not committed counts as well."""
-    digest = hashlib.sha256()
-    for package in SOURCES:
-        for path in sorted((root / package).rglob("*")):
-            if path.suffix in (".py", ".yaml", ".cu"):
-                digest.update(str(path.relative_to(root)).encode() + b"\0" + path.read_bytes())
-    return digest.hexdigest()
+    files = [path for package in SOURCES for path in below(root / package, (".py", ".yaml", ".cu"))]
+    return digest(root, files)

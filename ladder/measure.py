@@ -83,7 +83,7 @@ def run_ladder(
     facts = machine.facts(device)
     folder = Path(out) / results.slug(facts["name"]) if resume is None else Path(resume).parent
     with results.folder_lock(folder):
-        result = record.new_result(facts, workload_name, workload, data_source, ladder, planned)
+        result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code)
         result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s)
         judging.add_twins(result)
         if resume is not None:

@@ -1,9 +1,10 @@
 """Several runs of one measurement become one result, judged by today's rules: what they measured merges as rounds.
 
 A comparison is made inside a round, so rounds of several runs may stand side by side as long as every run measured the
-same program in the same way on the same GPU and software. What a host-bound rung takes belongs to its host, so another
-CPU is refused as well, unless it is asked for. Samples are kept as they are; a round only gets another number. Every
-derived number is computed anew.
+same program in the same way on the same GPU and software. Which program that was is told by a digest of its sources
+(`ladder.measured`), by the commit where a result has none. A run may have measured some rungs of the ladder only. What
+a host-bound rung takes belongs to its host, so another CPU is refused as well, unless it is asked for. Samples are kept
+as they are; a round only gets another number. Every derived number is computed anew.
 """
 
 from __future__ import annotations
@@ -14,7 +15,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import belonging, judging, record, results, sources, validate, verdicts
+from ladder import belonging, judging, measured, record, results, sources, validate, verdicts
 from ladder.errors import UserError
 from stylegan_lite.config import Recipe
 
@@ -97,7 +98,10 @@ def _refuse_the_same(found: Sequence[tuple[Path, Result]]) -> None:
 def _merged(found: list[Result]) -> Result:
     """One result around the rounds of all, oldest first; derived numbers are still those of the newest."""
     newest = found[-1]
-    made = copy.deepcopy(newest)
+    made = copy.deepcopy({key: value for key, value in newest.items() if key != "commits"})
+    names = belonging.one_order(found)
+    newer = {rung["name"]: rung for each in found for rung in each["rungs"]}
+    made["ladder"]["rungs"], made["rungs"] = names, [copy.deepcopy(newer[name]) for name in names]
     numbers, made["merged"] = _renumbered(found)
     for rung in made["rungs"]:
         _join(rung, [_named(each["rungs"], rung["name"]) for each in found], numbers, found)
@@ -106,6 +110,9 @@ def _merged(found: list[Result]) -> Result:
         made["twins"] = [copy.deepcopy(twin) for twin in reversed(twins.values())]
     for twin in made.get("twins", []):
         _join(twin, [_named(each.get("twins", []), twin["name"]) for each in found], numbers, found)
+    made |= sources.all_commits(found)
+    if not measured.known(*found):
+        made.pop(measured.KEY, None)
     made["protocol"] = _protocol(found, made)
     made["dirty"] = True if any(each["dirty"] for each in found) else newest["dirty"]
     made["seconds"] = round(sum(each["seconds"] for each in found), 1)
@@ -191,11 +198,15 @@ def _elsewhere(part: dict[str, Any], run: Result) -> str:
 
 def _protocol(found: list[Result], made: Result) -> dict[str, Any]:
     protocols = [each["protocol"] for each in found]
-    made_of, commit = len(made["merged"]), made["commit"]
+    made_of, commits = len(made["merged"]), sources.commits(made)
     seeds = sorted({each["seed"] for each in protocols})
     notes = [note for each in protocols for note in each["notes"] if not note.startswith("merged: ")]
     rounds = sum(run["rounds"] for run in made["merged"])
-    notes.append(f"merged: {rounds} rounds of {made_of} runs at {commit or 'an unknown commit'}")
+    at = commits[0] if len(commits) == 1 else f"{len(commits)} commits" if commits else "an unknown commit"
+    notes.append(f"merged: {rounds} rounds of {made_of} runs at {at}")
+    for each in found:
+        if (some := len(each["rungs"])) < (all_ := len(made["rungs"])):
+            notes.append(f"only {some} of {all_} rungs in the run of {each['started'][:16]}")
     if len(seeds) > 1:
         notes.append(f"merged: seeds {', '.join(map(str, seeds))}")
     if not sources.one_host(made):

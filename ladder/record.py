@@ -10,7 +10,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import modes, results, stats, verdicts
+from ladder import measured, modes, results, stats, verdicts
 from ladder.pool import ROOT
 from ladder.worker import CYCLE_STEPS
 
@@ -27,8 +27,12 @@ def new_result(
     data_source: str | None,
     ladder: Any,
     planned: Sequence[Any],
+    code: Path | None = None,
 ) -> dict[str, Any]:
-    """The result of a run that has not begun. Where the images lie on this machine is left out."""
+    """The result of a run that has not begun. Where the images lie on this machine is left out.
+
+    `code` is where the measured packages come from, if not from here.
+    """
     rungs = [new_rung(p.name, p.title, p.recipe, p.article_ms, p.skipped) for p in planned]
     data = None if workload.get("data") is None else data_source or "user-images"
     commit, dirty = commit_of(ROOT)
@@ -40,12 +44,25 @@ def new_result(
         "protocol": {},
         "commit": commit,
         "dirty": dirty,
+        measured.KEY: measured.digests(code=code),
         "complete": False,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "seconds": 0.0,
         "baseline": None,
         "rungs": rungs,
         "twins": [],
+    }
+
+
+def head(kind: str, workload_name: str, workload: dict[str, Any]) -> dict[str, Any]:
+    """What results of the other kinds begin with. Their images are random ones: where a user's lie is not said."""
+    commit, dirty = commit_of(ROOT)
+    return {
+        "schema": 1,
+        "kind": kind,
+        "workload": {"name": workload_name, **workload, "data": None},
+        "commit": commit,
+        "dirty": dirty,
     }
 
 

@@ -27,7 +27,7 @@ import stylegan_lite
 from ladder import exact
 from ladder.errors import one_line
 from ladder.exact import Draw, Exact, draw
-from ladder.files import replacing
+from ladder.files import below, digest, replacing
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES, TrainingStep
 
@@ -209,12 +209,10 @@ def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell |
 
 def key(workload: Workload) -> str:
     """Of workload x source of the model and of the reference x torch (whose generator the inputs come from)."""
-    digest = hashlib.sha256(json.dumps(workload.to_dict() | {"data": None}, sort_keys=True).encode())
-    sources = sorted(Path(stylegan_lite.__file__).parent.glob("*.py"))
-    for path in [*sources, Path(__file__), Path(exact.__file__)]:
-        digest.update(path.name.encode() + path.read_bytes())
-    digest.update(torch.__version__.encode())
-    return digest.hexdigest()[:16]
+    model, own = Path(stylegan_lite.__file__).parent, (Path(__file__), Path(exact.__file__))
+    sources = [digest(model, below(model, (".py",))), *(digest(path.parent, [path]) for path in own)]
+    asked = [workload.to_dict() | {"data": None}, sources, torch.__version__]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
 def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:

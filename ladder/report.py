@@ -4,11 +4,12 @@ from __future__ import annotations
 
 import csv
 import io
+import json
 import re
 from pathlib import Path
 from typing import Any
 
-from ladder import checks, modes
+from ladder import checks, modes, sources
 from ladder.errors import UserError
 from ladder.files import replacing
 from ladder.series import collect as collect
@@ -208,7 +209,7 @@ def csv_text(many: list[dict[str, Any]]) -> str:
             result["workload"]["name"],
             result["ladder"]["name"],
         ]
-        head += [result["started"], result.get("commit") or "", bool(result["protocol"].get("quick"))]
+        head += [result["started"], " ".join(sources.commits(result)), bool(result["protocol"].get("quick"))]
         head += [result["complete"], result.get("baseline") or ""]
         software = [machine.get(name) or "" for name in ("torch", "cuda", "triton")]
         shown = view(result)
@@ -251,6 +252,11 @@ def _csv(cell: object) -> object:
         return cell
     text = plain(cell)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text  # a spreadsheet would compute it
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    """Write plain data as `write` does. A number that is not finite is a ValueError."""
+    write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def write(path: Path, content: str | bytes) -> None:

@@ -204,6 +204,11 @@ def check(data: Any) -> str | None:
     merged = data.get("merged", [])
     if not isinstance(merged, list) or not all(isinstance(run, dict) and "started" in run for run in merged):
         return '"merged" is not a list of runs'
+    commits = data.get("commits", [])
+    if not isinstance(commits, list) or not all(isinstance(commit, str) for commit in commits):
+        return '"commits" is not a list of commits'
+    if not isinstance(data.get("measured_code", {}), dict):
+        return '"measured_code" is not an object'
     for index, rung in enumerate(data["rungs"]):
         if problem := _check_rung(rung):
             name = rung.get("name") if isinstance(rung, dict) else None

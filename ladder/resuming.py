@@ -3,7 +3,7 @@
 from pathlib import Path
 from typing import Any
 
-from ladder import record, results
+from ladder import measured, record, results, sources
 from ladder.errors import UserError
 
 _MACHINE = (*results.SERIES, "driver", "python")
@@ -22,7 +22,7 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
 
     `rounds` are those asked for now, if any; else the file's count, or the budget of `fresh`. Rungs that failed are
     tried again, and with them what was skipped for them; what is out of memory, invalid, not engaged or outside the
-    parity budget stays out. Raises `UserError` that says what differs: machine, software, workload, rungs, or commit.
+    parity budget stays out. Raises `UserError` that says what differs: machine, software, workload, rungs or code.
     """
     planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"] if rung["recipe"] is not None}
     result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
@@ -33,9 +33,10 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
     for part in ("workload", "ladder"):
         if result[part] != fresh[part]:
             raise UserError(f"{path}: --resume: another {part} than this file's was asked for")
-    if result["commit"] != fresh["commit"]:
-        raise UserError(f"{path}: --resume: the code is at another commit; start a new run")
+    if found := measured.differences(result, fresh):
+        raise UserError(f"{path}: --resume: other code is measured here: {'; '.join(found)}; start a new run")
     result["dirty"] = bool(result["dirty"] or fresh["dirty"]) if result["commit"] else result["dirty"]
+    result |= sources.all_commits([result, fresh])
     for rung in [*result["rungs"], *result["twins"]]:
         if rung["status"] in ("failed", "skipped"):
             rung.pop("failed_at", None)

@@ -14,10 +14,9 @@ from typing import Any
 
 import click
 
-from ladder import catalog, distance, machine, record, results, roofline_view
+from ladder import catalog, distance, machine, record, report, results, roofline_view
 from ladder import rates as recorded
 from ladder.errors import UserError
-from ladder.files import replacing
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "roofline"
@@ -73,17 +72,11 @@ def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> 
 
 
 def frame(name: str, fields: dict[str, Any], rung: str, recipe: dict[str, Any]) -> Found:
-    """What every result begins with. Images are random ones: where a user's lie is nobody's business."""
-    commit, dirty = record.commit_of(ROOT)
-    return {
-        "schema": 1,
-        "kind": "roofline",
-        "workload": {"name": name, **fields, "data": None},
+    """What every result begins with."""
+    return record.head("roofline", name, fields) | {
         "rung": rung,
         "recipe": recipe,
         "layout": layout_of(recipe),
-        "commit": commit,
-        "dirty": dirty,
         "machine": None,
         "measured": None,
     }
@@ -200,12 +193,6 @@ def write(found: Found, out: Path) -> list[Path]:
     kept.add(recorded.recorded(path, found["machine"]["name"]), path.name)
     kept.add(found["recorded"], "today")
     found["recorded"] = {key: kept.known[key].value for key in sorted(kept.known)}
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        texts = json.dumps(found, indent=1, allow_nan=False) + "\n", roofline_view.markdown(found)
-        for target, text in zip((path, path.with_suffix(".md")), texts, strict=True):
-            with replacing(target) as temporary:
-                temporary.write_text(text, encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from None
+    report.write_json(path, found)
+    report.write(path.with_suffix(".md"), roofline_view.markdown(found))
     return [path, path.with_suffix(".md")]

@@ -6,7 +6,7 @@ Whoever writes a new key into results adds it here: a key that is not named is r
 
 import dataclasses
 
-from ladder import results
+from ladder import measured, results
 from ladder.rules import either, fields, items, mapping, maybe, number, one_of, pattern
 from stylegan_lite.config import Recipe, Workload
 
@@ -266,6 +266,8 @@ STARTED = pattern(
 MERGED = fields(  # `ladder.sources`: one of the runs that a result was merged from
     {"started": STARTED, "rounds": COUNT, "cpu": TEXT, "cores": number(1, 1e5, whole=True)}
 )
+COMMIT = pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")
+DIGEST = rf"[0-9a-f]{{{measured.DIGITS}}}"
 NOISE = fields({"floor": FLOOR, "rounds": COUNT, "stored_rounds": COUNT}, {"resolution": maybe(FLOOR)})
 RESULT = fields(
     {
@@ -274,7 +276,7 @@ RESULT = fields(
         "workload": WORKLOAD,
         "ladder": LADDER,
         "protocol": PROTOCOL,
-        "commit": maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")),
+        "commit": maybe(COMMIT),
         "dirty": maybe(FLAG),
         "complete": FLAG,
         "started": STARTED,
@@ -283,7 +285,9 @@ RESULT = fields(
         "rungs": items(RUNG, 100, least=1),
     },
     {
-        "twins": items(TWIN, 8),
+        "commits": items(COMMIT, 100, least=2),  # where there are several that measured the same code
+        measured.KEY: mapping(IDENTIFIER, pattern(DIGEST, f"a digest of {measured.DIGITS} digits"), 8),
+        "twins": items(TWIN, 100),
         "stored_twins": mapping(KIND, items(number(-100, 100), 1000), 4),
         "noise": mapping(KIND, NOISE, 4),
         "gpu": maybe(RUN_GPU),

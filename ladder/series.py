@@ -10,7 +10,7 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ladder import modes, results, sources
+from ladder import measured, modes, results, sources
 from ladder.errors import UserError
 from ladder.view import top_gains
 
@@ -66,19 +66,19 @@ def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
 def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
     """`result`, if it is cumulative with the gains at the top of the newest leave-one-out result among `others`.
 
-    Of the same series, of the same commit and of the same workload to the last field, or it would be advice on
+    Of the same series, of the same measured code and of the same workload to the last field, or it would be advice on
     another program.
     """
     if key(result) != key(result, modes.CUMULATIVE):
         return result
     wanted = key(result, modes.LEAVE_ONE_OUT)
-    same = [other for other in others if key(other) == wanted and _same_program(other, result)]
+    same = [
+        other
+        for other in others
+        if key(other) == wanted and other["workload"] == result["workload"] and measured.same(other, result)
+    ]
     newest = max(same, key=lambda other: other["started"], default=None)
     return result if newest is None else {**result, "at_top": top_gains(newest)}
-
-
-def _same_program(other: dict[str, Any], result: dict[str, Any]) -> bool:
-    return all(other.get(part) == result.get(part) for part in ("commit", "dirty", "workload"))
 
 
 def readable(folder: Path) -> list[dict[str, Any]]:

@@ -27,6 +27,20 @@ def _own(result: Mapping[str, Any]) -> dict[str, Any]:
     return {"started": result["started"], "rounds": end(result), **host}
 
 
+def commits(result: Mapping[str, Any]) -> list[str]:
+    """The known commits of a result's rounds, oldest first: several where all of them measured the same code."""
+    several = result.get("commits")
+    return list(several) if several else [commit for commit in [result.get("commit")] if commit]
+
+
+def all_commits(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
+    """`commit`, None if one of the results has none, and `commits` if there are several: of the whole of them."""
+    found = list(found)
+    seen = list(dict.fromkeys(commit for each in found for commit in commits(each)))
+    known = all(each["commit"] for each in found)
+    return {"commit": found[-1]["commit"] if known else None} | ({"commits": seen} if len(seen) > 1 else {})
+
+
 def end(result: Mapping[str, Any]) -> int:
     """The number after that of the last round of any rung or twin."""
     return max((visit["round"] + 1 for each in records(result) for visit in each["rounds"]), default=0)

@@ -111,14 +111,8 @@ def result(
     """The whole table with the machine's facts and the commit, as it is stored."""
     from ladder import machine, record
 
-    commit, dirty = record.commit_of(ROOT)
-    return {
-        "schema": 1,
-        "kind": "spellings",
+    return record.head("spellings", workload_name, workload) | {
         "machine": machine.facts(device),
-        "workload": {"name": workload_name, **workload, "data": None},
-        "commit": commit,
-        "dirty": dirty,
         "rows": table(workload, device, on_row=on_row),
     }
 

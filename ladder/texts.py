@@ -3,11 +3,21 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Sequence
 
 
 def between(interval: tuple[float, float] | None) -> str:
     """An interval of factors, fine enough for a quarter of a percent: 0.998-1.003x."""
     return f"{interval[0]:.3f}-{interval[1]:.3f}x" if interval else ""
+
+
+def at_commits(commits: Sequence[str], dirty: bool | None) -> str:
+    """Where code was: "commit 0123456789 with changes"; of many commits the first and the last. Empty if unknown."""
+    short = [commit[:10] for commit in commits]
+    if len(short) > 3:
+        short = [short[0], f"{len(short) - 2} more", short[-1]]
+    said = f"commit{'s' if len(short) > 1 else ''} {', '.join(short)}" if short else ""
+    return f"{said}{' with changes' if dirty else ''}" if said else ""
 
 
 def percent(share: float) -> str:

@@ -9,19 +9,19 @@ measured again by `ladder run`. docs/log.md quotes these files as trials, and no
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
-import json
 import sys
 import time
+from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ladder import catalog, families, machine, modes, record
+from ladder import catalog, families, machine, modes, record, report
 from ladder.errors import UserError, describe
-from ladder.files import replacing
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "trials"
@@ -62,7 +62,7 @@ def command(
         click.echo(heading())
         for variant, recipe in variants.items():
             found["variants"][variant] = row = trial(fields, recipe, device, kernels)
-            write(path, found)  # after each: what is there stays if the next one dies
+            report.write_json(path, found)  # after each: what is there stays if the next one dies
             click.echo(line(variant, row))
         click.echo(f"one process, no protocol: to choose by, not to quote. {path}")
     except UserError as error:
@@ -99,14 +99,8 @@ def plan(
 
 
 def frame(workload: str, fields: dict[str, Any], ladder: str, device: str) -> Found:
-    commit, dirty = record.commit_of(ROOT)
-    return {
-        "schema": 1,
-        "kind": "trial",
-        "workload": {"name": workload, **fields, "data": None},
+    return record.head("trial", workload, fields) | {
         "ladder": ladder,
-        "commit": commit,
-        "dirty": dirty,
         "started": datetime.now(timezone.utc),
         "machine": machine.facts(device),
         "variants": {},
@@ -175,22 +169,18 @@ def traced(step: Any, phase: str, kernels: bool) -> Found:
     return found
 
 
-class prepared:
-    """A step that is ready, and how long that took: ``with prepared(...) as (step, seconds)``."""
+@contextlib.contextmanager
+def prepared(
+    fields: dict[str, Any], recipe: dict[str, Any], device: str
+) -> Iterator[tuple[Any, dict[str, float]]]:
+    """A step that is ready, and what took how many seconds: ``with prepared(...) as (step, seconds)``."""
+    from stylegan_lite import make_step
 
-    def __init__(self, fields: dict[str, Any], recipe: dict[str, Any], device: str) -> None:
-        self.given = fields | {"data": None}, recipe, device
-
-    def __enter__(self) -> tuple[Any, dict[str, float]]:
-        from stylegan_lite import make_step
-
-        fields, recipe, device = self.given
-        self.step = make_step(fields, recipe, device=device)
-        return self.step, {name: round(value, 3) for name, value in self.step.prepare().items()}
-
-    def __exit__(self, *_: Any) -> None:
-        self.step.close()
-        self.step = None
+    step = make_step(fields | {"data": None}, recipe, device=device)
+    try:
+        yield step, {name: round(value, 3) for name, value in step.prepare().items()}
+    finally:
+        step.close()
 
 
 def _cycle_ms(step: Any, lazy: bool) -> float:
@@ -232,15 +222,6 @@ def line(name: str, row: Found) -> str:
     times = [row["step_ms"], row["main_ms"], *(row["phases_ms"][phase] for phase in PHASES)]
     numbers = f"{times[0]:9.2f}" + "".join(f"{ms:8.2f}" for ms in times[1:])
     return f"{name[:32]:32}{numbers}{row.get('reserved_gib', 0):7.2f}{row['seconds']:6.0f}"
-
-
-def write(path: Path, found: Found) -> None:
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(found, indent=1, allow_nan=False) + "\n", encoding="utf-8")
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
 if __name__ == "__main__":

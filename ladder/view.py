@@ -9,9 +9,9 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ladder import catalog, checks, modes, verdicts
+from ladder import catalog, checks, modes, sources, verdicts
 from ladder.publishing import publishable
-from ladder.texts import factor, number, pair, percent, plain
+from ladder.texts import at_commits, factor, number, pair, percent, plain
 
 GIB = 2**30
 ARTICLE = "one A100"
@@ -264,8 +264,8 @@ def _workload(workload: dict[str, Any]) -> str:
 
 
 def _protocol(result: dict[str, Any], protocol: dict[str, Any]) -> str:
-    commit = result.get("commit")
-    at = f"commit {commit[:10]}{' with changes' if result.get('dirty') else ''}, " if commit else ""
+    at = at_commits(sources.commits(result), result.get("dirty"))
+    at += ", " if at else ""
     rounds, cycles = protocol.get("rounds"), protocol.get("cycles")
     made = f"round{'s' if rounds != 1 else ''}"
     made += f" (of {len(result['merged'])} runs)" if result.get("merged") else ""

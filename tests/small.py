@@ -1,4 +1,4 @@
-"""The smallest workload that exercises every layer of the model; a phase takes milliseconds on a CPU."""
+"""The smallest workloads that exercise every layer of the model; a phase takes milliseconds on a CPU."""
 
 SMALL = {
     "resolution": 16,
@@ -8,4 +8,15 @@ SMALL = {
     "w_dim": 16,
     "mapping_layers": 2,
     "batch": 4,
+}
+
+# Of the fewest resolutions, channels and samples: for kernels in Triton's interpreter.
+LEAST = {
+    "resolution": 8,
+    "channel_base": 32,
+    "channel_max": 4,
+    "z_dim": 4,
+    "w_dim": 4,
+    "mapping_layers": 1,
+    "batch": 2,
 }

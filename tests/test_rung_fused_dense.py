@@ -4,9 +4,8 @@ import pytest
 import torch
 
 import kernels
-from ladder import catalog, evidence, parity, results
 from stylegan_lite import make_step
-from stylegan_lite.step import PHASES
+from tests.rung_steps import assert_engaged, assert_the_same, checked, every_phase, gathered, receipt
 from tests.small import SMALL
 
 DENSE = {"dense": "triton"}
@@ -14,10 +13,8 @@ TINY = SMALL | {"resolution": 8, "channel_base": 64, "z_dim": 10, "w_dim": 12}
 torch.set_num_threads(1)
 
 
-def small(recipe=None, device="cpu", **workload):
-    step = make_step(TINY | workload, recipe or {}, device=device)
-    step.keep_gradients = True
-    return step
+def small(recipe=None, **workload):
+    return make_step(TINY | workload, recipe or {}, device="cpu")
 
 
 @pytest.fixture
@@ -27,21 +24,8 @@ def plain_kernels(monkeypatch):
         monkeypatch.setattr(kernels, name, getattr(kernels, f"{name}_reference"))
 
 
-def gathered(recipe, sabotage=None, **workload):
-    step = small(recipe, **workload)
-    step.keep_gradients = False
-    step.prepare()
-    if sabotage:
-        sabotage(step)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step: ({}, 0.5))
-        return evidence.gather(step)
-
-
-def receipt(rung, seen):
-    found = catalog.load_rung(rung).receipt(seen)
-    assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
-    return found
+def seen_of(recipe, sabotage=None):
+    return gathered(small(recipe), sabotage)
 
 
 @pytest.mark.parametrize("norm", ["demod", "instance"])
@@ -49,26 +33,15 @@ def test_every_phase_computes_the_same(norm):
     """Through the kernels, in float64: R1 and path length differentiate them twice."""
     found = []
     for recipe in ({}, DENSE):
-        step = small({"precision": "fp64"} | recipe, norm=norm)
-        torch.manual_seed(3)
-        step.feed.next()
-        for phase in PHASES:
-            step.run_phase(phase)
-        found.append((step.losses(), step.gradients))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
-    for phase in PHASES:
-        assert found[0][1][phase].keys() == found[1][1][phase].keys()
-        for name, gradient in found[0][1][phase].items():
-            torch.testing.assert_close(found[1][1][phase][name], gradient, rtol=1e-7, atol=1e-12)
+        found.append(every_phase(small({"precision": "fp64"} | recipe, norm=norm)))
+    assert_the_same(found[1], found[0])
 
 
 @pytest.mark.parametrize(
     "below", [{}, {"precision": "bf16", "channels_last": True, "instance_norm": "var_mean"}]
 )
 def test_the_rung_agrees_with_the_reference(below, tmp_path_factory):
-    step = small(below | DENSE)
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-dense")
+    found = checked(small(below | DENSE), tmp_path_factory.getbasetemp() / "parity-dense")
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -91,16 +64,15 @@ def test_a_shorter_batch_and_truncation_are_sampled_as_the_baseline_samples():
 
 @pytest.fixture(scope="module")
 def seen():
-    return gathered({"precision": "bf16", "channels_last": True, "instance_norm": "var_mean"} | DENSE)
+    return seen_of({"precision": "bf16", "channels_last": True, "instance_norm": "var_mean"} | DENSE)
 
 
 def test_the_receipt_is_earned(seen):
     found = receipt("fused_dense", seen)
     assert found.engaged, found.lines
-    for rung in ("baseline", "bf16"):  # which looks for the mapping network in full precision
-        assert receipt(rung, seen).engaged, receipt(rung, seen).lines
+    assert_engaged(seen, ("baseline", "bf16"))  # which looks for the mapping network in full precision
     assert seen["kernels"]["dense_kernel"]["dtypes"] == ["float32"]
-    assert not receipt("fused_dense", gathered({})).engaged
+    assert not receipt("fused_dense", seen_of({})).engaged
 
 
 def test_a_generator_launches_its_affines_together(seen):
@@ -116,13 +88,13 @@ def test_a_mapping_network_in_bf16_is_seen(seen):
 
 def test_fused_dense_sabotaged_by_plain_pytorch(plain_kernels, refused):
     what = "dense and dense_group are plain PyTorch"
-    refused("fused_dense", gathered(DENSE), "dense_kernel launched 0x", sabotage=what)
+    refused("fused_dense", seen_of(DENSE), "dense_kernel launched 0x", sabotage=what)
 
 
 def test_fused_dense_sabotaged_in_the_affines_only(monkeypatch, refused):
     monkeypatch.setattr(kernels, "dense_group", kernels.dense_group_reference)
     what = "the affines are plain PyTorch"
-    refused("fused_dense", gathered(DENSE), "dense layers", "Generator", sabotage=what)
+    refused("fused_dense", seen_of(DENSE), "dense layers", "Generator", sabotage=what)
 
 
 def test_fused_dense_sabotaged_in_one_layer_only(refused):
@@ -130,7 +102,7 @@ def test_fused_dense_sabotaged_in_one_layer_only(refused):
         step.D.logit.fused = False
 
     what = "one layer of the discriminator is plain PyTorch"
-    refused("fused_dense", gathered(DENSE, plain), "dense layers", "Dense", sabotage=what)
+    refused("fused_dense", seen_of(DENSE, plain), "dense layers", "Dense", sabotage=what)
 
 
 # Planted bugs
@@ -174,9 +146,7 @@ BUGS = {
 @pytest.mark.parametrize("bug", BUGS)
 def test_a_planted_bug_is_outside_the_budget(bug, plain_kernels, monkeypatch, planted_bug, tmp_path_factory):
     BUGS[bug](monkeypatch)
-    step = small(DENSE)
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-dense")
+    found = checked(small(DENSE), tmp_path_factory.getbasetemp() / "parity-dense")
     assert found["verdict"] == "failed: parity"
     planted_bug(bug=bug, planted="kernels.dense and dense_group", problem=found["reason"])
 
@@ -186,8 +156,6 @@ def test_a_planted_bug_is_outside_the_budget(bug, plain_kernels, monkeypatch, pl
 def test_captured_phases_agree_with_the_reference(norm, tmp_path_factory):
     graphs = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True, "conv": "double_backward"}
     step = make_step(SMALL | {"norm": norm}, graphs | DENSE, device="cuda")
-    step.keep_gradients = True
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-dense-gpu")
+    found = checked(step, tmp_path_factory.getbasetemp() / "parity-dense-gpu")
     step.close()
     assert found["verdict"] == "ok", found["problems"]

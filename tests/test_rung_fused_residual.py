@@ -4,10 +4,9 @@ import pytest
 import torch
 
 import kernels
-from ladder import catalog, evidence, parity, results
-from stylegan_lite import ConfigError, Recipe, make_step, networks, resample
-from stylegan_lite.step import PHASES
-from tests.small import SMALL
+from ladder import catalog
+from stylegan_lite import ConfigError, Recipe, networks, resample
+from tests.rung_steps import assert_engaged, assert_the_same, checked, every_phase, gathered, receipt, small
 
 PLAIN = {"fused_act": True, "conv": "double_backward"}
 FUSED = PLAIN | {"fused_residual": True}
@@ -17,22 +16,8 @@ TINY = {"resolution": 8, "channel_max": 8, "batch": 2}
 torch.set_num_threads(1)
 
 
-def small(recipe, **workload):
-    return make_step(SMALL | workload, recipe, device="cpu")
-
-
-def gathered(recipe, **workload):
-    step = small(recipe, **TINY | workload)
-    step.prepare()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step: ({}, 0.5))
-        return evidence.gather(step)
-
-
-def receipt(rung, seen):
-    found = catalog.load_rung(rung).receipt(seen)
-    assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
-    return found
+def seen_of(recipe):
+    return gathered(small(recipe, **TINY))
 
 
 @pytest.fixture
@@ -49,36 +34,22 @@ def test_every_phase_computes_the_same_with_fused_sums(norm, recipe):
     """Through the kernels, in float64, against the baseline's own spelling in the same memory format."""
     found = []
     for how in ({"channels_last": "channels_last" in recipe}, recipe):
-        step = small({"precision": "fp64"} | how, norm=norm, **TINY)
-        step.keep_gradients = True
-        torch.manual_seed(3)
-        step.feed.next()
-        for phase in PHASES:
-            step.run_phase(phase)
-        found.append((step.losses(), step.gradients))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
-    for phase in PHASES:
-        for name, gradient in found[0][1][phase].items():
-            torch.testing.assert_close(found[1][1][phase][name], gradient, rtol=1e-7, atol=1e-12)
+        found.append(every_phase(small({"precision": "fp64"} | how, norm=norm, **TINY)))
+    assert_the_same(found[1], found[0])
 
 
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_phases_agree_with_the_reference(norm, precision, in_plain_pytorch, tmp_path_factory):
     step = small(FORK | LAST | {"precision": precision, "fused_norm": True}, channel_base=256, norm=norm)
-    step.keep_gradients = True
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-residual")
+    found = checked(step, tmp_path_factory.getbasetemp() / "parity-residual")
     assert found["verdict"] == "ok", found["problems"]
 
 
 def test_a_skip_that_is_lost_is_found_by_parity(monkeypatch, in_plain_pytorch, tmp_path_factory, planted_bug):
     lost = lambda x, bias, residual, **how: kernels.bias_act_reference(x, bias, **how)  # noqa: E731
     monkeypatch.setattr(kernels, "bias_act_residual", lost)
-    step = small(FORK, channel_base=256)
-    step.keep_gradients = True
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-residual")
+    found = checked(small(FORK, channel_base=256), tmp_path_factory.getbasetemp() / "parity-residual")
     assert found["verdict"] == "failed: parity"
     what = "fused residual: the skip's result is not added"
     planted_bug(bug=what, planted="the activation's kernel ignores its residual", problem=found["reason"])
@@ -86,11 +57,11 @@ def test_a_skip_that_is_lost_is_found_by_parity(monkeypatch, in_plain_pytorch, t
 
 @pytest.mark.parametrize("recipe", [FUSED, FORK], ids=["sum", "fork"])
 def test_fused_sums_show_in_the_receipt_and_the_rungs_below_are_seen(recipe):
-    seen = gathered(recipe)
+    seen = seen_of(recipe)
     assert "residual sums in plain PyTorch: none left" in receipt("fused_residual", seen).lines
     rungs = catalog.contained(recipe)
     assert "fused_residual" in rungs
-    assert {name: receipt(name, seen).engaged for name in rungs} == dict.fromkeys(rungs, True)
+    assert_engaged(seen, rungs)
 
 
 def test_fused_residual_sabotaged(monkeypatch, refused):
@@ -106,11 +77,11 @@ def test_fused_residual_sabotaged(monkeypatch, refused):
     with monkeypatch.context() as patch:
         patch.setattr(networks.DiscriminatorBlock, "forward", in_two_passes)
         what = "the sum is PyTorch's own"
-        refused("fused_residual", gathered(FUSED), "bias_act_residual_kernel launched 0x", sabotage=what)
+        refused("fused_residual", seen_of(FUSED), "bias_act_residual_kernel launched 0x", sabotage=what)
     with monkeypatch.context() as patch:
         patch.setattr(networks, "fork_down", filtered_apart)
         what = "the filter's gradient is added by autograd"
-        refused("fused_residual", gathered(FORK), "a pass of their own", sabotage=what)
+        refused("fused_residual", seen_of(FORK), "a pass of their own", sabotage=what)
 
 
 def test_what_it_joins_must_be_on():

@@ -5,9 +5,8 @@ import torch
 import torch.nn.functional as F
 
 import kernels
-from ladder import catalog, evidence, parity, results
 from stylegan_lite import make_step
-from stylegan_lite.step import PHASES
+from tests.rung_steps import assert_engaged, assert_the_same, checked, every_phase, gathered, receipt
 from tests.small import SMALL
 
 RGB = {"rgb": "triton"}
@@ -18,37 +17,19 @@ pytestmark = pytest.mark.skipif(kernels.available() is not None, reason="no GPU,
 torch.set_num_threads(1)
 
 
-def run(recipe: dict) -> tuple[dict, dict]:
-    """Losses and gradients of one run of each phase in double precision."""
-    step = make_step(TINY, recipe | {"precision": "fp64"}, device="cpu")
-    step.keep_gradients = True
-    torch.manual_seed(3)
-    step.feed.next()
-    step.real.normal_()
-    for phase in PHASES:
-        step.run_phase(phase)
-    return step.losses(), step.gradients
-
-
 @pytest.mark.parametrize("how", [{}, LAST, LAST | {"fused_act": True}], ids=["nchw", "nhwc", "fused act"])
 def test_every_phase_computes_what_the_convolutions_did(how):
     """Path length differentiates toRGB twice, R1 fromRGB; without `fused_act` the activation stays PyTorch's."""
-    (plain, expected), (fused, found) = run(LAST if how else {}), run(how | RGB)
-    assert fused == pytest.approx(plain, rel=1e-9)
-    for phase in PHASES:
-        assert expected[phase].keys() == found[phase].keys()
-        for name, gradient in expected[phase].items():
-            torch.testing.assert_close(
-                found[phase][name], gradient, rtol=1e-7, atol=1e-11, msg=f"{phase} {name}"
-            )
+    recipes = (LAST if how else {}, how | RGB)
+    steps = [make_step(TINY, recipe | {"precision": "fp64"}, device="cpu") for recipe in recipes]
+    plain, fused = (every_phase(step, noise=True) for step in steps)
+    assert_the_same(fused, plain, atol=1e-11)
 
 
 @pytest.mark.parametrize("below", [{}, LAST | {"precision": "bf16"}], ids=["fp32", "bf16"])
 def test_it_agrees_with_the_reference(below, tmp_path_factory):
     step = make_step(SMALL | {"channel_base": 256}, below | RGB, device="cpu")
-    step.keep_gradients = True
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-rgb")
+    found = checked(step, tmp_path_factory.getbasetemp() / "parity-rgb")
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -66,26 +47,16 @@ def test_the_image_is_in_full_precision_and_weights_are_those_of_the_other_recip
 # the receipt
 
 
-def gathered(recipe: dict, **workload) -> dict:
-    step = make_step(TINY | workload, recipe, device="cpu")
-    step.prepare()
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step: ({}, 0.5))
-        return evidence.gather(step)
+def seen_of(recipe: dict) -> dict:
+    return gathered(make_step(TINY, recipe, device="cpu"))
 
 
 def test_the_receipt_is_earned_and_the_rungs_below_keep_theirs():
     recipe = FUSED | RGB | {"precision": "bf16"}
-    seen = gathered(recipe)
-    for name in {"fused_rgb", "channels_last", "bf16", "fused_norm", "fused_act", "conv_double_backward"}:
-        found = catalog.load_rung(name).receipt(seen)
-        assert found.engaged, (name, found.lines)
-        assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
-    alone = gathered(RGB)
-    for name in ("fused_rgb", "baseline"):
-        found = catalog.load_rung(name).receipt(alone)
-        assert found.engaged, (name, found.lines)
-    plain = catalog.load_rung("fused_rgb").receipt(gathered(FUSED))
+    below = {"channels_last", "bf16", "fused_norm", "fused_act", "conv_double_backward"}
+    assert_engaged(seen_of(recipe), {"fused_rgb", *below})
+    assert_engaged(seen_of(RGB), ("fused_rgb", "baseline"))
+    plain = receipt("fused_rgb", seen_of(FUSED))
     assert not plain.engaged and "launched 0x" in plain.reason
 
 
@@ -104,4 +75,4 @@ def convolved_from(image, weight, bias=None, *, gain, channels_last, slope, act_
 )
 def test_fused_rgb_sabotaged_by_a_convolution_in_one_kind_of_layer(name, other, layer, monkeypatch, refused):
     monkeypatch.setattr(kernels, name, other)
-    refused("fused_rgb", gathered(RGB), "1x1 convolutions", "forward", sabotage=f"{layer} convolves")
+    refused("fused_rgb", seen_of(RGB), "1x1 convolutions", "forward", sabotage=f"{layer} convolves")

@@ -5,19 +5,14 @@ import copy
 import pytest
 import torch
 
-from ladder import catalog, evidence, parity, reference, results
-from stylegan_lite import ConfigError, Recipe, make_step
-from tests.small import SMALL
-from tests.test_rung_lean_weights import BF16, assert_same_training, trained
+from ladder import catalog, reference
+from stylegan_lite import ConfigError, Recipe
+from tests.rung_steps import assert_engaged, checked, receipt, small
+from tests.test_rung_lean_weights import BF16, TURNED, assert_same_training, seen_of, trained
 
 BELOW = {"weights": "once", "fused_adam": True, "ema": "foreach"}
 FUSED = BELOW | {"fused_update": True}
-TURNED = {"channels_last": True, "set_to_none": True, "conv": "double_backward", "resample": "depthwise"}
 torch.set_num_threads(1)
-
-
-def small(recipe=None, **workload):
-    return make_step(SMALL | workload, recipe or {}, device="cpu")
 
 
 @pytest.mark.parametrize("norm", ["demod", "instance"])
@@ -132,33 +127,17 @@ def test_each_capture_reads_its_own_gradients(monkeypatch):
 
 @pytest.mark.parametrize("below", [{}, BF16], ids=["fp32", "bf16"])
 def test_it_agrees_with_the_reference(below, tmp_path_factory):
-    step = small(below | FUSED, channel_base=256)
-    step.keep_gradients = True
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-full")
+    found = checked(small(below | FUSED, channel_base=256), tmp_path_factory.getbasetemp() / "parity-full")
     assert found["verdict"] == "ok", found["problems"]
 
 
 # the receipt
 
 
-def gathered(recipe, sabotage=None):
-    step = small(recipe)
-    step.prepare()
-    if sabotage:
-        sabotage(step)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step: (step.step(), ({}, 0.5))[1])
-        return evidence.gather(step)
-
-
 def test_it_shows_its_receipt_and_so_do_the_rungs_below():
-    seen = gathered(BF16 | FUSED)
-    for rung in {*catalog.contained(BF16 | FUSED), "fused_update"} - {"baseline"}:
-        found = catalog.load_rung(rung).receipt(seen)
-        assert found.engaged, (rung, found.lines)
-        assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
-    assert not catalog.load_rung("fused_update").receipt(gathered(BF16 | BELOW)).engaged
+    rungs = {*catalog.contained(BF16 | FUSED), "fused_update"} - {"baseline"}
+    assert_engaged(seen_of(BF16 | FUSED), rungs)
+    assert not receipt("fused_update", seen_of(BF16 | BELOW)).engaged
 
 
 def test_a_sabotaged_rung_is_not_engaged(refused):
@@ -182,4 +161,4 @@ def test_a_sabotaged_rung_is_not_engaged(refused):
         (pytorchs, "launches in one run", "the discriminator's Adam is PyTorch's"),
         (no_copies_written, "not what their weight has become", "the generator's copies are not written"),
     ):
-        refused("fused_update", gathered(BF16 | FUSED, plant), said, sabotage=what)
+        refused("fused_update", seen_of(BF16 | FUSED, plant), said, sabotage=what)

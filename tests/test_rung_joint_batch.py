@@ -3,12 +3,12 @@
 import pytest
 import torch
 
-from ladder import catalog, evidence, parity, results
-from stylegan_lite import Recipe, Workload, losses, make_step
+from ladder import catalog
+from stylegan_lite import Recipe, Workload, losses
 from stylegan_lite import networks as networks_module
 from stylegan_lite.networks import Discriminator, minibatch_std
 from stylegan_lite.ops import one_batch
-from stylegan_lite.step import PHASES
+from tests.rung_steps import assert_engaged, assert_the_same, checked, every_phase, gathered, receipt, small
 from tests.small import SMALL
 
 JOINT = {"joint_batch": True}
@@ -19,24 +19,8 @@ TINY = {"resolution": 8, "channel_max": 8, "batch": 2}  # for kernels in Triton'
 torch.set_num_threads(1)
 
 
-def small(recipe=None, **workload):
-    return make_step(SMALL | workload, recipe or {}, device="cpu")
-
-
-def gathered(recipe, sabotage=None, **workload):
-    step = small(recipe, **workload)
-    step.prepare()
-    if sabotage:
-        sabotage(step)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step: ({}, 0.5))
-        return evidence.gather(step)
-
-
-def receipt(rung, seen):
-    found = catalog.load_rung(rung).receipt(seen)
-    assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
-    return found
+def seen_of(recipe, **workload):
+    return gathered(small(recipe, **workload))
 
 
 @pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
@@ -102,26 +86,15 @@ def test_every_phase_computes_the_same_either_way(norm, recipe):
     workload = {"norm": norm} | (TINY if recipe is FUSED else {})
     found = []
     for on in (False, True):
-        step = small({"precision": "fp64", "joint_batch": on} | recipe, **workload)
-        step.keep_gradients = True
-        torch.manual_seed(3)
-        step.feed.next()
-        for phase in PHASES:
-            step.run_phase(phase)
-        found.append((step.losses(), step.gradients))
-    assert found[0][0] == pytest.approx(found[1][0], rel=1e-9)
-    for phase in PHASES:
-        for name, gradient in found[0][1][phase].items():
-            torch.testing.assert_close(found[1][1][phase][name], gradient, rtol=1e-7, atol=1e-12)
+        found.append(every_phase(small({"precision": "fp64", "joint_batch": on} | recipe, **workload)))
+    assert_the_same(found[1], found[0])
 
 
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("recipe", [JOINT, BF16 | JOINT], ids=["fp32", "bf16"])
 def test_all_phases_agree_with_the_reference(norm, recipe, tmp_path_factory):
     step = small(recipe, channel_base=256, norm=norm)
-    step.keep_gradients = True
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-joint")
+    found = checked(step, tmp_path_factory.getbasetemp() / "parity-joint")
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -130,10 +103,7 @@ def test_statistics_taken_over_both_batches_are_found_by_parity(monkeypatch, tmp
     monkeypatch.setattr(
         networks_module, "minibatch_std", lambda x, group, parts=1, multiple=1: honest(x, group, 1, multiple)
     )
-    step = small(JOINT, channel_base=256)
-    step.keep_gradients = True
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-joint")
+    found = checked(small(JOINT, channel_base=256), tmp_path_factory.getbasetemp() / "parity-joint")
     assert found["verdict"] == "failed: parity"
     what = "joint batch: minibatch std over fakes and reals"
     planted_bug(bug=what, planted="minibatch_std takes both batches for one", problem=found["reason"])
@@ -141,27 +111,27 @@ def test_statistics_taken_over_both_batches_are_found_by_parity(monkeypatch, tmp
 
 @pytest.mark.parametrize("recipe", [JOINT, FUSED | BF16 | JOINT], ids=["plain", "fused"])
 def test_one_pass_shows_in_the_receipt_and_the_rungs_below_are_seen(recipe):
-    seen = gathered(recipe, **TINY)
+    seen = seen_of(recipe, **TINY)
     assert receipt("joint_batch", seen).lines[0] == "batches D is given: 2, 4, 2"
     rungs = catalog.contained(recipe)
     assert "joint_batch" in rungs
-    assert {name: receipt(name, seen).engaged for name in rungs} == dict.fromkeys(rungs, True)
+    assert_engaged(seen, rungs)
 
 
 def test_joint_batch_sabotaged_by_two_passes(monkeypatch, refused):
     honest = losses.d_main
     monkeypatch.setattr(losses, "d_main", lambda *args, joint=False: honest(*args))
     what = "D is given fakes and reals one after the other"
-    refused("joint_batch", gathered(JOINT), "batches D is given: 4, 4, 4, 4", sabotage=what)
+    refused("joint_batch", seen_of(JOINT), "batches D is given: 4, 4, 4, 4", sabotage=what)
 
 
 def test_without_the_switch_the_receipt_says_so():
-    assert not receipt("joint_batch", gathered({})).engaged
+    assert not receipt("joint_batch", seen_of({})).engaged
     assert not receipt("joint_batch", {"passes": {}, "recipe": {"fused_norm": False}}).engaged
 
 
 def test_joint_batch_sabotaged_by_a_deviation_in_plain_pytorch(refused):
-    seen = gathered(JOINT)
+    seen = seen_of(JOINT)
     seen["recipe"]["fused_norm"] = True
     what = "the deviation falls back to plain PyTorch"
     refused("joint_batch", seen, "minibatch_std_kernel launched 0x", sabotage=what, planted="evidence")

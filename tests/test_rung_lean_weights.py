@@ -5,10 +5,10 @@ import copy
 import pytest
 import torch
 
-from ladder import catalog, evidence, parity, reference, results
-from stylegan_lite import make_step
+from ladder import catalog, evidence, reference
 from stylegan_lite.step import PHASES
 from stylegan_lite.weights import ComputeWeights
+from tests.rung_steps import assert_engaged, checked, every_phase, gathered, receipt, small
 from tests.small import SMALL
 
 ONCE = {"weights": "once"}
@@ -17,19 +17,10 @@ TURNED = {"channels_last": True, "set_to_none": True, "conv": "double_backward",
 torch.set_num_threads(1)
 
 
-def small(recipe=None, **workload):
-    return make_step(SMALL | workload, recipe or {}, device="cpu")
-
-
 def trained(recipe, rounds=2, phases=PHASES, **workload):
     """Every phase, ``rounds`` times: what changes in one must have arrived in the next."""
     step = small(recipe, **workload)
-    step.keep_gradients = True
-    torch.manual_seed(3)
-    for _ in range(rounds):
-        step.feed.next()
-        for phase in phases:
-            step.run_phase(phase)
+    every_phase(step, rounds=rounds, phases=phases)
     return step
 
 
@@ -128,33 +119,22 @@ def test_a_run_is_resumed_to_the_bit():
 )
 def test_it_agrees_with_the_reference(recipe, norm, tmp_path_factory):
     step = small(recipe, channel_base=256, norm=norm)
-    step.keep_gradients = True
-    step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-full")
+    found = checked(step, tmp_path_factory.getbasetemp() / "parity-full")
     assert found["verdict"] == "ok", found["problems"]
 
 
 # the receipt
 
 
-def gathered(recipe, sabotage=None, **workload):
-    step = small(recipe, **workload)
-    step.prepare()
-    if sabotage:
-        sabotage(step)
-    with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step: (step.step(), ({}, 0.5))[1])
-        return evidence.gather(step)
+def seen_of(recipe, sabotage=None, **workload):
+    """A step is run before anything is looked at: what was not refreshed by then is stale."""
+    return gathered(small(recipe, **workload), sabotage, steps=1)
 
 
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_it_shows_its_receipt_and_so_do_the_rungs_below(norm):
-    seen = gathered(BF16 | ONCE, norm=norm)
-    for rung in catalog.contained(BF16 | ONCE):
-        found = catalog.load_rung(rung).receipt(seen)
-        assert found.engaged, (rung, found.lines)
-        assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
-    assert not catalog.load_rung("lean_weights").receipt(gathered(BF16, norm=norm)).engaged
+    assert_engaged(seen_of(BF16 | ONCE, norm=norm), catalog.contained(BF16 | ONCE))
+    assert not receipt("lean_weights", seen_of(BF16, norm=norm)).engaged
 
 
 def test_a_sabotaged_rung_is_not_engaged(refused):
@@ -173,4 +153,4 @@ def test_a_sabotaged_rung_is_not_engaged(refused):
         (never_refreshed, "not what their weight has become", "the generator's copies are never refreshed"),
         (float32, "dtypes", "the generator's copies are float32"),
     ):
-        refused("lean_weights", gathered(BF16 | ONCE, plant), said, sabotage=what)
+        refused("lean_weights", seen_of(BF16 | ONCE, plant), said, sabotage=what)

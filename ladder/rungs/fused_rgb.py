@@ -30,5 +30,5 @@ def receipt(seen: dict) -> Receipt:
     where = ", ".join(f"{stage} {calls}x" for stage, calls in left.items() if calls)
     return judge(
         *launched(seen, "rgb_narrow_kernel", "rgb_wide_kernel", "rgb_correlate_kernel"),
-        (not where, f"1x1 convolutions to or from 3 channels: {where or 'none left'}"),
+        (not where, f"1x1 convolutions of 3 channels: {where or 'none left'}"),
     )
