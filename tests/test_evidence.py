@@ -7,20 +7,11 @@ import torch
 
 from ladder import evidence
 from stylegan_lite import make_step
-
-SMALL = {
-    "resolution": 8,
-    "channel_base": 32,
-    "channel_max": 4,
-    "z_dim": 4,
-    "w_dim": 4,
-    "mapping_layers": 1,
-    "batch": 2,
-}
+from tests.small import LEAST
 
 
 def ready(recipe: dict, device: str = "cpu", **workload):
-    step = make_step(SMALL | workload, recipe, device=device)
+    step = make_step(LEAST | workload, recipe, device=device)
     step.prepare()
     return step
 
