@@ -90,7 +90,11 @@ def candidates(name: str, nhwc: bool, short: bool = True) -> list[Config | fused
             (16, 32, 64),
         )
     ]
-    return [*strips, walks[0], walks[-2]]
+    lean = [  # few registers for each thread: many programs that wait for memory at once
+        Config(rows, cols, ahead, 64, 0.5, 4, registers)
+        for rows, cols, ahead, registers in itertools.product((4, 8), (1, 2), (0, 1), (80, 96, 128))
+    ]
+    return [*strips, *lean]
 
 
 def in_force(name: str, nhwc: bool, capability: tuple[int, int], short: bool = True) -> Config | fused.Strip:
