@@ -69,8 +69,8 @@ class Strip(NamedTuple):
 
 
 # By kernel, or (compute capability, kernel) as above: for 16-bit channels_last images where `fits` says so. The kernels
-# that are not here walk faster: at 8 x 64 x 256 x 256 act_filter reaches 94% of a copy this way (walking it had reached
-# 30%), filter_act_grad 74%; act_filter_grad reaches 77% and 93% walking, filter_act 84% and 85%.
+# that are not here walk faster: at 8 x 64 x 256 x 256 act_filter reaches 94% of a copy this way, filter_act_grad 74%;
+# act_filter_grad reaches 77% and 93% walking.
 STRIPS: dict[str | tuple, Strip] = {
     "act_filter": Strip(rows=64, width=32, block_c=32, warps=2, registers=128),
     "filter_act_grad": Strip(rows=32, width=32, block_c=32, warps=4),
