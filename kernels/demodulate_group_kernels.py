@@ -82,6 +82,17 @@ def weight_energies_grad_kernel(
 
 
 @triton.jit
+def rows_of(
+    job, N, FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr
+):  # fmt: skip
+    """Samples n and outputs o of this program, its layer's O and I, where (n, o) lies in [N, O], and which exist."""
+    O, I = pick(OUTS, job, FIRST), pick(INS, job, FIRST)
+    n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
+    o = ((job - pick(FIRST, job, FIRST)) * BLOCK_O + tl.arange(0, BLOCK_O)).to(tl.int64)
+    return n, o, O, I, n[:, None] * O + o[None, :], (n[:, None] < N) & (o[None, :] < O)
+
+
+@triton.jit
 def row_sums(
     energy, s, u, n, o, N, O, I,
     ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
@@ -113,15 +124,13 @@ def demodulate_group_kernel(
 ):  # fmt: skip
     """d of all layers, one buffer: that of a layer begins at N * BASE."""
     job = tl.program_id(0)
-    O, I = pick(OUTS, job, FIRST), pick(INS, job, FIRST)
-    n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    o = ((job - pick(FIRST, job, FIRST)) * BLOCK_O + tl.arange(0, BLOCK_O)).to(tl.int64)
+    n, o, O, I, own, inside = rows_of(job, N, FIRST, OUTS, INS, BLOCK_N, BLOCK_O)
     total = row_sums(
         pick(energies, job, FIRST), pick(styles, job, FIRST), None, n, o, N, O, I,
         ACC, BLOCK_N, BLOCK_O, BLOCK_I, UNROLL,
     )  # fmt: skip
-    at = tl.full([], 1, tl.int64) * N * pick(BASE, job, FIRST) + n[:, None] * O + o[None, :]
-    tl.store(d + at, 1 / tl.sqrt(total + eps), (n[:, None] < N) & (o[None, :] < O))
+    at = tl.full([], 1, tl.int64) * N * pick(BASE, job, FIRST) + own
+    tl.store(d + at, 1 / tl.sqrt(total + eps), inside)
 
 
 @triton.jit
@@ -132,14 +141,11 @@ def demodulate_group_rows_kernel(
 ):  # fmt: skip
     """Second derivatives along u: what g gets, -d^3 * q, and e for the columns."""
     job = tl.program_id(0)
-    O, I = pick(OUTS, job, FIRST), pick(INS, job, FIRST)
-    n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
-    o = ((job - pick(FIRST, job, FIRST)) * BLOCK_O + tl.arange(0, BLOCK_O)).to(tl.int64)
+    n, o, O, I, own, inside = rows_of(job, N, FIRST, OUTS, INS, BLOCK_N, BLOCK_O)
     q = row_sums(
         pick(energies, job, FIRST), pick(styles, job, FIRST), pick(us, job, FIRST), n, o, N, O, I,
         ACC, BLOCK_N, BLOCK_O, BLOCK_I, UNROLL,
     )  # fmt: skip
-    own, inside = n[:, None] * O + o[None, :], (n[:, None] < N) & (o[None, :] < O)
     d = tl.load(pick(ds, job, FIRST) + own, inside, 0.0)
     g = tl.load(pick(gs, job, FIRST) + own, inside, 0.0)
     at = tl.full([], 1, tl.int64) * N * pick(BASE, job, FIRST) + own

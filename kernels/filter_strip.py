@@ -31,6 +31,21 @@ def leaky_grad(g, u, SLOPE: tl.constexpr):
 
 
 @triton.jit
+def store_sums(
+    sums, du, du_noise, x_ref, C, tiles_c, STORED: tl.constexpr, BLOCK_C: tl.constexpr
+):  # fmt: skip
+    """Leave this program's sums over its pixels in sums [programs of all channels, 1 or 3, C]."""
+    pid = tl.program_id(0)
+    COUNT: tl.constexpr = 1 if STORED == "grad" else 3
+    flat = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
+    to = (pid // tiles_c).to(tl.int64) * COUNT * C + flat
+    tl.store(sums + to, tl.sum(du, 0), flat < C)
+    if COUNT == 3:
+        tl.store(sums + to + C, tl.sum(du_noise, 0), flat < C)
+        tl.store(sums + to + 2 * C, tl.sum(x_ref, 0), flat < C)
+
+
+@triton.jit
 def band(col, W, TAPS: tl.constexpr, BLOCK: tl.constexpr):
     """T [BLOCK, BLOCK] float32: TAPS[k] at column m + k of row m, and zero for columns that stand for no pixel of x."""
     j = tl.arange(0, BLOCK)[None, :]
@@ -150,12 +165,9 @@ def strip(
                 sum_du += w * complete.to(tl.float32)
         tl.store(y + to_y + out.to(tl.int64) * OW * C, w, out_cols & complete)
 
-    if sums is not None:  # [programs of all channels, sums, C]
-        COUNT: tl.constexpr = 1 if STORED == "grad" else 3
-        flat = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
-        to = (pid // tiles_c).to(tl.int64) * COUNT * C + flat
+    if sums is not None:
         own_cols = out_cols if STORED == "grad" else there & mine
-        tl.store(sums + to, tl.sum(tl.where(own_cols, sum_du, 0.0), 0), flat < C)
-        if COUNT == 3:
-            tl.store(sums + to + C, tl.sum(tl.where(own_cols, sum_du_noise, 0.0), 0), flat < C)
-            tl.store(sums + to + 2 * C, tl.sum(tl.where(own_cols, sum_x_ref, 0.0), 0), flat < C)
+        sum_du = tl.where(own_cols, sum_du, 0.0)
+        sum_du_noise = tl.where(own_cols, sum_du_noise, 0.0)
+        sum_x_ref = tl.where(own_cols, sum_x_ref, 0.0)
+        store_sums(sums, sum_du, sum_du_noise, sum_x_ref, C, tiles_c, STORED, BLOCK_C)

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import json
 import math
 import sys
 import time
@@ -23,7 +22,7 @@ import kernels
 from kernels import filtered_act as ops
 from kernels import filtered_act_launch as fused
 from kernels.precompile import compile_ahead
-from kernels.tuning import make_copy, seconds
+from kernels.tuning import make_copy, seconds, write
 from kernels.upfirdn2d import Config
 
 plain = sys.modules["kernels.upfirdn2d"]  # the package's attribute of this name is the function
@@ -280,13 +279,7 @@ def main(arguments: list[str] | None = None) -> int:
         for rows in tune(options.kernel or NAMES, dtype, nhwc, deadline, options.processes):
             timed += rows
             print(report(rows), flush=True)
-            gpu = {
-                "schema": 1,
-                "kind": "filter tuning",
-                "gpu": torch.cuda.get_device_name(),
-                "torch": torch.__version__,
-            }
-            options.json.write_text(json.dumps(gpu | {"timed": timed}, indent=1))
+            write(options.json, "filter tuning", timed)
     return 0
 
 

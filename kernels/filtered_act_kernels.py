@@ -10,7 +10,7 @@ A pixel is loaded by every thread whose outputs it reaches, so work at the loads
 COLS` times along a row. leaky_relu is homogeneous, so the activation's gain is in the taps, or in what is added.
 """
 
-from kernels.filter_strip import leaky, leaky_grad, strip
+from kernels.filter_strip import leaky, leaky_grad, store_sums, strip
 from kernels.tiles import load, tl, triton
 from kernels.upfirdn2d import polyphase
 
@@ -136,14 +136,8 @@ def walk(
                             sum_du += tl.where(mask, v, 0.0)
                     tl.store(y + at + j * stride_p, v, mask)
 
-    if sums is not None:  # [programs of all channels, sums, C]
-        COUNT: tl.constexpr = 1 if STORED == "grad" else 3
-        flat = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
-        to = (pid // tiles_c).to(tl.int64) * COUNT * C + flat
-        tl.store(sums + to, tl.sum(sum_du, 0), flat < C)
-        if COUNT == 3:
-            tl.store(sums + to + C, tl.sum(sum_du_noise, 0), flat < C)
-            tl.store(sums + to + 2 * C, tl.sum(sum_x_ref, 0), flat < C)
+    if sums is not None:
+        store_sums(sums, sum_du, sum_du_noise, sum_x_ref, C, tiles_c, STORED, BLOCK_C)
 
 
 # ---- kernels -----------------------------------------------------------------------------------------------------

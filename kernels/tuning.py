@@ -223,6 +223,12 @@ def report(key: Key, rows: list[dict]) -> str:
     return "\n".join(lines)
 
 
+def write(path: Path, kind: str, timed: list[dict]) -> None:
+    """A result file of this kind."""
+    gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
+    path.write_text(json.dumps({"schema": 1, "kind": kind} | gpu | {"timed": timed}, indent=1))
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.tuning", description=__doc__.split("\n\n")[0])
     parser.add_argument(
@@ -252,13 +258,7 @@ def main(arguments: list[str] | None = None) -> int:
             found = list(tune(key, dtype, start + 60 * options.minutes * i / len(keys)))
             rows += found
             print(report(key, found), flush=True)
-            gpu = {
-                "schema": 1,
-                "kind": "tuning",
-                "gpu": torch.cuda.get_device_name(),
-                "torch": torch.__version__,
-            }
-            options.json.write_text(json.dumps(gpu | {"timed": rows}, indent=1))
+            write(options.json, "tuning", rows)
     return 0
 
 

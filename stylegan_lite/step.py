@@ -61,9 +61,7 @@ class TrainingStep:
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.count = 0  # steps done
         self.prepared = False
-        self.precompiled: Any = (
-            None  # `kernels.precompile.Report`, where `prepare` looked for missing kernels
-        )
+        self.precompiled: Any = None  # `kernels.precompile.Report`, once `prepare` has looked for kernels
         self.keep_gradients = False  # set before prepare(): hold every phase's gradients for inspection
         self.gradients: dict[str, dict[str, Tensor]] = {}
         self.held: dict[str, dict[str, dict[str, Tensor]]] = {}  # what each graph holds of them
