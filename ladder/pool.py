@@ -239,6 +239,11 @@ class Pool:
         self._taken = self._ahead.pop(0) if self._ahead else self._make()
         return self._taken
 
+    @property
+    def ahead(self) -> int:
+        """How many workers have been started ahead and not been taken yet."""
+        return len(self._ahead)
+
     def start_ahead(self, count: int) -> None:
         """Start workers until ``count`` are ahead, and wait until all have imported: idle, they disturb nothing.
 

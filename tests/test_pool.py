@@ -79,6 +79,7 @@ def test_workers_started_ahead_come_next_and_a_dead_one_is_replaced() -> None:
         build(last)
         workers.start_ahead(1)
         rest = list(workers._ahead)
+        assert workers.ahead == 1
     for gone in (first, last, *rest):
         assert gone._process.returncode is not None
 
