@@ -9,6 +9,7 @@ Triton's own and may go: what is not found is left as it is.
 from __future__ import annotations
 
 import builtins
+import os
 import sys
 from collections.abc import Callable
 from typing import Any
@@ -19,6 +20,8 @@ def speed_up() -> None:
     interpreter, core = (
         sys.modules.get(f"triton.{name}") for name in ("runtime.interpreter", "language.core")
     )
+    if os.environ.get("TRITON_INTERPRET") != "1":
+        return  # kernels are compiled here, by the same semantics: what suits the interpreter breaks them
     if interpreter is None or core is None or hasattr(interpreter, "_sped_up"):
         return
     interpreter._sped_up = True
