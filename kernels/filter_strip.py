@@ -13,7 +13,7 @@ is worked on, in registers: through shared memory, as Triton's pipelining has it
 for every warp.
 """
 
-from kernels.tiles import INTERPRETED, load, tl, triton
+from kernels.tiles import INTERPRETED, load, tl, triton, widen
 
 TAPS = 4  # along either dimension
 EXACT = tl.constexpr(INTERPRETED)  # the interpreter multiplies 16-bit matrices in 16 bits
@@ -26,8 +26,9 @@ def leaky(u, SLOPE: tl.constexpr):
 
 
 @triton.jit
-def leaky_grad(g, u, SLOPE: tl.constexpr):
-    return tl.where(u > 0, g, g * SLOPE)
+def leaky_grad(g, u, kink, SLOPE: tl.constexpr):
+    """kink: None, or what u is compared with: -b tells the sign of u + b without the sum."""
+    return tl.where(u > (kink if kink is not None else 0.0), g, g * SLOPE)
 
 
 @triton.jit
@@ -94,6 +95,7 @@ def strip(
     to_y = n * C * OH * OW + ((first + k) * C + c)
 
     b = load(bias + c, there, False, tl.float32) if bias is not None else None
+    kink = -b if b is not None else None
     more = load(added + c, there, False, tl.float32) if added is not None else None
     s = load(scale + n * C + c, there, False, tl.float32) if scale is not None else None
     z = tl.load(strength).to(tl.float32) if strength is not None else None
@@ -124,15 +126,15 @@ def strip(
         line, out = out_row - BEFORE_Y + i, out_row - 3 + i
         there_is = (line >= 0) & (line < H)
         exists = there_is.to(tl.float32)
-        v, v_1 = v_1.to(tl.float32), v_2
+        v, v_1 = widen(v_1, tl.float32), v_2
         v_2 = row_of(x, from_x, line + 2, in_cols, H, W * C)
         if LOADED == "act":
             v = leaky(v + b if b is not None else v, SLOPE)
         if LOADED == "grad":
-            u, u_1 = u_1.to(tl.float32), u_2
+            u, u_1 = widen(u_1, tl.float32), u_2
             u_2 = row_of(ref, from_x, line + 2, in_cols, H, W * C)
             v = v + more if added is not None else v
-            du = leaky_grad(v, u + b if b is not None else u, SLOPE)
+            du = leaky_grad(v, u, kink, SLOPE)
             if sums is not None:  # what is no pixel of x was loaded as zero
                 own = (i < rows).to(tl.float32)
                 sum_du += du * own
@@ -158,9 +160,9 @@ def strip(
                 noise_y = tl.load(noise + pixel, mine & (first + k < OW) & next_complete, 0.0)
             w = leaky(w + b if b is not None else w, SLOPE)
         if STORED == "grad":
-            u = beside_y.to(tl.float32)
+            u = widen(beside_y, tl.float32)
             beside_y = tl.load(ref + to_y + (out + 1).to(tl.int64) * OW * C, out_cols & next_complete, 0.0)
-            w = leaky_grad(w, u + b if b is not None else u, SLOPE)
+            w = leaky_grad(w, u, kink, SLOPE)
             if sums is not None:
                 sum_du += w * complete.to(tl.float32)
         tl.store(y + to_y + out.to(tl.int64) * OW * C, w, out_cols & complete)

@@ -11,7 +11,7 @@ COLS` times along a row. leaky_relu is homogeneous, so the activation's gain is 
 """
 
 from kernels.filter_strip import leaky, leaky_grad, store_sums, strip
-from kernels.tiles import load, tl, triton
+from kernels.tiles import load, tl, triton, widen, within
 from kernels.upfirdn2d import polyphase
 
 # ---- the walk ----------------------------------------------------------------------------------------------------
@@ -20,10 +20,11 @@ from kernels.upfirdn2d import polyphase
 @triton.jit
 def walk(
     x, ref, y, bias, added, noise, strength, scale, sums,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+    C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
     LOADED: tl.constexpr, STORED: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
-    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STRIDE_P: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """y [OH, OW] of x [H, W], padded by BEFORE; ref lies as x (LOADED "grad") or as y (STORED "grad").
 
@@ -38,12 +39,13 @@ def walk(
     n = (pid // tiles_c // tiles_w // tiles_h).to(tl.int64)
     col = out_col - BEFORE_X
     row = out_row - BEFORE_Y
-    from_x = n * C * H * W + (col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_xc)
-    to_y = n * C * OH * OW + (out_col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_yc)
+    from_x = n * C * H * W + (col.to(tl.int64) * STRIDE_P + c.to(tl.int64) * stride_xc)
+    to_y = n * C * OH * OW + (out_col.to(tl.int64) * STRIDE_P + c.to(tl.int64) * stride_yc)
 
     there = c < C
     channel = c % channels if PLANES else c
     b = load(bias + channel, there, False, ACC) if bias is not None else None
+    kink = -b if b is not None else None
     more = load(added + channel, there, False, ACC) if added is not None else None
     s = load(scale + n * C + c, there, False, ACC) if scale is not None else None
     k = tl.load(strength).to(ACC) if strength is not None else None
@@ -67,19 +69,24 @@ def walk(
     filtered = ()  # COLS tiles for each row so far, filtered along the row
     for i in tl.static_range(LINES + AHEAD):
         if i < LINES:
-            at = from_x + (row + i).to(tl.int64) * W * stride_p
+            at = from_x + (row + i).to(tl.int64) * W * STRIDE_P
+            line_x = x + at
+            if LOADED == "grad":
+                line_ref = ref + at
             for d in tl.static_range(LOADS):
-                mask = inside[d] & (row + i >= 0) & (row + i < H)
-                loaded += (tl.load(x + at + d * stride_p, mask, 0.0),)
+                mask = inside[d] & within(row + i, H)
+                loaded += (tl.load(line_x + d * STRIDE_P, mask, 0.0),)
                 if LOADED == "grad":
-                    beside += (tl.load(ref + at + d * stride_p, mask, 0.0),)
+                    beside += (tl.load(line_ref + d * STRIDE_P, mask, 0.0),)
         if (i >= LAST) & (i < LINES):  # the line just loaded completes row i - LAST of y
             out = out_row + (i - LAST)
-            at = to_y + out.to(tl.int64) * OW * stride_p
+            at = to_y + out.to(tl.int64) * OW * STRIDE_P
+            if STORED == "grad":
+                line_ref = ref + at
             for j in tl.static_range(COLS):
                 pixel_there = (out_col + j < OW) & (out < OH)
                 if STORED == "grad":
-                    stored_with += (tl.load(ref + at + j * stride_p, there & pixel_there, 0.0),)
+                    stored_with += (tl.load(line_ref + j * STRIDE_P, there & pixel_there, 0.0),)
                 if (STORED == "act") & (noise is not None):
                     pixel = out.to(tl.int64) * OW + (out_col + j)
                     stored_with += (
@@ -89,15 +96,15 @@ def walk(
             line = row + (i - AHEAD)
             values = ()
             for d in tl.static_range(LOADS):
-                v = loaded[(i - AHEAD) * LOADS + d].to(ACC)
-                mask = inside[d] & (line >= 0) & (line < H)
+                v = widen(loaded[(i - AHEAD) * LOADS + d], ACC)
+                mask = inside[d] & within(line, H)
                 if LOADED == "act":  # what pads is zero, not act(bias)
                     v = tl.where(mask, leaky(v + b if b is not None else v, SLOPE), 0.0)
                 if LOADED == "grad":
-                    u = beside[(i - AHEAD) * LOADS + d].to(ACC)
+                    u = widen(beside[(i - AHEAD) * LOADS + d], ACC)
                     if added is not None:
                         v = tl.where(mask, v + more, 0.0)
-                    du = leaky_grad(v, u + b if b is not None else u, SLOPE)
+                    du = leaky_grad(v, u, kink, SLOPE)
                     if sums is not None:
                         if (
                             (i - AHEAD >= BEFORE_Y)
@@ -117,7 +124,7 @@ def walk(
                 filtered += (polyphase(values, 0, 1, j, TAPS_X, 1, ACC),)
             if i - AHEAD >= LAST:
                 out = out_row + (i - AHEAD - LAST)
-                at = to_y + out.to(tl.int64) * OW * stride_p
+                line_y = y + (to_y + out.to(tl.int64) * OW * STRIDE_P)
                 for j in tl.static_range(COLS):
                     mask = there & (out_col + j < OW) & (out < OH)
                     v = polyphase(filtered, j, COLS, i - AHEAD - LAST, TAPS_Y, 1, ACC)
@@ -130,11 +137,11 @@ def walk(
                         )
                         v = leaky(v + b if b is not None else v, SLOPE)
                     if STORED == "grad":
-                        u = stored_with[(i - AHEAD - LAST) * COLS + j].to(ACC)
-                        v = leaky_grad(v, u + b if b is not None else u, SLOPE)
+                        u = widen(stored_with[(i - AHEAD - LAST) * COLS + j], ACC)
+                        v = leaky_grad(v, u, kink, SLOPE)
                         if sums is not None:
                             sum_du += tl.where(mask, v, 0.0)
-                    tl.store(y + at + j * stride_p, v, mask)
+                    tl.store(line_y + j * STRIDE_P, v, mask)
 
     if sums is not None:
         store_sums(sums, sum_du, sum_du_noise, sum_x_ref, C, tiles_c, STORED, BLOCK_C)
@@ -146,8 +153,8 @@ def walk(
 @triton.jit(do_not_specialize=["step", "rows"])
 def act_filter_kernel(
     x, y, bias,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr,
@@ -162,8 +169,8 @@ def act_filter_kernel(
     else:
         walk(
             x, None, y, bias, None, None, None, None, None,
-            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            "act", None, SLOPE, GAIN, PLANES,
+            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            "act", None, SLOPE, GAIN, PLANES, STRIDE_P,
             TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
         )  # fmt: skip
 
@@ -171,8 +178,8 @@ def act_filter_kernel(
 @triton.jit(do_not_specialize=["step", "rows"])
 def act_filter_grad_kernel(
     g, x, dx, bias, sums,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr,
@@ -187,8 +194,8 @@ def act_filter_grad_kernel(
     else:
         walk(
             g, x, dx, bias, None, None, None, None, sums,
-            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            None, "grad", SLOPE, GAIN, PLANES,
+            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            None, "grad", SLOPE, GAIN, PLANES, STRIDE_P,
             TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
         )  # fmt: skip
 
@@ -196,8 +203,8 @@ def act_filter_grad_kernel(
 @triton.jit(do_not_specialize=["step", "rows"])
 def act_filter_grad_grad_kernel(
     ddx, x, dg, bias, ddbias,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr,
@@ -212,8 +219,8 @@ def act_filter_grad_grad_kernel(
     else:
         walk(
             ddx, x, dg, bias, ddbias, None, None, None, None,
-            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            "grad", None, SLOPE, GAIN, PLANES,
+            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            "grad", None, SLOPE, GAIN, PLANES, STRIDE_P,
             TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
         )  # fmt: skip
 
@@ -221,8 +228,8 @@ def act_filter_grad_grad_kernel(
 @triton.jit(do_not_specialize=["step", "rows"])
 def filter_act_kernel(
     x, y, bias, noise, strength, scale,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr,
@@ -237,8 +244,8 @@ def filter_act_kernel(
     else:
         walk(
             x, None, y, bias, None, noise, strength, scale, None,
-            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            None, "act", SLOPE, GAIN, PLANES,
+            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            None, "act", SLOPE, GAIN, PLANES, STRIDE_P,
             TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
         )  # fmt: skip
 
@@ -246,8 +253,8 @@ def filter_act_kernel(
 @triton.jit(do_not_specialize=["step", "rows"])
 def filter_act_grad_kernel(
     g, y, dx, noise, scale, sums,
-    C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr,
@@ -262,8 +269,8 @@ def filter_act_grad_kernel(
     else:
         walk(
             g, y, dx, None, None, noise, None, scale, sums,
-            C, H, W, OH, OW, stride_p, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            "grad", None, SLOPE, GAIN, PLANES,
+            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            "grad", None, SLOPE, GAIN, PLANES, STRIDE_P,
             TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
         )  # fmt: skip
 

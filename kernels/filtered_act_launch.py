@@ -115,13 +115,13 @@ def _cover(
     rows, cols, ahead, block_c, width, warps, registers = choice
     high, wide = max(h, oh), max(w, ow)
     if nhwc:
-        strides = channels, 1, 1
+        stride_p, strides = channels, (1, 1)
         block_c = min(power_of_2(channels), block_c)
         elements = int(32 * warps * width * max(16 // dtype.itemsize, 1))
         block_p = min(power_of_2(-(-wide // cols)), max(elements // block_c, 1))
     else:  # planes stand apart, whichever sample they belong to
         samples, channels = 1, samples * channels
-        strides = 1, h * w, oh * ow
+        stride_p, strides = 1, (h * w, oh * ow)
         block_p = min(power_of_2(-(-wide // cols)), int(32 * warps * width))
         block_c = min(power_of_2(channels), int(32 * warps * width) // block_p)
     tiles_c, tiles_w = -(-channels // block_c), -(-wide // (cols * block_p))
@@ -132,7 +132,7 @@ def _cover(
     taps_y, taps_x = _first_tap_one(tuple(tap * gain for tap in call.taps_y), call.taps_x)
     constants = {
         "PLANES": not nhwc, "TAPS_Y": taps_y, "TAPS_X": taps_x,
-        "BEFORE_Y": call.before[0], "BEFORE_X": call.before[1], "ACC": tl_accumulator(dtype),
+        "BEFORE_Y": call.before[0], "BEFORE_X": call.before[1], "ACC": tl_accumulator(dtype), "STRIDE_P": stride_p,
         "ROWS": rows, "COLS": cols, "AHEAD": ahead, "BLOCK_P": block_p, "BLOCK_C": block_c, "num_warps": warps,
         "maxnreg": registers, "STRIP": False,
     }  # fmt: skip
@@ -156,10 +156,10 @@ def _strips(choice: Strip, shape: torch.Size, call: _Call, gain: float) -> _Cove
     taps_y, taps_x = _first_tap_one(tuple(tap * gain for tap in call.taps_y), call.taps_x)
     constants = {
         "PLANES": False, "TAPS_Y": taps_y, "TAPS_X": taps_x, "BEFORE_Y": before[0], "BEFORE_X": before[1],
-        "ACC": tl_accumulator(torch.float32), "ROWS": 1, "COLS": 1, "AHEAD": 0, "BLOCK_P": choice.width,
-        "BLOCK_C": block_c, "STRIP": True, "num_warps": choice.warps, "maxnreg": choice.registers,
+        "ACC": tl_accumulator(torch.float32), "STRIDE_P": channels, "ROWS": 1, "COLS": 1, "AHEAD": 0,
+        "BLOCK_P": choice.width, "BLOCK_C": block_c, "STRIP": True, "num_warps": choice.warps, "maxnreg": choice.registers,
     }  # fmt: skip
-    sizes = (channels, h, w, oh, ow, channels, 1, 1, channels)
+    sizes = (channels, h, w, oh, ow, 1, 1, channels)
     tiles = Tiling((samples * tiles_w * tiles_h, tiles_c), samples, tiles_w * tiles_h, sizes[:6], {})
     step, rows = -(-wide // tiles_w), -(-high // tiles_h)
     return _Cover(tiles, sizes, (tiles_c, tiles_w, tiles_h, step, rows), constants)

@@ -211,6 +211,30 @@ def tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P: tl.constexpr):
     return p0, base + p0 * stride_p, (i < P - p0) & (c < C)
 
 
+COMPILED = tl.constexpr(not INTERPRETED)  # the interpreter has no assembler
+
+
+@triton.jit
+def widen(v, ACC: tl.constexpr):
+    """v in ACC. Two bfloat16 share a register: a shift and a mask make them float32, Triton's own code takes three."""
+    if COMPILED and v.dtype == tl.bfloat16 and ACC == tl.float32:
+        return tl.inline_asm_elementwise(
+            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+            "=r,=r,r",
+            [v],
+            dtype=tl.float32,
+            is_pure=True,
+            pack=2,
+        )
+    return v.to(ACC)
+
+
+@triton.jit
+def within(i, n):
+    """0 <= i < n by one comparison: a negative number is a large one without its sign."""
+    return i.to(tl.uint32, bitcast=True) < n.to(tl.uint32, bitcast=True)
+
+
 @triton.jit
 def load(pointers, inside, WHOLE: tl.constexpr, ACC: tl.constexpr):
     """Values as ACC, zero where not inside; WHOLE: all of them are."""

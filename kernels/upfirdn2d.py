@@ -17,7 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.tiles import INTERPRETED, check_device, dense, dense_as, power_of_2, tl, triton
+from kernels.tiles import INTERPRETED, check_device, dense, dense_as, power_of_2, tl, triton, widen, within
 
 LONGEST = 8  # taps: every tap of a column is a load, and every row of taps stays in registers
 
@@ -172,10 +172,11 @@ def polyphase(
 
 @triton.jit
 def upfirdn2d_kernel(
-    x, y, add, C, H, W, OH, OW, stride_p, stride_xc, stride_yc, lead_y, lead_x, tiles_c, tiles_w, tiles_h,
+    x, y, add, C, H, W, OH, OW, stride_xc, stride_yc, lead_y, lead_x, tiles_c, tiles_w, tiles_h,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr,
     PHASE_Y: tl.constexpr, PHASE_X: tl.constexpr, ACC: tl.constexpr,
-    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STRIDE_P: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of BLOCK_P groups of COLS pixels of BLOCK_C channels; a row is loaded AHEAD rows before its use.
 
@@ -191,10 +192,10 @@ def upfirdn2d_kernel(
     n = (pid // tiles_c // tiles_w // tiles_h).to(tl.int64)
     col = out_col * DOWN // UP - lead_x
     row = out_row * DOWN // UP - lead_y
-    x += n * C * H * W + (col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_xc)
-    y += n * C * OH * OW + (out_col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_yc)
+    x += n * C * H * W + (col.to(tl.int64) * STRIDE_P + c.to(tl.int64) * stride_xc)
+    y += n * C * OH * OW + (out_col.to(tl.int64) * STRIDE_P + c.to(tl.int64) * stride_yc)
     if add is not None:
-        add += n * C * OH * OW + (out_col.to(tl.int64) * stride_p + c.to(tl.int64) * stride_yc)
+        add += n * C * OH * OW + (out_col.to(tl.int64) * STRIDE_P + c.to(tl.int64) * stride_yc)
 
     LOADS: tl.constexpr = ((COLS - 1) * DOWN + len(TAPS_X) - 1 + PHASE_X) // UP + 1  # a row
     LINES: tl.constexpr = ((ROWS - 1) * DOWN + len(TAPS_Y) - 1 + PHASE_Y) // UP + 1
@@ -206,32 +207,35 @@ def upfirdn2d_kernel(
     added = ()  # COLS tiles for each row of y so far
     for i in tl.static_range(LINES + AHEAD):
         if i < LINES:
-            line = x + (row + i).to(tl.int64) * W * stride_p
+            line = x + (row + i).to(tl.int64) * W * STRIDE_P
             for d in tl.static_range(LOADS):
-                mask = inside[d] & (row + i >= 0) & (row + i < H)
-                loaded += (tl.load(line + d * stride_p, mask, 0.0),)
+                mask = inside[d] & within(row + i, H)
+                loaded += (tl.load(line + d * STRIDE_P, mask, 0.0),)
         if add is not None:
             for r in tl.static_range(ROWS):
                 if (r * DOWN + len(TAPS_Y) - 1 + PHASE_Y) // UP == i - AHEAD + 1 or (
                     i == 0 and (r * DOWN + len(TAPS_Y) - 1 + PHASE_Y) // UP + AHEAD == 0
                 ):
-                    line = add + (out_row + r).to(tl.int64) * OW * stride_p
+                    line = add + (out_row + r).to(tl.int64) * OW * STRIDE_P
                     for j in tl.static_range(COLS):
                         mask = (c < C) & (out_col + j < OW) & (out_row + r < OH)
-                        added += (tl.load(line + j * stride_p, mask, 0.0),)
+                        added += (tl.load(line + j * STRIDE_P, mask, 0.0),)
         if i >= AHEAD:
+            values = ()
+            for d in tl.static_range(LOADS):
+                values += (widen(loaded[(i - AHEAD) * LOADS + d], ACC),)
             for j in tl.static_range(COLS):
-                tile = polyphase(loaded, (i - AHEAD) * LOADS, 1, j * DOWN + PHASE_X, TAPS_X, UP, ACC)
+                tile = polyphase(values, 0, 1, j * DOWN + PHASE_X, TAPS_X, UP, ACC)
                 filtered += (tile,)
             for r in tl.static_range(ROWS):
                 if (r * DOWN + len(TAPS_Y) - 1 + PHASE_Y) // UP == i - AHEAD:  # the last row that r needs
-                    line = y + (out_row + r).to(tl.int64) * OW * stride_p
+                    line = y + (out_row + r).to(tl.int64) * OW * STRIDE_P
                     for j in tl.static_range(COLS):
                         tile = polyphase(filtered, j, COLS, r * DOWN + PHASE_Y, TAPS_Y, UP, ACC)
                         mask = (c < C) & (out_col + j < OW) & (out_row + r < OH)
                         if add is not None:
                             tile += added[r * COLS + j].to(ACC)
-                        tl.store(line + j * stride_p, tile, mask)
+                        tl.store(line + j * STRIDE_P, tile, mask)
 
 
 # ---- tiles -------------------------------------------------------------------------------------------------------
@@ -285,13 +289,13 @@ def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple
     rows, cols, ahead, block_c, width, warps, registers = config(nhwc, call.up, call.down, capability)
     elements = int(32 * warps * width)
     if nhwc:
-        strides = channels, 1, 1
+        stride_p, strides = channels, (1, 1)
         block_c = min(power_of_2(channels), block_c)
         elements = int(32 * warps * width * max(16 // dtype.itemsize, 1))
         block_p = min(power_of_2(-(-ow // cols)), max(elements // block_c, 1))
     else:  # planes stand apart, whichever sample they belong to
         samples, channels = 1, samples * channels
-        strides = 1, h * w, oh * ow
+        stride_p, strides = 1, (h * w, oh * ow)
         block_p = min(power_of_2(-(-ow // cols)), elements)
         block_c = min(power_of_2(channels), elements // block_p)
     tiles_c, tiles_w = -(-channels // block_c), -(-ow // (cols * block_p))
@@ -305,8 +309,8 @@ def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple
         "TAPS_Y": taps_y, "TAPS_X": taps_x, "UP": call.up, "DOWN": call.down,
         "PHASE_Y": -call.before[0] % call.up, "PHASE_X": -call.before[1] % call.up,
         "ACC": tl.float64 if dtype is torch.float64 else tl.float32,
-        "ROWS": rows, "COLS": cols, "AHEAD": ahead, "BLOCK_P": block_p, "BLOCK_C": block_c, "num_warps": warps,
-        "maxnreg": registers,
+        "STRIDE_P": stride_p, "ROWS": rows, "COLS": cols, "AHEAD": ahead, "BLOCK_P": block_p, "BLOCK_C": block_c,
+        "num_warps": warps, "maxnreg": registers,
     }  # fmt: skip
     sizes = (channels, h, w, oh, ow, *strides, lead_y, lead_x, tiles_c, tiles_w, tiles_h)
     return _Cover((samples * tiles_c * tiles_w * tiles_h,), sizes, constants)
