@@ -16,7 +16,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder import results
+from ladder import files, results
 from ladder.errors import UserError
 
 SCHEMA = 1
@@ -46,8 +46,8 @@ def made(
 ) -> Note:
     """A note of what was measured just now; `choices` are lines of text, by series."""
     seen = {
-        "driver": driver,
-        "kernel_release": kernel_release,
+        "driver": driver and results.display(driver),
+        "kernel_release": kernel_release and results.display(kernel_release),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     return {
@@ -73,13 +73,15 @@ def merge(old: Note | None, new: Note) -> Note:
 def add(result: Path, note: Note) -> Path:
     """Merge `note` into the file beside an asv result. One that cannot be read is replaced. OSError."""
     path = beside(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
     try:
         old = read(path)
     except UserError:
         old = None
     if old is not None and (old["commit"], old["environment"]) != (note["commit"], note["environment"]):
         old = None  # eight digits of a commit may be another's
-    results.write(path, merge(old, note))
+    with files.replacing(path) as temporary:
+        temporary.write_text(json.dumps(merge(old, note), indent=1) + "\n")
     return path
 
 
