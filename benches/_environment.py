@@ -104,9 +104,10 @@ class Managed(Virtualenv):
         super().__init__(conf, python, requirements, tagged_env_vars)
         if python == f"{sys.version_info[0]}.{sys.version_info[1]}":
             self._executable = sys.executable  # not whichever comes first on PATH
-        # asv installs these with the environment and leaves them out of its name and of the parameters.
-        self._base_requirements["pip+asv_runner"] = f"=={importlib.metadata.version('asv_runner')}"
-        self._base_requirements |= {f"pip+{name}": "" for name in getattr(conf, "dependencies", [])}
+        self._beside = [
+            f"asv_runner=={importlib.metadata.version('asv_runner')}",
+            *getattr(conf, "dependencies", []),
+        ]
 
     @property
     def requirements(self) -> dict[str, str]:
@@ -125,6 +126,14 @@ class Managed(Virtualenv):
     @property
     def code(self) -> str:
         return self._build_root
+
+    def _install_requirements(self) -> None:
+        """In one call, so that pip finds versions that agree; asv makes one for each, and some for building."""
+        asked = [
+            name.removeprefix("pip+") + (f"=={version}" if version[:1].isdigit() else version)
+            for name, version in self._requirements.items()
+        ]
+        self._run_pip(["install", *asked, *self._beside])
 
     def _setup(self) -> None:
         super()._setup()
