@@ -112,9 +112,9 @@ def markdown(data: dict[str, Any]) -> str:
     lines = [
         f"# asv's overhead for each commit: {where}",
         "",
-        f"{data['overhead_s']:.2f} s for each of {data['commits']} commits (median of {len(data['rows'])} runs; the target"
-        f" is {TARGET_S:.0f} s), of which checking out takes {most:.2f} s at most. Once in a run: {data['once_s']:.1f} s.",
-        "Nothing is built or installed for a commit.",
+        f"{data['overhead_s']:.2f} s for each of {data['commits']} commits (median of {len(data['rows'])} runs;"
+        f" the target is {TARGET_S:.0f} s). Checking a commit out took {most:.2f} s at most. Once in a run:"
+        f" {data['once_s']:.1f} s. Nothing is built or installed for a commit.",
         "",
         "| run | one commit, s | all commits, s | overhead for each, s | once in a run, s |",
         "|---:|---:|---:|---:|---:|",

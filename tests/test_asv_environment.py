@@ -224,7 +224,7 @@ def test_managed_environments_have_a_torch_each(history, wheels):
         versions = {"torch": torch, "triton": triton, "cuda": "13.0"}
         assert all(data["requirements"] == versions for data in found.values())
     # Kept, and no commit is built or installed: there is nothing to install from any more.
-    said = ok(asv(history, "continuous", *MANAGED, "v3", "v4", "-b", "time"), status=1)
+    said = ok(asv(history, "continuous", *MANAGED, "v3", "v4", "-b", "time", "-a", "rounds=2"), status=1)
     assert "managed-py" in said and not re.search("nstalling|wheel", said)
     # Beside the results of the default environment, on the same page.
     ok(asv(history, "run", "v5..v6"))
