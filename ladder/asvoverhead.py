@@ -35,6 +35,8 @@ def measure(commits: int, repeats: int) -> dict[str, Any]:
     with tempfile.TemporaryDirectory(prefix="asv-overhead-") as folder:
         clone = Path(folder) / "clone"
         _git(ROOT, "clone", "-q", "--no-hardlinks", str(ROOT), str(clone))
+        if not (clone / "benches").is_dir():
+            raise UserError("this commit has no benches/")
         (clone / "benches" / "nothing.py").write_text(NOTHING)
         chosen = _git(clone, "rev-list", "--first-parent", f"-n{commits + 1}", "HEAD").split()
         if len(chosen) < 2:
