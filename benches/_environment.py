@@ -26,7 +26,6 @@ from benches._interpreter import interpreter, lacks, libraries, stop
 from benches._measure import HANDOVER
 
 CODE_UNDER_TEST = ("stylegan_lite", "kernels")
-HANDOVERS: dict[str, Path] = {}  # by name of environment: where benchmarks' processes leave things for asv's
 
 
 class Checkout(asv.environment.Environment):
@@ -172,7 +171,7 @@ def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
     env.pop("PYTHONPATH", None)
     env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", os.defpath)])
     env["ASV_PYTHONPATH"] = environment.code
-    folder = HANDOVERS[environment.name] = _handover(environment)
+    folder = _handover(environment)
     folder.mkdir(parents=True, exist_ok=True)
     here = {key: machine_here(python)[key] for key in ("device", "capabilities")}
     (folder / "machine.json").write_text(json.dumps(here))

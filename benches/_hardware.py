@@ -136,7 +136,7 @@ def load_machine(
     return self
 
 
-def note(result: Any, folder: str, handover: Path | None) -> None:
+def note(result: Any, folder: str) -> None:
     """What asv's `Results`, just saved under `folder`, has no place for. Nothing if nothing was measured for it."""
     measured = list(result.errcode)  # of this run alone: it is not saved
     if not measured:
@@ -149,6 +149,5 @@ def note(result: Any, folder: str, handover: Path | None) -> None:
             driver=facts()["driver"],
             kernel_release=platform.release(),
             benchmarks=measured,
-            choices=asvnotes.left_choices(handover) if handover else None,
         ),
     )

@@ -18,7 +18,7 @@ import asv.environment
 import asv.machine
 import asv.results
 
-from benches._environment import HANDOVERS, WorkingTree
+from benches._environment import WorkingTree
 from benches._hardware import load_machine, note
 from ladder import asvnotes
 
@@ -69,7 +69,7 @@ def _notes() -> None:
 
     def save_with_note(self: Any, result_dir: str) -> None:
         save(self, result_dir)
-        note(self, result_dir, HANDOVERS.get(self.env_name))
+        note(self, result_dir)
 
     asv.results.Results.save = save_with_note
     # asv takes every .json file below its results for one, and warns of each folder that has no machine record.

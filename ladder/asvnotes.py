@@ -11,7 +11,6 @@ from __future__ import annotations
 import datetime
 import json
 import re
-import uuid
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -25,8 +24,8 @@ Note = dict[str, Any]
 
 CONDITIONS = ("driver", "kernel_release")  # may change between two results of one series
 _MOST, _LARGEST = 2000, 1_000_000  # entries of a list or an object; bytes of a file
-_LEFT = "choices-*.json"
-_KEYS = {"schema", "commit", "environment", "started", *CONDITIONS, "benchmarks", "choices"}
+_KEYS = {"schema", "commit", "environment", "started", *CONDITIONS, "benchmarks"}
+_PARTS = ("benchmarks", "choices")  # by name, merged one by one
 _NAME = re.compile(r"[^\x00-\x1f\x7f<>&\"`]{1,200}")  # of benchmarks, series and environments
 
 
@@ -44,19 +43,22 @@ def made(
     benchmarks: Iterable[str] = (),
     choices: Mapping[str, list[str]] | None = None,
 ) -> Note:
-    """A note of what was measured just now; `choices` are lines of text, by series."""
+    """A note of what was measured just now; `choices`, if any are told, are lines of text by series."""
     seen = {
         "driver": driver and results.display(driver),
         "kernel_release": kernel_release and results.display(kernel_release),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
+    told = (
+        {} if choices is None else {"choices": {name: list(lines) for name, lines in sorted(choices.items())}}
+    )
     return {
         "schema": SCHEMA,
         "commit": commit,
         "environment": environment,
         **seen,
         "benchmarks": {name: dict(seen) for name in sorted(benchmarks)},
-        "choices": {series: list(lines) for series, lines in sorted((choices or {}).items())},
+        **told,
     }
 
 
@@ -66,7 +68,7 @@ def merge(old: Note | None, new: Note) -> Note:
         return new
     if (old["commit"], old["environment"]) != (new["commit"], new["environment"]):
         raise ValueError("notes of two results")
-    parts = {key: {**old[key], **new[key]} for key in ("benchmarks", "choices")}
+    parts = {key: {**old.get(key, {}), **new.get(key, {})} for key in _PARTS if key in old or key in new}
     return {**old, **new, **parts}
 
 
@@ -126,13 +128,13 @@ def check(data: Any) -> str | None:
     """What is wrong with a note, in one line, or None."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         return f'not a note: expected an object with "schema": {SCHEMA}'
-    if wrong := {*data} ^ _KEYS:
+    if wrong := ({*data} ^ _KEYS) - {"choices"}:
         return f'"{min(wrong)[:40]}" is {"missing" if min(wrong) in _KEYS else "not a key of a note"}'
     if not (isinstance(data["commit"], str) and re.fullmatch(r"[0-9a-f]{40}", data["commit"])):
         return '"commit" is not 40 hexadecimal digits'
     if not (isinstance(data["environment"], str) and _NAME.fullmatch(data["environment"])):
         return '"environment" is not a name'
-    for key in ("benchmarks", "choices"):
+    for key in data.keys() & _PARTS:
         if not (
             isinstance(data[key], dict) and len(data[key]) <= _MOST and all(map(_NAME.fullmatch, data[key]))
         ):
@@ -140,7 +142,7 @@ def check(data: Any) -> str | None:
     for where, seen in (("note", data), *data["benchmarks"].items()):
         if problem := _check_conditions(seen):
             return f"{where}: {problem}"
-    for series, lines in data["choices"].items():
+    for series, lines in data.get("choices", {}).items():
         if not (isinstance(lines, list) and len(lines) <= _MOST and all(map(_is_text, lines))):
             return f'"choices" of {series} is not a list of lines'
     return None
@@ -192,22 +194,3 @@ def _condition(note: Note | None, key: str, benchmark: str | None) -> str | None
     if note is None:
         return None
     return (note["benchmarks"].get(benchmark) or note)[key]
-
-
-# --- from a benchmark's process to the note -----------------------------------------------------------------------
-
-
-def leave_choices(folder: Path, choices: Mapping[str, list[str]]) -> None:
-    """Called in a benchmark's process: lines of text by series, for the note of the result that asv will save."""
-    path = folder / _LEFT.replace("*", uuid.uuid4().hex)
-    results.write(
-        path, {series: [results.display(line) for line in lines] for series, lines in choices.items()}
-    )
-
-
-def left_choices(folder: Path) -> dict[str, list[str]]:
-    """Called in asv's process: what the benchmarks' processes left since the commit was checked out."""
-    found: dict[str, list[str]] = {}
-    for path in sorted(folder.glob(_LEFT), key=lambda path: path.stat().st_mtime_ns):
-        found |= json.loads(path.read_text())
-    return found
