@@ -131,7 +131,6 @@ def test_a_fresh_clone_without_a_terminal_needs_nothing(history):
     toyhistory.write_toy(clone, 0.7, 70)
     ok(asv(clone, "run", "--python=same"))
     assert values(clone, MEMORY, "*/*-treedirty-*.json") == {"v2": 70}
-    ok(asv(clone, "publish"))
     no_private_words(clone)
     assert [path.name for path in (clone.parent / "home").iterdir()] == []
 
