@@ -171,7 +171,7 @@ def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
     env.pop("PYTHONPATH", None)
     env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", os.defpath)])
     env["ASV_PYTHONPATH"] = environment.code
-    folder = _handover(environment)
+    folder = handover(environment)
     folder.mkdir(parents=True, exist_ok=True)
     here = {key: machine_here(python)[key] for key in ("device", "capabilities")}
     (folder / "machine.json").write_text(json.dumps(here))
@@ -179,14 +179,15 @@ def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
     return asv.util.check_output([str(python), *args], env=env, **kwargs)
 
 
-def _handover(environment: Any) -> Path:
+def handover(environment: Any) -> Path:
+    """Where the benchmarks' processes of one commit leave things for each other, and for asv's."""
     # In the environment's folder, not a temporary one: with --parallel another process prepares the commit.
     return Path(environment._path) / "handover"
 
 
 def _forget(environment: Any) -> None:
     """What another commit's benchmarks left must not be taken for this one's."""
-    shutil.rmtree(_handover(environment), ignore_errors=True)
+    shutil.rmtree(handover(environment), ignore_errors=True)
 
 
 def _dirty() -> bool:

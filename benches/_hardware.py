@@ -136,7 +136,7 @@ def load_machine(
     return self
 
 
-def note(result: Any, folder: str) -> None:
+def note(result: Any, folder: str, choices: dict[str, list[str]] | None = None) -> None:
     """What asv's `Results`, just saved under `folder`, has no place for. Nothing if nothing was measured for it."""
     measured = list(result.errcode)  # of this run alone: it is not saved
     if not measured:
@@ -149,5 +149,6 @@ def note(result: Any, folder: str) -> None:
             driver=facts()["driver"],
             kernel_release=platform.release(),
             benchmarks=measured,
+            choices=choices,
         ),
     )

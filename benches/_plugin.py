@@ -18,13 +18,13 @@ import asv.environment
 import asv.machine
 import asv.results
 
+from benches import _spawning
 from benches._environment import WorkingTree
 from benches._hardware import load_machine, note
+from benches.series import DEFAULT
 from ladder import asvnotes
 
-WANTED = [
-    r"^(?!kernels\.)"
-]  # what runs without --bench: not the kernels, a process of seconds for each of hundreds
+WANTED = [DEFAULT]  # what runs without --bench
 
 
 def setup() -> None:
@@ -33,6 +33,7 @@ def setup() -> None:
     _selection()
     _machines()
     _notes()
+    _spawning.setup()
 
 
 def _environments() -> None:
@@ -69,7 +70,7 @@ def _notes() -> None:
 
     def save_with_note(self: Any, result_dir: str) -> None:
         save(self, result_dir)
-        note(self, result_dir)
+        note(self, result_dir, _spawning.choices(self.env_name))
 
     asv.results.Results.save = save_with_note
     # asv takes every .json file below its results for one, and warns of each folder that has no machine record.
