@@ -10,13 +10,16 @@ the benchmarks, and again in a new process for each parameter.
 
 from __future__ import annotations
 
+import pkgutil
 import re
 import sys
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from importlib.machinery import ModuleSpec, PathFinder
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
+from asv_runner import discovery
 from asv_runner.benchmarks import benchmark_types
 from asv_runner.benchmarks._base import Benchmark
 
@@ -45,5 +48,15 @@ class SamplesBenchmark(Benchmark):
         return {"samples": self.func(*params), "number": 1}
 
 
+def _with_benchmarks(path: Sequence[str], prefix: str = "") -> Iterator[pkgutil.ModuleInfo]:
+    """Modules here that may hold benchmarks. Those named with "_" hold none, and the plugin needs asv itself, which
+    the environments that asv makes do not have.
+    """
+    for module in pkgutil.iter_modules(path, prefix):
+        if not module.name.rpartition(".")[2].startswith("_"):
+            yield module
+
+
 sys.meta_path.insert(0, _WorkingTree)
 benchmark_types.append(SamplesBenchmark)
+discovery.pkgutil = SimpleNamespace(iter_modules=_with_benchmarks)

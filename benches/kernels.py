@@ -11,9 +11,11 @@ new name there and here.
 
 from __future__ import annotations
 
+import sys
+
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches._measure import machine_here
+from benches._measure import able, leave_choices
 
 CASES = [
     "bias_act noise scale 8x64x256x256 bf16 channels_last",
@@ -97,10 +99,7 @@ class Kernel:
     version = "1"
 
     def setup(self, case: str, direction: str) -> None:
-        machine = machine_here()
-        for need in ("cuda", "triton"):
-            if machine["capabilities"].get(need) is not None:
-                raise NotImplementedError(machine["capabilities"][need])
+        able(("cuda", "triton"))
 
     def samples_cold(self, case: str, direction: str) -> list[float]:
         """Seconds of one call; nothing it reads is in the L2 cache."""
@@ -122,6 +121,9 @@ def _measured(name: str, direction: str, temperature: str) -> list[float]:
         raise SkipNotImplemented(f"{case.op} has no {direction}")
     try:
         with device_lock(machine.device_key("cuda")):
-            return kernelbench.ours_alone(case, direction, temperature)
+            seconds = kernelbench.ours_alone(case, direction, temperature)
     except AttributeError as error:
         raise SkipNotImplemented(f"this commit has no such op: {error}") from None
+    if used := getattr(sys.modules.get("kernels.choices"), "used", None):
+        leave_choices(used())
+    return seconds

@@ -9,10 +9,7 @@ stays on the page. `tests/test_benches.py` compares this file with the ladder
 
 from __future__ import annotations
 
-import hashlib
-import json
-from dataclasses import dataclass
-from typing import Any
+from benches._frozen import Series, default, fingerprint
 
 WORKLOADS = ["article", "tiny"]
 RUNGS = [
@@ -44,24 +41,7 @@ RUNGS = [
 
 # (workload, rung) pairs that no longer agree with the ladder of today.
 RETIRED: frozenset[tuple[str, str]] = frozenset()
-
-
-@dataclass(frozen=True)
-class Series:
-    """One frozen measurement. `device` is where it is measured, `needs` are capabilities of `ladder.machine`."""
-
-    device: str
-    needs: tuple[str, ...]
-    workload: dict[str, Any]
-    recipe: dict[str, Any]
-    fingerprint: str
-
-
-def fingerprint(workload: dict[str, Any], recipe: dict[str, Any]) -> str:
-    """Twelve hexadecimal digits of what is measured (`data`, a folder of this machine, does not count)."""
-    what = {"workload": {k: v for k, v in workload.items() if k != "data"}, "recipe": recipe}
-    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
-
+DEFAULT = default(RETIRED)  # what a bare `asv run` measures
 
 _STYLEGAN2 = {
     "norm": "demod",

@@ -3,12 +3,15 @@
 import types
 
 import asv.benchmarks
+import asv.commands.update
 import asv.environment
 import asv.machine
+import asv.results
+import asv.runner
 import pytest
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import _plugin
+from benches import _measure, _plugin
 from benches import kernels as bench
 from ladder import kernelbench, kernelcases, machine
 from tests import made_up_kernels
@@ -49,7 +52,7 @@ def test_every_case_is_found_by_its_name():
 @pytest.fixture
 def here(monkeypatch):
     machine_ = {"device": "cuda", "capabilities": dict.fromkeys(machine.CAPABILITIES)}
-    monkeypatch.setattr(bench, "machine_here", lambda: machine_)
+    monkeypatch.setattr(_measure, "machine_here", lambda: machine_)
     monkeypatch.setattr(machine, "device_key", lambda device: None)
     return machine_
 
@@ -83,12 +86,17 @@ def test_they_run_only_if_they_are_asked_for(monkeypatch):
     kind = asv.benchmarks.Benchmarks
     monkeypatch.setattr(kind, "_disc_benchmarks", classmethod(lambda *_: found))
     monkeypatch.setattr(kind, "discover", classmethod(kind.discover.__func__))  # put back afterwards
-    for module, name in (
+    for thing, name in (  # whatever the plugin puts into asv
         (asv.environment, "get_environment_class"),
         (asv.environment, "get_environment_class_by_name"),
+        (asv.machine.Machine, "load"),
+        (asv.machine.MachineCollection, "update"),
+        (asv.results, "os"),
+        (asv.commands.update, "os"),
+        (asv.results.Results, "save"),
+        (asv.runner, "Spawner"),
     ):
-        monkeypatch.setattr(module, name, getattr(module, name))
-    monkeypatch.setattr(asv.machine.Machine, "load", asv.machine.Machine.load)
+        monkeypatch.setattr(thing, name, vars(thing)[name])
     _plugin.setup()
     conf = types.SimpleNamespace(benchmark_dir="benches")
 

@@ -1,0 +1,195 @@
+"""Environments that install nothing for a commit: asv checks it out, and its checkout comes first on the path.
+
+Which Python measures, and with which torch, Triton and CUDA, is found out without importing any of them. Their
+versions are requirements of the environment: asv makes them parameters of its page and starts new series where they
+change. No path of an interpreter is stored.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import json
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import asv.environment
+import asv.util
+from asv.plugins.virtualenv import Virtualenv
+
+from benches import ROOT
+from benches._hardware import machine_here
+from benches._interpreter import interpreter, lacks, libraries, stop
+from benches._measure import HANDOVER
+
+CODE_UNDER_TEST = ("stylegan_lite", "kernels")
+
+
+class Checkout(asv.environment.Environment):
+    """A Python that is there already, and a commit's checkout in front of its path."""
+
+    tool_name = "checkout"
+    matches_python_fallback = False
+
+    def __init__(self, conf: Any, python: str, requirements: dict[str, str], tagged_env_vars: dict) -> None:
+        self._executable = interpreter(python)
+        found = libraries(self._executable)
+        if missing := lacks(found):
+            stop(f"the Python that measures has no {missing}: `make ladder`, then `. .venv/bin/activate`")
+        self._python = found["python"]
+        self._requirements = requirements | _versions(found)  # before super(): it names its folder after them
+        super().__init__(conf, self._python, self._requirements, tagged_env_vars)
+
+    @classmethod
+    def matches(cls, python: str) -> bool:
+        return True  # so that another Python is refused in one line
+
+    @property
+    def code(self) -> str:
+        """The folder that the measured packages come from."""
+        return self._build_root
+
+    def check_presence(self) -> bool:
+        return True
+
+    def create(self) -> None:
+        Path(self._path).mkdir(parents=True, exist_ok=True)
+
+    def _get_installed_commit_hash(self) -> None:
+        return None  # always check out again: a second, and the tree is certainly the commit's
+
+    def install_project(self, conf: Any, repo: Any, commit_hash: str) -> None:
+        _forget(self)
+        self.checkout_project(repo, commit_hash)
+
+    def run(self, args: list[str], **kwargs: Any) -> Any:
+        return _run(self, self._executable, args, **kwargs)
+
+
+class WorkingTree(Checkout):
+    """`--python=same`: the files as they are, saved under HEAD; uncommitted changes make a series of their own."""
+
+    def __init__(self, conf: Any, python: str, requirements: dict[str, str], tagged_env_vars: dict) -> None:
+        super().__init__(
+            conf, python, requirements | ({"tree": "dirty"} if _dirty() else {}), tagged_env_vars
+        )
+
+    @property
+    def code(self) -> str:
+        return str(ROOT)
+
+    def can_install_project(self) -> bool:
+        return False
+
+    def install_project(self, conf: Any, repo: Any, commit_hash: str) -> None:
+        _forget(self)
+
+
+class Managed(Virtualenv):
+    """A virtual environment made and kept by asv, one for each torch of the configuration's matrix.
+
+    What else is measured with (`dependencies` of the configuration) is installed beside torch and is no parameter.
+    A commit is checked out, not built and installed: its two packages need no building, and a wheel of every commit
+    in every environment costs more than all else that asv does for it.
+    """
+
+    tool_name = "managed"
+
+    def __init__(self, conf: Any, python: str, requirements: dict[str, str], tagged_env_vars: dict) -> None:
+        self._found: dict[str, str] | None = None
+        super().__init__(conf, python, requirements, tagged_env_vars)
+        if python == f"{sys.version_info[0]}.{sys.version_info[1]}":
+            self._executable = sys.executable  # not whichever comes first on PATH
+        self._beside = [
+            f"asv_runner=={importlib.metadata.version('asv_runner')}",
+            *getattr(conf, "dependencies", []),
+        ]
+
+    @property
+    def requirements(self) -> dict[str, str]:
+        """The matrix's, and once the environment is there also what pip chose with them: Triton and CUDA."""
+        if self._found is None and (python := self._executable_inside()):
+            found = libraries(python)
+            self._found = None if found is None or lacks(found) else found
+        return self._requirements | _versions(self._found or {})
+
+    @property
+    def name(self) -> str:
+        return asv.environment.get_env_name(
+            self.tool_name, self._python, self.requirements, self._tagged_env_vars
+        )
+
+    @property
+    def code(self) -> str:
+        return self._build_root
+
+    def _install_requirements(self) -> None:
+        """In one call, so that pip finds versions that agree; asv makes one for each, and some for building."""
+        asked = [
+            name.removeprefix("pip+") + (f"=={version}" if version[:1].isdigit() else version)
+            for name, version in self._requirements.items()
+        ]
+        self._run_pip(["install", *asked, *self._beside])
+
+    def _setup(self) -> None:
+        super()._setup()
+        self._found = None
+        libraries.cache_clear()
+
+    def _get_installed_commit_hash(self) -> None:
+        return None
+
+    def install_project(self, conf: Any, repo: Any, commit_hash: str) -> None:
+        python = self._executable_inside()
+        if python is None or (missing := lacks(libraries(python))):
+            stop(
+                f"the environment {self.name} has no {missing if python else 'Python'}: delete {self._env_dir}"
+            )
+        _forget(self)
+        self.checkout_project(repo, commit_hash)
+
+    def run(self, args: list[str], **kwargs: Any) -> Any:
+        return _run(self, Path(self.find_executable("python")), args, **kwargs)
+
+    def _executable_inside(self) -> Path | None:
+        try:
+            return Path(self.find_executable("python"))
+        except OSError:
+            return None
+
+
+def _versions(found: dict[str, str]) -> dict[str, str]:
+    return {key: found[key] for key in ("torch", "triton", "cuda") if key in found}
+
+
+def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
+    """Start a Python as asv does, with the commit's code and what the processes of one commit share."""
+    env = dict(kwargs.pop("env", os.environ))
+    env.pop("PYTHONPATH", None)
+    env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", os.defpath)])
+    env["ASV_PYTHONPATH"] = environment.code
+    folder = handover(environment)
+    folder.mkdir(parents=True, exist_ok=True)
+    here = {key: machine_here(python)[key] for key in ("device", "capabilities")}
+    (folder / "machine.json").write_text(json.dumps(here))
+    env[HANDOVER] = str(folder)
+    return asv.util.check_output([str(python), *args], env=env, **kwargs)
+
+
+def handover(environment: Any) -> Path:
+    """Where the benchmarks' processes of one commit leave things for each other, and for asv's."""
+    # In the environment's folder, not a temporary one: with --parallel another process prepares the commit.
+    return Path(environment._path) / "handover"
+
+
+def _forget(environment: Any) -> None:
+    """What another commit's benchmarks left must not be taken for this one's."""
+    shutil.rmtree(handover(environment), ignore_errors=True)
+
+
+def _dirty() -> bool:
+    command = ["git", "status", "--porcelain", "--", *CODE_UNDER_TEST]
+    return bool(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip())

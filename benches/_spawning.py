@@ -1,0 +1,91 @@
+"""How asv starts the processes of benchmarks here: none for what is n/a, and each knows the series that it measures.
+
+asv starts an interpreter for each combination of parameters, 0.2 s on two cores before a line of ours is reached, and
+on a machine without a GPU four of five combinations are n/a. `setup` of a benchmark class decides that from the
+machine alone, so asv's own process asks it. The series' name is for the note of its tuning choices.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import itertools
+import os
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from benches._measure import HANDOVER, SERIES_NAME
+
+_handovers: dict[
+    str, Path
+] = {}  # by name of environment: what its processes share while a commit is measured
+
+
+def combination(name: str) -> tuple[str, type, tuple[str, ...]]:
+    """asv's name of one process, "rungs.Rung.samples_step_time-5": the benchmark, its class, its parameters."""
+    benchmark, _, index = name.partition("-")
+    module, kind, _ = benchmark.split(".")
+    cls = getattr(importlib.import_module(f"benches.{module}"), kind)
+    return benchmark, cls, next(itertools.islice(itertools.product(*cls.params), int(index), None))
+
+
+def not_applicable(name: str, handover: Path) -> bool:
+    """Whether the machine that `handover` describes cannot do it. What else is wrong the process itself will say."""
+    try:
+        _, cls, params = combination(name)
+        with _set({HANDOVER: str(handover)}):
+            cls().setup(*params)
+    except NotImplementedError:
+        return True
+    except Exception:
+        return False
+    return False
+
+
+def choices(environment: str) -> dict[str, list[str]] | None:
+    """Lines of tuning choices by series, as this environment's processes left them; None if they left none."""
+    from ladder import choicehistory
+
+    folder = _handovers.get(environment)
+    return (choicehistory.left(folder) if folder else {}) or None
+
+
+def setup() -> None:
+    """Called by the plugin, once, in asv's own process."""
+    import asv.runner
+
+    from benches._environment import handover
+    from ladder import choicehistory
+
+    class Spawner(asv.runner.Spawner):
+        def __init__(self, env: Any, benchmark_dir: str) -> None:
+            super().__init__(env, benchmark_dir)
+            self.handover = _handovers[env.name] = handover(env)
+
+        def run(self, name: str, **kwargs: Any) -> tuple[str, int]:
+            if (self.handover / "machine.json").is_file() and not_applicable(name, self.handover):
+                Path(kwargs["result_file_name"]).write_text("NaN")
+                return "", 0
+            try:
+                benchmark, _, params = combination(name)
+            except Exception:  # not one of ours
+                return super().run(name, **kwargs)
+            with _set({SERIES_NAME: choicehistory.key(benchmark, params)}):
+                return super().run(name, **kwargs)
+
+    asv.runner.Spawner = Spawner
+
+
+@contextlib.contextmanager
+def _set(variables: dict[str, str]) -> Iterator[None]:
+    before = {name: os.environ.get(name) for name in variables}
+    os.environ.update(variables)
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                del os.environ[name]
+            else:
+                os.environ[name] = value

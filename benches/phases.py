@@ -1,0 +1,27 @@
+"""Each phase of the rungs' steps alone, as asv benchmarks: `asv run --bench phases`, or `--bench "phases.*G_pl"`.
+
+All phases of a rung are timed in one process. Their sum is not the step: see `ladder.parts`.
+"""
+
+from __future__ import annotations
+
+from benches import series
+from benches._measure import available, phases
+
+PHASES = ["G_main", "D_main", "G_pl", "D_r1"]
+
+
+class Phase:
+    """Six windows of ten runs each, after the rung was prepared as for `rungs.Rung`; phases are captured apart."""
+
+    params = (series.WORKLOADS, series.RUNGS, PHASES)  # literals, append-only
+    param_names = ("workload", "rung", "phase")
+    timeout = 1800  # seconds: compiling and capturing come first
+    version = "1"
+
+    def setup(self, workload: str, rung: str, phase: str) -> None:
+        self.series = available(workload, rung)
+
+    def samples_time(self, workload: str, rung: str, phase: str) -> list[float]:
+        """Seconds for one run of the phase: losses, gradients, optimizer; of D_main also the moving average."""
+        return phases(self.series, phase)

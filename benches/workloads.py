@@ -1,0 +1,67 @@
+"""The other workloads as asv benchmarks: baseline, the article's last rung and the ladder's, time and memory.
+
+Off unless they are asked for: `asv run --bench workloads` (or `--bench "workloads.*large"`). All of them want a GPU.
+Values are frozen and append-only as in `benches/series.py`.
+"""
+
+from __future__ import annotations
+
+from benches import series
+from benches._frozen import Series
+from benches._measure import available, measured
+
+WORKLOADS = ["article-b32", "adain-256", "large", "stylegan2-512", "stylegan2-1024"]
+RUNGS = ["baseline", "fused_act", "cached_uint8"]  # the last one is the top of today
+
+_ARTICLE = series.SERIES["article", "baseline"].workload
+_B32 = _ARTICLE | {"batch": 32}
+_ADAIN = _ARTICLE | {"norm": "instance"}
+_LARGE = _ARTICLE | {"channel_base": 32768, "batch": 32}
+_512 = _ARTICLE | {"resolution": 512, "channel_base": 32768}
+_1024 = _ARTICLE | {"resolution": 1024, "channel_base": 32768, "batch": 4}
+
+_BASELINE, _FUSED_ACT, _CACHED_UINT8 = (series.SERIES["article", rung] for rung in RUNGS)
+_C, _G = _BASELINE.needs, _CACHED_UINT8.needs
+_FIRST, _EIGHT, _ALL = (each.recipe for each in (_BASELINE, _FUSED_ACT, _CACHED_UINT8))
+_ALL_ADAIN = {key: value for key, value in _ALL.items() if key != "demodulation"}  # it has none to group
+
+SERIES = {
+    ("article-b32", "baseline"): Series("cuda", _C, _B32, _FIRST, "694ef4379d8e"),
+    ("article-b32", "fused_act"): Series("cuda", _G, _B32, _EIGHT, "18e33b8cfd10"),
+    ("article-b32", "cached_uint8"): Series("cuda", _G, _B32, _ALL, "12febbc6e930"),
+    ("adain-256", "baseline"): Series("cuda", _C, _ADAIN, _FIRST, "5e171cad5062"),
+    ("adain-256", "fused_act"): Series("cuda", _G, _ADAIN, _EIGHT, "b6b6924e5d17"),
+    ("adain-256", "cached_uint8"): Series("cuda", _G, _ADAIN, _ALL_ADAIN, "f58d00613441"),
+    ("large", "baseline"): Series("cuda", _C, _LARGE, _FIRST, "18f78b30a8a3"),
+    ("large", "fused_act"): Series("cuda", _G, _LARGE, _EIGHT, "3e8b58241df8"),
+    ("large", "cached_uint8"): Series("cuda", _G, _LARGE, _ALL, "414f6af918d4"),
+    ("stylegan2-512", "baseline"): Series("cuda", _C, _512, _FIRST, "b713e6082d48"),
+    ("stylegan2-512", "fused_act"): Series("cuda", _G, _512, _EIGHT, "cd13b0b643a7"),
+    ("stylegan2-512", "cached_uint8"): Series("cuda", _G, _512, _ALL, "9f4f0794e011"),
+    ("stylegan2-1024", "baseline"): Series("cuda", _C, _1024, _FIRST, "11151a93dbef"),
+    ("stylegan2-1024", "fused_act"): Series("cuda", _G, _1024, _EIGHT, "038af65f1a2d"),
+    ("stylegan2-1024", "cached_uint8"): Series("cuda", _G, _1024, _ALL, "473350dce68e"),
+}
+
+
+class Workload:
+    """As `rungs.Rung`: one fresh process, whose one visit yields both numbers."""
+
+    params = (WORKLOADS, RUNGS)  # literals, append-only
+    param_names = ("workload", "rung")
+    timeout = 3600  # seconds: the larger images are made at the first use, and kernels compiled for each size
+    version = "1"
+
+    def setup(self, workload: str, rung: str) -> None:
+        self.series = available(workload, rung, SERIES)
+
+    def samples_step_time(self, workload: str, rung: str) -> list[float]:
+        """Seconds for one step, as `rungs.Rung.samples_step_time`."""
+        return measured(self.series, "time")["samples_s"]
+
+    def track_peak_memory(self, workload: str, rung: str) -> int:
+        """Bytes reserved by torch's allocator."""
+        return measured(self.series, "memory")["peak_reserved_bytes"]
+
+
+Workload.track_peak_memory.unit = "bytes"

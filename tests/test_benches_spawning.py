@@ -1,0 +1,113 @@
+"""How asv's processes are started: none for what is n/a here, and each notes its choices under its own series."""
+
+import json
+import os
+from pathlib import Path
+
+import asv.results
+import asv.runner
+import pytest
+
+from benches import _environment, _measure, _spawning, series
+from ladder import choicehistory, machine
+
+NAME = "rungs.Rung.samples_step_time"
+ROW = {"op": "act", "direction": "forward", "tile": 64, "columns": 8, "warps": 4, "per_sm": 0, "stages": 1}
+
+
+def index(workload: str, rung: str) -> int:
+    return series.WORKLOADS.index(workload) * len(series.RUNGS) + series.RUNGS.index(rung)
+
+
+class Environment:
+    """Stands for asv's: notes what it is asked to start; a benchmark's process leaves these choices."""
+
+    name, env_vars, _default_benchmark_timeout = "here", {}, 60
+    left = [ROW]
+
+    def __init__(self):
+        self.started = []
+
+    def run(self, args, **kwargs):
+        *_, name, _, _, result = args
+        self.started.append(name)
+        os.environ[_measure.HANDOVER] = str(_environment.handover(self))
+        _measure.leave_choices(self.left)
+        del os.environ[_measure.HANDOVER]
+        Path(result).write_text('{"samples": [0.5, 0.25], "number": 1}')
+        return "", "", 0
+
+
+@pytest.fixture
+def handover(tmp_path, monkeypatch):
+    """asv with the plugin, put back afterwards, on a machine without a GPU."""
+    monkeypatch.setattr(asv.runner, "Spawner", asv.runner.Spawner)
+    monkeypatch.setattr(_environment, "handover", lambda environment: tmp_path)
+    here = {"device": "cpu", "capabilities": machine.capabilities("cpu")}
+    (tmp_path / "machine.json").write_text(json.dumps(here))
+    _spawning.setup()
+    return tmp_path
+
+
+def benchmark(rungs=("baseline", "cuda_graphs"), workloads=("article", "tiny")):
+    """What asv knows of a benchmark; only these combinations are selected."""
+    found = {
+        "name": NAME,
+        "params": [[f"'{each}'" for each in values] for values in (series.WORKLOADS, series.RUNGS)],
+        "version": "1",
+        "timeout": 60,
+        "type": "time",
+        "unit": "seconds",
+        "param_names": ["workload", "rung"],
+    }
+
+    class Benchmarks(dict):
+        benchmark_dir = "benches"
+        benchmark_selection = {NAME: [index(w, r) for w in workloads for r in rungs]}
+
+    return Benchmarks({NAME: found})
+
+
+def measured(environment, **selected):
+    results = asv.results.Results.unnamed()
+    asv.runner.run_benchmarks(benchmark(**selected), environment, results=results)
+    return results
+
+
+def test_no_process_is_started_for_what_this_machine_cannot_do(handover):
+    environment = Environment()
+    results = measured(environment)
+    assert environment.started == [f"{NAME}-{index('tiny', 'baseline')}"]
+    values = results.get_result_value(NAME, benchmark()[NAME]["params"])
+    assert values[index("tiny", "baseline")] == 0.375
+    assert str(values[index("article", "baseline")]) == str(values[index("tiny", "cuda_graphs")]) == "nan"
+    assert results.errcode[NAME] == 0 and not results.stderr[NAME]
+    assert _measure.HANDOVER not in os.environ and _measure.SERIES_NAME not in os.environ
+
+
+def test_the_environments_own_python_says_what_it_can_do(handover):
+    """Its torch may see a GPU that the torch of asv's Python does not."""
+    here = {"device": "cuda", "capabilities": dict.fromkeys(machine.CAPABILITIES)}
+    (handover / "machine.json").write_text(json.dumps(here))
+    environment = Environment()
+    measured(environment)
+    assert environment.started == [f"{NAME}-{index('article', rung)}" for rung in ("baseline", "cuda_graphs")]
+    (handover / "machine.json").unlink()  # not known yet: each process answers for itself
+    measured(environment)
+    assert len(environment.started) == 2 + 4
+
+
+def test_what_is_wrong_with_a_benchmark_is_said_by_its_process(handover):
+    assert not _spawning.not_applicable("rungs.Rung.samples_step_time-100000", handover)
+    assert not _spawning.not_applicable("nowhere.Rung.samples_step_time-0", handover)
+
+
+def test_every_process_leaves_its_choices_under_its_series(handover):
+    environment = Environment()
+    measured(environment, rungs=("baseline", "bf16"))
+    lines = choicehistory.lines([ROW])
+    expected = {choicehistory.key(NAME, ["tiny", rung]): lines for rung in ("baseline", "bf16")}
+    assert choicehistory.left(handover) == expected
+    environment.left = None  # the commit does not say
+    measured(environment, rungs=("conv_double_backward",))
+    assert choicehistory.left(handover) == expected

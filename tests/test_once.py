@@ -1,0 +1,46 @@
+"""One recipe in one fresh worker, for benches, with the fake code that tests of the harness measure."""
+
+from pathlib import Path
+
+import pytest
+
+from ladder import once
+from ladder.pool import Worker, WorkerFailure
+
+FAKE = Path(__file__).resolve().parent / "fake_code"
+WORKLOAD = {"batch": 8, "data": None}
+
+
+def test_preparing_once_gives_its_parts_and_times_nothing(monkeypatch):
+    asked, real = [], Worker.call
+
+    def call(self, do, **fields):
+        asked.append(do)
+        return real(self, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    found = once.prepare_once(WORKLOAD, {"name": "a"}, "cpu", code=FAKE)
+    assert asked == ["build", "prepare", "choices"]
+    assert found["prepare_s"] >= 0 and found["choices"] == [] and found["recipe"]["name"] == "a"
+    assert not {"ok", "did", "gpu_uuid"} & {*found}
+
+
+def test_timing_once_tells_the_choices_and_asks_for_them_afterwards(monkeypatch):
+    asked, real = [], Worker.call
+
+    def call(self, do, **fields):
+        asked.append(do)
+        return {"choices": None} if do == "choices" else real(self, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    found = once.measure_once(WORKLOAD, {}, "cpu", 2, code=FAKE)
+    assert asked == ["build", "prepare", "visit", "choices"]
+    assert found["choices"] is None and len(found["samples_s"]) == 2
+
+
+def test_a_worker_that_fails_is_ended(monkeypatch):
+    ended, real = [], Worker.kill
+    monkeypatch.setattr(Worker, "kill", lambda self: ended.append(self) or real(self))
+    with pytest.raises(WorkerFailure):
+        once.prepare_once(WORKLOAD, {"fault": "raise", "at": "prepare"}, "cpu", code=FAKE)
+    assert ended
