@@ -68,7 +68,7 @@ def fingerprint(data: dict[str, Any], kind: str) -> str:
         if any(number(value) is not None for values in times.values() for value in values or ()):
             what = times
         else:  # peaks of memory repeat to the byte, the moments at which they were taken do not
-            what = {name: row[3:5] + [row[0]] for name, row in data["results"].items()}
+            what = {name: [*row[3:5], row[0]] for name, row in data["results"].items()}
     return hashlib.sha256(json.dumps([kind, what], sort_keys=True).encode()).hexdigest()
 
 

@@ -9,6 +9,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ladder import results
 from ladder.rules import Problem, Rule, either, fields, items, mapping, maybe, number, one_of, pattern, shown
 from ladder.schema import COMMIT, PART, STARTED, TEXT
 
@@ -46,20 +47,24 @@ AMOUNT = number(0, 2**50)  # bytes, counts
 BOUND = number(-1e15, 2.0**51)  # of an interval: with two samples it reaches below zero
 WHOLE = number(1, 1e9, whole=True)
 
+PLAIN = pattern(  # a path of somebody's machine is no fact of it
+    rf"(?!(.*[ '=:(,])?/\w)({results.TEXT.pattern})",
+    f"plain text without absolute paths (1 to {results.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)",
+)
 FACTS = {
     "machine": PART,
-    "os": TEXT,
-    "arch": TEXT,
-    "cpu": TEXT,
+    "os": PLAIN,
+    "arch": PLAIN,
+    "cpu": PLAIN,
     "num_cpu": pattern(r"[1-9]\d{0,4}", "a number of cores, as text"),
     "ram": AMOUNT_OF_MEMORY,
-    "gpu": TEXT,
+    "gpu": PLAIN,
     "gpu_memory": AMOUNT_OF_MEMORY,
 }
 MACHINE = fields(FACTS | {"version": number(VERSION, VERSION, whole=True)})
 
 SERIES = pattern(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")
-CONDITIONS = {"started": STARTED, "driver": maybe(TEXT), "kernel_release": maybe(TEXT)}
+CONDITIONS = {"started": STARTED, "driver": maybe(TEXT), "kernel_release": maybe(PLAIN)}
 NOTE = fields(  # what may change between two results of one series
     {"schema": number(1, 1, whole=True), "commit": COMMIT, "environment": ENVIRONMENT, **CONDITIONS},
     {
@@ -96,7 +101,7 @@ def row(benchmark: str) -> Rule:
     most = MOST_COMBINATIONS
     rules = {
         "result": items(_value(measure), most),
-        "params": items(items(TEXT, most, least=1), 8),
+        "params": items(items(PLAIN, most, least=1), 8),
         "version": pattern(r"[A-Za-z0-9._-]{1,64}", "a version"),
         "started_at": MILLISECONDS,
         "duration": SECONDS,
@@ -146,11 +151,11 @@ RESULTS = fields(
         "env_name": ENVIRONMENT,
         "date": MILLISECONDS,
         "params": mapping(
-            pattern(r"(pip\+)?[a-z][a-z0-9_.-]{0,39}", "a plain key"), either(LIBRARY_VERSION, TEXT), 40
+            pattern(r"(pip\+)?[a-z][a-z0-9_.-]{0,39}", "a plain key"), either(LIBRARY_VERSION, PLAIN), 40
         ),
         "python": PYTHON,
         "requirements": REQUIREMENTS,
-        "env_vars": mapping(pattern(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable"), TEXT, 16),
+        "env_vars": mapping(pattern(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable"), PLAIN, 16),
         "result_columns": _columns,
         "results": _rows,
         "durations": mapping(pattern(r"<build>|<setup_cache [\w.:/ -]{1,96}>", "a duration"), SECONDS, 100),

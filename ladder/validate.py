@@ -2,7 +2,8 @@
 
 A file is a result only if this project could have written it: a regular file of modest size, known keys, numbers
 in range, plain text (`ladder.schema`), and in itself no contradiction: machine named after its hardware, headline
-times among the samples. Files of asv's are known by their names (`ladder.asvchecks`). What is shown of a file on the way is escaped, and no file can raise.
+times among the samples. asv's files are known by their names (`ladder.asvchecks`). What is shown of a file on the
+way is escaped, and no file can raise.
 """
 
 import hashlib
@@ -133,7 +134,7 @@ def _kind(path: Path) -> str | None:
 
 
 def _judge(path: Path, seen: dict[str, str], marks: list[str]) -> tuple[str | None, Any]:
-    """What is wrong with a file, or None and what it holds; `seen` and, with why not to quote it, `marks` are added to."""
+    """What is wrong with a file, or None and what it holds. `seen`, and `marks` (why not to quote it), are added to."""
     try:
         if problem := name_problem(path):
             return problem, None
