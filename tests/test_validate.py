@@ -145,7 +145,7 @@ def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
             data = data[key]
         data[last] = value
 
-    change.said = f"{'.'.join(map(str, keys[:-1]))} = {ascii(value)[:40]}"
+    change.said = f"{'.'.join(map(str, keys[:-1]))} = {ascii(keys[-1])[:40]}"
     return change
 
 
