@@ -60,16 +60,15 @@ def marks(data: dict[str, Any], kind: str) -> list[str]:
     return [DIRTY] if kind == "results" and "tree" in data["requirements"] else []
 
 
-def fingerprint(data: dict[str, Any], kind: str) -> str:
-    """Equal for two files exactly if one measurement is in both; for what is none, of everything that is in it."""
-    what: Any = data
-    if kind == "results":
-        times = {name: row[0] for name, row in data["results"].items() if asvschema.is_time(name)}
-        if any(number(value) is not None for values in times.values() for value in values or ()):
-            what = times
-        else:  # peaks of memory repeat to the byte, the moments at which they were taken do not
-            what = {name: [*row[3:5], row[0]] for name, row in data["results"].items()}
-    return hashlib.sha256(json.dumps([kind, what], sort_keys=True).encode()).hexdigest()
+def fingerprint(data: dict[str, Any], kind: str) -> str | None:
+    """Equal for two result files exactly if one measurement is in both; None for what is no measurement."""
+    if kind != "results":
+        return None
+    what = {name: row[0] for name, row in data["results"].items() if asvschema.is_time(name)}
+    if not any(number(value) is not None for values in what.values() for value in values or ()):
+        # Peaks of memory repeat to the byte, the moments at which they were taken do not.
+        what = {name: [*row[3:5], row[0]] for name, row in data["results"].items()}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 def number(value: Any) -> float | None:

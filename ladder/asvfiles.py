@@ -43,7 +43,7 @@ def accepted(source: Path, into: Path, root: Path = ROOT) -> list[Judged]:
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise UserError(f"{into}: expected an empty folder, or none")
     into.mkdir(parents=True, exist_ok=True)
-    found = [] if not any(source.iterdir()) else list(validate.read_and_judge([source]))
+    found = list(validate.read_and_judge([source], source)) if any(source.iterdir()) else []
     dates = commit_dates(root, {data["commit_hash"] for _, data, _ in found if _is(data, "commit_hash")})
     rows, taken = {}, set()
     for file, data, judged in sorted(found, key=lambda each: _order(each[0])):

@@ -53,8 +53,11 @@ def validate(paths: Iterable[Path]) -> Iterator[Judged]:
         yield judged
 
 
-def read_and_judge(paths: Iterable[Path]) -> Iterator[tuple[Path, Any, Judged]]:
-    """As `validate`: each file, what it holds if it is accepted, else None, and the verdict."""
+def read_and_judge(paths: Iterable[Path], below: Path | None = None) -> Iterator[tuple[Path, Any, Judged]]:
+    """As `validate`: each file, what it holds if it is accepted, else None, and the verdict.
+
+    Paths are shown as they were given, or as they are under the folder `below`.
+    """
     seen: dict[str, str] = {}
     read: set[str] = set()
     for path in paths:
@@ -66,17 +69,17 @@ def read_and_judge(paths: Iterable[Path]) -> Iterator[tuple[Path, Any, Judged]]:
                 continue
             read.add(where)
             marks: list[str] = []
-            data = None
+            data, name = None, show_path(file.relative_to(below) if below else file)
             if problem is None:
-                problem, data = _judge(file, seen, marks)
-            yield file, data, Judged(show_path(file), problem, tuple(map(_clean, marks)))
+                problem, data = _judge(file, seen, marks, name)
+            yield file, data, Judged(name, problem, tuple(map(_clean, marks)))
         if not found:
             yield Path(path), None, Judged(show_path(path), "no result file in this folder")
 
 
 def problem_of(path: Path) -> str | None:
     """What is wrong with one file, or None. Never raises."""
-    return _judge(Path(path), {}, [])[0]
+    return _judge(Path(path), {}, [], "")[0]
 
 
 def name_problem(path: Path) -> str | None:
@@ -133,8 +136,11 @@ def _kind(path: Path) -> str | None:
     return "a symbolic link, not a regular file" if stat.S_ISLNK(mode) else "not a regular file"
 
 
-def _judge(path: Path, seen: dict[str, str], marks: list[str]) -> tuple[str | None, Any]:
-    """What is wrong with a file, or None and what it holds. `seen`, and `marks` (why not to quote it), are added to."""
+def _judge(path: Path, seen: dict[str, str], marks: list[str], name: str) -> tuple[str | None, Any]:
+    """What is wrong with a file, or None and what it holds.
+
+    `seen`, files by the measurement in them, gets the file's `name`; `marks` why it must not be quoted.
+    """
     try:
         if problem := name_problem(path):
             return problem, None
@@ -161,7 +167,8 @@ def _judge(path: Path, seen: dict[str, str], marks: list[str]) -> tuple[str | No
         return f"not a result file: {_clean(type(error).__name__)}", None
     if mark in seen:
         return f"the same measurement as {seen[mark]}", None
-    seen[mark] = show_path(path)
+    if mark is not None:
+        seen[mark] = name
     return None, data
 
 
