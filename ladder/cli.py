@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from ladder import catalog, cli_doctor, cli_kernels, cli_merge, options
+from ladder import catalog, cli_doctor, cli_kernels, cli_merge, cli_submit, options
 from ladder.errors import UserError
 from ladder.results import OUT
 
@@ -412,6 +412,7 @@ def show(rung: str) -> None:
 
 
 main.add_command(cli_doctor.doctor)
+main.add_command(cli_submit.submit)
 
 
 def _in_ladder_order(names: list[str]) -> list[str]:

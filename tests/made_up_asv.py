@@ -64,7 +64,7 @@ def write(
 
 
 def _whole(seconds: float | None) -> float | int | None:
-    return seconds if seconds is None or seconds != seconds else int(1e9 * (2 + seconds))
+    return seconds if seconds is None or seconds != seconds else round(1e9 * (2 + seconds))
 
 
 def _add(found: Results, name: str, params: list, values: list, samples: list, record: bool) -> None:
