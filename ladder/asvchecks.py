@@ -92,7 +92,9 @@ def combinations(row: list[Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
 def _machine_problem(facts: dict[str, Any], folder: str) -> str | None:
     hardware = facts["cpu"] if facts["gpu"] == "none" else facts["gpu"]
     made = results.slug(hardware)
-    if facts["machine"] != made and not facts["machine"].startswith(f"{made}-"):
+    if not re.fullmatch(
+        rf"{re.escape(made)}(-[0-9a-f]{{6}})?", facts["machine"]
+    ):  # digits: of two with one GPU
         return f"machine: {shown(facts['machine'])} is not made from its hardware, {shown(hardware)}"
     if facts["machine"] != folder:
         return f"machine: {shown(facts['machine'])} in the folder of {shown(folder)}"

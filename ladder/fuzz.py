@@ -1,0 +1,217 @@
+"""Damages result files and YAML files by the thousand and sees what becomes of them: `python -m ladder.fuzz`.
+
+Each file is damaged in one way (`ladder.mutations`), read as if a stranger had sent it, and, if it is accepted, shown
+and copied as it would be. Three things must never happen: an exception other than the one-line refusal, a write
+outside the output folder, more than two seconds. The same seed makes the same files, whatever the order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder import (
+    machine,
+    mutations,
+    record,
+    results,
+)
+from ladder.errors import describe
+from ladder.fuzztargets import Target
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "results" / "faults"
+LIMIT_S = 2.0
+RARELY = 400  # one file in so many is far too long
+FILES, YAML = 100_000, 10_000
+
+
+@dataclass
+class Row:
+    """What became of the files that were damaged in one way."""
+
+    file: str
+    damage: str
+    count: int = 0
+    accepted: int = 0
+    refused: int = 0
+    exceptions: int = 0
+    writes_outside: int = 0
+    slowest_s: float = 0.0
+    findings: list[str] = field(default_factory=list)
+
+
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Fuzz:
+    """Damages files in a folder of its own; `rows` by kind of file and damage."""
+
+    folder: Path
+    seed: int = 0
+    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    slowest: dict[str, Any] = field(default_factory=dict)
+
+    def damage(self, among: list[Target], index: int, kind: str) -> None:
+        """File number `index` of a kind ("results" or "yaml"): make it, have it read, count what came of it."""
+        draw = random.Random(f"{self.seed} {kind} {index}")
+        (target,) = draw.choices(among, [each.weight for each in among])
+        ways = mutations.RARE if index % RARELY == RARELY - 1 else target.ways
+        damage = draw.choice(sorted(ways))
+        raw = ways[damage](draw.choice(target.bases), draw)
+        if draw.random() < 0.1:  # some are damaged twice
+            raw = target.ways[draw.choice(sorted(target.ways))](raw, draw)
+        row = self.rows.setdefault((target.name, damage), Row(target.name, damage))
+        row.count += 1
+        path, out = self.folder / "in" / target.place, self.folder / "out"
+        path.write_bytes(raw)
+        verdict, seconds = self._read(target, path, out, row)
+        if seconds > LIMIT_S:  # a busy machine is slow once, a slow file is always
+            verdict, again = self._read(target, path, out, row)
+            seconds = min(seconds, again)
+            if seconds > LIMIT_S:
+                row.findings.append(f"{kind} {index}: {seconds:.1f} s")
+        if verdict == "accepted":
+            row.accepted += 1
+        elif verdict == "refused":
+            row.refused += 1
+        else:
+            row.exceptions += 1
+            row.findings.append(results.display(f"{kind} {index}: {verdict}"))
+        row.slowest_s = max(row.slowest_s, seconds)
+        if seconds > self.slowest.get("seconds", 0):
+            self.slowest = {"file": target.name, "damage": damage, "bytes": len(raw), "number": index}
+            self.slowest["seconds"] = seconds
+
+    def _read(self, target: Target, path: Path, out: Path, row: Row) -> tuple[str, float]:
+        with fuzztargets.watched(self.folder) as outside:
+            begin = time.perf_counter()
+            try:
+                verdict = target.read(path, out)
+            except Exception as error:  # what is looked for
+                verdict = describe(error)
+            seconds = time.perf_counter() - begin
+            if outside:
+                row.writes_outside += len(outside)
+                row.findings.append(results.display(f"wrote to {os.path.basename(outside[0])}"))
+        return verdict, seconds
+
+    def lay_out(self, among: list[Target]) -> None:
+        """The genuine files that lie beside those that are damaged."""
+        (self.folder / "out").mkdir()
+        for target in among:
+            path = self.folder / "in" / target.place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(target.bases[0])
+
+    def restore(self, among: list[Target]) -> None:
+        """A damaged file must not stand beside the next one of another kind."""
+        for target in among:
+            (self.folder / "in" / target.place).write_bytes(target.bases[0])
+
+
+def run(files: int, yamls: int, seed: int = 0, tell: Callable[[str], None] | None = None) -> Fuzz:
+    """Damage so many result files and YAML files, one after the other."""
+    every = fuzztargets.targets()
+    kinds = {
+        "results": ([target for target in every if target.ways is mutations.JSON], files),
+        "yaml": ([target for target in every if target.ways is mutations.YAML], yamls),
+    }
+    with tempfile.TemporaryDirectory(prefix="ladder-fuzz-") as folder:
+        fuzz = Fuzz(Path(os.path.realpath(folder)), seed)
+        fuzz.lay_out(every)
+        told = time.monotonic()
+        for kind, (among, count) in kinds.items():
+            asvs = [target for target in among if target.read is fuzztargets.read_asv]
+            for index in range(count):
+                fuzz.damage(among, index, kind)
+                fuzz.restore(asvs)
+                if tell and time.monotonic() - told > 15:
+                    told = time.monotonic()
+                    tell(f"{kind}: {index + 1} of {count}")
+    return fuzz
+
+
+def outcome(fuzz: Fuzz, seconds: float) -> dict[str, Any]:
+    """What the result file holds."""
+    commit, dirty = record.commit_of(ROOT)
+    rows = [fuzz.rows[key] for key in sorted(fuzz.rows)]
+    keys = ("count", "accepted", "refused", "exceptions", "writes_outside")
+    return {
+        "schema": 1,
+        "what": "fuzz",
+        "machine": machine.facts("cpu"),
+        "commit": commit,
+        "dirty": dirty,
+        "seed": fuzz.seed,
+        "seconds": round(seconds),
+        "limit_s": LIMIT_S,
+        "total": {key: sum(getattr(row, key) for row in rows) for key in keys},
+        "slowest": {**fuzz.slowest, "seconds": round(fuzz.slowest["seconds"], 3)},
+        "findings": [finding for row in rows for finding in row.findings][:100],
+        "rows": [
+            {"file": row.file, "damage": row.damage, **{key: getattr(row, key) for key in keys}}
+            | {"slowest_s": round(row.slowest_s, 3)}
+            for row in rows
+        ],
+    }
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """The same as one table."""
+    total, slowest, facts = data["total"], data["slowest"], data["machine"]
+    commit = (data["commit"] or "unknown")[:12] + (" with changes" if data["dirty"] else "")
+    lines = [
+        "# Damaged files and what became of them",
+        "",
+        f"`python -m ladder.fuzz` damaged {total['count']} files, each in the way that its row names, and read them as"
+        " if strangers had sent them; what was accepted was shown and copied. Exceptions, writes outside the output"
+        f" folder and files that took more than {data['limit_s']:g} s must not be.",
+        "",
+        f"{total['accepted']} accepted, {total['refused']} refused in one line, {total['exceptions']} exceptions,"
+        f" {total['writes_outside']} writes outside. The slowest took {slowest['seconds']} s: {slowest['file']},"
+        f" {slowest['damage']}, {slowest['bytes']} bytes. {facts['cpu']}, Python {facts['python']}, seed"
+        f" {data['seed']}, commit {commit}, {data['seconds'] / 60:.0f} minutes.",
+        "",
+        "| file | damage | count | accepted | refused | exceptions | writes outside | slowest |",
+        "|---|---|---:|---:|---:|---:|---:|---:|",
+    ]
+    for row in data["rows"]:
+        counts = [row[key] for key in ("count", "accepted", "refused", "exceptions", "writes_outside")]
+        cells = [row["file"], row["damage"], *map(str, counts), f"{row['slowest_s']:.3f} s"]
+        lines.append("| " + " | ".join(cells) + " |")
+    return "\n".join([*lines, *[f"\nFound: {finding}" for finding in data["findings"]]]) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(prog="python -m ladder.fuzz", description=__doc__.splitlines()[0])
+    parser.add_argument(
+        "--results", type=int, default=FILES, metavar="N", help="result files, ours and asv's"
+    )
+    parser.add_argument("--yaml", type=int, default=YAML, metavar="N", help="workloads, ladders and others")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT, help="where fuzz.json and fuzz.md go")
+    asked = parser.parse_args(arguments)
+    begin = time.monotonic()
+    fuzz = run(asked.results, asked.yaml, asked.seed, lambda line: print(line, file=sys.stderr, flush=True))
+    data = results.fit(outcome(fuzz, time.monotonic() - begin))
+    results.write(asked.out / "fuzz.json", data)
+    (asked.out / "fuzz.md").write_text(markdown(data), encoding="utf-8")
+    bad = [*data["findings"]]
+    print(f"{data['total']['count']} files, {len(bad)} findings: {asked.out / 'fuzz.md'}")
+    for line in bad:
+        print(line)
+    return 1 if bad else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
