@@ -18,12 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import (
-    machine,
-    mutations,
-    record,
-    results,
-)
+from ladder import fuzztargets, machine, mutations, record, results
 from ladder.errors import describe
 from ladder.fuzztargets import Target
 
@@ -141,9 +136,8 @@ def run(files: int, yamls: int, seed: int = 0, tell: Callable[[str], None] | Non
     return fuzz
 
 
-def outcome(fuzz: Fuzz, seconds: float) -> dict[str, Any]:
-    """What the result file holds."""
-    commit, dirty = record.commit_of(ROOT)
+def outcome(fuzz: Fuzz, seconds: float, commit: str | None, dirty: bool | None) -> dict[str, Any]:
+    """What the result file holds; `commit` is what was there when the run began."""
     rows = [fuzz.rows[key] for key in sorted(fuzz.rows)]
     keys = ("count", "accepted", "refused", "exceptions", "writes_outside")
     return {
@@ -201,9 +195,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT, help="where fuzz.json and fuzz.md go")
     asked = parser.parse_args(arguments)
-    begin = time.monotonic()
+    begin, code = time.monotonic(), record.commit_of(ROOT)
     fuzz = run(asked.results, asked.yaml, asked.seed, lambda line: print(line, file=sys.stderr, flush=True))
-    data = results.fit(outcome(fuzz, time.monotonic() - begin))
+    data = results.fit(outcome(fuzz, time.monotonic() - begin, *code))
     results.write(asked.out / "fuzz.json", data)
     (asked.out / "fuzz.md").write_text(markdown(data), encoding="utf-8")
     bad = [*data["findings"]]
