@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import yaml
-from asv.results import iter_results
+from asv.results import Results
 
 from ladder import asvchecks, asvfiles, asvfrontpage, catalog, mutations, report, results, validate
 from ladder.errors import UserError
@@ -130,8 +130,9 @@ def read_asv(path: Path, out: Path) -> str:
     for row in asvfiles.accepted(source, into, root=out):
         if row.problem:
             _line(row.problem)
-    for copied in iter_results(str(into)):
-        json.dumps([copied.params, copied.commit_hash])
+    for copied in into.glob("*/*.json"):
+        if asvchecks.kind_of(copied) == "results":
+            Results.load(str(copied), machine_name=copied.parent.name)
     asvfrontpage.machines(into)
     return "accepted"
 

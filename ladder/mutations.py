@@ -52,14 +52,11 @@ def _structure(change: Callable[[Any, Any, Any, Draw], None]) -> Mutation:
     def mutate(raw: bytes, draw: Draw) -> bytes:
         try:
             data = json.loads(raw)
-            found = list(places(data)) if isinstance(data, dict | list) else []
-        except (ValueError, RecursionError):
-            found = []
-        if not found:
+            holder, key = draw.choice(found := list(places(data)))
+            change(holder, key, found, draw)
+            return json.dumps(data).encode()
+        except (ValueError, TypeError, IndexError, RecursionError, OverflowError):  # was damaged before
             return raw[1:]
-        holder, key = draw.choice(found)
-        change(holder, key, found, draw)
-        return json.dumps(data).encode()
 
     return mutate
 
