@@ -26,7 +26,7 @@ ROOT = Path(__file__).resolve().parent.parent
 UNKNOWN_COMMIT = "its commit is not in this repository: not drawn"
 
 
-def accepted(source: Path, into: Path, root: Path = ROOT) -> list[Judged]:
+def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]:
     """Copy what is accepted of an asv results folder into a fresh one; benchmarks.json is not among it.
 
     A commit that the repository at `root` knows must have the date that it has there: asv orders every graph by it.
@@ -44,7 +44,8 @@ def accepted(source: Path, into: Path, root: Path = ROOT) -> list[Judged]:
         raise UserError(f"{into}: expected an empty folder, or none")
     into.mkdir(parents=True, exist_ok=True)
     found = list(validate.read_and_judge([source], source)) if any(source.iterdir()) else []
-    dates = commit_dates(root, {data["commit_hash"] for _, data, _ in found if _is(data, "commit_hash")})
+    commits = {data["commit_hash"] for _, data, _ in found if _is(data, "commit_hash")}
+    dates = commit_dates(root, commits) if root else None
     rows, taken = {}, set()
     for file, data, judged in sorted(found, key=lambda each: _order(each[0])):
         where = file.relative_to(source)
