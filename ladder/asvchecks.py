@@ -7,6 +7,7 @@ it names can compute them.
 
 from __future__ import annotations
 
+import functools
 import hashlib
 import itertools
 import json
@@ -195,6 +196,13 @@ def _too_fast(name: str, row: list[Any], params: dict[str, Any]) -> str | None:
 
 def _least_ms(name: str, machine: dict[str, Any]) -> float:
     """The floor of a workload of ours; of one that is none, the lowest that any has."""
-    names = [name] if name in catalog.workloads() else catalog.workloads()
-    found = [floor.floor_ms(machine, catalog.load_workload(each)[1]) for each in names]
+    presets = _workloads()
+    found = [
+        floor.floor_ms(machine, each) for each in ([presets[name]] if name in presets else presets.values())
+    ]
     return min((least[0] for least in found if least is not None), default=0.0)
+
+
+@functools.cache
+def _workloads() -> dict[str, dict[str, Any]]:
+    return {name: catalog.load_workload(name)[1] for name in catalog.workloads()}
