@@ -15,6 +15,7 @@ import shutil
 import subprocess
 import sys
 import tempfile
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -24,6 +25,7 @@ from ladder.validate import Judged
 
 ROOT = Path(__file__).resolve().parent.parent
 UNKNOWN_COMMIT = "its commit is not in this repository: not drawn"
+NO_RESULTS = "no result of this machine was accepted: left out"
 
 
 def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]:
@@ -57,6 +59,11 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
             if dates is not None and "commit_hash" in data and data["commit_hash"] not in dates:
                 marks.append(UNKNOWN_COMMIT)
         rows[file] = Judged(validate.show_path(where), problem, tuple(marks))
+    for file, _, _ in found:
+        where = file.relative_to(source)
+        if where in taken and where.name == "machine.json" and not any(_results_beside(where, taken)):
+            shutil.rmtree(into / where.parent)
+            rows[file] = Judged(rows[file].path, None, (NO_RESULTS,))
     return [rows[file] for file, _, _ in found]
 
 
@@ -111,6 +118,10 @@ def regenerate(into: Path, root: Path = ROOT) -> Path:
 
 def _is(data: Any, key: str) -> bool:
     return isinstance(data, dict) and key in data
+
+
+def _results_beside(where: Path, taken: set[Path]) -> Iterator[Path]:
+    return (each for each in taken if each.parent == where.parent and each != where)
 
 
 def _order(file: Path) -> tuple[int, str]:

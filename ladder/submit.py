@@ -150,7 +150,7 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
             )
             break
         begin = time.monotonic()
-        status = run(submission.root, rf"^rungs\.Rung\.\w+\('{submission.workload}', '{re.escape(rung)}'\)$")
+        status = run(submission, rf"^rungs\.Rung\.\w+\('{submission.workload}', '{re.escape(rung)}'\)$")
         if status not in (0, 2):  # 2: the benchmark failed
             raise UserError(f"`asv run` ended with status {status} at {rung}; what it said stands above")
         failed += [rung] if status else []
@@ -161,9 +161,9 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
     return [rung for rung in wanted if rung not in have]
 
 
-def _asv(root: Path, regex: str) -> int:
-    command = [sys.executable, "-m", "asv", "run", "--bench", regex]
-    with subprocess.Popen(command, cwd=root, stdin=subprocess.DEVNULL) as process:
+def _asv(submission: Submission, regex: str) -> int:
+    command = [sys.executable, "-m", "asv", "run", f"{submission.commit}^!", "--bench", regex]
+    with subprocess.Popen(command, cwd=submission.root, stdin=subprocess.DEVNULL) as process:
         try:
             return process.wait()
         except KeyboardInterrupt:  # the terminal told asv, too: it ends its own processes before it ends

@@ -208,6 +208,15 @@ def test_a_commit_that_git_knows_must_have_its_date(tmp_path: Path) -> None:
     assert judged(tmp_path / "asv", tmp_path)[name].problem is None
 
 
+def test_a_machine_without_an_accepted_result_is_not_drawn(tmp_path: Path) -> None:
+    """asv lists every machine whose record it finds."""
+    hostile_asv.put("commit_hash", None)(made_up_asv.write(tmp_path / "asv"))
+    rows = judged(tmp_path / "asv", tmp_path)
+    name = made_up_asv.facts()["machine"]
+    assert rows[f"{name}/machine.json"].marks == (asvfiles.NO_RESULTS,)
+    assert list((tmp_path / "into").iterdir()) == []
+
+
 def test_only_a_fresh_folder_is_filled_and_only_of_one_that_is_there(tmp_path: Path) -> None:
     made_up_asv.write(tmp_path / "asv")
     with pytest.raises(UserError, match="no such folder"):

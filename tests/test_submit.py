@@ -53,7 +53,7 @@ def asv(submission: submit.Submission, outcomes: dict[str, Any] | None = None) -
     asked: list[str] = []
     torch = submission.facts["torch"].split("+")[0]
 
-    def run(root: Path, regex: str) -> int:
+    def run(submission: submit.Submission, regex: str) -> int:
         (rung,) = [
             name for name in RUNGS if re.search(regex, f"rungs.Rung.samples_step_time('tiny', '{name}')")
         ]
@@ -66,7 +66,7 @@ def asv(submission: submit.Submission, outcomes: dict[str, Any] | None = None) -
             seconds = {name: 0.1 + 0.01 * len(name) if name in had else math.nan for name in RUNGS}
             facts = made_up_asv.facts("none", submission.facts["cpu"])
             path = made_up_asv.write(
-                root / "results" / "asv", facts, seconds, "tiny", commit=submission.commit
+                submission.root / "results" / "asv", facts, seconds, "tiny", commit=submission.commit
             )
             path.write_text(path.read_text().replace(made_up_asv.LIBRARIES["torch"], torch))
             named = path.with_name(path.name.replace(made_up_asv.LIBRARIES["torch"], torch))
