@@ -349,15 +349,16 @@ def train(
 @main.command(
     epilog="""\b
 Examples:
-  ladder validate results/ladder        every result in a folder
-  ladder validate RESULT.json --json    the verdict as JSON"""
+  ladder validate results/ladder results/asv   every result in these folders
+  ladder validate RESULT.json --json           the verdict as JSON"""
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @options.json_option
 def validate(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check result files as if they came from a stranger: for each, accepted, or one line why not.
 
-    Results of `run`, `kernels` and `doctor --roofline` are checked, and what kernels.tuning writes.
+    Results of `run`, `kernels` and `doctor --roofline` are checked, what kernels.tuning writes, and asv's files
+    in results/asv.
 
     Exit status 1 if any was refused.
     """
