@@ -8,6 +8,7 @@ outside the output folder, more than two seconds. The same seed makes the same f
 from __future__ import annotations
 
 import argparse
+import json
 import os
 import random
 import sys
@@ -27,6 +28,8 @@ OUT = ROOT / "results" / "faults"
 LIMIT_S = 2.0
 RARELY = 400  # one file in so many is far too long
 FILES, YAML = 100_000, 10_000
+TITLES = {"results": "Result files, ours and asv's", "yaml": "YAML files"}
+COUNTS = ("count", "accepted", "refused", "exceptions", "writes_outside")
 
 
 @dataclass
@@ -110,44 +113,34 @@ class Fuzz:
             path.write_bytes(target.bases[0])
 
 
-def run(files: int, yamls: int, seed: int = 0, tell: Callable[[str], None] | None = None) -> Fuzz:
-    """Damage so many result files and YAML files, one after the other."""
-    every = fuzztargets.targets()
-    kinds = {
-        "results": ([target for target in every if target.ways is mutations.JSON], files),
-        "yaml": ([target for target in every if target.ways is mutations.YAML], yamls),
-    }
+def run(kind: str, count: int, seed: int = 0, tell: Callable[[str], None] | None = None) -> Fuzz:
+    """Damage so many files of a kind, "results" or "yaml", one after the other."""
+    ways = mutations.JSON if kind == "results" else mutations.YAML
+    among = [target for target in fuzztargets.targets() if target.ways is ways]
     with tempfile.TemporaryDirectory(prefix="ladder-fuzz-") as folder:
         fuzz = Fuzz(Path(os.path.realpath(folder)), seed)
-        fuzz.lay_out(every)
+        fuzz.lay_out(among)
         told = time.monotonic()
-        for kind, (among, count) in kinds.items():
-            for index in range(count):
-                fuzz.damage(among, index, kind)
-                if tell and time.monotonic() - told > 15:
-                    told = time.monotonic()
-                    tell(f"{kind}: {index + 1} of {count}")
+        for index in range(count):
+            fuzz.damage(among, index, kind)
+            if tell and time.monotonic() - told > 15:
+                told = time.monotonic()
+                tell(f"{kind}: {index + 1} of {count}")
     return fuzz
 
 
-def outcome(fuzz: Fuzz, seconds: float, commit: str | None, dirty: bool | None) -> dict[str, Any]:
-    """What the result file holds; `commit` is what was there when the run began."""
+def outcome(fuzz: Fuzz, commit: str | None, dirty: bool | None) -> dict[str, Any]:
+    """What the result file holds of one kind; `commit` is what was there when the run began."""
     rows = [fuzz.rows[key] for key in sorted(fuzz.rows)]
-    keys = ("count", "accepted", "refused", "exceptions", "writes_outside")
     return {
-        "schema": 1,
-        "what": "fuzz",
-        "machine": machine.facts("cpu"),
         "commit": commit,
         "dirty": dirty,
         "seed": fuzz.seed,
-        "seconds": round(seconds),
-        "limit_s": LIMIT_S,
-        "total": {key: sum(getattr(row, key) for row in rows) for key in keys},
+        "total": {key: sum(getattr(row, key) for row in rows) for key in COUNTS},
         "slowest": {**fuzz.slowest, "seconds": round(fuzz.slowest["seconds"], 3)},
         "findings": [finding for row in rows for finding in row.findings][:100],
         "rows": [
-            {"file": row.file, "damage": row.damage, **{key: getattr(row, key) for key in keys}}
+            {"file": row.file, "damage": row.damage, **{key: getattr(row, key) for key in COUNTS}}
             | {"slowest_s": round(row.slowest_s, 3)}
             for row in rows
         ],
@@ -155,33 +148,48 @@ def outcome(fuzz: Fuzz, seconds: float, commit: str | None, dirty: bool | None) 
 
 
 def markdown(data: dict[str, Any]) -> str:
-    """The same as one table."""
-    total, slowest, facts = data["total"], data["slowest"], data["machine"]
-    commit = (data["commit"] or "unknown")[:12] + (" with changes" if data["dirty"] else "")
+    """The same as tables."""
+    facts = data["machine"]
     lines = [
         "# Damaged files and what became of them",
         "",
-        f"`python -m ladder.fuzz` damaged {total['count']} files, each in the way that its row names, and read them as"
-        " if strangers had sent them; what was accepted was shown and copied. Exceptions, writes outside the output"
-        f" folder and files that took more than {data['limit_s']:g} s must not be.",
-        "",
-        f"{total['accepted']} accepted, {total['refused']} refused in one line, {total['exceptions']} exceptions,"
-        f" {total['writes_outside']} writes outside. The slowest took {slowest['seconds']} s: {slowest['file']},"
-        f" {slowest['damage']}, {slowest['bytes']} bytes. {facts['cpu']}, Python {facts['python']}, seed"
-        f" {data['seed']}, commit {commit}, {data['seconds'] / 60:.0f} minutes.",
-        "",
-        "| file | damage | count | accepted | refused | exceptions | writes outside | slowest |",
-        "|---|---|---:|---:|---:|---:|---:|---:|",
+        "`python -m ladder.fuzz` damages files, each in the way that its row names, and reads them as if strangers had"
+        " sent them; what is accepted is shown and copied. Exceptions, writes outside the output folder and files that"
+        f" take more than {data['limit_s']:g} s must not be. {facts['cpu']}, Python {facts['python']}.",
     ]
-    for row in data["rows"]:
-        counts = [row[key] for key in ("count", "accepted", "refused", "exceptions", "writes_outside")]
-        cells = [row["file"], row["damage"], *map(str, counts), f"{row['slowest_s']:.3f} s"]
-        lines.append("| " + " | ".join(cells) + " |")
-    return "\n".join([*lines, *[f"\nFound: {finding}" for finding in data["findings"]]]) + "\n"
+    for kind, found in data["kinds"].items():
+        total, slowest = found["total"], found["slowest"]
+        commit = (found["commit"] or "unknown")[:12] + (" with changes" if found["dirty"] else "")
+        lines += [
+            "",
+            f"## {TITLES[kind]}",
+            "",
+            f"{total['count']}: {total['accepted']} accepted, {total['refused']} refused in one line,"
+            f" {total['exceptions']} exceptions, {total['writes_outside']} writes outside. The slowest took"
+            f" {slowest['seconds']} s: {slowest['file']}, {slowest['damage']}, {slowest['bytes']} bytes. Seed"
+            f" {found['seed']}, commit {commit}.",
+            "",
+            "| file | damage | count | accepted | refused | exceptions | writes outside | slowest |",
+            "|---|---|---:|---:|---:|---:|---:|---:|",
+        ]
+        for row in found["rows"]:
+            cells = [
+                row["file"],
+                row["damage"],
+                *(str(row[key]) for key in COUNTS),
+                f"{row['slowest_s']:.3f} s",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines += [f"\nFound: {finding}" for finding in found["findings"]]
+    return "\n".join(lines) + "\n"
 
 
 def main(arguments: list[str] | None = None) -> int:
-    parser = argparse.ArgumentParser(prog="python -m ladder.fuzz", description=__doc__.splitlines()[0])
+    parser = argparse.ArgumentParser(
+        prog="python -m ladder.fuzz",
+        description=__doc__.splitlines()[0],
+        epilog="A kind of which 0 are asked for keeps what is recorded of it.",
+    )
     parser.add_argument(
         "--results", type=int, default=FILES, metavar="N", help="result files, ours and asv's"
     )
@@ -189,16 +197,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--out", type=Path, default=OUT, help="where fuzz.json and fuzz.md go")
     asked = parser.parse_args(arguments)
-    begin, code = time.monotonic(), record.commit_of(ROOT)
-    fuzz = run(asked.results, asked.yaml, asked.seed, lambda line: print(line, file=sys.stderr, flush=True))
-    data = results.fit(outcome(fuzz, time.monotonic() - begin, *code))
-    results.write(asked.out / "fuzz.json", data)
+    path, findings = asked.out / "fuzz.json", []
+    kept = json.loads(path.read_text())["kinds"] if path.is_file() else {}
+    for kind, count in (("results", asked.results), ("yaml", asked.yaml)):
+        if count:
+            code = record.commit_of(ROOT)
+            fuzz = run(kind, count, asked.seed, lambda line: print(line, file=sys.stderr, flush=True))
+            kept[kind] = outcome(fuzz, *code)
+            findings += kept[kind]["findings"]
+    data = {"schema": 1, "what": "fuzz", "machine": machine.facts("cpu"), "limit_s": LIMIT_S}
+    data = results.fit(data | {"kinds": {kind: kept[kind] for kind in TITLES if kind in kept}})
+    results.write(path, data)
     (asked.out / "fuzz.md").write_text(markdown(data), encoding="utf-8")
-    bad = [*data["findings"]]
-    print(f"{data['total']['count']} files, {len(bad)} findings: {asked.out / 'fuzz.md'}")
-    for line in bad:
+    print(f"{asked.results + asked.yaml} files, {len(findings)} findings: {asked.out / 'fuzz.md'}")
+    for line in findings:
         print(line)
-    return 1 if bad else 0
+    return 1 if findings else 0
 
 
 if __name__ == "__main__":

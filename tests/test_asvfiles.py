@@ -105,7 +105,9 @@ def check_refused(folder: Path, tmp_path: Path, planted: Path, words: str) -> st
     left = tmp_path / "into" / planted.relative_to(folder)
     assert not left.exists() and not left.is_symlink()
     assert not [name for name in files(tmp_path / "into") if "benchmarks.json" in name]
-    for machine in (tmp_path / "into").iterdir():  # a result without its machine is none, nor the other way round
+    for machine in (
+        tmp_path / "into"
+    ).iterdir():  # a result without its machine is none, nor the other way round
         assert {"machine.json"} < {path.name for path in machine.glob("*.json")}
     kept = {name for name in files(tmp_path / "into") if name.split("/")[0] == other}
     assert len(kept) == 3 and other in [

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder import fuzz, fuzztargets, mutations
+from ladder import catalog, fuzz, fuzztargets, mutations
 from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -20,26 +20,41 @@ TEXT = fuzztargets.Target(
 def toy(monkeypatch: pytest.MonkeyPatch, read: fuzztargets.Read) -> fuzz.Fuzz:
     """Twenty damaged files, read so."""
     monkeypatch.setattr(fuzztargets, "targets", lambda: [dataclasses.replace(TEXT, read=read)])
-    return fuzz.run(20, 0)
+    return fuzz.run("results", 20)
 
 
 def findings(seen: fuzz.Fuzz) -> list[str]:
     return [line for row in seen.rows.values() for line in row.findings]
 
 
-def test_hundreds_of_damaged_files_bring_no_exception_no_write_and_no_delay() -> None:
-    seen = fuzz.run(300, 300, seed=7)
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        ("results", {"ladder run's", "asv's results", "asv's machine", "our note beside asv's"}),
+        ("yaml", {"workload", "ladder", "recipe"}),
+    ],
+)
+def test_hundreds_of_damaged_files_bring_no_exception_no_write_and_no_delay(
+    kind: str, files: set[str]
+) -> None:
+    seen = fuzz.run(kind, 300, seed=7)
     rows = list(seen.rows.values())
-    assert findings(seen) == []
-    assert sum(row.count for row in rows) == 600 == sum(row.accepted + row.refused for row in rows)
+    assert findings(seen) == [] and files <= {row.file for row in rows}
+    assert sum(row.count for row in rows) == 300 == sum(row.accepted + row.refused for row in rows)
     assert sum(row.accepted for row in rows) > 10  # some damage leaves a file that could be genuine
-    assert {row.file for row in rows} >= {
-        "ladder run's",
-        "asv's results",
-        "asv's machine",
-        "workload",
-        "ladder",
-    }
+
+
+@pytest.mark.parametrize("line", ["batch: ", "lr: ", "rungs:\n  - baseline: "])
+def test_a_number_that_no_float_holds_is_refused_with_its_place(tmp_path: Path, line: str) -> None:
+    """Found by the fuzzer: `math.isfinite` and `float` raise at 400 digits."""
+    path = tmp_path / "mine.yaml"
+    for number in ("9" * 400, "-" + "9" * 19, "0x" + "f" * 300):
+        path.write_text(line + number)
+        for load in (catalog.load_workload, catalog.load_ladder):
+            with pytest.raises(
+                UserError, match=r"line \d, column \d+: a whole number of more than 18 digits"
+            ):
+                load(str(path))
 
 
 @pytest.mark.parametrize("way", [*mutations.JSON, *mutations.RARE])
@@ -93,25 +108,25 @@ def test_a_reason_that_no_terminal_prints_is_found(tmp_path: Path) -> None:
         fuzztargets.reading_yaml(load)(tmp_path, tmp_path)
 
 
-def test_the_command_writes_what_it_found(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(fuzztargets, "targets", lambda: [TEXT])
+def test_the_command_writes_what_it_found_and_keeps_the_other_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yaml = dataclasses.replace(TEXT, ways=mutations.YAML)
+    monkeypatch.setattr(fuzztargets, "targets", lambda: [TEXT, yaml])
     assert fuzz.main(["--results", "30", "--yaml", "0", "--out", str(tmp_path)]) == 0
-    data = json.loads((tmp_path / "fuzz.json").read_text())
-    assert data["total"]["count"] == 30 == sum(row["count"] for row in data["rows"])
-    assert "30 accepted, 0 refused in one line, 0 exceptions" in (tmp_path / "fuzz.md").read_text()
-    monkeypatch.setattr(
-        fuzztargets, "targets", lambda: [dataclasses.replace(TEXT, read=lambda path, out: 1 / 0)]
-    )
+    assert fuzz.main(["--results", "0", "--yaml", "20", "--out", str(tmp_path)]) == 0
+    kinds = json.loads((tmp_path / "fuzz.json").read_text())["kinds"]
+    assert {kind: found["total"]["count"] for kind, found in kinds.items()} == {"results": 30, "yaml": 20}
+    assert "30: 30 accepted, 0 refused in one line, 0 exceptions" in (tmp_path / "fuzz.md").read_text()
+    broken = dataclasses.replace(TEXT, read=lambda path, out: 1 / 0)
+    monkeypatch.setattr(fuzztargets, "targets", lambda: [broken])
     assert fuzz.main(["--results", "30", "--yaml", "0", "--out", str(tmp_path)]) == 1
 
 
 def test_the_recorded_run_was_a_whole_one_and_found_nothing() -> None:
-    data = json.loads((ROOT / "results" / "faults" / "fuzz.json").read_text())
-    yamls = sum(
-        row["count"]
-        for row in data["rows"]
-        if row["file"] in ("workload", "ladder", "recipe", "known-regressions")
-    )
-    assert data["total"]["count"] - yamls >= fuzz.FILES and yamls >= fuzz.YAML
-    assert data["findings"] == [] and data["total"]["exceptions"] == 0 == data["total"]["writes_outside"]
-    assert data["slowest"]["seconds"] < fuzz.LIMIT_S
+    kinds = json.loads((ROOT / "results" / "faults" / "fuzz.json").read_text())["kinds"]
+    for kind, least in (("results", fuzz.FILES), ("yaml", fuzz.YAML)):
+        total = kinds[kind]["total"]
+        assert total["count"] >= least and total["accepted"] + total["refused"] == total["count"]
+        assert kinds[kind]["findings"] == [] and total["writes_outside"] == 0 and not kinds[kind]["dirty"]
+        assert kinds[kind]["slowest"]["seconds"] < fuzz.LIMIT_S
