@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from ladder import catalog, cli_doctor, cli_kernels, cli_merge, options
+from ladder import catalog, cli_doctor, cli_kernels, cli_merge, cli_submit, options
 from ladder.errors import UserError
 from ladder.results import OUT
 
@@ -349,15 +349,16 @@ def train(
 @main.command(
     epilog="""\b
 Examples:
-  ladder validate results/ladder        every result in a folder
-  ladder validate RESULT.json --json    the verdict as JSON"""
+  ladder validate results/ladder results/asv   every result in these folders
+  ladder validate RESULT.json --json           the verdict as JSON"""
 )
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
 @options.json_option
 def validate(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check result files as if they came from a stranger: for each, accepted, or one line why not.
 
-    Results of `run`, `kernels` and `doctor --roofline` are checked, and what kernels.tuning writes.
+    Results of `run`, `kernels` and `doctor --roofline` are checked, what kernels.tuning writes, and asv's files
+    in results/asv.
 
     Exit status 1 if any was refused.
     """
@@ -412,6 +413,7 @@ def show(rung: str) -> None:
 
 
 main.add_command(cli_doctor.doctor)
+main.add_command(cli_submit.submit)
 
 
 def _in_ladder_order(names: list[str]) -> list[str]:

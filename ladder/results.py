@@ -139,9 +139,9 @@ def load(path: Path) -> dict[str, Any]:
     return data
 
 
-def parse(raw: bytes) -> Any:
+def parse(raw: bytes, constants: bool = False) -> Any:
     """The JSON of a result file. ValueError, in one line, where it is not JSON or not plain enough to be handled:
-    nested too deep, a number that is not finite, a key given twice.
+    nested too deep, a number that is not finite, a key given twice. `constants` lets NaN and Infinity through.
     """
     depth = 0
     for bracket in re.findall(rb"[\[{\]}]", _STRING.sub(b"", raw)):
@@ -151,7 +151,7 @@ def parse(raw: bytes) -> Any:
     try:
         return json.loads(
             raw.decode("utf-8"),
-            parse_constant=_refuse_constant,
+            parse_constant=float if constants else _refuse_constant,
             parse_int=_integer,
             parse_float=_finite,
             object_pairs_hook=_no_key_twice,

@@ -148,6 +148,9 @@ def _number(table: Table, column: int) -> bool:
 def _piped(table: Table) -> str:
     head, *rows = table
     rule = ["---:" if k and _number(table, k) else "---" for k in range(len(head))]
-    return "\n".join(
-        f"| {' | '.join(cell.replace('|', '/') for cell in row)} |" for row in (head, rule, *rows)
-    )
+    return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (head, rule, *rows))
+
+
+def _cell(text: str) -> str:
+    """A source of a rate may be the name of a file that somebody sent."""
+    return text.replace("|", "/").replace("&", "&amp;").replace("<", "&lt;")

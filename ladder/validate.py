@@ -2,7 +2,8 @@
 
 A file is a result only if this project could have written it: a regular file of modest size, known keys, numbers
 in range, plain text (`ladder.schema`), and in itself no contradiction: machine named after its hardware, headline
-times among the samples. What is shown of a file on the way is escaped, and no file can raise.
+times among the samples. asv's files are known by their names (`ladder.asvchecks`). What is shown of a file on the
+way is escaped, and no file can raise.
 """
 
 import hashlib
@@ -15,7 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import floor, measured, results, schema, schema_kinds
+from ladder import asvchecks, floor, measured, results, schema, schema_kinds
 from ladder.publishing import publishable
 from ladder.rules import shown
 
@@ -48,27 +49,37 @@ def validate(paths: Iterable[Path]) -> Iterator[Judged]:
     Whatever is no regular file is refused too; other regular files are no results and passed over. A result that was
     seen before, under whatever name, is refused as a duplicate; a file named twice is read once.
     """
+    for _, _, judged in read_and_judge(paths):
+        yield judged
+
+
+def read_and_judge(paths: Iterable[Path], below: Path | None = None) -> Iterator[tuple[Path, Any, Judged]]:
+    """As `validate`: each file, what it holds if it is accepted, else None, and the verdict.
+
+    Paths are shown as they were given, or as they are under the folder `below`.
+    """
     seen: dict[str, str] = {}
     read: set[str] = set()
     for path in paths:
         found = 0
         for file, problem in _files(Path(path)):
+            found += 1
             where = os.path.abspath(file)
             if where in read:
-                found += 1
                 continue
             read.add(where)
-            found += 1
             marks: list[str] = []
-            problem = problem or _judge(file, seen, marks)
-            yield Judged(show_path(file), problem, tuple(map(_clean, marks)))
+            data, name = None, show_path(file.relative_to(below) if below else file)
+            if problem is None:
+                problem, data = _judge(file, seen, marks, name)
+            yield file, data, Judged(name, problem, tuple(map(_clean, marks)))
         if not found:
-            yield Judged(show_path(path), "no result file in this folder")
+            yield Path(path), None, Judged(show_path(path), "no result file in this folder")
 
 
 def problem_of(path: Path) -> str | None:
     """What is wrong with one file, or None. Never raises."""
-    return _judge(Path(path), {}, [])
+    return _judge(Path(path), {}, [], "")[0]
 
 
 def name_problem(path: Path) -> str | None:
@@ -101,6 +112,9 @@ def _files(path: Path) -> Iterator[tuple[Path, str | None]]:
             file = folder / entry.name
             kind = _kind(file)
             if kind == "folder":
+                if entry.name.lower().endswith(".json"):
+                    yield file, "a folder with the name of a file"
+                    continue
                 below.append(file)
                 if not _FOLDER.fullmatch(entry.name):
                     yield file, "a folder's name must be of a-z, 0-9, dot, underscore and hyphen"
@@ -122,29 +136,43 @@ def _kind(path: Path) -> str | None:
     return "a symbolic link, not a regular file" if stat.S_ISLNK(mode) else "not a regular file"
 
 
-def _judge(path: Path, seen: dict[str, str], marks: list[str]) -> str | None:
-    """What is wrong with a file; `seen` and, with why not to quote it, `marks` are added to."""
+def _judge(path: Path, seen: dict[str, str], marks: list[str], name: str) -> tuple[str | None, Any]:
+    """What is wrong with a file, or None and what it holds.
+
+    `seen`, files by the measurement in them, gets the file's `name`; `marks` why it must not be quoted.
+    """
     try:
         if problem := name_problem(path):
-            return problem
-        data = results.parse(_read(path))
-        if problem := check(data):
-            return problem
-        mark = fingerprint(data)
-        marks += schema_kinds.marks(data) if "kind" in data else publishable(data)
+            return problem, None
+        kind = asvchecks.kind_of(path)
+        if kind is not None:
+            data = asvchecks.parse(_read(path, asvchecks.MOST_BYTES), kind)
+            problem = asvchecks.check(data, kind, path)
+        else:
+            data = results.parse(_read(path))
+            problem = check(data)
+        if problem:
+            return problem, None
+        if kind is not None:
+            mark = asvchecks.fingerprint(data, kind)
+            marks += asvchecks.marks(data, kind)
+        else:
+            mark = fingerprint(data)
+            marks += schema_kinds.marks(data) if "kind" in data else publishable(data)
     except OSError as error:
-        return f"cannot be read: {_why(error)}"
+        return f"cannot be read: {_why(error)}", None
     except ValueError as error:
-        return f"not a result file: {_clean(str(error))}"
+        return f"not a result file: {_clean(str(error))}", None
     except Exception as error:  # the last resort: a file must not stop the judging of the others
-        return f"not a result file: {_clean(type(error).__name__)}"
+        return f"not a result file: {_clean(type(error).__name__)}", None
     if mark in seen:
-        return f"the same measurement as {seen[mark]}"
-    seen[mark] = show_path(path)
-    return None
+        return f"the same measurement as {seen[mark]}", None
+    if mark is not None:
+        seen[mark] = name
+    return None, data
 
 
-def _read(path: Path) -> bytes:
+def _read(path: Path, most: int = MOST_BYTES) -> bytes:
     """The bytes of a regular file that is not too large; it is checked again once open, when it can no longer change
     its kind. OSError or ValueError.
     """
@@ -152,9 +180,9 @@ def _read(path: Path) -> bytes:
     with os.fdopen(handle, "rb") as file:
         if not stat.S_ISREG(os.fstat(handle).st_mode):
             raise ValueError("not a regular file")
-        raw = file.read(MOST_BYTES + 1)
-    if len(raw) > MOST_BYTES:
-        raise ValueError(f"more than {MOST_BYTES} bytes")
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise ValueError(f"more than {most} bytes")
     return raw
 
 

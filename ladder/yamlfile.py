@@ -14,10 +14,13 @@ from ladder.errors import UserError
 
 LIMIT = 64 * 1024  # bytes; a workload has ten lines
 DEPTH = 8
+MOST_DIGITS = 18  # of a whole number: one of 400 is no float, and the readers compute with what they get
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice (YAML would take the last) and aliases (they can grow without end)."""
+    """SafeLoader that refuses a key given twice (YAML would take the last), aliases (they can grow without end) and
+    numbers that no float holds.
+    """
 
     depth = 0
 
@@ -44,6 +47,15 @@ class _Loader(yaml.SafeLoader):
         return super().construct_mapping(node, deep)
 
 
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value = loader.construct_yaml_int(node)
+    if abs(value) >= 10**MOST_DIGITS:
+        problem = f"a whole number of more than {MOST_DIGITS} digits"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
 # YAML 1.1, which PyYAML reads, takes 2e-3 for text; people who write `lr: 2e-3` mean a number.
 _Loader.add_implicit_resolver(
     "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")

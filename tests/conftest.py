@@ -62,7 +62,12 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
 
 # --- what planted faults came to, see tests/outcomes.py ---
 
-TABLES = {"outcome": "faults", "planted_bug": "planted-bugs", "sabotaged_rung": "sabotaged-rungs"}
+TABLES = {
+    "outcome": "faults",
+    "planted_bug": "planted-bugs",
+    "sabotaged_rung": "sabotaged-rungs",
+    "hostile_file": "hostile",
+}
 _rows: dict[str, list[dict[str, Any]]] = {}
 
 
@@ -106,6 +111,14 @@ def sabotaged_rung(request: pytest.FixtureRequest) -> Callable[..., None]:
     from tests import outcomes
 
     return _recorder(request, outcomes.sabotaged_rung)
+
+
+@pytest.fixture
+def hostile_file(request: pytest.FixtureRequest) -> Callable[..., None]:
+    """hostile_file(file=, planted=, line=): see `tests.outcomes.hostile_file`."""
+    from tests import outcomes
+
+    return _recorder(request, outcomes.hostile_file)
 
 
 @pytest.fixture

@@ -59,6 +59,11 @@ _TITLES = {
         "Each bug was planted in a training step that parity then compared with the FP64 reference. Errors are relative"
         " L2 errors of the named quantity; where there is none, a check beside the errors spoke.",
     ),
+    "hostile": (
+        "Hostile result files and the line that refuses them",
+        "Each was planted in a genuine results folder. It was left out, and everything else in the folder was accepted."
+        " Lines are stored as a result may hold them: quotes and brackets are spelled in other ways.",
+    ),
     "sabotaged-rungs": (
         "Sabotaged rungs and the line that caught them",
         "Each rung had its switch set and its change taken back. `step`: in a real step that was then inspected;"
@@ -116,6 +121,13 @@ def sabotaged_rung(*, rung: str, sabotage: str, planted: str, line: str, test: s
     """A row of the sabotaged rungs: `line` is what the receipt says; `planted` in the "step" or in the "evidence"."""
     row = {"rung": rung, "sabotage": sabotage, "planted": planted, "caught_by": line}
     return _checked(row | {"test": test})
+
+
+def hostile_file(*, file: str, planted: str, line: str, test: str) -> dict[str, Any]:
+    """A row of the hostile files: what was planted in which file, and the one line that refused it."""
+    from ladder.results import display
+
+    return {"file": file, "planted": display(planted), "refused": line, "test": test}
 
 
 def write(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
@@ -198,6 +210,6 @@ def _place(row: dict[str, Any]) -> tuple[Any, ...]:
     first = FAULTS.index(row["fault"]) if "fault" in row else 0
     return (
         first,
-        *(str(row[key]) for key in ("rung", "bug", "injected", "sabotage") if key in row),
+        *(str(row[key]) for key in ("rung", "bug", "injected", "sabotage", "file", "planted") if key in row),
         repr(row),
     )

@@ -145,6 +145,7 @@ def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
             data = data[key]
         data[last] = value
 
+    change.said = f"{'.'.join(map(str, keys[:-1]))} = {ascii(keys[-1])[:40]}"
     return change
 
 
@@ -187,11 +188,14 @@ REFUSED = {
 
 
 @pytest.mark.parametrize("says", REFUSED)
-def test_a_result_that_no_run_writes_is_refused(tmp_path: Path, says: str) -> None:
+def test_a_result_that_no_run_writes_is_refused(
+    tmp_path: Path, says: str, hostile_file: Callable[..., None]
+) -> None:
     result = genuine()
     REFUSED[says](result)
     problem = judge(tmp_path, result)
     assert problem is not None and says in problem
+    hostile_file(file="a result of ladder run", planted=REFUSED[says].said, line=problem)
 
 
 @pytest.mark.parametrize(
@@ -210,8 +214,12 @@ def test_a_result_that_no_run_writes_is_refused(tmp_path: Path, says: str) -> No
         (b'{"schema": "' + b"x" * 2**22 + b'"}', "more than 4194304 bytes"),
     ],
 )
-def test_what_is_not_a_result_is_refused(tmp_path: Path, raw: bytes, says: str) -> None:
-    assert says in judge(tmp_path, raw)
+def test_what_is_not_a_result_is_refused(
+    tmp_path: Path, raw: bytes, says: str, hostile_file: Callable[..., None]
+) -> None:
+    problem = judge(tmp_path, raw)
+    assert says in problem
+    hostile_file(file="a result of ladder run", planted=f"{len(raw)} bytes, {raw[:40]!a}", line=problem)
 
 
 def test_depth_is_of_brackets_outside_strings(tmp_path: Path) -> None:

@@ -1,0 +1,252 @@
+"""What somebody with a GPU runs once to send its results: `ladder run`, then `asv run`, both validated.
+
+The paired protocol comes first, because verdicts need it; then every rung's point in asv's history, one call of asv
+for each rung: asv writes nothing before it ends, and so a Ctrl-C costs one rung at most. What is there already is not
+measured again, so the same command goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder import asvchecks, asvfiles, asvfrontpage, catalog, climbing, machine, measured, results, validate
+from ladder.errors import UserError, one_line
+
+ROOT = Path(__file__).resolve().parent.parent
+CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
+MINUTES = 18.0  # in all; 20 on a current GPU with starting up and drawing
+PAIRED = 0.4  # of it: 7.2 minutes are three rounds of the article's ladder on an H200 and its inspections
+LADDER = "article"
+Say = Callable[[str], None]
+
+
+@dataclass
+class Submission:
+    """One machine's results of one commit: what it is, where they go, what is there."""
+
+    root: Path
+    commit: str
+    device: str
+    facts: dict[str, Any]
+    minutes: float
+    say: Say
+    begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def workload(self) -> str:
+        return climbing.DEFAULT_WORKLOAD[self.device]
+
+    def left_s(self) -> float:
+        return 60 * self.minutes - (time.monotonic() - self.begin)
+
+
+def prepare(minutes: float, say: Say, root: Path = ROOT) -> Submission:
+    """Find out what is measured here. UserError, before anything is: no git, uncommitted changes, an unusable GPU."""
+    commit = _git(root, "rev-parse", "HEAD")
+    if commit is None:
+        raise UserError("results belong to a commit: clone the repository with git and run this in the clone")
+    changed = (_git(root, "status", "--porcelain", "--", *CODE) or "").splitlines()
+    if changed:
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UserError(
+            f"uncommitted changes in {changed[0][2:].strip()}{more}: commit or stash them, so that others can look up"
+            " what was measured"
+        )
+    device = machine.choose_device()
+    return Submission(root, commit.strip(), device, machine.facts(device), minutes, say)
+
+
+def _git(root: Path, *arguments: str) -> str | None:
+    try:
+        run = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
+    except OSError:
+        return None
+    return run.stdout if run.returncode == 0 else None
+
+
+# --- ladder run ---------------------------------------------------------------------------------------------------
+
+
+def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbing.run) -> Path | None:
+    """Measure, or go on with, the article's ladder; its file, or None if the run was interrupted.
+
+    Without a GPU it is the quick run of `tiny`, which says that it is not to be quoted.
+    """
+    folder = submission.root / "results" / "ladder" / submission.facts["name"]
+    path, done = _started(submission, folder)
+    if done:
+        submission.say(f"ladder run: {path.name} is there and complete")
+        return path
+    quick = submission.device == "cpu"
+    request = climbing.Request(
+        workload=None if path else submission.workload,
+        ladder=LADDER,
+        rungs=None,
+        budget=None if quick else max(1.0, PAIRED * submission.minutes),
+        rounds=None,
+        cycles=None,
+        seed=None,
+        quick=quick,
+        mode=None,
+        resume=path,
+        data=None,
+        device=submission.device,
+        out=folder.parent,
+        charts=submission.root / ".cache" / "submit",
+    )
+    took = (
+        "going on with " + path.name
+        if path
+        else "a quick one"
+        if quick
+        else f"about {request.budget:.0f} min"
+    )
+    submission.say(f"ladder run: {submission.workload} on {submission.device}, {took}")
+    result = climb(request)
+    return path or results.path_for(folder.parent, result) if result["complete"] else None
+
+
+def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
+    """The newest result of this commit's ladder on this machine, and whether it is complete."""
+    found = []
+    for path in folder.glob(f"{submission.workload}-{LADDER}-2*.json"):
+        try:
+            result = results.load(path)
+        except UserError:
+            continue
+        same = [result["machine"].get(key) == submission.facts[key] for key in results.SERIES]
+        ours = result["commit"] == submission.commit and not result["dirty"] and measured.known(result)
+        if ours and all(same) and result["ladder"]["name"] == LADDER and "merged" not in result:
+            found.append((result["complete"], result["started"], path))
+    return (max(found)[2], max(found)[0]) if found else (None, False)
+
+
+# --- asv run ------------------------------------------------------------------------------------------------------
+
+
+def history(submission: Submission, run: Callable[..., int] | None = None) -> list[str]:
+    """Add every rung's point to asv's history while time is left; returns the rungs that have none yet."""
+    run = run or _asv
+    wanted = _rungs(submission)
+    have = _measured(submission)
+    missing = [rung for rung in wanted if rung not in have]
+    submission.say(
+        f"asv run: {len(wanted)} rungs of {submission.workload}, {len(wanted) - len(missing)} are there"
+    )
+    longest, failed = 0.0, []
+    for number, rung in enumerate(missing):
+        if number and submission.left_s() < longest:
+            submission.say(
+                f"asv run: the time is over; {len(missing) - number} rungs are left for the next call"
+            )
+            break
+        begin = time.monotonic()
+        status = run(submission, rf"^rungs\.Rung\.\w+\('{submission.workload}', '{re.escape(rung)}'\)$")
+        if status not in (0, 2):  # 2: the benchmark failed
+            raise UserError(f"`asv run` ended with status {status} at {rung}; what it said stands above")
+        failed += [rung] if status else []
+        longest = max(longest, time.monotonic() - begin)
+    have = _measured(submission)
+    if failed:
+        submission.say(f"asv run: failed: {', '.join(failed)}")
+    return [rung for rung in wanted if rung not in have]
+
+
+def _asv(submission: Submission, regex: str) -> int:
+    command = [sys.executable, "-m", "asv", "run", f"{submission.commit}^!", "--bench", regex]
+    with subprocess.Popen(command, cwd=submission.root, stdin=subprocess.DEVNULL) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the terminal told asv, too: it ends its own processes before it ends
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+            raise
+
+
+def _rungs(submission: Submission) -> list[str]:
+    """Rungs that asv has a series of, without those that this machine cannot do, in the order of the ladder."""
+    with tempfile.TemporaryDirectory() as folder:
+        found = json.loads(asvfiles.regenerate(Path(folder), submission.root).read_text())
+    values = [value.strip("'") for value in found[asvfrontpage.TIME]["params"][1]]
+    there = catalog.possible(
+        machine.capabilities(submission.device), catalog.load_workload(submission.workload)[1]
+    )
+    planned = catalog.climb(catalog.load_ladder("full"), there)
+    skipped = {rung.name for rung in planned if rung.recipe is None}
+    order = [rung.name for rung in planned]
+    ours = [value for value in values if value not in skipped]
+    return sorted(ours, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _measured(submission: Submission) -> set[str]:
+    """Rungs of which asv's results of this commit and machine hold a time."""
+    found = set()
+    for path in asv_results(submission):
+        data = asvchecks.parse(path.read_bytes(), "results")
+        row = data["results"].get(asvfrontpage.TIME)
+        if row is None or row[0] is None:
+            continue
+        for index, pair in asvchecks.combinations(row):
+            if pair[0] == submission.workload and asvchecks.number(row[0][index]) is not None:
+                found.add(pair[1])
+    return found
+
+
+def asv_results(submission: Submission) -> list[Path]:
+    """asv's files of this commit, as it is and not changed, on this hardware with these libraries."""
+    facts, found = submission.facts, []
+    hardware = {
+        "gpu": facts["gpu"] or "none",
+        "cpu": facts["cpu"],
+        "torch": (facts["torch"] or "").split("+")[0],
+    }
+    for path in (submission.root / "results" / "asv").glob(f"*/{submission.commit[:8]}-*.json"):
+        if validate.problem_of(path) is not None:
+            continue
+        data = asvchecks.parse(path.read_bytes(), "results")
+        same = all(data["params"].get(key) == value for key, value in hardware.items())
+        if same and data["commit_hash"] == submission.commit and not asvchecks.marks(data, "results"):
+            found.append(path)
+    return sorted(found)
+
+
+# --- what is sent -------------------------------------------------------------------------------------------------
+
+
+def files(submission: Submission, ladder: Path | None) -> list[Path]:
+    """What belongs into the pull request: the result, asv's files of this commit, their notes and machine records."""
+    found = [ladder] if ladder else []
+    for path in asv_results(submission):
+        note = path.parent / asvchecks.NOTES / path.name
+        found += [path.parent / "machine.json", path, *([note] if note.is_file() else [])]
+    return list(dict.fromkeys(found))
+
+
+def refused(paths: list[Path]) -> list[str]:
+    """What is wrong with these files, a line each."""
+    return [f"{each.path}: {each.problem}" for each in validate.validate(paths) if each.problem]
+
+
+def commands(submission: Submission, paths: list[Path]) -> list[str]:
+    """How to send them, as a user would type it in the root of the repository."""
+    name = submission.facts["name"]
+    names = " ".join(path.relative_to(submission.root).as_posix() for path in paths)
+    branch = f"results-{name}-{submission.commit[:8]}"
+    said = one_line(f"Results of {name}")
+    return [
+        f"git switch -c {branch}",
+        f"git add {names}",
+        f'git commit -m "{said}"',
+        f"git push -u origin {branch}",
+    ]

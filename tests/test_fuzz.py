@@ -1,0 +1,132 @@
+"""Damaged files: a share of what `python -m ladder.fuzz` does, that it sees what it looks for, and what it recorded."""
+
+import dataclasses
+import json
+import random
+import time
+from pathlib import Path
+
+import pytest
+
+from ladder import catalog, fuzz, fuzztargets, mutations
+from ladder.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+TEXT = fuzztargets.Target(
+    "toy", [b'{"a": [1, 2]}'], mutations.JSON, Path("toy.json"), lambda path, out: "accepted"
+)
+
+
+def toy(monkeypatch: pytest.MonkeyPatch, read: fuzztargets.Read) -> fuzz.Fuzz:
+    """Twenty damaged files, read so."""
+    monkeypatch.setattr(fuzztargets, "targets", lambda: [dataclasses.replace(TEXT, read=read)])
+    return fuzz.run("results", 20)
+
+
+def findings(seen: fuzz.Fuzz) -> list[str]:
+    return [line for row in seen.rows.values() for line in row.findings]
+
+
+@pytest.mark.parametrize(
+    ("kind", "files"),
+    [
+        ("results", {"ladder run's", "asv's results", "asv's machine", "our note beside asv's"}),
+        ("yaml", {"workload", "ladder", "recipe"}),
+    ],
+)
+def test_hundreds_of_damaged_files_bring_no_exception_no_write_and_no_delay(
+    kind: str, files: set[str]
+) -> None:
+    seen = fuzz.run(kind, 300, seed=7)
+    rows = list(seen.rows.values())
+    assert findings(seen) == [] and files <= {row.file for row in rows}
+    assert sum(row.count for row in rows) == 300 == sum(row.accepted + row.refused for row in rows)
+    assert sum(row.accepted for row in rows) > 10  # some damage leaves a file that could be genuine
+
+
+@pytest.mark.parametrize("line", ["batch: ", "lr: ", "rungs:\n  - baseline: "])
+def test_a_number_that_no_float_holds_is_refused_with_its_place(tmp_path: Path, line: str) -> None:
+    """Found by the fuzzer: `math.isfinite` and `float` raise at 400 digits."""
+    path = tmp_path / "mine.yaml"
+    for number in ("9" * 400, "-" + "9" * 19, "0x" + "f" * 300):
+        path.write_text(line + number)
+        for load in (catalog.load_workload, catalog.load_ladder):
+            with pytest.raises(
+                UserError, match=r"line \d, column \d+: a whole number of more than 18 digits"
+            ):
+                load(str(path))
+
+
+@pytest.mark.parametrize("way", [*mutations.JSON, *mutations.RARE])
+def test_damage_to_json_is_repeatable_and_is_damage(way: str) -> None:
+    change = (mutations.JSON | mutations.RARE)[way]
+    raw = (ROOT / "results" / "asv" / "nvidia-h200" / "machine.json").read_bytes()
+    made = [change(raw, random.Random(seed)) for seed in (1, 1, 2, 3, 4, 5)]
+    assert made[0] == made[1] and len(set(made)) > 2
+    assert any(each != raw for each in made)
+
+
+def test_an_exception_is_found(monkeypatch: pytest.MonkeyPatch) -> None:
+    def read(path: Path, out: Path) -> str:
+        return path.read_bytes()[10_000]
+
+    seen = toy(monkeypatch, read)
+    assert sum(row.exceptions for row in seen.rows.values()) == 20 and "IndexError" in findings(seen)[0]
+
+
+def test_a_write_outside_the_folder_is_found(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    def read(path: Path, out: Path) -> str:
+        (out / "fine.txt").write_text("x")
+        (tmp_path / "x").mkdir(exist_ok=True)
+        (tmp_path / "escaped.txt").write_text("x")
+        return "refused"
+
+    seen = toy(monkeypatch, read)
+    assert sum(row.writes_outside for row in seen.rows.values()) == 40
+    assert all("wrote to" in line for line in findings(seen))
+
+
+def test_a_file_that_takes_too_long_is_found_and_a_busy_moment_is_not(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(fuzz, "LIMIT_S", 0.01)
+    seen = toy(monkeypatch, lambda path, out: time.sleep(0.011) or "accepted")
+    assert len(findings(seen)) == 20 and seen.slowest["seconds"] > 0.01
+    once = iter([0.011] + [0] * 1000)
+    assert findings(toy(monkeypatch, lambda path, out: time.sleep(next(once)) or "accepted")) == []
+
+
+def test_a_reason_that_no_terminal_prints_is_found(tmp_path: Path) -> None:
+    for problem in ("two\nlines", "\x1b[2J", "é", "not a result file: KeyError"):
+        with pytest.raises(fuzztargets.Uncaught):
+            fuzztargets._line(problem)
+
+    def load(path: Path) -> None:
+        raise UserError("two\nlines")
+
+    with pytest.raises(fuzztargets.Uncaught):
+        fuzztargets.reading_yaml(load)(tmp_path, tmp_path)
+
+
+def test_the_command_writes_what_it_found_and_keeps_the_other_kind(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    yaml = dataclasses.replace(TEXT, ways=mutations.YAML)
+    monkeypatch.setattr(fuzztargets, "targets", lambda: [TEXT, yaml])
+    assert fuzz.main(["--results", "30", "--yaml", "0", "--out", str(tmp_path)]) == 0
+    assert fuzz.main(["--results", "0", "--yaml", "20", "--out", str(tmp_path)]) == 0
+    kinds = json.loads((tmp_path / "fuzz.json").read_text())["kinds"]
+    assert {kind: found["total"]["count"] for kind, found in kinds.items()} == {"results": 30, "yaml": 20}
+    assert "30: 30 accepted, 0 refused in one line, 0 exceptions" in (tmp_path / "fuzz.md").read_text()
+    broken = dataclasses.replace(TEXT, read=lambda path, out: 1 / 0)
+    monkeypatch.setattr(fuzztargets, "targets", lambda: [broken])
+    assert fuzz.main(["--results", "30", "--yaml", "0", "--out", str(tmp_path)]) == 1
+
+
+def test_the_recorded_run_was_a_whole_one_and_found_nothing() -> None:
+    kinds = json.loads((ROOT / "results" / "faults" / "fuzz.json").read_text())["kinds"]
+    for kind, least in (("results", fuzz.FILES), ("yaml", fuzz.YAML)):
+        total = kinds[kind]["total"]
+        assert total["count"] >= least and total["accepted"] + total["refused"] == total["count"]
+        assert kinds[kind]["findings"] == [] and total["writes_outside"] == 0 and not kinds[kind]["dirty"]
+        assert kinds[kind]["slowest"]["seconds"] < fuzz.LIMIT_S

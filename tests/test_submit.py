@@ -1,0 +1,266 @@
+"""`ladder submit`: what it refuses before it measures, where it goes on, and what it says is to be sent."""
+
+import json
+import math
+import re
+import subprocess
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ladder import asvfrontpage, cli, machine, results, submit, validate
+from ladder.errors import UserError
+from tests import made_up_asv
+
+GENUINE = Path(__file__).parent / "data" / "article-article-20261121T015325Z.json"
+RUNGS = ["baseline", "channels_last", "bf16"]
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A clone with a commit."""
+    (tmp_path / "ladder").mkdir()
+    (tmp_path / "ladder" / "a.py").touch()
+    git = [
+        "git",
+        "-c",
+        "user.name=t",
+        "-c",
+        "user.email=t@t",
+        "-c",
+        "commit.gpgsign=false",
+        "-C",
+        str(tmp_path),
+    ]
+    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
+        subprocess.run([*git, *command], check=True)
+    return tmp_path
+
+
+@pytest.fixture
+def submission(root: Path, monkeypatch: pytest.MonkeyPatch) -> submit.Submission:
+    """On a machine without a GPU; asv has three rungs."""
+    monkeypatch.setattr(machine, "choose_device", lambda requested=None: "cpu")
+    monkeypatch.setattr(submit, "_rungs", lambda submission: RUNGS)
+    return submit.prepare(18.0, lambda line: None, root)
+
+
+def asv(submission: submit.Submission, outcomes: dict[str, Any] | None = None) -> tuple[Callable, list[str]]:
+    """Stands in for a call of `asv run`: adds the rung's time to the file, as asv does; and the rungs it was for."""
+    asked: list[str] = []
+    torch = submission.facts["torch"].split("+")[0]
+
+    def run(submission: submit.Submission, regex: str) -> int:
+        (rung,) = [
+            name for name in RUNGS if re.search(regex, f"rungs.Rung.samples_step_time('tiny', '{name}')")
+        ]
+        asked.append(rung)
+        outcome = (outcomes or {}).get(rung, 0)
+        if isinstance(outcome, BaseException):
+            raise outcome
+        if outcome in (0, 2):
+            had = submit._measured(submission) | ({rung} if outcome == 0 else set())
+            seconds = {name: 0.1 + 0.01 * len(name) if name in had else math.nan for name in RUNGS}
+            facts = made_up_asv.facts("none", submission.facts["cpu"])
+            path = made_up_asv.write(
+                submission.root / "results" / "asv", facts, seconds, "tiny", commit=submission.commit
+            )
+            path.write_text(path.read_text().replace(made_up_asv.LIBRARIES["torch"], torch))
+            named = path.with_name(path.name.replace(made_up_asv.LIBRARIES["torch"], torch))
+            note = path.parent / "notes" / path.name
+            note.write_text(note.read_text().replace(made_up_asv.LIBRARIES["torch"], torch))
+            note.rename(note.with_name(named.name))
+            path.rename(named)
+        return outcome
+
+    return run, asked
+
+
+def climbed(submission: submit.Submission, complete: bool = True) -> Callable[[Any], dict[str, Any]]:
+    """Stands in for `ladder run`: leaves a result of this machine and commit."""
+
+    def climb(request: Any) -> dict[str, Any]:
+        result = json.loads(GENUINE.read_text()) | {"complete": complete, "commit": submission.commit}
+        result["machine"] |= submission.facts
+        result["workload"] |= {"name": submission.workload, "resolution": 32}  # what a CPU can compute
+        result["measured_code"] = {"kernels": "0" * 16}
+        results.write(request.resume or results.path_for(request.out, result), result)
+        return result
+
+    return climb
+
+
+# --- before anything is measured ----------------------------------------------------------------------------------
+
+
+def test_a_dirty_tree_is_refused_and_new_results_are_no_dirt(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "choose_device", lambda requested=None: "cpu")
+    (root / "results").mkdir()
+    (root / "results" / "new.json").touch()
+    assert len(submit.prepare(1.0, print, root).commit) == 40
+    (root / "ladder" / "a.py").write_text("changed")
+    (root / "ladder" / "b.py").touch()
+    with pytest.raises(UserError, match=r"uncommitted changes in ladder/a\.py and 1 more: commit or stash"):
+        submit.prepare(1.0, print, root)
+
+
+def test_what_has_no_commit_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(UserError, match="clone the repository with git"):
+        submit.prepare(1.0, print, tmp_path)
+
+
+def test_a_gpu_that_torch_cannot_use_ends_the_command_in_one_line(
+    root: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def refuse(requested: str | None = None) -> str:
+        raise UserError("NVIDIA X is here but torch cannot use it: no kernel image")
+
+    monkeypatch.setattr(machine, "choose_device", refuse)
+    monkeypatch.setattr(submit.prepare, "__defaults__", (root,))
+    seen = CliRunner().invoke(cli.main, ["submit"], prog_name="ladder")
+    assert seen.exit_code == 2 and seen.stdout == ""
+    assert seen.stderr == "ladder: NVIDIA X is here but torch cannot use it: no kernel image\n"
+
+
+# --- the paired protocol ------------------------------------------------------------------------------------------
+
+
+def test_ladder_run_is_started_once_gone_on_with_and_left_alone_when_complete(
+    submission: submit.Submission,
+) -> None:
+    asked = []
+
+    def climb(complete: bool) -> Callable[[Any], Any]:
+        return lambda request: asked.append(request) or climbed(submission, complete)(request)
+
+    assert submit.paired(submission, climb(False)) is None
+    path = submit.paired(submission, climb(True))
+    assert submit.paired(submission, climb(True)) == path and path is not None
+    first, second = asked
+    assert (first.workload, first.quick, first.budget, first.resume) == ("tiny", True, None, None)
+    assert second.resume == path and results.load(path)["complete"]
+
+
+def test_on_a_gpu_two_fifths_of_the_time_are_paired_rounds_and_nothing_is_quick(
+    submission: submit.Submission,
+) -> None:
+    submission.device, asked = "cuda", []
+    submit.paired(submission, lambda request: asked.append(request) or {"complete": False})
+    (request,) = asked
+    assert request.workload == "article" and not request.quick and request.budget == pytest.approx(7.2)
+
+
+def test_a_result_of_another_commit_or_machine_is_not_gone_on_with(submission: submit.Submission) -> None:
+    path = submit.paired(submission, climbed(submission))
+    for key, value in (("commit", "f" * 40), ("dirty", True)):
+        other = results.load(path) | {key: value}
+        results.write(path, other)
+        assert submit._started(submission, path.parent) == (None, False)
+    results.write(path, results.load(path) | {"commit": submission.commit, "dirty": False})
+    submission.facts["torch"] = "9.9"
+    assert submit._started(submission, path.parent) == (None, False)
+
+
+# --- asv ----------------------------------------------------------------------------------------------------------
+
+
+def test_every_rung_is_asked_for_once_and_an_interruption_costs_one(submission: submit.Submission) -> None:
+    run, asked = asv(submission, {"channels_last": KeyboardInterrupt()})
+    with pytest.raises(KeyboardInterrupt):
+        submit.history(submission, run)
+    assert asked == ["baseline", "channels_last"]
+    run, asked = asv(submission)
+    assert submit.history(submission, run) == [] and asked == ["channels_last", "bf16"]
+    run, asked = asv(submission)
+    assert submit.history(submission, run) == [] and asked == []
+
+
+def test_a_rung_that_failed_is_named_and_tried_again(submission: submit.Submission) -> None:
+    run, _ = asv(submission, {"channels_last": 2})
+    assert submit.history(submission, run) == ["channels_last"]
+    run, asked = asv(submission)
+    assert submit.history(submission, run) == [] and asked == ["channels_last"]
+
+
+def test_an_asv_that_cannot_run_ends_it_at_once(submission: submit.Submission) -> None:
+    run, asked = asv(submission, {"baseline": 1})
+    with pytest.raises(UserError, match="ended with status 1 at baseline"):
+        submit.history(submission, run)
+    assert asked == ["baseline"]
+
+
+def test_when_the_time_is_over_the_rest_waits_for_the_next_call(submission: submit.Submission) -> None:
+    submission.minutes = 0
+    run, asked = asv(submission)
+    assert submit.history(submission, run) == ["channels_last", "bf16"] and asked == ["baseline"]
+
+
+def test_the_rungs_are_those_of_asv_that_this_machine_can_do() -> None:
+    here = submit.Submission(submit.ROOT, "0" * 40, "cpu", machine.facts("cpu"), 18.0, print)
+    found = submit._rungs(here)
+    assert found[0] == "baseline" and "channels_last" in found and "cuda_graphs" not in found
+
+
+# --- what is sent -------------------------------------------------------------------------------------------------
+
+
+def whole(
+    submission: submit.Submission, monkeypatch: pytest.MonkeyPatch, outcomes: dict | None = None
+) -> Any:
+    monkeypatch.setattr(submit, "prepare", lambda budget, say: submission)
+    monkeypatch.setattr(submit, "_asv", asv(submission, outcomes)[0])
+    monkeypatch.setattr(submit.paired, "__defaults__", (climbed(submission),))
+    return CliRunner().invoke(cli.main, ["submit"], prog_name="ladder")
+
+
+def test_the_files_are_validated_named_and_added_by_the_commands(
+    submission: submit.Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = whole(submission, monkeypatch)
+    assert seen.exit_code == 0, seen.output
+    (add,) = [line.split()[2:] for line in seen.stdout.splitlines() if line.strip().startswith("git add ")]
+    assert len(add) == 4 and "4 files to send" in seen.stdout
+    paths = [submission.root / name for name in add]
+    assert not [each for each in validate.validate(paths) if each.problem]
+    assert {path.parts[-2] for path in paths} == {submission.facts["name"], "notes"}
+    assert not [name for name in add if "benchmarks.json" in name]
+    assert f"git switch -c results-{submission.facts['name']}-{submission.commit[:8]}" in seen.stdout
+    for path in paths:
+        assert path.is_file()
+
+
+def test_what_is_left_for_the_next_call_is_said_with_status_1(
+    submission: submit.Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen = whole(submission, monkeypatch, {"bf16": 2})
+    assert seen.exit_code == 1 and "asv has no time of bf16: call `ladder submit` again" in seen.stdout
+    seen = whole(submission, monkeypatch, {"bf16": KeyboardInterrupt()})
+    assert seen.exit_code == 130 and "`ladder submit` goes on" in seen.stderr
+
+
+def test_a_file_that_would_be_refused_is_not_sent(
+    submission: submit.Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(request: Any) -> dict[str, Any]:
+        result = climbed(submission)(request)
+        path = results.path_for(request.out, result)
+        results.write(path, result | {"html": "x"})
+        return result
+
+    monkeypatch.setattr(submit, "prepare", lambda budget, say: submission)
+    monkeypatch.setattr(submit, "_asv", asv(submission)[0])
+    monkeypatch.setattr(submit.paired, "__defaults__", (broken,))
+    seen = CliRunner().invoke(cli.main, ["submit"], prog_name="ladder")
+    assert seen.exit_code == 1 and "unknown key 'html'" in seen.stderr and "git add" not in seen.stdout
+
+
+def test_a_gpu_known_from_asv_alone_can_be_read_for_the_front_page(submission: submit.Submission) -> None:
+    run, _ = asv(submission)
+    submit.history(submission, run)
+    (page,) = asvfrontpage.machines(submission.root / "results" / "asv")
+    assert [rung.name for rung in page.rungs] == RUNGS and page.marks == ("single run",)
