@@ -15,9 +15,10 @@ from ladder.regressions.judging import LEAST_ROUNDS, Times, decide, wants_rounds
 from ladder.selftest import CYCLES, FAMILIES, KINDS, OUTLIER, Kind, Noise
 
 RUNGS, SIDES = 2, 3
-# What must be found in noise of the measured size, by kind of rung: (slowdown, share of runs, in which families).
+# What must be found in normal noise of the measured size, and in which share of the runs.
 PLANTED = {"captured": 0.01, "eager": 0.05}
-PROMISED = {"captured": 0.99, "eager": 0.95}
+PROMISED = {"captured": 0.99, "eager": 0.99}
+PASSING = 0.995  # of the A/A runs, in any noise (seen: 1 of 20,000 eager ones failed, no captured one)
 
 
 def simulate(rng: np.random.Generator, kind: Kind, family: Noise, slowdown: float) -> tuple[list[str], int]:
@@ -60,7 +61,7 @@ def planted(kind: str, family: str, slowdown: float, runs: int, seed: int = 0) -
     }
 
 
-def measure(runs: int = 300, seed: int = 0) -> dict[str, Any]:
+def measure(runs: int = 1000, seed: int = 0) -> dict[str, Any]:
     """Everything, for each kind and family; "broken" lists, in a line each, what was not kept."""
     table = [
         planted(kind, family, slowdown, runs, seed)
@@ -75,7 +76,7 @@ def _broken(row: dict[str, Any]) -> list[str]:
     where, lines = f"{row['kind']}, {row['family']}", []
     if row["wrong_sign"]:
         lines.append(f"{where}: {100 * row['slowdown']:g}% slower was called faster {row['wrong_sign']} times")
-    if not row["slowdown"] and row["passed"] < row["runs"]:
+    if not row["slowdown"] and row["passed"] < PASSING * row["runs"]:
         lines.append(f"{where}: {row['runs'] - row['passed']} of {row['runs']} A/A runs were called slower")
     promised = PROMISED[row["kind"]] if row["family"] == "normal" else None
     if row["slowdown"] and promised and row["found"] < promised:
