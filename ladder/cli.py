@@ -380,6 +380,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 main.add_command(cli_merge.merge)
 main.add_command(cli_kernels.kernels)
 main.add_command(cli_regressions.bench_compare)
+main.add_command(cli_regressions.history)
 
 
 @main.command("list")

@@ -128,3 +128,63 @@ def _near(path: Path) -> Path:
         return path.resolve().relative_to(ROOT)
     except ValueError:
         return path
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder history                      what became slower, on every machine with results
+  ladder history --confirm 2          measure the two largest candidates of this machine
+  ladder history --threshold 0.5      smaller steps too, in percent"""
+)
+@click.option("--results", "folder", metavar="DIR", type=_FOLDER, help="asv's. [default: results/asv]")
+@click.option("--compared", metavar="DIR", type=_FOLDER, help="Of bench-compare. [default: results/compare]")
+@click.option("--branch", default="HEAD", show_default=True, help="Whose commits make the history.")
+@click.option("--threshold", metavar="PERCENT", type=click.FloatRange(0, 100), default=1.0, show_default=True)
+@click.option("--confirm", metavar="N", type=click.IntRange(0, 20), default=0, help="Measure up to N candidates.")
+@click.option("--budget", metavar="MINUTES", type=click.FloatRange(0, min_open=True), help="Of each. [default: 10]")
+@click.option("--issues", metavar="FILE", type=_FILE, help="Write an issue for each confirmed commit, as JSON.")
+@options.json_option
+def history(
+    folder: Path | None,
+    compared: Path | None,
+    branch: str,
+    threshold: float,
+    confirm: int,
+    budget: float | None,
+    issues: Path | None,
+    as_json: bool,
+) -> None:
+    """List the steps in what asv recorded, and which of them two commits measured side by side confirm.
+
+    A step of more than 1% that stayed is a candidate. `bench-compare` of the two commits beside it makes it confirmed or
+    refuted; what coincides with a change of the driver is only labelled; benches/known-regressions.yaml silences
+    what was accepted.
+
+    Exit status: 1 if a regression is confirmed, 2 if it cannot be asked so.
+    """
+    from ladder.regressions import asking, checkouts, known
+    from ladder.regressions import history as screening
+    from ladder.regressions import issues as nightly
+
+    def tell(line: str) -> None:
+        click.echo(line, err=True)
+
+    if budget is not None and not confirm:
+        raise UserError("--budget is for --confirm")
+    checkouts.commit_of(branch, "--branch")
+    entries = known.read()
+    where = folder or ROOT / "results" / "asv", compared or asking.OUT
+    look = lambda: screening.screen(*where, entries, branch, threshold / 100)  # noqa: E731
+    steps, lines = look()
+    if confirm and nightly.confirm(steps, confirm, where[1], budget, tell):
+        steps, lines = look()
+    lines += known.expired(entries)
+    if issues is not None:
+        _write(issues, json.dumps(nightly.write(steps), indent=1) + "\n")
+    if as_json:
+        found = {"steps": [screening.plain(step) for step in steps], "notes": lines}
+        click.echo(json.dumps(found, indent=1, allow_nan=False))
+    else:
+        click.echo(screening.text(steps, lines))
+    sys.exit(any(step.status == screening.CONFIRMED for step in steps))

@@ -103,9 +103,10 @@ def _entry(entry: Any, where: str) -> Entry:
     for key in _NEEDED:
         if key not in entry:
             raise UserError(f"{where}: {key} is missing")
-    commit = entry["commit"] if not isinstance(entry["commit"], int) else str(entry["commit"])
+    commit = entry["commit"]
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
-        raise UserError(f"{where}: commit: expected 7 to 40 hexadecimal digits, got {str(commit)[:40]!r}")
+        number = " (YAML takes it for a number: quote it)" if isinstance(commit, int | float) else ""
+        raise UserError(f"{where}: commit: expected 7 to 40 hexadecimal digits, got {str(commit)[:40]!r}{number}")
     for key, pattern, wanted in (
         ("series", _SERIES, "a series like article/cuda_graphs"),
         ("reason", results.TEXT, "one line of plain text, at most 96 characters"),
