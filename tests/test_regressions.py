@@ -1,5 +1,6 @@
 """Two commits side by side: verdicts from rounds, exit statuses, and the command itself with code that sleeps."""
 
+import itertools
 import json
 import random
 import shutil
@@ -71,10 +72,16 @@ def program(result: dict[str, Any], side: str) -> dict[str, Any]:
 
 
 def test_the_exit_status_is_that_of_the_verdicts() -> None:
-    for head, word, status in ((1.0, verdicts.NO_GAIN, 0), (0.98, verdicts.FASTER, 0), (1.02, verdicts.SLOWER, 1)):
+    for head, word, status in (
+        (1.0, verdicts.NO_GAIN, 0),
+        (0.98, verdicts.FASTER, 0),
+        (1.02, verdicts.SLOWER, 1),
+    ):
         result = made_up(head)
         assert (result["rungs"][0]["verdict"], judging.status(result)) == (word, status)
-        assert ("slower" in report.conclusion(result)) and report.conclusion(result).startswith("HEAD") == bool(status)
+        assert ("slower" in report.conclusion(result)) and report.conclusion(result).startswith(
+            "HEAD"
+        ) == bool(status)
 
 
 def test_too_close_to_tell_is_no_alarm_and_is_said() -> None:
@@ -116,13 +123,15 @@ def test_head_that_fails_where_base_ran_is_an_alarm() -> None:
 def test_the_programs_of_a_rung_are_neighbours_in_an_order_that_changes() -> None:
     rounds = interleaving.Interleaved("cpu", cycles=1, seed=3)
     programs = [
-        interleaving.Program(f"{rung} {side}", rung, side, {}, {}, FAKE) for rung in "abc" for side in judging.SIDES
+        interleaving.Program(f"{rung} {side}", rung, side, {}, {}, FAKE)
+        for rung in "abc"
+        for side in judging.SIDES
     ]
     orders = [[each.name for each in rounds.order(number, programs)] for number in range(6)]
     for order in orders:
         rungs = [name[0] for name in order]
         assert sorted(order) == sorted(each.name for each in programs)
-        assert sum(a != b for a, b in zip(rungs, rungs[1:], strict=False)) == 2
+        assert sum(a != b for a, b in itertools.pairwise(rungs)) == 2
     assert len({tuple(order) for order in orders}) > 1
     assert [each.name for each in rounds.order(0, programs)] == orders[0]
 
@@ -209,7 +218,9 @@ def test_the_comment_cannot_carry_markup_links_or_mentions() -> None:
 # --- real workers ---------------------------------------------------------------------------------------------------
 
 
-def compared(tmp_path: Path, base: Path, head: Path, recipe: dict[str, Any], *more: comparing.Rung) -> dict[str, Any]:
+def compared(
+    tmp_path: Path, base: Path, head: Path, recipe: dict[str, Any], *more: comparing.Rung
+) -> dict[str, Any]:
     workload = made_up()["workload"]
     rungs = [comparing.Rung("baseline", "Baseline", {}, recipe), *more]
     sides = [comparing.Side(letter * 40, letter, code) for letter, code in (("a", base), ("b", head))]
@@ -231,7 +242,9 @@ def slow_code(folder: Path) -> Path:
     return folder
 
 
-def test_every_visit_is_a_fresh_process_and_a_rung_that_fails_leaves_the_others(tmp_path: Path, slow: Path) -> None:
+def test_every_visit_is_a_fresh_process_and_a_rung_that_fails_leaves_the_others(
+    tmp_path: Path, slow: Path
+) -> None:
     log = tmp_path / "log"
     failing = comparing.Rung("bf16", "BF16", {}, {"fault": "raise"})
     unable = comparing.Rung("cuda_graphs", "Graphs", {}, None, "needs a CUDA GPU")
@@ -278,7 +291,9 @@ def test_a_trial_finds_what_it_planted_and_passes_every_pair_of_copies(tmp_path:
 
 def git(root: Path, *command: str) -> str:
     identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    run = subprocess.run(["git", "-C", str(root), *identity, *command], capture_output=True, text=True, check=True)
+    run = subprocess.run(
+        ["git", "-C", str(root), *identity, *command], capture_output=True, text=True, check=True
+    )
     return run.stdout.strip()
 
 
@@ -287,7 +302,9 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Commits `fast`, `slow` and, with the packages as they are, main: the working tree."""
     root = tmp_path_factory.mktemp("toy")
     git(root, "init", "-q", "-b", "main")
-    shutil.copytree(FAKE / "stylegan_lite", root / "stylegan_lite", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(
+        FAKE / "stylegan_lite", root / "stylegan_lite", ignore=shutil.ignore_patterns("__pycache__")
+    )
     source = (FAKE / "stylegan_lite" / "__init__.py").read_text().replace("seen", "cpu_threads") + SLOWER
     for name, seconds in (("fast", "0.01"), ("slow", "0.03")):
         (root / "stylegan_lite" / "__init__.py").write_text(source.replace("0.03", seconds))

@@ -98,7 +98,9 @@ def test_a_step_of_two_percent_is_a_candidate_with_its_commit_and_what_would_con
     toy.slower_from(7)
     step = toy.only()
     assert (step.status, step.series.name) == (CANDIDATE, "article/bf16")
-    assert (step.good, step.bad) == (toy.commits[6], toy.commits[7]) and step.share == pytest.approx(0.02, abs=1e-3)
+    assert (step.good, step.bad) == (toy.commits[6], toy.commits[7]) and step.share == pytest.approx(
+        0.02, abs=1e-3
+    )
     said = f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article RUNGS=bf16"
     assert said in history.text([step], [])
     assert step.remarks == ["tuning: no longer op=bias_act tile=4", "tuning: now op=bias_act tile=8"]
@@ -124,7 +126,9 @@ def test_commits_that_were_not_measured_widen_the_range(toy: Toy) -> None:
 @pytest.mark.parametrize(
     "head, noise, status", [(1.02, 0.0002, CONFIRMED), (1.0, 0.0002, REFUTED), (1.005, 0.02, UNCLEAR)]
 )
-def test_only_a_comparison_of_the_two_commits_confirms(toy: Toy, head: float, noise: float, status: str) -> None:
+def test_only_a_comparison_of_the_two_commits_confirms(
+    toy: Toy, head: float, noise: float, status: str
+) -> None:
     toy.slower_from(7)
     toy.compare(5, 7, 1.05)  # other commits
     toy.compare(6, 7, 1.05, name="other-gpu")
@@ -153,7 +157,12 @@ def test_what_was_accepted_is_silent_until_it_expires(toy: Toy) -> None:
     toy.compare(6, 7, 1.05)
     bad = toy.commits[7]
     assert toy.only(entry(bad)).status == toy.only(entry(bad[:9], machine=MACHINE)).status == KNOWN
-    for other in (entry(bad, days=-1), entry(toy.commits[6]), entry(bad, "article/baseline"), entry(bad, machine="x")):
+    for other in (
+        entry(bad, days=-1),
+        entry(toy.commits[6]),
+        entry(bad, "article/baseline"),
+        entry(bad, machine="x"),
+    ):
         assert toy.only(other).status == CONFIRMED
     assert "expired" in known.expired([entry(bad, days=-1), entry(bad)])[0]
     assert len(known.expired([entry(bad, days=-1), entry(bad)])) == 1

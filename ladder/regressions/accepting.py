@@ -29,7 +29,7 @@ def _digests(*parts: str) -> Rule:
 
 _SIDE = fields({"commit": schema.COMMIT, "name": schema.TEXT, measured.KEY: _digests(*PARTS)})
 _CHOICE = fields(
-    {key: rule for key, rule in (("op", schema.IDENTIFIER), ("direction", schema.IDENTIFIER))}
+    dict.fromkeys(("op", "direction"), schema.IDENTIFIER)
     | dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), schema.COUNT),
     {
         "itemsize": schema.COUNT,
@@ -77,7 +77,8 @@ RULE = fields(
                 {"name": schema.PART, "title": schema.TEXT, "skipped": maybe(schema.TEXT)},
                 {"known": maybe(schema.TEXT), "reason": maybe(schema.TEXT), "rounds": schema.COUNT}
                 | {
-                    key: _NUMBER if key not in ("verdict", "interval") else lambda value: None for key in DERIVED
+                    key: _NUMBER if key not in ("verdict", "interval") else lambda value: None
+                    for key in DERIVED
                 },
             ),
             MOST_RUNGS,

@@ -55,7 +55,10 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, 
     """Measure two commits; returns the result and its file. Raises `UserError`; nothing is measured then."""
     if request.budget is not None and request.rounds is not None:
         raise UserError("--budget fits the number of rounds: leave out --rounds")
-    commits = [checkouts.commit_of(request.base, "BASE", root), checkouts.commit_of(request.head, "HEAD", root)]
+    commits = [
+        checkouts.commit_of(request.base, "BASE", root),
+        checkouts.commit_of(request.head, "HEAD", root),
+    ]
     entries = known.read(root / known.FILE.relative_to(ROOT))
     device = machine.choose_device(request.device)
     name, workload = catalog.load_workload(request.workload or climbing.DEFAULT_WORKLOAD[device])

@@ -66,7 +66,9 @@ def _export(commit: str, into: Path, root: Path) -> None:
     command = ["git", "-C", str(root), "archive", "--format=tar", commit, "--", *there]
     run = subprocess.run(command, capture_output=True, timeout=300)
     if run.returncode:
-        raise UserError(f"commit {commit[:10]} cannot be checked out: {one_line(run.stderr.decode(errors='replace'))}")
+        raise UserError(
+            f"commit {commit[:10]} cannot be checked out: {one_line(run.stderr.decode(errors='replace'))}"
+        )
     try:
         with tarfile.open(fileobj=io.BytesIO(run.stdout)) as tar:
             tar.extractall(into, filter="data")

@@ -46,7 +46,9 @@ Examples:
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of the order of visits.")
 @options.device_option
 @click.option("--out", metavar="DIR", type=_FOLDER, help="[default: results/compare]")
-@click.option("--report", "report_of", metavar="FILE", type=_FILE, help="Measure nothing: judge this file anew.")
+@click.option(
+    "--report", "report_of", metavar="FILE", type=_FILE, help="Measure nothing: judge this file anew."
+)
 @click.option("--markdown", metavar="FILE", type=_FILE, help="Write the table here, for a pull request.")
 @click.option(
     "--selftest",
@@ -141,9 +143,15 @@ Examples:
 @click.option("--compared", metavar="DIR", type=_FOLDER, help="Of bench-compare. [default: results/compare]")
 @click.option("--branch", default="HEAD", show_default=True, help="Whose commits make the history.")
 @click.option("--threshold", metavar="PERCENT", type=click.FloatRange(0, 100), default=1.0, show_default=True)
-@click.option("--confirm", metavar="N", type=click.IntRange(0, 20), default=0, help="Measure up to N candidates.")
-@click.option("--budget", metavar="MINUTES", type=click.FloatRange(0, min_open=True), help="Of each. [default: 10]")
-@click.option("--issues", metavar="FILE", type=_FILE, help="Write an issue for each confirmed commit, as JSON.")
+@click.option(
+    "--confirm", metavar="N", type=click.IntRange(0, 20), default=0, help="Measure up to N candidates."
+)
+@click.option(
+    "--budget", metavar="MINUTES", type=click.FloatRange(0, min_open=True), help="Of each. [default: 10]"
+)
+@click.option(
+    "--issues", metavar="FILE", type=_FILE, help="Write an issue for each confirmed commit, as JSON."
+)
 @options.json_option
 def history(
     folder: Path | None,
@@ -157,8 +165,8 @@ def history(
 ) -> None:
     """List the steps in what asv recorded, and which of them two commits measured side by side confirm.
 
-    A step of more than 1% that stayed is a candidate. `bench-compare` of the two commits beside it makes it confirmed or
-    refuted; what coincides with a change of the driver is only labelled; benches/known-regressions.yaml silences
+    A step of more than 1% that stayed is a candidate. `bench-compare` of the two commits beside it makes it confirmed
+    or refuted; what coincides with a change of the driver is only labelled; benches/known-regressions.yaml silences
     what was accepted.
 
     Exit status: 1 if a regression is confirmed, 2 if it cannot be asked so.

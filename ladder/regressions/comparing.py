@@ -219,11 +219,15 @@ class Comparison:
         """Keep what came of a visit, and write the file."""
         each = self.records[visited.program.rung, visited.program.side]
         if visited.round is None:
-            each.update(status=visited.status, reason=results.display(visited.reason or "no reason was given"))
+            each.update(
+                status=visited.status, reason=results.display(visited.reason or "no reason was given")
+            )
             self.tell(f"{visited.program.rung}, {visited.program.side}: {each['status']}: {each['reason']}")
         else:
             each["rounds"].append(visited.round)
-            each.update(status="ok", recipe=visited.recipe, settings=visited.settings, choices=visited.choices)
+            each.update(
+                status="ok", recipe=visited.recipe, settings=visited.settings, choices=visited.choices
+            )
             record.settle_status(each)
         self.save(rounds)
 
@@ -241,7 +245,9 @@ class Comparison:
     def progress(self, done: int) -> str:
         spent = (time.monotonic() - self.begin) / 60
         words = {r["name"]: r["verdict"] or r["reason"] for r in self.result["rungs"] if not r["skipped"]}
-        said = "" if done < LEAST_ROUNDS else ": " + ", ".join(f"{name} {word}" for name, word in words.items())
+        said = (
+            "" if done < LEAST_ROUNDS else ": " + ", ".join(f"{name} {word}" for name, word in words.items())
+        )
         return f"round {done} of {self.options.rounds or LEAST_ROUNDS}, {spent:.1f} minutes{said}"
 
 

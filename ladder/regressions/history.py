@@ -52,7 +52,12 @@ class Step:
 
 
 def screen(
-    folder: Path, compared: Path, entries: Sequence[known.Entry], branch: str, threshold: float, root: Path = ROOT
+    folder: Path,
+    compared: Path,
+    entries: Sequence[known.Entry],
+    branch: str,
+    threshold: float,
+    root: Path = ROOT,
 ) -> tuple[list[Step], list[str]]:
     """(steps, lines that a reader must know). Raises `UserError`."""
     order = checkouts.git(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
@@ -137,7 +142,12 @@ def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str] |
     for result in reversed(comparisons):
         machine = result["machine"]
         same = (result[BASE]["commit"], result[HEAD]["commit"], machine["name"], result["workload"]["name"])
-        if step.series.rung is None or same != (step.good, step.bad, step.series.machine, step.series.rung[0]):
+        if step.series.rung is None or same != (
+            step.good,
+            step.bad,
+            step.series.machine,
+            step.series.rung[0],
+        ):
             continue
         if step.series.torch not in (None, "", str(machine["torch"]).partition("+")[0]):
             continue
@@ -158,11 +168,15 @@ def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
     """For a terminal: what is confirmed first."""
     said = []
     for step in steps:
-        said.append(f"{step.status}: {step.series.name} {100 * step.share:+.1f}% at {step.bad[:10]} ({step.where})")
+        said.append(
+            f"{step.status}: {step.series.name} {100 * step.share:+.1f}% at {step.bad[:10]} ({step.where})"
+        )
         said.append(f"  {step.why}")
         said += [f"  {remark}" for remark in step.remarks]
         if step.between and step.status in (CONFIRMED, CANDIDATE, UNCLEAR):
-            said.append(f"  {step.between} commits before it were not measured: asv find {step.good[:10]}..{step.bad[:10]}")
+            said.append(
+                f"  {step.between} commits before it were not measured: asv find {step.good[:10]}..{step.bad[:10]}"
+            )
     count = sum(step.status == CONFIRMED for step in steps)
     return "\n".join(map(texts.plain, [*lines, *said, f"{count} confirmed of {len(steps)} steps"]))
 

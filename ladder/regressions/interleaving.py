@@ -78,7 +78,10 @@ class Interleaved:
         return [program for block in blocks for program in block]
 
     def round(
-        self, number: int, programs: Sequence[Program], is_due: Callable[[Program], bool] = lambda program: True
+        self,
+        number: int,
+        programs: Sequence[Program],
+        is_due: Callable[[Program], bool] = lambda program: True,
     ) -> Iterator[Visited]:
         """Visit every program (given rung by rung) that is due when its turn comes; yields as they are done."""
         ordered = self.order(number, programs)

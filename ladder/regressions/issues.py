@@ -18,7 +18,9 @@ MOST_RUNGS = 4  # of one comparison, the largest steps: twelve visits a round
 Tell = Callable[[str], None]
 
 
-def confirm(steps: Sequence[Step], most: int, out: Path, minutes: float | None, tell: Tell, root: Path = ROOT) -> int:
+def confirm(
+    steps: Sequence[Step], most: int, out: Path, minutes: float | None, tell: Tell, root: Path = ROOT
+) -> int:
     """Measure the commits of up to `most` groups of candidates of this machine; returns how many were measured.
 
     Candidates between the same two commits, of one workload, are measured together.
@@ -69,6 +71,11 @@ def _body(mark: str, commit: str, found: Sequence[Step]) -> str:
         lines.append("| " + " | ".join(map(escape, row)) + " |")
     good = found[0].good
     if found[0].between:
-        lines += ["", f"{found[0].between} commits before it were not measured; `asv find {good}..{commit}` bisects."]
-    accept = "To accept it, add an entry to `benches/known-regressions.yaml` (commit, series, reason, expires)."
+        lines += [
+            "",
+            f"{found[0].between} commits before it were not measured; `asv find {good}..{commit}` bisects.",
+        ]
+    accept = (
+        "To accept it, add an entry to `benches/known-regressions.yaml` (commit, series, reason, expires)."
+    )
     return "\n".join([*lines, "", accept]) + "\n"

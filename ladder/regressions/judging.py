@@ -125,7 +125,9 @@ def _out(sides: dict[str, dict[str, Any]]) -> str | None:
     """Why a rung has no verdict for a program that is out of the run, or None."""
     names = {BASE: "BASE", HEAD: "HEAD", TWIN: "BASE's second visit"}
     out = {side: each for side, each in sides.items() if each["status"] in (*results.OUT, "n/a")}
-    said = [f"{names[side]}: {each['status']}: {each['reason']}" for side, each in out.items() if each["reason"]]
+    said = [
+        f"{names[side]}: {each['status']}: {each['reason']}" for side, each in out.items() if each["reason"]
+    ]
     return said[0] if said else None
 
 

@@ -77,7 +77,9 @@ def read(path: Path | None = None) -> list[Entry]:
         return []
     values, where = yamlfile.read(path), yamlfile.shown(path)
     if unknown := sorted(values.keys() - {"regressions"}):
-        raise UserError(f"{where}: unknown key {unknown[0][:40]!r}, expected `regressions:` and a list below it")
+        raise UserError(
+            f"{where}: unknown key {unknown[0][:40]!r}, expected `regressions:` and a list below it"
+        )
     entries = values.get("regressions")
     if not isinstance(entries, list):
         raise UserError(f"{where}: regressions: expected a list, `[]` if there are none")
@@ -106,7 +108,9 @@ def _entry(entry: Any, where: str) -> Entry:
     commit = entry["commit"]
     if not isinstance(commit, str) or not _COMMIT.fullmatch(commit):
         number = " (YAML takes it for a number: quote it)" if isinstance(commit, int | float) else ""
-        raise UserError(f"{where}: commit: expected 7 to 40 hexadecimal digits, got {str(commit)[:40]!r}{number}")
+        raise UserError(
+            f"{where}: commit: expected 7 to 40 hexadecimal digits, got {str(commit)[:40]!r}{number}"
+        )
     for key, pattern, wanted in (
         ("series", _SERIES, "a series like article/cuda_graphs"),
         ("reason", results.TEXT, "one line of plain text, at most 96 characters"),
@@ -115,7 +119,9 @@ def _entry(entry: Any, where: str) -> Entry:
         value = entry.get(key)
         if key in entry and not (isinstance(value, str) and pattern.fullmatch(value)):
             raise UserError(f"{where}: {key}: expected {wanted}, got {str(value)[:40]!r}")
-    return Entry(commit, entry["series"], entry["reason"], _date(entry["expires"], where), entry.get("machine"))
+    return Entry(
+        commit, entry["series"], entry["reason"], _date(entry["expires"], where), entry.get("machine")
+    )
 
 
 def _date(value: Any, where: str) -> datetime.date:

@@ -16,7 +16,13 @@ from ladder.regressions.judging import BASE, BROKEN, HEAD
 
 MARK = "<!-- ladder bench-compare -->"  # by which the comment of an earlier run is found and replaced
 HEADS = ("rung", "BASE ms", "HEAD ms", "change of time", "95% interval", "verdict", "noise floor", "rounds")
-_SIGNS = {verdicts.SLOWER: "🔴", BROKEN: "🔴", verdicts.FASTER: "🟢", verdicts.NO_GAIN: "⚪", verdicts.AMBIGUOUS: "🟡"}
+_SIGNS = {
+    verdicts.SLOWER: "🔴",
+    BROKEN: "🔴",
+    verdicts.FASTER: "🟢",
+    verdicts.NO_GAIN: "⚪",
+    verdicts.AMBIGUOUS: "🟡",
+}
 Result = dict[str, Any]
 
 
@@ -103,7 +109,10 @@ def choices(result: Result) -> list[str]:
         used = {side: sides[side]["choices"] for side in (BASE, HEAD) if side in sides}
         if used.get(BASE) is None or used.get(HEAD) is None or used[BASE] == used[HEAD]:
             continue
-        only = {side: [row for row in used[side] if row not in used[other]] for side, other in ((BASE, HEAD), (HEAD, BASE))}
+        only = {
+            side: [row for row in used[side] if row not in used[other]]
+            for side, other in ((BASE, HEAD), (HEAD, BASE))
+        }
         said = "; ".join(f"{side.upper()} {_rows(rows)}" for side, rows in only.items() if rows)
         found.append(f"{rung['name']}: other tuning choices: {said}")
     return found
@@ -125,7 +134,13 @@ def text(result: Result) -> str:
 
 def markdown(result: Result) -> str:
     """For a pull request; the first line marks the comment."""
-    lines = [MARK, f"### {escape(conclusion(result))}", "", f"{escape(title(result))}; {escape(where(result))}", ""]
+    lines = [
+        MARK,
+        f"### {escape(conclusion(result))}",
+        "",
+        f"{escape(title(result))}; {escape(where(result))}",
+        "",
+    ]
     lines += ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
     for rung in result["rungs"]:
         row = [escape(cell) for cell in cells(rung)]
@@ -133,4 +148,7 @@ def markdown(result: Result) -> str:
         lines.append("| " + " | ".join(row) + " |")
     lines += ["", *(f"- {escape(line)}" for line in remarks(result))]
     how = "Both commits, and BASE a second time, in fresh processes side by side in every round"
-    return "\n".join([*lines, "", f"{how}; intervals are over rounds, never over the samples of one process."]) + "\n"
+    return (
+        "\n".join([*lines, "", f"{how}; intervals are over rounds, never over the samples of one process."])
+        + "\n"
+    )

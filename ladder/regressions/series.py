@@ -40,7 +40,11 @@ class Series:
     @property
     def rung(self) -> tuple[str, str] | None:
         """(workload, rung) where this is a step time that two commits can be compared by."""
-        return (self.params[0], self.params[1]) if STEP_TIME.fullmatch(self.benchmark) and len(self.params) == 2 else None
+        return (
+            (self.params[0], self.params[1])
+            if STEP_TIME.fullmatch(self.benchmark) and len(self.params) == 2
+            else None
+        )
 
 
 def read(folder: Path) -> tuple[list[Series], list[str]]:
@@ -82,7 +86,12 @@ def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> Non
         stats = result.get_result_stats(benchmark, params)
         version = result.benchmark_version.get(benchmark)
         for each, value, said in zip(combinations, values, stats, strict=True):
-            if isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value > 0:
+            if (
+                isinstance(value, int | float)
+                and not isinstance(value, bool)
+                and math.isfinite(value)
+                and value > 0
+            ):
                 taken.append((benchmark, version, each, float(value), _stats.get_weight(said)))
     for benchmark, version, each, value, weight in taken:
         key = (machine, environment, benchmark, str(version), *each)
@@ -101,7 +110,7 @@ Notes = dict[tuple[str, str, str], dict[str, Any]]  # (machine, commit, environm
 
 
 def notes(folder: Path) -> Notes:
-    """What lies beside results in <machine>/notes: driver, kernel release and tuning choices. What is none is passed over."""
+    """What lies beside results in <machine>/notes: driver, kernel release, tuning choices. What is none is left out."""
     found = {}
     for path in sorted(folder.glob("*/notes/*.json")):
         try:
@@ -115,7 +124,9 @@ def notes(folder: Path) -> Notes:
     return found
 
 
-def changed(before: dict[str, Any] | None, after: dict[str, Any] | None, key: str, benchmark: str) -> str | None:
+def changed(
+    before: dict[str, Any] | None, after: dict[str, Any] | None, key: str, benchmark: str
+) -> str | None:
     """`580.65 -> 590.10` if both notes say it and it differs; what a benchmark says itself goes before the note's."""
     seen = []
     for note in (before, after):
@@ -139,8 +150,16 @@ def _rows(note: dict[str, Any] | None, series: Series) -> list[str] | None:
     """The choices of a series as lines; those of all where they are not told apart."""
     choices = (note or {}).get("choices")
     if isinstance(choices, dict):
-        wanted = [key for key in choices if all(part in re.split(r"[^A-Za-z0-9_.-]+", key) for part in series.params)]
-        choices = [row for key in wanted if isinstance(choices[key], list) for row in choices[key]] if wanted else None
+        wanted = [
+            key
+            for key in choices
+            if all(part in re.split(r"[^A-Za-z0-9_.-]+", key) for part in series.params)
+        ]
+        choices = (
+            [row for key in wanted if isinstance(choices[key], list) for row in choices[key]]
+            if wanted
+            else None
+        )
     if not isinstance(choices, list):
         return None
     return [_line(row) for row in choices]

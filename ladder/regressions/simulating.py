@@ -36,7 +36,9 @@ def simulate(rng: np.random.Generator, kind: Kind, family: Noise, slowdown: floa
     made = LEAST_ROUNDS
     while True:
         base, head, twin = (np.exp(logs[:made, :, side]) for side in range(SIDES))
-        asked = [Times(*(dict(enumerate(times[:, rung])) for times in (base, twin, head))) for rung in range(RUNGS)]
+        asked = [
+            Times(*(dict(enumerate(times[:, rung])) for times in (base, twin, head))) for rung in range(RUNGS)
+        ]
         if not wants_rounds(asked):
             return [verdict.verdict for verdict in decide(asked)], made
         made += 1
@@ -75,10 +77,14 @@ def measure(runs: int = 1000, seed: int = 0) -> dict[str, Any]:
 def _broken(row: dict[str, Any]) -> list[str]:
     where, lines = f"{row['kind']}, {row['family']}", []
     if row["wrong_sign"]:
-        lines.append(f"{where}: {100 * row['slowdown']:g}% slower was called faster {row['wrong_sign']} times")
+        lines.append(
+            f"{where}: {100 * row['slowdown']:g}% slower was called faster {row['wrong_sign']} times"
+        )
     if not row["slowdown"] and row["passed"] < PASSING * row["runs"]:
         lines.append(f"{where}: {row['runs'] - row['passed']} of {row['runs']} A/A runs were called slower")
     promised = PROMISED[row["kind"]] if row["family"] == "normal" else None
     if row["slowdown"] and promised and row["found"] < promised:
-        lines.append(f"{where}: {100 * row['slowdown']:g}% was found in {row['found']:.0%} of {row['runs']} runs")
+        lines.append(
+            f"{where}: {100 * row['slowdown']:g}% was found in {row['found']:.0%} of {row['runs']} runs"
+        )
     return lines

@@ -10,29 +10,27 @@ from __future__ import annotations
 
 import contextlib
 import datetime
-import itertools
+import shutil
 import tempfile
 import time
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-import numpy as np
-
-from ladder import catalog, images, machine, planting, record, results, stats, verdicts
+from ladder import catalog, images, machine, planting, record, results, stats
 from ladder.errors import UserError
 from ladder.files import replacing
 from ladder.pool import ROOT
 from ladder.regressions import judging, simulating
 from ladder.regressions.interleaving import Interleaved, Program
-from ladder.regressions.judging import LEAST_ROUNDS, MOST_ROUNDS, Times
+from ladder.regressions.judging import LEAST_ROUNDS, MOST_ROUNDS
+from ladder.regressions.trial_judging import PLANTED, judge, markdown, questions
 from ladder.stopping import stop_on_sigterm
 
 OUT = ROOT / "results" / "selftest"
 COPIES = {"captured": 7, "eager": 4}
 WAITS_ON = {"captured": "gpu", "eager": "cpu"}
 MINUTES = 9.0
-PLANTED = "planted"
 Tell = Callable[[str], None]
 Result = dict[str, Any]
 
@@ -156,10 +154,16 @@ class Trial:
         plain = folder / "code-0"
         _copy(self.source, plain)
         rung, recipe = self.result["rung"], self.result["recipe"]
-        made = [Program(each, rung, each, self.workload, recipe, plain) for each in self.records if each != PLANTED]
+        made = [
+            Program(each, rung, each, self.workload, recipe, plain)
+            for each in self.records
+            if each != PLANTED
+        ]
         if self.result["planted_ms"] is None:
             self.tell("how long a step takes")
-            (visited,) = self.rounds.round(-1, [Program("calibration", *[rung] * 2, self.workload, recipe, plain)])
+            (visited,) = self.rounds.round(
+                -1, [Program("calibration", *[rung] * 2, self.workload, recipe, plain)]
+            )
             if visited.round is None:
                 raise UserError(f"the step cannot be measured: {visited.status}: {visited.reason}")
             self.result["planted_ms"] = self.result["share"] * stats.median(visited.round["samples_ms"])
@@ -185,7 +189,9 @@ class Trial:
     def take(self, visited: Any) -> None:
         each = self.records[visited.program.name]
         if visited.round is None:
-            each.update(status=visited.status, reason=results.display(visited.reason or "no reason was given"))
+            each.update(
+                status=visited.status, reason=results.display(visited.reason or "no reason was given")
+            )
         else:
             each["rounds"].append(visited.round)
             each["status"] = "ok"
@@ -199,84 +205,31 @@ class Trial:
 
 
 def _copy(source: Path, into: Path) -> None:
-    import shutil
-
     for name in planting.PACKAGES:
         if (source / name).is_dir():
             shutil.copytree(source / name, into / name, ignore=shutil.ignore_patterns("__pycache__"))
 
 
-def questions(result: Result) -> list[tuple[str, str, str, Times]]:
-    """(BASE, its second visit, HEAD, their times): what is planted first, then every A/A that has rounds."""
-    known = {each["name"]: each for each in result["programs"] if each["status"] == "ok"}
-    copies = [each["name"] for each in result["programs"] if each["name"] != PLANTED]
-    asked = [(copies[0], copies[1], PLANTED)]
-    for base, head in itertools.combinations(copies, 2):
-        place = copies.index(head)
-        rest = [name for name in copies[place + 1 :] + copies[:place] if name != base]
-        asked.append((base, rest[0], head))
-    medians = {name: record.round_medians(each) for name, each in known.items()}
-    return [(*names, Times(*(medians[name] for name in names))) for names in asked if all(n in known for n in names)]
-
-
-def judge(result: Result) -> None:
-    """Fill in the answers, each judged alone, as a comparison of one rung is, and what was not kept."""
-    found = []
-    for base, twin, head, times in questions(result):
-        (verdict,) = judging.decide([times])
-        if verdict is None:
-            continue
-        bounds = verdict.interval and [float(np.expm1(-bound)) for bound in reversed(verdict.interval)]
-        found.append(
-            {"base": base, "twin": twin, "head": head, "planted": result["share"] if head == PLANTED else None,
-             "seen": float(np.expm1(-verdict.effect)), "interval": bounds, "least": verdict.least,
-             "rounds": verdict.rounds, "verdict": verdict.verdict}
-        )  # fmt: skip
-    result["questions"], result["broken"] = found, []
-    for each in found:
-        if each["planted"] and each["verdict"] != verdicts.SLOWER:
-            result["broken"].append(f"{100 * each['planted']:g}% slower was called {each['verdict']}")
-        if not each["planted"] and each["verdict"] == verdicts.SLOWER:
-            result["broken"].append(f"A/A of {each['base']} and {each['head']} was called slower")
-    if not any(each["planted"] for each in found):
-        result["broken"].append("the planted slowdown was not judged")
-
-
-def markdown(result: Result) -> str:
-    machine_, same = result["machine"], [each for each in result["questions"] if not each["planted"]]
-    where = f"{machine_['gpu'] or machine_['cpu']}, torch {machine_['torch']}, commit {(result['commit'] or '-')[:10]}"
-    rung = f"{result['workload']['name']}, {result['rung']}"
-    lines = [
-        f"# bench-compare tried on {where}: {rung}",
-        "",
-        "| planted | seen | interval | below this nothing is a difference | rounds | verdict |",
-        "|---:|---:|---|---:|---:|---|",
-    ]
-    for each in (each for each in result["questions"] if each["planted"]):
-        between = " to ".join(f"{100 * bound:+.2f}%" for bound in each["interval"] or [])
-        row = [f"{100 * each['planted']:g}%", f"{100 * each['seen']:+.2f}%", between, f"{100 * each['least']:.2f}%"]
-        lines.append("| " + " | ".join([*row, str(each["rounds"]), each["verdict"]]) + " |")
-    passed = sum(each["verdict"] != verdicts.SLOWER for each in same)
-    copies = len(result["programs"]) - 1
-    words = [each["verdict"] for each in same]
-    said = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    lines += ["", f"A/A: {passed} of {len(same)} pass ({said}); pairs of {copies} copies of one program,"]
-    lines += [f"so {copies // 3} of them share none. {result['seconds']:.0f} s."]
-    notes = [] if result["complete"] else ["incomplete: the same command goes on"]
-    notes += (result["gpu"] or {}).get("notes") or []
-    return "\n".join([*lines, "", *(f"- {n}" for n in [*notes, *(result["broken"] or ["everything was kept"])])]) + "\n"
-
-
 def _simulated_markdown(result: Result) -> str:
     heads = ["steps", "noise", "planted", "runs", "found", "wrong sign", "exit status 0", "rounds"]
-    lines = ["# bench-compare tried in simulation", "", "| " + " | ".join(heads) + " |", "|---" * len(heads) + "|"]
+    lines = [
+        "# bench-compare tried in simulation",
+        "",
+        "| " + " | ".join(heads) + " |",
+        "|---" * len(heads) + "|",
+    ]
     for row in result["table"]:
         found = "" if row["found"] is None else f"{row['found']:.0%}"
         size = f"{100 * row['slowdown']:g}%" if row["slowdown"] else "A/A"
         passed = "" if row["slowdown"] else f"{row['passed']} of {row['runs']}"
         cells = [row["kind"], row["family"], size, str(row["runs"]), found, str(row["wrong_sign"]), passed]
         lines.append("| " + " | ".join([*cells, f"{row['rounds']:.1f}"]) + " |")
-    return "\n".join([*lines, "", *(f"- {line}" for line in result["broken"] or ["everything promised was kept"])]) + "\n"
+    return (
+        "\n".join(
+            [*lines, "", *(f"- {line}" for line in result["broken"] or ["everything promised was kept"])]
+        )
+        + "\n"
+    )
 
 
 def _write(path: Path, result: Result, text: str) -> Path:
