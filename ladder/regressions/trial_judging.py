@@ -1,4 +1,4 @@
-"""What a trial of bench-compare found (`ladder.regressions.trial`): its questions, their answers, and a page of them."""
+"""What a trial of bench-compare found (`ladder.regressions.trial`): questions, answers, and a page of them."""
 
 from __future__ import annotations
 
