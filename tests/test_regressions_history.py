@@ -208,7 +208,7 @@ def test_files_that_are_none_are_a_line_each_and_the_others_count(toy: Toy) -> N
     for name, raw in hostile.items():
         (folder / f"{name}.json").write_text(raw)
     (folder / "binary.json").write_bytes(b"\xff\xfe\x00")
-    (folder / "link.json").symlink_to(folder / "machine.json")
+    (folder / "link.json").symlink_to(next(folder.glob(f"{toy.commits[1][:8]}*")))
     infinite = good | {"commit_hash": toy.commits[3]}
     infinite["results"]["rungs.Rung.samples_step_time"][0] = [float("inf"), -1.0]
     (folder / "infinite.json").write_text(json.dumps(infinite))
