@@ -3,6 +3,7 @@
 #   PYTHON=python3.12 make ladder          another interpreter for .venv (the default is python3)
 #   PYTHON=python3 make ladder NO_VENV=1   no .venv: that interpreter's packages, exactly as they are
 #   make ladder ARGS="--workload adain-256"
+#   make bench-compare BASE=main HEAD=HEAD   RUNGS=baseline,bf16 WORKLOAD=tiny ROUNDS=8 BUDGET=20 (minutes): all optional
 #
 # Without a GPU the ladder is the quick one, to be done in two minutes; `.venv/bin/python -m ladder run` is the whole.
 
@@ -18,7 +19,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help ladder test faults lint sanitize clean
+.PHONY: help ladder bench-compare test faults lint sanitize clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
@@ -26,6 +27,21 @@ help:  ## what can be made
 ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS: options of `ladder run`)
 	@quick=$$($(PY) -c 'from ladder import machine; print("" if machine.gpus_seen() else "--quick")') && set -x && \
 	$(PY) -m ladder run $$quick $(ARGS)
+
+bench-compare:  ## is commit HEAD slower than BASE, on this device? exit status 0 no, 1 yes, 2 nothing measured
+	@exit $(COMPARED)
+
+# Whatever a recipe ends with, make ends with 2; with 1 only where -q finds something to do. So the comparison runs while
+# this file is read (not with -n), and "slower" switches -q on.
+ifeq ($(MAKECMDGOALS)$(findstring n,$(firstword -$(MAKEFLAGS))),bench-compare)
+COMPARED := $(shell { $(if $(READY),$(MAKE) --no-print-directory PYTHON='$(PYTHON)' $(READY) &&) $(PY) -m ladder \
+  bench-compare --base '$(or $(BASE),main)' --head '$(or $(HEAD),HEAD)' $(if $(RUNGS),--rungs '$(RUNGS)') \
+  $(if $(WORKLOAD),--workload '$(WORKLOAD)') $(if $(ROUNDS),--rounds '$(ROUNDS)') \
+  $(if $(BUDGET),--budget '$(BUDGET)') $(ARGS); } >&2; echo $$?)
+ifeq ($(COMPARED),1)
+MAKEFLAGS += -q
+endif
+endif
 
 # Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
 test: lint  ## lint, then the tests; needs no GPU

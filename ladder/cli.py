@@ -19,6 +19,7 @@ import click
 
 from ladder import catalog, cli_doctor, cli_kernels, cli_merge, cli_submit, options
 from ladder.errors import UserError
+from ladder.regressions import cli as cli_regressions
 from ladder.results import OUT
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -379,6 +380,8 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 main.add_command(cli_merge.merge)
 main.add_command(cli_kernels.kernels)
+main.add_command(cli_regressions.bench_compare)
+main.add_command(cli_regressions.history)
 
 
 @main.command("list")

@@ -1,0 +1,191 @@
+"""`ladder history`: what asv recorded over commits, screened for steps that stayed; what two commits measured confirm.
+
+asv's step detection at 1% finds candidates. Its points are few samples of few processes, on days of their own, so a
+candidate alerts nobody: it is `confirmed` only by a bench-compare of the two commits it lies between.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder import texts, verdicts
+from ladder.errors import UserError
+from ladder.pool import ROOT
+from ladder.regressions import accepting, checkouts, known
+from ladder.regressions import series as recorded
+from ladder.regressions.judging import BASE, BROKEN, HEAD
+from ladder.regressions.series import Series
+
+THRESHOLD = 0.01
+CONFIRMED, REFUTED, UNCLEAR, CANDIDATE, DRIVER, KNOWN = (
+    "confirmed", "refuted", "unclear", "candidate", "driver change", "known",
+)  # fmt: skip
+ORDER = (CONFIRMED, CANDIDATE, UNCLEAR, DRIVER, KNOWN, REFUTED)
+_BY_VERDICT = {
+    verdicts.SLOWER: CONFIRMED,
+    BROKEN: CONFIRMED,
+    verdicts.AMBIGUOUS: UNCLEAR,
+    verdicts.FASTER: REFUTED,
+    verdicts.NO_GAIN: REFUTED,
+}
+
+
+@dataclass
+class Step:
+    """A series that became slower after the commit `good`, by `bad` at the latest, and has stayed so."""
+
+    series: Series
+    good: str
+    bad: str
+    share: float  # 0.02: 2% slower
+    between: int  # commits from good to bad that were not measured
+    status: str = CANDIDATE
+    why: str = ""
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        return f"{self.series.machine}, {self.series.environment}"
+
+
+def screen(
+    folder: Path,
+    compared: Path,
+    entries: Sequence[known.Entry],
+    branch: str,
+    threshold: float,
+    root: Path = ROOT,
+) -> tuple[list[Step], list[str]]:
+    """(steps, lines that a reader must know). Raises `UserError`."""
+    order = checkouts.git(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
+    place = {commit: number for number, commit in enumerate(order)}
+    every, lines = recorded.read(folder)
+    beside, comparisons = recorded.notes(folder), _comparisons(compared, lines)
+    elsewhere = {commit for one in every for commit in one.values if commit not in place}
+    if elsewhere:
+        lines.append(f"{len(elsewhere)} measured commits are not on {branch}: left out")
+    steps = []
+    for one in every:
+        for step in steps_of(one, place, threshold):
+            _settle(step, beside, comparisons, entries, root)
+            steps.append(step)
+    return sorted(steps, key=lambda s: (ORDER.index(s.status), place[s.bad], -s.share)), lines
+
+
+def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -> list[Step]:
+    """Upward steps of a series that explain why its latest level is worse than its best."""
+    from asv.step_detect import detect_regressions, detect_steps
+
+    commits = sorted((commit for commit in one.values if commit in place), key=place.__getitem__)
+    if len(commits) < 2:
+        return []
+    values, weights = ([each[commit] for commit in commits] for each in (one.values, one.weights))
+    *_, found = detect_regressions(detect_steps(values, weights), threshold)
+    made = []
+    for before, after, was, now in found or []:
+        good, bad = commits[before], commits[after]
+        made.append(Step(one, good, bad, now / was - 1, place[bad] - place[good] - 1))
+    return made
+
+
+def _comparisons(folder: Path, lines: list[str]) -> list[dict[str, Any]]:
+    """Every comparison in a folder, judged anew, the newest last."""
+    found = []
+    for path in sorted(folder.rglob("*.json")) if folder.is_dir() else []:
+        try:
+            found.append(accepting.load(path))
+        except UserError as error:
+            lines.append(str(error))
+    return sorted(found, key=lambda each: each["started"])
+
+
+def _settle(
+    step: Step,
+    beside: recorded.Notes,
+    comparisons: list[dict[str, Any]],
+    entries: Sequence[known.Entry],
+    root: Path,
+) -> None:
+    """What is to be said of a step, and what else changed where it is."""
+    one = step.series
+    notes = [beside.get((one.machine, commit, one.environment)) for commit in (step.good, step.bad)]
+    step.remarks += [f"tuning: {line}" for line in recorded.changed_choices(*notes, one)]
+    if kernel := recorded.changed(*notes, "kernel_release", one.benchmark):
+        step.remarks.append(f"kernel {kernel}")
+    driver = recorded.changed(*notes, "driver", one.benchmark)
+    if driver:
+        step.remarks.append(f"driver {driver}")
+    accepted = [e for e in entries if e.is_of(one.name, one.machine)]
+    seen = _verdict(step, comparisons)
+    if in_range := known.between(accepted, step.good, step.bad, root):
+        step.status, step.why = KNOWN, in_range[0].said
+    elif seen:
+        step.status, step.why = seen
+    elif driver:
+        step.status, step.why = DRIVER, f"coincides with a driver change: {driver}"
+    elif one.rung is None:
+        step.why = "bench-compare does not measure this series: look at it"
+    else:
+        step.why = f"to be confirmed: {command(step)}"
+
+
+def command(step: Step) -> str:
+    workload, rung = step.series.rung or ("", "")
+    return f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD={workload} RUNGS={rung}"
+
+
+def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str] | None:
+    """What the newest comparison of the two commits says of this rung on this machine, with this torch."""
+    for result in reversed(comparisons):
+        machine = result["machine"]
+        same = (result[BASE]["commit"], result[HEAD]["commit"], machine["name"], result["workload"]["name"])
+        if step.series.rung is None or same != (
+            step.good,
+            step.bad,
+            step.series.machine,
+            step.series.rung[0],
+        ):
+            continue
+        if step.series.torch not in (None, "", str(machine["torch"]).partition("+")[0]):
+            continue
+        row = next((r for r in result["rungs"] if r["name"] == step.series.rung[1] and r["verdict"]), None)
+        if row:
+            between = "" if not row["interval"] else _said(row)
+            return _BY_VERDICT[row["verdict"]], f"bench-compare: {row['verdict']}{between}"
+    return None
+
+
+def _said(row: dict[str, Any]) -> str:
+    from ladder.regressions import report
+
+    return f", {report.change(row)} ({report.between(row)}) in {row['rounds']} rounds"
+
+
+def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
+    """For a terminal: what is confirmed first."""
+    said = []
+    for step in steps:
+        said.append(
+            f"{step.status}: {step.series.name} {100 * step.share:+.1f}% at {step.bad[:10]} ({step.where})"
+        )
+        said.append(f"  {step.why}")
+        said += [f"  {remark}" for remark in step.remarks]
+        if step.between and step.status in (CONFIRMED, CANDIDATE, UNCLEAR):
+            said.append(
+                f"  {step.between} commits before it were not measured: asv find {step.good[:10]}..{step.bad[:10]}"
+            )
+    count = sum(step.status == CONFIRMED for step in steps)
+    return "\n".join(map(texts.plain, [*lines, *said, f"{count} confirmed of {len(steps)} steps"]))
+
+
+def plain(step: Step) -> dict[str, Any]:
+    """A step as JSON."""
+    one = step.series
+    return {
+        "status": step.status, "series": one.name, "machine": one.machine, "environment": one.environment,
+        "good": step.good, "bad": step.bad, "share": step.share, "unmeasured": step.between, "why": step.why,
+        "remarks": step.remarks,
+    }  # fmt: skip
