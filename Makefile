@@ -18,7 +18,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help ladder test faults lint sanitize clean
+.PHONY: help ladder publish test faults lint sanitize clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
@@ -26,6 +26,9 @@ help:  ## what can be made
 ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS: options of `ladder run`)
 	@quick=$$($(PY) -c 'from ladder import machine; print("" if machine.gpus_seen() else "--quick")') && set -x && \
 	$(PY) -m ladder run $$quick $(ARGS)
+
+publish: $(READY)  ## build the site of all results in results/ into .asv/html
+	$(PY) -m asv publish $(ARGS)
 
 # Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
 test: lint  ## lint, then the tests; needs no GPU

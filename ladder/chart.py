@@ -70,7 +70,7 @@ def save(make: Callable[[], Any], kind: str, theme: Theme = LIGHT) -> bytes:
         warnings.simplefilter("ignore")  # letters that the font does not have are drawn as boxes
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         matplotlib.rcdefaults()  # not the settings of whoever draws
-        matplotlib.rcParams.update(STYLE | {"text.color": theme.ink})
+        matplotlib.rcParams.update(STYLE | {"text.color": theme.ink, "axes.facecolor": theme.ground})
         figure = make()
         FigureCanvasAgg(figure)
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}

@@ -34,7 +34,7 @@ def draw_bars(
     ends = [errorbars.within(row.interval, drawn)[1] for row in rows if row.step_ms and row.interval]
     top = max([row.step_ms for row in rows if row.step_ms] + ends, default=1.0)
     axes.set_ylim(0, (most or top) * 1.14)
-    _scale(axes, "ms per step\n(lower is better)", theme)
+    draw_scale(axes, "ms per step\n(lower is better)", theme)
     if not any(row.step_ms for row in rows):
         axes.set_yticks([])
     for x, row in enumerate(rows):
@@ -102,7 +102,7 @@ def draw_speedups(axes: Any, shown: View, theme: Theme = LIGHT) -> list[Any]:
     low, high = min(0.9, *every), max(1.2, *every)
     room = 0.3 * (high - low)
     axes.set_ylim(low - room, high + room)
-    _scale(
+    draw_scale(
         axes,
         "gain\nat the top" if shown.mode == modes.LEAVE_ONE_OUT else f"speedup over\n{_base_name(shown)}",
         theme,
@@ -240,7 +240,7 @@ def draw_numbers(axes: Any, shown: View, numbers: list[tuple[str, list[str]]], t
             )
 
 
-def _scale(axes: Any, name: str, theme: Theme) -> None:
+def draw_scale(axes: Any, name: str, theme: Theme) -> None:
     """A quiet y axis: light lines, its name in the margin."""
     from matplotlib.ticker import MaxNLocator
 

@@ -1,4 +1,4 @@
-"""The scripts that asv's pages need, kept here by version and hash, so that a published site loads nothing from elsewhere.
+"""The scripts that asv's pages need, kept here by version and hash, so that a site loads nothing from elsewhere.
 
 `assets/manifest.json` says of each file which npm package and version it is from, the hash of the package and its own.
 A newer version: edit PACKAGES, `npm pack` each into one folder, then `python -m ladder.site.vendored FOLDER`.
