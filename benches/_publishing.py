@@ -49,7 +49,9 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
             for path, why in refused:
                 _say(f"refused: {path}: {why}")
             if not any(path.name != "machine.json" for path in results.glob("*/*.json")):
-                _stop(f"{conf.results_dir}: no valid result of asv, nothing is published; `asv run` makes one")
+                _stop(
+                    f"{conf.results_dir}: no valid result of asv, nothing is published; `asv run` makes one"
+                )
             mine = copy.copy(conf)
             mine.ladder_results = Path(conf.results_dir).parent / "ladder"
             mine.results_dir, mine.html_dir = str(results), str(site / building.ASV)
@@ -64,12 +66,24 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
 
 
 def _discover(conf: Any) -> None:
-    """Write benchmarks.json from the benchmarks here: that of a contributor is never read, nor merged."""
-    from asv import environment, repo
+    """Write benchmarks.json from the benchmarks here: that of a contributor is never read, nor merged.
+
+    Those without a result are left out: asv's pages would ask for graphs that do not exist.
+    """
+    from asv import environment, repo, results, util
     from asv.benchmarks import Benchmarks
 
-    here = list(environment.get_environments(conf, ["existing:same"]))
-    Benchmarks.discover(conf, repo.get_repo(conf), here, []).save()
+    here, commits = list(environment.get_environments(conf, ["existing:same"])), repo.get_repo(conf)
+    Benchmarks.discover(conf, commits, here, []).save()
+    path = Benchmarks.get_benchmark_file_path(conf.results_dir)
+    found = util.load_json(path, api_version=Benchmarks.api_version)
+    known = {commit for branch in conf.branches for commit in commits.get_branch_commits(branch)}
+    mine = [result for result in results.iter_results(conf.results_dir) if result.commit_hash in known]
+    if not mine:
+        _stop("no result is of a commit on the branches that asv.conf.json names, nothing is published")
+    used = {name for result in mine for name in result.get_result_keys(found)}
+    kept = {name: found[name] for name in sorted(used)}
+    util.write_json(path, kept, Benchmarks.api_version)
 
 
 def _say(line: str) -> None:
@@ -100,7 +114,9 @@ def setup() -> None:
         order = 10
 
         @classmethod
-        def publish(cls, conf: Any, repo: Any, benchmarks: Any, graphs: Any, revisions: dict[str, int]) -> None:
+        def publish(
+            cls, conf: Any, repo: Any, benchmarks: Any, graphs: Any, revisions: dict[str, int]
+        ) -> None:
             site = Path(conf.html_dir).parent
             for line in building.write_front(
                 site, conf.ladder_results, Path(conf.results_dir), _on_branches(conf, repo, revisions)

@@ -17,10 +17,10 @@ from ladder.site import vendored
 # Styles: flot and asv write `style` attributes, which can neither load nor run anything.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self'; "
-    "connect-src 'self'; base-uri 'none'; form-action 'none'"
+    "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'"
 )
-KEYBOARD = "keyboard.js"
-VENDOR = "vendor"
+OURS = ("keyboard.js", "contrast.css")
+VENDOR, FONTS = "vendor", "fonts"
 
 # File: [(what asv has, how often, what stands there instead)].
 _TEXT_TOOLTIP = ("html: true", "html: false")  # line breaks are kept by asv's style sheet
@@ -101,11 +101,14 @@ def secure(folder: Path) -> None:
     """
     assets = vendored.load()
     (folder / VENDOR).mkdir()
+    (folder / FONTS).mkdir()  # where Bootstrap's style sheet looks for them
     for asset in assets:
-        shutil.copyfile(vendored.ASSETS / asset.file, folder / VENDOR / asset.file)
+        kind = VENDOR if asset.file.endswith((".js", ".css")) else FONTS
+        shutil.copyfile(vendored.ASSETS / asset.file, folder / kind / asset.file)
         if asset.license_file:
             shutil.copyfile(vendored.ASSETS / asset.license_file, folder / VENDOR / asset.license_file)
-    shutil.copyfile(vendored.ASSETS / KEYBOARD, folder / KEYBOARD)
+    for name in OURS:
+        shutil.copyfile(vendored.ASSETS / name, folder / name)
     for name, pieces in REPLACED.items():
         path = folder / name
         path.write_text(_changed(name, path.read_text(encoding="utf-8"), pieces), encoding="utf-8")
@@ -139,8 +142,8 @@ def _page(text: str, assets: list[vendored.Asset]) -> str:
     head = [
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
         '<meta name="referrer" content="no-referrer">',
-        *map(_tag, assets),
-        f'<script src="{KEYBOARD}"></script>',
+        *(_tag(asset) for asset in assets if asset.file.endswith((".js", ".css"))),
+        f'<script src="{OURS[0]}"></script>',
     ]
     meta = r'<meta http-equiv="Content-Type"[^>]*>'
     text, heads = re.subn(meta, lambda found: "\n    ".join([found[0], *head]), text)
@@ -150,6 +153,7 @@ def _page(text: str, assets: list[vendored.Asset]) -> str:
     )
     text = text.replace(bar, f'{bar}\n        <li><a href="../index.html">Front page</a></li>')
     text = text.replace("<html>", '<html lang="en">')
+    text = text.replace("</head>", f'  <link rel="stylesheet" href="{OURS[1]}">\n  </head>')
     text = text.replace(' role="button"', ' role="button" tabindex="0"')
     text = text.replace('target="_blank"', 'target="_blank" rel="noopener noreferrer"')
     text = re.sub(r"\n\s*\n(\s*\n)+", "\n\n", text)

@@ -51,7 +51,7 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
 def _charts(panel: collected.Panel, group: collected.Group, site: Path) -> list[tuple[str, str]]:
     (site / "charts").mkdir(exist_ok=True)
     made = []
-    for words, suffix, theme in (("whole chart", "", LIGHT), ("dark", "-dark", DARK)):
+    for words, suffix, theme in (("whole chart", "", LIGHT), ("dark chart", "-dark", DARK)):
         name = f"charts/{slug(panel.machine)}-{slug(group.workload)}-{slug(group.ladder)}{suffix}.svg"
         (site / name).write_bytes(chart.render(panel.result, "svg", theme))
         made.append((words, name))

@@ -21,6 +21,7 @@ _PAGE = {
     LIGHT: {"good": "#1A6E34", "line": "#D5DAE0", "mark": LIGHT.article, "link": "#005A8C"},
     DARK: {"good": "#6CCB88", "line": "#343C45", "mark": DARK.article, "link": "#7CC5F0"},
 }
+_WORDS = ("verdict", "advice")  # columns that hold words
 _LOUD = ("faster", "slower", "ADOPT", "SKIP")
 
 
@@ -138,11 +139,14 @@ def _panel(
         "total": total,
         "marks": shown.marks,
         "protocol": f"{shown.protocol[0].upper()}{shown.protocol[1:]}.",
-        "headings": [heading for heading, _ in columns],
-        "rows": [
-            {"title": row.title, "cells": [_cell(cell(row)) for _, cell in columns]} for row in shown.rows
+        "headings": [
+            {"text": heading, "kind": "" if heading in _WORDS else "number"} for heading, _ in columns
         ],
-        "remarks": [f"{text[0].upper()}{text[1:]}." for text in (shown.noise, *shown.remarks) if text],
+        "rows": [
+            {"title": row.title, "cells": [_cell(heading, cell(row)) for heading, cell in columns]}
+            for row in shown.rows
+        ],
+        "remarks": [text for text in (shown.noise, *shown.remarks) if text],
         "links": [*links, {"text": "in asv", "address": _asv(panel.machine, group.workload, "rung")}],
         "alt": _alt(panel, title, group.workload),
         "light": figures.ladder(shown, group.most, LIGHT),
@@ -162,8 +166,8 @@ def _columns(rows: Sequence[Row], single: bool) -> list[tuple[str, Any]]:
     return [(heading, cell) for heading, cell in columns if any(cell(row) for row in rows)]
 
 
-def _cell(text: str) -> dict[str, str]:
-    kind = text if text in _LOUD else "number" if text[:1].isdigit() else ""
+def _cell(heading: str, text: str) -> dict[str, str]:
+    kind = text if text in _LOUD else "" if heading in _WORDS else "number"
     return {"text": text, "kind": kind}
 
 

@@ -32,6 +32,12 @@ PACKAGES = (
     ("blueimp-md5", "2.19.0", "js/md5.min.js", "LICENSE.txt"),
     ("bootstrap", "3.4.1", "dist/js/bootstrap.min.js", "LICENSE"),
     ("bootstrap", "3.4.1", "dist/css/bootstrap.min.css", "LICENSE"),
+    (
+        "bootstrap",
+        "3.4.1",
+        "dist/fonts/glyphicons-halflings-regular.woff2",
+        "LICENSE",
+    ),  # its style sheet asks for it
 )
 
 
@@ -83,7 +89,7 @@ def take(folder: Path) -> None:
                 (ASSETS / named).write_bytes(packed.extractfile(f"package/{license_file}").read())
             said = json.load(packed.extractfile("package/package.json"))
         name = Path(source)
-        file = f"{name.name.removesuffix(name.suffix)}-{version}{name.suffix}"
+        file = f"{name.stem}-{version}{name.suffix}" if name.suffix in (".js", ".css") else name.name
         (ASSETS / file).write_bytes(content)
         whole = base64.b64encode(hashlib.sha512(archive.read_bytes()).digest()).decode()
         made = Asset(
