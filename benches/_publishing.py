@@ -12,6 +12,8 @@ import sys
 from pathlib import Path
 from typing import Any, NoReturn
 
+from benches import ROOT
+
 _REGISTERED: list[type] = []  # asv finds publishers among the subclasses that are still referred to
 
 
@@ -38,6 +40,8 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
     """Stands in for asv's `Publish.run`: validates, lets asv work beside the old site, then exchanges them."""
     from asv.console import log
 
+    if str(ROOT) not in sys.path:  # the front page knows rungs and recipes: all floors below are asked
+        sys.path.append(str(ROOT))
     from ladder.errors import UserError
     from ladder.site import asvpages, building
 
@@ -103,8 +107,6 @@ def setup() -> None:
     from asv.commands.publish import Publish
     from asv.publishing import OutputPublisher
 
-    from ladder.site import building
-
     class FrontPage(OutputPublisher):
         """Ours, beside asv's: written when asv knows which commits are on the branch."""
 
@@ -117,6 +119,8 @@ def setup() -> None:
         def publish(
             cls, conf: Any, repo: Any, benchmarks: Any, graphs: Any, revisions: dict[str, int]
         ) -> None:
+            from ladder.site import building
+
             site = Path(conf.html_dir).parent
             for line in building.write_front(
                 site, conf.ladder_results, Path(conf.results_dir), _on_branches(conf, repo, revisions)

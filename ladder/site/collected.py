@@ -9,6 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import catalog, modes, results, series, sources, validate
+from ladder.errors import UserError
 from ladder.publishing import publishable
 from ladder.site import asvseries
 from ladder.texts import plain
@@ -75,19 +76,26 @@ def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]]
         (the copies with what they hold, one line for each file that was refused)
     """
     found, refused = [], []
-    if not folder.is_dir() or not any(folder.rglob("*.json")):
-        return [], []
-    for judged in validate.validate([folder]):
+    there = {validate.show_path(path): path for path in sorted(folder.rglob("*.json"))}
+    for judged in validate.validate([folder]) if there else []:
         if judged.problem:
             refused.append(f"{judged.path}: {judged.problem}")
             continue
-        source = Path(judged.path)
-        copy = into / source.relative_to(folder)
+        source = there[judged.path]
+        try:
+            result = results.load(source)
+        except UserError:
+            refused.append(f"{judged.path}: not a result of `ladder run`, whose folder this is")
+            continue
+        copy = (
+            into / results.slug(result["machine"]["name"]) / source.name
+        )  # not under a folder's name as it came
+        if copy.exists():
+            refused.append(f"{judged.path}: another file of this machine has its name")
+            continue
         copy.parent.mkdir(parents=True, exist_ok=True)
         shutil.copyfile(source, copy)
-        result = results.load(copy)
-        if "ladder" in result:
-            found.append((copy, result))
+        found.append((copy, result))
     return found, refused
 
 
