@@ -17,7 +17,6 @@ from ladder.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
 SOFTWARE = ("torch", "triton", "cuda", "python")
-SINGLE = "single run"
 _UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can look up what it measured
 
 
@@ -31,6 +30,14 @@ class Point:
     date: int
     workload: str
     ms: tuple[tuple[str, float], ...]  # in the order of the ladder
+    path: str  # of its file, under the folder of results
+
+    @property
+    def name(self) -> str:
+        """The GPU's, where there is one."""
+        facts = dict(self.facts)
+        gpu = facts.get("gpu", "none")
+        return gpu if gpu != "none" else facts.get("cpu") or self.machine
 
     @property
     def software(self) -> tuple[str, ...]:
@@ -50,10 +57,12 @@ class Step:
 
 def points(accepted: Path) -> list[Point]:
     """Every time of a rung in a folder of asv's results (valid ones: `ladder.asvfiles`)."""
-    from asv.results import iter_results
+    from asv.results import Results, iter_results_paths
 
     found = []
-    for result in iter_results(str(accepted)):
+    for folder, file, machine in iter_results_paths(str(accepted)):
+        path = Path(folder, file)
+        result = Results.load(str(path), machine_name=machine)
         facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
         if STEP not in result.get_all_result_keys() or _UNCOMMITTED in facts or not facts.get("machine"):
             continue
@@ -68,9 +77,9 @@ def points(accepted: Path) -> list[Point]:
         for workload, ms in times.items():
             ordered = tuple(sorted(ms.items(), key=lambda item: _height(item[0])))
             known = tuple(sorted(facts.items()))
-            found.append(
-                Point(facts["machine"], known, result.commit_hash, result.date or 0, workload, ordered)
-            )
+            place = path.relative_to(accepted).as_posix()
+            head = (facts["machine"], known, result.commit_hash, result.date or 0)
+            found.append(Point(*head, workload, ordered, place))
     return found
 
 
@@ -84,11 +93,13 @@ def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[
             steps.setdefault((point.machine, point.workload), []).append((revisions[point.commit], step))
     return {
         key: [step for _, step in sorted(steps[key], key=lambda each: (each[0], each[1].software))]
-        for key in sorted(steps)
+        for key in sorted(steps, key=lambda key: (len(steps[key]) == 1, key))  # a picture first
     }
 
 
-def single_runs(found: Iterable[Point], paired: set[tuple[str, str]], rungs: list[str]) -> list[View]:
+def single_runs(
+    found: Iterable[Point], paired: set[tuple[str, str]], rungs: list[str]
+) -> list[tuple[Point, View]]:
     """Machines that only asv measured, as a ladder of ``rungs`` is shown: no interval, no verdict, no round.
 
     Args:
@@ -102,7 +113,7 @@ def single_runs(found: Iterable[Point], paired: set[tuple[str, str]], rungs: lis
         if key not in paired and any(name in rungs for name, _ in point.ms):
             if key not in newest or (point.date, point.software) > (newest[key].date, newest[key].software):
                 newest[key] = point
-    return [_view(newest[key], rungs) for key in sorted(newest)]
+    return [(newest[key], _view(newest[key], rungs)) for key in sorted(newest)]
 
 
 def _text(value: str) -> str:
@@ -128,18 +139,17 @@ def _view(point: Point, rungs: list[str]) -> View:
         rows.append(_row(name, ms, before and ms and before / ms, ms and base / ms))
         before = ms or before
     facts = dict(point.facts)
-    card = facts.get("gpu", "none")
     parts = [
-        card if card != "none" else facts.get("cpu") or point.machine,
+        point.name,
         facts.get("gpu_memory", "").replace("none", ""),
         f"PyTorch {facts['torch']}" if facts.get("torch") else "",
-        f"CUDA {facts['cuda']}" if facts.get("cuda") and card != "none" else "",
+        f"CUDA {facts['cuda']}" if facts.get("cuda") and facts.get("gpu", "none") != "none" else "",
     ]
     return View(
         machine=plain(", ".join(part for part in parts if part)),
         workload=point.workload,
-        protocol=f"one process a rung, by asv; commit {point.commit[:10]}",
-        marks=(f"{SINGLE}: no verdicts, and not to be compared with a difference of a few percent",),
+        protocol=f"one process a rung, by asv: no interval and no verdict; commit {point.commit[:10]}",
+        marks=(),
         remarks=(),
         reference="",
         memory="",

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import shutil
 import tempfile
@@ -35,15 +36,15 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
     found, refused = collected.publish(ladder_results, site / "results" / "ladder")
     points = asvseries.points(accepted)
     groups = collected.groups(found, [point for point in points if point.commit in revisions], site)
-    asv_files = _copy_asv(accepted, site)
+    asv_files = _copy_asv(accepted, site, revisions)
     charts = {}
     for group in groups:
         for panel in group.panels:
             if panel.result is not None:
                 charts[id(panel)] = _charts(panel, group, site)
-    text = front.page(
-        groups, asvseries.history(points, revisions), collected.raw(found, site), asv_files, charts
-    )
+    histories = asvseries.history(points, revisions)
+    names = {point.machine: point.name for point in points}
+    text = front.page(groups, histories, collected.raw(found, site), asv_files, charts, names)
     (site / "index.html").write_text(text, encoding="utf-8")
     return refused
 
@@ -58,14 +59,17 @@ def _charts(panel: collected.Panel, group: collected.Group, site: Path) -> list[
     return made
 
 
-def _copy_asv(accepted: Path, site: Path) -> list[str]:
+def _copy_asv(accepted: Path, site: Path, revisions: Mapping[str, int]) -> list[str]:
+    """Copy what is drawn of asv's results: those of commits on the branch, and their machines' records."""
     copied = []
     for path in sorted(accepted.glob("*/*.json")):
+        if path.name == "machine.json" or json.loads(path.read_bytes())["commit_hash"] not in revisions:
+            continue
         target = site / "results" / "asv" / path.parent.name / path.name
         target.parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, target)
-        if path.name != "machine.json":
-            copied.append(target.relative_to(site).as_posix())
+        for name in ("machine.json", path.name):
+            shutil.copyfile(path.with_name(name), target.with_name(name))
+        copied.append(target.relative_to(site).as_posix())
     return copied
 
 

@@ -174,9 +174,7 @@ def _single(
     points: list[asvseries.Point], paired: set[tuple[str, str]], workload: str, rungs: list[str]
 ) -> list[Panel]:
     mine = [point for point in points if point.workload == workload]
-    made = []
-    for machine in sorted({point.machine for point in mine}):
-        own = [point for point in mine if point.machine == machine]
-        for shown in asvseries.single_runs(own, paired, rungs):
-            made.append(Panel(machine, shown, None, (f"results/asv/{results.slug(machine)}/",)))
-    return made
+    return [
+        Panel(point.machine, shown, None, (f"results/asv/{point.path}",))
+        for point, shown in asvseries.single_runs(mine, paired, rungs)
+    ]

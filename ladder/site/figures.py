@@ -11,7 +11,7 @@ from ladder.site.asvseries import Step
 from ladder.themes import Theme
 from ladder.view import View
 
-HEIGHT, NAMES, LEFT, RIGHT = 2.5, 1.15, 0.72, 0.08  # inches
+HEIGHT, NAMES, LEFT, RIGHT = 2.5, 1.25, 0.95, 0.08  # inches
 FEW, WIDE, NARROW = 10, 0.54, 0.36  # up to so many columns are wide
 _HISTORY = 6.0
 LABELS = 12  # commits that are named under the axis
@@ -48,7 +48,7 @@ def _ladder(shown: View, most: float, theme: Theme) -> Any:
 
 
 def _short(title: str) -> str:
-    return title if len(title) <= 20 else f"{title[:18].rstrip()}..."
+    return title if len(title) <= 22 else f"{title[:20].rstrip()}..."
 
 
 def history(steps: Sequence[Step], theme: Theme) -> bytes:
@@ -71,7 +71,8 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
     axes.set_xlim(-0.5, len(commits) - 0.5)
     panels.draw_scale(axes, "ms per step,\nhighest rung", theme)
     looks = ((theme.busy, "o", "-"), (theme.article, "s", "--"), (theme.muted, "^", ":"))
-    for index, software in enumerate(libraries(steps)):
+    several = libraries(steps)
+    for index, software in enumerate(several):
         color, marker, line = looks[index % len(looks)]
         mine = [step for step in steps if step.software == software]
         xs = [commits.index(step.commit) for step in mine]
@@ -80,10 +81,14 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
         )  # fmt: skip
         for x, before, step in zip(xs, [None, *mine], mine, strict=False):
             if before is None or before.rung != step.rung:
+                up = 7 if index % 2 == 0 else -7
+                side = _side(x, len(commits), before, step)
                 axes.annotate(
-                    f"{step.rung}, {panels.short_ms(step.ms)}", (x, step.ms), xytext=(0, 7),
-                    textcoords="offset points", ha=_side(x, len(commits)), fontsize=8.5, color=color,
+                    f"{step.rung}, {panels.short_ms(step.ms)}", (x, step.ms), xytext=(0, up), fontsize=8.5, color=color,
+                    textcoords="offset points", ha=side, va="bottom" if up > 0 else "top",
                 )  # fmt: skip
+    if len(several) > 1:
+        figure.legend(loc="upper right", ncols=3, frameon=False, fontsize=8.5, borderpad=0)
     every = -(-len(commits) // LABELS)
     axes.set_xticks(range(0, len(commits), every), [commit[:8] for commit in commits[::every]])
     axes.tick_params(axis="x", length=0, labelcolor=theme.muted, labelsize=8, rotation=45)
@@ -101,5 +106,8 @@ def span(times: Sequence[float]) -> tuple[float, float]:
     return (0.0, high * 1.25) if high > 1.3 * low else (low * 0.85, high * 1.15)
 
 
-def _side(x: int, count: int) -> str:
-    return "left" if x == 0 and count > 1 else "right" if x == count - 1 and count > 1 else "center"
+def _side(x: int, count: int, before: Step | None, step: Step) -> str:
+    """Where a label stands to keep inside the picture and off the line that leads down to its point."""
+    if x == count - 1 and count > 1:
+        return "right"
+    return "left" if x == 0 or (before is not None and before.ms > step.ms) else "center"

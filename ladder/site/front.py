@@ -36,6 +36,7 @@ def page(
     raw: Sequence[Raw],
     asv_files: Sequence[str],
     charts: dict[int, Sequence[tuple[str, str]]],
+    names: dict[str, str],
 ) -> str:
     """The whole page.
 
@@ -45,6 +46,7 @@ def page(
         raw: result files of `ladder run` in the site.
         asv_files: paths of asv's result files in the site.
         charts: by the id of a panel: (what it is, path in the site) of its whole chart.
+        names: what to call a machine of the histories.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -67,7 +69,7 @@ def page(
         style=Markup(style),
         said=f"{len(measured)} machine{'s' if len(measured) != 1 else ''}",
         groups=[_group(group, index, charts) for index, group in enumerate(groups)],
-        histories=[_history(*key, steps) for key, steps in histories.items()],
+        histories=[_history(names[key[0]], *key, steps) for key, steps in histories.items()],
         raw=[
             {**vars(each), "address": quote(each.path), "file": each.path.rpartition("/")[2]} for each in raw
         ],
@@ -127,8 +129,6 @@ def _panel(
             total = factor(last.total)
     columns = _columns(shown.rows, panel.single)
     links = [*charts.get(id(panel), ()), ("raw result", panel.raw[0])]
-    if panel.single:
-        links = []
     links = [{"text": text, "address": quote(path)} for text, path in links]
     return {
         "id": name,
@@ -181,7 +181,7 @@ def _alt(panel: Panel, title: str, workload: str) -> str:
     return f"Bars of milliseconds a step on {title}{kind}, workload {workload}: {', '.join(bars)}."
 
 
-def _history(machine: str, workload: str, steps: list[asvseries.Step]) -> dict[str, Any]:
+def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]) -> dict[str, Any]:
     commits = list(dict.fromkeys(step.commit for step in steps))
     first, last = steps[0], steps[-1]
     about = f"One commit so far: {last.rung}, {panels.short_ms(last.ms)} ms a step."
@@ -200,12 +200,12 @@ def _history(machine: str, workload: str, steps: list[asvseries.Step]) -> dict[s
         for step in steps
     ]
     made = {
-        "name": machine,
+        "name": name,
         "workload": workload,
         "about": about,
         "rows": rows,
         "light": None,
-        "alt": f"Milliseconds a step of the highest rung on {machine} over commits. {about}",
+        "alt": f"Milliseconds a step of the highest rung on {name} over commits. {about}",
         "links": [{"text": "in asv", "address": _asv(machine, workload, "commit", last.rung)}],
     }
     if len(commits) > 1:
