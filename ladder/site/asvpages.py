@@ -82,6 +82,30 @@ REPLACED: dict[str, list[tuple[str, int, str]]] = {
         ),
         (_JOINED[0], 1, _JOINED[1]),
         (_TEXT_TOOLTIP[0], 3, _TEXT_TOOLTIP[1]),
+        # orderBars reckons with the names of categories and gets NaN: bars of two machines were not drawn at all.
+        (
+            "                        point[0] = $(\"<span>\").text('' + point[0]).html();\n"
+            "                    });\n                });\n",
+            1,
+            "                        point[0] = $(\"<span>\").text('' + point[0]).html();\n"
+            "                    });\n"
+            "                    graph.bars = {order: null};\n"
+            "                    graph.shift = 0.6 * (i - (graphs.length - 1) / 2) / graphs.length;\n"
+            "                });\n"
+            "                options.hooks = {processDatapoints: [function(plot, series, datapoints) {\n"
+            "                    for (var k = 0; k < datapoints.points.length; k += datapoints.pointsize) {\n"
+            "                        if (datapoints.points[k] != null) datapoints.points[k] += series.shift;\n"
+            "                    }\n"
+            "                }]};\n",
+        ),
+        # What stands on another axis than commits is no commit.
+        (
+            "var commit_hash = get_commit_hash(item.datapoint[0]);\n                    if (commit_hash) {",
+            1,
+            "var commit_hash = x_coordinate_axis == 0 ? get_commit_hash(item.datapoint[0])\n"
+            "                        : item.series.data[item.dataIndex][0];\n"
+            "                    if (commit_hash) {",
+        ),
         (
             'padding-left:0.25em;font-size:smaller;\'>" + tag + "</div>");',
             1,
