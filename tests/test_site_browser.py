@@ -2,12 +2,8 @@
 
 from __future__ import annotations
 
-import functools
-import http.server
-import os
 import re
 import shutil
-import threading
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -18,23 +14,13 @@ from ladder.site import asvpages
 from ladder.site.asvseries import STEP
 from ladder.themes import DARK, LIGHT
 from tests import published
+from tests.browsing import BROWSER, DRIVER, look, served, started, until
 
-BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
-DRIVER = shutil.which("chromedriver")
 if not (BROWSER and DRIVER):
     pytest.skip(
         "no browser here: chromium and chromedriver (Debian: chromium-driver)", allow_module_level=True
     )
-webdriver = pytest.importorskip(
-    "selenium.webdriver", reason="selenium is not installed: requirements.lock has it"
-)
-
-# As root a browser needs --no-sandbox; it opens only pages that these tests wrote. No name resolves: no network.
-OPTIONS = (
-    "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync",
-    "--disable-background-networking", "--disable-component-update", "--window-size=1400,1000",
-    "--host-resolver-rules=MAP * ~NOTFOUND, EXCLUDE 127.0.0.1",
-)  # fmt: skip
+pytest.importorskip("selenium.webdriver", reason="selenium is not installed: requirements.lock has it")
 
 
 @pytest.fixture(scope="module")
@@ -44,36 +30,14 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def server(site: Path) -> Iterator[str]:
-    yield from served(site)
-
-
-def served(folder: Path) -> Iterator[str]:
-    """The address of a web server of `folder`."""
-
-    class Quiet(http.server.SimpleHTTPRequestHandler):
-        def log_message(self, *args: object) -> None:
-            pass
-
-    with http.server.ThreadingHTTPServer(
-        ("127.0.0.1", 0), functools.partial(Quiet, directory=str(folder))
-    ) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_address[1]}"
-        server.shutdown()
+    with served(site) as address:
+        yield address
 
 
 @pytest.fixture(scope="module")
 def chromium(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Any]:
-    from selenium.webdriver.chrome.service import Service
-
-    options = webdriver.ChromeOptions()
-    options.binary_location = BROWSER
-    for option in (*OPTIONS, f"--user-data-dir={tmp_path_factory.mktemp('profile')}"):
-        options.add_argument(option)
-    options.set_capability("goog:loggingPrefs", {"browser": "ALL"})
-    driver = webdriver.Chrome(options=options, service=Service(DRIVER, log_output=os.devnull))
-    yield driver
-    driver.quit()
+    with started(tmp_path_factory.mktemp("profile")) as driver:
+        yield driver
 
 
 @pytest.fixture
@@ -84,18 +48,6 @@ def browser(chromium: Any) -> Iterator[Any]:
     look(chromium, "light")
     yield chromium
     assert chromium.get_log("browser") == []
-
-
-def look(browser: Any, theme: str) -> None:
-    features = [{"name": "prefers-color-scheme", "value": theme}]
-    browser.execute_cdp_cmd("Emulation.setEmulatedMedia", {"features": features})
-
-
-def until(browser: Any, script: str, what: str) -> Any:
-    """What `script` returns as soon as that is something."""
-    from selenium.webdriver.support.ui import WebDriverWait
-
-    return WebDriverWait(browser, 10, 0.05).until(lambda it: it.execute_script(f"return {script}"), what)
 
 
 def press(browser: Any, *keys: str) -> None:
@@ -269,8 +221,6 @@ def test_asvs_grid_list_and_regressions_load(browser, server):
 
 def visit(browser: Any, page: str) -> str | None:
     """Open every page of asv, with the pointer over all that shows a tooltip. Returns who ran, if anybody."""
-    from selenium.webdriver.common.action_chains import ActionChains
-
     for place in ("", f"#{STEP}", BARS, "#/summarylist", "#/regressions"):
         browser.get("about:blank")
         browser.get(f"{page}{place}")
@@ -281,8 +231,6 @@ def visit(browser: Any, page: str) -> str | None:
         browser.execute_async_script("setTimeout(arguments[0], 120)")
         if ran := browser.execute_script("return window.hacked"):
             return ran
-    shown = browser.find_elements("css selector", "#graphdisplay-navigation [role='button']")
-    ActionChains(browser).move_to_element(shown[0]).perform() if shown and shown[0].is_displayed() else None
     return None
 
 
@@ -313,7 +261,7 @@ def test_each_of_two_walls_stops_it_alone_and_without_both_it_executes(chromium,
             page = tmp_path / "asv" / "index.html"
             page.write_text(re.sub(r'<meta http-equiv="Content-Security-Policy"[^>]*>', "", page.read_text()))
 
-    for server in served(tmp_path):
+    with served(tmp_path) as server:
         drop("text" if wall == "policy" else "policy")
         assert visit(chromium, f"{server}/asv/index.html") is None
         if wall == "policy":

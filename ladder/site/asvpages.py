@@ -92,11 +92,18 @@ REPLACED: dict[str, list[tuple[str, int, str]]] = {
             "                    graph.bars = {order: null};\n"
             "                    graph.shift = 0.6 * (i - (graphs.length - 1) / 2) / graphs.length;\n"
             "                });\n"
+            "                options.xaxis.labelWidth = 150;\n"
+            "                options.xaxis.labelHeight = 100;\n"
             "                options.hooks = {processDatapoints: [function(plot, series, datapoints) {\n"
             "                    for (var k = 0; k < datapoints.points.length; k += datapoints.pointsize) {\n"
             "                        if (datapoints.points[k] != null) datapoints.points[k] += series.shift;\n"
             "                    }\n"
             "                }]};\n",
+        ),
+        (
+            "var graph_div = $('#main-graph');",
+            1,
+            "var graph_div = $('#main-graph').toggleClass('names', options.xaxis.mode == 'categories');",
         ),
         # What stands on another axis than commits is no commit.
         (

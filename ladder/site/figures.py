@@ -13,7 +13,7 @@ from ladder.view import View
 
 HEIGHT, NAMES, LEFT, RIGHT = 2.5, 1.25, 0.95, 0.08  # inches
 FEW, WIDE, NARROW = 10, 0.54, 0.36  # up to so many columns are wide
-_HISTORY = 6.0
+_HISTORY = 6.2
 LABELS = 12  # commits that are named under the axis
 
 
@@ -63,7 +63,7 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
     height = 2.0 + 0.75
     figure = Figure(figsize=(_HISTORY, height))
     axes = figure.add_axes(
-        (LEFT / _HISTORY, 0.75 / height, (_HISTORY - LEFT - 0.3) / _HISTORY, 1.85 / height)
+        (LEFT / _HISTORY, 0.75 / height, (_HISTORY - LEFT - 1.35) / _HISTORY, 1.75 / height)
     )
     for side in axes.spines.values():
         side.set_visible(False)
@@ -71,7 +71,7 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
     axes.set_xlim(-0.5, len(commits) - 0.5)
     panels.draw_scale(axes, "ms per step,\nhighest rung", theme)
     looks = ((theme.busy, "o", "-"), (theme.article, "s", "--"), (theme.muted, "^", ":"))
-    several = libraries(steps)
+    several, labels = libraries(steps), []
     for index, software in enumerate(several):
         color, marker, line = looks[index % len(looks)]
         mine = [step for step in steps if step.software == software]
@@ -79,14 +79,11 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
         axes.plot(
             xs, [step.ms for step in mine], color=color, marker=marker, linestyle=line, markersize=5, label=software[0]
         )  # fmt: skip
-        for x, before, step in zip(xs, [None, *mine], mine, strict=False):
-            if before is None or before.rung != step.rung:
-                up = 7 if index % 2 == 0 else -7
-                side = _side(x, len(commits), before, step)
-                axes.annotate(
-                    f"{step.rung}, {panels.short_ms(step.ms)}", (x, step.ms), xytext=(0, up), fontsize=8.5, color=color,
-                    textcoords="offset points", ha=side, va="bottom" if up > 0 else "top",
-                )  # fmt: skip
+        for place, (x, step) in enumerate(zip(xs, mine, strict=True)):
+            last = place == len(mine) - 1
+            if last or place == 0 or mine[place - 1].rung != step.rung:
+                labels.append((not last, index, x, step, color))
+    _label(figure, axes, [label[1:] for label in sorted(labels, key=lambda label: label[:3])])
     if len(several) > 1:
         figure.legend(loc="upper right", ncols=3, frameon=False, fontsize=8.5, borderpad=0)
     every = -(-len(commits) // LABELS)
@@ -106,8 +103,21 @@ def span(times: Sequence[float]) -> tuple[float, float]:
     return (0.0, high * 1.25) if high > 1.3 * low else (low * 0.85, high * 1.15)
 
 
-def _side(x: int, count: int, before: Step | None, step: Step) -> str:
-    """Where a label stands to keep inside the picture and off the line that leads down to its point."""
-    if x == count - 1 and count > 1:
-        return "right"
-    return "left" if x == 0 or (before is not None and before.ms > step.ms) else "center"
+def _label(figure: Any, axes: Any, labels: list[tuple[int, int, Step, str]]) -> None:
+    """Rung and time beside points; one that would cover another is left out: the table has it. The first come first."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer, taken = FigureCanvasAgg(figure).get_renderer(), []
+    ends = {index: max(x for other, x, *_ in labels if other == index) for index, *_ in labels}
+    for index, x, step, color in labels:
+        aside = x == ends[index]
+        up = 0 if aside else 7 if index % 2 == 0 else -7
+        made = axes.annotate(
+            f"{step.rung}, {panels.short_ms(step.ms)}", (x, step.ms), xytext=(8 if aside else 0, up), fontsize=8.5,
+            textcoords="offset points", color=color, ha="left", va={0: "center", 7: "bottom", -7: "top"}[up],
+        )  # fmt: skip
+        box = made.get_window_extent(renderer)
+        if any(box.overlaps(other) for other in taken):
+            made.remove()
+        else:
+            taken.append(box)

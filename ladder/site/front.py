@@ -135,6 +135,7 @@ def _panel(
         "name": title,
         "facts": facts,
         "single": panel.single,
+        "wide": len(shown.rows) > figures.FEW,
         "headline": headline,
         "total": total,
         "marks": shown.marks,
