@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 import os
 import shutil
 import subprocess
@@ -39,6 +40,10 @@ TIMES = {
     "baseline": 0.11, "channels_last": 0.105, "bf16": 0.104, "fused_norm": 0.102, "set_to_none": 0.103,
     "cuda_graphs": 0.069, "data_loading": 0.068, "fused_act": 0.062,
 }  # fmt: skip
+COLUMNS = [
+    "result", "params", "version", "started_at", "duration", "stats_ci_99_a", "stats_ci_99_b", "stats_q_25",
+    "stats_q_75", "stats_number", "stats_repeat", "samples", "profile",
+]  # fmt: skip
 LATER = {"conv_double_backward": 0.045, "fused_resample": 0.038}
 
 
@@ -94,7 +99,9 @@ def asv_result(
     name = "checkout-py3.11-" + "-".join(f"{key}{value}" for key, value in sorted(software.items()))
     file = f"{commit[:8]}-{name if not where else 'checkout-py3.11'}.json"
     rungs = [rung for rung in series.RUNGS if rung in times] + ["cached_uint8"]
-    both = [times.get(rung) for _ in ("article",) for rung in rungs] + [None] * len(rungs)
+    both = [*(times.get(rung, math.nan) for rung in rungs), *(math.nan for _ in rungs)]  # article, tiny
+    stats = [[None if math.isnan(each) else each * by for each in both] for by in (0.98, 1.02, 0.99, 1.01)]
+    counts = [[None if math.isnan(each) else count for each in both] for count in (1, 6)]
     params = [["'article'", "'tiny'"], [repr(rung) for rung in rungs]]
     body: dict[str, Any] = {
         "commit_hash": commit,
@@ -104,8 +111,8 @@ def asv_result(
         "python": "3.11",
         "requirements": software,
         "env_vars": {},
-        "result_columns": ["result", "params", "version", "started_at", "duration"],
-        "results": {STEP: [both, params, "1", 1_790_000_000_000, 100.0]},
+        "result_columns": COLUMNS,
+        "results": {STEP: [both, params, "1", 1_790_000_000_000, 100.0, *stats, *counts]},
         "durations": {},
         "version": 2,
     }
