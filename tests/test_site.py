@@ -12,7 +12,7 @@ from urllib.parse import unquote
 import pytest
 
 from ladder.errors import UserError
-from ladder.site import asvpages, asvseries, building, front, vendored
+from ladder.site import asvpages, asvseries, building, collected, figures, front, vendored
 from ladder.themes import DARK, LIGHT
 from tests import published
 
@@ -193,6 +193,33 @@ def test_text_and_bars_stand_out_from_their_ground(theme):
     for name in ("ink", "muted", "bad"):
         assert contrast(colors[name], colors["gap"]) >= 4.5, f"{name} on a rung without a number"
     assert contrast(colors["busy"], colors["idle"]) >= 2.5, "the two parts of a bar"
+
+
+# --- ladders beside each other --------------------------------------------------------------------------------------
+
+
+def test_machines_of_one_workload_share_one_scale(tmp_path, monkeypatch):
+    published.ladder_result(tmp_path)
+    published.ladder_result(tmp_path, "NVIDIA A100", 0.6)
+    found, refused = collected.publish(tmp_path / "results" / "ladder", tmp_path / "site")
+    (group,) = collected.groups(found, [], tmp_path / "site")
+    assert not refused and [panel.machine for panel in group.panels] == ["nvidia-a100", "nvidia-h200"]
+    asked, draw = [], figures.ladder
+    monkeypatch.setattr(figures, "ladder", lambda *args: asked.append(args) or draw(*args))
+    front.page([group], {}, [], [], {}, {})
+    tops = {figures._ladder(*args).axes[0].get_ylim()[1] for args in asked}
+    assert len(asked) == 4 and len(tops) == 1 and tops.pop() > 194  # the A100's highest bar
+
+
+def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
+    """An interrupted run, though newer, does not hide a whole one; it is listed among the raw results."""
+    whole = json.loads(published.ladder_result(tmp_path).read_text())
+    part = whole | {"complete": False, "started": "2027-01-01T00:00:00Z"}
+    part["rungs"] = [rung | {"rounds": []} for rung in whole["rungs"]]
+    found = [(tmp_path / "a.json", whole), (tmp_path / "b.json", part)]
+    (group,) = collected.groups(found, [], tmp_path)
+    assert [panel.raw for panel in group.panels] == [("a.json",)]
+    assert [each.path for each in collected.raw(found, tmp_path)] == ["b.json", "a.json"]
 
 
 # --- what is shown of asv's results ---------------------------------------------------------------------------------
