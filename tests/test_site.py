@@ -48,7 +48,7 @@ def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
     published.asv_result(folder, published.L40S, "f" * 40, 1, slower)  # of no commit here
     published.ladder_result(folder)
     broken = published.ladder_result(folder, "NVIDIA A100")
-    broken.write_text(broken.read_text().replace('"complete": true', '"complete": "<b>yes</b>"'))
+    broken.write_text(broken.read_text().replace('"gpu": "NVIDIA A100"', '"gpu": "<b>A100</b>"'))
     (folder / "results" / "asv" / "benchmarks.json").write_text('{"rungs.Rung.evil": null}')
     done = published.publish(folder)
     assert done.returncode == 0, done.stdout + done.stderr

@@ -96,7 +96,12 @@ def replacing(html: Path) -> Iterator[Path]:
         yield made
         if html.exists():
             os.replace(html, work / "before")
-        os.replace(made, html)
+        try:
+            os.replace(made, html)
+        except OSError:
+            if (work / "before").exists():
+                os.replace(work / "before", html)
+            raise
     finally:
         shutil.rmtree(work, ignore_errors=True)
 
