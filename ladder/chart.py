@@ -11,17 +11,14 @@ import io
 import logging
 import textwrap
 import warnings
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
 from ladder import modes, report
 from ladder.errors import UserError
 from ladder.panels import (
-    BUSY,
-    IDLE,
-    INK,
     LEFT,
-    MUTED,
     NAMED,
     RIGHT,
     cut,
@@ -33,13 +30,13 @@ from ladder.panels import (
     short_ms,
 )
 from ladder.texts import factor
+from ladder.themes import LIGHT, Theme
 from ladder.view import View, view
 
 STYLE = {
     "font.family": "DejaVu Sans",  # ships with matplotlib: the same letters everywhere
     "font.size": 9.5,
     "text.parse_math": False,  # a `$` in a machine's name is a dollar sign
-    "text.color": INK,
     "svg.hashsalt": "ladder",
     "svg.fonttype": "path",
 }
@@ -58,8 +55,13 @@ def draw(result: dict[str, Any], path: Path) -> None:
     report.write(path, render(result, kind[1:]))
 
 
-def render(result: dict[str, Any], kind: str) -> bytes:
+def render(result: dict[str, Any], kind: str, theme: Theme = LIGHT) -> bytes:
     """The chart as PNG or SVG bytes; a function of ``result`` alone (and of the version of matplotlib)."""
+    return save(lambda: _figure(view(result), theme), kind, theme)
+
+
+def save(make: Callable[[], Any], kind: str, theme: Theme = LIGHT) -> bytes:
+    """The figure that ``make`` draws, in the style of every chart, as PNG or SVG bytes."""
     import matplotlib
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
@@ -68,15 +70,15 @@ def render(result: dict[str, Any], kind: str) -> bytes:
         warnings.simplefilter("ignore")  # letters that the font does not have are drawn as boxes
         logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
         matplotlib.rcdefaults()  # not the settings of whoever draws
-        matplotlib.rcParams.update(STYLE)
-        figure = _figure(view(result))
+        matplotlib.rcParams.update(STYLE | {"text.color": theme.ink, "axes.facecolor": theme.ground})
+        figure = make()
         FigureCanvasAgg(figure)
         metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        figure.savefig(out, format=kind, dpi=160, metadata=metadata, facecolor="white")
+        figure.savefig(out, format=kind, dpi=160, metadata=metadata, facecolor=theme.ground)
     return out.getvalue()
 
 
-def _figure(shown: View) -> Any:
+def _figure(shown: View, theme: Theme = LIGHT) -> Any:
     """Lay out in inches, from the bottom: footer, numbers, speedups, rung names, bars, header."""
     from matplotlib.figure import Figure
 
@@ -99,30 +101,33 @@ def _figure(shown: View) -> Any:
         return made
 
     bottom = below
-    draw_numbers(axes(bottom, heights["numbers"]), shown, numbers)
+    draw_numbers(axes(bottom, heights["numbers"]), shown, numbers, theme)
     bottom += heights["numbers"] + 0.12
     speedups = axes(bottom, heights["speedups"])
     bottom += heights["speedups"]
-    draw_names(axes(bottom, heights["names"]), shown, column)
+    draw_names(axes(bottom, heights["names"]), shown, column, theme)
     bottom += heights["names"]
-    draw_bars(axes(bottom, heights["bars"]), shown, column)
-    lines = draw_speedups(speedups, shown)
-    _draw_header(figure, shown, lines)
+    draw_bars(axes(bottom, heights["bars"]), shown, column, theme)
+    lines = draw_speedups(speedups, shown, theme)
+    _draw_header(figure, shown, lines, theme)
     for index, line in enumerate(reversed(footer)):
-        figure.text(0.2 / width, (0.12 + 0.17 * index) / height, line, color=MUTED, fontsize=8)
+        figure.text(0.2 / width, (0.12 + 0.17 * index) / height, line, color=theme.muted, fontsize=8)
     return figure
 
 
-def _draw_header(figure: Any, shown: View, lines: list[Any]) -> None:
+def _draw_header(figure: Any, shown: View, lines: list[Any], theme: Theme) -> None:
     from matplotlib.patches import Patch
 
     width, height = figure.get_size_inches()
     _fitted(figure, 0.2 / width, 1 - 0.16 / height, _headline(shown), 15, fontweight="bold", va="top")
     details = f"{shown.workload}   |   {shown.machine}"
     _fitted(figure, 0.2 / width, 1 - 0.5 / height, details, 10, va="top")
-    handles = [Patch(color=BUSY, label="ms per step")]
+    handles = [Patch(color=theme.busy, label="ms per step")]
     if any(row.host_bound is not None for row in shown.rows):
-        handles = [Patch(color=BUSY, label="GPU working"), Patch(color=IDLE, label="GPU waiting for the CPU")]
+        handles = [
+            Patch(color=theme.busy, label="GPU working"),
+            Patch(color=theme.idle, label="GPU waiting for the CPU"),
+        ]
     figure.legend(
         handles=handles + lines[::-1], loc="upper left", bbox_to_anchor=(0.12 / width, 1 - 0.7 / height),
         ncols=4, frameon=False, fontsize=9, handlelength=1.8, columnspacing=1.8, borderpad=0.2,

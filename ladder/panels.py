@@ -8,11 +8,11 @@ from typing import Any
 
 from ladder import errorbars, modes, verdicts
 from ladder.texts import amount, between, factor, percent
+from ladder.themes import LIGHT, Theme
 from ladder.view import Row, View, shown_gain, shown_top
 
-# Okabe and Ito's colour-blind safe palette, and greys that keep 4.5:1 on white for text.
-BUSY, IDLE, ARTICLE, BAD = "#0072B2", "#A6CEE3", "#B34E00", "#A32020"
-INK, MUTED, GRID, GAP = "#1B1F24", "#59636E", "#E4E7EB", "#F3F4F6"
+BUSY, IDLE, ARTICLE, BAD = LIGHT.busy, LIGHT.idle, LIGHT.article, LIGHT.bad
+INK, MUTED, GRID, GAP = LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.gap
 LEFT, RIGHT = 1.3, 0.25  # inches
 NAMED = {
     modes.CUMULATIVE: ("each rung with", "those before it"),
@@ -20,33 +20,36 @@ NAMED = {
     modes.LEAVE_ONE_OUT: ("all rungs but", "the one named"),
 }
 SHORT = {verdicts.NO_GAIN: "no measurable\ngain"}  # in two lines it fits a column
-STATUS_COLOR = {"n/a": MUTED, "skipped": MUTED}
+QUIET = ("n/a", "skipped")  # a rung without a number for a reason that is nobody's fault
 SMALL = ("verdict", "advice", "interval", "parity")  # rows of long cells
 
 
-def draw_bars(axes: Any, shown: View, column: float) -> None:
+def draw_bars(
+    axes: Any, shown: View, column: float, theme: Theme = LIGHT, most: float | None = None, size: float = 10
+) -> None:
+    """A bar for each rung. ``most``: the highest of several pictures that share one scale; ``size``: of the figures."""
     rows = shown.rows
     wide = min(0.74, 1.1 / column)
     drawn = bars_window(shown)
     ends = [errorbars.within(row.interval, drawn)[1] for row in rows if row.step_ms and row.interval]
     top = max([row.step_ms for row in rows if row.step_ms] + ends, default=1.0)
-    axes.set_ylim(0, top * 1.14)
-    _scale(axes, "ms per step\n(lower is better)")
+    axes.set_ylim(0, (most or top) * 1.14)
+    draw_scale(axes, "ms per step\n(lower is better)", theme)
     if not any(row.step_ms for row in rows):
         axes.set_yticks([])
     for x, row in enumerate(rows):
         if row.step_ms is None:
-            _draw_gap(axes, x, row, column, wide)
+            _draw_gap(axes, x, row, column, wide, theme)
             continue
         busy = row.step_ms if row.host_bound is None else row.step_ms * (1 - row.host_bound)
-        axes.bar(x, busy, wide, color=BUSY, zorder=2)
-        axes.bar(x, row.step_ms - busy, wide, bottom=busy, color=IDLE, zorder=2)
+        axes.bar(x, busy, wide, color=theme.busy, zorder=2)
+        axes.bar(x, row.step_ms - busy, wide, bottom=busy, color=theme.idle, zorder=2)
         high = row.step_ms
         if row.interval:
-            _, high = errorbars.draw(axes, x, row.step_ms, row.interval, drawn, INK)
+            _, high = errorbars.draw(axes, x, row.step_ms, row.interval, drawn, theme.ink)
         axes.annotate(
-            f"{short_ms(row.step_ms)} ms", (x, max(high, row.step_ms)), xytext=(0, 4), textcoords="offset points",
-            ha="center", va="bottom", fontsize=10, fontweight="bold", zorder=4,
+            f"{short_ms(row.step_ms)}{' ms' if size >= 10 else ''}", (x, max(high, row.step_ms)), xytext=(0, 4),
+            textcoords="offset points", ha="center", va="bottom", fontsize=size, fontweight="bold", zorder=4,
         )  # fmt: skip
 
 
@@ -55,10 +58,10 @@ def bars_window(shown: View) -> tuple[float, float]:
     return 0.0, errorbars.window([row.step_ms for row in shown.rows if row.step_ms], 0.0, 0.0)[1]
 
 
-def _draw_gap(axes: Any, x: int, row: Row, column: float, wide: float) -> None:
+def _draw_gap(axes: Any, x: int, row: Row, column: float, wide: float, theme: Theme) -> None:
     """A column without a number: its status, and why."""
-    color = STATUS_COLOR.get(row.status, BAD)
-    axes.axvspan(x - wide / 2, x + wide / 2, color=GAP, zorder=1, linewidth=0)
+    color = theme.muted if row.status in QUIET else theme.bad
+    axes.axvspan(x - wide / 2, x + wide / 2, color=theme.gap, zorder=1, linewidth=0)
     reason = textwrap.wrap(
         row.reason, 44, max_lines=min(3, max(1, int(column * wide / 0.2) - 1)), placeholder=" ..."
     )
@@ -68,21 +71,21 @@ def _draw_gap(axes: Any, x: int, row: Row, column: float, wide: float) -> None:
     )  # fmt: skip
 
 
-def draw_names(axes: Any, shown: View, column: float) -> None:
+def draw_names(axes: Any, shown: View, column: float, theme: Theme = LIGHT) -> None:
     """Names line by line on common baselines: a block of text would shift with its letters."""
     axes.set_yticks([])
     axes.set_ylim(0, 0.62)
     fits = max(9, int(column / 0.078))
     margin = {"xycoords": ("axes fraction", "data"), "textcoords": "offset points", "va": "baseline"}
     for y, line in zip((0.40, 0.24), NAMED[shown.mode], strict=True):
-        axes.annotate(line, (0, y), xytext=(-8, 0), ha="right", color=MUTED, fontsize=9, **margin)
+        axes.annotate(line, (0, y), xytext=(-8, 0), ha="right", color=theme.muted, fontsize=9, **margin)
     for x, row in enumerate(shown.rows):
         lines = textwrap.wrap(row.title, fits, max_lines=3, placeholder="...", break_on_hyphens=False)
         for index, line in enumerate(lines):
             axes.text(x, 0.40 - 0.16 * index, line, ha="center", va="baseline", fontsize=9.5)
 
 
-def draw_speedups(axes: Any, shown: View) -> list[Any]:
+def draw_speedups(axes: Any, shown: View, theme: Theme = LIGHT) -> list[Any]:
     """Ours and the article's cumulative speedups, or in the other modes what each rung gains.
 
     Returns the lines for the legend. Error bars are intervals over rounds. In the other modes
@@ -99,29 +102,30 @@ def draw_speedups(axes: Any, shown: View) -> list[Any]:
     low, high = min(0.9, *every), max(1.2, *every)
     room = 0.3 * (high - low)
     axes.set_ylim(low - room, high + room)
-    _scale(
+    draw_scale(
         axes,
         "gain\nat the top" if shown.mode == modes.LEAVE_ONE_OUT else f"speedup over\n{_base_name(shown)}",
+        theme,
     )
     axes.yaxis.set_major_formatter(lambda value, _: f"{value:g}x")
-    axes.axhline(1, color=MUTED, linewidth=0.8, zorder=1)
+    axes.axhline(1, color=theme.muted, linewidth=0.8, zorder=1)
     lines = []
     if theirs:
         xs, ys = list(theirs), list(theirs.values())
-        lines += axes.plot(xs, ys, color=ARTICLE, linestyle="--", marker="s", markersize=4.5)
+        lines += axes.plot(xs, ys, color=theme.article, linestyle="--", marker="s", markersize=4.5)
         lines[-1].set_label(f"speedup, {_short(shown.reference)}")
     if ours:
         gaps = [ours.get(x, math.nan) for x, _ in rows]  # the line is broken where there is no number
         style = "-" if staircase else "none"
-        lines += axes.plot(gaps, color=BUSY, marker="o", markersize=5.5, linewidth=2, linestyle=style)
+        lines += axes.plot(gaps, color=theme.busy, marker="o", markersize=5.5, linewidth=2, linestyle=style)
         lines[-1].set_label("speedup, this machine" if staircase else "gain, this machine")
     for x, interval in spread.items():
         if interval:
-            spread[x] = errorbars.draw(axes, x, ours[x], interval, drawn, INK)
+            spread[x] = errorbars.draw(axes, x, ours[x], interval, drawn, theme.ink)
     for x, row in [] if staircase else rows:
         if row.floor:
-            axes.bar(x, 2 * row.floor, 0.74, bottom=1 - row.floor, color=GRID, zorder=0.5)
-    _label_speedups(axes, shown, ours, spread, theirs)
+            axes.bar(x, 2 * row.floor, 0.74, bottom=1 - row.floor, color=theme.grid, zorder=0.5)
+    _label_speedups(axes, shown, ours, spread, theirs, theme)
     return lines
 
 
@@ -150,17 +154,17 @@ def cut(shown: View) -> bool:
     )
 
 
-def _label_speedups(axes: Any, shown: View, ours: dict, spread: dict, theirs: dict) -> None:
+def _label_speedups(axes: Any, shown: View, ours: dict, spread: dict, theirs: dict, theme: Theme) -> None:
     for x, value in ours.items():
         if shown.mode != modes.CUMULATIVE and not shown_gain(shown.rows[x]):
             continue  # inside the noise
         above = value >= theirs.get(x, 1.0)
-        _label(axes, x, value, above, BUSY, "bold", spread.get(x))
+        _label(axes, x, value, above, theme.busy, theme, "bold", spread.get(x))
         if x in theirs and shown.rows[x].name != shown.baseline:  # there both are 1.00x
-            _label(axes, x, theirs[x], not above, ARTICLE, "normal", spread.get(x))
+            _label(axes, x, theirs[x], not above, theme.article, theme, "normal", spread.get(x))
     for x, value in theirs.items():
         if x not in ours:
-            _label(axes, x, value, True, ARTICLE, "normal")
+            _label(axes, x, value, True, theme.article, theme, "normal")
 
 
 def _label(
@@ -169,6 +173,7 @@ def _label(
     value: float,
     above: bool,
     color: str,
+    theme: Theme,
     weight: str,
     spread: tuple[float, float] | None = None,
 ) -> None:
@@ -186,7 +191,7 @@ def _label(
     axes.annotate(
         factor(value), (x, value), xytext=(0, sign * away), textcoords="offset points", ha="center",
         va="bottom" if above else "top", color=color, fontsize=size, fontweight=weight,
-        path_effects=[patheffects.withStroke(linewidth=2.5, foreground="white")], zorder=6,
+        path_effects=[patheffects.withStroke(linewidth=2.5, foreground=theme.ground)], zorder=6,
     )  # fmt: skip
 
 
@@ -210,19 +215,19 @@ def numbers_of(shown: View) -> list[tuple[str, list[str]]]:
     return [(heading, cells) for heading, cells in made if any(cells)]
 
 
-def draw_numbers(axes: Any, shown: View, numbers: list[tuple[str, list[str]]]) -> None:
+def draw_numbers(axes: Any, shown: View, numbers: list[tuple[str, list[str]]], theme: Theme = LIGHT) -> None:
     axes.set_yticks([])
     axes.set_ylim(len(numbers) or 1, 0)
     margin = (LEFT - 0.2) / (axes.figure.get_figwidth() - LEFT - RIGHT)
     for y, (heading, cells) in enumerate(numbers):
-        color = ARTICLE if heading.startswith("article") else INK
-        axes.axhline(y, color=GRID, linewidth=0.8, xmin=-margin, clip_on=False)
+        color = theme.article if heading.startswith("article") else theme.ink
+        axes.axhline(y, color=theme.grid, linewidth=0.8, xmin=-margin, clip_on=False)
         axes.annotate(
             heading, (0, y + 0.5), xycoords=("axes fraction", "data"), xytext=(-8, 0), textcoords="offset points",
-            ha="right", va="center", color=color if color == ARTICLE else MUTED, fontsize=9,
+            ha="right", va="center", color=color if color == theme.article else theme.muted, fontsize=9,
         )  # fmt: skip
         for x, cell in enumerate(cells):
-            absent = shown.rows[x].step_ms is None and color != ARTICLE
+            absent = shown.rows[x].step_ms is None and color != theme.article
             axes.text(
                 x,
                 y + 0.5,
@@ -235,7 +240,7 @@ def draw_numbers(axes: Any, shown: View, numbers: list[tuple[str, list[str]]]) -
             )
 
 
-def _scale(axes: Any, name: str) -> None:
+def draw_scale(axes: Any, name: str, theme: Theme) -> None:
     """A quiet y axis: light lines, its name in the margin."""
     from matplotlib.ticker import MaxNLocator
 
@@ -243,12 +248,12 @@ def _scale(axes: Any, name: str) -> None:
     axes.set_yticks(
         [y for y in MaxNLocator(5, steps=[1, 2, 2.5, 5, 10]).tick_values(low, high) if low <= y <= high]
     )
-    axes.tick_params(axis="y", length=0, labelcolor=MUTED, labelsize=8.5)
-    axes.grid(axis="y", color=GRID, linewidth=0.8, zorder=0)
+    axes.tick_params(axis="y", length=0, labelcolor=theme.muted, labelsize=8.5)
+    axes.grid(axis="y", color=theme.grid, linewidth=0.8, zorder=0)
     axes.set_axisbelow(True)
     axes.annotate(
         name, (0, 0.5), xycoords="axes fraction", xytext=(-42, 0), textcoords="offset points", rotation=90,
-        ha="center", va="center", color=MUTED, fontsize=9,
+        ha="center", va="center", color=theme.muted, fontsize=9,
     )  # fmt: skip
 
 

@@ -1,0 +1,144 @@
+"""`asv publish` with our front page: only valid results, asv's pages offline and under a strict policy.
+
+asv loads this module by asv.conf.json and calls `setup`. It is imported while benchmarks are discovered as well,
+perhaps in an environment without asv, where it must do nothing. The work is done in `ladder/site/`.
+"""
+
+from __future__ import annotations
+
+import copy
+import shutil
+import sys
+from pathlib import Path
+from typing import Any, NoReturn
+
+from benches import ROOT
+
+_REGISTERED: list[type] = []  # asv finds publishers among the subclasses that are still referred to
+
+
+def accepted(results: Path, into: Path) -> list[tuple[str, str]]:
+    """Copy what is valid of asv's results into a fresh folder. Returns (path, why) of what was refused."""
+    try:
+        from ladder import asvfiles
+    except ImportError:
+        return _copied(results, into)
+    judged = asvfiles.accepted(results, into)
+    return [(row.path, row.problem) for row in judged if row.problem]
+
+
+def _copied(results: Path, into: Path) -> list[tuple[str, str]]:
+    for machine in sorted(results.glob("*/machine.json")):
+        target = into / machine.parent.name
+        target.mkdir(parents=True)
+        for path in sorted(machine.parent.glob("*.json")):
+            shutil.copyfile(path, target / path.name)
+    return []
+
+
+def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
+    """Stands in for asv's `Publish.run`: validates, lets asv work beside the old site, then exchanges them."""
+    from asv.console import log
+
+    if str(ROOT) not in sys.path:  # the front page knows rungs and recipes: all floors below are asked
+        sys.path.append(str(ROOT))
+    from ladder.errors import UserError
+    from ladder.site import asvpages, building
+
+    try:
+        with building.replacing(Path(conf.html_dir)) as site:
+            results = site.with_name("results")
+            results.mkdir()
+            refused = accepted(Path(conf.results_dir), results)
+            for path, why in refused:
+                _say(f"refused: {path}: {why}")
+            if not any(path.name != "machine.json" for path in results.glob("*/*.json")):
+                _stop(
+                    f"{conf.results_dir}: no valid result of asv, nothing is published; `asv run` makes one"
+                )
+            mine = copy.copy(conf)
+            mine.ladder_results = Path(conf.results_dir).parent / "ladder"
+            mine.results_dir, mine.html_dir = str(results), str(site / building.ASV)
+            _discover(mine)
+            status = original(conf=mine, range_spec=range_spec, pull=pull)
+            asvpages.secure(site / building.ASV)
+    except UserError as error:
+        _stop(str(error))
+    log.flush()
+    print(f"Front page: {Path(conf.html_dir) / 'index.html'}; asv's pages need a web server: asv preview")
+    return status
+
+
+def _discover(conf: Any) -> None:
+    """Write benchmarks.json from the benchmarks here: that of a contributor is never read, nor merged.
+
+    Those without a result are left out: asv's pages would ask for graphs that do not exist.
+    """
+    from asv import environment, repo, results, util
+    from asv.benchmarks import Benchmarks
+
+    here, commits = list(environment.get_environments(conf, ["existing:same"])), repo.get_repo(conf)
+    Benchmarks.discover(conf, commits, here, []).save()
+    path = Benchmarks.get_benchmark_file_path(conf.results_dir)
+    found = util.load_json(path, api_version=Benchmarks.api_version)
+    known = {commit for branch in conf.branches for commit in commits.get_branch_commits(branch)}
+    mine = [result for result in results.iter_results(conf.results_dir) if result.commit_hash in known]
+    if not mine:
+        _stop("no result is of a commit on the branches that asv.conf.json names, nothing is published")
+    used = {name for result in mine for name in result.get_result_keys(found)}
+    kept = {name: found[name] for name in sorted(used)}
+    util.write_json(path, kept, Benchmarks.api_version)
+
+
+def _say(line: str) -> None:
+    from asv.console import log
+
+    log.flush()
+    print(f"asv: {line}", file=sys.stderr)
+
+
+def _stop(reason: str) -> NoReturn:
+    _say(reason)
+    raise SystemExit(2)
+
+
+def setup() -> None:
+    """asv's hook for plugins: called once, in asv's own process."""
+    from asv.commands.publish import Publish
+    from asv.publishing import OutputPublisher
+
+    class FrontPage(OutputPublisher):
+        """Ours, beside asv's: written when asv knows which commits are on the branch."""
+
+        name = "frontpage"
+        button_label = "Front page"
+        description = "The ladder of each GPU, and the highest rung over commits"
+        order = 10
+
+        @classmethod
+        def publish(
+            cls, conf: Any, repo: Any, benchmarks: Any, graphs: Any, revisions: dict[str, int]
+        ) -> None:
+            from ladder.site import building
+
+            site = Path(conf.html_dir).parent
+            for line in building.write_front(
+                site, conf.ladder_results, Path(conf.results_dir), _on_branches(conf, repo, revisions)
+            ):
+                _say(f"refused: {line}")
+
+    _REGISTERED.append(FrontPage)
+    original = Publish.run.__func__
+
+    def run(cls: type, conf: Any, range_spec: Any = None, pull: bool = True) -> Any:
+        return publish(
+            lambda **arguments: original(cls, **arguments), conf=conf, range_spec=range_spec, pull=pull
+        )
+
+    Publish.run = classmethod(run)
+
+
+def _on_branches(conf: Any, repo: Any, revisions: dict[str, int]) -> dict[str, int]:
+    """Commits of the published branches only: a result of another commit is not drawn by asv either."""
+    known = {commit for branch in conf.branches for commit in repo.get_branch_commits(branch)}
+    return {commit: number for commit, number in revisions.items() if commit in known}

@@ -1,0 +1,123 @@
+"""The front page's pictures: small ladders on one scale, and the highest rung over commits; drawn as every chart is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ladder import chart, panels
+from ladder.site.asvseries import Step
+from ladder.themes import Theme
+from ladder.view import View
+
+HEIGHT, NAMES, LEFT, RIGHT = 2.5, 1.25, 0.95, 0.08  # inches
+FEW, WIDE, NARROW = 10, 0.54, 0.36  # up to so many columns are wide
+_HISTORY = 6.2
+LABELS = 12  # commits that are named under the axis
+
+
+def ladder(shown: View, most: float, theme: Theme) -> bytes:
+    """One machine's rungs as bars up to ``most``, as SVG."""
+    return chart.save(lambda: _ladder(shown, most, theme), "svg", theme)
+
+
+def _ladder(shown: View, most: float, theme: Theme) -> Any:
+    from matplotlib.figure import Figure
+
+    count = max(1, len(shown.rows))
+    column = WIDE if count <= FEW else NARROW
+    width, height = LEFT + RIGHT + column * count, HEIGHT + NAMES + 0.1
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((LEFT / width, NAMES / height, column * count / width, HEIGHT / height))
+    axes.set_xlim(-0.5, count - 0.5)
+    axes.set_xticks([])
+    for side in axes.spines.values():
+        side.set_visible(False)
+    rows = tuple(dataclasses.replace(row, reason="") for row in shown.rows)  # why is in the table below
+    panels.draw_bars(
+        axes, dataclasses.replace(shown, rows=rows), column, theme, most, 8.5 if column == WIDE else 7
+    )
+    for x, row in enumerate(shown.rows):
+        axes.annotate(
+            _short(row.title), (x, 0), xycoords=("data", "axes fraction"), xytext=(3, -5), textcoords="offset points",
+            ha="right", va="top", rotation=50, rotation_mode="anchor", fontsize=8.5,
+            color=theme.ink if row.step_ms else theme.muted,
+        )  # fmt: skip
+    return figure
+
+
+def _short(title: str) -> str:
+    return title if len(title) <= 22 else f"{title[:20].rstrip()}..."
+
+
+def history(steps: Sequence[Step], theme: Theme) -> bytes:
+    """Milliseconds of the highest rung at each commit, a line for each set of libraries, as SVG."""
+    return chart.save(lambda: _history(steps, theme), "svg", theme)
+
+
+def _history(steps: Sequence[Step], theme: Theme) -> Any:
+    from matplotlib.figure import Figure
+
+    commits = list(dict.fromkeys(step.commit for step in steps))
+    height = 2.0 + 0.75
+    figure = Figure(figsize=(_HISTORY, height))
+    axes = figure.add_axes(
+        (LEFT / _HISTORY, 0.75 / height, (_HISTORY - LEFT - 1.35) / _HISTORY, 1.75 / height)
+    )
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_ylim(*span([step.ms for step in steps]))
+    axes.set_xlim(-0.5, len(commits) - 0.5)
+    panels.draw_scale(axes, "ms per step,\nhighest rung", theme)
+    looks = ((theme.busy, "o", "-"), (theme.article, "s", "--"), (theme.muted, "^", ":"))
+    several, labels = libraries(steps), []
+    for index, software in enumerate(several):
+        color, marker, line = looks[index % len(looks)]
+        mine = [step for step in steps if step.software == software]
+        xs = [commits.index(step.commit) for step in mine]
+        axes.plot(
+            xs, [step.ms for step in mine], color=color, marker=marker, linestyle=line, markersize=5, label=software[0]
+        )  # fmt: skip
+        for place, (x, step) in enumerate(zip(xs, mine, strict=True)):
+            last = place == len(mine) - 1
+            if last or place == 0 or mine[place - 1].rung != step.rung:
+                labels.append((not last, index, x, step, color))
+    _label(figure, axes, [label[1:] for label in sorted(labels, key=lambda label: label[:3])])
+    if len(several) > 1:
+        figure.legend(loc="upper right", ncols=3, frameon=False, fontsize=8.5, borderpad=0)
+    every = -(-len(commits) // LABELS)
+    axes.set_xticks(range(0, len(commits), every), [commit[:8] for commit in commits[::every]])
+    axes.tick_params(axis="x", length=0, labelcolor=theme.muted, labelsize=8, rotation=45)
+    return figure
+
+
+def libraries(steps: Sequence[Step]) -> list[tuple[str, ...]]:
+    """The sets of libraries, each a series of its own."""
+    return list(dict.fromkeys(step.software for step in steps))
+
+
+def span(times: Sequence[float]) -> tuple[float, float]:
+    """What of the axis is drawn: from 0 where times differ much, else as much around them that noise looks small."""
+    low, high = min(times), max(times)
+    return (0.0, high * 1.25) if high > 1.3 * low else (low * 0.85, high * 1.15)
+
+
+def _label(figure: Any, axes: Any, labels: list[tuple[int, int, Step, str]]) -> None:
+    """Rung and time beside points; one that would cover another is left out: the table has it. The first come first."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer, taken = FigureCanvasAgg(figure).get_renderer(), []
+    ends = {index: max(x for other, x, *_ in labels if other == index) for index, *_ in labels}
+    for index, x, step, color in labels:
+        aside = x == ends[index]
+        up = 0 if aside else 7 if index % 2 == 0 else -7
+        made = axes.annotate(
+            f"{step.rung}, {panels.short_ms(step.ms)}", (x, step.ms), xytext=(8 if aside else 0, up), fontsize=8.5,
+            textcoords="offset points", color=color, ha="left", va={0: "center", 7: "bottom", -7: "top"}[up],
+        )  # fmt: skip
+        box = made.get_window_extent(renderer)
+        if any(box.overlaps(other) for other in taken):
+            made.remove()
+        else:
+            taken.append(box)
