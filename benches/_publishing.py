@@ -7,7 +7,6 @@ perhaps in an environment without asv, where it must do nothing. The work is don
 from __future__ import annotations
 
 import copy
-import shutil
 import sys
 from pathlib import Path
 from typing import Any, NoReturn
@@ -19,21 +18,9 @@ _REGISTERED: list[type] = []  # asv finds publishers among the subclasses that a
 
 def accepted(results: Path, into: Path) -> list[tuple[str, str]]:
     """Copy what is valid of asv's results into a fresh folder. Returns (path, why) of what was refused."""
-    try:
-        from ladder import asvfiles
-    except ImportError:
-        return _copied(results, into)
-    judged = asvfiles.accepted(results, into)
-    return [(row.path, row.problem) for row in judged if row.problem]
+    from ladder import asvfiles
 
-
-def _copied(results: Path, into: Path) -> list[tuple[str, str]]:
-    for machine in sorted(results.glob("*/machine.json")):
-        target = into / machine.parent.name
-        target.mkdir(parents=True)
-        for path in sorted(machine.parent.glob("*.json")):
-            shutil.copyfile(path, target / path.name)
-    return []
+    return [(row.path, row.problem) for row in asvfiles.accepted(results, into) if row.problem]
 
 
 def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:

@@ -41,6 +41,7 @@ class Rung:
     change: dict[str, Any]
     needs: tuple[str, ...]
     receipt: Callable[[dict[str, Any]], Receipt] | None = None  # judges the evidence of ladder.evidence
+    rests_on: tuple[str, ...] = ()  # rungs without which it has nothing to work on: left out with any of them
 
 
 @dataclass(frozen=True)
@@ -186,7 +187,11 @@ def load_rung(name: str) -> Rung:
     except ConfigError as error:
         if str(error).startswith(f"{where}: unknown key") or " must be " in str(error):
             raise UserError(str(error)) from None  # else: impossible alone, perhaps not on top of others
-    return Rung(name, title, text.split("\n", 1)[0].strip(), text, dict(change), needs, receipt)
+    rests_on = getattr(module, "rests_on", ())
+    if not isinstance(rests_on, tuple) or not set(rests_on) <= set(rungs()):
+        raise UserError(f"{where}: rests_on must be a tuple of rungs: {', '.join(rungs())}")
+    summary = text.split("\n", 1)[0].strip()
+    return Rung(name, title, summary, text, dict(change), needs, receipt, rests_on)
 
 
 def contained(recipe: Mapping[str, Any]) -> list[str]:

@@ -15,10 +15,11 @@ from typing import Any
 import yaml
 from asv.results import Results
 
-from ladder import asvchecks, asvfiles, asvfrontpage, catalog, mutations, report, results, validate
+from ladder import asvchecks, asvfiles, catalog, mutations, report, results, validate
 from ladder.errors import UserError
 from ladder.mutations import Mutation
 from ladder.rules import shown
+from ladder.site import asvseries
 from stylegan_lite.config import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -133,7 +134,7 @@ def read_asv(path: Path, out: Path) -> str:
     for copied in into.glob("*/*.json"):
         if asvchecks.kind_of(copied) == "results":
             Results.load(str(copied), machine_name=copied.parent.name)
-    asvfrontpage.machines(into)
+    asvseries.points(into)
     return "accepted"
 
 

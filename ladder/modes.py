@@ -36,8 +36,8 @@ def plan(
     """What is measured, in order; `only` picks rungs by name. The first is the base of the ladder.
 
     In `leave-one-out` the first is `all`, and an entry named after a rung is the whole ladder without it, and without
-    the rungs that extend it (a filter fused with the activation goes with the activation): its title names them. The
-    base is not measured there: no verdict asks for it.
+    the rungs that extend it (a filter fused with the activation goes with the activation) or rest on it (parallel
+    streams on CUDA graphs): its title names them. The base is not measured there: no verdict asks for it.
 
     Raises:
         UserError: `only` names a rung that is not there, or a cumulative recipe is impossible.
@@ -117,12 +117,14 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) 
 
 
 def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The changes without one rung's and without those that join or extend it, whose recipes are refused then."""
+    """The changes without one rung's, without those that join or extend it, whose recipes are refused then, and
+    without those that rest on it."""
+    from ladder import catalog
     from stylegan_lite.config import ConfigError, Recipe
 
     kept: dict[str, dict[str, Any]] = {}
     for name, change in changes.items():
-        if name == out:
+        if name == out or out in catalog.load_rung(name).rests_on:
             continue
         try:
             Recipe.from_dict(_laid(kept | {name: change}))

@@ -18,8 +18,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvchecks, asvfiles, asvfrontpage, catalog, climbing, machine, measured, results, validate
+from ladder import asvchecks, asvfiles, catalog, climbing, machine, measured, results, validate
 from ladder.errors import UserError, one_line
+from ladder.site import asvseries
 
 ROOT = Path(__file__).resolve().parent.parent
 CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
@@ -178,7 +179,7 @@ def _rungs(submission: Submission) -> list[str]:
     """Rungs that asv has a series of, without those that this machine cannot do, in the order of the ladder."""
     with tempfile.TemporaryDirectory() as folder:
         found = json.loads(asvfiles.regenerate(Path(folder), submission.root).read_text())
-    values = [value.strip("'") for value in found[asvfrontpage.TIME]["params"][1]]
+    values = [value.strip("'") for value in found[asvseries.STEP]["params"][1]]
     there = catalog.possible(
         machine.capabilities(submission.device), catalog.load_workload(submission.workload)[1]
     )
@@ -194,7 +195,7 @@ def _measured(submission: Submission) -> set[str]:
     found = set()
     for path in asv_results(submission):
         data = asvchecks.parse(path.read_bytes(), "results")
-        row = data["results"].get(asvfrontpage.TIME)
+        row = data["results"].get(asvseries.STEP)
         if row is None or row[0] is None:
             continue
         for index, pair in asvchecks.combinations(row):

@@ -8,7 +8,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder import asvfrontpage, asvschema
+from ladder import asvschema
+from ladder.site import asvseries
 from tests import made_up_asv
 
 Plant = Callable[[Path], Any]  # changes a file; returns the path of what is hostile if that is another one
@@ -81,7 +82,7 @@ def _profile(path: Path) -> None:
     path.write_text(json.dumps(data))
 
 
-TIME = asvfrontpage.TIME
+TIME = asvseries.STEP
 AT = ("results", TIME)
 BENCHMARKS = '{"version": 2}'
 HTML, MARKDOWN, MATH = "<img src=x onerror=alert(1)>", "a](javascript:alert(1)) | b", "$\\frac{1}{2}$"

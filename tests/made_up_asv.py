@@ -9,7 +9,8 @@ from asv.machine import Machine
 from asv.results import Results
 from asv.runner import BenchmarkResult
 
-from ladder import asvfrontpage, results
+from ladder import results
+from ladder.site import asvseries
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LIBRARIES = {"torch": "2.13.0", "triton": "3.7.1", "cuda": "13.0"}
@@ -34,7 +35,7 @@ def write(
     samples: int = 6,
     record: bool = False,
     commit: str = COMMIT,
-    name: str = asvfrontpage.TIME,
+    name: str = asvseries.STEP,
     params: list[list[str]] | None = None,
     note: bool = True,
 ) -> Path:
@@ -52,7 +53,7 @@ def write(
     taken = [None if not t or t != t else [t * (1 + 0.001 * k) for k in range(samples)] for t in times]
     _add(found, name, params, times, taken, record)
     memory = list(map(_whole, times))
-    _add(found, asvfrontpage.MEMORY, params, memory, [None] * len(times), record)
+    _add(found, "rungs.Rung.track_peak_memory", params, memory, [None] * len(times), record)
     found.save(str(folder))
     path = folder / machine["machine"] / f"{commit[:8]}-{ENVIRONMENT}.json"
     if note:

@@ -11,9 +11,10 @@ import pytest
 from click.testing import CliRunner
 
 from benches import kernels
-from ladder import asvfiles, asvfrontpage, cli, validate
+from ladder import asvfiles, cli, validate
 from ladder.errors import UserError
 from ladder.results import display
+from ladder.site import asvseries
 from tests import hostile_asv, made_up_asv
 from tests.test_validate import CPUS, GPUS
 
@@ -110,9 +111,7 @@ def check_refused(folder: Path, tmp_path: Path, planted: Path, words: str) -> st
     ).iterdir():  # a result without its machine is none, nor the other way round
         assert {"machine.json"} < {path.name for path in machine.glob("*.json")}
     kept = {name for name in files(tmp_path / "into") if name.split("/")[0] == other}
-    assert len(kept) == 3 and other in [
-        run.machine["machine"] for run in asvfrontpage.machines(tmp_path / "into")
-    ]
+    assert len(kept) == 3 and other in [point.machine for point in asvseries.points(tmp_path / "into")]
     return row.problem
 
 
@@ -167,13 +166,13 @@ def test_benchmarks_json_is_made_anew_and_never_taken(tmp_path: Path) -> None:
     """A contributor's list, however well formed, does not reach the page; the checkout's own benchmarks do."""
     made_up_asv.write(tmp_path / "asv")
     theirs = json.loads((ROOT / "results" / "asv" / "benchmarks.json").read_text())
-    theirs["evil.Evil.track_x"] = theirs[asvfrontpage.TIME] | {"name": "evil.Evil.track_x"}
+    theirs["evil.Evil.track_x"] = theirs[asvseries.STEP] | {"name": "evil.Evil.track_x"}
     (tmp_path / "asv" / "benchmarks.json").write_text(json.dumps(theirs))
     rows = judged(tmp_path / "asv", tmp_path)
     assert rows["benchmarks.json"].marks == ("regenerated when the site is made, never taken from here",)
     assert not (tmp_path / "into" / "benchmarks.json").exists()
     ours = made_up_asv.read(asvfiles.regenerate(tmp_path / "into"))
-    assert asvfrontpage.TIME in ours and "evil.Evil.track_x" not in ours
+    assert asvseries.STEP in ours and "evil.Evil.track_x" not in ours
     (tmp_path / "b").mkdir()
     (tmp_path / "b" / "benchmarks.json").write_text(json.dumps(ours))
     assert validate.problem_of(tmp_path / "b" / "benchmarks.json") is None
@@ -245,25 +244,20 @@ def test_the_command_judges_asvs_files_too(tmp_path: Path) -> None:
 # --- what the front page reads ------------------------------------------------------------------------------------
 
 
-def test_the_newest_commit_of_each_machine_is_read_in_the_ladders_order(tmp_path: Path) -> None:
+def test_accepted_files_are_read_in_the_ladders_order(tmp_path: Path) -> None:
     seconds = {"cuda_graphs": 0.07, "baseline": 0.11, "bf16": None, "fused_norm": math.nan}
     made_up_asv.write(tmp_path / "asv", seconds=seconds)
-    old = made_up_asv.write(tmp_path / "asv", seconds={"baseline": 0.5}, commit="a" * 40)
-    hostile_asv.put("date", made_up_asv.DATE - 1)(old)
     cpu = made_up_asv.facts("none", "Some CPU")
     made_up_asv.write(tmp_path / "asv", cpu, {"baseline": 0.2}, "tiny", samples=1)
     assert not [row for row in judged(tmp_path / "asv", tmp_path).values() if row.problem]
-    gpu, other = sorted(asvfrontpage.machines(tmp_path / "into"), key=lambda run: run.workload)
-    assert [rung.name for rung in gpu.rungs] == ["baseline", "cuda_graphs"]
-    assert [round(rung.seconds, 3) for rung in gpu.rungs] == [0.11, 0.07] and gpu.rungs[0].samples == 6
-    assert gpu.rungs[0].bytes == 2_110_000_000 and gpu.rungs[0].quartiles[0] <= gpu.rungs[0].seconds
-    assert gpu.machine["gpu"] == "NVIDIA Some GPU" and gpu.commit == made_up_asv.COMMIT
-    assert gpu.marks == ("single run",) and (tmp_path / "into" / gpu.path).is_file()
-    assert gpu.libraries == made_up_asv.LIBRARIES
-    assert other.machine == cpu and [rung.samples for rung in other.rungs] == [1]
+    gpu, other = sorted(asvseries.points(tmp_path / "into"), key=lambda point: point.workload)
+    assert [name for name, _ in gpu.ms] == ["baseline", "cuda_graphs"]
+    assert [round(ms) for _, ms in gpu.ms] == [110, 70] and (tmp_path / "into" / gpu.path).is_file()
+    assert gpu.name == "NVIDIA Some GPU" and gpu.commit == made_up_asv.COMMIT
+    assert dict(other.facts).items() >= cpu.items()
 
 
-def test_a_machine_without_step_times_has_no_entry(tmp_path: Path) -> None:
+def test_a_machine_without_step_times_is_no_point(tmp_path: Path) -> None:
     made_up_asv.write(tmp_path / "asv", seconds={"baseline": None, "bf16": math.nan})
     assert not [row for row in judged(tmp_path / "asv", tmp_path).values() if row.problem]
-    assert asvfrontpage.machines(tmp_path / "into") == []
+    assert asvseries.points(tmp_path / "into") == []

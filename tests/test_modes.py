@@ -110,3 +110,10 @@ def test_in_the_other_modes_everything_depends_on_the_first_entry_alone():
 def test_a_ladder_whose_base_cannot_run_has_no_other_mode():
     with pytest.raises(UserError, match="needs a CUDA GPU"):
         modes.plan("solo", catalog.Ladder("l", "L", [catalog.LadderRung("cuda_graphs")]), NO_GPU)
+
+
+def test_what_rests_on_a_rung_is_left_out_with_it():
+    """Eager, parallel streams have nothing to work on, and their receipt says so: the row would have no number."""
+    whole = {p.name: p for p in modes.plan("leave-one-out", catalog.load_ladder("full"), EVERYTHING)}
+    assert "streams" not in whole["cuda_graphs"].recipe and whole["all"].recipe["streams"] == "two"
+    assert whole["bf16"].recipe["streams"] == "two"

@@ -11,8 +11,9 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ladder import asvfrontpage, cli, machine, results, submit, validate
+from ladder import cli, machine, results, submit, validate
 from ladder.errors import UserError
+from ladder.site import asvseries
 from tests import made_up_asv
 
 GENUINE = Path(__file__).parent / "data" / "article-article-20261121T015325Z.json"
@@ -262,5 +263,5 @@ def test_a_file_that_would_be_refused_is_not_sent(
 def test_a_gpu_known_from_asv_alone_can_be_read_for_the_front_page(submission: submit.Submission) -> None:
     run, _ = asv(submission)
     submit.history(submission, run)
-    (page,) = asvfrontpage.machines(submission.root / "results" / "asv")
-    assert [rung.name for rung in page.rungs] == RUNGS and page.marks == ("single run",)
+    (point,) = asvseries.points(submission.root / "results" / "asv")
+    assert [name for name, _ in point.ms] == RUNGS
