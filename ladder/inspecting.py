@@ -7,6 +7,7 @@ number. What was found stays under `.cache/inspections/`, by recipe, workload, s
 resumed run, or another mode of it, need not ask again; only rungs that showed everything are kept there.
 """
 
+import contextlib
 import hashlib
 import json
 from collections.abc import Callable
@@ -23,17 +24,22 @@ SOURCES = ("kernels", "stylegan_lite", "ladder")  # what a finding depends on
 MACHINE = ("gpu", "cpu", "device", "driver", "cuda", "cudnn", "torch", "triton", "python")
 NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"
 
+Alone = Callable[[], contextlib.AbstractContextManager]
 Found = dict[str, Any]  # "inspection", "parity" and "receipts", as they are stored with a rung
 
 
-def inspect(worker: Worker, tell: Callable[[str], None]) -> Found:
-    """Ask a prepared worker, built with "keep_gradients". Raises `WorkerFailure` if the rung must not be timed."""
+def inspect(worker: Worker, tell: Callable[[str], None], alone: Alone = contextlib.nullcontext) -> Found:
+    """Ask a prepared worker, built with "keep_gradients". Raises `WorkerFailure` if the rung must not be timed.
+
+    `alone` is a context in which nobody else uses the GPU: the receipts' cycle is traced in it.
+    """
     tell("parity")
     parity = plain(worker.call("parity"))
     if parity["verdict"] != "ok":
         raise Objection(FAILED_PARITY, parity["reason"], {"parity": parity})
-    tell("receipts")
-    seen = worker.call("receipts")
+    with alone():
+        tell("receipts")
+        seen = worker.call("receipts")
     found = {"parity": parity, "receipts": seen["receipts"]}
     if reason := receipts.reason(seen["receipts"]):
         raise Objection(NOT_ENGAGED, reason, found)

@@ -9,20 +9,34 @@ fails once is out; the others go on. After every visit the result file is writte
 lost.
 """
 
+import contextlib
 import random
+import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any, Protocol
 
-from ladder import budget, inspecting, judging, machine, modes, record, results, resuming, stats, verdicts
+from ladder import (
+    budget,
+    inspecting,
+    judging,
+    machine,
+    modes,
+    record,
+    results,
+    resuming,
+    sidebyside,
+    stats,
+    verdicts,
+)
 from ladder.errors import UserError
 from ladder.once import measure_once as measure_once
 from ladder.pool import Pool, Worker, WorkerFailure, device_lock
 from ladder.stopping import stop_on_sigterm
 from ladder.visiting import Visits
 
-MOST_AHEAD = 12  # idle workers that have imported torch, about half a GB each
+LANES = {"cuda": 3}  # inspectors side by side; on a CPU they would only take each other's cores
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -124,7 +138,8 @@ class _Run:
         self.done = sum(len(rung["rounds"]) for rung in self.rungs.values())
         self.inspects = inspects
         self.visits = Visits(device, machine.probe().get("uuid") if device == "cuda" else None)
-        self.where: dict[str, Any] = {"rung": None, "round": None}
+        self.place = threading.local()  # what this thread is at
+        self.lock = threading.RLock()  # of the result
 
     def measure(self, pool: Pool) -> None:
         """Inspect, then all rounds. Leaves `result` finished and written, also when interrupted."""
@@ -188,20 +203,25 @@ class _Run:
     def each(self, pool: Pool, names: list[str], number: int | None) -> None:
         """A fresh worker for every rung that has not failed yet: inspected if `number` is None, else timed."""
         names = [name for name in names if self.is_due(name, number)]
-        pool.start_ahead(min(len(names), MOST_AHEAD))
+        pool.start_ahead(min(len(names), sidebyside.MOST_AHEAD))
         self.visits.look_around()
         for place, name in enumerate(names):
             rung = self.rungs[name]
             if not self.is_due(name, number):  # what it depends on has failed since
                 continue
             if not pool.ahead:  # twelve side by side import in the time of one
-                pool.start_ahead(min(len(names) - place, MOST_AHEAD))
-            self.where = {"rung": name, "round": number}
+                pool.start_ahead(min(len(names) - place, sidebyside.MOST_AHEAD))
+            self.place.at = {"rung": name, "round": number}
             self.emit("inspect" if number is None else "visit")
             try:
-                self.one(pool, rung, number)
+                with self.device_lock():
+                    self.one(pool, rung, number)
             except WorkerFailure as failure:
                 self.fail(rung, number, failure)
+            self.visited(rung, number)
+
+    def visited(self, rung: dict[str, Any], number: int | None) -> None:
+        with self.lock:
             self.done += 1
             self.save()
             timed = rung["rounds"] and number is not None and "failed_at" not in rung
@@ -225,19 +245,21 @@ class _Run:
 
     def one(self, pool: Pool, rung: dict[str, Any], number: int | None) -> None:
         """One worker's life: build, prepare, then inspect or time."""
-        with device_lock(machine.device_key(self.device), lambda: self.emit("waiting")):
-            worker = pool.take()
-            try:
-                prepared = self.get_ready(worker, rung, keep_gradients=number is None)
-                if number is None:
-                    self.inspect(worker, rung)
-                else:
-                    rung["rounds"].append(self.visit(worker, rung, number, prepared))
-                    rung.update(status="ok", reason=None)
-                    used = worker.call("choices")["choices"]  # after timing
-                    record.add_choices(self.result, rung.get("of", rung["name"]), used)
-            finally:
-                worker.close()
+        worker = pool.take()
+        try:
+            prepared = self.get_ready(worker, rung, keep_gradients=number is None)
+            if number is None:
+                self.inspect(worker, rung)
+            else:
+                rung["rounds"].append(self.visit(worker, rung, number, prepared))
+                rung.update(status="ok", reason=None)
+                used = worker.call("choices")["choices"]  # after timing
+                record.add_choices(self.result, rung.get("of", rung["name"]), used)
+        finally:
+            worker.close()
+
+    def device_lock(self) -> contextlib.AbstractContextManager[None]:
+        return device_lock(machine.device_key(self.device), lambda: self.emit("waiting"))
 
     def get_ready(self, worker: Worker, rung: dict[str, Any], keep_gradients: bool) -> dict[str, Any]:
         """Build and prepare; returns what they took."""
@@ -281,12 +303,20 @@ class _Run:
         for name in names:
             if self.rungs[name]["inspection"] is None and (found := self.seen.get(self.recipes[name])):
                 self.rungs[name].update(found)
-        self.each(pool, names, None)
+        lanes = LANES.get(self.device, 1)
+        self.each(
+            pool, names if lanes == 1 else names[:1], None
+        )  # the first makes what all are compared with
+        if lanes > 1:
+            sidebyside.inspect(self, pool, names[1:], lanes)
+            self.each(pool, names, None)  # what ran out of memory beside others
 
-    def inspect(self, worker: Worker, rung: dict[str, Any]) -> None:
+    def inspect(
+        self, worker: Worker, rung: dict[str, Any], alone: inspecting.Alone = contextlib.nullcontext
+    ) -> None:
         """Parity and receipts. Raises `WorkerFailure` for a rung that must not be timed; what was seen is kept."""
         try:
-            found = inspecting.inspect(worker, lambda phase: self.emit("phase", phase=phase))
+            found = inspecting.inspect(worker, lambda phase: self.emit("phase", phase=phase), alone)
         except inspecting.Objection as objection:
             rung.update(objection.found)
             raise
@@ -321,10 +351,11 @@ class _Run:
 
     def emit(self, event: str, **more: Any) -> None:
         """Tell the caller, with what a progress bar needs."""
-        if self.on_event:
+        if self.on_event is None:
+            return
+        at = getattr(self.place, "at", {"rung": None, "round": None})
+        with self.lock:
             elapsed, todo = time.monotonic() - self.begin, self.todo()
             left = elapsed / self.done * todo if self.done else None
             common = {"rounds": self.protocol["rounds"], "done": self.done, "total": self.done + todo}
-            self.on_event(
-                {"event": event, **self.where, **common, "elapsed_s": elapsed, "left_s": left, **more}
-            )
+            self.on_event({"event": event, **at, **common, "elapsed_s": elapsed, "left_s": left, **more})

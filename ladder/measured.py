@@ -21,7 +21,7 @@ DIGITS = 16
 # and who makes the images that its loaders decode.
 ENGINE = (
     *("worker", "errors", "gpustate", "nvml"),
-    *("measure", "visiting", "pool", "record"),
+    *("measure", "sidebyside", "visiting", "pool", "record"),
     *("images", "photographs", "userimages"),
 )
 Result = dict[str, Any]

@@ -15,6 +15,7 @@ import signal
 import subprocess
 import sys
 import tempfile
+import threading
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
@@ -79,6 +80,11 @@ class Worker:
     @property
     def pid(self) -> int:
         return self._process.pid
+
+    @property
+    def ended(self) -> bool:
+        """Whether it has been closed or killed."""
+        return self._process.returncode is not None
 
     def wait_imported(self) -> None:
         """Return when the imports are done, so that they cannot disturb another worker's timing."""
@@ -222,22 +228,30 @@ class Pool:
     ) -> None:
         self._make = lambda: Worker(code=code, torch=torch, timeouts=timeouts)
         self._ahead: list[Worker] = []
-        self._taken: Worker | None = None
+        self._taken: list[Worker] = []
+        self._lock = threading.Lock()
 
     def __enter__(self) -> "Pool":
         return self
 
     def __exit__(self, *_: object) -> None:
-        for worker in (self._taken, *self._ahead):
-            if worker:
+        self.kill()
+
+    def kill(self) -> None:
+        """End every worker, those at work included: who waits for one is told that it died."""
+        with self._lock:
+            for worker in (*self._taken, *self._ahead):
                 worker.kill()
+            self._taken, self._ahead = [], []
 
     def take(self) -> Worker:
-        """A fresh worker; the one taken before must be closed. Workers that died while idle are passed over."""
-        while self._ahead and self._ahead[0]._exited():
-            self._ahead.pop(0).kill()
-        self._taken = self._ahead.pop(0) if self._ahead else self._make()
-        return self._taken
+        """A fresh worker, to be closed by whoever took it. Workers that died while idle are passed over."""
+        with self._lock:
+            while self._ahead and self._ahead[0]._exited():
+                self._ahead.pop(0).kill()
+            self._taken = [worker for worker in self._taken if not worker.ended]
+            self._taken.append(self._ahead.pop(0) if self._ahead else self._make())
+            return self._taken[-1]
 
     @property
     def ahead(self) -> int:

@@ -27,7 +27,7 @@ import stylegan_lite
 from ladder import exact
 from ladder.errors import one_line
 from ladder.exact import Draw, Exact, draw
-from ladder.files import below, digest, replacing
+from ladder.files import below, digest, one_at_a_time, replacing
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES, TrainingStep
 
@@ -196,9 +196,10 @@ def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell |
     workload = dataclasses.replace(workload, data=None)
     folder = (cache or CACHE) / key(workload)
     tell = tell or (lambda text: None)
-    if not (folder / "reference.pt").exists():
-        _write(folder, _make(workload, device, tell))
-        _prune(folder)
+    with one_at_a_time(folder / "reference.pt"):
+        if not (folder / "reference.pt").exists():
+            _write(folder, _make(workload, device, tell))
+            _prune(folder)
     # Mapped, not read: of 3 GB a process touches what it copies to the GPU, from the page cache that all share.
     made = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
     used = dataclasses.replace(workload, batch=made["batch"])

@@ -16,7 +16,7 @@ from torch import Tensor
 from ladder import reference, together
 from ladder.errors import describe
 from ladder.exact import Draw
-from ladder.files import replacing
+from ladder.files import one_at_a_time, replacing
 from ladder.reference import Outcome, Reference
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import PHASES, TrainingStep
@@ -224,11 +224,13 @@ def get_spread(
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
     path = ref.folder / f"spread-{slug}{'-together' if kinds else ''}.json"
-    if not path.exists():
-        runs, left_out = run_spellings(ref, precision, device, tell, kinds)
-        made = {"precision": precision, "spellings": list(runs), "left_out": left_out, "errors": worst(runs)}
-        with replacing(path) as temporary:
-            temporary.write_text(json.dumps(made))
+    with one_at_a_time(path):
+        if not path.exists():
+            runs, left_out = run_spellings(ref, precision, device, tell, kinds)
+            errors = worst(runs)
+            made = {"precision": precision, "spellings": list(runs), "left_out": left_out, "errors": errors}
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(made))
     return json.loads(path.read_text())
 
 

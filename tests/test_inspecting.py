@@ -1,13 +1,15 @@
 """Before a rung is timed it must show that it is on and computes the same: what happens where it cannot."""
 
 import json
+import threading
+import time
 from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ladder import inspecting, measure, results, schema
-from ladder.pool import Worker, WorkerFailure
+from ladder.pool import Pool, Worker, WorkerFailure
 from tests.test_measure import by_name, run, stored
 
 OK = {"verdict": "ok", "reason": None, "problems": [], "phases": {}}
@@ -179,3 +181,69 @@ def test_a_change_of_any_source_is_another_inspection(tmp_path: Path) -> None:
 def test_without_a_profiler_the_busy_time_is_unknown_and_on_a_cpu_it_is_not_missed() -> None:
     assert inspecting.busy({"device": "cuda", "graphs": {"busy_ms": None}})["error"]
     assert inspecting.busy({"device": "cpu", "graphs": {}}) == {"error": None}
+
+
+# --- several at once ---
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch, asked: list) -> dict[str, Any]:
+    """Three inspectors at a time, also on a CPU; counts who is at work when the receipts are read, and otherwise."""
+    monkeypatch.setattr(measure, "LANES", {"cpu": 3})
+    seen = {"at work": 0, "most": 0, "beside receipts": 0, "calls": []}
+    real, lock = Worker.call, threading.Lock()
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do not in ("prepare", "parity", "receipts"):
+            return real(worker, do, **fields)
+        with lock:
+            seen["at work"] += 1
+            seen["most"] = max(seen["most"], seen["at work"])
+            seen["calls"].append((worker.recipe["name"], do))
+            if do == "receipts":
+                seen["beside receipts"] = max(seen["beside receipts"], seen["at work"] - 1)
+        try:
+            time.sleep(0.05)
+            if (do, worker.recipe["name"]) == ("parity", "big") and seen["calls"].count(
+                ("big", "parity")
+            ) == 1:
+                raise WorkerFailure("oom", "out of memory in parity")
+            return real(worker, do, **fields)
+        finally:
+            with lock:
+                if do == "receipts":
+                    seen["beside receipts"] = max(seen["beside receipts"], seen["at work"] - 1)
+                seen["at work"] -= 1
+
+    monkeypatch.setattr(Worker, "call", call)
+    return seen
+
+
+def test_inspectors_work_side_by_side_but_for_the_receipts(lanes: dict, tmp_path: Path) -> None:
+    rungs = {name: {} for name in "abcdefg"} | {"bad": {"receipts": OFF}, "wrong": {"parity": WRONG}}
+    result = run(tmp_path / "out", rungs, inspect=True)
+    assert lanes["most"] == 3 and lanes["beside receipts"] == 0
+    inspections = [name for name, do in lanes["calls"] if do == "parity"]
+    assert sorted(inspections) == sorted(rungs)  # once each
+    assert lanes["calls"][:3] == [("a", "prepare"), ("a", "parity"), ("a", "receipts")]  # first, and alone
+    found = by_name(result)
+    assert {name for name in rungs if found[name]["status"] == "ok"} == set("abcdefg")
+    assert (found["bad"]["status"], found["wrong"]["status"]) == ("not engaged", "failed: parity")
+    assert stored(tmp_path / "out") == result and result["complete"]
+
+
+def test_what_runs_out_of_memory_beside_others_is_inspected_again_alone(lanes: dict, tmp_path: Path) -> None:
+    result = run(tmp_path / "out", {"a": {}, "big": {}, "b": {}}, inspect=True)
+    assert by_name(result)["big"]["status"] == "ok" and by_name(result)["big"]["parity"] == OK
+    assert lanes["calls"].count(("big", "parity")) == 2
+
+
+def test_a_stop_ends_all_inspectors(lanes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, real = [], Pool.take
+    monkeypatch.setattr(Pool, "take", lambda pool: started.append(real(pool)) or started[-1])
+    seen = iter([None, "the worker runs on another GPU"])
+    monkeypatch.setattr(measure.Visits, "check_gpu", lambda visits, uuid: next(seen, None))
+    with pytest.raises(measure.UserError, match="another GPU"):
+        run(tmp_path / "out", {name: {} for name in "abcdefg"}, inspect=True)
+    assert len(started) < 7 and all(worker.ended for worker in started)
+    assert not stored(tmp_path / "out")["complete"]
