@@ -207,7 +207,7 @@ def test_a_new_driver_is_noted_and_splits_no_series(history, gpus):
     for command in (("publish",), ("update",), ("show", "v4"), ("run", "NEW", "--skip-existing")):
         run = asv(history, *command, python=gpus, CUDA_VISIBLE_DEVICES="1")
         assert "notes" not in run.stdout + run.stderr and "Traceback" not in run.stderr
-    index = json.loads((history / ".asv/html/index.json").read_text())
+    index = json.loads((history / ".asv/html/asv/index.json").read_text())
     assert len(index["graph_param_list"]) == 1 and len(index["revision_to_hash"]) >= 4
 
 

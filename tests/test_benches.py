@@ -277,6 +277,7 @@ def clone(tmp_path):
     (clone / "kernels").mkdir()
     (clone / "kernels" / "__init__.py").touch()
     (clone / "stylegan_lite").mkdir()
+    shutil.copy(ROOT / "stylegan_lite" / "config.py", clone / "stylegan_lite")  # publishing knows recipes
     _toy(clone, 0.01)
     subprocess.run(["git", "init", "-q", "-b", "some-branch"], cwd=clone, check=True)
     return clone
