@@ -46,7 +46,8 @@ def random_like(t: Tensor) -> Tensor:
 def copies(total: int, sets: int, device: str) -> list[Call]:
     """The yardstick: `copy_` of half as many bytes, so that reading and writing together are `total`.
 
-    Or up to a page each more: in a graph the driver copies whole pages at up to 4.2 TB/s on an H200, anything else at 2.7 or less.
+    Or up to a page each more: in a graph the driver copies whole pages at up to 4.2 TB/s on an H200, anything else at
+    2.7 or less.
     """
     size = max(1, -(-total // 2 // PAGE)) * PAGE
 

@@ -11,7 +11,7 @@ from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
-from ladder import catalog, modes
+from ladder import asvchecks, catalog, modes
 from ladder.texts import number, plain
 from ladder.view import Row, View
 
@@ -57,12 +57,15 @@ class Step:
 
 def points(accepted: Path) -> list[Point]:
     """Every time of a rung in a folder of asv's results (valid ones: `ladder.asvfiles`)."""
-    from asv.results import Results, iter_results_paths
+    from asv.results import Results
 
     found = []
-    for folder, file, machine in iter_results_paths(str(accepted)):
-        path = Path(folder, file)
-        result = Results.load(str(path), machine_name=machine)
+    for path in sorted(
+        accepted.glob("*/*.json")
+    ):  # asv's own way looks into our notes, and complains of them
+        if asvchecks.kind_of(path) != "results":
+            continue
+        result = Results.load(str(path), machine_name=path.parent.name)
         facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
         if STEP not in result.get_all_result_keys() or _UNCOMMITTED in facts or not facts.get("machine"):
             continue
