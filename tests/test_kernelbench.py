@@ -1,5 +1,7 @@
 """What is timed in `ladder kernels`, and what becomes of a contender that fails, is wrong or comes too late."""
 
+import dataclasses
+import time
 import types
 
 import pytest
@@ -250,3 +252,18 @@ def test_every_op_is_captured_and_timed_on_a_gpu(op, rules):
         if direction != "double backward":
             assert COMPILE not in row.reasons, row.reasons
             assert row.samples[COLD][COPY]
+
+
+def test_an_alternative_of_a_second_a_call_is_named_and_not_repeated(toy, monkeypatch):
+    slow = dataclasses.replace(SMOKE, too_slow_s=0.05)
+    monkeypatch.setattr(Bench, "_compiled", lambda self, case: case.reference)
+    real = type(toy).plain
+
+    def plain(case):
+        function = real(case)
+        return lambda *a, **k: (time.sleep(0.06), function(*a, **k))[-1]
+
+    monkeypatch.setattr(type(toy), "plain", plain)
+    rows = measured(Bench(Cpu(), Timer(Cpu(), slow)), toy, 3)
+    assert rows["forward"].reasons[PLAIN].endswith("s a call: not repeated")
+    assert PLAIN not in rows["forward"].samples[COLD] and rows["forward"].samples[COLD][OURS]
