@@ -90,10 +90,19 @@ def test_a_file_that_takes_too_long_is_found_and_a_busy_moment_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(fuzz, "LIMIT_S", 0.01)
-    seen = toy(monkeypatch, lambda path, out: time.sleep(0.011) or "accepted")
+    seen = toy(monkeypatch, lambda path, out: work(0.011))
     assert len(findings(seen)) == 20 and seen.slowest["seconds"] > 0.01
     once = iter([0.011] + [0] * 1000)
-    assert findings(toy(monkeypatch, lambda path, out: time.sleep(next(once)) or "accepted")) == []
+    assert findings(toy(monkeypatch, lambda path, out: work(next(once)))) == []
+    monkeypatch.setattr(fuzz, "WAITING", 1)  # a file that is waited for: a pipe that nobody writes to
+    assert len(findings(toy(monkeypatch, lambda path, out: time.sleep(0.011) or "accepted"))) == 20
+
+
+def work(seconds: float) -> str:
+    begin = time.process_time()
+    while time.process_time() - begin < seconds:
+        pass
+    return "accepted"
 
 
 def test_a_reason_that_no_terminal_prints_is_found(tmp_path: Path) -> None:
