@@ -1,0 +1,93 @@
+"""The CUDA C++ of `kernels.cuda` as contenders: functions of one activation each.
+
+`Missing` says in one line why a function is not there: no GPU, no CUDA compiler, or a `kernels` from before it had any.
+A build that does not succeed is said here, too: `kernels.cuda.instance_norm_act` itself would go on in Triton, and its
+time would pass for that of CUDA C++.
+"""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ladder.claims.timed import Missing
+from ladder.errors import describe
+
+SLOPE = 0.2
+STEPS = 256  # of arithmetic in each side of the branch
+Function = Callable[[Tensor], Tensor]
+
+
+@functools.cache
+def package(**flags: Any) -> Any:
+    """`kernels.cuda`, built with these flags. Raises Missing."""
+    try:
+        import kernels.cuda as found
+    except ImportError:
+        raise Missing("these kernels have no CUDA C++") from None
+    if reason := found.available():
+        raise Missing(reason)
+    try:
+        found.resources(flags=found.Flags(**flags))  # the only thing that builds and runs nothing
+    except found.Unavailable as error:
+        raise Missing(str(error)) from None
+    except Exception as error:
+        raise Missing(f"CUDA C++ was built but does not load: {describe(error)}") from None
+    return found
+
+
+def bound(name: str, flags: dict[str, Any] | None = None, **how: Any) -> Function:
+    """`kernels.cuda`'s function of that name as a function of x; what is missing is said when it is called."""
+
+    def run(x: Tensor) -> Tensor:
+        if x.device.type != "cuda":
+            raise Missing("CUDA C++ needs a CUDA GPU")
+        found = package(**(flags or {}))
+        return getattr(found, name)(x, **how, flags=found.Flags(**(flags or {})))
+
+    return run
+
+
+def norm(flags: dict[str, Any] | None = None, **how: Any) -> Function:
+    """Instance norm and leaky ReLU alone: scale 1, bias 0, gain 1."""
+
+    def run(x: Tensor) -> Tensor:
+        if x.device.type != "cuda":
+            raise Missing("CUDA C++ needs a CUDA GPU")
+        found = package(**(flags or {}))
+        one = torch.ones(x.shape[:2], device=x.device)
+        more = {"slope": SLOPE, "gain": 1.0, "flags": found.Flags(**(flags or {}))}
+        return found.instance_norm_act(x, one, torch.zeros_like(one), **more, **how)
+
+    return run
+
+
+def rows(name: str) -> Function:
+    """A sum of each plane."""
+    return lambda x: bound(name)(x.flatten(2).flatten(0, 1))
+
+
+def strided(x: Tensor, **how: Any) -> Tensor:
+    return bound("strided_act", slope=SLOPE, **how)(x)
+
+
+def coalesced(x: Tensor, **how: Any) -> Tensor:
+    return bound("coalesced_act", slope=SLOPE, **how)(x)
+
+
+def for_each_sample(function: Callable[..., Tensor]) -> Function:
+    """As the article prints it: one block a sample, a thread a channel; whole warps, 1024 threads at most."""
+    return lambda x: function(x, blocks="samples", threads=min(1024, -(-x.shape[1] // 32) * 32))
+
+
+def launch_empty() -> None:
+    package().empty()
+
+
+def resources(threads: int = 256) -> list[Any]:
+    """`kernels.cuda`'s own row for each of its kernels. Raises Missing."""
+    return package().resources(threads=threads)
