@@ -8,7 +8,13 @@ time would pass for that of CUDA C++.
 from __future__ import annotations
 
 import functools
+import importlib.util
+import json
+import subprocess
+import sys
+import time
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -17,6 +23,8 @@ from torch import Tensor
 from ladder.claims.timed import Missing
 from ladder.errors import describe
 
+ROOT = Path(__file__).resolve().parents[2]
+BUILDING_S = 240
 SLOPE = 0.2
 STEPS = 256  # of arithmetic in each side of the branch
 Function = Callable[[Tensor], Tensor]
@@ -38,6 +46,25 @@ def package(**flags: Any) -> Any:
     except Exception as error:
         raise Missing(f"CUDA C++ was built but does not load: {describe(error)}") from None
     return found
+
+
+def build_ahead(builds: list[dict[str, Any]]) -> None:
+    """Build with each of these flags, side by side in processes of their own; what fails is said when it is used."""
+    if importlib.util.find_spec("kernels.cuda") is None:
+        return
+    code = "import json, sys; from ladder.claims import cuda; cuda.package(**json.loads(sys.argv[1]))"
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, json.dumps(flags)], cwd=ROOT, **quiet)
+        for flags in builds
+    ]
+    end = time.monotonic() + BUILDING_S
+    for process in running:
+        try:
+            process.wait(max(1.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
 
 
 def bound(name: str, flags: dict[str, Any] | None = None, **how: Any) -> Function:

@@ -24,7 +24,7 @@ BURSTS = (
     5  # a value is the quickest of these: an interrupt of the CPU makes one longer, nothing makes one shorter
 )
 LAUNCH, REPLAY, WHOLE = "launch", "replay", "one replay of the graph"
-ADD, EMPTY_TRITON, EMPTY_CUDA = "elementwise op, PyTorch", "empty kernel, Triton", "empty kernel, CUDA C++"
+ADD, EMPTY_TRITON, EMPTY_CUDA = "PyTorch elementwise op", "empty Triton kernel", "empty CUDA C++ kernel"
 
 
 def contenders(device: str) -> dict[str, Callable[[], Call]]:

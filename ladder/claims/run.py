@@ -17,9 +17,11 @@ from ladder.kernelcalls import compiling
 from ladder.kerneltiming import Call
 
 ROOT = Path(__file__).resolve().parents[2]
-LADDER_RESULTS = ROOT / "results" / "ladder"
+LADDER_RESULTS, PRECISION_RESULTS = ROOT / "results" / "ladder", ROOT / "results" / "precision"
 SMOKE_NOTE = "CPU smoke test: Triton's interpreter, not to be quoted"
 COUNTING_S = 240  # Nsight Compute is given up after it
+LOOKING_S = 150  # of the time allowed, for what comes after the timing
+UNCOUNTED = ("norm forward fp32", "norm backward fp32", "launch bounds", "block size of the norm")
 LEAST, LEAST_QUICK = timed.LEAST_REPEATS, 2
 Row = dict[str, Any]
 OnEvent = Callable[[dict[str, Any]], None]
@@ -36,12 +38,13 @@ def measure(
     session = Session(gpu, kerneltiming.Timer(gpu, rules), smoke, quick or smoke, seed, begun + 60 * minutes)
     complete = session.run(on_event, count)
     commit, dirty = record.commit_of(ROOT)
+    facts = machine.facts(device)
     notes = [SMOKE_NOTE] * smoke + ["quick: not to be quoted"] * (quick and not smoke)
     notes += ["dirty work tree: not to be published"] * bool(dirty) + ["interrupted"] * (not complete)
     result = {
         "schema": 1,
         "kind": "claims",
-        "machine": machine.facts(device),
+        "machine": facts,
         "commit": commit,
         "dirty": dirty,
         "complete": complete,
@@ -56,7 +59,8 @@ def measure(
         "kernels": session.kernel_rows(),
         "counters": {name: counters.totals(rows) for name, rows in session.counted.items()},
         "errors": session.errors,
-        "kernels_per_step": kernels_per_step(machine.facts(device)["name"]),
+        "kernels_per_step": kernels_per_step(facts["name"]),
+        "precision": precision_claims(facts["name"]),
     }  # fmt: skip
     result["claims"] = registry.judged(result)
     return result
@@ -85,79 +89,98 @@ class Session:
 
     def run(self, on_event: OnEvent, count: bool) -> bool:
         """Everything in order; whether it came to its end. What fails leaves a note and the rest goes on."""
+        parts = self.parts(count)
         try:
-            for done, (name, part) in enumerate(self.parts(count)):
-                on_event({"case": name, "doing": "", "done": done, "total": 5})
+            for done, (name, part) in enumerate(parts.items()):
+                place = {"case": name, "done": done, "total": len(parts)}
+                on_event(place)
                 try:
-                    with compiling(), self.gpu.running():
-                        for word in part() or ():
-                            on_event({"case": name, "doing": word, "done": done, "total": 5})
+                    for word in part() or ():
+                        on_event(place | {"doing": word})
                 except Exception as error:
                     self.notes.append(f"{name}: {describe(error)}")
         except KeyboardInterrupt:
             return False
         return True
 
-    def parts(self, count: bool) -> Iterator[tuple[str, Callable[[], Any]]]:
-        yield "every kernel", self.watch_kernels
-        yield "launches", self.time_launches
-        yield "experiments", self.time_experiments
-        yield "errors", self.find_errors
-        if count:
-            yield "Nsight Compute", self.count
+    def parts(self, count: bool) -> dict[str, Callable[[], Any]]:
+        """What is timed comes first: a profiler, and the settings of a step, would be felt by what comes after them."""
+        parts: dict[str, Callable[[], Any]] = {"build CUDA C++": self.build}
+        parts |= {"launches": self.time_launches, "experiments": self.time_experiments}
+        parts |= {
+            "errors": self.find_errors,
+            "CUDA C++ kernels": self.profile,
+            "every kernel": self.watch_kernels,
+        }
+        return parts | ({"Nsight Compute": self.count} if count else {})
 
-    def watch_kernels(self) -> None:
-        self.notes += stepping.watch(self.kernels, self.gpu.name, self.smoke)
-        if self.limits_unknown and not self.smoke:
-            self.notes.append(self.limits_unknown)
-        self.gpu.forget()
+    def build(self) -> None:
+        """All builds beside each other, and done before anything is timed."""
+        if not self.smoke:
+            cuda.build_ahead([{"fast_math": True}, *experiments.LAUNCH_BOUNDS.values()])
 
     def time_launches(self) -> None:
         repeats = LEAST_QUICK if self.quick else LEAST
-        self.launches = launching.measure(self.gpu, repeats, self.smoke, self.seed)
+        with self.gpu.running():
+            self.launches = launching.measure(self.gpu, repeats, self.smoke, self.seed)
 
     def time_experiments(self) -> Iterator[str]:
-        for each in self.timed:
-            yield f"{each.experiment.name}, prepare"
-            self.stopwatch.prepare(each, self._watcher(each.experiment.name))
-        self._cuda_resources()
-        least = LEAST_QUICK if self.quick else LEAST
-        most = least if self.quick else timed.MOST_REPEATS
-        yield from timed.repeats(self.stopwatch, self.timed, least, most, self._timing_left_s)
+        with compiling(), self.gpu.running():
+            for each in self.timed:
+                yield f"{each.experiment.name}, prepare"
+                self.stopwatch.prepare(each, self._watcher(each.experiment.name))
+            least = LEAST_QUICK if self.quick else LEAST
+            most = least if self.quick else timed.MOST_REPEATS
+            yield from timed.repeats(self.stopwatch, self.timed, least, most, self._timing_left_s)
 
     def _timing_left_s(self) -> float:
-        """A third of a run of five minutes is left to Nsight Compute."""
-        return self.left_s() - (0 if self.smoke else 90)
+        """Of five minutes, two and a half are for watching a step and for Nsight Compute."""
+        return self.left_s() - (0 if self.quick else LOOKING_S)
 
     def _watcher(self, experiment: str) -> Callable[[str, Call], None]:
-        """Notes which kernels a contender launches, under "EXPERIMENT: CONTENDER"."""
+        """Notes which Triton kernels a contender launches, under "EXPERIMENT: CONTENDER"."""
 
         def watch(name: str, call: Call) -> None:
-            source = f"{experiment}: {name}"
-            if "CUDA" in source or self._runs_cuda(experiment, name):
-                try:
-                    for row in resources.profiled(call):
-                        self.kernels.add(source, row)
-                except Exception as error:
-                    self.notes.append(f"profiler, {source}: {describe(error)}")
-            else:
-                with self.kernels.listening(source):
-                    call()
+            with self.kernels.listening(f"{experiment}: {name}"):
+                call()
 
         return watch
 
-    def _runs_cuda(self, experiment: str, name: str) -> bool:
-        return name != "PyTorch" and experiment in experiments.IN_CUDA
+    def find_errors(self) -> None:
+        with self.gpu.running():
+            found = experiments.norm_errors(self.timed[0].setting)
+        self.errors = {name: value for name, value in found.items() if isinstance(value, float)}
+        self.gpu.forget()
 
-    def _cuda_resources(self) -> None:
+    def profile(self) -> Iterator[str]:
+        """What each contender in CUDA C++ launches, by the profiler, and what the library says of its kernels."""
+        for each in self.timed:
+            for name in each.running:
+                if "CUDA" in name or (each.experiment.name in experiments.IN_CUDA and name != "PyTorch"):
+                    yield f"{each.experiment.name}: {name}"
+                    self._profile(each, name)
         try:
             resources.told(self.kernels, cuda.resources())
         except timed.Missing as missing:
             self.notes.append(str(missing))
 
-    def find_errors(self) -> None:
-        found = experiments.norm_errors(self.timed[0].setting)
-        self.errors = {name: value for name, value in found.items() if isinstance(value, float)}
+    def _profile(self, each: timed.Timed, name: str) -> None:
+        source = f"{each.experiment.name}: {name}"
+        try:
+            call = each.experiment.contenders[name](each.setting)
+            call()
+            for row in resources.profiled(call):
+                self.kernels.add(source, row)
+        except Exception as error:
+            self.notes.append(f"profiler, {source}: {describe(error)}")
+        self.gpu.forget()
+
+    def watch_kernels(self) -> None:
+        """Outside the stopwatch's stream: a step has streams of its own."""
+        self.notes += stepping.watch(self.kernels, self.gpu.name, self.smoke)
+        if self.limits_unknown and not self.smoke:
+            self.notes.append(self.limits_unknown)
+        self.gpu.forget()
 
     def count(self) -> None:
         """By a process of its own, with this one's memory given back."""
@@ -167,8 +190,9 @@ class Session:
         import torch
 
         torch.cuda.empty_cache()
+        names = [each.experiment.name for each in self.timed if each.experiment.name not in UNCOUNTED]
         try:
-            self.counted = counters.count([], max(60.0, min(COUNTING_S, self.left_s() + 60)))
+            self.counted = counters.count([*names, stepping.OPS], COUNTING_S)
             self.refused = None
         except counters.Refused as refused:
             self.refused = str(refused)
@@ -218,6 +242,21 @@ def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
         except (OSError, ValueError, KeyError, IndexError, TypeError):
             continue
     return found
+
+
+def precision_claims(name: str, folder: Path | None = None) -> list[Row]:
+    """What `ladder precision` said on this machine of 16 bits against FP32; nothing where it did not run."""
+    keys = ("claim", "precision", "on", "ours", "interval")
+    try:
+        path = (PRECISION_RESULTS if folder is None else folder) / f"{name}.json"
+        rows = json.loads(path.read_text(encoding="utf-8"))["claims"]
+        return [
+            {key: row[key] for key in keys}
+            for row in rows
+            if row["against"] == "fp32" and row["ours"] is not None
+        ]
+    except (OSError, ValueError, KeyError, TypeError):
+        return []
 
 
 @contextmanager

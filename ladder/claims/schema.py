@@ -50,10 +50,11 @@ CLAIM = fields(
         "figure": maybe(items(AMOUNT, 2, least=2)),
         "unit": one_of("x", "percent", "us", "ms", "MB"),
         "ours": maybe(SUMMARY),
-        "verdict": one_of("holds", "more", "less", "no figure", "n/a"),
+        "verdict": one_of("holds", "more", "less", "does not hold", "ambiguous", "n/a"),
         "reason": maybe(TEXT),
     }
 )
+PRECISION = fields({"claim": NAME, "precision": NAME, "on": NAME, "ours": AMOUNT, "interval": INTERVAL})
 CLAIMS = fields(
     {
         "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
@@ -82,6 +83,7 @@ CLAIMS = fields(
         "counters": mapping(NAME, COUNTED, 1000),
         "errors": mapping(NAME, AMOUNT, 32),
         "kernels_per_step": maybe(AMOUNT),
+        "precision": items(PRECISION, 200),
         "claims": items(CLAIM, 100, least=1),
     }
 )

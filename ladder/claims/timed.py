@@ -55,6 +55,7 @@ class Experiment:
         itemsize: bytes of one element.
         unlike: contenders that compute something else, and are compared with nothing.
         shares: contender -> passes of its own, where they differ.
+        moved: bytes of a call, of what is no activation.
     """
 
     name: str
@@ -64,8 +65,11 @@ class Experiment:
     itemsize: int
     unlike: tuple[str, ...] = ()
     shares: dict[str, float] = field(default_factory=dict)
+    moved: Callable[[Setting], int] | None = None
 
     def bytes(self, setting: Setting, contender: str | None = None) -> int:
+        if self.moved is not None:
+            return self.moved(setting)
         return int(self.shares.get(contender, self.passes) * self.itemsize * setting.numel)
 
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from typing import Any
 
 from ladder.claims import timed
@@ -60,24 +61,18 @@ class View:
             if among is None or name in among
         }
 
-    def bandwidth(self, experiment: str, contender: str, passes: float | None = None) -> float | None:
-        """TB/s: bytes that the experiment counts (or so many passes over the activation) over the median time."""
+    def bandwidth(self, experiment: str, contender: str) -> float | None:
+        """TB/s: the bytes that must cross memory, as the experiment counts them, over the median time."""
         found, us = self.experiments.get(experiment), self.us(experiment, contender)
-        if found is None or us is None:
-            return None
-        count = found["bytes"][contender]
-        if passes is not None:
-            count = passes * found["itemsize"]
-            for size in found["shape"]:
-                count *= size
-        return count / us["median"] / 1e6
+        return None if found is None or us is None else found["bytes"][contender] / us["median"] / 1e6
 
     # ---- occupancy and counters -----------------------------------------------------------------------------------
 
     def occupancy(self, experiment: str, contender: str | None) -> float | None:
         """Theoretical, of the contender's kernel with the most threads."""
         rows = [row for row in self.result["kernels"] if row["source"] == f"{experiment}: {contender}"]
-        return rows[0]["occupancy"] if rows else None
+        largest = max(rows, key=lambda row: row["threads"] * math.prod(row["grid"]), default=None)
+        return largest and largest["occupancy"]
 
     def by_occupancy(self, experiment: str, low: float, high: float) -> str | None:
         """The quickest contender whose occupancy is from `low` to below `high`."""
@@ -108,12 +103,21 @@ class View:
             return None
         return (sum(three[k] - one[k] for k in ("dram_read", "dram_written"))) / images / 1e6
 
-    def reason(self, needs: tuple[str, ...]) -> str:
-        """Why there is no number: the reason of the first contender that has none."""
+    def precision(self, name: str, precision: str, base: str = "baseline") -> Summary | None:
+        """A claim of `ladder precision` against FP32, on the ladder's baseline or top."""
+        for row in self.result["precision"]:
+            if (row["claim"], row["precision"], row["on"]) == (name, precision, base):
+                return {"median": row["ours"], "interval": row["interval"]}
+        return None
+
+    def reason(self, needs: tuple[str, ...], lacks: str = "") -> str:
+        """Why there is no number: the reason of the first contender that has none, or what else is lacking."""
         for name in needs:
             found = self.experiments.get(name)
             if found is None:
-                return f"{name} was not measured"
+                return lacks or f"{name} was not measured"
+            if found["samples_us"] and lacks:
+                return lacks
             if found["reasons"]:
                 return next(iter(found["reasons"].values()))
         return "not measured here"
