@@ -32,7 +32,7 @@ IN_CUDA = (  # experiments whose contenders are CUDA C++, but for PyTorch
     "coalescing", "divergence", "reduction", "vector width", "block size in CUDA", "block size of the norm",
     "launch bounds",
 )  # fmt: skip
-BOUNDS = (None, 128, 64, 32)  # registers a thread may have at most
+BOUNDS = (None, 96, 64, 32)  # registers a thread may have at most
 
 
 def setting(device: str, smoke: bool) -> Setting:

@@ -72,14 +72,6 @@ def occupancy(limits: Limits, threads: int, registers: int, shared: int) -> Occu
     return Occupancy(blocks, blocks * warps / limits.warps, stopping)
 
 
-def most_registers(limits: Limits, threads: int, blocks: int) -> int:
-    """Registers a thread may have if `blocks` blocks are to fit: what `__launch_bounds__(threads, blocks)` asks for."""
-    fitting = [
-        r for r in range(MOST_REGISTERS + 1) if _by_registers(limits, -(-threads // WARP), r) >= blocks
-    ]
-    return fitting[-1] if fitting else 0
-
-
 def _by_registers(limits: Limits, warps: int, registers: int) -> int:
     """Registers belong to a quarter of the multiprocessor each, and a warp's are all in one."""
     if registers == 0:

@@ -153,11 +153,12 @@ def _experiment(experiment: dict[str, Any], view: View) -> list[str]:
             ]
         )
     shape = "x".join(map(str, experiment["shape"]))
+    shape = "" if shape == "1" else f", {shape}"
     headings = (
         "", "us", "95% interval", "TB/s at least", "occupancy", "achieved", "DRAM MB in, out", "sectors a load, store",
         "n/a because",
     )  # fmt: skip
-    return [f"### {_md(name)}, {shape}", "", *_table(headings, rows)]
+    return [f"### {_md(name)}{shape}", "", *_table(headings, rows)]
 
 
 def _megabytes(counted: dict[str, Any] | None) -> str:

@@ -100,9 +100,8 @@ def fusion(view: View) -> str:
     counted = view.saved_by_fusion(None)
     measured = view.saved_by_fusion("dram")
     time = view.faster("fusion", "three operators", "one")
-    text = (
-        f"two intermediates of 67 MB in BF16, each written and read, are {counted:.0f} MB (256 MiB) an image"
-    )
+    text = f"two intermediates in BF16, each written and read, are {counted:.0f} MB an image"
+    text += f", {counted / 1.048576:.0f} MiB"
     text += (
         f", {measured:.0f} MB in DRAM by Nsight Compute" if measured is not None else "; DRAM was not counted"
     )

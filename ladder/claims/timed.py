@@ -97,7 +97,7 @@ class Timed:
         experiment = self.experiment
         return {
             "name": experiment.name,
-            "shape": list(self.setting.shape),
+            "shape": list(self.setting.shape) if experiment.moved is None else [1],
             "itemsize": experiment.itemsize,
             "method": self.method,
             "bytes": {name: experiment.bytes(self.setting, name) for name in experiment.contenders},
