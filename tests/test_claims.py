@@ -371,3 +371,26 @@ def test_ctrl_c_keeps_what_there_is(monkeypatch):
     assert not found["complete"] and "interrupted" in found["protocol"]["notes"]
     assert claim_of(found, "launch overhead")["ours"]["median"] == 5.5
     assert found["protocol"]["counters"] == "not counted"
+
+
+# ---- on a GPU --------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.gpu
+def test_every_contender_runs_on_a_gpu_and_every_kernel_has_its_registers(monkeypatch, tmp_path):
+    """Small maps, two repeats; a contender may be missing (no nvcc), but none may fail."""
+    monkeypatch.setattr(experiments, "SHAPE", (4, 64, 64, 64))
+    monkeypatch.setattr(
+        stepping, "_step", lambda device, smoke: None
+    )  # minutes of compiling; the ops are launched
+    told = invoke("--quick", "--minutes", "3", "--json", "--out", str(tmp_path))
+    assert told.exit_code == 0, told.output
+    (path,) = tmp_path.glob("*.json")
+    data = json.loads(path.read_text())
+    assert validate.problem_of(path) is None
+    for each in data["experiments"]:
+        for name, reason in each["reasons"].items():
+            assert "CUDA" in reason or "nvcc" in reason or "have no" in reason, (each["name"], name, reason)
+    compiled = [row for row in data["kernels"] if row["language"] == resources.TRITON]
+    assert compiled and all(row["registers"] for row in compiled)
+    assert {row["occupancy"] for row in compiled} != {None}

@@ -140,3 +140,15 @@ def test_the_library_says_what_is_spilled_and_adds_what_nothing_launched():
     assert found["coalescing: strided", "act_kernel<float>"]["local_bytes"] == 16
     assert found["built", "sum_kernel"]["threads"] == 256 and found["built", "sum_kernel"]["local_bytes"] == 4
     assert found["step", "act_kernel"]["local_bytes"] is None and len(found) == 3
+
+
+def test_a_kernel_of_which_cuda_says_something_else_is_named():
+    def said(blocks, threads=256):
+        return SimpleNamespace(
+            kernel="k", registers=64, shared=0, spilled=0, threads=threads, largest_block=512, blocks=blocks
+        )
+
+    rows = [said(4), said(5), said(0, threads=1024)]  # the last is a block that it was not built for
+    (line,) = resources.disagreements(rows, BY_ARCHITECTURE[90])
+    assert line == "k: 4 blocks fit by our calculator, 5 by CUDA"
+    assert resources.disagreements(rows, None) == []

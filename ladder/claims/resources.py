@@ -198,3 +198,13 @@ def told(kernels: Kernels, resources: list[Any]) -> None:
                     "local_bytes": row.spilled,
                 },
             )
+
+
+def disagreements(resources: list[Any], limits: Limits | None) -> list[str]:
+    """Kernels of which CUDA says that another number of blocks fits than our calculator: there should be none."""
+    lines = []
+    for row in resources if limits is not None else ():
+        ours = occupancy(limits, row.threads, row.registers, row.shared).blocks
+        if ours != row.blocks and row.threads <= row.largest_block:
+            lines.append(f"{row.kernel}: {ours} blocks fit by our calculator, {row.blocks} by CUDA")
+    return lines

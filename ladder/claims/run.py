@@ -94,11 +94,13 @@ class Session:
             for done, (name, part) in enumerate(parts.items()):
                 place = {"case": name, "done": done, "total": len(parts)}
                 on_event(place)
+                begin = time.monotonic()
                 try:
                     for word in part() or ():
                         on_event(place | {"doing": word})
                 except Exception as error:
                     self.notes.append(f"{name}: {describe(error)}")
+                on_event(place | {"rows": [f"{name}: {time.monotonic() - begin:.0f} s"]})
         except KeyboardInterrupt:
             return False
         return True
@@ -160,7 +162,9 @@ class Session:
                     yield f"{each.experiment.name}: {name}"
                     self._profile(each, name)
         try:
-            resources.told(self.kernels, cuda.resources())
+            said = cuda.resources()
+            resources.told(self.kernels, said)
+            self.notes += resources.disagreements(said, self.limits)
         except timed.Missing as missing:
             self.notes.append(str(missing))
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import math
+
 import torch
 from torch import Tensor
 
@@ -9,25 +11,27 @@ from ladder.claims.timed import Experiment, Missing, Setting
 from ladder.kerneltiming import Call
 
 
-def weights(setting: Setting) -> list[Tensor]:
-    """The 3x3 weights of `article`'s discriminator, two of each resolution, in float32."""
+def shapes(setting: Setting) -> list[tuple[int, int, int, int]]:
+    """Of the 3x3 weights of `article`'s discriminator, two of each resolution."""
     if setting.smoke:
-        shapes = [(3, 4, 3, 3), (5, 3, 3, 3)]
-    else:
-        from ladder import catalog
-        from stylegan_lite.config import Workload
+        return [(3, 4, 3, 3), (5, 3, 3, 3)]
+    from ladder import catalog
+    from stylegan_lite.config import Workload
 
-        workload = Workload.from_dict(catalog.load_workload("article")[1])
-        shapes = []
-        for r in workload.resolutions:
-            c = workload.fmaps(r)
-            shapes += [(c, c, 3, 3), (workload.fmaps(max(4, r // 2)), c, 3, 3)]
-    return [torch.randn(shape, device=setting.device) for shape in shapes]
+    workload, found = Workload.from_dict(catalog.load_workload("article")[1]), []
+    for r in workload.resolutions:
+        c = workload.fmaps(r)
+        found += [(c, c, 3, 3), (workload.fmaps(max(4, r // 2)), c, 3, 3)]
+    return found
+
+
+def weights(setting: Setting) -> list[Tensor]:
+    return [torch.randn(shape, device=setting.device) for shape in shapes(setting)]
 
 
 def moved(setting: Setting) -> int:
-    """Read for both products of the iteration and for the division, and written."""
-    return 4 * 4 * sum(w.numel() for w in weights(Setting("cpu", setting.shape, setting.smoke)))
+    """In float32: read for both products of the iteration and for the division, and written."""
+    return 4 * 4 * sum(math.prod(shape) for shape in shapes(setting))
 
 
 def pytorch(setting: Setting) -> Call:
