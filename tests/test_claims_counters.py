@@ -73,6 +73,25 @@ def test_counters_of_a_contender_are_sums_and_its_occupancy_is_weighted_by_time(
     assert one["sectors_a_load"] == 32 and one["sectors_a_store"] is None  # nothing was stored that way
 
 
+def test_the_page_of_details_is_read_as_well():
+    """A line a kernel and metric, as ncu prints it where the raw page is not to be had."""
+    head = (
+        '"ID","Process ID","Kernel Name","Block Size","Grid Size","Metric Name","Metric Unit","Metric Value"'
+    )
+    rows = [(0, counters.MARKER, 1), (1, "k", 9)]
+    lines = [
+        f'"{number}","7","{kernel}","(32, 1, 1)","({grid}, 1, 1)","{METRICS[name]}","","{FACTS[name]}"'
+        for number, kernel, grid in rows
+        for name in METRICS
+    ]
+    found = counters.by_contender(counters.parse("\n".join([head, *lines])), {1: "a: b"})
+    assert counters.totals(found["a: b"]) == counters.totals(
+        counters.by_contender(
+            counters.parse(printed(line(0, counters.MARKER, 1), line(1, "k", 9))), {1: "a: b"}
+        )["a: b"]
+    )
+
+
 def test_a_counter_that_is_not_there_is_none_and_not_zero():
     text = printed(line(0, counters.MARKER, 1), line(1, "k", 9, dram_read="n/a", occupancy=""))
     totals = counters.totals(counters.by_contender(counters.parse(text), {1: "a: b"})["a: b"])

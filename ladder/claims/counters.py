@@ -82,20 +82,23 @@ def announced(text: str) -> dict[int, str]:
 
 
 def parse(text: str) -> list[Row]:
-    """Rows of `ncu --csv --page raw`, which stand among what the program and ncu print; a line of units comes first."""
+    """Kernels of ncu's CSV, which stands among what the program and ncu print, in the order of their launches.
+
+    `--page raw` has a line a kernel, behind one of units; the page of details, which a version without the other
+    would print, a line a kernel and metric.
+    """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    if head is None:
-        return []
-    rows = []
-    for row in csv.DictReader(lines[head:]):
-        if not (row.get("ID") or "").strip().isdigit():
+    found: dict[int, Row] = {}
+    for line in csv.DictReader(lines[head:]) if head is not None else ():
+        if not (line.get("ID") or "").strip().isdigit():
             continue  # the units
-        grid = [int(n) for n in re.findall(r"\d+", row.get("Grid Size") or "")] or [0]
-        found: Row = {"kernel": (row.get("Kernel Name") or "").strip(), "grid": grid}
-        found |= {name: _number(row.get(theirs)) for name, theirs in METRICS.items()}
-        rows.append(found)
-    return rows
+        grid = [int(n) for n in re.findall(r"\d+", line.get("Grid Size") or "")] or [0]
+        empty = {"kernel": (line.get("Kernel Name") or "").strip(), "grid": grid, **dict.fromkeys(METRICS)}
+        row = found.setdefault(int(line["ID"]), empty)
+        values = {line["Metric Name"]: line.get("Metric Value")} if "Metric Name" in line else line
+        row |= {name: _number(values[theirs]) for name, theirs in METRICS.items() if theirs in values}
+    return list(found.values())
 
 
 def by_contender(rows: list[Row], names: dict[int, str]) -> dict[str, list[Row]]:
