@@ -2,8 +2,10 @@
 
 import os
 import stat
+import types
 
 import pytest
+import torch
 
 from ladder.claims import counters
 from ladder.claims.counters import METRICS, Refused
@@ -84,12 +86,10 @@ def test_the_page_of_details_is_read_as_well():
         for number, kernel, grid in rows
         for name in METRICS
     ]
-    found = counters.by_contender(counters.parse("\n".join([head, *lines])), {1: "a: b"})
-    assert counters.totals(found["a: b"]) == counters.totals(
-        counters.by_contender(
-            counters.parse(printed(line(0, counters.MARKER, 1), line(1, "k", 9))), {1: "a: b"}
-        )["a: b"]
-    )
+    details = "\n".join([head, *lines])
+    raw = printed(line(0, counters.MARKER, 1), line(1, "k", 9))
+    (first, second) = (counters.by_contender(counters.parse(text), {1: "a: b"}) for text in (details, raw))
+    assert first == second and first["a: b"][0]["dram_read"] == 1e6
 
 
 def test_a_counter_that_is_not_there_is_none_and_not_zero():
@@ -148,3 +148,55 @@ def test_clocks_are_left_alone_and_only_the_marked_calls_are_profiled():
     line = " ".join(counters.command("ncu", ["fusion", "block size"]))
     assert "--clock-control none" in line and "--profile-from-start off" in line
     assert line.endswith("-m ladder.claims.target fusion block size")
+
+
+def test_the_target_marks_each_contender_and_profiles_its_second_call_alone(monkeypatch, capsys):
+    """On the CPU, with a profiler that only notes when it is on: what ncu would see."""
+    from ladder.claims import small_kernels, target
+    from ladder.claims.timed import Missing
+
+    seen, profiling = [], [False]
+
+    def note(what):
+        if profiling[0]:
+            seen.append(what)
+
+    def ready(name):
+        if name == "none":
+            raise Missing("no compiler")
+        return lambda: note(name)
+
+    class Marker:
+        def __getitem__(self, grid):
+            return lambda *args, **kwargs: note(grid)
+
+    def switch(on):
+        profiling[0] = on
+
+    cuda = types.SimpleNamespace(
+        synchronize=lambda: None,
+        empty_cache=lambda: None,
+        cudart=lambda: types.SimpleNamespace(
+            cudaProfilerStart=lambda: switch(True), cudaProfilerStop=lambda: switch(False)
+        ),
+    )
+    monkeypatch.setattr(torch, "cuda", cuda)
+    monkeypatch.setattr(torch, "manual_seed", lambda seed: None)  # asks torch.cuda
+    monkeypatch.setattr(target, "DEVICE", "cpu")
+    monkeypatch.setattr(small_kernels, "claim_marker_kernel", Marker())
+    names = ("fusion: one", "none", "fusion: three operators")
+    monkeypatch.setattr(
+        target, "everything", lambda _: [(name, lambda name=name: ready(name)) for name in names]
+    )
+    assert target.main([]) == 0
+    assert seen == [(1,), "fusion: one", (3,), "fusion: three operators"]
+    assert counters.announced(capsys.readouterr().out) == {1: "fusion: one", 3: "fusion: three operators"}
+
+
+def test_what_is_counted_has_the_names_that_it_was_timed_by(monkeypatch):
+    from ladder.claims import experiments, target
+
+    monkeypatch.setattr(target, "ops", lambda: iter([("ops: x, forward", None)]))
+    names = [name for name, _ in target.everything(["fusion", target.OPS])]
+    assert names == [*(f"fusion: {name}" for name in experiments.fusion().contenders), "ops: x, forward"]
+    assert len({name for name, _ in target.everything([])}) > 50

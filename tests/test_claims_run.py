@@ -36,6 +36,29 @@ def test_kernels_of_a_step_come_first_and_each_kernel_is_listed_once(monkeypatch
     assert len(notes) == 1 and "no such workload" in notes[0]
 
 
+def test_contenders_in_cuda_cpp_are_profiled_after_everything_was_timed(monkeypatch):
+    """A profiler stays in a process, and what is timed behind it is slower."""
+    order = []
+    monkeypatch.setattr(experiments, "IN_CUDA", ("fusion",))
+    monkeypatch.setattr(experiments, "all_experiments", lambda: [experiments.fusion()])
+    monkeypatch.setattr(run.timed.Stopwatch, "repeat", lambda self, timed: order.append("timed"))
+    monkeypatch.setattr(launching, "measure", lambda *a: {"samples_us": {}, "reasons": {}})
+    monkeypatch.setattr(experiments, "norm_errors", lambda setting: {})
+    monkeypatch.setattr(stepping, "watch", lambda *a: [])
+
+    def profiled(call):
+        order.append("profiled")
+        if "profiled" in order[:-1]:
+            raise RuntimeError("CUPTI is not there")
+        return [made_up_claims.kernel("4", 32) | {"language": resources.CUDA, "local_bytes": None}]
+
+    monkeypatch.setattr(resources, "profiled", profiled)
+    found = run.measure("cpu", minutes=1, seed=0, quick=True, count=True, on_event=lambda event: None)
+    assert order == ["timed", "timed", "profiled", "profiled"]
+    assert "fusion: three operators" in {row["source"] for row in found["kernels"]}
+    assert any("CUPTI is not there" in note for note in found["protocol"]["notes"]) and found["complete"]
+
+
 def test_achieved_occupancy_is_that_of_the_longest_launch_of_that_kernel():
     counted = {
         "ops: bias_act, forward": [{"kernel": "bias_act_kernel", "occupancy": 70.0, "ns": 9.0}],

@@ -12,13 +12,13 @@ from collections.abc import Callable, Iterator
 from ladder.claims import experiments
 from ladder.kerneltiming import Call
 
-OPS = "ops"
+DEVICE, OPS = "cuda", "ops"
 Ready = Callable[[], Call]
 
 
 def everything(names: list[str]) -> Iterator[tuple[str, Ready]]:
     """("EXPERIMENT: CONTENDER", what makes its call)."""
-    setting = experiments.setting("cuda", False)
+    setting = experiments.setting(DEVICE, False)
     for experiment in experiments.all_experiments():
         if not names or experiment.name in names:
             for name, make in experiment.contenders.items():
@@ -32,9 +32,9 @@ def ops() -> Iterator[tuple[str, Ready]]:
     from ladder.claims.stepping import largest_cases
     from ladder.kernelcalls import call_of
 
-    for case in largest_cases("cuda"):
+    for case in largest_cases(DEVICE):
         for direction in case.directions:
-            ready = lambda case=case, direction=direction: call_of(case, direction, case.fused(), "cuda")  # noqa: E731
+            ready = lambda case=case, direction=direction: call_of(case, direction, case.fused(), DEVICE)  # noqa: E731
             yield f"{OPS}: {case.op}, {direction}", ready
 
 
@@ -43,7 +43,7 @@ def main(names: list[str]) -> int:
 
     from ladder.claims.small_kernels import claim_marker_kernel
 
-    x = torch.zeros(1, device="cuda")
+    x = torch.zeros(1, device=DEVICE)
     claim_marker_kernel[(1,)](x, num_warps=1)
     profiler = torch.cuda.cudart()
     for number, (name, ready) in enumerate(everything(names), start=1):
