@@ -31,8 +31,9 @@ PAIRS = (
     ("reduction", "shared memory", "shuffles", "shared memory / shuffles"),
     ("vector width", "2 bytes", "16 bytes", "2-byte / 16-byte accesses"),
     ("fusion", "three operators", "one", "three operators / one"),
+    ("spectral norm", "PyTorch", "Triton", "spectral norm: PyTorch / Triton"),
 )
-WIDTH, HEIGHT = 12.5, 9.4  # inches
+WIDTH, HEIGHT = 12.5, 8.8  # inches
 
 
 def render(result: dict[str, Any], kind: str) -> bytes:
@@ -61,10 +62,10 @@ def draw(result: dict[str, Any]) -> Any:
     notes = f" ({result['protocol']['notes'][0]})" if result["protocol"]["notes"] else ""
     headline = f"{machine['gpu'] or machine['cpu']}: the article's claims, measured{notes}"
     _fitted(made, 0.2 / WIDTH, 1 - 0.14 / HEIGHT, headline, 15, fontweight="bold", va="top")
-    _figures(made.add_axes((0.19, 0.56, 0.34, 0.33)), result)
-    _pairs(made.add_axes((0.72, 0.56, 0.25, 0.33)), view)
+    _figures(made.add_axes((0.19, 0.54, 0.34, 0.34)), result)
+    _pairs(made.add_axes((0.73, 0.54, 0.25, 0.34)), view)
     for index, (name, label) in enumerate(SWEEPS):
-        _sweep(made.add_axes((0.06 + 0.24 * index, 0.13, 0.18, 0.28)), view, name, label)
+        _sweep(made.add_axes((0.06 + 0.24 * index, 0.12, 0.18, 0.27)), view, name, label)
     _footer(made, result)
     return made
 
@@ -80,6 +81,8 @@ def _plain(axes: Any, title: str) -> None:
 
 def _figures(axes: Any, result: dict[str, Any]) -> None:
     """Ours in multiples of the article's figure (of the middle of its range, which is a band)."""
+    from matplotlib import patheffects
+
     rows = [row for row in result["claims"] if row["figure"] is not None]
     _plain(axes, "Ours, in multiples of the article's figure")
     axes.set_xscale("log")
@@ -92,7 +95,15 @@ def _figures(axes: Any, result: dict[str, Any]) -> None:
             axes.barh(y, (high - low) / middle, 0.5, left=low / middle, color=ARTICLE, alpha=0.2, zorder=1)
         if row["ours"] is None:
             axes.axhspan(y - 0.4, y + 0.4, color=GAP, zorder=0, linewidth=0)
-            axes.text(1.02, y, "n/a", fontsize=8.5, color=MUTED, va="center")
+            axes.annotate(
+                "n/a",
+                (1, y),
+                xytext=(6, 0),
+                textcoords="offset points",
+                fontsize=8.5,
+                color=MUTED,
+                va="center",
+            )
             continue
         value, interval = row["ours"]["median"] / middle, row["ours"]["interval"]
         reach = max(reach, value, 1 / value)
@@ -100,12 +111,16 @@ def _figures(axes: Any, result: dict[str, Any]) -> None:
             axes.plot([b / middle for b in interval], [y, y], color=INK, linewidth=1.4, zorder=3)
         axes.plot([value], [y], "o", color=BUSY, markersize=8, zorder=4)
         text = f"{amount(row['ours']['median'], claim.unit)} for {figure(claim)}"
-        axes.annotate(text, (value, y), xytext=(0, 8), textcoords="offset points", ha="center", fontsize=8)
+        axes.annotate(
+            text, (value, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8, zorder=5,
+            path_effects=[patheffects.withStroke(linewidth=2.5, foreground="white")],
+        )  # fmt: skip
     reach = min(reach * 1.8, 1e4)
     axes.set_xlim(1 / reach, reach)
     axes.set_ylim(len(rows) - 0.4, -0.7)
     axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
-    ticks = [t for t in (0.01, 0.1, 0.25, 0.5, 1, 2, 4, 10, 100) if 1 / reach <= t <= reach]
+    near, far = (0.25, 0.5, 1, 2, 4), (0.001, 0.01, 0.1, 1, 10, 100, 1000)
+    ticks = [t for t in (near if reach < 8 else far) if 1 / reach <= t <= reach]
     axes.set_xticks(ticks, [f"{t:g}x" for t in ticks])
     axes.minorticks_off()
     axes.tick_params(axis="y", labelcolor=INK, labelsize=9)
@@ -178,7 +193,7 @@ def _footer(made: Any, result: dict[str, Any]) -> None:
         Line2D([], [], color=ARTICLE, label="the article"),
     ]
     made.legend(
-        handles=handles, loc="upper left", bbox_to_anchor=(0.05, 0.485), ncols=3, frameon=False, fontsize=9
+        handles=handles, loc="upper left", bbox_to_anchor=(0.05, 0.475), ncols=3, frameon=False, fontsize=9
     )
     machine = result["machine"]
     text = (

@@ -114,7 +114,8 @@ def markdown(result: dict[str, Any]) -> str:
         rows = [row for row in result["kernels"] if row["source"] == source]
         if rows:
             lines += [f"### {heading}", "", *_table(KERNEL_HEADINGS, [kernel_cells(row) for row in rows])]
-    rows = [row for row in result["kernels"] if row["source"] not in SOURCES]
+    order = [f"{each['name']}: {name}" for each in result["experiments"] for name in each["bytes"]]
+    rows = [row for source in order for row in result["kernels"] if row["source"] == source]
     if rows:
         texts = [[row["source"], *kernel_cells(row)] for row in rows]
         lines += ["### Kernels of the experiments", "", *_table(("experiment", *KERNEL_HEADINGS), texts)]
