@@ -14,6 +14,7 @@ from ladder.claims import (
     cuda,
     experiments,
     launching,
+    page,
     registry,
     report,
     timed,
@@ -261,3 +262,37 @@ def test_a_file_that_its_own_samples_contradict_is_refused(result, tmp_path):
     assert "among its samples" in changed(lambda d: d["experiments"][0]["us"]["PyTorch"].update(median=1.0))
     assert changed(lambda d: d.update(host="x")) == "unknown key 'host'"
     assert "made from its hardware" in changed(lambda d: d["machine"].update(name="nvidia-b200"))
+
+
+# ---- the page in docs ------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_a_place_for_every_claim_and_says_what_the_result_says(result, tmp_path, monkeypatch):
+    text = page.PAGE.read_text()
+    assert sorted(page.CLAIM.findall(text)) == sorted(registry.BY_NAME)
+    filled = page.filled(text, result, "nvidia-h200")
+    assert "> **118x** (117x to 118x) for the article's 8x, more: of it the access pattern" in filled
+    assert "results/charts/nvidia-h200-claims.png" in filled and "No machine's result" not in filled
+    other = made_up_claims.result({"coalescing": {"strided, N blocks": 4100}})
+    again = page.filled(filled, other, "nvidia-h200")
+    assert again == page.filled(text, other, "nvidia-h200") and "**118x**" not in again
+
+
+def test_the_page_is_that_of_the_newest_result_in_the_repository():
+    if (newest := page.newest()) is None:
+        assert "No machine's result is in the repository yet" in page.PAGE.read_text()
+        return
+    text = page.PAGE.read_text()
+    assert page.filled(text, page.quotable(newest), newest.stem) == text, "run python -m ladder.claims.page"
+
+
+def test_a_smoke_test_is_not_put_on_the_page(result, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(page, "PAGE", tmp_path / "claims.md")
+    page.PAGE.write_text("<!-- claim: coalescing -->\n\nrest\n")
+    path = tmp_path / "nvidia-h200.json"
+    results.write(path, result | {"protocol": result["protocol"] | {"smoke": True}})
+    assert page.main([str(path)]) == 2 and "not to be quoted" in capsys.readouterr().err
+    assert page.newest(tmp_path) is None
+    results.write(path, result)
+    assert page.newest(tmp_path) == path and page.main([str(path)]) == 0
+    assert page.PAGE.read_text().startswith("<!-- claim: coalescing -->\n> **118x**")

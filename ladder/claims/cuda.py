@@ -116,10 +116,6 @@ def for_each_sample(function: Callable[..., Tensor]) -> Function:
     return lambda x: function(x, blocks="samples", threads=min(1024, -(-x.shape[1] // 32) * 32))
 
 
-def launch_empty() -> None:
-    package().empty()
-
-
 def resources(threads: int = 256) -> list[Any]:
     """`kernels.cuda`'s own row for each of its kernels. Raises Missing."""
     return package().resources(threads=threads)

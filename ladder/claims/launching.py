@@ -1,6 +1,6 @@
 """What it costs to launch a kernel: on the CPU, which is what an eager step waits for, and in a graph.
 
-- launch: seconds of the CPU for one call, over a burst of calls that fits into the GPU's queue, which is drained before
+- launch: seconds of the CPU for one call from Python, over a burst of calls that fits into the GPU's queue, which is drained before
   and after: nothing waits for the GPU inside.
 - replay: seconds of the GPU for one kernel of a graph of many, the pauses between kernels included.
 """
@@ -38,8 +38,7 @@ def contenders(device: str) -> dict[str, Callable[[], Call]]:
     def empty_cuda() -> Call:
         if device != "cuda":
             raise Missing("CUDA C++ needs a CUDA GPU")
-        cuda.package()
-        return cuda.launch_empty
+        return cuda.package().empty
 
     return {ADD: lambda: lambda: x.add_(1.0), EMPTY_TRITON: empty_triton, EMPTY_CUDA: empty_cuda}
 
