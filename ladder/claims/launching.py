@@ -1,7 +1,7 @@
 """What it costs to launch a kernel: on the CPU, which is what an eager step waits for, and in a graph.
 
-- launch: seconds of the CPU for one call from Python, over a burst of calls that fits into the GPU's queue, which is drained before
-  and after: nothing waits for the GPU inside.
+- launch: seconds of the CPU for one call from Python, over a burst of calls that fits into the GPU's queue, which is
+  drained before and after: nothing waits for the GPU inside.
 - replay: seconds of the GPU for one kernel of a graph of many, the pauses between kernels included.
 """
 

@@ -65,7 +65,7 @@ def main(arguments: list[str]) -> int:
         result = quotable(path)
         if result is None:
             raise UserError(
-                f"{path}: a smoke test, a quick look, half a run or one of changed code is not to be quoted"
+                f"{path}: smoke tests, quick or half runs and those of changed code are not to be quoted"
             )
         PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result, path.stem), encoding="utf-8")
     except (UserError, OSError, ValueError, KeyError) as error:
