@@ -67,12 +67,16 @@ def build_ahead(builds: list[dict[str, Any]]) -> None:
             process.wait()
 
 
+def check_device(x: Tensor) -> None:
+    if x.device.type != "cuda":
+        raise Missing("CUDA C++ needs a CUDA GPU")
+
+
 def bound(name: str, flags: dict[str, Any] | None = None, **how: Any) -> Function:
     """`kernels.cuda`'s function of that name as a function of x; what is missing is said when it is called."""
 
     def run(x: Tensor) -> Tensor:
-        if x.device.type != "cuda":
-            raise Missing("CUDA C++ needs a CUDA GPU")
+        check_device(x)
         found = package(**(flags or {}))
         return getattr(found, name)(x, **how, flags=found.Flags(**(flags or {})))
 
@@ -89,8 +93,7 @@ def norm(flags: dict[str, Any] | None = None, **how: Any) -> Function:
     """Instance norm and leaky ReLU alone: scale 1, bias 0, gain 1."""
 
     def run(x: Tensor) -> Tensor:
-        if x.device.type != "cuda":
-            raise Missing("CUDA C++ needs a CUDA GPU")
+        check_device(x)
         found = package(**(flags or {}))
         more = {"slope": SLOPE, "gain": 1.0, "flags": found.Flags(**(flags or {}))}
         return found.instance_norm_act(x, *unit(x.device, *x.shape[:2]), **more, **how)

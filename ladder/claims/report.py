@@ -69,7 +69,7 @@ def remarks(result: dict[str, Any]) -> list[str]:
     ]
     lines.append("TB/s at least: bytes that have to cross memory, by count, over the median time")
     lines.append(f"hardware counters: {counted}" if counted else "hardware counters: Nsight Compute, L2 emptied before"
-                 " each kernel; achieved occupancy of the longest launch")  # fmt: skip
+                 " each kernel; achieved occupancy is that of the longest launch, and empty for kernels that only a step launches")  # fmt: skip
     return lines
 
 
