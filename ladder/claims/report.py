@@ -68,8 +68,11 @@ def remarks(result: dict[str, Any]) -> list[str]:
         "verdict: holds where the interval comes within a tenth of the article's figure, else more or less",
     ]
     lines.append("TB/s at least: bytes that have to cross memory, by count, over the median time")
-    lines.append(f"hardware counters: {counted}" if counted else "hardware counters: Nsight Compute, L2 emptied before"
-                 " each kernel; achieved occupancy is that of the longest launch, and empty for kernels that only a step launches")  # fmt: skip
+    ncu = (
+        "Nsight Compute, L2 emptied before each kernel; achieved occupancy is that of the longest launch, and empty for"
+        " kernels that only a step launches"
+    )
+    lines.append(f"hardware counters: {counted or ncu}")
     return lines
 
 
