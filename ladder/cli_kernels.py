@@ -17,6 +17,7 @@ from ladder.errors import UserError
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "kernels"
 CHARTS = ROOT / "results" / "charts"
+MINUTES = 4.0
 SMOKE_NOTE = "CPU smoke test: Triton's interpreter, not to be quoted"
 SMOKE = {"resolution": 8, "channel_base": 32, "batch": 2}
 
@@ -28,7 +29,8 @@ Examples:
   ladder kernels --quick                       two resolutions, three repeats; not to be quoted
   ladder kernels --op bias_act --op modulate   these ops only
   ladder kernels -w stylegan2-1024 --minutes 10
-  ladder kernels --json > kernels.json"""
+  ladder kernels --json > kernels.json
+  ladder kernels --claims                      what the article says of kernels, each claim measured here"""
 )
 @click.option("--op", "ops", metavar="OP", multiple=True, help="Only this op; may be given more than once.")
 @click.option(
@@ -37,11 +39,15 @@ Examples:
 )  # fmt: skip
 @click.option("--quick", is_flag=True, help="Few shapes and repeats. Marked as not to be quoted.")
 @click.option(
+    "--claims",
+    is_flag=True,
+    help="The article's claims instead: CUDA C++, coalescing, occupancy, fusion, launches.",
+)
+@click.option(
     "--minutes",
     type=click.FloatRange(0, min_open=True),
-    default=4.0,
-    show_default=True,
-    help="About how long it may take; repeats are fitted to it, the least important shapes go first.",
+    help="About how long it may take; repeats are fitted to it, the least important shapes go first."
+    " [default: 4; with --claims: 5]",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @options.device_option
@@ -49,14 +55,15 @@ Examples:
     "--out",
     metavar="DIR",
     type=click.Path(path_type=Path, file_okay=False),
-    help="[default: results/kernels]",
+    help="[default: results/kernels, with --claims results/claims]",
 )
 @options.json_option
 def kernels(
     ops: tuple[str, ...],
     names: tuple[str, ...],
     quick: bool,
-    minutes: float,
+    claims: bool,
+    minutes: float | None,
     seed: int,
     device: str | None,
     out: Path | None,
@@ -76,7 +83,14 @@ def kernels(
         os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which is below
     elif reason := machine.capabilities(chosen)["triton"]:
         raise UserError(f"the ops need Triton: {reason}")
-    result = measure(chosen, ops, names, quick, minutes, seed, as_json)
+    if claims:
+        if ops or names:
+            raise UserError("--claims has shapes of its own: leave out --op and --workload")
+        from ladder.claims import command
+
+        command.command(chosen, minutes or command.MINUTES, seed, quick, out, as_json)
+        return
+    result = measure(chosen, ops, names, quick, minutes or MINUTES, seed, as_json)
     paths = write(result, out or OUT, CHARTS if out is None else out, [*ops, *names])
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))

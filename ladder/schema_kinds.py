@@ -8,6 +8,7 @@ from __future__ import annotations
 from typing import Any
 
 from ladder import results
+from ladder.claims.schema import CLAIMS, contradicted
 from ladder.rules import Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
     BYTES,
@@ -209,6 +210,7 @@ ROOFLINE = fields(
 )
 
 KINDS: dict[str, Rule] = {
+    "claims": CLAIMS,
     "filter tuning": FILTER_TUNING,
     "kernels": KERNELS,
     "roofline": ROOFLINE,
@@ -224,6 +226,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
     hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]
     if hardware is None or machine["name"] != results.slug(hardware):
         return f"machine.name: {machine['name']!r} is not made from its hardware"
+    if data["kind"] == "claims":
+        return contradicted(data)
     if data["kind"] == "kernels":
         for row in data["rows"]:
             for temperature, found in row["us"].items():
@@ -239,7 +243,7 @@ def contradiction(data: dict[str, Any]) -> str | None:
 
 def marks(data: dict[str, Any]) -> list[str]:
     """Why a file that is accepted must not be quoted."""
-    found = list(data["protocol"]["notes"]) if data["kind"] == "kernels" else []
+    found = list(data["protocol"]["notes"]) if data["kind"] in ("kernels", "claims") else []
     if data["kind"] == "roofline" and data["dirty"]:
         found.append("dirty work tree: not to be published")
     return found

@@ -75,7 +75,7 @@ def test_a_tuning_of_filters_is_accepted_or_says_what_is_wrong(tmp_path):
 @pytest.mark.parametrize("kind", ["canary", ["kernels"], None, "kernels "])
 def test_another_kind_is_named(tmp_path, kind):
     says = judge(tmp_path, {"schema": 1, "kind": kind})
-    assert says.startswith("kind: ") and says.endswith("is none of filter tuning, kernels, roofline, tuning")
+    assert says.startswith("kind: ") and "is none of claims, filter tuning, kernels" in says
 
 
 def test_why_not_to_quote_them_is_said(tmp_path, kernels):

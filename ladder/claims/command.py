@@ -1,0 +1,61 @@
+"""What `ladder kernels --claims` does: measures, prints, writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.errors import UserError
+
+ROOT = Path(__file__).resolve().parents[2]
+OUT = ROOT / "results" / "claims"
+CHARTS = ROOT / "results" / "charts"
+MINUTES = 5.0
+
+
+def command(device: str, minutes: float, seed: int, quick: bool, out: Path | None, as_json: bool) -> None:
+    """Everything; ends with status 130 where it was interrupted, 1 where no claim has a number."""
+    from ladder.claims import report, run
+    from ladder.progress import kernels_progress
+
+    with run.locked(device), kernels_progress(as_json, str) as on_event:
+        result = run.measure(
+            device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event
+        )
+    paths = write(result, out or OUT, CHARTS if out is None else out)
+    if as_json:
+        click.echo(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        report.print_table(result)
+        for path in paths:
+            click.echo(path)
+    if not result["complete"]:
+        sys.exit(130)
+    if not any(claim["ours"] for claim in result["claims"]):
+        sys.exit(1)
+
+
+def write(result: dict[str, Any], out: Path, charts: Path) -> list[Path]:
+    """JSON, Markdown and chart, each whole or not at all; a quick or unfinished run never replaces a whole one."""
+    from ladder import report as reporting
+    from ladder import results
+    from ladder.claims import chart, report
+
+    rules = result["protocol"]
+    words = [result["machine"]["name"], *["quick"] * rules["quick"], *["smoke"] * rules["smoke"]]
+    words += ["partial"] * (not result["complete"])
+    stem = "-".join(results.slug(word) for word in words)
+    paths = [out / f"{stem}.json", out / f"{stem}.md"]
+    paths += [charts / f"{stem}-claims.{kind}" for kind in ("png", "svg")]
+    try:
+        results.write(paths[0], result)
+        reporting.write(paths[1], report.markdown(result))
+        for path in paths[2:]:
+            reporting.write(path, chart.render(result, path.suffix[1:]))
+    except OSError as error:
+        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
+    return paths

@@ -1,0 +1,73 @@
+"""Spectral norm of a discriminator's convolutions: PyTorch's parametrization beside the launches of `kernels`."""
+
+from __future__ import annotations
+
+import math
+
+import torch
+from torch import Tensor
+
+from ladder.claims.timed import Experiment, Missing, Setting
+from ladder.kerneltiming import Call
+
+
+def shapes(setting: Setting) -> list[tuple[int, int, int, int]]:
+    """Of the 3x3 weights of `article`'s discriminator, two of each resolution."""
+    if setting.smoke:
+        return [(3, 4, 3, 3), (5, 3, 3, 3)]
+    from ladder import catalog
+    from stylegan_lite.config import Workload
+
+    workload, found = Workload.from_dict(catalog.load_workload("article")[1]), []
+    for r in workload.resolutions:
+        c = workload.fmaps(r)
+        found += [(c, c, 3, 3), (workload.fmaps(max(4, r // 2)), c, 3, 3)]
+    return found
+
+
+def weights(setting: Setting) -> list[Tensor]:
+    return [torch.randn(shape, device=setting.device) for shape in shapes(setting)]
+
+
+def moved(setting: Setting) -> int:
+    """In float32: read for both products of the iteration and for the division, and written."""
+    return 4 * 4 * sum(math.prod(shape) for shape in shapes(setting))
+
+
+def pytorch(setting: Setting) -> Call:
+    from torch.nn.utils import parametrizations
+
+    layers = []
+    for weight in weights(setting):
+        o, i = weight.shape[:2]
+        layer = torch.nn.Conv2d(i, o, 3, bias=False, device=setting.device)
+        layer.weight = torch.nn.Parameter(weight)
+        layers.append(parametrizations.spectral_norm(layer))
+    return lambda: [layer.weight for layer in layers]
+
+
+def triton(setting: Setting) -> Call:
+    import kernels
+
+    try:
+        from kernels.spectral_norm import power_iteration
+    except ImportError:
+        raise Missing("these kernels have no spectral norm") from None
+    made = [torch.nn.Parameter(weight) for weight in weights(setting)]
+    us, vs = (
+        [torch.nn.functional.normalize(torch.randn(n, device=setting.device), dim=0) for n in sizes]
+        for sizes in ([w.shape[0] for w in made], [w[0].numel() for w in made])
+    )
+
+    def call() -> list[Tensor]:
+        power_iteration(made, us, vs)
+        return kernels.spectral_norm(made, us, vs)
+
+    return call
+
+
+def experiment() -> Experiment:
+    """Both begin with vectors of their own, so results are not compared here but in tests."""
+    contenders = {"PyTorch": pytorch, "Triton": triton}
+    title = "one power iteration and W / sigma for every layer of a discriminator"
+    return Experiment("spectral norm", title, contenders, 1, 4, unlike=("PyTorch", "Triton"), moved=moved)

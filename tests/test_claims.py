@@ -1,0 +1,298 @@
+"""`ladder kernels --claims`: what is timed, what is made of it, and what is said of it."""
+
+import json
+import sys
+import types
+
+import pytest
+import torch
+
+import kernels
+from ladder import results, validate
+from ladder.claims import (
+    chart,
+    cuda,
+    experiments,
+    launching,
+    page,
+    registry,
+    report,
+    timed,
+)
+from ladder.claims.timed import Experiment, Missing, Setting, Stopwatch, Timed
+from ladder.kerneltiming import SMOKE, Cpu, Timer
+from tests import made_up_claims
+
+SETTING = Setting("cpu", (2, 3, 4, 4), True)
+
+
+def adding(number):
+    def make(setting):
+        x = torch.randn(setting.shape)
+        return lambda: x + number
+
+    return make
+
+
+def lacking(setting):
+    raise Missing("no compiler here")
+
+
+@pytest.fixture
+def stopwatch():
+    return Stopwatch(Cpu(), Timer(Cpu(), SMOKE))
+
+
+def prepared(stopwatch, contenders, **more):
+    found = Timed(Experiment("toy", "a toy", contenders, 2, 4, **more), SETTING)
+    stopwatch.prepare(found)
+    return found
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_or_missing_has_a_reason_and_no_number(stopwatch):
+    contenders = {
+        "plain": adding(0.0),
+        "same": adding(1e-6),
+        "wrong": adding(1.0),
+        "none": lacking,
+        "else": adding(5.0),
+    }
+    found = prepared(stopwatch, contenders, unlike=("else",))
+    for _ in timed.repeats(stopwatch, [found], 3, 3, lambda: 1.0):
+        pass
+    assert set(found.reasons) == {"wrong", "none"} and found.reasons["none"] == "no compiler here"
+    assert "differs from plain PyTorch" in found.reasons["wrong"]
+    assert {name: len(v) for name, v in found.samples.items()} == {"plain": 3, "same": 3, "else": 3}
+
+
+def test_all_contenders_of_a_repeat_have_the_same_inputs_and_each_repeat_has_new_ones(stopwatch):
+    seen = []
+
+    def make(setting):
+        x = torch.randn(4)
+        seen.append(x.tolist())
+        return lambda: x
+
+    found = prepared(stopwatch, {"a": make, "b": make})
+    assert seen[0] == seen[1]
+    seen.clear()
+    stopwatch.repeat(found)
+    sets = len(seen) // 2
+    assert seen[:sets] == seen[sets:]
+    stopwatch.repeat(found)
+    assert seen[2 * sets] != seen[0]
+
+
+def test_time_that_is_used_up_is_said_and_what_has_begun_gets_its_least_repeats(stopwatch):
+    first, second = (prepared(stopwatch, {"a": adding(0.0)}) for _ in range(2))
+    left = iter([1.0] + [-1.0] * 100)
+    list(timed.repeats(stopwatch, [first, second], 3, 9, lambda: next(left)))
+    assert len(first.samples["a"]) == 3
+    assert not second.samples and second.reasons == {"a": timed.NO_TIME}
+
+
+def test_a_contender_that_fails_later_loses_the_numbers_it_had(stopwatch):
+    left = [4]
+
+    def make(setting):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return lambda: torch.zeros(3)
+
+    found = prepared(stopwatch, {"a": make})
+    for _ in range(3):
+        stopwatch.repeat(found)
+    assert not found.samples and "illegal memory access" in found.reasons["a"]
+
+
+def test_launches_are_timed_and_what_cannot_run_says_why(monkeypatch):
+    x = torch.zeros(1)
+    made = {"op": lambda: lambda: x.add_(1), "none": lambda: lacking(None)}
+    monkeypatch.setattr(launching, "contenders", lambda device: made)
+    found = launching.measure(Cpu(), 2, smoke=True)
+    assert set(found["samples_us"]) == {
+        f"{w}: op" for w in (launching.LAUNCH, launching.REPLAY, launching.WHOLE)
+    }
+    assert found["reasons"] == {"none": "no compiler here"}
+    assert all(len(v) == 2 and min(v) > 0 for v in found["samples_us"].values())
+
+
+def test_a_fallback_of_the_cuda_norm_is_not_timed_as_cuda(monkeypatch):
+    """`kernels.cuda.instance_norm_act` goes on in Triton where it cannot be built; its time would pass for CUDA's."""
+    package = types.SimpleNamespace(available=lambda: "needs nvcc", instance_norm_act=lambda x, *a, **k: x)
+    monkeypatch.setitem(sys.modules, "kernels.cuda", package)
+    monkeypatch.setattr(kernels, "cuda", package, raising=False)
+    with pytest.raises(Missing, match="needs nvcc"):
+        cuda.package()
+
+
+def test_the_bytes_saved_by_fusion_are_two_intermediates_written_and_read():
+    whole = experiments.setting("cuda", False)
+    fusion = experiments.fusion()
+    saved = fusion.bytes(whole, "three operators") - fusion.bytes(whole, "one")
+    assert saved / 8 == 4 * 2 * 512 * 256 * 256 == 256 * 2**20
+
+
+# ---- what is said of it ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result():
+    return made_up_claims.result()
+
+
+def claim_of(result, name):
+    return next(row for row in result["claims"] if row["name"] == name)
+
+
+def said(result, name):
+    return registry.sentence(registry.BY_NAME[name], result)
+
+
+def test_every_claim_has_its_number_and_its_interval(result):
+    for row in result["claims"]:
+        if not row["name"].startswith("16-bit"):
+            assert row["ours"] is not None and row["reason"] is None, row
+            low, high = row["ours"]["interval"] or (row["ours"]["median"],) * 2
+            assert low <= row["ours"]["median"] <= high
+        assert said(result, row["name"])
+    assert claim_of(result, "CUDA C++ against PyTorch")["ours"]["median"] == pytest.approx(3.0, rel=0.01)
+    assert claim_of(result, "Triton against CUDA C++")["ours"]["median"] == pytest.approx(75, rel=0.01)
+    assert claim_of(result, "launches of a step")["ours"]["median"] == pytest.approx(16.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("figure", "ours", "verdict"),
+    [
+        ((2.3, 2.3), (2.2, 2.4), "holds"),
+        ((2.3, 2.3), (2.54, 2.6), "more"),
+        ((85, 95), (70, 76), "less"),
+        ((85, 95), (70, 80), "holds"),
+        (None, (1.1, 1.2), "holds"),
+        (None, (0.9, 1.01), "does not hold"),
+        (None, (0.9, 1.2), "ambiguous"),
+    ],
+)
+def test_a_verdict_is_about_the_interval(figure, ours, verdict):
+    claim = registry.Claim("c", "c", figure, "x", (), lambda view: None, lambda view: "")
+    assert registry.verdict(claim, {"median": sum(ours) / 2, "interval": list(ours)}) == verdict
+    assert registry.verdict(claim, None) == "n/a"
+
+
+def test_the_share_of_coalescing_and_that_of_the_grid_are_told_apart(result):
+    assert claim_of(result, "coalescing")["ours"]["median"] == pytest.approx(60_000 / 511, rel=0.02)
+    words = said(result, "coalescing")
+    assert "the access pattern alone is 3.7" in words and "N blocks alone 17.6" in words
+    assert "sectors a load 32 and 4" in words
+
+
+def test_sentences_follow_the_numbers_and_not_what_was_expected():
+    slow = dict.fromkeys(("32 elements", "64 elements", "128 elements"), 900)
+    found = made_up_claims.result({"occupancy": slow, "divergence": {"divergent": 1210}}, counted=False)
+    assert claim_of(found, "occupancy")["verdict"] == "holds" and "slower for it" in said(found, "occupancy")
+    assert said(found, "warp divergence").startswith("no difference to speak of")
+    assert claim_of(found, "warp divergence")["verdict"] == "does not hold"
+    assert "DRAM was not counted" in said(found, "fusion saves traffic")
+    assert "sectors" not in said(found, "coalescing")
+
+
+def test_traffic_saved_is_what_dram_saw_and_else_what_was_counted(result):
+    assert claim_of(result, "fusion saves traffic")["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+    result = json.loads(json.dumps(result))
+    result["counters"]["fusion: three operators"]["dram_read"] *= 2
+    assert registry.judged(result)[5]["ours"]["median"] > 400
+    result["counters"]["fusion: one"]["dram_written"] = None
+    assert registry.judged(result)[5]["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+
+
+def test_the_low_occupancies_are_those_that_were_found_and_not_those_that_were_hoped_for(result):
+    view = registry.View(result)
+    assert view.occupancy("occupancy", "4 elements") == 1.0
+    assert view.occupancy("occupancy", view.by_occupancy("occupancy", 0, 0.5)) < 0.5
+
+
+def test_the_page_has_every_claim_every_contender_and_every_kernel(result):
+    page = report.markdown(result)
+    for claim in registry.CLAIMS:
+        assert f"| {report._md(claim.name)} |" in page
+    for experiment in experiments.all_experiments():
+        assert f"### {experiment.name}" in page
+        for contender in experiment.contenders:
+            assert f"| {contender} |" in page
+    assert "| bias\\_act\\_kernel | Triton | 128 | 40 |" in page
+
+
+def test_the_table_says_why_there_is_no_number(capsys):
+    found = made_up_claims.result(counted=False)
+    for each in found["experiments"]:
+        if each["name"] == "coalescing":
+            each["samples_us"], each["us"] = {}, {}
+            each["reasons"] = {"strided": "CUDA C++ needs nvcc"}
+    found["claims"] = registry.judged(found)
+    report.print_table(found)
+    text = capsys.readouterr().out
+    assert (
+        "CUDA C++ needs nvcc" in text and "hardware counters: Nsight Compute (ncu) is not installed" in text
+    )
+    assert chart.render(found, "png")[:4] == b"\x89PNG"  # with a gap for it
+
+
+def test_the_same_result_gives_the_same_chart(result):
+    first = chart.render(result, "svg")
+    assert first == chart.render(json.loads(json.dumps(result)), "svg") and len(first) > 10_000
+
+
+def test_a_file_that_its_own_samples_contradict_is_refused(result, tmp_path):
+    def judge(data):
+        path = tmp_path / "nvidia-h200.json"
+        path.write_text(json.dumps(results.fit(data)))
+        return validate.problem_of(path)
+
+    def changed(change):
+        data = json.loads(json.dumps(result))
+        change(data)
+        return judge(data)
+
+    assert judge(result) is None
+    assert "not what the samples say" in changed(lambda d: d["claims"][0]["ours"].update(median=9.0))
+    assert "among its samples" in changed(lambda d: d["experiments"][0]["us"]["PyTorch"].update(median=1.0))
+    assert changed(lambda d: d.update(host="x")) == "unknown key 'host'"
+    assert "made from its hardware" in changed(lambda d: d["machine"].update(name="nvidia-b200"))
+
+
+# ---- the page in docs ------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_a_place_for_every_claim_and_says_what_the_result_says(result, tmp_path, monkeypatch):
+    text = page.PAGE.read_text()
+    assert sorted(page.CLAIM.findall(text)) == sorted(registry.BY_NAME)
+    filled = page.filled(text, result, "nvidia-h200")
+    assert "> **118x** (117x to 118x) for the article's 8x, more: of it the access pattern" in filled
+    assert "results/charts/nvidia-h200-claims.png" in filled and "No machine's result" not in filled
+    other = made_up_claims.result({"coalescing": {"strided, N blocks": 4100}})
+    again = page.filled(filled, other, "nvidia-h200")
+    assert again == page.filled(text, other, "nvidia-h200") and "**118x**" not in again
+
+
+def test_the_page_is_that_of_the_newest_result_in_the_repository():
+    if (newest := page.newest()) is None:
+        assert "No machine's result is in the repository yet" in page.PAGE.read_text()
+        return
+    text = page.PAGE.read_text()
+    assert page.filled(text, page.quotable(newest), newest.stem) == text, "run python -m ladder.claims.page"
+
+
+def test_a_smoke_test_is_not_put_on_the_page(result, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(page, "PAGE", tmp_path / "claims.md")
+    page.PAGE.write_text("<!-- claim: coalescing -->\n\nrest\n")
+    path = tmp_path / "nvidia-h200.json"
+    results.write(path, result | {"protocol": result["protocol"] | {"smoke": True}})
+    assert page.main([str(path)]) == 2 and "not to be quoted" in capsys.readouterr().err
+    assert page.newest(tmp_path) is None
+    results.write(path, result)
+    assert page.newest(tmp_path) == path and page.main([str(path)]) == 0
+    assert page.PAGE.read_text().startswith("<!-- claim: coalescing -->\n> **118x**")
