@@ -1,4 +1,4 @@
-// Leaky ReLU in two orders of access: neighbouring threads at addresses far apart (strided) or side by side (coalesced).
+// Leaky ReLU in two orders of access: neighbouring threads far apart in memory (strided) or side by side (coalesced).
 //
 // A warp's 32 loads become as many transactions as they touch 32-byte sectors of memory. Side by side, 32 floats are
 // 4 sectors, all of which is used. In NCHW memory, neighbouring channels lie H * W elements apart: 32 sectors, of each
@@ -42,7 +42,9 @@ __global__ void BOUNDS coalesced_act_kernel(const T* x, T* y, wide_t<T> slope, u
   }
 }
 
-extern "C" int strided_act(const void* x, void* y, double slope, int64_t samples, int64_t channels, int64_t pixels, int64_t blocks, int64_t threads, int64_t dtype, cudaStream_t stream) {
+extern "C" int strided_act(
+    const void* x, void* y, double slope, int64_t samples, int64_t channels, int64_t pixels, int64_t blocks,
+    int64_t threads, int64_t dtype, cudaStream_t stream) {
   return by_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     strided_act_kernel<T><<<dim3(blocks, samples), threads, 0, stream>>>(
@@ -51,7 +53,9 @@ extern "C" int strided_act(const void* x, void* y, double slope, int64_t samples
   });
 }
 
-extern "C" int coalesced_act(const void* x, void* y, double slope, int64_t samples, int64_t channels, int64_t pixels, int64_t blocks, int64_t threads, int64_t dtype, cudaStream_t stream) {
+extern "C" int coalesced_act(
+    const void* x, void* y, double slope, int64_t samples, int64_t channels, int64_t pixels, int64_t blocks,
+    int64_t threads, int64_t dtype, cudaStream_t stream) {
   return by_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     coalesced_act_kernel<T><<<dim3(blocks, samples), threads, 0, stream>>>(

@@ -40,18 +40,24 @@ __global__ void BOUNDS predicated_kernel(const float* x, float* y, int64_t n, fl
 
 using Branch = void (*)(const float*, float*, int64_t, float, float, int);
 
-static int run(Branch kernel, const void* x, void* y, int64_t n, double rate, double shift, int64_t steps, int64_t threads, cudaStream_t stream) {
+static int run(
+    Branch kernel, const void* x, void* y, int64_t n, double rate, double shift, int64_t steps, int64_t threads,
+    cudaStream_t stream) {
   kernel<<<(n + threads - 1) / threads, threads, 0, stream>>>(
       static_cast<const float*>(x), static_cast<float*>(y), n, float(rate), float(shift), int(steps));
   return cudaGetLastError();
 }
 
 // group: 1 for odd and even threads, 32 for odd and even warps
-extern "C" int divergent(const void* x, void* y, int64_t n, double rate, double shift, int64_t steps, int64_t group, int64_t threads, cudaStream_t stream) {
+extern "C" int divergent(
+    const void* x, void* y, int64_t n, double rate, double shift, int64_t steps, int64_t group, int64_t threads,
+    cudaStream_t stream) {
   return run(group == 1 ? divergent_kernel<1> : divergent_kernel<32>, x, y, n, rate, shift, steps, threads, stream);
 }
 
-extern "C" int predicated(const void* x, void* y, int64_t n, double rate, double shift, int64_t steps, int64_t group, int64_t threads, cudaStream_t stream) {
+extern "C" int predicated(
+    const void* x, void* y, int64_t n, double rate, double shift, int64_t steps, int64_t group, int64_t threads,
+    cudaStream_t stream) {
   return run(group == 1 ? predicated_kernel<1> : predicated_kernel<32>, x, y, n, rate, shift, steps, threads, stream);
 }
 

@@ -97,7 +97,7 @@ def compiler() -> str:
 
 
 def library(flags: Flags, device: int) -> ctypes.CDLL:
-    """The kernels, built for the GPU of this number if they have not been. Raises `Unavailable`, and builds only once."""
+    """The kernels, built for the GPU of this number if they have not been. Raises `Unavailable`."""
     found = _library(flags, *torch.cuda.get_device_capability(device)) if torch.cuda.is_available() else None
     if isinstance(found, ctypes.CDLL):
         return found

@@ -56,3 +56,9 @@ def call(name: str, flags: Flags, device: torch.device, *arguments) -> None:
         text = ctypes.create_string_buffer(200)
         function("error_text", flags, current)(error, ctypes.addressof(text), len(text))
         raise RuntimeError(f"{name}: CUDA error {error}: {text.value.decode()}")
+
+
+def check_device(x: Tensor) -> None:
+    """Refuse what no kernel could read."""
+    if not x.is_cuda:
+        raise ValueError(f"CUDA C++ kernels need a CUDA tensor, got one on {x.device}")

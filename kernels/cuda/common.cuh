@@ -116,4 +116,5 @@ template <typename F> int by_dtype(int64_t dtype, F f) {
 
 // Rows of a table that each source exports: a kernel's name and its address, for registers, spills and occupancy.
 struct Kernel { const char* name; const void* address; };
-int describe(const Kernel* table, int64_t rows, int64_t row, int64_t block, int64_t dynamic, char* name, int64_t* out);
+int describe(
+    const Kernel* table, int64_t rows, int64_t row, int64_t block, int64_t dynamic, char* name, int64_t* out);

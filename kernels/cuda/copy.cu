@@ -31,7 +31,8 @@ template <typename F> static int by_size(int64_t itemsize, F f) {
   return cudaErrorInvalidValue;
 }
 
-extern "C" int scalar_copy(const void* x, void* y, int64_t n, int64_t itemsize, int64_t threads, cudaStream_t stream) {
+extern "C" int scalar_copy(
+    const void* x, void* y, int64_t n, int64_t itemsize, int64_t threads, cudaStream_t stream) {
   return by_size(itemsize, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t blocks = (n + threads - 1) / threads;
@@ -41,7 +42,8 @@ extern "C" int scalar_copy(const void* x, void* y, int64_t n, int64_t itemsize, 
 }
 
 // x and y must begin at multiples of 16 bytes.
-extern "C" int vector_copy(const void* x, void* y, int64_t n, int64_t itemsize, int64_t threads, cudaStream_t stream) {
+extern "C" int vector_copy(
+    const void* x, void* y, int64_t n, int64_t itemsize, int64_t threads, cudaStream_t stream) {
   return by_size(itemsize, [&](auto tag) {
     using T = typename decltype(tag)::type;
     const int64_t each = threads * int64_t(16 / sizeof(T)), blocks = (n + each - 1) / each;

@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from kernels.cuda.build import Flags
-from kernels.cuda.calls import DTYPES, call
+from kernels.cuda.calls import DTYPES, call, check_device
 
 DEFAULT = Flags()
 LARGEST_GRID = 65535  # blocks in y and z
@@ -55,7 +55,9 @@ def act_reference(x: Tensor, slope: float = 0.2) -> Tensor:
     return torch.nn.functional.leaky_relu(x.contiguous(), slope)
 
 
-def _act(name: str, x: Tensor, slope: float, blocks, threads: int, out: Tensor | None, flags: Flags) -> Tensor:
+def _act(
+    name: str, x: Tensor, slope: float, blocks, threads: int, out: Tensor | None, flags: Flags
+) -> Tensor:
     _check(x, threads, flags, DTYPES)
     if x.dim() < 2:
         raise ValueError(f"x must be [N, C, ...], got {tuple(x.shape)}")
@@ -128,7 +130,9 @@ def branch_reference(
 _GROUPS = {"thread": 1, "warp": 32}
 
 
-def _branch(name: str, x: Tensor, steps: int, by: str, rate, shift, threads: int, out, flags: Flags) -> Tensor:
+def _branch(
+    name: str, x: Tensor, steps: int, by: str, rate, shift, threads: int, out, flags: Flags
+) -> Tensor:
     _check(x, threads, flags, {torch.float32})
     if by not in _GROUPS:
         raise ValueError(f'by must be "thread" or "warp", got {by!r}')
@@ -142,9 +146,7 @@ def _branch(name: str, x: Tensor, steps: int, by: str, rate, shift, threads: int
     return y
 
 
-def shared_sum(
-    x: Tensor, *, threads: int = 256, out: Tensor | None = None, flags: Flags = DEFAULT
-) -> Tensor:
+def shared_sum(x: Tensor, *, threads: int = 256, out: Tensor | None = None, flags: Flags = DEFAULT) -> Tensor:
     """Sums of rows [rows, columns] -> [rows], a block each, partial sums halved through shared memory.
 
     x: float32, float16, bfloat16 (summed, and returned, in float32) or float64. threads: a power of two.
@@ -221,8 +223,7 @@ def empty(*, blocks: int = 1, threads: int = 32, flags: Flags = DEFAULT) -> None
 
 
 def _check(x: Tensor, threads: int, flags: Flags, dtypes=None) -> None:
-    if not x.is_cuda:
-        raise ValueError(f"CUDA C++ kernels need a CUDA tensor, got one on {x.device}")
+    check_device(x)
     if dtypes is not None and x.dtype not in dtypes:
         raise ValueError(f"dtype must be one of {', '.join(map(str, dtypes))}, got {x.dtype}")
     if threads % 32 or not 32 <= threads <= flags.max_threads:

@@ -41,7 +41,8 @@ template <typename T> __global__ void BOUNDS shuffle_sum_kernel(const T* x, wide
   if (lane == 0) y[blockIdx.x] = sum;
 }
 
-extern "C" int shared_sum(const void* x, void* y, int64_t rows, int64_t columns, int64_t threads, int64_t dtype, cudaStream_t stream) {
+extern "C" int shared_sum(
+    const void* x, void* y, int64_t rows, int64_t columns, int64_t threads, int64_t dtype, cudaStream_t stream) {
   return by_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     shared_sum_kernel<T><<<rows, threads, 0, stream>>>(static_cast<const T*>(x), static_cast<wide_t<T>*>(y), columns);
@@ -49,7 +50,8 @@ extern "C" int shared_sum(const void* x, void* y, int64_t rows, int64_t columns,
   });
 }
 
-extern "C" int shuffle_sum(const void* x, void* y, int64_t rows, int64_t columns, int64_t threads, int64_t dtype, cudaStream_t stream) {
+extern "C" int shuffle_sum(
+    const void* x, void* y, int64_t rows, int64_t columns, int64_t threads, int64_t dtype, cudaStream_t stream) {
   return by_dtype(dtype, [&](auto tag) {
     using T = typename decltype(tag)::type;
     shuffle_sum_kernel<T><<<rows, threads, 0, stream>>>(static_cast<const T*>(x), static_cast<wide_t<T>*>(y), columns);
