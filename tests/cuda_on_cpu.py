@@ -28,7 +28,9 @@ def translated(text: str) -> str:
     text = re.sub(r"#include <cuda_\w+\.h>", '#include "cuda_on_cpu.h"', text)
     text = re.sub(r"#pragma unroll( \d+)?", "", text)
     # `name<<<grid, threads, shared, stream>>>(a, b)`; the parentheses after it close those of `emulate`
-    return _LAUNCH.sub(lambda m: f"emulate({m[2]}, {m[1]}, ", text).replace("empty_kernel, )", "empty_kernel)")
+    return _LAUNCH.sub(lambda m: f"emulate({m[2]}, {m[1]}, ", text).replace(
+        "empty_kernel, )", "empty_kernel)"
+    )
 
 
 def compile_sources() -> ctypes.CDLL:
@@ -45,7 +47,9 @@ def compile_sources() -> ctypes.CDLL:
         (folder / "all.cpp").write_text(everything)
         flags = ["-O1", "-std=c++17", "-mf16c", "-fPIC", "-shared", "-w"]
         made = folder / "kernels.so.made"
-        subprocess.run(["g++", *flags, "-o", made, folder / "all.cpp"], check=True, capture_output=True, text=True)
+        subprocess.run(
+            ["g++", *flags, "-o", made, folder / "all.cpp"], check=True, capture_output=True, text=True
+        )
         made.rename(built)
     return ctypes.CDLL(str(built))
 
