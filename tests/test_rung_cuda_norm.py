@@ -1,4 +1,4 @@
-"""cuda_norm and fast_math: another language computes the same, the receipt sees it, and a fallback is not taken for it."""
+"""cuda_norm and fast_math: another language computes the same, and a fallback is not taken for it."""
 
 import shutil
 import sys

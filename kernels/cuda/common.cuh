@@ -49,6 +49,20 @@ template <int N, typename T> __device__ inline void store(T* to, const Vector<T,
   *reinterpret_cast<Vector<T, N>*>(to) = v;
 }
 
+// use(i, load(i)) for i = first, first + step, ... before end, with BATCH loads on their way before the first is used:
+// a loop that loads, computes and tests whether to go on would wait for memory each time.
+template <int BATCH, typename Load, typename Use>
+__device__ inline void in_batches(int first, int end, int step, Load load, Use use) {
+  for (int i = first; i < end; i += BATCH * step) {
+    decltype(load(i)) loaded[BATCH];
+#pragma unroll
+    for (int b = 0; b < BATCH; b++) loaded[b] = load(i + b * step < end ? i + b * step : i);  // i again at the end
+#pragma unroll
+    for (int b = 0; b < BATCH; b++)
+      if (i + b * step < end) use(i + b * step, loaded[b]);
+  }
+}
+
 // ---- sums over a block -------------------------------------------------------------------------------------------
 
 // Mean and sum of squared deviations of n numbers, joined by Chan's rule: a mean far from zero costs no digits.

@@ -149,7 +149,7 @@ def forward(x, scale, bias, noise, strength, eps, slope, gain, dtype, threads, f
         sizes = (n, c, h * w, vector, _threads(threads, x, vector, flags))
         call("planes_forward", flags, x.device, x, y, mean, rstd, *layer, eps, slope, gain, *sizes, *codes)
         return y, mean, rstd
-    vector = _vector(c, x, y)
+    vector = _vector(c, x, y, scale, bias)
     lanes, summed, written, threads = _columns(x, vector, threads, flags)
     means, m2s = x.new_empty((2, n, c, -(-h * w // summed)), dtype=mean.dtype)
     first = (noise, strength, layer[-1], eps, n, c, h * w, vector, lanes, summed, threads, codes[0])
@@ -176,7 +176,7 @@ def backward(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, thread
         pointers = (g, x, mean, rstd, dx, dscale, dbias, partial)
         call("planes_backward", flags, x.device, *pointers, *layer, *sizes, *codes)
     else:
-        vector = _vector(c, x, g)
+        vector = _vector(c, x, g, scale, bias)
         lanes, summed, written, threads = _columns(x, vector, threads, flags)
         sums = x.new_empty((2, n, c, -(-h * w // summed)), dtype=mean.dtype)
         numbers = (n, c, h * w, vector, lanes)

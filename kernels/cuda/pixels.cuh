@@ -29,15 +29,37 @@ struct Place {
   __device__ int count(int r) const { return max(0, (end - first - r + rows - 1) / rows); }
 };
 
-template <int N, typename T, typename A>
-__device__ void input(A (&u)[N], const T* x, const Layer<A>& layer, const Place& at, int p, A strength) {
-  const Vector<T, N> v = load<N>(x + (at.sample * layer.pixels + p) * layer.channels + at.c);
-  const A z = layer.noise ? layer.noise[at.sample * layer.noise_stride + p] * strength : A(0);
-#pragma unroll
-  for (int k = 0; k < N; k++) u[k] = layer.noise ? widen(v.at[k]) + z : widen(v.at[k]);
+// What a thread loads of a pixel: N channels, and its noise (0 where there is none).
+template <typename T, int N> struct Pixel {
+  Vector<T, N> v;
+  wide_t<T> noise;
+  __device__ wide_t<T> at(int k, wide_t<T> strength) const { return widen(v.at[k]) + noise * strength; }
+};
+
+template <int N, typename T>
+__device__ inline Pixel<T, N> pixel(const T* x, const Layer<wide_t<T>>& layer, const Place& at, int p) {
+  const T* from = x + (at.sample * layer.pixels + p) * layer.channels + at.c;
+  return {load<N>(from), layer.noise ? layer.noise[at.sample * layer.noise_stride + p] : wide_t<T>(0)};
 }
 
 extern __shared__ __align__(16) unsigned char rows_of_block[];
+
+// What a thread knows of the maps of its N channels: before = (u - mean) * factor + bias.
+template <typename A, int N> struct Maps {
+  A mean[N], factor[N], bias[N];
+  __device__ Maps(const A* means, const A* rstds, const Layer<A>& layer, int64_t map) {
+    const Vector<A, N> m = load<N>(means + map), r = load<N>(rstds + map);
+    const Vector<A, N> s = load<N>(layer.scale + map), b = load<N>(layer.bias + map);
+#pragma unroll
+    for (int k = 0; k < N; k++) {
+      mean[k] = m.at[k];
+      factor[k] = r.at[k] * s.at[k];
+      bias[k] = b.at[k];
+    }
+  }
+};
+
+template <typename T, typename O, int N> struct Both { Pixel<T, N> x; Vector<O, N> g; };
 
 // ---- on the host -------------------------------------------------------------------------------------------------
 

@@ -17,25 +17,20 @@ __global__ void NARROW_BOUNDS pixels_sums_kernel(
   for (int k = 0; k < N; k++) of_du[k] = of_product[k] = 0;
   if (at.inside) {
     const A strength = layer.noise ? *layer.strength : A(0);
-    const int64_t map = at.sample * layer.channels + at.c;
-    A mean[N], factor[N], bias[N], u[N];
-#pragma unroll
-    for (int k = 0; k < N; k++) {
-      mean[k] = means[map + k];
-      factor[k] = rstds[map + k] * layer.scale[map + k];
-      bias[k] = layer.bias[map + k];
-    }
-#pragma unroll 2
-    for (int p = at.p; p < at.end; p += at.rows) {
-      const Vector<O, N> w = load<N>(g + (at.sample * layer.pixels + p) * layer.channels + at.c);
-      input<N>(u, x, layer, at, p, strength);
+    const Maps<A, N> of(means, rstds, layer, at.sample * layer.channels + at.c);
+    auto read = [&](int p) {
+      const int64_t here = (at.sample * layer.pixels + p) * layer.channels + at.c;
+      return Both<T, O, N>{pixel<N>(x, layer, at, p), load<N>(g + here)};
+    };
+    in_batches<2>(at.p, at.end, at.rows, read, [&](int, const Both<T, O, N>& one) {
 #pragma unroll
       for (int k = 0; k < N; k++) {
-        const A d = u[k] - mean[k], du = masked<A>(widen(w.at[k]), d * factor[k] + bias[k], layer);
+        const A d = one.x.at(k, strength) - of.mean[k];
+        const A du = masked<A>(widen(one.g.at[k]), d * of.factor[k] + of.bias[k], layer);
         of_du[k] += du;
         of_product[k] += du * d;
       }
-    }
+    });
   }
   const int width = lanes * N;
   A* first = reinterpret_cast<A*>(rows_of_block);  // [rows, width]
@@ -84,32 +79,32 @@ __global__ void NARROW_BOUNDS pixels_backward_kernel(
   const int64_t map = at.sample * layer.channels + at.c;
   Sums<A, 1> of_noise = {{0}};
   if (at.inside) {
-    A mean[N], factor[N], bias[N], constant[N], slant[N], u[N];
+    const Maps<A, N> of(means, rstds, layer, map);
+    const Vector<A, N> a = load<N>(dscale + map), b = load<N>(dbias + map), r = load<N>(rstds + map);
+    A constant[N], slant[N];
 #pragma unroll
     for (int k = 0; k < N; k++) {
-      mean[k] = means[map + k];
-      factor[k] = rstds[map + k] * layer.scale[map + k];
-      bias[k] = layer.bias[map + k];
-      constant[k] = dbias[map + k] / layer.pixels;
-      slant[k] = rstds[map + k] * (dscale[map + k] / layer.pixels);
+      constant[k] = b.at[k] / layer.pixels;
+      slant[k] = r.at[k] * (a.at[k] / layer.pixels);
     }
-#pragma unroll 2
-    for (int p = at.p; p < at.end; p += at.rows) {
+    auto read = [&](int p) {
       const int64_t here = (at.sample * layer.pixels + p) * layer.channels + at.c;
-      const Vector<O, N> w = load<N>(g + here);
-      input<N>(u, x, layer, at, p, strength);
-      A row_sum = 0;
+      return Both<T, O, N>{pixel<N>(x, layer, at, p), load<N>(g + here)};
+    };
+    in_batches<2>(at.p, at.end, at.rows, read, [&](int p, const Both<T, O, N>& one) {
+      A over_channels = 0;
       Vector<T, N> out;
 #pragma unroll
       for (int k = 0; k < N; k++) {
-        const A d = u[k] - mean[k], du = masked<A>(widen(w.at[k]), d * factor[k] + bias[k], layer);
-        const A gradient = factor[k] * (du - constant[k] - d * slant[k]);
-        row_sum += gradient;
+        const A d = one.x.at(k, strength) - of.mean[k];
+        const A du = masked<A>(widen(one.g.at[k]), d * of.factor[k] + of.bias[k], layer);
+        const A gradient = of.factor[k] * (du - constant[k] - d * slant[k]);
+        over_channels += gradient;
         out.at[k] = narrow<T>(gradient);
       }
-      if (dnoise) of_noise.at[0] += row_sum * layer.noise[at.sample * layer.noise_stride + p];
-      if (dx) store<N>(dx + here, out);
-    }
+      of_noise.at[0] += over_channels * one.x.noise;
+      if (dx) store<N>(dx + (at.sample * layer.pixels + p) * layer.channels + at.c, out);
+    });
   }
   if (!dnoise) return;
   of_noise = over_block(of_noise, Sums<A, 1>{{0}});

@@ -14,21 +14,22 @@ __global__ void NARROW_BOUNDS pixels_moments_kernel(
   using A = wide_t<T>;
   const Place at(N, lanes, layer.channels, layer.pixels, per_chunk, false);
   const A strength = layer.noise ? *layer.strength : A(0);
-  A shift[N], sum[N], squares[N], u[N];
+  A shift[N], sum[N], squares[N];
 #pragma unroll
   for (int k = 0; k < N; k++) shift[k] = sum[k] = squares[k] = 0;
-  if (at.inside && at.p < at.end) input<N>(shift, x, layer, at, at.p, strength);
-  if (at.inside) {
-#pragma unroll 4
-    for (int p = at.p; p < at.end; p += at.rows) {
-      input<N>(u, x, layer, at, p, strength);
+  if (at.inside && at.p < at.end) {
+    const Pixel<T, N> first = pixel<N>(x, layer, at, at.p);
+#pragma unroll
+    for (int k = 0; k < N; k++) shift[k] = first.at(k, strength);
+    auto read = [&](int p) { return pixel<N>(x, layer, at, p); };
+    in_batches<4>(at.p, at.end, at.rows, read, [&](int, const Pixel<T, N>& one) {
 #pragma unroll
       for (int k = 0; k < N; k++) {
-        const A d = u[k] - shift[k];
+        const A d = one.at(k, strength) - shift[k];
         sum[k] += d;
         squares[k] += d * d;
       }
-    }
+    });
   }
   const int width = lanes * N;
   A* of_mean = reinterpret_cast<A*>(rows_of_block);  // [rows, width]
@@ -75,22 +76,15 @@ __global__ void NARROW_BOUNDS pixels_forward_kernel(
   const Place at(N, lanes, layer.channels, layer.pixels, per_chunk, true);
   if (!at.inside) return;
   const A strength = layer.noise ? *layer.strength : A(0);
-  const int64_t map = at.sample * layer.channels + at.c;
-  A mean[N], factor[N], bias[N], u[N];
-#pragma unroll
-  for (int k = 0; k < N; k++) {
-    mean[k] = means[map + k];
-    factor[k] = rstds[map + k] * layer.scale[map + k];
-    bias[k] = layer.bias[map + k];
-  }
-#pragma unroll 4
-  for (int p = at.p; p < at.end; p += at.rows) {
-    input<N>(u, x, layer, at, p, strength);
+  const Maps<A, N> of(means, rstds, layer, at.sample * layer.channels + at.c);
+  auto read = [&](int p) { return pixel<N>(x, layer, at, p); };
+  in_batches<4>(at.p, at.end, at.rows, read, [&](int p, const Pixel<T, N>& one) {
     Vector<O, N> out;
 #pragma unroll
-    for (int k = 0; k < N; k++) out.at[k] = narrow<O>(activate((u[k] - mean[k]) * factor[k] + bias[k], layer));
+    for (int k = 0; k < N; k++)
+      out.at[k] = narrow<O>(activate((one.at(k, strength) - of.mean[k]) * of.factor[k] + of.bias[k], layer));
     store<N>(y + (at.sample * layer.pixels + p) * layer.channels + at.c, out);
-  }
+  });
 }
 
 // ---- on the host -------------------------------------------------------------------------------------------------

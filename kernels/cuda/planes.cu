@@ -36,9 +36,8 @@ __global__ void BOUNDS planes_forward_kernel(
   A shift = 0, sum = 0, squares = 0, u[N];
   int n = 0;
   if (first < pixels) shift = noise ? widen(x[first]) + noise[first] * strength : widen(x[first]);
-#pragma unroll 4
-  for (int i = first; i < pixels; i += step) {
-    const Vector<T, N> v = load<N>(x + i);
+  auto read = [&](int i) { return load<N>(x + i); };
+  in_batches<4>(first, pixels, step, read, [&](int i, const Vector<T, N>& v) {
     if (i < kept) store<N>(held_x + i, v);
     input<N>(u, v, noise, strength, i);
 #pragma unroll
@@ -48,7 +47,7 @@ __global__ void BOUNDS planes_forward_kernel(
       squares += d * d;
     }
     n += N;
-  }
+  });
   const Moments<A> all = over_block(moments(n, shift, sum, squares), Moments<A>{0, 0, 0});
   const A mean = all.mean, rstd = inverse_root(all.m2 / pixels + layer.eps);
   if (threadIdx.x == 0) {
@@ -85,22 +84,21 @@ __global__ void BOUNDS planes_backward_kernel(
   const A mean = means[plane], rstd = rstds[plane], factor = rstd * layer.scale[plane], bias = layer.bias[plane];
   Sums<A, 2> sums = {{0, 0}};  // of du, of du * (u - mean)
   A u[N];
-#pragma unroll 2
-  for (int i = first; i < pixels; i += step) {
-    const Vector<T, N> v = load<N>(x + i);
-    const Vector<O, N> w = load<N>(g + i);
+  struct Both { Vector<T, N> v; Vector<O, N> w; };
+  auto read = [&](int i) { return Both{load<N>(x + i), load<N>(g + i)}; };
+  in_batches<2>(first, pixels, step, read, [&](int i, const Both& both) {
     if (i < kept) {
-      store<N>(held_x + i, v);
-      store<N>(held_g + i, w);
+      store<N>(held_x + i, both.v);
+      store<N>(held_g + i, both.w);
     }
-    input<N>(u, v, noise, strength, i);
+    input<N>(u, both.v, noise, strength, i);
 #pragma unroll
     for (int k = 0; k < N; k++) {
-      const A d = u[k] - mean, du = masked<A>(widen(w.at[k]), d * factor + bias, layer);
+      const A d = u[k] - mean, du = masked<A>(widen(both.w.at[k]), d * factor + bias, layer);
       sums.at[0] += du;
       sums.at[1] += du * d;
     }
-  }
+  });
   sums = over_block(sums, Sums<A, 2>{{0, 0}});
   if (threadIdx.x == 0) {
     dbias[plane] = sums.at[0];
