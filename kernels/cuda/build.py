@@ -141,7 +141,8 @@ def _reason(error: Exception) -> str:
     """The line that says what is wrong, of the hundreds that a compiler may print."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if "error" in line.lower() and not line.startswith("ninja")]
-    return (said[1:] or said or lines or [type(error).__name__])[0][:300]
+    reason = (said[1:] or said or lines or [type(error).__name__])[0]
+    return reason.replace(f"{HERE}/", "kernels/cuda/")[:300]
 
 
 @contextmanager

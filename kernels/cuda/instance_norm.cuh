@@ -25,7 +25,7 @@ template <typename A> __device__ A masked(A g, A before, const Layer<A>& layer) 
   return (before > 0 ? g : g * layer.slope) * layer.gain;
 }
 
-// Moments from sums of n differences to a number near the mean (one of them), and of their squares.
+// Moments from sums of n differences to a number near the mean (one of them, `shift`), and of their squares.
 template <typename A> __device__ Moments<A> moments(int n, A shift, A sum, A squares) {
   if (n == 0) return {0, 0, 0};
   const A m2 = squares - sum * (sum / n);

@@ -34,9 +34,15 @@ __global__ void NARROW_BOUNDS pixels_moments_kernel(
   const int width = lanes * N;
   A* of_mean = reinterpret_cast<A*>(rows_of_block);  // [rows, width]
   A* of_m2 = of_mean + at.rows * width;
+  A* origin = of_m2 + at.rows * width;  // [width]: row 0's shifts; moments are joined as seen from there
+#pragma unroll
+  for (int k = 0; k < N; k++)
+    if (at.row == 0) origin[at.lane * N + k] = shift[k];
+  __syncthreads();
 #pragma unroll
   for (int k = 0; k < N; k++) {
-    const Moments<A> mine = moments(at.count(at.row), shift[k], sum[k], squares[k]);
+    const A from = shift[k] - origin[at.lane * N + k];
+    const Moments<A> mine = moments(at.count(at.row), from, sum[k], squares[k]);
     of_mean[at.row * width + at.lane * N + k] = mine.mean;
     of_m2[at.row * width + at.lane * N + k] = mine.m2;
   }
@@ -48,7 +54,7 @@ __global__ void NARROW_BOUNDS pixels_moments_kernel(
     for (int r = 0; r < at.rows; r++)
       all.join({A(at.count(r)), of_mean[r * width + column], of_m2[r * width + column]});
     const int64_t to = (at.sample * layer.channels + c) * gridDim.x + at.chunk;
-    means[to] = all.mean;
+    means[to] = origin[column] + all.mean;
     m2s[to] = all.m2;
   }
 }
@@ -60,11 +66,14 @@ __global__ void NARROW_BOUNDS pixels_join_kernel(
   const int64_t map = int64_t(blockIdx.x) * (blockDim.x / 32) + threadIdx.x / 32;
   if (map >= maps) return;  // whole warps
   Moments<A> all = {0, 0, 0};
-  for (int i = threadIdx.x % 32; i < chunks; i += 32)
-    all.join({A(min(per_chunk, pixels - i * per_chunk)), means[map * chunks + i], m2s[map * chunks + i]});
+  const A origin = means[map * chunks];
+  for (int i = threadIdx.x % 32; i < chunks; i += 32) {
+    const int n = min(per_chunk, pixels - i * per_chunk);
+    all.join({A(n), means[map * chunks + i] - origin, m2s[map * chunks + i]});
+  }
   for (int offset = 16; offset; offset /= 2) all.join(all.from_lane(offset));
   if (threadIdx.x % 32) return;
-  mean[map] = all.mean;
+  mean[map] = origin + all.mean;
   rstd[map] = inverse_root(all.m2 / pixels + eps);
 }
 
@@ -100,7 +109,7 @@ extern "C" int pixels_moments(
     const int N = vector ? 16 / sizeof(T) : 1;
     const auto kernel = vector ? pixels_moments_kernel<T, 16 / sizeof(T)> : pixels_moments_kernel<T, 1>;
     const dim3 blocks = grid(samples, channels, pixels, N, lanes, per_chunk);
-    kernel<<<blocks, threads, threads * N * 2 * sizeof(A), stream>>>(
+    kernel<<<blocks, threads, (threads * 2 + lanes) * N * sizeof(A), stream>>>(
         static_cast<const T*>(x), static_cast<A*>(means), static_cast<A*>(m2s),
         layer_of<A>(noise, strength, nullptr, nullptr, noise_stride, 0, 0, 0, channels, pixels), lanes, per_chunk);
     if (const int error = cudaGetLastError()) return error;

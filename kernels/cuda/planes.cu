@@ -35,7 +35,9 @@ __global__ void BOUNDS planes_forward_kernel(
 
   A shift = 0, sum = 0, squares = 0, u[N];
   int n = 0;
-  if (first < pixels) shift = noise ? widen(x[first]) + noise[first] * strength : widen(x[first]);
+  auto number = [&](int i) { return noise ? widen(x[i]) + noise[i] * strength : widen(x[i]); };
+  const A origin = number(0);  // moments are joined as seen from there, not from a zero that may be far away
+  if (first < pixels) shift = number(first);
   auto read = [&](int i) { return load<N>(x + i); };
   in_batches<4>(first, pixels, step, read, [&](int i, const Vector<T, N>& v) {
     if (i < kept) store<N>(held_x + i, v);
@@ -48,8 +50,8 @@ __global__ void BOUNDS planes_forward_kernel(
     }
     n += N;
   });
-  const Moments<A> all = over_block(moments(n, shift, sum, squares), Moments<A>{0, 0, 0});
-  const A mean = all.mean, rstd = inverse_root(all.m2 / pixels + layer.eps);
+  const Moments<A> all = over_block(moments(n, shift - origin, sum, squares), Moments<A>{0, 0, 0});
+  const A mean = origin + all.mean, rstd = inverse_root(all.m2 / pixels + layer.eps);
   if (threadIdx.x == 0) {
     means[plane] = mean;
     rstds[plane] = rstd;
