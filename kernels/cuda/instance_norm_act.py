@@ -12,6 +12,7 @@ First derivatives are these kernels' too; second ones, which path length asks fo
 
 from __future__ import annotations
 
+import functools
 import math
 import warnings
 
@@ -81,8 +82,13 @@ def instance_norm_act(
 def _unavailable(x: Tensor, flags: Flags) -> str | None:
     if not x.is_cuda:
         return f"CUDA C++ needs a CUDA tensor, got one on {x.device}"
+    return _not_built(flags, x.device.index)
+
+
+@functools.cache  # asked by each call
+def _not_built(flags: Flags, device: int) -> str | None:
     try:
-        library(flags, x.device.index)
+        library(flags, device)
     except Unavailable as error:
         return str(error)
     return None
@@ -164,9 +170,10 @@ def backward(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, thread
     n, c, h, w = x.shape
     g = dense_as(g, is_nhwc(x))
     dx = torch.empty_like(x) if needs[0] else None
-    dscale, dbias = torch.zeros_like(mean), torch.zeros_like(mean)
     if not x.numel():
-        return dx, dscale, dbias, torch.zeros_like(strength) if needs[3] else None
+        none = torch.zeros_like(mean)
+        return dx, none, none.clone(), torch.zeros_like(strength) if needs[3] else None
+    dscale, dbias = torch.empty_like(mean), torch.empty_like(mean)
     layer = (noise, strength, scale, bias, _stride(x, noise), slope, gain)
     codes = (DTYPES[x.dtype], DTYPES[g.dtype])
     if not is_nhwc(x):
