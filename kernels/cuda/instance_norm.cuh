@@ -35,8 +35,8 @@ template <typename A> __device__ Moments<A> moments(int n, A shift, A sum, A squ
 // The same from addresses and numbers, on the host.
 template <typename A>
 inline Layer<A> layer_of(
-    const void* noise, const void* strength, const void* scale, const void* bias, int64_t noise_stride, double
-    eps, double slope, double gain, int64_t channels, int64_t pixels) {
+    const void* noise, const void* strength, const void* scale, const void* bias, int64_t noise_stride,
+    double eps, double slope, double gain, int64_t channels, int64_t pixels) {
   auto at = [](const void* p) { return static_cast<const A*>(p); };
   return {at(noise), at(strength), at(scale), at(bias), noise_stride,
           A(eps),    A(slope),     A(gain),   int(channels), int(pixels)};

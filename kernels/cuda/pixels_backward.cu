@@ -115,10 +115,10 @@ __global__ void NARROW_BOUNDS pixels_backward_kernel(
 // ---- on the host -------------------------------------------------------------------------------------------------
 
 extern "C" int pixels_sums(
-    const void* g, const void* x, const void* mean, const void* rstd, void* sums, void* dscale, void* dbias, const
-    void* noise, const void* strength, const void* scale, const void* bias, int64_t noise_stride, double slope,
-    double gain, int64_t samples, int64_t channels, int64_t pixels, int64_t vector, int64_t lanes, int64_t
-    per_chunk, int64_t threads, int64_t in, int64_t out, cudaStream_t stream) {
+    const void* g, const void* x, const void* mean, const void* rstd, void* sums, void* dscale, void* dbias,
+    const void* noise, const void* strength, const void* scale, const void* bias, int64_t noise_stride,
+    double slope, double gain, int64_t samples, int64_t channels, int64_t pixels, int64_t vector, int64_t lanes,
+    int64_t per_chunk, int64_t threads, int64_t in, int64_t out, cudaStream_t stream) {
   return by_dtypes(in, out, [&](auto from, auto to) -> int {
     using T = typename decltype(from)::type;
     using O = typename decltype(to)::type;
@@ -140,10 +140,11 @@ extern "C" int pixels_sums(
 }
 
 extern "C" int pixels_backward(
-    const void* g, const void* x, const void* mean, const void* rstd, const void* dscale, const void* dbias, void*
-    dx, void* dnoise, const void* noise, const void* strength, const void* scale, const void* bias, int64_t
-    noise_stride, double slope, double gain, int64_t samples, int64_t channels, int64_t pixels, int64_t vector,
-    int64_t lanes, int64_t per_chunk, int64_t threads, int64_t in, int64_t out, cudaStream_t stream) {
+    const void* g, const void* x, const void* mean, const void* rstd, const void* dscale, const void* dbias,
+    void* dx, void* dnoise, const void* noise, const void* strength, const void* scale, const void* bias,
+    int64_t noise_stride, double slope, double gain, int64_t samples, int64_t channels, int64_t pixels,
+    int64_t vector, int64_t lanes, int64_t per_chunk, int64_t threads, int64_t in, int64_t out,
+    cudaStream_t stream) {
   return by_dtypes(in, out, [&](auto from, auto to) -> int {
     using T = typename decltype(from)::type;
     using O = typename decltype(to)::type;

@@ -101,8 +101,8 @@ __global__ void NARROW_BOUNDS pixels_forward_kernel(
 // vector: 1 where all tensors begin at multiples of 16 bytes and channels are whole vectors, else 0
 extern "C" int pixels_moments(
     const void* x, void* means, void* m2s, void* mean, void* rstd, const void* noise, const void* strength,
-    int64_t noise_stride, double eps, int64_t samples, int64_t channels, int64_t pixels, int64_t vector, int64_t
-    lanes, int64_t per_chunk, int64_t threads, int64_t in, cudaStream_t stream) {
+    int64_t noise_stride, double eps, int64_t samples, int64_t channels, int64_t pixels, int64_t vector,
+    int64_t lanes, int64_t per_chunk, int64_t threads, int64_t in, cudaStream_t stream) {
   return by_dtype(in, [&](auto from) -> int {
     using T = typename decltype(from)::type;
     using A = wide_t<T>;
@@ -122,10 +122,10 @@ extern "C" int pixels_moments(
 }
 
 extern "C" int pixels_forward(
-    const void* x, void* y, const void* mean, const void* rstd, const void* noise, const void* strength, const
-    void* scale, const void* bias, int64_t noise_stride, double slope, double gain, int64_t samples, int64_t
-    channels, int64_t pixels, int64_t vector, int64_t lanes, int64_t per_chunk, int64_t threads, int64_t in,
-    int64_t out, cudaStream_t stream) {
+    const void* x, void* y, const void* mean, const void* rstd, const void* noise, const void* strength,
+    const void* scale, const void* bias, int64_t noise_stride, double slope, double gain, int64_t samples,
+    int64_t channels, int64_t pixels, int64_t vector, int64_t lanes, int64_t per_chunk, int64_t threads,
+    int64_t in, int64_t out, cudaStream_t stream) {
   return by_dtypes(in, out, [&](auto from, auto to) -> int {
     using T = typename decltype(from)::type;
     using O = typename decltype(to)::type;

@@ -151,8 +151,9 @@ static int hold(const void* kernel, int pixels, int bytes, int* kept, int* dynam
 // vector: 1 where all tensors begin at multiples of 16 bytes and planes are whole vectors, else 0
 extern "C" int planes_forward(
     const void* x, void* y, void* means, void* rstds, const void* noise, const void* strength, const void* scale,
-    const void* bias, int64_t noise_stride, double eps, double slope, double gain, int64_t samples, int64_t
-    channels, int64_t pixels, int64_t vector, int64_t threads, int64_t in, int64_t out, cudaStream_t stream) {
+    const void* bias, int64_t noise_stride, double eps, double slope, double gain, int64_t samples,
+    int64_t channels, int64_t pixels, int64_t vector, int64_t threads, int64_t in, int64_t out,
+    cudaStream_t stream) {
   return by_dtypes(in, out, [&](auto from, auto to) -> int {
     using T = typename decltype(from)::type;
     using O = typename decltype(to)::type;
@@ -168,10 +169,10 @@ extern "C" int planes_forward(
 }
 
 extern "C" int planes_backward(
-    const void* g, const void* x, const void* means, const void* rstds, void* dx, void* dscale, void* dbias, void*
-    dnoise, const void* noise, const void* strength, const void* scale, const void* bias, int64_t noise_stride,
-    double slope, double gain, int64_t samples, int64_t channels, int64_t pixels, int64_t vector, int64_t threads,
-    int64_t in, int64_t out, cudaStream_t stream) {
+    const void* g, const void* x, const void* means, const void* rstds, void* dx, void* dscale, void* dbias,
+    void* dnoise, const void* noise, const void* strength, const void* scale, const void* bias,
+    int64_t noise_stride, double slope, double gain, int64_t samples, int64_t channels, int64_t pixels,
+    int64_t vector, int64_t threads, int64_t in, int64_t out, cudaStream_t stream) {
   return by_dtypes(in, out, [&](auto from, auto to) -> int {
     using T = typename decltype(from)::type;
     using O = typename decltype(to)::type;
