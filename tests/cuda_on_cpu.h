@@ -22,6 +22,7 @@ using std::max;
 using std::min;
 inline float rsqrtf(float v) { return 1 / std::sqrt(v); }
 inline double rsqrt(double v) { return 1 / std::sqrt(v); }
+inline float __fdividef(float a, float b) { return a / b; }
 inline float __fmaf_rn(float a, float b, float c) { return std::fmaf(a, b, c); }
 
 struct __half { uint16_t bits; };
@@ -150,12 +151,20 @@ struct cudaFuncAttributes {
   int numRegs = 40, maxThreadsPerBlock = 1024;
   size_t sharedSizeBytes = 1024, localSizeBytes = 0;
 };
-enum cudaDeviceAttr { cudaDevAttrMaxSharedMemoryPerBlockOptin };
+enum cudaDeviceAttr {
+  cudaDevAttrMaxSharedMemoryPerBlockOptin,
+  cudaDevAttrMaxSharedMemoryPerMultiprocessor,
+  cudaDevAttrReservedSharedMemoryPerBlock,
+};
 enum { cudaSuccess, cudaErrorInvalidValue, cudaFuncAttributeMaxDynamicSharedMemorySize };
 extern "C" inline int emulated_shared = 227 << 10;  // bytes of shared memory that a block may have
 inline int cudaGetLastError() { return 0; }
 inline int cudaGetDevice(int* device) { return *device = 0; }
-inline int cudaDeviceGetAttribute(int* value, cudaDeviceAttr, int) { *value = emulated_shared; return 0; }
+inline int cudaDeviceGetAttribute(int* value, cudaDeviceAttr which, int) {
+  *value = which == cudaDevAttrReservedSharedMemoryPerBlock ? 1024 : emulated_shared;
+  if (which == cudaDevAttrMaxSharedMemoryPerMultiprocessor) *value = 32 * (emulated_shared + 1024);  // always enough
+  return 0;
+}
 inline int cudaFuncGetAttributes(cudaFuncAttributes* found, const void*) { *found = {}; return 0; }
 inline int cudaFuncSetAttribute(const void*, int, int) { return 0; }
 inline int cudaOccupancyMaxActiveBlocksPerMultiprocessor(int* blocks, const void*, int threads, size_t) {

@@ -39,6 +39,10 @@ template <> __device__ inline double narrow<double>(double v) { return v; }
 __device__ inline float inverse_root(float v) { return rsqrtf(v); }
 __device__ inline double inverse_root(double v) { return rsqrt(v); }
 
+// Where two units in the last place do not matter: an exact division is many instructions.
+__device__ inline float ratio(float a, float b) { return __fdividef(a, b); }
+__device__ inline double ratio(double a, double b) { return a / b; }
+
 // N neighbours, read or written by one instruction where they are 16 bytes or less.
 template <typename T, int N> struct alignas(sizeof(T) * N < 16 ? sizeof(T) * N : 16) Vector { T at[N]; };
 
@@ -71,7 +75,7 @@ template <typename A> struct Moments {
   __device__ void join(const Moments& other) {
     if (other.n == 0) return;
     if (n == 0) { *this = other; return; }
-    const A delta = other.mean - mean, share = other.n / (n + other.n);
+    const A delta = other.mean - mean, share = ratio(other.n, n + other.n);
     mean += delta * share;
     m2 += other.m2 + delta * delta * n * share;
     n += other.n;
@@ -96,16 +100,25 @@ template <typename A, int N> struct Sums {
   }
 };
 
-// The block's total, for every thread: shuffles within a warp, one exchange between warps, in an order that never
-// changes. Whole warps only. `none` is the total of nothing.
-template <typename S> __device__ S over_block(S mine, S none) {
-  __shared__ S of_warp[32];
+// A warp's total, in its lane 0.
+template <typename S> __device__ S over_warp(S mine) {
   for (int offset = 16; offset; offset /= 2) mine.join(mine.from_lane(offset));
-  __syncthreads();  // of_warp may still be read from an earlier call
-  if (threadIdx.x % 32 == 0) of_warp[threadIdx.x / 32] = mine;
+  return mine;
+}
+
+// The block's total, for every thread: shuffles within each warp, then the first warp joins the warps' totals, in an
+// order that never changes. Whole warps only. `none` is the total of nothing.
+template <typename S> __device__ S over_block(S mine, S none) {
+  __shared__ S of_warp[32], total;
+  const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
+  mine = over_warp(mine);
+  if (lane == 0) of_warp[warp] = mine;
   __syncthreads();
-  S total = none;
-  for (int warp = 0; warp < blockDim.x / 32; warp++) total.join(of_warp[warp]);
+  if (warp == 0) {
+    const S all = over_warp(lane < blockDim.x / 32 ? of_warp[lane] : none);
+    if (lane == 0) total = all;
+  }
+  __syncthreads();
   return total;
 }
 

@@ -61,7 +61,7 @@ __global__ void NARROW_BOUNDS pixels_total_kernel(
   Sums<A, 2> all = {{0, 0}};
   for (int i = threadIdx.x % 32; i < chunks; i += 32)
     all.join({{sums[map * chunks + i], sums[(maps + map) * chunks + i]}});
-  for (int offset = 16; offset; offset /= 2) all.join(all.from_lane(offset));
+  all = over_warp(all);
   if (threadIdx.x % 32) return;
   dbias[map] = all.at[0];
   dscale[map] = all.at[1] * rstds[map];

@@ -71,7 +71,7 @@ __global__ void NARROW_BOUNDS pixels_join_kernel(
     const int n = min(per_chunk, pixels - i * per_chunk);
     all.join({A(n), means[map * chunks + i] - origin, m2s[map * chunks + i]});
   }
-  for (int offset = 16; offset; offset /= 2) all.join(all.from_lane(offset));
+  all = over_warp(all);
   if (threadIdx.x % 32) return;
   mean[map] = origin + all.mean;
   rstd[map] = inverse_root(all.m2 / pixels + eps);

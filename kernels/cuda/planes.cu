@@ -132,16 +132,23 @@ __global__ void BOUNDS planes_backward_kernel(
 
 // ---- on the host -------------------------------------------------------------------------------------------------
 
-// How many pixels of a plane, `bytes` each, the device's shared memory holds beside what the kernel has of its own; and
-// permission to use it. Rounded down to whole vectors of 16 bytes.
-static int hold(const void* kernel, int pixels, int bytes, int* kept, int* dynamic) {
-  int device = 0, most = 0;
+// How many pixels of a plane, `bytes` each, wait in shared memory, and permission to use it. A multiprocessor is to have
+// 1024 threads: one block of 1024 has all of its shared memory, of two blocks of 512 each has half, and so on. Rounded
+// down to whole vectors of 16 bytes.
+static int hold(const void* kernel, int pixels, int bytes, int threads, int* kept, int* dynamic) {
+  int device = 0, most = 0, all = 0, reserved = 0;
   cudaFuncAttributes found;
   if (const cudaError_t error = cudaGetDevice(&device)) return error;
-  const cudaDeviceAttr limit = cudaDevAttrMaxSharedMemoryPerBlockOptin;
-  if (const cudaError_t error = cudaDeviceGetAttribute(&most, limit, device)) return error;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&most, cudaDevAttrMaxSharedMemoryPerBlockOptin, device))
+    return error;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&all, cudaDevAttrMaxSharedMemoryPerMultiprocessor, device))
+    return error;
+  if (const cudaError_t error = cudaDeviceGetAttribute(&reserved, cudaDevAttrReservedSharedMemoryPerBlock, device))
+    return error;
   if (const cudaError_t error = cudaFuncGetAttributes(&found, kernel)) return error;
-  const int room = (most - static_cast<int>(found.sharedSizeBytes) - 32) / bytes / 16 * 16;  // 32: both rounded up
+  const int share = all / (threads < 1024 ? 1024 / threads : 1) - reserved;
+  const int own = static_cast<int>(found.sharedSizeBytes) + 32;  // 32: what is held is rounded up, twice
+  const int room = ((share < most ? share : most) - own) / bytes / 16 * 16;
   *kept = pixels < room ? pixels : room;
   *dynamic = *kept * bytes + 32;
   if (*dynamic <= 48 * 1024) return cudaSuccess;  // every kernel may have as much
@@ -160,7 +167,7 @@ extern "C" int planes_forward(
     using A = wide_t<T>;
     const auto kernel = vector ? planes_forward_kernel<T, O, 16 / sizeof(T)> : planes_forward_kernel<T, O, 1>;
     int kept, dynamic;
-    if (const int error = hold((const void*)kernel, pixels, sizeof(T), &kept, &dynamic)) return error;
+    if (const int error = hold((const void*)kernel, pixels, sizeof(T), threads, &kept, &dynamic)) return error;
     kernel<<<samples * channels, threads, dynamic, stream>>>(
         static_cast<const T*>(x), static_cast<O*>(y), static_cast<A*>(means), static_cast<A*>(rstds),
         layer_of<A>(noise, strength, scale, bias, noise_stride, eps, slope, gain, channels, pixels), kept);
@@ -179,7 +186,7 @@ extern "C" int planes_backward(
     using A = wide_t<T>;
     const auto kernel = vector ? planes_backward_kernel<T, O, 16 / sizeof(T)> : planes_backward_kernel<T, O, 1>;
     int kept, dynamic;
-    if (const int error = hold((const void*)kernel, pixels, sizeof(T) + sizeof(O), &kept, &dynamic)) return error;
+    if (const int error = hold((const void*)kernel, pixels, sizeof(T) + sizeof(O), threads, &kept, &dynamic)) return error;
     kernel<<<samples * channels, threads, dynamic, stream>>>(
         static_cast<const O*>(g), static_cast<const T*>(x), static_cast<const A*>(means), static_cast<const A*>(rstds),
         static_cast<T*>(dx), static_cast<A*>(dscale), static_cast<A*>(dbias), static_cast<A*>(dnoise),

@@ -25,19 +25,19 @@ template <typename T> __global__ void BOUNDS shared_sum_kernel(const T* x, wide_
   if (threadIdx.x == 0) y[blockIdx.x] = partial[0];
 }
 
-template <typename A> __device__ A over_warp(A sum) {
+template <typename A> __device__ A warp_sum(A sum) {
   for (int offset = 16; offset; offset /= 2) sum += __shfl_down_sync(~0u, sum, offset);
   return sum;  // lane 0 has it
 }
 
 template <typename T> __global__ void BOUNDS shuffle_sum_kernel(const T* x, wide_t<T>* y, int64_t columns) {
   __shared__ wide_t<T> of_warp[32];
-  wide_t<T> sum = over_warp(own_sum(x, columns));
+  wide_t<T> sum = warp_sum(own_sum(x, columns));
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
   if (lane == 0) of_warp[warp] = sum;
   __syncthreads();
   if (warp) return;
-  sum = over_warp(lane < blockDim.x / 32 ? of_warp[lane] : wide_t<T>(0));
+  sum = warp_sum(lane < blockDim.x / 32 ? of_warp[lane] : wide_t<T>(0));
   if (lane == 0) y[blockIdx.x] = sum;
 }
 
