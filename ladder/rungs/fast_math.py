@@ -7,7 +7,7 @@ are what they were: a multiplication and an addition were one instruction before
 Why it should help. An exact division is a call of some ten instructions, an approximate one is two. Where a
 kernel divides for each element, and has more arithmetic than memory to wait for, that shows.
 
-When it does not. A normalization waits for memory, and divides once for each map and once for each thread, not
+When it does not. A normalization waits for memory, and divides a few times for each map and each thread, not
 once for each element: here the flag has next to nothing to make faster. What it costs is
 checked like everything else (parity), and the bits of a result change with it. It is a rung to show
 that a flag from a list of tips is to be measured before it is believed.
