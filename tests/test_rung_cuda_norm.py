@@ -7,6 +7,7 @@ import pytest
 import torch
 
 import kernels
+from kernels import cuda
 from ladder import catalog
 from stylegan_lite import ConfigError, Recipe
 from tests import cuda_on_cpu
@@ -23,8 +24,8 @@ torch.set_num_threads(1)
 @pytest.fixture
 def on_cpu(monkeypatch):
     """The sources of kernels/cuda, run on the CPU."""
-    if shutil.which("g++") is None or kernels.available() is not None:
-        pytest.skip("needs g++, and Triton's interpreter or a GPU")
+    if shutil.which("g++") is None or not kernels.tiles.INTERPRETED:
+        pytest.skip("needs g++ and Triton's interpreter")
     with cuda_on_cpu.emulated(monkeypatch):
         yield
 
@@ -49,6 +50,19 @@ def test_the_receipt_sees_the_kernels_and_the_flag(layout, on_cpu):
     assert not receipt("fast_math", seen).engaged
     seen = gathered(small(CUDA | layout | {"fast_math": True}, **TINY))
     assert_engaged(seen, ["cuda_norm", "fast_math"])
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("layout", [{}, LAST], ids=["nchw", "nhwc"])
+def test_on_a_gpu_every_phase_computes_what_plain_pytorch_does_and_the_receipt_is_there(layout):
+    if reason := cuda.available():
+        pytest.skip(reason)
+    found = []
+    for how in (layout, CUDA | layout):
+        step = small({"precision": "fp64"} | how, "cuda", **TINY)
+        found.append(every_phase(step))
+    assert_the_same(found[1], found[0], atol=1e-10)
+    assert_engaged(gathered(step), ["cuda_norm", "fused_norm", "fused_act"])
 
 
 def test_a_build_that_failed_is_not_taken_for_the_rung(on_cpu, monkeypatch, refused):

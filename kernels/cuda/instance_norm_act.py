@@ -24,7 +24,16 @@ from kernels.cuda.build import Flags, Unavailable, library
 from kernels.cuda.calls import DTYPES, call
 from kernels.instance_norm_act import _check, _InstanceNormActGrad, bytes_moved, instance_norm_act_reference
 from kernels.needed import needed
-from kernels.tiles import accumulator, dense, dense_as, is_nhwc, output_dtype, power_of_2, processor
+from kernels.tiles import (
+    INTERPRETED,
+    accumulator,
+    dense,
+    dense_as,
+    is_nhwc,
+    output_dtype,
+    power_of_2,
+    processor,
+)
 
 __all__ = ["bytes_moved", "instance_norm_act", "instance_norm_act_reference"]
 
@@ -59,10 +68,9 @@ def instance_norm_act(
     _check(x, scale, bias, noise, strength)
     gain = math.sqrt(2) if gain is None else float(gain)
     if reason := _unavailable(x, flags):
-        by = kernels.instance_norm_act if kernels.available() is None else instance_norm_act_reference
-        _say(
-            reason, "the plain PyTorch reference" if by is instance_norm_act_reference else "Triton's kernel"
-        )
+        triton = (x.is_cuda or INTERPRETED) and kernels.available() is None
+        _say(reason, "Triton's kernel" if triton else "the plain PyTorch reference")
+        by = kernels.instance_norm_act if triton else instance_norm_act_reference
         return by(x, scale, bias, noise=noise, strength=strength, eps=eps, slope=slope, gain=gain)
     wide, dtype = accumulator(x.dtype), output_dtype(x)
     if x.dtype not in (dtype, torch.float32):  # one 16-bit type under the other's autocast
