@@ -31,7 +31,7 @@ def on_cpu(monkeypatch):
 
 
 @pytest.mark.parametrize("layout", [{}, LAST], ids=["nchw", "nhwc"])
-def test_every_phase_computes_what_triton_computes(layout, on_cpu):
+def test_every_phase_computes_what_plain_pytorch_does(layout, on_cpu):
     """Path length differentiates twice; in float64, so that only rounding may differ."""
     found = [every_phase(small({"precision": "fp64"} | layout | how, **TINY)) for how in (layout, CUDA)]
     assert_the_same(found[1], found[0])

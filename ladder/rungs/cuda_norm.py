@@ -2,7 +2,7 @@
 
 What changes. The language, and what it lets one say. Instance norm with its style, noise and leaky ReLU is the
 same op as under `fused_norm`, forward and backward, and computes the same thing. nvcc builds it at first use,
-in a few seconds; the build is kept, under a name made from its sources and flags. Second derivatives (path
+outside of what is timed; the build is kept, under a name made from its sources and flags. Second derivatives (path
 length) stay Triton's.
 
 Why it should help. In NCHW memory a block takes one plane and keeps it in shared memory between the
