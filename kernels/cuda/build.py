@@ -1,8 +1,9 @@
 """Builds the CUDA C++ of this folder at first use, and says in one line why where it cannot.
 
-`torch.utils.cpp_extension` runs nvcc. The sources include no header of PyTorch (what they export takes addresses and
-numbers, see `calls.py`), which is what makes building an extension slow. A build lies in a folder named after everything that decides what comes
-out: sources, flags, architecture, nvcc and PyTorch. A changed source is a new folder; two flags stand side by side.
+`torch.utils.cpp_extension` runs nvcc. The sources include no header of PyTorch, which is what makes building an
+extension slow (what they export takes addresses and numbers, see `calls.py`). A build lies in a folder named after
+everything that decides what comes out: sources, flags, architecture, nvcc and PyTorch. A changed source is a new
+folder; two sets of flags stand side by side.
 """
 
 from __future__ import annotations
