@@ -37,6 +37,7 @@ def probe() -> dict[str, Any]:
         "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
         "uuid": uuid,
         "triton_error": _triton_error(torch),
+        "nvcc_error": _nvcc_error(),
     }
 
 
@@ -50,6 +51,16 @@ def _triton_error(torch: Any) -> str | None:
         x = torch.zeros(8, device="cuda")
         probe_kernel.add_one[(1,)](x, n=8)
         return None if float(x.sum()) == 8 else "a Triton test kernel gave a wrong result"
+    except Exception as error:
+        return describe(error)
+
+
+def _nvcc_error() -> str | None:
+    """Why CUDA C++ cannot be built here. Whether it can is seen when it is first used: a build takes a while."""
+    try:
+        from kernels import cuda
+
+        return cuda.available()
     except Exception as error:
         return describe(error)
 

@@ -87,6 +87,7 @@ def calls(kernels, x):
     if hasattr(kernels, "upfirdn2d"):
         for up, down in ((1, 1), (2, 1), (1, 2)):
             yield lambda x, u=up, d=down: kernels.upfirdn2d(x, [1, 3, 3, 1], up=u, down=d, padding=2), (x,)
+    yield from cuda_calls(x, scale, shift, noise, strength)
     if hasattr(kernels, "act_filter"):
         yield lambda x, b: kernels.act_filter(x, b, [1, 3, 3, 1], padding=2), (x, bias)
         how = {"noise": noise, "padding": (2, 1)}
@@ -94,6 +95,32 @@ def calls(kernels, x):
             lambda x, b, k, s: kernels.filter_act(x, [1, 3, 3, 1], b, strength=k, scale=s, **how),
             (x, bias, strength, scale.abs() + 0.5),
         )
+
+
+def cuda_calls(x, scale, shift, noise, strength):
+    """The kernels in CUDA C++, where there are any and they can be built. The pairs have no gradients."""
+    try:
+        from kernels import cuda
+    except ImportError:  # code of old commits
+        return
+    if x.device.type != "cuda" or cuda.available():
+        return
+    yield (
+        lambda x, s, b, k: cuda.instance_norm_act(x, s, b, noise=noise, strength=k),
+        (x, scale, shift, strength),
+    )
+
+    def pairs(x):
+        for pair in (cuda.strided_act, cuda.coalesced_act, cuda.scalar_copy, cuda.vector_copy):
+            pair(x)
+        for pair in (cuda.shared_sum, cuda.shuffle_sum):
+            pair(x.flatten(1))
+        for pair in (cuda.divergent, cuda.predicated):
+            pair(x.float())
+        cuda.empty()
+        return x.square()
+
+    yield pairs, (x,)
 
 
 def grouped(kernels):

@@ -233,11 +233,11 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
-    """Launches of Triton kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...], "tensors": [...]}}.
+    """Launches of kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...], "tensors": [...]}}.
 
     At the one place all launches pass, compiled or interpreted: an entry point that was called but fell back to plain
     PyTorch does not count. Dtypes are those of the first launch's tensors; tensors are the names of the arguments that
-    were one in any launch.
+    were one in any launch. Of CUDA C++ the exported function is counted, and nothing more is known.
     """
     seen: dict[str, dict[str, Any]] = {}
     try:
@@ -246,6 +246,7 @@ def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
         yield seen
         return
     original = KernelInterface.__getitem__
+    cpp = _cuda_calls() if package == "kernels" else None
 
     def counted(self, grid):
         function = getattr(self, "fn", None)
@@ -263,8 +264,31 @@ def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
 
         return run
 
+    def counted_cpp(name, flags, device):
+        found = function(name, flags, device)
+
+        def run(*args):
+            for each in (name, f"{name} --use_fast_math")[: 1 + flags.fast_math]:
+                seen.setdefault(each, {"calls": 0, "dtypes": [], "tensors": []})["calls"] += 1
+            return found(*args)
+
+        return run
+
     KernelInterface.__getitem__ = counted
+    if cpp:
+        function, cpp.function = cpp.function, counted_cpp
     try:
         yield seen
     finally:
         KernelInterface.__getitem__ = original
+        if cpp:
+            cpp.function = function
+
+
+def _cuda_calls() -> Any:
+    """The module that calls CUDA C++, or None: code of old commits has none."""
+    try:
+        from kernels.cuda import calls
+    except ImportError:
+        return None
+    return calls

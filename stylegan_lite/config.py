@@ -143,6 +143,8 @@ class Recipe(_Config):
     instance_norm: Literal["functional", "var_mean"] = "functional"
     conv: Literal["aten", "double_backward"] = "aten"  # double_backward: second derivatives by convolutions
     fused_norm: bool = False
+    cuda_norm: bool = False  # instance norm's fused kernel in CUDA C++, built at first use, in Triton's place
+    fast_math: bool = False  # CUDA C++ built with nvcc's --use_fast_math
     set_to_none: bool = False
     cuda_graphs: bool = False
     whole_step_graph: bool = False  # all phases of a step as one graph, one for each kind of step
@@ -229,6 +231,13 @@ class Recipe(_Config):
             )
         if self.fused_residual and not self.fused_act:
             raise ConfigError(f"{where}: fused_residual needs fused_act: true (what it joins)")
+        if self.cuda_norm and not (self.fused_norm and self.compile == "off"):
+            raise ConfigError(
+                f"{where}: cuda_norm needs fused_norm: true (whose kernel it replaces) and compile: off (which cannot "
+                "look into it)"
+            )
+        if self.fast_math and not self.cuda_norm:
+            raise ConfigError(f"{where}: fast_math needs cuda_norm: true (what is built with it)")
         if self.fused_update and not (self.fused_adam and self.weights == "once"):
             raise ConfigError(
                 f"{where}: fused_update needs fused_adam: true and weights: once (what it joins)"

@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import functools
 import math
+from collections.abc import Callable
 from types import ModuleType
 
 import torch
@@ -215,6 +217,17 @@ def filter_act(
     return kernels.filter_act(x, TAPS, bias, noise=noise, strength=strength, scale=scale, **how)
 
 
+def fused_norm(recipe: Recipe) -> Callable[..., Tensor]:
+    """Whose fused instance norm to use: Triton's, or that of CUDA C++."""
+    import kernels
+
+    if not recipe.cuda_norm:
+        return kernels.instance_norm_act
+    import kernels.cuda
+
+    return functools.partial(kernels.cuda.instance_norm_act, flags=kernels.cuda.Flags(recipe.fast_math))
+
+
 def instance_norm_act(
     x: Tensor, scale: Tensor, bias: Tensor, noise: Tensor, strength: Tensor, recipe: Recipe, eps: float = 1e-5
 ) -> Tensor:
@@ -224,14 +237,10 @@ def instance_norm_act(
         x: [N, C, H, W]. scale, bias: [N, C]. noise: [N, 1, H, W]. strength: [].
     """
     if recipe.fused_norm and recipe.fused_act:
-        import kernels
-
-        return kernels.instance_norm_act(x, scale, bias, noise=noise, strength=strength, eps=eps, gain=GAIN)
+        return fused_norm(recipe)(x, scale, bias, noise=noise, strength=strength, eps=eps, gain=GAIN)
     x = x + (noise * strength).to(x.dtype)
     if recipe.fused_norm:
-        import kernels
-
-        return kernels.instance_norm_act(x, scale, bias, eps=eps, gain=GAIN)
+        return fused_norm(recipe)(x, scale, bias, eps=eps, gain=GAIN)
     scale, bias = scale[:, :, None, None], bias[:, :, None, None].to(x.dtype)
     if recipe.instance_norm == "functional":
         x = F.instance_norm(x, eps=eps)

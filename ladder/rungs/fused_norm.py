@@ -28,14 +28,19 @@ KERNELS = {
     "demod": ("modulate_kernel", "modulate_grad_kernel", "demodulate_kernel", "demodulate_dweight_kernel"),
     "demod, grouped": ("modulate_kernel", "modulate_grad_kernel"),  # the others have a rung of their own
     "instance": ("modulate_kernel", "instance_norm_act_kernel", "instance_norm_act_grad_kernel"),
+    "instance, cuda": ("modulate_kernel",),
 }
 
 
 def receipt(seen: dict) -> Receipt:
     """Our kernels are launched, forward and backward, and the plain operations they replace no longer run."""
-    grouped = seen["norm"] == "demod" and seen["recipe"]["demodulation"] == "grouped"
+    which = seen["norm"]
+    if which == "demod" and seen["recipe"]["demodulation"] == "grouped":
+        which = "demod, grouped"
+    if which == "instance" and seen["recipe"].get("cuda_norm"):
+        which = "instance, cuda"
     return judge(
-        *launched(seen, *KERNELS["demod, grouped" if grouped else seen["norm"]]),
+        *launched(seen, *KERNELS[which]),
         gone(seen, "modulation", "modulate"),
         gone(seen, "normalization", "normalize"),
     )

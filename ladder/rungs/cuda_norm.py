@@ -1,0 +1,38 @@
+"""The fused instance norm in CUDA C++ instead of Triton.
+
+What changes. The language, and what it lets one say. Instance norm with its style, noise and leaky ReLU is the
+same op as under `fused_norm`, forward and backward, and computes the same thing. nvcc builds it at first use,
+outside of what is timed; the build is kept, under a name made from its sources and flags. Second derivatives (path
+length) stay Triton's.
+
+Why it should help. In NCHW memory a block takes one plane and keeps it in shared memory between the
+statistics and their use, up to 227 KB on an H100 or H200: x is read once, where Triton's kernel reads it
+twice, because Triton decides itself what shared memory holds. In channels_last memory both read x twice; there
+the second pass goes backwards, to find in the L2 cache what the first one left.
+
+When it does not. Both are bound by memory, and Triton writes the same vector accesses as one would by hand: in
+channels_last memory, which the ladder has by now, little is left to win. Three launches forward and three
+backward are as many as Triton's. A machine needs nvcc and a host compiler, which Triton does without.
+"""
+
+from ladder.receipts import Receipt, judge, launched
+
+title = "instance norm in CUDA C++"
+change = {"cuda_norm": True}
+needs = ("cuda", "triton", "nvcc", "instance_norm")
+
+TRITON = ("moments_kernel", "instance_norm_act_kernel")
+# what each memory format's sources export
+PASSES = {"NCHW": ("planes_forward", "planes_backward"), "NHWC": ("pixels_forward", "pixels_backward")}
+
+
+def receipt(seen: dict) -> Receipt:
+    """Our functions are called, forward and backward, in the recipe's memory format, and Triton's forward no more.
+
+    A build that failed falls back to Triton's kernels, which compute the same. Their gradient runs anyway, where
+    it is to be differentiated again.
+    """
+    names = PASSES["NHWC" if seen["recipe"]["channels_last"] else "NCHW"]
+    left = {name: found["calls"] for name, found in seen["kernels"].items() if name in TRITON}
+    where = ", ".join(f"{name} {calls}x" for name, calls in left.items())
+    return judge(*launched(seen, *names), (not left, f"Triton's instance norm: {where or 'none left'}"))
