@@ -29,7 +29,7 @@ def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
-    plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, settings; what they hold is said at the
+    plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what they hold is said at the
     functions below, in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
     """
     before = tally(step)
@@ -86,6 +86,7 @@ def gather(step: Any) -> dict[str, Any]:
             "ms": trace.get("parallel_ms"),
             "busy_ms": trace.get("busy_ms"),
         },
+        "scales": scales(step),
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
 
@@ -238,6 +239,12 @@ def adam(step: Any) -> dict[str, Any]:
     counts = [s["step"] for o in (step.opt_G, step.opt_D) for s in o.state.values() if "step" in s]
     places = sorted({x.device.type if torch.is_tensor(x) else "python" for x in counts})
     return {key: group[key] for key in ("capturable", "foreach", "fused")} | {"steps_on": places}
+
+
+def scales(step: Any) -> dict[str, dict[str, float]]:
+    """FP16's loss scales, and updates made and skipped since the step was prepared; empty in other precisions."""
+    found = getattr(step, "scales", {})
+    return {n: {k: float(v) for k, v in s.state_dict().items() if k != "tracker"} for n, s in found.items()}
 
 
 def operators(step: Any) -> int:

@@ -135,7 +135,9 @@ class Recipe(_Config):
     """
 
     channels_last: bool = False
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"  # bf16: autocast; fp64: the reference for parity
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"  # bf16, fp16: autocast; fp64: parity's reference
+    loss_scale: float = 65536.0  # of fp16: where the scales of G and D begin
+    loss_scale_interval: int = 2000  # updates without overflow after which a scale is doubled
     modconv: Literal["grouped", "dense"] = "dense"
     resample: Literal[
         "depthwise", "channels_as_batch", "bilinear", "folded", "subpixel", "shifts", "triton"
@@ -203,6 +205,13 @@ class Recipe(_Config):
                 raise ConfigError(f"{where}: {key}: true needs a CUDA device; on the CPU it must be false")
 
     def _refuse_impossible(self, where: str) -> None:
+        if self.loss_scale <= 0 or self.loss_scale_interval < 1:
+            raise ConfigError(f"{where}: loss_scale must be positive and loss_scale_interval at least 1")
+        if self.precision == "fp16" and self.cuda_graphs and not self.fused_adam:
+            raise ConfigError(
+                f"{where}: precision: fp16 with cuda_graphs needs fused_adam: true (a graph cannot wait to hear "
+                "whether an update overflowed; a fused optimizer reads that on the device)"
+            )
         if self.workers < 0:
             raise ConfigError(f"{where}: workers must be 0 or more, got {self.workers}")
         if self.workers == 0 and (self.persistent_workers or self.prefetch_factor is not None):
