@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from ladder import catalog, cli_doctor, cli_kernels, cli_merge, options
+from ladder import catalog, cli_doctor, cli_kernels, cli_merge, cli_precision, options
 from ladder.errors import UserError
 from ladder.results import OUT
 
@@ -378,6 +378,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 
 main.add_command(cli_merge.merge)
 main.add_command(cli_kernels.kernels)
+main.add_command(cli_precision.precision)
 
 
 @main.command("list")

@@ -170,8 +170,8 @@ class Recipe(_Config):
     rgb: Literal["conv", "triton"] = (
         "conv"  # convolutions from and to 3 channels: cuDNN's, or one memory-bound kernel
     )
-    dense: Literal["linear", "triton"] = (
-        "linear"  # fully connected layers: gains, bias, activation in one launch
+    dense: Literal["linear", "triton", "fp8"] = (
+        "linear"  # fully connected layers; triton: gains, bias, activation in one launch; fp8: forward in FP8
     )
     demodulation: Literal["layer", "grouped"] = (
         "layer"  # coefficients where a layer needs them, or of all layers at once when their styles are there

@@ -61,11 +61,11 @@ class ImageFolder(Dataset):
 
 
 class RandomImages(Dataset):
-    """64 images of noise made once in memory: for tests of everything but data loading."""
+    """64 images of noise, or a batch of them, made once in memory: for tests of everything but data loading."""
 
-    def __init__(self, resolution: int, as_uint8: bool) -> None:
+    def __init__(self, resolution: int, as_uint8: bool, batch: int = 1) -> None:
         generator = torch.Generator().manual_seed(0)
-        shape = (64, 3, resolution, resolution)
+        shape = (max(64, batch), 3, resolution, resolution)
         self.images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         self.as_uint8, self.resolution = as_uint8, resolution
 
@@ -125,7 +125,7 @@ class DataFeed:
 
     def __init__(self, workload: Workload, recipe: Recipe, real: Tensor, seed: int) -> None:
         if workload.data is None:
-            dataset = RandomImages(workload.resolution, recipe.uint8_input)
+            dataset = RandomImages(workload.resolution, recipe.uint8_input, workload.batch)
         else:
             dataset = ImageFolder(workload.data, workload.resolution, recipe.uint8_input)
         if len(dataset) < workload.batch:
