@@ -27,7 +27,7 @@ RUNGS = HERE / "rungs"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
 OF_WORKLOAD = ("demodulation",)  # what a rung may need of what is trained; see `possible`
-NEEDS = ("cuda", "triton", "bf16", "cuda_graphs", *OF_WORKLOAD)  # the others: ladder.machine.capabilities
+NEEDS = ("cuda", "triton", "bf16", "cuda_graphs", "nvjpeg", "fp8", *OF_WORKLOAD)  # others: ladder.machine's
 
 
 @dataclass(frozen=True)

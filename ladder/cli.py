@@ -357,7 +357,7 @@ Examples:
 def validate(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check result files as if they came from a stranger: for each, accepted, or one line why not.
 
-    Results of `run`, `kernels` and `doctor --roofline` are checked, and what kernels.tuning writes.
+    Results of `run`, `kernels`, `precision` and `doctor --roofline` are checked, and what kernels.tuning writes.
 
     Exit status 1 if any was refused.
     """

@@ -34,7 +34,9 @@ Examples:
     "--on", "bases", type=click.Choice(["baseline", "top", "both"]), default="both", show_default=True,
     help="The baseline in each precision, or the top of the ladder.",
 )  # fmt: skip
-@options.ladder_option
+@click.option(
+    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose top."
+)
 @click.option("--rounds", type=click.IntRange(1, 100), help="Fresh processes of each. [default: 3; CPU: 1]")
 @click.option("--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each. [default: 2; CPU: 1]")
 @click.option("--parity/--no-parity", default=True, show_default=True, help="Compare with FP64 first.")

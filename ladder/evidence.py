@@ -29,8 +29,8 @@ def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
-    plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what they hold is said at the
-    functions below, in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
+    plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what they hold is
+    said at the functions below, in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
     """
     before = tally(step)
     crossings, copying = watch_data(step)
@@ -290,7 +290,8 @@ def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
 def tally(step: Any) -> dict[str, int]:
     """How many images were decoded, and how many read from a memory map, so far; loader's workers included."""
     counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
-    return {key: counted.get(key, 0) for key in ("decoded", "mapped")}
+    counted["decoded_on_gpu"] = getattr(getattr(step.feed, "decode", None), "decoded", 0)
+    return {key: counted.get(key, 0) for key in ("decoded", "mapped", "decoded_on_gpu")}
 
 
 def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:

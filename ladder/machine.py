@@ -23,7 +23,7 @@ from ladder.results import slug
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_TORCH = (2, 11)
-CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs")
+CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvjpeg", "fp8")
 
 
 def choose_device(requested: str | None = None) -> str:
@@ -106,6 +106,10 @@ def capabilities(device: str) -> dict[str, str | None]:
         if found.get("bf16")
         else f"needs BF16 arithmetic (compute capability 8.0), this GPU has {major}.{minor}",
         "cuda_graphs": found["error"],
+        "nvjpeg": found["error"] or found.get("nvjpeg_error"),
+        "fp8": None
+        if (major, minor) >= (8, 9)
+        else f"needs FP8 arithmetic (compute capability 8.9), this GPU has {major}.{minor}",
     }
 
 

@@ -1,4 +1,4 @@
-"""What a precision costs and gives: milliseconds a step, memory, parity and the largest batch in FP32, TF32, BF16, FP16.
+"""What a precision costs and gives: milliseconds a step, memory, parity, the largest batch; FP32, TF32, BF16, FP16.
 
 Each precision is measured twice: as the baseline in that precision, in which nothing else has changed, and on the top
 of the ladder `full` with its precision exchanged (phases in graphs of their own, so that parity sees each of them).
@@ -206,7 +206,8 @@ def follow_scales(plan: Plan, row: dict[str, Any]) -> dict[str, Any] | None:
     except pool.WorkerFailure as error:
         row["reason"] = f"loss scales: {error.reason}"
         return None
-    return pool.plain(found) | {"on": row["on"], "interval": recipe["loss_scale_interval"]}
+    how = {"on": row["on"], "interval": recipe["loss_scale_interval"]}
+    return pool.plain(found) | how | {"images": plan.workload["data"] is not None}
 
 
 # ---- the largest batch -------------------------------------------------------------------------------------------

@@ -68,9 +68,7 @@ def _bars(axes: Any, rows: list[dict[str, Any]], key: str) -> None:
         x = names.index(row["precision"]) + wide * (bases.index(row["on"]) - (len(bases) - 1) / 2)
         if value is None:
             said = row["status"] if row["status"] != "ok" else "not tried"
-            axes.text(
-                x, 0.02 * top, said, rotation=90, fontsize=7.5, color=MUTED, ha="center", va="bottom"
-            )
+            axes.text(x, 0.02 * top, said, rotation=90, fontsize=7.5, color=MUTED, ha="center", va="bottom")
             continue
         axes.bar(x, value, 0.92 * wide, color=COLORS[row["on"]], zorder=2)
         high = value
@@ -103,6 +101,7 @@ def _history(axes: Any, history: dict[str, Any] | None) -> None:
         label = f"{name}: {history['skipped'][name]} of {history['updates'][name]} updates skipped"
         axes.step(steps, [*scales, scales[-1]], where="post", color=color, linewidth=1.6, label=label)
     axes.set_yscale("log", base=2)
+    axes.yaxis.set_major_formatter(lambda value, place: f"{value:g}")
     axes.set_xlabel("step", color=MUTED)
     axes.legend(frameon=False, fontsize=9, loc="best")
 
@@ -120,10 +119,15 @@ def _header(made: Any, result: dict[str, Any]) -> None:
 
     facts, rules = result["machine"], result["protocol"]
     notes = f" ({rules['notes'][0]})" if rules["notes"] else ""
-    headline = f"{facts['gpu'] or facts['cpu']}: FP32, TF32, BF16 and FP16, {result['workload']['name']}{notes}"
+    headline = (
+        f"{facts['gpu'] or facts['cpu']}: FP32, TF32, BF16 and FP16, {result['workload']['name']}{notes}"
+    )
     _fitted(made, 0.02, 0.955, headline, 15, fontweight="bold")
     labels = {"baseline": "the baseline in this precision", "top": f"top of the ladder {rules['ladder']}"}
     handles = [Patch(color=color, label=labels[base]) for base, color in COLORS.items()]
     made.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.012, 0.945), ncols=2, frameon=False)
-    parts = f"batch {result['workload']['batch']}, {rules['rounds']} rounds; PyTorch {facts['torch']}. Lower is better for"
-    _fitted(made, 0.02, 0.02, f"{parts} time and memory. Error bars: 95% interval over rounds.", 8, color=MUTED)
+    batch = result["workload"]["batch"]
+    parts = f"batch {batch}, {rules['rounds']} rounds; PyTorch {facts['torch']}. Lower is better in"
+    _fitted(
+        made, 0.02, 0.02, f"{parts} time and memory. Error bars: 95% interval over rounds.", 8, color=MUTED
+    )

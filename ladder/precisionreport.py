@@ -80,7 +80,8 @@ def history_line(history: dict[str, Any]) -> str:
         f"{name}: {history['skipped'][name]} of {history['updates'][name]} updates skipped, scale {scale:g} at the end"
         for name, scale in zip(("G", "D"), last[1:3], strict=True)
     ]
-    return f"loss scales over {history['steps']} steps from {history['initial']:g}: {'; '.join(said)}"
+    what = f"{history['steps']} steps on {'images' if history['images'] else 'noise'}"
+    return f"FP16's loss scales over {what} from {history['initial']:g}: {'; '.join(said)}"
 
 
 HEADINGS = ("precision", "on", "ms/step", "95% interval", "allocated", "device", "parity", "largest batch")

@@ -6,7 +6,9 @@ from collections.abc import Callable
 from typing import Any
 
 NETWORKS = ("G", "D")
-MOST_CHANGES = 4000  # a scale moves a few times, then once in an interval; kept whole unless something is wrong
+MOST_CHANGES = (
+    4000  # a scale moves a few times, then once in an interval; kept whole unless something is wrong
+)
 
 
 def follow(step: Any, steps: int, on_step: Callable[[int], None] = lambda number: None) -> dict[str, Any]:

@@ -1,13 +1,13 @@
 """What results of other kinds than a ladder's may hold: `ladder kernels`, `ladder doctor --roofline`, kernels.tuning.
 
-As in `ladder.schema`: keys that are not named are refused, so whoever writes a new one adds it here.
+`ladder precision` has a file of its own (`ladder.schema_precision`). As in `ladder.schema`: keys that are not named are refused, so whoever writes a new one adds it here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ladder import results
+from ladder import results, schema_precision
 from ladder.rules import Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
     BYTES,
@@ -211,6 +211,7 @@ ROOFLINE = fields(
 KINDS: dict[str, Rule] = {
     "filter tuning": FILTER_TUNING,
     "kernels": KERNELS,
+    "precision": schema_precision.RESULT,
     "roofline": ROOFLINE,
     "tuning": TUNING,
 }
@@ -224,6 +225,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
     hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]
     if hardware is None or machine["name"] != results.slug(hardware):
         return f"machine.name: {machine['name']!r} is not made from its hardware"
+    if data["kind"] == "precision":
+        return schema_precision.contradiction(data)
     if data["kind"] == "kernels":
         for row in data["rows"]:
             for temperature, found in row["us"].items():
@@ -239,7 +242,7 @@ def contradiction(data: dict[str, Any]) -> str | None:
 
 def marks(data: dict[str, Any]) -> list[str]:
     """Why a file that is accepted must not be quoted."""
-    found = list(data["protocol"]["notes"]) if data["kind"] == "kernels" else []
+    found = list(data["protocol"]["notes"]) if data["kind"] in ("kernels", "precision") else []
     if data["kind"] == "roofline" and data["dirty"]:
         found.append("dirty work tree: not to be published")
     return found

@@ -135,7 +135,9 @@ class Recipe(_Config):
     """
 
     channels_last: bool = False
-    precision: Literal["fp32", "bf16", "fp16", "fp64"] = "fp32"  # bf16, fp16: autocast; fp64: parity's reference
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = (
+        "fp32"  # bf16, fp16: autocast; fp64: parity's reference
+    )
     loss_scale: float = 65536.0  # of fp16: where the scales of G and D begin
     loss_scale_interval: int = 2000  # updates without overflow after which a scale is doubled
     modconv: Literal["grouped", "dense"] = "dense"
@@ -163,6 +165,9 @@ class Recipe(_Config):
     async_copy: bool = False  # non_blocking host-to-device copies on a side stream, one batch ahead
     uint8_input: bool = False  # bytes cross the bus; normalized on the device
     prefetch_stream: bool = False  # the next batch is normalized too beside the step, on the side stream
+    gpu_decode: bool = (
+        False  # JPEG files cross the bus as they are and are decoded there (torchvision, nvJPEG)
+    )
     cached_images: bool = False  # decoded once into a memory-mapped file of bytes; workers only read
     fused_act: bool = False
     fused_residual: bool = False  # the discriminator's residual sums inside the activation's pass
@@ -200,7 +205,7 @@ class Recipe(_Config):
         if self.cudnn_benchmark or self.fp32_precision != "default":
             key = "cudnn_benchmark" if self.cudnn_benchmark else "fp32_precision"
             raise ConfigError(f"{where}: {key} is a switch of CUDA's libraries; on the CPU leave it out")
-        for key in ("cuda_graphs", "pin_memory", "async_copy"):
+        for key in ("cuda_graphs", "pin_memory", "async_copy", "gpu_decode"):
             if getattr(self, key):
                 raise ConfigError(f"{where}: {key}: true needs a CUDA device; on the CPU it must be false")
 
@@ -223,6 +228,12 @@ class Recipe(_Config):
             raise ConfigError(
                 f"{where}: async_copy needs pin_memory: true (a copy from pageable memory blocks)"
             )
+        if self.gpu_decode and self.cached_images:
+            raise ConfigError(
+                f"{where}: gpu_decode needs cached_images: false (which has nothing left to decode)"
+            )
+        if self.gpu_decode and not self.uint8_input:
+            raise ConfigError(f"{where}: gpu_decode needs uint8_input: true (bytes are what it gives)")
         if self.prefetch_stream and not self.async_copy:
             raise ConfigError(f"{where}: prefetch_stream needs async_copy: true (the stream it extends)")
         if self.cuda_graphs and self.adam != "capturable":

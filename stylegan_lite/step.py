@@ -209,12 +209,13 @@ class TrainingStep:
     def _update_scaled(
         self, phase: str, network: nn.Module, optimizer: torch.optim.Adam, loss: Tensor, scale: LossScale
     ) -> None:
-        """The optimizer's step on gradients that carry a loss scale; where they overflowed, nothing but the scale moves.
+        """The optimizer's step on gradients with a loss scale; where they overflowed, nothing but the scale moves.
 
         The loss of a skipped update may be infinite, and is not recorded: that of the last one that was made stays.
         """
         inverse = scale.inverse
-        if self.recipe.fused_update:  # which divides as it reads: its FP16 gradients would not survive it before
+        if self.recipe.fused_update:
+            # It divides as it reads; before, gradients in FP16 would not survive it.
             scale.check([*optimizer.gradients()])
             if self.keep_gradients:
                 self._keep(phase, network, inverse)

@@ -2,6 +2,7 @@
 
 import copy
 import types
+from itertools import pairwise
 
 import pytest
 import torch
@@ -74,7 +75,7 @@ def test_scales_and_weights_are_those_of_two_grad_scalers(recipe, reference):
     theirs, expected = reference
     mine, seen = steps_of(recipe)
     assert seen == expected
-    grown = [b > a for (_, a), (_, b) in zip(seen, seen[1:], strict=False)]
+    grown = [b > a for (_, a), (_, b) in pairwise(seen)]
     assert any(grown) and not all(grown)  # overflows and growth were both in it
     for network in ("G", "D", "G_ema"):
         for a, b in zip(*(getattr(s, network).parameters() for s in (mine, theirs)), strict=True):

@@ -41,7 +41,8 @@ def receipt(seen: dict) -> Receipt:
             (each["updates"] > 0, f"{name}: {each['updates']:.0f} updates, {each['skipped']:.0f} skipped")
             for name, each in scales.items()
         ),
-        (not sunk, f"not in full precision: {', '.join(sunk) or 'nothing that must be'} ({len(islands)} seen)"),
+        (
+            not sunk,
+            f"not in full precision: {', '.join(sunk) or 'nothing that must be'} ({len(islands)} seen)",
+        ),
     )
-
-
