@@ -1,6 +1,7 @@
 """What results of other kinds than a ladder's may hold: `ladder kernels`, `ladder doctor --roofline`, kernels.tuning.
 
-`ladder precision` has a file of its own (`ladder.schema_precision`). As in `ladder.schema`: keys that are not named are refused, so whoever writes a new one adds it here.
+`ladder precision` has a file of its own (`ladder.schema_precision`). As in `ladder.schema`: keys that are not named are
+refused, so whoever writes a new one adds it here.
 """
 
 from __future__ import annotations

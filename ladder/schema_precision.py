@@ -19,7 +19,6 @@ from ladder.schema import (
     RECIPE,
     SECONDS,
     STARTED,
-    TEXT,
     WORKLOAD,
 )
 
