@@ -12,6 +12,7 @@ from typing import Any
 import click
 
 from ladder import options
+from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "precision"
@@ -26,6 +27,8 @@ Examples:
   ladder precision                            everything, of the article's workload
   ladder precision --only fp32,fp16 --on baseline
   ladder precision --no-parity --batch-seconds 0 --steps 0      the times alone
+  ladder precision --minutes 9                a part, then the rest of it:
+  ladder precision --resume results/precision/MACHINE-partial.json
   ladder precision -w article-b32 --json > precision.json"""
 )
 @options.workload_option("article on a GPU, tiny on the CPU")
@@ -53,6 +56,13 @@ Examples:
     "--steps", type=click.IntRange(0), help="Of FP16's training whose loss scales are followed."
     " [default: 4000; CPU: 32]",
 )  # fmt: skip
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), help="Begin nothing more after so long; go on with --resume."
+)  # fmt: skip
+@click.option(
+    "--resume", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Go on with the run of this file: measure what it lacks.",
+)  # fmt: skip
 @options.data_option
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @options.device_option
@@ -62,8 +72,8 @@ Examples:
 @options.json_option
 def precision(
     workload: str | None, only: str | None, bases: str, ladder_name: str, rounds: int | None, cycles: int | None,
-    parity: bool, batch_seconds: float | None, batch_of: str, most: int, steps: int | None, data: str | None,
-    seed: int, device: str | None, out: Path | None, as_json: bool,
+    parity: bool, batch_seconds: float | None, batch_of: str, most: int, steps: int | None,
+    minutes: float | None, resume: Path | None, data: str | None, seed: int, device: str | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare FP32, TF32, BF16 and FP16 by time, memory, parity and largest batch.
 
@@ -95,8 +105,10 @@ def precision(
         steps if steps is not None else (32 if cpu else 4000),
         {"loss_scale_interval": 8} if cpu else {},
     )
-    result = run(plan, name, facts, lambda line: click.echo(line, err=True))
-    paths = write(result, out or OUT, CHARTS if out is None else out)
+    before = None if resume is None else earlier(resume, name, plan, facts)
+    folder = out or OUT
+    result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
+    paths = write(result, folder, CHARTS if out is None else out)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -123,22 +135,80 @@ def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) ->
     return None if cpu and wanted is None else climbing.prepare_images(wanted, fields, quiet).path
 
 
-def run(plan: Any, name: str, facts: dict[str, Any], tell: Any) -> dict[str, Any]:
-    """The whole result, derived numbers included; Ctrl-C keeps what is finished."""
-    from ladder import fp8probe, machine, precisionreport, record
+def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str, Any]:
+    """The result to go on with. UserError, one line, where it is of something else, or of another commit."""
+    from ladder import record, results, validate
+
+    if problem := validate.problem_of(path):
+        raise UserError(f"{path}: {problem}")
+    found = results.parse(path.read_bytes())
+    if found.get("kind") != "precision":
+        raise UserError(f"{path}: not a result of ladder precision")
+    head = record.head("precision", name, plan.workload)
+    now = head | {"machine": facts["name"], "torch": facts["torch"]}
+    then = found | {"machine": found["machine"]["name"], "torch": found["machine"]["torch"]}
+    for key in ("machine", "torch", "workload", "commit"):
+        if then[key] != now[key]:
+            raise UserError(f"{path}: of another {key}: cannot be gone on with")
+    return found
+
+
+def run(
+    plan: Any,
+    name: str,
+    facts: dict[str, Any],
+    tell: Any,
+    minutes: float | None = None,
+    before: dict[str, Any] | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """The whole result, derived numbers included; Ctrl-C, or the end of the ``minutes``, keeps what is finished.
+
+    What is there is written to ``out`` after each part, for whoever is not given the time to end.
+    """
+    from ladder import fp8probe, machine
     from ladder import precision as measuring
     from ladder.pool import device_lock
 
-    begin, complete, history = time.monotonic(), True, None
-    started = datetime.now(timezone.utc).isoformat(timespec="seconds")
+    begin = time.monotonic()
     found = measuring.rows(plan)
-    fp8: dict[str, str] = {}
+    if before:
+        measuring.resumed(found, before["rows"])
+    seen: dict[str, Any] = {"fp8": {}, "history": before and before["history"]}
+    started = before["started"] if before else datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def result(complete: bool) -> dict[str, Any]:
+        took = round(time.monotonic() - begin + (before["seconds"] if before else 0), 1)
+        return assemble(plan, name, facts, found, seen, complete) | {"started": started, "seconds": took}
+
+    def save(history: dict[str, Any] | None) -> None:
+        seen["history"] = history
+        if out is not None:
+            write_partial(result(False), out)
+        if minutes is not None and time.monotonic() - begin > 60 * minutes:
+            raise KeyboardInterrupt
+
     with device_lock(machine.device_key(plan.device)):
         try:
-            fp8 = fp8probe.ask(plan.device)
-            history = measuring.measure(plan, found, tell)
+            seen["fp8"] = fp8probe.ask(plan.device)
+            seen["history"] = measuring.measure(plan, found, tell, seen["history"], save)
         except KeyboardInterrupt:
-            complete = False
+            return result(False)
+    return result(True)
+
+
+def assemble(
+    plan: Any,
+    name: str,
+    facts: dict[str, Any],
+    found: list[dict[str, Any]],
+    seen: dict[str, Any],
+    complete: bool,
+) -> dict[str, Any]:
+    """The result as it stands, without when it was made."""
+    from ladder import precision as measuring
+    from ladder import precisionreport, record
+
     measuring.derive(found)
     result = record.head("precision", name, plan.workload)
     notes = [SMOKE_NOTE] * (plan.device == "cpu")
@@ -148,8 +218,6 @@ def run(plan: Any, name: str, facts: dict[str, Any], tell: Any) -> dict[str, Any
     return result | {
         "machine": facts,
         "complete": complete,
-        "started": started,
-        "seconds": round(time.monotonic() - begin, 1),
         "protocol": {
             "rounds": plan.rounds,
             "cycles": plan.cycles,
@@ -161,24 +229,38 @@ def run(plan: Any, name: str, facts: dict[str, Any], tell: Any) -> dict[str, Any
             "notes": notes,
         },
         "rows": found,
-        "fp8": fp8,
-        "history": history,
+        **seen,
         "claims": precisionreport.claims(found),
     }
 
 
-def write(result: dict[str, Any], out: Path, charts: Path) -> list[Path]:
-    """JSON, Markdown and chart, each whole or not at all; a smoke test never replaces a measurement."""
-    from ladder import precisionchart, precisionreport, report, results
+def stem_of(result: dict[str, Any]) -> str:
+    """What its files are called: a smoke test or a part never replaces a measurement."""
+    from ladder import results
 
     words = [result["machine"]["name"]]
     words += [result["workload"]["name"]] * (result["workload"]["name"] != "article")
     words += ["smoke"] * (result["machine"]["device"] == "cpu") + ["partial"] * (not result["complete"])
-    stem = "-".join(results.slug(word) for word in words)
+    return "-".join(results.slug(word) for word in words)
+
+
+def write_partial(result: dict[str, Any], out: Path) -> None:
+    from ladder import report
+
+    report.write_json(out / f"{stem_of(result)}.json", result)
+
+
+def write(result: dict[str, Any], out: Path, charts: Path) -> list[Path]:
+    """JSON, Markdown and chart, each whole or not at all; the partial file that led to a whole one goes."""
+    from ladder import precisionchart, precisionreport, report
+
+    stem = stem_of(result)
     paths = [out / f"{stem}.json", out / f"{stem}.md"]
     paths += [charts / f"{stem}-precision.{kind}" for kind in ("png", "svg")]
     report.write_json(paths[0], result)
     report.write(paths[1], precisionreport.markdown(result))
     for path in paths[2:]:
         report.write(path, precisionchart.render(result, path.suffix[1:]))
+    for path in paths if result["complete"] else ():
+        path.with_name(path.name.replace(stem, f"{stem}-partial", 1)).unlink(missing_ok=True)
     return paths

@@ -13,12 +13,12 @@ from __future__ import annotations
 
 import random
 import statistics
-import time
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
 from ladder import catalog, checks, machine, pool, stats
+from ladder.batchsearch import LARGEST, search
 from ladder.errors import UserError
 from stylegan_lite.config import ConfigError, Recipe
 
@@ -35,7 +35,6 @@ FLOATS: dict[str, dict[str, Any]] = {
 }
 NO_TF32 = "TF32 is a mode of NVIDIA's Tensor Cores"
 TIMED = ("allocated_gib", "reserved_gib", "device_gib", "rss_gib")
-LARGEST = 2**15
 
 
 @dataclass(frozen=True)
@@ -94,15 +93,40 @@ def _recipe(below: dict[str, Any], precision: str, device: str, can: dict[str, s
 # ---- measuring ---------------------------------------------------------------------------------------------------
 
 
-def measure(plan: Plan, found: list[dict[str, Any]], tell: Tell) -> dict[str, Any] | None:
-    """Fill in the rows, one part after the other, and return FP16's history; Ctrl-C leaves what is there."""
-    if plan.parity:
-        for row in able(found):
+def measure(
+    plan: Plan,
+    found: list[dict[str, Any]],
+    tell: Tell,
+    history: dict[str, Any] | None = None,
+    save: Callable[[dict[str, Any] | None], None] = lambda history: None,
+) -> dict[str, Any] | None:
+    """Fill in what the rows lack, one part after the other, and return FP16's history; Ctrl-C leaves what is there.
+
+    ``save`` gets the history, or None, after each part.
+    """
+    for row in able(found) if plan.parity else ():
+        if row["parity"] is None:
             tell(f"{title(row)}: parity")
             check_parity(plan, row)
+            save(history)
+    time_rounds(plan, found, tell, lambda: save(history))
+    scaled = [row for row in able(found) if row["precision"] == "fp16"]
+    if plan.steps and scaled and history is None:
+        tell(f"{title(scaled[-1])}: loss scales over {plan.steps} steps")
+        history = follow_scales(plan, scaled[-1])
+        save(history)
+    for row in able(found) if plan.batch_seconds else ():
+        if row["on"] in plan.batch_bases and row["precision"] != "fp8" and row["largest"] is None:
+            row["largest"] = largest_batch(plan, row, tell)
+            save(history)
+    return history
+
+
+def time_rounds(plan: Plan, found: list[dict[str, Any]], tell: Tell, save: Callable[[], None]) -> None:
+    """Every row once in each round, in random order; rounds that a row has already are left out."""
     rng = random.Random(plan.seed)
     for number in range(plan.rounds):
-        visited = able(found)
+        visited = [row for row in able(found) if number not in [each["round"] for each in row["rounds"]]]
         rng.shuffle(visited)
         with pool.Pool() as workers:
             if plan.device == "cuda":  # they import side by side; idle, they disturb nothing
@@ -110,14 +134,18 @@ def measure(plan: Plan, found: list[dict[str, Any]], tell: Tell) -> dict[str, An
             for row in visited:
                 tell(f"{title(row)}: round {number + 1} of {plan.rounds}")
                 time_once(plan, row, number, workers.take())
-    history = None
-    if plan.steps and (scaled := [row for row in able(found) if row["precision"] == "fp16"]):
-        tell(f"{title(scaled[-1])}: loss scales over {plan.steps} steps")
-        history = follow_scales(plan, scaled[-1])
-    for row in able(found):
-        if row["on"] in plan.batch_bases and plan.batch_seconds and row["precision"] != "fp8":
-            row["largest"] = largest_batch(plan, row, tell)
-    return history
+                save()
+
+
+def resumed(found: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
+    """Take over, in place, what rows of the same recipe have; a row that failed is tried again."""
+    known = {(row["on"], row["precision"]): row for row in before}
+    for row in found:
+        old = known.get((row["on"], row["precision"]))
+        if old and old["recipe"] == row["recipe"]:
+            row |= {key: old[key] for key in ("rounds", "parity", "largest")}
+            if old["status"] == "failed: parity":
+                row |= {key: old[key] for key in ("status", "reason")}
 
 
 def able(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
@@ -242,51 +270,6 @@ def first_try(plan: Plan, row: dict[str, Any]) -> int:
     while used and plan.memory_gib and 4 * 2 * used < plan.memory_gib and 2 * batch <= plan.most_batch:
         batch, used = 2 * batch, 2 * used
     return batch
-
-
-def search(
-    fits: Callable[[int], str | None],
-    start: int,
-    group: int,
-    limit_s: float,
-    most: int = LARGEST,
-    clock: Callable[[], float] = time.monotonic,
-) -> dict[str, Any]:
-    """Double, then bisect to a sixteenth or one group.
-
-    Args:
-        fits: None where a batch fits, else one line why not. start, group: a batch, and what it must be a multiple of.
-        limit_s, most: no try begins after so many seconds, nor above that batch.
-
-    Returns:
-        batch: the largest that fitted, None if none did. settled: whether the search came to its end; where not, more
-        may fit. tried: [{"batch", "reason"}] in order.
-    """
-    begin, tried = clock(), []
-
-    def try_(batch: int) -> bool:
-        tried.append({"batch": batch, "reason": fits(batch)})
-        return tried[-1]["reason"] is None
-
-    def in_time() -> bool:
-        return not tried or clock() - begin < limit_s
-
-    low, high, batch = None, None, start
-    while high is None and batch <= most and in_time():
-        if try_(batch):
-            low, batch = batch, 2 * batch
-        else:
-            high = batch
-    settled = high is not None
-    while settled and high - (low or 0) > max(group, (low or 0) // 16):
-        middle = ((low or 0) + high) // 2 // group * group
-        if middle in (low or 0, 0) or not (settled := in_time()):
-            break
-        if try_(middle):
-            low = middle
-        else:
-            high = middle
-    return {"batch": low, "settled": settled, "tried": tried}
 
 
 # ---- what follows from the samples -------------------------------------------------------------------------------

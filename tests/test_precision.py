@@ -192,8 +192,8 @@ def test_a_name_that_is_not_known_is_one_line():
     assert run.exit_code == 2 and "no precision 'fp4'" in run.output
 
 
-def test_a_smoke_run_on_the_cpu_writes_files_that_are_not_to_be_quoted(tmp_path):
-    path = tmp_path / "least.yaml"
+def test_a_smoke_run_on_the_cpu_is_gone_on_with_and_its_files_are_not_to_be_quoted(tmp_path):
+    path, out = tmp_path / "least.yaml", tmp_path / "out"
     path.write_text("".join(f"{key}: {value}\n" for key, value in LEAST.items()))
     asked = [
         "precision",
@@ -207,12 +207,20 @@ def test_a_smoke_run_on_the_cpu_writes_files_that_are_not_to_be_quoted(tmp_path)
         "--steps",
         "4",
     ]
-    run = CliRunner().invoke(cli.main, [*asked, "--device", "cpu", "--out", str(tmp_path / "out")])
+    asked += ["--device", "cpu", "--out", str(out)]
+    run = CliRunner().invoke(cli.main, [*asked, "--minutes", "1e-9"])
+    assert run.exit_code == 130, run.output
+    (partial,) = out.glob("*-least-smoke-partial.json")
+    before = json.loads(partial.read_text())
+    assert judge(tmp_path, before) is None and before["history"] is None and before["rows"][0]["rounds"]
+    refused = CliRunner().invoke(cli.main, [*asked[:2], "tiny", *asked[3:], "--resume", str(partial)])
+    assert refused.exit_code == 2 and "of another workload" in refused.output
+    run = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
     assert run.exit_code == 0, run.output
-    (file,) = (tmp_path / "out").glob("*-least-smoke.json")
-    found = json.loads(file.read_text())
+    found = json.loads((out / partial.name.replace("-partial", "")).read_text())
     assert judge(tmp_path, found) is None and cli_precision.SMOKE_NOTE in found["protocol"]["notes"]
+    assert found["rows"][0]["rounds"] == before["rows"][0]["rounds"] and not partial.exists()
     rows = {row["precision"]: row for row in found["rows"]}
     assert rows["fp16"]["step_ms"] > 0 and rows["tf32"]["status"] == "n/a"
     assert found["history"]["steps"] == 4 and "not offered" in found["fp8"]["convolution"]
-    assert {each.suffix for each in file.parent.iterdir()} == {".json", ".md", ".png", ".svg"}
+    assert sorted(each.suffix for each in out.iterdir()) == [".json", ".md", ".png", ".svg"]
