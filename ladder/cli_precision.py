@@ -73,7 +73,8 @@ Examples:
 def precision(
     workload: str | None, only: str | None, bases: str, ladder_name: str, rounds: int | None, cycles: int | None,
     parity: bool, batch_seconds: float | None, batch_of: str, most: int, steps: int | None,
-    minutes: float | None, resume: Path | None, data: str | None, seed: int, device: str | None, out: Path | None, as_json: bool,
+    minutes: float | None, resume: Path | None, data: str | None, seed: int, device: str | None,
+    out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Compare FP32, TF32, BF16 and FP16 by time, memory, parity and largest batch.
 
