@@ -41,8 +41,8 @@ class _Batch:
 class LossLog:
     """JSON lines, one for ``every`` steps: step, images, seconds, and each phase's mean loss over the steps it ran in.
 
-    A phase that did not run in those steps is null. ``also`` are more numbers on the device, FP16's loss scales, written
-    as they were in a line's last step. Lines end at multiples of ``every``, so that a resumed run writes the lines that
+    A phase that did not run in those steps is null. ``also`` are more numbers of the device (FP16: loss scales), as
+    they were in a line's last step. Lines end at multiples of ``every``, so that a resumed run writes the lines that
     an unbroken one would have written.
     """
 

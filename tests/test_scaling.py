@@ -12,7 +12,7 @@ from ladder import spread
 from stylegan_lite import ConfigError, Recipe, losses
 from stylegan_lite.scaling import LossScale, describe
 from stylegan_lite.step import PHASES
-from tests.rung_steps import checked, small
+from tests.rung_steps import checked, every_phase, small
 from tests.small import LEAST
 
 torch.set_num_threads(1)
@@ -116,6 +116,15 @@ def test_our_kernel_trains_as_the_fused_optimizer_does():
     for network in ("G", "D"):
         for a, b in zip(*(getattr(s[0], network).parameters() for s in (ours, theirs)), strict=True):
             torch.testing.assert_close(a, b, rtol=2e-3, atol=2e-4)
+
+
+def test_gradients_that_are_kept_for_inspection_carry_no_scale():
+    recipe = FP16 | {"loss_scale": 256.0}
+    found, plain = (every_phase(small(recipe | more))[1] for more in (OURS, {}))
+    for phase, gradients in found.items():
+        for name, gradient in gradients.items():
+            whole = torch.stack([g.norm() for g in plain[phase].values()]).norm()
+            assert float((gradient - plain[phase][name]).norm()) < 0.02 * float(whole), (phase, name)
 
 
 def test_the_r1_gradient_does_not_depend_on_the_scale_but_for_what_is_too_small_without_it():
