@@ -46,7 +46,7 @@ def _nvjpeg_error(torch: Any) -> str | None:
     try:
         import torchvision  # noqa: F401
     except ImportError:
-        return "needs torchvision: pip install torchvision --index-url of the same CUDA as torch"
+        return "needs torchvision: pip install torchvision (from the index that torch came from)"
     except Exception as error:  # built for another torch
         return f"torchvision cannot be imported: {describe(error)}"
     try:
