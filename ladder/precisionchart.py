@@ -83,6 +83,7 @@ def _bars(axes: Any, rows: list[dict[str, Any]], key: str) -> None:
             shown, (x, high), xytext=(0, 2), textcoords="offset points", ha="center", va="bottom", fontsize=8
         )
     axes.set_ylim(0, 1.3 * top)
+    axes.set_xlim(-0.6, max(len(names), 1) - 0.4)
     axes.set_xticks(range(len(names)), [precision.NAMES[name].replace(", ", "\n") for name in names])
     _quiet(axes)
 
