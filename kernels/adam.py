@@ -46,11 +46,20 @@ class Rates(NamedTuple):
     eps: float
 
 
-def adam_reference(items: list[Item], gradients: list[tuple[Tensor | None, ...]], rates: Rates) -> None:
+def adam_reference(
+    items: list[Item],
+    gradients: list[tuple[Tensor | None, ...]],
+    rates: Rates,
+    inverse: Tensor | None = None,
+    found_inf: Tensor | None = None,
+) -> None:
     """The update in plain PyTorch, in place.
 
-    Gradients are (the parameter's, its copy's, its energy's), None where there is none; the last may be left out.
+    Gradients are (the parameter's, its copy's, its energy's), None where there is none; the last may be left out. With
+    a loss scale, ``inverse`` [] is one over it, and nothing is updated or counted where ``found_inf`` [] is not 0.
     """
+    if found_inf is not None and float(found_inf):
+        return
     for item, (own, copys, *energys) in zip(items, gradients, strict=True):
         energys = energys[0] if energys else None
         if own is None and copys is None and energys is None:
@@ -60,6 +69,8 @@ def adam_reference(items: list[Item], gradients: list[tuple[Tensor | None, ...]]
             g = g + copys.to(g.dtype) * item.gain
         if energys is not None:
             g = g + 2 * item.weight * energys[:, :, None, None]
+        if inverse is not None:
+            g = g * inverse.to(g.dtype)
         item.step.add_(1)
         count = float(item.step)
         item.exp_avg.lerp_(g, 1 - rates.beta1)
@@ -89,12 +100,16 @@ def bytes_moved(
 
 
 @triton.jit
-def adam_steps_kernel(table, gradients, rates, corrections, N, ROW: tl.constexpr, BLOCK: tl.constexpr):
+def adam_steps_kernel(
+    table, gradients, rates, corrections, found_inf, N, ROW: tl.constexpr, BLOCK: tl.constexpr
+):
     """Count the step of each parameter that has a gradient; lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), float64."""
     k = tl.arange(0, BLOCK)
     inside = k < N
     any_of = tl.load(gradients + 3 * k, inside, 0) | tl.load(gradients + 3 * k + 1, inside, 0)
     active = inside & ((any_of | tl.load(gradients + 3 * k + 2, inside, 0)) != 0)
+    if found_inf is not None:
+        active = active & (tl.load(found_inf + 0 * k) == 0)
     at = tl.load(table + ROW * k + 4, active, 0).to(tl.pointer_type(tl.float32))
     step = tl.load(at, active, 0.0) + 1
     tl.store(at, step, active)
@@ -119,7 +134,7 @@ def adam_step(w, m, v, g, step_size, root, rates, MOMENTUM: tl.constexpr, ACC: t
 
 @triton.jit
 def update_elements(
-    row, own, copys, energys, gain, correction, rates, at, turned, plane, inside,
+    row, own, copys, energys, gain, correction, rates, inverse, at, turned, plane, inside,
     MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
     """Update the elements ``at`` of one parameter; in the copy and in its gradient they are those at ``turned``, in the
@@ -136,6 +151,8 @@ def update_elements(
     if plane is not None:
         e_at = tl.multiple_of(energys.to(tl.pointer_type(W)), 16) + plane
         g += 2 * w * tl.load(e_at, inside & (energys != 0), 0.0).to(ACC)
+    if inverse is not None:
+        g *= tl.load(inverse).to(ACC)
     v = tl.load(v_at, inside, 0.0).to(ACC)
     m = g
     if MOMENTUM:
@@ -151,25 +168,30 @@ def update_elements(
 
 @triton.jit
 def adam_kernel(
-    table, gradients, gains, corrections, rates, blocks, ROW: tl.constexpr,
+    table, gradients, gains, corrections, rates, blocks, inverse, found_inf, ROW: tl.constexpr,
     MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """Consecutive elements of parameters whose copies, if any, lie in memory as they do."""
     k = tl.load(blocks + 2 * tl.program_id(0))
     first = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK
     own, copys = tl.load(gradients + 3 * k), tl.load(gradients + 3 * k + 1)
-    if (own != 0) | (copys != 0):
+    active = (own != 0) | (copys != 0)
+    if found_inf is not None:
+        active = active & (tl.load(found_inf) == 0)
+    if active:
         row, correction, gain = table + ROW * k, corrections + 2 * k, tl.load(gains + k).to(ACC)
         at = first + tl.arange(0, BLOCK)
         if first + BLOCK <= tl.load(row + 5):  # a mask that is true everywhere lets loads be vectors
             update_elements(
-                row, own, copys, None, gain, correction, rates, at, at, None, at >= 0, MOMENTUM, W, C, ACC
-            )
+                row, own, copys, None, gain, correction, rates, inverse, at, at, None, at >= 0,
+                MOMENTUM, W, C, ACC,
+            )  # fmt: skip
         else:
             inside = at < tl.load(row + 5)
             update_elements(
-                row, own, copys, None, gain, correction, rates, at, at, None, inside, MOMENTUM, W, C, ACC
-            )
+                row, own, copys, None, gain, correction, rates, inverse, at, at, None, inside,
+                MOMENTUM, W, C, ACC,
+            )  # fmt: skip
 
 
 @triton.jit
@@ -190,7 +212,7 @@ def square_at(o, i, tap, O, I, taps, NHWC: tl.constexpr, TURNED: tl.constexpr):
 
 @triton.jit
 def adam_turned_kernel(
-    table, gradients, gains, corrections, rates, blocks, ROW: tl.constexpr,
+    table, gradients, gains, corrections, rates, blocks, inverse, found_inf, ROW: tl.constexpr,
     MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     HEIGHT: tl.constexpr, SIDE: tl.constexpr, NHWC: tl.constexpr, TURNED: tl.constexpr,
 ):  # fmt: skip
@@ -204,7 +226,10 @@ def adam_turned_kernel(
     own, copys, energys = (
         tl.load(gradients + 3 * k), tl.load(gradients + 3 * k + 1), tl.load(gradients + 3 * k + 2)
     )  # fmt: skip
-    if (own != 0) | (copys != 0) | (energys != 0):
+    active = (own != 0) | (copys != 0) | (energys != 0)
+    if found_inf is not None:
+        active = active & (tl.load(found_inf) == 0)
+    if active:
         row, correction, gain = table + ROW * k, corrections + 2 * k, tl.load(gains + k).to(ACC)
         O, I, taps = tl.load(row + 6), tl.load(row + 7), tl.load(row + 8)
         o = (tl.load(job + 2).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT))[:, None]
@@ -214,14 +239,14 @@ def adam_turned_kernel(
             at, turned = square_at(o, i, tap, O, I, taps, NHWC, TURNED)
             inside = (o >= 0) & (i >= 0)
             update_elements(
-                row, own, copys, energys, gain, correction, rates, at, turned, o * I + i, inside,
+                row, own, copys, energys, gain, correction, rates, inverse, at, turned, o * I + i, inside,
                 MOMENTUM, W, C, ACC,
             )  # fmt: skip
         else:
             at, turned = square_at(o, i, tap, O, I, taps, NHWC, TURNED)
             inside = (o < O) & (i < I)
             update_elements(
-                row, own, copys, energys, gain, correction, rates, at, turned, o * I + i, inside,
+                row, own, copys, energys, gain, correction, rates, inverse, at, turned, o * I + i, inside,
                 MOMENTUM, W, C, ACC,
             )  # fmt: skip
 
@@ -279,23 +304,30 @@ class AdamPlan:
         """Tables for the addresses of gradients, each to be filled before an update reads it."""
         return torch.zeros(count, len(self.items), 3, device=self.device, dtype=torch.int64).unbind()
 
-    def launch(self, gradients: Tensor) -> None:
-        """Update everything whose row in ``gradients`` [parameters, 3] has an address."""
+    def launch(
+        self, gradients: Tensor, inverse: Tensor | None = None, found_inf: Tensor | None = None
+    ) -> None:
+        """Update everything whose row in ``gradients`` [parameters, 3] has an address.
+
+        With a loss scale, float32 scalars on the device: gradients are multiplied by ``inverse``, and nothing happens
+        where ``found_inf`` is not 0. The kernels read both, so a captured launch follows what they become.
+        """
         n, weight = len(self.items), self.items[0].weight
         copy = next((item.copy for item in self.items if item.copy is not None), weight)
         adam_steps_kernel[(1,)](
-            self.table, gradients, self.constants, self.corrections, n,
+            self.table, gradients, self.constants, self.corrections, found_inf, n,
             ROW=ROW, BLOCK=power_of_2(n), num_warps=4,
         )  # fmt: skip
         tables = (self.table, gradients, self.gains, self.corrections, self.constants)
         types = {"W": _TYPES[weight.dtype](), "C": _TYPES[copy.dtype](), "ACC": tl_accumulator(weight.dtype)}
+        scale = (inverse, found_inf)
         options = {"ROW": ROW, "MOMENTUM": self.rates.beta1 != 0, "num_warps": 8, **types}
         if len(self.flat):
-            adam_kernel[(len(self.flat),)](*tables, self.flat, BLOCK=BLOCK, **options)
+            adam_kernel[(len(self.flat),)](*tables, self.flat, *scale, BLOCK=BLOCK, **options)
         for jobs, turned, height in ((self.squares, True, SIDE), (self.planes, False, HEIGHT)):
             if len(jobs):
                 shape = {"HEIGHT": height, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
-                adam_turned_kernel[(len(jobs),)](*tables, jobs, **shape, **options)
+                adam_turned_kernel[(len(jobs),)](*tables, jobs, *scale, **shape, **options)
 
     def _squared(self) -> list[Item]:
         """Those that are updated in squares of channels, because a copy lies turned or an energy has gradients."""

@@ -27,14 +27,8 @@ RUNGS = HERE / "rungs"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
 OF_WORKLOAD = ("demodulation", "instance_norm")  # what a rung may need of what is trained; see `possible`
-NEEDS = (
-    "cuda",
-    "triton",
-    "bf16",
-    "cuda_graphs",
-    "nvcc",
-    *OF_WORKLOAD,
-)  # the others: ladder.machine.capabilities
+OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8")  # ladder.machine.capabilities
+NEEDS = (*OF_MACHINE, *OF_WORKLOAD)
 
 
 @dataclass(frozen=True)

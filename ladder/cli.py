@@ -17,7 +17,7 @@ from pathlib import Path
 
 import click
 
-from ladder import catalog, cli_doctor, cli_kernels, cli_merge, cli_submit, options
+from ladder import catalog, cli_doctor, cli_kernels, cli_merge, cli_precision, cli_submit, options
 from ladder.errors import UserError
 from ladder.regressions import cli as cli_regressions
 from ladder.results import OUT
@@ -358,8 +358,8 @@ Examples:
 def validate(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check result files as if they came from a stranger: for each, accepted, or one line why not.
 
-    Results of `run`, `kernels` and `doctor --roofline` are checked, what kernels.tuning writes, and asv's files
-    in results/asv.
+    Results of `run`, `kernels`, `precision` and `doctor --roofline` are checked, what kernels.tuning writes, and asv's
+    files in results/asv.
 
     Exit status 1 if any was refused.
     """
@@ -382,6 +382,7 @@ main.add_command(cli_merge.merge)
 main.add_command(cli_kernels.kernels)
 main.add_command(cli_regressions.bench_compare)
 main.add_command(cli_regressions.history)
+main.add_command(cli_precision.precision)
 
 
 @main.command("list")

@@ -29,8 +29,8 @@ def gather(step: Any) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
-    plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, settings; what they hold is said at the
-    functions below, in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
+    plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what they hold is
+    said at the functions below, in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
     """
     before = tally(step)
     crossings, copying = watch_data(step)
@@ -86,6 +86,7 @@ def gather(step: Any) -> dict[str, Any]:
             "ms": trace.get("parallel_ms"),
             "busy_ms": trace.get("busy_ms"),
         },
+        "scales": scales(step),
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
     }
 
@@ -240,6 +241,12 @@ def adam(step: Any) -> dict[str, Any]:
     return {key: group[key] for key in ("capturable", "foreach", "fused")} | {"steps_on": places}
 
 
+def scales(step: Any) -> dict[str, dict[str, float]]:
+    """FP16's loss scales, and updates made and skipped since the step was prepared; empty in other precisions."""
+    found = getattr(step, "scales", {})
+    return {n: {k: float(v) for k, v in s.state_dict().items() if k != "tracker"} for n, s in found.items()}
+
+
 def operators(step: Any) -> int:
     """Operators that the CPU issues for one run of each phase, as it is timed."""
     watch, whole = Watch(), max(getattr(step, "together", []), key=len, default=None)
@@ -283,7 +290,8 @@ def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
 def tally(step: Any) -> dict[str, int]:
     """How many images were decoded, and how many read from a memory map, so far; loader's workers included."""
     counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
-    return {key: counted.get(key, 0) for key in ("decoded", "mapped")}
+    counted["decoded_on_gpu"] = getattr(getattr(step.feed, "decode", None), "decoded", 0)
+    return {key: counted.get(key, 0) for key in ("decoded", "mapped", "decoded_on_gpu")}
 
 
 def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:

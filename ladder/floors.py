@@ -33,6 +33,7 @@ from stylegan_lite import losses, resample
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
+from stylegan_lite.weights import HALVES
 
 aten = torch.ops.aten
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
@@ -140,7 +141,7 @@ def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminat
     floor.bytes = {
         "images": seen.image_bytes(),
         "optimizer": sum(_weights(own).values()) * ADAM,
-        "BF16 weights": 2 * _weights(own)[4] if recipe.precision == "bf16" else 0,  # convolutions read a copy
+        "BF16 weights": 2 * _weights(own)[4] if recipe.precision in HALVES else 0,  # convolutions read a copy
         "moving average": sum(_weights(G).values()) * AVERAGE if phase == "D_main" else 0,
         "inputs": drawn + taken,
     }

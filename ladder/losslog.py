@@ -41,13 +41,25 @@ class _Batch:
 class LossLog:
     """JSON lines, one for ``every`` steps: step, images, seconds, and each phase's mean loss over the steps it ran in.
 
-    A phase that did not run in those steps is null. Lines end at multiples of ``every``, so that a resumed run
-    writes the lines that an unbroken one would have written.
+    A phase that did not run in those steps is null. ``also`` are more numbers of the device (FP16: loss scales), as
+    they were in a line's last step. Lines end at multiples of ``every``, so that a resumed run writes the lines that
+    an unbroken one would have written.
     """
 
-    def __init__(self, path: Path, phases: tuple[str, ...], *, every: int, batch: int, device: str) -> None:
+    def __init__(
+        self,
+        path: Path,
+        phases: tuple[str, ...],
+        *,
+        every: int,
+        batch: int,
+        device: str,
+        also: dict[str, Tensor] | None = None,
+    ) -> None:
         self.path, self.phases, self.every, self.batch = path, phases, every, batch
-        self.buffer = torch.zeros(every, len(phases), dtype=torch.float64, device=device)
+        self.also = also or {}
+        columns = len(phases) + len(self.also)
+        self.buffer = torch.zeros(every, columns, dtype=torch.float64, device=device)
         self.rows: list[Row] = []
         self.pending: _Batch | None = None
         self.last: dict[str, Any] | None = None  # the last line written
@@ -58,7 +70,8 @@ class LossLog:
         Raises:
             Diverged: an earlier loss, just read, is NaN or infinite.
         """
-        self.buffer[len(self.rows)].copy_(torch.stack([loss[phase] for phase in self.phases]))
+        values = [*(loss[phase] for phase in self.phases), *(value.double() for value in self.also.values())]
+        self.buffer[len(self.rows)].copy_(torch.stack(values))
         self.rows.append(row)
         if row.step % self.every:
             return None
@@ -111,7 +124,7 @@ class LossLog:
         for column, phase in enumerate(self.phases):
             ran = [value[column] for row, value in zip(rows, values, strict=True) if phase in row.phases]
             line[phase] = math.fsum(ran) / len(ran) if ran else None
-        return line
+        return line | dict(zip(self.also, values[-1][len(self.phases) :], strict=True))
 
 
 def trim(path: Path, step: int) -> None:
@@ -131,7 +144,7 @@ def trim(path: Path, step: int) -> None:
 
 def _refuse_bad(rows: list[Row], values: Tensor, phases: tuple[str, ...]) -> None:
     for row, losses in zip(rows, values.tolist(), strict=True):
-        for phase, loss in zip(phases, losses, strict=True):
+        for phase, loss in zip(phases, losses, strict=False):  # behind them are numbers of other kinds
             if phase in row.phases and not math.isfinite(loss):
                 raise Diverged(
                     f"step {row.step}: the loss of {phase} is {'NaN' if math.isnan(loss) else 'infinite'}"

@@ -23,7 +23,7 @@ from ladder.results import slug
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_TORCH = (2, 11)
-CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc")
+CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8")
 
 
 def choose_device(requested: str | None = None) -> str:
@@ -107,6 +107,10 @@ def capabilities(device: str) -> dict[str, str | None]:
         else f"needs BF16 arithmetic (compute capability 8.0), this GPU has {major}.{minor}",
         "cuda_graphs": found["error"],
         "nvcc": found["error"] or found.get("nvcc_error"),
+        "nvjpeg": found["error"] or found.get("nvjpeg_error"),
+        "fp8": None
+        if (major, minor) >= (8, 9)
+        else f"needs FP8 arithmetic (compute capability 8.9), this GPU has {major}.{minor}",
     }
 
 

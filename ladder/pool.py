@@ -35,6 +35,7 @@ TIMEOUTS = {
     "parity": 900.0,
     "receipts": 900.0,
     "choices": 60.0,
+    "scales": 900.0,
     "exit": 20.0,
 }
 _LEAST_CYCLE_TIMEOUT = 60.0

@@ -38,7 +38,36 @@ def probe() -> dict[str, Any]:
         "uuid": uuid,
         "triton_error": _triton_error(torch),
         "nvcc_error": _nvcc_error(),
+        "nvjpeg_error": _nvjpeg_error(torch),
     }
+
+
+def _nvjpeg_error(torch: Any) -> str | None:
+    """Why JPEG files cannot be decoded on the GPU: decoding one is the only proof."""
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        return "needs torchvision: pip install torchvision (from the index that torch came from)"
+    except Exception as error:  # built for another torch
+        return f"torchvision cannot be imported: {describe(error)}"
+    try:
+        import io
+
+        from PIL import Image
+
+        from stylegan_lite.gpudecode import Decoder
+
+        file = io.BytesIO()
+        Image.new("RGB", (16, 16), (200, 100, 50)).save(file, "JPEG")
+        data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        found = Decoder(torch.device("cuda"), 16)([(data, False)])
+        return (
+            None
+            if abs(float(found[0, 0].float().mean()) - 200) < 8
+            else "nvJPEG decoded a test image wrongly"
+        )
+    except Exception as error:
+        return f"torchvision decodes no JPEG on this GPU: {describe(error)}"
 
 
 def _triton_error(torch: Any) -> str | None:

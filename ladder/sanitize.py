@@ -9,6 +9,7 @@ results/sanitizer/MACHINE.txt and .json. Status 0: clean. 1: findings. 2: it cou
 from __future__ import annotations
 
 import argparse
+import inspect
 import json
 import os
 import re
@@ -177,6 +178,8 @@ def adam(x):
     rows, _ = plan.addresses(gradients)
     (table,) = plan.gradient_tables()
     plan.launch(table.copy_(torch.tensor(rows)))
+    if "inverse" in inspect.signature(plan.launch).parameters:  # with a loss scale
+        plan.launch(table, weight.new_ones(()), weight.new_zeros(()))
     return x.square()
 
 

@@ -1,13 +1,14 @@
 """What results of other kinds than a ladder's may hold: `ladder kernels`, `ladder doctor --roofline`, kernels.tuning.
 
-As in `ladder.schema`: keys that are not named are refused, so whoever writes a new one adds it here.
+`ladder precision` has a file of its own (`ladder.schema_precision`). As in `ladder.schema`: keys that are not named are
+refused, so whoever writes a new one adds it here.
 """
 
 from __future__ import annotations
 
 from typing import Any
 
-from ladder import results
+from ladder import results, schema_precision
 from ladder.claims.schema import CLAIMS, contradicted
 from ladder.rules import Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
@@ -213,6 +214,7 @@ KINDS: dict[str, Rule] = {
     "claims": CLAIMS,
     "filter tuning": FILTER_TUNING,
     "kernels": KERNELS,
+    "precision": schema_precision.RESULT,
     "roofline": ROOFLINE,
     "tuning": TUNING,
 }
@@ -228,6 +230,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
         return f"machine.name: {machine['name']!r} is not made from its hardware"
     if data["kind"] == "claims":
         return contradicted(data)
+    if data["kind"] == "precision":
+        return schema_precision.contradiction(data)
     if data["kind"] == "kernels":
         for row in data["rows"]:
             for temperature, found in row["us"].items():
@@ -243,7 +247,7 @@ def contradiction(data: dict[str, Any]) -> str | None:
 
 def marks(data: dict[str, Any]) -> list[str]:
     """Why a file that is accepted must not be quoted."""
-    found = list(data["protocol"]["notes"]) if data["kind"] in ("kernels", "claims") else []
+    found = list(data["protocol"]["notes"]) if data["kind"] in ("kernels", "claims", "precision") else []
     if data["kind"] == "roofline" and data["dirty"]:
         found.append("dirty work tree: not to be published")
     return found

@@ -26,7 +26,8 @@ from stylegan_lite.step import PHASES, TrainingStep
 FACTOR = 2.5
 RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
 LIMIT = 0.5  # no budget is wider: what is missing has an error of 1
-FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9}  # one rounding is never outside
+FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9, "fp16": 2**-12}  # one rounding is never outside
+SETTLING = 48  # rounds in which loss scales may halve; from 2^16 to nothing
 SMALLEST = 1e-6  # of a phase's whole gradient or update: what is smaller counts as zero
 
 
@@ -45,6 +46,7 @@ def measure(
     ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state. With
     ``kinds`` whole steps are run instead of single phases: see ``ladder.together``.
     """
+    settle_scales(step, ref, kinds)
     if kinds:
         return _measure_together(step, ref, tell, kinds)
     runs: list[Errors] = []
@@ -93,6 +95,24 @@ def _measure_together(
                     first[name] = outcome["gradient"]
             runs.append(errors)
     return runs, distances
+
+
+def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...]] | None = None) -> None:
+    """FP16: run everything that will be compared until no update is skipped, as training does in its first steps.
+
+    What is compared is an update; that an update may be skipped is what tests of ``stylegan_lite.scaling`` are for.
+    """
+    scales = list(getattr(step, "scales", {}).values())
+    with inputs_are_ours(step):
+        for _ in range(SETTLING if scales else 0):
+            before = [int(scale.skipped) for scale in scales]
+            for inputs in ref.draws():
+                load(step, inputs)
+                for phases in kinds or [(phase,) for phase in PHASES]:
+                    reference.adopt(step, ref.state)
+                    step.run(phases) if kinds else step.run_phase(*phases)
+            if before == [int(scale.skipped) for scale in scales]:
+                return
 
 
 @contextlib.contextmanager

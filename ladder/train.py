@@ -14,6 +14,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import torch
+
 import stylegan_lite
 from ladder import checkpoint, grid
 from ladder.errors import UserError, one_line
@@ -69,7 +71,14 @@ def train(
     step = stylegan_lite.make_step({**workload, "data": images.path}, recipe, device=device, seed=seed)
     try:
         step.prepare()
-        log = LossLog(out / "losses.jsonl", PHASES, every=log_every, batch=step.workload.batch, device=device)
+        log = LossLog(
+            out / "losses.jsonl",
+            PHASES,
+            every=log_every,
+            batch=step.workload.batch,
+            device=device,
+            also=_scales(step),
+        )
         run = _Run(step, out, images, seed, log, truncation, tell)
         if content is not None:
             run.restore(resume, content)
@@ -79,6 +88,13 @@ def train(
         raise UserError(f"{out}: training stopped: {one_line(str(error))}") from error
     finally:
         step.close()
+
+
+def _scales(step: TrainingStep) -> dict[str, torch.Tensor]:
+    """FP16's loss scales, and how many updates they have skipped so far; nothing in other precisions."""
+    of = {"loss_scale": "scale", "skipped": "skipped"}
+    scales = step.scales.items()
+    return {f"{key}_{name}": getattr(scale, value) for key, value in of.items() for name, scale in scales}
 
 
 def _open(

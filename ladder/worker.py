@@ -17,6 +17,8 @@ which feed the watchdog.
     {"do": "receipts", "rungs": [] | null}               -> {"ok": true, "receipts": {rung: {}}, "evidence": {}}
     {"do": "choices"}                                    -> {"ok": true, "choices": [{}] | null}
         (rows of `kernels.choices` that decided in this process, null where the measured code does not say)
+    {"do": "scales", "steps": N}                         -> {"ok": true, "changes": [], ...}
+        (FP16: the loss scales of a training, as `ladder.scalehistory.follow` returns them)
     {"do": "exit"}                                       -> {"ok": true}, and the process ends
 
 A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a", "reason":
@@ -240,6 +242,19 @@ class Rung:
             return {"choices": []}
         used = getattr(sys.modules.get("kernels.choices"), "used", None)
         return {"choices": None if used is None else used()}
+
+    def do_scales(self, steps: int) -> dict[str, Any]:
+        """Train on, and say what became of the loss scales."""
+        from ladder import scalehistory
+
+        def on_step(number: int) -> None:
+            if number % CYCLE_STEPS == 0:
+                self.channel.send({"progress": f"step {number}"})
+
+        found = scalehistory.follow(self.step, steps, on_step)
+        if broken := self.step.check_finite():
+            raise Invalid(broken)
+        return found
 
     def do_exit(self) -> dict[str, Any]:
         if self.step is not None:

@@ -135,7 +135,11 @@ class Recipe(_Config):
     """
 
     channels_last: bool = False
-    precision: Literal["fp32", "bf16", "fp64"] = "fp32"  # bf16: autocast; fp64: the reference for parity
+    precision: Literal["fp32", "bf16", "fp16", "fp64"] = (
+        "fp32"  # bf16, fp16: autocast; fp64: parity's reference
+    )
+    loss_scale: float = 65536.0  # of fp16: where the scales of G and D begin
+    loss_scale_interval: int = 2000  # updates without overflow after which a scale is doubled
     modconv: Literal["grouped", "dense"] = "dense"
     resample: Literal[
         "depthwise", "channels_as_batch", "bilinear", "folded", "subpixel", "shifts", "triton"
@@ -163,6 +167,9 @@ class Recipe(_Config):
     async_copy: bool = False  # non_blocking host-to-device copies on a side stream, one batch ahead
     uint8_input: bool = False  # bytes cross the bus; normalized on the device
     prefetch_stream: bool = False  # the next batch is normalized too beside the step, on the side stream
+    gpu_decode: bool = (
+        False  # JPEG files cross the bus as they are and are decoded there (torchvision, nvJPEG)
+    )
     cached_images: bool = False  # decoded once into a memory-mapped file of bytes; workers only read
     fused_act: bool = False
     fused_residual: bool = False  # the discriminator's residual sums inside the activation's pass
@@ -170,8 +177,8 @@ class Recipe(_Config):
     rgb: Literal["conv", "triton"] = (
         "conv"  # convolutions from and to 3 channels: cuDNN's, or one memory-bound kernel
     )
-    dense: Literal["linear", "triton"] = (
-        "linear"  # fully connected layers: gains, bias, activation in one launch
+    dense: Literal["linear", "triton", "fp8"] = (
+        "linear"  # fully connected layers; triton: gains, bias, activation in one launch; fp8: forward in FP8
     )
     demodulation: Literal["layer", "grouped"] = (
         "layer"  # coefficients where a layer needs them, or of all layers at once when their styles are there
@@ -200,11 +207,18 @@ class Recipe(_Config):
         if self.cudnn_benchmark or self.fp32_precision != "default":
             key = "cudnn_benchmark" if self.cudnn_benchmark else "fp32_precision"
             raise ConfigError(f"{where}: {key} is a switch of CUDA's libraries; on the CPU leave it out")
-        for key in ("cuda_graphs", "pin_memory", "async_copy"):
+        for key in ("cuda_graphs", "pin_memory", "async_copy", "gpu_decode"):
             if getattr(self, key):
                 raise ConfigError(f"{where}: {key}: true needs a CUDA device; on the CPU it must be false")
 
     def _refuse_impossible(self, where: str) -> None:
+        if self.loss_scale <= 0 or self.loss_scale_interval < 1:
+            raise ConfigError(f"{where}: loss_scale must be positive and loss_scale_interval at least 1")
+        if self.precision == "fp16" and self.cuda_graphs and not self.fused_adam:
+            raise ConfigError(
+                f"{where}: precision: fp16 with cuda_graphs needs fused_adam: true (a graph cannot wait to hear "
+                "whether an update overflowed; a fused optimizer reads that on the device)"
+            )
         if self.workers < 0:
             raise ConfigError(f"{where}: workers must be 0 or more, got {self.workers}")
         if self.workers == 0 and (self.persistent_workers or self.prefetch_factor is not None):
@@ -216,6 +230,12 @@ class Recipe(_Config):
             raise ConfigError(
                 f"{where}: async_copy needs pin_memory: true (a copy from pageable memory blocks)"
             )
+        if self.gpu_decode and self.cached_images:
+            raise ConfigError(
+                f"{where}: gpu_decode needs cached_images: false (which has nothing left to decode)"
+            )
+        if self.gpu_decode and not self.uint8_input:
+            raise ConfigError(f"{where}: gpu_decode needs uint8_input: true (bytes are what it gives)")
         if self.prefetch_stream and not self.async_copy:
             raise ConfigError(f"{where}: prefetch_stream needs async_copy: true (the stream it extends)")
         if self.cuda_graphs and self.adam != "capturable":

@@ -12,6 +12,7 @@ from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
 from stylegan_lite.config import ConfigError, Recipe, Workload
+from stylegan_lite.gpudecode import Decoder, JpegFiles
 from stylegan_lite.imagecache import CachedImages, as_batch, counter
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
@@ -61,11 +62,11 @@ class ImageFolder(Dataset):
 
 
 class RandomImages(Dataset):
-    """64 images of noise made once in memory: for tests of everything but data loading."""
+    """64 images of noise, or a batch of them, made once in memory: for tests of everything but data loading."""
 
-    def __init__(self, resolution: int, as_uint8: bool) -> None:
+    def __init__(self, resolution: int, as_uint8: bool, batch: int = 1) -> None:
         generator = torch.Generator().manual_seed(0)
-        shape = (64, 3, resolution, resolution)
+        shape = (max(64, batch), 3, resolution, resolution)
         self.images = torch.randint(0, 256, shape, generator=generator, dtype=torch.uint8)
         self.as_uint8, self.resolution = as_uint8, resolution
 
@@ -125,7 +126,7 @@ class DataFeed:
 
     def __init__(self, workload: Workload, recipe: Recipe, real: Tensor, seed: int) -> None:
         if workload.data is None:
-            dataset = RandomImages(workload.resolution, recipe.uint8_input)
+            dataset = RandomImages(workload.resolution, recipe.uint8_input, workload.batch)
         else:
             dataset = ImageFolder(workload.data, workload.resolution, recipe.uint8_input)
         if len(dataset) < workload.batch:
@@ -133,6 +134,9 @@ class DataFeed:
                 f"workload: data: {len(dataset)} images are fewer than one batch of {workload.batch}"
             )
         self.dataset = CachedImages(dataset, recipe.uint8_input) if recipe.cached_images else dataset
+        self.decode: Decoder | None = None
+        if recipe.gpu_decode:
+            self.dataset, self.decode = JpegFiles(dataset), Decoder(real.device, workload.resolution)
         self.real, self.batch, self.recipe = real, workload.batch, recipe
         self.sampler = EpochSampler(len(dataset), seed, workload.flips)
         self.loader = DataLoader(
@@ -144,7 +148,7 @@ class DataFeed:
             persistent_workers=recipe.persistent_workers,
             prefetch_factor=recipe.prefetch_factor,
             drop_last=recipe.drop_last,
-            collate_fn=as_batch if recipe.cached_images else None,
+            collate_fn=as_batch if recipe.cached_images or recipe.gpu_decode else None,
             generator=torch.Generator().manual_seed(
                 seed
             ),  # else each epoch draws from the latents' generator
@@ -178,7 +182,8 @@ class DataFeed:
         if self.recipe.async_copy:
             self._next_async()
         else:
-            self._write(self._fetch(), self.real)
+            batch = self._fetch()
+            self._write(self.decode(batch) if self.decode else batch, self.real)
         self.consumed += 1
         if self.consumed == self.sampler.length // self.batch:
             self.consumed, self.epoch = 0, self.epoch + 1
@@ -205,7 +210,10 @@ class DataFeed:
     def _stage(self) -> None:
         batch = self._fetch()
         with torch.cuda.stream(self.stream):
-            self.staged = batch.to(self.real.device, non_blocking=True)
+            if self.decode:
+                self.staged = self.decode(batch)
+            else:
+                self.staged = batch.to(self.real.device, non_blocking=True)
             if self.recipe.prefetch_stream:  # the bytes live and die on this stream, the two buffers for good
                 self.turn = 1 - self.turn
                 self.stream.wait_event(self.read[self.turn])

@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
+from stylegan_lite import fp8
 from stylegan_lite.config import Recipe
 from stylegan_lite.ops import (
     GAIN,
@@ -53,12 +54,16 @@ class Dense(nn.Module):
         self.bias_gain = lr_multiplier
         self.act = act
         self.fused = recipe is not None and recipe.dense == "triton"
+        self.fp8 = recipe is not None and recipe.dense == "fp8" and fp8.fits(inputs, outputs)
 
     def forward(self, x: Tensor) -> Tensor:
         if self.fused:
             return fused_dense(x, self)
         bias = self.bias if self.bias_gain == 1 else self.bias * self.bias_gain
-        y = F.linear(full(x), self.weight * self.weight_gain, bias)
+        if self.fp8:
+            y = fp8.linear(full(x), self.weight * self.weight_gain) + bias
+        else:
+            y = F.linear(full(x), self.weight * self.weight_gain, bias)
         return F.leaky_relu(y, SLOPE) * GAIN if self.act else y
 
 

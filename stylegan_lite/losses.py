@@ -16,6 +16,8 @@ from torch import Tensor
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.ops import full, one_batch
+from stylegan_lite.scaling import LossScale
+from stylegan_lite.weights import HALVES
 
 
 def latents_to_ws(G: Generator, inputs: PhaseInputs, style_mixing: float, *, track: bool = False) -> Tensor:
@@ -66,13 +68,15 @@ def d_main(
     return F.softplus(fake_logits).mean() + F.softplus(-real_logits).mean()
 
 
-def d_r1(D: Discriminator, real: Tensor, gamma: float, interval: int, amp) -> Tensor:
+def d_r1(
+    D: Discriminator, real: Tensor, gamma: float, interval: int, amp, scale: LossScale | None = None
+) -> Tensor:
     """interval * gamma / 2 * mean over samples of |dD / dreal|^2."""
     real = real.detach().requires_grad_(True)
     with amp():
         logits = D(real)
-    (gradient,) = torch.autograd.grad(logits.sum(), real, create_graph=True)
-    return full(gradient).square().sum((1, 2, 3)).mean() * (interval * gamma / 2)
+    gradient = inner_gradient(logits.sum(), real, scale)
+    return gradient.square().sum((1, 2, 3)).mean() * (interval * gamma / 2)
 
 
 def g_pl(
@@ -84,22 +88,38 @@ def g_pl(
     interval: int,
     style_mixing: float,
     amp,
+    scale: LossScale | None = None,
 ) -> Tensor:
     """interval * weight * mean of (|J_w^T y| - running mean)^2, with y normal noise on the image.
 
-    Moves ``pl_mean`` [] in place by ``decay`` towards the batch's mean length.
+    Moves ``pl_mean`` [] in place by ``decay`` towards the batch's mean length; not where that overflowed, which with a
+    loss ``scale`` is an event like any other and must not stay in the mean for ever.
     """
     with amp():
         ws = latents_to_ws(G, inputs, style_mixing)
         image = G(ws, inputs.noise)
     y = inputs.image_noise * (1 / math.sqrt(image.shape[2] * image.shape[3]))
-    (gradient,) = torch.autograd.grad((image * y).sum(), ws, create_graph=True)
-    lengths = full(gradient).square().sum(2).mean(1).sqrt()
+    gradient = inner_gradient((image * y).sum(), ws, scale)
+    lengths = gradient.square().sum(2).mean(1).sqrt()
     mean = pl_mean.lerp(lengths.detach().mean(), decay)
-    pl_mean.copy_(mean)
+    pl_mean.copy_(mean if scale is None else torch.where(mean.isfinite(), mean, pl_mean))
     return (lengths - mean).square().mean() * (interval * weight)
+
+
+def inner_gradient(output: Tensor, wanted: Tensor, scale: LossScale | None) -> Tensor:
+    """d output / d wanted, to be differentiated again, in full precision.
+
+    It is a backward pass like any other: in FP16 it needs the scale on its way, and is divided by it before a penalty
+    is made of it. What is differentiated later carries the penalty's own scale through both.
+    """
+    if scale is None:
+        (gradient,) = torch.autograd.grad(output, wanted, create_graph=True)
+        return full(gradient)
+    (gradient,) = torch.autograd.grad(output * scale.scale, wanted, create_graph=True)
+    return full(gradient) * scale.inverse
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager:
     """The context networks run in."""
-    return torch.autocast(device, dtype=torch.bfloat16, enabled=precision == "bf16")
+    dtype = HALVES.get(precision, torch.bfloat16)
+    return torch.autocast(device, dtype=dtype, enabled=precision in HALVES)

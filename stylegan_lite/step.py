@@ -22,6 +22,7 @@ from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.parallel import ParallelStreams
+from stylegan_lite.scaling import LEAST, LossScale
 from stylegan_lite.settings import global_flags, settings
 from stylegan_lite.update import FusedUpdate
 from stylegan_lite.weights import ComputeWeights
@@ -48,6 +49,10 @@ class TrainingStep:
         self.parallel = ParallelStreams(self.copies, device) if recipe.streams == "two" else None
         self.opt_G = self._adam(self.G, workload.pl_interval)
         self.opt_D = self._adam(self.D, workload.r1_interval)
+        self.scales: dict[str, LossScale] = {}  # "G", "D": in FP16 only
+        if recipe.precision == "fp16":
+            how = (device, recipe.loss_scale, recipe.loss_scale_interval)
+            self.scales = {name: LossScale(*how) for name in ("G", "D")}
         self.amp = functools.partial(losses.autocast, device, recipe.precision)
         self.inputs = {phase: self._inputs(phase) for phase in ("G_main", "G_pl", "D_main")}
         r = workload.resolution
@@ -184,18 +189,48 @@ class TrainingStep:
                 self._update_ema()
         compiled = self.compiled is not None and phase in self.compiled.functions
         loss = self.compiled.loss(phase) if compiled else self._loss(phase)
+        scale = self.scales.get(phase[0])
         with self.parallel.phase(phase, network) if self.parallel else contextlib.nullcontext():
-            loss.backward()
+            (loss if scale is None else loss * scale.scale).backward()
         if not self.recipe.fused_update:
             self.copies[network].hand_over()
-        if self.keep_gradients:
-            self._keep(phase, network)
-        optimizer.step()
+        if scale is not None:
+            self._update_scaled(phase, network, optimizer, loss.detach(), scale)
+        else:
+            if self.keep_gradients:
+                self._keep(phase, network)
+            optimizer.step()
+            self.loss[phase].copy_(loss.detach())
         if not self.recipe.fused_update:
             self.copies[network].refresh()
-        self.loss[phase].copy_(loss.detach())
         if phase == "D_main" and not self.parallel:
             self._update_ema()
+
+    def _update_scaled(
+        self, phase: str, network: nn.Module, optimizer: torch.optim.Adam, loss: Tensor, scale: LossScale
+    ) -> None:
+        """The optimizer's step on gradients with a loss scale; where they overflowed, nothing but the scale moves.
+
+        The loss of a skipped update may be infinite, and is not recorded: that of the last one that was made stays.
+        """
+        inverse = scale.inverse
+        if self.recipe.fused_update:
+            # It divides as it reads; before, gradients in FP16 would not survive it.
+            scale.check([*optimizer.gradients()])
+            if self.keep_gradients:
+                self._keep(phase, network, inverse)
+            optimizer.step(inverse=inverse, found_inf=scale.found_inf)
+        else:
+            scale.check([p.grad for p in network.parameters() if p.grad is not None], inverse)
+            if self.keep_gradients:
+                self._keep(phase, network)
+            if self.recipe.fused_adam:
+                optimizer.found_inf = scale.found_inf
+                optimizer.step()
+            elif not float(scale.found_inf):  # waits, as torch.amp.GradScaler does
+                optimizer.step()
+        self.loss[phase].copy_(torch.where(scale.found_inf.bool(), self.loss[phase], loss))
+        scale.update()
 
     def _trained(self, phase: str) -> tuple[nn.Module, torch.optim.Adam]:
         return (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
@@ -212,9 +247,11 @@ class TrainingStep:
             images, joint = (self.inputs[phase], self.real), self.recipe.joint_batch
             return losses.d_main(self.G, self.D, *images, mixing, self.amp, joint=joint)
         if phase == "D_r1":
-            return losses.d_r1(self.D, self.real, w.gamma, w.r1_interval, self.amp)
+            return losses.d_r1(
+                self.D, self.real, w.gamma, w.r1_interval, self.amp, scale=self.scales.get("D")
+            )
         pl = (self.pl_mean, w.pl_decay, w.pl_weight, w.pl_interval)
-        return losses.g_pl(self.G, self.inputs[phase], *pl, mixing, self.amp)
+        return losses.g_pl(self.G, self.inputs[phase], *pl, mixing, self.amp, scale=self.scales.get("G"))
 
     def _update_ema(self) -> None:
         beta = 0.5 ** (self.workload.batch / self.workload.ema_images)
@@ -262,11 +299,13 @@ class TrainingStep:
         if phase in self.inputs:
             self.inputs[phase].fill()
 
-    def _keep(self, phase: str, network: nn.Module) -> None:
+    def _keep(self, phase: str, network: nn.Module, inverse: Tensor | None = None) -> None:
         named = network.named_parameters()
         kept = {name: p.grad for name, p in named if p.grad is not None}
         if self.recipe.fused_update:  # which adds up a weight's gradients as it reads them
             kept |= self.copies[network].totals()
+        if inverse is not None:
+            kept = {name: g * inverse for name, g in kept.items()}
         alone = self.recipe.cuda_graphs and not self.recipe.whole_step_graph  # nothing overwrites them
         self.gradients[phase] = kept if alone else {k: g.clone() for k, g in kept.items()}
 
@@ -318,6 +357,7 @@ class TrainingStep:
             "opt_G": self._optimizer_state(self.opt_G),
             "opt_D": self._optimizer_state(self.opt_D),
             "pl_mean": self.pl_mean,
+            "scales": {name: scale.state_dict() for name, scale in self.scales.items()},
             "rng": self._rng(),
             "data": self.feed.state_dict(),
         }
@@ -337,6 +377,9 @@ class TrainingStep:
         self._load_optimizer(self.opt_G, state["opt_G"])
         self._load_optimizer(self.opt_D, state["opt_D"])
         self.pl_mean.copy_(state["pl_mean"])
+        for name, scale in self.scales.items():  # a checkpoint of another precision has none: they begin anew
+            if name in state.get("scales", {}):
+                scale.load_state_dict(state["scales"][name])
 
     def _snapshot(self) -> dict[str, Any]:
         return copy.deepcopy(self.state_dict())
@@ -348,11 +391,18 @@ class TrainingStep:
 
     def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
         parameters = optimizer.param_groups[0]["params"]
-        return {k: dict(optimizer.state[p]) for k, p in enumerate(parameters) if p in optimizer.state}
+        return {k: dict(optimizer.state[p]) for k, p in enumerate(parameters) if optimizer.state.get(p)}
 
     def _load_optimizer(self, optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Tensor]]) -> None:
-        for k, parameter in enumerate(optimizer.param_groups[0]["params"]):
-            for name, value in optimizer.state[parameter].items():
+        group = optimizer.param_groups[0]
+        for k, parameter in enumerate(group["params"]):
+            if k in saved and not optimizer.state.get(parameter):  # every update so far was skipped (FP16)
+                place = parameter.device if group["capturable"] or group["fused"] else "cpu"
+                optimizer.state[parameter] = {
+                    name: torch.zeros((), device=place) if name == "step" else torch.zeros_like(parameter)
+                    for name in saved[k]
+                }
+            for name, value in optimizer.state.get(parameter, {}).items():
                 if k in saved:
                     value.copy_(saved[k][name])
                 else:
@@ -384,6 +434,10 @@ class TrainingStep:
         named = [(f"loss of {phase}", value) for phase, value in self.loss.items()]
         for label, network in (("G", self.G), ("D", self.D)):
             named += [(f"{label}.{name}", p.detach()) for name, p in network.named_parameters()]
+        named += [
+            (f"loss scale of {name}", (scale.scale >= LEAST).to(self.dtype).log())  # -inf where it is not
+            for name, scale in self.scales.items()
+        ]
         finite = torch.stack([value.isfinite().all() for _, value in named]).tolist()
         bad = [name for (name, _), ok in zip(named, finite, strict=True) if not ok]
         if not bad:

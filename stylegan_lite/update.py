@@ -45,8 +45,13 @@ class FusedUpdate(torch.optim.Adam):
                 state[name] = torch.zeros_like(parameter, memory_format=torch.preserve_format)
 
     @torch.no_grad()
-    def step(self, closure: Any = None) -> None:
-        """Update every parameter that has a gradient, its own, its copy's or its energy's. Takes no closure."""
+    def step(
+        self, closure: Any = None, *, inverse: Tensor | None = None, found_inf: Tensor | None = None
+    ) -> None:
+        """Update every parameter that has a gradient, its own, its copy's or its energy's. Takes no closure.
+
+        With a loss scale: one over it, and whether to skip, both scalars on the device (``AdamPlan.launch``).
+        """
         if closure is not None:
             raise ValueError("fused_update: step takes no closure")
         parameters = self.param_groups[0]["params"]
@@ -65,9 +70,14 @@ class FusedUpdate(torch.optim.Adam):
             if rows != self.filled:
                 table.copy_(torch.tensor(rows))
                 self.filled = rows
-        self.plan.launch(table)
+        self.plan.launch(table, *(() if inverse is None else (inverse, found_inf)))
         self.kept.refresh_energies()
         del held  # only now: the launch is in the stream before anything can be given their memory
+
+    def gradients(self) -> list[Tensor]:
+        """Every gradient that ``step`` will read."""
+        parameters = self.param_groups[0]["params"]
+        return [g for p in parameters for g in (p.grad, *self._leaf_gradients(p)) if g is not None]
 
     def _leaf_gradients(self, parameter: Tensor) -> list[Tensor | None]:
         return [t.grad for t in self.copies[parameter].leaves] if parameter in self.copies else [None]

@@ -16,6 +16,8 @@ from torch import Tensor, nn
 from stylegan_lite.config import Recipe
 from stylegan_lite.resample import FILTERS
 
+HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
+
 
 class ScaledWeight(nn.Module):
     """A layer with a convolution ``weight`` [O, I, k, k] that is scaled by ``weight_gain`` where it is used."""
@@ -165,7 +167,7 @@ def _empty_copy(layer: ScaledWeight, recipe: Recipe) -> Tensor:
     A transposed convolution takes [I, O, k, k]; a copy that lies in memory like that is turned without being moved.
     """
     weight = layer.weight.detach()
-    dtype = torch.bfloat16 if recipe.precision == "bf16" else weight.dtype
+    dtype = HALVES.get(recipe.precision, weight.dtype)
     transposed = getattr(layer, "up", False) and recipe.resample in FILTERS and recipe.modconv == "dense"
     if transposed:
         layout = torch.channels_last if recipe.channels_last else torch.contiguous_format

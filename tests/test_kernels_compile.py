@@ -212,8 +212,8 @@ def run_dense(twice: bool) -> None:
     )
 
 
-def run_adam(dtype, layout, beta1: float) -> None:
-    """Adam for a weight, one with a copy, and one with a turned copy."""
+def run_adam(dtype, layout, beta1: float, scaled: bool = False) -> None:
+    """Adam for a weight, one with a copy, and one with a turned copy; ``scaled``: with a loss scale."""
     import torch
 
     from kernels.adam import AdamPlan, Item, Rates
@@ -223,7 +223,7 @@ def run_adam(dtype, layout, beta1: float) -> None:
     copies, energy = (None, torch.empty_like(weight, dtype=dtype), turned), torch.zeros(128, 64)
     items = [Item(weight, weight, weight, torch.zeros(()), c) for c in copies]
     plan = AdamPlan([*items, items[1]._replace(energy=energy)], Rates(0.1, beta1, 0.9, 0.1))
-    plan.launch(*plan.gradient_tables())
+    plan.launch(*plan.gradient_tables(), *(torch.zeros(()) for _ in range(2 * scaled)))
 
 
 def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
@@ -242,6 +242,7 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
     run_adam(torch.bfloat16, torch.channels_last, 0.0)
     if capability == FULLY:
         run_adam(torch.float32, torch.contiguous_format, 0.9)
+        run_adam(torch.float16, torch.channels_last, 0.0, scaled=True)
         shorten_filters(True)
         run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)
         run_layers((8, 64, 64, 64), torch.float32, torch.channels_last)

@@ -46,7 +46,9 @@ def receipt(seen: dict) -> Receipt:
     data, workers = seen["data"], seen["recipe"]["workers"]
     batches = [c for c in data["crossings"] if c["to"] == "cuda"]
 
-    def all_of(words: str, right: list[bool]) -> tuple[bool, str]:
+    def all_of(words: str, right: list[bool]) -> tuple[bool | None, str]:
+        if seen["recipe"].get("gpu_decode") and not batches:
+            return None, f"{words}: JPEG files cross, out of sight"
         return bool(right) and all(right), f"{words}: {sum(right)} of {len(right)} copies"
 
     overlap = data["overlap"]

@@ -28,7 +28,7 @@ def receipt(seen: dict) -> Receipt:
     """There are copies, they are what the weights have become, and no single weight is scaled or cast any more."""
     copies = seen["copies"]
     kept = ", ".join(f"{count} in {dtype}" for dtype, count in copies["kept"].items())
-    lean = "bfloat16" if seen["recipe"]["precision"] == "bf16" else None
+    lean = {"bf16": "bfloat16", "fp16": "float16"}.get(seen["recipe"]["precision"])
     return judge(
         (bool(copies["kept"]), f"compute copies: {kept or 'none'}"),
         (

@@ -1,0 +1,279 @@
+"""`ladder precision`: the command's options, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder import options
+from ladder.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "results" / "precision"
+CHARTS = ROOT / "results" / "charts"
+SMOKE_NOTE = "CPU smoke test: not to be quoted"
+FEWEST_ROUNDS = 3
+SMOKE = {
+    "resolution": 8,
+    "channel_base": 128,
+    "channel_max": 16,
+    "z_dim": 16,
+    "w_dim": 16,
+    "mapping_layers": 2,
+}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder precision                            everything, of the article's workload
+  ladder precision --only fp32,fp16 --on baseline
+  ladder precision --no-parity --batch-seconds 0 --steps 0      the times alone
+  ladder precision --minutes 9                a part, then the rest of it:
+  ladder precision --resume results/precision/MACHINE-partial.json
+  ladder precision -w article-b32 --json > precision.json"""
+)
+@options.workload_option("article on a GPU; on the CPU one small enough for a smoke test")
+@click.option("--only", metavar="A,B,...", help="Of fp32, tf32, bf16, fp16, fp8. [default: all]")
+@click.option(
+    "--on", "bases", type=click.Choice(["baseline", "top", "both"]), default="both", show_default=True,
+    help="The baseline in each precision, or the top of the ladder.",
+)  # fmt: skip
+@click.option(
+    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose top."
+)
+@click.option("--rounds", type=click.IntRange(1, 100), help="Fresh processes of each. [default: 3; CPU: 1]")
+@click.option("--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each. [default: 2; CPU: 1]")
+@click.option("--parity/--no-parity", default=True, show_default=True, help="Compare with FP64 first.")
+@click.option(
+    "--batch-seconds", type=click.FloatRange(0), metavar="SECONDS",
+    help="What the search for a largest batch may take, of each row; 0: no search. [default: 75; CPU: 0]",
+)  # fmt: skip
+@click.option(
+    "--batch-of", type=click.Choice(["baseline", "top", "both"]), default="baseline", show_default=True,
+    help="Whose largest batch is looked for.",
+)  # fmt: skip
+@click.option("--most", type=click.IntRange(1, 2**15), help="No larger batch is tried.", default=4096)
+@click.option(
+    "--steps", type=click.IntRange(0), help="Of FP16's training whose loss scales are followed."
+    " [default: 4000; CPU: 32]",
+)  # fmt: skip
+@click.option(
+    "--minutes", type=click.FloatRange(0, min_open=True), help="Begin nothing more after so long; go on with --resume."
+)  # fmt: skip
+@click.option(
+    "--resume", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    help="Go on with the run of this file: measure what it lacks.",
+)  # fmt: skip
+@options.data_option
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.device_option
+@click.option(
+    "--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="[default: results/precision]"
+)  # fmt: skip
+@options.json_option
+def precision(
+    workload: str | None, only: str | None, bases: str, ladder_name: str, rounds: int | None, cycles: int | None,
+    parity: bool, batch_seconds: float | None, batch_of: str, most: int, steps: int | None,
+    minutes: float | None, resume: Path | None, data: str | None, seed: int, device: str | None,
+    out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare FP32, TF32, BF16 and FP16 by time, memory, parity and largest batch.
+
+    FP16 trains with a loss scale for G and one for D; their history is followed and drawn. FP8 is tried in the fully
+    connected layers. The article's claims (twice the throughput, memory halved, batch doubled) get a line each.
+    """
+    from ladder import catalog, machine
+    from ladder import precision as measuring
+    from stylegan_lite.config import Workload
+
+    names = measuring.ask(only)
+    chosen = machine.choose_device(device)
+    cpu = chosen == "cpu"
+    if cpu and workload is None:  # FP16 is slow where no instruction multiplies it
+        name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
+    else:
+        name, fields = catalog.load_workload(workload or "article")
+    facts = machine.facts(chosen)
+    plan = measuring.Plan(
+        fields | {"data": _images(data, fields, cpu, as_json)},
+        chosen,
+        names,
+        _of(bases),
+        ladder_name,
+        rounds or (1 if cpu else FEWEST_ROUNDS),
+        cycles or (1 if cpu else 2),
+        seed,
+        parity,
+        batch_seconds if batch_seconds is not None else (0.0 if cpu else 75.0),
+        _of(batch_of),
+        most,
+        facts["gpu_memory_gb"],
+        steps if steps is not None else (32 if cpu else 4000),
+        {"loss_scale_interval": 8} if cpu else {},
+    )
+    before = None if resume is None else earlier(resume, name, plan, facts)
+    folder = out or OUT
+    result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
+    paths = write(result, folder, CHARTS if out is None else out)
+    if as_json:
+        click.echo(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        from ladder import precisionreport
+
+        click.echo(precisionreport.text(result))
+        for path in paths:
+            click.echo(path)
+    if not result["complete"]:
+        sys.exit(130)
+    if any(row["status"] not in ("ok", "n/a") for row in result["rows"]):
+        sys.exit(1)
+
+
+def _of(bases: str) -> tuple[str, ...]:
+    return ("baseline", "top") if bases == "both" else (bases,)
+
+
+def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) -> str | None:
+    """Images for the training that is followed: the user's, else the sample photographs; on a CPU random ones."""
+    from ladder import climbing
+
+    wanted = data or fields["data"]
+    return None if cpu and wanted is None else climbing.prepare_images(wanted, fields, quiet).path
+
+
+def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str, Any]:
+    """The result to go on with. UserError, one line, where it is of something else, or of another commit."""
+    from ladder import record, results, validate
+
+    if problem := validate.problem_of(path):
+        raise UserError(f"{path}: {problem}")
+    found = results.parse(path.read_bytes())
+    if found.get("kind") != "precision":
+        raise UserError(f"{path}: not a result of ladder precision")
+    head = record.head("precision", name, plan.workload)
+    now = head | {"machine": facts["name"], "torch": facts["torch"]}
+    then = found | {"machine": found["machine"]["name"], "torch": found["machine"]["torch"]}
+    for key in ("machine", "torch", "workload", "commit"):
+        if then[key] != now[key]:
+            raise UserError(f"{path}: of another {key}: cannot be gone on with")
+    return found
+
+
+def run(
+    plan: Any,
+    name: str,
+    facts: dict[str, Any],
+    tell: Any,
+    minutes: float | None = None,
+    before: dict[str, Any] | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """The whole result, derived numbers included; Ctrl-C, or the end of the ``minutes``, keeps what is finished.
+
+    What is there is written to ``out`` after each part, for whoever is not given the time to end.
+    """
+    from ladder import fp8probe, machine
+    from ladder import precision as measuring
+    from ladder.pool import device_lock
+
+    begin = time.monotonic()
+    found = measuring.rows(plan)
+    if before:
+        measuring.resumed(found, before["rows"])
+    seen: dict[str, Any] = {"fp8": {}, "history": before and before["history"]}
+    started = before["started"] if before else datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def result(complete: bool) -> dict[str, Any]:
+        took = round(time.monotonic() - begin + (before["seconds"] if before else 0), 1)
+        return assemble(plan, name, facts, found, seen, complete) | {"started": started, "seconds": took}
+
+    def save(history: dict[str, Any] | None) -> None:
+        seen["history"] = history
+        if out is not None:
+            write_partial(result(False), out)
+        if minutes is not None and time.monotonic() - begin > 60 * minutes:
+            raise KeyboardInterrupt
+
+    with device_lock(machine.device_key(plan.device)):
+        try:
+            seen["fp8"] = fp8probe.ask(plan.device)
+            seen["history"] = measuring.measure(plan, found, tell, seen["history"], save)
+        except KeyboardInterrupt:
+            return result(False)
+    return result(True)
+
+
+def assemble(
+    plan: Any,
+    name: str,
+    facts: dict[str, Any],
+    found: list[dict[str, Any]],
+    seen: dict[str, Any],
+    complete: bool,
+) -> dict[str, Any]:
+    """The result as it stands, without when it was made."""
+    from ladder import precision as measuring
+    from ladder import precisionreport, record
+
+    measuring.derive(found)
+    result = record.head("precision", name, plan.workload)
+    notes = [SMOKE_NOTE] * (plan.device == "cpu")
+    notes += [f"fewer than {FEWEST_ROUNDS} rounds: not to be quoted"] * (plan.rounds < FEWEST_ROUNDS)
+    notes += ["dirty work tree: not to be published"] * bool(result["dirty"])
+    notes += [] if complete else ["interrupted"]
+    return result | {
+        "machine": facts,
+        "complete": complete,
+        "protocol": {
+            "rounds": plan.rounds,
+            "cycles": plan.cycles,
+            "seed": plan.seed,
+            "ladder": plan.ladder,
+            "parity": plan.parity,
+            "batch_seconds": plan.batch_seconds,
+            "steps": plan.steps,
+            "notes": notes,
+        },
+        "rows": found,
+        **seen,
+        "claims": precisionreport.claims(found),
+    }
+
+
+def stem_of(result: dict[str, Any]) -> str:
+    """What its files are called: a smoke test or a part never replaces a measurement."""
+    from ladder import results
+
+    words = [result["machine"]["name"]]
+    words += [result["workload"]["name"]] * (result["workload"]["name"] != "article")
+    words += ["smoke"] * (result["machine"]["device"] == "cpu") + ["partial"] * (not result["complete"])
+    return "-".join(results.slug(word) for word in words)
+
+
+def write_partial(result: dict[str, Any], out: Path) -> None:
+    from ladder import report
+
+    report.write_json(out / f"{stem_of(result)}.json", result)
+
+
+def write(result: dict[str, Any], out: Path, charts: Path) -> list[Path]:
+    """JSON, Markdown and chart, each whole or not at all; the partial file that led to a whole one goes."""
+    from ladder import precisionchart, precisionreport, report
+
+    stem = stem_of(result)
+    paths = [out / f"{stem}.json", out / f"{stem}.md"]
+    paths += [charts / f"{stem}-precision.{kind}" for kind in ("png", "svg")]
+    report.write_json(paths[0], result)
+    report.write(paths[1], precisionreport.markdown(result))
+    for path in paths[2:]:
+        report.write(path, precisionchart.render(result, path.suffix[1:]))
+    for path in paths if result["complete"] else ():
+        path.with_name(path.name.replace(stem, f"{stem}-partial", 1)).unlink(missing_ok=True)
+    return paths
