@@ -1,8 +1,8 @@
 """y = leaky_relu(x * scale) * gain, a factor for each channel of each sample: `bias_act` with a scale and nothing else.
 
-The kernels are those of `kernels.bias_act`, which leave out what is not given when they are compiled. Forward reads x and
-writes y; backward reads dy and x and writes dx, with the scale's gradient on the way. StyleGAN2's layers have noise and a
-bias besides; this is what is left of one whose demodulation scale meets its activation directly.
+The kernels are those of `kernels.bias_act`, which leave out what is not given when they are compiled. Forward reads
+x and writes y; backward reads dy and x and writes dx, with the scale's gradient on the way. StyleGAN2's layers have
+noise and a bias besides; this is what is left of one whose demodulation scale meets its activation directly.
 """
 
 import math

@@ -53,8 +53,8 @@ def spectral_norm(
     """[gain * W / sigma, ...] with sigma = u^T W v, fused; differentiable twice by the weights.
 
     Args:
-        weights: [O, I, kh, kw] (contiguous or channels_last, kept) or [O, ...], of one dtype: float16, bfloat16, float32
-            or float64.
+        weights: [O, I, kh, kw] (contiguous or channels_last, kept) or [O, ...], of one dtype: float16, bfloat16,
+            float32 or float64.
         us: [O] each.  vs: [the product of the other sizes] each, in the order of a contiguous weight. Constants.
         gains: factors on the results; 1 unless given.
         dtype: of the results; the weights' (autocast's dtype under autocast) unless given.
@@ -107,7 +107,9 @@ def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     spectral_columns_kernel[(cover.s_jobs,)](
         weights, tuple(us), tuple(vs), t, s, arrived, EPS, ACC=tl_accumulator(acc), **cover.columns
     )
-    torch.autograd.graph.increment_version([*us, *vs])  # a backward pass that still needs the old ones must fail
+    torch.autograd.graph.increment_version(
+        [*us, *vs]
+    )  # a backward pass that still needs the old ones must fail
 
 
 @torch.no_grad()
@@ -143,7 +145,9 @@ def _check(weights, us, vs, gains) -> tuple[float, ...]:
     vectors = [(tuple(u.shape), tuple(v.shape)) for u, v in zip(us, vs, strict=False)]
     wanted = [((w.shape[0],), (w[0].numel(),)) for w in weights if w.dim() > 1 and w.numel()]
     if not shapes or not len(shapes) == len(us) == len(vs) or vectors != wanted:
-        raise ValueError(f"need weights [O, ...] of some size, u [O] and v [rest], got {shapes} and {vectors}")
+        raise ValueError(
+            f"need weights [O, ...] of some size, u [O] and v [rest], got {shapes} and {vectors}"
+        )
     if len({w.dtype for w in weights}) > 1 or not weights[0].is_floating_point():
         raise ValueError(f"weights must be of one float dtype, got {[str(w.dtype) for w in weights]}")
     gains = (1.0,) * len(shapes) if gains is None else tuple(map(float, gains))

@@ -79,8 +79,8 @@ def spectral_columns_kernel(
 ):  # fmt: skip
     """u = t / |t|, s = W^T u and v = s / |s| of each layer.
 
-    The length of s is known when all its columns are there: the program that comes last, whichever it is, takes the sum,
-    always in one order.
+    The length of s is known when all its columns are there: the program that comes last, whichever it is, takes the
+    sum, always in one order.
     """
     job = tl.program_id(0)
     O, K, a, b = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST), pick(A, job, FIRST), pick(B, job, FIRST)

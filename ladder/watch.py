@@ -46,7 +46,8 @@ class Watch(TorchDispatchMode):
             1x1 kernels from or to 3 channels}}; PyTorch's own second derivative uses an image as a kernel.
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
         plain: {"act" | "modulate" | "normalize" | "resample" | "residual": {layer class: calls}}: what kernels replace,
-            forward; {"dense": {layer class, or autograd node in a backward pass: calls}}: products of matrices.
+            forward; {"dense": {layer class, or autograd node in a backward pass: calls}}: products of matrices;
+            {"spectral": {layer class, or "power iteration": calls}}: products of a weight and a vector.
         islands: {name: {dtype: calls}} of what must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
@@ -112,6 +113,8 @@ class Watch(TorchDispatchMode):
             self.optimizer[op.strip("_")] += 1
         elif node is None:
             self.forward(op, args, out)
+        if op == "mv" and node is None:
+            self.plain["spectral"][self.layer() or "power iteration"] += 1
         if op in ("mm", "addmm", "bmm", "baddbmm"):
             self.plain["dense"][self.layer() if node is None else node.name()] += 1
 

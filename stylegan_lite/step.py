@@ -193,6 +193,8 @@ class TrainingStep:
         optimizer.step()
         if not self.recipe.fused_update:
             self.copies[network].refresh()
+        if network is self.D:
+            self.D.spectral_weights.advance()
         self.loss[phase].copy_(loss.detach())
         if phase == "D_main" and not self.parallel:
             self._update_ema()
