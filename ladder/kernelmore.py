@@ -45,7 +45,9 @@ def _at_the_end(workload: Workload) -> list[Sizes]:
 
 
 def _images(workload: Workload) -> list[Sizes]:
-    return [_at(workload, workload.resolution, workload.fmaps(workload.resolution))]
+    """Fakes and reals together, which is how images come in BF16."""
+    found = _at(workload, workload.resolution, workload.fmaps(workload.resolution))
+    return [found | {"N": PARTS * workload.batch}]
 
 
 def _dense_layers(workload: Workload) -> list[Sizes]:
