@@ -18,7 +18,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help ladder test faults lint sanitize clean
+.PHONY: help ladder test faults lint sanitize bench-kernels clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
@@ -42,6 +42,12 @@ lint: $(READY)  ## ruff: rules and formatting
 
 sanitize: $(READY)  ## every fused kernel under compute-sanitizer's memcheck and racecheck; needs a CUDA GPU
 	$(PY) -m ladder.sanitize
+
+bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; write results/benchmarks (ARGS: options of pytest)
+	@mkdir -p results/benchmarks && \
+	name=$$($(PY) -c 'import torch; from ladder import machine; print(machine.facts("cuda")["name"] if torch.cuda.is_available() else machine.facts("cpu")["name"] + "-smoke")') && \
+	set -x && $(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py \
+	--benchmark-json="results/benchmarks/$$name.json" --benchmark-columns=median,iqr,min,max,rounds $(ARGS)
 
 clean:  ## remove .venv, caches and asv's working files; keep results
 	rm -rf .venv .cache .asv .pytest_cache .ruff_cache .hypothesis .benchmarks
