@@ -26,7 +26,7 @@ LADDERS = HERE / "ladders"
 RUNGS = HERE / "rungs"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
-OF_WORKLOAD = ("demodulation", "spectral_norm")  # what a rung may need of what is trained; see `possible`
+OF_WORKLOAD = ("demodulation", "spectral_norm", "kept_weights")  # what a rung may need of what is trained; see `possible`
 NEEDS = ("cuda", "triton", "bf16", "cuda_graphs", *OF_WORKLOAD)  # the others: ladder.machine.capabilities
 
 
@@ -200,8 +200,10 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
     """A machine's capabilities, and what rungs may need of the workload: None where it has it, else one line."""
     norm = workload["norm"]
     missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
-    spectral = None if workload.get("spectral_norm") else "needs a workload with spectral_norm: true"
-    return {**capabilities, "demodulation": missing, "spectral_norm": spectral}
+    normed = workload.get("spectral_norm")
+    spectral = None if normed else "needs a workload with spectral_norm: true"
+    kept = "needs weights that convolutions take as they are kept, not spectral_norm: true" if normed else None
+    return {**capabilities, "demodulation": missing, "spectral_norm": spectral, "kept_weights": kept}
 
 
 def climb(

@@ -212,6 +212,14 @@ class Recipe(_Config):
             if getattr(self, key):
                 raise ConfigError(f"{where}: {key}: true needs a CUDA device; on the CPU it must be false")
 
+    def refuse_for(self, workload: Workload, where: str = "recipe") -> None:
+        """Raise ConfigError if this recipe cannot train ``workload``."""
+        if workload.spectral_norm and self.streams == "two":
+            raise ConfigError(
+                f"{where}: streams: two needs weights that convolutions take as they are kept, and this workload has "
+                "spectral_norm: true"
+            )
+
     def _refuse_impossible(self, where: str) -> None:
         if self.workers < 0:
             raise ConfigError(f"{where}: workers must be 0 or more, got {self.workers}")

@@ -36,6 +36,7 @@ class TrainingStep:
 
     def __init__(self, workload: Workload, recipe: Recipe, *, device: str, seed: int) -> None:
         recipe.refuse_on(device)
+        recipe.refuse_for(workload)
         self.workload, self.recipe, self.device, self.seed = workload, recipe, device, seed
         torch.manual_seed(seed)
         self.dtype = torch.float64 if recipe.precision == "fp64" else torch.float32

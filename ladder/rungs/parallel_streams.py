@@ -23,7 +23,7 @@ from ladder.receipts import Receipt, judge
 
 title = "parallel streams"
 change = {"streams": "two"}
-needs = ("cuda",)
+needs = ("cuda", "kept_weights")
 
 COPIES = 0.75  # of the convolution weights; one that is padded first is left to autograd
 AT_ONCE = 0.01  # of the time that the GPU works; prefetching a batch overlaps by a tenth of that
