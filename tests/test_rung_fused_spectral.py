@@ -209,6 +209,10 @@ def test_fused_spectral_sabotaged(monkeypatch, refused):
         patch.setattr(spectral.SpectralWeights, "make", lambda self, dtype: None)
         what = "weights are normalized layer by layer"
         refused("fused_spectral", gathered(least(FUSED)), "spectral_scale_kernel launched 0x", sabotage=what)
+    step = least(FUSED)
+    step.D.spectral_weights.groups[1] = []
+    what = "layers in full precision are left to plain PyTorch"
+    refused("fused_spectral", gathered(step), "spectral norm in plain PyTorch: Dense 8x", sabotage=what)
 
 
 def test_it_is_not_applicable_where_a_workload_has_none():
