@@ -26,7 +26,8 @@ LADDERS = HERE / "ladders"
 RUNGS = HERE / "rungs"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
-OF_WORKLOAD = ("demodulation", "spectral_norm", "kept_weights")  # what a rung may need of what is trained; see `possible`
+# What a rung may need of what is trained: see `possible`.
+OF_WORKLOAD = ("demodulation", "spectral_norm", "kept_weights")
 NEEDS = ("cuda", "triton", "bf16", "cuda_graphs", *OF_WORKLOAD)  # the others: ladder.machine.capabilities
 
 
@@ -202,7 +203,9 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
     missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
     normed = workload.get("spectral_norm")
     spectral = None if normed else "needs a workload with spectral_norm: true"
-    kept = "needs weights that convolutions take as they are kept, not spectral_norm: true" if normed else None
+    kept = (
+        "needs weights that convolutions take as they are kept, not spectral_norm: true" if normed else None
+    )
     return {**capabilities, "demodulation": missing, "spectral_norm": spectral, "kept_weights": kept}
 
 

@@ -102,7 +102,7 @@ def test_a_wrong_value_is_refused_in_one_line():
 def test_a_second_stream_for_weights_gradients_is_refused_in_one_line():
     """Its collector knows leaves, and D's weights in force are none; on a ladder the rung is n/a."""
     streams = LEAN | {"streams": "two"}
-    with pytest.raises(ConfigError, match="streams: two needs weights .*spectral_norm: true$"):
+    with pytest.raises(ConfigError, match=r"streams: two needs weights .*spectral_norm: true$"):
         least(streams)
     make_step(LEAST, streams, device="cpu")
     able = catalog.possible(dict.fromkeys(catalog.NEEDS), catalog.load_workload("article-sn")[1])
