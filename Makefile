@@ -43,11 +43,11 @@ lint: $(READY)  ## ruff: rules and formatting
 sanitize: $(READY)  ## every fused kernel under compute-sanitizer's memcheck and racecheck; needs a CUDA GPU
 	$(PY) -m ladder.sanitize
 
-bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; write results/benchmarks (ARGS: options of pytest)
+bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; write results/benchmarks (ARGS: options of pytest; PART=-some: of the file's name)
 	@mkdir -p results/benchmarks && \
-	name=$$($(PY) -c 'import torch; from ladder import machine; print(machine.facts("cuda")["name"] if torch.cuda.is_available() else machine.facts("cpu")["name"] + "-smoke")') && \
-	set -x && $(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py \
-	--benchmark-json="results/benchmarks/$$name.json" --benchmark-columns=median,iqr,min,max,rounds $(ARGS)
+	name=$$($(PY) -m tests.bench_plugin) && set -x && \
+	$(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py --benchmark-json="results/benchmarks/$$name$(PART).json" \
+	--benchmark-columns=median,iqr,min,max,rounds --benchmark-sort=name $(ARGS)
 
 clean:  ## remove .venv, caches and asv's working files; keep results
 	rm -rf .venv .cache .asv .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -81,7 +81,7 @@ def test_op(name: str, direction: str, device: Any, benchmark: Any) -> None:
     case = kernelcases.named(name)
     case = case if GPU else tiny(case)
     replay, calls = prepared(case, direction, device)
-    benchmark.group = f"{case.op}, {direction}"
+    benchmark.group = direction
     benchmark.extra_info.update({"ran": case.name, "direction": direction, "calls": calls, "l2": COLD})
     CLOCK.calls = calls
     benchmark.pedantic(replay, rounds=ROUNDS if GPU else 2, warmup_rounds=1 if GPU else 0)

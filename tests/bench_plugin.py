@@ -20,6 +20,14 @@ def device() -> str:
     return "cuda" if torch.cuda.is_available() else "cpu"
 
 
+def name() -> str:
+    """Of the file: the machine's, as of all results, and whether it is one."""
+    from ladder import machine
+
+    where = device()
+    return machine.facts(where)["name"] + ("-smoke" if where == "cpu" else "")
+
+
 @pytest.hookimpl(tryfirst=True)
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any]:
     """The project's record of a machine; `pytest-benchmark compare` reads node, machine and the CPU's name."""
@@ -39,3 +47,7 @@ def pytest_benchmark_generate_commit_info(config: pytest.Config) -> dict[str, An
 
 def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list[Any], output_json: dict) -> None:
     output_json["note"] = NOTE if device() == "cpu" else None
+
+
+if __name__ == "__main__":
+    print(name())
