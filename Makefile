@@ -19,7 +19,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help ladder bench-compare publish test faults lint sanitize clean
+.PHONY: help ladder bench-compare publish test faults lint sanitize bench-kernels clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
@@ -61,6 +61,12 @@ lint: $(READY)  ## ruff: rules and formatting
 
 sanitize: $(READY)  ## every fused kernel under compute-sanitizer's memcheck and racecheck; needs a CUDA GPU
 	$(PY) -m ladder.sanitize
+
+bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; write results/benchmarks (ARGS: options of pytest; PART=-some: of the file's name)
+	@mkdir -p results/benchmarks && \
+	name=$$($(PY) -m tests.bench_plugin) && set -x && \
+	$(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py --benchmark-json="results/benchmarks/$$name$(PART).json" \
+	--benchmark-columns=median,iqr,min,max,rounds --benchmark-sort=name $(ARGS)
 
 clean:  ## remove .venv, caches and asv's working files; keep results
 	rm -rf .venv .cache .asv .pytest_cache .ruff_cache .hypothesis .benchmarks

@@ -26,6 +26,13 @@ from kernels.residual import (
     fork_upfirdn2d_reference,
 )
 from kernels.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
+from kernels.scale_act import scale_act, scale_act_reference
+from kernels.spectral_norm import (
+    power_iteration,
+    power_iteration_reference,
+    spectral_norm,
+    spectral_norm_reference,
+)
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
 from kernels import adam  # noqa: F401  isort: skip
@@ -63,7 +70,13 @@ __all__ = [
     "minibatch_std_reference",
     "modulate",
     "modulate_reference",
+    "power_iteration",
+    "power_iteration_reference",
+    "scale_act",
+    "scale_act_reference",
     "scale_channels",
+    "spectral_norm",
+    "spectral_norm_reference",
     "to_rgb",
     "to_rgb_reference",
     "upfirdn2d",

@@ -67,12 +67,14 @@ def bytes_moved(x: Tensor, y: Tensor, *, backward: bool = False) -> int:
 
 def _check(x: Tensor, group: int, parts: int, multiple: int) -> int:
     """The size of a group."""
-    if x.dim() != 4 or not x.is_floating_point() or x.numel() == 0:
+    if x.dim() != 4 or not x.is_floating_point() or 0 in x.shape[1:]:
         raise ValueError(
             f"x must be a float tensor [N, C, H, W] of some size, got {x.dtype} {tuple(x.shape)}"
         )
     if min(group, parts, multiple) < 1:
         raise ValueError(f"group, parts and multiple must be at least 1, got {group}, {parts}, {multiple}")
+    if not x.shape[0]:
+        return 1  # groups of whatever size: there are none
     group = min(group, x.shape[0] // parts)
     if group == 0 or x.shape[0] % (parts * group):
         raise ValueError(f"{x.shape[0]} samples are not {parts} parts of whole groups of {max(group, 1)}")
@@ -168,6 +170,8 @@ def minibatch_std_grad_kernel(
 def _launch(kernel, tensors: tuple[Tensor, ...], x: Tensor, width: int, group: int, parts: int) -> None:
     """One program for each sample; `width`: channels of y."""
     n, c, h, w = x.shape
+    if not n:
+        return
     pixels, part = h * w, n // parts
     if is_nhwc(x):
         strides = c, 1, width, 1

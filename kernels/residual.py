@@ -31,6 +31,7 @@ from kernels.tiles import (
     triton,
 )
 from kernels.upfirdn2d import _Call, _plan, upfirdn2d_reference
+from kernels.upfirdn2d import bytes_moved as upfirdn2d_bytes_moved
 from kernels.upfirdn2d import forward as launch_upfirdn2d
 
 
@@ -98,6 +99,11 @@ def bytes_moved(x: Tensor, *, backward: bool = False, out: torch.dtype | None = 
     """Of `bias_act_residual`: x and residual in, y out; backward: dy and x in, dx out (the residual's is dy)."""
     out_bytes = x.numel() * (out or x.dtype).itemsize
     return 2 * x.nbytes + out_bytes if backward else x.nbytes + 2 * out_bytes
+
+
+def fork_bytes_moved(x: Tensor, taps: Sequence[float], *, backward: bool = False, **options) -> int:
+    """Of `fork_upfirdn2d`: x in, the filtered image out; backward: the gradients of both in, dx out."""
+    return upfirdn2d_bytes_moved(x, taps, **options) + (x.nbytes if backward else 0)
 
 
 def _check_residual(x, bias, residual, act, slope, gain) -> tuple[float, float]:

@@ -26,7 +26,8 @@ LADDERS = HERE / "ladders"
 RUNGS = HERE / "rungs"
 
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
-OF_WORKLOAD = ("demodulation", "instance_norm")  # what a rung may need of what is trained; see `possible`
+# What a rung may need of what is trained: see `possible`.
+OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights")
 OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8")  # ladder.machine.capabilities
 NEEDS = (*OF_MACHINE, *OF_WORKLOAD)
 
@@ -207,7 +208,18 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
     norm = workload["norm"]
     missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
     instance = None if norm == "instance" else f"needs norm: instance, this workload has norm: {norm}"
-    return {**capabilities, "demodulation": missing, "instance_norm": instance}
+    normed = workload.get("spectral_norm")
+    spectral = None if normed else "needs a workload with spectral_norm: true"
+    kept = (
+        "needs weights that convolutions take as they are kept, not spectral_norm: true" if normed else None
+    )
+    return {
+        **capabilities,
+        "demodulation": missing,
+        "instance_norm": instance,
+        "spectral_norm": spectral,
+        "kept_weights": kept,
+    }
 
 
 def climb(

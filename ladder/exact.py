@@ -103,6 +103,8 @@ class Exact:
             loss.backward()
             total += loss.detach()
         optimizer.step()
+        if network is step.D:
+            step.D.spectral_weights.advance()
         step.gradients[phase] = {name: p.grad for name, p in network.named_parameters()}
         step.loss[phase].copy_(total)
         if phase == "D_main":

@@ -28,14 +28,15 @@ def call_of(case: Case, direction: str, function: Callable[..., Tensor], device:
     if direction == "forward":
         return lambda: function(**inputs)
     wanted = [inputs[name] for name in case.differentiated]
-    y = function(**inputs)
-    g = random_like(y).requires_grad_(direction == "double backward")
+    found = function(**inputs)
+    ys = [found] if isinstance(found, Tensor) else list(found)
+    gs = [random_like(y).requires_grad_(direction == "double backward") for y in ys]
     if direction == "backward":
-        return lambda: torch.autograd.grad(y, wanted, g, retain_graph=True)
+        return lambda: torch.autograd.grad(ys, wanted, gs, retain_graph=True)
     through = [inputs[name] for name in case.entry.penalty]
-    first = torch.autograd.grad(y, through, g, create_graph=True)
+    first = torch.autograd.grad(ys, through, gs, create_graph=True)
     along = [random_like(t) for t in first]
-    return lambda: torch.autograd.grad(first, [*wanted, g], along, retain_graph=True, allow_unused=True)
+    return lambda: torch.autograd.grad(first, [*wanted, *gs], along, retain_graph=True, allow_unused=True)
 
 
 def random_like(t: Tensor) -> Tensor:

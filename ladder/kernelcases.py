@@ -11,95 +11,32 @@ import hashlib
 import importlib
 import math
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 from torch import Tensor
 
+from ladder.kernelmore import MORE
+from ladder.kernelops import (
+    SETTINGS,  # noqa: F401
+    Op,
+    Sizes,
+    Tensors,
+    every_layer,
+    modulated,
+    normalized,
+    synthesis,
+    weights,
+    widest,
+)
 from stylegan_lite.config import Workload
-
-Sizes = dict[str, int]  # letter of a shape -> its value; R, where it is not H, is the resolution of the layer
-Tensors = dict[str, Tensor]
 
 LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
-SETTINGS = (("bf16", "channels_last"), ("fp32", "NCHW"))  # the ladder's top, and its baseline
 WORKLOADS = ("article", "article-b32", "adain-256")
 SMALLEST = 32  # resolution: below it a layer is a few microseconds of launches, whatever its kernel
 DIRECTIONS = ("forward", "backward", "double backward")
-
-
-@dataclass(frozen=True)
-class Op:
-    """One op as one kind of layer calls it.
-
-    Args:
-        function: of `kernels`; plain PyTorch is `<function>_reference`, which takes the same arguments.
-        inputs: argument -> its shape in letters of `sizes` ("N1HW", "NC", "" for a scalar). The first is the one whose
-            shape names the case.
-        sizes: what a workload calls it with, layer by layer; repetitions do no harm.
-        moved: bytes that must cross memory, given the inputs and whether it is the backward pass.
-        activations: inputs in the precision of the setting; all others are float32, as parameters and styles are.
-        data: inputs without a gradient.
-        penalty: inputs whose gradient R1 or path length differentiates again; none: no double backward.
-        options: arguments that are no tensors.
-        settings: (dtype, memory format) it is timed in; the first as the ladder's top runs it.
-    """
-
-    function: str
-    inputs: dict[str, str]
-    sizes: Callable[[Workload], Sequence[Sizes]]
-    moved: Callable[[Any, Tensors, bool], int]
-    activations: tuple[str, ...] = ("x",)
-    data: tuple[str, ...] = ()
-    penalty: tuple[str, ...] = ()
-    options: dict[str, Any] = field(default_factory=dict)
-    settings: tuple[tuple[str, str], ...] = SETTINGS
-
-
-def _map(workload: Workload, resolution: int, channels_at: int | None = None) -> Sizes:
-    channels = workload.fmaps(channels_at or resolution)
-    return {"N": workload.batch, "C": channels, "H": resolution, "W": resolution}
-
-
-def every_layer(workload: Workload) -> list[Sizes]:
-    """Activations of both networks: the synthesis layers, and the discriminator's, which mirror them."""
-    return [_map(workload, r) for r in workload.resolutions]
-
-
-def synthesis(workload: Workload) -> list[Sizes]:
-    """Activations behind the synthesis network's demodulated convolutions."""
-    return every_layer(workload) if workload.norm == "demod" else []
-
-
-def normalized(workload: Workload) -> list[Sizes]:
-    """Activations behind the synthesis network's convolutions where instance norm takes demodulation's place."""
-    return every_layer(workload) if workload.norm == "instance" else []
-
-
-def modulated(workload: Workload) -> list[Sizes]:
-    """Activations before a modulated convolution: toRGB's everywhere, with demodulation the 3x3 layers' too."""
-    return every_layer(workload)
-
-
-def weights(workload: Workload) -> list[Sizes]:
-    """3x3 weights that are demodulated, of each resolution's second layer; the first's have up to twice the inputs."""
-    if workload.norm != "demod":
-        return []
-    return [
-        {"N": workload.batch, "O": workload.fmaps(r), "I": workload.fmaps(r), "H": r}
-        for r in workload.resolutions
-    ]
-
-
-def widest(workload: Workload, pixels: Callable[[int], int] = lambda r: r) -> list[Sizes]:
-    """Activations of the two highest resolutions, where resampling and convolutions cost the most."""
-    return [
-        _map(workload, r) | {"H": pixels(r), "W": pixels(r), "R": r}
-        for r in workload.resolutions[-2:]
-        if r > 4
-    ]
 
 
 def resampling(sizes: Callable[[Workload], Sequence[Sizes]], **how: Any) -> Op:
@@ -171,6 +108,7 @@ OPS: dict[str, Op] = {
         penalty=("x",),
         options={"padding": 1},
     ),
+    **MORE,
 }
 
 
@@ -199,8 +137,11 @@ class Case:
 
     @property
     def name(self) -> str:
-        batch = "" if "N" in next(iter(self.entry.inputs.values())) else f" batch {self.batch}"
-        return f"{self.op} {'x'.join(map(str, self.shape))}{batch} {self.dtype} {self.layout}"
+        shown = next(iter(self.entry.inputs.values()))
+        others = [f"{k}{n}" for k, n in self.sizes if k not in shown and k != "N"]
+        if "N" not in shown and "N" in dict(self.sizes):
+            others.append(f"batch {self.batch}")
+        return " ".join([self.op, "x".join(map(str, self.shape)), *others, self.dtype, self.layout])
 
     @property
     def setting(self) -> int:
@@ -230,13 +171,13 @@ class Case:
             made[name] = t.requires_grad_(name not in self.entry.data)
         return made
 
-    def fused(self) -> Callable[..., Tensor]:
+    def fused(self) -> Callable[..., Any]:
         """Our op, called with tensors by name. AttributeError where this `kernels` has none of that name."""
-        return _with_options(_package(self.entry.function), self.entry.options)
+        return _called(_package(self.entry.function), self.entry)
 
-    def reference(self) -> Callable[..., Tensor]:
+    def reference(self) -> Callable[..., Any]:
         """The op in plain PyTorch, exactly as `kernels` has it: what is compiled."""
-        return _with_options(_package(f"{self.entry.function}_reference"), self.entry.options)
+        return _called(_package(f"{self.entry.function}_reference"), self.entry)
 
     def plain(self) -> Callable[..., Tensor]:
         """The same with parameters brought to the activation's precision first, as a bf16 network writes it.
@@ -252,7 +193,7 @@ class Case:
         """Bytes that must cross memory; None for the double backward, for which nobody has counted them."""
         if direction == "double backward":
             return None
-        module = importlib.import_module(f"kernels.{self.entry.function}")
+        module = importlib.import_module(f"kernels.{self.entry.module or self.entry.function}")
         return self.entry.moved(module, tensors, direction == "backward")
 
 
@@ -262,7 +203,10 @@ def _package(name: str) -> Callable[..., Tensor]:
     return getattr(kernels, name)
 
 
-def _with_options(function: Callable[..., Tensor], options: dict[str, Any]) -> Callable[..., Tensor]:
+def _called(function: Callable[..., Any], entry: Op) -> Callable[..., Any]:
+    call, options = entry.call, entry.options
+    if call is not None:
+        return lambda **tensors: call(function, **tensors, **options)
     return (lambda **tensors: function(**tensors, **options)) if options else function
 
 
@@ -291,7 +235,7 @@ def cases(
                 continue
             for dtype, layout in entry.settings[: 1 if quick or workload.batch > least else None]:
                 for sizes in entry.sizes(workload):
-                    if sizes.get("R", sizes["H"]) in wanted:
+                    if sizes.get("R", sizes.get("H")) in wanted:
                         case = Case(op, tuple(_of_shape(entry, sizes)), dtype, layout)
                         found.setdefault(case, []).append(name)
     made = [Case(c.op, c.sizes, c.dtype, c.layout, tuple(dict.fromkeys(names))) for c, names in found.items()]
@@ -302,11 +246,10 @@ def named(name: str) -> Case:
     """The case of a name. KeyError for a name that no entry could give."""
     op = max((op for op in OPS if name.startswith(f"{op} ")), key=len, default=name)
     letters = next(iter(OPS[op].inputs.values()))
-    shape, *batch, dtype, layout = name[len(op) :].split()
+    shape, *others, dtype, layout = name[len(op) :].replace("batch ", "N").split()
     sizes = {k: int(n) for k, n in zip(letters, shape.split("x"), strict=True) if k.isalpha()}
-    if batch:
-        sizes["N"] = int(batch[-1])
-    order = [k for k in "NCOIHW" if k in sizes]
+    sizes |= {each[0]: int(each[1:]) for each in others}
+    order = [k for k in "NCOIHWRK" if k in sizes]
     return Case(op, tuple((k, sizes[k]) for k in order), dtype, layout)
 
 

@@ -101,6 +101,7 @@ def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
 def watched(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
     """Everything a phase may move: {"G" | "D" | "ema": {name: tensor}}."""
     found = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
+    found["D"] |= dict(step.D.named_buffers())  # of spectral normalization; no other layer has any
     found["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
     found["G"] |= {"mapping.w_avg": step.G.mapping.w_avg, "pl_mean": step.pl_mean}
     return found

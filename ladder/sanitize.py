@@ -69,6 +69,10 @@ def calls(kernels, x):
         rgb, image = torch.randn(3, c, device=x.device), torch.randn(n, 3, h, w, device=x.device)
         yield kernels.to_rgb, (x, rgb, scale, torch.randn(3, device=x.device))
         yield lambda i, k, b: kernels.from_rgb(i.to(x.dtype), k.t(), b), (image, rgb, bias)
+    if hasattr(kernels, "scale_act"):
+        yield kernels.scale_act, (x, scale)
+    if hasattr(kernels, "spectral_norm"):
+        yield spectral(kernels), (weight, torch.randn(9, 5 * c, device=x.device))
     if hasattr(kernels, "minibatch_std"):
         yield lambda x: kernels.minibatch_std(x, 2, multiple=8), (x,)
     yield kernels.modulate, (x, scale)
@@ -122,6 +126,21 @@ def cuda_calls(x, scale, shift, noise, strength):
         return x.square()
 
     yield pairs, (x,)
+
+
+def spectral(kernels):
+    """Two weights over their norms after a step of the power iteration, beside each other, as a function of both."""
+    import torch
+
+    def run(*weights):
+        vectors = [[w.new_ones(n) for w, n in zip(weights, sizes, strict=True)] for sizes in ends(weights)]
+        kernels.power_iteration([w.detach() for w in weights], *vectors)
+        return torch.cat([y.flatten() for y in kernels.spectral_norm(weights, *vectors, gains=(1.0, 0.7))])
+
+    def ends(weights):
+        return [len(w) for w in weights], [w[0].numel() for w in weights]
+
+    return run
 
 
 def grouped(kernels):

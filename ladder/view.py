@@ -260,7 +260,8 @@ def _machine(machine: dict[str, Any]) -> str:
 
 def _workload(workload: dict[str, Any]) -> str:
     resolution, batch = workload.get("resolution"), workload.get("batch")
-    return plain(f"{workload['name']}: {resolution}x{resolution}, batch {batch}, {workload.get('norm')}")
+    norms = f"{workload.get('norm')}{', spectral norm' if workload.get('spectral_norm') else ''}"
+    return plain(f"{workload['name']}: {resolution}x{resolution}, batch {batch}, {norms}")
 
 
 def _protocol(result: dict[str, Any], protocol: dict[str, Any]) -> str:

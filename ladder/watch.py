@@ -47,7 +47,8 @@ class Watch(TorchDispatchMode):
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
         plain: {"act" | "modulate" | "normalize" | "resample" | "residual": {layer class: calls}}: what kernels replace,
             forward; {"dense": {layer class, or autograd node in a backward pass: calls}}: products of matrices;
-            {"fp8": {layer class: calls}}: those in FP8.
+            {"fp8": {layer class: calls}}: those in FP8;
+            {"spectral": {layer class, or "power iteration": calls}}: products of a weight and a vector.
         islands: {name: {dtype: calls}} of what must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
@@ -115,6 +116,8 @@ class Watch(TorchDispatchMode):
             self.forward(op, args, out)
         if op == "_scaled_mm":
             self.plain["fp8"][self.layer()] += 1
+        if op == "mv" and node is None:
+            self.plain["spectral"][self.layer() or "power iteration"] += 1
         if op in ("mm", "addmm", "bmm", "baddbmm"):
             self.plain["dense"][self.layer() if node is None else node.name()] += 1
 

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T", bound="_Config")
+LATER = ("spectral_norm",)  # fields of a workload that came after the first results
 
 
 class ConfigError(ValueError):
@@ -57,6 +58,7 @@ class Workload(_Config):
     channel_base: int
     batch: int
     norm: Literal["demod", "instance"] = "demod"
+    spectral_norm: bool = False  # the discriminator's weights are divided by their largest singular value
     channel_max: int = 512
     z_dim: int = 512
     w_dim: int = 512
@@ -76,6 +78,11 @@ class Workload(_Config):
     ema_images: int = 10_000  # half-life of the generator's moving average, in images
     flips: bool = True
     data: str | None = None  # folder of images at `resolution`; None: random images, for tests
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data. A field of `LATER` is left out at its default, as results of before have it."""
+        later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER}
+        return {k: v for k, v in super().to_dict().items() if k not in later or v != later[k]}
 
     @property
     def gamma(self) -> float:
@@ -188,6 +195,9 @@ class Recipe(_Config):
         "per_use"  # once: cast and scaled when they change, not where they are used
     )
     fused_update: bool = False  # Adam writes the next step's cast weights in the same kernel
+    spectral_norm: Literal["plain", "triton"] = (
+        "plain"  # of a workload that has it: layer by layer, or all layers' weights together in a few launches
+    )
     streams: Literal["one", "two"] = (
         "one"  # two: gradients of weights and the moving average beside the rest of the step
     )
@@ -210,6 +220,14 @@ class Recipe(_Config):
         for key in ("cuda_graphs", "pin_memory", "async_copy", "gpu_decode"):
             if getattr(self, key):
                 raise ConfigError(f"{where}: {key}: true needs a CUDA device; on the CPU it must be false")
+
+    def refuse_for(self, workload: Workload, where: str = "recipe") -> None:
+        """Raise ConfigError if this recipe cannot train ``workload``."""
+        if workload.spectral_norm and self.streams == "two":
+            raise ConfigError(
+                f"{where}: streams: two needs weights that convolutions take as they are kept, and this workload has "
+                "spectral_norm: true"
+            )
 
     def _refuse_impossible(self, where: str) -> None:
         if self.loss_scale <= 0 or self.loss_scale_interval < 1:

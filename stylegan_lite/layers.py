@@ -25,6 +25,7 @@ from stylegan_lite.ops import (
     modulated_conv2d,
 )
 from stylegan_lite.resample import conv_down
+from stylegan_lite.spectral import weight_and_gain
 from stylegan_lite.weights import ScaledWeight
 
 
@@ -36,6 +37,8 @@ class Dense(nn.Module):
         bias_init: initial bias as it is applied.
         recipe: ``dense`` chooses between PyTorch's spelling and one kernel.
     """
+
+    full_precision = True
 
     def __init__(
         self,
@@ -60,10 +63,11 @@ class Dense(nn.Module):
         if self.fused:
             return fused_dense(x, self)
         bias = self.bias if self.bias_gain == 1 else self.bias * self.bias_gain
+        weight, gain = weight_and_gain(self)
         if self.fp8:
-            y = fp8.linear(full(x), self.weight * self.weight_gain) + bias
+            y = fp8.linear(full(x), weight * gain) + bias
         else:
-            y = F.linear(full(x), self.weight * self.weight_gain, bias)
+            y = F.linear(full(x), weight * gain, bias)
         return F.leaky_relu(y, SLOPE) * GAIN if self.act else y
 
 
@@ -197,6 +201,8 @@ class Conv(ScaledWeight):
 class FromRGB(Conv):
     """The discriminator's first layer with ``rgb: triton``: 1x1 convolution of the image, bias and leaky ReLU."""
 
+    full_precision = True  # its weight, whatever convolutions run in
+
     def __init__(self, outputs: int, recipe: Recipe) -> None:
         super().__init__(3, outputs, 1, recipe)
         self.keeps_copy = False
@@ -204,8 +210,9 @@ class FromRGB(Conv):
     def forward(self, x: Tensor) -> Tensor:
         import kernels
 
-        how = {"gain": self.weight_gain, "channels_last": self.recipe.channels_last or None}
+        weight, gain = weight_and_gain(self)
+        how = {"gain": gain, "channels_last": self.recipe.channels_last or None}
         if self.recipe.fused_act:
-            return kernels.from_rgb(x, self.weight, self.bias, slope=SLOPE, act_gain=self.act_gain, **how)
-        x = kernels.from_rgb(x, self.weight, slope=1.0, act_gain=1.0, **how)
+            return kernels.from_rgb(x, weight, self.bias, slope=SLOPE, act_gain=self.act_gain, **how)
+        x = kernels.from_rgb(x, weight, slope=1.0, act_gain=1.0, **how)
         return bias_act(x, self.bias, self.recipe, gain=self.act_gain)

@@ -10,8 +10,9 @@ from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.layers import Conv, Dense, FromRGB, ModulatedConv, NormalizedConv, ToRGB
-from stylegan_lite.ops import convolutions, full, fused_affines, grouped_demodulation
+from stylegan_lite.ops import convolution_dtype, convolutions, full, fused_affines, grouped_demodulation
 from stylegan_lite.resample import fork_down, is_channels_last, upsample2d
+from stylegan_lite.spectral import SpectralWeights, constrain
 
 
 class Mapping(nn.Module):
@@ -197,10 +198,23 @@ class Discriminator(nn.Module):
         self.fused_std = recipe.joint_batch and recipe.fused_norm
         self.hidden = Dense(top * 16, top, act=True, recipe=recipe)
         self.logit = Dense(top, 1, recipe=recipe)
+        if workload.spectral_norm:
+            constrain(self)
+        self.spectral_weights = SpectralWeights(self, recipe)
 
     def forward(self, image: Tensor, parts: int = 1) -> Tensor:
         if len(image) % parts:
             raise ValueError(f"{len(image)} images are not {parts} batches of one size")
+        if not self.spectral_weights.fused or torch.compiler.is_compiling():
+            return self.judge(image, parts)
+        self.spectral_weights.make(convolution_dtype(self.conv.weight))
+        try:
+            return self.judge(image, parts)
+        finally:
+            self.spectral_weights.drop()
+
+    def judge(self, image: Tensor, parts: int) -> Tensor:
+        """`forward`, with whatever stands for weights in its place."""
         x = self.from_rgb(image)
         for block in self.blocks:
             x = block(x)

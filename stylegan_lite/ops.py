@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe
 from stylegan_lite.resample import TAPS, conv_up, is_channels_last
+from stylegan_lite.spectral import weight_and_gain
 
 GAIN = math.sqrt(2.0)  # leaky ReLU 0.2 roughly halves the second moment
 SLOPE = 0.2
@@ -61,8 +62,9 @@ def fused_dense(x: Tensor, layer: nn.Module) -> Tensor:
     import kernels
 
     act = {"act": True, "slope": SLOPE, "gain": GAIN} if layer.act else {}
-    gains = {"weight_gain": layer.weight_gain, "bias_gain": layer.bias_gain}
-    return kernels.dense(x, layer.weight, layer.bias, **gains, **act)
+    weight, gain = weight_and_gain(layer)
+    gains = {"weight_gain": gain, "bias_gain": layer.bias_gain}
+    return kernels.dense(x, weight, layer.bias, **gains, **act)
 
 
 def fused_affines(ws: Tensor, layers: list[nn.Module], slots: list[int]) -> list[Tensor]:

@@ -37,6 +37,7 @@ class TrainingStep:
 
     def __init__(self, workload: Workload, recipe: Recipe, *, device: str, seed: int) -> None:
         recipe.refuse_on(device)
+        recipe.refuse_for(workload)
         self.workload, self.recipe, self.device, self.seed = workload, recipe, device, seed
         torch.manual_seed(seed)
         self.dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
@@ -203,6 +204,8 @@ class TrainingStep:
             self.loss[phase].copy_(loss.detach())
         if not self.recipe.fused_update:
             self.copies[network].refresh()
+        if network is self.D:
+            self.D.spectral_weights.advance()
         if phase == "D_main" and not self.parallel:
             self._update_ema()
 

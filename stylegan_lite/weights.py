@@ -15,6 +15,7 @@ from torch import Tensor, nn
 
 from stylegan_lite.config import Recipe
 from stylegan_lite.resample import FILTERS
+from stylegan_lite.spectral import weight_and_gain
 
 HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
@@ -33,7 +34,8 @@ class ScaledWeight(nn.Module):
         """The weight times its gain: the compute copy, where one is kept."""
         if self.compute_copy is not None:
             return self.compute_copy
-        return self.weight if self.weight_gain == 1 else self.weight * self.weight_gain
+        weight, gain = weight_and_gain(self)
+        return weight if gain == 1 else weight * gain
 
 
 class Entry(NamedTuple):

@@ -31,6 +31,7 @@ def test_the_issue_s_workloads_are_there():
     assert sizes == {
         "article": (256, 16384, 8, "demod"),
         "article-b32": (256, 16384, 32, "demod"),
+        "article-sn": (256, 16384, 8, "demod"),
         "adain-256": (256, 16384, 8, "instance"),
         "large": (256, 32768, 32, "demod"),
         "stylegan2-512": (512, 32768, 8, "demod"),

@@ -78,7 +78,7 @@ def record_launches() -> list[tuple]:
         "filtered_act",
         "dense",
     )
-    for name in (*ops, "residual", "minibatch_std", "adam", "rgb"):
+    for name in (*ops, "residual", "minibatch_std", "adam", "rgb", "spectral_norm"):
         sys.modules[f"kernels.{name}"].check_device = lambda x: None
     for name in ("upfirdn2d", "filtered_act_launch"):
         sys.modules[f"kernels.{name}"].PROGRAMS = 1  # strips as long as for large images
@@ -212,6 +212,23 @@ def run_dense(twice: bool) -> None:
     )
 
 
+def run_spectral(dtype, layout) -> None:
+    """The power iteration, W / sigma and its gradient, of a discriminator's layers, results in this dtype."""
+    import torch
+
+    import kernels
+
+    shapes = ((64, 3, 1, 1), (128, 64, 3, 3), (512, 513, 3, 3))
+    weights = [torch.zeros(s).contiguous(memory_format=layout) for s in shapes] + [torch.zeros(512, 8192)]
+    for layers in (weights, weights[:1]):
+        sizes = [(len(w), w[0].numel()) for w in layers]
+        us, vs = ([torch.zeros(n) for n in each] for each in zip(*sizes, strict=True))
+        kernels.power_iteration(layers, us, vs)
+        inputs = [w.detach().requires_grad_() for w in layers]
+        ys = kernels.spectral_norm(inputs, us, vs, gains=[0.5**0.5] * len(layers), dtype=dtype)
+        torch.autograd.grad(ys, inputs, [torch.zeros_like(y) for y in ys])
+
+
 def run_adam(dtype, layout, beta1: float, scaled: bool = False) -> None:
     """Adam for a weight, one with a copy, and one with a turned copy; ``scaled``: with a loss scale."""
     import torch
@@ -240,6 +257,7 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
         run_layers(shape, torch.bfloat16, torch.channels_last)
     run_dense(twice=capability == FULLY)
     run_adam(torch.bfloat16, torch.channels_last, 0.0)
+    run_spectral(torch.bfloat16, torch.channels_last)
     if capability == FULLY:
         run_adam(torch.float32, torch.contiguous_format, 0.9)
         run_adam(torch.float16, torch.channels_last, 0.0, scaled=True)

@@ -40,6 +40,10 @@ def _full(op):
     return lambda x, bias, scale, strength, noise: op(x, bias, scale=scale, noise=noise, strength=strength)
 
 
+def _one_group(op):
+    return lambda x: op(x, 64, multiple=4)
+
+
 def _style(op):
     return lambda x, scale, bias: op(x, scale, bias)
 
@@ -57,9 +61,13 @@ CASES = {
     "bias_act all": ("bias_act", _full, ("C", "NC", "", "11HW")),
     "modulate": ("modulate", lambda op: op, ("NC11",)),
     "demodulate": ("demodulate", lambda op: op, ("SC",)),
+    "scale_act": ("scale_act", lambda op: op, ("NC",)),
+    "bias_act_residual": ("bias_act_residual", lambda op: op, ("C", "NCHW")),
+    "minibatch_std": ("minibatch_std", _one_group, ()),
     "instance_norm_act": ("instance_norm_act", _style, ("NC", "NC")),
     "instance_norm_act noise": ("instance_norm_act", _style_noise, ("NC", "NC", "", "N1HW")),
 }
+OWN_DTYPE = ("demodulate", "minibatch_std")  # whatever autocast says
 every_case = pytest.mark.parametrize("case", CASES)
 every_format = pytest.mark.parametrize("layout", FORMATS)
 
@@ -82,7 +90,7 @@ def make_inputs(
         inputs.append(torch.randn([sizes[k] for k in name], generator=generator, dtype=torch.float64))
     inputs = [t.to(DEVICE, dtype) for t in inputs]
     for t, name in zip(inputs, ("x", *CASES[case][2]), strict=True):
-        t.requires_grad_(not name.endswith("HW"))
+        t.requires_grad_(not name.endswith("1HW"))
     return inputs
 
 
@@ -205,7 +213,7 @@ def test_autocast_gives_the_references_dtype(case):
         grads = torch.autograd.grad(
             got.float().sum(), [t for t in inputs if t.requires_grad], create_graph=True
         )
-    assert got.dtype == want.dtype == (torch.float32 if case == "demodulate" else torch.bfloat16)
+    assert got.dtype == want.dtype == (torch.float32 if case in OWN_DTYPE else torch.bfloat16)
     assert {d.dtype for d in grads} == {torch.float32}
     torch.testing.assert_close(got, want, rtol=0.02, atol=0.02)
 

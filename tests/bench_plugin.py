@@ -1,0 +1,53 @@
+"""What `make bench-kernels` writes: machine and commit as in all results, without a host's name, and what is no result.
+
+A plugin of its own (`-p tests.bench_plugin`): tests have no business with pytest-benchmark.
+"""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+NOTE = "CPU smoke test: Triton's interpreter at tiny sizes, not to be quoted"
+ROOT = Path(__file__).resolve().parent.parent
+
+
+def device() -> str:
+    import torch
+
+    return "cuda" if torch.cuda.is_available() else "cpu"
+
+
+def name() -> str:
+    """Of the file: the machine's, as of all results, and whether it is one."""
+    from ladder import machine
+
+    where = device()
+    return machine.facts(where)["name"] + ("-smoke" if where == "cpu" else "")
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any]:
+    """The project's record of a machine; `pytest-benchmark compare` reads node, machine and the CPU's name."""
+    from ladder import machine
+
+    facts = machine.facts(device())
+    return facts | {"node": facts["name"], "machine": facts["os"], "cpu": {"brand_raw": facts["cpu"]}}
+
+
+@pytest.hookimpl(tryfirst=True)
+def pytest_benchmark_generate_commit_info(config: pytest.Config) -> dict[str, Any]:
+    from ladder import record
+
+    commit, dirty = record.commit_of(ROOT)
+    return {"id": commit or "unknown", "dirty": bool(dirty)}
+
+
+def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list[Any], output_json: dict) -> None:
+    output_json["note"] = NOTE if device() == "cpu" else None
+
+
+if __name__ == "__main__":
+    print(name())
