@@ -11,7 +11,7 @@ from kernels import cuda
 from ladder import catalog
 from stylegan_lite import ConfigError, Recipe
 from tests import cuda_on_cpu
-from tests.rung_steps import assert_engaged, assert_the_same, checked, every_phase, gathered, receipt, small
+from tests.rung_steps import assert_engaged, assert_the_same, checked, every_phase, gathered, small
 
 TRITON = {"fused_norm": True, "fused_act": True}
 CUDA = TRITON | {"cuda_norm": True}
@@ -44,10 +44,12 @@ def test_all_phases_agree_with_the_reference_in_bf16(on_cpu, tmp_path_factory):
 
 
 @pytest.mark.parametrize("layout", [{}, LAST], ids=["nchw", "nhwc"])
-def test_the_receipt_sees_the_kernels_and_the_flag(layout, on_cpu):
+def test_the_receipt_sees_the_kernels_and_the_flag(layout, on_cpu, refused):
     seen = gathered(small(CUDA | layout, **TINY))
     assert_engaged(seen, ["cuda_norm", "fused_norm", "fused_act"])
-    assert not receipt("fast_math", seen).engaged
+    if not layout:
+        said = "planes_forward --use_fast_math launched 0x"
+        refused("fast_math", seen, said, sabotage="built without the flag")
     seen = gathered(small(CUDA | layout | {"fast_math": True}, **TINY))
     assert_engaged(seen, ["cuda_norm", "fast_math"])
 

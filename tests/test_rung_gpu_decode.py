@@ -54,7 +54,7 @@ def batches(recipe, data, count=5):
 
 
 @pytest.mark.parametrize("workers", [0, 2])
-def test_batches_are_those_that_the_cpu_decodes(torchvision, folder, workers):
+def test_batches_are_those_that_the_cpu_decodes(torchvision, folder, workers, refused):
     mine, feed = batches(RECIPE | {"workers": workers}, folder)
     theirs, _ = batches({"uint8_input": True}, folder)
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
@@ -62,8 +62,10 @@ def test_batches_are_those_that_the_cpu_decodes(torchvision, folder, workers):
     assert counted == {"decoded": 0, "mapped": 0, "decoded_on_gpu": 20}
     seen = {"data": counted | {"waiting_ms": 0.1}}
     assert receipt("gpu_decode", seen).engaged
-    seen["data"]["decoded_on_gpu"] = 0
-    assert not receipt("gpu_decode", seen).engaged
+    if workers == 0:
+        seen["data"]["decoded_on_gpu"] = 0
+        said = "images decoded on the GPU: 0"
+        refused("gpu_decode", seen, said, sabotage="nothing was decoded there", planted="evidence")
 
 
 def test_random_images_become_files_first(torchvision):

@@ -65,7 +65,7 @@ def points(accepted: Path) -> list[Point]:
     ):  # asv's own way looks into our notes, and complains of them
         if asvchecks.kind_of(path) != "results":
             continue
-        result = Results.load(str(path), machine_name=path.parent.name)
+        result = Results.load(str(path))
         facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
         if STEP not in result.get_all_result_keys() or _UNCOMMITTED in facts or not facts.get("machine"):
             continue
