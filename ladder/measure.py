@@ -10,6 +10,8 @@ lost.
 """
 
 import contextlib
+import math
+import os
 import random
 import threading
 import time
@@ -36,7 +38,9 @@ from ladder.pool import Pool, Worker, WorkerFailure, device_lock
 from ladder.stopping import stop_on_sigterm
 from ladder.visiting import Visits
 
-LANES = {"cuda": 3}  # inspectors side by side; on a CPU they would only take each other's cores
+LANES = {"cuda": 5}  # inspectors side by side; on a CPU they would only take each other's cores
+INSPECTOR_GB = 20.0  # of the GPU's memory for each
+PREPARED = {"cuda": 6}  # rungs prepared side by side before each is timed alone, where memory and cores allow
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -151,7 +155,7 @@ class _Run:
             number, round_s = 0, 0.0
             while self.goes_on(number, round_s):
                 begin = time.monotonic()
-                self.each(pool, self.order(number), number)
+                self.round(pool, number)
                 round_s = max(round_s, time.monotonic() - begin)
                 self.emit("round")
                 number += 1
@@ -200,9 +204,26 @@ class _Run:
         random.Random(f"{self.protocol['seed']} {number}").shuffle(names)
         return names
 
+    def round(self, pool: Pool, number: int) -> None:
+        """Visit every rung that has not failed yet, some prepared side by side; the others, alone, come last."""
+        names = self.order(number)
+        self.visits.look_around()
+        if PREPARED.get(self.device, 1) > 1:
+            sidebyside.time_all(self, pool, names, number)
+        self.each(pool, names, number)
+
+    def lanes(self) -> int:
+        """How many rungs are prepared side by side now."""
+        memory = (self.result["machine"].get("gpu_memory_gb") or 0.0) * 2**30
+        rounds = [each for rung in self.rungs.values() for each in rung["rounds"]]
+        peaks = [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]
+        return sidebyside.fitting(PREPARED[self.device], memory, os.cpu_count() or 1, peaks)
+
     def each(self, pool: Pool, names: list[str], number: int | None) -> None:
         """A fresh worker for every rung that has not failed yet: inspected if `number` is None, else timed."""
         names = [name for name in names if self.is_due(name, number)]
+        if not names:
+            return
         pool.start_ahead(min(len(names), sidebyside.MOST_AHEAD))
         self.visits.look_around()
         for place, name in enumerate(names):
@@ -251,12 +272,23 @@ class _Run:
             if number is None:
                 self.inspect(worker, rung)
             else:
-                rung["rounds"].append(self.visit(worker, rung, number, prepared))
-                rung.update(status="ok", reason=None)
-                used = worker.call("choices")["choices"]  # after timing
-                record.add_choices(self.result, rung.get("of", rung["name"]), used)
+                self.time(worker, rung, number, prepared)
         finally:
             worker.close()
+
+    def time(
+        self,
+        worker: Worker,
+        rung: dict[str, Any],
+        number: int,
+        prepared: dict[str, Any],
+        alive: set[int] | None = None,
+    ) -> None:
+        """Time a prepared rung and keep what it showed. `alive` are the workers that hold a context, if others do."""
+        rung["rounds"].append(self.visit(worker, rung, number, prepared, alive))
+        rung.update(status="ok", reason=None)
+        used = worker.call("choices")["choices"]  # after timing
+        record.add_choices(self.result, rung.get("of", rung["name"]), used)
 
     def device_lock(self) -> contextlib.AbstractContextManager[None]:
         return device_lock(machine.device_key(self.device), lambda: self.emit("waiting"))
@@ -280,7 +312,12 @@ class _Run:
         return worker.call("prepare") | {"start_s": worker.start_s, "build_s": built.get("build_s")}
 
     def visit(
-        self, worker: Worker, rung: dict[str, Any], number: int, prepared: dict[str, Any]
+        self,
+        worker: Worker,
+        rung: dict[str, Any],
+        number: int,
+        prepared: dict[str, Any],
+        alive: set[int] | None = None,
     ) -> dict[str, Any]:
         """Time one rung in one round; returns the round's raw record."""
         self.emit("phase", phase="measure")
@@ -290,6 +327,7 @@ class _Run:
             prepared,
             rung["rounds"],
             (r for each in self.rungs.values() for r in each["rounds"]),
+            alive=alive,
             cycles=self.protocol["cycles"],
             settle_s=self.protocol["settle_s"],
             settle_cycles=self.protocol["settle_cycles"],
@@ -303,7 +341,8 @@ class _Run:
         for name in names:
             if self.rungs[name]["inspection"] is None and (found := self.seen.get(self.recipes[name])):
                 self.rungs[name].update(found)
-        lanes = LANES.get(self.device, 1)
+        memory = self.result["machine"].get("gpu_memory_gb") or math.inf
+        lanes = max(1, int(min(LANES.get(self.device, 1), memory / INSPECTOR_GB)))
         self.each(
             pool, names if lanes == 1 else names[:1], None
         )  # the first makes what all are compared with

@@ -142,9 +142,12 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
         "settled": seen["settled"],
         "start_s": spent.get("start_s"),
         "build_s": spent.get("build_s"),
+        "beside": spent.get("beside", 0),
         "visit_s": spent.get("visit_s"),
         **peaks,
-        "device_used_bytes": seen.get("device_used_bytes"),
+        "device_used_bytes": None
+        if spent.get("beside")
+        else seen.get("device_used_bytes"),  # all processes' together
         "alloc_retries": seen.get("alloc_retries"),
     }
 

@@ -135,6 +135,7 @@ ROUND = fields(
         "start_s": maybe(SECONDS),
         "build_s": maybe(SECONDS),
         "visit_s": maybe(SECONDS),
+        "beside": maybe(COUNT),
         "lead_in_cycles": COUNT,
         "settled": maybe(FLAG),
         "peak_rss_bytes": maybe(BYTES),

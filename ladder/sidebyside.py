@@ -1,7 +1,9 @@
-"""Several rungs inspected at once: threads that each talk to a worker process, and a gate for what must be alone.
+"""Several rungs at once: threads that each talk to a worker process, and what must be alone all the same.
 
 Most of an inspection is importing, compiling, warming up and comparing: one CPU core's work, during which a GPU waits.
-Only the traced cycle, which says how long the GPU works in a step, must have the GPU for itself.
+Only the traced cycle, which says how long the GPU works in a step, must have the GPU for itself. A timed rung is
+prepared beside others too; then all wait while one after another is timed, so that nothing but the timed rung uses the
+GPU or a core. What measures while it prepares, and chooses by that, is prepared alone.
 """
 
 from __future__ import annotations
@@ -13,9 +15,15 @@ from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor, as_completed
 from typing import Any
 
-from ladder.pool import Pool, WorkerFailure
+from ladder.pool import Pool, Worker, WorkerFailure
 
 MOST_AHEAD = 12  # idle workers that have imported torch, about half a GB each
+SHARE = 0.5  # of the GPU's memory for what is prepared, the timed rung among it
+CONTEXT_BYTES = 2**30  # beside the allocator's: CUDA's context, cuDNN's and cuBLAS's workspaces
+UNSURE = (
+    "oom",
+    "invalid",
+)  # may be the fault of those beside it: memory ran out, or was short and was asked for again
 
 
 class Gate:
@@ -102,3 +110,79 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate) -> None:
     finally:
         worker.close()
     run.visited(rung, None)
+
+
+def fitting(most: int, memory_bytes: float, cores: int, peaks: Sequence[int]) -> int:
+    """How many rungs to prepare side by side: at most `most` and half the cores, and what the GPU's memory allows.
+
+    `peaks` are the bytes that visits of this run have reserved. None yet: one, which then tells.
+    """
+    if not peaks:
+        return 1
+    return max(1, min(most, cores // 2, int(SHARE * memory_bytes / (max(peaks) + CONTEXT_BYTES))))
+
+
+def chooses(recipe: dict[str, Any]) -> bool:
+    """Whether preparing it times candidates and keeps the fastest, which work beside it would falsify."""
+    return bool(recipe.get("cudnn_benchmark")) or recipe.get("compile", "off") != "off"
+
+
+def time_all(run: Any, pool: Pool, names: Sequence[str], number: int) -> None:
+    """Visit rungs of a `ladder.measure` run in this order. One whose memory others may have taken is left undecided."""
+    left = [name for name in names if run.is_due(name, number) and not chooses(run.recipes[name])]
+    while left:
+        lanes = run.lanes()
+        group, left = left[:lanes], left[lanes:]
+        if pool.ahead < len(group):
+            pool.start_ahead(min(len(group) + len(left), MOST_AHEAD))
+        with run.device_lock():
+            _time_group(run, pool, group, number)
+
+
+def _time_group(run: Any, pool: Pool, names: Sequence[str], number: int) -> None:
+    ready: dict[str, tuple[Worker, dict[str, Any]]] = {}
+    company = len(names) > 1
+    jobs = [functools.partial(_prepare_one, run, pool, name, number, ready, company) for name in names]
+    each(jobs, len(jobs), pool.kill)
+    beside = len(ready) - 1
+    for name in [name for name in names if name in ready]:
+        alive = {worker.pid for worker, _ in ready.values()}
+        worker, prepared = ready.pop(name)
+        run.place.at = {"rung": name, "round": number}
+        try:
+            run.time(worker, run.rungs[name], number, prepared | {"beside": beside}, alive)
+        except WorkerFailure as failure:
+            if beside and failure.status in UNSURE:
+                continue
+            run.fail(run.rungs[name], number, failure)
+        finally:
+            worker.close()
+        run.visited(run.rungs[name], number)
+
+
+def _prepare_one(
+    run: Any,
+    pool: Pool,
+    name: str,
+    number: int,
+    ready: dict[str, tuple[Worker, dict[str, Any]]],
+    company: bool,
+) -> None:
+    rung = run.rungs[name]
+    run.place.at = {"rung": name, "round": number}
+    with run.lock:
+        if not run.is_due(name, number):  # what it depends on has failed since
+            return
+    run.emit("visit")
+    worker = pool.take()
+    try:
+        prepared = run.get_ready(worker, rung, keep_gradients=False)
+    except WorkerFailure as failure:
+        worker.close()
+        if failure.status in UNSURE and company:
+            return
+        with run.lock:
+            run.fail(rung, number, failure)
+        run.visited(rung, number)
+        return
+    ready[name] = worker, prepared

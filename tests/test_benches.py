@@ -96,7 +96,7 @@ def test_lines_for_rungs_without_a_series_are_printed(monkeypatch):
         monkeypatch.delitem(series.SERIES, p)
     monkeypatch.setattr(series, "RUNGS", [name for name in series.RUNGS if name != "fused_adam"])
     assert unfrozen.lines() == [
-        '_WHOLE_STEP_GRAPH = _CUDNN_BENCHMARK | {"whole_step_graph": True}',
+        '_WHOLE_STEP_GRAPH = _PREFETCH_STREAM | {"whole_step_graph": True}',
         f'("article", "whole_step_graph"): Series("cuda", _GRAPHS, _ARTICLE, _WHOLE_STEP_GRAPH, "{gone[pair]}"),',
         'RUNGS: "fused_adam",',
         '_CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}',

@@ -1,0 +1,128 @@
+"""Rungs prepared side by side and timed one after another: who is at work when, and what becomes of failures."""
+
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder import measure, sidebyside
+from ladder.pool import Worker, WorkerFailure
+from tests.test_measure import by_name, run, stored
+
+GIB = 2**30
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int, int]]:
+    """Three prepared at a time, also on a CPU. (rung, call, begin, end) of every prepare and visit, on one count.
+
+    The first prepare of a rung named once and the first visit of one named later run out of memory.
+    """
+    monkeypatch.setattr(measure, "PREPARED", {"cpu": 3})
+    monkeypatch.setattr(measure._Run, "lanes", lambda run: 3)
+    made, ticks, real, lock = [], [0], Worker.call, threading.Lock()
+
+    def tick() -> int:
+        with lock:
+            ticks[0] += 1
+            return ticks[0]
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.named = fields["recipe"]["name"]
+        if do not in ("prepare", "visit"):
+            return real(worker, do, **fields)
+        begin = tick()
+        time.sleep(0.05)
+        first = (worker.named, do) not in [each[:2] for each in made]
+        try:
+            if first and (worker.named, do) in (("once", "prepare"), ("later", "visit")):
+                raise WorkerFailure("oom", f"out of memory in {do}")
+            return real(worker, do, **fields)
+        finally:
+            made.append((worker.named, do, begin, tick()))
+
+    monkeypatch.setattr(Worker, "call", call)
+    return made
+
+
+def at_work(calls: list[tuple[str, str, int, int]], one: tuple[str, str, int, int]) -> int:
+    """How many other calls overlap this one."""
+    return sum(other is not one and other[2] < one[3] and one[2] < other[3] for other in calls)
+
+
+def test_preparing_overlaps_and_timing_is_alone(calls: list, tmp_path: Path) -> None:
+    result = run(tmp_path, {name: {} for name in "abcdefg"}, rounds=2)
+    assert max(at_work(calls, each) for each in calls if each[1] == "prepare") == 2
+    assert all(at_work(calls, each) == 0 for each in calls if each[1] == "visit")
+    visits = [name for name, do, _, _ in calls if do == "visit"]
+    assert len(visits) == 2 * (7 + len(result["twins"]))
+    assert all(len(rung["rounds"]) == 2 and rung["status"] == "ok" for rung in result["rungs"])
+    assert {each["beside"] for rung in result["rungs"] for each in rung["rounds"]} <= {0, 1, 2}
+    assert any(each["beside"] == 2 for rung in result["rungs"] for each in rung["rounds"])
+    assert result["complete"] and stored(tmp_path) == result
+
+
+def test_visits_keep_the_order_that_the_seed_gives(
+    calls: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    run(tmp_path / "side", {name: {} for name in "abcdefg"}, seed=3)
+    beside = [name for name, do, _, _ in calls if do == "visit"]
+    calls.clear()
+    monkeypatch.setattr(measure._Run, "lanes", lambda run: 1)
+    run(tmp_path / "alone", {name: {} for name in "abcdefg"}, seed=3)
+    assert beside == [name for name, do, _, _ in calls if do == "visit"]
+
+
+def test_what_runs_out_of_memory_beside_others_is_tried_again_alone(calls: list, tmp_path: Path) -> None:
+    result = run(tmp_path, {name: {} for name in ("baseline", "once", "later", "last", "more")})
+    found = by_name(result)
+    assert {name: found[name]["status"] for name in found} == dict.fromkeys(found, "ok")
+    for name, do in (("once", "prepare"), ("later", "visit")):
+        times = [each for each in calls if each[:2] == (name, do)]
+        assert len(times) == 2 and at_work(calls, times[1]) == 0
+    assert all(len(rung["rounds"]) == 1 for rung in found.values())
+    assert found["once"]["rounds"][0]["beside"] == found["later"]["rounds"][0]["beside"] == 0
+
+
+def test_a_rung_that_never_fits_or_breaks_is_out_and_the_others_go_on(calls: list, tmp_path: Path) -> None:
+    rungs = {
+        "baseline": {},
+        "big": {"fault": "oom"},
+        "broken": {"fault": "raise", "at": "prepare"},
+        "last": {},
+    }
+    found = by_name(run(tmp_path, rungs, rounds=2))
+    assert [found[name]["status"] for name in rungs] == ["ok", "oom", "failed", "ok"]
+    assert (
+        len([each for each in calls if each[0] == "broken"]) == 1
+    )  # what is no matter of memory is not repeated
+    assert len(found["last"]["rounds"]) == 2
+
+
+def test_what_chooses_by_measuring_is_prepared_alone(calls: list, tmp_path: Path) -> None:
+    rungs = {name: {} for name in "abc"} | {"tuned": {"cudnn_benchmark": True}}
+    rungs |= {"compiled": {"compile": "max-autotune"}, "z": {}}
+    run(tmp_path, rungs, rounds=2)
+    for each in calls:
+        if each[0] in ("tuned", "compiled"):
+            assert at_work(calls, each) == 0
+    assert sum(each[:2] == ("tuned", "visit") for each in calls) == 2
+
+
+@pytest.mark.parametrize(
+    ("memory", "cores", "peaks", "lanes"),
+    [
+        (140, 16, [], 1),  # nothing is known yet
+        (140, 16, [3 * GIB, 9 * GIB], 6),
+        (24, 16, [3 * GIB], 3),
+        (24, 16, [11 * GIB], 1),
+        (16, 16, [15 * GIB], 1),
+        (140, 4, [3 * GIB], 2),
+        (140, 1, [3 * GIB], 1),
+    ],
+)
+def test_how_many_fit(memory: float, cores: int, peaks: list[int], lanes: int) -> None:
+    assert sidebyside.fitting(6, memory * GIB, cores, peaks) == lanes
