@@ -259,13 +259,17 @@ class Pool:
         """How many workers have been started ahead and not been taken yet."""
         return len(self._ahead)
 
+    def begin_ahead(self, count: int) -> None:
+        """Start workers until ``count`` are ahead; they import meanwhile. `start_ahead` waits for them."""
+        while len(self._ahead) < count:
+            self._ahead.append(self._make())
+
     def start_ahead(self, count: int) -> None:
         """Start workers until ``count`` are ahead, and wait until all have imported: idle, they disturb nothing.
 
         One that dies while it imports is dropped; the ``take`` that misses it starts another and says why.
         """
-        while len(self._ahead) < count:
-            self._ahead.append(self._make())
+        self.begin_ahead(count)
         for worker in list(self._ahead):
             try:
                 worker.wait_imported()

@@ -133,8 +133,8 @@ def time_all(run: Any, pool: Pool, names: Sequence[str], number: int) -> None:
     while left:
         lanes = run.lanes()
         group, left = left[:lanes], left[lanes:]
-        if pool.ahead < len(group):
-            pool.start_ahead(min(len(group) + len(left), MOST_AHEAD))
+        pool.start_ahead(len(group))
+        pool.begin_ahead(min(len(group) + len(left), MOST_AHEAD))  # the next import while these are prepared
         with run.device_lock():
             _time_group(run, pool, group, number)
 
@@ -144,6 +144,7 @@ def _time_group(run: Any, pool: Pool, names: Sequence[str], number: int) -> None
     company = len(names) > 1
     jobs = [functools.partial(_prepare_one, run, pool, name, number, ready, company) for name in names]
     each(jobs, len(jobs), pool.kill)
+    pool.start_ahead(pool.ahead)  # nobody imports while one is timed
     beside = len(ready) - 1
     for name in [name for name in names if name in ready]:
         alive = {worker.pid for worker, _ in ready.values()}

@@ -2,6 +2,7 @@
 
 import threading
 import time
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +16,7 @@ GIB = 2**30
 
 
 @pytest.fixture
-def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int, int]]:
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, int, int]]]:
     """Three prepared at a time, also on a CPU. (rung, call, begin, end) of every prepare and visit, on one count.
 
     The first prepare of a rung named once and the first visit of one named later run out of memory.
@@ -23,6 +24,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int, int]]:
     monkeypatch.setattr(measure, "PREPARED", {"cpu": 3})
     monkeypatch.setattr(measure._Run, "lanes", lambda run: 3)
     made, ticks, real, lock = [], [0], Worker.call, threading.Lock()
+    started: list[Worker] = []
+    busy: list[Worker] = []
 
     def tick() -> int:
         with lock:
@@ -30,6 +33,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int, int]]:
             return ticks[0]
 
     def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "visit":
+            busy.extend(other for other in started if not other._imported and not other.ended)
         if do == "build":
             worker.named = fields["recipe"]["name"]
         if do not in ("prepare", "visit"):
@@ -44,8 +49,15 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> list[tuple[str, str, int, int]]:
         finally:
             made.append((worker.named, do, begin, tick()))
 
+    def start(worker: Worker, **how: Any) -> None:
+        init(worker, **how)
+        started.append(worker)
+
+    init = Worker.__init__
+    monkeypatch.setattr(Worker, "__init__", start)
     monkeypatch.setattr(Worker, "call", call)
-    return made
+    yield made
+    assert not busy, "a worker imported while another was timed"
 
 
 def at_work(calls: list[tuple[str, str, int, int]], one: tuple[str, str, int, int]) -> int:
