@@ -54,7 +54,7 @@ Examples:
 @click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=options.FOLDER,
     help="[default: results/kernels, with --claims results/claims]",
 )
 @options.json_option
@@ -207,13 +207,5 @@ def write(result: dict[str, Any], out: Path, charts: Path, part: list[str]) -> l
     words = [result["machine"]["name"], *(Path(word).stem for word in part)]
     words += ["quick"] * rules["quick"] + ["smoke"] * rules["smoke"] + ["partial"] * (not result["complete"])
     stem = "-".join(results.slug(word) for word in words)
-    paths = [out / f"{stem}.json", out / f"{stem}.md"]
-    paths += [charts / f"{stem}-kernels.{kind}" for kind in ("png", "svg")]
-    try:
-        results.write(paths[0], result)
-        report.write(paths[1], kernelreport.markdown(result))
-        for path in paths[2:]:
-            report.write(path, kernelchart.render(result, path.suffix[1:]))
-    except OSError as error:
-        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
-    return paths
+    pictures = charts / f"{stem}-kernels"
+    return report.write_all(result, out / stem, kernelreport.markdown, pictures, kernelchart.render)
