@@ -7,15 +7,12 @@ is known as numbers (`ladder.panels`). A rung without a number is a labelled gap
 
 from __future__ import annotations
 
-import io
-import logging
 import textwrap
-import warnings
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder import modes, report
+from ladder import drawing, modes, report
+from ladder.drawing import fitted
 from ladder.errors import UserError
 from ladder.panels import (
     LEFT,
@@ -33,13 +30,6 @@ from ladder.texts import factor
 from ladder.themes import LIGHT, Theme
 from ladder.view import View, view
 
-STYLE = {
-    "font.family": "DejaVu Sans",  # ships with matplotlib: the same letters everywhere
-    "font.size": 9.5,
-    "text.parse_math": False,  # a `$` in a machine's name is a dollar sign
-    "svg.hashsalt": "ladder",
-    "svg.fonttype": "path",
-}
 COLUMN, WIDTH = 1.05, 10.0  # inches
 
 
@@ -57,25 +47,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
 
 def render(result: dict[str, Any], kind: str, theme: Theme = LIGHT) -> bytes:
     """The chart as PNG or SVG bytes; a function of ``result`` alone (and of the version of matplotlib)."""
-    return save(lambda: _figure(view(result), theme), kind, theme)
-
-
-def save(make: Callable[[], Any], kind: str, theme: Theme = LIGHT) -> bytes:
-    """The figure that ``make`` draws, in the style of every chart, as PNG or SVG bytes."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    out = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # letters that the font does not have are drawn as boxes
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        matplotlib.rcdefaults()  # not the settings of whoever draws
-        matplotlib.rcParams.update(STYLE | {"text.color": theme.ink, "axes.facecolor": theme.ground})
-        figure = make()
-        FigureCanvasAgg(figure)
-        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        figure.savefig(out, format=kind, dpi=160, metadata=metadata, facecolor=theme.ground)
-    return out.getvalue()
+    return drawing.save(lambda: _figure(view(result), theme), kind, theme)
 
 
 def _figure(shown: View, theme: Theme = LIGHT) -> Any:
@@ -119,9 +91,9 @@ def _draw_header(figure: Any, shown: View, lines: list[Any], theme: Theme) -> No
     from matplotlib.patches import Patch
 
     width, height = figure.get_size_inches()
-    _fitted(figure, 0.2 / width, 1 - 0.16 / height, _headline(shown), 15, fontweight="bold", va="top")
+    fitted(figure, 0.2 / width, 1 - 0.16 / height, _headline(shown), 15, fontweight="bold", va="top")
     details = f"{shown.workload}   |   {shown.machine}"
-    _fitted(figure, 0.2 / width, 1 - 0.5 / height, details, 10, va="top")
+    fitted(figure, 0.2 / width, 1 - 0.5 / height, details, 10, va="top")
     handles = [Patch(color=theme.busy, label="ms per step")]
     if any(row.host_bound is not None for row in shown.rows):
         handles = [
@@ -165,19 +137,3 @@ def _footer(shown: View, width: float) -> list[str]:
     lines += [f"{remark}." for remark in shown.remarks if remark.startswith("speedups refer")]
     fits = int(width * 16)
     return [part for line in lines if line for part in textwrap.wrap(f"{line[0].upper()}{line[1:]}", fits)]
-
-
-def _fitted(figure: Any, x: float, y: float, text: str, size: float, **more: Any) -> None:
-    """Text that is made smaller until it fits the figure's width; at 8 points it is cut."""
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    renderer = FigureCanvasAgg(figure).get_renderer()
-    made = figure.text(x, y, text, fontsize=size, **more)
-    room = figure.bbox.width * (1 - 2 * x)
-    while made.get_window_extent(renderer).width > room:
-        if size > 8:
-            size -= 0.5
-            made.set_fontsize(size)
-        else:
-            text = text[: int(len(text) * 0.95) - 1]
-            made.set_text(f"{text}...")

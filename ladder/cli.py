@@ -10,14 +10,22 @@ answer at once.
 
 from __future__ import annotations
 
-import inspect
 import json
 import sys
 from pathlib import Path
 
 import click
 
-from ladder import catalog, cli_doctor, cli_kernels, cli_merge, cli_precision, cli_submit, options
+from ladder import (
+    cli_doctor,
+    cli_kernels,
+    cli_list,
+    cli_merge,
+    cli_precision,
+    cli_submit,
+    cli_train,
+    options,
+)
 from ladder.errors import UserError
 from ladder.regressions import cli as cli_regressions
 from ladder.results import OUT
@@ -86,14 +94,12 @@ Examples:
 @click.option(
     "--resume",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=options.FILE,
     help="Go on with the run of this file: measure what it lacks.",
 )
 @options.data_option
 @options.device_option
-@click.option(
-    "--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="[default: results/ladder]"
-)
+@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/ladder]")
 @options.json_option
 def run(
     workload: str | None,
@@ -123,7 +129,7 @@ def run(
     request = climbing.Request(
         workload=workload,
         ladder=ladder_name,
-        rungs=None if rungs is None else [name.strip() for name in rungs.split(",") if name.strip()],
+        rungs=options.names(rungs),
         budget=budget,
         rounds=rounds,
         cycles=cycles,
@@ -157,14 +163,14 @@ Examples:
 @click.option(
     "--markdown",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=options.FILE,
     help="Write the table here.",
 )
 @click.option(
     "--csv",
     "csv_path",
     metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=options.FILE,
     help="One row a rung.",
 )
 @click.option(
@@ -172,7 +178,7 @@ Examples:
     "charts",
     metavar="FILE",
     multiple=True,
-    type=click.Path(path_type=Path, dir_okay=False),
+    type=options.FILE,
     help="Draw one result, as .png or .svg; may be given twice.",
 )
 @click.option("--receipts", is_flag=True, help="Also every receipt and every parity error of each rung.")
@@ -219,8 +225,8 @@ Examples:
   ladder compare before.json after.json          two commits, or two versions of torch, on one machine
   ladder compare a100.json h200.json --anyway    two GPUs: not the same machine, and you know it"""
 )
-@click.argument("before", type=click.Path(path_type=Path, dir_okay=False))
-@click.argument("after", type=click.Path(path_type=Path, dir_okay=False))
+@click.argument("before", type=options.FILE)
+@click.argument("after", type=options.FILE)
 @click.option("--anyway", is_flag=True, help="Also compare what is not comparable.")
 @options.json_option
 def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
@@ -229,122 +235,6 @@ def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
 
     if comparing.show(before, after, anyway, as_json):
         sys.exit(1)
-
-
-@main.command(
-    epilog="""\b
-Examples:
-  ladder train --workload tiny --steps 500 --out runs/tiny
-  ladder train --workload article --data photos/ --recipe fused_act --steps 20000 --out runs/photos
-  ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt
-  ladder train --canary --steps 500             does any rung train worse than the baseline? (tiny, 3 seeds)"""
-)
-@options.workload_option("article on a GPU, tiny on the CPU")
-@options.data_option
-@click.option(
-    "--recipe",
-    metavar="RUNG|FILE",
-    help="A rung (with all below it) or a YAML file of recipe fields."
-    " [default: the highest rung this machine can do]",
-)
-@options.ladder_option
-@click.option("--steps", type=click.IntRange(1), default=500, show_default=True, help="Step to train up to.")
-@click.option(
-    "--out",
-    metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
-    help="Sample grids, loss log and checkpoint go here. [with --canary: results/canary]",
-)
-@click.option(
-    "--resume",
-    metavar="FILE",
-    type=click.Path(path_type=Path, dir_okay=False),
-    help="Go on from a checkpoint, exactly as if it had not stopped.",
-)
-@click.option(
-    "--sample-every",
-    type=click.IntRange(1),
-    help="Steps between sample grids, and checkpoints. [default: 250]",
-)
-@click.option(
-    "--log-every", type=click.IntRange(1), help="Steps between lines of the loss log. [default: 16, a cycle]"
-)
-@click.option(
-    "--truncation",
-    type=click.FloatRange(0, 1),
-    default=1.0,
-    show_default=True,
-    help="Of the sample grids: below 1, latents are drawn in towards their average.",
-)
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
-@click.option(
-    "--canary",
-    is_flag=True,
-    help="Train every rung from several seeds and compare the samples' distance to the data with the baseline's.",
-)
-@click.option("--seeds", type=click.IntRange(2, 100), default=3, show_default=True, help="Of the canary.")
-@click.option(
-    "--jobs",
-    type=click.IntRange(1, 64),
-    help="Trainings of the canary at a time. [default: 1 on the CPU, up to 4 on a GPU]",
-)
-@options.device_option
-@options.json_option
-def train(
-    workload: str | None,
-    data: str | None,
-    recipe: str | None,
-    ladder_name: str,
-    steps: int,
-    out: Path | None,
-    resume: Path | None,
-    sample_every: int | None,
-    log_every: int | None,
-    truncation: float,
-    seed: int,
-    canary: bool,
-    seeds: int,
-    jobs: int | None,
-    device: str | None,
-    as_json: bool,
-) -> None:
-    """Train for real: EMA sample grids (PNG), a loss log and a checkpoint that resumes.
-
-    NaN or Inf in a loss stops it with the phase and the step, exit status 1.
-    """
-    from ladder import climbing
-    from ladder.losslog import Diverged
-
-    if canary:
-        if resume is not None or recipe is not None:
-            raise UserError("--canary trains every rung from the start: leave out --resume and --recipe")
-        result = climbing.canary(
-            workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, jobs=jobs, out=out
-        )
-        if as_json:
-            click.echo(json.dumps(result, indent=1))
-        if not result["complete"]:
-            sys.exit(130)
-        if any(rung["verdict"] in ("worse", "broke") for rung in result["rungs"]):
-            sys.exit(1)
-        return
-    if out is None:
-        raise UserError("give --out DIR: sample grids, loss log and checkpoint go there")
-
-    every = {"sample_every": sample_every, "log_every": log_every}
-    try:
-        summary = climbing.train(
-            workload, ladder_name, recipe, data, device, quiet=as_json, steps=steps, out=out, resume=resume,
-            seed=seed, truncation=truncation, **{key: value for key, value in every.items() if value is not None},
-        )  # fmt: skip
-    except Diverged as error:
-        click.echo(f"ladder: {error}", err=True)
-        sys.exit(1)
-    if as_json:
-        click.echo(json.dumps(summary, indent=1))
-    else:
-        done = f"{summary['step']} steps, {summary['images']} images, {summary['seconds']:.0f} s of training"
-        click.echo(f"{done}: {out / summary['files']['samples']}")
 
 
 @main.command(
@@ -378,48 +268,10 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
         sys.exit(1)
 
 
-main.add_command(cli_merge.merge)
-main.add_command(cli_kernels.kernels)
-main.add_command(cli_regressions.bench_compare)
-main.add_command(cli_regressions.history)
-main.add_command(cli_precision.precision)
-
-
-@main.command("list")
-@options.json_option
-def list_(as_json: bool) -> None:
-    """List rungs, ladders and workloads, a line each."""
-    found = {
-        "rungs": {name: catalog.load_rung(name).summary for name in _in_ladder_order(catalog.rungs())},
-        "ladders": {name: catalog.describe(catalog.LADDERS, name) for name in catalog.ladders()},
-        "workloads": {name: catalog.describe(catalog.WORKLOADS, name) for name in catalog.workloads()},
-    }
-    if as_json:
-        click.echo(json.dumps(found, indent=1))
-        return
-    for kind, entries in found.items():
-        click.echo(click.style(kind, bold=True))
-        width = max(map(len, entries))
-        for name, text in entries.items():
-            click.echo(f"  {name:<{width}}  {text}")
-
-
-@main.command()
-@click.argument("rung")
-def show(rung: str) -> None:
-    """Show what RUNG changes, why it should help, when it does not, and how to know that it is on."""
-    found = catalog.load_rung(rung)
-    click.echo(click.style(found.title, bold=True))
-    click.echo(f"\n{found.text}\n\nReceipt. {inspect.getdoc(found.receipt)}\n")
-    change = ", ".join(f"{key}: {json.dumps(value)}" for key, value in found.change.items())
-    click.echo(f"Recipe: {change or 'the defaults'}")
-    click.echo(f"Needs:  {', '.join(found.needs) or 'nothing beyond PyTorch'}")
-
-
-main.add_command(cli_doctor.doctor)
-main.add_command(cli_submit.submit)
-
-
-def _in_ladder_order(names: list[str]) -> list[str]:
-    order = [rung.name for rung in catalog.load_ladder("article").rungs]
-    return sorted(names, key=lambda name: (order.index(name) if name in order else len(order), name))
+for command in (
+    *(cli_doctor.doctor, cli_list.list_, cli_list.show),
+    *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
+    *(cli_merge.merge, cli_submit.submit),
+    *(cli_regressions.bench_compare, cli_regressions.history),
+):
+    main.add_command(command)

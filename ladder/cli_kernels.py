@@ -18,7 +18,6 @@ ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "kernels"
 CHARTS = ROOT / "results" / "charts"
 MINUTES = 4.0
-SMOKE_NOTE = "CPU smoke test: Triton's interpreter, not to be quoted"
 SMOKE = {"resolution": 8, "channel_base": 32, "batch": 2}
 
 
@@ -54,7 +53,7 @@ Examples:
 @click.option(
     "--out",
     metavar="DIR",
-    type=click.Path(path_type=Path, file_okay=False),
+    type=options.FOLDER,
     help="[default: results/kernels, with --claims results/claims]",
 )
 @options.json_option
@@ -149,17 +148,16 @@ def measure(
         kernels_progress(quiet, kernelreport.event_line) as on_event,
     ):
         smoke = device == "cpu"
-        gpu = kerneltiming.Cpu() if smoke else kerneltiming.Cuda()
-        rules = kerneltiming.SMOKE if smoke else kerneltiming.Rules()
+        timer = kerneltiming.timer_on(device)
         backend = "aot_eager" if smoke else "inductor"
-        bench = kernelbench.Bench(gpu, kerneltiming.Timer(gpu, rules), seed=seed, backend=backend)
+        bench = kernelbench.Bench(timer.gpu, timer, seed=seed, backend=backend)
         allowance = kernelbench.Allowance(minutes)
         on_event({"case": "all cases", "doing": "compile", "done": 0, "total": len(cases)})
-        kernelcompiling.compile_ours(cases, gpu)
+        kernelcompiling.compile_ours(cases, timer.gpu)
         rows, complete = kernelbench.run(bench, cases, allowance, quick=quick or smoke, on_event=on_event)
     kernelverdicts.derive(rows)
     commit, dirty = record.commit_of(ROOT)
-    notes = ["quick: not to be quoted"] * quick + [SMOKE_NOTE] * smoke
+    notes = ["quick: not to be quoted"] * quick + [kerneltiming.SMOKE_NOTE] * smoke
     notes += ["dirty work tree: not to be published"] * bool(dirty)
     notes += [] if complete else ["interrupted"]
     return {
@@ -178,9 +176,9 @@ def measure(
             "seed": seed,
             "workloads": list(workloads),
             "ops": list(ops),
-            "l2_bytes": gpu.l2_bytes,
-            "evict": rules.evict,
-            "graph_ms": 1e3 * rules.graph_s,
+            "l2_bytes": timer.gpu.l2_bytes,
+            "evict": timer.rules.evict,
+            "graph_ms": 1e3 * timer.rules.graph_s,
             "compile": f"torch.compile({backend}), fixed shapes",
             "notes": notes,
         },
@@ -207,13 +205,5 @@ def write(result: dict[str, Any], out: Path, charts: Path, part: list[str]) -> l
     words = [result["machine"]["name"], *(Path(word).stem for word in part)]
     words += ["quick"] * rules["quick"] + ["smoke"] * rules["smoke"] + ["partial"] * (not result["complete"])
     stem = "-".join(results.slug(word) for word in words)
-    paths = [out / f"{stem}.json", out / f"{stem}.md"]
-    paths += [charts / f"{stem}-kernels.{kind}" for kind in ("png", "svg")]
-    try:
-        results.write(paths[0], result)
-        report.write(paths[1], kernelreport.markdown(result))
-        for path in paths[2:]:
-            report.write(path, kernelchart.render(result, path.suffix[1:]))
-    except OSError as error:
-        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
-    return paths
+    pictures = charts / f"{stem}-kernels"
+    return report.write_all(result, out / stem, kernelreport.markdown, pictures, kernelchart.render)

@@ -19,12 +19,8 @@ Examples:
   ladder merge a.json b.json --out whole.json   a result like any other; a.json and b.json are no longer needed
   ladder merge old.json --out old.json          one result, judged anew by today's rules"""
 )
-@click.argument(
-    "files", metavar="FILE...", nargs=-1, required=True, type=click.Path(path_type=Path, dir_okay=False)
-)
-@click.option(
-    "--out", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False), help="Write the result here."
-)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=options.FILE)
+@click.option("--out", metavar="FILE", type=options.FILE, help="Write the result here.")
 @click.option(
     "--anyway",
     is_flag=True,

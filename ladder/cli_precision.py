@@ -68,14 +68,14 @@ Examples:
     "--minutes", type=click.FloatRange(0, min_open=True), help="Begin nothing more after so long; go on with --resume."
 )  # fmt: skip
 @click.option(
-    "--resume", metavar="FILE", type=click.Path(path_type=Path, dir_okay=False),
+    "--resume", metavar="FILE", type=options.FILE,
     help="Go on with the run of this file: measure what it lacks.",
 )  # fmt: skip
 @options.data_option
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @options.device_option
 @click.option(
-    "--out", metavar="DIR", type=click.Path(path_type=Path, file_okay=False), help="[default: results/precision]"
+    "--out", metavar="DIR", type=options.FOLDER, help="[default: results/precision]"
 )  # fmt: skip
 @options.json_option
 def precision(

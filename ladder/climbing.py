@@ -1,4 +1,4 @@
-"""One run from what the user asked for to result, table and chart; the same for training. Used by ``ladder/cli.py``."""
+"""What ``cli.py`` and ``cli_train.py`` call: from what the user asked for to result, table and chart, or a training."""
 
 from __future__ import annotations
 

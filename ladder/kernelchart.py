@@ -1,19 +1,16 @@
 """The picture of `ladder kernels`: how near each op comes to a copy of the same bytes, beside its alternatives.
 
 One row of panels an op, forward left and backward right; in each, a group of bars a shape, the largest batch first.
-The same result gives the same bytes. Shared with `ladder.chart`: colours, letters, how text is fitted.
+The same result gives the same bytes.
 """
 
 from __future__ import annotations
 
-import io
-import logging
 import textwrap
-import warnings
 from typing import Any
 
-from ladder import kernelreport
-from ladder.chart import STYLE, _fitted
+from ladder import drawing, kernelreport
+from ladder.drawing import fitted
 from ladder.panels import ARTICLE, BUSY, GAP, GRID, IDLE, INK, MUTED
 
 BARS = {"ours": BUSY, "plain": IDLE, "compile": ARTICLE}
@@ -23,20 +20,7 @@ WIDTH, PANEL, LEFT, BETWEEN, TOP, BOTTOM = 12.5, 1.25, 1.45, 0.68, 1.2, 0.85  # 
 
 def render(result: dict[str, Any], kind: str) -> bytes:
     """The chart as PNG or SVG bytes."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    out = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        drawn = figure(result)
-        FigureCanvasAgg(drawn)
-        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        drawn.savefig(out, format=kind, dpi=160, metadata=metadata, facecolor="white")
-    return out.getvalue()
+    return drawing.save(lambda: figure(result), kind)
 
 
 def shown_rows(result: dict[str, Any]) -> dict[str, dict[str, list[dict[str, Any]]]]:
@@ -142,7 +126,7 @@ def _header(made: Any, result: dict[str, Any], any_rows: bool) -> None:
     headline = f"{machine['gpu'] or machine['cpu']}: share of a copy of the same bytes, cold L2{notes}"
     if not any_rows:
         headline = f"{machine['gpu'] or machine['cpu']}: nothing was measured"
-    _fitted(made, 0.2 / width, 1 - 0.14 / height, headline, 15, fontweight="bold", va="top")
+    fitted(made, 0.2 / width, 1 - 0.14 / height, headline, 15, fontweight="bold", va="top")
     names = {**kernelreport.CONTENDERS, "ours": "this project's kernel"}
     handles = [Patch(color=color, label=names[name]) for name, color in BARS.items()]
     handles.append(Line2D([], [], color=MUTED, linestyle="--", label="copy of the same bytes"))
@@ -155,4 +139,4 @@ def _header(made: Any, result: dict[str, Any], any_rows: bool) -> None:
         f"PyTorch {machine['torch']}, Triton {machine['triton']}; {', '.join(sorted(settings))}. Higher is better."
         " Error bars: 95% interval over repeats. Backward: autograd.grad alone."
     )
-    _fitted(made, 0.2 / width, 0.12 / height, footer, 8, color=MUTED)
+    fitted(made, 0.2 / width, 0.12 / height, footer, 8, color=MUTED)

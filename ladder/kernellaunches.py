@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from ladder.errors import one_line
@@ -26,6 +26,13 @@ def recorded_launches(launches: list[dict[str, Any]]) -> Iterator[None]:
 
         return watched
 
+    with watched_launches(watching):
+        yield
+
+
+@contextlib.contextmanager
+def watched_launches(watching: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, Triton launches by ``watching(run)`` in place of its own ``run``."""
     with contextlib.ExitStack() as stack:
         for kind in _launchers():
             original = kind.run

@@ -265,3 +265,9 @@ class Cpu:
 
 
 SMOKE = Rules(graph_s=1e-6, long_s=math.inf, calls=2, too_slow_s=math.inf, most_sets=2, most_calls=2)
+SMOKE_NOTE = "CPU smoke test: Triton's interpreter, not to be quoted"
+
+
+def timer_on(device: str) -> Timer:
+    """A timer of the GPU, by the usual rules; on "cpu" that of a smoke test."""
+    return Timer(Cpu(), SMOKE) if device == "cpu" else Timer(Cuda())

@@ -2,11 +2,15 @@
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
 import click
 
 from ladder.errors import UserError
+
+FILE = click.Path(path_type=Path, dir_okay=False)
+FOLDER = click.Path(path_type=Path, file_okay=False)
 
 
 class Group(click.Group):
@@ -23,6 +27,11 @@ class Group(click.Group):
         except KeyboardInterrupt:
             click.echo("ladder: interrupted", err=True)
             ctx.exit(130)
+
+
+def names(text: str | None) -> list[str] | None:
+    """What a list with commas names; None where none was given."""
+    return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def workload_option(default: str) -> Any:

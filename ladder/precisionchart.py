@@ -2,13 +2,10 @@
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
 from typing import Any
 
-from ladder import precision
-from ladder.chart import STYLE, _fitted
+from ladder import drawing, precision
+from ladder.drawing import fitted
 from ladder.panels import ARTICLE, BUSY, GRID, IDLE, INK, MUTED
 
 COLORS = {"baseline": IDLE, "top": BUSY}
@@ -18,20 +15,7 @@ SCALES = {"G": BUSY, "D": ARTICLE}
 
 def render(result: dict[str, Any], kind: str) -> bytes:
     """The chart as PNG or SVG bytes; the same result gives the same bytes."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    out = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        drawn = figure(result)
-        FigureCanvasAgg(drawn)
-        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        drawn.savefig(out, format=kind, dpi=160, metadata=metadata, facecolor="white")
-    return out.getvalue()
+    return drawing.save(lambda: figure(result), kind)
 
 
 def figure(result: dict[str, Any]) -> Any:
@@ -123,12 +107,12 @@ def _header(made: Any, result: dict[str, Any]) -> None:
     headline = (
         f"{facts['gpu'] or facts['cpu']}: FP32, TF32, BF16 and FP16, {result['workload']['name']}{notes}"
     )
-    _fitted(made, 0.02, 0.955, headline, 15, fontweight="bold")
+    fitted(made, 0.02, 0.955, headline, 15, fontweight="bold")
     labels = {"baseline": "the baseline in this precision", "top": f"top of the ladder {rules['ladder']}"}
     handles = [Patch(color=color, label=labels[base]) for base, color in COLORS.items()]
     made.legend(handles=handles, loc="upper left", bbox_to_anchor=(0.012, 0.945), ncols=2, frameon=False)
     batch = result["workload"]["batch"]
     parts = f"batch {batch}, {rules['rounds']} rounds; PyTorch {facts['torch']}. Lower is better in"
-    _fitted(
+    fitted(
         made, 0.02, 0.02, f"{parts} time and memory. Error bars: 95% interval over rounds.", 8, color=MUTED
     )

@@ -6,10 +6,11 @@ import csv
 import io
 import json
 import re
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder import checks, modes, sources
+from ladder import checks, modes, results, sources
 from ladder.errors import UserError
 from ladder.files import replacing
 from ladder.series import collect as collect
@@ -17,6 +18,8 @@ from ladder.series import readable as readable
 from ladder.series import with_top as with_top
 from ladder.texts import amount, between, factor, ms, plain
 from ladder.view import View, shown_gain, shown_top, view
+
+Result = dict[str, Any]
 
 
 def _columns(shown: View) -> list[tuple[str, Any]]:
@@ -268,3 +271,35 @@ def write(path: Path, content: str | bytes) -> None:
             temporary.write_bytes(content.encode() if isinstance(content, str) else content)
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def write_all(
+    result: Result,
+    stem: Path,
+    text: Callable[[Result], str],
+    pictures: Path,
+    draw: Callable[[Result, str], bytes],
+) -> list[Path]:
+    """Write JSON and Markdown under ``stem`` and both charts under ``pictures``; each file whole or not at all.
+
+    Args:
+        stem, pictures: paths without their suffixes.
+        text: makes the Markdown.
+        draw: makes the chart as "png" or "svg".
+
+    Returns:
+        the four paths. Raises UserError where one cannot be written; those before it are.
+    """
+    paths = [
+        Path(f"{stem}.json"),
+        Path(f"{stem}.md"),
+        *(Path(f"{pictures}.{kind}") for kind in ("png", "svg")),
+    ]
+    try:
+        results.write(paths[0], result)
+        write(paths[1], text(result))
+        for path in paths[2:]:
+            write(path, draw(result, path.suffix[1:]))
+    except OSError as error:
+        raise UserError(f"{error.filename or stem.parent}: cannot be written: {error.strerror}") from None
+    return paths

@@ -5,6 +5,7 @@ is imported. torch is imported only where a GPU is seen or a GPU test is selecte
 """
 
 import os
+import shutil
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -58,6 +59,23 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu_tests and not torch_has_cuda():
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+# --- a history of toys for asv, see tests/toyhistory.py ---
+
+
+@pytest.fixture(scope="module")
+def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    from tests import toyhistory
+
+    return toyhistory.make(tmp_path_factory.mktemp("template") / "clone")
+
+
+@pytest.fixture
+def history(template: Path, tmp_path: Path) -> Path:
+    """The repository, for one test to change."""
+    shutil.copytree(template, tmp_path / "clone")
+    return tmp_path / "clone"
 
 
 # --- what planted faults came to, see tests/outcomes.py ---

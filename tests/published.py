@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import math
-import os
 import shutil
 import subprocess
 import sys
@@ -13,6 +12,7 @@ from typing import Any
 
 from benches import series
 from ladder.site.asvseries import STEP
+from tests.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parent.parent
 REAL = ROOT / "results" / "ladder" / "nvidia-h200"
@@ -50,24 +50,12 @@ LATER = {"conv_double_backward": 0.045, "fused_resample": 0.038}
 def project(folder: Path, commits: int = 4) -> list[str]:
     """A repository with `commits` commits and a configuration that measures nothing. Returns their hashes."""
     folder.mkdir(parents=True)
-    who = {f"GIT_{role}_{key}": f"toy{'@toy' if key == 'EMAIL' else ''}" for role in ("AUTHOR", "COMMITTER")
-           for key in ("NAME", "EMAIL")}  # fmt: skip
-    env = {**os.environ, **who, "GIT_CONFIG_GLOBAL": os.devnull}
-
-    def git(*args: str, date: int = 0) -> str:
-        dated = {
-            f"GIT_{role}_DATE": f"{1_790_000_000 + 86_400 * date} +0000" for role in ("AUTHOR", "COMMITTER")
-        }
-        command = ["git", "-C", str(folder), *args]
-        return subprocess.run(command, env=env | dated, check=True, capture_output=True, text=True).stdout
-
-    git("init", "-q", "-b", "main")
+    git(folder, "init", "-q", "-b", "main")
     hashes = []
     for number in range(commits):
         (folder / "code.py").write_text(f"VERSION = {number}\n")
-        git("add", "code.py")
-        git("commit", "-qm", f"commit {number}", date=number)
-        hashes.append(git("rev-parse", "HEAD").strip())
+        date = f"{1_790_000_000 + 86_400 * number} +0000"
+        hashes.append(commit_all(folder, f"commit {number}", GIT_AUTHOR_DATE=date, GIT_COMMITTER_DATE=date))
     shutil.copyfile(ROOT / "asv.conf.json", folder / "asv.conf.json")
     text = (folder / "asv.conf.json").read_text()
     text = text.replace('"benchmark_dir": "benches"', f'"benchmark_dir": {json.dumps(str(ROOT / "benches"))}')
@@ -77,7 +65,7 @@ def project(folder: Path, commits: int = 4) -> list[str]:
 
 
 def tag(folder: Path, name: str) -> None:
-    subprocess.run(["git", "-C", str(folder), "tag", name], check=True, capture_output=True)
+    git(folder, "tag", name)
 
 
 def asv_result(

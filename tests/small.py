@@ -20,3 +20,14 @@ LEAST = {
     "mapping_layers": 1,
     "batch": 2,
 }
+
+# Between the two: for whole trainings, one after the other.
+LITTLE = {
+    "resolution": 8,
+    "channel_base": 64,
+    "channel_max": 8,
+    "z_dim": 8,
+    "w_dim": 8,
+    "mapping_layers": 1,
+    "batch": 4,
+}

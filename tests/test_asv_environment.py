@@ -15,20 +15,10 @@ from click.testing import CliRunner
 from benches import ROOT
 from ladder import asvoverhead
 from tests import toyhistory
-from tests.toyhistory import MEMORY, SECONDS, STEP, asv, git
+from tests.repositories import git
+from tests.toyhistory import MEMORY, SECONDS, STEP, asv
 
 CHECKOUT = "*/????????-checkout-*.json"
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory) -> Path:
-    return toyhistory.make(tmp_path_factory.mktemp("template") / "clone")
-
-
-@pytest.fixture
-def history(template, tmp_path) -> Path:
-    shutil.copytree(template, tmp_path / "clone")
-    return tmp_path / "clone"
 
 
 def ok(run: subprocess.CompletedProcess[str], status: int = 0) -> str:

@@ -2,7 +2,6 @@
 
 import json
 import platform
-import shutil
 from pathlib import Path
 
 import pytest
@@ -11,7 +10,8 @@ from benches import _hardware
 from ladder import asvnotes
 from ladder.errors import UserError
 from tests import toyhistory
-from tests.toyhistory import STEP, asv, git
+from tests.repositories import git
+from tests.toyhistory import STEP, asv
 
 H200 = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "gpu_memory_gb": 139.8, "cpu": "Intel Xeon", "cores": 16}
 H200 |= {"ram_gb": 126.0, "os": "Linux x86_64"}
@@ -146,17 +146,6 @@ def gpus(tmp_path_factory) -> Path:
     files |= {"triton/language.py": "constexpr = load = store = arange = program_id = None"}
     without = (*toyhistory.TORCH, "pynvml")
     return toyhistory.interpreter(tmp_path_factory.mktemp("gpus") / "venv", without=without, files=files)
-
-
-@pytest.fixture(scope="module")
-def template(tmp_path_factory) -> Path:
-    return toyhistory.make(tmp_path_factory.mktemp("template") / "clone")
-
-
-@pytest.fixture
-def history(template, tmp_path) -> Path:
-    shutil.copytree(template, tmp_path / "clone")
-    return tmp_path / "clone"
 
 
 @pytest.mark.parametrize(

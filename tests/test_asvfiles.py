@@ -3,7 +3,6 @@
 import json
 import math
 import shutil
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 
@@ -16,6 +15,7 @@ from ladder.errors import UserError
 from ladder.results import display
 from ladder.site import asvseries
 from tests import hostile_asv, made_up_asv
+from tests.repositories import git
 from tests.test_validate import CPUS, GPUS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -181,25 +181,9 @@ def test_benchmarks_json_is_made_anew_and_never_taken(tmp_path: Path) -> None:
 
 def test_a_commit_that_git_knows_must_have_its_date(tmp_path: Path) -> None:
     """asv takes the dates of its x axis from the files."""
-    git = [
-        "git",
-        "-c",
-        "user.name=t",
-        "-c",
-        "user.email=t@t",
-        "-c",
-        "commit.gpgsign=false",
-        "-C",
-        str(tmp_path),
-    ]
-    for command in (
-        ["init", "-q"],
-        ["commit", "-q", "--allow-empty", "-m", "x", "--date", "1700000000 +0000"],
-    ):
-        subprocess.run([*git, *command], check=True)
-    head = subprocess.run(
-        [*git, "rev-parse", "HEAD"], check=True, capture_output=True, text=True
-    ).stdout.strip()
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "commit", "-q", "--allow-empty", "-m", "x", "--date", "1700000000 +0000")
+    head = git(tmp_path, "rev-parse", "HEAD")
     path = made_up_asv.write(tmp_path / "asv", commit=head)
     other = made_up_asv.write(tmp_path / "asv", BESIDE, {"baseline": 0.2, "bf16": 0.1})
     name, unknown = (each.relative_to(tmp_path / "asv").as_posix() for each in (path, other))

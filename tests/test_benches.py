@@ -17,6 +17,7 @@ from benches.rungs import Rung
 from ladder import catalog, machine, once, pool
 from ladder.rungs import data_loading, prefetch_stream
 from stylegan_lite.config import Recipe, Workload
+from tests.repositories import commit_all, git
 
 PAIRS = sorted(series.SERIES)
 TINY = series.SERIES["tiny", "baseline"]
@@ -253,15 +254,6 @@ class make_step:
 '''
 
 
-def _commit(clone: Path, message: str) -> str:
-    git = ["git", "-c", "user.name=t", "-c", "user.email=t@t", "-c", "commit.gpgsign=false"]
-    subprocess.run([*git, "add", "-A"], cwd=clone, check=True, capture_output=True)
-    subprocess.run([*git, "commit", "-qm", message], cwd=clone, check=True, capture_output=True)
-    return subprocess.run(
-        ["git", "rev-parse", "HEAD"], cwd=clone, check=True, capture_output=True, text=True
-    ).stdout.strip()
-
-
 @pytest.fixture
 def clone(tmp_path):
     """This working tree on a branch of another name, with a toy for the model; nothing of the user's around it."""
@@ -279,7 +271,7 @@ def clone(tmp_path):
     (clone / "stylegan_lite").mkdir()
     shutil.copy(ROOT / "stylegan_lite" / "config.py", clone / "stylegan_lite")  # publishing knows recipes
     _toy(clone, 0.01)
-    subprocess.run(["git", "init", "-q", "-b", "some-branch"], cwd=clone, check=True)
+    git(clone, "init", "-q", "-b", "some-branch")
     return clone
 
 
@@ -329,10 +321,10 @@ def test_a_fresh_clone_measures_its_commits_and_its_dirty_tree(clone):
     # An old commit whose own `ladder` would time everything wrong, and a slower one with the right one.
     good = (clone / "ladder" / "__init__.py").read_text()
     (clone / "ladder" / "__init__.py").write_text("raise SystemExit('the wrong ladder')")
-    old = _commit(clone, "old")
+    old = commit_all(clone, "old")
     (clone / "ladder" / "__init__.py").write_text(good)
     _toy(clone, 0.16)
-    new = _commit(clone, "new")
+    new = commit_all(clone, "new")
 
     run = _asv(clone, "run", *BASELINE_ONLY)  # no question, no terminal, no branch called main
     assert run.returncode == 0, run.stdout + run.stderr
@@ -369,14 +361,14 @@ def test_a_broken_commit_fails_the_run(clone):
     (clone / "stylegan_lite" / "__init__.py").write_text(
         "CONTRACT = 1\n\ndef make_step(*a, **k): raise ValueError('no')\n"
     )
-    _commit(clone, "broken")
+    commit_all(clone, "broken")
     run = _asv(clone, "run", "--show-stderr", *BASELINE_ONLY)
     assert run.returncode == 2
     assert "failed: build: ValueError: no" in run.stdout
 
 
 def test_another_python_is_refused_in_one_line(clone):
-    _commit(clone, "any")
+    commit_all(clone, "any")
     run = _asv(clone, "run", "--python=3.99")
     assert run.returncode == 2
     assert "there is no Python 3.99" in run.stderr and "Traceback" not in run.stderr

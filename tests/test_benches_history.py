@@ -14,7 +14,8 @@ import pytest
 
 from benches import ROOT, _frozen
 from ladder import choicehistory, machine
-from tests.test_benches import BASELINE_ONLY, TOY, _asv, _commit, _times, clone  # noqa: F401
+from tests.repositories import commit_all
+from tests.test_benches import BASELINE_ONLY, TOY, _asv, _times, clone  # noqa: F401
 
 pytestmark = [
     pytest.mark.slow,
@@ -113,7 +114,7 @@ def checked_in(toys: Path, number: int) -> str:
     (toys / "stylegan_lite" / "table.json").write_text(json.dumps(table))
     # What a benchmark that reads its parameters from the measured commit would take for them.
     (toys / "stylegan_lite" / "__init__.py").write_text(f"CONTRACT = 1\nRUNGS = {order}\n")
-    return _commit(toys, f"commit {number}")
+    return commit_all(toys, f"commit {number}")
 
 
 def stored(toys: Path) -> dict[str, dict[str, float | None]]:
@@ -210,15 +211,15 @@ def test_an_old_commit_with_a_wrong_timer_changes_no_number(clone):  # noqa: F81
     for name, (true, lie) in LIES.items():
         assert honest[name].count(true) == 1, f"{name} has changed: plant it anew"
         (clone / name).write_text(honest[name].replace(true, lie))
-        commits[_commit(clone, f"{name} lies")] = name
+        commits[commit_all(clone, f"{name} lies")] = name
         (clone / name).write_text(honest[name])
     # A clock of the commit's own, where a module of ours might find it first
     for module in ("timing.py", "benches/time.py", "ladder/time.py"):
         (clone / module).write_text("def perf_counter(): return 7.0\n")
-    commits[_commit(clone, "decoys")] = "decoys"
+    commits[commit_all(clone, "decoys")] = "decoys"
     for module in ("timing.py", "benches/time.py", "ladder/time.py"):
         (clone / module).unlink()
-    commits[_commit(clone, "honest")] = "honest"
+    commits[commit_all(clone, "honest")] = "honest"
     done = _asv(clone, "run", "ALL", "--record-samples", "--bench", r"samples.*\('tiny', 'baseline'\)")
     assert done.returncode == 0, done.stdout + done.stderr
     times = _times(clone)

@@ -13,18 +13,10 @@ from ladder.catalog import Planned
 from ladder.errors import UserError
 from ladder.images import ImageSet
 from stylegan_lite.step import TrainingStep
+from tests.small import LITTLE
 from tests.test_measure import alive, wait_for
 
-WORKLOAD = {
-    "resolution": 8,
-    "channel_base": 64,
-    "channel_max": 8,
-    "z_dim": 8,
-    "w_dim": 8,
-    "mapping_layers": 1,
-    "batch": 4,
-    "ema_images": 8,
-}
+WORKLOAD = LITTLE | {"ema_images": 8}
 
 
 @pytest.fixture(scope="module")

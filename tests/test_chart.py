@@ -6,7 +6,7 @@ from itertools import combinations
 
 import pytest
 
-from ladder import chart, panels, report
+from ladder import chart, drawing, panels, report
 from ladder.errors import UserError
 from ladder.view import view
 from tests import made_up
@@ -42,7 +42,7 @@ def drawn(result):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
-    with matplotlib.rc_context(chart.STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(drawing.STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")  # letters the font lacks
         figure = chart._figure(view(result))
         canvas = FigureCanvasAgg(figure)

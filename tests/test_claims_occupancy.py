@@ -5,6 +5,7 @@ from types import SimpleNamespace
 
 import pytest
 
+from ladder import kernellaunches
 from ladder.claims import resources
 from ladder.claims.occupancy import BY_ARCHITECTURE, occupancy
 from ladder.claims.resources import Kernels
@@ -95,7 +96,7 @@ def test_triton_kernels_are_noted_when_they_are_launched_and_not_when_they_are_o
         def run(self, *args, grid, **kwargs):
             return None if self.left_out else launched
 
-    monkeypatch.setattr(resources, "_launchers", lambda: [Launcher])
+    monkeypatch.setattr(kernellaunches, "_launchers", lambda: [Launcher])
     kernels, kernel = Kernels(), Launcher()
     with kernels.listening("step"):
         kernel.left_out = True  # as compile_ahead leaves launches out

@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from ladder import kernelchart, kernelreport, kernelverdicts
+from ladder import drawing, kernelchart, kernelreport, kernelverdicts
 from ladder.kernelbench import NO_TIME, skipped
 from tests import made_up_kernels
 
@@ -113,7 +113,7 @@ def test_no_text_of_the_chart_overlaps_another_or_leaves_it(make):
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.text import Text
 
-    with matplotlib.rc_context(kernelchart.STYLE), warnings.catch_warnings():
+    with matplotlib.rc_context(drawing.STYLE), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         figure = kernelchart.figure(make())
         canvas = FigureCanvasAgg(figure)

@@ -12,6 +12,7 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
 from ladder.watch import launches
+from tests.kernel_checks import assert_no_worse, assert_untouched, poison_memory
 
 module, plans = sys.modules["kernels.dense"], sys.modules["kernels.dense_launches"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -140,20 +141,15 @@ def test_inputs_split_among_programs_add_up(monkeypatch):
 
 
 def test_float32_is_as_exact_as_plain_pytorch():
-    """The budget is plain PyTorch's own error against float64, times 1.5, and four roundings."""
     for ours, plain, made in (
         (single(kernels.dense, **LEAKY), single(kernels.dense_reference, **LEAKY), layer(4, 70, 9)),
         (grouped(kernels.dense_group), grouped(kernels.dense_group_reference), group()),
     ):
         low = [t.detach().float().requires_grad_() for t in made]
         exact = values_and_grads(plain, [t.detach().double().requires_grad_() for t in low])
-        for got, theirs, want in zip(
-            values_and_grads(ours, low), values_and_grads(plain, low), exact, strict=True
-        ):
-            assert got.dtype == torch.float32
-            size = want.norm().clamp_min(1e-30)
-            error, budget = ((t.double() - want).norm() / size for t in (got, theirs))
-            assert error <= 1.5 * budget + 4 * torch.finfo(torch.float32).eps
+        got, theirs = values_and_grads(ours, low), values_and_grads(plain, low)
+        assert_no_worse(got, theirs, exact, torch.float32)
+        assert all(t.dtype == torch.float32 for t in got)
 
 
 @pytest.mark.parametrize("dtype", [torch.float16, torch.bfloat16], ids=str)
@@ -235,16 +231,7 @@ def test_gradients_of_a_group_become_p_grad_without_a_copy():
 
 def test_every_element_is_written_and_none_beside(monkeypatch):
     """Memory arrives full of NaN; nothing of it may be left. And what lies around the results is not touched."""
-    new_empty, around = Tensor.new_empty, []
-
-    def poisoned(self, size, **options):
-        if not isinstance(size, tuple):
-            return new_empty(self, size, **options)
-        store = new_empty(self, torch.Size(size).numel() + 64, **options).fill_(float("nan"))
-        around.append(store)
-        return store[32:-32].view(size)
-
-    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+    around = poison_memory(monkeypatch)
     for function, inputs in (
         (grouped(kernels.dense_group), group()),
         (single(kernels.dense, **LEAKY), layer()),
@@ -253,7 +240,7 @@ def test_every_element_is_written_and_none_beside(monkeypatch):
         found = (*ys, *torch.autograd.grad(ys, inputs, [torch.ones_like(y) for y in ys]))
         assert all(t.isfinite().all() for t in found)
     assert len(around) == 8
-    assert all(store[:32].isnan().all() and store[-32:].isnan().all() for store in around)
+    assert_untouched(around)
 
 
 @pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)

@@ -14,6 +14,7 @@ import pytest
 from ladder import measure, record, results
 from ladder.pool import Worker, WorkerFailure
 from tests import made_up
+from tests.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE = ROOT / "tests" / "fake_code"
@@ -302,13 +303,11 @@ def test_code_without_the_contract_is_not_applicable(tmp_path: Path) -> None:
 
 def test_the_commit_is_known_where_git_knows_it(tmp_path: Path) -> None:
     assert record.commit_of(tmp_path) == (None, None)
-    git = ["git", "-C", str(tmp_path), "-c", "user.name=a", "-c", "user.email=a@b"]
     (tmp_path / "ladder").mkdir()
     code = tmp_path / "ladder" / "a.py"
     code.write_text("1\n")
-    subprocess.run([*git, "init", "-q"], check=True)
-    subprocess.run([*git, "add", "."], check=True)
-    subprocess.run([*git, "commit", "-qm", "x"], check=True)
+    git(tmp_path, "init", "-q")
+    commit_all(tmp_path, "x")
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "r.json").write_text("{}")  # a result is no change of the code
     commit, dirty = record.commit_of(tmp_path)

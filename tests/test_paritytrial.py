@@ -8,17 +8,8 @@ import torch
 from ladder import parity, paritytrial
 from ladder.spread import FACTOR, budgets, worst
 from stylegan_lite.config import Workload
+from tests.small import LITTLE
 from tests.test_cli import call, refused
-
-SMALL = {
-    "resolution": 8,
-    "channel_base": 64,
-    "channel_max": 8,
-    "z_dim": 8,
-    "w_dim": 8,
-    "mapping_layers": 1,
-    "batch": 4,
-}
 
 
 def spelling(loss: float, weight: tuple[float, float]) -> list[dict[str, float]]:
@@ -56,7 +47,7 @@ def test_the_ratio_is_the_smallest_factor_with_which_parity_passes(errors, whole
 
 def test_the_command_tries_both_precisions_and_writes_what_it_found(tmp_path, monkeypatch):
     torch.set_num_threads(1)
-    fields = Workload.from_dict(SMALL).to_dict()
+    fields = Workload.from_dict(LITTLE).to_dict()
     monkeypatch.setattr(paritytrial, "named", lambda *_: [("small", fields)])
     said = []
     found = paritytrial.run((), "cpu", cache=tmp_path / "cache", out=tmp_path / "out", tell=said.append)

@@ -16,6 +16,7 @@ from ladder.errors import UserError
 from ladder.regressions import accepting, comparing, interleaving, judging, report, simulating, trial
 from ladder.regressions.judging import BASE, BROKEN, HEAD, TWIN
 from ladder.selftest import FAMILIES, KINDS
+from tests.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parent.parent
 FAKE = ROOT / "tests" / "fake_code"
@@ -298,14 +299,6 @@ def test_a_trial_finds_what_it_planted_and_passes_every_pair_of_copies(tmp_path:
 # --- the command, in a repository of its own ------------------------------------------------------------------------
 
 
-def git(root: Path, *command: str) -> str:
-    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
-    run = subprocess.run(
-        ["git", "-C", str(root), *identity, *command], capture_output=True, text=True, check=True
-    )
-    return run.stdout.strip()
-
-
 @pytest.fixture(scope="module")
 def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Commits `fast`, `slow` and, with the packages as they are, main: the working tree."""
@@ -317,16 +310,14 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     source = (FAKE / "stylegan_lite" / "__init__.py").read_text().replace("seen", "cpu_threads") + SLOWER
     for name, seconds in (("fast", "0.01"), ("slow", "0.03")):
         (root / "stylegan_lite" / "__init__.py").write_text(source.replace("0.03", seconds))
-        git(root, "add", "-A")
-        git(root, "commit", "-qm", name)
+        commit_all(root, name)
         git(root, "tag", name)
     for name in ("ladder", "kernels", "stylegan_lite", "benches"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, root / name, ignore=ignore, dirs_exist_ok=True)
     shutil.copy(ROOT / "Makefile", root)
     (root / ".gitignore").write_text("__pycache__/\n.cache/\n")
-    git(root, "add", "-A")
-    git(root, "commit", "-qm", "main")
+    commit_all(root, "main")
     images = root / ".cache" / "images"
     images.mkdir(parents=True)
     return root

@@ -12,7 +12,8 @@ from ladder.cli import main
 from ladder.errors import UserError
 from ladder.regressions import history, issues, known
 from ladder.regressions.history import CANDIDATE, CONFIRMED, DRIVER, KNOWN, REFUTED, UNCLEAR
-from tests.test_regressions import git, judging, made_up
+from tests.repositories import git
+from tests.test_regressions import judging, made_up
 
 MACHINE, ENVIRONMENT = "some-gpu", "checkout-py3.12-torch2.13.0"
 RUNGS = ["baseline", "bf16"]

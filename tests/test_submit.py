@@ -3,7 +3,6 @@
 import json
 import math
 import re
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -15,6 +14,7 @@ from ladder import cli, machine, results, submit, validate
 from ladder.errors import UserError
 from ladder.site import asvseries
 from tests import made_up_asv
+from tests.repositories import commit_all, git
 
 GENUINE = Path(__file__).parent / "data" / "article-article-20261121T015325Z.json"
 RUNGS = ["baseline", "channels_last", "bf16"]
@@ -25,19 +25,8 @@ def root(tmp_path: Path) -> Path:
     """A clone with a commit."""
     (tmp_path / "ladder").mkdir()
     (tmp_path / "ladder" / "a.py").touch()
-    git = [
-        "git",
-        "-c",
-        "user.name=t",
-        "-c",
-        "user.email=t@t",
-        "-c",
-        "commit.gpgsign=false",
-        "-C",
-        str(tmp_path),
-    ]
-    for command in (["init", "-q"], ["add", "-A"], ["commit", "-qm", "x"]):
-        subprocess.run([*git, *command], check=True)
+    git(tmp_path, "init", "-q")
+    commit_all(tmp_path, "x")
     return tmp_path
 
 

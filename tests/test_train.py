@@ -17,18 +17,9 @@ from ladder.images import ImageSet
 from ladder.train import Diverged, train
 from stylegan_lite import losses
 from stylegan_lite.step import PHASES, TrainingStep
+from tests.small import LITTLE
 
-WORKLOAD = {
-    "resolution": 8,
-    "channel_base": 64,
-    "channel_max": 8,
-    "z_dim": 8,
-    "w_dim": 8,
-    "mapping_layers": 1,
-    "batch": 4,
-    "pl_interval": 2,
-    "r1_interval": 4,
-}
+WORKLOAD = LITTLE | {"pl_interval": 2, "r1_interval": 4}
 
 
 @pytest.fixture(autouse=True)

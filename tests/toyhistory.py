@@ -13,6 +13,7 @@ import zipfile
 from pathlib import Path
 
 from benches import ROOT
+from tests.repositories import commit_all, git
 
 STEP = "rungs.Rung.samples_step_time"
 MEMORY = "rungs.Rung.track_peak_memory"
@@ -49,13 +50,6 @@ class Rung:
 '''
 
 
-def git(folder: Path, *args: str) -> str:
-    settings = ("user.name=t", "user.email=t@t", "commit.gpgsign=false", "advice.detachedHead=false")
-    command = ["git", *(word for setting in settings for word in ("-c", setting)), *args]
-    run = subprocess.run(command, cwd=folder, check=True, capture_output=True, text=True)
-    return run.stdout.strip()
-
-
 def make(folder: Path) -> Path:
     """The repository, on a branch called trunk, without results."""
     shutil.copytree(ROOT / "ladder", folder / "ladder", ignore=shutil.ignore_patterns("__pycache__"))
@@ -71,8 +65,7 @@ def make(folder: Path) -> Path:
     git(folder, "init", "-q", "-b", "trunk")
     for number, seconds in enumerate(SECONDS, 1):
         write_toy(folder, seconds, number)
-        git(folder, "add", "-A")
-        git(folder, "commit", "-qm", f"step {number}")
+        commit_all(folder, f"step {number}")
         git(folder, "tag", f"v{number}")
     return folder
 

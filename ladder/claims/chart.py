@@ -7,15 +7,13 @@ gives the same bytes.
 
 from __future__ import annotations
 
-import io
-import logging
-import warnings
 from typing import Any
 
-from ladder.chart import STYLE, _fitted
+from ladder import drawing
 from ladder.claims import registry
 from ladder.claims.report import amount, figure
 from ladder.claims.view import View
+from ladder.drawing import fitted
 from ladder.panels import ARTICLE, BUSY, GAP, GRID, IDLE, INK, MUTED
 
 SWEEPS = (
@@ -38,20 +36,7 @@ WIDTH, HEIGHT = 12.5, 8.8  # inches
 
 def render(result: dict[str, Any], kind: str) -> bytes:
     """The chart as PNG or SVG bytes."""
-    import matplotlib
-    from matplotlib.backends.backend_agg import FigureCanvasAgg
-
-    out = io.BytesIO()
-    with matplotlib.rc_context(), warnings.catch_warnings():
-        warnings.simplefilter("ignore")
-        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
-        matplotlib.rcdefaults()
-        matplotlib.rcParams.update(STYLE)
-        drawn = draw(result)
-        FigureCanvasAgg(drawn)
-        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
-        drawn.savefig(out, format=kind, dpi=160, metadata=metadata, facecolor="white")
-    return out.getvalue()
+    return drawing.save(lambda: draw(result), kind)
 
 
 def draw(result: dict[str, Any]) -> Any:
@@ -61,7 +46,7 @@ def draw(result: dict[str, Any]) -> Any:
     machine = result["machine"]
     notes = f" ({result['protocol']['notes'][0]})" if result["protocol"]["notes"] else ""
     headline = f"{machine['gpu'] or machine['cpu']}: the article's claims, measured{notes}"
-    _fitted(made, 0.2 / WIDTH, 1 - 0.14 / HEIGHT, headline, 15, fontweight="bold", va="top")
+    fitted(made, 0.2 / WIDTH, 1 - 0.14 / HEIGHT, headline, 15, fontweight="bold", va="top")
     _figures(made.add_axes((0.19, 0.54, 0.34, 0.34)), result)
     _pairs(made.add_axes((0.73, 0.54, 0.25, 0.34)), view)
     for index, (name, label) in enumerate(SWEEPS):
@@ -202,4 +187,4 @@ def _footer(made: Any, result: dict[str, Any]) -> None:
     )
     if result["protocol"]["smoke"]:
         text = "Tiny shapes in Triton's interpreter: no time means anything."
-    _fitted(made, 0.2 / WIDTH, 0.12 / HEIGHT, text, 8, color=MUTED)
+    fitted(made, 0.2 / WIDTH, 0.12 / HEIGHT, text, 8, color=MUTED)

@@ -9,8 +9,6 @@ from typing import Any
 
 import click
 
-from ladder.errors import UserError
-
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "results" / "claims"
 CHARTS = ROOT / "results" / "charts"
@@ -49,13 +47,5 @@ def write(result: dict[str, Any], out: Path, charts: Path) -> list[Path]:
     words = [result["machine"]["name"], *["quick"] * rules["quick"], *["smoke"] * rules["smoke"]]
     words += ["partial"] * (not result["complete"])
     stem = "-".join(results.slug(word) for word in words)
-    paths = [out / f"{stem}.json", out / f"{stem}.md"]
-    paths += [charts / f"{stem}-claims.{kind}" for kind in ("png", "svg")]
-    try:
-        results.write(paths[0], result)
-        reporting.write(paths[1], report.markdown(result))
-        for path in paths[2:]:
-            reporting.write(path, chart.render(result, path.suffix[1:]))
-    except OSError as error:
-        raise UserError(f"{error.filename or out}: cannot be written: {error.strerror}") from None
-    return paths
+    pictures = charts / f"{stem}-claims"
+    return reporting.write_all(result, out / stem, report.markdown, pictures, chart.render)

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.claims.occupancy import BY_ARCHITECTURE, WARP, Limits, occupancy
-from ladder.kernellaunches import _launchers, describe_launch
+from ladder.kernellaunches import describe_launch, watched_launches
 
 TRITON, CUDA = "Triton", "CUDA C++"
 INTERPRETED = "Triton's interpreter compiles nothing"
@@ -56,11 +56,7 @@ class Kernels:
 
             return watched
 
-        with contextlib.ExitStack() as stack:
-            for kind in _launchers():
-                original = kind.run
-                stack.callback(setattr, kind, "run", original)
-                kind.run = watching(original)
+        with watched_launches(watching):
             yield
 
     def add(self, source: str, row: Row) -> None:

@@ -18,7 +18,6 @@ from ladder.kerneltiming import Call
 
 ROOT = Path(__file__).resolve().parents[2]
 LADDER_RESULTS, PRECISION_RESULTS = ROOT / "results" / "ladder", ROOT / "results" / "precision"
-SMOKE_NOTE = "CPU smoke test: Triton's interpreter, not to be quoted"
 COUNTING_S = 240  # Nsight Compute is given up after it
 LOOKING_S = 150  # of the time allowed, for what comes after the timing
 UNCOUNTED = ("norm forward fp32", "norm backward fp32", "launch bounds", "block size of the norm")
@@ -33,13 +32,12 @@ def measure(
     """The whole result, the claims included. Ctrl-C keeps what there is; `count`: also by Nsight Compute."""
     smoke = device == "cpu"
     started, begun = now(), time.monotonic()
-    gpu = kerneltiming.Cpu() if smoke else kerneltiming.Cuda()
-    rules = kerneltiming.SMOKE if smoke else kerneltiming.Rules()
-    session = Session(gpu, kerneltiming.Timer(gpu, rules), smoke, quick or smoke, seed, begun + 60 * minutes)
+    timer = kerneltiming.timer_on(device)
+    session = Session(timer.gpu, timer, smoke, quick or smoke, seed, begun + 60 * minutes)
     complete = session.run(on_event, count)
     commit, dirty = record.commit_of(ROOT)
     facts = machine.facts(device)
-    notes = [SMOKE_NOTE] * smoke + ["quick: not to be quoted"] * (quick and not smoke)
+    notes = [kerneltiming.SMOKE_NOTE] * smoke + ["quick: not to be quoted"] * (quick and not smoke)
     notes += ["dirty work tree: not to be published"] * bool(dirty) + ["interrupted"] * (not complete)
     result = {
         "schema": 1,
@@ -51,8 +49,8 @@ def measure(
         "started": started,
         "seconds": round(time.monotonic() - begun, 1),
         "protocol": {
-            "minutes": minutes, "quick": quick, "smoke": smoke, "seed": seed, "l2_bytes": gpu.l2_bytes,
-            "evict": rules.evict, "graph_ms": 1e3 * rules.graph_s, "notes": notes + session.notes,
+            "minutes": minutes, "quick": quick, "smoke": smoke, "seed": seed, "l2_bytes": timer.gpu.l2_bytes,
+            "evict": timer.rules.evict, "graph_ms": 1e3 * timer.rules.graph_s, "notes": notes + session.notes,
             "counters": session.refused,
         },
         "experiments": session.records(),

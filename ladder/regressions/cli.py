@@ -12,9 +12,6 @@ from ladder import options
 from ladder.errors import UserError
 from ladder.pool import ROOT
 
-_FILE = click.Path(path_type=Path, dir_okay=False)
-_FOLDER = click.Path(path_type=Path, file_okay=False)
-
 
 @click.command(
     "bench-compare",
@@ -45,11 +42,13 @@ Examples:
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of the order of visits.")
 @options.device_option
-@click.option("--out", metavar="DIR", type=_FOLDER, help="[default: results/compare]")
+@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/compare]")
 @click.option(
-    "--report", "report_of", metavar="FILE", type=_FILE, help="Measure nothing: judge this file anew."
+    "--report", "report_of", metavar="FILE", type=options.FILE, help="Measure nothing: judge this file anew."
 )
-@click.option("--markdown", metavar="FILE", type=_FILE, help="Write the table here, for a pull request.")
+@click.option(
+    "--markdown", metavar="FILE", type=options.FILE, help="Write the table here, for a pull request."
+)
 @click.option(
     "--selftest",
     "kind",
@@ -89,7 +88,7 @@ def bench_compare(
     def tell(line: str) -> None:
         click.echo(line, err=True)
 
-    names = None if rungs is None else [name.strip() for name in rungs.split(",") if name.strip()]
+    names = options.names(rungs)
     if kind is not None:
         from ladder.regressions import trial
 
@@ -139,8 +138,10 @@ Examples:
   ladder history --confirm 2          measure the two largest candidates of this machine
   ladder history --threshold 0.5      smaller steps too, in percent"""
 )
-@click.option("--results", "folder", metavar="DIR", type=_FOLDER, help="asv's. [default: results/asv]")
-@click.option("--compared", metavar="DIR", type=_FOLDER, help="Of bench-compare. [default: results/compare]")
+@click.option("--results", "folder", metavar="DIR", type=options.FOLDER, help="asv's. [default: results/asv]")
+@click.option(
+    "--compared", metavar="DIR", type=options.FOLDER, help="Of bench-compare. [default: results/compare]"
+)
 @click.option("--branch", default="HEAD", show_default=True, help="Whose commits make the history.")
 @click.option("--threshold", metavar="PERCENT", type=click.FloatRange(0, 100), default=1.0, show_default=True)
 @click.option(
@@ -150,7 +151,7 @@ Examples:
     "--budget", metavar="MINUTES", type=click.FloatRange(0, min_open=True), help="Of each. [default: 10]"
 )
 @click.option(
-    "--issues", metavar="FILE", type=_FILE, help="Write an issue for each confirmed commit, as JSON."
+    "--issues", metavar="FILE", type=options.FILE, help="Write an issue for each confirmed commit, as JSON."
 )
 @options.json_option
 def history(

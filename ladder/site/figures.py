@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-from ladder import chart, panels
+from ladder import drawing, panels
 from ladder.site.asvseries import Step
 from ladder.themes import Theme
 from ladder.view import View
@@ -19,7 +19,7 @@ LABELS = 12  # commits that are named under the axis
 
 def ladder(shown: View, most: float, theme: Theme) -> bytes:
     """One machine's rungs as bars up to ``most``, as SVG."""
-    return chart.save(lambda: _ladder(shown, most, theme), "svg", theme)
+    return drawing.save(lambda: _ladder(shown, most, theme), "svg", theme)
 
 
 def _ladder(shown: View, most: float, theme: Theme) -> Any:
@@ -53,7 +53,7 @@ def _short(title: str) -> str:
 
 def history(steps: Sequence[Step], theme: Theme) -> bytes:
     """Milliseconds of the highest rung at each commit, a line for each set of libraries, as SVG."""
-    return chart.save(lambda: _history(steps, theme), "svg", theme)
+    return drawing.save(lambda: _history(steps, theme), "svg", theme)
 
 
 def _history(steps: Sequence[Step], theme: Theme) -> Any:

@@ -1,0 +1,58 @@
+"""What every chart shares: letters, how a figure becomes a file, text that fits."""
+
+from __future__ import annotations
+
+import io
+import logging
+import warnings
+from collections.abc import Callable
+from typing import Any
+
+from ladder.themes import Theme
+
+STYLE = {
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same letters everywhere
+    "font.size": 9.5,
+    "text.parse_math": False,  # a `$` in a machine's name is a dollar sign
+    "svg.hashsalt": "ladder",
+    "svg.fonttype": "path",
+}
+
+
+def save(make: Callable[[], Any], kind: str, theme: Theme | None = None) -> bytes:
+    """The figure that ``make`` draws, in the style of every chart, as PNG or SVG bytes.
+
+    The same figure gives the same bytes. Without a theme text is black, where it has no colour of its own, on white.
+    """
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    colours = {"text.color": theme.ink, "axes.facecolor": theme.ground} if theme else {}
+    ground = theme.ground if theme else "white"
+    out = io.BytesIO()
+    with matplotlib.rc_context(), warnings.catch_warnings():
+        warnings.simplefilter("ignore")  # letters that the font does not have are drawn as boxes
+        logging.getLogger("matplotlib.font_manager").setLevel(logging.ERROR)
+        matplotlib.rcdefaults()  # not the settings of whoever draws
+        matplotlib.rcParams.update(STYLE | colours)
+        figure = make()
+        FigureCanvasAgg(figure)
+        metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+        figure.savefig(out, format=kind, dpi=160, metadata=metadata, facecolor=ground)
+    return out.getvalue()
+
+
+def fitted(figure: Any, x: float, y: float, text: str, size: float, **more: Any) -> None:
+    """Text that is made smaller until it fits the figure's width; at 8 points it is cut."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    made = figure.text(x, y, text, fontsize=size, **more)
+    room = figure.bbox.width * (1 - 2 * x)
+    while made.get_window_extent(renderer).width > room:
+        if size > 8:
+            size -= 0.5
+            made.set_fontsize(size)
+        else:
+            text = text[: int(len(text) * 0.95) - 1]
+            made.set_text(f"{text}...")
