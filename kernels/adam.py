@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.adam_kernels import adam_kernel, adam_steps_kernel, adam_turned_kernel
-from kernels.tiles import check_device, power_of_2, tl, tl_accumulator
+from kernels.tiles import alike, check_device, power_of_2, tl, tl_accumulator
 
 BLOCK = 2048  # elements a program updates
 SIDE = 64  # of a square of output and input channels, where the copy lies turned
@@ -116,7 +116,7 @@ class AdamPlan:
                 raise ValueError(f"adam: parameter {number}: {problem}")
         check_device(items[0].weight)
         self.device = items[0].weight.device
-        self.turned = [item.copy is not None and not _alike(item.copy, item.weight) for item in items]
+        self.turned = [item.copy is not None and not alike(item.copy, item.weight) for item in items]
         kinds = {item.copy.dtype for item in items if item.copy is not None}
         nhwc = {item.weight.stride(1) == 1 for item in self._squared()}
         if len(kinds) > 1 or len(nhwc) > 1:
@@ -139,7 +139,7 @@ class AdamPlan:
         for item, given in zip(self.items, gradients, strict=True):
             row, given = [], (*given, None)[:3]
             for g, like in zip(given, (item.weight, item.copy, item.energy), strict=True):
-                if g is not None and (not _alike(g, like) or g.data_ptr() % ALIGNED or g.dtype != like.dtype):
+                if g is not None and (not alike(g, like) or g.data_ptr() % ALIGNED or g.dtype != like.dtype):
                     g = torch.empty_like(like).copy_(g)
                     held.append(g)
                 row.append(0 if g is None else g.data_ptr())
@@ -214,12 +214,6 @@ def _row(item: Item) -> list[int]:
     return [0 if t is None else t.data_ptr() for t in tensors] + [w.numel(), o, i, math.prod(taps)]
 
 
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether elements of the same index lie at the same offset; strides of dimensions of size 1 mean nothing."""
-    pairs = zip(a.shape, a.stride(), b.stride(), strict=True)
-    return a.shape == b.shape and all(size == 1 or x == y for size, x, y in pairs)
-
-
 def _dense(t: Tensor) -> bool:
     return t.is_contiguous() or (t.dim() == 4 and t.is_contiguous(memory_format=torch.channels_last))
 
@@ -233,7 +227,7 @@ def _problem(item: Item, first: Item) -> str | None:
     state = (item.exp_avg, item.exp_avg_sq)
     if w.dtype not in (torch.float32, torch.float64) or any(t.dtype != dtype for t in (w, *state)):
         return f"need weights and moments all float32 or all float64, got {[t.dtype for t in (w, *state)]}"
-    if not _dense(w) or not all(t.shape == w.shape and _alike(t, w) for t in state):
+    if not _dense(w) or not all(t.shape == w.shape and alike(t, w) for t in state):
         return "weight and moments must be dense in NCHW or channels_last memory, and lie alike"
     if item.step.numel() != 1 or item.step.dtype != torch.float32 or item.step.device != w.device:
         return f"need a step count in float32 beside the weight, got {item.step.dtype} on {item.step.device}"
@@ -248,7 +242,7 @@ def _problem(item: Item, first: Item) -> str | None:
         return None
     if item.copy.shape != w.shape or item.copy.dtype not in _TYPES:
         return f"a copy {list(item.copy.shape)} in {item.copy.dtype} of a weight {list(w.shape)}"
-    if _alike(item.copy, w):
+    if alike(item.copy, w):
         return None
     format = torch.channels_last if w.stride(1) == 1 else torch.contiguous_format
     if w.dim() != 4 or not item.copy.transpose(0, 1).is_contiguous(memory_format=format):

@@ -21,6 +21,7 @@ from torch.autograd.function import once_differentiable
 from kernels.bias_act import Call, _BiasActGrad, bias_act_reference
 from kernels.filtered_act_launch import Act, act_filter_backward, filter_act_backward, image, launch
 from kernels.needed import needed
+from kernels.noise import check_pair, noise_fits
 from kernels.tiles import check_device, dense, dense_as, output_dtype
 from kernels.upfirdn2d import _plan, _sides, upfirdn2d, upfirdn2d_reference
 
@@ -147,9 +148,8 @@ def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strengt
     for name, t, shape in (("bias", bias, (c,)), ("scale", scale, (n, c))):
         if t is not None and t.shape != shape:
             raise ValueError(f"{name} must be {list(shape)}, got {tuple(t.shape)}")
-    if (noise is None) != (strength is None) or (strength is not None and strength.numel() != 1):
-        raise ValueError("noise and strength come together, and strength is a scalar tensor")
-    if noise is not None and noise.shape not in ((n, 1, *plan.out), (1, 1, *plan.out)):
+    check_pair(noise, strength)
+    if noise is not None and not noise_fits(noise, n, plan.out):
         raise ValueError(
             f"noise must be [{n} or 1, 1, {plan.out[0]}, {plan.out[1]}], got {tuple(noise.shape)}"
         )

@@ -15,6 +15,7 @@ from kernels.filtered_act_kernels import (
     filter_act_kernel,
     filter_act_sums_kernel,
 )
+from kernels.noise import noise_stride
 from kernels.sums import Sums
 from kernels.tiles import INTERPRETED, Tiling, accumulator, dense_as, power_of_2, tl_accumulator
 from kernels.upfirdn2d import Config, _Call, _first_tap_one
@@ -172,10 +173,9 @@ def _strips(choice: Strip, shape: torch.Size, call: _Call, gain: float) -> _Cove
 def launch(name: str, act: Act, call: _Call, x: Tensor, pointers: tuple, noise: Tensor | None = None) -> None:
     """Run a kernel; call maps x, the pixels that it filters."""
     cover = _cover_of(name, act, call, x)
-    stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
     grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
     constants = {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
-    KERNELS[name][grid](*pointers, *cover.sizes, stride, *cover.tiles, **constants)
+    KERNELS[name][grid](*pointers, *cover.sizes, noise_stride(noise), *cover.tiles, **constants)
 
 
 def _cover_of(name: str, act: Act, call: _Call, x: Tensor) -> _Cover:

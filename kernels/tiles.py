@@ -145,6 +145,12 @@ def dense_as(t: Tensor, nhwc: bool) -> Tensor:
     return t.contiguous()
 
 
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether elements of the same index lie at the same offset; strides of dimensions of size 1 mean nothing."""
+    pairs = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return a.shape == b.shape and all(size == 1 or x == y for size, x, y in pairs)
+
+
 def output_dtype(x: Tensor) -> torch.dtype:
     """x.dtype, or autocast's dtype where autocast is on (which leaves float64 alone)."""
     kind = x.device.type
