@@ -62,9 +62,8 @@ def bias_act(
     """
     slope, gain = _check(x, bias, noise, strength, scale, act, slope, gain)
     check_device(x)
-    if (
-        noise is not None and noise.requires_grad and torch.is_grad_enabled()
-    ):  # projection: rare, so plain ops
+    # Noise has gradients in projection only, which is rare: plain ops.
+    if noise is not None and noise.requires_grad and torch.is_grad_enabled():
         u = x if scale is None else x * scale.view(*scale.shape, 1, 1).to(x.dtype)
         x, scale = torch.addcmul(u, noise.to(x.dtype), strength.to(x.dtype)), None
         noise = strength = None

@@ -17,7 +17,7 @@ from kernels.filtered_act_kernels import (
 )
 from kernels.noise import noise_stride
 from kernels.sums import Sums
-from kernels.tiles import INTERPRETED, Tiling, accumulator, dense_as, power_of_2, tl_accumulator
+from kernels.tiles import INTERPRETED, Tiling, accumulator, dense_as, new_image, power_of_2, tl_accumulator
 from kernels.upfirdn2d import Config, _Call, _first_tap_one
 
 
@@ -183,13 +183,6 @@ def _cover_of(name: str, act: Act, call: _Call, x: Tensor) -> _Cover:
     return _cover(name, x.shape, call, act.gain, act.dtype, capability)
 
 
-def image(like: Tensor, size: tuple[int, int], nhwc: bool, dtype: torch.dtype) -> Tensor:
-    n, c = like.shape[:2]
-    if nhwc:
-        return like.new_empty((n, *size, c), dtype=dtype).permute(0, 3, 1, 2)
-    return like.new_empty((n, c, *size), dtype=dtype)
-
-
 def _sum_like(t: Tensor, over: Tensor) -> Tensor:
     """Where sums over the pixels of `over` go: no kernel writes those of an empty batch."""
     return torch.empty_like(t) if over.numel() else torch.zeros_like(t)
@@ -234,7 +227,7 @@ def filter_act_backward(g, y, bias, noise, strength, scale, act: Act, needs: tup
     """dx, and dbias, dstrength, dscale (None where not needed), for the gradient g of `filter_act`'s y."""
     call = act.filter.adjoint()
     g = dense_as(g, call.nhwc)
-    dx = image(g, call.out, call.nhwc, act.dtype)
+    dx = new_image(g, g.shape[1], call.out, call.nhwc, act.dtype)
     wanted = zip((bias, strength, scale), needs[1:], strict=True)
     grads = tuple(_sum_like(t, g) if need else None for t, need in wanted)
     if g.numel():

@@ -107,9 +107,8 @@ def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     spectral_columns_kernel[(cover.s_jobs,)](
         weights, tuple(us), tuple(vs), t, s, arrived, EPS, ACC=tl_accumulator(acc), **cover.columns
     )
-    torch.autograd.graph.increment_version(
-        [*us, *vs]
-    )  # a backward pass that still needs the old ones must fail
+    # A backward pass that still needs the old ones must fail.
+    torch.autograd.graph.increment_version([*us, *vs])
 
 
 @torch.no_grad()
