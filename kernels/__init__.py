@@ -1,6 +1,7 @@
 """Fused ops for StyleGAN-style networks: Triton kernels, their gradients, and a plain-PyTorch reference of each.
 
-Each op is one file, readable on its own: math, kernels, autograd, reference, bytes it must move. Nothing here knows a
+Each op is one file: math, kernels, autograd, reference, bytes it must move. Where that would be too long, kernels and
+launches are in files of their own beside it (`dense.py`, `dense_launches.py`, `dense_kernels.py`). Nothing here knows a
 model. The ops take CUDA tensors; with TRITON_INTERPRET=1 (set before triton is imported) they run on CPU tensors too,
 slowly, for tests. The `<op>_reference` functions run anywhere.
 """

@@ -16,6 +16,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels.needed import needed
+from kernels.noise import check_noise, noise_stride
 from kernels.sums import Sums, store_row, store_total
 from kernels.tiles import (
     COUNTS,
@@ -61,9 +62,8 @@ def bias_act(
     """
     slope, gain = _check(x, bias, noise, strength, scale, act, slope, gain)
     check_device(x)
-    if (
-        noise is not None and noise.requires_grad and torch.is_grad_enabled()
-    ):  # projection: rare, so plain ops
+    # Noise has gradients in projection only, which is rare: plain ops.
+    if noise is not None and noise.requires_grad and torch.is_grad_enabled():
         u = x if scale is None else x * scale.view(*scale.shape, 1, 1).to(x.dtype)
         x, scale = torch.addcmul(u, noise.to(x.dtype), strength.to(x.dtype)), None
         noise = strength = None
@@ -124,12 +124,7 @@ def _check(x, bias, noise, strength, scale, act, slope, gain) -> tuple[float, fl
         raise ValueError(f"bias must be [C] = [{c}], got {tuple(bias.shape)}")
     if scale is not None and scale.shape != (n, c):
         raise ValueError(f"scale must be [N, C] = [{n}, {c}], got {tuple(scale.shape)}")
-    if (noise is None) != (strength is None) or (strength is not None and strength.numel() != 1):
-        raise ValueError("noise and strength come together, and strength is a scalar tensor")
-    if noise is not None and (
-        x.dim() != 4 or noise.shape not in ((n, 1, *x.shape[2:]), (1, 1, *x.shape[2:]))
-    ):
-        raise ValueError(f"noise must be [N or 1, 1, H, W] for x {tuple(x.shape)}, got {tuple(noise.shape)}")
+    check_noise(noise, strength, x)
     if act not in ("lrelu", "linear"):
         raise ValueError(f'act must be "lrelu" or "linear", got {act!r}')
     if act == "linear":
@@ -300,9 +295,8 @@ class Call(NamedTuple):
         return "x" if scaled or self.clamp is not None or self.slope <= 0 or self.gain <= 0 else "y"
 
     def launch(self, kernel, t: Tiling, noise: Tensor | None, pointers: tuple, **constants) -> None:
-        stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
         constants |= {"SLOPE": self.slope, "GAIN": self.gain, "CLAMP": self.clamp}
-        launch(kernel, t, pointers, self.dtype, stride, **constants)
+        launch(kernel, t, pointers, self.dtype, noise_stride(noise), **constants)
 
     def tiling(self, like: Tensor, direction: str, noise: Tensor | None, scale: Tensor | None) -> Tiling:
         merge = scale is None and (noise is None or noise.shape[0] == like.shape[0])

@@ -17,9 +17,7 @@ class Choice(NamedTuple):
     tile: int  # elements: 16 bytes for each thread is the least that uses the memory bus well
     columns: int  # of a tile, channels at most (channels_last memory); the rest of it is pixels
     warps: int
-    per_sm: int = (
-        0  # programs for each SM, which walk over the tiles: few partial sums. 0: one program a tile
-    )
+    per_sm: int = 0  # programs for each SM, which walk over the tiles; 0: one program a tile
     stages: int = 1  # tiles on their way from memory at once, through shared memory where there are several
 
 
@@ -35,19 +33,11 @@ class Key(NamedTuple):
 
 
 SMALL = 1 << 20  # elements: up to here a launch costs as much as the work, so sums are finished in one launch
-OPS = (
-    "bias_act",
-    "scaled_bias_act",
-    "modulate",
-    "instance_norm_act",
-)  # scaled: with noise, scale and three sums
+# scaled_bias_act: with noise, scale and three sums.
+OPS = ("bias_act", "scaled_bias_act", "modulate", "instance_norm_act")
 DIRECTIONS = ("forward", "backward", "double_backward")
-H200 = (
-    2,
-    "nhwc",
-    90,
-    "large",
-)  # the end of a key: 16-bit channels_last activations, as the ladder's top has them
+# The end of a key: 16-bit channels_last activations, as the ladder's top has them.
+H200 = (2, "nhwc", 90, "large")
 
 # Of the rows that match, the one that names the most counts; of those, the last.
 TABLE: dict[Key, Choice] = {

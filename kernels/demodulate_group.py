@@ -88,7 +88,10 @@ def demodulate_group_reference(
 
 
 def bytes_moved(weights: Sequence[Tensor], styles: Sequence[Tensor], *, backward: bool = False) -> int:
-    """Bytes that must cross memory: weights and styles in, energies out and in, d out; backward: all that twice."""
+    """Bytes that must cross memory: weights and styles in, energies out and in, d out.
+
+    backward: weights, styles, energies, d and its gradient in, those of styles and weights out, energies' out and in.
+    """
     item = accumulator(_promoted([*weights, *styles])).itemsize
     energies = sum(w.shape[0] * w.shape[1] for w in weights) * item
     d = sum(w.shape[0] for w in weights) * styles[0].shape[0] * item

@@ -80,7 +80,7 @@ def strip(
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
 ):  # fmt: skip
-    """As `walk`, argument for argument."""
+    """`walk` once more, its arguments by the same names; a program makes `step` columns and `rows` rows of y."""
     pid = tl.program_id(0)
     c = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     first = (pid // tiles_c % tiles_w) * step
@@ -106,9 +106,8 @@ def strip(
         z = z * GAIN if z is not None else None
 
     t = band(first - BEFORE_X, W, TAPS_X, BLOCK_W)
-    row_0 = tl.zeros(
-        [BLOCK_W, BLOCK_C], tl.float32
-    )  # of y: sums that three, two and one row of x have gone into
+    # Rows of y that are not complete: sums that three, two and one row of x have gone into.
+    row_0 = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
     row_1, row_2 = row_0, row_0
     if sums is not None:
         sum_du, sum_du_noise, sum_x_ref = row_0, row_0, row_0

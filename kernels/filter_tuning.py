@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import argparse
 import itertools
-import math
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -22,7 +21,7 @@ import kernels
 from kernels import filtered_act as ops
 from kernels import filtered_act_launch as fused
 from kernels.precompile import compile_ahead
-from kernels.tuning import make_copy, seconds, write
+from kernels.tuning import buffers, make_copy, mean_share, seconds, timed_run, write
 from kernels.upfirdn2d import Config
 
 plain = sys.modules["kernels.upfirdn2d"]  # the package's attribute of this name is the function
@@ -155,20 +154,15 @@ class Bench:
     """One kernel at one shape: buffers made once, cold in the cache when they come round again."""
 
     def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool):
-        size = math.prod(shape) * dtype.itemsize
-        cache = torch.cuda.get_device_properties(torch.cuda.current_device()).L2_cache_size
-        made = [
-            make_call(name, shape, dtype, nhwc) for _ in range(min(64, max(3, -(-3 * cache // (2 * size)))))
-        ]
+        device = torch.device("cuda", torch.cuda.current_device())
+        made = [make_call(name, shape, dtype, nhwc) for _ in range(buffers(shape, dtype, device))]
         self.shape, self.calls, self.bytes = shape, [call for call, _ in made], made[0][1]
         self.copy = seconds([make_copy(self.bytes, torch.device("cuda")) for _ in made])
 
     def run(self, config: Config | fused.Strip) -> dict:
         if error := tried(self.calls[0], config):
             return {"shape": self.shape, "error": error}
-        taken = seconds(self.calls)
-        facts = {"microseconds": taken * 1e6, "copy_microseconds": self.copy * 1e6, "bytes": self.bytes}
-        return {"shape": self.shape, "share": self.copy / taken} | facts
+        return timed_run(self.shape, seconds(self.calls), self.copy, self.bytes)
 
 
 def tune(
@@ -231,9 +225,7 @@ def finalists(runs: dict, current: Config | fused.Strip) -> list[Config | fused.
 
 
 def share(row: dict) -> float:
-    """Of a copy, over the shapes: their geometric mean."""
-    shares = [run.get("share", 0.0) for run in row["runs"]]
-    return math.prod(shares) ** (1 / len(shares))
+    return mean_share(row["runs"])
 
 
 def report(rows: list[dict]) -> str:

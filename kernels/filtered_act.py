@@ -19,9 +19,10 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels.bias_act import Call, _BiasActGrad, bias_act_reference
-from kernels.filtered_act_launch import Act, act_filter_backward, filter_act_backward, image, launch
+from kernels.filtered_act_launch import Act, act_filter_backward, filter_act_backward, launch
 from kernels.needed import needed
-from kernels.tiles import check_device, dense, dense_as, output_dtype
+from kernels.noise import check_pair, noise_fits
+from kernels.tiles import check_device, dense, dense_as, new_image, output_dtype
 from kernels.upfirdn2d import _plan, _sides, upfirdn2d, upfirdn2d_reference
 
 GAIN = 2**0.5
@@ -147,9 +148,8 @@ def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strengt
     for name, t, shape in (("bias", bias, (c,)), ("scale", scale, (n, c))):
         if t is not None and t.shape != shape:
             raise ValueError(f"{name} must be {list(shape)}, got {tuple(t.shape)}")
-    if (noise is None) != (strength is None) or (strength is not None and strength.numel() != 1):
-        raise ValueError("noise and strength come together, and strength is a scalar tensor")
-    if noise is not None and noise.shape not in ((n, 1, *plan.out), (1, 1, *plan.out)):
+    check_pair(noise, strength)
+    if noise is not None and not noise_fits(noise, n, plan.out):
         raise ValueError(
             f"noise must be [{n} or 1, 1, {plan.out[0]}, {plan.out[1]}], got {tuple(noise.shape)}"
         )
@@ -162,7 +162,7 @@ def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strengt
 class _ActFilter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, act, dtype):
-        y = image(x, act.filter.out, act.filter.nhwc, dtype)
+        y = new_image(x, x.shape[1], act.filter.out, act.filter.nhwc, dtype)
         if y.numel():
             launch("act_filter", act, act.filter, x, (x, y, bias))
         ctx.save_for_backward(x, bias)
@@ -198,7 +198,7 @@ class _ActFilterGrad(torch.autograd.Function):
         (x, bias), act = ctx.saved_tensors, ctx.act
         ddx = torch.zeros_like(x) if ddx is None else dense_as(ddx, act.filter.nhwc)
         ddbias = None if ddbias is None else ddbias.contiguous()
-        dg = image(x, act.filter.out, act.filter.nhwc, ctx.dtype)
+        dg = new_image(x, x.shape[1], act.filter.out, act.filter.nhwc, ctx.dtype)
         if dg.numel():
             launch("act_filter_grad_grad", act, act.filter, ddx, (ddx, x, dg, bias, ddbias))
         return dg, None, None, None, None
@@ -207,7 +207,7 @@ class _ActFilterGrad(torch.autograd.Function):
 class _FilterAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, noise, strength, scale, act, dtype):
-        y = image(x, act.filter.out, act.filter.nhwc, dtype)
+        y = new_image(x, x.shape[1], act.filter.out, act.filter.nhwc, dtype)
         if y.numel():
             launch("filter_act", act, act.filter, x, (x, y, bias, noise, strength, scale), noise)
         ctx.save_for_backward(x if scale is not None else None, y, bias, noise, strength, scale)

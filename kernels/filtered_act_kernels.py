@@ -147,6 +147,31 @@ def walk(
         store_sums(sums, sum_du, sum_du_noise, sum_x_ref, C, tiles_c, STORED, BLOCK_C)
 
 
+@triton.jit
+def walk_or_strip(
+    x, ref, y, bias, added, noise, strength, scale, sums,
+    C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+    LOADED: tl.constexpr, STORED: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
+    STRIDE_P: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr,
+    ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr,
+    BLOCK_C: tl.constexpr, STRIP: tl.constexpr,
+):  # fmt: skip
+    """The same work by `walk`, or where STRIP by `strip`, which takes `step` and `rows` as numbers."""
+    if STRIP:
+        strip(
+            x, ref, y, bias, added, noise, strength, scale, sums,
+            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+            LOADED, STORED, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
+    else:
+        walk(
+            x, ref, y, bias, added, noise, strength, scale, sums,
+            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
+            LOADED, STORED, SLOPE, GAIN, PLANES, STRIDE_P,
+            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+        )  # fmt: skip
+
+
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
@@ -160,19 +185,12 @@ def act_filter_kernel(
     STRIP: tl.constexpr,
 ):  # fmt: skip
     """y = filter(leaky_relu(x + bias))."""
-    if STRIP:
-        strip(
-            x, None, y, bias, None, None, None, None, None,
-            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            "act", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
-    else:
-        walk(
-            x, None, y, bias, None, None, None, None, None,
-            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            "act", None, SLOPE, GAIN, PLANES, STRIDE_P,
-            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
+    walk_or_strip(
+        x, None, y, bias, None, None, None, None, None,
+        C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+        "act", None, SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["step", "rows"])
@@ -185,19 +203,12 @@ def act_filter_grad_kernel(
     STRIP: tl.constexpr,
 ):  # fmt: skip
     """dx = slope at x + bias * filter(g), with the mirrored filter; sums of dx."""
-    if STRIP:
-        strip(
-            g, x, dx, bias, None, None, None, None, sums,
-            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            None, "grad", SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
-    else:
-        walk(
-            g, x, dx, bias, None, None, None, None, sums,
-            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            None, "grad", SLOPE, GAIN, PLANES, STRIDE_P,
-            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
+    walk_or_strip(
+        g, x, dx, bias, None, None, None, None, sums,
+        C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+        None, "grad", SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["step", "rows"])
@@ -210,19 +221,12 @@ def act_filter_grad_grad_kernel(
     STRIP: tl.constexpr,
 ):  # fmt: skip
     """dg = filter(slope at x + bias * (ddx + ddbias)): the forward pass, linearized at x."""
-    if STRIP:
-        strip(
-            ddx, x, dg, bias, ddbias, None, None, None, None,
-            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            "grad", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
-    else:
-        walk(
-            ddx, x, dg, bias, ddbias, None, None, None, None,
-            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            "grad", None, SLOPE, GAIN, PLANES, STRIDE_P,
-            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
+    walk_or_strip(
+        ddx, x, dg, bias, ddbias, None, None, None, None,
+        C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+        "grad", None, SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["step", "rows"])
@@ -235,19 +239,12 @@ def filter_act_kernel(
     STRIP: tl.constexpr,
 ):  # fmt: skip
     """y = leaky_relu(filter(x) * scale + noise * strength + bias)."""
-    if STRIP:
-        strip(
-            x, None, y, bias, None, noise, strength, scale, None,
-            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            None, "act", SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
-    else:
-        walk(
-            x, None, y, bias, None, noise, strength, scale, None,
-            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            None, "act", SLOPE, GAIN, PLANES, STRIDE_P,
-            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
+    walk_or_strip(
+        x, None, y, bias, None, noise, strength, scale, None,
+        C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+        None, "act", SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+    )  # fmt: skip
 
 
 @triton.jit(do_not_specialize=["step", "rows"])
@@ -260,19 +257,12 @@ def filter_act_grad_kernel(
     STRIP: tl.constexpr,
 ):  # fmt: skip
     """dx = filter(slope at y * g) * scale, with the mirrored filter; sums of du = slope * g, du * noise and g * y."""
-    if STRIP:
-        strip(
-            g, y, dx, None, None, noise, None, scale, sums,
-            C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            "grad", None, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
-    else:
-        walk(
-            g, y, dx, None, None, noise, None, scale, sums,
-            C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
-            "grad", None, SLOPE, GAIN, PLANES, STRIDE_P,
-            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
-        )  # fmt: skip
+    walk_or_strip(
+        g, y, dx, None, None, noise, None, scale, sums,
+        C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+        "grad", None, SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+    )  # fmt: skip
 
 
 @triton.jit

@@ -15,8 +15,9 @@ from kernels.filtered_act_kernels import (
     filter_act_kernel,
     filter_act_sums_kernel,
 )
+from kernels.noise import noise_stride
 from kernels.sums import Sums
-from kernels.tiles import INTERPRETED, Tiling, accumulator, dense_as, power_of_2, tl_accumulator
+from kernels.tiles import INTERPRETED, Tiling, accumulator, dense_as, new_image, power_of_2, tl_accumulator
 from kernels.upfirdn2d import Config, _Call, _first_tap_one
 
 
@@ -172,22 +173,14 @@ def _strips(choice: Strip, shape: torch.Size, call: _Call, gain: float) -> _Cove
 def launch(name: str, act: Act, call: _Call, x: Tensor, pointers: tuple, noise: Tensor | None = None) -> None:
     """Run a kernel; call maps x, the pixels that it filters."""
     cover = _cover_of(name, act, call, x)
-    stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
     grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
     constants = {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
-    KERNELS[name][grid](*pointers, *cover.sizes, stride, *cover.tiles, **constants)
+    KERNELS[name][grid](*pointers, *cover.sizes, noise_stride(noise), *cover.tiles, **constants)
 
 
 def _cover_of(name: str, act: Act, call: _Call, x: Tensor) -> _Cover:
     capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
     return _cover(name, x.shape, call, act.gain, act.dtype, capability)
-
-
-def image(like: Tensor, size: tuple[int, int], nhwc: bool, dtype: torch.dtype) -> Tensor:
-    n, c = like.shape[:2]
-    if nhwc:
-        return like.new_empty((n, *size, c), dtype=dtype).permute(0, 3, 1, 2)
-    return like.new_empty((n, c, *size), dtype=dtype)
 
 
 def _sum_like(t: Tensor, over: Tensor) -> Tensor:
@@ -234,7 +227,7 @@ def filter_act_backward(g, y, bias, noise, strength, scale, act: Act, needs: tup
     """dx, and dbias, dstrength, dscale (None where not needed), for the gradient g of `filter_act`'s y."""
     call = act.filter.adjoint()
     g = dense_as(g, call.nhwc)
-    dx = image(g, call.out, call.nhwc, act.dtype)
+    dx = new_image(g, g.shape[1], call.out, call.nhwc, act.dtype)
     wanted = zip((bias, strength, scale), needs[1:], strict=True)
     grads = tuple(_sum_like(t, g) if need else None for t, need in wanted)
     if g.numel():

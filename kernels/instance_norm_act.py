@@ -10,6 +10,7 @@ their own, `instance_norm_act_kernels.py`.
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 from torch import Tensor
@@ -24,6 +25,7 @@ from kernels.instance_norm_act_kernels import (
     moments_kernel,
 )
 from kernels.needed import needed
+from kernels.noise import check_noise, noise_stride
 from kernels.sums import Sums
 from kernels.tiles import (
     Tiling,
@@ -109,15 +111,12 @@ def bytes_moved(
 def _check(x, scale, bias, noise, strength) -> None:
     if x.dim() != 4 or not x.is_floating_point():
         raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
-    n, c, h, w = x.shape
+    n, c = x.shape[:2]
     if scale.shape != (n, c) or bias.shape != (n, c):
         raise ValueError(
             f"scale and bias must be [N, C] = {[n, c]}, got {tuple(scale.shape)} and {tuple(bias.shape)}"
         )
-    if (noise is None) != (strength is None) or (strength is not None and strength.numel() != 1):
-        raise ValueError("noise and strength come together, and strength is a scalar tensor")
-    if noise is not None and noise.shape not in ((n, 1, h, w), (1, 1, h, w)):
-        raise ValueError(f"noise must be [N or 1, 1, H, W] for x {tuple(x.shape)}, got {tuple(noise.shape)}")
+    check_noise(noise, strength, x)
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------
@@ -128,8 +127,7 @@ def _tiling(x: Tensor, direction: str) -> Tiling:
 
 
 def _launch(kernel, t: Tiling, x: Tensor, noise: Tensor | None, *pointers, **constants) -> None:
-    stride = 0 if noise is None or noise.shape[0] == 1 else noise.shape[2] * noise.shape[3]
-    launch(kernel, t, pointers, x.dtype, stride, **constants)
+    launch(kernel, t, pointers, x.dtype, noise_stride(noise), **constants)
 
 
 def _moments(x: Tensor, noise: Tensor | None, strength: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
@@ -184,6 +182,20 @@ def backward(
     return (dx, sums[0].to(scale.dtype), sums[1].to(bias.dtype), total.finish()[2]), sums
 
 
+def gradients(ctx, g: Tensor, backward: Callable[..., tuple]) -> tuple[Tensor | None, ...]:
+    """Of x, scale, bias, noise and strength, by `backward` where they will not be differentiated themselves.
+
+    ctx has saved the five inputs, mean and rstd; its constants are slope and gain. `backward` takes g, these and which
+    of dx, dscale, dbias and dstrength are needed, and returns the four.
+    """
+    saved = ctx.saved_tensors
+    needs = needed(ctx, tuple(t is not None for t in saved[:5]))
+    needs = (*needs[:3], needs[4])
+    first = _InstanceNormActGrad.apply if torch.is_grad_enabled() else backward
+    dx, dscale, dbias, dstrength = first(g, *saved, *ctx.constants, needs)
+    return dx, dscale, dbias, None, dstrength
+
+
 class _InstanceNormAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, scale, bias, noise, strength, eps, slope, gain, dtype):
@@ -194,15 +206,7 @@ class _InstanceNormAct(torch.autograd.Function):
 
     @staticmethod
     def backward(ctx, g):
-        saved = ctx.saved_tensors
-        needs = needed(ctx, tuple(t is not None for t in saved[:5]))
-        needs = (*needs[:3], needs[4])
-        if torch.is_grad_enabled():
-            grads = _InstanceNormActGrad.apply(g, *saved, *ctx.constants, needs)
-        else:
-            grads, _ = backward(g, *saved, *ctx.constants, needs)
-        dx, dscale, dbias, dstrength = grads
-        return dx, dscale, dbias, None, dstrength, None, None, None, None
+        return *gradients(ctx, g, lambda *arguments: backward(*arguments)[0]), None, None, None, None
 
 
 class _InstanceNormActGrad(torch.autograd.Function):

@@ -253,9 +253,8 @@ def instance_norm_act_grad_grad_kernel(
         if ddstrength is not None:
             v += e * tl.load(ddstrength).to(ACC)
         ddz, du = instance_norm_grad_grad(dz, v, h, r, s, dds, ddb, A, B, V, W, D)
-        dg_value, _ = normalized_act_grad(
-            ddz, u, mu, r, s, b, SLOPE, GAIN
-        )  # linear in g: the same mask and gain
+        # dz is linear in g: what brings ddz back to g is the same mask and gain.
+        dg_value, _ = normalized_act_grad(ddz, u, mu, r, s, b, SLOPE, GAIN)
         store(dg + at + ij, dg_value, inside, WHOLE)
         if dx is not None:
             store(dx + at + ij, du, inside, WHOLE)

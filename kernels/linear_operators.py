@@ -28,9 +28,8 @@ def upfirdn2d(
     before: list[int], size: list[int], out: list[int], nhwc: bool,
 ) -> Tensor:  # fmt: skip
     """The map that `_Call` writes down; taps are part of the kernel, so each set of them is compiled once."""
-    call = _Call(
-        tuple(taps_y), tuple(taps_x), up, down, tuple(before), tuple(size), tuple(out), nhwc
-    )  # which is a key of a cache
+    # Tuples, because a call is the key of a cache.
+    call = _Call(tuple(taps_y), tuple(taps_x), up, down, tuple(before), tuple(size), tuple(out), nhwc)
     return upfirdn2d_forward(x, call)
 
 

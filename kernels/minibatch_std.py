@@ -18,6 +18,7 @@ from kernels.tiles import (
     dense,
     dense_as,
     is_nhwc,
+    new_image,
     power_of_2,
     tl,
     tl_accumulator,
@@ -208,11 +209,7 @@ class _MinibatchStd(torch.autograd.Function):
         ctx.save_for_backward(x)
         ctx.set_materialize_grads(False)
         ctx.group, ctx.parts, ctx.width = group, parts, width
-        n, _, h, w = x.shape
-        if is_nhwc(x):
-            y = x.new_empty((n, h, w, width)).permute(0, 3, 1, 2)
-        else:
-            y = x.new_empty((n, width, h, w))
+        y = new_image(x, width, x.shape[2:], is_nhwc(x), x.dtype)
         _launch(minibatch_std_kernel, (x, y), x, width, group, parts)
         return y
 

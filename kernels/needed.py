@@ -30,7 +30,5 @@ def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
 def _runs(asked, node) -> bool:
     try:
         return asked(node)
-    except (
-        RuntimeError
-    ):  # a leaf that `autograd.grad` was asked for is not executed but captured; or no pass is running
+    except RuntimeError:  # no pass is running; or a leaf, which `autograd.grad` captures and does not execute
         return True

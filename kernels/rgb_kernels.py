@@ -271,9 +271,8 @@ def cover(shape: torch.Size, nhwc: bool, op: str, itemsize: int, device: torch.d
     tiles, tiles_c = -(-pixels // block_p), 1 if "narrow" in op else -(-channels // block_c)
     wave = 1 if small else max(1, processor(device)[1] * config.per_sm // max(samples * tiles_c, 1))
     ahead = min(config.ahead, -(-tiles // min(wave, max(tiles, 1))))
-    steps = -(
-        -tiles // (wave * ahead)
-    )  # of each program; some more if then all have as many, and nothing is masked
+    # Of each program; some more where all programs then have as many, and nothing is masked.
+    steps = -(-tiles // (wave * ahead))
     steps = next((s for s in range(steps, steps * 4 // 3 + 1) if s and tiles % (s * ahead) == 0), steps)
     programs = -(-tiles // max(steps * ahead, 1))
     even = tiles == programs * ahead * steps

@@ -66,7 +66,7 @@ def spectral_norm(
     if torch.compiler.is_compiling():  # which fuses small operations by itself
         return spectral_norm_reference(weights, us, vs, gains=gains, dtype=dtype)
     check_device(weights[0])
-    weights = [_dense(w) for w in weights]
+    weights = [dense(w) for w in weights]
     call = Call(gains, dtype or output_dtype(weights[0]))
     vectors = (t.detach().contiguous() for t in (*us, *vs))
     return list(_SpectralNorm.apply(*weights, *vectors, call))
@@ -86,7 +86,7 @@ def spectral_norm_reference(
     found = []
     with torch.autocast(weights[0].device.type, enabled=False):
         for weight, u, v, gain in zip(weights, us, vs, gains, strict=True):
-            w = _dense(weight).to(acc)
+            w = dense(weight).to(acc)
             sigma = torch.vdot(u.detach().to(acc), torch.mv(w.flatten(1), v.detach().to(acc)))
             y = w / sigma
             found.append((y if gain == 1 else y * gain).to(dtype))
@@ -100,16 +100,15 @@ def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     if not all(t.is_contiguous() for t in (*us, *vs)):
         raise ValueError("u and v are written in place: they must be contiguous")
     check_device(weights[0])
-    weights = tuple(_dense(w) for w in weights)
+    weights = tuple(dense(w) for w in weights)
     acc, cover = accumulator(weights[0].dtype), _cover(_layers(weights))
     t, arrived = _rows(weights, vs, cover, counters=True)
     s = weights[0].new_empty((cover.s_total,), dtype=acc)
     spectral_columns_kernel[(cover.s_jobs,)](
         weights, tuple(us), tuple(vs), t, s, arrived, EPS, ACC=tl_accumulator(acc), **cover.columns
     )
-    torch.autograd.graph.increment_version(
-        [*us, *vs]
-    )  # a backward pass that still needs the old ones must fail
+    # A backward pass that still needs the old ones must fail.
+    torch.autograd.graph.increment_version([*us, *vs])
 
 
 @torch.no_grad()
@@ -154,10 +153,6 @@ def _check(weights, us, vs, gains) -> tuple[float, ...]:
     if len(gains) != len(shapes):
         raise ValueError(f"need a gain for each of {len(shapes)} weights, got {len(gains)}")
     return gains
-
-
-def _dense(w: Tensor) -> Tensor:
-    return dense(w) if w.dim() == 4 else w.contiguous()
 
 
 def _is_nhwc(w: Tensor) -> bool:

@@ -1,4 +1,4 @@
-"""What every kernel here shares: how an activation is cut into tiles, in either memory format.
+"""What passes over an activation share: how it is cut into tiles, in either memory format. And what all kernels share.
 
 A tile is BLOCK_P pixels x BLOCK_C channels of one sample. In channels_last memory the channels are contiguous
 (stride_c = 1), in NCHW memory the pixels are (stride_p = 1). One kernel serves both: Triton specializes it on the
@@ -143,6 +143,19 @@ def dense_as(t: Tensor, nhwc: bool) -> Tensor:
     if nhwc and t.dim() == 4:
         return t.contiguous(memory_format=torch.channels_last)
     return t.contiguous()
+
+
+def alike(a: Tensor, b: Tensor) -> bool:
+    """Whether elements of the same index lie at the same offset; strides of dimensions of size 1 mean nothing."""
+    pairs = zip(a.shape, a.stride(), b.stride(), strict=True)
+    return a.shape == b.shape and all(size == 1 or x == y for size, x, y in pairs)
+
+
+def new_image(like: Tensor, channels: int, size: tuple[int, int], nhwc: bool, dtype: torch.dtype) -> Tensor:
+    """Room for [N, channels, *size] in channels_last (nhwc) or NCHW memory, with N and device of `like`."""
+    if nhwc:
+        return like.new_empty((like.shape[0], *size, channels), dtype=dtype).permute(0, 3, 1, 2)
+    return like.new_empty((like.shape[0], channels, *size), dtype=dtype)
 
 
 def output_dtype(x: Tensor) -> torch.dtype:

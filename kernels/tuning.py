@@ -134,6 +134,24 @@ def seconds(calls: list[Callable[[], object]]) -> float:
     return statistics.median(times[1:])
 
 
+def buffers(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> int:
+    """How many of these, used in turn, are one and a half times the L2 cache: none is left there for its next turn."""
+    size, cache = math.prod(shape) * dtype.itemsize, torch.cuda.get_device_properties(device).L2_cache_size
+    return min(64, max(3, -(-3 * cache // (2 * size))))
+
+
+def timed_run(shape: tuple[int, ...], taken: float, copy: float, moved: int) -> dict:
+    """What is written down of a run: seconds that it and a copy of as many bytes have taken."""
+    facts = {"microseconds": taken * 1e6, "copy_microseconds": copy * 1e6, "bytes": moved}
+    return {"shape": shape, "share": copy / taken} | facts
+
+
+def mean_share(runs: list[dict]) -> float:
+    """Of a copy, over the shapes: their geometric mean."""
+    shares = [run.get("share", 0.0) for run in runs]
+    return math.prod(shares) ** (1 / len(shares))
+
+
 # ---- the search --------------------------------------------------------------------------------------------------
 
 
@@ -142,9 +160,7 @@ class Bench:
 
     def __init__(self, op: str, direction: str, shape: tuple[int, ...], dtype: torch.dtype, layout: str):
         device = torch.device("cuda", torch.cuda.current_device())
-        size = math.prod(shape) * dtype.itemsize
-        cache = torch.cuda.get_device_properties(device).L2_cache_size
-        self.count = min(64, max(3, -(-3 * cache // (2 * size))))
+        self.count = buffers(shape, dtype, device)
         memory = torch.channels_last if layout == "nhwc" else torch.contiguous_format
         self.calls, self.shape = [], shape
         for _ in range(self.count):
@@ -178,8 +194,7 @@ class Bench:
             return {"shape": self.shape, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
         finally:
             tiles.tiling.cache_clear()
-        facts = {"microseconds": taken * 1e6, "copy_microseconds": self.copy * 1e6, "bytes": self.bytes}
-        return {"shape": self.shape, "share": self.copy / taken} | facts
+        return timed_run(self.shape, taken, self.copy, self.bytes)
 
 
 def tune(key: Key, dtype: torch.dtype, deadline: float) -> Iterator[dict]:
@@ -203,13 +218,12 @@ def tune(key: Key, dtype: torch.dtype, deadline: float) -> Iterator[dict]:
         del bench
         torch.cuda.empty_cache()
     for choice, results in runs.items():
-        shares = [r.get("share", 0.0) for r in results]
         yield {
             "key": key._asdict(),
             "choice": choice._asdict(),
             "current": choice == current,
             "all_shapes": choice in finalists,
-            "share": math.prod(shares) ** (1 / len(shares)),
+            "share": mean_share(results),
             "runs": results,
         }
 

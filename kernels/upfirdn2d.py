@@ -17,7 +17,18 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
-from kernels.tiles import INTERPRETED, check_device, dense, dense_as, power_of_2, tl, triton, widen, within
+from kernels.tiles import (
+    INTERPRETED,
+    check_device,
+    dense,
+    dense_as,
+    new_image,
+    power_of_2,
+    tl,
+    triton,
+    widen,
+    within,
+)
 
 LONGEST = 8  # taps: every tap of a column is a load, and every row of taps stays in registers
 
@@ -330,11 +341,7 @@ def _first_tap_one(taps_y: tuple[float, ...], taps_x: tuple[float, ...]) -> tupl
 
 def forward(x: Tensor, call: _Call, add: Tensor | None = None) -> Tensor:
     """y, plus `add` if it is given, for tensors that are dense in the format that the call names."""
-    n, c = x.shape[:2]
-    if call.nhwc:
-        y = x.new_empty((n, *call.out, c)).permute(0, 3, 1, 2)
-    else:
-        y = x.new_empty((n, c, *call.out))
+    y = new_image(x, x.shape[1], call.out, call.nhwc, x.dtype)
     if y.numel():
         capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
         cover = _cover(x.shape, call, x.dtype, capability)

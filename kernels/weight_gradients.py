@@ -14,6 +14,8 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 import torch
 from torch import Tensor
 
+from kernels.tiles import alike
+
 
 class Branch:
     """A second CUDA stream that leaves the current one and joins it again, also inside a capture.
@@ -106,9 +108,9 @@ class WeightGradients:
         """The leaf that `weight` is, and whether it is its transpose."""
         leaf = self._at.get(weight.data_ptr())
         if leaf is not None and leaf.dtype is weight.dtype:
-            if _alike(weight, leaf):
+            if alike(weight, leaf):
                 return leaf, False
-            if leaf.dim() > 1 and _alike(weight, leaf.transpose(0, 1)):
+            if leaf.dim() > 1 and alike(weight, leaf.transpose(0, 1)):
                 return leaf, True
         return None, False
 
@@ -147,9 +149,3 @@ def defer(weights: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]]) ->
     if not _collectors or torch.is_grad_enabled():
         return False
     return _collectors[-1].take(weights, compute)
-
-
-def _alike(a: Tensor, b: Tensor) -> bool:
-    """Whether elements of the same index lie at the same offset; strides of dimensions of size 1 mean nothing."""
-    pairs = zip(a.shape, a.stride(), b.stride(), strict=True)
-    return a.shape == b.shape and all(size == 1 or x == y for size, x, y in pairs)

@@ -19,6 +19,8 @@ from stylegan_lite.ops import full, one_batch
 from stylegan_lite.scaling import LossScale
 from stylegan_lite.weights import HALVES
 
+PHASES = ("G_main", "G_pl", "D_main", "D_r1")
+
 
 def latents_to_ws(G: Generator, inputs: PhaseInputs, style_mixing: float, *, track: bool = False) -> Tensor:
     """Two latents a sample -> ws [N, num_ws, w_dim]; from a drawn cutoff on, the layers take the second one's w.

@@ -1,7 +1,8 @@
-"""The training step: four phases, their optimizers, their static inputs, and CUDA graphs of them if the recipe says so.
+"""The training step: four phases, their optimizers and their static inputs, run eagerly or replayed as CUDA graphs.
 
 A step is G_main, (G_pl every 4th), D_main, (D_r1 every 16th), the moving average of G, and one batch of images.
-A cycle is 16 steps. Everything is asynchronous; whoever measures synchronizes.
+A cycle is 16 steps. Everything is asynchronous; whoever measures synchronizes. How graphs come about is in
+`stylegan_lite.preparing`, what a checkpoint holds in `stylegan_lite.saving`.
 """
 
 from __future__ import annotations
@@ -9,17 +10,17 @@ from __future__ import annotations
 import contextlib
 import copy
 import functools
-import time
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 
-from stylegan_lite import losses
+from stylegan_lite import losses, preparing, saving
 from stylegan_lite.compiled import Compiled
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
+from stylegan_lite.losses import PHASES
 from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.parallel import ParallelStreams
 from stylegan_lite.scaling import LEAST, LossScale
@@ -28,8 +29,6 @@ from stylegan_lite.update import FusedUpdate
 from stylegan_lite.weights import ComputeWeights
 
 CYCLE = 16
-PHASES = ("G_main", "G_pl", "D_main", "D_r1")
-WARMUP = 3  # runs of each phase before capture: cuDNN, cuBLAS and autograd settle their workspaces
 
 
 class TrainingStep:
@@ -82,36 +81,7 @@ class TrainingStep:
             compiling, which comes before the warm-up. Where Triton kernels were not in its cache: the seconds of
             compiling them ahead, how many there were and how many of them were compiled so.
         """
-        begin = time.perf_counter()
-        self.feed.prepare()
-        start = time.perf_counter()
-        took = {"cache_s": start - begin} if self.recipe.cached_images else {}
-        state = self._snapshot()
-        self.feed.next()
-        side = self._side_stream()
-        with side:
-            if self.compiled is not None:  # under the stream, flags and modes of the warm-up
-                self.compiled.prepare(self._warm_up)
-                self._synchronize()
-                took["compile_s"] = time.perf_counter() - start
-                start += took["compile_s"]
-            compiled, done = self._compile_kernels(state)
-            took |= compiled
-            start += compiled.get("compile_kernels_s", 0.0)
-            for phase in PHASES:
-                for run in range(phase in done, WARMUP if self.recipe.cuda_graphs else 1):
-                    with self._in_line(run == 0):
-                        self._warm_up(phase)
-        self._synchronize()
-        if self.compiled is not None:
-            self.compiled.settle()
-        warm = time.perf_counter()
-        if self.recipe.cuda_graphs:
-            self._capture()
-        self.prepared = True
-        self._restore(state)
-        self._synchronize()
-        return took | {"warmup_s": warm - start, "capture_s": time.perf_counter() - warm}
+        return preparing.prepare(self)
 
     def cycle(self, lazy: bool = True) -> None:
         """16 steps from the start of a cycle; ``lazy=False`` leaves out path length and R1."""
@@ -268,32 +238,6 @@ class TrainingStep:
             for average, value in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
                 average.copy_(value)
 
-    def _compile_kernels(self, state: dict[str, Any]) -> tuple[dict[str, float], tuple[str, ...]]:
-        """Run each phase once without the Triton kernels that are still to be compiled, and compile those together.
-
-        Returns:
-            what `prepare` says about it: nothing where no kernel was missing. And the phases that it ran in earnest.
-        """
-        if not self.recipe.has_kernels:
-            return {}, ()
-        from kernels.precompile import compile_ahead
-
-        begin = time.perf_counter()
-        own = () if self.compiled is None else self.compiled.functions  # torch.compile's come compiled
-        phases = tuple(phase for phase in PHASES if phase not in own)
-        with self._in_line():
-            report = self.precompiled = compile_ahead(lambda: [self._warm_up(phase) for phase in phases])
-        if not report.missing:
-            return {}, phases if report.whole else ()
-        self._load_model(state)  # what was left out made garbage of everything
-        self._synchronize()
-        counts = {"kernels_missing": report.missing, "kernels_compiled": report.compiled}
-        return {"compile_kernels_s": time.perf_counter() - begin} | counts, ()
-
-    def _in_line(self, wanted: bool = True) -> contextlib.AbstractContextManager:
-        """Without a second stream: the first run of a phase, in which cuDNN times its algorithms."""
-        return self.parallel.in_line(wanted) if self.parallel else contextlib.nullcontext()
-
     def _warm_up(self, phase: str) -> None:
         self._fill(phase)
         self._compute(phase)
@@ -312,111 +256,20 @@ class TrainingStep:
         alone = self.recipe.cuda_graphs and not self.recipe.whole_step_graph  # nothing overwrites them
         self.gradients[phase] = kept if alone else {k: g.clone() for k, g in kept.items()}
 
-    # Graphs
-
-    def _capture(self) -> None:
-        """One graph a phase, or a kind of step, in one memory pool: forward, backward, optimizer step (and EMA).
-
-        Errors are raised for calls of this thread only: a pinning thread of a data loader allocates while we capture.
-        """
-        pool = torch.cuda.graph_pool_handle()
-        for phases in self.together or [(phase,) for phase in PHASES]:
-            if self.recipe.set_to_none:
-                for phase in phases:
-                    self._zero_grad(*self._trained(phase))
-            graph, self.gradients = torch.cuda.CUDAGraph(), {}
-            stream = self.parallel.main if self.parallel else None
-            with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
-                for phase in phases:
-                    self._compute(phase)
-            if self.recipe.fused_update:
-                self.opt_G.settle()
-                self.opt_D.settle()
-            self.graphs["+".join(phases)], self.held["+".join(phases)] = graph, self.gradients
-        self.gradients = {phase: held for each in self.held.values() for phase, held in each.items()}
-
-    @contextlib.contextmanager
-    def _side_stream(self):
-        """Warm-up before a capture must not run on the default stream."""
-        if not self.recipe.cuda_graphs:
-            yield
-            return
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())
-        with torch.cuda.stream(stream):
-            yield
-        torch.cuda.current_stream().wait_stream(stream)
-
     # State
 
     def state_dict(self) -> dict[str, Any]:
         """Everything that training from here depends on, tensors and plain data only."""
-        return {
-            "count": self.count,
-            "workload": self.workload.to_dict() | {"data": None},
-            "G": self.G.state_dict(),
-            "D": self.D.state_dict(),
-            "G_ema": self.G_ema.state_dict(),
-            "opt_G": self._optimizer_state(self.opt_G),
-            "opt_D": self._optimizer_state(self.opt_D),
-            "pl_mean": self.pl_mean,
-            "scales": {name: scale.state_dict() for name, scale in self.scales.items()},
-            "rng": self._rng(),
-            "data": self.feed.state_dict(),
-        }
+        return saving.state_dict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
         """Continue from ``state``, in place: captured graphs keep their addresses."""
         if not self.prepared:
             self.prepare()
-        self._load_model(state)
-        self.feed.load_state_dict(state["data"])
-        self.count = state["count"]
-        self._set_rng(state["rng"])
+        saving.load_state_dict(self, state)
 
-    def _load_model(self, state: dict[str, Any]) -> None:
-        for name in ("G", "D", "G_ema"):
-            getattr(self, name).load_state_dict(state[name])
-        self._load_optimizer(self.opt_G, state["opt_G"])
-        self._load_optimizer(self.opt_D, state["opt_D"])
-        self.pl_mean.copy_(state["pl_mean"])
-        for name, scale in self.scales.items():  # a checkpoint of another precision has none: they begin anew
-            if name in state.get("scales", {}):
-                scale.load_state_dict(state["scales"][name])
-
-    def _snapshot(self) -> dict[str, Any]:
-        return copy.deepcopy(self.state_dict())
-
-    def _restore(self, state: dict[str, Any]) -> None:
-        self.load_state_dict(state)
-        for phase in ("G_main", "D_main"):
-            self._zero_grad(*self._trained(phase))
-
-    def _optimizer_state(self, optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
-        parameters = optimizer.param_groups[0]["params"]
-        return {k: dict(optimizer.state[p]) for k, p in enumerate(parameters) if optimizer.state.get(p)}
-
-    def _load_optimizer(self, optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Tensor]]) -> None:
-        group = optimizer.param_groups[0]
-        for k, parameter in enumerate(group["params"]):
-            if k in saved and not optimizer.state.get(parameter):  # every update so far was skipped (FP16)
-                place = parameter.device if group["capturable"] or group["fused"] else "cpu"
-                optimizer.state[parameter] = {
-                    name: torch.zeros((), device=place) if name == "step" else torch.zeros_like(parameter)
-                    for name in saved[k]
-                }
-            for name, value in optimizer.state.get(parameter, {}).items():
-                if k in saved:
-                    value.copy_(saved[k][name])
-                else:
-                    value.zero_()
-
-    def _rng(self) -> Tensor:
-        return torch.cuda.get_rng_state() if self.device == "cuda" else torch.get_rng_state()
-
-    def _set_rng(self, state: Tensor) -> None:
-        state = state.cpu()
-        torch.cuda.set_rng_state(state) if self.device == "cuda" else torch.set_rng_state(state)
+    # The ladder puts states of other steps with it, at older commits too.
+    _load_optimizer = staticmethod(saving.load_optimizer)
 
     # Asking
 
@@ -504,7 +357,3 @@ class TrainingStep:
             image_noise=phase == "G_pl",
             memory_format=self.memory_format,
         )
-
-    def _synchronize(self) -> None:
-        if self.device == "cuda":
-            torch.cuda.synchronize()

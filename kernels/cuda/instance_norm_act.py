@@ -22,8 +22,8 @@ from torch import Tensor
 import kernels
 from kernels.cuda.build import Flags, Unavailable, library
 from kernels.cuda.calls import DTYPES, call
-from kernels.instance_norm_act import _check, _InstanceNormActGrad, bytes_moved, instance_norm_act_reference
-from kernels.needed import needed
+from kernels.instance_norm_act import _check, bytes_moved, gradients, instance_norm_act_reference
+from kernels.noise import noise_stride
 from kernels.tiles import (
     INTERPRETED,
     accumulator,
@@ -146,10 +146,6 @@ def _columns(x: Tensor, vector: int, threads: int | None, flags: Flags) -> tuple
     return lanes, -(-h * w // chunks), rows * 16, threads
 
 
-def _stride(x: Tensor, noise: Tensor | None) -> int:
-    return 0 if noise is None or noise.shape[0] == 1 else x.shape[2] * x.shape[3]
-
-
 def forward(x, scale, bias, noise, strength, eps, slope, gain, dtype, threads, flags: Flags):
     """y, and the mean and rstd [N, C] of each map, for tensors that are dense."""
     n, c, h, w = x.shape
@@ -157,7 +153,7 @@ def forward(x, scale, bias, noise, strength, eps, slope, gain, dtype, threads, f
     mean, rstd = x.new_empty((2, n, c), dtype=accumulator(x.dtype))
     if not x.numel():
         return y, mean, rstd
-    layer, codes = (noise, strength, scale, bias, _stride(x, noise)), (DTYPES[x.dtype], DTYPES[dtype])
+    layer, codes = (noise, strength, scale, bias, noise_stride(noise)), (DTYPES[x.dtype], DTYPES[dtype])
     if not is_nhwc(x):
         vector = _vector(h * w, x, y, noise)
         sizes = (n, c, h * w, vector, _threads(threads, x, vector, flags))
@@ -173,7 +169,7 @@ def forward(x, scale, bias, noise, strength, eps, slope, gain, dtype, threads, f
     return y, mean, rstd
 
 
-def backward(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, threads, flags: Flags, needs):
+def backward(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, needs, *, threads, flags: Flags):
     """(dx, dscale, dbias, dstrength) for the gradient g of y; dx and dstrength None where `needs` does not ask."""
     n, c, h, w = x.shape
     g = dense_as(g, is_nhwc(x))
@@ -182,7 +178,7 @@ def backward(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, thread
         none = torch.zeros_like(mean)
         return dx, none, none.clone(), torch.zeros_like(strength) if needs[3] else None
     dscale, dbias = torch.empty_like(mean), torch.empty_like(mean)
-    layer = (noise, strength, scale, bias, _stride(x, noise), slope, gain)
+    layer = (noise, strength, scale, bias, noise_stride(noise), slope, gain)
     codes = (DTYPES[x.dtype], DTYPES[g.dtype])
     if not is_nhwc(x):
         vector = _vector(h * w, x, g, noise)
@@ -211,17 +207,9 @@ class _InstanceNormAct(torch.autograd.Function):
         y, mean, rstd = forward(x, scale, bias, noise, strength, eps, slope, gain, dtype, threads, flags)
         ctx.save_for_backward(x, scale, bias, noise, strength, mean, rstd)
         ctx.constants = (slope, gain)
-        ctx.how = (threads, flags)
+        ctx.how = {"threads": threads, "flags": flags}
         return y
 
     @staticmethod
     def backward(ctx, g):
-        saved = ctx.saved_tensors
-        asked = needed(ctx, tuple(t is not None for t in saved[:5]))
-        needs = (*asked[:3], asked[4])
-        if torch.is_grad_enabled():
-            grads = _InstanceNormActGrad.apply(g, *saved, *ctx.constants, needs)
-        else:
-            grads = backward(g, *saved, *ctx.constants, *ctx.how, needs)
-        dx, dscale, dbias, dstrength = grads
-        return dx, dscale, dbias, None, dstrength, *(None,) * 6
+        return *gradients(ctx, g, functools.partial(backward, **ctx.how)), *(None,) * 6

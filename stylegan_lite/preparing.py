@@ -1,0 +1,131 @@
+"""What happens before the first step: warm-up, compiling, and the capture of CUDA graphs if the recipe says so.
+
+A capture records launches and runs none, so whatever allocates, compiles or tries algorithms at its first call must
+have run before. All of that moves weights, optimizers and random state; at the end they are put back.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import copy
+import time
+from collections.abc import Iterator
+from typing import TYPE_CHECKING, Any
+
+import torch
+
+from stylegan_lite import saving
+from stylegan_lite.losses import PHASES
+
+if TYPE_CHECKING:
+    from stylegan_lite.step import TrainingStep
+
+WARMUP = 3  # runs of each phase before capture: cuDNN, cuBLAS and autograd settle their workspaces
+
+
+def prepare(step: TrainingStep) -> dict[str, float]:
+    """``TrainingStep.prepare``."""
+    begin = time.perf_counter()
+    step.feed.prepare()
+    start = time.perf_counter()
+    took = {"cache_s": start - begin} if step.recipe.cached_images else {}
+    before = copy.deepcopy(step.state_dict())
+    step.feed.next()
+    side = _side_stream(step)
+    with side:
+        if step.compiled is not None:  # under the stream, flags and modes of the warm-up
+            step.compiled.prepare(step._warm_up)
+            _synchronize(step)
+            took["compile_s"] = time.perf_counter() - start
+            start += took["compile_s"]
+        compiled, done = _compile_kernels(step, before)
+        took |= compiled
+        start += compiled.get("compile_kernels_s", 0.0)
+        for phase in PHASES:
+            for run in range(phase in done, WARMUP if step.recipe.cuda_graphs else 1):
+                with _in_line(step, run == 0):
+                    step._warm_up(phase)
+    _synchronize(step)
+    if step.compiled is not None:
+        step.compiled.settle()
+    warm = time.perf_counter()
+    if step.recipe.cuda_graphs:
+        _capture(step)
+    step.prepared = True
+    _restore(step, before)
+    _synchronize(step)
+    return took | {"warmup_s": warm - start, "capture_s": time.perf_counter() - warm}
+
+
+def _compile_kernels(step: TrainingStep, before: dict[str, Any]) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Run each phase once without the Triton kernels that are still to be compiled, and compile those together.
+
+    Returns:
+        what `prepare` says about it: nothing where no kernel was missing. And the phases that it ran in earnest.
+    """
+    if not step.recipe.has_kernels:
+        return {}, ()
+    from kernels.precompile import compile_ahead
+
+    begin = time.perf_counter()
+    own = () if step.compiled is None else step.compiled.functions  # torch.compile's come compiled
+    phases = tuple(phase for phase in PHASES if phase not in own)
+    with _in_line(step):
+        report = step.precompiled = compile_ahead(lambda: [step._warm_up(phase) for phase in phases])
+    if not report.missing:
+        return {}, phases if report.whole else ()
+    saving.load_model(step, before)  # what was left out made garbage of everything
+    _synchronize(step)
+    counts = {"kernels_missing": report.missing, "kernels_compiled": report.compiled}
+    return {"compile_kernels_s": time.perf_counter() - begin} | counts, ()
+
+
+def _capture(step: TrainingStep) -> None:
+    """One graph a phase, or a kind of step, in one memory pool: forward, backward, optimizer step (and EMA).
+
+    Errors are raised for calls of this thread only: a pinning thread of a data loader allocates while we capture.
+    """
+    pool = torch.cuda.graph_pool_handle()
+    for phases in step.together or [(phase,) for phase in PHASES]:
+        if step.recipe.set_to_none:
+            for phase in phases:
+                step._zero_grad(*step._trained(phase))
+        graph, step.gradients = torch.cuda.CUDAGraph(), {}
+        stream = step.parallel.main if step.parallel else None
+        with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
+            for phase in phases:
+                step._compute(phase)
+        if step.recipe.fused_update:
+            step.opt_G.settle()
+            step.opt_D.settle()
+        step.graphs["+".join(phases)], step.held["+".join(phases)] = graph, step.gradients
+    step.gradients = {phase: held for each in step.held.values() for phase, held in each.items()}
+
+
+def _restore(step: TrainingStep, before: dict[str, Any]) -> None:
+    step.load_state_dict(before)
+    for phase in ("G_main", "D_main"):
+        step._zero_grad(*step._trained(phase))
+
+
+def _in_line(step: TrainingStep, wanted: bool = True) -> contextlib.AbstractContextManager:
+    """Without a second stream: the first run of a phase, in which cuDNN times its algorithms."""
+    return step.parallel.in_line(wanted) if step.parallel else contextlib.nullcontext()
+
+
+@contextlib.contextmanager
+def _side_stream(step: TrainingStep) -> Iterator[None]:
+    """Warm-up before a capture must not run on the default stream."""
+    if not step.recipe.cuda_graphs:
+        yield
+        return
+    stream = torch.cuda.Stream()
+    stream.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(stream):
+        yield
+    torch.cuda.current_stream().wait_stream(stream)
+
+
+def _synchronize(step: TrainingStep) -> None:
+    if step.device == "cuda":
+        torch.cuda.synchronize()

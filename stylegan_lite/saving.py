@@ -1,0 +1,82 @@
+"""A training step's state: what a checkpoint holds, and how it is put back.
+
+Everything is loaded in place: captured graphs keep the addresses that they have recorded.
+"""
+
+from __future__ import annotations
+
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor
+
+if TYPE_CHECKING:
+    from stylegan_lite.step import TrainingStep
+
+
+def state_dict(step: TrainingStep) -> dict[str, Any]:
+    """``TrainingStep.state_dict``."""
+    return {
+        "count": step.count,
+        "workload": step.workload.to_dict() | {"data": None},
+        "G": step.G.state_dict(),
+        "D": step.D.state_dict(),
+        "G_ema": step.G_ema.state_dict(),
+        "opt_G": _optimizer_state(step.opt_G),
+        "opt_D": _optimizer_state(step.opt_D),
+        "pl_mean": step.pl_mean,
+        "scales": {name: scale.state_dict() for name, scale in step.scales.items()},
+        "rng": _rng(step.device),
+        "data": step.feed.state_dict(),
+    }
+
+
+def load_state_dict(step: TrainingStep, saved: dict[str, Any]) -> None:
+    """``TrainingStep.load_state_dict``, once the step is prepared."""
+    load_model(step, saved)
+    step.feed.load_state_dict(saved["data"])
+    step.count = saved["count"]
+    _set_rng(step.device, saved["rng"])
+
+
+def load_model(step: TrainingStep, saved: dict[str, Any]) -> None:
+    """Networks, optimizers, the mean path length and loss scales; data, count and random state stay as they are."""
+    for name in ("G", "D", "G_ema"):
+        getattr(step, name).load_state_dict(saved[name])
+    load_optimizer(step.opt_G, saved["opt_G"])
+    load_optimizer(step.opt_D, saved["opt_D"])
+    step.pl_mean.copy_(saved["pl_mean"])
+    for name, scale in step.scales.items():  # a checkpoint of another precision has none: they begin anew
+        if name in saved.get("scales", {}):
+            scale.load_state_dict(saved["scales"][name])
+
+
+def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Tensor]]) -> None:
+    """Put moments and step counts, by number of the parameter, in place; those that ``saved`` lacks become 0."""
+    group = optimizer.param_groups[0]
+    for k, parameter in enumerate(group["params"]):
+        if k in saved and not optimizer.state.get(parameter):  # every update so far was skipped (FP16)
+            place = parameter.device if group["capturable"] or group["fused"] else "cpu"
+            optimizer.state[parameter] = {
+                name: torch.zeros((), device=place) if name == "step" else torch.zeros_like(parameter)
+                for name in saved[k]
+            }
+        for name, value in optimizer.state.get(parameter, {}).items():
+            if k in saved:
+                value.copy_(saved[k][name])
+            else:
+                value.zero_()
+
+
+def _optimizer_state(optimizer: torch.optim.Optimizer) -> dict[int, dict[str, Tensor]]:
+    parameters = optimizer.param_groups[0]["params"]
+    return {k: dict(optimizer.state[p]) for k, p in enumerate(parameters) if optimizer.state.get(p)}
+
+
+def _rng(device: str) -> Tensor:
+    return torch.cuda.get_rng_state() if device == "cuda" else torch.get_rng_state()
+
+
+def _set_rng(device: str, saved: Tensor) -> None:
+    saved = saved.cpu()
+    torch.cuda.set_rng_state(saved) if device == "cuda" else torch.set_rng_state(saved)
