@@ -10,7 +10,7 @@ from ladder import checks, judging, publishing, report, results
 from ladder.errors import UserError
 from ladder.view import view
 from tests import made_up
-from tests.test_cli import call
+from tests.test_cli import ROOT, call
 
 HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
 
@@ -141,6 +141,15 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     with pytest.raises(UserError, match="cannot be written"):
         report.write(tmp_path / "file" / "t.md", "new")
     assert (tmp_path / "file").read_text() == "old"
+
+
+def test_committed_tables_are_what_the_report_of_a_committed_result_says():
+    """Else `ladder report RESULT --markdown ... --csv ... --chart ...` writes them again."""
+    found = [report.collect([path])[0][0] for path in (ROOT / "results" / "ladder").glob("*/*.json")]
+    today = {report.markdown(result) for result in found} | {report.csv_text([result]) for result in found}
+    for path in (ROOT / "results" / "charts").iterdir():
+        if path.suffix in (".md", ".csv"):
+            assert path.read_text(encoding="utf-8") in today, path.name
 
 
 def test_a_difference_inside_the_noise_reads_no_measurable_gain_whatever_its_sign(capsys):
