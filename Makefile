@@ -22,7 +22,7 @@ endif
 .PHONY: help ladder bench-compare publish test faults lint sanitize bench-kernels clean
 
 help:  ## what can be made
-	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 16
+	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
 
 ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS: options of `ladder run`)
 	@quick=$$($(PY) -c 'from ladder import machine; print("" if machine.gpus_seen() else "--quick")') && set -x && \

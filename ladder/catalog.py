@@ -25,6 +25,9 @@ WORKLOADS = HERE / "workloads"
 LADDERS = HERE / "ladders"
 RUNGS = HERE / "rungs"
 
+MOST_RESOLUTION = (
+    4096  # four times StyleGAN2's largest; beyond, its sample images alone take hours and terabytes
+)
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
 # What a rung may need of what is trained: see `possible`.
 OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights")
@@ -107,6 +110,10 @@ def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
         workload = Workload.from_dict(fields, where=yamlfile.shown(path)).to_dict()
     except ConfigError as error:
         raise UserError(str(error)) from None
+    if workload["resolution"] > MOST_RESOLUTION:
+        raise UserError(
+            f"{yamlfile.shown(path)}: resolution must be at most {MOST_RESOLUTION}, got {workload['resolution']}"
+        )
     if workload["data"] is not None:
         workload["data"] = str((path.parent / Path(workload["data"]).expanduser()).resolve())
     return _slug(path), workload

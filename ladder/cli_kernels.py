@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ladder import options
+from ladder import files, options
 from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -89,8 +89,10 @@ def kernels(
 
         command.command(chosen, minutes or command.MINUTES, seed, quick, out, as_json)
         return
+    folders = out or OUT, CHARTS if out is None else out
+    files.refuse_unwritable(*folders)
     result = measure(chosen, ops, names, quick, minutes or MINUTES, seed, as_json)
-    paths = write(result, out or OUT, CHARTS if out is None else out, [*ops, *names])
+    paths = write(result, *folders, [*ops, *names])
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -190,10 +192,12 @@ def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> d
     from ladder import catalog
     from stylegan_lite.config import Workload
 
+    loaded = [catalog.load_workload(name) for name in names or usual]
     if device == "cpu":
+        if names:
+            raise UserError("--device cpu is a smoke test of tiny shapes of its own: leave out --workload")
         norms = ("demod", "instance")
         return {f"smoke-{norm}": Workload.from_dict(SMOKE | {"norm": norm}) for norm in norms}
-    loaded = [catalog.load_workload(name) for name in names or usual]
     return {name: Workload.from_dict(values) for name, values in loaded}
 
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ladder import options
+from ladder import files, options
 from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -100,6 +100,8 @@ def precision(
         name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
     else:
         name, fields = catalog.load_workload(workload or "article")
+    folder, charts = out or OUT, CHARTS if out is None else out
+    files.refuse_unwritable(folder, charts)
     facts = machine.facts(chosen)
     plan = measuring.Plan(
         fields | {"data": _images(data, fields, cpu, as_json)},
@@ -119,9 +121,8 @@ def precision(
         {"loss_scale_interval": 8} if cpu else {},
     )
     before = None if resume is None else earlier(resume, name, plan, facts)
-    folder = out or OUT
     result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
-    paths = write(result, folder, CHARTS if out is None else out)
+    paths = write(result, folder, charts)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:

@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ladder import budget, catalog, images, machine, measure, modes, progress, resuming
+from ladder import budget, catalog, files, images, machine, measure, modes, progress, results, resuming
 from ladder.errors import UserError
 from stylegan_lite.config import Recipe
 
@@ -57,6 +57,8 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     planned = modes.plan(mode, ladder, there, request.rungs)
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
+    folder = request.resume.parent if request.resume else _of_machine(request.out, device)
+    files.refuse_unwritable(folder, request.charts)
     warning = machine.torch_warning()
     if warning and not quiet:
         click.echo(f"warning: {warning}", err=True)
@@ -81,7 +83,6 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
         )
     from ladder import report
 
-    folder = request.resume.parent if request.resume else request.out / result["machine"]["name"]
     shown = report.with_top(result, [*report.readable(folder)])
     publish(shown, request.charts, quiet, partial=request.rungs is not None and request.resume is None)
     return result
@@ -186,6 +187,7 @@ def train(
     _, workload = catalog.load_workload(workload_name or DEFAULT_WORKLOAD[device])
     there = catalog.possible(machine.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
+    files.refuse_unwritable(options["out"])
     pictures = prepare_images(data or workload["data"], workload, quiet)
     from ladder.train import train as training
 
@@ -213,8 +215,11 @@ def canary(
     ladder = catalog.load_ladder(ladder_name)
     device = machine.choose_device(device)
     name, workload = catalog.load_workload(workload_name or "tiny")
-    pictures = prepare_images(data or workload["data"], workload, quiet)
     from ladder import canary as canaries
+
+    out = out or canaries.OUT
+    files.refuse_unwritable(_of_machine(out, device))
+    pictures = prepare_images(data or workload["data"], workload, quiet)
 
     def tell(event: dict[str, Any]) -> None:
         if quiet:
@@ -237,12 +242,17 @@ def canary(
         steps=steps,
         seeds=seeds,
         jobs=jobs,
-        out=out or canaries.OUT,
+        out=out,
         on_event=tell,
     )
     if not quiet:
         click.echo(canaries.table(result))
     return result
+
+
+def _of_machine(out: Path, device: str) -> Path:
+    """The folder of this machine's results."""
+    return out / results.slug(machine.facts(device)["name"])
 
 
 def _near(path: Path) -> Path:

@@ -7,8 +7,10 @@ import hashlib
 import os
 import tempfile
 from collections.abc import Iterable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
+
+from ladder.errors import UserError
 
 
 @contextmanager
@@ -25,6 +27,26 @@ def replacing(path: Path) -> Iterator[Path]:
         os.replace(temporary, path)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def refuse_unwritable(*folders: Path) -> None:
+    """Raise `UserError`, one line, if a file cannot be written to one of these folders; nothing is left behind.
+
+    Called before anything is measured. It writes, as permissions do not tell: a folder may be read-only all the same.
+    """
+    for folder in folders:
+        made: list[Path] = []
+        try:
+            for each in [each for each in (folder, *folder.parents) if not each.exists()][::-1]:
+                each.mkdir(exist_ok=True)
+                made.append(each)
+            tempfile.NamedTemporaryFile(prefix=".writable-", dir=folder).close()
+        except OSError as error:
+            raise UserError(f"{folder}: cannot be written: {error.strerror or error}") from None
+        finally:
+            for each in reversed(made):
+                with suppress(OSError):  # another process has begun to write there
+                    each.rmdir()
 
 
 @contextmanager

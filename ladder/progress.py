@@ -44,7 +44,7 @@ def _where(event: dict[str, Any]) -> str:
 def bar(title: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
     """Yield a callback (done, total) that draws a bar; nothing is drawn before its first call."""
     with _Bar(title, "", quiet) as drawn:
-        yield lambda done, total: drawn.update(done, total)
+        yield lambda done, total: drawn.update(done, total, say=True)
 
 
 @contextmanager
@@ -101,7 +101,7 @@ class _Bar:
             self._draw(done, total, f"{text}{_left(left_s)}")
         elif say and not self.quiet and time.monotonic() - self.said > 10:
             self.said = time.monotonic()
-            click.echo(f"{self.title}: {done}/{total} {self.unit}  {text}{_left(left_s)}", err=True)
+            click.echo(f"{self.title}: {done}/{total} {self.unit}  {text}{_left(left_s)}".rstrip(), err=True)
 
     def line(self, text: str) -> None:
         if self.progress is not None:

@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ladder import catalog, checks, modes, sources, verdicts
+from ladder import catalog, checks, modes, record, results, sources, verdicts
 from ladder.publishing import publishable
 from ladder.texts import at_commits, factor, number, pair, percent, plain
 
@@ -220,7 +220,21 @@ def _noise(result: dict[str, Any]) -> str:
     if said:
         return f"noise floor {'; '.join(said)}; what lies inside reads no measurable gain"
     several = sum(rung["status"] == "ok" for rung in result["rungs"]) > 1
-    return "no verdicts: no twin was measured, so the noise is unknown" if several else ""
+    return f"no verdicts: {_no_twins(result)}, so the noise is unknown" if several else ""
+
+
+def _no_twins(result: dict[str, Any]) -> str:
+    """Why nothing is known of the noise, where no floor could be made of the twins."""
+    timed, why = [rung["name"] for rung in result["rungs"] if rung["status"] == "ok"], []
+    for twin in _twins(result):
+        of, ended, reason = twin.get("of"), twin.get("status"), twin.get("reason")
+        if ended in results.OUT:
+            why.append(f"the twin of {of} is out ({ended}{f': {reason}' if reason else ''})")
+        elif twin["rounds"] and of not in timed:
+            why.append(f"{of} has a twin and no number itself")
+        elif twin["rounds"]:
+            why.append(f"the twin of {of} has too few rounds")
+    return "; ".join(map(plain, why)) or "no twin was measured"
 
 
 def _gains(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
@@ -267,13 +281,23 @@ def _workload(workload: dict[str, Any]) -> str:
 def _protocol(result: dict[str, Any], protocol: dict[str, Any]) -> str:
     at = at_commits(sources.commits(result), result.get("dirty"))
     at += ", " if at else ""
-    rounds, cycles = protocol.get("rounds"), protocol.get("cycles")
-    made = f"round{'s' if rounds != 1 else ''}"
-    made += f" (of {len(result['merged'])} runs)" if result.get("merged") else ""
+    cycles = protocol.get("cycles")
     return plain(
-        f"median of {rounds} {made} of {cycles} timed cycle{'s' if cycles != 1 else ''}"
+        f"{_rounds(result)} of {cycles} timed cycle{'s' if cycles != 1 else ''}"
         f" (16 steps each), lazy regularization included; {at}{result['started'][:10]}"
     )
+
+
+def _rounds(result: dict[str, Any]) -> str:
+    """How many rounds the numbers are made of: `median of 2 to 3 rounds`. A run that was stopped planned more."""
+    timed = [rung for rung in result["rungs"] if rung["status"] == "ok"]
+    there = [[each for each in rung["rounds"] if isinstance(each, dict)] for rung in timed]
+    counts = [sum(not record.void_memory(each) for each in rounds) for rounds in there]
+    most = max(counts, default=0) or result["protocol"].get("rounds")
+    said = f"{min(counts)} to {most}" if counts and 0 < min(counts) < most else f"{most}"
+    said += f" round{'s' if most != 1 else ''}"
+    said += f" (of {len(result['merged'])} runs)" if result.get("merged") else ""
+    return f"median of {said}" if timed else f"{said} planned, none with a number,"
 
 
 def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None, mode: str) -> list[str]:

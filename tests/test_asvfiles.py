@@ -179,6 +179,12 @@ def test_benchmarks_json_is_made_anew_and_never_taken(tmp_path: Path) -> None:
     assert files(tmp_path / "into") == {*rows}  # nothing of this machine came with it
 
 
+def test_the_list_of_benchmarks_is_that_of_this_checkout(tmp_path: Path) -> None:
+    """Else the first asv command leaves a fresh clone with changes: `asv run --bench just-discover --python=same`."""
+    made = asvfiles.regenerate(tmp_path).read_text(encoding="utf-8")
+    assert made == (ROOT / "results" / "asv" / "benchmarks.json").read_text(encoding="utf-8")
+
+
 def test_a_commit_that_git_knows_must_have_its_date(tmp_path: Path) -> None:
     """asv takes the dates of its x axis from the files."""
     git(tmp_path, "init", "-q")

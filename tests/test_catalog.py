@@ -74,6 +74,10 @@ BAD = {
     "not text": (b"\xff\xfe\x00\x01bad", []),
     "a bad date": ("resolution: 2001-99-99\n", []),
     "too large": ("# " + "x" * 70_000 + "\n", ["KiB"]),
+    "absurd resolution": (
+        "resolution: 1048576\nchannel_base: 1048576\nbatch: 4\n",
+        ["resolution", "4096", "1048576"],
+    ),
     "infinite": ("resolution: 64\nchannel_base: 2048\nbatch: 4\nlr: .inf\n", ["lr"]),
 }
 

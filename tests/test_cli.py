@@ -9,7 +9,8 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
-from ladder import catalog, cli, images, machine, measure, results, validate
+from ladder import catalog, cli, cli_kernels, cli_precision, images, machine, measure, results, validate
+from ladder.claims import run as claims_run
 from tests import made_up
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -95,6 +96,45 @@ def test_what_cannot_be_is_one_line_on_stderr_and_status_2(tmp_path, fakes):
     assert "needs a CUDA" in refused("train", "--recipe", tmp_path / "r.yaml", *out)
     assert "needs a CUDA" in refused("train", "--recipe", "cuda_graphs", *out)
     assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "run",
+        "run --mode leave-one-out",
+        "train",
+        "train --canary",
+        "precision",
+        "kernels",
+        "kernels --claims",
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(asked, tmp_path, monkeypatch):
+    """A measurement of minutes must not be lost at its end."""
+
+    def begun(*_, **__):
+        raise AssertionError("begun, and its result has nowhere to go")
+
+    for module, name in (
+        (images, "prepare_images"),
+        (measure, "run_ladder"),
+        (cli_precision, "run"),
+        (cli_kernels, "measure"),
+        (claims_run, "measure"),
+    ):
+        monkeypatch.setattr(module, name, begun)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # as the command would, for longer
+    (tmp_path / "file").write_text("")
+    line = refused(*asked.split(), "--device", "cpu", "--out", tmp_path / "file" / "x")
+    assert "cannot be written: Not a directory" in line
+
+
+def test_a_chart_folder_that_cannot_be_written_is_refused_too(tmp_path, fakes):
+    (tmp_path / "charts").write_text("")
+    line = refused("run", "--workload", "tiny", "--rounds", 1, "--quick", "--out", tmp_path)
+    assert "charts: cannot be written" in line
+    assert [path.name for path in tmp_path.iterdir()] == ["charts"]
 
 
 def test_run_writes_result_table_and_chart_and_shows_what_is_n_a(tmp_path, fakes):

@@ -210,6 +210,14 @@ def test_without_a_gpu_it_says_so_and_ends_with_status_2(monkeypatch):
     )
 
 
+def test_a_workload_that_cannot_be_measured_is_one_line(tmp_path):
+    """Also on the CPU, whose shapes are its own: no file is named after a workload that was not measured."""
+    for name, words in (("nosuch", "nosuch"), ("article", "leave out --workload")):
+        said = invoke("--device", "cpu", "--workload", name, "--out", str(tmp_path))
+        assert said.exit_code == 2 and said.output.count("\n") == 1 and words in said.output
+    assert not [*tmp_path.iterdir()]
+
+
 def test_the_command_writes_json_markdown_and_chart(tmp_path):
     """The real Triton kernel in the interpreter, with torch.compile's tracing: all but the times is as on a GPU."""
     pytest.importorskip("triton")

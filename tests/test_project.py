@@ -164,6 +164,8 @@ def test_make_offers_its_targets():
     said = _make("help")
     for target in ("ladder", "test", "lint", "clean"):
         assert f"make {target}" in said
+    rows = [re.fullmatch(r"(  make [a-z-]+ +)\S.*", line) for line in said.splitlines()]
+    assert len({len(row[1]) for row in rows}) == 1, said
 
 
 def test_make_with_no_venv_installs_nothing():

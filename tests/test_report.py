@@ -6,11 +6,11 @@ import json
 
 import pytest
 
-from ladder import checks, publishing, report, results
+from ladder import checks, judging, publishing, report, results
 from ladder.errors import UserError
 from ladder.view import view
 from tests import made_up
-from tests.test_cli import call
+from tests.test_cli import ROOT, call
 
 HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
 
@@ -143,6 +143,15 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     assert (tmp_path / "file").read_text() == "old"
 
 
+def test_committed_tables_are_what_the_report_of_a_committed_result_says():
+    """Else `ladder report RESULT --markdown ... --csv ... --chart ...` writes them again."""
+    found = [report.collect([path])[0][0] for path in (ROOT / "results" / "ladder").glob("*/*.json")]
+    today = {report.markdown(result) for result in found} | {report.csv_text([result]) for result in found}
+    for path in (ROOT / "results" / "charts").iterdir():
+        if path.suffix in (".md", ".csv"):
+            assert path.read_text(encoding="utf-8") in today, path.name
+
+
 def test_a_difference_inside_the_noise_reads_no_measurable_gain_whatever_its_sign(capsys):
     for ms in (31.19, 31.21):
         made = made_up.judged_run(data_loading=ms)
@@ -164,6 +173,36 @@ def test_the_noise_floor_and_what_can_be_seen_are_said(capsys):
     report.print_table(made_up.gpu_run())  # made before there were twins
     said = capsys.readouterr().out
     assert "noise floor" not in said and "no verdicts: no twin was measured" in said
+
+
+def test_why_there_are_no_verdicts_is_what_became_of_the_twins(capsys):
+    made = made_up.judged_run()
+    lowest, highest = made["twins"]
+    reason = "round 3: the worker ended with signal 9"
+    lowest.update(status="failed", reason=reason, rounds=lowest["rounds"][:2])
+    highest["rounds"] = highest["rounds"][:1]
+    judging.judge(made)
+    report.print_table(made)
+    said = capsys.readouterr().out
+    assert f"no verdicts: the twin of baseline is out (failed: {reason})" in said
+    assert "the twin of fused_act has too few rounds, so the noise is unknown" in said
+    assert "no twin was measured" not in said
+
+
+def test_the_rounds_that_are_named_are_those_that_there_are():
+    """A run that was stopped has fewer than it planned; what does not count is not counted."""
+    made = made_up.judged_run()
+    assert view(made).protocol.startswith("median of 5 rounds of 2 timed cycles")
+    for rung in made["rungs"]:
+        rung["rounds"] = rung["rounds"][:3]
+    made["rungs"][1]["rounds"][0]["alloc_retries"] = 1
+    assert view(made).protocol.startswith("median of 2 to 3 rounds of 2 timed cycles")
+    made["rungs"][1].update(status="failed")
+    made["merged"] = [{}, {}]
+    assert view(made).protocol.startswith("median of 3 rounds (of 2 runs) of")
+    for rung in made["rungs"]:
+        rung.update(status="failed")
+    assert view(made).protocol.startswith("5 rounds (of 2 runs) planned")
 
 
 def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, capsys):
