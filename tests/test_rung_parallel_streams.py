@@ -122,6 +122,14 @@ def test_it_shows_its_receipt_and_so_do_the_rungs_below():
     assert not catalog.load_rung("parallel_streams").receipt(gathered(BELOW)).engaged
 
 
+def test_without_fused_resample_fewer_weights_count():
+    """As in leave-one-out: up- and downsampling layers then convolve with weights made of theirs."""
+    found = catalog.load_rung("parallel_streams").receipt(
+        gathered(BELOW | TWO | {"resample": "subpixel"}, ms=0.7)
+    )
+    assert found.engaged, found.lines
+
+
 def test_a_sabotaged_rung_is_not_engaged(refused):
     def in_line(step):
         step.parallel.branch.active = False

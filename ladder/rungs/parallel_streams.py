@@ -28,6 +28,7 @@ needs = ("cuda", "kept_weights")
 rests_on = ("cuda_graphs",)
 
 COPIES = 0.75  # of the convolution weights; one that is padded first is left to autograd
+COPIES_RESHAPED = 0.25  # where those of up- and downsampling layers are split or spread first: 26 of 64 in `subpixel`
 AT_ONCE = 0.01  # of the time that the GPU works; prefetching a batch overlaps by a tenth of that
 
 
@@ -36,6 +37,7 @@ def receipt(seen: dict) -> Receipt:
     found, ms = seen["parallel"], seen["parallel"]["ms"]
     phases = found["phases"]
     copies, of, gradients = (sum(p[key] for p in phases.values()) for key in ("copies", "of", "gradients"))
+    share = COPIES_RESHAPED if seen["recipe"]["resample"] in ("subpixel", "folded") else COPIES
     forks = ", ".join(f"{phase} {each['forks']}x" for phase, each in phases.items())
     return judge(
         (
@@ -43,7 +45,7 @@ def receipt(seen: dict) -> Receipt:
             f"work on the second stream: {forks or 'none'}",
         ),
         (
-            of > 0 and copies >= COPIES * of,
+            of > 0 and copies >= share * of,
             f"convolution weights with gradients from there: {copies} of {of} in {len(phases)} phases",
         ),
         (None, f"contributions to gradients of weights from there: {gradients}"),
