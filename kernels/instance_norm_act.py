@@ -3,6 +3,8 @@
 Instance normalization (Ulyanov et al. 2016, arXiv:1607.08022) with the style's scale and bias for each sample and
 channel (Karras et al. 2019, arXiv:1812.04948), fused with the noise before it and the leaky ReLU after it. x is read
 twice, once for the statistics and once to apply them, and y written once; eager PyTorch moves about four times that.
+Large maps in NCHW memory have kernels of their own, for which the second time is served by the L2 cache
+(`instance_norm_act_planes.py`).
 
 Statistics are Welford's in each program, then joined by Chan's rule: a mean far from zero costs no digits. All sums
 over pixels are partial sums added in a fixed order, so results are the same on every run. The kernels have a file of
@@ -16,6 +18,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels import instance_norm_act_planes as planes
 from kernels.instance_norm_act_kernels import (
     instance_norm_act_grad_grad_kernel,
     instance_norm_act_grad_kernel,
@@ -148,6 +151,8 @@ def _moments(x: Tensor, noise: Tensor | None, strength: Tensor | None, eps: floa
 
 def forward(x, scale, bias, noise, strength, eps: float, slope: float, gain: float, dtype: torch.dtype):
     """y, and the mean and rstd [N, C] of each map, for tensors that are dense."""
+    if how := planes.walk(x):
+        return planes.forward(x, scale, bias, noise, strength, eps, slope, gain, dtype, how)
     y = torch.empty_like(x, dtype=dtype)
     mean, rstd = _moments(x, noise, strength, eps)
     pointers = (x, noise, strength, scale, bias, mean, rstd, y)
@@ -173,6 +178,9 @@ def backward(
     """(dx, dscale, dbias, dstrength) for the gradient g of y (None where not needed), and the sums [2, N, C] used."""
     g, t = dense_as(g, is_nhwc(x)), _tiling(x, "backward")
     common = (g, x, noise, strength, scale, bias, mean, rstd)
+    if how := planes.walk(x, 2):
+        dx, dstrength, sums = planes.backward(*common, slope, gain, needs, how)
+        return (dx, sums[0].to(scale.dtype), sums[1].to(bias.dtype), dstrength), sums
     sums = _sums(t, x, noise, slope, gain, (*common, None, None), slice(0, 2))
     dx = torch.empty_like(x) if needs[0] else None
     total = Sums(t, x.dtype, program=torch.empty_like(strength) if needs[3] else None)

@@ -25,8 +25,10 @@ NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
-def gather(step: Any) -> dict[str, Any]:
+def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str, Any]:
     """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
+
+    `on_traced` is called when the GPU need not be the step's own any more: what comes after counts, and times nothing.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
     plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what they hold is
@@ -36,6 +38,7 @@ def gather(step: Any) -> dict[str, Any]:
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
     trace, waiting = traced_cycle(step)
+    on_traced()
     images = {key: count - before[key] for key, count in tally(step).items()}
     captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:

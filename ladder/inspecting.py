@@ -31,15 +31,16 @@ Found = dict[str, Any]  # "inspection", "parity" and "receipts", as they are sto
 def inspect(worker: Worker, tell: Callable[[str], None], alone: Alone = contextlib.nullcontext) -> Found:
     """Ask a prepared worker, built with "keep_gradients". Raises `WorkerFailure` if the rung must not be timed.
 
-    `alone` is a context in which nobody else uses the GPU: the receipts' cycle is traced in it.
+    `alone` is a context in which nobody else uses the GPU: the receipts' cycle is traced in it, and no longer.
     """
     tell("parity")
     parity = plain(worker.call("parity"))
     if parity["verdict"] != "ok":
         raise Objection(FAILED_PARITY, parity["reason"], {"parity": parity})
-    with alone():
+    with contextlib.ExitStack() as gate:
+        gate.enter_context(alone())
         tell("receipts")
-        seen = worker.call("receipts")
+        seen = worker.call("receipts", on_progress=lambda _: gate.close())
     found = {"parity": parity, "receipts": seen["receipts"]}
     if reason := receipts.reason(seen["receipts"]):
         raise Objection(NOT_ENGAGED, reason, found)

@@ -38,7 +38,7 @@ from ladder.pool import Pool, Worker, WorkerFailure, device_lock
 from ladder.stopping import stop_on_sigterm
 from ladder.visiting import Visits
 
-LANES = {"cuda": 5}  # inspectors side by side; on a CPU they would only take each other's cores
+LANES = {"cuda": 6}  # inspectors side by side; on a CPU they would only take each other's cores
 INSPECTOR_GB = 20.0  # of the GPU's memory for each
 PREPARED = {"cuda": 6}  # rungs prepared side by side before each is timed alone, where memory and cores allow
 

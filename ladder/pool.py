@@ -261,8 +261,9 @@ class Pool:
 
     def begin_ahead(self, count: int) -> None:
         """Start workers until ``count`` are ahead; they import meanwhile. `start_ahead` waits for them."""
-        while len(self._ahead) < count:
-            self._ahead.append(self._make())
+        with self._lock:
+            while len(self._ahead) < count:
+                self._ahead.append(self._make())
 
     def start_ahead(self, count: int) -> None:
         """Start workers until ``count`` are ahead, and wait until all have imported: idle, they disturb nothing.

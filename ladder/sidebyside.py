@@ -18,6 +18,7 @@ from typing import Any
 from ladder.pool import Pool, Worker, WorkerFailure
 
 MOST_AHEAD = 12  # idle workers that have imported torch, about half a GB each
+NEXT = 3  # of them always, while rungs are inspected
 SHARE = 0.5  # of the GPU's memory for what is prepared, the timed rung among it
 CONTEXT_BYTES = 2**30  # beside the allocator's: CUDA's context, cuDNN's and cuBLAS's workspaces
 UNSURE = (
@@ -98,6 +99,7 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate) -> None:
     run.place.at = {"rung": name, "round": None}
     run.emit("inspect")
     worker = pool.take()
+    pool.begin_ahead(NEXT)
     try:
         with gate.together():
             run.get_ready(worker, rung, keep_gradients=True)

@@ -225,7 +225,7 @@ class Rung:
         """
         from ladder import evidence, receipts
 
-        seen = evidence.gather(self.step)
+        seen = evidence.gather(self.step, lambda: self.channel.send({"progress": "traced"}))
         return {"receipts": receipts.issue(seen["recipe"], seen, rungs), "evidence": seen}
 
     def do_parity(self) -> dict[str, Any]:

@@ -138,6 +138,20 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     run_rgb(x, weight, scale, torch.zeros(3), image, bias, run)
 
 
+def run_planes(dtype) -> None:
+    """Instance norm of large NCHW maps, with noise and without; gradients, which have no second kernel of their own."""
+    import torch
+
+    import kernels
+
+    for size in ((64, 64), (64, 128)):  # a partial block, a whole one
+        x, style = torch.zeros(8, 64, *size, dtype=dtype), torch.zeros(8, 64)
+        for noise in (None, torch.zeros(8, 1, *size)):
+            strength = None if noise is None else torch.zeros((), requires_grad=True)
+            inputs = [t.detach().requires_grad_() for t in (x, style, style)]
+            kernels.instance_norm_act(*inputs, noise=noise, strength=strength).sum().backward()
+
+
 def run_group(weight, style) -> None:
     """Demodulation of two layers together: as main phases differentiate it, and as path length does."""
     import torch
@@ -258,11 +272,16 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
     run_dense(twice=capability == FULLY)
     run_adam(torch.bfloat16, torch.channels_last, 0.0)
     run_spectral(torch.bfloat16, torch.channels_last)
+    run_planes(torch.bfloat16)
     if capability == FULLY:
         run_adam(torch.float32, torch.contiguous_format, 0.9)
         run_adam(torch.float16, torch.channels_last, 0.0, scaled=True)
         shorten_filters(True)
+        run_planes(torch.float32)
+        planes, least = sys.modules["kernels.instance_norm_act_planes"], 1 << 40
+        planes.LEAST_PIXELS, least = least, planes.LEAST_PIXELS  # in tiles, as smaller maps
         run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)
+        planes.LEAST_PIXELS = least
         run_layers((8, 64, 64, 64), torch.float32, torch.channels_last)
     wanted = {}
     for kernel, arguments in launches:

@@ -36,8 +36,8 @@ def norm(view: View) -> str:
 def triton(view: View) -> str:
     rates = [view.bandwidth("norm forward bf16", name) for name in ("Triton", "CUDA C++")]
     return (
-        "the Triton kernel reads x twice where a block of CUDA C++ keeps its plane in shared memory: 3 passes and 2,"
-        f" which alone make 67%; Triton moves {rates[0]:.2f} TB/s, CUDA C++ {rates[1]:.2f}"
+        "a block of CUDA C++ keeps its plane in shared memory; Triton reads it again, from L2 or in a third pass"
+        f" through memory for CUDA C++'s two, which make 67%; Triton moves {rates[0]:.2f} TB/s, CUDA C++ {rates[1]:.2f}"
         + forms(view, "CUDA C++", "Triton", percent, 100)
     )
 

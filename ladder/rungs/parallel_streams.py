@@ -28,7 +28,7 @@ needs = ("cuda", "kept_weights")
 rests_on = ("cuda_graphs",)
 
 COPIES = 0.75  # of the convolution weights; one that is padded first is left to autograd
-COPIES_RESHAPED = 0.25  # where those of up- and downsampling layers are split or spread first: 26 of 64 in `subpixel`
+COPIES_RESHAPED = 0.25  # where those of up- and downsampling layers are made into others first: 26 of 64
 AT_ONCE = 0.01  # of the time that the GPU works; prefetching a batch overlaps by a tenth of that
 
 
