@@ -230,6 +230,16 @@ def point(commit: str, ms: dict[str, float], torch: str = "2.11.0", date: int = 
     return asvseries.Point("nvidia-l40s", facts, commit, date, "article", tuple(ms.items()), "x.json")
 
 
+def test_a_line_is_named_by_what_tells_it_from_the_others():
+    cpu, cuda, older = (
+        ("torch 2.13.0", "cuda none"),
+        ("torch 2.13.0", "cuda 13.0"),
+        ("torch 2.11.0", "cuda 13.0"),
+    )
+    assert figures.named(cpu, [cpu, cuda]) == "torch 2.13.0, cuda none"
+    assert figures.named(older, [older, ("torch 2.12.0", "cuda 13.0")]) == "torch 2.11.0"
+
+
 def test_history_takes_the_highest_rung_of_each_commit_in_the_branchs_order():
     found = [
         point("b", {"baseline": 90.0, "bf16": 70.0}),

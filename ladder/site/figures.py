@@ -76,14 +76,15 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
         color, marker, line = looks[index % len(looks)]
         mine = [step for step in steps if step.software == software]
         xs = [commits.index(step.commit) for step in mine]
-        axes.plot(
-            xs, [step.ms for step in mine], color=color, marker=marker, linestyle=line, markersize=5, label=software[0]
-        )  # fmt: skip
+        times = [step.ms for step in mine]
+        look = {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
+        axes.plot(xs, times, **look, label=named(software, several))
+        axes.plot(xs, times, **look | {"linestyle": ""}, zorder=7)  # no label hides a point
         for place, (x, step) in enumerate(zip(xs, mine, strict=True)):
             last = place == len(mine) - 1
             if last or place == 0 or mine[place - 1].rung != step.rung:
                 labels.append((not last, index, x, step, color))
-    _label(figure, axes, [label[1:] for label in sorted(labels, key=lambda label: label[:3])])
+    _label(figure, axes, [label[1:] for label in sorted(labels, key=lambda label: label[:3])], theme)
     if len(several) > 1:
         figure.legend(loc="upper right", ncols=3, frameon=False, fontsize=8.5, borderpad=0)
     every = -(-len(commits) // LABELS)
@@ -97,14 +98,23 @@ def libraries(steps: Sequence[Step]) -> list[tuple[str, ...]]:
     return list(dict.fromkeys(step.software for step in steps))
 
 
+def named(software: tuple[str, ...], several: Sequence[tuple[str, ...]]) -> str:
+    """A set of libraries by its torch, and by what else tells it from the others."""
+    differs = [part for part in software[1:] if any(part not in other for other in several)]
+    return ", ".join(
+        [software[0], *differs] if sum(other[0] == software[0] for other in several) > 1 else software[:1]
+    )
+
+
 def span(times: Sequence[float]) -> tuple[float, float]:
     """What of the axis is drawn: from 0 where times differ much, else as much around them that noise looks small."""
     low, high = min(times), max(times)
     return (0.0, high * 1.25) if high > 1.3 * low else (low * 0.85, high * 1.15)
 
 
-def _label(figure: Any, axes: Any, labels: list[tuple[int, int, Step, str]]) -> None:
+def _label(figure: Any, axes: Any, labels: list[tuple[int, int, Step, str]], theme: Theme) -> None:
     """Rung and time beside points; one that would cover another is left out: the table has it. The first come first."""
+    from matplotlib import patheffects
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
     renderer, taken = FigureCanvasAgg(figure).get_renderer(), []
@@ -115,6 +125,7 @@ def _label(figure: Any, axes: Any, labels: list[tuple[int, int, Step, str]]) -> 
         made = axes.annotate(
             f"{step.rung}, {panels.short_ms(step.ms)}", (x, step.ms), xytext=(8 if aside else 0, up), fontsize=8.5,
             textcoords="offset points", color=color, ha="left", va={0: "center", 7: "bottom", -7: "top"}[up],
+            path_effects=[patheffects.withStroke(linewidth=2.5, foreground=theme.ground)], zorder=6,
         )  # fmt: skip
         box = made.get_window_extent(renderer)
         if any(box.overlaps(other) for other in taken):
