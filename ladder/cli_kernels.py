@@ -136,6 +136,7 @@ def measure(
     )
     from ladder.pool import device_lock
     from ladder.progress import kernels_progress
+    from ladder.stopping import stop_on_sigterm
 
     started, begun = kernelbench.now(), time.monotonic()
     workloads = _workloads(device, names, kernelcases.WORKLOADS)
@@ -156,7 +157,8 @@ def measure(
         allowance = kernelbench.Allowance(minutes)
         on_event({"case": "all cases", "doing": "compile", "done": 0, "total": len(cases)})
         kernelcompiling.compile_ours(cases, timer.gpu)
-        rows, complete = kernelbench.run(bench, cases, allowance, quick=quick or smoke, on_event=on_event)
+        with stop_on_sigterm():
+            rows, complete = kernelbench.run(bench, cases, allowance, quick=quick or smoke, on_event=on_event)
     kernelverdicts.derive(rows)
     commit, dirty = record.commit_of(ROOT)
     notes = ["quick: not to be quoted"] * quick + [kerneltiming.SMOKE_NOTE] * smoke

@@ -183,6 +183,7 @@ def run(
     from ladder import fp8probe, machine
     from ladder import precision as measuring
     from ladder.pool import device_lock
+    from ladder.stopping import stop_on_sigterm
 
     begin = time.monotonic()
     found = measuring.rows(plan)
@@ -204,8 +205,9 @@ def run(
 
     with device_lock(machine.device_key(plan.device)):
         try:
-            seen["fp8"] = fp8probe.ask(plan.device)
-            seen["history"] = measuring.measure(plan, found, tell, seen["history"], save)
+            with stop_on_sigterm():
+                seen["fp8"] = fp8probe.ask(plan.device)
+                seen["history"] = measuring.measure(plan, found, tell, seen["history"], save)
         except KeyboardInterrupt:
             return result(False)
     return result(True)

@@ -1,6 +1,7 @@
 """The run behind `ladder kernels --claims`, on the CPU and, where there is one, on a GPU."""
 
 import json
+import signal
 
 import pytest
 import torch
@@ -125,9 +126,10 @@ def test_all_of_it_runs_on_the_cpu_and_is_marked_as_not_to_be_quoted(tmp_path, m
     assert claim_of(data, "launch overhead")["ours"] and not claim_of(data, "coalescing")["ours"]
 
 
-def test_ctrl_c_keeps_what_there_is(monkeypatch):
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM])
+def test_ctrl_c_or_a_time_limit_keeps_what_there_is(number, monkeypatch):
     def interrupted(self):
-        raise KeyboardInterrupt
+        signal.raise_signal(number)
 
     monkeypatch.setattr(run.Session, "time_experiments", interrupted)
     monkeypatch.setattr(

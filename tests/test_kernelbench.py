@@ -1,6 +1,8 @@
 """What is timed in `ladder kernels`, and what becomes of a contender that fails, is wrong or comes too late."""
 
 import dataclasses
+import json
+import signal
 import time
 import types
 
@@ -9,7 +11,7 @@ import torch
 from click.testing import CliRunner
 
 import kernels
-from ladder import cli, kernelbench, kernelcalls, kernelcases, kerneltiming
+from ladder import cli, cli_kernels, kernelbench, kernelcalls, kernelcases, kerneltiming
 from ladder.kernelbench import COMPILE, COPY, OURS, PLAIN, TWIN, Allowance, Bench, run
 from ladder.kernelcases import Case, Op
 from ladder.kerneltiming import COLD, EVENTS, GRAPH, HOT, SMOKE, Cpu, Timer
@@ -216,6 +218,26 @@ def test_a_workload_that_cannot_be_measured_is_one_line(tmp_path):
         said = invoke("--device", "cpu", "--workload", name, "--out", str(tmp_path))
         assert said.exit_code == 2 and said.output.count("\n") == 1 and words in said.output
     assert not [*tmp_path.iterdir()]
+
+
+def test_a_time_limit_keeps_the_cases_that_were_finished(monkeypatch, tmp_path):
+    """`timeout` and batch systems send SIGTERM."""
+
+    def case(self, case, *how):
+        if case.name != first.name:
+            signal.raise_signal(signal.SIGTERM)
+        yield kernelbench.skipped(case, "a reason")
+
+    first = kernelcases.cases(
+        cli_kernels._workloads("cpu", (), ()), ops=["modulate", "bias_act"], quick=True
+    )[0]
+    monkeypatch.setattr(Bench, "case", case)
+    monkeypatch.setattr("ladder.kernelcompiling.compile_ours", lambda *how: None)
+    said = invoke("--device", "cpu", "--op", "modulate", "--op", "bias_act", "--out", str(tmp_path))
+    (path,) = tmp_path.glob("*-partial.json")
+    found = json.loads(path.read_text())
+    assert not found["complete"] and "interrupted" in found["protocol"]["notes"], said.output
+    assert {row.get("name") or row["case"] for row in found["rows"]} == {first.name}
 
 
 def test_the_command_writes_json_markdown_and_chart(tmp_path):

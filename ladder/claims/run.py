@@ -15,6 +15,7 @@ from ladder.errors import describe
 from ladder.kernelbench import now
 from ladder.kernelcalls import compiling
 from ladder.kerneltiming import Call
+from ladder.stopping import stop_on_sigterm
 
 ROOT = Path(__file__).resolve().parents[2]
 LADDER_RESULTS, PRECISION_RESULTS = ROOT / "results" / "ladder", ROOT / "results" / "precision"
@@ -34,7 +35,8 @@ def measure(
     started, begun = now(), time.monotonic()
     timer = kerneltiming.timer_on(device)
     session = Session(timer.gpu, timer, smoke, quick or smoke, seed, begun + 60 * minutes)
-    complete = session.run(on_event, count)
+    with stop_on_sigterm():
+        complete = session.run(on_event, count)
     commit, dirty = record.commit_of(ROOT)
     facts = machine.facts(device)
     notes = [kerneltiming.SMOKE_NOTE] * smoke + ["quick: not to be quoted"] * (quick and not smoke)
