@@ -345,7 +345,7 @@ class _Run:
         lanes = max(1, int(min(LANES.get(self.device, 1), memory / INSPECTOR_GB)))
         self.each(
             pool, names if lanes == 1 else names[:1], None
-        )  # the first makes what all are compared with
+        )  # the first makes what all are compared with, which takes a smaller batch where others leave it no room
         if lanes > 1:
             sidebyside.inspect(self, pool, names[1:], lanes)
             self.each(pool, names, None)  # what ran out of memory beside others
