@@ -85,6 +85,7 @@ def calls(kernels, x):
         lambda x, s, b, k: kernels.instance_norm_act(x, s, b, noise=noise, strength=k),
         (x, scale, shift, strength),
     )
+    yield from plane_calls(kernels, (x, scale, shift, strength), noise)
     if hasattr(kernels, "dense"):
         yield from dense_calls(kernels, scale)
     if hasattr(kernels, "adam"):
@@ -100,6 +101,23 @@ def calls(kernels, x):
             lambda x, b, k, s: kernels.filter_act(x, [1, 3, 3, 1], b, strength=k, scale=s, **how),
             (x, bias, strength, scale.abs() + 0.5),
         )
+
+
+def plane_calls(kernels, inputs, noise):
+    """Instance norm in NCHW, two programs that walk over planes in blocks of 32 pixels, however small they are."""
+    try:
+        from kernels import instance_norm_act_planes as planes
+    except ImportError:  # code of old commits
+        return
+
+    def norm(x, s, b, k):
+        return kernels.instance_norm_act(x.contiguous(), s, b, noise=noise, strength=k)
+
+    usual, planes.walk = planes.walk, lambda x, tensors=1: planes.Walk(2, 32, 4)
+    try:
+        yield norm, inputs
+    finally:
+        planes.walk = usual
 
 
 def cuda_calls(x, scale, shift, noise, strength):

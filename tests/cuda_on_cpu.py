@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import ctypes
 import hashlib
+import os
 import re
 import subprocess
 import sys
@@ -46,7 +47,7 @@ def compile_sources() -> ctypes.CDLL:
         everything = "\n".join(f'#include "{path.name}"' for path in build.sources())
         (folder / "all.cpp").write_text(everything)
         flags = ["-O1", "-std=c++17", "-mf16c", "-fPIC", "-shared", "-w"]
-        made = folder / "kernels.so.made"
+        made = folder / f"kernels.so.{os.getpid()}"  # tests run side by side
         subprocess.run(
             ["g++", *flags, "-o", made, folder / "all.cpp"], check=True, capture_output=True, text=True
         )

@@ -1,6 +1,7 @@
 """Each rung on its own step: engaged; sabotaged (the switch set, the change not applied): not engaged, and why."""
 
 import json
+import types
 
 import pytest
 import torch
@@ -161,10 +162,12 @@ def test_the_reason_names_the_rung():
 
 
 def test_the_worker_hands_back_receipts_of_the_rungs_it_is_asked_for():
-    rung = worker.Rung(None, None)
+    said = []
+    rung = worker.Rung(None, types.SimpleNamespace(send=said.append))
     rung.step = make_step(LEAST, BF16, device="cpu")
     rung.step.prepare()
     reply = json.loads(json.dumps(rung.do_receipts(["bf16"])))
     assert reply["receipts"]["bf16"]["engaged"] and set(reply["receipts"]) == {"bf16"}
     assert set(rung.do_receipts()["receipts"]) == {"baseline", "bf16"}
     assert reply["evidence"]["device"] == "cpu" and len(json.dumps(reply)) < 4096
+    assert said == [{"progress": "traced"}] * 2  # from when on the GPU may do something else
