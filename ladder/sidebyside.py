@@ -21,10 +21,6 @@ MOST_AHEAD = 12  # idle workers that have imported torch, about half a GB each
 NEXT = 3  # of them always, while rungs are inspected
 SHARE = 0.5  # of the GPU's memory for what is prepared, the timed rung among it
 CONTEXT_BYTES = 2**30  # beside the allocator's: CUDA's context, cuDNN's and cuBLAS's workspaces
-UNSURE = (
-    "oom",
-    "invalid",
-)  # may be the fault of those beside it: memory ran out, or was short and was asked for again
 
 
 class Gate:
@@ -105,8 +101,8 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate) -> None:
             run.get_ready(worker, rung, keep_gradients=True)
             run.inspect(worker, rung, gate.alone)
     except WorkerFailure as failure:
-        if failure.status == "oom":
-            return  # perhaps not when it is alone
+        if pool.ended or failure.status == "oom":
+            return  # interrupted; or perhaps not out of memory when it is alone
         with run.lock:
             run.fail(rung, None, failure)
     finally:
@@ -127,6 +123,11 @@ def fitting(most: int, memory_bytes: float, cores: int, peaks: Sequence[int]) ->
 def chooses(recipe: dict[str, Any]) -> bool:
     """Whether preparing it times candidates and keeps the fastest, which work beside it would falsify."""
     return bool(recipe.get("cudnn_benchmark")) or recipe.get("compile", "off") != "off"
+
+
+def is_unsure(failure: WorkerFailure) -> bool:
+    """Whether those beside it may be at fault: the GPU's memory ran out or was short, or the system's ran out."""
+    return failure.status in ("oom", "invalid") or failure.reply.get("signal") == "SIGKILL"
 
 
 def time_all(run: Any, pool: Pool, names: Sequence[str], number: int) -> None:
@@ -152,10 +153,13 @@ def _time_group(run: Any, pool: Pool, names: Sequence[str], number: int) -> None
         alive = {worker.pid for worker, _ in ready.values()}
         worker, prepared = ready.pop(name)
         run.place.at = {"rung": name, "round": number}
+        if not run.is_due(name, number):  # what it depends on has failed since
+            worker.close()
+            continue
         try:
             run.time(worker, run.rungs[name], number, prepared | {"beside": beside}, alive)
         except WorkerFailure as failure:
-            if beside and failure.status in UNSURE:
+            if beside and is_unsure(failure):
                 continue
             run.fail(run.rungs[name], number, failure)
         finally:
@@ -182,7 +186,7 @@ def _prepare_one(
         prepared = run.get_ready(worker, rung, keep_gradients=False)
     except WorkerFailure as failure:
         worker.close()
-        if failure.status in UNSURE and company:
+        if pool.ended or (company and is_unsure(failure)):
             return
         with run.lock:
             run.fail(rung, number, failure)
