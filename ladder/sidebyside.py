@@ -77,7 +77,7 @@ def each(jobs: Sequence[Callable[[], None]], lanes: int, stop: Callable[[], None
 
 
 def inspect(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
-    """Inspect rungs of a `ladder.measure` run, `lanes` at a time. One that runs out of memory so is left undecided."""
+    """Inspect rungs of a `ladder.measure` run, `lanes` at a time. What others may be to blame for is left undecided."""
     names = [name for name in names if run.is_due(name, None)]
     if not names:
         return
@@ -101,8 +101,8 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate) -> None:
             run.get_ready(worker, rung, keep_gradients=True)
             run.inspect(worker, rung, gate.alone)
     except WorkerFailure as failure:
-        if pool.ended or failure.status == "oom":
-            return  # interrupted; or perhaps not out of memory when it is alone
+        if pool.ended or is_unsure(failure):
+            return  # interrupted; or perhaps well when it is alone
         with run.lock:
             run.fail(rung, None, failure)
     finally:
@@ -131,7 +131,7 @@ def is_unsure(failure: WorkerFailure) -> bool:
 
 
 def time_all(run: Any, pool: Pool, names: Sequence[str], number: int) -> None:
-    """Visit rungs of a `ladder.measure` run in this order. One whose memory others may have taken is left undecided."""
+    """Visit rungs of a `ladder.measure` run in this order. What others may be to blame for is left undecided."""
     left = [name for name in names if run.is_due(name, number) and not chooses(run.recipes[name])]
     while left:
         lanes = run.lanes()
