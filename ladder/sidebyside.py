@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
 from ladder.pool import Pool, Worker, WorkerFailure
@@ -62,11 +62,12 @@ class Gate:
                 self._change.notify_all()
 
 
-def each(jobs: Sequence[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:
+def each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:
     """Run the jobs, `lanes` at a time. At the first exception, Ctrl-C included: call `stop`, start none, raise it."""
     with ThreadPoolExecutor(lanes) as threads:
-        begun = [threads.submit(job) for job in jobs]
+        begun: list[Future[None]] = []
         try:
+            begun.extend(threads.submit(job) for job in jobs)
             for done in as_completed(begun):
                 done.result()
         except BaseException:

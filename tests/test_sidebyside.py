@@ -200,6 +200,18 @@ def test_what_depends_on_one_that_failed_beside_it_is_not_timed(
     assert recipes["c"] not in visited and recipes["d"] in visited
 
 
+def test_an_interrupt_while_jobs_are_handed_out_stops_those_that_run() -> None:
+    stopped = threading.Event()
+
+    def jobs() -> Iterator[Any]:
+        yield lambda: stopped.wait(3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sidebyside.each(jobs(), 2, stopped.set)
+    assert stopped.is_set()
+
+
 def test_what_an_inspector_found_waits_for_the_file_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
     """New keys in a record while another thread writes it would end the run."""
     found = {"parity": {}, "receipts": {}, "inspection": {}}
