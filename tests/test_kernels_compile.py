@@ -146,7 +146,7 @@ def run_planes(dtype) -> None:
 
     planes = sys.modules["kernels.instance_norm_act_planes"]
     both = planes.BLOCKS, planes.WARPS
-    for size in ((64, 64), (64, 128), (65, 63)):  # a partial block, a whole one, one that is not aligned
+    for size in ((64, 128), (65, 63)):  # whole blocks, and partial ones that are not aligned
         x, style = torch.zeros(8, 64, *size, dtype=dtype), torch.zeros(8, 64)
         for room in (0, 1):  # for one program on a multiprocessor, for two
             planes.BLOCKS, planes.WARPS = ((each[room],) * 2 for each in both)
