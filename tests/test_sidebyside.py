@@ -140,8 +140,12 @@ def test_an_interrupt_while_rungs_are_prepared_tells_nothing_of_them(
         prepare(run, pool, name, number, *more)
 
     monkeypatch.setattr(sidebyside, "_prepare_one", prepare_one)
-    rungs = {name: {"prepare": 0.8} for name in "abc"}
-    result = run(tmp_path, rungs, rounds=2)
+    rungs = {name: {"prepare": 1.2} for name in "abc"}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
+    try:
+        result = run(tmp_path, rungs, rounds=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
     assert not result["complete"] and stored(tmp_path) == result
     assert {(rung["status"], len(rung["rounds"])) for rung in result["rungs"]} == {("ok", 1)}
     assert not any(alive(worker.pid) for worker in workers)
