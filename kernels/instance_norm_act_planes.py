@@ -115,6 +115,14 @@ def instance_norm_act_planes_grad_kernel(
 
 
 @lru_cache(maxsize=64)
+def shared_bytes(device: torch.device) -> int:
+    """Shared memory that one program may use; an H200's where there is no GPU."""
+    if device.type != "cuda":
+        return 227 << 10
+    return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)
+
+
+@lru_cache(maxsize=64)
 def cache_bytes(device: torch.device) -> int:
     """Size of a GPU's L2 cache; an H200's where there is no GPU, as in `tiles.processor`."""
     return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 60 << 20
@@ -137,11 +145,20 @@ def walk(x: Tensor, tensors: int = 1) -> Walk | None:
     return Walk(min(planes, processors * each), BLOCKS[each - 1], WARPS[each - 1])
 
 
-def _launch(kernel, how: Walk, x: Tensor, noise: Tensor | None, *arguments, **constants) -> None:
+def stages(block: int, whole: bool, pixel_bytes: int, device: torch.device) -> int:
+    """Of the pipeline: all but one of them hold a block of what is loaded in shared memory, `pixel_bytes` a pixel."""
+    scratch = 0 if whole else 2 * block  # where blocks are not aligned, to hand masks over between threads
+    return max(1, min(STAGES, 1 + (shared_bytes(device) - scratch) // (block * pixel_bytes)))
+
+
+def _launch(kernel, how: Walk, x: Tensor, noise: Tensor | None, *arguments, g=None, **constants) -> None:
     pixels = x.shape[2] * x.shape[3]
+    whole, read = pixels % how.block == 0, sum(t.element_size() for t in (x, noise, g) if t is not None)
+    double = x.dtype is torch.float64  # for checks only
+    ahead = 1 if double else stages(how.block, whole, read, x.device)
     kernel[(how.programs,)](
         *arguments, x.shape[0] * x.shape[1], x.shape[1], pixels, noise_stride(noise), ACC=tl_accumulator(x.dtype),
-        WHOLE=pixels % how.block == 0, STAGES=STAGES, BLOCK=how.block, num_warps=how.warps, **constants,
+        WHOLE=whole, STAGES=ahead, BLOCK=how.block, num_warps=how.warps, **constants,
     )  # fmt: skip
 
 
@@ -175,5 +192,5 @@ def backward(
     sums = x.new_empty((2, *x.shape[:2]), dtype=accumulator(x.dtype))
     parts = torch.empty_like(sums[0]) if needs[3] else None
     arguments = (g, x, noise, strength, scale, bias, mean, rstd, *sums, dx, parts)
-    _launch(instance_norm_act_planes_grad_kernel, how, x, noise, *arguments, SLOPE=slope, GAIN=gain)
+    _launch(instance_norm_act_planes_grad_kernel, how, x, noise, *arguments, g=g, SLOPE=slope, GAIN=gain)
     return dx, None if parts is None else parts.sum().reshape(strength.shape).to(strength.dtype), sums

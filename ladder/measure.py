@@ -307,7 +307,8 @@ class _Run:
         )
         if problem := self.visits.check_gpu(built.get("gpu_uuid")):
             raise UserError(problem)
-        rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
+        with self.lock:
+            rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
         return worker.call("prepare") | {"start_s": worker.start_s, "build_s": built.get("build_s")}
 
@@ -357,9 +358,11 @@ class _Run:
         try:
             found = inspecting.inspect(worker, lambda phase: self.emit("phase", phase=phase), alone)
         except inspecting.Objection as objection:
-            rung.update(objection.found)
+            with self.lock:  # another thread may be writing the file
+                rung.update(objection.found)
             raise
-        rung.update(found)
+        with self.lock:
+            rung.update(found)
         self.seen.put(self.recipes[rung["name"]], found)
 
     def fail(self, rung: dict[str, Any], number: int | None, failure: WorkerFailure) -> None:

@@ -43,7 +43,10 @@ _CYCLE_TIMEOUT_FACTOR = 20.0
 
 
 class WorkerFailure(Exception):
-    """No result: `status` ("oom", "failed", "invalid", "n/a"), `reason` in one line, `reply` with the peaks."""
+    """No result: `status` ("oom", "failed", "invalid", "n/a"), `reason` in one line.
+
+    `reply` has the peaks, or the "signal" that killed the worker.
+    """
 
     def __init__(self, status: str, reason: str, reply: dict[str, Any] | None = None) -> None:
         super().__init__(reason)
@@ -196,7 +199,7 @@ class Worker:
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
             hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
-            return WorkerFailure("failed", f"{do}: worker killed by {name}{hint}")
+            return WorkerFailure("failed", f"{do}: worker killed by {name}{hint}", {"signal": name})
         last = f": {one_line(said[-1])}" if said else ""
         return WorkerFailure("failed", one_line(f"{do}: worker ended with status {code}{last}"))
 
@@ -231,6 +234,7 @@ class Pool:
         self._ahead: list[Worker] = []
         self._taken: list[Worker] = []
         self._lock = threading.Lock()
+        self.ended = False  # what a worker says then is that it was ended, which tells nothing of its rung
 
     def __enter__(self) -> "Pool":
         return self
@@ -241,13 +245,19 @@ class Pool:
     def kill(self) -> None:
         """End every worker, those at work included: who waits for one is told that it died."""
         with self._lock:
+            self.ended = True
             for worker in (*self._taken, *self._ahead):
                 worker.kill()
             self._taken, self._ahead = [], []
 
     def take(self) -> Worker:
-        """A fresh worker, to be closed by whoever took it. Workers that died while idle are passed over."""
+        """A fresh worker, to be closed by whoever took it. Workers that died while idle are passed over.
+
+        Raises `WorkerFailure` once all have been killed, lest a thread that is not done yet start another.
+        """
         with self._lock:
+            if self.ended:
+                raise WorkerFailure("failed", "the run was ended")
             while self._ahead and self._ahead[0]._exited():
                 self._ahead.pop(0).kill()
             self._taken = [worker for worker in self._taken if not worker.ended]
@@ -262,7 +272,7 @@ class Pool:
     def begin_ahead(self, count: int) -> None:
         """Start workers until ``count`` are ahead; they import meanwhile. `start_ahead` waits for them."""
         with self._lock:
-            while len(self._ahead) < count:
+            while len(self._ahead) < count and not self.ended:
                 self._ahead.append(self._make())
 
     def start_ahead(self, count: int) -> None:

@@ -11,8 +11,8 @@ from __future__ import annotations
 import contextlib
 import functools
 import threading
-from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor, as_completed
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
 from ladder.pool import Pool, Worker, WorkerFailure
@@ -21,10 +21,6 @@ MOST_AHEAD = 12  # idle workers that have imported torch, about half a GB each
 NEXT = 3  # of them always, while rungs are inspected
 SHARE = 0.5  # of the GPU's memory for what is prepared, the timed rung among it
 CONTEXT_BYTES = 2**30  # beside the allocator's: CUDA's context, cuDNN's and cuBLAS's workspaces
-UNSURE = (
-    "oom",
-    "invalid",
-)  # may be the fault of those beside it: memory ran out, or was short and was asked for again
 
 
 class Gate:
@@ -66,11 +62,12 @@ class Gate:
                 self._change.notify_all()
 
 
-def each(jobs: Sequence[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:
+def each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:
     """Run the jobs, `lanes` at a time. At the first exception, Ctrl-C included: call `stop`, start none, raise it."""
     with ThreadPoolExecutor(lanes) as threads:
-        begun = [threads.submit(job) for job in jobs]
+        begun: list[Future[None]] = []
         try:
+            begun.extend(threads.submit(job) for job in jobs)
             for done in as_completed(begun):
                 done.result()
         except BaseException:
@@ -81,7 +78,7 @@ def each(jobs: Sequence[Callable[[], None]], lanes: int, stop: Callable[[], None
 
 
 def inspect(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
-    """Inspect rungs of a `ladder.measure` run, `lanes` at a time. One that runs out of memory so is left undecided."""
+    """Inspect rungs of a `ladder.measure` run, `lanes` at a time. What others may be to blame for is left undecided."""
     names = [name for name in names if run.is_due(name, None)]
     if not names:
         return
@@ -105,8 +102,8 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate) -> None:
             run.get_ready(worker, rung, keep_gradients=True)
             run.inspect(worker, rung, gate.alone)
     except WorkerFailure as failure:
-        if failure.status == "oom":
-            return  # perhaps not when it is alone
+        if pool.ended or is_unsure(failure):
+            return  # interrupted; or perhaps well when it is alone
         with run.lock:
             run.fail(rung, None, failure)
     finally:
@@ -129,8 +126,13 @@ def chooses(recipe: dict[str, Any]) -> bool:
     return bool(recipe.get("cudnn_benchmark")) or recipe.get("compile", "off") != "off"
 
 
+def is_unsure(failure: WorkerFailure) -> bool:
+    """Whether those beside it may be at fault: the GPU's memory ran out or was short, or the system's ran out."""
+    return failure.status in ("oom", "invalid") or failure.reply.get("signal") == "SIGKILL"
+
+
 def time_all(run: Any, pool: Pool, names: Sequence[str], number: int) -> None:
-    """Visit rungs of a `ladder.measure` run in this order. One whose memory others may have taken is left undecided."""
+    """Visit rungs of a `ladder.measure` run in this order. What others may be to blame for is left undecided."""
     left = [name for name in names if run.is_due(name, number) and not chooses(run.recipes[name])]
     while left:
         lanes = run.lanes()
@@ -152,10 +154,13 @@ def _time_group(run: Any, pool: Pool, names: Sequence[str], number: int) -> None
         alive = {worker.pid for worker, _ in ready.values()}
         worker, prepared = ready.pop(name)
         run.place.at = {"rung": name, "round": number}
+        if not run.is_due(name, number):  # what it depends on has failed since
+            worker.close()
+            continue
         try:
             run.time(worker, run.rungs[name], number, prepared | {"beside": beside}, alive)
         except WorkerFailure as failure:
-            if beside and failure.status in UNSURE:
+            if beside and is_unsure(failure):
                 continue
             run.fail(run.rungs[name], number, failure)
         finally:
@@ -182,7 +187,7 @@ def _prepare_one(
         prepared = run.get_ready(worker, rung, keep_gradients=False)
     except WorkerFailure as failure:
         worker.close()
-        if failure.status in UNSURE and company:
+        if pool.ended or (company and is_unsure(failure)):
             return
         with run.lock:
             run.fail(rung, number, failure)

@@ -144,12 +144,17 @@ def run_planes(dtype) -> None:
 
     import kernels
 
-    for size in ((64, 64), (64, 128)):  # a partial block, a whole one
+    planes = sys.modules["kernels.instance_norm_act_planes"]
+    both = planes.BLOCKS, planes.WARPS
+    for size in ((64, 128), (65, 63)):  # whole blocks, and partial ones that are not aligned
         x, style = torch.zeros(8, 64, *size, dtype=dtype), torch.zeros(8, 64)
-        for noise in (None, torch.zeros(8, 1, *size)):
-            strength = None if noise is None else torch.zeros((), requires_grad=True)
-            inputs = [t.detach().requires_grad_() for t in (x, style, style)]
-            kernels.instance_norm_act(*inputs, noise=noise, strength=strength).sum().backward()
+        for room in (0, 1):  # for one program on a multiprocessor, for two
+            planes.BLOCKS, planes.WARPS = ((each[room],) * 2 for each in both)
+            for noise in (None, torch.zeros(8, 1, *size)):
+                strength = None if noise is None else torch.zeros((), requires_grad=True)
+                inputs = [t.detach().requires_grad_() for t in (x, style, style)]
+                kernels.instance_norm_act(*inputs, noise=noise, strength=strength).sum().backward()
+    planes.BLOCKS, planes.WARPS = both
 
 
 def run_group(weight, style) -> None:
@@ -265,6 +270,8 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
 
     tiles.processor = lambda device: (capability, 132)
     tiles.tiling.cache_clear()
+    planes = sys.modules["kernels.instance_norm_act_planes"]
+    planes.shared_bytes = lambda device: SHARED_KIB[capability] << 10
     launches.clear()
     for shape in ((8, 64, 64, 64), (2, 64, 16, 16)):
         shorten_filters(capability != FULLY or shape[0] == 2)
@@ -273,12 +280,13 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
     run_adam(torch.bfloat16, torch.channels_last, 0.0)
     run_spectral(torch.bfloat16, torch.channels_last)
     run_planes(torch.bfloat16)
+    run_planes(torch.float32)
     if capability == FULLY:
         run_adam(torch.float32, torch.contiguous_format, 0.9)
         run_adam(torch.float16, torch.channels_last, 0.0, scaled=True)
         shorten_filters(True)
-        run_planes(torch.float32)
-        planes, least = sys.modules["kernels.instance_norm_act_planes"], 1 << 40
+        run_planes(torch.float64)
+        least = 1 << 40
         planes.LEAST_PIXELS, least = least, planes.LEAST_PIXELS  # in tiles, as smaller maps
         run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)
         planes.LEAST_PIXELS = least

@@ -133,6 +133,23 @@ def test_when_it_is_the_way(shape, layout, dtype, tensors, count, monkeypatch):
     )  # as many threads on a multiprocessor, one program or two
 
 
+@pytest.mark.parametrize(
+    ("shared_kib", "block", "pixel_bytes", "count"),
+    [
+        (227, 8192, 8, 3),  # an H200's: bfloat16 backward with noise
+        (227, 8192, 12, 3),
+        (163, 8192, 12, 2),
+        (99, 8192, 8, 2),  # a GeForce's
+        (99, 8192, 12, 2),
+        (48, 8192, 12, 1),
+    ],
+)
+def test_what_is_loaded_ahead_fits_into_shared_memory(shared_kib, block, pixel_bytes, count, monkeypatch):
+    monkeypatch.setattr(planes, "shared_bytes", lambda device: shared_kib << 10)
+    assert planes.stages(block, True, pixel_bytes, torch.device("cuda")) == count
+    assert (count - 1) * block * pixel_bytes <= shared_kib << 10
+
+
 def test_the_cache_is_asked_for_its_size(monkeypatch):
     found = SimpleNamespace(L2_cache_size=40 << 20)
     monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)

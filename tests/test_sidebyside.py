@@ -1,5 +1,7 @@
 """Rungs prepared side by side and timed one after another: who is at work when, and what becomes of failures."""
 
+import os
+import signal
 import threading
 import time
 from collections.abc import Iterator
@@ -8,9 +10,9 @@ from typing import Any
 
 import pytest
 
-from ladder import measure, sidebyside
+from ladder import inspecting, measure, sidebyside
 from ladder.pool import Worker, WorkerFailure
-from tests.test_measure import by_name, run, stored
+from tests.test_measure import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
 
 GIB = 2**30
 
@@ -122,6 +124,113 @@ def test_what_chooses_by_measuring_is_prepared_alone(calls: list, tmp_path: Path
         if each[0] in ("tuned", "compiled"):
             assert at_work(calls, each) == 0
     assert sum(each[:2] == ("tuned", "visit") for each in calls) == 2
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_rungs_are_prepared_tells_nothing_of_them(
+    calls: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
+) -> None:
+    """Those that were ended keep their numbers, and the run can be taken up."""
+    workers, prepare = [], sidebyside._prepare_one
+
+    def prepare_one(run: Any, pool: Any, name: str, number: int, *more: Any) -> None:
+        if number == 1 and not workers:
+            workers.extend(pool._taken)
+            threading.Timer(0.4, os.kill, (os.getpid(), sign)).start()
+        prepare(run, pool, name, number, *more)
+
+    monkeypatch.setattr(sidebyside, "_prepare_one", prepare_one)
+    rungs = {name: {"prepare": 1.2} for name in "abc"}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
+    try:
+        result = run(tmp_path, rungs, rounds=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not result["complete"] and stored(tmp_path) == result
+    assert {(rung["status"], len(rung["rounds"])) for rung in result["rungs"]} == {("ok", 1)}
+    assert not any(alive(worker.pid) for worker in workers)
+    (path,) = tmp_path.glob("*/*.json")
+    again = run(tmp_path, rungs, rounds=2, resume=path)
+    assert again["complete"] and all(len(rung["rounds"]) == 2 for rung in again["rungs"])
+
+
+def test_who_was_killed_beside_others_is_tried_again_alone(
+    calls: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may have run out of memory for them all."""
+    patched, killed = Worker.call, []
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "prepare" and worker.named == "big" and not killed:
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+        return patched(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    result = run(tmp_path, {name: {} for name in ("a", "big", "b")})
+    assert killed and {rung["status"] for rung in result["rungs"]} == {"ok"}
+    assert [each["beside"] for each in by_name(result)["big"]["rounds"]] == [0]
+
+
+def test_what_depends_on_one_that_failed_beside_it_is_not_timed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure, "PREPARED", {"cpu": 6})
+    monkeypatch.setattr(measure._Run, "lanes", lambda run: 6)
+    recipes = {"a": {}, "b": {"capacity": 1}, "c": {"capacity": 1, "sleep": 0.002}, "d": {"sleep": 0.001}}
+    real, failed, visited = Worker.call, threading.Event(), []
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.recipe = fields["recipe"]
+        if do == "prepare" and worker.recipe == {"capacity": 1}:
+            threading.Timer(0.2, failed.set).start()
+            raise WorkerFailure("failed", "broken")
+        if do == "prepare" and worker.recipe == recipes["c"]:
+            failed.wait(10)
+        if do == "visit":
+            visited.append(worker.recipe)
+        return real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    plan = [Planned(name, recipe) for name, recipe in recipes.items()]
+    result = measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=tmp_path, code=FAKE, rounds=1)
+    assert {name: rung["status"] for name, rung in by_name(result).items()} == {
+        "a": "ok",
+        "b": "failed",
+        "c": "skipped",
+        "d": "ok",
+    }
+    assert recipes["c"] not in visited and recipes["d"] in visited
+
+
+def test_an_interrupt_while_jobs_are_handed_out_stops_those_that_run() -> None:
+    stopped = threading.Event()
+
+    def jobs() -> Iterator[Any]:
+        yield lambda: stopped.wait(3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        sidebyside.each(jobs(), 2, stopped.set)
+    assert stopped.is_set()
+
+
+def test_what_an_inspector_found_waits_for_the_file_to_be_written(monkeypatch: pytest.MonkeyPatch) -> None:
+    """New keys in a record while another thread writes it would end the run."""
+    found = {"parity": {}, "receipts": {}, "inspection": {}}
+    monkeypatch.setattr(inspecting, "inspect", lambda *_: found)
+    monkeypatch.setattr(measure._Run, "__init__", lambda self: None)
+    a_run, rung = measure._Run(), {"name": "a"}
+    a_run.lock, a_run.recipes = threading.RLock(), {"a": {}}
+    a_run.seen = type("Seen", (), {"put": lambda *_: None})()
+    thread = threading.Thread(target=a_run.inspect, args=(None, rung))
+    with a_run.lock:
+        thread.start()
+        thread.join(0.2)
+        assert rung == {"name": "a"}
+    thread.join()
+    assert rung == {"name": "a"} | found
 
 
 @pytest.mark.parametrize(

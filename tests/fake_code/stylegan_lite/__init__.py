@@ -63,6 +63,7 @@ class Step:
 
     def prepare(self):
         self.fail("prepare")
+        time.sleep(self.recipe.get("prepare", 0))
         return {"warmup_s": 0.0, "capture_s": 0.0}
 
     def cycle(self, lazy=True):
