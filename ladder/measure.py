@@ -225,7 +225,6 @@ class _Run:
         if not names:
             return
         pool.start_ahead(min(len(names), sidebyside.MOST_AHEAD))
-        self.visits.look_around()
         for place, name in enumerate(names):
             rung = self.rungs[name]
             if not self.is_due(name, number):  # what it depends on has failed since
@@ -285,7 +284,20 @@ class _Run:
         alive: set[int] | None = None,
     ) -> None:
         """Time a prepared rung and keep what it showed. `alive` are the workers that hold a context, if others do."""
-        rung["rounds"].append(self.visit(worker, rung, number, prepared, alive))
+        self.emit("phase", phase="measure")
+        made = self.visits.visit(
+            worker,
+            number,
+            prepared,
+            rung["rounds"],
+            (r for each in self.rungs.values() for r in each["rounds"]),
+            alive=alive,
+            cycles=self.protocol["cycles"],
+            settle_s=self.protocol["settle_s"],
+            settle_cycles=self.protocol["settle_cycles"],
+            main=(number == 0 or not self.protocol["quick"]) and "of" not in rung,
+        )
+        rung["rounds"].append(made)
         rung.update(status="ok", reason=None)
         used = worker.call("choices")["choices"]  # after timing
         record.add_choices(self.result, rung.get("of", rung["name"]), used)
@@ -312,29 +324,6 @@ class _Run:
         self.emit("phase", phase="prepare")
         return worker.call("prepare") | {"start_s": worker.start_s, "build_s": built.get("build_s")}
 
-    def visit(
-        self,
-        worker: Worker,
-        rung: dict[str, Any],
-        number: int,
-        prepared: dict[str, Any],
-        alive: set[int] | None = None,
-    ) -> dict[str, Any]:
-        """Time one rung in one round; returns the round's raw record."""
-        self.emit("phase", phase="measure")
-        return self.visits.visit(
-            worker,
-            number,
-            prepared,
-            rung["rounds"],
-            (r for each in self.rungs.values() for r in each["rounds"]),
-            alive=alive,
-            cycles=self.protocol["cycles"],
-            settle_s=self.protocol["settle_s"],
-            settle_cycles=self.protocol["settle_cycles"],
-            main=(number == 0 or not self.protocol["quick"]) and "of" not in rung,
-        )
-
     def inspect_all(self, pool: Pool) -> None:
         """One inspector for every rung of which nothing is known; what earlier runs found is taken from them."""
         self.seen = inspecting.Cache(self.workload, self.result["machine"])
@@ -344,12 +333,11 @@ class _Run:
                 self.rungs[name].update(found)
         memory = self.result["machine"].get("gpu_memory_gb") or math.inf
         lanes = max(1, int(min(LANES.get(self.device, 1), memory / INSPECTOR_GB)))
-        self.each(
-            pool, names if lanes == 1 else names[:1], None
-        )  # the first makes what all are compared with, which takes a smaller batch where others leave it no room
         if lanes > 1:
+            # Alone, as it makes what all are compared with: of a smaller batch where others leave it no room.
+            self.each(pool, names[:1], None)
             sidebyside.inspect(self, pool, names[1:], lanes)
-            self.each(pool, names, None)  # what ran out of memory beside others
+        self.each(pool, names, None)  # all, or what ran out of memory beside others
 
     def inspect(
         self, worker: Worker, rung: dict[str, Any], alone: inspecting.Alone = contextlib.nullcontext
