@@ -21,7 +21,7 @@ import kernels
 from kernels import filtered_act as ops
 from kernels import filtered_act_launch as fused
 from kernels.precompile import compile_ahead
-from kernels.tuning import buffers, make_copy, mean_share, seconds, timed_run, write
+from kernels.tuning import buffers, copy_seconds, mean_share, seconds, timed_run, write
 from kernels.upfirdn2d import Config
 
 plain = sys.modules["kernels.upfirdn2d"]  # the package's attribute of this name is the function
@@ -157,7 +157,7 @@ class Bench:
         device = torch.device("cuda", torch.cuda.current_device())
         made = [make_call(name, shape, dtype, nhwc) for _ in range(buffers(shape, dtype, device))]
         self.shape, self.calls, self.bytes = shape, [call for call, _ in made], made[0][1]
-        self.copy = seconds([make_copy(self.bytes, torch.device("cuda")) for _ in made])
+        self.copy = copy_seconds(self.bytes, device, len(made))
 
     def run(self, config: Config | fused.Strip) -> dict:
         if error := tried(self.calls[0], config):

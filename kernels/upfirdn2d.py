@@ -264,11 +264,11 @@ class Config(NamedTuple):
     registers: int | None = None  # a thread, at most
 
 
-# By (channels_last, up, down); an entry that begins with a compute capability, (9, 0), goes before for that GPU. Chosen
-# by counting instructions for each pixel and registers in sm_90 code (ptxas, no spills to speak of); others that were
-# tried within a training step on one H200 took as long.
+# By (channels_last, up, down); an entry that begins with a compute capability, (9, 0), goes before for that GPU. The
+# first as one H200 timed it alone (`python -m kernels.filter_tuning`), the others chosen by counting instructions for
+# each pixel and registers in sm_90 code (ptxas, no spills to speak of).
 CONFIGS: dict[tuple, Config] = {
-    (True, 1, 1): Config(rows=8, cols=2, ahead=0, block_c=64, width=1, warps=4, registers=128),
+    (True, 1, 1): Config(rows=8, cols=4, ahead=1, block_c=64, width=0.5, warps=4, registers=128),
     (True, 2, 1): Config(rows=8, cols=2, ahead=1, block_c=64, width=1, warps=4),
     (True, 1, 2): Config(rows=8, cols=1, ahead=0, block_c=64, width=1, warps=4),
     (True, 2, 2): Config(rows=4, cols=2, ahead=0, block_c=64, width=1, warps=4),

@@ -12,7 +12,9 @@ from torch import Tensor
 from ladder.kernelcases import Case
 from ladder.kerneltiming import Call
 
-PAGE = 4096  # bytes; not taken from kernels.tuning: `kernels` may be an old commit's
+# How the yardstick may be copied: pages that its pieces are rounded up to and how large a piece may be, in bytes. In a
+# graph on an H200 the driver copied some sizes at up to 4.2 TB/s and others at 2.7 or less, also some of whole pages.
+WAYS = tuple((page, largest) for page in (1 << 12, 1 << 16) for largest in (128 << 20, 384 << 20))
 TOLERANCE = 0.1  # relative L2 error over all results, from plain PyTorch in the same precision
 
 
@@ -44,18 +46,19 @@ def random_like(t: Tensor) -> Tensor:
     return torch.empty_like(t).copy_(torch.randn(t.shape, device=t.device))
 
 
-def copies(total: int, sets: int, device: str) -> list[Call]:
-    """The yardstick: `copy_` of half as many bytes, so that reading and writing together are `total`.
+def copies(total: int, sets: int, device: str, way: tuple[int, int] = WAYS[0]) -> list[Call]:
+    """The yardstick: `copy_` of half as many bytes, so that reading and writing together are `total`, rounded up.
 
-    Or up to a page each more: in a graph the driver copies whole pages at up to 4.2 TB/s on an H200, anything else at
-    2.7 or less.
+    way: one of WAYS. Which of them is fastest depends on the size; that one is the yardstick.
     """
-    size = max(1, -(-total // 2 // PAGE)) * PAGE
+    page, largest = way
+    count = max(1, -(-total // 2 // largest))
+    size = max(1, -(-total // 2 // count // page)) * page
 
     def one() -> Call:
-        source = torch.randint(-128, 128, (size,), dtype=torch.int8, device=device)
-        target = torch.empty_like(source)
-        return lambda: target.copy_(source)
+        sources = torch.randint(-128, 128, (count, size), dtype=torch.int8, device=device)
+        pairs = [(source, torch.empty_like(source)) for source in sources.unbind()]
+        return lambda: [target.copy_(source) for source, target in pairs]
 
     return [one() for _ in range(sets)]
 

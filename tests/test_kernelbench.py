@@ -93,6 +93,35 @@ def test_what_is_wrong_is_not_timed(toy, bench, monkeypatch, wrong):
         assert OURS in rows["forward"].samples[COLD]
 
 
+def test_the_yardstick_is_the_fastest_way_to_copy_and_stays_the_row_s(toy, bench, monkeypatch):
+    """The driver copies some sizes at two thirds of its rate: a slow yardstick would make every op look fast."""
+    ways, tried, sizes = kernelcalls.WAYS, [], {}
+
+    def timed(self, row, name, calls, temperature):
+        if name != COPY:
+            return 1e-3
+        (way,) = [way for way in ways if sizes.get(way) is calls]
+        tried.append(way)
+        return 1e-4 * (1 + (ways.index(way) - 2) ** 2)
+
+    real = kernelcalls.copies
+    monkeypatch.setattr(kernelbench, "copies", lambda *a: sizes.setdefault(a[3], real(*a)))
+    monkeypatch.setattr(Bench, "_timed", timed)
+    row = kernelbench.Row(toy, "forward", 10**6, 10**6)
+    assert bench._copied(row, 1, COLD) == bench._copied(row, 1, COLD) == 1e-4
+    assert tried == [*ways, ways[2]]
+
+
+def test_copies_move_as_many_bytes_as_asked_for_in_pieces():
+    for page, largest in ((64, 1000), (4096, 1 << 20)):
+        (call,) = kernelcalls.copies(2 * 70_001, 1, "cpu", (page, largest))
+        pieces = [piece.numel() for piece in call()]
+        assert all(n % page == 0 and n <= largest + page for n in pieces) and len(pieces) == -(
+            -70_001 // largest
+        )
+        assert 0 <= sum(pieces) - 70_001 < page * len(pieces)
+
+
 def test_a_result_that_is_missing_is_wrong_unless_it_is_zero():
     one, zero = torch.ones(3), torch.zeros(3)
     kernelcalls.disagree([one, None, one * 1.01], [one, zero, one])

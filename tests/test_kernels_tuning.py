@@ -71,15 +71,21 @@ def test_shares_of_the_file_follow_from_its_times():
             assert row["share"] == pytest.approx(math.prod(shares) ** (1 / len(shares)), abs=2e-4)
 
 
-def test_the_yardstick_is_made_of_copies_that_run_at_full_speed(monkeypatch):
-    """Pieces that are not too large, and whole pages: 134,743,040 bytes took 51 us on an H200, 136,331,264 took 34."""
-    monkeypatch.setattr(tuning, "LARGEST_COPY", 100)
-    monkeypatch.setattr(tuning, "PAGE", 10)
-    pieces = tuning.make_copy(2 * 351, torch.device("cpu"))()
-    assert [piece.numel() for piece in pieces] == [90] * 4
-    monkeypatch.undo()
-    (piece,) = tuning.make_copy(134_743_040, torch.device("cpu"))()
-    assert piece.numel() % 4096 == 0 and 0 <= piece.numel() - 134_743_040 // 2 < 4096
+def test_the_yardstick_is_made_of_whole_pages_and_pieces_that_are_not_too_large():
+    """134,743,040 bytes took 51 us on an H200, 136,331,264 took 34."""
+    cpu = torch.device("cpu")
+    assert [piece.numel() for piece in tuning.make_copy(2 * 351, cpu, page=10, largest=100)()] == [90] * 4
+    for page in tuning.PAGES:
+        (piece,) = tuning.make_copy(134_743_040, cpu, page, largest=384 << 20)()
+        assert piece.numel() % page == 0 and 0 <= piece.numel() - 134_743_040 // 2 < page
+
+
+def test_the_yardstick_is_the_fastest_way_to_copy(monkeypatch):
+    """A slow one would make every kernel look fast: an H200 copied 269,488,128 bytes, whole pages, at 2.7 TB/s."""
+    took = {(4096, 384 << 20): 3.0, (65536, 384 << 20): 2.0, (4096, 128 << 20): 1.0, (65536, 128 << 20): 4.0}
+    monkeypatch.setattr(tuning, "make_copy", lambda total, device, page, largest: (page, largest))
+    monkeypatch.setattr(tuning, "seconds", lambda calls: took[calls[0]])
+    assert tuning.copy_seconds(2**30, torch.device("cpu"), 3) == 1.0
 
 
 def test_without_a_gpu_it_says_so_in_one_line():
