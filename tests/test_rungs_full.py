@@ -54,7 +54,9 @@ def test_rungs_agree_with_the_reference(recipe, tmp_path_factory):
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu(norm, tmp_path_factory):
     cache = tmp_path_factory.getbasetemp() / "parity-full"
-    for rung in catalog.climb(catalog.load_ladder("full"), dict.fromkeys(catalog.NEEDS))[8:]:
+    able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
+    climbed = catalog.climb(catalog.load_ladder("full"), able)
+    for rung in (rung for rung in climbed[8:] if rung.recipe is not None):
         step = small(rung.recipe | {"workers": 1}, "cuda", norm=norm)
         found = checked(step, cache)
         step.keep_gradients = False
