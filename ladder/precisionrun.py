@@ -95,8 +95,8 @@ class Run:
         """
         names = self._due(number)
         order(names)
-        if names and self.plan.device == "cuda":  # they import side by side; idle, they disturb nothing
-            self.workers.start_ahead(min(len(names) + 1, sidebyside.MOST_AHEAD))
+        if names and self.plan.device == "cuda":  # they import side by side while the first is prepared
+            self.workers.begin_ahead(min(len(names) + 1, sidebyside.MOST_AHEAD))
         if measure.PREPARED.get(self.plan.device, 1) > 1:
             known = [name for name in names if self._device_is_known(name)]
             self.alone([name for name in names if name not in known], number)
@@ -116,7 +116,7 @@ class Run:
                 if number is None:
                     self.inspect(worker, self.rungs[name])
                 else:
-                    self.workers.start_ahead(self.workers.ahead)  # nobody imports while one is timed
+                    self.workers.start_ahead(self.workers.ahead)  # idle; nobody imports while one is timed
                     self.time(worker, self.rungs[name], number, prepared)
             except WorkerFailure as failure:
                 self.fail(self.rungs[name], number, failure)
