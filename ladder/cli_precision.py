@@ -182,14 +182,15 @@ def run(
     """
     from ladder import fp8probe, machine
     from ladder import precision as measuring
-    from ladder.pool import device_lock
+    from ladder.pool import Pool, device_lock
     from ladder.stopping import stop_on_sigterm
 
     begin = time.monotonic()
     found = measuring.rows(plan)
     if before:
         measuring.resumed(found, before["rows"])
-    seen: dict[str, Any] = {"fp8": {}, "history": before and before["history"]}
+    known = before or {"fp8": {}, "history": None}
+    seen: dict[str, Any] = {"fp8": known["fp8"], "history": known["history"]}
     started = before["started"] if before else datetime.now(timezone.utc).isoformat(timespec="seconds")
 
     def result(complete: bool) -> dict[str, Any]:
@@ -201,13 +202,15 @@ def run(
         if out is not None:
             write_partial(result(False), out)
         if minutes is not None and time.monotonic() - begin > 60 * minutes:
-            raise KeyboardInterrupt
+            raise measuring.TimeUp
 
     with device_lock(machine.device_key(plan.device)):
         try:
-            with stop_on_sigterm():
-                seen["fp8"] = fp8probe.ask(plan.device)
-                seen["history"] = measuring.measure(plan, found, tell, seen["history"], save)
+            with stop_on_sigterm(), Pool() as workers:
+                measuring.begin_ahead(plan, found, workers)
+                if not seen["fp8"] or "probe" in seen["fp8"]:
+                    seen["fp8"] = fp8probe.ask(plan.device)
+                seen["history"] = measuring.measure(plan, found, tell, seen["history"], save, workers)
         except KeyboardInterrupt:
             return result(False)
     return result(True)

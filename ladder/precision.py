@@ -4,9 +4,9 @@ Each precision is measured twice: as the baseline in that precision, in which no
 of the ladder `full` with its precision exchanged (phases in graphs of their own, so that parity sees each of them).
 FP8 is tried where PyTorch offers it: in the fully connected layers, beside BF16.
 
-Every number comes from a fresh worker process (`ladder.worker`), one at a time; a round visits all rows in random
-order. How far a batch may grow is tried by building and preparing a step, which runs every phase once: doubled until
-one does not fit, then bisected, within a limit of seconds.
+Every number comes from a fresh worker process (`ladder.worker`), timed one at a time; a round visits all rows in
+random order (`ladder.precisionrun`). How far a batch may grow is tried by building and preparing a step, which runs
+every phase once: doubled until one does not fit, then bisected, within a limit of seconds.
 """
 
 from __future__ import annotations
@@ -17,13 +17,15 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
 from typing import Any
 
-from ladder import catalog, checks, machine, pool, stats
+from ladder import catalog, machine, pool, stats
 from ladder.batchsearch import LARGEST, search
 from ladder.errors import UserError
+from ladder.precisionrun import Run, Session
+from ladder.precisionrun import TimeUp as TimeUp  # what `save` of `measure` may raise
+from ladder.sidebyside import MOST_AHEAD
 from stylegan_lite.config import ConfigError, Recipe
 
 Tell = Callable[[str], None]
-GIB = 2**30
 NAMES = {"fp32": "FP32", "tf32": "TF32", "bf16": "BF16", "fp16": "FP16", "fp8": "FP8 dense, BF16"}
 BASES = ("baseline", "top")
 FLOATS: dict[str, dict[str, Any]] = {
@@ -99,42 +101,36 @@ def measure(
     tell: Tell,
     history: dict[str, Any] | None = None,
     save: Callable[[dict[str, Any] | None], None] = lambda history: None,
+    workers: pool.Pool | None = None,
 ) -> dict[str, Any] | None:
     """Fill in what the rows lack, one part after the other, and return FP16's history; Ctrl-C leaves what is there.
 
-    ``save`` gets the history, or None, after each part.
+    ``save`` gets the history, or None, after each part; `TimeUp` from it ends what can be gone on with later.
+    ``workers`` are ended at the end.
     """
-    for row in able(found) if plan.parity else ():
-        if row["parity"] is None:
-            tell(f"{title(row)}: parity")
-            check_parity(plan, row)
+    with workers or pool.Pool() as workers:
+        run = Run(plan, {title(row): row for row in able(found)}, workers, tell, lambda: save(history))
+        if plan.parity:
+            run.inspect_all()
+        rng = random.Random(plan.seed)
+        for number in range(plan.rounds):
+            run.round(number, rng.shuffle)
+        scaled = [row for row in able(found) if row["precision"] == "fp16"]
+        if plan.steps and scaled and history is None:
+            tell(f"{title(scaled[-1])}: loss scales over {plan.steps} steps")
+            history = follow_scales(plan, scaled[-1], workers)
             save(history)
-    time_rounds(plan, found, tell, lambda: save(history))
-    scaled = [row for row in able(found) if row["precision"] == "fp16"]
-    if plan.steps and scaled and history is None:
-        tell(f"{title(scaled[-1])}: loss scales over {plan.steps} steps")
-        history = follow_scales(plan, scaled[-1])
-        save(history)
-    for row in able(found) if plan.batch_seconds else ():
-        if row["on"] in plan.batch_bases and row["precision"] != "fp8" and row["largest"] is None:
-            row["largest"] = largest_batch(plan, row, tell)
-            save(history)
+        for row in able(found) if plan.batch_seconds else ():
+            if row["on"] in plan.batch_bases and row["precision"] != "fp8" and row["largest"] is None:
+                row["largest"] = largest_batch(plan, row, tell, workers)
+                save(history)
     return history
 
 
-def time_rounds(plan: Plan, found: list[dict[str, Any]], tell: Tell, save: Callable[[], None]) -> None:
-    """Every row once in each round, in random order; rounds that a row has already are left out."""
-    rng = random.Random(plan.seed)
-    for number in range(plan.rounds):
-        visited = [row for row in able(found) if number not in [each["round"] for each in row["rounds"]]]
-        rng.shuffle(visited)
-        with pool.Pool() as workers:
-            if plan.device == "cuda":  # they import side by side; idle, they disturb nothing
-                workers.start_ahead(len(visited))
-            for row in visited:
-                tell(f"{title(row)}: round {number + 1} of {plan.rounds}")
-                time_once(plan, row, number, workers.take())
-                save()
+def begin_ahead(plan: Plan, found: list[dict[str, Any]], workers: pool.Pool) -> None:
+    """Let workers import while something else is done. On a CPU they would take cores from it."""
+    if plan.device == "cuda":
+        workers.begin_ahead(min(len(able(found)), MOST_AHEAD))
 
 
 def resumed(found: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
@@ -156,79 +152,13 @@ def title(row: dict[str, Any]) -> str:
     return f"{NAMES[row['precision']]} on the {row['on']}"
 
 
-class Session:
-    """A fresh worker with one recipe built in it; closed at the end whatever happened."""
-
-    def __init__(
-        self, plan: Plan, recipe: dict[str, Any], worker: pool.Worker | None = None, **workload: Any
-    ) -> None:
-        self.plan, self.recipe = plan, recipe
-        self.workload = plan.workload | workload
-        self.worker = worker or pool.Worker()
-
-    def __enter__(self) -> Session:
-        return self
-
-    def __exit__(self, kind: Any, *_: object) -> None:
-        self.worker.kill() if kind else self.worker.close()
-
-    def build(self, **more: Any) -> dict[str, Any]:
-        built = self.worker.call(
-            "build", workload=self.workload, recipe=self.recipe, device=self.plan.device, seed=self.plan.seed, **more
-        )  # fmt: skip
-        return built | self.worker.call("prepare")
-
-
-def time_once(plan: Plan, row: dict[str, Any], number: int, worker: pool.Worker) -> None:
-    """One process of one row: its samples, and what memory it took."""
-    settle = {"settle_s": 2.5, "settle_cycles": 16} if plan.device == "cuda" else {}
-    try:
-        with Session(plan, row["recipe"], worker, data=None) as session:
-            session.build()
-            seen = session.worker.call(
-                "visit", cycles=plan.cycles, main=False, **({"settle_s": 0, "settle_cycles": 0} | settle)
-            )
-    except pool.WorkerFailure as error:
-        row |= {"status": error.status, "reason": error.reason}
-        return
-    sizes = {
-        "allocated_gib": seen.get("peak_allocated_bytes"),
-        "reserved_gib": seen.get("peak_reserved_bytes"),
-        "device_gib": seen.get("device_used_bytes"),
-        "rss_gib": seen.get("peak_rss_bytes"),
-    }
-    samples = [round(1000 * s, 5) for s in seen["samples_s"]]
-    gib = {k: None if v is None else round(v / GIB, 4) for k, v in sizes.items()}
-    row["rounds"].append({"round": number, "samples_ms": samples} | gib)
-
-
-def check_parity(plan: Plan, row: dict[str, Any]) -> None:
-    """Compare with FP64. What fails is not timed, unless it is FP8, which is here to be tried."""
-    try:
-        with Session(plan, row["recipe"], data=None) as session:
-            session.build(keep_gradients=True)
-            found = session.worker.call("parity")
-    except pool.WorkerFailure as error:
-        row |= {"status": error.status, "reason": error.reason}
-        return
-    share = checks.parity_share({"parity": found})
-    errors = {phase: each["gradient"]["error"] for phase, each in found["phases"].items()}
-    row["parity"] = {
-        "verdict": found["verdict"],
-        "reason": found["reason"],
-        "share": None if share is None else round(share, 4),
-        "gradient_errors": {phase: float(f"{error:.4g}") for phase, error in errors.items()},
-        "budget": found["budget"]["precision"],
-    }
-    if found["verdict"] != "ok" and row["precision"] != "fp8":
-        row |= {"status": "failed: parity", "reason": found["reason"]}
-
-
-def follow_scales(plan: Plan, row: dict[str, Any]) -> dict[str, Any] | None:
+def follow_scales(plan: Plan, row: dict[str, Any], workers: pool.Pool) -> dict[str, Any] | None:
     """Both loss scales over a training from the start."""
     recipe = row["recipe"] | plan.scale
+    worker = workers.take()
+    workers.begin_ahead(tries_ahead(plan) if plan.batch_seconds else 0)
     try:
-        with Session(plan, recipe) as session:
+        with Session(plan, recipe, worker) as session:
             session.build()
             found = session.worker.call("scales", steps=plan.steps)
     except pool.WorkerFailure as error:
@@ -241,15 +171,14 @@ def follow_scales(plan: Plan, row: dict[str, Any]) -> dict[str, Any] | None:
 # ---- the largest batch -------------------------------------------------------------------------------------------
 
 
-def largest_batch(plan: Plan, row: dict[str, Any], tell: Tell) -> dict[str, Any]:
+def largest_batch(plan: Plan, row: dict[str, Any], tell: Tell, workers: pool.Pool) -> dict[str, Any]:
     """The largest batch of whole minibatch-std groups that fits, as `search` finds it."""
     group = min(plan.workload["mbstd_group"], plan.workload["batch"])
-    ahead = [pool.Worker()]  # the next one imports while this one tries: nothing is timed here
 
     def fits(batch: int) -> str | None:
         tell(f"{title(row)}: does a batch of {batch} fit?")
-        worker = ahead.pop()
-        ahead.append(pool.Worker())
+        worker = workers.take()
+        workers.begin_ahead(tries_ahead(plan))
         try:
             with Session(plan, row["recipe"], worker, batch=batch, data=None) as session:
                 session.build()
@@ -257,17 +186,21 @@ def largest_batch(plan: Plan, row: dict[str, Any], tell: Tell) -> dict[str, Any]
             return error.reason
         return None
 
-    try:
-        return search(fits, first_try(plan, row), group, plan.batch_seconds, plan.most_batch)
-    finally:
-        ahead.pop().kill()
+    workers.start_ahead(1)  # importing is no part of the search's seconds
+    return search(fits, first_try(plan, row), group, plan.batch_seconds, plan.most_batch)
+
+
+def tries_ahead(plan: Plan) -> int:
+    """Workers that import for the next tries while one tries: nothing is timed then, and a try takes no longer."""
+    return 3 if plan.device == "cuda" else 1
 
 
 def first_try(plan: Plan, row: dict[str, Any]) -> int:
-    """The workload's batch, doubled while a quarter of the GPU's memory should do."""
+    """The workload's batch, doubled while half of the GPU's memory should do."""
     batch = plan.workload["batch"]
-    used = max((each["reserved_gib"] or 0 for each in row["rounds"]), default=0)
-    while used and plan.memory_gib and 4 * 2 * used < plan.memory_gib and 2 * batch <= plan.most_batch:
+    sizes = [each[key] or 0 for each in row["rounds"] for key in ("reserved_gib", "device_gib")]
+    used = max(sizes, default=0)
+    while used and plan.memory_gib and 2 * 2 * used < plan.memory_gib and 2 * batch <= plan.most_batch:
         batch, used = 2 * batch, 2 * used
     return batch
 

@@ -32,6 +32,10 @@ COMMIT = maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits"))
 MEMORY = dict.fromkeys(("allocated_gib", "reserved_gib", "device_gib", "rss_gib"), GIB)
 OF_NETWORK = fields({"G": COUNT, "D": COUNT})
 
+ROUND = fields(
+    {"round": COUNT, "samples_ms": items(MS, 1000, least=1)} | MEMORY,
+    {"beside": COUNT},  # how many were prepared with it
+)
 LARGEST = fields(
     {
         "batch": maybe(COUNT),
@@ -55,7 +59,7 @@ ROW = fields(
         "status": STATUS,
         "reason": maybe(LINE),
         "recipe": maybe(RECIPE),
-        "rounds": items(fields({"round": COUNT, "samples_ms": items(MS, 1000, least=1)} | MEMORY), 1000),
+        "rounds": items(ROUND, 1000),
         "parity": maybe(PARITY),
         "largest": maybe(LARGEST),
         "step_ms": maybe(MS),
@@ -129,6 +133,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
         for key in ("step_ms", *precision.TIMED):
             if not _alike(row[key], derived[key]):
                 return f"{row['precision']} on the {row['on']}: {key} is not what its rounds say"
+        if any(each.get("beside") and each["device_gib"] is not None for each in row["rounds"]):
+            return f"{row['precision']} on the {row['on']}: device_gib of a round that had others beside it"
         if row["largest"] and row["largest"]["batch"] is not None:
             fitted = [each["batch"] for each in row["largest"]["tried"] if each["reason"] is None]
             if row["largest"]["batch"] != max(fitted, default=None):

@@ -160,6 +160,10 @@ def test_a_file_is_accepted_or_says_what_is_wrong(tmp_path, result):
             lambda r: r["rows"][1]["largest"].update(batch=512),
             "the largest batch is none of those that fitted",
         ),
+        (
+            lambda r: r["rows"][0]["rounds"][1].update(beside=3),
+            "device_gib of a round that had others beside it",
+        ),
         (lambda r: r["rows"][0].update(host="x"), "rows[0]: unknown key 'host'"),
         (lambda r: r["machine"].update(name="nvidia-b200"), "is not made from its hardware"),
         (lambda r: r["history"]["changes"].append([1]), "history.changes[2]"),
