@@ -112,14 +112,17 @@ def _one_by_one(due: list[Series], measure: Callable[[Series, Any], dict[str, An
     from ladder import caches, once
 
     begin, group = time.monotonic(), min(AHEAD, os.cpu_count() or 1)
-    code = code_under_test()
+    code, asv = code_under_test(), os.getppid()
     with caches.set_to(caches.builds(code)), once.pool(due[0].device, code) as workers:
         for place, one in enumerate(due):
             if place and time.monotonic() - begin > AHEAD_S:
                 return
             if place % group == 0:
                 workers.start_ahead(min(group, len(due) - place))
-            keep(one.fingerprint, _record(lambda one=one: measure(one, workers), one.workload, one.recipe))
+            record = _record(lambda one=one: measure(one, workers), one.workload, one.recipe)
+            if os.getppid() != asv:
+                raise SystemExit("asv has ended, and its next run may be of another commit")
+            keep(one.fingerprint, record)
 
 
 def phases(series: Series, phase: str) -> list[float]:

@@ -272,6 +272,17 @@ def test_a_process_that_took_long_leaves_the_rest_to_others(told, monkeypatch):
     assert _measure.AHEAD_S * 3 <= Rung.timeout
 
 
+def test_a_process_whose_asv_was_killed_measures_no_more_and_leaves_nothing(told, handover, monkeypatch):
+    """The folder may be the next run's by then, which measures other code."""
+    parents = iter([1000, 1000, 1, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    with pytest.raises(SystemExit):
+        step_time("channels_last")
+    assert told == [4, "channels_last", "baseline", "ended"]
+    left = {path.stem for path in handover.iterdir()}
+    assert left == {"machine", series.SERIES["tiny", "channels_last"].fingerprint}
+
+
 def test_alone_a_process_measures_its_own_series_only(told, monkeypatch):
     monkeypatch.delenv(_measure.HANDOVER)
     monkeypatch.setattr(_measure, "machine_here", lambda: {"device": "cpu", "capabilities": {"bf16": None}})
