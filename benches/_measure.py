@@ -3,6 +3,9 @@
 asv runs every benchmark and parameter in a process of its own. The first one to measure something leaves what it
 saw in a folder that lives as long as the asv run (see `_plugin`), and the benchmarks of its other quantities take it
 there.
+
+Importing torch takes most of what a short rung takes. So the process of one rung goes on with those that asv asks for
+next: their workers import side by side, then one after another is built, prepared and timed while the others are idle.
 """
 
 from __future__ import annotations
@@ -11,7 +14,9 @@ import importlib.util
 import json
 import os
 import tempfile
-from collections.abc import Callable, Mapping
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +30,11 @@ HANDOVER = (
 )
 SERIES_NAME = "LADDER_ASV_SERIES"  # set by _spawning: what this process measures, as its choices are noted
 CYCLES = 6  # samples from one process; asv's `rounds` attribute asks for more processes
+NEXT = (
+    "LADDER_ASV_NEXT"  # set by _spawning: parameters that asv asks of the same benchmark after this process's
+)
+AHEAD = 12  # workers that import side by side, as in `ladder run`; no more than cores
+AHEAD_S = 600  # a process begins nothing for those after it later than this, lest asv's timeout end it
 WARM = 3  # processes that prepare with warm caches, after the one with cold ones
 
 Measure = Callable[[], dict[str, Any]]
@@ -54,8 +64,7 @@ def able(needs: tuple[str, ...]) -> None:
 
 def machine_here() -> dict[str, Any]:
     """{"device": "cuda" | "cpu", "capabilities": {name: None or why not}}, found out once for an asv run."""
-    folder = os.environ.get(HANDOVER)
-    if folder and (path := Path(folder) / "machine.json").is_file():
+    if (folder := _folder()) and (path := folder / "machine.json").is_file():
         return json.loads(path.read_text())
     from ladder import machine  # costs most of a second: not where n/a must be quick
 
@@ -66,16 +75,54 @@ def machine_here() -> dict[str, Any]:
 # --- what is measured -----------------------------------------------------------------------------------------------
 
 
-def measured(series: Series, quantity: str) -> dict[str, Any]:
-    """What `ladder.once.measure_once` returns for a series; see `shared` for what it raises."""
+def measured(series: Series, quantity: str, after: Sequence[Series] = ()) -> dict[str, Any]:
+    """What `ladder.once.measure_once` returns for a series; see `shared` for what it raises.
 
-    def measure() -> dict[str, Any]:
+    `after` are those that asv asks for next, whose processes find their numbers made if this one has to measure.
+    """
+
+    def measure(one: Series, workers: Any = None) -> dict[str, Any]:
         from ladder import once
 
-        workload = series.workload | {"data": images(series.workload)}
-        return once.measure_once(workload, series.recipe, series.device, CYCLES, code=code_under_test())
+        workload = one.workload | {"data": images(one.workload)}
+        code = code_under_test()
+        return once.measure_once(workload, one.recipe, one.device, CYCLES, code=code, workers=workers)
 
-    return shared(series.fingerprint, quantity, measure, series.workload, series.recipe)
+    due = [each for each in (series, *after) if kept(each.fingerprint, quantity) is None]
+    if due[:1] == [series] and len(due) > 1 and _folder() and not _only_kept:
+        _one_by_one(due, measure)
+    return shared(series.fingerprint, quantity, lambda: measure(series), series.workload, series.recipe)
+
+
+def following(benchmark: Any) -> list[Series]:
+    """The series that asv asks of a benchmark's class next, but for those that are n/a on this machine."""
+    found = []
+    for params in json.loads(os.environ.get(NEXT, "[]")):
+        other = type(benchmark)()
+        try:
+            other.setup(*params)
+        except NotImplementedError:
+            continue
+        found.append(other.series)
+    return found
+
+
+def _one_by_one(due: list[Series], measure: Callable[[Series, Any], dict[str, Any]]) -> None:
+    """Measure and keep them all, each in a worker of its own. Workers import a group at a time, while none is timed."""
+    from ladder import caches, once
+
+    begin, group = time.monotonic(), min(AHEAD, os.cpu_count() or 1)
+    code, asv = code_under_test(), os.getppid()
+    with caches.set_to(caches.builds(code)), once.pool(due[0].device, code) as workers:
+        for place, one in enumerate(due):
+            if place and time.monotonic() - begin > AHEAD_S:
+                return
+            if place % group == 0:
+                workers.start_ahead(min(group, len(due) - place))
+            record = _record(lambda one=one: measure(one, workers), one.workload, one.recipe)
+            if os.getppid() != asv:
+                raise SystemExit("asv has ended, and its next run may be of another commit")
+            keep(one.fingerprint, record)
 
 
 def phases(series: Series, phase: str) -> list[float]:
@@ -141,16 +188,12 @@ def shared(
         SkipNotImplemented: the measured commit cannot do this series (n/a).
         RuntimeError: it could and failed: out of memory, NaN, an exception; one line.
     """
-    folder = os.environ.get(HANDOVER)
-    path = Path(folder) / f"{name}.json" if folder else None
-    record = json.loads(path.read_text()) if path and path.is_file() else None
-    if (
-        record is None or quantity in record["taken"]
-    ):  # `rounds`: the same quantity again wants a fresh process
+    record = kept(name, quantity)
+    if _only_kept and (record is None or record["status"] not in ("ok", "n/a")):
+        raise NotKept(name)
+    if record is None:
         record = {"taken": [], **_record(measure, workload, recipe)}
-    record["taken"].append(quantity)
-    if path:
-        path.write_text(json.dumps(record))
+    keep(name, record | {"taken": [*record["taken"], quantity]})
     if record["status"] == "n/a":
         raise SkipNotImplemented(record["reason"])
     if record["status"] != "ok":
@@ -159,16 +202,57 @@ def shared(
     return record["result"]
 
 
+class NotKept(Exception):
+    """Inside `only_kept`: a number that no process has left."""
+
+
+_only_kept = False
+
+
+@contextmanager
+def only_kept() -> Iterator[None]:
+    """Inside it `shared` measures nothing and reports no failure: it takes what is kept or raises `NotKept`."""
+    global _only_kept
+    _only_kept = True
+    try:
+        yield
+    finally:
+        _only_kept = False
+
+
+def kept(name: str, quantity: str) -> dict[str, Any] | None:
+    """What a process left, unless this quantity of it is taken: `rounds` ask for it again, of a fresh process."""
+    path = _path(name)
+    record = json.loads(path.read_text()) if path and path.is_file() else None
+    return None if record is None or quantity in record["taken"] else record
+
+
+def keep(name: str, record: dict[str, Any]) -> None:
+    """Leave a record for other processes; outside of an asv run there are none."""
+    if path := _path(name):
+        path.write_text(json.dumps({"taken": [], **record}))
+
+
+def _path(name: str) -> Path | None:
+    folder = _folder()
+    return folder and folder / f"{name}.json"
+
+
+def _folder() -> Path | None:
+    folder = os.environ.get(HANDOVER)
+    return Path(folder) if folder else None
+
+
 def leave_choices(used: list[dict[str, Any]] | None) -> None:
     """For the note beside asv's result: the rows of `kernels.choices` that decided what was measured here.
 
     None: the measured code does not say, and nothing is noted.
     """
-    folder, series = os.environ.get(HANDOVER), os.environ.get(SERIES_NAME)
+    folder, series = _folder(), os.environ.get(SERIES_NAME)
     if used is not None and folder and series:
         from ladder import choicehistory
 
-        choicehistory.leave(Path(folder), series, used)
+        choicehistory.leave(folder, series, used)
 
 
 def code_under_test() -> Path:

@@ -54,7 +54,9 @@ def _selection() -> None:
     discover = asv.benchmarks.Benchmarks.discover.__func__
 
     def discover_wanted(cls: type, *args: Any, regex: Any = None, **kwargs: Any) -> Any:
-        return discover(cls, *args, regex=regex or WANTED, **kwargs)
+        found = discover(cls, *args, regex=regex or WANTED, **kwargs)
+        _spawning.selection.update(found.benchmark_selection)
+        return found
 
     asv.benchmarks.Benchmarks.discover = classmethod(discover_wanted)
 

@@ -179,7 +179,7 @@ def test_a_missing_capability_is_not_applicable(handover):
 def test_one_visit_yields_time_and_memory(handover, monkeypatch):
     visits = []
 
-    def measure_once(workload, recipe, device, cycles, code=None):
+    def measure_once(workload, recipe, device, cycles, code=None, workers=None):
         visits.append((recipe, device))
         return {"samples_s": [0.5, 0.25], "peak_rss_bytes": 7, "peak_reserved_bytes": None, "recipe": recipe}
 
@@ -192,6 +192,102 @@ def test_one_visit_yields_time_and_memory(handover, monkeypatch):
     assert visits == [(series.SERIES["tiny", "bf16"].recipe, "cpu")] and _measure.CYCLES >= 6
     rung.samples_step_time("tiny", "bf16")  # asv's next round: a fresh process
     assert len(visits) == 2
+
+
+class Workers:
+    """Stands for `pool.Pool`: how many it was asked to start ahead, and when."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.told.append("ended")
+
+    def start_ahead(self, count):
+        self.told.append(count)
+
+
+@pytest.fixture
+def told(handover, monkeypatch):
+    """What happens in a process of asv after which baseline, cuda_graphs (n/a), bf16 and set_to_none are asked for."""
+    told, names = [], {json.dumps(frozen.recipe): rung for (_, rung), frozen in series.SERIES.items()}
+
+    def measure_once(workload, recipe, device, cycles, code=None, workers=None):
+        rung = names[json.dumps(recipe)]
+        told.append(rung)
+        if rung == "bf16":
+            raise pool.WorkerFailure("oom", "out of memory in visit")
+        return {"samples_s": [float(len(told))], "peak_rss_bytes": len(rung), "recipe": recipe}
+
+    _without_images(monkeypatch)
+    monkeypatch.setattr(once, "measure_once", measure_once)
+    monkeypatch.setattr(once, "pool", lambda device, code: Workers(told))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    after = [("tiny", "baseline"), ("tiny", "cuda_graphs"), ("tiny", "bf16"), ("tiny", "set_to_none")]
+    monkeypatch.setenv(_measure.NEXT, json.dumps(after))
+    return told
+
+
+def step_time(rung):
+    benchmark = Rung()
+    benchmark.setup("tiny", rung)
+    return benchmark.samples_step_time("tiny", rung)
+
+
+def test_a_process_goes_on_with_what_asv_asks_for_next(told, monkeypatch):
+    assert step_time("channels_last") == [2.0]  # its own comes first
+    assert told == [4, "channels_last", "baseline", "bf16", "set_to_none", "ended"]
+    monkeypatch.delenv(_measure.NEXT)
+    assert step_time("baseline") == [3.0] and step_time("set_to_none") == [5.0]
+    with pytest.raises(RuntimeError, match="out of memory in visit"):
+        step_time("bf16")
+    assert len(told) == 6
+    step_time("baseline")  # asv's next round: a fresh process
+    assert told[6:] == ["baseline"]
+
+
+def test_what_is_there_already_is_not_measured_ahead(told, monkeypatch):
+    step_time("channels_last")
+    monkeypatch.setenv(_measure.NEXT, json.dumps([("tiny", "baseline"), ("tiny", "set_to_none")]))
+    step_time("channels_last")  # the next round: nobody has taken the other two
+    assert told[6:] == ["channels_last"]
+    step_time("set_to_none")
+    step_time("channels_last")
+    assert told[7:] == [2, "channels_last", "set_to_none", "ended"]
+
+
+def test_workers_import_a_group_at_a_time_between_visits(told, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    step_time("channels_last")
+    assert told == [2, "channels_last", "baseline", 2, "bf16", "set_to_none", "ended"]
+
+
+def test_a_process_that_took_long_leaves_the_rest_to_others(told, monkeypatch):
+    monkeypatch.setattr(_measure, "AHEAD_S", -1)
+    assert step_time("channels_last") == [2.0]
+    assert told == [4, "channels_last", "ended"]
+    assert _measure.AHEAD_S * 3 <= Rung.timeout
+
+
+def test_a_process_whose_asv_was_killed_measures_no_more_and_leaves_nothing(told, handover, monkeypatch):
+    """The folder may be the next run's by then, which measures other code."""
+    parents = iter([1000, 1000, 1, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    with pytest.raises(SystemExit):
+        step_time("channels_last")
+    assert told == [4, "channels_last", "baseline", "ended"]
+    left = {path.stem for path in handover.iterdir()}
+    assert left == {"machine", series.SERIES["tiny", "channels_last"].fingerprint}
+
+
+def test_alone_a_process_measures_its_own_series_only(told, monkeypatch):
+    monkeypatch.delenv(_measure.HANDOVER)
+    monkeypatch.setattr(_measure, "machine_here", lambda: {"device": "cpu", "capabilities": {"bf16": None}})
+    step_time("channels_last")
+    assert told == ["channels_last"]
 
 
 @pytest.mark.parametrize(

@@ -9,6 +9,7 @@ import asv.runner
 import pytest
 
 from benches import _environment, _measure, _spawning, series
+from benches._measure import keep
 from ladder import choicehistory, machine
 
 NAME = "rungs.Rung.samples_step_time"
@@ -26,11 +27,12 @@ class Environment:
     left = [ROW]
 
     def __init__(self):
-        self.started = []
+        self.started, self.told = [], []
 
     def run(self, args, **kwargs):
         *_, name, _, _, result = args
         self.started.append(name)
+        self.told.append(json.loads(os.environ[_measure.NEXT]))
         os.environ[_measure.HANDOVER] = str(_environment.handover(self))
         _measure.leave_choices(self.left)
         del os.environ[_measure.HANDOVER]
@@ -45,6 +47,7 @@ def handover(tmp_path, monkeypatch):
     monkeypatch.setattr(_environment, "handover", lambda environment: tmp_path)
     here = {"device": "cpu", "capabilities": machine.capabilities("cpu")}
     (tmp_path / "machine.json").write_text(json.dumps(here))
+    monkeypatch.setattr(_spawning, "selection", {})
     _spawning.setup()
     return tmp_path
 
@@ -70,6 +73,7 @@ def benchmark(rungs=("baseline", "cuda_graphs"), workloads=("article", "tiny")):
 
 def measured(environment, **selected):
     results = asv.results.Results.unnamed()
+    _spawning.selection.update(benchmark(**selected).benchmark_selection)
     asv.runner.run_benchmarks(benchmark(**selected), environment, results=results)
     return results
 
@@ -111,3 +115,56 @@ def test_every_process_leaves_its_choices_under_its_series(handover):
     environment.left = None  # the commit does not say
     measured(environment, rungs=("conv_double_backward",))
     assert choicehistory.left(handover) == expected
+
+
+def left(handover, monkeypatch, rung, **record):
+    """An earlier process of the same commit measured this rung of `tiny`."""
+    monkeypatch.setenv(_measure.HANDOVER, str(handover))
+    keep(series.SERIES["tiny", rung].fingerprint, record)
+    monkeypatch.delenv(_measure.HANDOVER)
+
+
+def test_a_process_is_told_what_asv_asks_for_next(handover):
+    environment, rungs = Environment(), ("baseline", "bf16", "set_to_none")
+    measured(environment, rungs=rungs)
+    tiny = [["tiny", rung] for rung in rungs]
+    assert environment.told == [tiny[1:], tiny[2:], []]
+    (handover / "machine.json").unlink()  # the first process of all finds out what is n/a
+    environment.told.clear()
+    measured(environment, rungs=rungs)
+    assert environment.told[0] == [["article", rung] for rung in rungs[1:]] + tiny
+    assert _measure.NEXT not in os.environ
+
+
+def test_no_process_is_started_for_what_an_earlier_one_left(handover, monkeypatch):
+    """Its samples become the result, and its choices the series' own; what failed is said by a process."""
+    result = {"samples_s": [0.5, 0.25], "peak_rss_bytes": 7, "choices": [ROW]}
+    left(handover, monkeypatch, "baseline", status="ok", result=result)
+    left(handover, monkeypatch, "bf16", status="n/a", reason="this commit gives the recipe another meaning")
+    left(handover, monkeypatch, "set_to_none", status="oom", reason="out of memory in visit")
+    environment = Environment()
+    rungs = ("baseline", "bf16", "set_to_none")
+    results = measured(environment, rungs=rungs)
+    assert environment.started == [f"{NAME}-{index('tiny', 'set_to_none')}"]
+    values = results.get_result_value(NAME, benchmark()[NAME]["params"])
+    assert values[index("tiny", "baseline")] == 0.375 and str(values[index("tiny", "bf16")]) == "nan"
+    assert choicehistory.key(NAME, ["tiny", "baseline"]) in choicehistory.left(handover)
+    name = f"rungs.Rung.track_peak_memory-{index('tiny', 'baseline')}"
+    assert _spawning.at_hand(name, handover) == "7"
+    assert _spawning.at_hand(name, handover) is None  # `rounds`: the second wants a fresh process
+    measured(environment, rungs=("baseline",))
+    assert environment.started[1:] == [f"{NAME}-{index('tiny', 'baseline')}"]
+
+
+def test_what_may_measure_in_any_process_never_does_in_asvs_own(handover, monkeypatch):
+    from benches import kernels, loading
+
+    assert not hasattr(kernels.Kernel, "one_visit") and not hasattr(loading.Loading, "one_visit")
+    for name in ("kernels.Kernel.samples_cold-0", "loading.Loading.samples_seconds_per_image-11"):
+        assert _spawning.at_hand(name, handover) is None
+    monkeypatch.setattr(_measure, "_record", lambda *_: pytest.fail("measured"))
+    for name in (f"{NAME}-{index('tiny', 'baseline')}", "phases.Phase.samples_time-96"):
+        assert _spawning.at_hand(name, handover) is None
+    (handover / "machine.json").unlink()
+    monkeypatch.setattr(machine, "choose_device", lambda: pytest.fail("torch was imported"))
+    assert _spawning.at_hand(f"{NAME}-{index('tiny', 'baseline')}", handover) is None

@@ -284,7 +284,7 @@ def test_a_full_disk_leaves_one_line_and_the_last_whole_file(
 
 def test_measure_once_gives_seconds_for_a_step(tmp_path: Path) -> None:
     once = measure.measure_once(WORKLOAD, {"sleep": 0.016}, "cpu", 3, code=FAKE)
-    assert len(once["samples_s"]) == 3 and min(once["samples_s"]) >= 0.001 and once["main_s"] >= 0.001
+    assert len(once["samples_s"]) == 3 and min(once["samples_s"]) >= 0.001
     assert once["peak_reserved_bytes"] is None and once["peak_rss_bytes"] > 2**20
     with pytest.raises(WorkerFailure, match="out of memory") as failure:
         measure.measure_once(WORKLOAD, {"fault": "oom", "at": "prepare"}, "cpu", 1, code=FAKE)

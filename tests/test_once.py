@@ -1,5 +1,6 @@
 """One recipe in one fresh worker, for benches, with the fake code that tests of the harness measure."""
 
+import json
 from pathlib import Path
 
 import pytest
@@ -36,6 +37,28 @@ def test_timing_once_tells_the_choices_and_asks_for_them_afterwards(monkeypatch)
     found = once.measure_once(WORKLOAD, {}, "cpu", 2, code=FAKE)
     assert asked == ["build", "prepare", "visit", "choices"]
     assert found["choices"] is None and len(found["samples_s"]) == 2
+
+
+def test_timing_once_runs_no_cycle_that_asv_has_no_number_of(tmp_path):
+    log = tmp_path / "cycles"
+    once.measure_once(WORKLOAD, {"name": "a", "log": str(log)}, "cpu", 2, code=FAKE)
+    assert [json.loads(line) for line in log.read_text().splitlines()] == [["a", True]] * 3  # one leads in
+
+
+def test_workers_that_imported_ahead_are_taken_and_ended():
+    with once.pool("cpu", FAKE) as workers:
+        workers.start_ahead(2)
+        ahead = {worker.pid for worker in workers._ahead}
+        seen = set()
+        for left in (1, 0):
+            found = once.measure_once(WORKLOAD, {"name": "a"}, "cpu", 1, code=FAKE, workers=workers)
+            assert len(found["samples_s"]) == 1 and workers.ahead == left
+            seen.add(workers._taken[-1].pid)
+            assert workers._taken[-1].ended
+        assert seen == ahead
+        workers.start_ahead(1)
+        (idle,) = workers._ahead
+    assert idle.ended
 
 
 def test_a_worker_that_fails_is_ended(monkeypatch):
