@@ -1,8 +1,8 @@
 """What somebody with a GPU runs once to send its results: `ladder run`, then `asv run`, both validated.
 
-The paired protocol comes first, because verdicts need it; then every rung's point in asv's history, one call of asv
-for each rung: asv writes nothing before it ends, and so a Ctrl-C costs one rung at most. What is there already is not
-measured again, so the same command goes on where it ended.
+The paired protocol comes first, because verdicts need it; then every rung's point in asv's history, a few rungs a call
+of asv: it writes nothing before it ends, and so a Ctrl-C costs a minute or so. What is there already is not measured
+again, so the same command goes on where it ended.
 """
 
 from __future__ import annotations
@@ -27,6 +27,7 @@ CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requi
 MINUTES = 18.0  # in all; 20 on a current GPU with starting up and drawing
 PAIRED = 0.4  # of it: 7.2 minutes are three rounds of the article's ladder on an H200 and its inspections
 LADDER = "article"
+GROUP = {"cuda": 6, "cpu": 1}  # rungs that one call of asv measures; their workers import side by side
 Say = Callable[[str], None]
 
 
@@ -143,20 +144,23 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
     submission.say(
         f"asv run: {len(wanted)} rungs of {submission.workload}, {len(wanted) - len(missing)} are there"
     )
-    longest, failed = 0.0, []
-    for number, rung in enumerate(missing):
-        if number and submission.left_s() < longest:
-            submission.say(
-                f"asv run: the time is over; {len(missing) - number} rungs are left for the next call"
-            )
+    longest, tried, failures, size = 0.0, 0, 0, GROUP[submission.device]
+    for group in (missing[i : i + size] for i in range(0, len(missing), size)):
+        if tried and submission.left_s() < longest * len(group):
+            left = len(missing) - tried
+            submission.say(f"asv run: the time is over; {left} rungs are left for the next call")
             break
         begin = time.monotonic()
-        status = run(submission, rf"^rungs\.Rung\.\w+\('{submission.workload}', '{re.escape(rung)}'\)$")
-        if status not in (0, 2):  # 2: the benchmark failed
-            raise UserError(f"`asv run` ended with status {status} at {rung}; what it said stands above")
-        failed += [rung] if status else []
-        longest = max(longest, time.monotonic() - begin)
+        names = "|".join(map(re.escape, group))
+        status = run(submission, rf"^rungs\.Rung\.\w+\('{submission.workload}', '({names})'\)$")
+        if status not in (0, 2):  # 2: a benchmark failed
+            where = ", ".join(group)
+            raise UserError(f"`asv run` ended with status {status} at {where}; what it said stands above")
+        failures += bool(status)
+        tried += len(group)
+        longest = max(longest, (time.monotonic() - begin) / len(group))
     have = _measured(submission)
+    failed = [rung for rung in missing[:tried] if rung not in have] if failures else []
     if failed:
         submission.say(f"asv run: failed: {', '.join(failed)}")
     return [rung for rung in wanted if rung not in have]
