@@ -64,6 +64,8 @@ def test_on_a_gpu_every_phase_computes_what_plain_pytorch_does_and_the_receipt_i
         step = small({"precision": "fp64"} | how, "cuda", **TINY)
         found.append(every_phase(step))
     assert_the_same(found[1], found[0], atol=1e-10)
+    # in float64 cuDNN's convolutions answer in NCHW whatever they are given
+    step = small({"precision": "fp32"} | CUDA | layout, "cuda", **TINY)
     assert_engaged(gathered(step), ["cuda_norm", "fused_norm", "fused_act"])
 
 
