@@ -1,7 +1,7 @@
 """Every Triton kernel as the workloads launch it: one step of the ladder's top, watched while it prepares.
 
 What a captured graph replays was launched before, to warm up; that is when it is seen. Kernels that no such step has
-are launched by `ladder.sanitize`'s list of calls, so that each has a row.
+are launched by `ladder.sanitizecalls`, so that each has a row.
 """
 
 from __future__ import annotations
@@ -69,11 +69,11 @@ def _calls(device: str, smoke: bool) -> None:
     import torch
 
     import kernels
-    from ladder.sanitize import calls, differentiate_twice
+    from ladder.sanitizecalls import calls, differentiate_twice
 
     x = torch.randn((8, 64, 256, 256), device=device, dtype=torch.bfloat16).contiguous(
         memory_format=torch.channels_last
     )
-    for function, inputs in calls(kernels, x):
-        differentiate_twice(function, inputs)
+    for call in calls(kernels, x):
+        differentiate_twice(call.function, call.inputs)
     torch.cuda.synchronize()
