@@ -50,7 +50,7 @@ CLAIM = fields(
         "figure": maybe(items(AMOUNT, 2, least=2)),
         "unit": one_of("x", "percent", "us", "ms", "MB"),
         "ours": maybe(SUMMARY),
-        "verdict": one_of("holds", "more", "less", "does not hold", "ambiguous", "n/a"),
+        "verdict": one_of("holds", "more", "less", "does not hold", "ambiguous", "not separated", "n/a"),
         "reason": maybe(TEXT),
     }
 )
