@@ -61,8 +61,8 @@ def markdown(found: dict[str, Any]) -> str:
     lines = [
         f"# FP8 under parity on {facts['gpu'] or facts['cpu']}",
         "",
-        f"Workload {found['workload']['name']}, judged by the budget of BF16. PyTorch {facts['torch']}, commit {commit},"
-        f" {found['seconds']:.0f} s; nothing was timed.",
+        f"Workload {found['workload']['name']}, judged by the budget of BF16. PyTorch {facts['torch']},"
+        f" commit {commit}, {found['seconds']:.0f} s; nothing was timed.",
         "",
         "| recipe | parity | of its budget | worst |",
         "|---|---|---:|---|",
