@@ -106,6 +106,29 @@ def test_benchmarks_are_those_of_the_checkout_that_have_a_result(site):
     assert "'cached_uint8'" in index["benchmarks"][asvseries.STEP]["params"][1]
 
 
+def test_a_step_in_the_history_is_called_a_regression_nowhere(tmp_path):
+    """Single processes of two commits, a quarter apart, as in the history of this repository: a candidate."""
+    folder = tmp_path / "project"
+    for number, commit in enumerate(published.project(folder, 6)):
+        times = {rung: seconds * (1.25 if number > 2 else 1) for rung, seconds in published.TIMES.items()}
+        published.asv_result(folder, published.H200, commit, number, times)
+    done = published.publish(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "egression" not in done.stdout + done.stderr
+    asv = folder / ".asv" / "html" / "asv"
+    assert not [path for path in asv.rglob("*") if "regression" in path.name or path.suffix == ".xml"]
+    index = json.loads((asv / "index.json").read_text())
+    assert [name for name, *_ in index["pages"]] == ["", "summarylist", "frontpage"]
+    for path in (*asv.rglob("*.json"), *folder.rglob("html/**/*.html")):
+        assert "regression" not in path.read_text().lower(), path.name
+    page = Page(asv / "index.html")
+    assert "Benchmark list" in page.text
+    for tag, attributes in page.tags:
+        for name in ("src", "href"):
+            target = attributes.get(name, "")
+            assert target.startswith(("#", "http")) or not target or (asv / target).is_file(), (tag, target)
+
+
 def test_an_old_site_stays_where_a_new_one_cannot_be_built(site, tmp_path):
     folder = tmp_path / "project"
     shutil.copytree(site.parent.parent, folder)
