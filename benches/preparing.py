@@ -54,7 +54,7 @@ class _Preparing:
 
 class Compiling(_Preparing):
     def samples_seconds(self, workload: str, rung: str, caches: str) -> list[float]:
-        """Seconds of compiling, or of finding it compiled, and of warming up: preparing but for images and capture."""
+        """Seconds of compiling, or of finding it compiled, and of warming up: preparing but for capture."""
         return preparing(self.series, caches, "compile")
 
 
