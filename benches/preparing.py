@@ -46,6 +46,7 @@ class _Preparing:
     param_names = ("workload", "rung", "caches")
     timeout = 3600  # seconds: four processes, of which one compiles everything
     version = "1"
+    among = SERIES
     one_visit = True
 
     def setup(self, workload: str, rung: str, caches: str) -> None:
