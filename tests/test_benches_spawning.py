@@ -227,14 +227,18 @@ def test_a_commit_that_cannot_be_asked_is_asked_by_a_worker(tmp_path):
         assert _refusing.refused(tmp_path, every) == {}
 
 
-def test_which_ops_have_no_double_backward_is_known_without_torch(monkeypatch):
+def test_what_ops_lack_and_need_is_known_without_torch(monkeypatch):
     from benches import kernels
 
-    monkeypatch.setattr(kernels, "able", lambda needs: None)
+    asked = []
+    monkeypatch.setattr(kernels, "able", asked.append)
     for name in kernels.CASES:
+        asked.clear()
+        kernels.Kernel().setup(name, "forward")
+        assert asked == [("cuda", "triton", *kernelcases.named(name).entry.needs)]
         for direction in kernels.DIRECTIONS:
             if direction in kernelcases.named(name).directions:
                 kernels.Kernel().setup(name, direction)
             else:
-                with pytest.raises(NotImplementedError, match="double backward"):
+                with pytest.raises(NotImplementedError, match=f"has no {direction}"):
                     kernels.Kernel().setup(name, direction)
