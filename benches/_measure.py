@@ -173,7 +173,7 @@ def preparing(series: Series, cache: str, part: str) -> list[float]:
     seen = shared(name, f"{part} {cache}", measure, series.workload, series.recipe)[cache]
     if part == "capture":
         return [each["capture_s"] for each in seen]
-    return [each["prepare_s"] - each["capture_s"] - each.get("cache_s", 0.0) for each in seen]
+    return [each["prepare_s"] - each["capture_s"] for each in seen]  # both by the worker's clock
 
 
 # --- sharing it -----------------------------------------------------------------------------------------------------

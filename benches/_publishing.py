@@ -8,7 +8,9 @@ from __future__ import annotations
 
 import copy
 import sys
+from collections.abc import Iterator
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any, NoReturn
 
 from benches import ROOT
@@ -91,8 +93,11 @@ def _stop(reason: str) -> NoReturn:
 
 def setup() -> None:
     """asv's hook for plugins: called once, in asv's own process."""
-    from asv.commands.publish import Publish
+    import asv.commands.publish
+    from asv import util
     from asv.publishing import OutputPublisher
+
+    Publish = asv.commands.publish.Publish
 
     class FrontPage(OutputPublisher):
         """Ours, beside asv's: written when asv knows which commits are on the branch."""
@@ -123,6 +128,15 @@ def setup() -> None:
         )
 
     Publish.run = classmethod(run)
+    asv.commands.publish.util = SimpleNamespace(**{**vars(util), "iter_subclasses": _publishers})
+
+
+def _publishers(base: type) -> Iterator[type]:
+    """asv's publishers and ours, but for its regressions and their feed: nothing that they name is confirmed."""
+    from asv.plugins.regressions import Regressions
+    from asv.util import iter_subclasses
+
+    return (found for found in iter_subclasses(base) if found is not Regressions)
 
 
 def _on_branches(conf: Any, repo: Any, revisions: dict[str, int]) -> dict[str, int]:

@@ -3,8 +3,9 @@ that it measures and those that come after it.
 
 asv starts an interpreter for each combination of parameters, 0.2 s on two cores before a line of ours is reached, and
 on a machine without a GPU four of five combinations are n/a. `setup` of a benchmark class decides that from the
-machine alone, so asv's own process asks it. It also hands out the numbers that an earlier process left (`_measure`),
-where the class says that there may be some. The series' name is for the note of its tuning choices.
+machine alone, so asv's own process asks it, and the commit is asked once which series it refuses (`_refusing`). asv's
+process also hands out the numbers that an earlier process left (`_measure`), where the class says that there may be
+some. The series' name is for the note of its tuning choices.
 """
 
 from __future__ import annotations
@@ -20,7 +21,7 @@ from typing import Any
 
 from asv_runner.benchmarks.mark import SkipNotImplemented
 
-from benches import SamplesBenchmark
+from benches import SamplesBenchmark, _refusing
 from benches._measure import HANDOVER, NEXT, SERIES_NAME, NotKept, only_kept
 
 selection: dict[str, list[int] | None] = {}  # set by _plugin: places of the selected parameters, by benchmark
@@ -94,19 +95,33 @@ def setup() -> None:
         def __init__(self, env: Any, benchmark_dir: str) -> None:
             super().__init__(env, benchmark_dir)
             self.handover = _handovers[env.name] = handover(env)
+            self.code, self.refused = getattr(env, "code", None), {}
+
+        def refuses(self, cls: type, params: tuple[str, ...]) -> bool:
+            """Whether the commit refuses this series; it is asked once for all of a class."""
+            among = getattr(cls, "among", {})
+            if self.code is None or (one := among.get(params[:2])) is None:
+                return False
+            if cls not in self.refused:
+                self.refused[cls] = _refusing.refused(Path(self.code), among.values())
+            return one.fingerprint in self.refused[cls]
 
         def run(self, name: str, **kwargs: Any) -> tuple[str, int]:
             if (self.handover / "machine.json").is_file() and not_applicable(name, self.handover):
                 Path(kwargs["result_file_name"]).write_text("NaN")
                 return "", 0
             try:
-                benchmark, _, params = combination(name)
+                benchmark, cls, params = combination(name)
             except Exception:  # not one of ours
                 return super().run(name, **kwargs)
+            if self.refuses(cls, params):
+                Path(kwargs["result_file_name"]).write_text("NaN")
+                return "", 0
             if kwargs["profile_path"] == "None" and (found := at_hand(name, self.handover)) is not None:
                 Path(kwargs["result_file_name"]).write_text(found)
                 return "", 0
-            told = {SERIES_NAME: _series(benchmark, params), NEXT: json.dumps(following(name))}
+            after = [other for other in following(name) if not self.refuses(cls, other)]
+            told = {SERIES_NAME: _series(benchmark, params), NEXT: json.dumps(after)}
             with _set(told):
                 return super().run(name, **kwargs)
 

@@ -132,6 +132,46 @@ CASES = [
     "spectral_norm 512x256x3x3 K2304 fp32 channels_last",
     "spectral_norm 256x128x3x3 K1152 fp32 channels_last",
     "spectral_norm 128x64x3x3 K576 fp32 channels_last",
+    "demodulate_group 512x512 batch 8 fp32 channels_last",
+    "demodulate_group 512x512 batch 32 fp32 channels_last",
+    "demodulate_group 256x256 batch 8 fp32 channels_last",
+    "demodulate_group 256x256 batch 32 fp32 channels_last",
+    "demodulate_group 128x128 batch 8 fp32 channels_last",
+    "demodulate_group 128x128 batch 32 fp32 channels_last",
+    "demodulate_group 64x64 batch 8 fp32 channels_last",
+    "demodulate_group 64x64 batch 32 fp32 channels_last",
+    "weight_energies 512x512x3x3 fp32 channels_last",
+    "weight_energies 256x256x3x3 fp32 channels_last",
+    "weight_energies 128x128x3x3 fp32 channels_last",
+    "weight_energies 64x64x3x3 fp32 channels_last",
+    "dense_group 32x4x512 O512 fp32 channels_last",
+    "dense_group 32x4x512 O256 fp32 channels_last",
+    "dense_group 32x4x512 O128 fp32 channels_last",
+    "dense_group 32x4x512 O64 fp32 channels_last",
+    "dense_group 8x4x512 O512 fp32 channels_last",
+    "dense_group 8x4x512 O256 fp32 channels_last",
+    "dense_group 8x4x512 O128 fp32 channels_last",
+    "dense_group 8x4x512 O64 fp32 channels_last",
+    "power_iteration 512x512x3x3 K4608 fp32 channels_last",
+    "power_iteration 256x256x3x3 K2304 fp32 channels_last",
+    "power_iteration 128x128x3x3 K1152 fp32 channels_last",
+    "power_iteration 64x64x3x3 K576 fp32 channels_last",
+    "conv_transpose2d 32x128x128x128 O64 bf16 channels_last",
+    "conv_transpose2d 32x256x64x64 O128 bf16 channels_last",
+    "conv_transpose2d 8x128x128x128 O64 bf16 channels_last",
+    "conv_transpose2d 8x256x64x64 O128 bf16 channels_last",
+    "cuda instance_norm_act 8x64x256x256 bf16 channels_last",
+    "cuda instance_norm_act 8x128x128x128 bf16 channels_last",
+    "cuda instance_norm_act 8x256x64x64 bf16 channels_last",
+    "cuda instance_norm_act 8x512x32x32 bf16 channels_last",
+    "instance_norm_act 8x64x256x256 fp32 NCHW",
+    "instance_norm_act 8x128x128x128 fp32 NCHW",
+    "instance_norm_act 8x256x64x64 fp32 NCHW",
+    "instance_norm_act 8x512x32x32 fp32 NCHW",
+    "cuda instance_norm_act 8x64x256x256 fp32 NCHW",
+    "cuda instance_norm_act 8x128x128x128 fp32 NCHW",
+    "cuda instance_norm_act 8x256x64x64 fp32 NCHW",
+    "cuda instance_norm_act 8x512x32x32 fp32 NCHW",
 ]
 DIRECTIONS = ["forward", "backward", "double backward"]
 FINGERPRINTS = {
@@ -155,7 +195,20 @@ FINGERPRINTS = {
     "from_rgb": "0e877c90",
     "dense": "8a7cef1b",
     "spectral_norm": "ab70e567",
+    "demodulate_group": "ba08c587",
+    "weight_energies": "b3c3717f",
+    "dense_group": "bd801ee2",
+    "power_iteration": "86dc3751",
+    "conv_transpose2d": "b40f867b",
+    "cuda instance_norm_act": "778014ee",
 }
+# What `setup` must know of ops without importing torch: directions that they lack, and capabilities they need besides.
+LACKS = {
+    "spectral_norm": ("double backward",),
+    "weight_energies": ("double backward",),
+    "power_iteration": ("backward", "double backward"),
+}
+NEEDS = {"cuda instance_norm_act": ("nvcc",)}
 
 
 class Kernel:
@@ -167,7 +220,10 @@ class Kernel:
     version = "1"
 
     def setup(self, case: str, direction: str) -> None:
-        able(("cuda", "triton"))
+        op = max((op for op in FINGERPRINTS if case.startswith(f"{op} ")), key=len)
+        able(("cuda", "triton", *NEEDS.get(op, ())))
+        if direction in LACKS.get(op, ()):
+            raise NotImplementedError(f"{op} has no {direction}")
 
     def samples_cold(self, case: str, direction: str) -> list[float]:
         """Seconds of one call; nothing it reads is in the L2 cache."""
@@ -185,8 +241,6 @@ def _measured(name: str, direction: str, temperature: str) -> list[float]:
     case = kernelcases.named(name)
     if kernelcases.fingerprint(case.op) != FINGERPRINTS[case.op]:
         raise SkipNotImplemented(f"{case.op} means something else now: it needs a new name")
-    if direction not in case.directions:
-        raise SkipNotImplemented(f"{case.op} has no {direction}")
     try:
         with device_lock(machine.device_key("cuda")):
             seconds = kernelbench.ours_alone(case, direction, temperature)

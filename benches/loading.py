@@ -7,6 +7,7 @@ much of it as the rungs data_loading and after make it hide.
 from __future__ import annotations
 
 from benches import series
+from benches._frozen import Series
 from benches._measure import able, loading
 
 WORKLOADS = ["article", "tiny"]  # 256x256, batch 8; 32x32, batch 4
@@ -50,6 +51,16 @@ FINGERPRINTS = {
     ("tiny", "prefetch_stream"): "ceb2802ccc33",
     ("tiny", "cached_uint8"): "d2ba9ceddcbd",
 }
+SERIES = {
+    (workload, setting): Series(
+        "any",
+        ("cuda",) if RECIPES[setting].get("pin_memory") else (),
+        series.SERIES[workload, "baseline"].workload,
+        RECIPES[setting],
+        found,
+    )
+    for (workload, setting), found in FINGERPRINTS.items()
+}
 
 
 class Loading:
@@ -59,12 +70,12 @@ class Loading:
     param_names = ("workload", "setting")
     timeout = 600  # seconds: the photographs are cut at the first use
     version = "1"
+    among = SERIES
 
     def setup(self, workload: str, setting: str) -> None:
-        able(("cuda",) if RECIPES[setting].get("pin_memory") else ())
-        self.workload = series.SERIES[workload, "baseline"].workload
+        self.series = SERIES[workload, setting]
+        able(self.series.needs)
 
     def samples_seconds_per_image(self, workload: str, setting: str) -> list[float]:
         """Seconds for one image."""
-        name = f"{FINGERPRINTS[workload, setting]}-loading"
-        return loading(name, self.workload, RECIPES[setting])
+        return loading(f"{self.series.fingerprint}-loading", self.series.workload, self.series.recipe)

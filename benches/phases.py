@@ -18,6 +18,7 @@ class Phase:
     param_names = ("workload", "rung", "phase")
     timeout = 1800  # seconds: compiling and capturing come first
     version = "1"
+    among = series.SERIES
     one_visit = True
 
     def setup(self, workload: str, rung: str, phase: str) -> None:

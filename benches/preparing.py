@@ -46,6 +46,7 @@ class _Preparing:
     param_names = ("workload", "rung", "caches")
     timeout = 3600  # seconds: four processes, of which one compiles everything
     version = "1"
+    among = SERIES
     one_visit = True
 
     def setup(self, workload: str, rung: str, caches: str) -> None:
@@ -54,7 +55,7 @@ class _Preparing:
 
 class Compiling(_Preparing):
     def samples_seconds(self, workload: str, rung: str, caches: str) -> list[float]:
-        """Seconds of compiling, or of finding it compiled, and of warming up: preparing but for images and capture."""
+        """Seconds of compiling, or of finding it compiled, and of warming up: preparing but for capture."""
         return preparing(self.series, caches, "compile")
 
 

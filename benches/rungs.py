@@ -19,6 +19,7 @@ class Rung:
         1800  # seconds: compiling, tuning and capturing come first, and the photographs on the first run
     )
     version = "1"
+    among = series.SERIES
     one_visit = True  # all numbers of a series: `_spawning` hands out what is there already
 
     def setup(self, workload: str, rung: str) -> None:

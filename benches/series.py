@@ -183,4 +183,4 @@ SERIES = {
 
 if __name__ == "__main__":  # python -m benches.series: the fingerprints of what stands above
     for pair, frozen in SERIES.items():
-        print(*pair, fingerprint(frozen.workload, frozen.recipe))
+        print(*pair, fingerprint(frozen.workload, frozen.recipe), *["retired"] * (pair in RETIRED))

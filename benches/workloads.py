@@ -51,6 +51,7 @@ class Workload:
     param_names = ("workload", "rung")
     timeout = 3600  # seconds: the larger images are made at the first use, and kernels compiled for each size
     version = "1"
+    among = SERIES
     one_visit = True  # all numbers of a series: `_spawning` hands out what is there already
 
     def setup(self, workload: str, rung: str) -> None:

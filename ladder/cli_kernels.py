@@ -146,6 +146,11 @@ def measure(
     cases = kernelcases.cases(workloads, ops=ops or None, quick=quick or device == "cpu")
     if not cases:
         raise UserError("no workload that was asked for uses these ops")
+    here = machine.capabilities(device)
+    lacking = {need: here[need] for case in cases for need in case.entry.needs if here[need] is not None}
+    cases = [case for case in cases if not lacking.keys() & set(case.entry.needs)]
+    if not cases:
+        raise UserError(f"these ops cannot run here: {'; '.join(sorted(set(lacking.values())))}")
     with (
         device_lock(machine.device_key(device)),
         kernels_progress(quiet, kernelreport.event_line) as on_event,
@@ -164,6 +169,7 @@ def measure(
     notes = ["quick: not to be quoted"] * quick + [kerneltiming.SMOKE_NOTE] * smoke
     notes += ["dirty work tree: not to be published"] * bool(dirty)
     notes += [] if complete else ["interrupted"]
+    notes += [f"without CUDA C++: {reason}" for reason in sorted(set(lacking.values()))]
     return {
         "schema": 1,
         "kind": "kernels",

@@ -17,14 +17,13 @@ Examples:
     "--budget",
     metavar="MINUTES",
     type=click.FloatRange(2, 600),
-    default=18.0,
-    show_default=True,
-    help="For everything. Two fifths go to `ladder run`, the rest to asv, which goes on in the next call.",
+    help="For everything. Two fifths go to `ladder run`, the rest to asv, which goes on in the next call."
+    " [default: 18; without a GPU a quick `ladder run`]",
 )
-def submit(budget: float) -> None:
+def submit(budget: float | None) -> None:
     """Measure this machine with `ladder run` and `asv run`, check the files, and say how to send them.
 
-    Nothing is sent. Without a GPU the workload is `tiny`, and the run is a quick one that says so.
+    Nothing is sent. Without a GPU the workload is `tiny`, and without --budget its run a quick one that says so.
 
     Exit status: 0 everything is measured; 1 a rung has no number, or is left for the next call; 2 it cannot be done
     here; 130 interrupted.

@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import hashlib
 import importlib
+import importlib.util
 import math
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
@@ -17,6 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from ladder.kernelgroups import GROUPS
 from ladder.kernelmore import MORE
 from ladder.kernelops import (
     SETTINGS,  # noqa: F401
@@ -109,6 +111,7 @@ OPS: dict[str, Op] = {
         options={"padding": 1},
     ),
     **MORE,
+    **GROUPS,
 }
 
 
@@ -150,6 +153,8 @@ class Case:
 
     @property
     def directions(self) -> tuple[str, ...]:
+        if not self.differentiated:
+            return DIRECTIONS[:1]
         return DIRECTIONS if self.entry.penalty else DIRECTIONS[:2]
 
     @property
@@ -166,13 +171,22 @@ class Case:
         for name in self.entry.inputs:
             dtype = DTYPES[self.dtype] if name in self.entry.activations else torch.float32
             t = torch.randn(self.shape_of(name), device=device).to(dtype)
+            if name in self.entry.positive:
+                t = t.abs()
             if t.dim() == 4:
                 t = t.contiguous(memory_format=LAYOUTS[self.layout])
             made[name] = t.requires_grad_(name not in self.entry.data)
         return made
 
     def fused(self) -> Callable[..., Any]:
-        """Our op, called with tensors by name. AttributeError where this `kernels` has none of that name."""
+        """Our op, called with tensors by name. AttributeError where this `kernels` has none of that name.
+
+        CUDA C++ that cannot be built here raises `Missing`: Triton would run in its place, and be timed.
+        """
+        if self.entry.function.startswith("cuda.") and importlib.util.find_spec("kernels.cuda"):
+            from ladder.claims import cuda
+
+            cuda.package()
         return _called(_package(self.entry.function), self.entry)
 
     def reference(self) -> Callable[..., Any]:
@@ -200,7 +214,10 @@ class Case:
 def _package(name: str) -> Callable[..., Tensor]:
     import kernels
 
-    return getattr(kernels, name)
+    folder, _, name = name.rpartition(".")
+    if folder and importlib.util.find_spec(f"kernels.{folder}") is None:
+        raise AttributeError(f"kernels has no {folder}")
+    return getattr(importlib.import_module(f"kernels.{folder}") if folder else kernels, name)
 
 
 def _called(function: Callable[..., Any], entry: Op) -> Callable[..., Any]:

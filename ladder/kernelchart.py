@@ -53,7 +53,7 @@ def figure(result: dict[str, Any]) -> Any:
                 axes.set_title(direction, loc="left", fontsize=11, fontweight="bold", pad=10)
         made.text(
             0.2 / WIDTH, (bottom + PANEL / 2) / height, _name(op),
-            fontsize=10, fontweight="bold", va="center", linespacing=1.3,
+            fontsize=9.5, fontweight="bold", va="center", linespacing=1.3,
         )  # fmt: skip
     _header(made, result, bool(ops))
     return made

@@ -21,7 +21,8 @@ class Op:
     """One op as one kind of layer calls it.
 
     Args:
-        function: of `kernels`; plain PyTorch is `<function>_reference`, which takes the same arguments.
+        function: of `kernels`, or "cuda.NAME" of `kernels.cuda`; plain PyTorch is `<function>_reference`, which takes
+            the same arguments.
         inputs: argument -> its shape in letters of `sizes` ("N1HW", "NC", "" for a scalar). The first is the one whose
             shape names the case.
         sizes: what a workload calls it with, layer by layer; repetitions do no harm.
@@ -33,6 +34,8 @@ class Op:
         settings: (dtype, memory format) it is timed in; the first as the ladder's top runs it.
         module: of `kernels`, where it is not called as the function is.
         call: how the function is called with the tensors by name, where it wants them otherwise.
+        positive: inputs whose numbers are not negative.
+        needs: capabilities of `ladder.machine` besides CUDA and Triton.
     """
 
     function: str
@@ -46,6 +49,8 @@ class Op:
     settings: tuple[tuple[str, str], ...] = SETTINGS
     module: str | None = None
     call: Callable[..., Any] | None = None
+    positive: tuple[str, ...] = ()
+    needs: tuple[str, ...] = ()
 
 
 def _map(workload: Workload, resolution: int, channels_at: int | None = None) -> Sizes:

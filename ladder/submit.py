@@ -7,18 +7,16 @@ again, so the same command goes on where it ended.
 
 from __future__ import annotations
 
-import json
 import re
 import subprocess
 import sys
-import tempfile
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvchecks, asvfiles, catalog, climbing, machine, measured, results, validate
+from ladder import asvchecks, catalog, climbing, machine, measured, results, validate
 from ladder.errors import UserError, one_line
 from ladder.site import asvseries
 
@@ -41,6 +39,7 @@ class Submission:
     facts: dict[str, Any]
     minutes: float
     say: Say
+    quick: bool = False  # whether `ladder run` is
     begin: float = field(default_factory=time.monotonic)
 
     @property
@@ -51,8 +50,11 @@ class Submission:
         return 60 * self.minutes - (time.monotonic() - self.begin)
 
 
-def prepare(minutes: float, say: Say, root: Path = ROOT) -> Submission:
-    """Find out what is measured here. UserError, before anything is: no git, uncommitted changes, an unusable GPU."""
+def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
+    """Find out what is measured here. UserError, before anything is: no git, uncommitted changes, an unusable GPU.
+
+    Without a GPU and without a budget (`minutes` None) `ladder run` is the quick one.
+    """
     commit = _git(root, "rev-parse", "HEAD")
     if commit is None:
         raise UserError("results belong to a commit: clone the repository with git and run this in the clone")
@@ -64,7 +66,8 @@ def prepare(minutes: float, say: Say, root: Path = ROOT) -> Submission:
             " what was measured"
         )
     device = machine.choose_device()
-    return Submission(root, commit.strip(), device, machine.facts(device), minutes, say)
+    quick = device == "cpu" and minutes is None
+    return Submission(root, commit.strip(), device, machine.facts(device), minutes or MINUTES, say, quick)
 
 
 def _git(root: Path, *arguments: str) -> str | None:
@@ -79,16 +82,13 @@ def _git(root: Path, *arguments: str) -> str | None:
 
 
 def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbing.run) -> Path | None:
-    """Measure, or go on with, the article's ladder; its file, or None if the run was interrupted.
-
-    Without a GPU it is the quick run of `tiny`, which says that it is not to be quoted.
-    """
+    """Measure, or go on with, the article's ladder; its file, or None if the run was interrupted."""
     folder = submission.root / "results" / "ladder" / submission.facts["name"]
     path, done = _started(submission, folder)
     if done:
         submission.say(f"ladder run: {path.name} is there and complete")
         return path
-    quick = submission.device == "cpu"
+    quick = submission.quick and (path is None or results.load(path)["protocol"]["quick"])
     request = climbing.Request(
         workload=None if path else submission.workload,
         ladder=LADDER,
@@ -118,7 +118,10 @@ def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbi
 
 
 def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
-    """The newest result of this commit's ladder on this machine, and whether it is complete."""
+    """The newest result of this commit's ladder on this machine, and whether it is complete.
+
+    A quick one counts only where a quick one is wanted; one that is not quick always does.
+    """
     found = []
     for path in folder.glob(f"{submission.workload}-{LADDER}-2*.json"):
         try:
@@ -127,7 +130,8 @@ def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
             continue
         same = [result["machine"].get(key) == submission.facts[key] for key in results.SERIES]
         ours = result["commit"] == submission.commit and not result["dirty"] and measured.known(result)
-        if ours and all(same) and result["ladder"]["name"] == LADDER and "merged" not in result:
+        kind = result["ladder"]["name"] == LADDER and "merged" not in result
+        if ours and all(same) and kind and (submission.quick or not result["protocol"]["quick"]):
             found.append((result["complete"], result["started"], path))
     return (max(found)[2], max(found)[0]) if found else (None, False)
 
@@ -180,18 +184,26 @@ def _asv(submission: Submission, regex: str) -> int:
 
 
 def _rungs(submission: Submission) -> list[str]:
-    """Rungs that asv has a series of, without those that this machine cannot do, in the order of the ladder."""
-    with tempfile.TemporaryDirectory() as folder:
-        found = json.loads(asvfiles.regenerate(Path(folder), submission.root).read_text())
-    values = [value.strip("'") for value in found[asvseries.STEP]["params"][1]]
+    """Rungs of which asv keeps a series here, without those that this machine cannot do, in the order of the ladder."""
     there = catalog.possible(
         machine.capabilities(submission.device), catalog.load_workload(submission.workload)[1]
     )
     planned = catalog.climb(catalog.load_ladder("full"), there)
     skipped = {rung.name for rung in planned if rung.recipe is None}
     order = [rung.name for rung in planned]
-    ours = [value for value in values if value not in skipped]
+    ours = [name for name in _series(submission) if name not in skipped]
     return sorted(ours, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _series(submission: Submission) -> list[str]:
+    """Rungs of the workload with a series that is not retired. `benches/` knows, and nothing here imports it."""
+    command = [sys.executable, "-m", "benches.series"]
+    run = subprocess.run(command, cwd=submission.root, capture_output=True, text=True)
+    if run.returncode:
+        said = (run.stderr.strip() or "no message").splitlines()[-1]
+        raise UserError(f"asv's list of series cannot be read: {one_line(said)}")
+    lines = [line.split() for line in run.stdout.splitlines()]
+    return [rung for workload, rung, _, *retired in lines if workload == submission.workload and not retired]
 
 
 def _measured(submission: Submission) -> set[str]:

@@ -8,7 +8,8 @@ which feed the watchdog.
     {"do": "build", "workload": {}, "recipe": {}, "device": "cuda", "seed": 0}
                                                          -> {"ok": true, "recipe": {}, "settings": {}, "build_s": s,
         "gpu_uuid": which GPU it is on, to be compared and never stored}
-    {"do": "prepare"}                                    -> {"ok": true, "prepare_s": s, "warmup_s": s, "capture_s": s}
+    {"do": "prepare"}                                    -> {"ok": true, "prepare_s": s, "capture_s": s, "warmup_s": s}
+        (the first two are timed here, and parts like the third the measured code's own words)
     {"do": "visit", "cycles": K, "settle_s": s, "settle_cycles": n, "main": bool}
                                                          -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s,
         "canary_s": seconds of a kernel that is the same in every process, ...}
@@ -40,6 +41,7 @@ import statistics
 import sys
 import threading
 import time
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -48,6 +50,12 @@ from ladder.errors import describe, one_line
 
 CYCLE_STEPS = 16
 CONTRACT = 1
+PARTS = (
+    "warmup_s",
+    "compile_s",
+    "compile_kernels_s",
+    "cache_s",
+)  # of preparing, that only the measured code can tell
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "ALLOC_FAILED")
 
 
@@ -144,10 +152,14 @@ class Rung:
         return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")) or None
 
     def do_prepare(self) -> dict[str, Any]:
-        begin = time.perf_counter()
-        parts = self.step.prepare() or {}
-        self.synchronize()
-        return {"prepare_s": time.perf_counter() - begin, **parts}
+        """The whole and the captures by this file's clock; other parts as the measured code says, within the whole."""
+        with captures(sys.modules.get("torch")) as captured:
+            begin = time.perf_counter()
+            said = self.step.prepare() or {}
+            self.synchronize()
+            whole = time.perf_counter() - begin
+        parts = {key: said[key] for key in PARTS if is_part(said.get(key), whole)}
+        return parts | {"prepare_s": whole, "capture_s": sum(captured)}
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
         """Untimed lead-in, `cycles` timed cycles, one without lazy phases, then the checks that timing must not see."""
@@ -279,6 +291,51 @@ class Rung:
             }
             memory |= {key: max(peak, memory[key]) for key, peak in self.peaks.items()}
         return memory
+
+
+@contextlib.contextmanager
+def captures(torch: Any) -> Iterator[list[float]]:
+    """A list that gets the seconds of each capture of a CUDA graph inside the block, timed where torch's own calls
+    begin and end it. `torch` None: none.
+    """
+    took: list[float] = []
+    cuda = getattr(torch, "cuda", None)
+    if cuda is None:
+        yield took
+        return
+    begun: list[float] = []  # `torch.cuda.graph` makes the graph's own calls inside its own
+
+    def begins(call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **how: Any) -> Any:
+            begun.append(time.perf_counter())
+            return call(*args, **how)
+
+        return timed
+
+    def ends(call: Callable[..., Any]) -> Callable[..., Any]:
+        def timed(*args: Any, **how: Any) -> Any:
+            found = call(*args, **how)
+            begin = begun.pop()
+            if not begun:
+                took.append(time.perf_counter() - begin)
+            return found
+
+        return timed
+
+    with contextlib.ExitStack() as stack:
+        for kind, begin, end in (
+            (cuda.graph, "__enter__", "__exit__"),
+            (cuda.CUDAGraph, "capture_begin", "capture_end"),
+        ):
+            for name, timer in ((begin, begins), (end, ends)):
+                stack.callback(setattr, kind, name, getattr(kind, name))
+                setattr(kind, name, timer(getattr(kind, name)))
+        yield took
+
+
+def is_part(seconds: Any, whole: float) -> bool:
+    """Whether so many seconds can be a part of the whole."""
+    return isinstance(seconds, int | float) and 0 <= seconds <= whole
 
 
 def is_settled(times: list[float]) -> bool:

@@ -14,6 +14,7 @@ from click.testing import CliRunner
 
 from benches import ROOT
 from ladder import asvoverhead
+from ladder.regressions import history as screened
 from tests import toyhistory
 from tests.repositories import git
 from tests.toyhistory import MEMORY, SECONDS, STEP, asv
@@ -105,6 +106,38 @@ def test_find_and_check(history):
     assert "No problems found" in ok(asv(history, "check"))
     (history / "benches/wrong.py").write_text("class Suite:\n    def time_wrong(self, parameter): pass\n")
     assert "wrong.Suite.time_wrong" in ok(asv(history, "check"), status=1)
+
+
+TWO_SERIES = """
+class Rung:
+    params = (["tiny"], ["baseline", "other"])
+    param_names = ("workload", "rung")
+    version = "1"
+
+    def samples_step_time(self, workload, rung):
+        import stylegan_lite
+        later = 0.1 if stylegan_lite.BYTES < 5 else 10.0  # a larger step, two commits after that of the other
+        seconds = stylegan_lite.SECONDS if rung == "baseline" else later
+        return [seconds + i * 1e-6 for i in range(6)]
+"""
+
+
+def test_the_command_that_the_history_prints_bisects_to_the_commit(history):
+    """As printed, in a shell: the step is in the first commit after the good one, and another series has a larger one
+    elsewhere, which asv would take for the answer."""
+    (history / "benches/rungs.py").write_text(TWO_SERIES)
+    ok(asv(history, "run", "ALL", "--bench", "other"))
+    for commit in ("v1", "v2", "v3", "v6"):
+        ok(asv(history, "run", f"{commit}^!", "--bench", "baseline"))
+    steps, _ = screened.screen(history / "results/asv", history / "none", [], "trunk", 0.01, history)
+    (step,) = [step for step in steps if step.series.name == "tiny/baseline"]
+    assert [git(history, "rev-parse", tag) for tag in ("v3", "v6")] == [step.good, step.bad]
+    line = next(line for line in screened.text([step], []).splitlines() if line.startswith("asv find"))
+    arguments = subprocess.run(
+        ["sh", "-c", f"printf '%s\\n' {line}"], capture_output=True, text=True, check=True
+    )
+    said = ok(asv(history, *arguments.stdout.splitlines()[1:]))
+    assert f"Greatest regression found: {git(history, 'rev-parse', '--short=8', 'v4')}" in said, said
 
 
 def test_a_fresh_clone_without_a_terminal_needs_nothing(history):

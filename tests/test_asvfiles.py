@@ -5,6 +5,7 @@ import math
 import shutil
 from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from click.testing import CliRunner
@@ -115,9 +116,9 @@ def check_refused(folder: Path, tmp_path: Path, planted: Path, words: str) -> st
     return row.problem
 
 
-def plant(folder: Path, name: str) -> tuple[Path, str]:
+def plant(folder: Path, name: str, **genuine: Any) -> tuple[Path, str]:
     """Plant one of the hostile files in a genuine folder; where it is and words of the line that is expected."""
-    path = made_up_asv.write(folder)
+    path = made_up_asv.write(folder, **genuine)
     if name in hostile_asv.RESULT_FILES:
         how, words = hostile_asv.RESULT_FILES[name]
     else:

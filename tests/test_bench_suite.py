@@ -7,8 +7,10 @@ import subprocess
 import sys
 from pathlib import Path
 
+import kernels
+import kernels.cuda
 from benches.kernels import CASES, DIRECTIONS
-from ladder import kernelcases
+from ladder import kernelcases, kernelgroups
 from tests import bench_kernels
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -20,10 +22,21 @@ def test_with_a_gpu_it_runs_every_case_of_asv_in_every_direction(monkeypatch):
     assert set(bench_kernels.pairs()) == wanted and len(bench_kernels.pairs()) == len(wanted)
 
 
-def test_without_one_every_op_runs_once_in_every_direction(monkeypatch):
+def test_without_one_every_op_but_cuda_c_runs_once_in_every_direction(monkeypatch):
     monkeypatch.setattr(bench_kernels, "GPU", False)
     found = {(kernelcases.named(name).op, direction) for name, direction in bench_kernels.pairs()}
-    assert {op for op, _ in found} == set(kernelcases.OPS) and len(found) == len(bench_kernels.pairs())
+    here = {op for op, entry in kernelcases.OPS.items() if not entry.needs}
+    assert {op for op, _ in found} == here and len(found) == len(bench_kernels.pairs())
+
+
+def test_every_public_op_is_timed_or_says_why_not():
+    """Of `kernels` and `kernels.cuda`, whatever they export: a new op needs an entry here, and one in benches/."""
+    public = set(kernels.__all__) | {f"cuda.{name}" for name in kernels.cuda.__all__}
+    public = {name for name in public if not name.endswith("_reference")} - kernelgroups.NO_OPS
+    timed = {kernelcases.named(name).entry.function for name in CASES}
+    assert timed | set(kernelgroups.NOT_TIMED) == public and not timed & set(kernelgroups.NOT_TIMED)
+    assert {kernelcases.named(name).op for name in CASES} == set(kernelcases.OPS)
+    assert all(kernelgroups.NOT_TIMED.values())
 
 
 def test_a_round_of_many_calls_counts_as_one_of_them(monkeypatch):

@@ -239,3 +239,26 @@ def test_an_old_commit_with_a_wrong_timer_changes_no_number(clone):  # noqa: F81
         data = json.loads(path.read_text())
         kept = dict(zip(data["result_columns"], data["results"][STEP], strict=False))["samples"]
         assert [len(samples) for samples in kept if samples] == [6]
+
+
+def test_what_an_old_commit_says_of_its_preparing_changes_no_number(clone):  # noqa: F811
+    """`prepare` is the measured code: what it returns is its own word."""
+    step = clone / "stylegan_lite" / "__init__.py"
+    honest, lie = step.read_text(), "{'prepare_s': 1000.0, 'capture_s': -1000.0, 'cache_s': -1000.0}"
+    assert honest.count("return {}\n    def cycle") == 1
+    step.write_text(honest.replace("return {}\n    def cycle", f"return {lie}\n    def cycle"))
+    commits = {commit_all(clone, "prepare lies")}
+    step.write_text(honest)
+    commits.add(commit_all(clone, "honest"))
+    done = _asv(clone, "run", "ALL", "--record-samples", "--bench", r"preparing.*\('tiny', 'baseline'")
+    assert done.returncode == 0, done.stdout + done.stderr
+    found = {}
+    for path in (clone / "results" / "asv").glob("*/*-checkout-*.json"):
+        data = json.loads(path.read_text())
+        row = dict(
+            zip(data["result_columns"], data["results"]["preparing.Compiling.samples_seconds"], strict=False)
+        )
+        found[data["commit_hash"]] = [samples for samples in row["samples"] if samples]
+    assert set(found) == commits
+    for cold, warm in found.values():  # the toy prepares nothing
+        assert len(cold) == 1 and len(warm) == 3 and all(0 <= seconds < 100 for seconds in cold + warm)

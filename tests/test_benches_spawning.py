@@ -1,5 +1,6 @@
 """How asv's processes are started: none for what is n/a here, and each notes its choices under its own series."""
 
+import itertools
 import json
 import os
 from pathlib import Path
@@ -8,9 +9,14 @@ import asv.results
 import asv.runner
 import pytest
 
-from benches import _environment, _measure, _spawning, series
+from benches import ROOT, _environment, _measure, _refusing, _spawning, series
 from benches._measure import keep
-from ladder import choicehistory, machine
+from benches.loading import Loading
+from benches.phases import Phase
+from benches.preparing import Capturing, Compiling
+from benches.rungs import Rung
+from benches.workloads import Workload
+from ladder import choicehistory, kernelcases, machine
 
 NAME = "rungs.Rung.samples_step_time"
 ROW = {"op": "act", "direction": "forward", "tile": 64, "columns": 8, "warps": 4, "per_sm": 0, "stages": 1}
@@ -168,3 +174,71 @@ def test_what_may_measure_in_any_process_never_does_in_asvs_own(handover, monkey
     (handover / "machine.json").unlink()
     monkeypatch.setattr(machine, "choose_device", lambda: pytest.fail("torch was imported"))
     assert _spawning.at_hand(f"{NAME}-{index('tiny', 'baseline')}", handover) is None
+
+
+# --- what the commit refuses ----------------------------------------------------------------------------------------
+
+
+def commit(folder, without="joint_batch"):
+    """The package of a commit that does not know one field yet, beside a torch that must not be imported."""
+    (folder / "stylegan_lite").mkdir(parents=True)
+    for name in ("__init__", "config"):
+        lines = (ROOT / "stylegan_lite" / f"{name}.py").read_text().splitlines(keepends=True)
+        kept = [line for line in lines if not line.startswith(f"    {without}: ")]
+        (folder / "stylegan_lite" / f"{name}.py").write_text("".join(kept))
+    (folder / "torch.py").write_text("raise SystemExit('torch was imported')")
+    return folder
+
+
+def test_no_process_is_started_for_what_the_commit_refuses(handover, tmp_path, monkeypatch):
+    environment = Environment()
+    environment.code = str(commit(tmp_path / "commit"))
+    known, later = ("baseline", "bf16", "fused_adam"), ("joint_batch", "lean_weights")
+    results = measured(environment, rungs=known + later)
+    assert environment.started == [f"{NAME}-{index('tiny', rung)}" for rung in known]
+    assert environment.told[0] == [["tiny", "bf16"], ["tiny", "fused_adam"]]  # nor by a process that goes on
+    values = results.get_result_value(NAME, benchmark()[NAME]["params"])
+    assert all(str(values[index("tiny", rung)]) == "nan" for rung in later)
+    assert results.errcode[NAME] == 0
+    asked = []
+    monkeypatch.setattr(_refusing, "refused", lambda *_: asked.append(1) or {})
+    measured(environment, rungs=known + later)
+    assert len(environment.started) == len(known) + len(known + later) and asked == [1]
+
+
+@pytest.mark.parametrize(
+    "cls", [Rung, Workload, Phase, Compiling, Capturing, Loading], ids=lambda c: c.__name__
+)
+def test_a_commit_is_asked_for_what_a_benchmark_measures(cls, tmp_path):
+    every = {(*pair, frozen.fingerprint): frozen for pair, frozen in cls.among.items()}
+    assert {pair[:2] for pair in every} <= set(itertools.product(*cls.params[:2]))
+    refused = _refusing.refused(commit(tmp_path, "uint8_input"), every.values())
+    assert set(refused) == {one.fingerprint for one in every.values() if "uint8_input" in one.recipe}
+    assert all("unknown key 'uint8_input'" in line for line in refused.values())
+    assert _refusing.refused(ROOT, every.values()) == {}
+
+
+def test_a_commit_that_cannot_be_asked_is_asked_by_a_worker(tmp_path):
+    every = series.SERIES.values()
+    assert _refusing.refused(tmp_path, every) == {}  # no package
+    (tmp_path / "stylegan_lite").mkdir()
+    for text in ("CONTRACT = 1", "raise ValueError", "print('{}')\nRecipe = Workload = ConfigError = None"):
+        (tmp_path / "stylegan_lite" / "__init__.py").write_text(text)
+        assert _refusing.refused(tmp_path, every) == {}
+
+
+def test_what_ops_lack_and_need_is_known_without_torch(monkeypatch):
+    from benches import kernels
+
+    asked = []
+    monkeypatch.setattr(kernels, "able", asked.append)
+    for name in kernels.CASES:
+        asked.clear()
+        kernels.Kernel().setup(name, "forward")
+        assert asked == [("cuda", "triton", *kernelcases.named(name).entry.needs)]
+        for direction in kernels.DIRECTIONS:
+            if direction in kernelcases.named(name).directions:
+                kernels.Kernel().setup(name, direction)
+            else:
+                with pytest.raises(NotImplementedError, match=f"has no {direction}"):
+                    kernels.Kernel().setup(name, direction)

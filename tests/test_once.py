@@ -26,6 +26,25 @@ def test_preparing_once_gives_its_parts_and_times_nothing(monkeypatch):
     assert not {"ok", "did", "gpu_uuid"} & {*found}
 
 
+def test_what_the_measured_code_says_of_its_preparing_stands_in_no_place_of_a_clock():
+    lies = {
+        "prepare_s": 1000.0,
+        "capture_s": 1000.0,
+        "cache_s": -1000.0,
+        "compile_s": 1000.0,
+        "warmup_s": "1",
+    }
+    others = {"ok": False, "progress": "x", "build_s": 1000.0, "samples_s": [7.0], "peak_reserved_bytes": 1}
+    for recipe in ({"says": lies}, {"says": lies | others}):
+        found = once.prepare_once(WORKLOAD, recipe, "cpu", code=FAKE)
+        assert {*found} == {"build_s", "recipe", "settings", "prepare_s", "capture_s", "choices"}
+        assert found["capture_s"] == 0 and found["prepare_s"] < 1000 and found["build_s"] < 1000
+    found = once.measure_once(WORKLOAD, recipe, "cpu", 1, code=FAKE)
+    assert found["peak_reserved_bytes"] is None and found["prepare_s"] < 1000
+    found = once.prepare_once(WORKLOAD, {"prepare": 0.01, "says": {"warmup_s": 0.001}}, "cpu", code=FAKE)
+    assert found["warmup_s"] == 0.001  # which nobody else can tell, and which fits
+
+
 def test_timing_once_tells_the_choices_and_asks_for_them_afterwards(monkeypatch):
     asked, real = [], Worker.call
 

@@ -1,22 +1,31 @@
 """Steps in asv's history: found at 1%, confirmed by a comparison alone, labelled, accepted; and what is not asv's."""
 
 import datetime
+import itertools
 import json
+import re
 from pathlib import Path
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from click.testing import CliRunner
 
+from ladder import asvnotes, choicehistory
 from ladder.cli import main
 from ladder.errors import UserError
 from ladder.regressions import history, issues, known
+from ladder.regressions import series as recorded
 from ladder.regressions.history import CANDIDATE, CONFIRMED, DRIVER, KNOWN, REFUTED, UNCLEAR
 from tests.repositories import git
 from tests.test_regressions import judging, made_up
 
+ROOT = Path(__file__).resolve().parent.parent
 MACHINE, ENVIRONMENT = "some-gpu", "checkout-py3.12-torch2.13.0"
 RUNGS = ["baseline", "bf16"]
+STEP = "rungs.Rung.samples_step_time"
+ROW = {"op": "bias_act", "direction": "backward", "itemsize": 2, "layout": "nhwc", "architecture": 90}
+ROW |= {"size": "large", "tile": 4096, "columns": 64, "warps": 4, "per_sm": 2, "stages": 1}
 
 
 class Toy:
@@ -35,6 +44,7 @@ class Toy:
     def record(self, number: int, seconds: dict[str, float | None], **note: Any) -> Path:
         """What `asv run` leaves for one commit: a step time for each rung."""
         commit = self.commits[number]
+        (self.asv / MACHINE / "notes" / f"{commit[:8]}-{ENVIRONMENT}.json").unlink(missing_ok=True)
         values = [seconds.get(rung) for rung in RUNGS]
         columns = {
             "result": values,
@@ -46,15 +56,13 @@ class Toy:
         data = {
             "commit_hash": commit, "env_name": ENVIRONMENT, "date": 1000 * number, "python": "3.12",
             "params": {"machine": MACHINE, "torch": "2.13.0"}, "requirements": {"torch": "2.13.0"}, "env_vars": {},
-            "result_columns": list(columns), "results": {"rungs.Rung.samples_step_time": list(columns.values())},
+            "result_columns": list(columns), "results": {STEP: list(columns.values())},
             "durations": {}, "version": 2,
         }  # fmt: skip
         path = self.asv / MACHINE / f"{commit[:8]}-{ENVIRONMENT}.json"
         path.write_text(json.dumps(data))
         if note:
-            beside = path.parent / "notes" / path.name
-            beside.parent.mkdir(exist_ok=True)
-            beside.write_text(json.dumps({"commit": commit, "environment": ENVIRONMENT} | note))
+            asvnotes.add(path, asvnotes.made(commit, ENVIRONMENT, **note))
         return path
 
     def slower_from(self, first: int, by: float = 0.02, *, driver: int | None = None) -> None:
@@ -63,12 +71,20 @@ class Toy:
             wobble = 1 + 1e-4 * ((number * 7) % 5 - 2)
             slow = 1 + by * (number >= first)
             new = driver is not None and number >= driver
+            row = ROW | {"warps": 8 if number >= first else 4}
             self.record(
                 number,
                 {"baseline": 0.1 * wobble, "bf16": 0.05 * wobble * slow},
                 driver="590.10" if new else "580.65",
                 kernel_release="6.1",
-                choices={"article/bf16": [{"op": "bias_act", "tile": 8 if number >= first else 4}]},
+                choices={
+                    choicehistory.key(STEP, ["article", "bf16"]): choicehistory.lines([row]),
+                    # Of other processes, which decided otherwise at other commits:
+                    "phases.Phase(article, bf16)": choicehistory.lines([ROW | {"tile": 2**number}]),
+                    choicehistory.key(STEP, ["article", "baseline"]): choicehistory.lines(
+                        [ROW | {"tile": 2**number}]
+                    ),
+                },
             )
 
     def compare(self, good: int, bad: int, head: float = 1.0, noise: float = 0.0002, **machine: Any) -> None:
@@ -104,7 +120,46 @@ def test_a_step_of_two_percent_is_a_candidate_with_its_commit_and_what_would_con
     )
     said = f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD=article RUNGS=bf16"
     assert said in history.text([step], [])
-    assert step.remarks == ["tuning: no longer op=bias_act tile=4", "tuning: now op=bias_act tile=8"]
+    assert f"article/bf16 +2.0% at {step.bad[:10]}" in history.text([step], []) and not step.between
+    assert step.remarks == ["tuning: bias_act backward 2B nhwc sm90 large: warps 4 -> 8"]
+
+
+def test_what_real_notes_name_is_found_by_the_series_of_their_results() -> None:
+    """The notes' format is the one that asv's runs really leave, in this repository."""
+    every, lines = recorded.read(ROOT / "results" / "asv")
+    keys: dict[Path, set[str]] = {}
+    for one in every:
+        for path in one.files.values():
+            keys.setdefault(path, set()).add(choicehistory.key(one.benchmark, one.params))
+    notes = {path: (asvnotes.of(path) or {}).get("choices") for path in keys}
+    assert not lines and any(notes.values())
+    for path, choices in notes.items():
+        assert set(choices or ()) <= keys[path], path.name
+
+
+def test_the_history_that_the_docs_tell_of_is_the_one_in_the_repository() -> None:
+    every, _ = recorded.read(ROOT / "results" / "asv")
+    lines: dict[str, set[str]] = {}
+    for one in every:
+        if one.machine == "amd-epyc":
+            lines.setdefault(one.environment, set()).update(one.values)
+    told = re.search(
+        r"history of (\d+) commits[^;]*; (\d+) are one line", (ROOT / "docs/regressions.md").read_text()
+    )
+    assert (
+        told
+        and int(told[1]) == len(set().union(*lines.values()))
+        and int(told[2]) == max(map(len, lines.values()))
+    )
+
+
+def test_more_choices_than_a_reader_wants_are_counted(toy: Toy) -> None:
+    for number in range(len(toy.commits)):
+        slow = number >= 7
+        rows = [ROW | {"op": f"op{k}", "warps": 8 if slow else 4} for k in range(6)]
+        named = {choicehistory.key(STEP, ["article", "bf16"]): choicehistory.lines(rows)}
+        toy.record(number, {"baseline": 0.1, "bf16": 0.06 if slow else 0.05}, choices=named)
+    assert len(toy.only().remarks) == 5 and toy.only().remarks[-1] == "tuning: 2 more choices changed"
 
 
 def test_small_and_passing_steps_are_none(toy: Toy) -> None:
@@ -121,7 +176,49 @@ def test_commits_that_were_not_measured_widen_the_range(toy: Toy) -> None:
         (toy.asv / MACHINE / f"{toy.commits[number][:8]}-{ENVIRONMENT}.json").unlink()
     step = toy.only()
     assert (step.good, step.bad, step.between) == (toy.commits[4], toy.commits[8], 3)
-    assert f"asv find {step.good[:10]}..{step.bad[:10]}" in history.text([step], [])
+    wanted = f"{step.good[:10]}~1..{step.bad[:10]}"
+    said = f'asv find --skip-save {wanted} "{FOUND}"'
+    assert said in history.text([step], []).splitlines()
+    assert f"article/bf16 +2.0% in {step.good[:10]}..{step.bad[:10]}" in history.text([step], [])
+
+
+FOUND = r"rungs\.Rung\.samples_step_time\('article', 'bf16'\)"
+
+
+def test_a_range_that_begins_with_the_first_commit_has_none_before_it(toy: Toy) -> None:
+    toy.slower_from(2)
+    for number in (1, 2):
+        (toy.asv / MACHINE / f"{toy.commits[number][:8]}-{ENVIRONMENT}.json").unlink()
+    step = toy.only()
+    assert step.good == toy.commits[0] and step.between == 2
+    assert history.find(step) == f'asv find --skip-save {toy.commits[3][:10]} "{FOUND}"'
+
+
+def test_a_name_that_a_shell_would_read_otherwise_makes_no_command(toy: Toy) -> None:
+    """The files are strangers': somebody copies the line."""
+    toy.slower_from(7)
+    for number in range(len(toy.commits)):
+        path = toy.asv / MACHINE / f"{toy.commits[number][:8]}-{ENVIRONMENT}.json"
+        path.write_text(path.read_text().replace("'bf16'", "'$(date)'"))
+        if number in (5, 6, 7):
+            path.unlink()
+    step = toy.only()
+    assert step.series.pattern is None and history.find(step) is None
+    assert '"rungs' not in history.text([step], []) and "asv find, by" in history.text([step], [])
+
+
+def test_the_pattern_of_every_series_selects_that_one_of_all_that_asv_knows() -> None:
+    from asv.benchmarks import Benchmarks
+
+    data = json.loads((ROOT / "results" / "asv" / "benchmarks.json").read_text())
+    known_to_asv = [each for name, each in data.items() if name != "version"]
+    for each in known_to_asv:
+        for index, params in enumerate(itertools.product(*each["params"])):
+            one = recorded.Series("m", "e", each["name"], (), None, tuple(params))
+            selected = Benchmarks(
+                SimpleNamespace(benchmark_dir=""), known_to_asv, one.pattern
+            ).benchmark_selection
+            assert {name: places for name, places in selected.items() if places} == {each["name"]: [index]}
 
 
 @pytest.mark.parametrize(
@@ -191,9 +288,26 @@ def test_one_issue_for_each_confirmed_commit_and_none_for_candidates(toy: Toy) -
     (made,) = issues.write([*steps, *steps])
     assert made["body"].startswith(made["mark"]) and toy.commits[7] in made["mark"]
     assert made["title"] == f"Slower since {toy.commits[7][:10]}: article/bf16"
+    assert f"Commit {toy.commits[7]} made these" in made["body"] and "asv find" not in made["body"]
     steps[0].remarks.append("tuning: <script> @octocat | x")
     (made,) = issues.write(steps)
     assert "<script>" not in made["body"] and "@octocat" not in made["body"]
+
+
+def test_a_confirmed_range_names_the_range_and_blames_no_commit(toy: Toy) -> None:
+    toy.slower_from(7)
+    for number in (5, 6, 7):
+        (toy.asv / MACHINE / f"{toy.commits[number][:8]}-{ENVIRONMENT}.json").unlink()
+    toy.compare(4, 8, 1.05)
+    steps = toy.screen()[0]
+    assert steps[0].status == CONFIRMED
+    (made,) = issues.write(steps)
+    good, bad = toy.commits[4], toy.commits[8]
+    assert made["title"] == f"Slower between {good[:10]} and {bad[:10]}: article/bf16"
+    assert f"Commit {bad} made" not in made["body"] and "3 commits between them were not" in made["body"]
+    assert history.find(steps[0]) in made["body"].splitlines()
+    assert made["mark"] not in issues.MARK.format(where=bad)  # which is still to be opened once it is found
+    assert issues.MARK.format(where=bad) not in made["body"]
 
 
 def test_files_that_are_none_are_a_line_each_and_the_others_count(toy: Toy) -> None:
@@ -211,7 +325,7 @@ def test_files_that_are_none_are_a_line_each_and_the_others_count(toy: Toy) -> N
     (folder / "binary.json").write_bytes(b"\xff\xfe\x00")
     (folder / "link.json").symlink_to(next(folder.glob(f"{toy.commits[1][:8]}*")))
     infinite = good | {"commit_hash": toy.commits[3]}
-    infinite["results"]["rungs.Rung.samples_step_time"][0] = [float("inf"), -1.0]
+    infinite["results"][STEP][0] = [float("inf"), -1.0]
     (folder / "infinite.json").write_text(json.dumps(infinite))
     (folder / "notes" / "bad.json").write_text("[1")
     steps, lines = toy.screen()

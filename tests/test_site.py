@@ -11,10 +11,13 @@ from urllib.parse import unquote
 
 import pytest
 
+from ladder import validate
 from ladder.errors import UserError
 from ladder.site import asvpages, asvseries, building, collected, figures, front, vendored
 from ladder.themes import DARK, LIGHT
-from tests import published
+from tests import made_up_asv, published
+from tests.hostile_asv import RESULT_FILES
+from tests.test_asvfiles import HOSTILE, plant
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -104,6 +107,61 @@ def test_benchmarks_are_those_of_the_checkout_that_have_a_result(site):
     index = json.loads((site / "asv" / "index.json").read_text())
     assert list(index["benchmarks"]) == [asvseries.STEP]
     assert "'cached_uint8'" in index["benchmarks"][asvseries.STEP]["params"][1]
+
+
+def test_a_step_in_the_history_is_called_a_regression_nowhere(tmp_path):
+    """Single processes of two commits, a quarter apart, as in the history of this repository: a candidate."""
+    folder = tmp_path / "project"
+    for number, commit in enumerate(published.project(folder, 6)):
+        times = {rung: seconds * (1.25 if number > 2 else 1) for rung, seconds in published.TIMES.items()}
+        published.asv_result(folder, published.H200, commit, number, times)
+    done = published.publish(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "egression" not in done.stdout + done.stderr
+    asv = folder / ".asv" / "html" / "asv"
+    assert not [path for path in asv.rglob("*") if "regression" in path.name or path.suffix == ".xml"]
+    index = json.loads((asv / "index.json").read_text())
+    assert [name for name, *_ in index["pages"]] == ["", "summarylist", "frontpage"]
+    for path in (*asv.rglob("*.json"), *folder.rglob("html/**/*.html")):
+        assert "regression" not in path.read_text().lower(), path.name
+    page = Page(asv / "index.html")
+    assert "Benchmark list" in page.text
+    for tag, attributes in page.tags:
+        for name in ("src", "href"):
+            target = attributes.get(name, "")
+            assert target.startswith(("#", "http")) or not target or (asv / target).is_file(), (tag, target)
+
+
+def test_asv_publish_among_every_hostile_file_draws_the_genuine_ones(tmp_path):
+    """All in one folder, each of a machine of its own, and the command itself: a line each, and a whole site."""
+    folder = tmp_path / "project"
+    commit = published.project(folder, 2)[1]
+    published.asv_result(folder, published.H200, commit, 1, published.TIMES)
+    results, expected = folder / "results" / "asv", {}
+    for number, name in enumerate(HOSTILE):
+        machine = made_up_asv.facts(f"NVIDIA Some GPU {number}")
+        seconds = {"baseline": 0.11 + 1e-3 * number, "cuda_graphs": 0.07 + 1e-3 * number}
+        path, words = plant(results, name, machine=machine, seconds=seconds, commit=commit)
+        expected[validate.show_path(path.relative_to(results))] = words
+    assert len(expected) == len(HOSTILE)
+    done = published.publish(folder)
+    assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("asv: refused: ") and line.isprintable() for line in lines), lines
+    for where, words in expected.items():
+        said = [line for line in lines if line.startswith(f"asv: refused: {where}: ")]
+        assert len(said) == 1 and words in said[0], (where, words, said)
+    index = json.loads((folder / ".asv" / "html" / "asv" / "index.json").read_text())
+    drawn = {each["machine"] for each in index["graph_param_list"]}
+    assert published.H200["machine"] in drawn
+    for number, name in enumerate(HOSTILE):
+        if name in RESULT_FILES and name != "the same measurement for another commit":  # its first is genuine
+            assert f"nvidia-some-gpu-{number}" not in drawn, name
+    assert "NVIDIA H200" in Page(folder / ".asv" / "html" / "index.html").text
+    for path in (folder / ".asv" / "html").rglob("*"):
+        assert not path.is_symlink() and not (path.is_file() and b"onerror=alert(1)" in path.read_bytes()), (
+            path
+        )
 
 
 def test_an_old_site_stays_where_a_new_one_cannot_be_built(site, tmp_path):

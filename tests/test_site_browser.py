@@ -206,7 +206,7 @@ def test_asvs_page_draws_the_ladder_of_each_gpu_as_bars_and_filters_them(browser
     until(browser, f"{PLOT}.getData().length == 2", "the keyboard does not press the button")
 
 
-def test_asvs_grid_list_and_regressions_load(browser, server):
+def test_asvs_grid_and_list_load_and_alert_nobody(browser, server):
     page = f"{server}/asv/index.html"
     browser.get(page)
     until(browser, "document.querySelectorAll('.benchmark-plot canvas').length > 0", "no graph in the grid")
@@ -215,13 +215,21 @@ def test_asvs_grid_list_and_regressions_load(browser, server):
     for machine, time in (("nvidia-l40s", "187.000ms"), ("nvidia-h200", "38.000ms")):
         button(browser, machine).click()
         until(browser, f"document.querySelector('#summarylist-body').innerText.includes('{time}')", machine)
-    browser.get(f"{page}#/regressions")
-    until(browser, "document.querySelectorAll('#regressions-body table').length > 0", "no regressions page")
+    # A step of single processes is no verdict: the list has no column of changes, in red or green.
+    heads = browser.execute_script("return $('#summarylist-body th:visible').get().map((e) => e.innerText)")
+    assert heads == ["Benchmark", "Value"]
+    assert "%" not in browser.execute_script("return document.querySelector('#summarylist-body').innerText")
+    changes = "return $('.positive-change, .negative-change, .change-date').length"
+    assert browser.execute_script(changes) == 0
+    assert browser.execute_script("return $('#nav').text().toLowerCase().includes('regression')") is False
+    browser.get("about:blank")
+    browser.get(f"{page}#/regressions")  # an old address
+    until(browser, "$('#summarygrid-display .benchmark-plot canvas:visible').length > 0", "not the grid")
 
 
 def visit(browser: Any, page: str) -> str | None:
     """Open every page of asv, with the pointer over all that shows a tooltip. Returns who ran, if anybody."""
-    for place in ("", f"#{STEP}", BARS, "#/summarylist", "#/regressions"):
+    for place in ("", f"#{STEP}", BARS, "#/summarylist"):
         browser.get("about:blank")
         browser.get(f"{page}{place}")
         until(browser, "window.$ && $.asv && $.asv.main_json.params && !$.active", "not loaded")

@@ -2,7 +2,10 @@
 
 import json
 import math
+import os
 import re
+import subprocess
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -10,11 +13,13 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ladder import cli, machine, results, submit, validate
+from benches import series
+from ladder import asvchecks, cli, machine, results, submit, validate
 from ladder.errors import UserError
 from ladder.site import asvseries
 from tests import made_up_asv
 from tests.repositories import commit_all, git
+from tests.test_benches import clone  # noqa: F401
 
 GENUINE = Path(__file__).parent / "data" / "article-article-20261121T015325Z.json"
 RUNGS = ["baseline", "channels_last", "bf16"]
@@ -35,7 +40,7 @@ def submission(root: Path, monkeypatch: pytest.MonkeyPatch) -> submit.Submission
     """On a machine without a GPU; asv has three rungs."""
     monkeypatch.setattr(machine, "choose_device", lambda requested=None: "cpu")
     monkeypatch.setattr(submit, "_rungs", lambda submission: RUNGS)
-    return submit.prepare(18.0, lambda line: None, root)
+    return submit.prepare(None, lambda line: None, root)
 
 
 def asv(submission: submit.Submission, outcomes: dict[str, Any] | None = None) -> tuple[Callable, list[str]]:
@@ -137,11 +142,40 @@ def test_ladder_run_is_started_once_gone_on_with_and_left_alone_when_complete(
     assert second.resume == path and results.load(path)["complete"]
 
 
-def test_on_a_gpu_two_fifths_of_the_time_are_paired_rounds_and_nothing_is_quick(
-    submission: submit.Submission,
+def test_without_a_gpu_a_budget_is_kept_to_and_a_quick_run_is_not_enough_then(
+    submission: submit.Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    submission.device, asked = "cuda", []
-    submit.paired(submission, lambda request: asked.append(request) or {"complete": False})
+    asked = []
+
+    def climb(complete: bool, quick: bool) -> Callable[[Any], Any]:
+        def climbed_(request: Any) -> dict[str, Any]:
+            asked.append(request)
+            result = climbed(submission, complete)(request)
+            result["protocol"]["quick"] = quick
+            results.write(request.resume or results.path_for(request.out, result), result)
+            return result
+
+        return climbed_
+
+    submit.paired(submission, climb(True, True))
+    timed = submit.prepare(5.0, print, submission.root)
+    assert (timed.minutes, timed.quick, submission.minutes) == (5.0, False, submit.MINUTES)
+    assert submit._started(timed, submission.root / "results" / "ladder" / timed.facts["name"])[0] is None
+    submit.paired(timed, climb(False, False))
+    submit.paired(timed, climb(False, False))  # goes on
+    assert [(each.quick, each.budget) for each in asked] == [(True, None), (False, 2.0), (False, 2.0)]
+    assert asked[1].resume is None and asked[2].resume is not None
+    submit.paired(submission, climb(True, False))  # better than a quick one is taken up too
+    assert (asked[3].quick, asked[3].budget) == (False, pytest.approx(7.2)) and asked[3].resume
+
+
+def test_on_a_gpu_two_fifths_of_the_time_are_paired_rounds_and_nothing_is_quick(
+    submission: submit.Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(machine, "choose_device", lambda requested=None: "cuda")
+    monkeypatch.setattr(machine, "facts", lambda device: submission.facts)
+    on_gpu, asked = submit.prepare(None, print, submission.root), []
+    submit.paired(on_gpu, lambda request: asked.append(request) or {"complete": False})
     (request,) = asked
     assert request.workload == "article" and not request.quick and request.budget == pytest.approx(7.2)
 
@@ -208,6 +242,71 @@ def test_the_rungs_are_those_of_asv_that_this_machine_can_do() -> None:
     here = submit.Submission(submit.ROOT, "0" * 40, "cpu", machine.facts("cpu"), 18.0, print)
     found = submit._rungs(here)
     assert found[0] == "baseline" and "channels_last" in found and "cuda_graphs" not in found
+
+
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_every_rung_that_is_asked_for_has_a_series_that_is_not_retired(
+    device: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Or the command would say for ever that something is left."""
+    here = dict.fromkeys(machine.CAPABILITIES) if device == "cuda" else machine.capabilities("cpu")
+    monkeypatch.setattr(machine, "capabilities", lambda device: here)
+    made = submit.Submission(submit.ROOT, "0" * 40, device, {}, 18.0, print)
+    pairs = {(made.workload, rung) for rung in submit._rungs(made)}
+    known = {pair for pair in series.SERIES if pair[0] == made.workload}
+    assert series.RETIRED and pairs == known - series.RETIRED
+
+
+def test_a_list_of_series_that_cannot_be_read_ends_the_command_in_one_line(
+    submission: submit.Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (submission.root / "benches").mkdir()
+    (submission.root / "benches" / "series.py").write_text("raise ValueError('no such thing')")
+    with pytest.raises(UserError, match="asv's list of series cannot be read: ValueError: no such thing"):
+        submit._series(submission)
+
+
+# --- all of it, with nothing in another's place --------------------------------------------------------------------
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(machine.gpus_seen()), reason="on a GPU, `tiny` is n/a")
+def test_a_clone_is_measured_by_ladder_and_asv_in_one_call_and_the_next_has_nothing_to_do(
+    clone: Path,  # noqa: F811
+) -> None:
+    """The model is a toy; `ladder run` does not inspect it, which would compare it with the real one."""
+    measure = clone / "ladder" / "measure.py"
+    text = measure.read_text()
+    assert text.count("code is None if inspect is None else inspect") == 1
+    measure.write_text(text.replace("code is None if inspect is None else inspect", "False"))
+    commit_all(clone, "toy")
+    env = os.environ | {"CUDA_VISIBLE_DEVICES": "", "TMPDIR": str(clone.parent), "HOME": str(clone.parent)}
+    command = [sys.executable, "-m", "ladder", "submit"]
+
+    def submitted() -> subprocess.CompletedProcess[str]:
+        return subprocess.run(command, cwd=clone, env=env, capture_output=True, text=True, timeout=600)
+
+    done = submitted()
+    assert done.returncode == 0, done.stdout + done.stderr
+    ran = [line for line in done.stderr.splitlines() if line.startswith(("ladder run:", "asv run:"))]
+    wanted = [rung for workload, rung in series.SERIES if workload == "tiny"]
+    assert ran[0] == "ladder run: tiny on cpu, a quick one"
+    assert ran[1] == f"asv run: {len(wanted)} rungs of tiny, 0 are there" and len(ran) == 2
+    assert "4 files to send, all accepted" in done.stdout and "call `ladder submit` again" not in done.stdout
+    (path,) = (clone / "results" / "asv").glob("*/*-checkout-*.json")
+    row = json.loads(path.read_text())["results"][asvseries.STEP]
+    measured = {rung for index, (_, rung) in asvchecks.combinations(row) if asvchecks.number(row[0][index])}
+    assert measured == set(wanted)
+    seen = {file: file.stat().st_mtime_ns for file in (clone / "results").rglob("*-2*.json")} | {
+        path: path.stat().st_mtime_ns
+    }
+
+    again = submitted()
+    assert again.returncode == 0, again.stdout + again.stderr
+    assert "is there and complete" in again.stderr and f"{len(wanted)} are there" in again.stderr
+    assert seen == {file: file.stat().st_mtime_ns for file in seen}
+    assert again.stdout.splitlines()[-4:] == done.stdout.splitlines()[-4:]
+    assert [line for line in again.stdout.splitlines() if line.strip().startswith("git add")]
 
 
 # --- what is sent -------------------------------------------------------------------------------------------------

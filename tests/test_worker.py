@@ -70,6 +70,61 @@ def test_tile_choices_are_asked_of_the_measured_code_only(monkeypatch: pytest.Mo
     assert rung.do_choices() == {"choices": [{"op": "modulate"}]}
 
 
+class Graph:
+    """torch's, as far as captures go: `graph` makes the calls of `CUDAGraph` inside its own."""
+
+    def capture_begin(self, pool: object = None) -> None: ...
+
+    def capture_end(self) -> None: ...
+
+
+class graph:
+    def __init__(self, of: Graph) -> None:
+        self.of = of
+
+    def __enter__(self) -> None:
+        self.of.capture_begin(pool="a pool")
+
+    def __exit__(self, *_: object) -> None:
+        self.of.capture_end()
+
+
+def test_captures_are_timed_where_torch_begins_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(CUDAGraph=Graph, graph=graph))
+    before = dict(vars(graph)), dict(vars(Graph))
+    ticks = iter((10.0, 10.5, 12.0, 20.0, 25.0))
+    monkeypatch.setattr(worker.time, "perf_counter", lambda: next(ticks))
+    with worker.captures(torch) as took:
+        with graph(Graph()):
+            pass
+        other = Graph()
+        other.capture_begin()
+        other.capture_end()
+    assert took == [2.0, 5.0] and before == (dict(vars(graph)), dict(vars(Graph)))
+    with worker.captures(None) as none:  # the measured code has not imported it
+        pass
+    assert none == []
+
+
+@pytest.mark.gpu
+def test_a_capture_takes_a_part_of_preparing() -> None:
+    import torch
+
+    x = torch.zeros(8, device="cuda")
+    torch.cuda.synchronize()
+
+    class Step:
+        def prepare(self) -> dict[str, float]:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                x.add_(1)
+            return {"capture_s": 1000.0}
+
+    rung = Rung(None, None)
+    rung.step, rung.device = Step(), "cuda"
+    found = rung.do_prepare()
+    assert 0 < found["capture_s"] <= found["prepare_s"]
+
+
 @pytest.mark.gpu
 def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
     import torch

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import texts, verdicts
+from ladder import asvnotes, choicehistory, texts, verdicts
 from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.regressions import accepting, checkouts, known
@@ -20,6 +20,7 @@ from ladder.regressions.judging import BASE, BROKEN, HEAD
 from ladder.regressions.series import Series
 
 THRESHOLD = 0.01
+MOST_CHOICES = 4  # that are named beside a step
 CONFIRMED, REFUTED, UNCLEAR, CANDIDATE, DRIVER, KNOWN = (
     "confirmed", "refuted", "unclear", "candidate", "driver change", "known",
 )  # fmt: skip
@@ -42,6 +43,7 @@ class Step:
     bad: str
     share: float  # 0.02: 2% slower
     between: int  # commits from good to bad that were not measured
+    rooted: bool = False  # `good` is the first commit: there is none before it
     status: str = CANDIDATE
     why: str = ""
     remarks: list[str] = field(default_factory=list)
@@ -49,6 +51,11 @@ class Step:
     @property
     def where(self) -> str:
         return f"{self.series.machine}, {self.series.environment}"
+
+    @property
+    def at(self) -> str:
+        """The commit that brought it, or the range that it is in."""
+        return f"in {self.good[:10]}..{self.bad[:10]}" if self.between else f"at {self.bad[:10]}"
 
 
 def screen(
@@ -63,14 +70,14 @@ def screen(
     order = checkouts.git(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
     place = {commit: number for number, commit in enumerate(order)}
     every, lines = recorded.read(folder)
-    beside, comparisons = recorded.notes(folder), _comparisons(compared, lines)
+    comparisons = _comparisons(compared, lines)
     elsewhere = {commit for one in every for commit in one.values if commit not in place}
     if elsewhere:
         lines.append(f"{len(elsewhere)} measured commits are not on {branch}: left out")
     steps = []
     for one in every:
         for step in steps_of(one, place, threshold):
-            _settle(step, beside, comparisons, entries, root)
+            _settle(step, comparisons, entries, root)
             steps.append(step)
     return sorted(steps, key=lambda s: (ORDER.index(s.status), place[s.bad], -s.share)), lines
 
@@ -87,7 +94,8 @@ def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -
     made = []
     for before, after, was, now in found or []:
         good, bad = commits[before], commits[after]
-        made.append(Step(one, good, bad, now / was - 1, place[bad] - place[good] - 1))
+        between, rooted = place[bad] - place[good] - 1, place[good] == 0
+        made.append(Step(one, good, bad, now / was - 1, between, rooted))
     return made
 
 
@@ -104,20 +112,23 @@ def _comparisons(folder: Path, lines: list[str]) -> list[dict[str, Any]]:
 
 def _settle(
     step: Step,
-    beside: recorded.Notes,
     comparisons: list[dict[str, Any]],
     entries: Sequence[known.Entry],
     root: Path,
 ) -> None:
     """What is to be said of a step, and what else changed where it is."""
     one = step.series
-    notes = [beside.get((one.machine, commit, one.environment)) for commit in (step.good, step.bad)]
-    step.remarks += [f"tuning: {line}" for line in recorded.changed_choices(*notes, one)]
-    if kernel := recorded.changed(*notes, "kernel_release", one.benchmark):
-        step.remarks.append(f"kernel {kernel}")
-    driver = recorded.changed(*notes, "driver", one.benchmark)
-    if driver:
-        step.remarks.append(f"driver {driver}")
+    before, after = one.files[step.good], one.files[step.bad]
+    choices = choicehistory.between(before, after, one.benchmark, one.params)
+    step.remarks += [f"tuning: {line}" for line in choices[:MOST_CHOICES]]
+    if len(choices) > MOST_CHOICES:
+        step.remarks.append(f"tuning: {len(choices) - MOST_CHOICES} more choices changed")
+    notes = asvnotes.of(before), asvnotes.of(after)
+    changed = asvnotes.changed(*notes, one.benchmark)
+    step.remarks += [
+        f"{name.partition('_')[0]} {said}" for name, said in sorted(changed.items(), reverse=True)
+    ]
+    driver = asvnotes.label(*notes, one.benchmark)
     accepted = [e for e in entries if e.is_of(one.name, one.machine)]
     seen = _verdict(step, comparisons)
     if in_range := known.between(accepted, step.good, step.bad, root):
@@ -125,7 +136,7 @@ def _settle(
     elif seen:
         step.status, step.why = seen
     elif driver:
-        step.status, step.why = DRIVER, f"coincides with a driver change: {driver}"
+        step.status, step.why = DRIVER, driver
     elif one.rung is None:
         step.why = "bench-compare does not measure this series: look at it"
     else:
@@ -135,6 +146,17 @@ def _settle(
 def command(step: Step) -> str:
     workload, rung = step.series.rung or ("", "")
     return f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD={workload} RUNGS={rung}"
+
+
+def find(step: Step) -> str | None:
+    """The command that bisects a step's range, its good end included; None if the series has no plain name.
+
+    asv compares the first commit of a range with the others, so `good` must be in it. --skip-save: else the other
+    series that a result file holds already would be searched as well.
+    """
+    span = step.bad[:10] if step.rooted else f"{step.good[:10]}~1..{step.bad[:10]}"
+    pattern = step.series.pattern
+    return pattern and f'asv find --skip-save {span} "{pattern}"'
 
 
 def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str] | None:
@@ -168,15 +190,12 @@ def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
     """For a terminal: what is confirmed first."""
     said = []
     for step in steps:
-        said.append(
-            f"{step.status}: {step.series.name} {100 * step.share:+.1f}% at {step.bad[:10]} ({step.where})"
-        )
+        said.append(f"{step.status}: {step.series.name} {100 * step.share:+.1f}% {step.at} ({step.where})")
         said.append(f"  {step.why}")
         said += [f"  {remark}" for remark in step.remarks]
         if step.between and step.status in (CONFIRMED, CANDIDATE, UNCLEAR):
-            said.append(
-                f"  {step.between} commits before it were not measured: asv find {step.good[:10]}..{step.bad[:10]}"
-            )
+            said.append(f"  {step.between} commits between the two were not measured; this bisects them:")
+            said.append(f"  {find(step) or 'asv find, by a regular expression of the series'}")
     count = sum(step.status == CONFIRMED for step in steps)
     return "\n".join(map(texts.plain, [*lines, *said, f"{count} confirmed of {len(steps)} steps"]))
 

@@ -1,4 +1,5 @@
-"""What the nightly run does with the screened history: measures candidates, and writes one issue a confirmed commit."""
+"""What the nightly run does with the screened history: measures candidates, and writes one issue for each commit that
+is confirmed, or for each range where commits between the two that were compared have no number."""
 
 from __future__ import annotations
 
@@ -10,10 +11,10 @@ from typing import Any
 from ladder import machine
 from ladder.pool import ROOT
 from ladder.regressions import asking
-from ladder.regressions.history import CANDIDATE, CONFIRMED, Step
+from ladder.regressions.history import CANDIDATE, CONFIRMED, Step, find
 from ladder.regressions.report import escape
 
-MARK = "<!-- ladder regression {commit} -->"  # one issue for each: whoever opens them looks for it first
+MARK = "<!-- ladder regression {where} -->"  # one issue for each: whoever opens them looks for it first
 MOST_RUNGS = 4  # of one comparison, the largest steps: twelve visits a round
 Tell = Callable[[str], None]
 
@@ -51,30 +52,35 @@ def confirm(
 
 
 def write(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """One issue for each commit with a confirmed regression: {"mark", "title", "body"}, texts escaped."""
-    confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=lambda step: step.bad)
+    """One issue for each commit, or range, with a confirmed regression: {"mark", "title", "body"}, texts escaped."""
+    key = lambda step: (step.bad, step.good)  # noqa: E731
+    confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=key)
     made = []
-    for commit, group in itertools.groupby(confirmed, key=lambda step: step.bad):
+    for (bad, good), group in itertools.groupby(confirmed, key=key):
         found = sorted(group, key=lambda step: -step.share)
         names = ", ".join(dict.fromkeys(step.series.name for step in found))
-        mark = MARK.format(commit=commit)
-        title = f"Slower since {commit[:10]}: {names}"
-        made.append({"mark": mark, "title": title[:200], "body": _body(mark, commit, found)})
+        mark = MARK.format(where=f"{good}..{bad}" if found[0].between else bad)
+        since = f"between {good[:10]} and {bad[:10]}" if found[0].between else f"since {bad[:10]}"
+        made.append({"mark": mark, "title": f"Slower {since}: {names}"[:200], "body": _body(mark, found)})
     return made
 
 
-def _body(mark: str, commit: str, found: Sequence[Step]) -> str:
-    lines = [mark, f"Commit {commit} made these series slower; both commits were measured side by side.", ""]
+def _body(mark: str, found: Sequence[Step]) -> str:
+    good, bad, between = found[0].good, found[0].bad, found[0].between
+    said = f"Commit {bad} made these series slower; it and the one before it were measured side by side."
+    if between:
+        said = (
+            f"These series became slower after commit {good}, by commit {bad} at the latest. The two were measured "
+            f"side by side; the {between} commits between them were not, so which of them it was is not known."
+        )
+    lines = [mark, said, ""]
     lines += ["| series | machine | step in the history | confirmed | beside it |", "|---|---|---|---|---|"]
     for step in found:
         row = [step.series.name, step.where, f"{100 * step.share:+.1f}%", step.why, "; ".join(step.remarks)]
         lines.append("| " + " | ".join(map(escape, row)) + " |")
-    good = found[0].good
-    if found[0].between:
-        lines += [
-            "",
-            f"{found[0].between} commits before it were not measured; `asv find {good}..{commit}` bisects.",
-        ]
+    commands = dict.fromkeys(filter(None, map(find, found))) if between else {}
+    if commands:
+        lines += ["", "To bisect, on such a machine:", "", "```", *commands, "```"]
     accept = (
         "To accept it, add an entry to `benches/known-regressions.yaml` (commit, series, reason, expires)."
     )

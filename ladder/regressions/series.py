@@ -7,15 +7,15 @@ import math
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
 
-from ladder import results, texts
+from ladder import texts
 from ladder.errors import UserError, one_line
 
 STEP_TIME = re.compile(r"(?:.*\.)?samples_step_time")  # what bench-compare measures too
 _LARGEST = 2**22
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_TYPED = re.compile(r"[A-Za-z0-9_.,'() -]{1,140}")  # may stand in a command that somebody copies into a shell
 
 
 @dataclass
@@ -27,8 +27,10 @@ class Series:
     benchmark: str
     params: tuple[str, ...]
     torch: str | None
+    quoted: tuple[str, ...] = ()  # the parameters as asv writes them: "'bf16'"
     values: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float | None] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
 
     @property
     def name(self) -> str:
@@ -45,6 +47,12 @@ class Series:
             if STEP_TIME.fullmatch(self.benchmark) and len(self.params) == 2
             else None
         )
+
+    @property
+    def pattern(self) -> str | None:
+        """The regular expression that selects this series alone of all that asv knows; None if it is no plain name."""
+        full = f"{self.benchmark}({', '.join(self.quoted)})" if self.quoted else self.benchmark
+        return re.sub(r"([().])", r"\\\1", full) if _TYPED.fullmatch(full) else None
 
 
 def read(folder: Path) -> tuple[list[Series], list[str]]:
@@ -81,7 +89,7 @@ def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> Non
     taken = []  # all of a file or nothing
     for benchmark in result.get_all_result_keys():
         params = result.get_result_params(benchmark) or []
-        combinations = [tuple(map(_plain, each)) for each in itertools.product(*params)]
+        combinations = [tuple(map(str, each)) for each in itertools.product(*params)]
         values = result.get_result_value(benchmark, params)
         stats = result.get_result_stats(benchmark, params)
         version = result.benchmark_version.get(benchmark)
@@ -93,79 +101,16 @@ def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> Non
                 and value > 0
             ):
                 taken.append((benchmark, version, each, float(value), _stats.get_weight(said)))
-    for benchmark, version, each, value, weight in taken:
+    for benchmark, version, quoted, value, weight in taken:
+        each = tuple(map(_plain, quoted))
         key = (machine, environment, benchmark, str(version), *each)
         torch = result.params.get("torch")
-        one = found.setdefault(key, Series(machine, environment, benchmark, each, torch))
-        one.values[commit], one.weights[commit] = value, weight
+        one = found.setdefault(key, Series(machine, environment, benchmark, each, torch, quoted))
+        one.values[commit], one.weights[commit], one.files[commit] = value, weight, path
 
 
-def _plain(parameter: Any) -> str:
+def _plain(parameter: str) -> str:
     """asv stores the repr of a parameter: `'bf16'`."""
-    text = str(parameter)
-    return texts.plain(text[1:-1] if len(text) > 1 and text[0] == text[-1] == "'" else text)
-
-
-Notes = dict[tuple[str, str, str], dict[str, Any]]  # (machine, commit, environment) -> a note
-
-
-def notes(folder: Path) -> Notes:
-    """What lies beside results in <machine>/notes: driver, kernel release, tuning choices. What is none is left out."""
-    found = {}
-    for path in sorted(folder.glob("*/notes/*.json")):
-        try:
-            if path.is_symlink() or path.stat().st_size > _LARGEST:
-                continue
-            note = results.parse(path.read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(note, dict) and isinstance(note.get("commit"), str):
-            found[path.parent.parent.name, note["commit"], str(note.get("environment"))] = note
-    return found
-
-
-def changed(
-    before: dict[str, Any] | None, after: dict[str, Any] | None, key: str, benchmark: str
-) -> str | None:
-    """`580.65 -> 590.10` if both notes say it and it differs; what a benchmark says itself goes before the note's."""
-    seen = []
-    for note in (before, after):
-        own = ((note or {}).get("benchmarks") or {}).get(benchmark)
-        value = (own if isinstance(own, dict) and key in own else note or {}).get(key)
-        seen.append(results.display(str(value)) if value else None)
-    return f"{seen[0]} -> {seen[1]}" if all(seen) and seen[0] != seen[1] else None
-
-
-def changed_choices(before: dict[str, Any] | None, after: dict[str, Any] | None, series: Series) -> list[str]:
-    """Tuning choices that only one of the two made, at most four."""
-    rows = [_rows(note, series) for note in (before, after)]
-    if None in rows:
-        return []
-    only = [f"no longer {row}" for row in rows[0] if row not in rows[1]]
-    only += [f"now {row}" for row in rows[1] if row not in rows[0]]
-    return only[:4]
-
-
-def _rows(note: dict[str, Any] | None, series: Series) -> list[str] | None:
-    """The choices of a series as lines; those of all where they are not told apart."""
-    choices = (note or {}).get("choices")
-    if isinstance(choices, dict):
-        wanted = [
-            key
-            for key in choices
-            if all(part in re.split(r"[^A-Za-z0-9_.-]+", key) for part in series.params)
-        ]
-        choices = (
-            [row for key in wanted if isinstance(choices[key], list) for row in choices[key]]
-            if wanted
-            else None
-        )
-    if not isinstance(choices, list):
-        return None
-    return [_line(row) for row in choices]
-
-
-def _line(row: Any) -> str:
-    if isinstance(row, dict):
-        row = " ".join(f"{key}={value}" for key, value in row.items() if key != "rungs")
-    return results.display(str(row))
+    return texts.plain(
+        parameter[1:-1] if len(parameter) > 1 and parameter[0] == parameter[-1] == "'" else parameter
+    )

@@ -3,6 +3,9 @@
 asv writes names and machine facts into its pages as HTML. Three walls stand against a hostile one: its scripts are
 changed where they do so (REPLACED), the policy runs no script that is not a file of the site, and Bootstrap's tooltips
 are of a version that cleans what it shows. The changes are exact pieces of asv 0.6.6: another asv stops the publishing.
+
+asv also calls steps regressions, by single processes and a threshold of its own. Its page of them, its feed and the
+list's columns of changes are left out: what is confirmed is said by `ladder history` alone.
 """
 
 from __future__ import annotations
@@ -60,6 +63,14 @@ REPLACED: dict[str, list[tuple[str, int, str]]] = {
         (_TEXT_TOOLTIP[0], 2, _TEXT_TOOLTIP[1]),
     ],
     "summarylist.js": [
+        (
+            """'<th data-sort="float">Recent change</th>' +
+                           '<th data-sort="string">Changed at</th>' +
+                           """,
+            1,
+            "",
+        ),
+        ("tr.append(change_td);\n            tr.append(changed_at_td);", 1, ""),
         (_JOINED[0], 1, _JOINED[1]),
         (_TEXT_TOOLTIP[0], 1, _TEXT_TOOLTIP[1]),
     ],
@@ -119,9 +130,25 @@ REPLACED: dict[str, list[tuple[str, int, str]]] = {
             'padding-left:0.25em;font-size:smaller;\'>" + $("<span>").text(tag).html() + "</div>");',
         ),
     ],
-    "asv.js": [],
-    "regressions.js": [],
+    "asv.js": [
+        # Who follows an old address, of a page or a benchmark that is gone, sees the grid.
+        (
+            "info.params['benchmark'] = info.location[0];\n            show_page('graphdisplay', info.params);",
+            1,
+            "info.params['benchmark'] = info.location[0];\n"
+            "            var there = Object.prototype.hasOwnProperty.call(main_json.benchmarks, info.location[0]);\n"
+            "            show_page(there ? 'graphdisplay' : '', info.params);",
+        ),
+    ],
 }
+# What calls a step a regression, or is there for an address from elsewhere.
+DROPPED = ("regressions.js", "regressions.css", "error.html")
+_PARTS = (
+    r'<link href="regressions\.css"[^>]*>',
+    r'<link rel="alternate" [^>]*href="regressions\.xml"/>',
+    r'<li id="nav-li-regressions">.*?</li>',
+    r'<div id="regressions-display"[^>]*>\s*<div id="regressions-body">\s*</div>\s*</div>',
+)
 
 
 def secure(folder: Path) -> None:
@@ -145,7 +172,8 @@ def secure(folder: Path) -> None:
         path.write_text(_changed(name, path.read_text(encoding="utf-8"), pieces), encoding="utf-8")
     page = folder / "index.html"
     page.write_text(_page(page.read_text(encoding="utf-8"), assets), encoding="utf-8")
-    (folder / "error.html").unlink(missing_ok=True)  # shown where a script from elsewhere did not load
+    for name in DROPPED:
+        (folder / name).unlink()
 
 
 def _changed(name: str, text: str, pieces: list[tuple[str, int, str]]) -> str:
@@ -163,12 +191,18 @@ def _page(text: str, assets: list[vendored.Asset]) -> str:
     def script(found: re.Match[str]) -> str:
         nonlocal outside
         source = re.search(r'\bsrc="([^"]*)"', found[1])
+        if source and source[1] in DROPPED:
+            return ""
         if source and not source[1].startswith("https:"):
             return f'<script src="{source[1]}"></script>'
         outside += 1
         return ""
 
     text = re.sub(r"<script\b([^>]*)>[\s\S]*?</script>", script, text)
+    parts = []
+    for part in _PARTS:
+        text, times = re.subn(part, "", text)
+        parts.append(times)
     text, sheets = re.subn(r'<link\b[^>]*\bhref="https:[^>]*>', "", text)
     head = [
         f'<meta http-equiv="Content-Security-Policy" content="{POLICY}">',
@@ -190,6 +224,8 @@ def _page(text: str, assets: list[vendored.Asset]) -> str:
     text = re.sub(r"\n\s*\n(\s*\n)+", "\n\n", text)
     if (outside, sheets, heads, links) != (10, 1, 1, 1):
         raise UserError(_other("index.html", f"{outside} scripts to replace"))
+    if parts != [1] * len(_PARTS) or "regressions" in text:
+        raise UserError(_other("index.html", "its page of regressions is another"))
     if left := re.search(r"\son[a-z]+\s*=|javascript:|(?:src|href)=\"(?:https?:)?//(?!github)", text):
         raise UserError(_other("index.html", f"{left[0].strip()} is in it"))
     return text

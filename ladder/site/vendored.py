@@ -29,7 +29,6 @@ PACKAGES = (
     ("flot", "0.8.3", "jquery.flot.categories.js", "LICENSE.txt"),
     ("flot-orderbars", "1.0.0", "js/jquery.flot.orderBars.js", None),  # the licence is in the file
     ("stupid-table-plugin", "1.1.3", "stupidtable.min.js", "LICENSE"),
-    ("blueimp-md5", "2.19.0", "js/md5.min.js", "LICENSE.txt"),
     ("bootstrap", "3.4.1", "dist/js/bootstrap.min.js", "LICENSE"),
     ("bootstrap", "3.4.1", "dist/css/bootstrap.min.css", "LICENSE"),
     (

@@ -64,7 +64,7 @@ class Step:
     def prepare(self):
         self.fail("prepare")
         time.sleep(self.recipe.get("prepare", 0))
-        return {"warmup_s": 0.0, "capture_s": 0.0}
+        return {"warmup_s": 0.0, "capture_s": 0.0} | self.recipe.get("says", {})
 
     def cycle(self, lazy=True):
         self.fail("cycle")

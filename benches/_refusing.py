@@ -1,0 +1,48 @@
+"""Which series a commit refuses, asked of its own `Recipe` and `Workload`: no worker is started and no torch imported.
+
+Commits from before a field of the recipe existed refuse it. They did so in a worker that was about to build the step,
+after it had imported everything.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+
+from benches._frozen import Series
+
+ASK = """
+import json, os, sys
+answers = os.fdopen(os.dup(1), "w")
+os.dup2(2, 1)  # for what the commit's code prints
+sys.path.insert(0, sys.argv[1])
+import stylegan_lite
+if not os.path.realpath(stylegan_lite.__file__).startswith(os.path.realpath(sys.argv[1]) + os.sep):
+    sys.exit("no package of its own")
+found = {}
+for name, (workload, recipe) in json.load(sys.stdin).items():
+    try:
+        stylegan_lite.Workload.from_dict(workload)
+        stylegan_lite.Recipe.from_dict(recipe)
+    except stylegan_lite.ConfigError as error:
+        found[name] = str(error)
+json.dump(found, answers)
+answers.flush()
+"""
+
+
+def refused(code: Path, every: Iterable[Series]) -> dict[str, str]:
+    """Fingerprint -> the line with which the checkout at `code` refuses that series.
+
+    Nothing, where it cannot be asked: what it says to a worker counts then.
+    """
+    asked = {each.fingerprint: [each.workload, each.recipe] for each in every}
+    command = [sys.executable, "-I", "-c", ASK, str(code)]
+    try:
+        run = subprocess.run(command, input=json.dumps(asked), capture_output=True, text=True, timeout=60)
+        return json.loads(run.stdout) if run.returncode == 0 else {}
+    except (OSError, ValueError, subprocess.TimeoutExpired):
+        return {}
