@@ -15,7 +15,20 @@ from typing import Any
 import yaml
 from asv.results import Results
 
-from ladder import asvchecks, asvfiles, catalog, mutations, report, results, validate
+from ladder import (
+    asvchecks,
+    asvfiles,
+    catalog,
+    fuzzbases,
+    kernelreport,
+    mutations,
+    precisionreport,
+    report,
+    results,
+    roofline_view,
+    validate,
+)
+from ladder.claims import report as claimsreport
 from ladder.errors import UserError
 from ladder.mutations import Mutation
 from ladder.rules import shown
@@ -23,6 +36,12 @@ from ladder.site import asvseries
 from stylegan_lite.config import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
+PAGES: dict[str, Callable[[dict[str, Any]], str]] = {  # how an accepted result of another kind is shown
+    "claims": claimsreport.markdown,
+    "kernels": kernelreport.markdown,
+    "precision": precisionreport.markdown,
+    "roofline": roofline_view.markdown,
+}
 
 # What becomes of a damaged file: "accepted", or "refused" in one good line. Anything else is an exception.
 Read = Callable[[Path, Path], str]
@@ -118,6 +137,22 @@ def read_result(path: Path, out: Path) -> str:
         result = results.load(path)
         (out / "table.md").write_text(report.markdown(result), encoding="utf-8")
         (out / "table.csv").write_text(report.csv_text([result]), encoding="utf-8")
+    elif markdown := PAGES.get(data["kind"]):
+        (out / "page.md").write_text(markdown(data), encoding="utf-8")
+    return "accepted"
+
+
+def read_comparison(path: Path, out: Path) -> str:
+    """A comparison, as the second stage of the GPU's workflow reads what a pull request's run left."""
+    from ladder.regressions import accepting
+    from ladder.regressions import report as page
+
+    try:
+        found = accepting.load(path)
+    except UserError as error:
+        return _line(str(error))
+    (out / "comparison.md").write_text(page.markdown(found), encoding="utf-8")
+    (out / "comparison.txt").write_text(page.text(found), encoding="utf-8")
     return "accepted"
 
 
@@ -168,7 +203,7 @@ def targets() -> list[Target]:
         Target("ladder run's", [*small] * 6 + ours, mutations.JSON, Path("result.json"), read_result, 45),
         Target("kernels.tuning's", others, mutations.JSON, Path("tuning.json"), read_result, 5),
     ]
-    found += _asv_targets()
+    found += [*_other_kinds(), *_asv_targets()]
     found += [
         Target(name, bases, mutations.YAML, Path("file.yaml"), reading_yaml(load))
         for name, bases, load in _yaml_readers()
@@ -189,6 +224,40 @@ def _small(result: dict[str, Any]) -> dict[str, Any] | None:
         rung["samples_ms"] = [each for visit in rung["rounds"] for each in visit["samples_ms"]]
         rung["step_ms"] = rung["q25_ms"] = rung["q75_ms"] = rung["samples_ms"][0]
     return result
+
+
+def _other_kinds() -> list[Target]:
+    """Claims, rooflines, kernels, precisions and comparisons. Large ones are mostly damaged when cut small."""
+    folder = ROOT / "results"
+    claims, rooflines = (_held((folder / name).glob("*.json")) for name in ("claims", "roofline"))
+    compared = _held((folder / "compare").glob("*/*.json"))
+    small = [_small_claims(raw) for raw in claims]
+    machine = json.loads(claims[0])["machine"]
+    kinds = {
+        "claims": ("claims", [*small * 9, *claims]),
+        "kernels": ("ladder kernels'", [fuzzbases.kernels(machine)]),
+        "precision": ("ladder precision's", [fuzzbases.of_precision(machine)]),
+        "roofline": ("rooflines", rooflines),
+    }
+    found = [
+        Target(name, held, mutations.JSON, Path("others", f"{kind}.json"), read_result, 8)
+        for kind, (name, held) in kinds.items()
+    ]
+    place = Path("others", "comparison.json")
+    return [*found, Target("comparisons", compared, mutations.JSON, place, read_comparison, 8)]
+
+
+def _small_claims(raw: bytes) -> bytes:
+    """Three experiments and a few kernels."""
+    from ladder.claims import registry
+
+    data = json.loads(raw)
+    data["experiments"] = data["experiments"][:3]
+    names = {each["name"] for each in data["experiments"]}
+    data["kernels"] = data["kernels"][:5]
+    data["counters"] = {name: c for name, c in data["counters"].items() if name.split(":")[0] in names}
+    data["claims"] = registry.judged(data)
+    return json.dumps(data).encode()
 
 
 def _asv_targets() -> list[Target]:

@@ -44,6 +44,8 @@ def ceilings(found: dict[str, Any]) -> Table:
     for kind in ("forward", "input gradient", "weight gradient"):
         mine = [row for row in found["convolutions"] if row["name"].startswith(f"{kind}, ")]
         heavy = [row for row in mine if row["flops"] >= 0.01 * sum(r["flops"] for r in mine)]
+        if not mine:
+            continue
         known = sum(row["flops"] for row in mine if not row["source"].startswith("not measured"))
         share = known / sum(row["flops"] for row in mine)
         now = [today[row["name"]] for row in heavy if row["name"] in today]

@@ -25,6 +25,7 @@ BYTES = number(0, 2**50, whole=True)
 COUNT = number(0, 1e9, whole=True)
 FACTOR = number(1e-6, 1e6)
 SCALAR = either(maybe(FLAG), number(-1e12, 1e12), TEXT)  # of a recipe, a workload or the settings of torch
+MICROSECONDS = number(1e-6, 1e12)  # of a call: a time is never 0
 SAMPLES = items(MS, 100_000)
 NOTES = items(TEXT, 64)
 

@@ -6,11 +6,12 @@ refused, so whoever writes a new one adds it here.
 
 from __future__ import annotations
 
+import dataclasses
 from typing import Any
 
-from ladder import results, schema_precision
+from ladder import results, roofline_view, schema_precision
 from ladder.claims.schema import CLAIMS, contradicted
-from ladder.rules import Rule, fields, items, mapping, maybe, number, one_of, pattern
+from ladder.rules import Problem, Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
     BYTES,
     COUNT,
@@ -18,20 +19,21 @@ from ladder.schema import (
     IDENTIFIER,
     INTERVAL,
     MACHINE,
+    MICROSECONDS,
     NOTES,
     PART,
     PHASE,
-    RECIPE,
+    SCALAR,
     SECONDS,
     SETTINGS,
     STARTED,
     TEXT,
     WORKLOAD,
 )
+from stylegan_lite.config import Recipe
 
 LAYOUT = one_of("channels_last", "NCHW", "nchw", "nhwc")
 CONTENDER = one_of("ours", "twin", "plain", "compile", "copy")
-TEMPERATURE = one_of("cold", "hot")
 COMMIT = maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits"))
 SHAPE = items(number(0, 2**31, whole=True), 8, least=1)
 AMOUNT = number(0, 1e30)
@@ -44,6 +46,12 @@ VERDICT = pattern(r"[a-z][a-z ]{0,40}", "a verdict")
 # ---- ladder kernels ----------------------------------------------------------------------------------------------
 
 SUMMARY = fields({"median": AMOUNT, "interval": INTERVAL})
+
+
+def by_temperature(rule: Rule) -> Rule:
+    return fields({"cold": rule, "hot": rule})
+
+
 KERNEL_ROW = fields(
     {
         "case": TEXT,
@@ -60,12 +68,12 @@ KERNEL_ROW = fields(
         "method": maybe(one_of("graph", "events")),
         "captured": mapping(pattern(r"(cold|hot) [a-z]+", "a contender"), COUNT, 16),
         "notes": NOTES,
-        "samples_us": mapping(TEMPERATURE, mapping(CONTENDER, items(AMOUNT, 1000), 8), 2),
+        "samples_us": by_temperature(mapping(CONTENDER, items(MICROSECONDS, 1000), 8)),
         "reasons": mapping(CONTENDER, TEXT, 8),
         "launches": items(
             fields({"kernel": IDENTIFIER, "grid": items(COUNT, 3), "choices": maybe(LINE)}), 200
         ),
-        "us": mapping(TEMPERATURE, mapping(CONTENDER, SUMMARY, 8), 2),
+        "us": by_temperature(mapping(CONTENDER, SUMMARY, 8)),
         "share": mapping(CONTENDER, SUMMARY, 8),
         "floor": maybe(AMOUNT),
         "against": mapping(
@@ -163,7 +171,20 @@ TUNING, FILTER_TUNING = tuning("tuning", TUNED), tuning("filter tuning", FILTERE
 
 # ---- ladder doctor --roofline ------------------------------------------------------------------------------------
 
-FLOOR = mapping(pattern(r"[A-Za-z0-9_]{1,64}", "an amount"), AMOUNT, 32)
+AMOUNTS = mapping(pattern(r"[A-Za-z0-9_]{1,64}", "an amount"), AMOUNT, 32)
+NEEDED = ("flops", "bytes", "convolutions_ms", "bytes_ms", "matmul_ms", "light_ms", "peak_ms")
+
+
+def FLOOR(value: Any) -> Problem | None:
+    """Of a phase or of the step: these amounts, and bytes by what they are for. No floor is zero."""
+    if problem := AMOUNTS(value):
+        return problem
+    for key in NEEDED:
+        if key not in value:
+            return "", f"the key {key!r} is missing"
+    return (".light_ms", "0 is no floor") if value["light_ms"] < 1e-12 else None
+
+
 RATES = mapping(SHAPED, RATE, 10_000)
 GROUPED = fields({"ms": AMOUNT, "floor_ms": AMOUNT, "of_distance": maybe(REAL)})
 FAMILY = fields(
@@ -177,24 +198,23 @@ FAMILY = fields(
         "of_distance": maybe(REAL),
     }
 )
+RECIPE_FIELDS = {each.name: SCALAR for each in dataclasses.fields(Recipe) if each.name != "precision"}
 ROOFLINE = fields(
     {
         "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
         "kind": one_of("roofline"),
         "workload": WORKLOAD,
         "rung": PART,
-        "recipe": RECIPE,
+        "recipe": fields({"precision": IDENTIFIER}, RECIPE_FIELDS),
         "layout": LAYOUT,
         "commit": COMMIT,
         "dirty": maybe(FLAG),
         "machine": MACHINE,
         "gpu": PART,
-        "ceilings": mapping(SHAPED, fields({"value": RATE, "source": LINE}), 16),
+        "ceilings": mapping(one_of(*roofline_view.NAMES), fields({"value": RATE, "source": LINE}), 16),
         "phases": mapping(PHASE, FLOOR, 4),
         "step": FLOOR,
-        "convolutions": items(
-            fields({"name": SHAPED, "flops": AMOUNT, "rate": RATE, "source": LINE}), 10_000
-        ),
+        "convolutions": items(fields({"name": SHAPED, "flops": RATE, "rate": RATE, "source": LINE}), 10_000),
         "today": fields({"rates": RATES, "skipped": mapping(SHAPED, LINE, 10_000), "seconds": SECONDS}),
         "recorded": RATES,
         "measured": fields(

@@ -1,25 +1,36 @@
 """`ladder kernels --claims`: what is timed, what is made of it, and what is said of it."""
 
+import functools
+import io
 import json
+import re
 import sys
 import types
+from pathlib import Path
 
 import pytest
+import rich.console
 import torch
 
 import kernels
 from ladder import results, validate
 from ladder.claims import (
     chart,
+    command,
+    counters,
     cuda,
     experiments,
     launching,
     page,
+    redraw,
     registry,
     report,
+    spectral,
     timed,
 )
 from ladder.claims.timed import Experiment, Missing, Setting, Stopwatch, Timed
+from ladder.claims.view import EQUAL
+from ladder.kernellaunches import watched_launches
 from ladder.kerneltiming import SMOKE, Cpu, Timer
 from tests import made_up_claims
 
@@ -186,18 +197,138 @@ def test_a_verdict_is_about_the_interval(figure, ours, verdict):
 def test_the_share_of_coalescing_and_that_of_the_grid_are_told_apart(result):
     assert claim_of(result, "coalescing")["ours"]["median"] == pytest.approx(60_000 / 511, rel=0.02)
     words = said(result, "coalescing")
-    assert "the access pattern alone is 3.7" in words and "N blocks alone 17.6" in words
-    assert "sectors a load 32 and 4" in words
+    assert "access pattern, then full grid: 6.6" in words and "full grid, then access pattern: 31.6" in words
+    assert "sectors a load 32 and 4" in words and "too few for the GPU" not in words
+    for way in re.findall(
+        r"[a-z], then [a-z ]+: ([\d.]+)x and ([\d.]+)x", words
+    ):  # each of them is all of it
+        assert float(way[0]) * float(way[1]) == pytest.approx(60_000 / 511, rel=0.02)
+    few = {"strided, N blocks": 44_000, "coalesced, N blocks": 25_700, "strided": 6160, "coalesced": 971}
+    other = said(made_up_claims.result({"coalescing": few}), "coalescing")
+    assert "1.72x and 26.46x" in other and "on N blocks, too few for the GPU, the pattern costs less" in other
 
 
 def test_sentences_follow_the_numbers_and_not_what_was_expected():
-    slow = dict.fromkeys(("32 elements", "64 elements", "128 elements"), 900)
-    found = made_up_claims.result({"occupancy": slow, "divergence": {"divergent": 1210}}, counted=False)
-    assert claim_of(found, "occupancy")["verdict"] == "holds" and "slower for it" in said(found, "occupancy")
+    found = made_up_claims.result({"divergence": {"divergent": 1210}}, counted=False)
     assert said(found, "warp divergence").startswith("no difference to speak of")
     assert claim_of(found, "warp divergence")["verdict"] == "does not hold"
     assert "DRAM was not counted" in said(found, "fusion saves traffic")
     assert "sectors" not in said(found, "coalescing")
+
+
+def without(result, *names):
+    """As if these experiments had not been measured."""
+    kept = [each for each in result["experiments"] if each["name"] not in names]
+    found = json.loads(json.dumps(result | {"experiments": kept}))
+    return found | {"claims": registry.judged(found)}
+
+
+def test_the_advice_on_block_sizes_is_about_every_kernel_that_was_swept(result):
+    assert claim_of(result, "block size")["verdict"] == "holds"
+    for name in ("block size", "block size in CUDA", "block size of the norm"):
+        times = dict.fromkeys((f"{n} threads" for n in experiments.THREADS), 600) | {"512 threads": 500}
+        found = made_up_claims.result({name: times})
+        claim = claim_of(found, "block size")
+        assert claim["verdict"] == "does not hold" and claim["ours"]["median"] == pytest.approx(1.2, rel=0.01)
+        assert "512 threads are the quickest, 128 threads 1.20x, 256 threads 1.2" in said(found, "block size")
+        one = without(found, *{"block size", "block size in CUDA", "block size of the norm"} - {name})
+        assert claim_of(one, "block size")["verdict"] == "does not hold"
+        assert said(one, "block size").count("not measured") == 2
+    either = {"128 threads": 900, "256 threads": 500}
+    found = made_up_claims.result({"block size in CUDA": either | {"512 threads": 501}})
+    assert claim_of(found, "block size")["verdict"] == "holds"
+
+
+def test_occupancy_is_judged_at_equal_work_and_else_not_at_all():
+    slow = {"2 blocks": 2000, "4 blocks": 900, "8 blocks": 505, "16 blocks": 500}
+    found = made_up_claims.result({EQUAL: slow})
+    view = registry.View(found)
+    assert [view.occupancy(EQUAL, f"{n} blocks") for n in (2, 4, 8, 16)] == [0.125, 0.25, 0.5, 1.0]
+    claim = claim_of(found, "occupancy")
+    assert claim["verdict"] == "holds" and claim["ours"]["median"] == pytest.approx(1.8, rel=0.01)
+    assert "the same work a thread" in said(found, "occupancy")
+    as_fast = made_up_claims.result({EQUAL: dict.fromkeys(slow, 500)})
+    assert claim_of(as_fast, "occupancy")["verdict"] == "does not hold"
+    # More registers for more elements a thread is another variable, whatever it does to the time.
+    elements = dict.fromkeys(("32 elements", "64 elements", "128 elements"), 900)
+    confused = without(made_up_claims.result({"occupancy": elements}), EQUAL)
+    assert claim_of(confused, "occupancy")["verdict"] == "not separated"
+    assert "a thread's work differs" in said(confused, "occupancy")
+    for row in found["kernels"]:
+        row["blocks"] = 8 if row["source"].startswith(EQUAL) else row["blocks"]
+    assert view.occupancy(EQUAL, "16 blocks") is None and view.occupancy(EQUAL, "8 blocks") == 1.0
+
+
+def test_blocks_that_walk_over_the_activation_do_the_same_however_many_there_are(monkeypatch):
+    pytest.importorskip("triton")
+    launched = []
+    monkeypatch.setattr("kernels.tiles.PROCESSORS", 3)
+    for shape in ((2, 3, 64, 65), (1, 1, 5, 7)):
+        torch.manual_seed(0)
+        expected = torch.nn.functional.leaky_relu(torch.randn(shape), 0.2)
+        for make in experiments.occupancies().contenders.values():
+            torch.manual_seed(0)
+            with watched_launches(noting(launched)):
+                torch.testing.assert_close(make(Setting("cpu", shape, True))(), expected)
+    assert [grid for grid, _ in launched[:4]] == [(6,), (12,), (24,), (48,)]
+    assert len({str(how) for _, how in launched}) == 1  # nothing but the grid differs
+
+
+def noting(launched):
+    def watching(run):
+        def watched(kernel, *args, grid, **kwargs):
+            launched.append((grid, kwargs))
+            return run(kernel, *args, grid=grid, **kwargs)
+
+        return watched
+
+    return watching
+
+
+def test_the_claim_about_spectral_norm_names_as_many_launches_as_there_are():
+    pytest.importorskip("triton")
+    launched, call = [], spectral.triton(SETTING)
+    with watched_launches(noting(launched)):
+        call()
+    words = {1: "one", 2: "two", 3: "three", 4: "four"}[len(launched)]
+    assert registry.BY_NAME["spectral norm"].statement.startswith(f"{words} Triton launch")
+
+
+def test_the_norm_is_timed_in_channels_last_too_in_every_language():
+    found = {each.name: each for each in experiments.all_experiments()}
+    for direction in ("forward", "backward"):
+        experiment = found[f"norm {direction} bf16 channels_last"]
+        assert list(experiment.contenders) == ["PyTorch", "CUDA C++", "Triton"]
+        assert experiment.name not in counters.UNCOUNTED
+    seen = []
+    experiments.forward(lambda x: seen.append(x), torch.bfloat16, "channels_last")(SETTING)()
+    experiments.backward(lambda x: seen.append(x) or x * 2, torch.bfloat16, "channels_last")(SETTING)()
+    assert len(seen) == 2
+    assert all(x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous() for x in seen)
+
+
+def test_a_row_without_achieved_occupancy_says_why(result):
+    for found in (result, made_up_claims.result(counted=False), page.quotable(page.newest() or Path())):
+        for row in found["kernels"]:
+            assert "%" in (cell := report.kernel_cells(row, found)[-2]) or re.fullmatch(r"n/a: [\w, ]+", cell)
+    row = result["kernels"][0] | {"achieved": None}
+    for source, why in (
+        ("step", "only a step launches it"),
+        ("launch bounds: 256 threads", "left out, to save time"),
+    ):
+        assert report.kernel_cells(row | {"source": source}, result)[-2] == f"n/a: {why}"
+
+
+@pytest.mark.parametrize("width", [80, 149, 150, 200])
+def test_a_terminal_of_any_width_has_the_intervals(result, width, monkeypatch):
+    out = io.StringIO()
+    narrow = functools.partial(rich.console.Console, force_terminal=True, width=width, file=out)
+    monkeypatch.setattr(rich.console, "Console", narrow)
+    report.print_table(result)
+    text = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
+    assert "counted" in text  # DRAM, which has none
+    low, high = claim_of(result, "CUDA C++ against PyTorch")["ours"]["interval"]
+    assert f"{low:.2f}x" in text and f"{high:.2f}x" in text
 
 
 def test_traffic_saved_is_what_dram_saw_and_else_what_was_counted(result):
@@ -220,7 +351,7 @@ def test_the_page_has_every_claim_every_contender_and_every_kernel(result):
     for claim in registry.CLAIMS:
         assert f"| {report._md(claim.name)} |" in page
     for experiment in experiments.all_experiments():
-        assert f"### {experiment.name}" in page
+        assert f"### {report._md(experiment.name)}" in page
         for contender in experiment.contenders:
             assert f"| {contender} |" in page
     assert "| bias\\_act\\_kernel | Triton | 128 | 40 |" in page
@@ -264,6 +395,34 @@ def test_a_file_that_its_own_samples_contradict_is_refused(result, tmp_path):
     assert "made from its hardware" in changed(lambda d: d["machine"].update(name="nvidia-b200"))
 
 
+@pytest.mark.parametrize("path", sorted(command.OUT.glob("*.json")), ids=lambda path: path.stem)
+def test_what_is_committed_says_what_its_samples_say_today(path):
+    data = redraw.judged_anew(path)
+    assert data == json.loads(path.read_text()), "run python -m ladder.claims.redraw"
+    text = path.with_suffix(".md").read_text()
+    assert report.markdown(data) == text, "run python -m ladder.claims.redraw"
+
+
+def test_a_result_is_judged_anew_by_its_samples_alone(result, tmp_path, capsys):
+    path = tmp_path / "nvidia-h200.json"
+    stale = json.loads(json.dumps(result))
+    stale["claims"][0] |= {"verdict": "holds", "ours": {"median": 2.3, "interval": None}}
+    results.write(path, stale)
+    assert "not what the samples say" in validate.problem_of(
+        path
+    ) or "but the samples" in validate.problem_of(path)
+    assert redraw.main([str(path)]) == 0
+    assert {each.suffix for each in tmp_path.iterdir()} == {".json", ".md", ".png", ".svg"}
+    again = json.loads(path.read_text())
+    assert again["claims"] == json.loads(json.dumps(result["claims"])) and validate.problem_of(path) is None
+    assert again["experiments"] == stale["experiments"]
+    for bad in (b"{", b"{}", b"[]"):
+        path.write_bytes(bad)
+        assert redraw.main([str(path)]) == 2
+    assert redraw.main([str(tmp_path / "none.json")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 4
+
+
 # ---- the page in docs ------------------------------------------------------------------------------------------------
 
 
@@ -271,7 +430,7 @@ def test_the_page_has_a_place_for_every_claim_and_says_what_the_result_says(resu
     text = page.PAGE.read_text()
     assert sorted(page.CLAIM.findall(text)) == sorted(registry.BY_NAME)
     filled = page.filled(text, result, "nvidia-h200")
-    assert "> **118x** (117x to 118x) for the article's 8x, more: of it the access pattern" in filled
+    assert "> **118x** (117x to 118x) for the article's 8x, more: access pattern, then" in filled
     assert "results/charts/nvidia-h200-claims.png" in filled and "No machine's result" not in filled
     other = made_up_claims.result({"coalescing": {"strided, N blocks": 4100}})
     again = page.filled(filled, other, "nvidia-h200")

@@ -1,10 +1,14 @@
 """FP8 in the fully connected layers: as near as four bits allow, differentiable twice, and outside parity's budget."""
 
+import json
+
 import torch
 
+from ladder import catalog, fp8trial
 from stylegan_lite import fp8
 from stylegan_lite.layers import Dense
 from tests.rung_steps import checked, gathered, receipt, small
+from tests.small import SMALL
 
 torch.set_num_threads(1)
 RECIPE = {"precision": "bf16", "dense": "fp8"}
@@ -50,3 +54,26 @@ def test_a_step_uses_it_where_sizes_allow_and_parity_refuses_it(tmp_path, refuse
     assert receipt("fp8_dense", gathered(small(RECIPE))).engaged
     said = "products in FP8 in one run of each phase: 0"
     refused("fp8_dense", gathered(small({"precision": "bf16"})), said, sabotage="layers in full precision")
+
+
+def test_a_trial_records_that_parity_refuses_it_and_what_pytorch_offers(tmp_path, monkeypatch):
+    monkeypatch.setattr(fp8trial.fp8probe, "ask", lambda device: {"convolution": "not offered"})
+    found = fp8trial.run("small", SMALL, "cpu", tmp_path, tmp_path / "cache")
+    assert [row["verdict"] for row in found["recipes"].values()] == ["ok", "failed: parity"]
+    (path,) = tmp_path.glob("*-fp8.json")
+    assert json.loads(path.read_text())["offers"] == {"convolution": "not offered"}
+    assert "failed: parity" in path.with_suffix(".md").read_text()
+
+
+def test_the_recorded_trial_is_why_it_is_in_no_ladder():
+    """Whoever puts it into a ladder needs a record in which parity holds, on that machine."""
+    paths = sorted(fp8trial.OUT.glob("*-fp8.json"))
+    assert paths
+    refused = [
+        row["verdict"] != "ok"
+        for path in paths
+        for title, row in json.loads(path.read_text())["recipes"].items()
+        if "FP8" in title
+    ]
+    ladders = [name for name in catalog.ladders() if "fp8" in str(catalog.load_ladder(name).rungs)]
+    assert all(refused) and not ladders

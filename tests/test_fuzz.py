@@ -1,17 +1,21 @@
 """Damaged files: a share of what `python -m ladder.fuzz` does, that it sees what it looks for, and what it recorded."""
 
 import dataclasses
+import functools
 import json
 import random
 import time
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from ladder import catalog, fuzz, fuzztargets, mutations
+from ladder import catalog, fuzz, fuzztargets, mutations, roofline_view, validate
 from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
+OTHERS = {"claims", "comparisons", "ladder kernels'", "ladder precision's", "rooflines"}
 TEXT = fuzztargets.Target(
     "toy", [b'{"a": [1, 2]}'], mutations.JSON, Path("toy.json"), lambda path, out: "accepted"
 )
@@ -30,7 +34,7 @@ def findings(seen: fuzz.Fuzz) -> list[str]:
 @pytest.mark.parametrize(
     ("kind", "files"),
     [
-        ("results", {"ladder run's", "asv's results", "asv's machine", "our note beside asv's"}),
+        ("results", {"ladder run's", "asv's results", "asv's machine", "our note beside asv's", *OTHERS}),
         ("yaml", {"workload", "ladder", "recipe"}),
     ],
 )
@@ -42,6 +46,69 @@ def test_hundreds_of_damaged_files_bring_no_exception_no_write_and_no_delay(
     assert findings(seen) == [] and files <= {row.file for row in rows}
     assert sum(row.count for row in rows) == 300 == sum(row.accepted + row.refused for row in rows)
     assert sum(row.accepted for row in rows) > 10  # some damage leaves a file that could be genuine
+
+
+def test_what_is_damaged_is_accepted_as_long_as_it_is_whole(tmp_path: Path) -> None:
+    """Else all that is tried of a kind is one refusal, again and again."""
+    among = [target for target in fuzztargets.targets() if target.ways is mutations.JSON]
+    assert OTHERS <= {target.name for target in among}
+    seen = fuzz.Fuzz(tmp_path)
+    seen.lay_out(among)
+    for target in among:
+        for base in {*target.bases}:
+            (tmp_path / "in" / target.place).write_bytes(base)
+            assert target.read(tmp_path / "in" / target.place, tmp_path / "out") == "accepted", target.name
+
+
+@functools.cache
+def bases() -> dict[str, bytes]:
+    return {target.place.stem: target.bases[0] for target in fuzztargets._other_kinds()}
+
+
+def of_kind(kind: str) -> dict[str, Any]:
+    return json.loads(bases()[kind])
+
+
+@pytest.mark.parametrize("time", [0, 1e-300, 10**30])
+def test_a_time_that_no_clock_shows_is_refused_with_its_place(time: float) -> None:
+    """Found by the fuzzer: a ratio of times divided by zero, and numpy had no logarithm for a long integer."""
+    claims, kernels = of_kind("claims"), of_kind("kernels")
+    claims["experiments"][0]["samples_us"]["Triton"][1] = time
+    kernels["rows"][0]["samples_us"]["cold"]["ours"][1] = time
+    for data, place in (
+        (claims, "experiments[0].samples_us.Triton[1]"),
+        (kernels, "rows[0].samples_us.cold"),
+    ):
+        problem = validate.check(data)
+        assert problem and problem.startswith(place) and "is not from 1e-06 to 1e+12" in problem
+
+
+@pytest.mark.parametrize(
+    ("kind", "change", "problem"),
+    [
+        ("claims", lambda d: d["claims"][0].update(name="x"), "claims: not of those that there are"),
+        ("claims", lambda d: d["claims"].append(d["claims"][0]), "claims: not of those that there are"),
+        ("claims", lambda d: d["claims"][0].update(verdict="less"), "less, but the samples say more"),
+        ("kernels", lambda d: d["rows"][0]["us"].pop("hot"), "rows[0].us: the key 'hot' is missing"),
+        ("roofline", lambda d: d["step"].pop("peak_ms"), "step: the key 'peak_ms' is missing"),
+        ("roofline", lambda d: d["step"].update(light_ms=0), "step.light_ms: 0 is no floor"),
+        ("roofline", lambda d: d["recipe"].update(precision=16.0), "recipe.precision: 16.0 is not a name"),
+        ("roofline", lambda d: d["ceilings"].update(x=d["ceilings"]["copy"]), "ceilings: unknown key 'x'"),
+    ],
+)
+def test_what_the_fuzzer_found_in_other_kinds_is_refused_in_a_line(
+    kind: str, change: Callable[[dict[str, Any]], Any], problem: str
+) -> None:
+    data = of_kind(kind)
+    assert validate.check(data) is None
+    change(data)
+    assert problem in (validate.check(data) or "accepted")
+
+
+def test_a_roofline_without_a_convolution_of_one_kind_is_shown() -> None:
+    data = of_kind("roofline")
+    data["convolutions"] = [row for row in data["convolutions"] if row["name"].startswith("forward")]
+    assert validate.check(data) is None and "convolution weight gradient" not in roofline_view.markdown(data)
 
 
 @pytest.mark.parametrize("line", ["batch: ", "lr: ", "rungs:\n  - baseline: "])

@@ -2,11 +2,14 @@
 
 from types import SimpleNamespace
 
+import hypothesis
+import hypothesis.strategies as st
 import pytest
 import torch
 
 import kernels
 from kernels import instance_norm_act_planes as planes
+from kernels.tiles import is_nhwc
 from tests import test_kernels_ops as ops
 from tests.kernel_checks import assert_no_worse
 
@@ -48,6 +51,37 @@ def test_blocks_that_fit_and_that_do_not_agree_with_the_reference(case, size, wa
     for a, b in zip(got, want, strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
     assert {count for _, count in walked} == {2}  # each walks over five planes
+
+
+@every_case
+@hypothesis.settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+    shape=st.tuples(st.integers(1, 4), st.integers(2, 19), st.integers(1, 7), st.integers(1, 7)),
+    seed=st.integers(0, 99),
+)
+def test_any_shape_agrees_with_the_reference(case, walked, shape, seed):
+    """Two planes at least, which is what a multiprocessor is kept busy with. Other layouts are not walked over."""
+    begin = len(walked)
+    fused, reference = ops.functions(case)
+    inputs = ops.make_inputs(case, shape, seed=seed)
+    got, want = ops.values_and_grads(fused, inputs), ops.values_and_grads(reference, inputs)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+    # One pixel or one channel is channels_last memory as much as NCHW: it goes that way.
+    expected = 2 if not is_nhwc(inputs[0]) else 0
+    assert len({name for name, _ in walked[begin:]}) == expected
+
+
+@every_case
+def test_an_empty_batch_is_no_launch(case, walked):
+    ops.test_an_empty_batch(case)
+    assert walked == []
+    test_blocks_that_fit_and_that_do_not_agree_with_the_reference(case, (3, 3), walked)
 
 
 @every_case

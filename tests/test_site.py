@@ -312,6 +312,16 @@ def test_history_takes_the_highest_rung_of_each_commit_in_the_branchs_order():
     assert [step.software for step in steps] == [("torch 2.11.0",), ("torch 2.11.0",), ("torch 2.13.0",)]
 
 
+def test_the_order_of_rungs_is_read_once_and_not_for_every_number(monkeypatch):
+    """Found by the fuzzer, which came to a tenth of its pace: each number had a YAML file read."""
+    read, load = [], asvseries.catalog.load_ladder
+    monkeypatch.setattr(asvseries.catalog, "load_ladder", lambda name: read.append(name) or load(name))
+    found = asvseries.points(ROOT / "results" / "asv")
+    assert read == ["full"] and sum(len(point.ms) for point in found) > 20
+    heights = [asvseries._heights().get(rung, -1) for rung, _ in max(found, key=lambda each: len(each.ms)).ms]
+    assert heights == sorted(heights) and heights[-1] > 5
+
+
 def test_a_single_run_has_numbers_but_no_verdict_and_gives_way_to_the_protocol():
     found = [point("a", {"baseline": 90.0}, date=1), point("b", {"baseline": 80.0, "bf16": 40.0}, date=2)]
     ((used, shown),) = asvseries.single_runs(found, set(), ["baseline", "channels_last", "bf16"])

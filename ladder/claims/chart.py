@@ -12,7 +12,7 @@ from typing import Any
 from ladder import drawing
 from ladder.claims import registry
 from ladder.claims.report import amount, figure
-from ladder.claims.view import View
+from ladder.claims.view import EQUAL, View
 from ladder.drawing import fitted
 from ladder.panels import ARTICLE, BUSY, GAP, GRID, IDLE, INK, MUTED
 
@@ -20,11 +20,14 @@ SWEEPS = (
     ("block size", "threads a block, leaky ReLU, Triton"),
     ("block size in CUDA", "threads a block, activation, CUDA C++"),
     ("block size of the norm", "threads a block, instance norm, CUDA C++"),
-    ("occupancy", "elements a thread, 128 threads, Triton"),
+    (EQUAL, "blocks of 128 threads an SM, Triton"),
 )
+UNEQUAL = ("occupancy", "elements a thread, 128 threads, Triton")  # of a result from before that was measured
 PAIRS = (
-    ("coalescing", "strided", "coalesced", "strided / coalesced access"),
-    ("coalescing", "coalesced, N blocks", "coalesced", "N blocks / full grid"),
+    ("coalescing", "strided", "coalesced", "strided / coalesced, full grid"),
+    ("coalescing", "strided, N blocks", "coalesced, N blocks", "strided / coalesced, N blocks"),
+    ("coalescing", "strided, N blocks", "strided", "N blocks / full grid, strided"),
+    ("coalescing", "coalesced, N blocks", "coalesced", "N blocks / full grid, coalesced"),
     ("divergence", "divergent", "predicated", "divergent / predicated"),
     ("reduction", "shared memory", "shuffles", "shared memory / shuffles"),
     ("vector width", "2 bytes", "16 bytes", "2-byte / 16-byte accesses"),
@@ -49,7 +52,8 @@ def draw(result: dict[str, Any]) -> Any:
     fitted(made, 0.2 / WIDTH, 1 - 0.14 / HEIGHT, headline, 15, fontweight="bold", va="top")
     _figures(made.add_axes((0.19, 0.54, 0.34, 0.34)), result)
     _pairs(made.add_axes((0.73, 0.54, 0.25, 0.34)), view)
-    for index, (name, label) in enumerate(SWEEPS):
+    sweeps = SWEEPS if EQUAL in view.experiments else (*SWEEPS[:-1], UNEQUAL)
+    for index, (name, label) in enumerate(sweeps):
         _sweep(made.add_axes((0.06 + 0.24 * index, 0.12, 0.18, 0.27)), view, name, label)
     _footer(made, result)
     return made

@@ -1,6 +1,7 @@
-"""What is timed beside what, and on what: each entry of `EXPERIMENTS` is one question of the article's.
+"""What is timed beside what, and on what: each of `all_experiments` is one question of the article's.
 
-Activations are normal random numbers in NCHW, the memory format of the article's kernels. What CUDA C++ offers is named
+Activations are normal random numbers in NCHW, the memory format of the article's kernels, unless a name says
+channels_last. What CUDA C++ offers is named
 in `ladder.claims.cuda`; where it cannot be built, these contenders are n/a and the others are measured all the same.
 """
 
@@ -14,14 +15,17 @@ from torch import Tensor
 
 from ladder.claims import cuda, spectral
 from ladder.claims.timed import Experiment, Make, Missing, Setting
+from ladder.claims.view import EQUAL
 from ladder.kernelcalls import random_like
 from ladder.kerneltiming import Call
 
 SHAPE = (8, 512, 256, 256)  # the article's, batch 8
 SMOKE_SHAPE = (2, 3, 8, 8)
 SLOPE = 0.2
+NCHW, CHANNELS_LAST = "NCHW", "channels_last"
 THREADS = (32, 64, 128, 256, 512, 1024)  # of a block
 ELEMENTS = (4, 8, 16, 32, 64, 128)  # of a thread, at 128 threads: more of them take more registers
+RESIDENT = (2, 4, 8, 16)  # blocks of 128 threads on a multiprocessor: 16 are all that most have room for
 LAUNCH_BOUNDS = {  # max_threads and min_blocks of `__launch_bounds__`
     "1024 threads": {},
     "256 threads": {"max_threads": 256},
@@ -53,23 +57,23 @@ def triton_norm(x: Tensor) -> Tensor:
     return instance_norm_act(x, *cuda.unit(x.device, *x.shape[:2]), slope=SLOPE, gain=1.0)
 
 
-def forward(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Make:
+def forward(function: Callable[[Tensor], Tensor], dtype: torch.dtype, layout: str = NCHW) -> Make:
     """`function` of an activation, with gradients on, so that it saves what its backward needs."""
 
     def make(setting: Setting) -> Call:
-        x = _activation(setting, dtype).requires_grad_()
+        x = _laid(_activation(setting, dtype), layout).requires_grad_()
         return lambda: function(x)
 
     return make
 
 
-def backward(function: Callable[[Tensor], Tensor], dtype: torch.dtype) -> Make:
+def backward(function: Callable[[Tensor], Tensor], dtype: torch.dtype, layout: str = NCHW) -> Make:
     """`autograd.grad` alone, over a graph that is kept."""
 
     def make(setting: Setting) -> Call:
-        x = _activation(setting, dtype).requires_grad_()
+        x = _laid(_activation(setting, dtype), layout).requires_grad_()
         y = function(x)
-        g = random_like(y)
+        g = _laid(random_like(y), layout)
         return lambda: torch.autograd.grad(y, x, g, retain_graph=True)
 
     return make
@@ -101,6 +105,22 @@ def norms() -> list[Experiment]:
             found.append(
                 Experiment(f"norm {direction} {word}", title, contenders, 2, itemsize, shares=shares)
             )
+    return found
+
+
+def channels_last_norms() -> list[Experiment]:
+    """The same op in the memory format that the ladder's top computes in: no block can keep a map, all read x twice."""
+    functions = norm_functions()
+    del functions["CUDA C++, fast math"]
+    found = []
+    for direction, bind, shares in (("forward", forward, (5, 3, 3)), ("backward", backward, (8, 5, 5))):
+        contenders = {
+            name: bind(function, torch.bfloat16, CHANNELS_LAST) for name, function in functions.items()
+        }
+        title = f"instance norm + leaky ReLU, bf16, {CHANNELS_LAST}, {direction}"
+        passes = dict(zip(functions, shares, strict=True))
+        name = f"norm {direction} bf16 {CHANNELS_LAST}"
+        found.append(Experiment(name, title, contenders, 3, 2, shares=passes))
     return found
 
 
@@ -209,6 +229,7 @@ def sweeps() -> list[Experiment]:
     }
     return [
         Experiment("block size", "leaky ReLU in Triton, blocks of 32 to 1024", by_threads, 2, 4),
+        occupancies(),
         Experiment(
             "occupancy", "leaky ReLU in Triton, 128 threads, more elements a thread", by_elements, 2, 4
         ),
@@ -219,6 +240,33 @@ def sweeps() -> list[Experiment]:
         Experiment("block size of the norm", "instance norm in CUDA C++, blocks of 32 to 1024", normed, 3, 2),
         Experiment("launch bounds", "instance norm in CUDA C++, 256 threads", launch_bounds, 3, 2),
     ]
+
+
+def walked(blocks: int) -> Make:
+    """Leaky ReLU by so many blocks a multiprocessor, which walk over the activation: one compiled kernel for all."""
+
+    def make(setting: Setting) -> Call:
+        _needs_triton(setting)
+        from kernels.tiles import processor
+        from ladder.claims.small_kernels import leaky_relu_walk_kernel
+
+        x = _activation(setting, torch.float32)
+        grid = (blocks * processor(x.device)[1],)
+
+        def call() -> Tensor:
+            y = torch.empty_like(x)
+            leaky_relu_walk_kernel[grid](x, y, x.numel(), SLOPE, BLOCK=128 * 8, num_warps=4)
+            return y
+
+        return call
+
+    return make
+
+
+def occupancies() -> Experiment:
+    """Fewer blocks in place of more registers: nothing differs between them but the warps that are there at a time."""
+    contenders = {f"{blocks} blocks": walked(blocks) for blocks in RESIDENT}
+    return Experiment(EQUAL, "leaky ReLU in Triton, blocks of 128 threads a multiprocessor", contenders, 2, 4)
 
 
 def _coalesced(threads: int) -> Callable[[Tensor], Tensor]:
@@ -263,7 +311,8 @@ def _layer(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
 def all_experiments() -> list[Experiment]:
     """The most important first: what the time allowed ends before is the last of them."""
     first, *rest = sweeps()
-    return [*norms()[:2], coalescing(), fusion(), first, *pairs(), *rest, *norms()[2:], spectral.experiment()]
+    norms_ = [*norms()[2:], *channels_last_norms()]
+    return [*norms()[:2], coalescing(), fusion(), first, *pairs(), *rest, *norms_, spectral.experiment()]
 
 
 # ---- errors of the normalization ------------------------------------------------------------------------------------
@@ -292,6 +341,10 @@ def _needs_triton(setting: Setting) -> None:
 
 def _activation(setting: Setting, dtype: torch.dtype) -> Tensor:
     return _random(setting.shape, setting, dtype)
+
+
+def _laid(x: Tensor, layout: str) -> Tensor:
+    return x.contiguous(memory_format=torch.channels_last) if layout == CHANNELS_LAST else x
 
 
 def _random(shape: tuple[int, ...], setting: Setting, dtype: torch.dtype) -> Tensor:

@@ -5,11 +5,13 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.claims import registry
+from ladder.claims.counters import UNCOUNTED
 from ladder.claims.view import View
 from ladder.report import _md
 
 HEADINGS = ("claim", "the article says", "article", "ours", "95% interval", "verdict", "why")
 SIGNS = {"x": "x", "percent": "%"}  # what stands right behind a number
+WIDE = 150  # columns of a terminal that has room for all of HEADINGS
 STYLES = {registry.HOLDS: "green", registry.LESS: "yellow", registry.MORE: "yellow"}
 KERNEL_HEADINGS = (
     "kernel", "language", "threads", "registers", "shared bytes", "local bytes", "blocks an SM", "occupancy",
@@ -20,6 +22,12 @@ SOURCES = {
     "ops": "More kernels of `ladder kernels`, at their largest shapes",
     "calls": "More kernels, called alone",
     "built": "More kernels of CUDA C++, not launched here",
+}
+UNCOUNTED_SOURCES = {  # of these, what an op of `ladder kernels` launches has the number of that op
+    "step": "only a step launches it",
+    "ops": "only as part of another op",
+    "calls": "no op of ladder kernels launches it",
+    "built": "nothing launches it here",
 }
 
 
@@ -47,7 +55,9 @@ def cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
         claim.statement,
         figure(claim),
         amount(ours["median"], claim.unit) if ours else "n/a",
-        f"{amount(interval[0], claim.unit)} to {amount(interval[1], claim.unit)}" if interval else "",
+        f"{amount(interval[0], claim.unit)} to {amount(interval[1], claim.unit)}"
+        if interval
+        else claim.once * bool(ours),
         row["verdict"],
         registry.sentence(claim, result),
     ]
@@ -65,13 +75,11 @@ def remarks(result: dict[str, Any]) -> list[str]:
     lines = [
         f"{span} repeats with new inputs, in random order; cold L2 (of {rules['l2_bytes'] / 2**20:.0f} MiB); ratios are"
         " paired by repeat, intervals Student's t over repeats",
-        "verdict: holds where the interval comes within a tenth of the article's figure, else more or less",
+        "verdict: holds where the interval comes within a tenth of the article's figure, else more or less; not"
+        " separated where the two times differ in something else as well",
     ]
     lines.append("TB/s at least: bytes that have to cross memory, by count, over the median time")
-    ncu = (
-        "Nsight Compute, L2 emptied before each kernel; achieved occupancy is that of the longest launch, and empty for"
-        " kernels that only a step launches"
-    )
+    ncu = "Nsight Compute, L2 emptied before each kernel; achieved occupancy is that of the longest launch"
     lines.append(f"hardware counters: {counted or ncu}")
     return lines
 
@@ -89,12 +97,14 @@ def print_table(result: dict[str, Any]) -> None:
     for note in result["protocol"]["notes"]:
         console.print(Text(note, style="bold yellow"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
-    wide = console.width >= 150
+    wide = console.width >= WIDE
     shown = range(len(HEADINGS)) if wide else (0, 2, 3, 5, 6)
     for column in shown:
         table.add_column(Text(HEADINGS[column]), overflow="fold")
     for row in result["claims"]:
         texts = cells(row, result)
+        if not wide and texts[4]:  # no column of its own, but never without it
+            texts[3] += f" ({texts[4]})"
         table.add_row(*(Text(texts[c], style=STYLES.get(texts[c], "")) for c in shown))
     console.print(table)
     for line in remarks(result):
@@ -116,23 +126,37 @@ def markdown(result: dict[str, Any]) -> str:
     for source, heading in SOURCES.items():
         rows = [row for row in result["kernels"] if row["source"] == source]
         if rows:
-            lines += [f"### {heading}", "", *_table(KERNEL_HEADINGS, [kernel_cells(row) for row in rows])]
+            lines += [
+                f"### {heading}",
+                "",
+                *_table(KERNEL_HEADINGS, [kernel_cells(row, result) for row in rows]),
+            ]
     order = [f"{each['name']}: {name}" for each in result["experiments"] for name in each["bytes"]]
     rows = [row for source in order for row in result["kernels"] if row["source"] == source]
     if rows:
-        texts = [[row["source"], *kernel_cells(row)] for row in rows]
+        texts = [[row["source"], *kernel_cells(row, result)] for row in rows]
         lines += ["### Kernels of the experiments", "", *_table(("experiment", *KERNEL_HEADINGS), texts)]
     return "\n".join(lines) + "\n"
 
 
-def kernel_cells(row: dict[str, Any]) -> list[str]:
+def uncounted(source: str, result: dict[str, Any]) -> str:
+    """Why a kernel of this source has no achieved occupancy."""
+    if result["protocol"]["counters"]:
+        return "not counted here"
+    if source in UNCOUNTED_SOURCES:
+        return UNCOUNTED_SOURCES[source]
+    return "left out, to save time" if source.split(":")[0] in UNCOUNTED else "Nsight Compute saw no launch"
+
+
+def kernel_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
     """One kernel's texts, under KERNEL_HEADINGS; what is not known is empty."""
     forms = str(row["forms"]) + ("" if row["spilling"] is None else f", {row['spilling']}")
     texts = [row["kernel"], row["language"]]
     texts += [
         _or_empty(row[key]) for key in ("threads", "registers", "shared_bytes", "local_bytes", "blocks")
     ]
-    return [*texts, _share(row["occupancy"]), row["limited_by"] or "", _share(row["achieved"]), forms]
+    achieved = _share(row["achieved"]) or f"n/a: {uncounted(row['source'], result)}"
+    return [*texts, _share(row["occupancy"]), row["limited_by"] or "", achieved, forms]
 
 
 def _experiment(experiment: dict[str, Any], view: View) -> list[str]:

@@ -21,7 +21,6 @@ ROOT = Path(__file__).resolve().parents[2]
 LADDER_RESULTS, PRECISION_RESULTS = ROOT / "results" / "ladder", ROOT / "results" / "precision"
 COUNTING_S = 240  # Nsight Compute is given up after it
 LOOKING_S = 150  # of the time allowed, for what comes after the timing
-UNCOUNTED = ("norm forward fp32", "norm backward fp32", "launch bounds", "block size of the norm")
 LEAST, LEAST_QUICK = timed.LEAST_REPEATS, 2
 Row = dict[str, Any]
 OnEvent = Callable[[dict[str, Any]], None]
@@ -194,7 +193,9 @@ class Session:
         import torch
 
         torch.cuda.empty_cache()
-        names = [each.experiment.name for each in self.timed if each.experiment.name not in UNCOUNTED]
+        names = [
+            each.experiment.name for each in self.timed if each.experiment.name not in counters.UNCOUNTED
+        ]
         try:
             self.counted = counters.count([*names, stepping.OPS], COUNTING_S)
             self.refused = None

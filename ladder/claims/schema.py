@@ -6,7 +6,7 @@ from typing import Any
 
 from ladder import results
 from ladder.rules import fields, items, mapping, maybe, number, one_of, pattern
-from ladder.schema import BYTES, COUNT, FLAG, INTERVAL, MACHINE, NOTES, SECONDS, STARTED, TEXT
+from ladder.schema import BYTES, COUNT, FLAG, INTERVAL, MACHINE, MICROSECONDS, NOTES, SECONDS, STARTED, TEXT
 
 AMOUNT = number(0, 1e30)
 SHARE = maybe(number(0, 1.2))  # achieved occupancy is an average: it may come out a hair above 1
@@ -20,7 +20,7 @@ EXPERIMENT = fields(
         "itemsize": COUNT,
         "method": maybe(one_of("graph", "events")),
         "bytes": mapping(NAME, BYTES, 32),
-        "samples_us": mapping(NAME, items(AMOUNT, 1000), 32),
+        "samples_us": mapping(NAME, items(MICROSECONDS, 1000), 32),
         "reasons": mapping(NAME, TEXT, 32),
         "notes": NOTES,
         "us": mapping(NAME, SUMMARY, 32),
@@ -50,7 +50,7 @@ CLAIM = fields(
         "figure": maybe(items(AMOUNT, 2, least=2)),
         "unit": one_of("x", "percent", "us", "ms", "MB"),
         "ours": maybe(SUMMARY),
-        "verdict": one_of("holds", "more", "less", "does not hold", "ambiguous", "n/a"),
+        "verdict": one_of("holds", "more", "less", "does not hold", "ambiguous", "not separated", "n/a"),
         "reason": maybe(TEXT),
     }
 )
@@ -99,8 +99,12 @@ def contradicted(data: dict[str, Any]) -> str | None:
             if not samples or not min(samples) * 0.999999 <= summary["median"] <= max(samples) * 1.000001:
                 return f"{experiment['name']}: the median of {name} is not among its samples"
     stored = {row["name"]: row for row in data["claims"]}
+    if len(stored) < len(data["claims"]) or not stored.keys() <= registry.BY_NAME.keys():
+        return "claims: not of those that there are, each once"
     for row in registry.judged(data):
         other = stored.get(row["name"])
+        if other is not None and other["verdict"] != row["verdict"]:
+            return f"claim {row['name']}: {other['verdict']}, but the samples say {row['verdict']}"
         if other is not None and row["ours"] is not None:
             theirs = other["ours"] and other["ours"]["median"]
             if theirs is None or abs(theirs - row["ours"]["median"]) > 1e-6 * abs(row["ours"]["median"]):

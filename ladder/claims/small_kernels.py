@@ -1,4 +1,4 @@
-"""Triton kernels that a claim needs and no network does: one that does nothing, and one with a size to sweep.
+"""Triton kernels that a claim needs and no network does: one that does nothing, and ones with a size to sweep.
 
 Only what has Triton imports this file.
 """
@@ -24,3 +24,14 @@ def leaky_relu_kernel(x_ptr, y_ptr, size, slope, BLOCK: tl.constexpr):
     inside = at < size
     x = tl.load(x_ptr + at, mask=inside).to(tl.float32)
     tl.store(y_ptr + at, tl.where(x >= 0, x, x * slope), mask=inside)
+
+
+@triton.jit
+def leaky_relu_walk_kernel(x_ptr, y_ptr, size, slope, BLOCK: tl.constexpr):
+    """The same by however many programs there are: each takes every so-manyeth block, one after another."""
+    i = tl.arange(0, BLOCK)
+    for block in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0), num_stages=1):
+        at = tl.full([], BLOCK, tl.int64) * block + i
+        inside = at < size
+        x = tl.load(x_ptr + at, mask=inside).to(tl.float32)
+        tl.store(y_ptr + at, tl.where(x >= 0, x, x * slope), mask=inside)

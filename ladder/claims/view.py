@@ -3,10 +3,13 @@
 from __future__ import annotations
 
 import math
+import re
 from typing import Any
 
 from ladder.claims import timed
 
+EQUAL = "occupancy at equal work"  # its contenders are blocks a multiprocessor of one kernel
+BLOCKS = re.compile(r"(\d{1,6}) blocks")
 Summary = dict[str, Any]  # {"median": number, "interval": [from, to] or None}
 
 
@@ -69,10 +72,14 @@ class View:
     # ---- occupancy and counters -----------------------------------------------------------------------------------
 
     def occupancy(self, experiment: str, contender: str | None) -> float | None:
-        """Theoretical, of the contender's kernel with the most threads."""
+        """Theoretical, of the contender's kernel with the most threads; of no more blocks than were launched."""
         rows = [row for row in self.result["kernels"] if row["source"] == f"{experiment}: {contender}"]
         largest = max(rows, key=lambda row: row["threads"] * math.prod(row["grid"]), default=None)
-        return largest and largest["occupancy"]
+        if largest is None or experiment != EQUAL or not largest["blocks"]:
+            return largest and largest["occupancy"]
+        blocks = int(found[1]) if (found := BLOCKS.fullmatch(str(contender))) else largest["blocks"]
+        # More of them than fit run one after another, and are no occupancy at all.
+        return None if blocks > largest["blocks"] else largest["occupancy"] * blocks / largest["blocks"]
 
     def by_occupancy(self, experiment: str, low: float, high: float) -> str | None:
         """The quickest contender whose occupancy is from `low` to below `high`."""

@@ -59,7 +59,7 @@ def points(accepted: Path) -> list[Point]:
     """Every time of a rung in a folder of asv's results (valid ones: `ladder.asvfiles`)."""
     from asv.results import Results
 
-    found = []
+    found, height = [], _heights()
     for path in sorted(
         accepted.glob("*/*.json")
     ):  # asv's own way looks into our notes, and complains of them
@@ -78,7 +78,7 @@ def points(accepted: Path) -> list[Point]:
             if (seconds := number(seconds)) is not None:
                 times.setdefault(_text(workload), {})[_text(rung)] = 1000 * seconds
         for workload, ms in times.items():
-            ordered = tuple(sorted(ms.items(), key=lambda item: _height(item[0])))
+            ordered = tuple(sorted(ms.items(), key=lambda item: (height.get(item[0], -1), item[0])))
             known = tuple(sorted(facts.items()))
             place = path.relative_to(accepted).as_posix()
             head = (facts["machine"], known, result.commit_hash, result.date or 0)
@@ -127,10 +127,9 @@ def _text(value: str) -> str:
         return plain(value)
 
 
-def _height(rung: str) -> tuple[int, str]:
-    """Where a rung stands: as in the ladder `full`; what has left it stands below."""
-    names = [step.name for step in catalog.load_ladder("full").rungs]
-    return (names.index(rung) if rung in names else -1), rung
+def _heights() -> dict[str, int]:
+    """Where each rung stands: as in the ladder `full`; what has left it stands below."""
+    return {step.name: place for place, step in enumerate(catalog.load_ladder("full").rungs)}
 
 
 def _view(point: Point, rungs: list[str]) -> View:

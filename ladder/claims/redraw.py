@@ -1,0 +1,50 @@
+"""`python -m ladder.claims.redraw [RESULT.json...]`: judges results anew, by the samples in them, and draws them again.
+
+Verdicts and sentences are made from samples, so they follow when the code that makes them changes: the file gets the
+claims that it says now, table and chart are written beside it, and docs/claims.md from the newest. No sample changes.
+Without a file named, every one in results/claims.
+"""
+
+from __future__ import annotations
+
+import sys
+from pathlib import Path
+from typing import Any
+
+from ladder import results, validate
+from ladder.claims import command, page, registry
+from ladder.claims.schema import CLAIMS
+from ladder.errors import UserError
+
+
+def judged_anew(path: Path) -> dict[str, Any]:
+    """The result of a file with the claims that its samples say. UserError where it is none."""
+    try:
+        data = results.parse(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not a result file: {error}") from None
+    if problem := CLAIMS(data):
+        raise UserError(f"{path}: {problem[0].lstrip('.') or 'the file'}: {problem[1]}")
+    data["claims"] = registry.judged(data)
+    if problem := validate.check(data):
+        raise UserError(f"{path}: {problem}")
+    return data
+
+
+def main(arguments: list[str]) -> int:
+    named = [Path(argument) for argument in arguments]
+    try:
+        for path in named or sorted(command.OUT.glob("*.json")):
+            charts = command.CHARTS if path.resolve().parent == command.OUT else path.parent
+            for written in command.write(judged_anew(path), path.parent, charts):
+                print(written)
+    except (UserError, OSError) as error:
+        print(f"claims: {error}", file=sys.stderr)
+        return 2
+    return 0 if named else page.main([])
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))
