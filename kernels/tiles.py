@@ -224,8 +224,8 @@ def tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P: tl.constexpr):
     return p0, base + p0 * stride_p, (i < P - p0) & (c < C)
 
 
-# Two definitions, where a module's tl.constexpr would do: the key under which Triton keeps a compiled kernel holds those
-# of the functions it calls only if one of them had a key before, so what was launched before would be part of it.
+# Two definitions, where a tl.constexpr of this module would do: Triton's key of a kernel holds those that the functions
+# it calls read only if these had keys before, so what was compiled would not be found after launches in another order.
 if INTERPRETED:  # which has no assembler
 
     @triton.jit
