@@ -16,7 +16,6 @@ for every warp.
 from kernels.tiles import INTERPRETED, load, tl, triton, widen
 
 TAPS = 4  # along either dimension
-EXACT = tl.constexpr(INTERPRETED)  # the interpreter multiplies 16-bit matrices in 16 bits
 
 
 @triton.jit
@@ -63,12 +62,18 @@ def row_of(image, at, line, in_cols, H, width):
     return tl.load(image + at + line.to(tl.int64) * width, in_cols & (line >= 0) & (line < H), 0.0)
 
 
-@triton.jit
-def along_row(t, v, dtype: tl.constexpr):
-    """T @ v with v rounded to dtype, summed in float32."""
-    if EXACT:
+if INTERPRETED:  # which multiplies 16-bit matrices in 16 bits; two definitions as of `kernels.tiles.widen`
+
+    @triton.jit
+    def along_row(t, v, dtype: tl.constexpr):
+        """T @ v with v rounded to dtype, summed in float32."""
         return tl.dot(t, v.to(dtype).to(tl.float32))
-    else:
+
+else:
+
+    @triton.jit
+    def along_row(t, v, dtype: tl.constexpr):
+        """T @ v with v rounded to dtype, summed in float32."""
         return tl.dot(t.to(dtype), v.to(dtype))
 
 

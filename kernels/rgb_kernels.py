@@ -288,6 +288,23 @@ def cover(shape: torch.Size, nhwc: bool, op: str, itemsize: int, device: torch.d
     return Tiling((samples * programs, tiles_c), samples, programs, sizes, options)
 
 
+def sums_alike(wide: Tensor, nhwc: bool, t: Tiling, more: bool) -> bool:
+    """Whether lanes that share a sum over channels compute the same number although the compiler makes FMAs.
+
+    Each lane adds its neighbours' sums to its own, and all of them write the result to shared memory. If its own is a
+    single product, that is fma(x, w, neighbour's), rounded once and so another number in each lane, and it is chance
+    which of them is read. Several products in a lane are added up before. Triton gives a thread 16 bytes of what is
+    contiguous, or less where they are not known to be aligned or there are too few elements for all threads: of the
+    tile, or of the weights, where those are loaded beside it (more).
+    """
+    if nhwc:
+        elements = t.options["BLOCK_C"] * (1 if more else t.options["BLOCK_P"])
+        several = elements >= 2 * LANES * t.options["num_warps"]
+        return several and t.sizes[0] % 16 == 0 and wide.data_ptr() % 16 == 0
+    vector = max(16 // wide.itemsize, 1)
+    return t.options["BLOCK_P"] >= LANES * vector  # no lane shares its pixels with another
+
+
 # ---- launches ----------------------------------------------------------------------------------------------------
 
 
@@ -331,7 +348,8 @@ def narrow(x: Tensor, w: Tensor, call: Call, bias: Tensor | None = None, ref: Te
     y = _empty(x, k, call.narrow, call.narrow_nhwc)
     t = call.cover(x, "narrow" if ref is None else "masked narrow")
     more = t.sizes[0] > t.options["BLOCK_C"]
-    call.run(rgb_narrow_kernel, t, (x, ref, w, bias, y), w, act, k=k, MORE=more)
+    fma = sums_alike(x, call.wide_nhwc, t, more)
+    call.run(rgb_narrow_kernel, t, (x, ref, w, bias, y), w, act, k=k, MORE=more, enable_fp_fusion=fma)
     return y
 
 

@@ -224,22 +224,30 @@ def tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P: tl.constexpr):
     return p0, base + p0 * stride_p, (i < P - p0) & (c < C)
 
 
-COMPILED = tl.constexpr(not INTERPRETED)  # the interpreter has no assembler
+# Two definitions, where a tl.constexpr of this module would do: Triton's key of a kernel holds those that the functions
+# it calls read only if these had keys before, so what was compiled would not be found after launches in another order.
+if INTERPRETED:  # which has no assembler
 
+    @triton.jit
+    def widen(v, ACC: tl.constexpr):
+        """v in ACC."""
+        return v.to(ACC)
 
-@triton.jit
-def widen(v, ACC: tl.constexpr):
-    """v in ACC. Two bfloat16 share a register: a shift and a mask make them float32, Triton's own code takes three."""
-    if COMPILED and v.dtype == tl.bfloat16 and ACC == tl.float32:
-        return tl.inline_asm_elementwise(
-            "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
-            "=r,=r,r",
-            [v],
-            dtype=tl.float32,
-            is_pure=True,
-            pack=2,
-        )
-    return v.to(ACC)
+else:
+
+    @triton.jit
+    def widen(v, ACC: tl.constexpr):
+        """v in ACC. Two bfloat16 share a register: a shift and a mask make them float32, Triton's own code takes 3."""
+        if v.dtype == tl.bfloat16 and ACC == tl.float32:
+            return tl.inline_asm_elementwise(
+                "shl.b32 $0, $2, 16; and.b32 $1, $2, 0xffff0000;",
+                "=r,=r,r",
+                [v],
+                dtype=tl.float32,
+                is_pure=True,
+                pack=2,
+            )
+        return v.to(ACC)
 
 
 @triton.jit

@@ -1,4 +1,4 @@
-"""Every kernel compiles, without a GPU, for every GPU generation in use, and fits its shared memory."""
+"""Every kernel compiles, without a GPU, for every GPU generation in use, fits its shared memory, sums as one."""
 
 import json
 import os
@@ -11,11 +11,13 @@ import pytest
 pytest.importorskip("triton")
 
 from kernels import choices
+from tests.lanes import contracted_sums
 
 # Shared memory one block may use, by compute capability (CUDA C++ Programming Guide, technical specifications).
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 BINOMIAL = (0.125, 0.375, 0.375, 0.125)
 FULLY = 90  # here also NCHW and float32, which are the same code with other strides and types
+OPTIONS = ("num_warps", "enable_fp_fusion")  # that launches give Triton
 ROOT = Path(__file__).parents[1]
 
 
@@ -42,9 +44,34 @@ def test_every_kernel_compiles_and_fits_in_every_configuration(tmp_path):
         compiled += json.loads(out)["compiled"]
         used |= {choices.Key(*row) for row in json.loads(out)["rows"]}
     assert {name for name, *_ in compiled} == jit_kernels()
+    for name, capability, _, differing in compiled:
+        assert not differing, (
+            f"{name} on sm_{capability}: a sum over lanes is another number in each: {differing[0]}"
+        )
     assert used == set(choices.TABLE)  # no row that the calls below do not come to
-    for name, capability, shared_bytes in compiled:
+    for name, capability, shared_bytes, _ in compiled:
         assert shared_bytes <= SHARED_KIB[capability] * 1024, f"{name} on sm_{capability}"
+
+
+LANES = {  # of two values: what a thread does with them, and whether lanes then differ
+    "fma.rn.f32 %r4, %r1, %r2, %r9;": True,
+    "@%p1 fma.rn.f32 %r4, %r1, %r2, %r9;": True,
+    "fma.rn.f32 %r4, %r9, %r2, %r1;": False,  # a factor
+    "add.f32 %r4, %r3, %r9;": True,  # to the product: ptxas makes it an fma
+    "add.f32 %r4, %r9, %r3;": True,
+    "add.f32 %r4, %r5, %r9;": False,  # to a sum
+    "add.rn.f32 %r4, %r3, %r9;": False,
+    "mov.b32 %r8, %r9; add.f32 %r4, %r3, %r8;": True,
+    "mov.b64 %rd1, {%r7, %r9}; fma.rn.f64 %rd4, %rd2, %rd3, %rd1;": True,
+}
+
+
+@pytest.mark.parametrize("instructions", LANES)
+def test_a_product_that_takes_in_a_neighbours_sum_is_seen(instructions):
+    before = "mul.f32 %r3, %r1, %r2; add.f32 %r5, %r3, %r6; shfl.sync.bfly.b32 %r9, %r3, 1, 31, -1; "
+    lines = "\n".join(f"\t{each.strip()};" for each in (before + instructions).split(";") if each.strip())
+    assert bool(contracted_sums(lines)) == LANES[instructions]
+    assert not contracted_sums(lines.replace("bfly", "idx"))
 
 
 def jit_kernels() -> set[str]:
@@ -189,6 +216,25 @@ def run_rgb(x, weight, style, bias, image, wide_bias, run) -> None:
         ).sum().backward()
 
 
+def run_rgb_odd(dtype, layout) -> None:
+    """Where a lane may hold one product of a pixel's sum: odd channels, small maps, small tiles, no alignment."""
+    import torch
+
+    import kernels
+
+    shapes = ((2, 5, 3, 7), (2, 100, 4, 4), (2, 8, 4, 4), (2, 16, 2, 2), (2, 272, 4, 4), (2, 32, 8, 8))
+    for n, c, h, w in shapes:
+        offset = int((c, h) == (32, 8))
+        x = torch.zeros(n * c * h * w + offset, dtype=dtype)[offset:].view(n, c, h, w)
+        if layout is torch.channels_last:
+            x = x.view(n, h, w, c).permute(0, 3, 1, 2)
+        weight, style, bias = torch.zeros(3, c), torch.zeros(n, c), torch.zeros(3)
+        kernels.to_rgb(x, weight, style, bias)
+        image = torch.zeros(n, 3, h, w, dtype=dtype, requires_grad=True)
+        y = kernels.from_rgb(image, weight.t(), torch.zeros(c), channels_last=layout is torch.channels_last)
+        torch.autograd.grad(y, image, torch.zeros_like(y))
+
+
 def shorten_filters(short: bool) -> None:
     """Short strips for the kernels that walk down one without a loop: at full length one compiles for 10 s."""
     filters, fused = (sys.modules[f"kernels.{name}"] for name in ("upfirdn2d", "filtered_act_launch"))
@@ -291,10 +337,14 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
         run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)
         planes.LEAST_PIXELS = least
         run_layers((8, 64, 64, 64), torch.float32, torch.channels_last)
+        for dtype in (torch.bfloat16, torch.float32):
+            for layout in (torch.channels_last, torch.contiguous_format):
+                run_rgb_odd(dtype, layout)
     wanted = {}
     for kernel, arguments in launches:
         code = source(kernel, arguments)
-        wanted[kernel.__name__, code.hash(), arguments.get("num_warps")] = code
+        options = {name: arguments[name] for name in OPTIONS if name in arguments}
+        wanted[(kernel.__name__, code.hash(), *options.values())] = code, options
     return wanted
 
 
@@ -309,7 +359,8 @@ def source(kernel, arguments: dict):
     for i, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]
         if isinstance(value, torch.Tensor):
-            types[parameter.name], attributes[(i,)] = pointers[value.dtype], [["tt.divisibility", 16]]
+            types[parameter.name] = pointers[value.dtype]
+            attributes |= {(i,): [["tt.divisibility", 16]]} if value.data_ptr() % 16 == 0 else {}
         elif isinstance(value, tuple) and not parameter.is_constexpr:  # of tensors
             types[parameter.name] = tuple(pointers[each.dtype] for each in value)
             attributes |= {(i, k): [["tt.divisibility", 16]] for k in range(len(value))}
@@ -332,10 +383,9 @@ def main(capabilities: list[int]) -> None:
 
     launches, compiled = record_launches(), []
     for capability in capabilities:
-        for (name, _, warps), source in launches_on(capability, launches).items():
-            options = {} if warps is None else {"num_warps": warps}
+        for (name, *_), (source, options) in launches_on(capability, launches).items():
             code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
-            compiled.append((name, capability, code.metadata.shared))
+            compiled.append((name, capability, code.metadata.shared, contracted_sums(code.asm["ptx"])))
     json.dump({"compiled": compiled, "rows": [choices.row(key) for key in choices._chosen]}, sys.stdout)
 
 
