@@ -20,7 +20,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder.claims.timed import Missing
+from ladder.claims.missing import Missing
 from ladder.errors import describe
 
 ROOT = Path(__file__).resolve().parents[2]

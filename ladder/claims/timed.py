@@ -14,16 +14,13 @@ from typing import Any
 import torch
 
 from ladder import stats
+from ladder.claims.missing import Missing
 from ladder.errors import describe
 from ladder.kernelcalls import disagree, flat
 from ladder.kerneltiming import COLD, EVENTS, GRAPH, Call, Timer
 
 LEAST_REPEATS, MOST_REPEATS = 5, 9
 NO_TIME = "the time (--minutes) was used up"
-
-
-class Missing(Exception):
-    """A contender that this machine or this checkout does not have; the message is its reason."""
 
 
 @dataclass(frozen=True)
