@@ -30,10 +30,8 @@ HANDOVER = (
 )
 SERIES_NAME = "LADDER_ASV_SERIES"  # set by _spawning: what this process measures, as its choices are noted
 CYCLES = 6  # samples from one process; asv's `rounds` attribute asks for more processes
-NEXT = (
-    "LADDER_ASV_NEXT"  # set by _spawning: parameters that asv asks of the same benchmark after this process's
-)
-AHEAD = 12  # workers that import side by side, as in `ladder run`; no more than cores
+# Set by _spawning: the parameters that asv asks of the same benchmark after those of this process.
+NEXT = "LADDER_ASV_NEXT"
 AHEAD_S = 600  # a process begins nothing for those after it later than this, lest asv's timeout end it
 WARM = 3  # processes that prepare with warm caches, after the one with cold ones
 
@@ -109,9 +107,9 @@ def following(benchmark: Any) -> list[Series]:
 
 def _one_by_one(due: list[Series], measure: Callable[[Series, Any], dict[str, Any]]) -> None:
     """Measure and keep them all, each in a worker of its own. Workers import a group at a time, while none is timed."""
-    from ladder import caches, once
+    from ladder import caches, once, sidebyside
 
-    begin, group = time.monotonic(), min(AHEAD, os.cpu_count() or 1)
+    begin, group = time.monotonic(), min(sidebyside.MOST_AHEAD, os.cpu_count() or 1)
     code, asv = code_under_test(), os.getppid()
     with caches.set_to(caches.builds(code)), once.pool(due[0].device, code) as workers:
         for place, one in enumerate(due):

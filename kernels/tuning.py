@@ -33,10 +33,8 @@ SHAPES = {
 }
 FINALISTS = 4  # candidates of the first shape that run at the others
 REPLAYS = 7  # timed, of which the median counts
-LARGEST_COPIES = (
-    128 << 20,
-    384 << 20,
-)  # bytes: a driver copy of 640 MiB ran at 2.7 TB/s on an H200, this many at 4.2
+# Bytes: a driver copy of 640 MiB ran at 2.7 TB/s on an H200, one of 384 at 4.2.
+LARGEST_COPIES = (128 << 20, 384 << 20)
 PAGES = (4096, 65536)  # bytes: in a graph, driver copies of other sizes ran at 2.4 to 2.7 TB/s there
 
 

@@ -233,7 +233,7 @@ def markdown(result: dict[str, Any]) -> str:
     """The table for a page; one row a rung."""
     facts, band, workload = result["machine"], result["band"], result["workload"]
     where = f"{facts['gpu'] or facts['cpu']}, PyTorch {facts['torch']}"
-    commit = (result["commit"] or "unknown")[:12] + (" with changes" if result["dirty"] else "")
+    commit = results.commit_words(result)
     known = f"{band[0]:.1f} to {band[1]:.1f}" if band else "none, the baseline did not finish"
     lines = [
         f"# Quality canary: {workload['name']}, {result['ladder']} on {where}",

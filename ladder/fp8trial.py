@@ -57,7 +57,7 @@ def run(
 
 def markdown(found: dict[str, Any]) -> str:
     facts = found["machine"]
-    commit = (found["commit"] or "unknown")[:12] + (" with changes" if found["dirty"] else "")
+    commit = results.commit_words(found)
     lines = [
         f"# FP8 under parity on {facts['gpu'] or facts['cpu']}",
         "",

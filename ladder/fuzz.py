@@ -161,7 +161,7 @@ def markdown(data: dict[str, Any]) -> str:
     ]
     for kind, found in data["kinds"].items():
         total, slowest = found["total"], found["slowest"]
-        commit = (found["commit"] or "unknown")[:12] + (" with changes" if found["dirty"] else "")
+        commit = results.commit_words(found)
         lines += [
             "",
             f"## {TITLES[kind]}",

@@ -14,6 +14,7 @@ from ladder.kerneltiming import Call
 
 # How the yardstick may be copied: pages that its pieces are rounded up to and how large a piece may be, in bytes. In a
 # graph on an H200 the driver copied some sizes at up to 4.2 TB/s and others at 2.7 or less, also some of whole pages.
+# Not taken from kernels.tuning: `kernels` may be an old commit's.
 WAYS = tuple((page, largest) for page in (1 << 12, 1 << 16) for largest in (128 << 20, 384 << 20))
 TOLERANCE = 0.1  # relative L2 error over all results, from plain PyTorch in the same precision
 

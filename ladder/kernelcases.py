@@ -21,13 +21,13 @@ from torch import Tensor
 from ladder.kernelgroups import GROUPS
 from ladder.kernelmore import MORE
 from ladder.kernelops import (
+    INSTANCE_NORM,
     SETTINGS,  # noqa: F401
     Op,
     Sizes,
     Tensors,
     every_layer,
     modulated,
-    normalized,
     synthesis,
     weights,
     widest,
@@ -78,14 +78,7 @@ OPS: dict[str, Op] = {
         lambda op, t, backward: op.bytes_moved(t["x"], backward=backward),
         penalty=("x", "style"),
     ),
-    "instance_norm_act": Op(
-        "instance_norm_act",
-        {"x": "NCHW", "scale": "NC", "bias": "NC", "noise": "N1HW", "strength": ""},
-        normalized,
-        lambda op, t, backward: op.bytes_moved(t["x"], t["noise"], backward=backward),
-        data=("noise",),
-        penalty=("x", "scale", "bias"),
-    ),
+    "instance_norm_act": INSTANCE_NORM,
     "demodulate": Op(
         "demodulate",
         {"weight": "OI33", "style": "NI"},

@@ -8,11 +8,12 @@ that a size is a case.
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import Any
 
 from torch import Tensor
 
-from ladder.kernelops import Op, Sizes, normalized, weights
+from ladder.kernelops import INSTANCE_NORM, Op, Sizes, weights
 from stylegan_lite.config import Workload
 
 LAYERS = 4
@@ -184,14 +185,7 @@ GROUPS: dict[str, Op] = {
         options={"stride": 2},
         module="conv2d",
     ),
-    "cuda instance_norm_act": Op(
-        "cuda.instance_norm_act",
-        {"x": "NCHW", "scale": "NC", "bias": "NC", "noise": "N1HW", "strength": ""},
-        normalized,
-        lambda op, t, backward: op.bytes_moved(t["x"], t["noise"], backward=backward),
-        data=("noise",),
-        penalty=("x", "scale", "bias"),
-        module="instance_norm_act",
-        needs=("nvcc",),
+    "cuda instance_norm_act": replace(
+        INSTANCE_NORM, function="cuda.instance_norm_act", module="instance_norm_act", needs=("nvcc",)
     ),
 }

@@ -95,3 +95,13 @@ def widest(workload: Workload, pixels: Callable[[int], int] = lambda r: r) -> li
         for r in workload.resolutions[-2:]
         if r > 4
     ]
+
+
+INSTANCE_NORM = Op(
+    "instance_norm_act",
+    {"x": "NCHW", "scale": "NC", "bias": "NC", "noise": "N1HW", "strength": ""},
+    normalized,
+    lambda op, t, backward: op.bytes_moved(t["x"], t["noise"], backward=backward),
+    data=("noise",),
+    penalty=("x", "scale", "bias"),
+)  # and the same in CUDA C++

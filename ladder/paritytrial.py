@@ -115,7 +115,7 @@ def text(found: dict[str, Any]) -> str:
 def markdown(found: dict[str, Any]) -> str:
     """One table a workload and precision, the spelling that needs most first."""
     facts = found["machine"]
-    commit = (found["commit"] or "unknown")[:12] + (" with changes" if found["dirty"] else "")
+    commit = results.commit_words(found)
     lines = [
         f"# Trial of parity's factor on {facts['gpu'] or facts['cpu']}",
         "",

@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from ladder import precision, stats
+from ladder import precision, results, stats
 
 CLAIMS = {  # what the article says of FP16 and BF16 against FP32
     "throughput": ("twice the throughput", 2.0),
@@ -146,7 +146,7 @@ def text(result: dict[str, Any]) -> str:
 def markdown(result: dict[str, Any]) -> str:
     """The page beside the JSON file."""
     facts, rules = result["machine"], result["protocol"]
-    commit = (result["commit"] or "unknown")[:12] + (" with changes" if result["dirty"] else "")
+    commit = results.commit_words(result)
     lines = [
         f"# Precisions on {facts['gpu'] or facts['cpu']}",
         "",

@@ -125,18 +125,28 @@ def fit(data: Any) -> Any:
     return [fit(value) for value in data] if isinstance(data, list | tuple) else data
 
 
+def commit_words(result: dict[str, Any]) -> str:
+    """The commit of a result as a page names it: "1be53ce9247e", "unknown", "1be53ce9247e with changes"."""
+    return (result["commit"] or "unknown")[:12] + (" with changes" if result["dirty"] else "")
+
+
 def load(path: Path) -> dict[str, Any]:
     """Read and check one result file. Raises `UserError` with one line that says what is wrong and where."""
+    data = read(path)
+    if problem := check(data):
+        raise UserError(f"{path}: {problem}")
+    return data
+
+
+def read(path: Path) -> Any:
+    """What a result file holds, of whatever kind, not checked. Raises `UserError` as `load` does."""
     path = Path(path)
     try:
-        data = parse(path.read_bytes())
+        return parse(path.read_bytes())
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:
         raise UserError(f"{path}: not a result file: {error}") from None
-    if problem := check(data):
-        raise UserError(f"{path}: {problem}")
-    return data
 
 
 def parse(raw: bytes, constants: bool = False) -> Any:

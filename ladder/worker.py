@@ -41,21 +41,16 @@ import statistics
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ladder import gpustate
+from ladder import capturing, gpustate
 from ladder.errors import describe, one_line
 
 CYCLE_STEPS = 16
 CONTRACT = 1
-PARTS = (
-    "warmup_s",
-    "compile_s",
-    "compile_kernels_s",
-    "cache_s",
-)  # of preparing, that only the measured code can tell
+# Of preparing, what only the measured code can tell.
+PARTS = ("warmup_s", "compile_s", "compile_kernels_s", "cache_s")
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "ALLOC_FAILED")
 
 
@@ -153,7 +148,7 @@ class Rung:
 
     def do_prepare(self) -> dict[str, Any]:
         """The whole and the captures by this file's clock; other parts as the measured code says, within the whole."""
-        with captures(sys.modules.get("torch")) as captured:
+        with capturing.captures(sys.modules.get("torch")) as captured:
             begin = time.perf_counter()
             said = self.step.prepare() or {}
             self.synchronize()
@@ -291,46 +286,6 @@ class Rung:
             }
             memory |= {key: max(peak, memory[key]) for key, peak in self.peaks.items()}
         return memory
-
-
-@contextlib.contextmanager
-def captures(torch: Any) -> Iterator[list[float]]:
-    """A list that gets the seconds of each capture of a CUDA graph inside the block, timed where torch's own calls
-    begin and end it. `torch` None: none.
-    """
-    took: list[float] = []
-    cuda = getattr(torch, "cuda", None)
-    if cuda is None:
-        yield took
-        return
-    begun: list[float] = []  # `torch.cuda.graph` makes the graph's own calls inside its own
-
-    def begins(call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **how: Any) -> Any:
-            begun.append(time.perf_counter())
-            return call(*args, **how)
-
-        return timed
-
-    def ends(call: Callable[..., Any]) -> Callable[..., Any]:
-        def timed(*args: Any, **how: Any) -> Any:
-            found = call(*args, **how)
-            begin = begun.pop()
-            if not begun:
-                took.append(time.perf_counter() - begin)
-            return found
-
-        return timed
-
-    with contextlib.ExitStack() as stack:
-        for kind, begin, end in (
-            (cuda.graph, "__enter__", "__exit__"),
-            (cuda.CUDAGraph, "capture_begin", "capture_end"),
-        ):
-            for name, timer in ((begin, begins), (end, ends)):
-                stack.callback(setattr, kind, name, getattr(kind, name))
-                setattr(kind, name, timer(getattr(kind, name)))
-        yield took
 
 
 def is_part(seconds: Any, whole: float) -> bool:

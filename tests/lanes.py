@@ -18,10 +18,8 @@ import re
 INSTRUCTION = re.compile(r"^\s*(?:@!?%\w+\s+)?([a-z][\w.:]*)\s+([^;]+);", re.MULTILINE)
 REGISTER = re.compile(r"%\w+|\b_\b")
 NUMBER = r"(?:\.ftz)?\.f(?:32|64|32x2)"
-MULTIPLY, ADD = (
-    re.compile("mul" + NUMBER),
-    re.compile("(?:add|sub)" + NUMBER),
-)  # with .rn they stay what they are
+# With .rn they stay what they are.
+MULTIPLY, ADD = re.compile("mul" + NUMBER), re.compile("(?:add|sub)" + NUMBER)
 MOVE = re.compile(r"(?:mov|cvt\.u64|shl|or)\.[bu](?:32|64)")  # a float64 travels as two halves
 
 

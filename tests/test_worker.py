@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from ladder import worker
+from ladder import capturing, worker
 from ladder.worker import Invalid, NoContract, Rung, failure, is_settled
 
 
@@ -94,14 +94,14 @@ def test_captures_are_timed_where_torch_begins_and_ends_them(monkeypatch: pytest
     before = dict(vars(graph)), dict(vars(Graph))
     ticks = iter((10.0, 10.5, 12.0, 20.0, 25.0))
     monkeypatch.setattr(worker.time, "perf_counter", lambda: next(ticks))
-    with worker.captures(torch) as took:
+    with capturing.captures(torch) as took:
         with graph(Graph()):
             pass
         other = Graph()
         other.capture_begin()
         other.capture_end()
     assert took == [2.0, 5.0] and before == (dict(vars(graph)), dict(vars(Graph)))
-    with worker.captures(None) as none:  # the measured code has not imported it
+    with capturing.captures(None) as none:  # the measured code has not imported it
         pass
     assert none == []
 

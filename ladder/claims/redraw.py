@@ -19,12 +19,7 @@ from ladder.errors import UserError
 
 def judged_anew(path: Path) -> dict[str, Any]:
     """The result of a file with the claims that its samples say. UserError where it is none."""
-    try:
-        data = results.parse(path.read_bytes())
-    except OSError as error:
-        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
-    except ValueError as error:
-        raise UserError(f"{path}: not a result file: {error}") from None
+    data = results.read(path)
     if problem := CLAIMS(data):
         raise UserError(f"{path}: {problem[0].lstrip('.') or 'the file'}: {problem[1]}")
     data["claims"] = registry.judged(data)

@@ -22,8 +22,6 @@ from ladder.errors import UserError
 from ladder.pool import Pool, Worker, WorkerFailure, device_lock
 from ladder.visiting import Visits
 
-MOST_AHEAD = 12  # idle workers that have imported torch, about half a GB each
-
 
 @dataclass(frozen=True)
 class Program:
@@ -114,7 +112,7 @@ class Interleaved:
     def _start_ahead(self, programs: Sequence[Program]) -> None:
         """Imports of a round's workers happen together, before anything is timed."""
         codes = [program.code for program in programs]
-        most = max(1, MOST_AHEAD // max(1, len(set(codes))))
+        most = max(1, sidebyside.MOST_AHEAD // max(1, len(set(codes))))
         for code in dict.fromkeys(codes):
             self._pool(code).start_ahead(min(most, codes.count(code)))
 
