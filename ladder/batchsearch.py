@@ -16,27 +16,33 @@ def search(
     limit_s: float,
     most: int = LARGEST,
     clock: Callable[[], float] = time.monotonic,
+    tried: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
     """Double, then bisect to a sixteenth or one group.
 
     Args:
         fits: None where a batch fits, else one line why not. start, group: a batch, and what it must be a multiple of.
         limit_s, most: no try begins after so many seconds, nor above that batch.
+        tried: those of a search that was cut short, which this one goes on with; new ones are added in place, so that
+            whoever interrupts it has them (`cut_short`).
 
     Returns:
         batch: the largest that fitted, None if none did. settled: whether the search came to its end; where not, more
         may fit. tried: [{"batch", "reason"}] in order.
     """
-    begin, tried = clock(), []
+    begin, tried = clock(), [] if tried is None else tried
+    before = len(tried)
 
     def try_(batch: int) -> bool:
         tried.append({"batch": batch, "reason": fits(batch)})
         return tried[-1]["reason"] is None
 
     def in_time() -> bool:
-        return not tried or clock() - begin < limit_s
+        return len(tried) == before or clock() - begin < limit_s
 
-    low, high, batch = None, None, start
+    low = max((each["batch"] for each in tried if each["reason"] is None), default=None)
+    high = min((each["batch"] for each in tried if each["reason"] is not None), default=None)
+    batch = start if low is None else 2 * low
     while high is None and batch <= most and in_time():
         if try_(batch):
             low, batch = batch, 2 * batch
@@ -52,3 +58,9 @@ def search(
         else:
             high = middle
     return {"batch": low, "settled": settled, "tried": tried}
+
+
+def cut_short(tried: list[dict[str, Any]]) -> dict[str, Any]:
+    """What `search` would have returned, had its time been over after these tries."""
+    fitted = [each["batch"] for each in tried if each["reason"] is None]
+    return {"batch": max(fitted, default=None), "settled": False, "tried": tried}

@@ -19,6 +19,7 @@ OUT = ROOT / "results" / "precision"
 CHARTS = ROOT / "results" / "charts"
 SMOKE_NOTE = "CPU smoke test: not to be quoted"
 FEWEST_ROUNDS = 3
+ENGINE = ("precisionrun",)  # what times a row, beside what times a rung
 SMOKE = {
     "resolution": 8,
     "channel_base": 128,
@@ -150,20 +151,22 @@ def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) ->
 
 
 def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str, Any]:
-    """The result to go on with. UserError, one line, where it is of something else, or of another commit."""
-    from ladder import record, results, validate
+    """The result to go on with. UserError, one line, where it is of something else, or of other code."""
+    from ladder import measured, record, results, validate
 
     if problem := validate.problem_of(path):
         raise UserError(f"{path}: {problem}")
     found = results.parse(path.read_bytes())
     if found.get("kind") != "precision":
         raise UserError(f"{path}: not a result of ladder precision")
-    head = record.head("precision", name, plan.workload)
+    head = record.head("precision", name, plan.workload) | {measured.KEY: measured.digests(also=ENGINE)}
     now = head | {"machine": facts["name"], "torch": facts["torch"]}
     then = found | {"machine": found["machine"]["name"], "torch": found["machine"]["torch"]}
-    for key in ("machine", "torch", "workload", "commit"):
+    for key in ("machine", "torch", "workload"):
         if then[key] != now[key]:
             raise UserError(f"{path}: of another {key}: cannot be gone on with")
+    if differing := measured.differences(found, head):
+        raise UserError(f"{path}: of other code: cannot be gone on with: {'; '.join(differing)}")
     return found
 
 
@@ -195,7 +198,8 @@ def run(
 
     def result(complete: bool) -> dict[str, Any]:
         took = round(time.monotonic() - begin + (before["seconds"] if before else 0), 1)
-        return assemble(plan, name, facts, found, seen, complete) | {"started": started, "seconds": took}
+        made = assemble(plan, name, facts, found, seen, complete, before)
+        return made | {"started": started, "seconds": took}
 
     def save(history: dict[str, Any] | None) -> None:
         seen["history"] = history
@@ -223,13 +227,17 @@ def assemble(
     found: list[dict[str, Any]],
     seen: dict[str, Any],
     complete: bool,
+    before: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The result as it stands, without when it was made."""
+    """The result as it stands, without when it was made; `before` is the one that it goes on with."""
+    from ladder import measured, precisionreport, record, sources
     from ladder import precision as measuring
-    from ladder import precisionreport, record
 
     measuring.derive(found)
-    result = record.head("precision", name, plan.workload)
+    result = record.head("precision", name, plan.workload) | {measured.KEY: measured.digests(also=ENGINE)}
+    if before:
+        result |= sources.all_commits([before, result])
+        result["dirty"] = bool(before["dirty"] or result["dirty"]) if result["commit"] else result["dirty"]
     notes = [SMOKE_NOTE] * (plan.device == "cpu")
     notes += [f"fewer than {FEWEST_ROUNDS} rounds: not to be quoted"] * (plan.rounds < FEWEST_ROUNDS)
     notes += ["dirty work tree: not to be published"] * bool(result["dirty"])

@@ -27,11 +27,14 @@ ENGINE = (
 Result = dict[str, Any]
 
 
-def digests(root: Path = ROOT, code: Path | None = None) -> dict[str, str]:
-    """A digest of each part; `code` is where the measured packages come from if not from `root`."""
+def digests(root: Path = ROOT, code: Path | None = None, also: tuple[str, ...] = ()) -> dict[str, str]:
+    """A digest of each part; `code` is where the measured packages come from if not from `root`.
+
+    `also`: modules of `ladder` that are part of the engine of a measurement other than a run.
+    """
     ladder = root / "ladder"
     rungs = [*below(ladder / "rungs", (".py",)), *below(ladder / "ladders", (".yaml",))]
-    engine = [ladder / f"{name}.py" for name in ENGINE]
+    engine = [ladder / f"{name}.py" for name in (*ENGINE, *also)]
     packages = {name: below((code or root) / name, (".py", ".cu")) for name in ("kernels", "stylegan_lite")}
     made = {name: digest(code or root, files) for name, files in packages.items()}
     made |= {"rungs": digest(root, rungs), "engine": digest(root, engine)}
@@ -60,3 +63,13 @@ def same(first: Result, other: Result) -> bool:
     """Whether the two measured the same code, as far as they tell."""
     clean = known(first, other) or first.get("dirty") == other.get("dirty")
     return clean and not differences(first, other)
+
+
+def contradiction(result: Result) -> str | None:
+    """What is wrong with the commits that a result names, in one line, or None."""
+    commits = result.get("commits")
+    if not commits:
+        return None
+    if len(set(commits)) < len(commits) or result["commit"] not in (None, *commits):
+        return "commits: not several, the result's own among them"
+    return None if known(result) else f"commits: several, and no {KEY} says that they are the same"

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from typing import Any
 
 from ladder import catalog, machine, pool, stats
-from ladder.batchsearch import LARGEST, search
+from ladder.batchsearch import LARGEST, cut_short, search
 from ladder.errors import UserError
 from ladder.precisionrun import Run, Session
 from ladder.precisionrun import TimeUp as TimeUp  # what `save` of `measure` may raise
@@ -121,8 +121,8 @@ def measure(
             history = follow_scales(plan, scaled[-1], workers)
             save(history)
         for row in able(found) if plan.batch_seconds else ():
-            if row["on"] in plan.batch_bases and row["precision"] != "fp8" and row["largest"] is None:
-                row["largest"] = largest_batch(plan, row, tell, workers)
+            if row["on"] in plan.batch_bases and row["precision"] != "fp8" and not is_settled(row):
+                find_largest_batch(plan, row, tell, workers)
                 save(history)
     return history
 
@@ -171,9 +171,17 @@ def follow_scales(plan: Plan, row: dict[str, Any], workers: pool.Pool) -> dict[s
 # ---- the largest batch -------------------------------------------------------------------------------------------
 
 
-def largest_batch(plan: Plan, row: dict[str, Any], tell: Tell, workers: pool.Pool) -> dict[str, Any]:
-    """The largest batch of whole minibatch-std groups that fits, as `search` finds it."""
+def is_settled(row: dict[str, Any]) -> bool:
+    return row["largest"] is not None and row["largest"]["settled"]
+
+
+def find_largest_batch(plan: Plan, row: dict[str, Any], tell: Tell, workers: pool.Pool) -> None:
+    """Fill in the largest batch of whole minibatch-std groups that fits, as `search` finds it.
+
+    A search that was cut short before is gone on with; an interrupt leaves what was tried.
+    """
     group = min(plan.workload["mbstd_group"], plan.workload["batch"])
+    tried = [] if row["largest"] is None else [*row["largest"]["tried"]]
 
     def fits(batch: int) -> str | None:
         tell(f"{title(row)}: does a batch of {batch} fit?")
@@ -187,7 +195,13 @@ def largest_batch(plan: Plan, row: dict[str, Any], tell: Tell, workers: pool.Poo
         return None
 
     workers.start_ahead(1)  # importing is no part of the search's seconds
-    return search(fits, first_try(plan, row), group, plan.batch_seconds, plan.most_batch)
+    try:
+        row["largest"] = search(
+            fits, first_try(plan, row), group, plan.batch_seconds, plan.most_batch, tried=tried
+        )
+    except KeyboardInterrupt:
+        row["largest"] = cut_short(tried) if tried else None
+        raise
 
 
 def tries_ahead(plan: Plan) -> int:

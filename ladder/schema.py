@@ -270,6 +270,10 @@ MERGED = fields(  # `ladder.sources`: one of the runs that a result was merged f
 )
 COMMIT = pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")
 DIGEST = rf"[0-9a-f]{{{measured.DIGITS}}}"
+CODE = {  # of the other kinds of result, too; where they say it
+    "commits": items(COMMIT, 100, least=2),  # where there are several that measured the same code
+    measured.KEY: mapping(IDENTIFIER, pattern(DIGEST, f"a digest of {measured.DIGITS} digits"), 8),
+}
 NOISE = fields({"floor": FLOOR, "rounds": COUNT, "stored_rounds": COUNT}, {"resolution": maybe(FLOOR)})
 RESULT = fields(
     {
@@ -286,9 +290,8 @@ RESULT = fields(
         "baseline": maybe(PART),
         "rungs": items(RUNG, 100, least=1),
     },
-    {
-        "commits": items(COMMIT, 100, least=2),  # where there are several that measured the same code
-        measured.KEY: mapping(IDENTIFIER, pattern(DIGEST, f"a digest of {measured.DIGITS} digits"), 8),
+    CODE
+    | {
         "twins": items(TWIN, 100),
         "stored_twins": mapping(KIND, items(number(-100, 100), 1000), 4),
         "noise": mapping(KIND, NOISE, 4),

@@ -5,9 +5,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ladder import results
+from ladder import measured, results
 from ladder.rules import fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
+    CODE,
     COUNT,
     FLAG,
     INTERVAL,
@@ -119,7 +120,8 @@ RESULT = fields(
         "fp8": mapping(pattern(r"[a-z]{1,20}", "what was tried"), LINE, 8),
         "history": maybe(HISTORY),
         "claims": items(CLAIM, 100),
-    }
+    },
+    CODE,
 )
 
 
@@ -127,6 +129,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
     """Numbers that do not follow from the samples they claim to come from, in one line, or None."""
     from ladder import precision, precisionreport
 
+    if problem := measured.contradiction(data):
+        return problem
     for row in data["rows"]:
         derived = dict(row)
         precision.derive([derived])

@@ -209,11 +209,8 @@ def _contradiction(data: dict[str, Any]) -> str | None:
         return "rungs: not those of ladder.rungs, each once and in that order"
     if data["baseline"] not in (None, *names):
         return f"baseline: no rung is named {data['baseline']!r}"
-    if commits := data.get("commits"):
-        if len(set(commits)) < len(commits) or data["commit"] not in (None, *commits):
-            return "commits: not several, the result's own among them"
-        if not measured.known(data):
-            return f"commits: several, and no {measured.KEY} says that they are the same"
+    if problem := measured.contradiction(data):
+        return problem
     least = floor.floor_ms(machine, data["workload"])
     for rung in [*rungs, *data.get("twins", [])]:
         problem = None if "of" in rung else _rung_contradiction(rung)

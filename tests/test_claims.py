@@ -415,12 +415,25 @@ def test_a_result_is_judged_anew_by_its_samples_alone(result, tmp_path, capsys):
     assert {each.suffix for each in tmp_path.iterdir()} == {".json", ".md", ".png", ".svg"}
     again = json.loads(path.read_text())
     assert again["claims"] == json.loads(json.dumps(result["claims"])) and validate.problem_of(path) is None
-    assert again["experiments"] == stale["experiments"]
+    assert again["experiments"] == stale["experiments"] and again["precision"] == stale["precision"]
     for bad in (b"{", b"{}", b"[]"):
         path.write_bytes(bad)
         assert redraw.main([str(path)]) == 2
     assert redraw.main([str(tmp_path / "none.json")]) == 2
     assert len(capsys.readouterr().err.splitlines()) == 4
+
+
+def test_what_the_other_command_says_is_taken_from_its_file_of_today(result, tmp_path):
+    path = tmp_path / "claims" / "nvidia-h200.json"
+    for folder in ("claims", "precision"):
+        (tmp_path / folder).mkdir()
+    results.write(path, result)
+    said = {"claim": "batch", "precision": "bf16", "on": "baseline", "ours": 1.75, "interval": None}
+    made = {"claims": [said | {"against": "fp32", "article": 2.0}]}
+    (tmp_path / "precision" / "nvidia-h200.json").write_text(json.dumps(made))
+    data = redraw.judged_anew(path)
+    assert data["precision"] == [said]
+    assert {each["name"]: each for each in data["claims"]}["16-bit batch"]["ours"]["median"] == 1.75
 
 
 # ---- the page in docs ------------------------------------------------------------------------------------------------

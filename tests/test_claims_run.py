@@ -88,6 +88,10 @@ def test_what_other_commands_measured_on_this_machine_is_taken_from_their_files(
     (tmp_path / "gpu.json").write_text(json.dumps({"claims": rows}))
     assert [each["on"] for each in run.precision_claims("gpu", tmp_path)] == ["top"]
     assert run.precision_claims("other", tmp_path) == []
+    (tmp_path / "gpu-partial.json").write_text(json.dumps({"claims": [row | {"against": "fp32"}] * 2}))
+    assert len(run.precision_claims("gpu", tmp_path)) == 1
+    (tmp_path / "gpu.json").unlink()
+    assert len(run.precision_claims("gpu", tmp_path)) == 2
 
 
 def invoke(*args):

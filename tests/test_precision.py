@@ -16,14 +16,14 @@ from tests.test_validate import judge
 WORKLOAD = Workload.from_dict(LEAST).to_dict()
 
 
-def found_by(capacity, start=8, limit_s=1e9, most=4096, seconds=1.0, group=4):
+def found_by(capacity, start=8, limit_s=1e9, most=4096, seconds=1.0, group=4, tried=None):
     now = [0.0]
 
     def fits(batch):
         now[0] += seconds
         return None if batch <= capacity else "out of memory"
 
-    return precision.search(fits, start, group, limit_s, most, lambda: now[0])
+    return precision.search(fits, start, group, limit_s, most, lambda: now[0], tried)
 
 
 @pytest.mark.parametrize("capacity", [4, 7, 8, 20, 63, 100, 1000, 1023])
@@ -46,6 +46,16 @@ def test_a_search_that_is_cut_short_or_finds_nothing_says_so():
         "batch": None, "settled": True,
         "tried": [{"batch": b, "reason": "out of memory"} for b in (8, 4)],
     }  # fmt: skip
+
+
+@pytest.mark.parametrize("tries", [1, 3, 4, 5, 7])
+def test_a_search_that_was_cut_short_is_gone_on_with(tries):
+    whole = found_by(100)
+    assert len(whole["tried"]) > 7
+    begun = found_by(100, limit_s=tries - 0.5)
+    assert begun["tried"] == whole["tried"][:tries] and not begun["settled"]
+    assert precision.cut_short(begun["tried"]) == begun
+    assert found_by(100, tried=begun["tried"]) == whole
 
 
 def plan(**more):
@@ -219,10 +229,18 @@ def test_a_smoke_run_on_the_cpu_is_gone_on_with_and_its_files_are_not_to_be_quot
     assert judge(tmp_path, before) is None and before["history"] is None and before["rows"][0]["rounds"]
     refused = CliRunner().invoke(cli.main, [*asked[:2], "tiny", *asked[3:], "--resume", str(partial)])
     assert refused.exit_code == 2 and "of another workload" in refused.output
+    partial.write_text(json.dumps(before | {"measured_code": before["measured_code"] | {"engine": "0" * 16}}))
+    refused = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
+    assert (
+        refused.exit_code == 2
+        and "of other code: cannot be gone on with: measured_code.eng" in refused.output
+    )
+    partial.write_text(json.dumps(before | {"commit": "a" * 40}))  # a commit that changed documents alone
     run = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
     assert run.exit_code == 0, run.output
     found = json.loads((out / partial.name.replace("-partial", "")).read_text())
     assert judge(tmp_path, found) is None and cli_precision.SMOKE_NOTE in found["protocol"]["notes"]
+    assert found["commits"] == ["a" * 40, found["commit"]]
     assert found["rows"][0]["rounds"] == before["rows"][0]["rounds"] and not partial.exists()
     rows = {row["precision"]: row for row in found["rows"]}
     assert rows["fp16"]["step_ms"] > 0 and rows["tf32"]["status"] == "n/a"

@@ -335,11 +335,36 @@ def test_tries_of_a_batch_find_their_workers_imported(seen: Seen, monkeypatch: p
     with Pool(code=FAKE, torch=False) as workers:
         for row in found[:2]:
             asked = precision.Plan(WORKLOAD, "cuda", **how)
-            row["largest"] = precision.largest_batch(asked, row, lambda line: None, workers)
+            precision.find_largest_batch(asked, row, lambda line: None, workers)
     assert waited and not any(waited)
     assert [each["batch"] for each in found[0]["largest"]["tried"]][:2] == [64, 128]  # 64 needs 40 of 140 GiB
     assert [each["batch"] for each in found[1]["largest"]["tried"]][:2] == [8, 16]  # nothing is known of it
     assert {row["largest"]["settled"] for row in found[:2]} == {True}
+
+
+def test_a_search_that_was_interrupted_is_gone_on_with(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = found = rows()[:1]
+    tried: list[int] = []
+
+    def build(session: precision.Session) -> None:
+        tried.append(session.workload["batch"])
+        if tried == [8, 16, 32]:
+            raise KeyboardInterrupt
+        if session.workload["batch"] > 100:
+            raise WorkerFailure("oom", "out of memory in prepare")
+
+    monkeypatch.setattr(precision.Session, "build", build)
+
+    how = {"parity": False, "rounds": 0, "batch_seconds": 60.0}
+    with pytest.raises(KeyboardInterrupt):
+        measure(found, **how)
+    fits = [{"batch": batch, "reason": None} for batch in (8, 16)]
+    assert row["largest"] == {"batch": 16, "settled": False, "tried": fits}
+    measure(found, **how)
+    assert tried[3:5] == [32, 64] and row["largest"]["settled"] and 93 < row["largest"]["batch"] <= 100
+    before = len(tried)
+    measure(found, **how)
+    assert len(tried) == before  # it has come to its end
 
 
 def test_a_row_of_which_nothing_is_due_starts_no_worker(seen: Seen) -> None:

@@ -296,6 +296,18 @@ def test_a_trial_finds_what_it_planted_and_passes_every_pair_of_copies(tmp_path:
     assert len(same) == 6 and "A/A: 6 of 6 pass" in (tmp_path / "t.md").read_text()
 
 
+def test_a_trial_that_was_interrupted_is_gone_on_with_where_the_code_is_the_same() -> None:
+    rung = catalog.Planned("baseline", "Baseline", {"a": 1}, None, None)
+    fresh = trial._new("captured", machine.facts("cpu"), made_up()["workload"], rung, 4)
+    kept = fresh | {"planted_ms": 0.1, "commit": "a" * 40}  # of a commit that changed documents alone
+    assert trial._same(kept, fresh)
+    assert "Nothing is judged before 5 rounds are there. 0 rounds of 4 copies" in trial.markdown(kept)
+    assert not trial._same(kept | {"complete": True}, fresh)
+    assert not trial._same(kept | {"measured_code": fresh["measured_code"] | {"engine": "0" * 16}}, fresh)
+    old = {key: value for key, value in kept.items() if key != "measured_code"}
+    assert not trial._same(old, fresh) and trial._same(old | {"commit": fresh["commit"]}, fresh)
+
+
 # --- the command, in a repository of its own ------------------------------------------------------------------------
 
 

@@ -93,6 +93,8 @@ def test_a_chain_lasts_what_its_calls_come_to() -> None:
 
 @pytest.mark.gpu
 def test_waits_on_the_gpu_come_back(tmp_path: Path) -> None:
+    """How exactly is for `ladder doctor --selftest` to say, on a GPU that nobody shares."""
     rows = spin.measure("cuda", tmp_path, (20, 1000, 20_000))
-    assert not spin.broken(rows), rows
-    assert all(row["event_us"] for row in rows)
+    for row in rows:
+        assert row["reason"] is None and row["wall_us"] and row["event_us"]
+        assert min(row["clock_us"]) >= row["asked_us"]

@@ -2,6 +2,7 @@
 
 Verdicts and sentences are made from samples, so they follow when the code that makes them changes: the file gets the
 claims that it says now, table and chart are written beside it, and docs/claims.md from the newest. No sample changes.
+What `ladder precision` says of the same machine is taken from the file that lies in the folder `precision` beside now.
 Without a file named, every one in results/claims.
 """
 
@@ -12,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import results, validate
-from ladder.claims import command, page, registry
+from ladder.claims import command, page, registry, run
 from ladder.claims.schema import CLAIMS
 from ladder.errors import UserError
 
@@ -22,6 +23,8 @@ def judged_anew(path: Path) -> dict[str, Any]:
     data = results.read(path)
     if problem := CLAIMS(data):
         raise UserError(f"{path}: {problem[0].lstrip('.') or 'the file'}: {problem[1]}")
+    name, folder = data["machine"]["name"], path.resolve().parent.parent / "precision"
+    data["precision"] = run.precision_claims(name, folder) or data["precision"]
     data["claims"] = registry.judged(data)
     if problem := validate.check(data):
         raise UserError(f"{path}: {problem}")

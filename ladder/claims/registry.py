@@ -171,7 +171,7 @@ CLAIMS = (
             f"16-bit {name}", statement, (figure, figure), "x", ("precision",),
             lambda view, name=name: view.precision(name, "bf16"),
             lambda view, name=name: sentences.precision(view, name),
-            "measured by ladder precision, which has no result of this machine",
+            "measured by ladder precision, which has no figure of this machine",
         )
         for name, statement, figure in (
             ("throughput", "FP16 and BF16 have twice the throughput", 2.0),

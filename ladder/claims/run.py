@@ -250,18 +250,23 @@ def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
 
 
 def precision_claims(name: str, folder: Path | None = None) -> list[Row]:
-    """What `ladder precision` said on this machine of 16 bits against FP32; nothing where it did not run."""
+    """What `ladder precision` said on this machine of 16 bits against FP32; nothing where it did not run.
+
+    Of a run that was stopped there is a part, which counts where there is no whole one.
+    """
     keys = ("claim", "precision", "on", "ours", "interval")
-    try:
-        path = (PRECISION_RESULTS if folder is None else folder) / f"{name}.json"
-        rows = json.loads(path.read_text(encoding="utf-8"))["claims"]
-        return [
-            {key: row[key] for key in keys}
-            for row in rows
-            if row["against"] == "fp32" and row["ours"] is not None
-        ]
-    except (OSError, ValueError, KeyError, TypeError):
-        return []
+    for stem in (name, f"{name}-partial"):
+        try:
+            path = (PRECISION_RESULTS if folder is None else folder) / f"{stem}.json"
+            rows = json.loads(path.read_text(encoding="utf-8"))["claims"]
+            return [
+                {key: row[key] for key in keys}
+                for row in rows
+                if row["against"] == "fp32" and row["ours"] is not None
+            ]
+        except (OSError, ValueError, KeyError, TypeError):
+            continue
+    return []
 
 
 @contextmanager

@@ -17,7 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder import catalog, images, machine, planting, record, results, stats
+from ladder import catalog, images, machine, measured, planting, record, results, sources, stats
 from ladder.errors import UserError
 from ladder.files import replacing
 from ladder.pool import ROOT
@@ -29,6 +29,7 @@ from ladder.stopping import stop_on_sigterm
 
 OUT = ROOT / "results" / "selftest"
 COPIES = {"captured": 7, "eager": 4}
+ENGINE = ("planting", "regressions/interleaving")  # what times a program, beside what times a rung
 WAITS_ON = {"captured": "gpu", "eager": "cpu"}
 MINUTES = 9.0
 Tell = Callable[[str], None]
@@ -63,15 +64,17 @@ def on_gpu(kind: str, workload_name: str, copies: int, minutes: float, tell: Tel
     pictures = images.prepare_images(None, workload["resolution"], at_least=workload["batch"])
     path = OUT / f"{results.slug(facts['name'])}-bench-compare-{kind}.json"
     shown = {"name": name, **workload, "data": pictures.source}
-    result = _new(kind, facts, shown, rung, copies)
-    if path.is_file() and _same(kept := results.parse(path.read_bytes()), result):
-        result = kept | {"complete": False}
+    result = fresh = _new(kind, facts, shown, rung, copies)
+    if path.is_file() and _same(kept := results.parse(path.read_bytes()), fresh):
+        dirty = bool(kept["dirty"] or fresh["dirty"])
+        result = kept | {"complete": False, "dirty": dirty} | sources.all_commits([kept, fresh])
     trial = Trial(result, {**workload, "data": pictures.path}, path, 60 * minutes, tell=tell)
     return trial.run(), path
 
 
 def _new(kind: str, facts: dict[str, Any], workload: dict[str, Any], rung: Any, copies: int) -> Result:
     commit, dirty = record.commit_of(ROOT)
+    code = measured.digests(also=ENGINE)
     names = [f"copy {number + 1}" for number in range(copies)] + [PLANTED]
     return {
         "schema": 1,
@@ -80,6 +83,7 @@ def _new(kind: str, facts: dict[str, Any], workload: dict[str, Any], rung: Any, 
         "machine": facts,
         "commit": commit,
         "dirty": dirty,
+        measured.KEY: code,
         "workload": workload,
         "rung": rung.name,
         "recipe": rung.recipe,
@@ -97,10 +101,11 @@ def _new(kind: str, facts: dict[str, Any], workload: dict[str, Any], rung: Any, 
 
 
 def _same(kept: Result, result: Result) -> bool:
-    keys = ("schema", "what", "kind", "machine", "commit", "workload", "rung", "recipe", "share")
+    keys = ("schema", "what", "kind", "machine", "workload", "rung", "recipe", "share")
     programs = [[each["name"] for each in one.get("programs", [])] for one in (kept, result)]
     unfinished = not kept.get("complete") and kept.get("planted_ms") is not None
-    return unfinished and programs[0] == programs[1] and all(kept.get(k) == result[k] for k in keys)
+    alike = programs[0] == programs[1] and all(kept.get(k) == result[k] for k in keys)
+    return unfinished and alike and not measured.differences(kept, result)
 
 
 class Trial:

@@ -9,7 +9,7 @@ import numpy as np
 
 from ladder import record, verdicts
 from ladder.regressions import judging
-from ladder.regressions.judging import Times
+from ladder.regressions.judging import LEAST_ROUNDS, Times
 
 PLANTED = "planted"
 Result = dict[str, Any]
@@ -78,8 +78,12 @@ def markdown(result: Result) -> str:
     copies = len(result["programs"]) - 1
     words = [each["verdict"] for each in same]
     said = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
-    lines += ["", f"A/A: {passed} of {len(same)} pass ({said}); pairs of {copies} copies of one program,"]
-    lines += [f"so {copies // 3} of them share none. {result['seconds']:.0f} s."]
+    if same:
+        lines += ["", f"A/A: {passed} of {len(same)} pass ({said}); pairs of {copies} copies of one program,"]
+        lines += [f"so {copies // 3} of them share none. {result['seconds']:.0f} s."]
+    else:
+        done = f"{result['protocol']['rounds']} rounds of {copies} copies, {result['seconds']:.0f} s"
+        lines += ["", f"Nothing is judged before {LEAST_ROUNDS} rounds are there. {done}."]
     notes = [] if result["complete"] else ["incomplete: the same command goes on"]
     notes += (result["gpu"] or {}).get("notes") or []
     return (
