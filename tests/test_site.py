@@ -312,6 +312,50 @@ def test_history_takes_the_highest_rung_of_each_commit_in_the_branchs_order():
     assert [step.software for step in steps] == [("torch 2.11.0",), ("torch 2.11.0",), ("torch 2.13.0",)]
 
 
+def test_a_commit_without_the_highest_rungs_is_in_the_table_and_no_step_of_the_line(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        figures, "history", lambda steps, look: drawn.append([step.commit for step in steps]) or b""
+    )
+    found = [
+        point("a", {"bf16": 95.0}), point("b", {"bf16": 70.0, "fused_act": 50.0}), point("c", {"bf16": 71.0}),
+        point("d", {"fused_act": 49.0}), point("c", {"bf16": 60.0}, "2.13.0"),
+    ]  # fmt: skip
+    (steps,) = asvseries.history(found, {"a": 1, "b": 2, "c": 3, "d": 4}).values()
+    assert [(step.commit, step.whole) for step in steps] == [
+        ("a", True), ("b", True), ("c", False), ("c", True), ("d", True)
+    ]  # fmt: skip
+    made = front._history(
+        "GPU", "gpu", "article", [step for step in steps if step.software[0] == "torch 2.11.0"]
+    )
+    assert made["about"] == (
+        "3 commits, from 95.0 ms (bf16) to 49.0 ms (fused_act)."
+        " 1 measured without the highest rungs, and in the table alone."
+    )
+    assert [row["commit"] for row in made["rows"]] == ["a", "b", "c", "d"] and drawn == [["a", "b", "d"]] * 2
+
+
+def test_labels_of_the_history_keep_off_its_lines(monkeypatch):
+    placed, save = [], figures.drawing.save
+    monkeypatch.setattr(
+        figures.drawing, "save", lambda draw, *more: save(lambda: placed.append(draw()) or placed[-1], *more)
+    )
+    times = [60.0, 90.0, 30.0, 31.0, 32.0, 80.0, 30.0]
+    rungs = ["baseline", "baseline", "bf16", "bf16", "bf16", "fused_act", "fused_act"]
+    steps = [
+        asvseries.Step(f"{n}" * 8, rung, ms, ("torch 2.11.0",))
+        for n, (rung, ms) in enumerate(zip(rungs, times, strict=True))
+    ]
+    figures.history(steps, LIGHT)
+    (figure,) = placed
+    axes = figure.axes[0]
+    line = axes.lines[0].get_transform().transform_path(axes.lines[0].get_path())
+    labels = [text for text in axes.texts if text.get_text()]
+    assert len(labels) == 4 + 1  # and what the axis shows
+    for label in labels:
+        assert not line.intersects_bbox(label.get_window_extent(), filled=False), label.get_text()
+
+
 def test_the_order_of_rungs_is_read_once_and_not_for_every_number(monkeypatch):
     """Found by the fuzzer, which came to a tenth of its pace: each number had a YAML file read."""
     read, load = [], asvseries.catalog.load_ladder

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ast
 import itertools
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 from ladder import asvchecks, catalog, modes
@@ -47,12 +47,13 @@ class Point:
 
 @dataclass(frozen=True)
 class Step:
-    """The highest rung that a commit has."""
+    """The highest rung that a commit has a time of."""
 
     commit: str
     rung: str
     ms: float
     software: tuple[str, ...]
+    whole: bool = True  # not where an earlier commit has a higher rung: then this one's were not measured yet
 
 
 def points(accepted: Path) -> list[Point]:
@@ -94,10 +95,22 @@ def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[
             rung, ms = point.ms[-1]
             step = Step(point.commit, rung, ms, point.software)
             steps.setdefault((point.machine, point.workload), []).append((revisions[point.commit], step))
+    height = _heights()
     return {
-        key: [step for _, step in sorted(steps[key], key=lambda each: (each[0], each[1].software))]
+        key: _in_order(steps[key], height)
         for key in sorted(steps, key=lambda key: (len(steps[key]) == 1, key))  # a picture first
     }
+
+
+def _in_order(steps: list[tuple[int, Step]], height: Mapping[str, int]) -> list[Step]:
+    """Oldest first; those that were measured in part are marked, by the order of the ladder as it is now."""
+    reached: dict[tuple[str, ...], int] = {}
+    ordered = []
+    for _, step in sorted(steps, key=lambda each: (each[0], each[1].software)):
+        at, most = height.get(step.rung, -1), reached.get(step.software, -1)
+        reached[step.software] = max(at, most)
+        ordered.append(replace(step, whole=at >= most))
+    return ordered
 
 
 def single_runs(

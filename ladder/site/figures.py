@@ -15,6 +15,15 @@ HEIGHT, NAMES, LEFT, RIGHT = 2.5, 1.25, 0.95, 0.08  # inches
 FEW, WIDE, NARROW = 10, 0.54, 0.36  # up to so many columns are wide
 _HISTORY = 6.2
 LABELS = 12  # commits that are named under the axis
+# Of a label beside a point: offset in points, alignment. The first is for the end of a line, then in this order.
+_PLACES = (
+    ((8, 0), "left", "center"),
+    *(
+        ((aside, up), side, "bottom" if up > 0 else "top")
+        for up in (7, -7, 18, -18)
+        for aside, side in ((0, "left"), (6, "left"), (0, "center"), (-6, "right"))
+    ),
+)
 
 
 def ladder(shown: View, most: float, theme: Theme) -> bytes:
@@ -71,20 +80,20 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
     axes.set_xlim(-0.5, len(commits) - 0.5)
     panels.draw_scale(axes, "ms per step,\nhighest rung", theme)
     looks = ((theme.busy, "o", "-"), (theme.article, "s", "--"), (theme.muted, "^", ":"))
-    several, labels = libraries(steps), []
+    several, labels, lines = libraries(steps), [], []
     for index, software in enumerate(several):
         color, marker, line = looks[index % len(looks)]
         mine = [step for step in steps if step.software == software]
         xs = [commits.index(step.commit) for step in mine]
         times = [step.ms for step in mine]
         look = {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
-        axes.plot(xs, times, **look, label=named(software, several))
+        lines += axes.plot(xs, times, **look, label=named(software, several))
         axes.plot(xs, times, **look | {"linestyle": ""}, zorder=7)  # no label hides a point
         for place, (x, step) in enumerate(zip(xs, mine, strict=True)):
             last = place == len(mine) - 1
             if last or place == 0 or mine[place - 1].rung != step.rung:
                 labels.append((not last, index, x, step, color))
-    _label(figure, axes, [label[1:] for label in sorted(labels, key=lambda label: label[:3])], theme)
+    _label(figure, lines, [label[1:] for label in sorted(labels, key=lambda label: label[:3])], theme)
     if len(several) > 1:
         figure.legend(loc="upper right", ncols=3, frameon=False, fontsize=8.5, borderpad=0)
     every = -(-len(commits) // LABELS)
@@ -112,23 +121,37 @@ def span(times: Sequence[float]) -> tuple[float, float]:
     return (0.0, high * 1.25) if high > 1.3 * low else (low * 0.85, high * 1.15)
 
 
-def _label(figure: Any, axes: Any, labels: list[tuple[int, int, Step, str]], theme: Theme) -> None:
-    """Rung and time beside points; one that would cover another is left out: the table has it. The first come first."""
+def _label(figure: Any, lines: list[Any], labels: list[tuple[int, int, Step, str]], theme: Theme) -> None:
+    """Rung and time beside points, where no line is if there is such a place.
+
+    One that would cover another is left out: the table has it. The first come first.
+    """
     from matplotlib import patheffects
     from matplotlib.backends.backend_agg import FigureCanvasAgg
 
-    renderer, taken = FigureCanvasAgg(figure).get_renderer(), []
+    renderer, taken, axes = FigureCanvasAgg(figure).get_renderer(), [], lines[0].axes
+    drawn = [line.get_transform().transform_path(line.get_path()) for line in lines]
     ends = {index: max(x for other, x, *_ in labels if other == index) for index, *_ in labels}
+    halo = [patheffects.withStroke(linewidth=2.5, foreground=theme.ground)]
     for index, x, step, color in labels:
-        aside = x == ends[index]
-        up = 0 if aside else 7 if index % 2 == 0 else -7
         made = axes.annotate(
-            f"{step.rung}, {panels.short_ms(step.ms)}", (x, step.ms), xytext=(8 if aside else 0, up), fontsize=8.5,
-            textcoords="offset points", color=color, ha="left", va={0: "center", 7: "bottom", -7: "top"}[up],
-            path_effects=[patheffects.withStroke(linewidth=2.5, foreground=theme.ground)], zorder=6,
+            f"{step.rung}, {panels.short_ms(step.ms)}", (x, step.ms), xytext=(0, 0), fontsize=8.5,
+            textcoords="offset points", color=color, path_effects=halo, zorder=6,
         )  # fmt: skip
-        box = made.get_window_extent(renderer)
-        if any(box.overlaps(other) for other in taken):
+        places = _PLACES[x != ends[index] :]
+        found = []
+        for offset, ha, va in places:
+            made.xyann = offset
+            made.set(ha=ha, va=va)
+            box = made.get_window_extent(renderer)
+            crossed = sum(path.intersects_bbox(box, filled=False) for path in drawn)
+            crossed += sum(box.count_contains(path.vertices) for path in drawn)  # a line of one point, too
+            covers = any(box.overlaps(other) for other in taken) or box.x0 < axes.bbox.x0
+            found.append((covers, crossed, len(found)))
+        covers, _, best = min(found)
+        if covers:
             made.remove()
-        else:
-            taken.append(box)
+            continue
+        made.xyann, ha, va = places[best]
+        made.set(ha=ha, va=va)
+        taken.append(made.get_window_extent(renderer))

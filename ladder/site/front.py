@@ -183,14 +183,17 @@ def _alt(panel: Panel, title: str, workload: str) -> str:
 
 
 def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]) -> dict[str, Any]:
-    commits = list(dict.fromkeys(step.commit for step in steps))
-    first, last = steps[0], steps[-1]
+    drawn = [step for step in steps if step.whole]
+    commits = list(dict.fromkeys(step.commit for step in drawn))
+    first, last = drawn[0], drawn[-1]
     about = f"One commit so far: {last.rung}, {panels.short_ms(last.ms)} ms a step."
     if len(commits) > 1:
         about = (
             f"{len(commits)} commits, from {panels.short_ms(first.ms)} ms ({first.rung}) "
             f"to {panels.short_ms(last.ms)} ms ({last.rung})."
         )
+    if in_part := len(steps) - len(drawn):
+        about += f" {in_part} measured without the highest rungs, and in the table alone."
     rows = [
         {
             "commit": step.commit[:8],
@@ -210,7 +213,7 @@ def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]
         "links": [{"text": "in asv", "address": _asv(machine, workload, "commit", last.rung)}],
     }
     if len(commits) > 1:
-        made |= {theme: figures.history(steps, look) for theme, look in (("light", LIGHT), ("dark", DARK))}
+        made |= {theme: figures.history(drawn, look) for theme, look in (("light", LIGHT), ("dark", DARK))}
     return made
 
 
