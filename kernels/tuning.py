@@ -17,6 +17,7 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
 import torch
@@ -76,6 +77,10 @@ def make_call(op: str, direction: str, x: torch.Tensor) -> tuple[Callable[[], ob
         "instance_norm_act": (
             lambda: kernels.instance_norm_act(x, scale, shift, noise=noise, strength=strength),
             (x, scale, shift, strength),
+        ),
+        "instance_norm_act without noise": (
+            lambda: kernels.instance_norm_act(x, scale, shift),
+            (x, scale, shift),
         ),
     }[op]
     extra = noise.nbytes if op in ("scaled_bias_act", "instance_norm_act") else 0
@@ -176,31 +181,32 @@ class Bench:
             self.calls.append(call)
         self.copy = copy_seconds(self.bytes, device, self.count)
 
+    @contextmanager
+    def taking(self, choice: Choice | None) -> Iterator[None]:
+        """Calls take this choice, or, where it is None, what the table says."""
+        tiles.tiling.cache_clear()
+        try:
+            with nullcontext() if choice is None else forced(choice):
+                yield
+        finally:
+            tiles.tiling.cache_clear()
+
     def compile(self, choices: list[Choice]) -> None:
         """The kernels of all these choices, at once on all cores; what that cannot do, `run` does one by one."""
 
         def call_with_each() -> None:
             for choice in choices:
-                tiles.tiling.cache_clear()
-                with forced(choice):
+                with self.taking(choice):
                     self.calls[0]()
 
         compile_ahead(call_with_each)
-        tiles.tiling.cache_clear()
 
     def run(self, choice: Choice | None) -> dict:
-        """None: what the table says."""
-        tiles.tiling.cache_clear()
         try:
-            if choice is None:
+            with self.taking(choice):
                 taken = seconds(self.calls)
-            else:
-                with forced(choice):
-                    taken = seconds(self.calls)
         except Exception as error:  # out of shared memory or registers: no candidate for this GPU
             return {"shape": self.shape, "error": f"{type(error).__name__}: {error}".splitlines()[0]}
-        finally:
-            tiles.tiling.cache_clear()
         return timed_run(self.shape, taken, self.copy, self.bytes)
 
 

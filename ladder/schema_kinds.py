@@ -152,6 +152,23 @@ FILTERED = fields(
         "runs": TUNED_RUNS,
     }
 )
+PLANES = fields(
+    {
+        "direction": one_of("forward", "backward"),
+        "dtype": one_of("bfloat16", "float32"),
+        "noise": FLAG,
+        "cache_share": AMOUNT,
+        "config": maybe(
+            fields(
+                {"per_sm": AMOUNT, "hints": FLAG}
+                | dict.fromkeys(("block", "warps", "stages", "again"), COUNT)
+            )
+        ),
+        "current": FLAG,
+        "candidates": COUNT,
+        "runs": TUNED_RUNS,
+    }
+)
 
 
 def tuning(kind: str, row: Rule) -> Rule:
@@ -168,6 +185,7 @@ def tuning(kind: str, row: Rule) -> Rule:
 
 
 TUNING, FILTER_TUNING = tuning("tuning", TUNED), tuning("filter tuning", FILTERED)
+PLANES_TUNING = tuning("planes tuning", PLANES)
 
 # ---- ladder doctor --roofline ------------------------------------------------------------------------------------
 
@@ -234,6 +252,7 @@ KINDS: dict[str, Rule] = {
     "claims": CLAIMS,
     "filter tuning": FILTER_TUNING,
     "kernels": KERNELS,
+    "planes tuning": PLANES_TUNING,
     "precision": schema_precision.RESULT,
     "roofline": ROOFLINE,
     "tuning": TUNING,
@@ -242,7 +261,7 @@ KINDS: dict[str, Rule] = {
 
 def contradiction(data: dict[str, Any]) -> str | None:
     """What cannot be in a file that its schema takes, in one line, or None."""
-    if data["kind"] in ("tuning", "filter tuning"):
+    if data["kind"].endswith("tuning"):
         return None
     machine = data["machine"]
     hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]

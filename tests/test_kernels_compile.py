@@ -172,16 +172,14 @@ def run_planes(dtype) -> None:
     import kernels
 
     planes = sys.modules["kernels.instance_norm_act_planes"]
-    both = planes.BLOCKS, planes.WARPS
     for size in ((64, 128), (65, 63)):  # whole blocks, and partial ones that are not aligned
         x, style = torch.zeros(8, 64, *size, dtype=dtype), torch.zeros(8, 64)
-        for room in (0, 1):  # for one program on a multiprocessor, for two
-            planes.BLOCKS, planes.WARPS = ((each[room],) * 2 for each in both)
+        for _, how in planes.CONFIGS:  # for one program on a multiprocessor, for two
             for noise in (None, torch.zeros(8, 1, *size)):
                 strength = None if noise is None else torch.zeros((), requires_grad=True)
                 inputs = [t.detach().requires_grad_() for t in (x, style, style)]
-                kernels.instance_norm_act(*inputs, noise=noise, strength=strength).sum().backward()
-    planes.BLOCKS, planes.WARPS = both
+                with planes.forced(how):
+                    kernels.instance_norm_act(*inputs, noise=noise, strength=strength).sum().backward()
 
 
 def run_group(weight, style) -> None:

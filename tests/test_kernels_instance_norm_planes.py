@@ -16,9 +16,10 @@ from tests.kernel_checks import assert_no_worse
 every_case = pytest.mark.parametrize("case", ["instance_norm_act", "instance_norm_act noise"])
 
 
-@pytest.fixture
-def walked(monkeypatch):
+@pytest.fixture(params=[False, True], ids=["plain", "hints"])
+def walked(monkeypatch, request):
     """One multiprocessor with a large cache: two programs, blocks of 16 pixels. Yields which kernels were launched."""
+    hints = request.param
     made, launch = [], planes._launch
 
     def record(kernel, how, *arguments, **constants):
@@ -28,7 +29,7 @@ def walked(monkeypatch):
     monkeypatch.setattr(planes, "processor", lambda device: (90, 1))
     monkeypatch.setattr(planes, "cache_bytes", lambda device: 1 << 30)
     monkeypatch.setattr(planes, "LEAST_PIXELS", 1)
-    monkeypatch.setattr(planes, "BLOCKS", (32, 16))
+    monkeypatch.setattr(planes, "CONFIGS", ((1.0, planes.Config(2, 16, 8, 3, 1, hints)),))
     monkeypatch.setattr(planes, "_launch", record)
     yield made
     assert {name for name, _ in made} == {
@@ -146,7 +147,10 @@ def test_only_what_is_needed_is_computed(walked):
 @pytest.mark.parametrize(
     ("shape", "layout", "dtype", "tensors", "count"),
     [
-        ((8, 512, 256, 256), "nchw", torch.bfloat16, 1, 264),
+        ((8, 512, 256, 256), "nchw", torch.bfloat16, 1, 132),
+        ((8, 512, 128, 128), "nchw", torch.bfloat16, 1, 264),
+        ((8, 512, 128, 128), "nchw", torch.bfloat16, 2, 264),
+        ((8, 512, 128, 128), "nchw", torch.float32, 2, 132),
         ((8, 512, 256, 256), "nchw", torch.bfloat16, 2, 132),
         ((8, 512, 256, 256), "nchw", torch.float32, 1, 132),
         ((8, 512, 256, 256), "nchw", torch.float32, 2, 0),  # more than the cache holds
@@ -162,9 +166,8 @@ def test_when_it_is_the_way(shape, layout, dtype, tensors, count, monkeypatch):
     x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=ops.FORMATS[layout])
     how = planes.walk(x, tensors)
     assert (how.programs if how else 0) == count
-    assert (
-        not how or how.warps * how.programs == 16 * 132
-    )  # as many threads on a multiprocessor, one program or two
+    # As many threads on a multiprocessor, one program or two; marks where planes push each other out.
+    assert not how or (how.warps * how.programs, how.hints) == (16 * 132, count == 132)
 
 
 @pytest.mark.parametrize(
@@ -180,7 +183,8 @@ def test_when_it_is_the_way(shape, layout, dtype, tensors, count, monkeypatch):
 )
 def test_what_is_loaded_ahead_fits_into_shared_memory(shared_kib, block, pixel_bytes, count, monkeypatch):
     monkeypatch.setattr(planes, "shared_bytes", lambda device: shared_kib << 10)
-    assert planes.stages(block, True, pixel_bytes, torch.device("cuda")) == count
+    assert planes.stages(3, block, True, pixel_bytes, torch.device("cuda")) == count
+    assert planes.stages(1, block, True, pixel_bytes, torch.device("cuda")) == 1
     assert (count - 1) * block * pixel_bytes <= shared_kib << 10
 
 

@@ -12,7 +12,7 @@ import pytest
 import torch
 
 from kernels import tuning
-from kernels.choices import DIRECTIONS, H200, TABLE, Choice, Key
+from kernels.choices import DIRECTIONS, H200, TABLE, Choice, Key, choose
 
 ROOT = Path(__file__).parents[1]
 
@@ -86,6 +86,15 @@ def test_the_yardstick_is_the_fastest_way_to_copy(monkeypatch):
     monkeypatch.setattr(tuning, "make_copy", lambda total, device, page, largest: (page, largest))
     monkeypatch.setattr(tuning, "seconds", lambda calls: took[calls[0]])
     assert tuning.copy_seconds(2**30, torch.device("cpu"), 3) == 1.0
+
+
+def test_a_bench_times_what_it_is_given_and_the_table_s_where_that_is_nothing(monkeypatch):
+    key, choice = Key("modulate", "forward", 2, "nhwc", 90, "large"), Choice(64, 16, 2)
+    bench, taken = object.__new__(tuning.Bench), []
+    bench.shape, bench.calls, bench.copy, bench.bytes = (2, 3, 4, 4), [], 1.0, 8
+    monkeypatch.setattr(tuning, "seconds", lambda calls: taken.append(choose(*key)) or 2.0)
+    assert [bench.run(each)["share"] for each in (choice, None)] == [0.5, 0.5]
+    assert taken == [choice, choose(*key)] and choice != choose(*key)
 
 
 def test_without_a_gpu_it_says_so_in_one_line():
