@@ -33,6 +33,7 @@ class Config(NamedTuple):
     stages: int = 3  # of the pipeline when a plane is read first: all but one hold a block in shared memory
     again: int = 3  # when it is read again
     hints: bool = False  # mark what is to be kept in the L2 cache, and what is the first to go
+    back: bool = False  # read again from the end, which the cache is most likely to have
 
 
 class Walk(NamedTuple):
@@ -44,16 +45,18 @@ class Walk(NamedTuple):
     stages: int = 3
     again: int = 3
     hints: bool = False
+    back: bool = False
 
 
 # By the share of the L2 cache that one plane for each multiprocessor takes, of every tensor read or written: the first
 # row counts that allows as much. Two programs, of which one loads while the other adds up its threads' sums, take half
 # of the cache then: where they took 1.1 of it, 83% of the second reads missed. One may take more than there is, as it
-# beats a third pass even if some miss (docs/log.md). 16 numbers a thread are two accesses of 16 bytes, or four. Marks
-# only where planes push each other out: what is written may be read soon. Reckoned, not yet tuned.
+# beats a third pass even if some miss (docs/log.md); what does is what was read first, if the second read goes
+# backwards. 16 numbers a thread are two accesses of 16 bytes, or four. Marks only where planes push each other out:
+# what is written may be read soon. Reckoned, not yet tuned.
 CONFIGS: tuple[tuple[float, Config | None], ...] = (
     (0.25, Config(2, 4096, 8)),
-    (1.2, Config(1, 8192, 16, hints=True)),
+    (1.2, Config(1, 8192, 16, hints=True, back=True)),
 )
 _forced: list[Config | None] = []
 
@@ -92,7 +95,7 @@ def put(pointers, values, inside, WHOLE: tl.constexpr, EVICT: tl.constexpr):
 def instance_norm_act_planes_kernel(
     x, noise, strength, scale, bias, mean, rstd, y, eps, planes, C, P, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
-    AGAIN: tl.constexpr, HINTS: tl.constexpr, BLOCK: tl.constexpr,
+    AGAIN: tl.constexpr, HINTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y, and mean and rstd of each plane of u = x + noise * strength. Only the last block of a plane may be partial."""
     KEEP: tl.constexpr = "evict_last" if HINTS else ""
@@ -119,7 +122,8 @@ def instance_norm_act_planes_kernel(
         tl.store(mean + plane, mu)
         tl.store(rstd + plane, r)
         s, b = tl.load(scale + plane).to(ACC), tl.load(bias + plane).to(ACC)
-        for p in tl.range(0, P, BLOCK, num_stages=AGAIN):
+        for q in tl.range(0, P, BLOCK, num_stages=AGAIN):
+            p = (P - 1) // BLOCK * BLOCK - q if BACK else q
             inside = i < P - p
             e = load(noise + e_at + p + i, inside, WHOLE, ACC) if noise is not None else None
             u = fetch_noisy(x + at + p + i, e, k, inside, WHOLE, ACC, DROP)
@@ -130,7 +134,7 @@ def instance_norm_act_planes_kernel(
 def instance_norm_act_planes_grad_kernel(
     g, x, noise, strength, scale, bias, mean, rstd, dz_h_sum, dz_sum, dx, dstrength, planes, C, P, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
-    AGAIN: tl.constexpr, HINTS: tl.constexpr, BLOCK: tl.constexpr,
+    AGAIN: tl.constexpr, HINTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The sums over each plane that are dscale and dbias, then dx and each plane's part of dstrength, where wanted."""
     TWICE: tl.constexpr = dx is not None or dstrength is not None
@@ -156,7 +160,8 @@ def instance_norm_act_planes_grad_kernel(
         tl.store(dz_h_sum + plane, of_dz_h)
         if TWICE:
             sum_du_noise = tl.zeros([BLOCK], ACC)
-            for p in tl.range(0, P, BLOCK, num_stages=AGAIN):
+            for q in tl.range(0, P, BLOCK, num_stages=AGAIN):
+                p = (P - 1) // BLOCK * BLOCK - q if BACK else q
                 inside = i < P - p
                 e = load(noise + e_at + p + i, inside, WHOLE, ACC) if noise is not None else None
                 u = fetch_noisy(x + at + p + i, e, k, inside, WHOLE, ACC, DROP)
@@ -242,7 +247,8 @@ def _launch(kernel, how: Walk, x: Tensor, noise: Tensor | None, *arguments, g=No
     )
     kernel[(how.programs,)](
         *arguments, x.shape[0] * x.shape[1], x.shape[1], pixels, noise_stride(noise), ACC=tl_accumulator(x.dtype),
-        WHOLE=whole, STAGES=first, AGAIN=again, HINTS=how.hints, BLOCK=how.block, num_warps=how.warps, **constants,
+        WHOLE=whole, STAGES=first, AGAIN=again, HINTS=how.hints, BACK=how.back,
+        BLOCK=how.block, num_warps=how.warps, **constants,
     )  # fmt: skip
 
 

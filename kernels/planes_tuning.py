@@ -52,11 +52,13 @@ class Key(NamedTuple):
 def candidates(key: Key) -> list[Config]:
     """Those of most promise first: two programs a multiprocessor to half a one, fetched ahead or marked, or both.
 
+    Each reads a plane again from its end; one of each size from its beginning, too.
+
     A second read that is not fetched ahead carries a mark that the cache may drop it; a first read that is not, one to
     keep it. A first read is marked only where the second is, too: nothing else would take the mark away.
     """
-    marked = ((3, 3, True), (3, 1, True), (1, 1, True))
-    each, deep = (*marked, (3, 3, False)), ((5, 5, True),)
+    marked = ((3, 3, True, True), (3, 1, True, True), (1, 1, True, True))
+    each, deep = (*marked, (3, 3, False, True), (3, 3, True, False)), ((5, 5, True, True),)
     ways = (
         *((1, 8192, 16, each), (1, 4096, 8, each), (2, 4096, 8, each)),
         *((1, 8192, 32, each), (1, 4096, 16, each), (2, 4096, 16, each)),

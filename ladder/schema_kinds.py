@@ -160,7 +160,7 @@ PLANES = fields(
         "cache_share": AMOUNT,
         "config": maybe(
             fields(
-                {"per_sm": AMOUNT, "hints": FLAG}
+                {"per_sm": AMOUNT, "hints": FLAG, "back": FLAG}
                 | dict.fromkeys(("block", "warps", "stages", "again"), COUNT)
             )
         ),

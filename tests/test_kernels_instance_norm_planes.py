@@ -16,7 +16,7 @@ from tests.kernel_checks import assert_no_worse
 every_case = pytest.mark.parametrize("case", ["instance_norm_act", "instance_norm_act noise"])
 
 
-@pytest.fixture(params=[False, True], ids=["plain", "hints"])
+@pytest.fixture(params=[False, True], ids=["plain", "hints, backwards"])
 def walked(monkeypatch, request):
     """One multiprocessor with a large cache: two programs, blocks of 16 pixels. Yields which kernels were launched."""
     hints = request.param
@@ -29,7 +29,7 @@ def walked(monkeypatch, request):
     monkeypatch.setattr(planes, "processor", lambda device: (90, 1))
     monkeypatch.setattr(planes, "cache_bytes", lambda device: 1 << 30)
     monkeypatch.setattr(planes, "LEAST_PIXELS", 1)
-    monkeypatch.setattr(planes, "CONFIGS", ((1.0, planes.Config(2, 16, 8, 3, 1, hints)),))
+    monkeypatch.setattr(planes, "CONFIGS", ((1.0, planes.Config(2, 16, 8, 3, 1, hints, hints)),))
     monkeypatch.setattr(planes, "_launch", record)
     yield made
     assert {name for name, _ in made} == {

@@ -88,7 +88,7 @@ def main() -> None:
     for dtype in (torch.bfloat16, torch.float32):
         for name, pipeline in PIPELINES.items():
             for hints in (True, False):
-                how = planes.Walk(132, 8192, 16, *pipeline, hints)
+                how = planes.Walk(132, 8192, 16, *pipeline, hints, hints)  # and backwards
                 x, style = torch.zeros(2, 64, 64, 128, dtype=dtype), torch.zeros(2, 64)
                 launches.clear()
                 planes.forward(x, style, style, None, None, 1e-5, 0.2, 1.4, dtype, how)
