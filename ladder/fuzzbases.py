@@ -10,6 +10,7 @@ from typing import Any
 
 from ladder import kernelcases, kernelverdicts, precision, precisionreport
 from ladder.catalog import load_workload
+from ladder.upstream import measuring
 from stylegan_lite.config import Recipe, Workload
 
 HEAD = {"schema": 1, "commit": "a" * 40, "dirty": False, "complete": True, "seconds": 200.0}
@@ -61,3 +62,28 @@ def of_precision(machine: dict[str, Any]) -> bytes:
     made |= {"machine": machine, "protocol": protocol | {"batch_seconds": 75.0, "steps": 40}, "rows": rows}
     made |= {"fp8": {"convolution": "not offered: RuntimeError"}, "history": history}
     return json.dumps(made | {"claims": precisionreport.claims(rows)}).encode()
+
+
+def of_upstream(machine: dict[str, Any]) -> bytes:
+    """As `ladder upstream` would have written it of three rounds."""
+    programs = []
+    for side, rung, recipe, ms in (
+        ("upstream", None, None, 130.0),
+        ("ours", "bf16", Recipe().to_dict(), 12.0),
+    ):
+        rounds = [{"round": number, "samples_ms": [ms * drift] * 2} for number, drift in enumerate(REPEATS)]
+        settings = (
+            {"cuda_ops": True, "fast_double_backward": False, "cudnn_benchmark": True} if not rung else {}
+        )
+        settings |= {"fp16_resolutions": 4, "loader_workers": 3} if not rung else {}
+        settings |= {"parameters_G": 263_987, "parameters_D": 288_993} if not rung else {}
+        program = {"side": side, "rung": rung, "recipe": recipe, "status": "ok", "reason": None}
+        programs.append(program | {"settings": settings, "rounds": rounds})
+    name, fields = load_workload("tiny")
+    made = HEAD | {"kind": "upstream", "workload": {"name": name, **fields, "data": "sample-photographs"}}
+    made |= {"measured_code": {"kernels": "0" * 16}, "machine": machine}
+    made |= {"source": {"networks": "networks_stylegan2", "digest": "0" * 16}, "programs": programs}
+    made |= {"protocol": {"rounds": 3, "cycles": 2, "seed": 0, "inspected": True, "notes": []}}
+    made |= dict.fromkeys(("parity", "receipts", "inspection", "ratio", "gpu"))
+    measuring.derive(made)
+    return json.dumps(made).encode()

@@ -6,7 +6,7 @@ from collections import Counter
 from typing import Any
 
 from ladder import kernelverdicts
-from ladder.report import _md
+from ladder.report import escaped
 
 CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}
 STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"}
@@ -141,19 +141,19 @@ def markdown(result: dict[str, Any]) -> str:
     """One table for each op."""
     commit = result["commit"] or "unknown"
     state = "" if not result["dirty"] else ", with changes"
-    lines = [f"# {_md(title(result))}", "", f"Commit {commit[:12]}{state}, {result['started']}.", ""]
-    lines += [f"**{_md(note)}**\n" for note in result["protocol"]["notes"]]
+    lines = [f"# {escaped(title(result))}", "", f"Commit {commit[:12]}{state}, {result['started']}.", ""]
+    lines += [f"**{escaped(note)}**\n" for note in result["protocol"]["notes"]]
     for op in dict.fromkeys(row["op"] for row in result["rows"]):
-        lines += [f"## {_md(op)}", ""]
+        lines += [f"## {escaped(op)}", ""]
         lines.append("| " + " | ".join(("shape", "setting", "direction", *HEADINGS)) + " |")
         lines.append("|---|---|---" + "|---:" * len(HEADINGS) + "|")
         for row in result["rows"]:
             if row["op"] == op:
                 _, shape, setting = labels(row)
                 texts = (shape, setting, row["direction"], *cells(row))
-                lines.append("| " + " | ".join(map(_md, texts)) + " |")
+                lines.append("| " + " | ".join(map(escaped, texts)) + " |")
         lines.append("")
-    lines += [f"- {_md(remark)}" for remark in remarks(result)]
+    lines += [f"- {escaped(remark)}" for remark in remarks(result)]
     return "\n".join(lines) + "\n"
 
 

@@ -128,14 +128,14 @@ def markdown(result: dict[str, Any]) -> str:
     """The table as a section of Markdown."""
     shown = view(result)
     columns = [("rung", lambda r: r.title), *_columns(shown)]
-    lines = [f"### {_md(shown.title)} on {_md(shown.machine)}", ""]
-    lines += [f"{_md(shown.workload)}; {_md(shown.protocol)}", ""]
-    lines += [f"**{_md(mark)}**\n" for mark in shown.marks]
-    lines.append("| " + " | ".join(_md(heading) for heading, _ in columns) + " |")
+    lines = [f"### {escaped(shown.title)} on {escaped(shown.machine)}", ""]
+    lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
+    lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
+    lines.append("| " + " | ".join(escaped(heading) for heading, _ in columns) + " |")
     lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
     for row in shown.rows:
-        lines.append("| " + " | ".join(_md(cell(row)) for _, cell in columns) + " |")
-    lines += ["", *(f"- {_md(remark)}" for remark in _below(shown)), *_checks_markdown(result)]
+        lines.append("| " + " | ".join(escaped(cell(row)) for _, cell in columns) + " |")
+    lines += ["", *(f"- {escaped(remark)}" for remark in _below(shown)), *_checks_markdown(result)]
     return "\n".join(lines) + "\n"
 
 
@@ -146,18 +146,18 @@ def _checks_markdown(result: dict[str, Any]) -> list[str]:
         receipts, cells = checks.receipt_lines(rung), checks.parity_cells(rung)
         if not (receipts or cells):
             continue
-        lines += ["", f"#### {_md(plain(rung['name']))}: receipts and parity", ""]
-        lines += [f"- {_md(plain(line))}" for line in [*receipts, *checks.parity_lines(rung)]]
+        lines += ["", f"#### {escaped(plain(rung['name']))}: receipts and parity", ""]
+        lines += [f"- {escaped(plain(line))}" for line in [*receipts, *checks.parity_lines(rung)]]
         if cells:
             lines += ["", "| " + " | ".join(checks.PARITY_HEADINGS) + " |"]
             lines.append("|---|---|---:|---:|---|---:|---:|---:|")
-            lines += ["| " + " | ".join(_md(plain(cell)) for cell in row) + " |" for row in cells]
+            lines += ["| " + " | ".join(escaped(plain(cell)) for cell in row) + " |" for row in cells]
     if tiles := checks.choice_lines(result):
         lines += [
             "",
             "#### Tiles that the kernels ran with",
             "",
-            *(f"- {_md(plain(line))}" for line in tiles),
+            *(f"- {escaped(plain(line))}" for line in tiles),
         ]
     return lines
 
@@ -181,7 +181,7 @@ def print_checks(result: dict[str, Any]) -> None:
     print()
 
 
-def _md(text: str) -> str:
+def escaped(text: str) -> str:
     """Text that Markdown and HTML leave alone, also inside a table cell and behind a bullet."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)

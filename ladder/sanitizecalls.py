@@ -131,7 +131,8 @@ def plane_calls(norm, inputs):
         from kernels import instance_norm_act_planes as planes
     except ImportError:  # code of old commits
         return
-    usual, planes.walk = planes.walk, lambda x, tensors=1: planes.Walk(2, 32, 4)
+    more = dict.fromkeys({"hints", "back"} & set(planes.Walk._fields), True)  # none in older code
+    usual, planes.walk = planes.walk, lambda x, tensors=1: planes.Walk(2, 32, 4, **more)
     try:
         yield Call("instance_norm_planes", lambda x, *more: norm(x.contiguous(), *more), inputs)
     finally:

@@ -30,6 +30,7 @@ from ladder.schema import (
     TEXT,
     WORKLOAD,
 )
+from ladder.upstream import schema as upstream
 from stylegan_lite.config import Recipe
 
 LAYOUT = one_of("channels_last", "NCHW", "nchw", "nhwc")
@@ -256,6 +257,7 @@ KINDS: dict[str, Rule] = {
     "precision": schema_precision.RESULT,
     "roofline": ROOFLINE,
     "tuning": TUNING,
+    "upstream": upstream.RESULT,
 }
 
 
@@ -271,6 +273,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
         return contradicted(data)
     if data["kind"] == "precision":
         return schema_precision.contradiction(data)
+    if data["kind"] == "upstream":
+        return upstream.contradiction(data)
     if data["kind"] == "kernels":
         for row in data["rows"]:
             for temperature, found in row["us"].items():
@@ -286,7 +290,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
 
 def marks(data: dict[str, Any]) -> list[str]:
     """Why a file that is accepted must not be quoted."""
-    found = list(data["protocol"]["notes"]) if data["kind"] in ("kernels", "claims", "precision") else []
+    noted = data["kind"] in ("kernels", "claims", "precision", "upstream")
+    found = list(data["protocol"]["notes"]) if noted else []
     if data["kind"] == "roofline" and data["dirty"]:
         found.append("dirty work tree: not to be published")
     return found

@@ -349,9 +349,9 @@ def test_the_low_occupancies_are_those_that_were_found_and_not_those_that_were_h
 def test_the_page_has_every_claim_every_contender_and_every_kernel(result):
     page = report.markdown(result)
     for claim in registry.CLAIMS:
-        assert f"| {report._md(claim.name)} |" in page
+        assert f"| {report.escaped(claim.name)} |" in page
     for experiment in experiments.all_experiments():
-        assert f"### {report._md(experiment.name)}" in page
+        assert f"### {report.escaped(experiment.name)}" in page
         for contender in experiment.contenders:
             assert f"| {contender} |" in page
     assert "| bias\\_act\\_kernel | Triton | 128 | 40 |" in page

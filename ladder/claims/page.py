@@ -34,7 +34,7 @@ def filled(text: str, result: dict[str, Any], stem: str) -> str:
         _, _, article, ours, interval, verdict, why = report.cells(row, result)
         ours = f"**{ours}**" + (f" ({interval})" if interval else "")
         against = f" for the article's {article}" if claim.figure else ""
-        return f"{head}> {ours}{against}, {verdict}: {report._md(why)}\n"
+        return f"{head}> {ours}{against}, {verdict}: {report.escaped(why)}\n"
 
     machine = result["machine"]["gpu"] or result["machine"]["cpu"]
     chart = (

@@ -7,7 +7,7 @@ from typing import Any
 from ladder.claims import registry
 from ladder.claims.counters import UNCOUNTED
 from ladder.claims.view import View
-from ladder.report import _md
+from ladder.report import escaped
 
 HEADINGS = ("claim", "the article says", "article", "ours", "95% interval", "verdict", "why")
 SIGNS = {"x": "x", "percent": "%"}  # what stands right behind a number
@@ -115,10 +115,10 @@ def markdown(result: dict[str, Any]) -> str:
     """The claims, then every experiment, then every kernel's occupancy."""
     commit = (result["commit"] or "unknown")[:12]
     state = ", with changes" if result["dirty"] else ""
-    lines = [f"# {_md(title(result))}", "", f"Commit {commit}{state}, {result['started']}.", ""]
-    lines += [f"**{_md(note)}**\n" for note in result["protocol"]["notes"]]
+    lines = [f"# {escaped(title(result))}", "", f"Commit {commit}{state}, {result['started']}.", ""]
+    lines += [f"**{escaped(note)}**\n" for note in result["protocol"]["notes"]]
     lines += _table(HEADINGS, [cells(row, result) for row in result["claims"]])
-    lines += [f"- {_md(remark)}" for remark in remarks(result)]
+    lines += [f"- {escaped(remark)}" for remark in remarks(result)]
     lines += ["", "## What was timed", ""]
     for experiment in result["experiments"]:
         lines += _experiment(experiment, View(result))
@@ -186,7 +186,7 @@ def _experiment(experiment: dict[str, Any], view: View) -> list[str]:
         "", "us", "95% interval", "TB/s at least", "occupancy", "achieved", "DRAM MB in, out", "sectors a load, store",
         "n/a because",
     )  # fmt: skip
-    return [f"### {_md(name)}{shape}", "", *_table(headings, rows)]
+    return [f"### {escaped(name)}{shape}", "", *_table(headings, rows)]
 
 
 def _megabytes(counted: dict[str, Any] | None) -> str:
@@ -211,5 +211,5 @@ def _or_empty(value: int | None) -> str:
 
 def _table(headings: tuple[str, ...], rows: list[list[str]]) -> list[str]:
     lines = ["| " + " | ".join(headings) + " |", "|" + "---|" * len(headings)]
-    lines += ["| " + " | ".join(map(_md, row)) + " |" for row in rows]
+    lines += ["| " + " | ".join(map(escaped, row)) + " |" for row in rows]
     return [*lines, ""]

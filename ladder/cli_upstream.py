@@ -1,0 +1,145 @@
+"""`ladder upstream`: the command's options, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder import files, options
+from ladder.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "results" / "upstream"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  git clone https://github.com/NVlabs/stylegan3 ../stylegan3
+  ladder upstream ../stylegan3                    its step and ours, in turn, five rounds
+  ladder upstream ../stylegan3 -w article-b32
+  ladder upstream ../stylegan3 --json > upstream.json"""
+)
+@click.argument("clone", type=options.FOLDER)
+@options.workload_option("article on a GPU, tiny on the CPU")
+@click.option(
+    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose top."
+)
+@click.option("--rounds", type=click.IntRange(1, 100), help="Fresh processes of each. [default: 5; CPU: 1]")
+@click.option(
+    "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; CPU: 1]"
+)
+@click.option(
+    "--inspect/--no-inspect",
+    default=True,
+    show_default=True,
+    help="Parity and receipts of ours before it is timed.",
+)
+@options.data_option
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.device_option
+@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/upstream]")
+@options.json_option
+def upstream(
+    clone: Path, workload: str | None, ladder_name: str, rounds: int | None, cycles: int | None, inspect: bool,
+    data: str | None, seed: int, device: str | None, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Time NVIDIA's own StyleGAN2 beside the top of a ladder.
+
+    CLONE is the folder of a clone of https://github.com/NVlabs/stylegan3, which is NVIDIA's and not part of this
+    project; its licence holds. Its networks, losses and CUDA ops run in its configuration `stylegan2` without
+    augmentation, at the workload's widths, in fresh processes that take turns with ours.
+
+    Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
+    """
+    from ladder import machine
+    from ladder.upstream import measuring, report, source
+
+    source.networks_of(clone)
+    chosen = machine.choose_device(device)
+    folder = out or OUT
+    files.refuse_unwritable(folder)
+    plan, photographs = _plan(clone, workload, ladder_name, chosen, data, as_json)
+    cpu = chosen == "cpu"
+    plan |= {"rounds": rounds or (1 if cpu else 5), "cycles": cycles or (1 if cpu else 2), "seed": seed}
+    asked = measuring.Plan(**plan, inspect=inspect, settle=not cpu)
+
+    def tell(line: str) -> None:
+        click.echo(line, err=True)
+
+    facts = machine.facts(chosen)
+    paths = {}
+
+    def save(result: dict[str, Any]) -> None:
+        paths.update(write(result, folder))
+
+    result = measuring.measure(asked, measuring.new_result(asked, facts, photographs), tell, save)
+    click.echo(json.dumps(result, indent=1, allow_nan=False) if as_json else report.text(result))
+    if not as_json:
+        for path in paths.values():
+            click.echo(path)
+    if not result["complete"]:
+        sys.exit(130)
+    if any(program["status"] != "ok" for program in result["programs"]):
+        sys.exit(1)
+
+
+def _plan(
+    clone: Path, workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
+) -> tuple[dict[str, Any], str | None]:
+    """What both train, and the recipe of our top; where the images come from."""
+    from ladder import catalog, climbing, machine
+    from ladder.upstream import step
+
+    name, fields = catalog.load_workload(workload or climbing.DEFAULT_WORKLOAD[device])
+    step.refuse(fields)
+    able = catalog.possible(machine.capabilities(device), fields)
+    climbed = [
+        each for each in catalog.climb(catalog.load_ladder(ladder_name), able) if each.recipe is not None
+    ]
+    if not climbed:
+        raise UserError(f"ladder {ladder_name}: none of its rungs runs here")
+    pictures = climbing.prepare_images(data or fields["data"], fields, quiet)
+    plan = {
+        "folder": clone.resolve(),
+        "name": name,
+        "workload": fields | {"data": pictures.path},
+        "rung": climbed[-1].name,
+        "recipe": climbed[-1].recipe,
+        "weights": weights(fields),
+        "device": device,
+    }
+    return plan, pictures.source
+
+
+def weights(fields: dict[str, Any]) -> dict[str, int]:
+    """How many our networks have: no memory is taken for them."""
+    import torch
+
+    from stylegan_lite.config import Recipe, Workload
+    from stylegan_lite.networks import Discriminator, Generator
+
+    with torch.device("meta"):
+        made = {"G": Generator, "D": Discriminator}
+        nets = {key: net(Workload.from_dict(fields), Recipe.from_dict({})) for key, net in made.items()}
+    return {key: sum(weight.numel() for weight in net.parameters()) for key, net in nets.items()}
+
+
+def write(result: dict[str, Any], folder: Path) -> dict[str, Path]:
+    """JSON and Markdown, each whole or not at all; the partial files that led to whole ones go."""
+    from ladder import report as writing
+    from ladder import results
+    from ladder.upstream import report
+
+    stem = "-".join(results.slug(word) for word in (result["machine"]["name"], result["workload"]["name"]))
+    ending = "" if result["complete"] else "-partial"
+    paths = {suffix: folder / f"{stem}{ending}.{suffix}" for suffix in ("json", "md")}
+    writing.write_json(paths["json"], result)
+    writing.write(paths["md"], report.markdown(result))
+    for suffix in paths if result["complete"] else ():
+        (folder / f"{stem}-partial.{suffix}").unlink(missing_ok=True)
+    return paths
