@@ -21,7 +21,7 @@ import kernels
 from kernels import filtered_act as ops
 from kernels import filtered_act_launch as fused
 from kernels.precompile import compile_ahead
-from kernels.tuning import buffers, copy_seconds, mean_share, seconds, timed_run, write
+from kernels.tuning import buffers, copy_seconds, keep, mean_share, refused, seconds, timed_run
 from kernels.upfirdn2d import Config
 
 plain = sys.modules["kernels.upfirdn2d"]  # the package's attribute of this name is the function
@@ -260,18 +260,12 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--processes", type=int, default=12, help="that compile (default: 12)")
     parser.add_argument("--json", type=Path, default=Path("filter_tuning.json"))
     options = parser.parse_args(arguments)
-    why = kernels.available() or (None if torch.cuda.is_available() else "no CUDA GPU that PyTorch can use")
-    if why:
-        print(f"kernels.filter_tuning: {why}", file=sys.stderr)
+    if refused("kernels.filter_tuning"):
         return 2
     dtype, nhwc = getattr(torch, options.dtype), options.layout == "nhwc"
     deadline = time.time() + 60 * options.minutes
-    with torch.cuda.stream(torch.cuda.Stream()):
-        timed = []
-        for rows in tune(options.kernel or NAMES, dtype, nhwc, deadline, options.processes):
-            timed += rows
-            print(report(rows), flush=True)
-            write(options.json, "filter tuning", timed)
+    found = tune(options.kernel or NAMES, dtype, nhwc, deadline, options.processes)
+    keep(options.json, "filter tuning", ((report(rows), rows) for rows in found))
     return 0
 
 

@@ -48,9 +48,9 @@ def instance_norm_grad_grad(dz, v, h, rstd, scale, ddscale, ddbias, A, B, V, W, 
 
 
 @triton.jit
-def noisy(pointers, e, k, inside, WHOLE: tl.constexpr, ACC: tl.constexpr):
+def noisy(pointers, e, k, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.constexpr = ""):
     """Values + noise * strength; e is None where there is no noise."""
-    u = load(pointers, inside, WHOLE, ACC)
+    u = load(pointers, inside, WHOLE, ACC, EVICT)
     if e is not None:
         u += e * k
     return u

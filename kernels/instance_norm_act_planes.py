@@ -17,9 +17,9 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.instance_norm_act_kernels import instance_norm_grad, normalized_act, normalized_act_grad
+from kernels.instance_norm_act_kernels import instance_norm_grad, noisy, normalized_act, normalized_act_grad
 from kernels.noise import noise_stride
-from kernels.tiles import LONGEST, accumulator, is_nhwc, load, processor, tl, tl_accumulator, triton
+from kernels.tiles import LONGEST, accumulator, is_nhwc, load, processor, store, tl, tl_accumulator, triton
 
 LEAST_PIXELS = 1024  # smaller planes are walked over in tiles of several
 
@@ -64,33 +64,6 @@ _forced: list[Config | None] = []
 # ---- kernels -----------------------------------------------------------------------------------------------------
 
 
-@triton.jit
-def fetch(pointers, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.constexpr):
-    """`tiles.load`, with how soon the cache may drop what is loaded."""
-    if WHOLE:
-        return tl.load(pointers, eviction_policy=EVICT).to(ACC)
-    else:
-        return tl.load(pointers, inside, 0.0, eviction_policy=EVICT).to(ACC)
-
-
-@triton.jit
-def fetch_noisy(pointers, e, k, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.constexpr):
-    """Values + noise * strength; e is None where there is no noise."""
-    u = fetch(pointers, inside, WHOLE, ACC, EVICT)
-    if e is not None:
-        u += e * k
-    return u
-
-
-@triton.jit
-def put(pointers, values, inside, WHOLE: tl.constexpr, EVICT: tl.constexpr):
-    """`tiles.store`, likewise."""
-    if WHOLE:
-        tl.store(pointers, values, eviction_policy=EVICT)
-    else:
-        tl.store(pointers, values, inside, eviction_policy=EVICT)
-
-
 @triton.jit(do_not_specialize=["planes"])
 def instance_norm_act_planes_kernel(
     x, noise, strength, scale, bias, mean, rstd, y, eps, planes, C, P, noise_stride,
@@ -112,7 +85,7 @@ def instance_norm_act_planes_kernel(
         for p in tl.range(0, P, BLOCK, num_stages=STAGES):
             inside = i < P - p
             e = load(noise + e_at + p + i, inside, WHOLE, ACC) if noise is not None else None
-            u = fetch_noisy(x + at + p + i, e, k, inside, WHOLE, ACC, KEEP) - origin
+            u = noisy(x + at + p + i, e, k, inside, WHOLE, ACC, KEEP) - origin
             delta = tl.where(inside, u - means, 0.0)  # Welford's running moments
             means += delta * (tl.full([], 1.0, ACC) / (p // BLOCK + 1))
             m2 += tl.where(inside, delta * (u - means), 0.0)
@@ -126,8 +99,8 @@ def instance_norm_act_planes_kernel(
             p = (P - 1) // BLOCK * BLOCK - q if BACK else q
             inside = i < P - p
             e = load(noise + e_at + p + i, inside, WHOLE, ACC) if noise is not None else None
-            u = fetch_noisy(x + at + p + i, e, k, inside, WHOLE, ACC, DROP)
-            put(y + at + p + i, normalized_act(u, mu, r, s, b, SLOPE, GAIN), inside, WHOLE, DROP)
+            u = noisy(x + at + p + i, e, k, inside, WHOLE, ACC, DROP)
+            store(y + at + p + i, normalized_act(u, mu, r, s, b, SLOPE, GAIN), inside, WHOLE, DROP)
 
 
 @triton.jit(do_not_specialize=["planes"])
@@ -150,8 +123,8 @@ def instance_norm_act_planes_grad_kernel(
         for p in tl.range(0, P, BLOCK, num_stages=STAGES):
             inside = i < P - p
             e = load(noise + e_at + p + i, inside, WHOLE, ACC) if noise is not None else None
-            u = fetch_noisy(x + at + p + i, e, k, inside, WHOLE, ACC, KEEP)
-            dz = fetch(g + at + p + i, inside, WHOLE, ACC, KEEP)
+            u = noisy(x + at + p + i, e, k, inside, WHOLE, ACC, KEEP)
+            dz = load(g + at + p + i, inside, WHOLE, ACC, KEEP)
             dz, h = normalized_act_grad(dz, u, mu, r, s, b, SLOPE, GAIN)
             sum_dz += dz
             sum_dz_h += tl.where(inside, dz * h, 0.0)
@@ -164,12 +137,12 @@ def instance_norm_act_planes_grad_kernel(
                 p = (P - 1) // BLOCK * BLOCK - q if BACK else q
                 inside = i < P - p
                 e = load(noise + e_at + p + i, inside, WHOLE, ACC) if noise is not None else None
-                u = fetch_noisy(x + at + p + i, e, k, inside, WHOLE, ACC, DROP)
-                dz = fetch(g + at + p + i, inside, WHOLE, ACC, DROP)
+                u = noisy(x + at + p + i, e, k, inside, WHOLE, ACC, DROP)
+                dz = load(g + at + p + i, inside, WHOLE, ACC, DROP)
                 dz, h = normalized_act_grad(dz, u, mu, r, s, b, SLOPE, GAIN)
                 du = instance_norm_grad(dz, h, r, s, of_dz / P, of_dz_h / P)
                 if dx is not None:
-                    put(dx + at + p + i, du, inside, WHOLE, DROP)
+                    store(dx + at + p + i, du, inside, WHOLE, DROP)
                 if dstrength is not None:
                     sum_du_noise += tl.where(inside, du * e, 0.0)
             if dstrength is not None:

@@ -18,11 +18,10 @@ from typing import NamedTuple
 
 import torch
 
-import kernels
 from kernels import instance_norm_act_planes as planes
 from kernels.instance_norm_act_planes import Config
 from kernels.precompile import compile_ahead
-from kernels.tuning import Bench, make_call, write
+from kernels.tuning import Bench, keep, make_call, refused
 
 SHAPE, FEW = (8, 512, 256, 256), (2, 512, 256, 256)  # timed; compiled for, with the same kernels
 DIRECTIONS, DTYPES = ("forward", "backward"), ("bfloat16", "float32")
@@ -155,9 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--seconds", type=float, default=22.0, help="for all of it, about (default: 22)")
     parser.add_argument("--json", type=Path, default=Path("planes_tuning.json"))
     options = parser.parse_args(arguments)
-    why = kernels.available() or (None if torch.cuda.is_available() else "no CUDA GPU that PyTorch can use")
-    if why:
-        print(f"kernels.planes_tuning: {why}", file=sys.stderr)
+    if refused("kernels.planes_tuning"):
         return 2
     deadline = time.monotonic() + options.seconds
     keys = [
@@ -165,12 +162,8 @@ def main(arguments: list[str] | None = None) -> int:
         for dtype in options.dtype or DTYPES
         for direction in options.direction or DIRECTIONS
     ]
-    with torch.cuda.stream(torch.cuda.Stream()):
-        timed = []
-        for rows in tune(keys, deadline):
-            timed += rows
-            print(report(rows), flush=True)
-            write(options.json, "planes tuning", timed)
+    found = tune(keys, deadline)
+    keep(options.json, "planes tuning", ((report(rows), rows) for rows in found))
     return 0
 
 

@@ -257,17 +257,17 @@ def within(i, n):
 
 
 @triton.jit
-def load(pointers, inside, WHOLE: tl.constexpr, ACC: tl.constexpr):
-    """Values as ACC, zero where not inside; WHOLE: all of them are."""
+def load(pointers, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.constexpr = ""):
+    """Values as ACC, zero where not inside; WHOLE: all of them are. EVICT: how soon the cache may drop them."""
     if WHOLE:
-        return tl.load(pointers).to(ACC)
+        return tl.load(pointers, eviction_policy=EVICT).to(ACC)
     else:
-        return tl.load(pointers, inside, 0.0).to(ACC)
+        return tl.load(pointers, inside, 0.0, eviction_policy=EVICT).to(ACC)
 
 
 @triton.jit
-def store(pointers, values, inside, WHOLE: tl.constexpr):
+def store(pointers, values, inside, WHOLE: tl.constexpr, EVICT: tl.constexpr = ""):
     if WHOLE:
-        tl.store(pointers, values)
+        tl.store(pointers, values, eviction_policy=EVICT)
     else:
-        tl.store(pointers, values, inside)
+        tl.store(pointers, values, inside, eviction_policy=EVICT)

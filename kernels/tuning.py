@@ -16,7 +16,7 @@ import statistics
 import sys
 import time
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, nullcontext
 from pathlib import Path
 
@@ -259,6 +259,24 @@ def write(path: Path, kind: str, timed: list[dict]) -> None:
     path.write_text(json.dumps({"schema": 1, "kind": kind} | gpu | {"timed": timed}, indent=1))
 
 
+def refused(program: str) -> bool:
+    """Whether nothing can be timed here; then one line has said why."""
+    why = kernels.available() or (None if torch.cuda.is_available() else "no CUDA GPU that PyTorch can use")
+    if why:
+        print(f"{program}: {why}", file=sys.stderr)
+    return bool(why)
+
+
+def keep(path: Path, kind: str, found: Iterable[tuple[str, list[dict]]]) -> None:
+    """Print what is found, a text with its rows at a time, and write all rows so far: on a stream of their own."""
+    timed: list[dict] = []
+    with torch.cuda.stream(torch.cuda.Stream()):
+        for text, rows in found:
+            timed += rows
+            print(text, flush=True)
+            write(path, kind, timed)
+
+
 def main(arguments: list[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="python -m kernels.tuning", description=__doc__.split("\n\n")[0])
     parser.add_argument(
@@ -271,9 +289,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--minutes", type=float, default=3.0, help="for all keys together (default: 3)")
     parser.add_argument("--json", type=Path, default=Path("tuning.json"))
     options = parser.parse_args(arguments)
-    why = kernels.available() or (None if torch.cuda.is_available() else "no CUDA GPU that PyTorch can use")
-    if why:
-        print(f"kernels.tuning: {why}", file=sys.stderr)
+    if refused("kernels.tuning"):
         return 2
     dtype = getattr(torch, options.dtype)
     architecture, _ = tiles.processor(torch.device("cuda", torch.cuda.current_device()))
@@ -282,13 +298,14 @@ def main(arguments: list[str] | None = None) -> int:
         for direction in options.direction or DIRECTIONS
         for op in options.op or OPS
     ]
-    start, rows = time.monotonic(), []
-    with torch.cuda.stream(torch.cuda.Stream()):
+    start = time.monotonic()
+
+    def found() -> Iterator[tuple[str, list[dict]]]:
         for i, key in enumerate(keys, 1):
-            found = list(tune(key, dtype, start + 60 * options.minutes * i / len(keys)))
-            rows += found
-            print(report(key, found), flush=True)
-            write(options.json, "tuning", rows)
+            rows = list(tune(key, dtype, start + 60 * options.minutes * i / len(keys)))
+            yield report(key, rows), rows
+
+    keep(options.json, "tuning", found())
     return 0
 
 

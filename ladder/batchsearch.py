@@ -40,7 +40,7 @@ def search(
     def in_time() -> bool:
         return len(tried) == before or clock() - begin < limit_s
 
-    low = max((each["batch"] for each in tried if each["reason"] is None), default=None)
+    low = largest(tried)
     high = min((each["batch"] for each in tried if each["reason"] is not None), default=None)
     batch = start if low is None else 2 * low
     while high is None and batch <= most and in_time():
@@ -62,5 +62,9 @@ def search(
 
 def cut_short(tried: list[dict[str, Any]]) -> dict[str, Any]:
     """What `search` would have returned, had its time been over after these tries."""
-    fitted = [each["batch"] for each in tried if each["reason"] is None]
-    return {"batch": max(fitted, default=None), "settled": False, "tried": tried}
+    return {"batch": largest(tried), "settled": False, "tried": tried}
+
+
+def largest(tried: list[dict[str, Any]]) -> int | None:
+    """The largest batch that fitted."""
+    return max((each["batch"] for each in tried if each["reason"] is None), default=None)

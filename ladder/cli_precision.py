@@ -17,8 +17,6 @@ from ladder.errors import UserError
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "precision"
 CHARTS = ROOT / "results" / "charts"
-SMOKE_NOTE = "CPU smoke test: not to be quoted"
-FEWEST_ROUNDS = 3
 ENGINE = ("precisionrun",)  # what times a row, beside what times a rung
 SMOKE = {
     "resolution": 8,
@@ -90,7 +88,7 @@ def precision(
     FP16 trains with a loss scale for G and one for D; their history is followed and drawn. FP8 is tried in the fully
     connected layers. The article's claims (twice the throughput, memory halved, batch doubled) get a line each.
     """
-    from ladder import catalog, machine
+    from ladder import catalog, machine, results
     from ladder import precision as measuring
     from stylegan_lite.config import Workload
 
@@ -110,7 +108,7 @@ def precision(
         names,
         _of(bases),
         ladder_name,
-        rounds or (1 if cpu else FEWEST_ROUNDS),
+        rounds or (1 if cpu else results.FEWEST_ROUNDS),
         cycles or (1 if cpu else 2),
         seed,
         parity,
@@ -152,14 +150,14 @@ def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) ->
 
 def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str, Any]:
     """The result to go on with. UserError, one line, where it is of something else, or of other code."""
-    from ladder import measured, record, results, validate
+    from ladder import measured, results, validate
 
     if problem := validate.problem_of(path):
         raise UserError(f"{path}: {problem}")
     found = results.parse(path.read_bytes())
     if found.get("kind") != "precision":
         raise UserError(f"{path}: not a result of ladder precision")
-    head = record.head("precision", name, plan.workload) | {measured.KEY: measured.digests(also=ENGINE)}
+    head = head_of(name, plan)
     now = head | {"machine": facts["name"], "torch": facts["torch"]}
     then = found | {"machine": found["machine"]["name"], "torch": found["machine"]["torch"]}
     for key in ("machine", "torch", "workload"):
@@ -168,6 +166,13 @@ def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str
     if differing := measured.differences(found, head):
         raise UserError(f"{path}: of other code: cannot be gone on with: {'; '.join(differing)}")
     return found
+
+
+def head_of(name: str, plan: Any) -> dict[str, Any]:
+    """What a result that begins now says of itself and of the code that it measures."""
+    from ladder import measured, record
+
+    return record.head("precision", name, plan.workload) | {measured.KEY: measured.digests(also=ENGINE)}
 
 
 def run(
@@ -183,7 +188,7 @@ def run(
 
     What is there is written to ``out`` after each part, for whoever is not given the time to end.
     """
-    from ladder import fp8probe, machine
+    from ladder import fp8probe, machine, sources
     from ladder import precision as measuring
     from ladder.pool import Pool, device_lock
     from ladder.stopping import stop_on_sigterm
@@ -194,11 +199,13 @@ def run(
         measuring.resumed(found, before["rows"])
     known = before or {"fp8": {}, "history": None}
     seen: dict[str, Any] = {"fp8": known["fp8"], "history": known["history"]}
+    head = head_of(name, plan)
+    head |= sources.gone_on_with(before, head) if before else {}
     started = before["started"] if before else datetime.now(timezone.utc).isoformat(timespec="seconds")
 
     def result(complete: bool) -> dict[str, Any]:
         took = round(time.monotonic() - begin + (before["seconds"] if before else 0), 1)
-        made = assemble(plan, name, facts, found, seen, complete, before)
+        made = assemble(plan, head, facts, found, seen, complete)
         return made | {"started": started, "seconds": took}
 
     def save(history: dict[str, Any] | None) -> None:
@@ -222,27 +229,18 @@ def run(
 
 def assemble(
     plan: Any,
-    name: str,
+    head: dict[str, Any],
     facts: dict[str, Any],
     found: list[dict[str, Any]],
     seen: dict[str, Any],
     complete: bool,
-    before: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
-    """The result as it stands, without when it was made; `before` is the one that it goes on with."""
-    from ladder import measured, precisionreport, record, sources
+    """The result as it stands, without when it was made."""
     from ladder import precision as measuring
+    from ladder import precisionreport, results
 
     measuring.derive(found)
-    result = record.head("precision", name, plan.workload) | {measured.KEY: measured.digests(also=ENGINE)}
-    if before:
-        result |= sources.all_commits([before, result])
-        result["dirty"] = bool(before["dirty"] or result["dirty"]) if result["commit"] else result["dirty"]
-    notes = [SMOKE_NOTE] * (plan.device == "cpu")
-    notes += [f"fewer than {FEWEST_ROUNDS} rounds: not to be quoted"] * (plan.rounds < FEWEST_ROUNDS)
-    notes += ["dirty work tree: not to be published"] * bool(result["dirty"])
-    notes += [] if complete else ["interrupted"]
-    return result | {
+    return head | {
         "machine": facts,
         "complete": complete,
         "protocol": {
@@ -253,7 +251,7 @@ def assemble(
             "parity": plan.parity,
             "batch_seconds": plan.batch_seconds,
             "steps": plan.steps,
-            "notes": notes,
+            "notes": results.cautions(plan.device, plan.rounds, head["dirty"], complete),
         },
         "rows": found,
         **seen,

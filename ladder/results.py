@@ -12,13 +12,15 @@ import math
 import os
 import re
 import tempfile
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ladder.errors import UserError
 
 SCHEMA = 1
+SMOKE_NOTE = "CPU smoke test: not to be quoted"
+FEWEST_ROUNDS = 3  # of what is quoted
 STATUSES = ("ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")
 OUT = STATUSES[2:]  # what takes a rung out of a run
 SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
@@ -123,6 +125,16 @@ def fit(data: Any) -> Any:
     if isinstance(data, dict):
         return {key: fit(value) for key, value in data.items()}
     return [fit(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def cautions(
+    device: str, rounds: int, dirty: bool | None, complete: bool, also: Sequence[str] = ()
+) -> list[str]:
+    """Why the figures of a result must not be quoted, if they must not; `also` are reasons of its kind."""
+    found = [SMOKE_NOTE] * (device == "cpu")
+    found += [f"fewer than {FEWEST_ROUNDS} rounds: not to be quoted"] * (rounds < FEWEST_ROUNDS)
+    found += [*also, *["dirty work tree: not to be published"] * bool(dirty)]
+    return found + ["interrupted"] * (not complete)
 
 
 def commit_words(result: dict[str, Any]) -> str:

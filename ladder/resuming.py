@@ -35,8 +35,7 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
             raise UserError(f"{path}: --resume: another {part} than this file's was asked for")
     if found := measured.differences(result, fresh):
         raise UserError(f"{path}: --resume: other code is measured here: {'; '.join(found)}; start a new run")
-    result["dirty"] = bool(result["dirty"] or fresh["dirty"]) if result["commit"] else result["dirty"]
-    result |= sources.all_commits([result, fresh])
+    result |= sources.gone_on_with(result, fresh)
     for rung in [*result["rungs"], *result["twins"]]:
         if rung["status"] in ("failed", "skipped"):
             rung.pop("failed_at", None)

@@ -6,6 +6,7 @@ import math
 from typing import Any
 
 from ladder import measured, results
+from ladder.batchsearch import largest
 from ladder.rules import fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
     CODE,
@@ -140,8 +141,7 @@ def contradiction(data: dict[str, Any]) -> str | None:
         if any(each.get("beside") and each["device_gib"] is not None for each in row["rounds"]):
             return f"{row['precision']} on the {row['on']}: device_gib of a round that had others beside it"
         if row["largest"] and row["largest"]["batch"] is not None:
-            fitted = [each["batch"] for each in row["largest"]["tried"] if each["reason"] is None]
-            if row["largest"]["batch"] != max(fitted, default=None):
+            if row["largest"]["batch"] != largest(row["largest"]["tried"]):
                 return (
                     f"{row['precision']} on the {row['on']}: the largest batch is none of those that fitted"
                 )

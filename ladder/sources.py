@@ -41,6 +41,12 @@ def all_commits(found: Iterable[Mapping[str, Any]]) -> dict[str, Any]:
     return {"commit": found[-1]["commit"] if known else None} | ({"commits": seen} if len(seen) > 1 else {})
 
 
+def gone_on_with(before: Mapping[str, Any], now: Mapping[str, Any]) -> dict[str, Any]:
+    """What a result says of its code that was begun as `before` and is gone on with: its commits, and whether dirty."""
+    dirty = bool(before["dirty"] or now["dirty"]) if before["commit"] else before["dirty"]
+    return all_commits([before, now]) | {"dirty": dirty}
+
+
 def end(result: Mapping[str, Any]) -> int:
     """The number after that of the last round of any rung or twin."""
     return max((visit["round"] + 1 for each in records(result) for visit in each["rounds"]), default=0)

@@ -97,11 +97,12 @@ def test_a_bench_times_what_it_is_given_and_the_table_s_where_that_is_nothing(mo
     assert taken == [choice, choose(*key)] and choice != choose(*key)
 
 
-def test_without_a_gpu_it_says_so_in_one_line():
+@pytest.mark.parametrize("program", ["kernels.tuning", "kernels.filter_tuning", "kernels.planes_tuning"])
+def test_without_a_gpu_it_says_so_in_one_line(program):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", "kernels.tuning"]
+    command = [sys.executable, "-m", program]
     done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, "kernels.tuning: no CUDA GPU that PyTorch can use\n")
+    assert (done.returncode, done.stderr) == (2, f"{program}: no CUDA GPU that PyTorch can use\n")
 
 
 @pytest.mark.gpu

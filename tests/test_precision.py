@@ -5,7 +5,17 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from ladder import cli, cli_precision, machine, pool, precision, precisionchart, precisionreport, scalehistory
+from ladder import (
+    cli,
+    cli_precision,
+    machine,
+    pool,
+    precision,
+    precisionchart,
+    precisionreport,
+    results,
+    scalehistory,
+)
 from ladder.errors import UserError
 from stylegan_lite.config import Workload
 from tests import made_up
@@ -239,7 +249,7 @@ def test_a_smoke_run_on_the_cpu_is_gone_on_with_and_its_files_are_not_to_be_quot
     run = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
     assert run.exit_code == 0, run.output
     found = json.loads((out / partial.name.replace("-partial", "")).read_text())
-    assert judge(tmp_path, found) is None and cli_precision.SMOKE_NOTE in found["protocol"]["notes"]
+    assert judge(tmp_path, found) is None and results.SMOKE_NOTE in found["protocol"]["notes"]
     assert found["commits"] == ["a" * 40, found["commit"]]
     assert found["rows"][0]["rounds"] == before["rows"][0]["rounds"] and not partial.exists()
     rows = {row["precision"]: row for row in found["rows"]}

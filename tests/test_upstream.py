@@ -8,7 +8,7 @@ import pytest
 import torch
 from click.testing import CliRunner
 
-from ladder import cli, cli_upstream, validate
+from ladder import cli, cli_upstream, results, validate
 from ladder.errors import UserError
 from ladder.upstream import measuring, source, step
 from stylegan_lite.config import Workload
@@ -160,7 +160,7 @@ def test_both_are_timed_in_turn_and_the_file_is_accepted(clone, workload, tmp_pa
     assert min(ratios) <= result["ratio"]["median"] <= max(ratios)
     assert str(tmp_path) not in path.read_text()
     page = path.with_suffix(".md").read_text()
-    assert "times as fast" in page and "neither parity nor receipts" in page and measuring.SMOKE_NOTE in page
+    assert "times as fast" in page and "neither parity nor receipts" in page and results.SMOKE_NOTE in page
     for change, says in (
         (lambda r: r["programs"][0].update(step_ms=1.0), "upstream: step_ms is not what its rounds say"),
         (lambda r: r["ratio"].update(median=50.0), "ratio: not what the rounds say"),

@@ -66,8 +66,7 @@ def on_gpu(kind: str, workload_name: str, copies: int, minutes: float, tell: Tel
     shown = {"name": name, **workload, "data": pictures.source}
     result = fresh = _new(kind, facts, shown, rung, copies)
     if path.is_file() and _same(kept := results.parse(path.read_bytes()), fresh):
-        dirty = bool(kept["dirty"] or fresh["dirty"])
-        result = kept | {"complete": False, "dirty": dirty} | sources.all_commits([kept, fresh])
+        result = kept | {"complete": False} | sources.gone_on_with(kept, fresh)
     trial = Trial(result, {**workload, "data": pictures.path}, path, 60 * minutes, tell=tell)
     return trial.run(), path
 

@@ -19,8 +19,6 @@ from ladder.upstream import source, step
 
 UPSTREAM, OURS = "upstream", "ours"
 ENGINE = ("upstream/step", "upstream/source", "regressions/interleaving")
-LEAST_ROUNDS = 3
-SMOKE_NOTE = "CPU smoke test: not to be quoted"
 Tell = Callable[[str], None]
 Result = dict[str, Any]
 
@@ -183,13 +181,9 @@ def derive(result: Result) -> None:
 def notes(result: Result) -> list[str]:
     """Why the figure must not be quoted, if it must not."""
     counted = min(len(program["rounds"]) for program in result["programs"])
-    found = [SMOKE_NOTE] * (result["machine"]["device"] == "cpu")
-    found += [f"fewer than {LEAST_ROUNDS} rounds: not to be quoted"] * (counted < LEAST_ROUNDS)
-    found += ["neither parity nor receipts of ours were asked for: not to be quoted"] * (
-        not result["protocol"]["inspected"]
-    )
-    found += ["dirty work tree: not to be published"] * bool(result["dirty"])
-    return found + ["interrupted"] * (not result["complete"])
+    unseen = ["neither parity nor receipts of ours were asked for: not to be quoted"]
+    also = unseen * (not result["protocol"]["inspected"])
+    return results.cautions(result["machine"]["device"], counted, result["dirty"], result["complete"], also)
 
 
 def said(result: Result) -> str:
