@@ -48,7 +48,7 @@ def instance_norm_grad_grad(dz, v, h, rstd, scale, ddscale, ddbias, A, B, V, W, 
 
 
 @triton.jit
-def noisy(pointers, e, k, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.constexpr = ""):
+def noisy(pointers, e, k, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.constexpr = None):
     """Values + noise * strength; e is None where there is no noise."""
     u = load(pointers, inside, WHOLE, ACC, EVICT)
     if e is not None:

@@ -53,10 +53,13 @@ class Walk(NamedTuple):
 # of the cache then: where they took 1.1 of it, 83% of the second reads missed. One may take more than there is, as it
 # beats a third pass even if some miss (docs/log.md); what does is what was read first, if the second read goes
 # backwards. 16 numbers a thread are two accesses of 16 bytes, or four. Marks only where planes push each other out:
-# what is written may be read soon. Reckoned, not yet tuned.
+# what is written may be read soon. The rows with marks were found by `kernels.planes_tuning` on an H200.
 CONFIGS: tuple[tuple[float, Config | None], ...] = (
     (0.25, Config(2, 4096, 8)),
-    (1.2, Config(1, 8192, 16, hints=True, back=True)),
+    (0.56, Config(2, 4096, 16, stages=3, again=1, hints=True, back=True)),
+    (0.83, Config(1, 16384, 32, stages=1, again=1, hints=True, back=True)),
+    (1.2, Config(1, 8192, 16, stages=1, again=1, hints=True, back=True)),
+    (1.7, Config(1, 8192, 32, stages=1, again=1, hints=True, back=True)),
 )
 _forced: list[Config | None] = []
 
@@ -71,8 +74,8 @@ def instance_norm_act_planes_kernel(
     AGAIN: tl.constexpr, HINTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """y, and mean and rstd of each plane of u = x + noise * strength. Only the last block of a plane may be partial."""
-    KEEP: tl.constexpr = "evict_last" if HINTS else ""
-    DROP: tl.constexpr = "evict_first" if HINTS else ""
+    KEEP: tl.constexpr = "evict_last" if HINTS else None
+    DROP: tl.constexpr = "evict_first" if HINTS else None
     i = tl.arange(0, BLOCK)
     k = tl.load(strength).to(ACC) if strength is not None else None
     seen = tl.maximum((P - i + BLOCK - 1) // BLOCK, 0).to(ACC)  # numbers at each position
@@ -111,8 +114,8 @@ def instance_norm_act_planes_grad_kernel(
 ):  # fmt: skip
     """The sums over each plane that are dscale and dbias, then dx and each plane's part of dstrength, where wanted."""
     TWICE: tl.constexpr = dx is not None or dstrength is not None
-    KEEP: tl.constexpr = "evict_last" if HINTS and TWICE else ""
-    DROP: tl.constexpr = "evict_first" if HINTS else ""
+    KEEP: tl.constexpr = "evict_last" if HINTS and TWICE else None
+    DROP: tl.constexpr = "evict_first" if HINTS else None
     i = tl.arange(0, BLOCK)
     k = tl.load(strength).to(ACC) if strength is not None else None
     for plane in tl.range(tl.program_id(0), planes, tl.num_programs(0)):

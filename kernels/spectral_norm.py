@@ -104,9 +104,11 @@ def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     acc, cover = accumulator(weights[0].dtype), _cover(_layers(weights))
     t, arrived = _rows(weights, vs, cover, counters=True)
     s = weights[0].new_empty((cover.s_total,), dtype=acc)
+    # Without fused products: Triton 3.6 joins a square with a neighbour's sum, which is another number in each lane.
     spectral_columns_kernel[(cover.s_jobs,)](
-        weights, tuple(us), tuple(vs), t, s, arrived, EPS, ACC=tl_accumulator(acc), **cover.columns
-    )
+        weights, tuple(us), tuple(vs), t, s, arrived, EPS,
+        ACC=tl_accumulator(acc), enable_fp_fusion=False, **cover.columns,
+    )  # fmt: skip
     # A backward pass that still needs the old ones must fail.
     torch.autograd.graph.increment_version([*us, *vs])
 

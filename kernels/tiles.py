@@ -257,7 +257,7 @@ def within(i, n):
 
 
 @triton.jit
-def load(pointers, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.constexpr = ""):
+def load(pointers, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.constexpr = None):
     """Values as ACC, zero where not inside; WHOLE: all of them are. EVICT: how soon the cache may drop them."""
     if WHOLE:
         return tl.load(pointers, eviction_policy=EVICT).to(ACC)
@@ -266,7 +266,7 @@ def load(pointers, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.con
 
 
 @triton.jit
-def store(pointers, values, inside, WHOLE: tl.constexpr, EVICT: tl.constexpr = ""):
+def store(pointers, values, inside, WHOLE: tl.constexpr, EVICT: tl.constexpr = None):
     if WHOLE:
         tl.store(pointers, values, eviction_policy=EVICT)
     else:

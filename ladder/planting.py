@@ -39,13 +39,33 @@ def checkout(folder: Path, seconds: float, where: str, source: Path = ROOT) -> P
 
 
 def slowed(step: Any, seconds: float, where: str) -> Any:
-    """`step`, which from now on waits after each `PHASE` that it runs: once a step, warm-up and capture left alone."""
-    real, wait = step.run_phase, WAITS[where](seconds)
+    """`step`, which from now on waits once a step, after `PHASE` where that is launched alone, else after the whole.
 
-    def run_phase(phase: str) -> None:
-        real(phase)
+    Warm-up and capture are left alone. A step that is never kept waiting says so where it is asked for NaN.
+    """
+    run_phase, run = step.run_phase, getattr(step, "run", None)
+    check_finite, wait, waits = step.check_finite, WAITS[where](seconds), 0
+
+    def keep_waiting() -> None:
+        nonlocal waits
+        wait()
+        waits += 1
+
+    def alone(phase: str) -> None:
+        run_phase(phase)
         if phase == PHASE:
-            wait()
+            keep_waiting()
 
-    step.run_phase = run_phase
+    def whole(phases: tuple[str, ...]) -> None:
+        before = waits
+        run(phases)
+        if PHASE in phases and waits == before:
+            keep_waiting()
+
+    def check() -> str | None:
+        return check_finite() or (None if waits else "the planted wait was never reached")
+
+    step.run_phase, step.check_finite = alone, check
+    if run is not None:
+        step.run = whole
     return step

@@ -145,29 +145,29 @@ def test_only_what_is_needed_is_computed(walked):
 
 
 @pytest.mark.parametrize(
-    ("shape", "layout", "dtype", "tensors", "count"),
+    ("shape", "layout", "dtype", "tensors", "count", "marks"),
     [
-        ((8, 512, 256, 256), "nchw", torch.bfloat16, 1, 132),
-        ((8, 512, 128, 128), "nchw", torch.bfloat16, 1, 264),
-        ((8, 512, 128, 128), "nchw", torch.bfloat16, 2, 264),
-        ((8, 512, 128, 128), "nchw", torch.float32, 2, 132),
-        ((8, 512, 256, 256), "nchw", torch.bfloat16, 2, 132),
-        ((8, 512, 256, 256), "nchw", torch.float32, 1, 132),
-        ((8, 512, 256, 256), "nchw", torch.float32, 2, 0),  # more than the cache holds
-        ((8, 512, 256, 256), "nhwc", torch.bfloat16, 1, 0),
-        ((8, 512, 16, 16), "nchw", torch.bfloat16, 1, 0),
-        ((1, 64, 256, 256), "nchw", torch.bfloat16, 1, 0),  # fewer than two for each multiprocessor
-        ((8, 64, 1024, 1024), "nchw", torch.bfloat16, 1, 0),
+        ((8, 512, 256, 256), "nchw", torch.bfloat16, 1, 264, True),
+        ((8, 512, 128, 128), "nchw", torch.bfloat16, 1, 264, False),
+        ((8, 512, 128, 128), "nchw", torch.bfloat16, 2, 264, False),
+        ((8, 512, 128, 128), "nchw", torch.float32, 2, 264, True),
+        ((8, 512, 256, 256), "nchw", torch.bfloat16, 2, 132, True),
+        ((8, 512, 256, 256), "nchw", torch.float32, 1, 132, True),
+        ((8, 512, 256, 256), "nchw", torch.float32, 2, 132, True),
+        ((8, 512, 512, 512), "nchw", torch.bfloat16, 1, 0, False),  # more than twice what the cache holds
+        ((8, 512, 256, 256), "nhwc", torch.bfloat16, 1, 0, False),
+        ((8, 512, 16, 16), "nchw", torch.bfloat16, 1, 0, False),
+        ((1, 64, 256, 256), "nchw", torch.bfloat16, 1, 0, False),  # fewer than two for each multiprocessor
+        ((8, 64, 1024, 1024), "nchw", torch.bfloat16, 1, 0, False),
     ],
 )
-def test_when_it_is_the_way(shape, layout, dtype, tensors, count, monkeypatch):
+def test_when_it_is_the_way(shape, layout, dtype, tensors, count, marks, monkeypatch):
+    """Marks where planes push each other out."""
     monkeypatch.setattr(planes, "processor", lambda device: (90, 132))
     monkeypatch.setattr(planes, "cache_bytes", lambda device: 60 << 20)
     x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=ops.FORMATS[layout])
     how = planes.walk(x, tensors)
-    assert (how.programs if how else 0) == count
-    # As many threads on a multiprocessor, one program or two; marks where planes push each other out.
-    assert not how or (how.warps * how.programs, how.hints) == (16 * 132, count == 132)
+    assert (how.programs, how.hints) == (count, marks) if how else not count
 
 
 @pytest.mark.parametrize(

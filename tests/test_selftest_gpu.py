@@ -1,5 +1,6 @@
 """The self-test on a device, without one: planted code in real workers on a made-up clock, judged as on a GPU."""
 
+import collections
 import json
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ from ladder.errors import UserError
 from ladder.selftest_gpu import Group, SelfTest
 from ladder.selftest_judging import markdown, text
 from ladder.selftest_rounds import Program, Visitor, most_ahead
+from stylegan_lite import make_step
 from stylegan_lite.config import Recipe, Workload
 from tests.fake_nvml import UUID, FakeNvml
 from tests.small import SMALL
@@ -114,6 +116,41 @@ def test_the_real_step_takes_a_planted_wait(tmp_path: Path, monkeypatch: pytest.
     assert seen["planted"].record["samples_ms"][0] >= 100
     assert seen["planted"].built == seen["plain"].built
     assert seen["plain"].built["recipe"] == Recipe().to_dict()
+
+
+class Launched:
+    """Keeps what is launched."""
+
+    def __init__(self) -> None:
+        self.seen: list[str] = []
+
+    def replay(self) -> None:
+        self.seen.append("graph")
+
+
+@pytest.mark.parametrize("whole", [False, True])
+def test_a_step_is_kept_waiting_once_however_it_is_launched(
+    monkeypatch: pytest.MonkeyPatch, whole: bool
+) -> None:
+    """The real step's own way from a cycle to its graphs, with graphs that do nothing."""
+    step, graph = make_step(SMALL, {}, device="cpu"), Launched()
+    monkeypatch.setitem(planting.WAITS, "cpu", lambda seconds: lambda: graph.seen.append("wait"))
+    if whole:
+        step.recipe = Recipe(cuda_graphs=True, whole_step_graph=True)
+        step.graphs = step.held = collections.defaultdict(lambda: graph, {"G_main+D_main": graph})
+    else:
+        monkeypatch.setattr(step, "replay", lambda phase: graph.replay())
+    slowed = planting.slowed(step, 1.0, "cpu")
+    slowed.run(("G_main", "D_main"))
+    assert graph.seen == (["graph", "wait"] if whole else ["graph", "wait", "graph"])
+    assert slowed.check_finite() is None
+
+
+def test_a_wait_that_no_step_reaches_is_no_slowdown() -> None:
+    slowed = planting.slowed(make_step(SMALL, {}, device="cpu"), 1.0, "cpu")
+    assert "never reached" in slowed.check_finite()
+    slowed.run(("D_main",))
+    assert "never reached" in slowed.check_finite()
 
 
 def test_what_cannot_be_planted_is_refused(tmp_path: Path, clockwork: Path) -> None:

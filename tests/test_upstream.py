@@ -1,7 +1,10 @@
 """`ladder upstream`: a stand-in for NVIDIA's repository, its step beside ours, and files that validate."""
 
+import importlib
 import json
+import sys
 import textwrap
+import types
 from pathlib import Path
 
 import pytest
@@ -140,6 +143,25 @@ def test_its_configuration_is_that_of_its_command_line(clone):
     assert made.settings()["fast_double_backward"] is False
     with pytest.raises(RuntimeError, match="NVIDIA's bias_act did not build: no nvcc"):
         source.build_ops(made.modules)
+
+
+def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch):
+    """As NVIDIA's loader does, although torch no longer enters what it loads into `sys.modules`."""
+    from torch.utils import cpp_extension
+
+    built = types.ModuleType("made_up_plugin")
+    monkeypatch.setattr(cpp_extension, "load", lambda name, **options: built)
+    monkeypatch.setitem(sys.modules, "made_up_plugin", built)
+    monkeypatch.delitem(sys.modules, "made_up_plugin")  # and again after the test
+    before = cpp_extension.load
+
+    def build():
+        cpp_extension.load(name="made_up_plugin", sources=["a.cpp"])
+        return importlib.import_module("made_up_plugin") is built
+
+    ops = dict.fromkeys(source._OPS, types.SimpleNamespace(_init=build))
+    source.build_ops(source.Modules(None, None, None, ops))
+    assert cpp_extension.load is before
 
 
 def test_both_are_timed_in_turn_and_the_file_is_accepted(clone, workload, tmp_path):

@@ -8,6 +8,7 @@ import inspect
 import sys
 import types
 import warnings
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -69,12 +70,30 @@ def load(folder: Path) -> Modules:
 def build_ops(modules: Modules) -> None:
     """Compile and load the CUDA ops. RuntimeError where one falls back to its slow reference implementation."""
     for name in _OPS:
-        with warnings.catch_warnings(record=True) as said:
+        with _importable_extensions(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
             built = modules.ops[name]._init()
         if not built:
             why = str(said[-1].message).strip().splitlines() if said else []
             raise RuntimeError(f"NVIDIA's {name} did not build: {why[-1] if why else 'no reason was given'}")
+
+
+@contextlib.contextmanager
+def _importable_extensions() -> Iterator[None]:
+    """NVIDIA's loader imports by name what `cpp_extension.load` has just loaded: with the pybind11 of newer torch
+    (multi-phase initialization) nothing enters that name into `sys.modules`."""
+    from torch.utils import cpp_extension
+
+    load = cpp_extension.load
+
+    def entered(name: str, *arguments: Any, **options: Any) -> Any:
+        return sys.modules.setdefault(name, load(name, *arguments, **options))
+
+    cpp_extension.load = entered
+    try:
+        yield
+    finally:
+        cpp_extension.load = load
 
 
 def switch_gradfix(modules: Modules, device: str) -> bool:
