@@ -6,6 +6,7 @@ which knows no speed, but indices, barriers, shuffles and arithmetic.
 
 import math
 import shutil
+import sys
 
 import hypothesis
 import hypothesis.strategies as st
@@ -301,3 +302,24 @@ def test_fast_math_is_nearly_as_exact(layout):
         pytest.skip(reason)
     inputs = make_inputs((2, 16, 32, 32), layout, torch.float32, device="cuda")
     assert_near_float64(inputs, 1e-5, flags=cuda.Flags(fast_math=True))
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "forward", "backward"),
+    [
+        ((8, 512, 256, 256), torch.bfloat16, 512, 1024),
+        (
+            (8, 512, 256, 256),
+            torch.float32,
+            1024,
+            1024,
+        ),  # half a multiprocessor holds less than half of a plane
+        ((8, 512, 128, 128), torch.bfloat16, 256, 256),
+        ((8, 512, 8, 8), torch.bfloat16, 32, 32),
+    ],
+)
+def test_two_blocks_share_a_multiprocessor_where_both_planes_almost_fit(shape, dtype, forward, backward):
+    module, x = sys.modules["kernels.cuda.instance_norm_act"], torch.empty(shape, dtype=dtype, device="meta")
+    assert module._threads(None, x, 1, cuda.Flags(), pairs=True) == forward
+    assert module._threads(None, x, 1, cuda.Flags()) == backward
+    assert module._threads(None, x, 1, cuda.Flags(max_threads=64), pairs=True) == min(forward, 64)

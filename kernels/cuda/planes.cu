@@ -1,9 +1,10 @@
 // Fused instance norm and leaky ReLU in NCHW memory: one block for one plane, which it reads once.
 //
 // Between the statistics and their use a plane has to wait somewhere. A multiprocessor's shared memory holds 227 KB on
-// an H100 or H200: a plane of 256 x 256 in 16 bits whole. Of a larger one it holds the first part, and the rest is
-// read again, most likely from the L2 cache, because few blocks are on their way at a time. A thread reads from shared
-// memory only what it wrote there itself, so nobody waits. Each thread works on 16 bytes at a time (N elements).
+// an H100 or H200: a plane of 256 x 256 in 16 bits whole, or seven eighths of two. What does not fit, the end of a
+// plane, is read again, most likely from the L2 cache, because few blocks are on their way at a time. A thread reads
+// from shared memory only what it wrote there itself, so nobody waits. Each thread works on 16 bytes at a time (N
+// elements).
 
 #include "instance_norm.cuh"
 
