@@ -12,7 +12,7 @@ from ladder import spin
 from ladder.pool import ROOT
 
 PACKAGES = ("kernels", "stylegan_lite")
-WAITS = {"gpu": spin.gpu_wait, "cpu": spin.cpu_wait}
+WAITS = {"gpu": spin.gpu_wait, "cpu": spin.cpu_wait, "both": spin.wait_on_both}
 PHASE = "G_main"  # once a step
 _PATCH = """
 
@@ -27,7 +27,10 @@ def make_step(*arguments, **options):
 
 
 def checkout(folder: Path, seconds: float, where: str, source: Path = ROOT) -> Path:
-    """Copy the measured packages of `source` into `folder`, each of their steps `seconds` longer on "gpu" or "cpu"."""
+    """Copy the measured packages of `source` into `folder`, each of their steps `seconds` longer on `where`.
+
+    "gpu" and "cpu" lengthen a step that is bound there. "both" wait at the same time, which lengthens any step.
+    """
     if where not in WAITS or not seconds > 0:
         raise ValueError(f"{where}: {seconds} s cannot be planted")
     for name in PACKAGES:

@@ -59,6 +59,17 @@ def cpu_wait(seconds: float) -> Callable[[], None]:
     return wait
 
 
+def wait_on_both(seconds: float) -> Callable[[], None]:
+    """A function that keeps the current stream waiting and the calling thread busy, side by side."""
+    on_gpu, on_cpu = gpu_wait(seconds), cpu_wait(seconds)
+
+    def wait() -> None:
+        on_gpu()
+        on_cpu()
+
+    return wait
+
+
 def make_step(workload: dict, recipe: dict, *, device: str, seed: int = 0) -> "Spin":
     return (GpuSpin if device == "cuda" else Spin)(**recipe)
 
