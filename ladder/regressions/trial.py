@@ -30,7 +30,10 @@ from ladder.stopping import stop_on_sigterm
 OUT = ROOT / "results" / "selftest"
 COPIES = {"captured": 7, "eager": 4}
 ENGINE = ("planting", "regressions/interleaving")  # what times a program, beside what times a rung
-WAITS_ON = {"captured": "gpu", "eager": "both"}  # an eager step is bound by the host, or by the GPU if it is large
+WAITS_ON = {
+    "captured": "gpu",
+    "eager": "both",
+}  # an eager step is bound by the host, or by the GPU if it is large
 MINUTES = 9.0
 Tell = Callable[[str], None]
 Result = dict[str, Any]
