@@ -78,6 +78,7 @@ TABLE: dict[Key, Choice] = {
 }
 
 _chosen: dict[Key, Choice] = {}
+_noted: dict[tuple[str, str], str] = {}
 _forced: list[Choice] = []
 
 
@@ -105,13 +106,21 @@ def forced(choice: Choice) -> Iterator[None]:
         _forced.pop()
 
 
+def note(op: str, case: str, entry: NamedTuple) -> None:
+    """Remember for `used` what a table of another op decided: which of its cases a call is, and the entry."""
+    said = (f"{name} {value}" for name, value in entry._asdict().items() if value is not None)
+    _noted[op, case] = ", ".join(said)
+
+
 def used() -> list[dict]:
-    """The rows of the table that have decided in this process so far: what they name of a call, and their choice."""
+    """What has decided in this process so far: rows of the table, by what they name of a call, each with its choice;
+    then what was noted, as "op", "case" and "entry"."""
     rows = {row(key): choice for key, choice in _chosen.items()}
-    return [
+    own = [
         {name: value for name, value in key._asdict().items() if value is not None} | choice._asdict()
         for key, choice in sorted(rows.items(), key=lambda each: [str(value) for value in each[0]])
     ]
+    return own + [{"op": op, "case": case, "entry": said} for (op, case), said in sorted(_noted.items())]
 
 
 def chosen() -> list[dict]:

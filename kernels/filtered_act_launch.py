@@ -6,6 +6,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels import choices
 from kernels.filter_strip import TAPS
 from kernels.filtered_act_kernels import (
     act_filter_grad_grad_kernel,
@@ -82,7 +83,9 @@ NARROWEST = 12  # columns; tensor cores work on 16 channels and columns at least
 def config(name: str, nhwc: bool, capability: tuple[int, int], strips: bool = False) -> Config | Strip:
     """The entry of the tables that this GPU uses; strips: where `filter_strip` may be taken."""
     strip = (STRIPS.get((capability, name)) or STRIPS.get(name)) if strips else None
-    return strip or CONFIGS.get((capability, name, nhwc)) or CONFIGS[name, nhwc]
+    found = strip or CONFIGS.get((capability, name, nhwc)) or CONFIGS[name, nhwc]
+    choices.note(name, f"{'nhwc' if nhwc else 'nchw'}{' strip' if strip else ''}", found)
+    return found
 
 
 def fits(call: _Call, channels: int, dtype: torch.dtype) -> bool:

@@ -17,6 +17,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels import choices
 from kernels.instance_norm_act_kernels import instance_norm_grad, noisy, normalized_act, normalized_act_grad
 from kernels.noise import noise_stride
 from kernels.tiles import LONGEST, accumulator, is_nhwc, load, processor, store, tl, tl_accumulator, triton
@@ -190,7 +191,11 @@ def config(x: Tensor, tensors: int) -> Config | None:
     if _forced:
         return _forced[-1]
     share = cache_share(x, tensors)
-    return next((how for most, how in CONFIGS if share <= most), None)
+    for most, how in CONFIGS:
+        if share <= most:
+            choices.note("instance_norm_act planes", f"up to {most} of the L2 cache", how)
+            return how
+    return None
 
 
 def walk(x: Tensor, tensors: int = 1) -> Walk | None:

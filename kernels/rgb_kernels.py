@@ -10,6 +10,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
+from kernels import choices
 from kernels.bias_act import activate, activate_grad
 from kernels.sums import Sums
 from kernels.tiles import (
@@ -253,6 +254,7 @@ FEW = 256  # pixels: up to here one program sums all of a sample, and no second 
 def cover(shape: torch.Size, nhwc: bool, op: str, itemsize: int, device: torch.device) -> Tiling:
     """Tiles of the wide tensor; a thread's neighbouring elements fill 16 bytes."""
     config = CONFIGS[op]
+    choices.note("rgb", op, config)
     samples, channels, pixels = shape[0], shape[1], shape[2] * shape[3]
     small = "correlate" in op and pixels <= FEW
     vector = max(16 // itemsize, 1)

@@ -17,6 +17,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels import choices
 from kernels.tiles import (
     INTERPRETED,
     check_device,
@@ -290,7 +291,9 @@ class _Cover(NamedTuple):
 
 def config(nhwc: bool, up: int, down: int, capability: tuple[int, int]) -> Config:
     """The entry of the table that this GPU uses."""
-    return CONFIGS.get((capability, nhwc, up, down)) or CONFIGS[nhwc, up, down]
+    found = CONFIGS.get((capability, nhwc, up, down)) or CONFIGS[nhwc, up, down]
+    choices.note("upfirdn2d", f"{'nhwc' if nhwc else 'nchw'} up {up} down {down}", found)
+    return found
 
 
 @lru_cache(maxsize=4096)

@@ -73,9 +73,10 @@ def choice_lines(result: dict[str, Any]) -> list[str]:
     found, lines = result.get("choices"), []
     for each in map(_dict, found if isinstance(found, list) else []):
         of = ", ".join(f"{key} {each[key]}" for key in CHOICE_OF if key in each)
-        says = ", ".join(f"{key} {each[key]}" for key in CHOICE_SAYS if key in each)
+        says = ", ".join(f"{key} {each[key]}" for key in CHOICE_SAYS if key in each) or each.get("entry")
         rungs = each.get("rungs") if isinstance(each.get("rungs"), list) else []
-        where = f"{each.get('op')} {each.get('direction')}" + (f" ({of})" if of else "")
+        case = each.get("case", each.get("direction"))
+        where = f"{each.get('op')} {case}" + (f" ({of})" if of else "")
         lines.append(f"{where}: {says}; in {', '.join(map(str, rungs))}")
     return lines
 

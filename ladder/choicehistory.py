@@ -6,7 +6,8 @@ beside asv's result file (`ladder.asvnotes`). Whoever shows a step of a series n
     choicehistory.between(before, after, "rungs.Rung.samples_step_time", ["article", "fused_act"])
 
 A line is "bias_act backward 2B nhwc sm90 large: 4096/64/8/2/1": the call as far as the row names it (bytes of an
-element, memory format, architecture, size), then tile, columns, warps, programs for each SM, stages.
+element, memory format, architecture, size), then tile, columns, warps, programs for each SM, stages. Of other tables,
+which `kernels.choices.note` tells of: "upfirdn2d nhwc up 2 down 1: rows 8, cols 2, ...".
 """
 
 from __future__ import annotations
@@ -42,7 +43,7 @@ def key(benchmark: str, params: Iterable[str]) -> str:
 
 def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
     """Rows as `kernels.choices.used` gives them, as text for a note."""
-    return [f"{_call(row)}: {'/'.join(str(row.get(name)) for name in CHOICE)}" for row in rows]
+    return [f"{_call(row)}: {row.get('entry') or '/'.join(str(row.get(n)) for n in CHOICE)}" for row in rows]
 
 
 def leave(folder: Path, series: str, rows: Iterable[Mapping[str, Any]]) -> None:
@@ -82,7 +83,8 @@ def between(before: Path, after: Path, benchmark: str, params: Iterable[str]) ->
 
 
 def _call(row: Mapping[str, Any]) -> str:
-    return " ".join(shown.format(row[name]) for name, shown in CALL.items() if row.get(name) is not None)
+    shown = [how.format(row[name]) for name, how in CALL.items() if row.get(name) is not None]
+    return " ".join([*shown, *([row["case"]] if row.get("case") else [])])
 
 
 def _difference(old: str, new: str) -> str:

@@ -187,6 +187,14 @@ PARITY = fields(  # `ladder.parity`
     },
 )
 RECEIPTS = mapping(PART, fields({"engaged": FLAG, "lines": NOTES}), 64)  # `ladder.receipts`
+NOTED = fields(  # of other tables than that of `kernels.choices`
+    {
+        "op": IDENTIFIER,
+        "case": pattern(r"[ -~]{1,96}", "a line of printable ASCII"),
+        "entry": pattern(r"[ -~]{1,300}", "a line of printable ASCII"),
+        "rungs": items(PART, 100, least=1),
+    }
+)
 CHOICE = fields(  # `kernels.choices`: a row that decided, what it says, and in which rungs
     {
         "op": IDENTIFIER,
@@ -297,6 +305,6 @@ RESULT = fields(
         "noise": mapping(KIND, NOISE, 4),
         "gpu": maybe(RUN_GPU),
         "merged": items(MERGED, 100, least=2),
-        "choices": items(CHOICE, 100),
+        "choices": items(either(NOTED, CHOICE), 100),
     },
 )

@@ -20,6 +20,8 @@ def test_the_fields_are_those_of_the_kernels_table():
 
 def test_a_row_is_one_line_that_a_note_takes_whole():
     assert choicehistory.lines([ROW]) == ["bias_act backward 2B nhwc sm90 large: 4096/64/8/2/1"]
+    noted = {"op": "rgb", "case": "wide", "entry": "vectors 4, ahead 2"}
+    assert choicehistory.lines([noted]) == ["rgb wide: vectors 4, ahead 2"]
     rows = [key._asdict() | choice._asdict() for key, choice in table.TABLE.items()]
     lines = choicehistory.lines([*rows, *made_up.choices()])
     assert len({line.rpartition(":")[0] for line in lines[: len(rows)]}) == len(rows)  # a call names its row

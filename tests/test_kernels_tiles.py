@@ -8,9 +8,11 @@ from pathlib import Path
 import pytest
 import torch
 
+import kernels
 from kernels import choices, tiles
 
 ROOT = Path(__file__).parents[1]
+FILTER = (0.125, 0.375, 0.375, 0.125)
 SHAPES = [
     (8, 64, 256, 256),
     (8, 512, 4, 4),
@@ -62,12 +64,36 @@ def test_the_most_specific_row_of_the_table_decides_and_can_be_asked_for(monkeyp
     table[choices.Key("modulate", "forward", architecture=89)] = special
     monkeypatch.setattr(choices, "TABLE", table)
     monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "_noted", {})
     assert choices.choose("modulate", "forward", 2, "nhwc", 90, "large") == general
     assert choices.choose("modulate", "forward", 2, "nhwc", 89, "large") == special
     assert [(c["architecture"], c["tile"]) for c in choices.chosen()] == [(89, 128), (90, 64)]
     assert choices.choose("modulate", "forward", 4, "nchw", 90, "small") == general
     named = {"op": "modulate", "direction": "forward"}
     assert choices.used() == [named | {"architecture": 89} | special._asdict(), named | general._asdict()]
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "run"),
+    [
+        ("upfirdn2d", (2, 4, 8, 8), lambda x: kernels.upfirdn2d(x, FILTER, up=2)),
+        ("filter_act", (2, 4, 8, 8), lambda x: kernels.filter_act(x, FILTER)),
+        ("rgb", (2, 4, 8, 8), lambda x: kernels.to_rgb(x, torch.ones(3, 4, 1, 1), torch.ones(2, 4))),
+        (
+            "instance_norm_act planes",
+            (3, 88, 32, 32),
+            lambda x: kernels.instance_norm_act(x, *torch.ones(2, 3, 88)),
+        ),
+    ],
+)
+def test_what_other_tables_decide_is_told_with_the_rest(op, shape, run, monkeypatch):
+    monkeypatch.setattr(choices, "_noted", {})
+    for module in ("upfirdn2d", "filtered_act_launch", "rgb_kernels"):
+        for value in vars(sys.modules[f"kernels.{module}"]).values():
+            getattr(value, "cache_clear", lambda: None)()
+    run(torch.ones(shape))
+    (row,) = (each for each in choices.used() if each["op"] == op)
+    assert row["case"] and ("rows " in row["entry"] or "per_sm " in row["entry"])
 
 
 def test_dense_copies_only_what_must_be_copied():

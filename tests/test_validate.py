@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ladder import cli, gpustate, nvml, record, report, results, validate
+from ladder import checks, cli, gpustate, nvml, record, report, results, validate
 from tests import test_gpustate, test_measure
 from tests.fake_nvml import FakeNvml
 
@@ -126,12 +126,16 @@ def test_tile_choices_are_accepted_and_a_file_without_them(
     result = genuine()
     assert "choices" not in result and judge(tmp_path, result) is None
     monkeypatch.setattr(table, "_chosen", dict(table.TABLE))
+    monkeypatch.setattr(table, "_noted", {("upfirdn2d", "nhwc up 2 down 1"): "rows 8, cols 2"})
     for rung in ("fused_norm", "fused_act", "fused_act"):
         record.add_choices(result, rung, table.used())
     record.add_choices(result, "baseline", [])
     record.add_choices(result, "bf16", None)
     assert judge(tmp_path, result) is None and len(result["choices"]) > 20
     assert all(row["rungs"] == ["fused_norm", "fused_act"] for row in result["choices"])
+    assert any(
+        "upfirdn2d nhwc up 2 down 1: rows 8, cols 2; in" in line for line in checks.choice_lines(result)
+    )
     result["choices"][0]["path"] = "x"
     assert judge(tmp_path, result) == "choices[0]: unknown key 'path'"
 
