@@ -1,8 +1,8 @@
-"""The fused ops as asv benchmarks: seconds of one call, cold and hot L2, at the shapes of the workloads.
+"""The fused ops and their alternatives as asv benchmarks: seconds of one call, cold and hot L2, at workloads' shapes.
 
 Off unless they are asked for, because each of hundreds of combinations costs a process of several seconds:
-`asv run --bench kernels` (or `--bench "kernels.*256x256.*backward"`). `ladder kernels` measures the same cases beside
-their alternatives.
+`asv run --bench kernels.Kernel` (or `--bench "kernels.*256x256.*backward"`). `ladder kernels` measures the same cases,
+ours and the alternatives in turn: verdicts are its.
 
 asv stores results by position, so these lists may only grow at their end. A name says op, shape, precision and memory
 format; what an op takes is frozen by its fingerprint: an entry of `ladder.kernelcases` that changes its meaning needs a
@@ -234,7 +234,32 @@ class Kernel:
         return _measured(case, direction, "hot")
 
 
-def _measured(name: str, direction: str, temperature: str) -> list[float]:
+ALTERNATIVES = ["plain", "compile"]  # of `ladder.kernelbench`
+
+
+class Alternative:
+    """The same op in plain PyTorch, and that under torch.compile: what ours is held against, one at a time."""
+
+    params = (CASES, DIRECTIONS, ALTERNATIVES)  # literals, append-only
+    param_names = ("case", "direction", "alternative")
+    timeout = 600
+    version = "1"
+
+    def setup(self, case: str, direction: str, alternative: str) -> None:
+        Kernel.setup(self, case, direction)
+        if (alternative, direction) == ("compile", "double backward"):
+            raise NotImplementedError("torch.compile differentiates once, not twice")
+
+    def samples_cold(self, case: str, direction: str, alternative: str) -> list[float]:
+        """Seconds of one call; nothing it reads is in the L2 cache."""
+        return _measured(case, direction, "cold", alternative)
+
+    def samples_hot(self, case: str, direction: str, alternative: str) -> list[float]:
+        """Seconds of one call on the same buffers again and again."""
+        return _measured(case, direction, "hot", alternative)
+
+
+def _measured(name: str, direction: str, temperature: str, contender: str = "ours") -> list[float]:
     from ladder import kernelbench, kernelcases, machine
     from ladder.pool import device_lock
 
@@ -243,7 +268,7 @@ def _measured(name: str, direction: str, temperature: str) -> list[float]:
         raise SkipNotImplemented(f"{case.op} means something else now: it needs a new name")
     try:
         with device_lock(machine.device_key("cuda")):
-            seconds = kernelbench.ours_alone(case, direction, temperature)
+            seconds = kernelbench.alone(case, direction, temperature, contender)
     except AttributeError as error:
         raise SkipNotImplemented(f"this commit has no such op: {error}") from None
     if used := getattr(sys.modules.get("kernels.choices"), "used", None):

@@ -219,22 +219,25 @@ class Bench:
         return [call_of(row.case, row.direction, function, self.gpu.name) for _ in range(sets)]
 
 
-def ours_alone(case: Case, direction: str, temperature: str, repeats: int = LEAST_REPEATS) -> list[float]:
-    """Seconds of one call of our op, one value a fresh repeat; for a history over commits.
+def alone(
+    case: Case, direction: str, temperature: str, name: str = OURS, repeats: int = LEAST_REPEATS
+) -> list[float]:
+    """Seconds of one call of one contender, one value a fresh repeat; for a history over commits.
 
     Raises:
         AttributeError: this `kernels` has no such op.
     """
     gpu = Cuda()
     timer, samples = Timer(gpu), []
-    function = case.fused()
-    with gpu.running():
+    with compiling(), gpu.running():
+        torch.compiler.reset()
         moved = case.bytes(case.tensors(gpu.name), "backward" if direction == DIRECTIONS[2] else direction)
         row = Row(case, direction, None, moved or 1)
         bench = Bench(gpu, timer)
+        function = {OURS: case.fused, PLAIN: case.plain, COMPILE: bench._compiled(case)}[name]()
         while len(samples) < repeats:
             torch.manual_seed(len(samples))
-            seconds = bench._value(row, OURS, {OURS: function}, temperature)
+            seconds = bench._value(row, name, {name: function}, temperature)
             gpu.forget()
             if row.method is None:
                 row.method = EVENTS if seconds >= timer.rules.long_s else GRAPH

@@ -60,7 +60,7 @@ def here(monkeypatch):
 def test_what_a_machine_or_a_commit_cannot_do_is_not_applicable(here, monkeypatch):
     kernel = bench.Kernel()
     kernel.setup(FIRST, "forward")
-    monkeypatch.setattr(kernelbench, "ours_alone", lambda case, *_: case.fused())
+    monkeypatch.setattr(kernelbench, "alone", lambda case, *_: case.fused())
     monkeypatch.setattr(kernelcases, "_package", lambda name: getattr(types, name))
     with pytest.raises(SkipNotImplemented, match="no such op"):
         kernel.samples_cold(FIRST, "forward")
@@ -73,9 +73,25 @@ def test_what_a_machine_or_a_commit_cannot_do_is_not_applicable(here, monkeypatc
 
 
 def test_cold_and_hot_are_asked_for_by_name(here, monkeypatch):
-    monkeypatch.setattr(kernelbench, "ours_alone", lambda case, *rest: [case.name, *rest])
-    assert bench.Kernel().samples_cold(FIRST, "backward") == [FIRST, "backward", "cold"]
-    assert bench.Kernel().samples_hot(FIRST, "backward") == [FIRST, "backward", "hot"]
+    monkeypatch.setattr(kernelbench, "alone", lambda case, *rest: [case.name, *rest])
+    assert bench.Kernel().samples_cold(FIRST, "backward") == [FIRST, "backward", "cold", "ours"]
+    assert bench.Kernel().samples_hot(FIRST, "backward") == [FIRST, "backward", "hot", "ours"]
+
+
+@pytest.mark.parametrize("alternative", bench.ALTERNATIVES)
+def test_alternatives_of_an_op_have_series_of_their_own(here, monkeypatch, alternative):
+    monkeypatch.setattr(kernelbench, "alone", lambda case, *rest: [case.name, *rest])
+    kernel = bench.Alternative()
+    assert kernel.params[:2] == (bench.CASES, bench.DIRECTIONS) and alternative in kernelbench.CONTENDERS[1:]
+    kernel.setup(FIRST, "backward", alternative)
+    for temperature, samples in (("cold", kernel.samples_cold), ("hot", kernel.samples_hot)):
+        assert samples(FIRST, "backward", alternative) == [FIRST, "backward", temperature, alternative]
+    if alternative == "compile":
+        with pytest.raises(NotImplementedError, match="twice"):
+            kernel.setup(FIRST, "double backward", alternative)
+    here["capabilities"]["cuda"] = "needs a CUDA GPU"
+    with pytest.raises(NotImplementedError, match="CUDA"):
+        kernel.setup(FIRST, "forward", alternative)
 
 
 def test_they_run_only_if_they_are_asked_for(monkeypatch):
