@@ -133,6 +133,7 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
         "samples_ms": [1000 * s for s in seen["samples_s"]],
         "event_ms": None if seen["event_s"] is None else [1000 * s for s in seen["event_s"]],
         "main_ms": None if seen["main_s"] is None else 1000 * seen["main_s"],
+        "lazy_ms": seen.get("lazy_s") and {phase: 1000 * s for phase, s in seen["lazy_s"].items()},
         "prepare_s": prepared["prepare_s"],
         "capture_s": prepared.get("capture_s"),
         "cache_s": prepared.get("cache_s"),
@@ -205,6 +206,15 @@ def _derive_times(rung: dict[str, Any], batch: int) -> None:
     if busy := (rung.get("inspection") or {}).get("gpu_busy_ms"):
         rung["gpu_busy_ms"] = busy
         rung["host_bound"] = min(1.0, max(0.0, 1 - busy / rung["step_ms"]))
+
+
+def lazy_costs(rung: dict[str, Any]) -> dict[str, tuple[float, tuple[float, float] | None]]:
+    """What each lazy phase adds to a step that has it: {phase: (median over rounds in ms, its 95% interval)}."""
+    seen: dict[str, list[float]] = {}
+    for each in counted(rung):
+        for phase, ms in (each.get("lazy_ms") or {}).items():
+            seen.setdefault(phase, []).append(ms)
+    return {phase: (stats.median(values), stats.t_interval(values)) for phase, values in seen.items()}
 
 
 def _derive_costs(rung: dict[str, Any]) -> None:

@@ -128,6 +128,7 @@ ROUND = fields(
     {
         "event_ms": maybe(SAMPLES),
         "main_ms": maybe(MS),
+        "lazy_ms": maybe(mapping(PHASE, number(-1e8, 1e8), 16)),  # what a phase adds; noise may exceed it
         "prepare_s": SECONDS,
         "capture_s": maybe(SECONDS),
         "cache_s": maybe(SECONDS),

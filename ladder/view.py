@@ -15,6 +15,7 @@ from ladder.texts import at_commits, factor, number, pair, percent, plain
 
 GIB = 2**30
 ARTICLE = "one A100"
+LAZY = {"G_pl": "path length", "D_r1": "R1"}
 VERSUS = {
     modes.CUMULATIVE: "vs previous",
     modes.SOLO: "alone",
@@ -97,7 +98,7 @@ def view(result: dict[str, Any]) -> View:
         workload=_workload(result["workload"]),
         protocol=_protocol(result, protocol),
         marks=tuple(map(plain, publishable(result))),
-        remarks=tuple(_remarks(rows, base, article_base, mode)),
+        remarks=(*_remarks(rows, base, article_base, mode), *_lazy(records)),
         reference=_reference(result["ladder"]),
         memory="peak RSS, GiB" if on_cpu else "reserved GiB",
         title=plain(result["ladder"].get("title") or result["ladder"]["name"]),
@@ -298,6 +299,19 @@ def _rounds(result: dict[str, Any]) -> str:
     said += f" round{'s' if most != 1 else ''}"
     said += f" (of {len(result['merged'])} runs)" if result.get("merged") else ""
     return f"median of {said}" if timed else f"{said} planned, none with a number,"
+
+
+def _lazy(records: list[dict[str, Any]]) -> list[str]:
+    """What lazy phases add to a step that has them, of the first and the last rung that say so."""
+    lines = []
+    found = {rung["name"]: costs for rung in records if (costs := record.lazy_costs(rung))}
+    for name in dict.fromkeys([*list(found)[:1], *list(found)[-1:]]):
+        each = []
+        for phase, (ms, interval) in sorted(found[name].items()):
+            around = f" ({interval[0]:.4g} to {interval[1]:.4g})" if interval else ""
+            each.append(f"{LAZY.get(phase, phase)} adds {ms:.4g} ms{around} to a step that has it")
+        lines.append(f"{plain(name)}: {', '.join(each)}")
+    return lines
 
 
 def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None, mode: str) -> list[str]:

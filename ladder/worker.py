@@ -12,6 +12,7 @@ which feed the watchdog.
         (the first two are timed here, and parts like the third the measured code's own words)
     {"do": "visit", "cycles": K, "settle_s": s, "settle_cycles": n, "main": bool}
                                                          -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s,
+        "lazy_s": {phase: s} or null (what a lazy phase adds to a step that has it; with "main"),
         "canary_s": seconds of a kernel that is the same in every process, ...}
     {"do": "parity"}                                     -> {"ok": true, "verdict": "ok" | "failed: parity", ...}
         (as `ladder.parity.check` returns it; needs "keep_gradients": true in "build")
@@ -32,6 +33,7 @@ import argparse
 import contextlib
 import gc
 import importlib
+import itertools
 import json
 import math
 import os
@@ -157,7 +159,8 @@ class Rung:
         return parts | {"prepare_s": whole, "capture_s": sum(captured)}
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
-        """Untimed lead-in, `cycles` timed cycles, one without lazy phases, then the checks that timing must not see."""
+        """Untimed lead-in, `cycles` timed cycles, then what is not the step's time: a cycle without lazy phases, what
+        each of those adds, and the checks that timing must not see."""
         begin = time.perf_counter()
         gc.collect()
         retries = self.memory().get("alloc_retries", 0)
@@ -167,6 +170,7 @@ class Rung:
             "samples_s": [wall for wall, _ in timed],
             "event_s": [event for _, event in timed] if self.device == "cuda" else None,
             "main_s": self.timed_cycle(lazy=False)[0] if main else None,
+            "lazy_s": self.lazy_costs() if main else None,
             "lead_in_cycles": lead_in,
             "settled": settled,
             **self.memory(),
@@ -224,6 +228,36 @@ class Rung:
         wall = (time.perf_counter() - begin) / CYCLE_STEPS
         self.channel.send({"progress": "cycle", "seconds": wall * CYCLE_STEPS})
         return wall, events and events[0].elapsed_time(events[1]) / 1000 / CYCLE_STEPS
+
+    def lazy_costs(self) -> dict[str, float] | None:
+        """Seconds that each lazy phase adds to a step that has it; None where a step does not say its phases.
+
+        The steps of a cycle, between marks on the GPU's stream. One comes before, as the first finds an idle GPU.
+        """
+        step, kinds = self.step, []
+        if not (hasattr(step, "phases") and hasattr(step, "step")):
+            return None
+        self.synchronize()
+        marks = []
+        for _ in range(1 + CYCLE_STEPS):
+            kinds.append(tuple(step.phases(step.count)))
+            marks.append(self.mark())
+            step.step()
+        marks.append(self.mark())
+        self.synchronize()
+        self.channel.send({"progress": "lazy phases"})
+        return added(kinds[1:], [self.between(a, b) for a, b in itertools.pairwise(marks[1:])])
+
+    def mark(self) -> Any:
+        """A moment: of the GPU's stream, or of the host's clock where everything is done when a step returns."""
+        if self.device != "cuda":
+            return time.perf_counter()
+        event = sys.modules["torch"].cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, begin: Any, end: Any) -> float:
+        return end - begin if self.device != "cuda" else begin.elapsed_time(end) / 1000
 
     def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
         """Evidence of the prepared step, and what each rung (all in the recipe unless named) reads in it.
@@ -291,6 +325,20 @@ class Rung:
 def is_part(seconds: Any, whole: float) -> bool:
     """Whether so many seconds can be a part of the whole."""
     return isinstance(seconds, int | float) and 0 <= seconds <= whole
+
+
+def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float]:
+    """What each phase adds, where some steps differ by it alone: medians of steps with it less those without."""
+    took: dict[tuple[str, ...], list[float]] = {}
+    for kind, each in zip(kinds, seconds, strict=True):
+        took.setdefault(kind, []).append(each)
+    costs = {}
+    for kind in sorted(took, key=len, reverse=True):  # of several such pairs the shorter steps'
+        for phase in kind:
+            without = tuple(each for each in kind if each != phase)
+            if without in took:
+                costs[phase] = statistics.median(took[kind]) - statistics.median(took[without])
+    return costs
 
 
 def is_settled(times: list[float]) -> bool:

@@ -45,6 +45,27 @@ def test_the_table_shows_our_numbers_beside_the_article_s(capsys):
     assert not any("\x1b" in line for line in lines)  # piped: no colours
 
 
+def test_what_lazy_phases_add_is_told_of_the_first_and_the_last_rung(capsys):
+    rungs = [
+        made_up.rung(name, ms) for name, ms in (("baseline", 300.0), ("bf16", 200.0), ("cuda_graphs", 100.0))
+    ]
+    for number, each in enumerate(rungs):
+        each["rounds"] = [
+            {
+                "round": r,
+                "samples_ms": [1.0],
+                "settled": True,
+                "event_ms": None,
+                "lazy_ms": {"G_pl": number + r / 10},
+            }
+            for r in range(3)
+        ]
+    report.print_table(made_up.result(rungs))
+    seen = capsys.readouterr().out
+    assert "baseline: path length adds 0.1 ms (-0.1484 to 0.3484) to a step that has it" in seen
+    assert "cuda_graphs: path length adds 2.1 ms" in seen and "bf16: path" not in seen
+
+
 def test_what_has_no_number_is_visible_with_its_reason(capsys):
     report.print_table(made_up.faulty_run())
     table = capsys.readouterr().out

@@ -39,6 +39,39 @@ def test_the_lead_in_goes_on_until_the_time_stands_still(monkeypatch: pytest.Mon
         assert rung.lead_in(limit_s, limit_cycles) == expected
 
 
+class Stepping:
+    """A step whose phases take 1, 2, 3 and 4 seconds of a clock of its own, and the first of all a minute more."""
+
+    took = {"G_main": 1.0, "D_main": 2.0, "G_pl": 3.0, "D_r1": 4.0}
+
+    def __init__(self) -> None:
+        self.count, self.now = 0, 0.0
+
+    def phases(self, index: int, lazy: bool = True) -> tuple[str, ...]:
+        path, penalty = ("G_pl",) * (index % 4 == 0), ("D_r1",) * (index % 16 == 0)
+        return ("G_main", *path, "D_main", *penalty)
+
+    def step(self) -> None:
+        self.now += sum(self.took[phase] for phase in self.phases(self.count)) + 60 * (self.count == 0)
+        self.count += 1
+
+
+@pytest.mark.parametrize("count", [0, 16, 5])
+def test_what_a_lazy_phase_adds_to_a_step_that_has_it(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    rung = Rung(None, type("Channel", (), {"send": lambda self, message: None})())
+    rung.device, rung.step = "cpu", Stepping()
+    rung.step.count = count
+    monkeypatch.setattr(rung, "mark", lambda: rung.step.now)
+    assert rung.lazy_costs() == {"G_pl": 3.0, "D_r1": 4.0}
+
+
+def test_nothing_is_added_where_no_two_kinds_of_steps_differ_by_one_phase() -> None:
+    assert worker.added([("a", "b", "c"), ("a",)], [3.0, 1.0]) == {}
+    rung = Rung(None, None)
+    rung.step = type("Step", (), {"cycle": lambda lazy=True: None})  # of an old commit
+    assert rung.lazy_costs() is None
+
+
 @pytest.mark.parametrize(
     ("error", "status"),
     [
