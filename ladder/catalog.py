@@ -11,7 +11,7 @@ import importlib
 import math
 import re
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -59,12 +59,16 @@ class LadderRung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """An ordered list of rungs; ``reference`` says whose ``article_ms`` they are (machine and settings)."""
+    """An ordered list of rungs; ``reference`` says whose ``article_ms`` they are (machine and settings).
+
+    ``rival``: another ladder, whose highest rung is measured after these, with the recipe it has there.
+    """
 
     name: str
     title: str
     rungs: list[LadderRung]
     reference: str | None = None
+    rival: str | None = None
 
 
 @dataclass(frozen=True)
@@ -148,8 +152,8 @@ def load_ladder(name_or_path: str) -> Ladder:
     where = yamlfile.shown(path)
     fields = yamlfile.read(path)
     for key in fields:
-        if key not in ("title", "reference", "rungs"):
-            raise UserError(f"{where}: unknown key {key!r}; known: title, reference, rungs")
+        if key not in ("title", "reference", "rungs", "rival"):
+            raise UserError(f"{where}: unknown key {key!r}; known: title, reference, rungs, rival")
     title = fields.get("title", path.stem)
     reference = fields.get("reference")
     if not isinstance(title, str) or not (reference is None or isinstance(reference, str)):
@@ -162,7 +166,14 @@ def load_ladder(name_or_path: str) -> Ladder:
     for name in names:
         if names.count(name) > 1:
             raise UserError(f"{where}: rungs: {name!r} is there twice")
-    return Ladder(_slug(path), title, steps, reference)
+    rival = fields.get("rival")
+    if rival is not None:
+        if rival not in ladders() or rival == path.stem:
+            raise UserError(f"{where}: rival: {rival!r} is none of {', '.join(each for each in ladders())}")
+        for step in load_ladder(rival).rungs[-1:]:
+            if step.name in names:
+                raise UserError(f"{where}: rival: {step.name}, the top of {rival}, is a rung here, too")
+    return Ladder(_slug(path), title, steps, reference, rival)
 
 
 def load_rung(name: str) -> Rung:
@@ -256,6 +267,10 @@ def climb(
         if rung.name in chosen:
             kept = dict(recipe) if skipped is None else None
             planned.append(Planned(rung.name, rung.title, kept, skipped, step.article_ms))
+    if ladder.rival:
+        top = climb(load_ladder(ladder.rival), capabilities)[-1]
+        if top.name in chosen:
+            planned.append(replace(top, title=f"the top of {ladder.rival}", article_ms=None))
     return planned
 
 
@@ -270,6 +285,8 @@ def _missing(rung: Rung, capabilities: dict[str, str | None]) -> str | None:
 
 def _choose(ladder: Ladder, only: Iterable[str] | None) -> set[str]:
     names = [step.name for step in ladder.rungs]
+    if ladder.rival:
+        names.append(load_ladder(ladder.rival).rungs[-1].name)
     chosen = set(names if only is None else only)
     unknown = sorted(chosen - set(names))
     if unknown:

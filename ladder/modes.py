@@ -7,6 +7,7 @@ rung is worth to whoever takes all the others, and is where ADOPT and SKIP come 
 
 from __future__ import annotations
 
+import dataclasses
 from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any
 
@@ -44,6 +45,8 @@ def plan(
     """
     from ladder import catalog
 
+    if mode != CUMULATIVE:
+        ladder = dataclasses.replace(ladder, rival=None)  # no part of a whole that something is left out of
     climbed = catalog.climb(ladder, capabilities, only)
     if mode == CUMULATIVE:
         return climbed

@@ -7,7 +7,7 @@ from itertools import pairwise
 
 import pytest
 
-from ladder import catalog
+from ladder import catalog, modes
 from ladder.errors import UserError
 
 EVERYTHING = dict.fromkeys(catalog.NEEDS)
@@ -111,6 +111,9 @@ def test_a_missing_name_tells_what_there_is(tmp_path):
         ("steps: [baseline]\n", "'steps'"),
         ("title: 3\nrungs: [baseline]\n", "title"),
         ("rungs:\n  - [baseline]\n", "NAME"),
+        ("rungs: [baseline]\nrival: fulll\n", "fulll"),
+        ("rungs: [baseline]\nrival: [full]\n", "rival"),
+        ("rungs: [baseline, fused_act]\nrival: article\n", "fused_act"),
     ],
 )
 def test_a_bad_ladder_file_is_refused_in_one_line(tmp_path, content, said):
@@ -146,6 +149,17 @@ def test_a_chosen_rung_keeps_its_recipe_of_the_whole_ladder():
     assert some[1].recipe == whole["cuda_graphs"]
     assert "turbo" in refusal(catalog.climb, ladder, EVERYTHING, ["turbo"])
     assert "name one" in refusal(catalog.climb, ladder, EVERYTHING, [])
+
+
+def test_the_top_of_another_ladder_is_measured_last_with_its_own_recipe():
+    ladder, top = catalog.load_ladder("compile"), catalog.climb(catalog.load_ladder("full"), EVERYTHING)[-1]
+    *own, rival = catalog.climb(ladder, EVERYTHING)
+    assert (rival.name, rival.recipe, rival.title) == (top.name, top.recipe, "the top of full")
+    assert [rung.name for rung in own] == [step.name for step in ladder.rungs]
+    assert [rung.name for rung in catalog.climb(ladder, EVERYTHING, [top.name])] == [top.name]
+    assert top.name not in [rung.name for rung in modes.plan(modes.LEAVE_ONE_OUT, ladder, EVERYTHING)]
+    recipes = {rung.name: rung.recipe for rung in [*own, rival]}
+    assert modes.depends_on(modes.CUMULATIVE, recipes, top.name, ["compile_max_autotune"]) is None
 
 
 def test_a_new_rung_is_a_file_and_a_line_of_yaml(tmp_path, monkeypatch):
