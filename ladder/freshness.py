@@ -29,7 +29,8 @@ DRAWN = PHASES[:3]  # D_r1 is given real images alone
 NEXT, PREFETCH = "the next batch", "the batch after it"
 BATCHES = 6  # more than there are buffers on the way
 ROUNDING = 8 * torch.finfo(torch.float32).eps  # of numbers in [-1, 1] that come from bytes
-# nvJPEG enlarges chroma planes in its own way: of images of noise that is 13 on average, another image is 85.
+# Mean of an image, where another decoder enlarges the chroma planes. Of noise, where pixels are repeated in place of
+# Pillow's smoothing, that makes 13 steps of 255; another image is 85 away.
 DECODERS = 20 / 127.5
 
 

@@ -25,7 +25,7 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """No image is decoded while a cycle runs, and batches are read from the memory map."""
+    """No image is decoded while a cycle runs, and batches are read from the memory map, one a step."""
     data = seen["data"]
     return judge(
         (data["decoded"] == 0, f"images decoded while a cycle ran: {data['decoded']}"),

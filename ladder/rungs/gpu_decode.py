@@ -22,7 +22,7 @@ needs = ("cuda", "nvjpeg")
 
 
 def receipt(seen: dict) -> Receipt:
-    """No image is decoded on the CPU while a cycle runs, and batches are on the GPU."""
+    """No image is decoded on the CPU while a cycle runs, and batches are on the GPU, one a step."""
     data = seen["data"]
     return judge(
         (data["decoded"] == 0, f"images decoded on the CPU while a cycle ran: {data['decoded']}"),
