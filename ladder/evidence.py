@@ -34,12 +34,13 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
     plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what they hold is
     said at the functions below, in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
     """
-    before = tally(step)
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
-    trace, waiting = traced_cycle(step)
+    before = tally(step)  # behind the batches that were asked for here: only a cycle's own count
+    with fetches_counted(step) as fetched:
+        trace, waiting = traced_cycle(step)
     on_traced()
-    images = {key: count - before[key] for key, count in tally(step).items()}
+    images = {key: count - before[key] for key, count in tally(step).items()} | fetched
     captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
@@ -295,6 +296,21 @@ def tally(step: Any) -> dict[str, int]:
     counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
     counted["decoded_on_gpu"] = getattr(getattr(step.feed, "decode", None), "decoded", 0)
     return {key: counted.get(key, 0) for key in ("decoded", "mapped", "decoded_on_gpu")}
+
+
+@contextlib.contextmanager
+def fetches_counted(step: Any) -> Iterator[dict[str, float]]:
+    """``fetched``: batches that the loader is asked for in a step, on average over what runs meanwhile."""
+    counted, calls, steps, fetch = {"fetched": 0.0}, 0, step.count, step.feed._fetch
+
+    def fetching() -> Any:
+        nonlocal calls
+        calls += 1
+        return fetch()
+
+    with replaced(step.feed, "_fetch", fetching):
+        yield counted
+    counted["fetched"] = round(calls / max(1, step.count - steps), 3)
 
 
 def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:

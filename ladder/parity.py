@@ -10,8 +10,8 @@ The budget is how far plain PyTorch of the same precision strays from FP64 by it
 spellings and algorithms, times a factor (``ladder.spread``). What plain PyTorch itself gets wrong by more than a
 quarter (a scalar that cancels in BF16) cannot be judged; it is counted as unresolved.
 
-Beyond errors: two replays must differ, every fill must draw anew, phases must not share numbers, and a cycle must run
-each phase at its interval.
+Beyond errors: two replays must differ, every fill must draw anew, phases must not share numbers, batches must be the
+images whose turn it is, and a cycle must draw, fetch and run each phase when it is due (``ladder.freshness``).
 """
 
 from __future__ import annotations
@@ -20,8 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ladder import reference, together
-from ladder.freshness import draws_anew, schedule
+from ladder import freshness, reference, together
 from ladder.spread import (
     FACTOR,
     LIMIT,
@@ -53,10 +52,10 @@ def check(
     begin, tell = time.perf_counter(), tell or (lambda text: None)
     if not step.keep_gradients:
         raise ValueError("parity: keep_gradients must be set before the step is prepared")
-    problems = [*schedule(step), *draws_anew(step)]
+    problems = [*freshness.schedule(step), *freshness.draws_anew(step), *freshness.images(step)]
     ref = reference.get(step.workload, step.device, cache, tell)
     precision = precision_of(step.recipe)
-    kinds = getattr(step, "together", [])
+    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []  # not as the step says
     spread = get_spread(ref, precision, step.device, tell, kinds)
     budget = budgets(spread["errors"], precision)
     other = ref.workload.batch != step.workload.batch

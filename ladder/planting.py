@@ -14,6 +14,7 @@ from ladder.pool import ROOT
 PACKAGES = ("kernels", "stylegan_lite")
 WAITS = {"gpu": spin.gpu_wait, "cpu": spin.cpu_wait, "both": spin.wait_on_both}
 PHASE = "G_main"  # once a step
+CYCLE = 16
 _PATCH = """
 
 _make_step = make_step
@@ -44,10 +45,11 @@ def checkout(folder: Path, seconds: float, where: str, source: Path = ROOT) -> P
 def slowed(step: Any, seconds: float, where: str) -> Any:
     """`step`, which from now on waits once a step, after `PHASE` where that is launched alone, else after the whole.
 
-    Warm-up and capture are left alone. A step that is never kept waiting says so where it is asked for NaN.
+    Warm-up and capture are left alone. A step that is never kept waiting, or not once in each step of a cycle, says so
+    where it is asked for NaN.
     """
-    run_phase, run = step.run_phase, getattr(step, "run", None)
-    check_finite, wait, waits = step.check_finite, WAITS[where](seconds), 0
+    run_phase, run, cycle = step.run_phase, getattr(step, "run", None), step.cycle
+    check_finite, wait, waits, missed = step.check_finite, WAITS[where](seconds), 0, None
 
     def keep_waiting() -> None:
         nonlocal waits
@@ -65,10 +67,18 @@ def slowed(step: Any, seconds: float, where: str) -> Any:
         if PHASE in phases and waits == before:
             keep_waiting()
 
-    def check() -> str | None:
-        return check_finite() or (None if waits else "the planted wait was never reached")
+    def counted(lazy: bool = True) -> None:
+        nonlocal missed
+        before = waits
+        cycle(lazy)
+        if waits - before != CYCLE:
+            missed = f"the planted wait was reached {waits - before} times in a cycle, not {CYCLE}"
 
-    step.run_phase, step.check_finite = alone, check
+    def check() -> str | None:
+        never = None if waits else "the planted wait was never reached"
+        return check_finite() or never or missed
+
+    step.run_phase, step.check_finite, step.cycle = alone, check, counted
     if run is not None:
         step.run = whole
     return step

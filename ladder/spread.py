@@ -15,6 +15,7 @@ from torch import Tensor
 
 from ladder import reference, together
 from ladder.errors import describe
+from ladder.evidence import replaced
 from ladder.exact import Draw
 from ladder.files import one_at_a_time, replacing
 from ladder.reference import Outcome, Reference
@@ -118,13 +119,10 @@ def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...
 @contextlib.contextmanager
 def inputs_are_ours(step: TrainingStep) -> Iterator[None]:
     """Phases run as they do when timed, except that nothing is drawn into their buffers."""
-    for inputs in step.inputs.values():
-        inputs.fill = lambda: None
-    try:
-        yield
-    finally:
+    with contextlib.ExitStack() as stack:
         for inputs in step.inputs.values():
-            inputs.__dict__.pop("fill", None)
+            stack.enter_context(replaced(inputs, "fill", lambda: None))
+        yield
 
 
 def load(step: TrainingStep, inputs: Draw) -> None:

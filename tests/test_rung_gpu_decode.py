@@ -60,7 +60,7 @@ def test_batches_are_those_that_the_cpu_decodes(torchvision, folder, workers, re
     assert all(torch.equal(a, b) for a, b in zip(mine, theirs, strict=True))
     counted = evidence.tally(types.SimpleNamespace(feed=feed))
     assert counted == {"decoded": 0, "mapped": 0, "decoded_on_gpu": 20}
-    seen = {"data": counted | {"waiting_ms": 0.1}}
+    seen = {"data": counted | {"waiting_ms": 0.1, "fetched": 1.0}}
     assert receipt("gpu_decode", seen).engaged
     if workers == 0:
         seen["data"]["decoded_on_gpu"] = 0

@@ -8,7 +8,7 @@ import torch
 
 from ladder import parity
 from stylegan_lite import ConfigError, Recipe
-from stylegan_lite.step import PHASES
+from stylegan_lite.step import PHASES, TrainingStep
 from tests.rung_steps import gathered, receipt, small
 
 OURS = {"conv": "double_backward"}
@@ -132,6 +132,16 @@ def test_what_is_wrong_in_a_whole_step_is_found(bug, parity_cache, planted_bug):
     found = parity.check(step, cache=parity_cache)
     assert found["verdict"] == "failed: parity"
     planted_bug(bug=bug, planted="phases of a whole step in sequence", problem=found["reason"])
+
+
+def test_parity_with_a_broken_schedule_says_so_and_compares_what_should_be_run(parity_cache, monkeypatch):
+    """The sequences of a broken step have no reference."""
+    honest = TrainingStep.phases
+    monkeypatch.setattr(
+        TrainingStep, "phases", lambda self, k, lazy=True: honest(self, k, lazy) if lazy else ("G_main",)
+    )
+    found = parity.check(whole(OURS), cache=parity_cache)
+    assert found["problems"] == ["a cycle without lazy phases runs D_main 0 times, expected 16"]
 
 
 def test_a_whole_step_graph_shows_in_its_receipt_and_is_cuda_graphs_too(seen, refused):

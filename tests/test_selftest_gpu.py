@@ -153,6 +153,25 @@ def test_a_wait_that_no_step_reaches_is_no_slowdown() -> None:
     assert "never reached" in slowed.check_finite()
 
 
+@pytest.mark.parametrize("missed", [0, 15])
+def test_a_cycle_that_is_not_kept_waiting_in_each_step_says_so(
+    monkeypatch: pytest.MonkeyPatch, missed: int
+) -> None:
+    """Waits of before, of a warm-up or another cycle, do not make up for it."""
+    monkeypatch.setitem(planting.WAITS, "cpu", lambda seconds: lambda: None)
+    step = make_step(SMALL, {}, device="cpu")
+    step.replay, step.feed.next, phases = lambda phase: None, lambda: None, step.phases
+    slowed = planting.slowed(step, 1.0, "cpu")
+    slowed.cycle()
+    slowed.cycle(lazy=False)
+    assert slowed.check_finite() is None
+    step.phases = lambda index, lazy: phases(index, lazy) if index != missed else ("D_main",)
+    slowed.cycle()
+    step.phases = phases
+    slowed.cycle()
+    assert slowed.check_finite() == "the planted wait was reached 15 times in a cycle, not 16"
+
+
 def test_what_cannot_be_planted_is_refused(tmp_path: Path, clockwork: Path) -> None:
     for seconds, where in ((0.0, "cpu"), (-1.0, "gpu"), (1.0, "disk")):
         with pytest.raises(ValueError, match="cannot be planted"):

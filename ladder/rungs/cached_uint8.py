@@ -25,10 +25,11 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """No image is decoded while a cycle runs, and batches are read from the memory map."""
+    """No image is decoded while a cycle runs, and batches are read from the memory map, one a step."""
     data = seen["data"]
     return judge(
         (data["decoded"] == 0, f"images decoded while a cycle ran: {data['decoded']}"),
         (data["mapped"] > 0, f"images read from the memory map: {data['mapped']}"),
+        (data["fetched"] == 1, f"batches that a step asks for: {data['fetched']:g}"),
         (None, f"waiting for data: {data['waiting_ms']:.2f} ms a step"),
     )

@@ -22,10 +22,11 @@ needs = ("cuda", "nvjpeg")
 
 
 def receipt(seen: dict) -> Receipt:
-    """No image is decoded on the CPU while a cycle runs, and batches are on the GPU."""
+    """No image is decoded on the CPU while a cycle runs, and batches are on the GPU, one a step."""
     data = seen["data"]
     return judge(
         (data["decoded"] == 0, f"images decoded on the CPU while a cycle ran: {data['decoded']}"),
         (data["decoded_on_gpu"] > 0, f"images decoded on the GPU: {data['decoded_on_gpu']}"),
+        (data["fetched"] == 1, f"batches that a step asks for: {data['fetched']:g}"),
         (None, f"waiting for data: {data['waiting_ms']:.2f} ms a step"),
     )
