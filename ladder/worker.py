@@ -245,8 +245,9 @@ class Rung:
             step.step()
         marks.append(self.mark())
         self.synchronize()
-        self.channel.send({"progress": "lazy phases"})
-        return added(kinds[1:], [self.between(a, b) for a, b in itertools.pairwise(marks[1:])])
+        took = [self.between(a, b) for a, b in itertools.pairwise(marks)]
+        self.channel.send({"progress": "cycle", "seconds": sum(took[1:])})
+        return added(kinds[1:], took[1:])
 
     def mark(self) -> Any:
         """A moment: of the GPU's stream, or of the host's clock where everything is done when a step returns."""
