@@ -142,8 +142,8 @@ def _unmeasured(rows: list[dict[str, Any]]) -> list[str]:
     if not guessed:
         return []
     return [
-        f"{guessed / whole:.0%} of the convolutions' FLOPs are of shapes that nobody has measured: they take the highest"
-        " rate of their kind, so the floor can be too low, not too high."
+        f"{guessed / whole:.0%} of the convolutions' FLOPs are of shapes that nobody has measured: they take the"
+        " highest rate of their kind, so the floor can be too low, not too high."
     ]
 
 
