@@ -20,7 +20,12 @@ ROOT = Path(__file__).resolve().parent.parent
 
 @click.command()
 @options.device_option
-@options.ladder_option
+@click.option(
+    "--ladder",
+    "ladder_name",
+    metavar="NAME|FILE",
+    help="Which rungs, in order. [default: article; of --roofline full]",
+)
 @click.option(
     "--spellings",
     "spellings_of",
@@ -65,10 +70,16 @@ ROOT = Path(__file__).resolve().parent.parent
 @click.option(
     "--gpu", metavar="NAME", help="Of --roofline: the floor alone, from recorded rates of this GPU."
 )
+@click.option(
+    "--again",
+    type=options.FILE,
+    metavar="FILE",
+    help="Of --roofline: the floors of this result computed again, from all rates on record; rewrites it.",
+)
 @options.json_option
 def doctor(
     device: str | None,
-    ladder_name: str,
+    ladder_name: str | None,
     spellings_of: str | None,
     self_test: bool,
     minutes: float | None,
@@ -77,6 +88,7 @@ def doctor(
     workloads: tuple[str, ...],
     rung: str | None,
     gpu: str | None,
+    again: Path | None,
     as_json: bool,
 ) -> None:
     """Say what this machine has, which rungs it can run, and how to get what is missing.
@@ -88,7 +100,7 @@ def doctor(
 
     if sum([self_test, parity_trial, roofline, spellings_of is not None]) > 1:
         raise UserError("--selftest, --parity-trial, --roofline and --spellings are asked for one at a time")
-    _refuse_idle_options(self_test, minutes, parity_trial, roofline, workloads, rung, gpu)
+    _refuse_idle_options(self_test, minutes, parity_trial, roofline, workloads, ladder_name, rung, gpu, again)
     if self_test:
         sys.exit(examining.self_test(ROOT, device, minutes, as_json))
     if parity_trial:
@@ -96,7 +108,8 @@ def doctor(
     if roofline:
         from ladder import roofline as rooflines
 
-        rooflines.command(workloads[0] if workloads else None, rung, ladder_name, device, gpu, as_json)
+        workload = workloads[0] if workloads else None
+        rooflines.command(workload, rung, ladder_name, device, gpu, as_json, again)
         return
     if spellings_of is not None:
         from ladder import machine, spellings
@@ -105,7 +118,7 @@ def doctor(
         for path in spellings.measure(name, workload, machine.choose_device(device)):
             click.echo(path.relative_to(ROOT))
         return
-    found = examining.examine(device, catalog.load_ladder(ladder_name))
+    found = examining.examine(device, catalog.load_ladder(ladder_name or "article"))
     if as_json:
         click.echo(json.dumps(found, indent=1))
     else:
@@ -120,16 +133,20 @@ def _refuse_idle_options(
     parity_trial: bool,
     roofline: bool,
     workloads: tuple[str, ...],
+    ladder: str | None,
     rung: str | None,
     gpu: str | None,
+    again: Path | None,
 ) -> None:
     """Raise `UserError` for an option that what is asked for does not read."""
     if minutes is not None and not self_test:
         raise UserError("--minutes is for --selftest")
     if workloads and not (parity_trial or roofline):
         raise UserError("--workload is for --parity-trial and --roofline, and --spellings names its own")
-    if (rung, gpu) != (None, None) and not roofline:
-        raise UserError("--rung and --gpu are for --roofline")
+    if (rung, gpu, again) != (None, None, None) and not roofline:
+        raise UserError("--rung, --gpu and --again are for --roofline")
+    if again is not None and (workloads or (ladder, rung, gpu) != (None, None, None)):
+        raise UserError("--again takes all from its file: no --workload, --ladder, --rung or --gpu beside it")
     if roofline and len(workloads) > 1:
         raise UserError("--roofline is of one --workload")
 

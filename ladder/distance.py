@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import contextlib
 import statistics
 import time
+from collections.abc import Iterator
 from typing import Any
 
-from ladder import families
+from ladder import families, instep
 
 CYCLE = 16
 CYCLES = 5  # timed; the median counts
@@ -18,8 +20,23 @@ Found = dict[str, Any]
 def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
     """Phases and step of a prepared step on the GPU: milliseconds between events, and the families of a cycle.
 
-    Where a whole step is one graph no phase has a time: alone it would run outside of the graph, launch by launch.
+    Where a whole step is one graph no phase has a time: alone it would run outside of the graph, launch by launch. So
+    phases are timed in a second step, in which each is a graph of its own.
     """
+    with _prepared(fields, recipe) as step:
+        together = bool(step.together)
+        found = (
+            time_step(step, [] if together else PHASES) | trace_cycle(step) | {"settings": step.settings()}
+        )
+    if together:
+        with _prepared(fields, recipe | {"whole_step_graph": False}) as step:
+            found["phases_ms"] = time_phases(step, PHASES)
+    return found
+
+
+@contextlib.contextmanager
+def _prepared(fields: dict[str, Any], recipe: dict[str, Any]) -> Iterator[Any]:
+    """A step that has run a cycle; it gives its memory back."""
     import torch
 
     from stylegan_lite import make_step
@@ -28,21 +45,25 @@ def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
     try:
         step.prepare()
         step.cycle()
-        return (
-            time_step(step, [] if step.together else PHASES)
-            | trace_cycle(step)
-            | {"settings": step.settings()}
-        )
+        yield step
     finally:
         step.close()
         torch.cuda.empty_cache()
+
+
+def time_phases(step: Any, phases: list[str]) -> dict[str, float]:
+    """Medians of each phase alone, in ms."""
+    from ladder import ceilings
+
+    took = ceilings.medians([lambda phase=phase: step.run_phase(phase) for phase in phases])
+    return {name: 1000 * seconds for name, seconds in zip(phases, took, strict=True)}
 
 
 def time_step(step: Any, phases: list[str]) -> Found:
     """Medians, in ms. The wall clock beside the events shows what the GPU does not see."""
     from ladder import ceilings, evidence
 
-    took = ceilings.medians([lambda phase=phase: step.run_phase(phase) for phase in phases])
+    phases_ms = time_phases(step, phases)
     walls: list[float] = []
 
     def cycle() -> None:
@@ -53,7 +74,7 @@ def time_step(step: Any, phases: list[str]) -> Found:
 
     (median,) = ceilings.medians([cycle], windows=CYCLES, window_s=0.0)
     return {
-        "phases_ms": {name: 1000 * seconds for name, seconds in zip(phases, took, strict=True)},
+        "phases_ms": phases_ms,
         "step_ms": 1000 * median / CYCLE,
         "wall_ms": 1000 * statistics.median(walls[-CYCLES:]) / CYCLE,
     }
@@ -71,19 +92,20 @@ def split(timed: Found, step: dict[str, float]) -> Found:
     """Where the time between the floor and the measured step goes: by group, and by family of kernels.
 
     Each group has its part of the floor: convolutions theirs, all other kernels the bytes and matmuls, and no part the
-    time in which nothing runs. Inside a group the floor is allotted to families in proportion to their time.
+    time in which nothing runs. 1x1 convolutions count with the other kernels, as cuDNN's kernels for them are called
+    matmuls. Inside a group the floor is allotted to families in proportion to their time.
     """
     gap = timed["step_ms"] - step["light_ms"]
-    convolved = sum(row["us"] for row in timed["families"] if families.is_convolution(row["family"])) / 1000
-    others = sum(row["us"] for row in timed["families"]) / 1000 - convolved
+    took = instep.milliseconds(timed["families"])
+    convolved, others = took[instep.CONVOLUTIONS], took[instep.OTHERS]
     groups = {
-        "convolutions": (convolved, step["convolutions_ms"]),
-        "other kernels": (others, step["bytes_ms"] + step["matmul_ms"]),
-        "nothing runs": (max(0.0, timed["step_ms"] - timed["busy_ms"]), 0.0),
+        instep.CONVOLUTIONS: (convolved, step["convolutions_ms"] - step["pointwise_ms"]),
+        instep.OTHERS: (others, step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]),
+        instep.IDLE: (max(0.0, timed["step_ms"] - timed["busy_ms"]), 0.0),
     }
     rows = []
     for row in timed["families"]:
-        group = "convolutions" if families.is_convolution(row["family"]) else "other kernels"
+        group = instep.CONVOLUTIONS if families.is_convolution(row["family"]) else instep.OTHERS
         took, floor = groups[group]
         beyond = row["us"] / 1000 * (1 - floor / took) if took else 0.0
         share = row["us"] / 1000 / timed["step_ms"]

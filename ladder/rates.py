@@ -1,7 +1,8 @@
 """How fast this GPU has ever been: of each rate, of copies, matmuls and convolutions, the highest on record counts.
 
-Facts that were measured before (`ladder/ceilings.yaml`), earlier results of the same GPU (`results/roofline/`) and
-today's measurement are joined by maximum. So the floor that is computed with them can only come down: a bad day, a
+Facts that were measured before (`ladder/ceilings.yaml`), earlier results of the same GPU (`results/roofline/`), copies
+that its kernels were tuned against (`results/kernels/*-tuning.json`) and today's measurement are joined by maximum. So
+the floor that is computed with them can only come down: a bad day, a
 colder algorithm or a throttled card never make a step look closer to the limit than it is.
 """
 
@@ -19,6 +20,7 @@ from ladder.results import slug
 
 HERE = Path(__file__).resolve().parent
 FACTS = HERE / "ceilings.yaml"
+TUNINGS = "kernels"  # beside the folder of rooflines
 COPY = "copy"
 CEILING = {"bf16": "matmul bf16", "fp16": "matmul bf16", "fp32": "matmul tf32"}  # cuDNN may use TF32 for FP32
 
@@ -44,6 +46,12 @@ class Rates:
         for key, value in found.items():
             if key not in self.known or value > self.known[key].value:
                 self.known[key] = Rate(value, source)
+
+    def join(self, other: Rates) -> None:
+        """Join what another knows of the same GPU."""
+        for key, rate in other.known.items():
+            self.add({key: rate.value}, rate.source)
+        self.classes = self.classes or other.classes
 
     def copy_seconds(self, amount: float) -> float:
         return amount / self._need(COPY).value
@@ -104,7 +112,7 @@ def facts() -> dict[str, dict[str, Any]]:
 
 
 def load(gpu: str, folder: Path) -> Rates:
-    """What is on record of one GPU (any spelling of its name): facts and earlier results."""
+    """What is on record of one GPU (any spelling of its name): facts, earlier results and, beside them, tunings."""
     name = slug(gpu)
     rates = Rates(name)
     table = facts()
@@ -116,6 +124,8 @@ def load(gpu: str, folder: Path) -> Rates:
         ]
     for path in sorted(folder.glob(f"{name}-*.json")):
         rates.add(recorded(path, name), path.name)
+    for path in sorted((folder.parent / TUNINGS).glob("*-tuning.json")):
+        rates.add(copied(path, name), path.name)
     return rates
 
 
@@ -141,6 +151,26 @@ def recorded(path: Path, gpu: str) -> dict[str, float]:
     if not recorded_of(result) or result["machine"]["name"] != gpu:
         return {}
     return recorded_of(result)
+
+
+def copied(path: Path, gpu: str) -> dict[str, float]:
+    """The highest rate of a copy in a file of kernels.tuning; none if it is of another GPU or no such file."""
+    from ladder import schema_kinds
+
+    result = _read(path)
+    kind = result.get("kind") if isinstance(result, dict) else None
+    if not (isinstance(kind, str) and kind.endswith("tuning") and kind in schema_kinds.KINDS):
+        return {}
+    if schema_kinds.KINDS[kind](result) or slug(result["gpu"]) != gpu:
+        return {}
+    times = [
+        (run["bytes"], run[key])
+        for row in result["timed"]
+        for run in row["runs"]
+        for key in ("copy_microseconds", "driver_copy_microseconds")
+        if run.get("bytes") and run.get(key)
+    ]
+    return {COPY: max(moved / us * 1e6 for moved, us in times)} if times else {}
 
 
 def recorded_of(result: Any) -> dict[str, float]:

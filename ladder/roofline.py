@@ -2,24 +2,27 @@
 
 Speed of light: the convolution FLOPs of a workload at the highest rates ever recorded for those convolutions on this
 GPU, plus the bytes that must move at the highest bandwidth (`ladder.floors`, `ladder.rates`). Beside it stand the
-phases as they are timed, and the kernel families of a traced cycle. With `--gpu NAME` nothing is measured: the floor is
-told from recorded rates, on any machine. docs/roofline.md explains what is and what is not in it.
+phases as they are timed, and the kernel families of a traced cycle; what ran faster there than its floor lowers the
+floor (`ladder.instep`). With `--gpu NAME` nothing is measured: the floor is told from recorded rates, on any machine.
+`--again FILE` tells the floors of what an earlier result measured. docs/roofline.md explains what is in it, what not.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import json
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ladder import catalog, distance, machine, record, report, results, roofline_view
+from ladder import catalog, distance, instep, machine, record, report, results, roofline_view
 from ladder import rates as recorded
 from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "roofline"
+LADDER = "full"  # its top is what the distance is asked of
 
 Found = dict[str, Any]
 
@@ -27,22 +30,27 @@ Found = dict[str, Any]
 def command(
     workload: str | None,
     rung: str | None,
-    ladder: str,
+    ladder: str | None,
     device: str | None,
     gpu: str | None,
     as_json: bool,
+    file: Path | None = None,
     out: Path | None = None,
 ) -> None:
-    """Measure (or with ``gpu`` only compute), show, and write what was measured.
+    """Measure (or with ``gpu`` only compute), show, and write what was measured; with ``file`` compute that again.
 
     Raises:
-        UserError: no GPU to measure, no recorded rates of ``gpu``, or no such rung here; one line.
+        UserError: no GPU to measure, no recorded rates of ``gpu``, no such rung here, or no roofline in ``file``; one
+            line.
     """
-    out = out or OUT
+    out, ladder = out or OUT, ladder or LADDER
     name, fields = catalog.load_workload(workload or "article")
-    if gpu is not None:
+    if file is not None:
+        found = again(file, out)
+        paths = save(found, file)
+    elif gpu is not None:
         chosen, recipe = plan(ladder, rung, catalog.possible(dict.fromkeys(catalog.NEEDS), fields))
-        found = frame(name, fields, chosen, recipe) | light(
+        found = frame(name, fields, ladder, chosen, recipe) | light(
             floors_of(fields, recipe), fields, recipe, recorded.choose(gpu, out)
         )
         paths = []
@@ -53,7 +61,7 @@ def command(
                 f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
             )
         chosen, recipe = plan(ladder, rung, catalog.possible(machine.capabilities("cuda"), fields))
-        found = measure(name, fields, chosen, recipe, out)
+        found = measure(name, fields, ladder, chosen, recipe, out)
         paths = write(found, out)
     click.echo(json.dumps(found, indent=1, allow_nan=False) if as_json else roofline_view.text(found))
     for path in paths:
@@ -71,9 +79,10 @@ def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> 
     return able[-1].name, Recipe.from_dict(able[-1].recipe or {}).to_dict()
 
 
-def frame(name: str, fields: dict[str, Any], rung: str, recipe: dict[str, Any]) -> Found:
+def frame(name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any]) -> Found:
     """What every result begins with."""
     return record.head("roofline", name, fields) | {
+        "ladder": catalog.load_ladder(ladder).name,
         "rung": rung,
         "recipe": recipe,
         "layout": layout_of(recipe),
@@ -113,15 +122,38 @@ def weigh(floors: dict[str, Any], fields: dict[str, Any]) -> dict[Any, float]:
     return weights
 
 
+def amounts(floors: dict[str, Any], fields: dict[str, Any]) -> instep.Amounts:
+    """What a step has to do of each part that a trace can tell apart (`instep.PARTS`): FLOPs, of other kernels bytes.
+
+    1x1 convolutions are among the other kernels: cuDNN computes them with kernels that are called matmuls.
+    """
+    found = dict.fromkeys(instep.PARTS, 0.0)
+    for op, flops in weigh(floors, fields).items():
+        if not pointwise(op):
+            found[op.kind] += flops
+            found[instep.CONVOLUTIONS] += flops
+    often = frequencies(fields)
+    found[instep.OTHERS] = sum(sum(floors[phase].bytes.values()) * times for phase, times in often.items())
+    return found
+
+
+def pointwise(op: Any) -> bool:
+    return op.weight[-1] == 1
+
+
 def light(
     floors: dict[str, Any], fields: dict[str, Any], recipe: dict[str, Any], rates: recorded.Rates
 ) -> Found:
     """The speed of light of each phase and of the amortized step, with every rate that went into it."""
-    layout, often = layout_of(recipe), frequencies(fields)
-    phases = {phase: _phase(floors[phase], layout, recipe["precision"], rates) for phase in often}
-    step = {
-        key: sum(phases[phase][key] * times for phase, times in often.items()) for key in phases["G_main"]
+    layout, precision, often = layout_of(recipe), recipe["precision"], frequencies(fields)
+    times = {phase: _times(floors[phase], layout, rates) for phase in often}
+    alone = {part: sum(times[phase][part] * n for phase, n in often.items()) for part in times["G_main"]}
+    alone[instep.OTHERS] = sum(alone[part] for part in ("bytes", "matmul", *_POINTWISE))
+    factors, why = instep.lower(alone, amounts(floors, fields), precision, layout, rates.known)
+    phases = {
+        phase: _phase(floors[phase], times[phase], factors, rates.ceiling(precision).value) for phase in often
     }
+    step = {key: sum(phases[phase][key] * n for phase, n in often.items()) for key in phases["G_main"]}
     convolutions = []
     for op, flops in sorted(weigh(floors, fields).items(), key=lambda item: -item[1]):
         seconds, source = rates.convolution(op, layout)
@@ -134,35 +166,51 @@ def light(
         "ceilings": {key: vars(rates.known[key]) for key in plain if key in rates.known},
         "phases": phases,
         "step": step,
+        "in_step": why,
         "convolutions": convolutions,
     }
 
 
-def _phase(floor: Any, layout: str, precision: str, rates: recorded.Rates) -> dict[str, float]:
+_POINTWISE = {f"1x1 {kind}": kind for kind in instep.KINDS}
+
+
+def _times(floor: Any, layout: str, rates: recorded.Rates) -> dict[str, float]:
+    """Milliseconds of a phase by the ceilings: of each kind of convolution, of 1x1 ones, of bytes and of matmuls."""
+    times = dict.fromkeys((*instep.KINDS, *_POINTWISE), 0.0)
+    for op, n in floor.ops.items():
+        times[f"1x1 {op.kind}" if pointwise(op) else op.kind] += 1000 * n * rates.convolution(op, layout)[0]
+    computed = floor.matmul_flops / rates.ceiling("fp32").value
+    return times | {
+        "bytes": 1000 * rates.copy_seconds(sum(floor.bytes.values())),
+        "matmul": 1000 * max(computed, rates.copy_seconds(floor.matmul_bytes)),
+    }
+
+
+def _phase(
+    floor: Any, times: dict[str, float], factors: dict[str, float], ceiling: float
+) -> dict[str, float]:
     """FLOPs, bytes, and milliseconds: ``light_ms`` the floor, ``peak_ms`` with convolutions at the matmul rate."""
-    kinds = {"forward": 0.0, "input gradient": 0.0, "weight gradient": 0.0}
-    for op, times in floor.ops.items():
-        kinds[op.kind] += 1000 * times * rates.convolution(op, layout)[0]
-    moved = sum(floor.bytes.values())
-    copied = 1000 * rates.copy_seconds(moved)
-    multiplied = 1000 * max(
-        floor.matmul_flops / rates.ceiling("fp32").value, rates.copy_seconds(floor.matmul_bytes)
-    )
-    convolved = sum(kinds.values())
+    others = factors[instep.OTHERS]
+    pointwise_ms = {kind: times[name] * others for name, kind in _POINTWISE.items()}
+    kinds = {kind: times[kind] * factors[kind] + pointwise_ms[kind] for kind in instep.KINDS}
+    copied, multiplied, convolved = times["bytes"] * others, times["matmul"] * others, sum(kinds.values())
     return {
         "flops": floor.flops,
         **{f"{kind.replace(' ', '_')}_ms": value for kind, value in kinds.items()},
         "convolutions_ms": convolved,
+        "pointwise_ms": sum(pointwise_ms.values()),
         **{f"{what.replace(' ', '_')}_bytes": value for what, value in floor.bytes.items()},
-        "bytes": moved,
+        "bytes": sum(floor.bytes.values()),
         "bytes_ms": copied,
         "matmul_ms": multiplied,
         "light_ms": convolved + copied + multiplied,
-        "peak_ms": 1000 * floor.flops / rates.ceiling(precision).value + copied + multiplied,
+        "peak_ms": 1000 * floor.flops / ceiling + copied + multiplied,
     }
 
 
-def measure(name: str, fields: dict[str, Any], rung: str, recipe: dict[str, Any], out: Path) -> Found:
+def measure(
+    name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any], out: Path
+) -> Found:
     """Time the step, trace it, then measure the ceilings: their cuDNN algorithms would stay with the step."""
     from ladder import ceilings
     from ladder.pool import device_lock
@@ -174,10 +222,52 @@ def measure(name: str, fields: dict[str, Any], rung: str, recipe: dict[str, Any]
         today = ceilings.measure(weigh(floors, fields), layout_of(recipe), tell=_tell)
     rates = recorded.load(facts["name"], out)
     rates.add(today["rates"], "today")
-    found = frame(name, fields, rung, recipe) | light(floors, fields, recipe, rates)
-    found |= {"machine": facts, "today": today, "recorded": today["rates"]}
-    found["measured"] = timed | distance.split(timed, found["step"])
-    return found
+    found = frame(name, fields, ladder, rung, recipe) | {"machine": facts, "today": today}
+    return found | _compare(floors, fields, recipe, rates, timed, today["rates"])
+
+
+def _compare(
+    floors: dict[str, Any],
+    fields: dict[str, Any],
+    recipe: dict[str, Any],
+    rates: recorded.Rates,
+    timed: Found,
+    kept: dict[str, float],
+) -> Found:
+    """What was measured beside its floor, into which the rates of the traced step went; ``kept`` with them."""
+    precision, layout = recipe["precision"], layout_of(recipe)
+    todo, matmul = amounts(floors, fields), rates.ceiling(precision).value
+    seen = instep.seen(todo, timed["families"], precision, layout, matmul)
+    rates.add(seen, "today")
+    found = light(floors, fields, recipe, rates)
+    measured = timed | distance.split(timed, found["step"])
+    both = {key: max(each[key] for each in (kept, seen) if key in each) for key in kept | seen}
+    return found | {"recorded": both, "measured": measured}
+
+
+def again(path: Path, out: Path) -> Found:
+    """An earlier result with the floors as they are computed now, from all rates on record and its own trace.
+
+    What was measured stays as it is, and so do machine and commit of the measurement.
+    """
+    from ladder import validate
+
+    if problem := validate.problem_of(path):
+        raise UserError(f"--again: {path}: {problem}")
+    before = results.read(path)
+    if before.get("kind") != "roofline":
+        raise UserError(f"--again: {path}: not a result of --roofline")
+    from stylegan_lite.config import Recipe, Workload
+
+    fields = {key: value for key, value in before["workload"].items() if key != "name"}
+    fields = dataclasses.asdict(Workload.from_dict(fields))
+    recipe = Recipe.from_dict(before["recipe"]).to_dict()
+    rates = recorded.Rates(before["machine"]["name"])
+    rates.add(before["today"]["rates"], "today")  # first, so that they keep the name of their day
+    rates.join(recorded.load(rates.gpu, out))
+    rates.add(before["recorded"], path.name)
+    found = _compare(floors_of(fields, recipe), fields, recipe, rates, before["measured"], before["recorded"])
+    return before | found | {"floors_commit": record.commit_of(ROOT)[0]}
 
 
 def _tell(text: str) -> None:
@@ -186,13 +276,21 @@ def _tell(text: str) -> None:
 
 
 def write(found: Found, out: Path) -> list[Path]:
-    """`<machine>-<workload>.json` and `.md`. The file keeps the highest rates of the one it replaces."""
-    stem = f"{results.slug(found['machine']['name'])}-{results.slug(found['workload']['name'])}"
-    path = out / f"{stem}.json"
+    """`<machine>-<workload>-<ladder>-<rung>.json` and `.md`. The file keeps the highest rates of the one it replaces.
+
+    Older files are named without ladder and rung; their rates are read all the same.
+    """
+    name = (found["machine"]["name"], found["workload"]["name"], found["ladder"], found["rung"])
+    path = out / f"{'-'.join(map(results.slug, name))}.json"
     kept = recorded.Rates(found["gpu"])
     kept.add(recorded.recorded(path, found["machine"]["name"]), path.name)
     kept.add(found["recorded"], "today")
     found["recorded"] = {key: kept.known[key].value for key in sorted(kept.known)}
+    return save(found, path)
+
+
+def save(found: Found, path: Path) -> list[Path]:
+    """The result, and beside it its page."""
     report.write_json(path, found)
     report.write(path.with_suffix(".md"), roofline_view.markdown(found))
     return [path, path.with_suffix(".md")]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder import instep
+
 MOST_FAMILIES = 24
 NAMES = {"copy": "copy, TB/s", "matmul bf16": "matmul BF16, TFLOP/s", "matmul tf32": "matmul TF32, TFLOP/s"}
 NAMES |= {"matmul fp32": "matmul FP32, TFLOP/s"}
@@ -17,15 +19,16 @@ def text(found: dict[str, Any]) -> str:
 
 def markdown(found: dict[str, Any]) -> str:
     """The same for a page."""
-    return "\n\n".join([f"# {title(found)}", *map(_piped, tables(found)), *notes(found)]) + "\n"
+    return "\n\n".join([f"# {title(found)}", *map(_piped, tables(found)), *map(_cell, notes(found))]) + "\n"
 
 
 def title(found: dict[str, Any]) -> str:
     w, recipe = found["workload"], found["recipe"]
     how = f"{recipe['precision'].upper()} {found['layout']}"
+    of = f" of ladder {found['ladder']}" if "ladder" in found else ""
     return (
-        f"Roofline of {w['name']} ({w['resolution']}x{w['resolution']}, batch {w['batch']}), rung {found['rung']},"
-        f" {how}, on {found['gpu']}"
+        f"Roofline of {w['name']} ({w['resolution']}x{w['resolution']}, batch {w['batch']}), rung {found['rung']}"
+        f"{of}, {how}, on {found['gpu']}"
     )
 
 
@@ -105,7 +108,7 @@ def shares(found: dict[str, Any]) -> Table:
 
 def notes(found: dict[str, Any]) -> list[str]:
     """What a reader must know, in a line each."""
-    lines = []
+    lines = _unmeasured(found["convolutions"])
     if found["measured"] is None:
         lines.append("Nothing was measured here: floors from recorded rates.")
     else:
@@ -114,10 +117,38 @@ def notes(found: dict[str, Any]) -> list[str]:
             f"A step takes {m['step_ms']:.2f} ms, {m['times_light']:.2f} times the floor"
             f" ({found['step']['light_ms']:.2f} ms); {m['distance_ms']:.2f} ms lie between."
         )
+        lines += [
+            f"In a traced step ({low['source']}) {part} took {low['ms']:.2f} ms where the ceilings alone ask for"
+            f" {low['alone_ms']:.2f}: that is their floor."
+            for part, low in found.get("in_step", {}).items()
+        ]
+        lines += [f"Below its floor, so this is none: {name}." for name in instep.below(m["groups"])]
+        if m["phases_ms"] and found["recipe"].get("whole_step_graph") is True:
+            lines.append("Phases were timed in a second step, in which each is a graph of its own.")
+        if "floors_commit" in found:
+            lines.append(
+                f"Measured at commit {_commit(found['commit'])}; floors as commit"
+                f" {_commit(found['floors_commit'])} computes them."
+            )
         skipped = found["today"]["skipped"]
         if skipped:
             lines.append(f"Not measured today: {len(skipped)} shapes ({next(iter(skipped.values()))}).")
     return lines
+
+
+def _unmeasured(rows: list[dict[str, Any]]) -> list[str]:
+    whole = sum(row["flops"] for row in rows)
+    guessed = sum(row["flops"] for row in rows if row["source"].startswith("not measured"))
+    if not guessed:
+        return []
+    return [
+        f"{guessed / whole:.0%} of the convolutions' FLOPs are of shapes that nobody has measured: they take the"
+        " highest rate of their kind, so the floor can be too low, not too high."
+    ]
+
+
+def _commit(name: str | None) -> str:
+    return "unknown" if name is None else name[:10]
 
 
 def _range(values: list[float]) -> str:

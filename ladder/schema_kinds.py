@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ladder import results, roofline_view, schema_precision
+from ladder import instep, results, roofline_view, schema_precision
 from ladder.claims.schema import CLAIMS, contradicted
 from ladder.rules import Problem, Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
@@ -242,11 +242,20 @@ ROOFLINE = fields(
                 **dict.fromkeys(("step_ms", "wall_ms", "busy_ms", "times_light"), AMOUNT),
                 "distance_ms": REAL,
                 "families": items(FAMILY, 1000),
-                "groups": mapping(one_of("convolutions", "other kernels", "nothing runs"), GROUPED, 3),
+                "groups": mapping(one_of(instep.CONVOLUTIONS, instep.OTHERS, instep.IDLE), GROUPED, 3),
                 "settings": SETTINGS,
             }
         ),
-    }
+    },
+    {
+        "ladder": PART,
+        "floors_commit": COMMIT,
+        "in_step": mapping(
+            one_of(*instep.PARTS),
+            fields({"alone_ms": AMOUNT, "ms": AMOUNT, "source": LINE}),
+            len(instep.PARTS),
+        ),
+    },
 )
 
 KINDS: dict[str, Rule] = {
@@ -292,6 +301,8 @@ def marks(data: dict[str, Any]) -> list[str]:
     """Why a file that is accepted must not be quoted."""
     noted = data["kind"] in ("kernels", "claims", "precision", "upstream")
     found = list(data["protocol"]["notes"]) if noted else []
-    if data["kind"] == "roofline" and data["dirty"]:
-        found.append("dirty work tree: not to be published")
+    if data["kind"] == "roofline":
+        if data["dirty"]:
+            found.append("dirty work tree: not to be published")
+        found += [f"no floor: {name} took less" for name in instep.below(data["measured"]["groups"])]
     return found

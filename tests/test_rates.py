@@ -111,3 +111,53 @@ def test_a_gpu_without_rates_is_refused_with_those_that_have_some(tmp_path):
         rates.choose("A100", tmp_path)
     with pytest.raises(UserError, match="no rate of 'matmul bf16' is recorded for nvidia-l4"):
         seconds(rates.choose("l4", tmp_path))
+
+
+def tuning(folder, rows, gpu="NVIDIA H200", **fields):
+    """A file of kernels.tuning beside a folder of rooflines; returns that folder."""
+    key = {"op": "x", "direction": "forward", "itemsize": 2, "layout": "nhwc", "architecture": 90}
+    choice = dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), 1)
+    row = {
+        "key": key | {"size": "large"},
+        "choice": choice,
+        "current": True,
+        "all_shapes": True,
+        "share": 0.9,
+    }
+    row["runs"] = [{"shape": [8]} | each for each in rows]
+    content = {"schema": 1, "kind": "tuning", "gpu": gpu, "torch": "2.11", "timed": [row]} | fields
+    (folder / "kernels").mkdir(exist_ok=True)
+    (folder / "kernels" / "x-tuning.json").write_text(json.dumps(content))
+    return folder / "roofline"
+
+
+def test_copies_that_kernels_were_tuned_against_are_on_record(tmp_path):
+    slow, fast = (
+        {"bytes": 10**9, "copy_microseconds": 300.0},
+        {"bytes": 9 * 10**8, "copy_microseconds": 200.0},
+    )
+    found = rates.load(GPU, tuning(tmp_path, [slow, fast, {"error": "out of memory"}])).known["copy"]
+    assert found == rates.Rate(pytest.approx(4.5e12), "x-tuning.json")
+    driver = {"bytes": 10**9, "copy_microseconds": 300.0, "driver_copy_microseconds": 200.0}
+    assert rates.load(GPU, tuning(tmp_path, [driver])).known["copy"].value == pytest.approx(5e12)
+    assert rates.load(GPU, tuning(tmp_path, [slow])).known["copy"] == rates.Rate(4.24e12, "facts")
+
+
+@pytest.mark.parametrize(
+    "damage",
+    [{"gpu": "NVIDIA L4"}, {"gpu": 7}, {"kind": ["tuning"]}, {"kind": "a tuning"}, {"timed": 3}, {"more": 1}],
+)
+def test_a_tuning_of_another_gpu_or_damaged_does_not_count(tmp_path, damage):
+    folder = tuning(tmp_path, [{"bytes": 10**9, "copy_microseconds": 1.0}], **damage)
+    assert rates.load(GPU, folder).known["copy"] == rates.Rate(4.24e12, "facts")
+
+
+@pytest.mark.parametrize("us", [0, -1.0, "1", True, None, float("nan"), float("inf")])
+def test_what_cannot_be_a_time_of_a_copy_does_not_count(tmp_path, us):
+    folder = tuning(tmp_path, [{"bytes": 10**9, "copy_microseconds": us}])
+    assert rates.load(GPU, folder).known["copy"].value == 4.24e12
+
+
+def test_the_committed_tunings_hold_a_faster_copy_than_the_facts():
+    copy = rates.load(GPU, rates.HERE.parent / "results" / "roofline").known["copy"]
+    assert copy.value > 4.24e12 and copy.source.endswith("-tuning.json")

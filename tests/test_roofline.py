@@ -5,11 +5,27 @@ import json
 import pytest
 from click.testing import CliRunner
 
-from ladder import catalog, ceilings, cli, distance, families, machine, roofline, roofline_view
+import stylegan_lite
+from ladder import (
+    catalog,
+    ceilings,
+    cli,
+    distance,
+    evidence,
+    families,
+    instep,
+    machine,
+    roofline,
+    roofline_view,
+    validate,
+)
 from ladder.floors import PHASES
+from tests import made_up
 from tests.small import SMALL
 
-GPU = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "device": "cuda"}
+STORED = sorted((roofline.ROOT / "results" / "roofline").glob("*.json"))
+TUNED = roofline.ROOT / "results" / "kernels" / "nvidia-h200-tuning.json"
+GPU = dict(made_up.gpu_run()["machine"])
 SGEMM, FPROP = (
     "void implicit_convolve_sgemm<float, float, 128>(int)",
     "sm90_xmma_fprop_implicit_gemm_x__5x_cudnn",
@@ -37,7 +53,7 @@ def gpu(monkeypatch, tmp_path):
     def observe(fields, recipe):
         ms = made["step_us"] / 1000
         return {
-            "phases_ms": dict.fromkeys([] if recipe["whole_step_graph"] else PHASES, ms / 2),
+            "phases_ms": dict.fromkeys(PHASES, ms / 2),
             "step_ms": ms,
             "wall_ms": ms,
             "busy_ms": 0.8 * ms,
@@ -71,9 +87,10 @@ def test_it_shows_and_writes_ceilings_phases_and_families(gpu, workload, tmp_pat
     for said in ("Roofline of small", "BF16 channels_last", "G_main", "bias_act_kernel", "nothing runs"):
         assert said in done.stdout
     folder = tmp_path / "roofline"
-    found = json.loads((folder / "nvidia-h200-small.json").read_text())
-    page = (folder / "nvidia-h200-small.md").read_text()
-    assert page.startswith("# Roofline of small") and "| D_r1 |" in page and "implicit_convolve_sgemm" in page
+    found = json.loads((folder / "nvidia-h200-small-full-bf16.json").read_text())
+    page = (folder / "nvidia-h200-small-full-bf16.md").read_text()
+    assert page.startswith("# Roofline of small") and "rung bf16 of ladder full" in page
+    assert "| D_r1 |" in page and "implicit_convolve_sgemm" in page
     assert found["rung"] == "bf16" and found["recipe"]["precision"] == "bf16" and "commit" in found
     assert found["machine"] == GPU and found["workload"]["data"] is None
     assert found["recorded"].keys() >= RATES.keys()
@@ -82,21 +99,52 @@ def test_it_shows_and_writes_ceilings_phases_and_families(gpu, workload, tmp_pat
     )
 
 
-def test_phases_inside_one_graph_have_a_floor_and_no_time(gpu, workload, tmp_path):
-    args = ("--roofline", "--workload", workload, "--ladder", "full", "--rung")
-    assert run(*args, "whole_step_graph").exit_code == 0
-    rows = (tmp_path / "roofline" / "nvidia-h200-small.md").read_text().splitlines()
-    (phase,) = [line for line in rows if line.startswith("| D_r1 |")]
-    (step,) = [line for line in rows if line.startswith("| step |")]
-    assert phase.count("|") == step.count("|") == 10 and "5.00" in step and "-" in phase
+def test_phases_of_a_step_that_is_one_graph_are_those_of_a_second_step(gpu, workload, tmp_path):
+    assert run("--roofline", "--workload", workload, "--rung", "whole_step_graph").exit_code == 0
+    page = (tmp_path / "roofline" / "nvidia-h200-small-full-whole_step_graph.md").read_text()
+    (phase,) = [line for line in page.splitlines() if line.startswith("| D_r1 |")]
+    assert " 2.50 |" in phase and "Phases were timed in a second step" in page
+    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
+    page = (tmp_path / "roofline" / "nvidia-h200-small-full-bf16.md").read_text()
+    assert "a second step" not in page
+
+
+class Step:
+    """What `observe` asks of a step."""
+
+    def __init__(self, recipe, log):
+        self.together, self.log = [("G_main",)] if recipe["whole_step_graph"] else [], log
+        self.name = "whole" if self.together else "apart"
+
+    def __getattr__(self, name):
+        return lambda *args: self.log.append((self.name, name, *args)) or {}
+
+
+@pytest.mark.parametrize("whole", [True, False])
+def test_each_phase_is_timed_whether_or_not_the_step_is_one_graph(monkeypatch, whole):
+    log = []
+    monkeypatch.setattr(stylegan_lite, "make_step", lambda fields, recipe, device: Step(recipe, log))
+    monkeypatch.setattr(distance, "trace_cycle", lambda step: {"traced": step.name})
+    monkeypatch.setattr(evidence, "synchronize", lambda step: None)
+    monkeypatch.setattr(ceilings, "medians", lambda runs, **how: [each() or 0.001 for each in runs])
+    seen = distance.observe(SMALL, {"whole_step_graph": whole})
+    assert seen["phases_ms"] == dict.fromkeys(PHASES, 1.0)
+    assert seen["traced"] == log[0][0] == ("whole" if whole else "apart"), (
+        "the step asked for is the one measured"
+    )
+    alone = [(name, *args) for name, call, *args in log if call == "run_phase"]
+    assert alone == [("apart", phase) for phase in PHASES]
+    closed = [name for name, call, *_ in log if call == "close"]
+    assert closed == (["whole", "apart"] if whole else ["apart"])
+    if whole:
+        assert log.index(("whole", "close")) < log.index(("apart", "prepare")), "both in memory at once"
 
 
 def test_a_bad_day_does_not_raise_the_floor_and_a_good_one_lowers_it(gpu, workload, tmp_path):
-    path = tmp_path / "roofline" / "nvidia-h200-small.json"
-
     def floor(rung="bf16"):
         done = run("--roofline", "--workload", workload, "--rung", rung)
         assert done.exit_code == 0, done.output
+        path = tmp_path / "roofline" / f"nvidia-h200-small-full-{rung}.json"
         return json.loads(path.read_text())["step"]["light_ms"]
 
     gpu["rate"] = 350e12
@@ -110,8 +158,8 @@ def test_a_bad_day_does_not_raise_the_floor_and_a_good_one_lowers_it(gpu, worklo
 
 
 def test_the_groups_and_the_families_add_up_to_the_distance(gpu, workload, tmp_path):
-    assert run("--roofline", "--workload", workload).exit_code == 0
-    found = json.loads((tmp_path / "roofline" / "nvidia-h200-small.json").read_text())
+    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
+    found = json.loads((tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json").read_text())
     measured, step = found["measured"], found["step"]
     assert measured["distance_ms"] == pytest.approx(5.0 - step["light_ms"])
     assert measured["groups"]["convolutions"]["ms"] == pytest.approx(3.0)
@@ -122,6 +170,95 @@ def test_the_groups_and_the_families_add_up_to_the_distance(gpu, workload, tmp_p
     assert sum(row["of_distance"] for row in rows.values()) + idle == pytest.approx(1)
     assert rows[families.SGEMM]["us"] == pytest.approx(1000)
     assert rows[families.FORWARD]["of_step"] == pytest.approx(0.4)
+
+
+def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, workload, tmp_path):
+    gpu["rate"] = 1.0  # what the ceilings say of the convolutions that no fact covers: far too slow
+    path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"
+    args = ("--roofline", "--workload", workload, "--rung", "bf16")
+    done = run(*args)
+    assert done.exit_code == 0, done.output
+    found = json.loads(path.read_text())
+    step, groups, low = found["step"], found["measured"]["groups"], found["in_step"]
+    assert groups["convolutions"]["ms"] == pytest.approx(3.0) and not instep.below(groups)
+    assert low["forward"]["ms"] == pytest.approx(3.0) and low["forward"]["alone_ms"] > 3.0
+    assert low["convolutions"]["ms"] == pytest.approx(3.0), (
+        "three kinds that each take all the time that is unclear"
+    )
+    assert step["convolutions_ms"] - step["pointwise_ms"] == pytest.approx(3.0)
+    assert step["light_ms"] == pytest.approx(
+        sum(found["phases"][p]["light_ms"] * n for p, n in zip(PHASES, (1, 1, 1 / 4, 1 / 16), strict=True))
+    )
+    assert "In a traced step (today) forward took 3.00 ms" in done.stdout
+    gpu["step_us"] = 10000  # a slower day, or rung: the rate stays
+    assert run(*args).exit_code == 0
+    again = json.loads(path.read_text())
+    assert again["step"]["light_ms"] == pytest.approx(step["light_ms"])
+    assert again["in_step"]["forward"]["source"] == path.name
+    assert validate.check(json.loads(path.read_text())) is None
+
+
+def test_no_rate_of_a_traced_step_is_above_that_of_matmuls():
+    """Triton's templates convolve under names that are no convolution's: what is left would run at any rate."""
+    rows = [{"family": families.FORWARD, "us": 1000.0}, {"family": families.INDUCTOR, "us": 5000.0}]
+    amounts = dict.fromkeys(instep.PARTS, 1e12) | {"forward": 0.5e12}
+    seen = instep.seen(amounts, rows, "bf16", "channels_last", 700e12)
+    assert {key.split(", ")[1]: rate for key, rate in seen.items()} == {
+        "forward": pytest.approx(500e12),
+        "other kernels": pytest.approx(200e12),
+    }
+
+
+@pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
+def test_nothing_on_record_took_less_than_its_floor(path):
+    found = json.loads(path.read_text())
+    assert found["measured"]["groups"] and not instep.below(found["measured"]["groups"])
+    assert path.with_suffix(".md").read_text() == roofline_view.markdown(found)
+
+
+def test_a_group_below_its_floor_is_marked_and_said(gpu, workload, tmp_path):
+    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
+    path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"
+    found = json.loads(path.read_text())
+    found["dirty"] = False
+    found["measured"]["groups"]["convolutions"]["floor_ms"] = 3.01
+    path.write_text(json.dumps(found))
+    (judged,) = validate.validate([path])
+    assert judged.problem is None and judged.marks == ("no floor: convolutions took less",)
+    assert "Below its floor, so this is none: convolutions." in roofline_view.text(found)
+
+
+def test_floors_of_an_earlier_result_are_computed_again(gpu, workload, tmp_path):
+    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
+    path = tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json"
+    old = tmp_path / "roofline" / "nvidia-h200-small.json"  # as such files were named
+    before = json.loads(path.read_text())
+    stale = before | {"step": {key: 2 * value for key, value in before["step"].items()}}
+    del stale["in_step"], stale["ladder"]
+    stale["recorded"] = {
+        key: rate for key, rate in before["recorded"].items() if not key.startswith("step of")
+    }
+    path.unlink()
+    old.write_text(json.dumps(stale))
+    done = run("--roofline", "--again", str(old))
+    assert done.exit_code == 0, done.output
+    found = json.loads(old.read_text())
+    assert found.pop("floors_commit") and found.pop("in_step") == before["in_step"]
+    assert {key: found[key] for key in stale} == {key: before[key] for key in stale}
+    assert "floors as commit" in old.with_suffix(".md").read_text()
+    gpu["rate"] = 1e9
+    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
+    assert json.loads(path.read_text())["step"]["light_ms"] == before["step"]["light_ms"], (
+        "old names are read"
+    )
+
+
+def test_a_damaged_result_is_not_computed_again(tmp_path):
+    for text in ("{", '{"schema": 1, "kind": "roofline"}', "[]"):
+        path = tmp_path / "nvidia-h200-x.json"
+        path.write_text(text)
+        done = run("--roofline", "--again", str(path))
+        assert done.exit_code == 2 and len(done.stderr.splitlines()) == 1 and path.read_text() == text
 
 
 def test_a_step_is_its_phases_at_their_intervals(workload):
@@ -151,9 +288,14 @@ def test_without_a_gpu_the_floor_is_told_from_recorded_rates(workload, monkeypat
     [
         (["--roofline", "--device", "cpu"], "--gpu NAME (nvidia-h200)"),
         (["--roofline", "--gpu", "abacus"], "no rates are recorded of 'abacus'"),
-        (["--roofline", "--gpu", "h200", "--rung", "warp_drive"], "warp_drive not in ladder article"),
+        (["--roofline", "--gpu", "h200", "--rung", "warp_drive"], "warp_drive not in ladder full"),
         (["--roofline", "--gpu", "h200", "--workload", "nothing"], "no workload 'nothing'"),
         (["--gpu", "h200"], "for --roofline"),
+        (["--again", "x.json"], "for --roofline"),
+        (["--roofline", "--again", "x.json"], "x.json: cannot be read: No such file"),
+        (["--roofline", "--again", str(TUNED)], "not a result of --roofline"),
+        (["--roofline", "--again", str(TUNED), "--rung", "bf16"], "--again takes all from its file"),
+        (["--roofline", "--again", str(TUNED), "--ladder", "full"], "--again takes all from its file"),
         (["--roofline", "-w", "tiny", "-w", "article"], "of one --workload"),
         (["--roofline", "--minutes", "3"], "--minutes is for --selftest"),
         (["--roofline", "--selftest"], "one at a time"),
