@@ -40,8 +40,7 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
     trace, waiting = traced_cycle(step)
     on_traced()
     images = {key: count - before[key] for key, count in tally(step).items()}
-    captured, forks = sorted(step.graphs), forked(step, "captured")  # not what runs eagerly below
-    kept, energies = compute_copies(step), kept_energies(step)
+    captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
@@ -86,7 +85,7 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
         | {k: trace.get(k) for k in ("copy_ms", "overlap")},
         "compile": compiling.evidence(step, trace),
         "parallel": {
-            "phases": forks if captured else forked(step),
+            "phases": forked(step, "captured" if captured else "collected"),
             "ms": trace.get("parallel_ms"),
             "busy_ms": trace.get("busy_ms"),
         },
@@ -237,9 +236,12 @@ def _dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
     return {name: names.count(name) for name in sorted(set(names))}
 
 
-def forked(step: Any, when: str = "collected") -> dict[str, dict[str, int]]:
-    """What went to the second stream, by phase, as ``stylegan_lite.parallel`` says: at the last run, or captured."""
-    return dict(getattr(getattr(step, "parallel", None), when, {}))
+def forked(step: Any, what: str) -> dict[str, dict[str, int]]:
+    """What went to the second stream, by phase: "captured", as graphs hold it, or "collected" at the last eager run.
+
+    Of a captured step an eager run says nothing.
+    """
+    return dict(getattr(getattr(step, "parallel", None), what, {}))
 
 
 def adam(step: Any) -> dict[str, Any]:

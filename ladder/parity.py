@@ -6,13 +6,13 @@ penalties, the gradient of every parameter, and what weights and moving average 
 errors. An update is compared, not the weight: beside a weight of 1 a missing update of 0.001 would not show. Phases
 that are launched as one graph are run as one, in sequence (``ladder.together``).
 
-The budget is how far plain PyTorch of the same precision strays from FP64 by itself: the largest error of several
-spellings and algorithms, times a factor (``ladder.spread``). What plain PyTorch itself gets wrong by more than a
-quarter (a scalar that cancels in BF16) cannot be judged; it is counted as unresolved.
-
 Gradients are read from copies, which the timed step does not make. So a step that is found right is let go of them, its
 graphs captured anew, and losses, updates and moving average are compared once more (``as_timed``): what is traced
 afterwards, and timed in other processes, is that.
+
+The budget is how far plain PyTorch of the same precision strays from FP64 by itself: the largest error of several
+spellings and algorithms, times a factor (``ladder.spread``). What plain PyTorch itself gets wrong by more than a
+quarter (a scalar that cancels in BF16) cannot be judged; it is counted as unresolved.
 
 Beyond errors: two replays must differ, every fill must draw anew, phases must not share numbers, and a cycle must run
 each phase at its interval.
@@ -26,7 +26,6 @@ from typing import Any
 
 from ladder import reference, together
 from ladder.freshness import draws_anew, schedule
-from ladder.reference import Reference
 from ladder.spread import (
     FACTOR,
     LIMIT,
@@ -75,7 +74,7 @@ def check(
         found = judge(runs, budget, spread["errors"])
         problems += same_replays(distances) + [problem for _, problem in found]
         if not problems:
-            problems += as_timed(compared, here, budget, spread["errors"], tell)
+            problems += as_timed(compared, here, budget, spread["errors"], tell, kinds)
     finally:
         if other:
             compared.close()
@@ -109,14 +108,20 @@ def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
     return small
 
 
-def as_timed(step: TrainingStep, ref: Reference, budget: Errors, spread: Errors, tell: Tell) -> list[str]:
+def as_timed(
+    step: TrainingStep,
+    ref: reference.Reference,
+    budget: Errors,
+    spread: Errors,
+    tell: Tell,
+    kinds: list[tuple[str, ...]],
+) -> list[str]:
     """Let go of gradients, which captures the graphs anew, and compare everything but them: what is outside.
 
     One set of inputs, the one that the buffers did not hold at the capture, is enough where nothing is outside.
     """
     tell("as it is timed")
     step.stop_keeping()
-    kinds = getattr(step, "together", [])
     settle_scales(step, ref, kinds)
     runs: list[Errors] = []
     found: list[tuple[float, str]] = []
@@ -129,7 +134,7 @@ def as_timed(step: TrainingStep, ref: Reference, budget: Errors, spread: Errors,
 
 
 def _errors_as_timed(
-    step: TrainingStep, ref: Reference, number: int, kinds: list[tuple[str, ...]], tell: Tell
+    step: TrainingStep, ref: reference.Reference, number: int, kinds: list[tuple[str, ...]], tell: Tell
 ) -> Errors:
     errors: Errors = {}
     with inputs_are_ours(step):
