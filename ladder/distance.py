@@ -82,10 +82,10 @@ def time_step(step: Any, phases: list[str]) -> Found:
 
 def trace_cycle(step: Any) -> Found:
     """Families of kernels and the time in which any ran, for one step of a cycle under the profiler."""
-    from ladder import evidence
+    from ladder import traces
 
-    events = evidence.recorded(step.cycle)
-    return {"busy_ms": evidence.busy_ms(events), "families": families.shares(events, CYCLE)}
+    events = traces.recorded(step.cycle)
+    return {"busy_ms": traces.busy_ms(events), "families": families.shares(events, CYCLE)}
 
 
 def split(timed: Found, step: dict[str, float]) -> Found:

@@ -15,13 +15,11 @@ from typing import Any
 
 import torch
 
-from ladder import compiling
-from ladder.families import WAITING
+from ladder import compiling, traces
 from ladder.watch import Watch, launches, layers_named, layout, name_of
 
 CYCLE = 16
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
-NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
@@ -76,7 +74,7 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
             "captured": captured,
             "operators": watch.calls if replayed is None else replayed,
             "operators_eager": watch.calls,
-            "together": getattr(step, "together", []) != [],
+            "together": ["+".join(kind) for kind in getattr(step, "together", [])],
             "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
         }
         | {k: trace.get(k) for k in ("launches", "replays", "kernels", "busy_ms")},
@@ -86,7 +84,7 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
         | {k: trace.get(k) for k in ("copy_ms", "overlap")},
         "compile": compiling.evidence(step, trace),
         "parallel": {
-            "phases": getattr(getattr(step, "parallel", None), "collected", {}),
+            "phases": forked(step, "captured" if captured else "collected"),
             "ms": trace.get("parallel_ms"),
             "busy_ms": trace.get("busy_ms"),
         },
@@ -229,12 +227,20 @@ def kept_energies(step: Any) -> dict[str, int]:
 
 
 def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:
-    return bool(((a - b).abs() > relative * b.abs()).any())
+    return not bool(((a - b).abs() <= relative * b.abs()).all())  # NaN differs from everything
 
 
 def _dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
     names = [name_of(x.dtype) for x in tensors if torch.is_tensor(x)]
     return {name: names.count(name) for name in sorted(set(names))}
+
+
+def forked(step: Any, what: str) -> dict[str, dict[str, int]]:
+    """What went to the second stream, by phase: "captured", as graphs hold it, or "collected" at the last eager run.
+
+    Of a captured step an eager run says nothing.
+    """
+    return dict(getattr(getattr(step, "parallel", None), what, {}))
 
 
 def adam(step: Any) -> dict[str, Any]:
@@ -252,16 +258,21 @@ def scales(step: Any) -> dict[str, dict[str, float]]:
 
 
 def operators(step: Any) -> int:
-    """Operators that the CPU issues for one run of each phase, as it is timed."""
-    watch, whole = Watch(), max(getattr(step, "together", []), key=len, default=None)
-    with watch:
-        if whole:
-            step.run(whole)
-        else:
-            for phase in PHASES:
-                step.run_phase(phase)
+    """Operators that the CPU issues for one run of each phase, as it is timed; of whole steps, of the worst kind."""
+
+    def issued(run: Callable[[], None]) -> int:
+        watch = Watch()
+        with watch:
+            run()
+        return watch.calls
+
+    kinds = getattr(step, "together", [])
+    if kinds:
+        found = max(issued(lambda kind=kind: step.run(kind)) for kind in kinds)
+    else:
+        found = issued(lambda: [step.run_phase(phase) for phase in PHASES])
     synchronize(step)
-    return watch.calls
+    return found
 
 
 def watch_data(step: Any) -> tuple[list[dict[str, Any]], int]:
@@ -323,21 +334,8 @@ def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
     if step.device != "cuda":
         return {}, fetching(step)
     waited: list[float] = []
-    trace = traced(lambda: waited.append(fetching(step)))
+    trace = traces.traced(lambda: waited.append(fetching(step)))
     return trace, waited[0]
-
-
-def traced(cycle: Callable[[], None]) -> dict[str, Any]:
-    """What the profiler saw of one cycle; see `digest`."""
-    return digest(recorded(cycle))
-
-
-def recorded(cycle: Callable[[], None]) -> list[tuple[str, bool, int, int, int]]:
-    """The events of one cycle under the profiler; see `events`."""
-    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        cycle()
-        torch.cuda.synchronize()
-    return list(events(profile))
 
 
 def fetching(step: Any) -> float:
@@ -354,73 +352,3 @@ def fetching(step: Any) -> float:
     with replaced(step.feed, "_fetch", fetch):
         step.cycle()
     return round(1000 * spent / CYCLE, 3)
-
-
-def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
-    """(name, on the device, stream, start ns, end ns) of what the profiler recorded, without annotations."""
-    for event in profile.profiler.kineto_results.events():
-        device = event.device_type() == torch.autograd.DeviceType.CUDA
-        if hasattr(event, "is_user_annotation") and event.is_user_annotation():
-            continue
-        if hasattr(event, "activity_type") and event.activity_type() == "gpu_user_annotation":
-            continue  # a range that a record_function spans on the device, idle gaps and all
-        begin = event.start_ns()
-        yield event.name(), device, event.device_resource_id(), begin, begin + event.duration_ns()
-
-
-def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
-    """What one profiled cycle says about a step; empty where the profiler saw no kernels.
-
-    launches: calls of the CPU that put work on the GPU, graph replays included.  replays: graph launches.
-    kernels: what ran.  inductor_kernels: those that torch.compile generated, by its names for them.
-    busy_ms: the union of what ran or was copied, parallel streams counted once.  parallel_ms: by how much kernels'
-    times add up to more than their union: that long two of them ran at once.  zero_kernels: fills, of whatever.
-    copy_ms: host to device.  overlap: the part of that time in which kernels of other streams ran (None without
-    copies).
-    """
-    ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
-    if not ran:
-        return {}
-    calls = [name for name, on_device, *_ in found if not on_device]
-    copies = [e for e in found if e[1] and e[0].startswith("Memcpy HtoD")]
-    took = sum(end - begin for *_, begin, end in copies)
-    beside = sum(covered(copy, [e for e in ran if e[2] != copy[2]]) for copy in copies)
-    launched = sum(
-        "LaunchKernel" in n or "GraphLaunch" in n or n.startswith(("cudaMemcpy", "cudaMemset")) for n in calls
-    )
-    return {
-        "launches": launched / CYCLE,
-        "replays": sum("GraphLaunch" in name for name in calls) / CYCLE,
-        "kernels": len(ran) / CYCLE,
-        "inductor_kernels": sum(e[0].startswith("triton_") for e in ran) / CYCLE,
-        "busy_ms": busy_ms(found),
-        "parallel_ms": (sum(e[4] - e[3] for e in ran) - union([e[3:] for e in ran])) / 1e6 / CYCLE,
-        "zero_kernels": sum("ZeroFunctor" in e[0] or "FillFunctor" in e[0] for e in ran) / CYCLE,
-        "copy_ms": round(took / 1e6 / CYCLE, 4),
-        "overlap": round(beside / took, 3) if took else None,
-    }
-
-
-def busy_ms(found: list[tuple[str, bool, int, int, int]]) -> float:
-    """Milliseconds a step in which anything ran or was copied, of the events of a cycle."""
-    return union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE
-
-
-def union(spans: list[tuple[int, int]]) -> int:
-    """Length of the union of intervals: kernels on parallel streams count once."""
-    total, end = 0, -math.inf
-    for first, last in sorted(spans):
-        total += max(0, last - max(first, end))
-        end = max(end, last)
-    return int(total)
-
-
-def covered(span: tuple[str, bool, int, int, int], others: list[tuple[str, bool, int, int, int]]) -> int:
-    """Nanoseconds of ``span`` in which any of ``others`` ran."""
-    begin, end = span[3:]
-    total, at = 0, begin
-    for *_, first, last in sorted(others, key=lambda e: e[3]):
-        first, last = max(first, at), min(last, end)
-        if last > first:
-            total, at = total + last - first, last
-    return total

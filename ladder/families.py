@@ -63,7 +63,7 @@ CONVOLUTIONS = (
 
 WAITING = ("Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
 
-Event = tuple[str, bool, int, int, int]  # as `ladder.evidence.events` gives them
+Event = tuple[str, bool, int, int, int]  # as `ladder.traces.events` gives them
 
 
 def family(name: str) -> str:

@@ -6,6 +6,10 @@ penalties, the gradient of every parameter, and what weights and moving average 
 errors. An update is compared, not the weight: beside a weight of 1 a missing update of 0.001 would not show. Phases
 that are launched as one graph are run as one, in sequence (``ladder.together``).
 
+Gradients are read from copies, which the timed step does not make. So a step that is found right is let go of them, its
+graphs captured anew, and losses, updates and moving average are compared once more (``as_timed``): what is traced
+afterwards, and timed in other processes, is that.
+
 The budget is how far plain PyTorch of the same precision strays from FP64 by itself: the largest error of several
 spellings and algorithms, times a factor (``ladder.spread``). What plain PyTorch itself gets wrong by more than a
 quarter (a scalar that cancels in BF16) cannot be judged; it is counted as unresolved.
@@ -28,13 +32,17 @@ from ladder.spread import (
     Errors,
     Tell,
     budgets,
+    compare,
     get_spread,
+    inputs_are_ours,
     is_whole,
+    load,
     measure,
     precision_of,
+    settle_scales,
 )
 from stylegan_lite.config import Workload
-from stylegan_lite.step import TrainingStep
+from stylegan_lite.step import PHASES, TrainingStep
 
 
 def check(
@@ -42,8 +50,8 @@ def check(
 ) -> dict[str, Any]:
     """Compare a prepared step, whose ``keep_gradients`` was set before, with the reference.
 
-    It leaves the step in the shared state. Where the reference had to fall back to a smaller batch, a second step of
-    the same recipe and that batch is compared instead.
+    A step that is found right is left in the shared state and as it is timed, without ``keep_gradients``. Where the
+    reference had to fall back to a smaller batch, a second step of the same recipe and that batch is compared instead.
 
     Returns plain data: ``verdict`` "ok" or "failed: parity", ``reason`` (the worst finding), ``problems``, ``phases``
     (phase -> quantity -> error, budget, the tensor nearest to its budget), ``replays`` (relative distance between the
@@ -59,15 +67,18 @@ def check(
     spread = get_spread(ref, precision, step.device, tell, kinds)
     budget = budgets(spread["errors"], precision)
     other = ref.workload.batch != step.workload.batch
-    if other:
-        step = _rebuilt(step, ref.workload, seed)
+    compared, here = _rebuilt(step, ref.workload, seed) if other else step, ref.on(step.device)
     try:
-        runs, distances = measure(step, ref.on(step.device), tell, kinds)
+        runs, distances = measure(compared, here, tell, kinds)
+        found = judge(runs, budget, spread["errors"])
+        problems += same_replays(distances) + [problem for _, problem in found]
+        if not problems:
+            problems += as_timed(compared, here, budget, spread["errors"], tell, kinds)
     finally:
         if other:
-            step.close()
-    found = judge(runs, budget, spread["errors"])
-    problems += same_replays(distances) + [problem for _, problem in found]
+            compared.close()
+    if other and not problems:
+        step.stop_keeping()
     phases = summary(runs, budget, spread["errors"])
     if kinds:
         phases, distances = together.fold_summary(phases), together.fold_distances(distances)
@@ -94,6 +105,52 @@ def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
     small.keep_gradients = True
     small.prepare()
     return small
+
+
+def as_timed(
+    step: TrainingStep,
+    ref: reference.Reference,
+    budget: Errors,
+    spread: Errors,
+    tell: Tell,
+    kinds: list[tuple[str, ...]],
+) -> list[str]:
+    """Let go of gradients, which captures the graphs anew, and compare everything but them: what is outside.
+
+    One set of inputs, the one that the buffers did not hold at the capture, is enough where nothing is outside.
+    """
+    tell("as it is timed")
+    step.stop_keeping()
+    settle_scales(step, ref, kinds)
+    runs: list[Errors] = []
+    found: list[tuple[float, str]] = []
+    for number in range(reference.REPLAYS):
+        runs.append(_errors_as_timed(step, ref, number, kinds, tell))
+        found = judge(runs, {key: room for key, room in budget.items() if key in runs[0]}, spread)
+        if not found:
+            break
+    return [f"as it is timed: {problem}" for _, problem in found]
+
+
+def _errors_as_timed(
+    step: TrainingStep, ref: reference.Reference, number: int, kinds: list[tuple[str, ...]], tell: Tell
+) -> Errors:
+    errors: Errors = {}
+    with inputs_are_ours(step):
+        load(step, ref.draws()[number])
+        if kinds:
+            wanted = together.exact(ref, kinds, tell)[number]
+            seen = together.run_kinds(step, ref, kinds, step.run, tell, "as it is timed")
+        else:
+            wanted, seen = ref.outcomes[number], {}
+            for phase in PHASES:
+                reference.adopt(step, ref.state)
+                seen[phase] = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
+                tell(f"as it is timed, {phase}")
+    for name, outcome in seen.items():
+        exact = {what: named for what, named in wanted[name].items() if what != "gradient"}
+        errors |= compare(name, outcome, together.on(exact, step.device))
+    return errors
 
 
 def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[float, str]]:

@@ -153,15 +153,15 @@ def phases(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels:
 
 def traced(step: Any, phase: str, kernels: bool) -> Found:
     """One run of a phase under the profiler: microseconds by family, and in order with ``kernels``."""
-    from ladder import evidence
+    from ladder import traces
 
     step.run_phase(phase)
-    events = evidence.recorded(lambda: step.run_phase(phase))
+    events = traces.recorded(lambda: step.run_phase(phase))
     rows = families.shares(events, 1)
     ran = sorted((e for e in events if e[1] and not e[0].startswith(families.WAITING)), key=lambda e: e[3])
     found = {
         "kernels": len(ran),
-        "busy_us": round(evidence.union([e[3:] for e in ran]) / 1000, 1),
+        "busy_us": round(traces.union([e[3:] for e in ran]) / 1000, 1),
         "families": [{**row, "us": round(row["us"], 1)} for row in rows],
     }
     if kernels:

@@ -164,6 +164,7 @@ class Rung:
         begin = time.perf_counter()
         gc.collect()
         retries = self.memory().get("alloc_retries", 0)
+        weights = weights_of(self.step)
         lead_in, settled = self.lead_in(settle_s, settle_cycles)
         timed = [self.timed_cycle() for _ in range(cycles)]
         reply: dict[str, Any] = {
@@ -176,7 +177,7 @@ class Rung:
             **self.memory(),
         }
         reply["alloc_retries"] = reply.get("alloc_retries", 0) - retries
-        if broken := self.step.check_finite():
+        if broken := self.step.check_finite() or stood_still(weights, weights_of(self.step)):
             raise Invalid(broken)
         if self.device == "cuda":
             reply["canary_s"] = self.canary(reply)
@@ -271,12 +272,10 @@ class Rung:
         return {"receipts": receipts.issue(seen["recipe"], seen, rungs), "evidence": seen}
 
     def do_parity(self) -> dict[str, Any]:
-        """Compare the prepared step with the FP64 reference. What runs after it no longer copies gradients."""
+        """Compare the prepared step with the FP64 reference, and leave it as it is timed: gradients no longer kept."""
         from ladder import parity
 
-        found = parity.check(self.step, tell=lambda text: self.channel.send({"progress": text}))
-        self.step.keep_gradients = False
-        return found
+        return parity.check(self.step, tell=lambda text: self.channel.send({"progress": text}))
 
     def do_choices(self) -> dict[str, Any]:
         """Which tiles our kernels were launched with. Asked after timing; what never imported our kernels used none."""
@@ -321,6 +320,25 @@ class Rung:
             }
             memory |= {key: max(peak, memory[key]) for key, peak in self.peaks.items()}
         return memory
+
+
+def weights_of(step: Any) -> dict[str, list[float]]:
+    """The length of every weight, by network: enough to see whether they moved, and no copy that would need memory.
+
+    Empty for a network that the measured code does not have.
+    """
+    torch, found = sys.modules.get("torch"), {}
+    for name in ("G", "D", "G_ema"):
+        weights = getattr(getattr(step, name, None), "parameters", list)
+        lengths = [torch.linalg.vector_norm(weight.detach()) for weight in weights()]
+        found[name] = torch.stack(lengths).tolist() if lengths else []
+    return found
+
+
+def stood_still(before: dict[str, list[float]], after: dict[str, list[float]]) -> str | None:
+    """None, or one line naming networks none of whose weights moved while they were said to be trained."""
+    still = [name for name, weights in before.items() if weights and weights == after[name]]
+    return f"weights of {', '.join(still)} did not move in the cycles that were timed" if still else None
 
 
 def is_part(seconds: Any, whole: float) -> bool:

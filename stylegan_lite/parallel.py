@@ -23,6 +23,8 @@ class ParallelStreams:
         collected: phase -> what its last backward pass put on the second stream: gradients of how many compute copies
             ("copies") of how many there are ("of"), contributions to gradients of any weights ("gradients"), and how
             often work was put there in the whole phase ("forks").
+        captured: the same of what CUDA graphs hold, written at their capture: of several graphs with one phase, that
+            of the one with the fewest forks. Empty where none are captured.
         branch: the second stream; on a CPU everything runs in line.
         main: the stream to capture on. Its kernels go first where both have some that are ready to run: the chain of
             activations is what a step waits for. A graph's kernels keep the priority of the stream they were captured
@@ -36,6 +38,7 @@ class ParallelStreams:
         self.main = torch.cuda.Stream(priority=MAIN) if device == "cuda" else None
         self.copies = copies
         self.collected: dict[str, dict[str, int]] = {}
+        self.captured: dict[str, dict[str, int]] = {}
         self.gradients = {
             network: WeightGradients([*network.parameters(), *(e.copy for e in kept.entries)], self.branch)
             for network, kept in copies.items()
@@ -55,6 +58,14 @@ class ParallelStreams:
             "forks": self.branch.forks,
         }
         self.branch.forks = 0
+
+    def note_captured(self, phases: tuple[str, ...]) -> None:
+        """After a capture of these phases: keep what it put on the second stream."""
+        for phase in phases:
+            found = self.collected.get(phase, {"copies": 0, "of": 0, "gradients": 0, "forks": 0})
+            known = self.captured.setdefault(phase, found)
+            if found["forks"] < known["forks"]:
+                self.captured[phase] = found
 
     @contextlib.contextmanager
     def in_line(self, wanted: bool = True):

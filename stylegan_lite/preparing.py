@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import contextlib
 import copy
+import gc
 import time
 from collections.abc import Iterator
 from typing import TYPE_CHECKING, Any
@@ -86,11 +87,15 @@ def _capture(step: TrainingStep) -> None:
     Errors are raised for calls of this thread only: a pinning thread of a data loader allocates while we capture.
     """
     pool = torch.cuda.graph_pool_handle()
+    if step.parallel:
+        step.parallel.captured.clear()
     for phases in step.together or [(phase,) for phase in PHASES]:
         if step.recipe.set_to_none:
             for phase in phases:
                 step._zero_grad(*step._trained(phase))
         graph, step.gradients = torch.cuda.CUDAGraph(), {}
+        if step.parallel:
+            step.parallel.collected.clear()
         stream = step.parallel.main if step.parallel else None
         with torch.cuda.graph(graph, pool=pool, stream=stream, capture_error_mode="thread_local"):
             for phase in phases:
@@ -98,12 +103,38 @@ def _capture(step: TrainingStep) -> None:
         if step.recipe.fused_update:
             step.opt_G.settle()
             step.opt_D.settle()
+        if step.parallel:
+            step.parallel.note_captured(phases)
         step.graphs["+".join(phases)], step.held["+".join(phases)] = graph, step.gradients
     step.gradients = {phase: held for each in step.held.values() for phase, held in each.items()}
 
 
+def capture_again(step: TrainingStep) -> None:
+    """Capture a prepared step anew, as it would be captured now; the old graphs and their memory go first.
+
+    Nothing is warmed up, as all of it has run before, and nothing is put back, as a capture runs nothing.
+    """
+    if not step.recipe.cuda_graphs:
+        return
+    _synchronize(step)  # no replay is under way any more
+    step.graphs.clear()
+    step.held.clear()
+    step.gradients = {}
+    _drop_gradients(step)
+    gc.collect()
+    if step.device == "cuda":
+        torch.cuda.empty_cache()
+    _capture(step)
+    _drop_gradients(step)
+    _synchronize(step)
+
+
 def _restore(step: TrainingStep, before: dict[str, Any]) -> None:
     step.load_state_dict(before)
+    _drop_gradients(step)
+
+
+def _drop_gradients(step: TrainingStep) -> None:
     for phase in ("G_main", "D_main"):
         step._zero_grad(*step._trained(phase))
 

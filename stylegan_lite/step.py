@@ -83,6 +83,11 @@ class TrainingStep:
         """
         return preparing.prepare(self)
 
+    def stop_keeping(self) -> None:
+        """Hold no gradients any more, as a timed step holds none: graphs that copy them are captured anew, without."""
+        self.keep_gradients, self.gradients = False, {}
+        preparing.capture_again(self)
+
     def cycle(self, lazy: bool = True) -> None:
         """16 steps from the start of a cycle; ``lazy=False`` leaves out path length and R1."""
         for index in range(CYCLE):
@@ -283,13 +288,19 @@ class TrainingStep:
         return {phase: float(value) for phase, value in self.loss.items()}
 
     def check_finite(self) -> str | None:
-        """None, or one line naming a phase loss or a parameter that is NaN or infinite; synchronizes.
+        """None, or one line naming what is NaN or infinite of losses, weights and what is made of them; synchronizes.
 
-        A NaN gradient stays visible here: Adam carries it into its moments and from there into the weights.
+        A NaN gradient stays visible here: Adam carries it into its moments and from there into the weights. What is
+        made of weights, and can be broken by itself: the moving average, running means, compute copies.
         """
         named = [(f"loss of {phase}", value) for phase, value in self.loss.items()]
-        for label, network in (("G", self.G), ("D", self.D)):
+        for label, network in (("G", self.G), ("D", self.D), ("G_ema", self.G_ema)):
             named += [(f"{label}.{name}", p.detach()) for name, p in network.named_parameters()]
+            named += [(f"{label}.{name}", buffer) for name, buffer in network.named_buffers()]
+        named.append(("mean path length", self.pl_mean))
+        for label, network in (("G", self.G), ("D", self.D)):
+            for entry in self.copies[network].entries:
+                named += [(f"compute copy of {label}.{entry.name}", leaf.detach()) for leaf in entry.leaves]
         named += [
             (f"loss scale of {name}", (scale.scale >= LEAST).to(self.dtype).log())  # -inf where it is not
             for name, scale in self.scales.items()

@@ -105,12 +105,19 @@ def test_speedups_are_against_the_first_rung_with_a_number() -> None:
 
 
 def test_host_bound_is_what_the_gpu_was_idle() -> None:
-    rungs = make([10.0], [10.0])["rungs"]
+    rungs = make([10.0], [10.0], [10.0])["rungs"]
     rungs[0]["inspection"] = {"gpu_busy_ms": 4.0, "error": None}
-    rungs[1]["inspection"] = {"gpu_busy_ms": 11.0, "error": None}  # a profiled cycle can be the slower one
+    rungs[1]["inspection"] = {"gpu_busy_ms": 10.1, "error": None}  # a profiled cycle can be the slower one
+    rungs[2]["inspection"] = {"gpu_busy_ms": 10.3, "error": None}
     record.derive(rungs, 8)
     assert rungs[0]["host_bound"] == pytest.approx(0.6) and rungs[0]["gpu_busy_ms"] == 4
-    assert rungs[1]["host_bound"] == 0
+    assert rungs[1]["host_bound"] == 0 and rungs[1]["notes"] == []
+    assert rungs[2]["host_bound"] is None and rungs[2]["gpu_busy_ms"] == 10.3
+    assert rungs[2]["notes"] == [
+        "host-bound share unknown: GPU busy for 10.30 ms in the profiled step, of 10.00 ms timed"
+    ]
+    record.derive(rungs, 8)
+    assert len(rungs[2]["notes"]) == 1 and results.TEXT.fullmatch(rungs[2]["notes"][0])
 
 
 def test_notes_tell_what_was_wrong_with_the_rounds() -> None:

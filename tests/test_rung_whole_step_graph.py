@@ -148,7 +148,7 @@ def test_a_whole_step_graph_shows_in_its_receipt_and_is_cuda_graphs_too(seen, re
     found = seen["graphs"] | {
         "captured": ["+".join(kind) for kind in WHOLE],
         "replays": 1.0,
-        "together": True,
+        "together": ["+".join(kind) for kind in WHOLE],
     }
     found |= {"operators": 9, "launches": 12.0, "kernels": 2000.0}
     good = seen | {"graphs": found, "adam": seen["adam"] | {"capturable": True, "steps_on": ["cuda"]}}
@@ -157,10 +157,11 @@ def test_a_whole_step_graph_shows_in_its_receipt_and_is_cuda_graphs_too(seen, re
         ({"captured": [*PHASES]}, "every phase has its graph"),
         ({"captured": []}, "nothing is captured"),
         ({"replays": 2.31}, "every phase is replayed"),
+        ({"captured": ["+".join(WHOLE[2])]}, "one kind of step of three is captured"),
     ):
         refused("whole_step_graph", good | {"graphs": found | bad}, sabotage=what, planted="evidence")
     assert not receipt("cuda_graphs", good | {"graphs": found | {"captured": ["G_main+D_main"]}}).engaged
-    assert not receipt("cuda_graphs", good | {"graphs": found | {"together": False}}).engaged
+    assert not receipt("cuda_graphs", good | {"graphs": found | {"together": []}}).engaged
 
 
 def test_a_whole_step_is_counted_as_it_is_timed():
@@ -173,7 +174,7 @@ def test_a_whole_step_is_counted_as_it_is_timed():
     step.held = {name: {} for name in step.graphs}
     found = gathered(step)
     assert found["graphs"]["operators"] == 6 and found["graphs"]["operators_eager"] > 500
-    assert found["graphs"]["together"] is True and found["graphs"]["captured"] == sorted(step.graphs)
+    assert found["graphs"]["together"] == found["graphs"]["captured"] == sorted(step.graphs)
 
 
 def test_a_whole_step_graph_needs_graphs():

@@ -162,7 +162,7 @@ def test_a_capture_takes_a_part_of_preparing() -> None:
 def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
     import torch
 
-    from ladder import evidence
+    from ladder import traces
 
     rung = Rung(None, type("Channel", (), {"send": lambda self, message: None})())
     rung.device = "cuda"
@@ -178,6 +178,6 @@ def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
     for _ in range(4):  # the spin is counted in clock cycles: an idle GPU's clock has to rise first
         rung.timed_cycle()
     wall, event = rung.timed_cycle()
-    seen = evidence.traced(rung.step.cycle)
+    seen = traces.traced(rung.step.cycle)
     assert seen["kernels"] == 1 and seen["busy_ms"] == pytest.approx(1000 * wall, rel=0.05)
     assert event == pytest.approx(wall, rel=0.05)

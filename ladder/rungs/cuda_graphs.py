@@ -24,15 +24,23 @@ change = {"cuda_graphs": True, "adam": "capturable"}
 needs = ("cuda", "cuda_graphs")
 
 
+def kinds_captured(found: dict) -> tuple[bool, str]:
+    """A check that each kind of step that a cycle has is a graph: one that is not runs eagerly, a step in sixteen."""
+    kinds = found.get("together") or []
+    there = [kind for kind in kinds if kind in found["captured"]]
+    return 0 < len(kinds) == len(there), f"kinds of steps captured: {len(there)} of {len(kinds)}"
+
+
 HANDFUL = 32  # launches a step: random inputs, a batch of images and the replays; an eager step has thousands
 
 
 def receipt(seen: dict) -> Receipt:
-    """Every phase is replayed, the CPU launches a handful of things for each step, and Adam counts on the GPU."""
-    found, adam = seen["graphs"], seen["adam"]
+    """Every phase, or kind of step, is replayed, the CPU launches a handful for each step, Adam counts on the GPU."""
+    found, adam, kinds = seen["graphs"], seen["adam"], seen["graphs"].get("together")
     captured = {phase for graph in found["captured"] for phase in graph.split("+")}
     checks = [
         (len(captured) == 4, f"phases captured: {', '.join(sorted(captured)) or 'none'}"),
+        *([kinds_captured(found)] if kinds else []),
         (
             found["operators"] <= HANDFUL,
             f"operators issued for one run of each phase: {found['operators']}, eagerly {found['operators_eager']}",
@@ -45,7 +53,7 @@ def receipt(seen: dict) -> Receipt:
     if found["launches"] is None:
         return judge(*checks, (None, "launches and replays: not profiled"))
     replays, expected = found["replays"], found["phases_per_step"]
-    if found.get("together"):  # one graph for all phases of a step
+    if kinds:  # one graph for all phases of a step
         expected = 1.0
     return judge(
         *checks,

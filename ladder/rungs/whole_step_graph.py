@@ -16,6 +16,7 @@ captured once for each kind of step.
 """
 
 from ladder.receipts import Receipt, judge
+from ladder.rungs.cuda_graphs import kinds_captured
 
 title = "whole-step graph"
 change = {"whole_step_graph": True}
@@ -23,7 +24,7 @@ needs = ("cuda", "cuda_graphs")
 
 
 def receipt(seen: dict) -> Receipt:
-    """Every graph holds a whole step, and a step is one replay."""
+    """Every graph holds a whole step, every kind of step has one, and a step is one replay."""
     found = seen["graphs"]
     whole = [name for name in found["captured"] if {"G_main", "D_main"} <= set(name.split("+"))]
     replays = found["replays"]
@@ -32,6 +33,7 @@ def receipt(seen: dict) -> Receipt:
             bool(whole) and len(whole) == len(found["captured"]),
             f"graphs that hold a whole step: {len(whole)} of {len(found['captured'])}",
         ),
+        kinds_captured(found),
         (
             None if replays is None else abs(replays - 1) < 0.01,
             "graph replays a step: " + ("not profiled" if replays is None else f"{replays:.2f}"),
