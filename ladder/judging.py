@@ -63,7 +63,7 @@ def judge(result: dict[str, Any]) -> None:
     by_name = {rung["name"]: rung for rung in result["rungs"]}
     for rung in result["rungs"]:
         timed = _timed(rung)
-        rung["kind"] = verdicts.kind(rung["host_bound"], device) if timed else None
+        rung["kind"] = _kind(rung, device) if timed else None
         rung.update(verdict=None, gain=None, total_interval=None)
         base = by_name.get(result["baseline"])
         if timed and base is not rung:
@@ -123,7 +123,14 @@ def twin_ratios(result: dict[str, Any]) -> Iterable[tuple[str, list[float]]]:
             continue
         values = stats.log_ratios(record.round_medians(rung), record.round_medians(twin))
         if values:
-            yield verdicts.kind(rung["host_bound"], result["machine"]["device"]), values
+            yield _kind(rung, result["machine"]["device"]), values
+
+
+def _kind(rung: dict[str, Any], device: str) -> str:
+    """A rung whose profiled step kept the GPU busy for longer than the timed one takes has no share, but it is the
+    GPU's: that step was captured with copies of gradients, in files from before it was captured anew."""
+    beyond = rung["host_bound"] is None and rung.get("gpu_busy_ms")
+    return verdicts.kind(0.0 if beyond else rung["host_bound"], device)
 
 
 def comparisons(result: dict[str, Any]) -> list[tuple[dict, str, verdicts.Comparison]]:

@@ -4,7 +4,7 @@ import copy
 
 import pytest
 
-from ladder import catalog, climbing, judging, modes, record, results, resuming, schema, validate
+from ladder import catalog, climbing, judging, modes, record, results, resuming, schema, validate, verdicts
 from tests import made_up, test_measure
 from tests.test_cli import call
 
@@ -174,3 +174,15 @@ def test_a_run_with_a_rung_that_is_out_is_no_success(status, monkeypatch):
     found = {"complete": True, "rungs": [{"status": "ok"}, {"status": status}]}
     monkeypatch.setattr(climbing, "run", lambda request, quiet: found)
     assert call("run").exit_code == (0 if status in ("ok", "n/a") else 1)
+
+
+def test_a_gpu_that_is_busy_for_longer_than_the_step_is_no_unknown_host():
+    """Files from before the timed capture was the profiled one have such rungs."""
+    for busy, share, kind in (
+        (9.0, 0.1, verdicts.HOST),
+        (10.3, None, verdicts.GPU),
+        (None, None, verdicts.HOST),
+    ):
+        rung = {"host_bound": share, "gpu_busy_ms": busy}
+        assert judging._kind(rung, "cuda") == kind
+    assert judging._kind({"host_bound": None, "gpu_busy_ms": 10.3}, "cpu") == verdicts.HOST
