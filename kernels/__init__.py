@@ -37,7 +37,9 @@ from kernels.spectral_norm import (
 from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
 from kernels import adam  # noqa: F401  isort: skip
-from kernels import linear_operators, operators  # noqa: F401  isort: skip  (register the ops above for torch.compile)
+
+# These register the ops above for torch.compile.
+from kernels import joined_operators, linear_operators, operators  # noqa: F401  isort: skip
 
 __all__ = [
     "act_filter",

@@ -19,11 +19,18 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels.bias_act import Call, _BiasActGrad, bias_act_reference
-from kernels.filtered_act_launch import Act, act_filter_backward, filter_act_backward, launch
+from kernels.filtered_act_launch import (
+    Act,
+    act_filter_backward,
+    act_filter_forward,
+    filter_act_backward,
+    filter_act_forward,
+    launch,
+)
 from kernels.needed import needed
 from kernels.noise import check_pair, noise_fits
 from kernels.tiles import check_device, dense, dense_as, new_image, output_dtype
-from kernels.upfirdn2d import _plan, _sides, upfirdn2d, upfirdn2d_reference
+from kernels.upfirdn2d import _plan, _sides, _Upfirdn2d, upfirdn2d_reference
 
 GAIN = 2**0.5
 SLOPE = 0.2
@@ -52,8 +59,10 @@ def act_filter(
     call = _check(x, bias, taps, padding, filter_gain, slope, gain)
     check_device(x)
     x = dense(x)
-    bias = None if bias is None else bias.contiguous()
-    return _ActFilter.apply(x, bias, call.of(x), output_dtype(x))
+    act, bias = call.of(x), None if bias is None else bias.contiguous()
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.act_filter(x, bias, *act.plain(), output_dtype(x))
+    return _ActFilter.apply(x, bias, act, output_dtype(x))
 
 
 def act_filter_reference(
@@ -95,8 +104,10 @@ def filter_act(
         raise ValueError("noise has no gradient here; call upfirdn2d and bias_act")
     check_device(x)
     x = dense(x)
-    others = (t if t is None else t.contiguous() for t in (bias, noise, strength, scale))
-    return _FilterAct.apply(x, *others, call.of(x), output_dtype(x))
+    act, others = call.of(x), [t if t is None else t.contiguous() for t in (bias, noise, strength, scale)]
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.filter_act(x, *others, *act.plain(), output_dtype(x))
+    return _FilterAct.apply(x, *others, act, output_dtype(x))
 
 
 def filter_act_reference(
@@ -153,7 +164,7 @@ def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strengt
         raise ValueError(
             f"noise must be [{n} or 1, 1, {plan.out[0]}, {plan.out[1]}], got {tuple(noise.shape)}"
         )
-    return Act(plan, float(slope), float(gain), tuple(map(float, taps)), sides, float(filter_gain))
+    return Act(plan, float(slope), float(gain))
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------
@@ -162,13 +173,10 @@ def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strengt
 class _ActFilter(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, act, dtype):
-        y = new_image(x, x.shape[1], act.filter.out, act.filter.nhwc, dtype)
-        if y.numel():
-            launch("act_filter", act, act.filter, x, (x, y, bias))
         ctx.save_for_backward(x, bias)
         ctx.set_materialize_grads(False)
         ctx.act = act
-        return y
+        return act_filter_forward(x, bias, act, dtype)
 
     @staticmethod
     def backward(ctx, g):
@@ -207,9 +215,7 @@ class _ActFilterGrad(torch.autograd.Function):
 class _FilterAct(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, bias, noise, strength, scale, act, dtype):
-        y = new_image(x, x.shape[1], act.filter.out, act.filter.nhwc, dtype)
-        if y.numel():
-            launch("filter_act", act, act.filter, x, (x, y, bias, noise, strength, scale), noise)
+        y = filter_act_forward(x, bias, noise, strength, scale, act, dtype)
         ctx.save_for_backward(x if scale is not None else None, y, bias, noise, strength, scale)
         ctx.set_materialize_grads(False)
         ctx.act = act
@@ -223,25 +229,21 @@ class _FilterAct(torch.autograd.Function):
         needs = needed(ctx, (True, *(t is not None for t in others)))
         needs = (needs[0], needs[1], needs[3], needs[4])
         if torch.is_grad_enabled():
-            grads = _unfused_backward(g, x, y, others, ctx.act, needs)
+            grads = unfused_backward(g, x, y, *others, ctx.act, needs)
         else:
             grads = filter_act_backward(g, y, *others, ctx.act, needs)
         dx, dbias, dstrength, dscale = grads
         return dx, dbias, None, dstrength, dscale, None, None
 
 
-def _unfused_backward(
-    g: Tensor, x: Tensor | None, y: Tensor, others: list, act: Act, needs: tuple[bool, ...]
-):
+def unfused_backward(g, x, y, bias, noise, strength, scale, act: Act, needs: tuple[bool, ...]):
     """`filter_act_backward` of the two ops, whose gradients can be differentiated.
 
     With a scale its gradient needs the filtered x as a function of x, which is cheaper to make again than to keep.
     """
-    how = {"taps": act.taps, "gain": act.filter_gain}
-    ref = y if x is None else upfirdn2d(x, padding=act.padding, **how)
+    ref = y if x is None else _Upfirdn2d.apply(x, act.filter)
     call = Call(act.slope, act.gain, None, act.filter.nhwc, act.dtype)
-    du, *grads = _BiasActGrad.apply(g, ref, *others, call, needs)
+    du, *grads = _BiasActGrad.apply(g, ref, bias, noise, strength, scale, call, needs)
     if du is not None:
-        reach = len(act.taps) - 1
-        du = upfirdn2d(du, padding=[reach - side for side in act.padding], flip=True, **how)
+        du = _Upfirdn2d.apply(dense_as(du, act.filter.nhwc), act.filter.adjoint())
     return du, *grads

@@ -28,13 +28,14 @@ class Act(NamedTuple):
     filter: _Call  # as a map of x, without the activation's gain
     slope: float
     gain: float
-    taps: tuple[float, ...] = ()
-    padding: tuple[int, int, int, int] = (0, 0, 0, 0)
-    filter_gain: float = 1.0
     dtype: torch.dtype = torch.float32
 
     def of(self, x: Tensor) -> "Act":
         return self._replace(filter=self.filter._replace(nhwc=not x.is_contiguous()), dtype=x.dtype)
+
+    def plain(self) -> tuple:
+        """As an operator's arguments."""
+        return *self.filter, *self[1:]
 
 
 # ---- tiles -------------------------------------------------------------------------------------------------------
@@ -210,6 +211,20 @@ class _MapSums:
         grid = (jobs + (outputs[1] is not None),)
         blocks = {"BLOCK_N": min(power_of_2(n), 16), "BLOCK_C": 32, "BLOCK": 2048}
         filter_act_sums_kernel[grid](sums, *inputs, *outputs, n, c, *self.strides, jobs, GAIN=gain, **blocks)
+
+
+def act_filter_forward(x: Tensor, bias: Tensor | None, act: Act, dtype: torch.dtype) -> Tensor:
+    y = new_image(x, x.shape[1], act.filter.out, act.filter.nhwc, dtype)
+    if y.numel():
+        launch("act_filter", act, act.filter, x, (x, y, bias))
+    return y
+
+
+def filter_act_forward(x, bias, noise, strength, scale, act: Act, dtype: torch.dtype) -> Tensor:
+    y = new_image(x, x.shape[1], act.filter.out, act.filter.nhwc, dtype)
+    if y.numel():
+        launch("filter_act", act, act.filter, x, (x, y, bias, noise, strength, scale), noise)
+    return y
 
 
 def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: Act, needs: tuple[bool, ...]):

@@ -54,7 +54,10 @@ def to_rgb(
     call = Call(float(gain), style is None, is_nhwc(x), is_nhwc(x), x.dtype, dtype)
     w = weight.to(call.sums)
     w = w[None] if style is None else styled(w, style.to(call.sums))
-    return _Narrow.apply(x, w, bias if bias is None else bias.contiguous(), call)
+    bias = bias if bias is None else bias.contiguous()
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.rgb_narrow(x, w, bias, *call)
+    return _Narrow.apply(x, w, bias, call)
 
 
 def to_rgb_reference(
@@ -103,12 +106,18 @@ def from_rgb(
     nhwc = is_nhwc(image) if channels_last is None else channels_last
     call = Call(float(gain), True, nhwc, is_nhwc(image), output_dtype(image), image.dtype)
     w, act = weight.to(call.sums).t()[None], (float(slope), float(act_gain))
+    if min(act) <= 0:  # the sign of the result would not tell that of what went in
+        u = _from_rgb(image, w, None, call, (1.0, 1.0))
+        return bias_act(u, bias, slope=slope, gain=act_gain)
+    return _from_rgb(image, w, bias if bias is None else bias.contiguous(), call, act)
+
+
+def _from_rgb(image, w, bias, call: Call, act: tuple[float, float]) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.rgb_wide(image, w, bias, *act, *call)
     if act == (1.0, 1.0) and bias is None:
         return _Wide.apply(image, w, call)
-    if min(act) <= 0:  # the sign of the result would not tell that of what went in
-        u = _Wide.apply(image, w, call)
-        return bias_act(u, bias, slope=slope, gain=act_gain)
-    return _FromRGB.apply(image, w, bias if bias is None else bias.contiguous(), call, act)
+    return _FromRGB.apply(image, w, bias, call, act)
 
 
 def from_rgb_reference(
@@ -181,16 +190,22 @@ class _Narrow(torch.autograd.Function):
     def backward(ctx, g):
         if g is None:
             return None, None, None, None
-        call, (x, w, bias) = ctx.call, ctx.saved_tensors
-        needs_x, needs_w, needs_bias = needed(ctx, (True, True, bias is not None))[:3]
-        g, dx, dw, dbias = dense_as(g, call.narrow_nhwc), None, None, None
-        if needs_w and not torch.is_grad_enabled():
-            dw, dx, dbias = correlate(g, x, call, w=w if needs_x else None, sum_g=needs_bias)
-        else:
-            dx = _Wide.apply(g, w, call) if needs_x else None
-            dw = _Correlate.apply(g, x, call) if needs_w else None
-            dbias = g.sum((0, 2, 3), dtype=call.sums) if needs_bias else None
-        return dx, dw, dbias if dbias is None else dbias.to(bias.dtype), None
+        x, w, bias = ctx.saved_tensors
+        needs = needed(ctx, (True, True, bias is not None))[:3]
+        return *narrow_backward(g, x, w, bias, ctx.call, needs), None
+
+
+def narrow_backward(g, x, w, bias, call: Call, needs: tuple[bool, ...]):
+    """dx, dw and dbias (None where not needed) of `_Narrow`; to be differentiated where gradients are enabled."""
+    needs_x, needs_w, needs_bias = needs
+    g, dx, dw, dbias = dense_as(g, call.narrow_nhwc), None, None, None
+    if needs_w and not torch.is_grad_enabled():
+        dw, dx, dbias = correlate(g, x, call, w=w if needs_x else None, sum_g=needs_bias)
+    else:
+        dx = _Wide.apply(g, w, call) if needs_x else None
+        dw = _Correlate.apply(g, x, call) if needs_w else None
+        dbias = g.sum((0, 2, 3), dtype=call.sums) if needs_bias else None
+    return dx, dw, dbias if dbias is None else dbias.to(bias.dtype)
 
 
 class _Wide(torch.autograd.Function):
@@ -261,16 +276,22 @@ class _FromRGB(torch.autograd.Function):
     def backward(ctx, g):
         if g is None:
             return (None,) * 5
-        call, act, (image, w, bias, y) = ctx.call, ctx.act, ctx.saved_tensors
-        needs_image, needs_w, needs_bias = needed(ctx, (True, True, bias is not None))[:3]
-        g, dimage, dw, dbias = dense_as(g, call.wide_nhwc), None, None, None
-        if torch.is_grad_enabled() or (needs_bias and not needs_w):
-            du = _Mask.apply(g, y, ActCall(*act, None, call.wide_nhwc, call.wide))
-            dimage = _Narrow.apply(du, w, None, call) if needs_image else None
-            dw = _Correlate.apply(image, du, call) if needs_w else None
-            dbias = du.sum((0, 2, 3), dtype=call.sums) if needs_bias else None
-        else:
-            dimage = narrow(g, w, call, ref=y, act=act) if needs_image else None
-            if needs_w:
-                dw, _, dbias = correlate(image, g, call, ref=y, act=act, sum_x=needs_bias)
-        return dimage, dw, dbias if dbias is None else dbias.to(bias.dtype), None, None
+        image, w, bias, y = ctx.saved_tensors
+        needs = needed(ctx, (True, True, bias is not None))[:3]
+        return *from_rgb_backward(g, image, w, bias, y, ctx.act, ctx.call, needs), None, None
+
+
+def from_rgb_backward(g, image, w, bias, y, act: tuple[float, float], call: Call, needs: tuple[bool, ...]):
+    """dimage, dw and dbias (None where not needed); to be differentiated where gradients are enabled."""
+    needs_image, needs_w, needs_bias = needs
+    g, dimage, dw, dbias = dense_as(g, call.wide_nhwc), None, None, None
+    if torch.is_grad_enabled() or (needs_bias and not needs_w):
+        du = _Mask.apply(g, y, ActCall(*act, None, call.wide_nhwc, call.wide))
+        dimage = _Narrow.apply(du, w, None, call) if needs_image else None
+        dw = _Correlate.apply(image, du, call) if needs_w else None
+        dbias = du.sum((0, 2, 3), dtype=call.sums) if needs_bias else None
+    else:
+        dimage = narrow(g, w, call, ref=y, act=act) if needs_image else None
+        if needs_w:
+            dw, _, dbias = correlate(image, g, call, ref=y, act=act, sum_x=needs_bias)
+    return dimage, dw, dbias if dbias is None else dbias.to(bias.dtype)

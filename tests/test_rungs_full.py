@@ -5,7 +5,7 @@ import torch
 
 from ladder import catalog, evidence
 from stylegan_lite import ConfigError, Recipe
-from tests.rung_steps import checked, receipt, small
+from tests.rung_steps import assert_engaged, checked, receipt, small
 
 OURS = {"conv": "double_backward"}
 BF16 = {"channels_last": True, "instance_norm": "var_mean", "precision": "bf16"}
@@ -64,3 +64,20 @@ def test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu(norm, tmp_path_factor
         step.close()
         assert found["verdict"] == "ok", (rung.name, found["problems"])
         assert issued.engaged, (rung.name, issued.lines)
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("norm", ["demod", "instance"])
+def test_the_compiled_top_agrees_and_all_its_rungs_are_engaged_on_the_gpu(norm, tmp_path_factory):
+    able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
+    climbed = catalog.climb(catalog.load_ladder("full_compile"), able)
+    step = small(climbed[-1].recipe | {"workers": 1}, "cuda", norm=norm)
+    found = checked(step, tmp_path_factory.getbasetemp() / "parity-full")
+    assert step.compiled.failed is None, step.compiled.failed
+    step.keep_gradients = False
+    seen = evidence.gather(step)
+    step.close()
+    assert found["verdict"] == "ok", found["problems"]
+    assert_engaged(seen, [rung.name for rung in climbed if rung.recipe is not None])

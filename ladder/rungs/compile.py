@@ -11,10 +11,12 @@ Why it should help. The compiler fuses what stands between convolutions and betw
 the losses, copies from one layout to another. Each of those reads and writes memory once more, and each small one
 takes microseconds whatever it computes. It also decides anew what the backward pass reads and what it recomputes.
 
-When it does not. Where our kernels have taken the large passes, only small ones are left to fuse. An operator of ours
-is opaque: nothing is fused into it. The first process compiles for minutes, later ones find their kernels in Inductor's
-cache but are traced again: seconds to prepare are in the result. A change of anything that Dynamo guards on means
-compiling again while training; here nothing changes, and the receipt counts.
+When it does not. Where our kernels have taken the large passes, only small ones are left to fuse. An operator
+of ours is opaque: nothing is fused into it. What only saved launches is plain PyTorch here (dense layers,
+demodulation, the batch's deviation), and so is the sum of gradients where a residual block's input forks. The
+first process compiles for minutes, later ones find their kernels in Inductor's cache but are traced again:
+seconds to prepare are in the result. A change of anything that Dynamo guards on means compiling again while
+training; here nothing changes, and the receipt counts.
 """
 
 from ladder import compiling
