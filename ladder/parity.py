@@ -98,13 +98,14 @@ def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
 
 
 def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[float, str]]:
-    """Every resolved quantity outside its budget, as (times its budget, one line), worst first.
+    """Every resolved quantity outside its budget, as (times its budget, one line): the worst of each phase and
+    quantity, then the others, each worst first.
 
     Outside means in every replay, or for a whole (a loss, all gradients) by more than ``LIMIT`` in one. A single replay
     may be unlucky: an activation within rounding of zero takes the other slope of the leaky ReLU, and in a small layer
     that is a thousand times the usual error. What is computed wrongly is wrong for all inputs.
     """
-    found = []
+    found: list[tuple[float, str, str]] = []
     for key, room in budget.items():
         if spread[key] > RESOLVED:
             continue
@@ -115,8 +116,12 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
         if error > limit:
             phase, quantity, what = key.split("/", 2)
             where = f"{phase} {quantity}" + ("" if what == quantity else f" of {what}")
-            found.append((error / max(limit, 1e-12), f"{where}: error {error:.2g}, budget {limit:.2g}"))
-    return sorted(found, reverse=True)
+            line = f"{where}: error {error:.2g}, budget {limit:.2g}"
+            found.append((error / max(limit, 1e-12), line, f"{phase}/{quantity}"))
+    found.sort(reverse=True)
+    first = {kind: line for _, line, kind in reversed(found)}
+    found.sort(key=lambda each: each[1] != first[each[2]])
+    return [(times, line) for times, line, _ in found]
 
 
 def summary(runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, dict[str, Any]]:
