@@ -20,7 +20,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ladder import reference, together
+from ladder import moments, reference, together
 from ladder.freshness import draws_anew, schedule
 from ladder.spread import (
     FACTOR,
@@ -99,13 +99,13 @@ def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
 
 def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[float, str]]:
     """Every resolved quantity outside its budget, as (times its budget, one line): the worst of each phase and
-    quantity, then the others, each worst first.
+    quantity, then the others, each worst first. Adam's state comes after what it follows from.
 
     Outside means in every replay, or for a whole (a loss, all gradients) by more than ``LIMIT`` in one. A single replay
     may be unlucky: an activation within rounding of zero takes the other slope of the leaky ReLU, and in a small layer
     that is a thousand times the usual error. What is computed wrongly is wrong for all inputs.
     """
-    found: list[tuple[float, str, str]] = []
+    found: list[tuple[float, str, tuple[str, str]]] = []
     for key, room in budget.items():
         if spread[key] > RESOLVED:
             continue
@@ -117,10 +117,10 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
             phase, quantity, what = key.split("/", 2)
             where = f"{phase} {quantity}" + ("" if what == quantity else f" of {what}")
             line = f"{where}: error {error:.2g}, budget {limit:.2g}"
-            found.append((error / max(limit, 1e-12), line, f"{phase}/{quantity}"))
+            found.append((error / max(limit, 1e-12), line, (phase, quantity)))
     found.sort(reverse=True)
     first = {kind: line for _, line, kind in reversed(found)}
-    found.sort(key=lambda each: each[1] != first[each[2]])
+    found.sort(key=lambda each: (each[1] != first[each[2]], each[2][1] in moments.QUANTITIES))
     return [(times, line) for times, line, _ in found]
 
 
