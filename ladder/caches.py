@@ -22,7 +22,6 @@ VARIABLES = {
     "TORCH_EXTENSIONS_DIR": "extensions",
     "CUDA_CACHE_PATH": "driver",  # PTX that the driver has compiled
 }
-SOURCES = (".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp")
 BUILDS = ROOT / ".cache" / "extensions"
 
 
@@ -37,7 +36,7 @@ def builds(code: Path, root: Path = BUILDS) -> dict[str, str]:
     torch builds an extension into a folder named after it alone, so that a commit would find another commit's build
     there. Nothing where `code` has no such sources.
     """
-    sources = files.below(Path(code) / "kernels", SOURCES)
+    sources = files.below(Path(code) / "kernels", files.COMPILED)
     if not sources:
         return {}
     digest = files.digest(Path(code), sources)[:16]

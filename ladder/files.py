@@ -12,6 +12,8 @@ from pathlib import Path
 
 from ladder.errors import UserError
 
+COMPILED = (".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp")  # sources of extensions, what they include among them
+
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import receipts
-from ladder.files import below, digest, replacing
+from ladder.files import COMPILED, below, digest, replacing
 from ladder.pool import ROOT, Worker, WorkerFailure, plain
 
 CACHE = ROOT / ".cache" / "inspections"
@@ -99,6 +99,6 @@ class Cache:
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Of every Python and YAML file that a finding depends on: a change not committed counts as well."""
-    files = [path for package in SOURCES for path in below(root / package, (".py", ".yaml", ".cu"))]
+    """Of every source and YAML file that a finding depends on: a change not committed counts as well."""
+    files = [path for package in SOURCES for path in below(root / package, (".py", ".yaml", *COMPILED))]
     return digest(root, files)

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import sources
-from ladder.files import below, digest
+from ladder.files import COMPILED, below, digest
 from ladder.pool import ROOT
 
 KEY = "measured_code"
@@ -35,7 +35,9 @@ def digests(root: Path = ROOT, code: Path | None = None, also: tuple[str, ...] =
     ladder = root / "ladder"
     rungs = [*below(ladder / "rungs", (".py",)), *below(ladder / "ladders", (".yaml",))]
     engine = [ladder / f"{name}.py" for name in (*ENGINE, *also)]
-    packages = {name: below((code or root) / name, (".py", ".cu")) for name in ("kernels", "stylegan_lite")}
+    packages = {
+        name: below((code or root) / name, (".py", *COMPILED)) for name in ("kernels", "stylegan_lite")
+    }
     made = {name: digest(code or root, files) for name, files in packages.items()}
     made |= {"rungs": digest(root, rungs), "engine": digest(root, engine)}
     return {part: value[:DIGITS] for part, value in made.items()}

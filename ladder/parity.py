@@ -7,7 +7,7 @@ errors. An update is compared, not the weight: beside a weight of 1 a missing up
 that are launched as one graph are run as one, in sequence (``ladder.together``).
 
 Gradients are read from copies, which the timed step does not make. So a step that is found right is let go of them, its
-graphs captured anew, and losses, updates and moving average are compared once more (``as_timed``): what is traced
+graphs captured anew, and losses, updates, Adam's state and moving average are compared once more (``as_timed``): what is traced
 afterwards, and timed in other processes, is that.
 
 The budget is how far plain PyTorch of the same precision strays from FP64 by itself: the largest error of several
@@ -24,7 +24,7 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ladder import freshness, reference, together
+from ladder import freshness, moments, reference, together
 from ladder.spread import (
     FACTOR,
     LIMIT,
@@ -139,13 +139,15 @@ def _errors_as_timed(
     with inputs_are_ours(step):
         load(step, ref.draws()[number])
         if kinds:
-            wanted = together.exact(ref, kinds, tell)[number]
+            found = together.exact(ref, kinds, tell)[number]
             seen = together.run_kinds(step, ref, kinds, step.run, tell, "as it is timed")
+            wanted = {name: together.wanted(ref, found, name, outcome) for name, outcome in seen.items()}
         else:
-            wanted, seen = ref.outcomes[number], {}
+            wanted, seen = {}, {}
             for phase in PHASES:
                 reference.adopt(step, ref.state)
                 seen[phase] = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
+                wanted[phase] = moments.with_adam(ref, phase, ref.outcomes[number][phase], seen[phase])
                 tell(f"as it is timed, {phase}")
     for name, outcome in seen.items():
         exact = {what: named for what, named in wanted[name].items() if what != "gradient"}
@@ -154,13 +156,14 @@ def _errors_as_timed(
 
 
 def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[float, str]]:
-    """Every resolved quantity outside its budget, as (times its budget, one line), worst first.
+    """Every resolved quantity outside its budget, as (times its budget, one line): the worst of each phase and
+    quantity, then the others, each worst first. Adam's state comes after what it follows from.
 
     Outside means in every replay, or for a whole (a loss, all gradients) by more than ``LIMIT`` in one. A single replay
     may be unlucky: an activation within rounding of zero takes the other slope of the leaky ReLU, and in a small layer
     that is a thousand times the usual error. What is computed wrongly is wrong for all inputs.
     """
-    found = []
+    found: list[tuple[float, str, tuple[str, str]]] = []
     for key, room in budget.items():
         if spread[key] > RESOLVED:
             continue
@@ -171,8 +174,12 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
         if error > limit:
             phase, quantity, what = key.split("/", 2)
             where = f"{phase} {quantity}" + ("" if what == quantity else f" of {what}")
-            found.append((error / max(limit, 1e-12), f"{where}: error {error:.2g}, budget {limit:.2g}"))
-    return sorted(found, reverse=True)
+            line = f"{where}: error {error:.2g}, budget {limit:.2g}"
+            found.append((error / max(limit, 1e-12), line, (phase, quantity)))
+    found.sort(reverse=True)
+    first = {kind: line for _, line, kind in reversed(found)}
+    found.sort(key=lambda each: (each[1] != first[each[2]], each[2][1] in moments.QUANTITIES))
+    return [(times, line) for times, line, _ in found]
 
 
 def summary(runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, dict[str, Any]]:

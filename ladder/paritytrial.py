@@ -14,7 +14,7 @@ from typing import Any
 
 from ladder import catalog, machine, record, reference, results
 from ladder.report import write
-from ladder.spread import FACTOR, LIMIT, RESOLVED, Errors, budgets, is_whole, run_spellings, worst
+from ladder.spread import FACTOR, LIMIT, RESOLVED, Errors, budgets, is_exact, is_whole, run_spellings, worst
 from stylegan_lite.config import Workload
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "parity"
@@ -69,7 +69,7 @@ def left_one_out(runs: dict[str, list[Errors]], precision: str) -> list[dict[str
     for name, errors in runs.items():
         others = worst({other: run for other, run in runs.items() if other != name})
         budget = budgets(others, precision, factor=1.0)
-        judged = [key for key in budget if others[key] <= RESOLVED and not key.endswith("/untouched/others")]
+        judged = [key for key in budget if others[key] <= RESOLVED and not is_exact(key)]
         ratios = {key: ratio([run[key] for run in errors], budget[key], is_whole(key)) for key in judged}
         nearest = max(ratios, key=lambda key: ratios[key])
         rows.append(

@@ -24,7 +24,7 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder import exact
+from ladder import exact, moments
 from ladder.errors import one_line
 from ladder.exact import Draw, Exact, draw
 from ladder.files import below, digest, one_at_a_time, replacing
@@ -42,7 +42,7 @@ SMALL_BATCH = 4
 State = dict[str, Any]
 Outcome = dict[
     str, dict[str, Tensor]
-]  # quantity ("loss", "gradient", "update", "ema", "untouched") -> name -> tensor
+]  # quantity ("loss", "gradient", "update", "ema", "untouched", and those of `moments`) -> name -> tensor
 Tell = Callable[[str], None]
 
 
@@ -86,15 +86,19 @@ class Reference:
 def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
     """Run a phase and see what it computed: loss, gradients, and what each tensor of the state moved by, float64.
 
-    ``untouched`` is how far everything moved that this phase has no business with.
+    Adam's state moves in the dtype it has. ``untouched`` is how far everything moved that this phase has no business
+    with, the other network's moments and step counts too.
     """
-    before = clones(step)
+    before, adam = clones(step), moments.clones(step)
     run()
-    found = moved(step, before)
-    seen = computed(step, phase) | {"update": found.pop(phase[0])}
+    found, adam = moved(step, before), moments.moved(step, adam)
+    seen = computed(step, phase) | {"update": found.pop(phase[0])} | adam.pop(phase[0])
     if phase == "D_main":
         seen["ema"] = found.pop("ema")
     rest = [t.abs().max() for named in found.values() for t in named.values()]
+    rest += [
+        t.abs().max().to(rest[0]) for kept in adam.values() for named in kept.values() for t in named.values()
+    ]
     return seen | {"untouched": {"others": torch.stack(rest).max()}}
 
 
@@ -170,7 +174,7 @@ def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> Sta
                 tensor.data.add_((scale * (number + 0.5 * number.sign())).to(tensor))
     state = baseline.step.state_dict()
     kept = {name: state[name] for name in ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean")}
-    return _map(kept, lambda t: t.detach().cpu().clone())
+    return _map(kept | {"betas": moments.betas(baseline.step)}, lambda t: t.detach().cpu().clone())
 
 
 def compute(
@@ -209,11 +213,16 @@ def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell |
     )
 
 
+def made_by(*files: str) -> list[str]:
+    """Digests of these modules' sources: what was made by others is made anew."""
+    return [digest(path.parent, [path])[:16] for path in map(Path, files)]
+
+
 def key(workload: Workload) -> str:
-    """Of workload x source of the model and of the reference x torch (whose generator the inputs come from)."""
+    """Of workload x source of the model and of the reference x torch (whose generator the inputs come from) x cuDNN."""
     model, own = Path(stylegan_lite.__file__).parent, (Path(__file__), Path(exact.__file__))
     sources = [digest(model, below(model, (".py",))), *(digest(path.parent, [path]) for path in own)]
-    asked = [workload.to_dict() | {"data": None}, sources, torch.__version__]
+    asked = [workload.to_dict() | {"data": None}, sources, torch.__version__, torch.backends.cudnn.version()]
     return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
 
 
@@ -278,8 +287,13 @@ def _bytes(tree: Any) -> int:
 
 
 def to_cpu(tree: Any) -> Any:
-    """Outcomes as they are kept: float32 (differences have been taken) on the CPU."""
-    return _map(tree, lambda t: t.float().cpu())
+    """Outcomes as they are kept: float32 (differences have been taken) on the CPU, without Adam's state.
+
+    What that should have moved by follows from the gradients (``moments.expected``).
+    """
+    if isinstance(tree, dict):
+        return {key: to_cpu(value) for key, value in tree.items() if key not in moments.QUANTITIES}
+    return tree.float().cpu()
 
 
 def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:

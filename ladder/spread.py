@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder import reference, together
+from ladder import moments, reference, together
 from ladder.errors import describe
 from ladder.evidence import replaced
 from ladder.exact import Draw
@@ -60,7 +60,8 @@ def measure(
             for phase in PHASES:
                 reference.adopt(step, ref.state)
                 seen = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
-                errors |= compare(phase, seen, ref.outcomes[number][phase])
+                wanted = ref.outcomes[number][phase]
+                errors |= compare(phase, seen, moments.with_adam(ref, phase, wanted, seen))
                 if number == 0:
                     first[phase] = seen["gradient"]
                 else:
@@ -88,7 +89,7 @@ def _measure_together(
             errors: Errors = {}
             for name, outcome in seen.items():
                 wanted = [together.on(each[name], step.device) for each in exact[: number + 1]]
-                errors |= compare(name, outcome, wanted[number])
+                errors |= compare(name, outcome, together.wanted(ref, exact[number], name, outcome))
                 if number:
                     apart = distance(*(each["gradient"] for each in wanted[:2]))
                     distances[name] = {"rung": distance(first[name], outcome["gradient"]), "reference": apart}
@@ -149,6 +150,10 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
             moved = float(seen[quantity]["others"])
             errors[f"{phase}/untouched/others"] = moved if moved < 1e9 else 1e9  # NaN too
             continue
+        if quantity == moments.STEPS:
+            off = float((seen[quantity][quantity].cpu() - named[quantity].cpu()).abs().max())
+            errors[f"{phase}/{quantity}/{quantity}"] = off if off < 1e9 else 1e9
+            continue
         sums = _squares(seen[quantity], named)
         total = sum(size for _, size in sums.values())
         pools: dict[str, list[float]] = {}
@@ -202,8 +207,13 @@ def _group(key: str) -> str:
 
 
 def is_whole(key: str) -> bool:
-    """A loss, all tensors of a quantity, or what must not move."""
-    return key.endswith(("/*all", "/loss/loss", "/untouched/others"))
+    """A loss, all tensors of a quantity, or what is compared exactly."""
+    return is_exact(key) or key.endswith(("/*all", "/loss/loss"))
+
+
+def is_exact(key: str) -> bool:
+    """What must not move, and Adam's step counts: errors are numbers, not shares, and the budget is 0."""
+    return key.endswith(("/untouched/others", f"/{moments.STEPS}/{moments.STEPS}"))
 
 
 # The budget
@@ -238,18 +248,25 @@ def precision_of(recipe: Recipe) -> str:
 def get_spread(
     ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> dict[str, Any]:
-    """The largest error of each tensor over all spellings and replays; kept beside the reference."""
+    """The largest error of each tensor over all spellings and replays; kept beside the reference.
+
+    Made anew where the way in which it is made has changed, or the kinds of steps.
+    """
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
     path = ref.folder / f"spread-{slug}{'-together' if kinds else ''}.json"
+    sources = reference.made_by(__file__, together.__file__, moments.__file__)
+    made_of = {"by": sources, "spellings": spellings(ref.workload, precision, device)}
+    made_of |= {"kinds": [*map(list, kinds or ())], "cudnn": torch.backends.cudnn.version()}
     with one_at_a_time(path):
-        if not path.exists():
+        made = json.loads(path.read_text()) if path.exists() else {}
+        if made.get("made_of") != made_of:
             runs, left_out = run_spellings(ref, precision, device, tell, kinds)
-            errors = worst(runs)
-            made = {"precision": precision, "spellings": list(runs), "left_out": left_out, "errors": errors}
+            made = {"precision": precision, "spellings": list(runs), "left_out": left_out}
+            made |= {"made_of": made_of, "errors": worst(runs)}
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(made))
-    return json.loads(path.read_text())
+    return made
 
 
 def run_spellings(
@@ -318,5 +335,5 @@ def budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
     budget = {}
     for name, error in spread.items():
         wide = factor * max(error, min(usual[_group(name)], RESOLVED), FLOOR[precision])
-        budget[name] = 0.0 if "/untouched/" in name else min(wide, LIMIT)
+        budget[name] = 0.0 if is_exact(name) else min(wide, LIMIT)
     return budget

@@ -13,7 +13,7 @@ from typing import Any
 
 import torch
 
-from ladder import reference
+from ladder import moments, reference
 from ladder.exact import Draw, Exact
 from ladder.files import replacing
 from ladder.reference import Outcome, Reference, Tell
@@ -33,12 +33,12 @@ def phase_of(label: str) -> str:
 
 def observe(step: TrainingStep, kind: Kind, run: Callable[[], None]) -> dict[str, Outcome]:
     """Run a whole step: each phase's loss and gradients, and what the state moved by, float64; by label."""
-    before = reference.clones(step)
+    before, adam = reference.clones(step), moments.clones(step)
     run()
-    moved = reference.moved(step, before)
+    moved, adam = reference.moved(step, before), moments.moved(step, adam)
     seen = {phase: reference.computed(step, phase) for phase in kind}
-    seen["G_main"]["update"] = moved["G"]
-    seen["D_main"]["update"] = moved["D"]
+    seen["G_main"] |= {"update": moved["G"]} | adam["G"]
+    seen["D_main"] |= {"update": moved["D"]} | adam["D"]
     seen["D_main"]["ema"] = moved["ema"]
     return {label(phase, kind): outcome for phase, outcome in seen.items()}
 
@@ -57,10 +57,13 @@ def run_kinds(
 
 def exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
     """FP64 outcomes of every kind for each replay, on the CPU; made now or found beside the reference."""
-    path = ref.folder / "together.pt"
+    path, made_of = (
+        ref.folder / "together.pt",
+        {"kinds": [*map(list, kinds)], "by": reference.made_by(__file__)},
+    )
     if path.exists():
         made = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
-        if made["kinds"] == [list(kind) for kind in kinds]:
+        if made.get("made_of") == made_of:
             return made["outcomes"]
     baseline = Exact(ref.workload, "fp64", ref.made_on, ref.chunk)
     outcomes = []
@@ -68,8 +71,20 @@ def exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outco
         found = run_kinds(baseline.step, ref, kinds, _sequence(baseline, inputs), tell, "FP64 reference")
         outcomes.append(reference.to_cpu(found))
     with replacing(path) as temporary:
-        torch.save({"kinds": [list(kind) for kind in kinds], "outcomes": outcomes}, temporary)
+        torch.save({"made_of": made_of, "outcomes": outcomes}, temporary)
     return outcomes
+
+
+def wanted(ref: Reference, exact: dict[str, Outcome], name: str, seen: Outcome) -> Outcome:
+    """What a phase of a whole step should have computed: ``exact``, by label, and Adam's state where that is seen."""
+    if moments.STEPS not in seen:
+        return exact[name]
+    phase, kind = name.split(" in ")
+    gradients = [exact[f"{each} in {kind}"]["gradient"] for each in kind.split("+") if each[0] == phase[0]]
+    place = next(iter(seen["gradient"].values())).device
+    here = [on({"gradient": each}, place)["gradient"] for each in gradients]
+    adam = moments.expected(ref.state, phase[0], here, seen[moments.STEPS][moments.STEPS])
+    return exact[name] | adam
 
 
 def on(outcome: Outcome, device: str) -> Outcome:

@@ -10,7 +10,8 @@ from typing import Any
 
 import pytest
 
-from ladder import inspecting, measure, results, schema
+from ladder import inspecting, measure, measured, results, schema
+from ladder.files import COMPILED
 from ladder.pool import Pool, Worker, WorkerFailure
 from tests.test_measure import by_name, run, stored
 
@@ -178,6 +179,24 @@ def test_a_change_of_any_source_is_another_inspection(tmp_path: Path) -> None:
     assert inspecting.source_digest(tmp_path) == before
     (tmp_path / "kernels" / "a.py").write_text("2\n")
     assert inspecting.source_digest(tmp_path) != before
+
+
+@pytest.mark.parametrize("suffix", COMPILED)
+def test_a_change_of_a_compiled_source_or_of_what_it_includes_is_another_inspection(
+    suffix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "kernels" / "cuda").mkdir(parents=True)
+    source = tmp_path / "kernels" / "cuda" / f"pixels{suffix}"
+    source.write_text("1\n")
+    before = inspecting.source_digest(tmp_path), measured.digests(code=tmp_path)
+    source.write_text("#error\n")
+    after = inspecting.source_digest(tmp_path), measured.digests(code=tmp_path)
+    assert after[0] != before[0] and after[1]["kernels"] != before[1]["kernels"]
+
+
+def test_every_compiled_source_that_is_there_is_one_of_them() -> None:
+    files = [path for path in (inspecting.ROOT / "kernels" / "cuda").iterdir() if path.is_file()]
+    assert {path.suffix for path in files} <= {".py", *COMPILED}
 
 
 def test_without_a_profiler_the_busy_time_is_unknown_and_on_a_cpu_it_is_not_missed() -> None:

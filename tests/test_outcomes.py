@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ladder import catalog
-from tests import outcomes, test_parity, test_rung_whole_step_graph
+from tests import outcomes, test_moments, test_parity, test_rung_whole_step_graph
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -55,7 +55,11 @@ def test_every_fault_is_promised_in_the_document_and_recorded_in_the_result() ->
 def test_the_planted_bugs_of_the_document_are_those_recorded_and_those_planted() -> None:
     seen = recorded("planted-bugs")
     names = [cells[0] for cells in rows("parity.md", "## Planted bugs")]
-    planted = [*test_parity.BUGS, *test_rung_whole_step_graph.BUGS]
+    planted = [
+        *test_parity.BUGS,
+        *test_rung_whole_step_graph.BUGS,
+        *(bug for _, bug in test_moments.LOST.values()),
+    ]
     assert sorted(names) == sorted(row["bug"] for row in seen) and set(planted) <= set(names)
     assert all(row["over_budget"] is None or row["over_budget"] > 1 for row in seen)
 

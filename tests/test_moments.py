@@ -1,0 +1,242 @@
+"""Adam's moments and step counts: what they should move by, that parity looks, and what its caches are made of."""
+
+import dataclasses
+import json
+
+import pytest
+import torch
+
+from ladder import moments, parity, reference, spread, together
+from ladder.exact import Exact, draw
+from stylegan_lite.config import Workload
+from stylegan_lite.step import PHASES
+from tests.rung_steps import small
+from tests.small import LEAST
+
+torch.set_num_threads(1)
+OURS = {"conv": "double_backward"}
+BF16 = OURS | {"channels_last": True, "instance_norm": "var_mean", "precision": "bf16"}
+FUSED = {"set_to_none": True, "weights": "once", "fused_adam": True, "ema": "foreach", "fused_update": True}
+KIND = ("G_main", "G_pl", "D_main", "D_r1")
+
+
+@pytest.fixture(scope="module")
+def cache(tmp_path_factory):
+    return tmp_path_factory.mktemp("moments")
+
+
+def alone(recipe, **workload):
+    step = small(recipe, channel_base=256, **workload)
+    step.keep_gradients = True
+    step.prepare()
+    return step
+
+
+def whole(recipe, **workload):
+    """Through the path of a whole-step graph, as a CPU can."""
+    step = small(recipe, channel_base=256, **workload)
+    step.recipe = dataclasses.replace(step.recipe, whole_step_graph=True)
+    step.keep_gradients = True
+    step.prepare()
+    return step
+
+
+@pytest.mark.parametrize("beta1", [0.0, 0.5])
+def test_what_they_should_move_by_is_what_torch_s_adam_does_in_fp64(beta1):
+    workload = Workload.from_dict(LEAST | {"beta1": beta1})
+    state = reference.shared_state(workload, "cpu", workload.batch, lambda text: None)
+    step, inputs = (baseline := Exact(workload, "fp64", "cpu", workload.batch)).step, draw(workload, 0)
+    for kind in [(phase,) for phase in PHASES] + [KIND]:
+        reference.adopt(step, state)
+        before = moments.clones(step)
+        for phase in kind:
+            baseline.run(phase, inputs)
+        seen = moments.moved(step, before)
+        for net in {phase[0] for phase in kind}:
+            gradients = [reference.computed(step, phase)["gradient"] for phase in kind if phase[0] == net]
+            wanted = moments.expected(state, net, gradients, seen[net]["steps"]["steps"])
+            assert torch.equal(
+                wanted["steps"]["steps"], torch.full_like(wanted["steps"]["steps"], len(gradients))
+            )
+            for moment in moments.MOMENTS:
+                for name, moved in seen[net][moment].items():
+                    torch.testing.assert_close(
+                        wanted[moment][name].double(), moved, rtol=1e-6, atol=0, msg=f"{kind} {moment} {name}"
+                    )
+
+
+def test_a_gradient_of_zeros_may_be_none_and_no_other_may():
+    moment = torch.ones(2)
+    state = {
+        "betas": {"G": (0.5, 0.5)},
+        "opt_G": {k: {"exp_avg": moment, "exp_avg_sq": moment} for k in (0, 1)},
+    }
+    gradients = [{"used": moment * 2, "unused": moment * 0}] * 2
+    for counted, steps, idle in (((2, 2), [2, 2], 0.25), ((0, 0), [2, 0], 1.0), ((9, 1), [2, 1], 0.5)):
+        wanted = moments.expected(state, "G", gradients, torch.tensor(counted, dtype=torch.float32))
+        assert wanted["steps"]["steps"].tolist() == steps
+        assert wanted["exp_avg"]["used"].tolist() == [0.75] * 2
+        assert wanted["exp_avg_sq"]["used"].tolist() == [2.25] * 2
+        assert wanted["exp_avg"]["unused"].tolist() == [idle - 1] * 2
+    nan = moments.expected(state, "G", gradients, torch.tensor([float("nan")] * 2))
+    assert nan["steps"]["steps"].tolist() == [2, 0]
+
+
+def forgets(step, what):
+    """Both optimizers update the weights and lose this part of their new state."""
+    for optimizer in (step.opt_G, step.opt_D):
+
+        def update(*args, inner=optimizer.step, state=optimizer.state, **more):
+            kept = {p: {n: t.clone() for n, t in each.items() if n in what} for p, each in state.items()}
+            inner(*args, **more)
+            for p, each in kept.items():
+                for name, tensor in each.items():
+                    state[p][name].copy_(tensor)
+
+        optimizer.step = update
+
+
+LOST = {  # what it is called among errors: its names in torch's state, and the bug
+    "exp_avg": (("exp_avg",), "Adam loses its new first moments"),
+    "exp_avg_sq": (("exp_avg_sq",), "Adam loses its new second moments"),
+    "steps": (("step",), "Adam loses its new step counts"),
+}
+
+
+@pytest.mark.parametrize("what", LOST)
+@pytest.mark.parametrize("make", [alone, whole])
+@pytest.mark.parametrize("recipe", [OURS, BF16], ids=["fp32", "bf16"])
+def test_state_that_an_optimizer_loses_is_found(recipe, make, what, cache, planted_bug):
+    names, bug = LOST[what]
+    step = make(recipe)
+    forgets(step, names)
+    found = parity.check(step, cache=cache)
+    assert found["verdict"] == "failed: parity"
+    json.dumps(found, allow_nan=False)
+    entries = [found["phases"][phase][what] for phase in ("G_main", "D_main")]
+    assert any(entry["nearest_error"] > entry["nearest_budget"] for entry in entries), entries
+    # What comes of it later in a whole step may be named before it.
+    caught = [problem for problem in found["problems"] if f" {what}" in problem] or found["problems"]
+    if (make, recipe) == (alone, OURS):
+        planted_bug(bug=bug, planted="both optimizers put it back after each update", problem=caught[0])
+    elif (make, recipe) == (whole, BF16):
+        where = "both optimizers put it back after each update, in BF16"
+        planted_bug(bug=f"whole step: {bug}", planted=where, problem=caught[0])
+
+
+@pytest.mark.parametrize("make", [alone, whole])
+@pytest.mark.parametrize(
+    "recipe",
+    [OURS, BF16, BF16 | {"set_to_none": True}, OURS | FUSED],
+    ids=["fp32", "bf16", "none", "fused"],
+)
+def test_what_is_right_is_within_its_budget(recipe, make, cache):
+    found = parity.check(make(recipe), cache=cache)
+    assert found["verdict"] == "ok", found["problems"]
+    for phase in ("G_main", "D_main"):
+        assert set(moments.QUANTITIES) <= found["phases"][phase].keys()
+        assert (
+            found["phases"][phase]["steps"]["error"] == 0 and found["phases"][phase]["steps"]["judged"] == 1
+        )
+
+
+def test_the_other_network_s_moments_must_not_move(cache):
+    step = alone(OURS)
+    compute = step._compute
+
+    def planted(phase):
+        compute(phase)
+        if phase == "G_main":
+            next(iter(step.opt_D.state.values()))["exp_avg_sq"].mul_(1.01)
+
+    step._compute = planted
+    found = parity.check(step, cache=cache)
+    assert any(problem.startswith("G_main untouched of others") for problem in found["problems"])
+
+
+# What the caches are made of
+
+
+def counted(monkeypatch):
+    """How often a budget was made."""
+    made, inner = [], spread.run_spellings
+    monkeypatch.setattr(spread, "run_spellings", lambda *args: made.append(args[1]) or inner(*args))
+    return made
+
+
+SMALLEST = Workload.from_dict(LEAST)
+KINDS = [("G_main", "D_main")]
+
+
+def changed(module, path, monkeypatch):
+    """The module as if its source were another."""
+    (path / "changed.py").write_text("# changed")
+    monkeypatch.setattr(module, "__file__", str(path / "changed.py"))
+
+
+CHANGES = {
+    "spellings": lambda patch, path: patch.setattr(
+        spread, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}]
+    ),
+    "spread.py": lambda patch, path: changed(spread, path, patch),
+    "together.py": lambda patch, path: changed(together, path, patch),
+    "moments.py": lambda patch, path: changed(moments, path, patch),
+    "cuDNN": lambda patch, path: patch.setattr(torch.backends.cudnn, "version", lambda: 99999),
+}
+
+
+@pytest.mark.parametrize("change", CHANGES)
+def test_a_budget_is_made_anew_when_what_makes_it_changes(change, cache, tmp_path, monkeypatch):
+    ref, made = reference.get(SMALLEST, "cpu", cache), counted(monkeypatch)
+
+    def budget(kinds=None):
+        return spread.get_spread(ref, "fp32", "cpu", lambda text: None, kinds)
+
+    first = budget()
+    made.clear()
+    assert budget() == first and not made
+    CHANGES[change](monkeypatch, tmp_path)
+    again = budget()
+    assert len(made) == 1 and again["made_of"] != first["made_of"]
+    if change == "spellings":
+        assert len(again["spellings"]) == 2 < len(first["spellings"])
+    assert budget() == again and len(made) == 1
+
+
+def test_whole_steps_are_made_anew_for_other_kinds_or_another_source(cache, tmp_path, monkeypatch):
+    ref, made = reference.get(SMALLEST, "cpu", cache), []
+    inner = together.run_kinds
+    monkeypatch.setattr(together, "run_kinds", lambda *args: made.append(args[2]) or inner(*args))
+
+    def anew(kinds):
+        made.clear()
+        together.exact(ref, kinds, lambda text: None)
+        return bool(made)
+
+    assert anew(KINDS) and not anew(KINDS)
+    assert anew([*KINDS, KIND]) and not anew([*KINDS, KIND])
+    changed(together, tmp_path, monkeypatch)
+    assert anew([*KINDS, KIND]) and not anew([*KINDS, KIND])
+
+
+def test_a_budget_of_whole_steps_is_for_these_kinds(cache, monkeypatch):
+    ref, made = reference.get(SMALLEST, "cpu", cache), counted(monkeypatch)
+    monkeypatch.setattr(spread, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}])
+    for kinds, times in ((KINDS, 1), (KINDS, 1), ([*KINDS, KIND], 2), ([*KINDS, KIND], 2)):
+        found = spread.get_spread(ref, "fp32", "cpu", lambda text: None, kinds)
+        assert len(made) == times and found["made_of"]["kinds"] == [*map(list, kinds)]
+
+
+def test_the_reference_is_another_one_with_another_cudnn(monkeypatch):
+    before = reference.key(SMALLEST)
+    monkeypatch.setattr(torch.backends.cudnn, "version", lambda: 99999)
+    assert reference.key(SMALLEST) != before
+
+
+def test_the_reference_takes_no_more_room_for_adam_s_state(cache):
+    ref = reference.get(SMALLEST, "cpu", cache)
+    assert not {*moments.QUANTITIES} & {
+        what for phases in ref.outcomes for found in phases.values() for what in found
+    }
+    whole_steps = together.exact(ref, KINDS, lambda text: None)
+    assert not {*moments.QUANTITIES} & {what for found in whole_steps[0].values() for what in found}
