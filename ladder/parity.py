@@ -7,8 +7,8 @@ errors. An update is compared, not the weight: beside a weight of 1 a missing up
 that are launched as one graph are run as one, in sequence (``ladder.together``).
 
 Gradients are read from copies, which the timed step does not make. So a step that is found right is let go of them, its
-graphs captured anew, and losses, updates, Adam's state and moving average are compared once more (``as_timed``): what is traced
-afterwards, and timed in other processes, is that.
+graphs captured anew, and losses, updates, Adam's state and moving average are compared once more (``as_timed``): what
+is traced afterwards, and timed in other processes, is that.
 
 The budget is how far plain PyTorch of the same precision strays from FP64 by itself: the largest error of several
 spellings and algorithms, times a factor (``ladder.spread``). What plain PyTorch itself gets wrong by more than a
