@@ -141,6 +141,8 @@ def test_discovery_imports_neither_torch_nor_triton_nor_pytest(tmp_path):
         "preparing.Capturing.samples_seconds",
         "kernels.Kernel.samples_cold",
         "kernels.Kernel.samples_hot",
+        "kernels.Alternative.samples_cold",
+        "kernels.Alternative.samples_hot",
     }
     for benchmark in benchmarks.values():
         assert (

@@ -84,9 +84,7 @@ FILES = {
 
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
-    """The stand-in's folder; its modules leave with the test."""
-    import sys
-
+    """The stand-in's folder; its modules leave with the test, and so do the settings of its step."""
     weights = cli_upstream.weights(WORKLOAD)
     for path, text in FILES.items():
         (tmp_path / "clone" / path).parent.mkdir(parents=True, exist_ok=True)
@@ -94,7 +92,10 @@ def clone(tmp_path, monkeypatch):
             text = text.replace(f"COUNT_{net}", str(weights[net]))
         (tmp_path / "clone" / path).write_text(textwrap.dedent(text))
     monkeypatch.setattr(sys, "path", [*sys.path])
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
     yield tmp_path / "clone"
+    cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
     for name in [name for name in sys.modules if name.split(".")[0] in source.PARTS]:
         del sys.modules[name]
 
