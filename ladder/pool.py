@@ -122,10 +122,9 @@ class Worker:
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
         self._selector.close()
-        with contextlib.suppress(OSError):
-            self._process.stdin.close()
-        self._process.stdout.close()
-        self._stderr.close()
+        for file in (self._process.stdin, self._process.stdout, self._stderr):
+            with contextlib.suppress(OSError, ValueError):  # ValueError: another thread closes it just now
+                file.close()
 
     def _send(self, command: dict[str, Any]) -> None:
         self._busy = True
