@@ -220,10 +220,7 @@ class Kernel:
     version = "1"
 
     def setup(self, case: str, direction: str) -> None:
-        op = max((op for op in FINGERPRINTS if case.startswith(f"{op} ")), key=len)
-        able(("cuda", "triton", *NEEDS.get(op, ())))
-        if direction in LACKS.get(op, ()):
-            raise NotImplementedError(f"{op} has no {direction}")
+        _possible(case, direction)
 
     def samples_cold(self, case: str, direction: str) -> list[float]:
         """Seconds of one call; nothing it reads is in the L2 cache."""
@@ -246,7 +243,7 @@ class Alternative:
     version = "1"
 
     def setup(self, case: str, direction: str, alternative: str) -> None:
-        Kernel.setup(self, case, direction)
+        _possible(case, direction)
         if (alternative, direction) == ("compile", "double backward"):
             raise NotImplementedError("torch.compile differentiates once, not twice")
 
@@ -257,6 +254,14 @@ class Alternative:
     def samples_hot(self, case: str, direction: str, alternative: str) -> list[float]:
         """Seconds of one call on the same buffers again and again."""
         return _measured(case, direction, "hot", alternative)
+
+
+def _possible(case: str, direction: str) -> None:
+    """NotImplementedError (in `setup`: n/a) where this machine, or the op, cannot do that."""
+    op = max((op for op in FINGERPRINTS if case.startswith(f"{op} ")), key=len)
+    able(("cuda", "triton", *NEEDS.get(op, ())))
+    if direction in LACKS.get(op, ()):
+        raise NotImplementedError(f"{op} has no {direction}")
 
 
 def _measured(name: str, direction: str, temperature: str, contender: str = "ours") -> list[float]:

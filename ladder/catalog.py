@@ -169,10 +169,9 @@ def load_ladder(name_or_path: str) -> Ladder:
     rival = fields.get("rival")
     if rival is not None:
         if rival not in ladders() or rival == path.stem:
-            raise UserError(f"{where}: rival: {rival!r} is none of {', '.join(each for each in ladders())}")
-        for step in load_ladder(rival).rungs[-1:]:
-            if step.name in names:
-                raise UserError(f"{where}: rival: {step.name}, the top of {rival}, is a rung here, too")
+            raise UserError(f"{where}: rival: {rival!r} is none of {', '.join(ladders())}")
+        if (top := load_ladder(rival).rungs[-1].name) in names:
+            raise UserError(f"{where}: rival: {top}, the top of {rival}, is a rung here, too")
     return Ladder(_slug(path), title, steps, reference, rival)
 
 
@@ -268,7 +267,8 @@ def climb(
             kept = dict(recipe) if skipped is None else None
             planned.append(Planned(rung.name, rung.title, kept, skipped, step.article_ms))
     if ladder.rival:
-        top = climb(load_ladder(ladder.rival), capabilities)[-1]
+        rival = replace(load_ladder(ladder.rival), rival=None)  # its own highest rung, not its rival's
+        top = climb(rival, capabilities)[-1]
         if top.name in chosen:
             planned.append(replace(top, title=f"the top of {ladder.rival}", article_ms=None))
     return planned

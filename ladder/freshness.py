@@ -18,12 +18,12 @@ from PIL import Image
 from torch import Tensor
 
 from ladder.evidence import replaced
+from ladder.worker import CYCLE_STEPS
 from stylegan_lite.config import Workload
 from stylegan_lite.data import EpochSampler, ImageFolder, RandomImages
 from stylegan_lite.gpudecode import JpegFiles
 from stylegan_lite.step import TrainingStep
 
-CYCLE = 16
 PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 DRAWN = PHASES[:3]  # D_r1 is given real images alone
 NEXT, PREFETCH = "the next batch", "the batch after it"
@@ -131,7 +131,7 @@ def phases(workload: Workload, index: int, lazy: bool = True) -> tuple[str, ...]
 
 def kinds(workload: Workload) -> list[tuple[str, ...]]:
     """The kinds of steps that there are in cycles, each a sequence of phases."""
-    return sorted({phases(workload, index, lazy) for index in range(CYCLE) for lazy in (True, False)})
+    return sorted({phases(workload, index, lazy) for index in range(CYCLE_STEPS) for lazy in (True, False)})
 
 
 def schedule(step: TrainingStep) -> list[str]:
@@ -142,7 +142,7 @@ def schedule(step: TrainingStep) -> list[str]:
     """
     for lazy in (True, False):
         name = "a cycle" if lazy else "a cycle without lazy phases"
-        expected = [call for index in range(CYCLE) for call in _calls(step, index, lazy)]
+        expected = [call for index in range(CYCLE_STEPS) for call in _calls(step, index, lazy)]
         if problems := _differences(name, _recorded(step, lazy), expected):
             return problems
     return _left_out(step)

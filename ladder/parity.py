@@ -33,6 +33,7 @@ from ladder.spread import (
     Tell,
     budgets,
     compare,
+    each_phase,
     get_spread,
     inputs_are_ours,
     is_whole,
@@ -42,7 +43,7 @@ from ladder.spread import (
     settle_scales,
 )
 from stylegan_lite.config import Workload
-from stylegan_lite.step import PHASES, TrainingStep
+from stylegan_lite.step import TrainingStep
 
 
 def check(
@@ -139,19 +140,14 @@ def _errors_as_timed(
     with inputs_are_ours(step):
         load(step, ref.draws()[number])
         if kinds:
-            found = together.exact(ref, kinds, tell)[number]
+            exact = together.exact(ref, kinds, tell)[number]
             seen = together.run_kinds(step, ref, kinds, step.run, tell, "as it is timed")
-            wanted = {name: together.wanted(ref, found, name, outcome) for name, outcome in seen.items()}
+            compared = ((name, each, together.wanted(ref, exact, name, each)) for name, each in seen.items())
         else:
-            wanted, seen = {}, {}
-            for phase in PHASES:
-                reference.adopt(step, ref.state)
-                seen[phase] = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
-                wanted[phase] = moments.with_adam(ref, phase, ref.outcomes[number][phase], seen[phase])
-                tell(f"as it is timed, {phase}")
-    for name, outcome in seen.items():
-        exact = {what: named for what, named in wanted[name].items() if what != "gradient"}
-        errors |= compare(name, outcome, together.on(exact, step.device))
+            compared = each_phase(step, ref, number, tell, "as it is timed")
+        for name, outcome, wanted in compared:
+            kept = {what: named for what, named in wanted.items() if what != "gradient"}
+            errors |= compare(name, outcome, together.on(kept, step.device))
     return errors
 
 

@@ -10,11 +10,11 @@ from typing import Any
 
 from ladder import spin
 from ladder.pool import ROOT
+from ladder.worker import CYCLE_STEPS
 
 PACKAGES = ("kernels", "stylegan_lite")
 WAITS = {"gpu": spin.gpu_wait, "cpu": spin.cpu_wait, "both": spin.wait_on_both}
 PHASE = "G_main"  # once a step
-CYCLE = 16
 _PATCH = """
 
 _make_step = make_step
@@ -71,8 +71,8 @@ def slowed(step: Any, seconds: float, where: str) -> Any:
         nonlocal missed
         before = waits
         cycle(lazy)
-        if waits - before != CYCLE:
-            missed = f"the planted wait was reached {waits - before} times in a cycle, not {CYCLE}"
+        if waits - before != CYCLE_STEPS:
+            missed = f"the planted wait was reached {waits - before} times in a cycle, not {CYCLE_STEPS}"
 
     def check() -> str | None:
         never = None if waits else "the planted wait was never reached"

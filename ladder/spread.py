@@ -57,11 +57,8 @@ def measure(
         for number, inputs in enumerate(ref.draws()):
             load(step, inputs)  # all phases first: phases that share a buffer then see the wrong numbers
             errors: Errors = {}
-            for phase in PHASES:
-                reference.adopt(step, ref.state)
-                seen = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
-                wanted = ref.outcomes[number][phase]
-                errors |= compare(phase, seen, moments.with_adam(ref, phase, wanted, seen))
+            for phase, seen, wanted in each_phase(step, ref, number, tell, f"replay {number + 1}"):
+                errors |= compare(phase, seen, wanted)
                 if number == 0:
                     first[phase] = seen["gradient"]
                 else:
@@ -70,9 +67,20 @@ def measure(
                         "rung": distance(first[phase], seen["gradient"]),
                         "reference": distance(*exact),
                     }
-                tell(f"{phase}, replay {number + 1}")
             runs.append(errors)
     return runs, distances
+
+
+def each_phase(
+    step: TrainingStep, ref: Reference, number: int, tell: Tell, what: str
+) -> Iterator[tuple[str, Outcome, Outcome]]:
+    """Run each phase from the shared state, on the inputs of this replay, which are loaded: (phase, what it computed,
+    what it should have)."""
+    for phase in PHASES:
+        reference.adopt(step, ref.state)
+        seen = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
+        yield phase, seen, moments.with_adam(ref, phase, ref.outcomes[number][phase], seen)
+        tell(f"{phase}, {what}")
 
 
 def _measure_together(

@@ -57,10 +57,8 @@ def run_kinds(
 
 def exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
     """FP64 outcomes of every kind for each replay, on the CPU; made now or found beside the reference."""
-    path, made_of = (
-        ref.folder / "together.pt",
-        {"kinds": [*map(list, kinds)], "by": reference.made_by(__file__)},
-    )
+    path = ref.folder / "together.pt"
+    made_of = {"kinds": [*map(list, kinds)], "by": reference.made_by(__file__)}
     if path.exists():
         made = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
         if made.get("made_of") == made_of:

@@ -47,6 +47,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import capturing, gpustate
+from ladder.asides import added, stood_still, weights_of
 from ladder.errors import describe, one_line
 
 CYCLE_STEPS = 16
@@ -322,42 +323,9 @@ class Rung:
         return memory
 
 
-def weights_of(step: Any) -> dict[str, list[float]]:
-    """The length of every weight, by network: enough to see whether they moved, and no copy that would need memory.
-
-    Empty for a network that the measured code does not have.
-    """
-    torch, found = sys.modules.get("torch"), {}
-    for name in ("G", "D", "G_ema"):
-        weights = getattr(getattr(step, name, None), "parameters", list)
-        lengths = [torch.linalg.vector_norm(weight.detach()) for weight in weights()]
-        found[name] = torch.stack(lengths).tolist() if lengths else []
-    return found
-
-
-def stood_still(before: dict[str, list[float]], after: dict[str, list[float]]) -> str | None:
-    """None, or one line naming networks none of whose weights moved while they were said to be trained."""
-    still = [name for name, weights in before.items() if weights and weights == after[name]]
-    return f"weights of {', '.join(still)} did not move in the cycles that were timed" if still else None
-
-
 def is_part(seconds: Any, whole: float) -> bool:
     """Whether so many seconds can be a part of the whole."""
     return isinstance(seconds, int | float) and 0 <= seconds <= whole
-
-
-def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float]:
-    """What each phase adds, where some steps differ by it alone: medians of steps with it less those without."""
-    took: dict[tuple[str, ...], list[float]] = {}
-    for kind, each in zip(kinds, seconds, strict=True):
-        took.setdefault(kind, []).append(each)
-    costs = {}
-    for kind in sorted(took, key=len, reverse=True):  # of several such pairs the shorter steps'
-        for phase in kind:
-            without = tuple(each for each in kind if each != phase)
-            if without in took:
-                costs[phase] = statistics.median(took[kind]) - statistics.median(took[without])
-    return costs
 
 
 def is_settled(times: list[float]) -> bool:

@@ -8,7 +8,8 @@ import pytest
 import torch
 
 from ladder import evidence, parity
-from ladder.worker import Invalid, Rung, stood_still, weights_of
+from ladder.asides import stood_still, weights_of
+from ladder.worker import Invalid, Rung
 from stylegan_lite.step import PHASES
 from tests import fake_graphs
 from tests.rung_steps import gathered, receipt, small

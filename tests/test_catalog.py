@@ -151,13 +151,16 @@ def test_a_chosen_rung_keeps_its_recipe_of_the_whole_ladder():
     assert "name one" in refusal(catalog.climb, ladder, EVERYTHING, [])
 
 
-def test_the_top_of_another_ladder_is_measured_last_with_its_own_recipe():
+def test_the_top_of_another_ladder_is_measured_last_with_its_own_recipe(tmp_path):
     ladder, top = catalog.load_ladder("compile"), catalog.climb(catalog.load_ladder("full"), EVERYTHING)[-1]
     *own, rival = catalog.climb(ladder, EVERYTHING)
     assert (rival.name, rival.recipe, rival.title) == (top.name, top.recipe, "the top of full")
     assert [rung.name for rung in own] == [step.name for step in ladder.rungs]
     assert [rung.name for rung in catalog.climb(ladder, EVERYTHING, [top.name])] == [top.name]
     assert top.name not in [rung.name for rung in modes.plan(modes.LEAVE_ONE_OUT, ladder, EVERYTHING)]
+    (tmp_path / "mine.yaml").write_text("rungs: [baseline]\nrival: compile\n")
+    *_, last = catalog.climb(catalog.load_ladder(str(tmp_path / "mine.yaml")), EVERYTHING)
+    assert (last.name, last.recipe) == (own[-1].name, own[-1].recipe)  # not the top of the rival's rival
     recipes = {rung.name: rung.recipe for rung in [*own, rival]}
     assert modes.depends_on(modes.CUMULATIVE, recipes, top.name, ["compile_max_autotune"]) is None
 

@@ -5,7 +5,7 @@ import types
 
 import pytest
 
-from ladder import capturing, worker
+from ladder import asides, capturing, worker
 from ladder.worker import Invalid, NoContract, Rung, failure, is_settled
 
 
@@ -66,7 +66,7 @@ def test_what_a_lazy_phase_adds_to_a_step_that_has_it(monkeypatch: pytest.Monkey
 
 
 def test_nothing_is_added_where_no_two_kinds_of_steps_differ_by_one_phase() -> None:
-    assert worker.added([("a", "b", "c"), ("a",)], [3.0, 1.0]) == {}
+    assert asides.added([("a", "b", "c"), ("a",)], [3.0, 1.0]) == {}
     rung = Rung(None, None)
     rung.step = type("Step", (), {"cycle": lambda lazy=True: None})  # of an old commit
     assert rung.lazy_costs() is None

@@ -1,0 +1,43 @@
+"""What a visit finds out of a step beside its time: whether its weights moved, and what each lazy phase adds.
+
+For `ladder.worker`: nothing here imports torch, as the measured code may have none.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from typing import Any
+
+
+def weights_of(step: Any) -> dict[str, list[float]]:
+    """The length of every weight, by network: enough to see whether they moved, and no copy that would need memory.
+
+    Empty for a network that the measured code does not have.
+    """
+    torch, found = sys.modules.get("torch"), {}
+    for name in ("G", "D", "G_ema"):
+        weights = getattr(getattr(step, name, None), "parameters", list)
+        lengths = [torch.linalg.vector_norm(weight.detach()) for weight in weights()]
+        found[name] = torch.stack(lengths).tolist() if lengths else []
+    return found
+
+
+def stood_still(before: dict[str, list[float]], after: dict[str, list[float]]) -> str | None:
+    """None, or one line naming networks none of whose weights moved while they were said to be trained."""
+    still = [name for name, weights in before.items() if weights and weights == after[name]]
+    return f"weights of {', '.join(still)} did not move in the cycles that were timed" if still else None
+
+
+def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float]:
+    """What each phase adds, where some steps differ by it alone: medians of steps with it less those without."""
+    took: dict[tuple[str, ...], list[float]] = {}
+    for kind, each in zip(kinds, seconds, strict=True):
+        took.setdefault(kind, []).append(each)
+    costs = {}
+    for kind in sorted(took, key=len, reverse=True):  # of several such pairs the shorter steps'
+        for phase in kind:
+            without = tuple(each for each in kind if each != phase)
+            if without in took:
+                costs[phase] = statistics.median(took[kind]) - statistics.median(took[without])
+    return costs
