@@ -40,16 +40,21 @@ Tell = Callable[[str], None]
 
 
 def measure(
-    step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]] | None = None
+    step: TrainingStep,
+    ref: Reference,
+    tell: Tell,
+    kinds: list[tuple[str, ...]] | None = None,
+    budget: bool = False,
 ) -> tuple[list[Errors], dict[str, dict[str, float]]]:
     """Errors of each replay, and how far the replays' gradients are apart: {"phase": {"rung": d, "reference": d}}.
 
     ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state. With
-    ``kinds`` whole steps are run instead of single phases: see ``ladder.together``.
+    ``kinds`` whole steps are run instead of single phases: see ``ladder.together``. For a ``budget`` errors are the
+    largest of what Adam's moments may do: see ``together.passed_over``.
     """
     settle_scales(step, ref, kinds)
     if kinds:
-        return _measure_together(step, ref, tell, kinds)
+        return _measure_together(step, ref, tell, kinds, budget)
     runs: list[Errors] = []
     first: dict[str, dict[str, Tensor]] = {}
     distances = {}
@@ -84,7 +89,7 @@ def each_phase(
 
 
 def _measure_together(
-    step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]]
+    step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]], budget: bool
 ) -> tuple[list[Errors], dict[str, dict[str, float]]]:
     exact = together.exact(ref, kinds, tell)
     runs: list[Errors] = []
@@ -98,6 +103,8 @@ def _measure_together(
             for name, outcome in seen.items():
                 wanted = [together.on(each[name], step.device) for each in exact[: number + 1]]
                 errors |= compare(name, outcome, together.wanted(ref, exact[number], name, outcome))
+                if budget and (either := together.passed_over(ref, exact[number], name, seen)):
+                    errors |= {k: max(error, errors[k]) for k, error in compare(name, *either).items()}
                 if number:
                     apart = distance(*(each["gradient"] for each in wanted[:2]))
                     distances[name] = {"rung": distance(first[name], outcome["gradient"]), "reference": apart}
@@ -325,7 +332,7 @@ def _errors_of(
     try:
         step = TrainingStep(ref.workload, Recipe(**recipe), device=device, seed=0)
         step.keep_gradients = True
-        return measure(step, ref, lambda text: tell(f"budget, {text}"), kinds)[0]
+        return measure(step, ref, lambda text: tell(f"budget, {text}"), kinds, budget=True)[0]
     finally:
         for flag, value in before.items():
             setattr(torch.backends.cudnn, flag, value)

@@ -77,12 +77,39 @@ def wanted(ref: Reference, exact: dict[str, Outcome], name: str, seen: Outcome) 
     """What a phase of a whole step should have computed: ``exact``, by label, and Adam's state where that is seen."""
     if moments.STEPS not in seen:
         return exact[name]
-    phase, kind = name.split(" in ")
-    gradients = [exact[f"{each} in {kind}"]["gradient"] for each in kind.split("+") if each[0] == phase[0]]
     place = next(iter(seen["gradient"].values())).device
+    return exact[name] | _adam(ref, exact, name, seen[moments.STEPS][moments.STEPS], place)
+
+
+def passed_over(
+    ref: Reference, exact: dict[str, Outcome], name: str, seen: dict[str, Outcome]
+) -> tuple[Outcome, Outcome] | None:
+    """Adam's moments by the gradients that were seen and by the exact ones, had Adam passed over all that it may.
+
+    A phase that gives a parameter zeros in plain PyTorch may give it nothing at all in a rung. With zeros the moments
+    decay exactly; passed over they stay where the rounded gradient of the phase before it put them.
+    """
+    if moments.STEPS not in seen[name]:
+        return None
+    place, never = (
+        next(iter(seen[name]["gradient"].values())).device,
+        torch.zeros_like(seen[name][moments.STEPS][moments.STEPS]),
+    )
+    ours, theirs = (
+        {quantity: found[quantity] for quantity in moments.MOMENTS}
+        for found in (_adam(ref, outcomes, name, never, place) for outcomes in (seen, exact))
+    )
+    return ours, theirs
+
+
+def _adam(
+    ref: Reference, outcomes: dict[str, Outcome], name: str, counted: torch.Tensor, place: Any
+) -> Outcome:
+    """What the gradients of a network's phases up to the end of a whole step move Adam's state by."""
+    phase, kind = name.split(" in ")
+    gradients = [outcomes[f"{each} in {kind}"]["gradient"] for each in kind.split("+") if each[0] == phase[0]]
     here = [on({"gradient": each}, place)["gradient"] for each in gradients]
-    adam = moments.expected(ref.state, phase[0], here, seen[moments.STEPS][moments.STEPS])
-    return exact[name] | adam
+    return moments.expected(ref.state, phase[0], here, counted)
 
 
 def on(outcome: Outcome, device: str) -> Outcome:

@@ -11,7 +11,7 @@ from ladder.exact import Exact, draw
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES
 from tests.rung_steps import small
-from tests.small import LEAST
+from tests.small import LEAST, SMALL
 
 torch.set_num_threads(1)
 OURS = {"conv": "double_backward"}
@@ -138,6 +138,37 @@ def test_what_is_right_is_within_its_budget(recipe, make, cache):
         assert (
             found["phases"][phase]["steps"]["error"] == 0 and found["phases"][phase]["steps"]["judged"] == 1
         )
+
+
+def test_the_budget_of_moments_is_for_gradients_that_are_none_too(cache):
+    """R1 moves no bias behind the minibatch's deviation, where all is linear in pieces. With zeros for its gradient the
+    moments decay exactly; with None, which kernels of ours give, they stay where D_main's rounded gradient put them."""
+    ref = reference.get(Workload.from_dict(SMALL | {"channel_base": 256}), "cpu", cache)
+    errors = spread.get_spread(ref, "bf16", "cpu", lambda text: None, [KIND])["errors"]
+    step = small({"precision": "bf16", "set_to_none": True}, channel_base=256)
+    step.keep_gradients, inner = True, step._compute
+
+    def compute(phase):
+        inner(phase)
+        if phase == "D_r1":  # as if its update had passed these over
+            for name, parameter in step.D.named_parameters():
+                if name in idle:
+                    for moment in ("exp_avg", "exp_avg_sq", "step"):
+                        step.opt_D.state[parameter][moment].copy_(before[name][moment])
+        elif phase == "D_main":
+            before.update(
+                {
+                    name: {k: torch.clone(t) for k, t in step.opt_D.state[p].items()}
+                    for name, p in step.D.named_parameters()
+                }
+            )
+
+    before, idle, step._compute = {}, ("conv.bias", "hidden.bias", "logit.bias"), compute
+    (seen, *_), _ = spread.measure(step, ref, lambda text: None, [KIND])
+    budget = spread.budgets(errors, "bf16")
+    for name in (*idle, "*bias", "*all"):
+        key = f"{together.label('D_main', KIND)}/exp_avg/{name}"
+        assert max(1e-5, seen[key] / 8) < errors[key] and seen[key] <= budget[key], key
 
 
 def test_the_other_network_s_moments_must_not_move(cache):
