@@ -332,10 +332,13 @@ def test_a_terminal_of_any_width_has_the_intervals(result, width, monkeypatch):
 
 
 def test_traffic_saved_is_what_dram_saw_and_else_what_was_counted(result):
-    assert claim_of(result, "fusion saves traffic")["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+    name = "fusion saves traffic"
+    assert claim_of(result, name)["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+    assert "second read" not in said(result, name)
     result = json.loads(json.dumps(result))
     result["counters"]["fusion: three operators"]["dram_read"] *= 2
     assert registry.judged(result)[5]["ours"]["median"] > 400
+    assert "second read of x" in said(result, name)
     result["counters"]["fusion: one"]["dram_written"] = None
     assert registry.judged(result)[5]["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
 

@@ -137,6 +137,9 @@ def fusion(view: View) -> str:
     text += (
         f", {measured:.0f} MB in DRAM by Nsight Compute" if measured is not None else "; DRAM was not counted"
     )
+    again = view.reads_beyond_fusion()
+    if again is not None and again > 0.1 * counted:
+        text += f", of which {again:.0f} are the norm's second read of x: one operator finds most of x in the L2 cache"
     return text + (f"; one operator is {times(time)} as fast as three" if time else "")
 
 

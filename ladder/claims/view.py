@@ -110,6 +110,15 @@ class View:
             return None
         return (sum(three[k] - one[k] for k in ("dram_read", "dram_written"))) / images / 1e6
 
+    def reads_beyond_fusion(self) -> float | None:
+        """MB an image that DRAM was read less than the two intermediates make."""
+        counted, measured = self.saved_by_fusion(None), self.saved_by_fusion("dram")
+        if counted is None or measured is None:
+            return None
+        three, one = (self.counted("fusion", name) for name in ("three operators", "one"))
+        saved = (three["dram_read"] - one["dram_read"]) / self.experiments["fusion"]["shape"][0] / 1e6
+        return saved - counted / 2
+
     def precision(self, name: str, precision: str, base: str = "baseline") -> Summary | None:
         """A claim of `ladder precision` against FP32, on the ladder's baseline or top."""
         for row in self.result["precision"]:
