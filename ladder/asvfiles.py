@@ -45,7 +45,11 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
     if into.exists() and (not into.is_dir() or any(into.iterdir())):
         raise UserError(f"{into}: expected an empty folder, or none")
     into.mkdir(parents=True, exist_ok=True)
-    found = list(validate.read_and_judge([source], source)) if any(source.iterdir()) else []
+
+    def also(file: Path, data: Any) -> str | None:
+        return _elsewhere(file.relative_to(source))
+
+    found = list(validate.read_and_judge([source], source, also)) if any(source.iterdir()) else []
     commits = {data["commit_hash"] for _, data, _ in found if _is(data, "commit_hash")}
     dates = commit_dates(root, commits) if root else None
     rows, taken = {}, set()
@@ -131,15 +135,21 @@ def _order(file: Path) -> tuple[int, str]:
     return (kinds.index(kind) if kind in kinds else len(kinds), os.fspath(file))
 
 
+def _elsewhere(where: Path) -> str | None:
+    """Why a file cannot be asv's where it lies."""
+    kind = asvchecks.kind_of(where)
+    if kind is None:
+        return "not one of asv's files"
+    if len(where.parts) != {"benchmarks": 1, "machine": 2, "results": 2, "note": 3}[kind]:
+        return "not where asv would write it: MACHINE/machine.json, MACHINE/COMMIT-ENVIRONMENT.json"
+    return None
+
+
 def _misplaced(
     where: Path, data: dict[str, Any], taken: set[Path], dates: dict[str, int] | None
 ) -> str | None:
-    """Why a file that is good in itself cannot be taken from where it is."""
-    kind, parts = asvchecks.kind_of(where), len(where.parts)
-    if kind is None:
-        return "not one of asv's files"
-    if parts != {"benchmarks": 1, "machine": 2, "results": 2, "note": 3}[kind]:
-        return "not where asv would write it: MACHINE/machine.json, MACHINE/COMMIT-ENVIRONMENT.json"
+    """Why a file that is good in itself, and where it belongs, cannot be taken."""
+    kind = asvchecks.kind_of(where)
     if kind in ("results", "note") and Path(where.parts[0], "machine.json") not in taken:
         return "the machine.json of its folder was not accepted"
     if kind == "note" and Path(where.parts[0], where.name) not in taken:

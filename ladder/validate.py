@@ -6,13 +6,16 @@ times among the samples. asv's files are known by their names (`ladder.asvchecks
 way is escaped, and no file can raise.
 """
 
+import functools
 import hashlib
 import json
+import math
 import os
 import re
 import stat
-from collections.abc import Iterable, Iterator
-from dataclasses import dataclass
+import subprocess
+from collections.abc import Callable, Iterable, Iterator
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -20,6 +23,7 @@ from ladder import asvchecks, floor, measured, results, schema, schema_kinds
 from ladder.publishing import publishable
 from ladder.rules import shown
 
+ROOT = Path(__file__).resolve().parent.parent
 MOST_BYTES = (
     2**22
 )  # a ladder takes some hundred kilobytes, all kernels with every sample more than a megabyte
@@ -46,40 +50,115 @@ class Judged:
 def validate(paths: Iterable[Path]) -> Iterator[Judged]:
     """Judge each path, of a folder every .json file in it at any depth, in order.
 
-    Whatever is no regular file is refused too; other regular files are no results and passed over. A result that was
-    seen before, under whatever name, is refused as a duplicate; a file named twice is read once.
+    Whatever is no regular file is refused too; other regular files are no results and passed over. Of files that hold
+    the same measurement, under whatever names, one is accepted: of those that lie in a folder of their machine's name
+    and that the repository has had for the longest. A file named twice is read once.
     """
-    for _, _, judged in read_and_judge(paths):
+    for _, _, judged in read_and_judge(paths, also=asv_date):
         yield judged
 
 
-def read_and_judge(paths: Iterable[Path], below: Path | None = None) -> Iterator[tuple[Path, Any, Judged]]:
+def read_and_judge(
+    paths: Iterable[Path],
+    below: Path | None = None,
+    also: Callable[[Path, Any], str | None] = lambda file, data: None,
+) -> Iterator[tuple[Path, Any, Judged]]:
     """As `validate`: each file, what it holds if it is accepted, else None, and the verdict.
 
-    Paths are shown as they were given, or as they are under the folder `below`.
+    Paths are shown as they were given, or as they are under the folder `below`. ``also`` says what else is wrong with
+    a file that is good in itself, given what it holds: such a file takes no other's place.
     """
-    seen: dict[str, str] = {}
+    found: list[_Read] = []
     read: set[str] = set()
     for path in paths:
-        found = 0
+        count = len(found)
         for file, problem in _files(Path(path)):
-            found += 1
             where = os.path.abspath(file)
             if where in read:
+                count = -1
                 continue
             read.add(where)
-            marks: list[str] = []
-            data, name = None, show_path(file.relative_to(below) if below else file)
+            one = _Read(file, show_path(file.relative_to(below) if below else file), problem)
+            found.append(one)
             if problem is None:
-                problem, data = _judge(file, seen, marks, name)
-            yield file, data, Judged(name, problem, tuple(map(_clean, marks)))
-        if not found:
-            yield Path(path), None, Judged(show_path(path), "no result file in this folder")
+                one.problem, one.data, one.mark = _judge(file, one.marks)
+            if one.problem is None and (more := also(file, one.data)):
+                one.problem, one.data = more, None
+        if len(found) == count:
+            found.append(_Read(Path(path), show_path(path), "no result file in this folder"))
+    _refuse_copies(found)
+    for one in found:
+        yield one.file, one.data, Judged(one.name, one.problem, tuple(map(_clean, one.marks)))
+
+
+@dataclass
+class _Read:
+    """A file, what is wrong with it, what it holds, and by what copies of it are known."""
+
+    file: Path
+    name: str
+    problem: str | None
+    data: Any = None
+    mark: str | None = None
+    marks: list[str] = field(default_factory=list)
+
+
+def _refuse_copies(found: list[_Read]) -> None:
+    """Of accepted files with one measurement, accept one."""
+    same: dict[str, list[_Read]] = {}
+    for one in found:
+        if one.problem is None and one.mark is not None:
+            same.setdefault(one.mark, []).append(one)
+    for copies in same.values():
+        if len(copies) > 1:
+            first = min(copies, key=lambda one: (_elsewhere(one), _since(one.file)))
+            for one in copies:
+                if one is not first:
+                    one.problem, one.data = f"the same measurement as {first.name}", None
+
+
+def _elsewhere(one: _Read) -> bool:
+    """Whether a result lies in another folder than that of its machine."""
+    named = one.data.get("machine") or one.data.get("params")  # ours, asv's
+    name = named and (named.get("name") or named.get("machine"))
+    return bool(name) and one.file.parent.name != name
+
+
+def _since(file: Path) -> float:
+    """How many commits this repository had when the file came into it: no date, which anybody may choose. Infinity if
+    it never did."""
+    added = _git("log", "--diff-filter=A", "--format=%H", "--", os.path.abspath(file))
+    before = _git("rev-list", "--count", added[-1]) if added else []
+    return float(before[0]) if before else math.inf
+
+
+def asv_date(file: Path, data: Any) -> str | None:
+    """What is wrong with the date of one of asv's results, if this repository knows its commit."""
+    if asvchecks.kind_of(file) != "results":
+        return None
+    known = _commit_date(data["commit_hash"])
+    return None if known is None or known == data["date"] else "date: not that of its commit"
+
+
+@functools.cache
+def _commit_date(commit: str) -> int | None:
+    """In asv's milliseconds."""
+    said = _git("log", "--no-walk", "--ignore-missing", "--format=%at", commit, "--")
+    return 1000 * int(said[0]) if said else None
+
+
+def _git(*command: str) -> list[str]:
+    """The words that git says of this project's repository; none where it cannot."""
+    try:
+        run = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, timeout=20)
+    except (OSError, subprocess.TimeoutExpired):
+        return []
+    return run.stdout.split() if run.returncode == 0 else []
 
 
 def problem_of(path: Path) -> str | None:
     """What is wrong with one file, or None. Never raises."""
-    return _judge(Path(path), {}, [], "")[0]
+    return _judge(Path(path), [])[0]
 
 
 def name_problem(path: Path) -> str | None:
@@ -136,14 +215,13 @@ def _kind(path: Path) -> str | None:
     return "a symbolic link, not a regular file" if stat.S_ISLNK(mode) else "not a regular file"
 
 
-def _judge(path: Path, seen: dict[str, str], marks: list[str], name: str) -> tuple[str | None, Any]:
-    """What is wrong with a file, or None and what it holds.
-
-    `seen`, files by the measurement in them, gets the file's `name`; `marks` why it must not be quoted.
+def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
+    """What is wrong with a file, or None and what it holds; and by what copies are known. `marks` gets why it must not
+    be quoted.
     """
     try:
         if problem := name_problem(path):
-            return problem, None
+            return problem, None, None
         kind = asvchecks.kind_of(path)
         if kind is not None:
             data = asvchecks.parse(_read(path, asvchecks.MOST_BYTES), kind)
@@ -152,7 +230,7 @@ def _judge(path: Path, seen: dict[str, str], marks: list[str], name: str) -> tup
             data = results.parse(_read(path))
             problem = check(data)
         if problem:
-            return problem, None
+            return problem, None, None
         if kind is not None:
             mark = asvchecks.fingerprint(data, kind)
             marks += asvchecks.marks(data, kind)
@@ -160,16 +238,12 @@ def _judge(path: Path, seen: dict[str, str], marks: list[str], name: str) -> tup
             mark = fingerprint(data)
             marks += schema_kinds.marks(data) if "kind" in data else publishable(data)
     except OSError as error:
-        return f"cannot be read: {_why(error)}", None
+        return f"cannot be read: {_why(error)}", None, None
     except ValueError as error:
-        return f"not a result file: {_clean(str(error))}", None
+        return f"not a result file: {_clean(str(error))}", None, None
     except Exception as error:  # the last resort: a file must not stop the judging of the others
-        return f"not a result file: {_clean(type(error).__name__)}", None
-    if mark in seen:
-        return f"the same measurement as {seen[mark]}", None
-    if mark is not None:
-        seen[mark] = name
-    return None, data
+        return f"not a result file: {_clean(type(error).__name__)}", None, None
+    return None, data, mark
 
 
 def _read(path: Path, most: int = MOST_BYTES) -> bytes:

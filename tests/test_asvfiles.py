@@ -16,7 +16,7 @@ from ladder.errors import UserError
 from ladder.results import display
 from ladder.site import asvseries
 from tests import hostile_asv, made_up_asv
-from tests.repositories import git
+from tests.repositories import commit_all, git
 from tests.test_validate import CPUS, GPUS
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -186,7 +186,7 @@ def test_the_list_of_benchmarks_is_that_of_this_checkout(tmp_path: Path) -> None
     assert made == (ROOT / "results" / "asv" / "benchmarks.json").read_text(encoding="utf-8")
 
 
-def test_a_commit_that_git_knows_must_have_its_date(tmp_path: Path) -> None:
+def test_a_commit_that_git_knows_must_have_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     """asv takes the dates of its x axis from the files."""
     git(tmp_path, "init", "-q")
     git(tmp_path, "commit", "-q", "--allow-empty", "-m", "x", "--date", "1700000000 +0000")
@@ -196,10 +196,32 @@ def test_a_commit_that_git_knows_must_have_its_date(tmp_path: Path) -> None:
     name, unknown = (each.relative_to(tmp_path / "asv").as_posix() for each in (path, other))
     rows = judged(tmp_path / "asv", tmp_path)
     assert rows[name].problem == "date: not that of its commit"
+    monkeypatch.setattr(validate, "ROOT", tmp_path)  # what a contributor is told before sending it
+    validate._commit_date.cache_clear()
+    told = {row.path: row.problem for row in validate.validate([tmp_path / "asv"])}
+    assert told[str(path)] == "date: not that of its commit" and told[str(other)] is None
+    validate._commit_date.cache_clear()
     assert rows[unknown].problem is None and rows[unknown].marks == (asvfiles.UNKNOWN_COMMIT,)
     hostile_asv.put("date", 1700000000000)(path)
     shutil.rmtree(tmp_path / "into")
     assert judged(tmp_path / "asv", tmp_path)[name].problem is None
+
+
+def test_a_copy_takes_nobodys_place(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Neither one in a folder that asv never made, nor one under a machine's name that sorts before the genuine."""
+    monkeypatch.setattr(validate, "ROOT", tmp_path)
+    git(tmp_path, "init", "-q")
+    source = tmp_path / "asv"
+    genuine = made_up_asv.write(source, made_up_asv.facts("NVIDIA Z9"))
+    commit_all(tmp_path, "the genuine one")
+    shutil.copytree(genuine.parent, source / "backup" / genuine.parent.name)
+    copy = made_up_asv.write(source, made_up_asv.facts("NVIDIA A1"))  # the same seconds
+    commit_all(tmp_path, "copies", GIT_COMMITTER_DATE="2001-01-01T00:00:00Z")
+    rows = judged(source, tmp_path)
+    name = genuine.relative_to(source).as_posix()
+    assert rows[name].problem is None and name in files(tmp_path / "into")
+    assert rows[f"backup/{name}"].problem.startswith("not where asv would write it")
+    assert rows[copy.relative_to(source).as_posix()].problem == f"the same measurement as {name}"
 
 
 def test_a_machine_without_an_accepted_result_is_not_drawn(tmp_path: Path) -> None:

@@ -270,6 +270,15 @@ def test_a_folder_is_judged_to_the_last_file(tmp_path: Path) -> None:
     assert "the same measurement as" in lines[-3] and "No such file" in lines[-2]
 
 
+def test_a_copy_in_another_folder_does_not_take_the_place_of_a_result(tmp_path: Path) -> None:
+    changed = genuine() | {"complete": False, "started": "2000-01-01T00:00:00+00:00"}
+    for folder, content in (("nvidia-a", changed), ("nvidia-h200", genuine())):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / GENUINE.name).write_text(json.dumps(content))
+    copy, kept = validate.validate([tmp_path])
+    assert kept.problem is None and copy.problem == f"the same measurement as {kept.path}"
+
+
 def test_a_file_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
     (tmp_path / "a.json").symlink_to(GENUINE)
     assert "cannot be read" in validate.problem_of(tmp_path / "a.json")
