@@ -1,5 +1,6 @@
 """Steps in asv's history: found at 1%, confirmed by a comparison alone, labelled, accepted; and what is not asv's."""
 
+import dataclasses
 import datetime
 import itertools
 import json
@@ -17,6 +18,7 @@ from ladder.errors import UserError
 from ladder.regressions import history, issues, known
 from ladder.regressions import series as recorded
 from ladder.regressions.history import CANDIDATE, CONFIRMED, DRIVER, KNOWN, REFUTED, UNCLEAR
+from tests import hostile_asv, made_up_asv
 from tests.repositories import git
 from tests.test_regressions import judging, made_up
 
@@ -278,6 +280,62 @@ def test_a_comparison_of_an_accepted_commit_is_no_alarm_unless_it_is_broken(toy:
     assert known.between([entry(toy.commits[7])], toy.commits[6], toy.commits[9], toy.root)
     for base, head in ((7, 9), (2, 6)):
         assert not known.between([entry(toy.commits[7])], toy.commits[base], toy.commits[head], toy.root)
+
+
+def test_what_is_broken_cannot_be_accepted_in_the_history_either(toy: Toy) -> None:
+    toy.slower_from(7)
+    toy.compare(6, 7, 1.0)
+    (path,) = toy.compared.iterdir()
+    result = json.loads(path.read_text())
+    judging.sides_of(result, "bf16")["head"].update(status="failed", reason="it fails", rounds=[])
+    judging.judge(result)
+    path.write_text(json.dumps(result))
+    step = toy.only(entry(toy.commits[7]))
+    assert step.status == CONFIRMED and "broken" in step.why
+
+
+def test_a_rung_that_has_left_the_ladder_stops_no_night(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is left in its place may have another recipe; and one refusal must not lose the other candidates."""
+    asked: list[list[str]] = []
+
+    def measure(request: Any, *_: Any) -> None:
+        asked.append(request.rungs)
+        if request.base == toy.commits[2]:
+            raise UserError("this commit has no such recipe")
+
+    monkeypatch.setattr(issues.asking, "measure", measure)
+    monkeypatch.setattr(issues.machine, "facts", lambda device: {"name": MACHINE, "torch": "2.13.0"})
+    toy.slower_from(7)
+    step, told = toy.only(), []
+    steps = [
+        dataclasses.replace(
+            step, series=dataclasses.replace(step.series, params=("article", rung)), good=good
+        )
+        for rung, good in (
+            ("bf16-2", toy.commits[6]),
+            ("cudnn_benchmark", toy.commits[6]),
+            ("bf16", toy.commits[2]),
+        )
+    ]
+    assert issues.confirm([*steps, step], 1, toy.compared, None, told.append, toy.root) == 1
+    assert all(rungs == ["bf16"] for rungs in asked)
+    said = "\n".join(told)
+    assert (
+        "article/bf16-2: not what full has" in said and "article/cudnn_benchmark: not what full has" in said
+    )
+    assert issues.confirm(steps[2:], 1, toy.compared, None, told.append, toy.root) == 0
+    assert "not measured: this commit has no such recipe" in told
+
+
+@pytest.mark.parametrize("name", hostile_asv.RESULT_FILES)
+def test_the_command_reads_nothing_that_no_site_would_be_made_from(tmp_path: Path, name: str) -> None:
+    """A traceback would end with the status of a confirmed regression."""
+    path = made_up_asv.write(tmp_path / "asv")
+    how, _ = hostile_asv.RESULT_FILES[name]
+    how(path)
+    seen = CliRunner().invoke(main, ["history", "--results", str(tmp_path / "asv"), "--json"])
+    assert seen.exit_code == 0, seen.output
+    assert json.loads(seen.stdout)["notes"]
 
 
 def test_one_issue_for_each_confirmed_commit_and_none_for_candidates(toy: Toy) -> None:

@@ -198,6 +198,8 @@ def test_asvs_page_draws_the_ladder_of_each_gpu_as_bars_and_filters_them(browser
         assert sorted((one[2], other[2])) == pytest.approx([index - 0.15, index + 0.15]), "not side by side"
     labels = browser.execute_script("return $('#main-graph .flot-x-axis').text()")
     assert "fused_resample" in labels
+    axis = browser.execute_script(f"const a = {PLOT}.getAxes().xaxis; return [a.min, a.max, a.ticks.length]")
+    assert axis == [-0.5, len(h200) - 0.5, len(h200)], "a bar is cut, or a rung has no label"
     button(browser, "nvidia-l40s").click()
     until(browser, f"{PLOT}.getData().length == 1", "the machine is still drawn")
     assert {label: place for label, _, place in bars(browser)[0]}["bf16"] == 2

@@ -49,7 +49,7 @@ def test_there_are_the_four() -> None:
 def test_actions_are_pinned_by_commit_and_leave_no_credential(name: str) -> None:
     for line in (FOLDER / name).read_text().splitlines():
         if "uses:" in line:
-            assert re.search(r"uses: actions/[a-z-]+@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
+            assert re.search(r"uses: actions/[a-z-]+(/[a-z]+)?@[0-9a-f]{40} # v\d+\.\d+\.\d+$", line), line
     for step in steps(name):
         if step.get("uses", "").startswith("actions/checkout@"):
             assert step["with"]["persist-credentials"] is False

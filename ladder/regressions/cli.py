@@ -186,7 +186,10 @@ def history(
     checkouts.commit_of(branch, "--branch")
     entries = known.read()
     where = folder or ROOT / "results" / "asv", compared or asking.OUT
-    look = lambda: screening.screen(*where, entries, branch, threshold / 100)  # noqa: E731
+
+    def look() -> tuple[list[screening.Step], list[str]]:
+        return screening.screen_accepted(*where, entries, branch, threshold / 100)
+
     steps, lines = look()
     if confirm and nightly.confirm(steps, confirm, where[1], budget, tell):
         steps, lines = look()

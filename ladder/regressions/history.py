@@ -6,12 +6,13 @@ candidate alerts nobody: it is `confirmed` only by a bench-compare of the two co
 
 from __future__ import annotations
 
+import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvnotes, choicehistory, texts, verdicts
+from ladder import asvfiles, asvnotes, choicehistory, texts, verdicts
 from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.regressions import accepting, checkouts, known
@@ -56,6 +57,21 @@ class Step:
     def at(self) -> str:
         """The commit that brought it, or the range that it is in."""
         return f"in {self.good[:10]}..{self.bad[:10]}" if self.between else f"at {self.bad[:10]}"
+
+
+def screen_accepted(
+    folder: Path,
+    compared: Path,
+    entries: Sequence[known.Entry],
+    branch: str,
+    threshold: float,
+    root: Path = ROOT,
+) -> tuple[list[Step], list[str]]:
+    """`screen` of what a site would be made from, a line for each file that would be left out: nothing else is read."""
+    with tempfile.TemporaryDirectory(prefix="asv-history-") as temporary:
+        judged = asvfiles.accepted(folder, Path(temporary) / "asv", root=None)
+        steps, lines = screen(Path(temporary) / "asv", compared, entries, branch, threshold, root)
+    return steps, [f"{each.path}: {each.problem}" for each in judged if each.problem] + lines
 
 
 def screen(
@@ -131,10 +147,11 @@ def _settle(
     driver = asvnotes.label(*notes, one.benchmark)
     accepted = [e for e in entries if e.is_of(one.name, one.machine)]
     seen = _verdict(step, comparisons)
-    if in_range := known.between(accepted, step.good, step.bad, root):
+    in_range = known.between(accepted, step.good, step.bad, root)
+    if in_range and not (seen and seen[2] == BROKEN):  # what is broken cannot be accepted
         step.status, step.why = KNOWN, in_range[0].said
     elif seen:
-        step.status, step.why = seen
+        step.status, step.why, _ = seen
     elif driver:
         step.status, step.why = DRIVER, driver
     elif one.rung is None:
@@ -159,8 +176,9 @@ def find(step: Step) -> str | None:
     return pattern and f'asv find --skip-save {span} "{pattern}"'
 
 
-def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str] | None:
-    """What the newest comparison of the two commits says of this rung on this machine, with this torch."""
+def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str, str] | None:
+    """What the newest comparison of the two commits says of this rung on this machine, with this torch: the step's
+    status, why, and the verdict itself."""
     for result in reversed(comparisons):
         machine = result["machine"]
         same = (result[BASE]["commit"], result[HEAD]["commit"], machine["name"], result["workload"]["name"])
@@ -176,7 +194,8 @@ def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str] |
         row = next((r for r in result["rungs"] if r["name"] == step.series.rung[1] and r["verdict"]), None)
         if row:
             between = "" if not row["interval"] else _said(row)
-            return _BY_VERDICT[row["verdict"]], f"bench-compare: {row['verdict']}{between}"
+            verdict = row["verdict"]
+            return _BY_VERDICT[verdict], f"bench-compare: {verdict}{between}", verdict
     return None
 
 

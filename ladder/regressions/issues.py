@@ -8,13 +8,15 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import machine
+from ladder import catalog, machine
+from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.regressions import asking
 from ladder.regressions.history import CANDIDATE, CONFIRMED, Step, find
 from ladder.regressions.report import escape
 
 MARK = "<!-- ladder regression {where} -->"  # one issue for each: whoever opens them looks for it first
+LADDER = "full"
 MOST_RUNGS = 4  # of one comparison, the largest steps: twelve visits a round
 Tell = Callable[[str], None]
 
@@ -24,7 +26,9 @@ def confirm(
 ) -> int:
     """Measure the commits of up to `most` groups of candidates of this machine; returns how many were measured.
 
-    Candidates between the same two commits, of one workload, are measured together.
+    Candidates between the same two commits, of one workload, are measured together. What cannot be measured is told,
+    and the others go on: a rung that has left the ladder, or means something else in it today, and what `asking`
+    refuses.
     """
     device = machine.choose_device()
     facts = machine.facts(device)
@@ -37,18 +41,36 @@ def confirm(
         and step.series.machine == facts["name"]
         and step.series.torch in (None, "", torch)
     ]
+    past = [step for step in mine if not _is_todays(*step.series.rung)]
+    for name in dict.fromkeys(step.series.name for step in past):
+        tell(f"{name}: not what {LADDER} has under that name today, so no comparison can confirm it")
+    mine = [step for step in mine if step not in past]
     key = lambda step: (step.good, step.bad, step.series.rung[0])  # noqa: E731
     groups = [list(group) for _, group in itertools.groupby(sorted(mine, key=key), key)]
     groups.sort(key=lambda group: -max(step.share for step in group))
-    for group in groups[:most]:
+    measured = 0
+    for group in groups:
+        if measured == most:
+            break
         worst = sorted(group, key=lambda step: -step.share)[:MOST_RUNGS]
         good, bad, workload = key(worst[0])
         rungs = list(dict.fromkeys(step.series.rung[1] for step in worst))
         tell(f"confirming {good[:10]}..{bad[:10]}: {workload}, {', '.join(rungs)}")
-        asking.measure(
-            asking.Request(good, bad, rungs, "full", workload, None, minutes, 0, device, out), tell, root
-        )
-    return len(groups[:most])
+        request = asking.Request(good, bad, rungs, LADDER, workload, None, minutes, 0, device, out)
+        try:
+            asking.measure(request, tell, root)
+            measured += 1
+        except UserError as error:
+            tell(f"not measured: {error}")
+    return measured
+
+
+def _is_todays(workload: str, rung: str) -> bool:
+    """Whether the series of that name is of the rung that the ladder has under it today."""
+    from benches import series
+
+    names = [step.name for step in catalog.load_ladder(LADDER).rungs]
+    return rung in names and (workload, rung) not in series.RETIRED
 
 
 def write(steps: Sequence[Step]) -> list[dict[str, Any]]:

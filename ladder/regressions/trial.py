@@ -1,9 +1,9 @@
 """Does bench-compare find what it should? In simulation everywhere, in real steps with planted waits on a GPU.
 
 One set of rounds holds several copies of one program and one whose step waits (`ladder.planting`). Each question is
-judged as a comparison of two commits is: BASE, BASE again, HEAD. The planted program is HEAD of one; every pair of
-copies is BASE and HEAD of an A/A, with the next copy as BASE's second visit. So n copies make n(n-1)/2 A/As, of which
-n/3 share no program.
+judged as a comparison of two commits is: BASE, BASE again, HEAD. The planted program is HEAD of one; each copy is HEAD
+of A/As whose BASE is visited by pairs of the others. So n copies make n times half of n - 1 of them, of which n/3 share
+no program.
 """
 
 from __future__ import annotations

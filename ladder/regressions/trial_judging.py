@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 from typing import Any
 
 import numpy as np
@@ -20,10 +19,11 @@ def questions(result: Result) -> list[tuple[str, str, str, Times]]:
     known = {each["name"]: each for each in result["programs"] if each["status"] == "ok"}
     copies = [each["name"] for each in result["programs"] if each["name"] != PLANTED]
     asked = [(copies[0], copies[1], PLANTED)]
-    for base, head in itertools.combinations(copies, 2):
-        place = copies.index(head)
-        rest = [name for name in copies[place + 1 :] + copies[:place] if name != base]
-        asked.append((base, rest[0], head))
+    for place, head in enumerate(
+        copies
+    ):  # BASE's two visits are interchangeable, so each pair is asked about once
+        others = copies[place + 1 :] + copies[:place]
+        asked += [(*pair, head) for pair in zip(others[::2], others[1::2], strict=False)]
     medians = {name: record.round_medians(each) for name, each in known.items()}
     return [
         (*names, Times(*(medians[name] for name in names)))
@@ -79,8 +79,11 @@ def markdown(result: Result) -> str:
     words = [each["verdict"] for each in same]
     said = ", ".join(f"{words.count(word)} {word}" for word in dict.fromkeys(words))
     if same:
-        lines += ["", f"A/A: {passed} of {len(same)} pass ({said}); pairs of {copies} copies of one program,"]
-        lines += [f"so {copies // 3} of them share none. {result['seconds']:.0f} s."]
+        lines += [
+            "",
+            f"A/A: {passed} of {len(same)} pass ({said}): different questions of {copies} copies of one program,",
+        ]
+        lines += [f"{copies // 3} without a copy in common. {result['seconds']:.0f} s."]
     else:
         done = f"{result['protocol']['rounds']} rounds of {copies} copies, {result['seconds']:.0f} s"
         lines += ["", f"Nothing is judged before {LEAST_ROUNDS} rounds are there. {done}."]
