@@ -30,6 +30,7 @@ LEAST_REPEATS, MOST_REPEATS = 5, 9
 FEWEST_REPEATS = 3  # of a quick look, and of settings that are only there to compare with
 HOT_REPEATS = 3  # hot numbers are beside the verdict
 NO_TIME = "the time (--minutes) was used up"
+OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass
@@ -249,7 +250,7 @@ def alone(
 
 def _reason(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
+        return OUT_OF_MEMORY
     return describe(error)
 
 

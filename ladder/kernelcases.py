@@ -39,6 +39,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 WORKLOADS = ("article", "article-b32", "adain-256")
 SMALLEST = 32  # resolution: below it a layer is a few microseconds of launches, whatever its kernel
 DIRECTIONS = ("forward", "backward", "double backward")
+# Of the memory-bound ops one asks first how near they come to a copy where maps are large.
+MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
+LARGE_MAPS, THEIR_BATCHES = (128, 256), (8, 32)
 
 
 def resampling(sizes: Callable[[Workload], Sequence[Sizes]], **how: Any) -> Op:
@@ -250,6 +253,21 @@ def cases(
                         found.setdefault(case, []).append(name)
     made = [Case(c.op, c.sizes, c.dtype, c.layout, tuple(dict.fromkeys(names))) for c, names in found.items()]
     return sorted(made, key=lambda c: (c.setting, -math.prod(c.shape)))
+
+
+def in_order(made: Sequence[Case], first: str) -> list[Case]:
+    """`cases` as they are measured: what `first` says comes before the rest, which stays as it is.
+
+    "memory-bound": those of MEMORY_BOUND as the ladder's top runs them, at LARGE_MAPS (or a pixel beside) and
+    THEIR_BATCHES. "largest": as they are.
+    """
+
+    def asked(case: Case) -> bool:
+        at = any(abs(case.shape[-1] - pixels) <= 1 for pixels in LARGE_MAPS)
+        ours = case.entry.function in MEMORY_BOUND and case.setting == 0
+        return ours and at and case.batch in THEIR_BATCHES
+
+    return sorted(made, key=lambda case: not asked(case)) if first == "memory-bound" else list(made)
 
 
 def named(name: str) -> Case:

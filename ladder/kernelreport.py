@@ -72,6 +72,9 @@ def remarks(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"least share from {LARGE}x{LARGE} on, first setting: {worst['share']['ours']['median']:.0%}, {where}"
         )
+    if len(sittings := result.get("sittings", [])) > 1:
+        counts = ", ".join(str(each["cases"]) for each in sittings)
+        lines.append(f"measured in {len(sittings)} sittings, of {counts} cases; no case spans two")
     notes = Counter(note for row in result["rows"] for note in row["notes"])
     lines += [f"{note} ({count} rows)" for note, count in notes.items()]
     return lines + reasons(result["rows"])
