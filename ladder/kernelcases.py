@@ -111,6 +111,10 @@ OPS: dict[str, Op] = {
 }
 
 
+class _Told(Exception):
+    """An op was called, and is not to be run."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One op at one size in one setting. `name` says all of it: asv stores results under it."""
@@ -175,15 +179,32 @@ class Case:
         return made
 
     def fused(self) -> Callable[..., Any]:
-        """Our op, called with tensors by name. AttributeError where this `kernels` has none of that name.
+        """Our op, called with tensors by name, whatever its dispatcher would take instead.
 
+        AttributeError where this `kernels` has none of that name.
         CUDA C++ that cannot be built here raises `Missing`: Triton would run in its place, and be timed.
         """
         if self.entry.function.startswith("cuda.") and importlib.util.find_spec("kernels.cuda"):
             from ladder.claims import cuda
 
             cuda.package()
-        return _called(_package(self.entry.function), self.entry)
+        public = _package(self.entry.function)
+        return _called(getattr(public, "ours", public), self.entry)
+
+    def dispatch(self, tensors: Tensors) -> tuple[str, Any] | None:
+        """The op and the place in `kernels.alternatives` of a call with these; None where there is no choice."""
+        ask = getattr(_package(self.entry.function), "where", None)
+        if ask is None:
+            return None
+
+        def tell(*args: Any, **kwargs: Any) -> None:
+            raise _Told(ask(*args, **kwargs))
+
+        try:
+            _called(tell, self.entry)(**tensors)
+        except _Told as told:
+            return self.entry.function, told.args[0]
+        return None
 
     def reference(self) -> Callable[..., Any]:
         """The op in plain PyTorch, exactly as `kernels` has it: what is compiled."""

@@ -54,6 +54,16 @@ def by_temperature(rule: Rule) -> Rule:
     return fields({"cold": rule, "hot": rule})
 
 
+DISPATCH = fields(  # a call's place in `kernels.alternatives`
+    {
+        "op": IDENTIFIER,
+        "variant": pattern(r"[a-z0-9 ]{0,60}", "words that distinguish a call"),
+        "architecture": COUNT,
+        "dtype": one_of("bfloat16", "float16", "float32", "float64"),
+        "layout": one_of("nhwc", "nchw", "rows", "other"),
+        "size": number(0, 64, whole=True),
+    }
+)
 KERNEL_ROW = fields(
     {
         "case": TEXT,
@@ -92,7 +102,7 @@ KERNEL_ROW = fields(
         ),
         "verdict": VERDICT,
     },
-    {"sitting": COUNT},
+    {"sitting": COUNT, "dispatch": maybe(DISPATCH), "taken": maybe(one_of("plain"))},
 )
 SITTING = fields({"started": STARTED, "seconds": SECONDS, "minutes": number(0, 1e6), "cases": COUNT})
 KERNELS = fields(
