@@ -2,24 +2,18 @@
 
 import contextlib
 import inspect
-import json
 
 import pytest
 import torch
-from click.testing import CliRunner
 
 import kernels
 from kernels import alternatives, choices
 from kernels.alternatives import Where
 from ladder import (
-    cli,
     kernelbench,
     kernelcases,
-    kernelchoosing,
     kernelreport,
-    kernelverdicts,
     receipts,
-    validate,
 )
 from ladder.kernelbench import Bench
 from ladder.kernelcalls import call_of, flat
@@ -105,6 +99,21 @@ def test_the_dispatcher_takes_what_was_timed_as_plain_with_its_values_and_gradie
 
 
 @fused
+@pytest.mark.parametrize("case", CASES, ids=lambda case: case.name)
+def test_whoever_is_taken_results_have_the_same_dtype_and_memory_format(case, planted):
+    torch.manual_seed(0)
+    ours = flat(call_of(case, "forward", public(case), "cpu")())
+    op, _ = planted_case(planted, case)
+    torch.manual_seed(0)
+    plain = flat(call_of(case, "forward", public(case), "cpu")())
+    assert alternatives.taken[op] == 1
+    for one, other in zip(ours, plain, strict=True):
+        assert (one.dtype, one.shape) == (other.dtype, other.shape)
+        assert one.dim() != 4 or one.stride() == other.stride()
+        torch.testing.assert_close(one, other, rtol=0.05, atol=0.1)
+
+
+@fused
 def test_calls_that_differ_in_one_thing_stay_with_ours(planted):
     x, bias = torch.randn(2, 4, 8, 8), torch.randn(4)
     where = kernels.bias_act.where(x, bias)
@@ -177,132 +186,6 @@ def test_the_result_and_the_table_name_what_is_taken_and_time_ours_all_the_same(
     text = kernelreport.markdown(result)
     assert text.count("plain PyTorch taken |") == len(after) and "callers of the op get it, not ours" in text
     assert "plain PyTorch taken" not in kernelreport.markdown(made_up_kernels.result(before))
-
-
-# ---- which rows the table should have ----------------------------------------------------------------------------
-
-
-def told(case, size=25, variant="", **slower):
-    """Rows of a case, forward and backward; by direction how far each contender is behind the copy."""
-    found = []
-    for direction, times in slower.items():
-        direction = direction.replace("_", " ")
-        row = made_up_kernels.row(case, direction, slower=dict(zip(("ours", "plain"), times, strict=False)))
-        op = case.entry.function
-        at = {"variant": variant, "architecture": 90, "dtype": "bfloat16", "layout": "nhwc", "size": size}
-        found.append(row | {"dispatch": {"op": op, **at}, "taken": None})
-    return found
-
-
-ONE, OTHER = made_up_kernels.cases(quick=True, ops=["modulate"])[:2]
-KEY = ("modulate", "", 90, "bfloat16", "nhwc", 25)
-
-
-@pytest.mark.parametrize(
-    ("forward", "backward", "faster"),
-    [
-        ((1.3, 1.1), (1.3, 1.1), True),
-        ((1.3, 1.1), (1.15, 1.2), True),  # together, though slower in one
-        ((1.2, 1.1), (1.1, 1.3), False),
-        ((1.1, 1.1), (1.1, 1.1), False),  # straddles
-        ((1.1, 3.0), (1.1, 3.0), False),
-    ],
-)
-def test_a_row_needs_both_directions_together(forward, backward, faster):
-    rows = told(ONE, forward=forward, backward=backward)
-    kernelverdicts.derive(rows)
-    assert (KEY in kernelchoosing.chosen(kernelchoosing.judge(rows))) == faster
-
-
-def test_an_interval_that_straddles_stays_with_ours():
-    """Plain PyTorch is 3% faster in the median, and the repeats are 10% apart."""
-    rows = told(ONE, forward=(1.3, 1.26), backward=(1.3, 1.26))
-    for row in rows:
-        for name, mean, drift in (
-            ("ours", 30.0, (0, -1, 1, 1, -1)),
-            ("twin", 30.0, (0, -1, 1, 1, -1)),
-            ("plain", 29.1, (-1, 1, 0, 1, -1)),
-        ):
-            row["samples_us"]["cold"][name] = [mean * (1 + 0.1 * k) for k in drift]
-    kernelverdicts.derive(rows)
-    judged = kernelchoosing.judge(rows)
-    assert judged[0].times > 1 > judged[0].interval[0] and not kernelchoosing.chosen(judged)
-    assert kernelchoosing.stays(judged, {})[0].startswith(f"stays with ours: {ONE.name}: 1.0")
-
-
-def test_all_cases_of_a_kind_must_agree():
-    fast = {"forward": (1.3, 1.1), "backward": (1.3, 1.1)}
-    slow = {"forward": (1.1, 1.3), "backward": (1.1, 1.3)}
-    rows = told(ONE, **fast) + told(OTHER, **slow)
-    kernelverdicts.derive(rows)
-    judged = kernelchoosing.judge(rows)
-    assert not kernelchoosing.chosen(judged)
-    assert kernelchoosing.stays(judged, {}) == [
-        f"stays with ours: {kernelchoosing.said(judged[0])}, but not in all cases of its kind"
-    ]
-    rows = told(ONE, **fast) + told(OTHER, size=22, **slow)
-    kernelverdicts.derive(rows)
-    assert [*kernelchoosing.chosen(kernelchoosing.judge(rows))] == [KEY]
-
-
-def test_an_op_without_gradients_counts_forward_alone_and_one_with_does_not():
-    rows = told(ONE, forward=(1.3, 1.1))
-    kernelverdicts.derive(rows)
-    assert kernelchoosing.chosen(kernelchoosing.judge(rows))
-    rows = told(ONE, forward=(1.3, 1.1), backward=(1.3,))
-    kernelverdicts.derive(rows)
-    assert not kernelchoosing.judge(rows)
-
-
-def test_the_command_prints_a_table_that_the_dispatcher_can_read(tmp_path, monkeypatch):
-    slow, fast = (1.1, 1.3), (1.3, 1.1)
-    rows = told(ONE, forward=fast, backward=fast, double_backward=fast)
-    rows += told(OTHER, size=22, forward=slow, backward=slow)
-    result = made_up_kernels.result(rows)
-    path = tmp_path / "nvidia-h200.json"
-    path.write_text(json.dumps(result))
-    assert validate.problem_of(path) is None
-    said = CliRunner().invoke(cli.main, ["kernels", "--choose", str(path)])
-    assert said.exit_code == 0, said.output
-    read = {}
-    exec(
-        said.stdout.replace("TABLE: dict[str, dict[Where, str]]", "TABLE"),
-        {"Where": Where, "torch": torch},
-        read,
-    )
-    where = Where("", 90, torch.bfloat16, "nhwc", 25)
-    assert list(read["TABLE"]) == ["modulate"] and list(read["TABLE"]["modulate"]) == [where]
-    text = read["TABLE"]["modulate"][where]
-    assert (
-        text.startswith(f"{ONE.name}: 1.1") and "twice differentiated 1.1" in text and "nvidia-h200" in text
-    )
-    empty = made_up_kernels.result(told(OTHER, forward=slow, backward=slow))
-    path.write_text(json.dumps(empty))
-    said = CliRunner().invoke(cli.main, ["kernels", "--choose", str(path)])
-    assert said.stdout == "TABLE: dict[str, dict[Where, str]] = {\n}\n"
-
-
-@pytest.mark.parametrize(
-    ("change", "words"),
-    [
-        (lambda result: result["protocol"]["notes"].append("quick: not to be quoted"), "not to choose by"),
-        (lambda result: [row.pop("dispatch") for row in result["rows"]], "made by an earlier version"),
-        (lambda result: result.pop("rows"), "rows"),
-    ],
-)  # fmt: skip
-def test_a_file_that_nothing_can_be_chosen_by_is_one_line(tmp_path, change, words):
-    result = made_up_kernels.result(told(ONE, forward=(1.3, 1.1), backward=(1.3, 1.1)))
-    change(result)
-    path = tmp_path / "file.json"
-    path.write_text(json.dumps(result))
-    said = CliRunner().invoke(cli.main, ["kernels", "--choose", str(path)])
-    assert said.exit_code == 2 and said.output.count("\n") == 1 and words in said.output
-
-
-def test_choosing_measures_nothing(tmp_path):
-    (path := tmp_path / "file.json").write_text("{}")
-    said = CliRunner().invoke(cli.main, ["kernels", "--choose", str(path), "--quick"])
-    assert said.exit_code == 2 and said.output.count("\n") == 1 and "measures nothing" in said.output
 
 
 # ---- receipts ----------------------------------------------------------------------------------------------------
