@@ -69,7 +69,7 @@ Examples:
 @click.option(
     "--budget",
     metavar="MINUTES",
-    type=click.FloatRange(0, min_open=True),
+    type=options.FloatRange(0, min_open=True),
     help="Fit rounds and cycles to this much measuring. [default: 10]",
 )
 @click.option(

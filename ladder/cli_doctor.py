@@ -41,7 +41,7 @@ ROOT = Path(__file__).resolve().parent.parent
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(0, min_open=True),
+    type=options.FloatRange(0, min_open=True),
     help="What the part of --selftest on a GPU should take; three rounds are always made. [default: 9]",
 )
 @click.option(

@@ -50,7 +50,7 @@ Examples:
 )
 @click.option(
     "--minutes",
-    type=click.FloatRange(0, min_open=True),
+    type=options.FloatRange(0, min_open=True),
     help="About how long it may take; repeats are fitted to it, the least important shapes go first."
     " [default: 4; with --claims: 5]",
 )

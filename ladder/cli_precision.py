@@ -51,7 +51,7 @@ Examples:
 @click.option("--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each. [default: 2; CPU: 1]")
 @click.option("--parity/--no-parity", default=True, show_default=True, help="Compare with FP64 first.")
 @click.option(
-    "--batch-seconds", type=click.FloatRange(0), metavar="SECONDS",
+    "--batch-seconds", type=options.FloatRange(0), metavar="SECONDS",
     help="What the search for a largest batch may take, of each row; 0: no search. [default: 75; CPU: 0]",
 )  # fmt: skip
 @click.option(
@@ -64,8 +64,10 @@ Examples:
     " [default: 4000; CPU: 32]",
 )  # fmt: skip
 @click.option(
-    "--minutes", type=click.FloatRange(0, min_open=True), help="Begin nothing more after so long; go on with --resume."
-)  # fmt: skip
+    "--minutes",
+    type=options.FloatRange(0, min_open=True),
+    help="Begin nothing more after so long; go on with --resume.",
+)
 @click.option(
     "--resume", metavar="FILE", type=options.FILE,
     help="Go on with the run of this file: measure what it lacks.",

@@ -6,6 +6,8 @@ import sys
 
 import click
 
+from ladder import options
+
 
 @click.command(
     epilog="""\b
@@ -16,7 +18,7 @@ Examples:
 @click.option(
     "--budget",
     metavar="MINUTES",
-    type=click.FloatRange(2, 600),
+    type=options.FloatRange(2, 600),
     help="For everything. Two fifths go to `ladder run`, the rest to asv, which goes on in the next call."
     " [default: 18; without a GPU a quick `ladder run`]",
 )

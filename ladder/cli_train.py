@@ -52,7 +52,7 @@ Examples:
 )
 @click.option(
     "--truncation",
-    type=click.FloatRange(0, 1),
+    type=options.FloatRange(0, 1),
     default=1.0,
     show_default=True,
     help="Of the sample grids: below 1, latents are drawn in towards their average.",

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder import sanitizecalls, sanitizelaunches, sanitizeparts
+from ladder import record, sanitizecalls, sanitizelaunches, sanitizeparts
 from ladder.errors import UserError
 from ladder.files import refuse_unwritable, replacing
 from ladder.sanitizeparts import ERRORS, TOOLS, UNFINISHED
@@ -183,8 +183,16 @@ def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any]
             raise UserError(f"no tool could run here: {parts[0]['summary']}")
         print(f"{REFUSED}interrupted before a part was finished", file=sys.stderr)
         return 130
-    record = {"machine": facts, "complete": not lost, **about, "tools": tools}
-    paths = write(record, out / (facts["name"] + ("-partial" if lost else "")))
+    commit, dirty = record.commit_of(ROOT)
+    found = {
+        "machine": facts,
+        "commit": commit,
+        "dirty": dirty,
+        "complete": not lost,
+        **about,
+        "tools": tools,
+    }
+    paths = write(found, out / (facts["name"] + ("-partial" if lost else "")))
     print(*paths, sep="\n", flush=True)
     if about["interrupted"] and lost:
         print(f"{REFUSED}interrupted; what was finished is written", file=sys.stderr)
@@ -197,15 +205,15 @@ def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any]
     return 0
 
 
-def write(record: dict[str, Any], stem: Path) -> list[Path]:
+def write(found: dict[str, Any], stem: Path) -> list[Path]:
     """What every part said, as text; the verdicts as JSON."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     said = []
-    for tool, result in record["tools"].items():
+    for tool, result in found["tools"].items():
         for part in result["parts"]:
             said += [f"== {tool}, {sanitizeparts.part_name(part)}: {part['status']}", *part.pop("text")]
     paths = [stem.with_name(f"{stem.name}.{ending}") for ending in ("txt", "json")]
-    for path, text in zip(paths, ("\n".join(said), json.dumps(record, indent=1)), strict=True):
+    for path, text in zip(paths, ("\n".join(said), json.dumps(found, indent=1)), strict=True):
         with replacing(path) as temporary:
             temporary.write_text(text + "\n")
     return paths

@@ -144,8 +144,9 @@ def test_a_fallback_of_the_cuda_norm_is_not_timed_as_cuda(monkeypatch):
 def test_the_bytes_saved_by_fusion_are_two_intermediates_written_and_read():
     whole = experiments.setting("cuda", False)
     fusion = experiments.fusion()
-    saved = fusion.bytes(whole, "three operators") - fusion.bytes(whole, "one")
-    assert saved / 8 == 4 * 2 * 512 * 256 * 256 == 256 * 2**20
+    record = timed.Timed(fusion, whole).record()
+    saved = registry.View({"experiments": [record]}).saved_by_fusion(None)
+    assert saved * 1e6 == 4 * 2 * 512 * 256 * 256 == 256 * 2**20
 
 
 # ---- what is said of it ----------------------------------------------------------------------------------------------
@@ -246,7 +247,7 @@ def test_occupancy_is_judged_at_equal_work_and_else_not_at_all():
     assert [view.occupancy(EQUAL, f"{n} blocks") for n in (2, 4, 8, 16)] == [0.125, 0.25, 0.5, 1.0]
     claim = claim_of(found, "occupancy")
     assert claim["verdict"] == "holds" and claim["ours"]["median"] == pytest.approx(1.8, rel=0.01)
-    assert "the same work a thread" in said(found, "occupancy")
+    assert "as many bytes on their way a thread" in said(found, "occupancy")
     as_fast = made_up_claims.result({EQUAL: dict.fromkeys(slow, 500)})
     assert claim_of(as_fast, "occupancy")["verdict"] == "does not hold"
     # More registers for more elements a thread is another variable, whatever it does to the time.
@@ -332,12 +333,36 @@ def test_a_terminal_of_any_width_has_the_intervals(result, width, monkeypatch):
 
 
 def test_traffic_saved_is_what_dram_saw_and_else_what_was_counted(result):
-    assert claim_of(result, "fusion saves traffic")["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+    name = "fusion saves traffic"
+    assert claim_of(result, name)["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+    assert "second read" not in said(result, name)
     result = json.loads(json.dumps(result))
     result["counters"]["fusion: three operators"]["dram_read"] *= 2
     assert registry.judged(result)[5]["ours"]["median"] > 400
+    assert "second read of x" in said(result, name)
     result["counters"]["fusion: one"]["dram_written"] = None
     assert registry.judged(result)[5]["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+
+
+def test_a_bound_is_compared_with_none_and_not_with_itself():
+    unbounded, bounds = 500, dict.fromkeys(experiments.LAUNCH_BOUNDS, 600)
+    for quickest, says in ((600, "does not hold"), (400, "holds")):
+        times = bounds | {"1024 threads": unbounded, "256 threads, 4 blocks": quickest}
+        found = made_up_claims.result({"launch bounds": times})
+        claim = claim_of(found, "launch bounds")
+        assert claim["verdict"] == says and claim["ours"]["median"] == pytest.approx(
+            unbounded / quickest, rel=0.01
+        )
+        assert "against one of 1024 threads" in said(found, "launch bounds")
+
+
+def test_what_else_a_block_s_size_changes_is_said():
+    sizes = {32: 1000, 64: 500, 128: 260, 256: 200, 512: 180, 1024: 190}
+    found = made_up_claims.result({"block size in CUDA": {f"{n} threads": us for n, us in sizes.items()}})
+    for row in found["kernels"]:
+        if row["source"].startswith("block size in CUDA: "):
+            row["grid"] = [2**20 // int(row["source"].split()[-2])]
+    assert "wait to be started, 33 a us" in said(found, "block size")
 
 
 def test_the_low_occupancies_are_those_that_were_found_and_not_those_that_were_hoped_for(result):

@@ -7,6 +7,7 @@ import pytest
 
 from ladder import kernellaunches
 from ladder.claims import resources
+from ladder.claims.experiments import flags_of
 from ladder.claims.occupancy import BY_ARCHITECTURE, occupancy
 from ladder.claims.resources import Kernels
 
@@ -141,6 +142,19 @@ def test_the_library_says_what_is_spilled_and_adds_what_nothing_launched():
     assert found["coalescing: strided", "act_kernel<float>"]["local_bytes"] == 16
     assert found["built", "sum_kernel"]["threads"] == 256 and found["built", "sum_kernel"]["local_bytes"] == 4
     assert found["step", "act_kernel"]["local_bytes"] is None and len(found) == 3
+
+
+def test_what_one_build_spills_is_not_said_of_another():
+    def said(spilled):
+        return [SimpleNamespace(kernel="norm_kernel", registers=30, shared=0, spilled=spilled, threads=256)]
+
+    kernels, sources = Kernels(), ("launch bounds: 1024 threads", "launch bounds: 256 threads, 8 blocks")
+    for source in sources:
+        kernels.add(source, row("norm_kernel", local=None, language=resources.CUDA))
+    for flags, spilled in (({}, 0), ({"max_threads": 256, "min_blocks": 8}, 144)):
+        resources.told(kernels, said(spilled), lambda source, flags=flags: flags_of(source) == flags)
+    found = {each["source"]: each["local_bytes"] for each in kernels.rows(BY_ARCHITECTURE[90])}
+    assert found == dict(zip(sources, (0, 144), strict=True))
 
 
 def test_a_kernel_of_which_cuda_says_something_else_is_named():

@@ -1,6 +1,7 @@
 """The command from outside: what is printed where, what is written, and how it ends."""
 
 import json
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -128,6 +129,18 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(aske
     (tmp_path / "file").write_text("")
     line = refused(*asked.split(), "--device", "cpu", "--out", tmp_path / "file" / "x")
     assert "cannot be written: Not a directory" in line
+
+
+@pytest.mark.parametrize(
+    "asked", ["run --budget", "kernels --minutes", "kernels --claims --minutes", "submit --budget"]
+)
+@pytest.mark.parametrize("number", ["inf", "nan"])
+def test_minutes_without_end_are_refused_before_anything_is_done(asked, number):
+    """NaN is inside of every range, and no JSON file can say either: the result would be lost at its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ladder", *asked.split(), number], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and re.search(r"is not a finite number|is not in the range", done.stderr)
 
 
 def test_a_chart_folder_that_cannot_be_written_is_refused_too(tmp_path, fakes):

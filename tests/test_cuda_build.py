@@ -156,6 +156,8 @@ def test_a_pair_says_why_it_cannot_run():
     if not torch.cuda.is_available():
         with pytest.raises(cuda.Unavailable, match="needs a CUDA GPU"):
             cuda.resources()
+        with pytest.raises(cuda.Unavailable, match="needs a CUDA GPU"):
+            cuda.empty()
 
 
 @pytest.mark.skipif(shutil.which("nvcc") is None, reason="needs nvcc")

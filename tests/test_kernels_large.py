@@ -7,6 +7,7 @@ import kernels
 from kernels import tiles
 from kernels.choices import Choice
 from kernels.tiles import tl
+from ladder import kernelcases, machine
 from ladder.watch import launches
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -42,25 +43,103 @@ def test_a_tile_past_two_to_the_31_is_read_and_written_where_it_lies(grid, sizes
     assert x[:columns].tolist() == [2] * columns
 
 
-@pytest.mark.gpu
-@pytest.mark.parametrize("layout", [torch.contiguous_format, torch.channels_last], ids=str)
-def test_activations_past_two_to_the_31_elements(layout):
-    """The last sample of a batch of more than 2^31 elements is treated as it is alone."""
-    shape = (33, 64, 1024, 1024)
-    x = torch.empty(shape, dtype=torch.bfloat16, device=DEVICE, memory_format=layout)
-    x[-1].normal_()
-    bias, strength = torch.randn(64, device=DEVICE), torch.tensor(0.3, device=DEVICE)
-    scale, noise = torch.randn(33, 64, device=DEVICE), torch.randn(33, 1, 1024, 1024, device=DEVICE)
-    with torch.no_grad():
-        for y, alone in (
-            (kernels.bias_act(x, bias), kernels.bias_act(x[-1:], bias)),
-            (
-                kernels.bias_act(x, bias, scale=scale, noise=noise, strength=strength),
-                kernels.bias_act(x[-1:], bias, scale=scale[-1:], noise=noise[-1:], strength=strength),
-            ),
-            (kernels.modulate(x, scale), kernels.modulate(x[-1:], scale[-1:])),
+def by_sample() -> list[str]:
+    """Ops over maps whose samples have nothing to do with each other, but for sums over all of them."""
+    return [
+        name
+        for name, entry in kernelcases.OPS.items()
+        if set("".join(entry.inputs.values())) <= set("NCHWR13")
+        if {"NCHW", "N3HW"} & set(entry.inputs.values())
+        if entry.function not in ("conv2d", "minibatch_std")  # cuDNN's, and one that compares samples
+    ]
+
+
+def in_every_direction(case, inputs, gs, along):
+    """Results of all directions by name, each tensor with whether it has a sample an entry."""
+    op, entry = case.fused(), case.entry
+    wanted = [inputs[name] for name in case.differentiated]
+    shapes = [entry.inputs[name] for name in case.differentiated]
+    found = op(**inputs)
+    ys = [found] if isinstance(found, torch.Tensor) else list(found)
+    results = {f"y{i}": (y.detach(), True) for i, y in enumerate(ys)}
+    gs = [g.requires_grad_() for g in gs(ys)]
+    through = [inputs[name] for name in entry.penalty]
+    first = torch.autograd.grad(ys, wanted, gs, create_graph=bool(through), allow_unused=True)
+    del found, ys
+    for name, shape, gradient in zip(case.differentiated, shapes, first, strict=True):
+        results[f"d{name}"] = (gradient.detach(), "N" in shape)
+    if through:
+        firsts = [first[case.differentiated.index(name)] for name in entry.penalty]
+        second = torch.autograd.grad(firsts, [*wanted, *gs], along(firsts), allow_unused=True)
+        for name, shape, gradient in zip(
+            [*case.differentiated, *(f"g{i}" for i in range(len(gs)))],
+            [*shapes, *("N" for _ in gs)],
+            second,
+            strict=True,
         ):
-            assert torch.equal(y[-1:], alone)
+            if gradient is not None:
+                results[f"dd{name}"] = (gradient, "N" in shape)
+    return results
+
+
+@pytest.mark.parametrize("layout", kernelcases.LAYOUTS)
+@pytest.mark.parametrize("op", by_sample())
+@pytest.mark.parametrize(
+    ("samples", "channels", "pixels"), [(3, 6, 8), pytest.param(33, 64, 1024, marks=pytest.mark.gpu)]
+)
+def test_the_last_sample_is_treated_as_it_is_alone(samples, channels, pixels, op, layout):
+    """Forward, backward and double backward; on a GPU it lies past 2^31 elements. Nothing comes from the others."""
+    entry = kernelcases.OPS[op]
+    if any(machine.capabilities(DEVICE)[need] for need in entry.needs):
+        pytest.skip(f"needs {', '.join(entry.needs)}")
+    if pixels > 100 and torch.cuda.mem_get_info()[0] < 70 << 30:
+        pytest.skip("needs 70 GiB of GPU memory")
+    letters = set("".join(entry.inputs.values()))
+    wide = pixels + ("R" in letters)  # a transposed convolution leaves a pixel more
+    sizes = [("N", samples), ("C", channels), ("H", wide), ("W", wide), ("R", pixels)]
+    case = kernelcases.Case(op, tuple((k, n) for k, n in sizes if k in letters), "bf16", layout)
+    torch.manual_seed(0)
+    inputs = case.tensors(DEVICE)
+    last = {
+        name: (
+            t.detach()[-1:].clone(memory_format=torch.preserve_format)
+            if "N" in entry.inputs[name]
+            else t.detach()
+        )
+        for name, t in inputs.items()
+    }
+    last = {name: t.requires_grad_(inputs[name].requires_grad) for name, t in last.items()}
+    kept = {}  # what comes in behind the last sample; nothing comes in behind the others
+
+    def of_all(what):
+        def make(tensors):
+            made = []
+            for number, t in enumerate(tensors):
+                g = torch.zeros_like(t)
+                g[-1].normal_()
+                kept[what, number] = g[-1:].clone(memory_format=torch.preserve_format)
+                made.append(g)
+            return made
+
+        return make
+
+    def of_one(what):
+        return lambda tensors: [kept[what, number] for number in range(len(tensors))]
+
+    together = {
+        name: (t[-1:].clone() if by_sample else t, by_sample)
+        for name, (t, by_sample) in in_every_direction(case, inputs, of_all("g"), of_all("along")).items()
+    }
+    alone = in_every_direction(case, last, of_one("g"), of_one("along"))
+    for name, (expected, each) in alone.items():
+        found = together[name][0]
+        if (each and name[:1] != "d") or name in ("dx", "ddg0"):
+            assert torch.equal(found, expected), name
+        else:  # sums, which may be taken in another order
+            scale = float(expected.float().abs().max())
+            torch.testing.assert_close(
+                found, expected, rtol=2e-3, atol=2e-3 * scale, msg=lambda m, n=name: f"{n}: {m}"
+            )
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[torch.Tensor]:

@@ -94,6 +94,7 @@ def test_every_call_runs_under_every_tool_and_clean_is_written(fake, capsys):
     found = json.loads(written["made-up-gpu.json"])
     wanted = sorted(set(sanitizecalls.NAMES) - set(sanitizecalls.CUDA))
     assert found["complete"] and not found["interrupted"]
+    assert {"commit", "dirty"} <= found.keys()
     assert found["prepared"]["left_out"] == dict.fromkeys(sanitizecalls.CUDA, "no nvcc")
     for tool in sanitizeparts.TOOLS:
         assert found["tools"][tool]["status"] == "clean" and found["tools"][tool]["errors"] == 0

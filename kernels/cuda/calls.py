@@ -14,7 +14,7 @@ import re
 import torch
 from torch import Tensor
 
-from kernels.cuda.build import Flags, library, sources
+from kernels.cuda.build import Flags, Unavailable, library, sources
 
 _EXPORTED = re.compile(r'extern "C" int (\w+)\(([^)]*)\)')
 DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 3}  # as in common.cuh
@@ -45,8 +45,12 @@ def function(name: str, flags: Flags, device: int):
 
 
 def call(name: str, flags: Flags, device: torch.device, *arguments) -> None:
-    """Launch on the device's current stream; raises RuntimeError with CUDA's words where that fails."""
-    current = torch.cuda.current_device()
+    """Launch on the device's current stream; raises RuntimeError with CUDA's words where that fails, and `Unavailable`
+    where there is no GPU."""
+    try:
+        current = torch.cuda.current_device()
+    except (AssertionError, RuntimeError) as error:  # a build of torch without CUDA; no driver, or no GPU
+        raise Unavailable(f"CUDA C++ needs a CUDA GPU that PyTorch can use: {error}") from None
     if device.index is not None and device.index != current:
         with torch.cuda.device(device):
             return call(name, flags, device, *arguments)

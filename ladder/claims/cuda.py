@@ -119,6 +119,7 @@ def for_each_sample(function: Callable[..., Tensor]) -> Function:
     return lambda x: function(x, blocks="samples", threads=min(1024, -(-x.shape[1] // 32) * 32))
 
 
-def resources(threads: int = 256) -> list[Any]:
-    """`kernels.cuda`'s own row for each of its kernels. Raises Missing."""
-    return package().resources(threads=threads)
+def resources(threads: int = 256, **flags: Any) -> list[Any]:
+    """`kernels.cuda`'s own row for each of its kernels, built with these flags. Raises Missing."""
+    found = package(**flags)
+    return found.resources(threads=threads, flags=found.Flags(**flags))

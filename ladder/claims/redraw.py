@@ -1,7 +1,8 @@
 """`python -m ladder.claims.redraw [RESULT.json...]`: judges results anew, by the samples in them, and draws them again.
 
 Verdicts and sentences are made from samples, so they follow when the code that makes them changes: the file gets the
-claims that it says now, table and chart are written beside it, and docs/claims.md from the newest. No sample changes.
+claims that it says now and bytes as they are counted now, table and chart are written beside it, and docs/claims.md
+from the newest. No sample changes.
 What `ladder precision` says of the same machine is taken from the file that lies in the folder `precision` beside now.
 Without a file named, every one in results/claims.
 """
@@ -13,8 +14,9 @@ from pathlib import Path
 from typing import Any
 
 from ladder import results, validate
-from ladder.claims import command, page, registry, run
+from ladder.claims import command, experiments, page, registry, run
 from ladder.claims.schema import CLAIMS
+from ladder.claims.timed import Setting
 from ladder.errors import UserError
 
 
@@ -25,10 +27,20 @@ def judged_anew(path: Path) -> dict[str, Any]:
         raise UserError(f"{path}: {problem[0].lstrip('.') or 'the file'}: {problem[1]}")
     name, folder = data["machine"]["name"], path.resolve().parent.parent / "precision"
     data["precision"] = run.precision_claims(name, folder) or data["precision"]
+    count_bytes(data)
     data["claims"] = registry.judged(data)
     if problem := validate.check(data):
         raise UserError(f"{path}: {problem}")
     return data
+
+
+def count_bytes(data: dict[str, Any]) -> None:
+    """Bytes that must cross memory, as experiments of these shapes have them now; they are no measurement."""
+    known = {each.name: each for each in experiments.all_experiments() if each.moved is None}
+    for record in data["experiments"]:
+        if experiment := known.get(record["name"]):
+            setting = Setting("cpu", tuple(record["shape"]))
+            record["bytes"] = {name: experiment.bytes(setting, name) for name in record["bytes"]}
 
 
 def main(arguments: list[str]) -> int:

@@ -150,7 +150,8 @@ CLAIMS = (
         "vector width", "16-byte accesses beat 2-byte ones", None, "x", ("vector width",),
         lambda view: view.faster("vector width", "2 bytes", "16 bytes"),
         sentences.pair("vector width", "2 bytes", "16 bytes",
-              "a load takes a place in the queue whether it brings 2 bytes or 16; eight times as many are needed"),
+              "eight times as many loads, by eight times as many blocks of a load a thread: a load takes a place in"
+              " the queue whether it brings 2 bytes or 16, a block has to be started; what costs is not separated"),
     ),
     Claim(
         "launch bounds", "__launch_bounds__ makes a kernel faster", None, "x", ("launch bounds",),

@@ -78,8 +78,11 @@ def remarks(result: dict[str, Any]) -> list[str]:
         "verdict: holds where the interval comes within a tenth of the article's figure, else more or less; not"
         " separated where the two times differ in something else as well",
     ]
-    lines.append("TB/s at least: bytes that have to cross memory, by count, over the median time")
-    ncu = "Nsight Compute, L2 emptied before each kernel; achieved occupancy is that of the longest launch"
+    lines.append(
+        "TB/s at least: bytes that have to cross memory, by count, over the median time; in DRAM: what it saw"
+    )
+    ncu = "Nsight Compute, L2 emptied before each kernel; achieved occupancy is the mean over a contender's kernels by"
+    ncu += " their time, and of a kernel that of its longest launch"
     lines.append(f"hardware counters: {counted or ncu}")
     return lines
 
@@ -167,12 +170,14 @@ def _experiment(experiment: dict[str, Any], view: View) -> list[str]:
         counted = view.counted(name, contender)
         interval = us and us["interval"]
         bandwidth = view.bandwidth(name, contender) if contender in experiment["bytes"] else None
+        seen = view.rate(name, contender) if counted and _megabytes(counted) else None
         rows.append(
             [
                 contender,
                 f"{us['median']:,.4g}" if us else "n/a",
                 f"{interval[0]:,.4g} to {interval[1]:,.4g}" if interval else "",
                 f"{bandwidth:.3g}" if bandwidth else "",
+                f"{seen:.3g}" if seen else "",
                 _share(view.occupancy(name, contender)),
                 _share(counted and counted["occupancy"]),
                 _megabytes(counted),
@@ -183,8 +188,8 @@ def _experiment(experiment: dict[str, Any], view: View) -> list[str]:
     shape = "x".join(map(str, experiment["shape"]))
     shape = "" if shape == "1" else f", {shape}"
     headings = (
-        "", "us", "95% interval", "TB/s at least", "occupancy", "achieved", "DRAM MB in, out", "sectors a load, store",
-        "n/a because",
+        "", "us", "95% interval", "TB/s at least", "in DRAM", "occupancy", "achieved", "DRAM MB in, out",
+        "sectors a load, store", "n/a because",
     )  # fmt: skip
     return [f"### {escaped(name)}{shape}", "", *_table(headings, rows)]
 

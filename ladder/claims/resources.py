@@ -20,6 +20,7 @@ from ladder.claims.occupancy import BY_ARCHITECTURE, WARP, Limits, occupancy
 from ladder.kernellaunches import describe_launch, watched_launches
 
 TRITON, CUDA = "Triton", "CUDA C++"
+BUILT = "built"  # the source of what nothing launched
 INTERPRETED = "Triton's interpreter compiles nothing"
 Row = dict[str, Any]
 
@@ -170,20 +171,21 @@ def short_name(name: str) -> str:
     return text if len(text) <= 64 else text[:61] + "..."
 
 
-def told(kernels: Kernels, resources: list[Any]) -> None:
-    """Add what `kernels.cuda.resources` says: spills of kernels that were launched, and a row for each other one."""
+def told(kernels: Kernels, resources: list[Any], of: Callable[[str], bool] = lambda source: True) -> None:
+    """Add what `kernels.cuda.resources` says of one build: spills of kernels that were launched by its sources, and,
+    if `BUILT` is one of them, a row for each that none has launched."""
     spilled: dict[str, int] = {}
     for row in resources:
         base = row.kernel.split("<")[0]
         spilled[base] = max(spilled.get(base, 0), row.spilled)
     for row in kernels.seen.values():
-        if row["language"] == CUDA and row["local_bytes"] is None:
+        if row["language"] == CUDA and row["local_bytes"] is None and of(row["source"]):
             row["local_bytes"] = spilled.get(row["kernel"].split("<")[0])
     launched = {row["kernel"].split("<")[0] for row in kernels.seen.values() if row["language"] == CUDA}
-    for row in resources:
+    for row in resources if of(BUILT) else ():
         if row.kernel.split("<")[0] not in launched:
             kernels.add(
-                "built",
+                BUILT,
                 {
                     "kernel": row.kernel,
                     "language": CUDA,

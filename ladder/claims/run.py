@@ -118,7 +118,7 @@ class Session:
     def build(self) -> None:
         """All builds beside each other, and done before anything is timed."""
         if not self.smoke:
-            cuda.build_ahead([{"fast_math": True}, *experiments.LAUNCH_BOUNDS.values()])
+            cuda.build_ahead([{}, *experiments.BUILDS])
 
     def time_launches(self) -> None:
         repeats = LEAST_QUICK if self.quick else LEAST
@@ -160,12 +160,16 @@ class Session:
                 if "CUDA" in name or (each.experiment.name in experiments.IN_CUDA and name != "PyTorch"):
                     yield f"{each.experiment.name}: {name}"
                     self._profile(each, name)
-        try:
-            said = cuda.resources()
-            resources.told(self.kernels, said)
-            self.notes += resources.disagreements(said, self.limits)
-        except timed.Missing as missing:
-            self.notes.append(str(missing))
+        for flags in ({}, *experiments.BUILDS):  # the registers and spills of one build are not another's
+            try:
+                said = cuda.resources(**flags)
+                resources.told(
+                    self.kernels, said, lambda source, flags=flags: experiments.flags_of(source) == flags
+                )
+                self.notes += resources.disagreements(said, self.limits)
+            except timed.Missing as missing:
+                self.notes.append(str(missing))
+                return
 
     def _profile(self, each: timed.Timed, name: str) -> None:
         source = f"{each.experiment.name}: {name}"

@@ -26,20 +26,24 @@ def forms(view: View, slow: str, quick: str, show: Callable[[Summary], str], sca
 
 
 def norm(view: View) -> str:
-    share = view.bandwidth("norm forward bf16", "CUDA C++")
+    rates = [view.rate("norm forward bf16", name) for name in ("PyTorch", "CUDA C++")]
     return (
         "in BF16, forward, PyTorch's two operators cross memory 5 times and CUDA C++ twice (a plane stays on the chip):"
-        f" bytes alone make 2.5x; CUDA C++ moves {share:.2f} TB/s" + forms(view, "PyTorch", "CUDA C++", times)
+        f" bytes alone make 2.5x, the rest is that PyTorch moves {rates[0]:.2f} TB/s and CUDA C++ {rates[1]:.2f}"
+        + forms(view, "PyTorch", "CUDA C++", times)
     )
 
 
 def triton(view: View) -> str:
-    rates = [view.bandwidth("norm forward bf16", name) for name in ("Triton", "CUDA C++")]
-    return (
+    rates = [view.rate("norm forward bf16", name) for name in ("Triton", "CUDA C++")]
+    text = (
         "a block of CUDA C++ keeps its plane in shared memory; Triton reads it again, from L2 or in a third pass"
         f" through memory for CUDA C++'s two, which make 67%; Triton moves {rates[0]:.2f} TB/s, CUDA C++ {rates[1]:.2f}"
-        + forms(view, "CUDA C++", "Triton", percent, 100)
     )
+    read = [view.counted("norm forward bf16", name) for name in ("Triton", "CUDA C++")]
+    if all(each and each["dram_read"] for each in read):
+        text += f", and DRAM gives Triton {read[0]['dram_read'] / read[1]['dram_read']:.2f}x as much"
+    return text + forms(view, "CUDA C++", "Triton", percent, 100)
 
 
 def coalescing(view: View) -> str:
@@ -56,6 +60,15 @@ def coalescing(view: View) -> str:
     far, near = (view.counted("coalescing", name) for name in ("strided", "coalesced"))
     if far and near and far["sectors_a_load"] and near["sectors_a_load"]:
         text += f"; sectors a load {far['sectors_a_load']:.0f} and {near['sectors_a_load']:.0f}"
+    behind, best = (
+        view.ratio("coalescing", "coalesced", "PyTorch"),
+        view.faster("coalescing", "strided", "PyTorch"),
+    )
+    if behind and behind["median"] > 1.1:
+        text += (
+            f"; with one element a thread the coalesced kernel takes {times(behind)} PyTorch's time, so memory is not"
+            f" what it waits for: PyTorch's is {times(best)} the strided one on a full grid"
+        )
     return text
 
 
@@ -87,10 +100,27 @@ def blocks(view: View) -> str:
                 for each in also
                 if each != best and view.us(name, each)
             ]
-            parts.append(f"{words}: {best} are the quickest, {', '.join(taken)}")
+            parts.append(
+                f"{words}: {best} are the quickest, {', '.join(taken)}{_block_reason(view, name, best)}"
+            )
         else:
             parts.append(f"{words}: not measured")
     return "; ".join(parts)
+
+
+def _block_reason(view: View, name: str, best: str) -> str:
+    """What else a block's size changes, where the numbers show it."""
+    plane, kernels = view.plane_bytes(name), {each: view.kernel(name, each) for each in (best, "256 threads")}
+    if all(kernels.values()) and plane and kernels[best]["shared_bytes"] and best != "256 threads":
+        kept = {each: min(1.0, kernel["shared_bytes"] / plane) for each, kernel in kernels.items()}
+        shares = " and ".join(f"{share:.0%} at {each}" for each, share in kept.items())
+        return f" (a block also keeps as much of its plane as its share of shared memory holds, {shares})"
+    rates = [view.started(name, f"{threads} threads") for threads in (32, 64)]
+    if (
+        all(rates) and abs(rates[0] / rates[1] - 1) < 0.05
+    ):  # twice the threads do twice as much in the same time
+        return f" (small blocks of one element a thread wait to be started, {rates[0]:,.0f} a us whatever their size)"
+    return ""
 
 
 def at_equal_work(view: View) -> bool:
@@ -116,7 +146,16 @@ def occupancy(view: View) -> str:
     taken = [f"{each} at {share:.0%} {times(view.ratio(name, each, low))}" for each, share in others.items()]
     text = f"{low} at {view.occupancy(name, low):.0%} against {', '.join(taken)} of its time"
     if name == EQUAL:
-        return f"one kernel, the same work a thread, so many blocks a multiprocessor: {text}"
+        text = f"one kernel, as many bytes on their way a thread, so many blocks a multiprocessor: {text}"
+        measured = {each: view.occupancy("occupancy", each) for each in view.samples_of("occupancy")}
+        lowest = min(
+            (each for each in measured if measured[each]), key=lambda each: measured[each], default=None
+        )
+        if lowest and measured[lowest] < 0.5:
+            behind = view.ratio("occupancy", lowest, view.quickest("occupancy"))
+            text += f"; more bytes a thread make up for it: {lowest} a thread at {measured[lowest]:.0%} take"
+            text += f" {times(behind)} the time of the best"
+        return text
     return f"{text}: a thread's work differs in each of them, so what occupancy alone makes is not known"
 
 
@@ -137,6 +176,9 @@ def fusion(view: View) -> str:
     text += (
         f", {measured:.0f} MB in DRAM by Nsight Compute" if measured is not None else "; DRAM was not counted"
     )
+    again = view.reads_beyond_fusion()
+    if again is not None and again > 0.1 * counted:
+        text += f", of which {again:.0f} are the norm's second read of x: one operator finds most of x in the L2 cache"
     return text + (f"; one operator is {times(time)} as fast as three" if time else "")
 
 
@@ -170,8 +212,8 @@ def step(view: View) -> Summary | None:
 def steps(view: View) -> str:
     count = view.result["kernels_per_step"]
     return (
-        f"1 to 2 ms are 200 launches of 5 to 10 us, and the ladder's baseline has {count:,.0f} kernels a step; that"
-        " costs time only where the GPU is done before the CPU has launched the next"
+        "1 to 2 ms, 2 to 4% of such a step, are 200 launches of 5 to 10 us, and the ladder's baseline has"
+        f" {count:,.0f} kernels a step; that costs time only where the GPU is done before the CPU has launched the next"
     )
 
 
@@ -182,18 +224,37 @@ def fast_math(view: View) -> str:
         for name in ("CUDA C++", "CUDA C++, fast math", "PyTorch")
         if name in errors
     ]
-    return (
+    text = (
         f"relative error against float64, FP32: {', '.join(named)}" if named else "errors were not measured"
+    )
+    return f"the sources ask for the approximate root and quotient by name, so there is little left to relax; {text}"
+
+
+UNBOUNDED = "1024 threads"  # the most that a block may have: a bound that bounds nothing
+
+
+def _tightest(view: View) -> str | None:
+    """The quickest of the real bounds."""
+    return view.quickest(
+        "launch bounds", tuple(n for n in view.samples_of("launch bounds") if n != UNBOUNDED)
     )
 
 
 def best_bound(view: View) -> Summary | None:
-    best = view.quickest("launch bounds")
-    return view.faster("launch bounds", "1024 threads", best) if best else None
+    best = _tightest(view)
+    return view.faster("launch bounds", UNBOUNDED, best) if best else None
 
 
 def bounds(view: View) -> str:
-    text = f"{view.quickest('launch bounds')} is the quickest bound for blocks of 256"
+    text = f"{_tightest(view)} is the quickest bound for blocks of 256, against one of {UNBOUNDED}"
+    names = view.samples_of("launch bounds")
+    shares = {view.occupancy("launch bounds", name) for name in names}
+    if len(shares) == 1 and None not in shares:
+        text += (
+            f"; all of them stand at {shares.pop():.0%}, because shared memory says how many blocks fit, and fewer"
+            f" registers gain nothing: {view.slowest('launch bounds')} takes"
+            f" {times(view.ratio('launch bounds', view.slowest('launch bounds'), UNBOUNDED))} the time"
+        )
     best = view.quickest("register bounds")
     tight = best and view.ratio("register bounds", "32 registers", "no bound")
     return text + (
@@ -206,7 +267,17 @@ def bounds(view: View) -> str:
 def spectral(view: View) -> str:
     us = [view.us("spectral norm", name) for name in ("PyTorch", "Triton")]
     shown = " and ".join(f"{found['median']:.0f} us" for found in us if found)
-    return f"{shown} for all layers of a discriminator: PyTorch launches a dozen kernels a layer, one after another"
+    layers = next(
+        iter(view.experiments["spectral norm"]["notes"]), "14 weights of 3x3 as a discriminator has them"
+    )
+    return f"{shown} for {layers}: PyTorch launches a dozen kernels a layer, one after another"
+
+
+PRECISION = {  # why, by docs/precision.md
+    "throughput": "FP32 is IEEE, which Tensor Cores do not compute, and the baseline waits for the CPU in 16 bits",
+    "memory": "cuDNN asks for workspaces in FP32 that it does not need in 16 bits",
+    "batch": "found to a sixteenth, on the baseline alone",
+}
 
 
 def precision(view: View, name: str) -> str:
@@ -217,4 +288,4 @@ def precision(view: View, name: str) -> str:
         for precision in ("bf16", "fp16")
     }
     also = [f"{form} {times(found)}" for form, found in forms.items() if found]
-    return f"against FP32: {', '.join(also)}, by results/precision"
+    return f"against FP32: {', '.join(also)}, by results/precision; {PRECISION[name]}"

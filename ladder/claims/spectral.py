@@ -11,18 +11,18 @@ from ladder.claims.timed import Experiment, Missing, Setting
 from ladder.kerneltiming import Call
 
 
-def shapes(setting: Setting) -> list[tuple[int, int, int, int]]:
-    """Of the 3x3 weights of `article`'s discriminator, two of each resolution."""
+def shapes(setting: Setting) -> list[tuple[int, ...]]:
+    """Of every weight of `article`'s discriminator, which `article-sn` normalizes: convolutions and dense layers."""
     if setting.smoke:
-        return [(3, 4, 3, 3), (5, 3, 3, 3)]
+        return [(3, 4, 3, 3), (5, 12)]
     from ladder import catalog
-    from stylegan_lite.config import Workload
+    from stylegan_lite.config import Recipe, Workload
+    from stylegan_lite.networks import Discriminator
 
-    workload, found = Workload.from_dict(catalog.load_workload("article")[1]), []
-    for r in workload.resolutions:
-        c = workload.fmaps(r)
-        found += [(c, c, 3, 3), (workload.fmaps(max(4, r // 2)), c, 3, 3)]
-    return found
+    workload = Workload.from_dict(catalog.load_workload("article")[1])
+    with torch.device("meta"):
+        network = Discriminator(workload, Recipe())
+    return [tuple(layer.weight.shape) for layer in network.modules() if hasattr(layer, "weight_gain")]
 
 
 def weights(setting: Setting) -> list[Tensor]:
@@ -39,8 +39,12 @@ def pytorch(setting: Setting) -> Call:
 
     layers = []
     for weight in weights(setting):
-        o, i = weight.shape[:2]
-        layer = torch.nn.Conv2d(i, o, 3, bias=False, device=setting.device)
+        (o, i, *size), device = weight.shape, setting.device
+        layer = (
+            torch.nn.Conv2d(i, o, size, bias=False, device=device)
+            if size
+            else torch.nn.Linear(i, o, device=device)
+        )
         layer.weight = torch.nn.Parameter(weight)
         layers.append(parametrizations.spectral_norm(layer))
     return lambda: [layer.weight for layer in layers]
@@ -64,8 +68,13 @@ def triton(setting: Setting) -> Call:
     return call
 
 
+def about(setting: Setting) -> str:
+    return f"the {len(shapes(setting))} weights of a discriminator"
+
+
 def experiment() -> Experiment:
     """Both begin with vectors of their own, so results are not compared here but in tests."""
     contenders = {"PyTorch": pytorch, "Triton": triton}
     title = "one power iteration and W / sigma for every layer of a discriminator"
-    return Experiment("spectral norm", title, contenders, 1, 4, unlike=("PyTorch", "Triton"), moved=moved)
+    unlike = ("PyTorch", "Triton")
+    return Experiment("spectral norm", title, contenders, 1, 4, unlike=unlike, moved=moved, about=about)

@@ -53,6 +53,7 @@ class Experiment:
         unlike: contenders that compute something else, and are compared with nothing.
         shares: contender -> passes of its own, where they differ.
         moved: bytes of a call, of what is no activation.
+        about: what that is, for the result.
     """
 
     name: str
@@ -63,6 +64,7 @@ class Experiment:
     unlike: tuple[str, ...] = ()
     shares: dict[str, float] = field(default_factory=dict)
     moved: Callable[[Setting], int] | None = None
+    about: Callable[[Setting], str] | None = None
 
     def bytes(self, setting: Setting, contender: str | None = None) -> int:
         if self.moved is not None:
@@ -100,7 +102,7 @@ class Timed:
             "bytes": {name: experiment.bytes(self.setting, name) for name in experiment.contenders},
             "samples_us": {name: [1e6 * s for s in values] for name, values in self.samples.items()},
             "reasons": self.reasons,
-            "notes": self.notes,
+            "notes": ([experiment.about(self.setting)] if experiment.about else []) + self.notes,
         }
 
 

@@ -25,6 +25,16 @@ class View:
         found = self.experiments.get(experiment)
         return found["samples_us"].get(contender, []) if found else []
 
+    def samples_of(self, experiment: str) -> dict[str, list[float]]:
+        """Contender -> its samples."""
+        found = self.experiments.get(experiment)
+        return found["samples_us"] if found else {}
+
+    def plane_bytes(self, experiment: str) -> int | None:
+        """Bytes of one channel of one sample."""
+        found = self.experiments.get(experiment)
+        return found and math.prod(found["shape"][2:]) * found["itemsize"]
+
     def us(self, experiment: str, contender: str | None) -> Summary | None:
         values = self.samples(experiment, contender)
         return timed.summary(values) if values else None
@@ -69,12 +79,29 @@ class View:
         found, us = self.experiments.get(experiment), self.us(experiment, contender)
         return None if found is None or us is None else found["bytes"][contender] / us["median"] / 1e6
 
+    def rate(self, experiment: str, contender: str) -> float | None:
+        """TB/s: what DRAM saw over the median time, or what must cross it at least where nobody counted."""
+        counted, us = self.counted(experiment, contender), self.us(experiment, contender)
+        seen = counted and [counted[key] for key in ("dram_read", "dram_written")]
+        if us is None or not seen or None in seen:
+            return self.bandwidth(experiment, contender)
+        return sum(seen) / us["median"] / 1e6
+
+    def kernel(self, experiment: str, contender: str | None) -> dict[str, Any] | None:
+        """The contender's kernel with the most threads."""
+        rows = [row for row in self.result["kernels"] if row["source"] == f"{experiment}: {contender}"]
+        return max(rows, key=lambda row: row["threads"] * math.prod(row["grid"]), default=None)
+
+    def started(self, experiment: str, contender: str | None) -> float | None:
+        """Blocks that the GPU gets through in a microsecond."""
+        kernel, us = self.kernel(experiment, contender), self.us(experiment, contender)
+        return None if kernel is None or us is None else math.prod(kernel["grid"]) / us["median"]
+
     # ---- occupancy and counters -----------------------------------------------------------------------------------
 
     def occupancy(self, experiment: str, contender: str | None) -> float | None:
         """Theoretical, of the contender's kernel with the most threads; of no more blocks than were launched."""
-        rows = [row for row in self.result["kernels"] if row["source"] == f"{experiment}: {contender}"]
-        largest = max(rows, key=lambda row: row["threads"] * math.prod(row["grid"]), default=None)
+        largest = self.kernel(experiment, contender)
         if largest is None or experiment != EQUAL or not largest["blocks"]:
             return largest and largest["occupancy"]
         blocks = int(found[1]) if (found := BLOCKS.fullmatch(str(contender))) else largest["blocks"]
@@ -101,14 +128,23 @@ class View:
         if found is None:
             return None
         images = found["shape"][0]
-        if by is None:
-            return (found["bytes"]["three operators"] - found["bytes"]["one"]) / images / 1e6
+        if by is None:  # two intermediates, each written and read
+            return 4 * math.prod(found["shape"][1:]) * found["itemsize"] / 1e6
         three, one = (self.counted("fusion", name) for name in ("three operators", "one"))
         if not three or not one or None in (three["dram_read"], three["dram_written"]):
             return None
         if None in (one["dram_read"], one["dram_written"]):
             return None
         return (sum(three[k] - one[k] for k in ("dram_read", "dram_written"))) / images / 1e6
+
+    def reads_beyond_fusion(self) -> float | None:
+        """MB an image that DRAM was read less than the two intermediates make."""
+        counted, measured = self.saved_by_fusion(None), self.saved_by_fusion("dram")
+        if counted is None or measured is None:
+            return None
+        three, one = (self.counted("fusion", name) for name in ("three operators", "one"))
+        saved = (three["dram_read"] - one["dram_read"]) / self.experiments["fusion"]["shape"][0] / 1e6
+        return saved - counted / 2
 
     def precision(self, name: str, precision: str, base: str = "baseline") -> Summary | None:
         """A claim of `ladder precision` against FP32, on the ladder's baseline or top."""

@@ -37,7 +37,7 @@ Examples:
 @click.option(
     "--budget",
     metavar="MINUTES",
-    type=click.FloatRange(0, min_open=True),
+    type=options.FloatRange(0, min_open=True),
     help="Rounds beyond the fifth begin only within it. [default: 10]",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of the order of visits.")
@@ -143,12 +143,14 @@ Examples:
     "--compared", metavar="DIR", type=options.FOLDER, help="Of bench-compare. [default: results/compare]"
 )
 @click.option("--branch", default="HEAD", show_default=True, help="Whose commits make the history.")
-@click.option("--threshold", metavar="PERCENT", type=click.FloatRange(0, 100), default=1.0, show_default=True)
+@click.option(
+    "--threshold", metavar="PERCENT", type=options.FloatRange(0, 100), default=1.0, show_default=True
+)
 @click.option(
     "--confirm", metavar="N", type=click.IntRange(0, 20), default=0, help="Measure up to N candidates."
 )
 @click.option(
-    "--budget", metavar="MINUTES", type=click.FloatRange(0, min_open=True), help="Of each. [default: 10]"
+    "--budget", metavar="MINUTES", type=options.FloatRange(0, min_open=True), help="Of each. [default: 10]"
 )
 @click.option(
     "--issues", metavar="FILE", type=options.FILE, help="Write an issue for each confirmed commit, as JSON."

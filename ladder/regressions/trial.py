@@ -65,7 +65,7 @@ def on_gpu(kind: str, workload_name: str, copies: int, minutes: float, tell: Tel
     runnable = [each for each in planned if each.recipe is not None]
     rung = runnable[-1] if kind == "captured" else runnable[0]
     pictures = images.prepare_images(None, workload["resolution"], at_least=workload["batch"])
-    path = OUT / f"{results.slug(facts['name'])}-bench-compare-{kind}.json"
+    path = OUT / f"{results.slug(facts['name'])}-{results.slug(name)}-bench-compare-{kind}.json"
     shown = {"name": name, **workload, "data": pictures.source}
     result = fresh = _new(kind, facts, shown, rung, copies)
     if path.is_file() and _same(kept := results.parse(path.read_bytes()), fresh):
