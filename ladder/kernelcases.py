@@ -193,8 +193,9 @@ class Case:
 
     def dispatch(self, tensors: Tensors) -> tuple[str, Any] | None:
         """The op and the place in `kernels.alternatives` of a call with these; None where there is no choice."""
-        ask = getattr(_package(self.entry.function), "where", None)
-        if ask is None:
+        try:
+            ask = _package(self.entry.function).where
+        except AttributeError:  # not offered one; or an old commit's `kernels`, perhaps without the op
             return None
 
         def tell(*args: Any, **kwargs: Any) -> None:

@@ -153,6 +153,40 @@ def test_path_length_and_r1_can_differentiate_what_was_taken(planted):
     assert alternatives.taken["upfirdn2d"] > 1
 
 
+@fused
+def test_under_torch_compile_ours_stays(planted):
+    """The figures are of eager calls; and a table must not break the graph."""
+    x, style = torch.randn(2, 4, 8, 8), torch.randn(2, 4)
+    planted("modulate", kernels.modulate.where(x, style))
+    compiled = torch.compile(lambda x, style: kernels.modulate(x, style), backend="aot_eager", fullgraph=True)
+    torch.testing.assert_close(compiled(x, style), kernels.modulate_reference(x, style))
+    assert not alternatives.taken
+
+
+@pytest.mark.gpu
+def test_what_is_taken_is_captured_with_its_gradients(planted):
+    x = torch.randn(2, 4, 16, 16, device="cuda", dtype=torch.bfloat16, requires_grad=True)
+    bias = torch.randn(4, device="cuda", requires_grad=True)
+    planted("bias_act", kernels.bias_act.where(x, bias))
+    planted("upfirdn2d", kernels.upfirdn2d.where(x, (1, 3, 3, 1), padding=(2, 1)))
+
+    def both():
+        y = kernels.upfirdn2d(kernels.bias_act(x, bias), (1, 3, 3, 1), padding=(2, 1))
+        (dx,) = torch.autograd.grad(y.float().square().sum(), x, create_graph=True)
+        return dx, *torch.autograd.grad(dx.float().square().sum(), (x, bias))
+
+    stream, graph = torch.cuda.Stream(), torch.cuda.CUDAGraph()
+    with torch.cuda.stream(stream):
+        want = [t.clone() for t in both()]
+        with torch.cuda.graph(graph, stream=stream):
+            got = both()
+        graph.replay()
+    torch.cuda.synchronize()
+    assert alternatives.taken == {"bias_act": 2, "upfirdn2d": 2}
+    for one, other in zip(got, want, strict=True):
+        torch.testing.assert_close(one, other)
+
+
 def test_the_committed_table_can_be_looked_up():
     """Rows are keys that a call can have, of ops that ask."""
     for op, rows in alternatives.TABLE.items():
