@@ -23,7 +23,7 @@ from pathlib import Path
 import torch
 
 import kernels
-from kernels import tiles
+from kernels import alternatives, tiles
 from kernels.choices import DIRECTIONS, OPS, Choice, Key, choose, forced
 from kernels.precompile import compile_ahead
 
@@ -270,7 +270,7 @@ def refused(program: str) -> bool:
 def keep(path: Path, kind: str, found: Iterable[tuple[str, list[dict]]]) -> None:
     """Print what is found, a text with its rows at a time, and write all rows so far: on a stream of their own."""
     timed: list[dict] = []
-    with torch.cuda.stream(torch.cuda.Stream()):
+    with torch.cuda.stream(torch.cuda.Stream()), alternatives.off():
         for text, rows in found:
             timed += rows
             print(text, flush=True)

@@ -2,10 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import sys
 import time
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +21,8 @@ OUT = ROOT / "results" / "kernels"
 CHARTS = ROOT / "results" / "charts"
 MINUTES = 4.0
 SMOKE = {"resolution": 8, "channel_base": 32, "batch": 2}
+ORDERS = ("memory-bound", "largest")  # as `ladder.kernelcases.in_order` knows them
+SAVE_EVERY_S = 15.0  # of what is finished: a file of all rows takes a third of a second
 
 
 @click.command(
@@ -28,7 +32,9 @@ Examples:
   ladder kernels --quick                       two resolutions, three repeats; not to be quoted
   ladder kernels --op bias_act --op modulate   these ops only
   ladder kernels -w stylegan2-1024 --minutes 10
+  ladder kernels --resume results/kernels/MACHINE-partial.json --minutes 5     the cases that it lacks
   ladder kernels --json > kernels.json
+  ladder kernels --choose results/kernels/MACHINE.json     rows for kernels/alternatives.py, to standard output
   ladder kernels --claims                      what the article says of kernels, each claim measured here"""
 )
 @click.option("--op", "ops", metavar="OP", multiple=True, help="Only this op; may be given more than once.")
@@ -48,7 +54,20 @@ Examples:
     help="About how long it may take; repeats are fitted to it, the least important shapes go first."
     " [default: 4; with --claims: 5]",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option(
+    "--first", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True,
+    help="What is measured first: bias_act, modulate and upfirdn2d at 128x128 and 256x256, batch 8 and 32; or what"
+    " has the most work.",
+)  # fmt: skip
+@click.option(
+    "--resume", metavar="FILE", type=options.FILE,
+    help="Go on with the run of this file: measure the cases that it lacks. Ops, shapes and seed are the file's.",
+)  # fmt: skip
+@click.option(
+    "--choose", metavar="FILE", type=options.FILE,
+    help="Measure nothing: print the table for kernels/alternatives.py, of where plain PyTorch is faster by this file.",
+)  # fmt: skip
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="[default: 0]")
 @options.device_option
 @click.option(
     "--out",
@@ -63,7 +82,10 @@ def kernels(
     quick: bool,
     claims: bool,
     minutes: float | None,
-    seed: int,
+    first: str,
+    resume: Path | None,
+    choose: Path | None,
+    seed: int | None,
     device: str | None,
     out: Path | None,
     as_json: bool,
@@ -73,6 +95,11 @@ def kernels(
     Forward, backward and double backward, with cold and hot L2; the yardstick is a copy of the same number of bytes.
     `--device cpu` runs tiny shapes in Triton's interpreter: it shows that all of it works, its times mean nothing.
     """
+    if choose:
+        if ops or names or quick or claims or resume:
+            raise UserError("--choose measures nothing: leave out the options that say what to measure")
+        _choose(choose)
+        return
     from ladder import machine
 
     chosen = machine.choose_device(device)
@@ -83,16 +110,17 @@ def kernels(
     elif reason := machine.capabilities(chosen)["triton"]:
         raise UserError(f"the ops need Triton: {reason}")
     if claims:
-        if ops or names:
-            raise UserError("--claims has shapes of its own: leave out --op and --workload")
+        if ops or names or resume:
+            raise UserError("--claims has shapes of its own: leave out --op, --workload and --resume")
         from ladder.claims import command
 
-        command.command(chosen, minutes or command.MINUTES, seed, quick, out, as_json)
+        command.command(chosen, minutes or command.MINUTES, seed or 0, quick, out, as_json)
         return
     folders = out or OUT, CHARTS if out is None else out
     files.refuse_unwritable(*folders)
-    result = measure(chosen, ops, names, quick, minutes or MINUTES, seed, as_json)
-    paths = write(result, *folders, [*ops, *names])
+    asked = Asked(chosen, ops, names, quick, seed, minutes or MINUTES, first, resume)
+    result = measure(asked, as_json, folders[0])
+    paths = write(result, *folders)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -101,10 +129,60 @@ def kernels(
         kernelreport.print_table(result)
         for path in paths:
             click.echo(path)
+    if left := _without_time(result):
+        click.echo(f"{left} cases had no time; measure them with --resume {paths[0]}", err=True)
     if not result["complete"]:
         sys.exit(130)
     if any(_failed(row) for row in result["rows"]):
         sys.exit(1)
+
+
+def _choose(path: Path) -> None:
+    """The table on stdout; what may be faster and stays with ours on stderr."""
+    from ladder import kernelchoosing, results, validate
+
+    if problem := validate.problem_of(path):
+        raise UserError(f"{path}: {problem}")
+    found = results.parse(path.read_bytes())
+    kernelchoosing.check(found, path)
+    judged = kernelchoosing.judge(found["rows"])
+    rows = kernelchoosing.chosen(judged)
+    click.echo(kernelchoosing.table(rows, path.stem))
+    for line in kernelchoosing.stays(judged, rows):
+        click.echo(line, err=True)
+
+
+@dataclass(frozen=True)
+class Asked:
+    """What the user asks for: everything but where it goes. Of what is None or empty, `resume` or a default decides."""
+
+    device: str
+    ops: tuple[str, ...] = ()
+    names: tuple[str, ...] = ()  # of workloads
+    quick: bool = False
+    seed: int | None = None
+    minutes: float = MINUTES
+    first: str = ORDERS[0]
+    resume: Path | None = None
+
+    def like(self, before: dict[str, Any]) -> Asked:
+        """The same, where nothing is said as the file says it."""
+        rules = before["protocol"]
+        names = () if rules["smoke"] else tuple(rules["workloads"])
+        return replace(
+            self,
+            ops=self.ops or tuple(rules["ops"]),
+            names=self.names or names,
+            quick=self.quick or rules["quick"],
+            seed=rules["seed"] if self.seed is None else self.seed,
+        )
+
+
+def _without_time(result: dict[str, Any]) -> int:
+    """How many cases were not come to."""
+    from ladder.kernelbench import NO_TIME
+
+    return len({row["case"] for row in result["rows"] if row["reasons"].get("ours") == NO_TIME})
 
 
 def _failed(row: dict[str, Any]) -> bool:
@@ -114,85 +192,118 @@ def _failed(row: dict[str, Any]) -> bool:
     return row["reasons"].get("ours", NO_TIME) != NO_TIME
 
 
-def measure(
-    device: str,
-    ops: tuple[str, ...],
-    names: tuple[str, ...],
-    quick: bool,
-    minutes: float,
-    seed: int,
-    quiet: bool,
-) -> dict[str, Any]:
-    """The whole result, derived numbers included."""
+def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any]:
+    """The whole result, derived numbers included. What is finished is written to `out` now and then on the way."""
     from ladder import (
         kernelbench,
         kernelcases,
         kernelcompiling,
         kernelreport,
+        kernelresuming,
         kerneltiming,
-        kernelverdicts,
         machine,
-        record,
+        results,
     )
     from ladder.pool import device_lock
     from ladder.progress import kernels_progress
     from ladder.stopping import stop_on_sigterm
 
-    started, begun = kernelbench.now(), time.monotonic()
-    workloads = _workloads(device, names, kernelcases.WORKLOADS)
-    known = {*kernelcases.OPS, *(entry.function for entry in kernelcases.OPS.values())}
-    if unknown := [op for op in ops if op not in known]:
-        raise UserError(f"no op is called {unknown[0]!r}; known: {', '.join(sorted(known))}")
-    cases = kernelcases.cases(workloads, ops=ops or None, quick=quick or device == "cpu")
-    if not cases:
-        raise UserError("no workload that was asked for uses these ops")
-    here = machine.capabilities(device)
-    lacking = {need: here[need] for case in cases for need in case.entry.needs if here[need] is not None}
-    cases = [case for case in cases if not lacking.keys() & set(case.entry.needs)]
-    if not cases:
-        raise UserError(f"these ops cannot run here: {'; '.join(sorted(set(lacking.values())))}")
+    before = kernelresuming.load(asked.resume) if asked.resume else None
+    asked = asked.like(before) if before else asked
+    device, smoke = asked.device, asked.device == "cpu"
+    workloads = _workloads(device, asked.names, kernelcases.WORKLOADS)
+    cases, lacking = _cases(asked, workloads)
+    head = _head(asked, workloads, lacking)
+    if before:
+        kernelresuming.check(asked.resume, before, head, cases)
+    kept = kernelresuming.finished(before, cases) if before else {}
+    due = kernelcases.in_order([case for case in cases if case.name not in kept], asked.first)
+    begun, sitting = time.monotonic(), len(before["sittings"]) if before else 0
+    head["protocol"] |= {"minutes": asked.minutes, "first": asked.first}
     with (
         device_lock(machine.device_key(device)),
-        kernels_progress(quiet, kernelreport.event_line) as on_event,
+        kernels_progress(quiet, kernelreport.event_line) as shown,
     ):
-        smoke = device == "cpu"
         timer = kerneltiming.timer_on(device)
         backend = "aot_eager" if smoke else "inductor"
-        bench = kernelbench.Bench(timer.gpu, timer, seed=seed, backend=backend)
-        allowance = kernelbench.Allowance(minutes)
-        on_event({"case": "all cases", "doing": "compile", "done": 0, "total": len(cases)})
-        kernelcompiling.compile_ours(cases, timer.gpu)
-        with stop_on_sigterm():
-            rows, complete = kernelbench.run(bench, cases, allowance, quick=quick or smoke, on_event=on_event)
-    kernelverdicts.derive(rows)
-    commit, dirty = record.commit_of(ROOT)
-    notes = ["quick: not to be quoted"] * quick + [kerneltiming.SMOKE_NOTE] * smoke
-    notes += ["dirty work tree: not to be published"] * bool(dirty)
-    notes += [] if complete else ["interrupted"]
-    notes += [f"without CUDA C++: {reason}" for reason in sorted(set(lacking.values()))]
-    return {
-        "schema": 1,
-        "kind": "kernels",
-        "machine": machine.facts(device),
-        "commit": commit,
-        "dirty": dirty,
-        "complete": complete,
-        "started": started,
-        "seconds": round(time.monotonic() - begun, 1),
-        "protocol": {
-            "minutes": minutes,
-            "quick": quick,
-            "smoke": smoke,
-            "seed": seed,
-            "workloads": list(workloads),
-            "ops": list(ops),
+        bench = kernelbench.Bench(timer.gpu, timer, seed=head["protocol"]["seed"], backend=backend)
+        head["protocol"] |= {
             "l2_bytes": timer.gpu.l2_bytes,
             "evict": timer.rules.evict,
             "graph_ms": 1e3 * timer.rules.graph_s,
             "compile": f"torch.compile({backend}), fixed shapes",
+        }
+        allowance = kernelbench.Allowance(asked.minutes)
+        found: list[dict[str, Any]] = []
+        saved = time.monotonic()
+
+        def result(complete: bool) -> dict[str, Any]:
+            rows = kernelresuming.merged(kept, found, cases)
+            return kernelresuming.assembled(before, head, rows, time.monotonic() - begun, complete)
+
+        def on_event(event: dict[str, Any]) -> None:
+            nonlocal saved
+            found.extend([row | {"sitting": sitting} for row in event.get("rows", ())])
+            shown(event)
+            if out is not None and "rows" in event and time.monotonic() - saved >= SAVE_EVERY_S:
+                part = result(False)
+                with contextlib.suppress(OSError):  # the whole result may still have its place
+                    results.write(out / f"{stem(part)}.json", part)
+                saved = time.monotonic()
+
+        if due:
+            shown({"case": "all cases", "doing": "compile", "done": 0, "total": len(due)})
+            kernelcompiling.compile_ours(due, timer.gpu)
+        with stop_on_sigterm():
+            _, complete = kernelbench.run(
+                bench, due, allowance, quick=asked.quick or smoke, on_event=on_event
+            )
+    return result(complete)
+
+
+def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:
+    """What is to be measured, and why what cannot be measured here is left out."""
+    from ladder import kernelcases, machine
+
+    known = {*kernelcases.OPS, *(entry.function for entry in kernelcases.OPS.values())}
+    if unknown := [op for op in asked.ops if op not in known]:
+        raise UserError(f"no op is called {unknown[0]!r}; known: {', '.join(sorted(known))}")
+    quick = asked.quick or asked.device == "cpu"
+    cases = kernelcases.cases(workloads, ops=asked.ops or None, quick=quick)
+    if not cases:
+        raise UserError("no workload that was asked for uses these ops")
+    here = machine.capabilities(asked.device)
+    lacking = {need: here[need] for case in cases for need in case.entry.needs if here[need] is not None}
+    cases = [case for case in cases if not lacking.keys() & set(case.entry.needs)]
+    if not cases:
+        raise UserError(f"these ops cannot run here: {'; '.join(sorted(set(lacking.values())))}")
+    return cases, lacking
+
+
+def _head(asked: Asked, workloads: dict[str, Any], lacking: dict[str, str]) -> dict[str, Any]:
+    """What a result that begins now says of itself, of the code that it measures and of how."""
+    from ladder import kernelbench, kernelresuming, kerneltiming, machine, measured, record
+
+    smoke = asked.device == "cpu"
+    commit, dirty = record.commit_of(ROOT)
+    notes = ["quick: not to be quoted"] * asked.quick + [kerneltiming.SMOKE_NOTE] * smoke
+    notes += [f"without CUDA C++: {reason}" for reason in sorted(set(lacking.values()))]
+    return {
+        "schema": 1,
+        "kind": "kernels",
+        "machine": machine.facts(asked.device),
+        "commit": commit,
+        "dirty": dirty,
+        measured.KEY: measured.digests(also=kernelresuming.ENGINE),
+        "started": kernelbench.now(),
+        "protocol": {
+            "quick": asked.quick,
+            "smoke": smoke,
+            "seed": asked.seed or 0,
+            "workloads": list(workloads),
+            "ops": list(asked.ops),
             "notes": notes,
         },
-        "rows": rows,
     }
 
 
@@ -209,13 +320,24 @@ def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> d
     return {name: Workload.from_dict(values) for name, values in loaded}
 
 
-def write(result: dict[str, Any], out: Path, charts: Path, part: list[str]) -> list[Path]:
-    """JSON, Markdown and chart, each whole or not at all; a quick look or `part` never replaces the whole."""
-    from ladder import kernelchart, kernelreport, report, results
+def stem(result: dict[str, Any]) -> str:
+    """What its files are called: a quick look, a part of the ops or an unfinished run never replaces the whole."""
+    from ladder import kernelcases, results
 
     rules = result["protocol"]
-    words = [result["machine"]["name"], *(Path(word).stem for word in part)]
+    usual = rules["smoke"] or rules["workloads"] == list(kernelcases.WORKLOADS)
+    words = [result["machine"]["name"], *rules["ops"], *([] if usual else rules["workloads"])]
     words += ["quick"] * rules["quick"] + ["smoke"] * rules["smoke"] + ["partial"] * (not result["complete"])
-    stem = "-".join(results.slug(word) for word in words)
-    pictures = charts / f"{stem}-kernels"
-    return report.write_all(result, out / stem, kernelreport.markdown, pictures, kernelchart.render)
+    return "-".join(results.slug(word) for word in words)
+
+
+def write(result: dict[str, Any], out: Path, charts: Path) -> list[Path]:
+    """JSON, Markdown and chart, each whole or not at all; the partial files that led to a whole one go."""
+    from ladder import kernelchart, kernelreport, report
+
+    name = stem(result)
+    pictures = charts / f"{name}-kernels"
+    paths = report.write_all(result, out / name, kernelreport.markdown, pictures, kernelchart.render)
+    for path in paths if result["complete"] else ():
+        path.with_name(path.name.replace(name, f"{name}-partial", 1)).unlink(missing_ok=True)
+    return paths

@@ -16,7 +16,7 @@ from typing import Any
 import torch
 
 from ladder import compiling, traces
-from ladder.watch import Watch, launches, layers_named, layout, name_of
+from ladder.watch import Watch, alternatives_taken, launches, layers_named, layout, name_of
 
 CYCLE = 16
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
@@ -29,8 +29,8 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
     `on_traced` is called when the GPU need not be the step's own any more: what comes after counts, and times nothing.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
-    plain, kernels, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what they hold is
-    said at the functions below, in ``ladder.watch.Watch`` and in ``stylegan_lite.parallel``.
+    plain, kernels, alternatives, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what
+    they hold is said at the functions below, in ``ladder.watch`` and in ``stylegan_lite.parallel``.
     """
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
@@ -39,12 +39,14 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
         trace, waiting = traced_cycle(step)
     on_traced()
     images = {key: count - before[key] for key, count in tally(step).items()} | fetched
+    taken = alternatives_taken()
     captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
     except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
         step.graphs.clear()
         torch.cuda.empty_cache()
+        taken = alternatives_taken()
         watch, zeroed, kernels = watch_phases(step)
     return {
         "recipe": step.recipe.to_dict(),
@@ -61,6 +63,7 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
         "kernels": dict(kernels),
+        "alternatives": dict(alternatives_taken() - taken),
         "islands": {name: dict(count) for name, count in watch.islands.items()} | stored(step),
         "gradients": zeroed
         | {

@@ -30,6 +30,7 @@ LEAST_REPEATS, MOST_REPEATS = 5, 9
 FEWEST_REPEATS = 3  # of a quick look, and of settings that are only there to compare with
 HOT_REPEATS = 3  # hot numbers are beside the verdict
 NO_TIME = "the time (--minutes) was used up"
+OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass
@@ -47,6 +48,7 @@ class Row:
     reasons: dict[str, str] = field(default_factory=dict)
     launches: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
+    dispatch: tuple[str, Any] | None = None  # the op, and the call's place in `kernels.alternatives`
 
     def contenders(self, temperature: str) -> list[str]:
         names = [name for name in CONTENDERS if name not in self.reasons]
@@ -85,6 +87,7 @@ class Row:
             },
             "reasons": self.reasons,
             "launches": self.launches,
+            **placed(self.dispatch),
         }
 
 
@@ -124,7 +127,9 @@ class Bench:
         inputs = case.tensors(self.gpu.name)
         moved = {d: case.bytes(inputs, d) for d in case.directions}
         rows = [Row(case, d, moved[d], moved[d] or moved["backward"]) for d in case.directions]
+        dispatch = case.dispatch(inputs)
         for row in rows:
+            row.dispatch = dispatch
             row.notes += filter(None, [self.timer.lukewarm(row.moved)])
         made: dict[str, Callable] = {}
         expected: dict[str, list[Tensor | None]] = {}
@@ -247,9 +252,20 @@ def alone(
     return samples
 
 
+def placed(dispatch: tuple[str, Any] | None) -> dict[str, Any]:
+    """Where a call stands in the table of alternatives, as plain data, and what the table takes for it."""
+    if dispatch is None:
+        return {"dispatch": None, "taken": None}
+    from kernels import alternatives
+
+    op, where = dispatch
+    at = where._asdict() | {"dtype": str(where.dtype).removeprefix("torch.")}
+    return {"dispatch": {"op": op, **at}, "taken": PLAIN if alternatives.takes(op, where) else None}
+
+
 def _reason(error: Exception) -> str:
     if isinstance(error, torch.OutOfMemoryError):
-        return "out of memory"
+        return OUT_OF_MEMORY
     return describe(error)
 
 

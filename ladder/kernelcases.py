@@ -39,6 +39,9 @@ DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 WORKLOADS = ("article", "article-b32", "adain-256")
 SMALLEST = 32  # resolution: below it a layer is a few microseconds of launches, whatever its kernel
 DIRECTIONS = ("forward", "backward", "double backward")
+# Of the memory-bound ops one asks first how near they come to a copy where maps are large.
+MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
+LARGE_MAPS, THEIR_BATCHES = (128, 256), (8, 32)
 
 
 def resampling(sizes: Callable[[Workload], Sequence[Sizes]], **how: Any) -> Op:
@@ -108,6 +111,10 @@ OPS: dict[str, Op] = {
 }
 
 
+class _Told(Exception):
+    """An op was called, and is not to be run."""
+
+
 @dataclass(frozen=True)
 class Case:
     """One op at one size in one setting. `name` says all of it: asv stores results under it."""
@@ -172,15 +179,33 @@ class Case:
         return made
 
     def fused(self) -> Callable[..., Any]:
-        """Our op, called with tensors by name. AttributeError where this `kernels` has none of that name.
+        """Our op, called with tensors by name, whatever its dispatcher would take instead.
 
+        AttributeError where this `kernels` has none of that name.
         CUDA C++ that cannot be built here raises `Missing`: Triton would run in its place, and be timed.
         """
         if self.entry.function.startswith("cuda.") and importlib.util.find_spec("kernels.cuda"):
             from ladder.claims import cuda
 
             cuda.package()
-        return _called(_package(self.entry.function), self.entry)
+        public = _package(self.entry.function)
+        return _called(getattr(public, "ours", public), self.entry)
+
+    def dispatch(self, tensors: Tensors) -> tuple[str, Any] | None:
+        """The op and the place in `kernels.alternatives` of a call with these; None where there is no choice."""
+        try:
+            ask = _package(self.entry.function).where
+        except AttributeError:  # not offered one; or an old commit's `kernels`, perhaps without the op
+            return None
+
+        def tell(*args: Any, **kwargs: Any) -> None:
+            raise _Told(ask(*args, **kwargs))
+
+        try:
+            _called(tell, self.entry)(**tensors)
+        except _Told as told:
+            return self.entry.function, told.args[0]
+        return None
 
     def reference(self) -> Callable[..., Any]:
         """The op in plain PyTorch, exactly as `kernels` has it: what is compiled."""
@@ -250,6 +275,21 @@ def cases(
                         found.setdefault(case, []).append(name)
     made = [Case(c.op, c.sizes, c.dtype, c.layout, tuple(dict.fromkeys(names))) for c, names in found.items()]
     return sorted(made, key=lambda c: (c.setting, -math.prod(c.shape)))
+
+
+def in_order(made: Sequence[Case], first: str) -> list[Case]:
+    """`cases` as they are measured: what `first` says comes before the rest, which stays as it is.
+
+    "memory-bound": those of MEMORY_BOUND as the ladder's top runs them, at LARGE_MAPS (or a pixel beside) and
+    THEIR_BATCHES. "largest": as they are.
+    """
+
+    def asked(case: Case) -> bool:
+        at = any(abs(case.shape[-1] - pixels) <= 1 for pixels in LARGE_MAPS)
+        ours = case.entry.function in MEMORY_BOUND and case.setting == 0
+        return ours and at and case.batch in THEIR_BATCHES
+
+    return sorted(made, key=lambda case: not asked(case)) if first == "memory-bound" else list(made)
 
 
 def named(name: str) -> Case:

@@ -10,6 +10,7 @@ from ladder.report import escaped
 
 CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}
 STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"}
+TAKEN = "plain PyTorch taken"
 LARGE = 128  # pixels a side: from here on the share of a copy says what a kernel wastes
 HEADINGS = (
     "ours us", "plain us", "compile us", "copy us", "share of copy", "interval", "hot: ours us", "plain us",
@@ -29,8 +30,13 @@ def cells(row: dict[str, Any]) -> list[str]:
         f"{share['median']:.0%}" if share else "",
         f"{interval[0]:.0%}-{interval[1]:.0%}" if interval else "",
         *(_us(hot, name, row) for name in CONTENDERS),
-        row["verdict"],
+        verdict(row),
     ]
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """The row's verdict, and whether the op's callers get plain PyTorch in its place."""
+    return row["verdict"] + (f"; {TAKEN}" if row.get("taken") else "")
 
 
 def _us(numbers: dict[str, Any], name: str, row: dict[str, Any]) -> str:
@@ -72,6 +78,11 @@ def remarks(result: dict[str, Any]) -> list[str]:
         lines.append(
             f"least share from {LARGE}x{LARGE} on, first setting: {worst['share']['ours']['median']:.0%}, {where}"
         )
+    if count := sum(bool(row.get("taken")) for row in result["rows"]):
+        lines.append(f"{TAKEN}: by kernels/alternatives.py callers of the op get it, not ours ({count} rows)")
+    if len(sittings := result.get("sittings", [])) > 1:
+        counts = ", ".join(str(each["cases"]) for each in sittings)
+        lines.append(f"measured in {len(sittings)} sittings, of {counts} cases; no case spans two")
     notes = Counter(note for row in result["rows"] for note in row["notes"])
     lines += [f"{note} ({count} rows)" for note, count in notes.items()]
     return lines + reasons(result["rows"])
@@ -122,7 +133,7 @@ def print_table(result: dict[str, Any]) -> None:
     for column in columns:
         table.add_column(Text(headings[column]), justify="left" if column < 4 else "right", no_wrap=True)
     for row in shown:
-        table.add_row(*(Text(row[c], style=STYLES.get(row[c], "")) for c in columns))
+        table.add_row(*(Text(row[c], style=STYLES.get(row[c].partition(";")[0], "")) for c in columns))
     console.print(table)
     for line in remarks(result):
         console.print(Text(line, style="dim"), soft_wrap=not console.is_terminal)

@@ -80,10 +80,40 @@ def total(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
     return {key: sum(stage.get(key, 0) for stage in stages.values()) for key in keys}
 
 
+# Which public ops launch a kernel, by how its name begins: for these `kernels.alternatives` may take plain PyTorch.
+OPS_OF = {
+    "act_filter": ("act_filter",),
+    "bias_act": ("bias_act", "scale_act"),
+    "bias_act_residual": ("bias_act_residual",),
+    "demodulate": ("demodulate",),
+    "demodulate_group": ("demodulate_group",),
+    "dense": ("dense", "dense_group"),
+    "filter_act": ("filter_act",),
+    "instance_norm_act": ("instance_norm_act",),
+    "minibatch_std": ("minibatch_std",),
+    "modulate": ("modulate", "scale_channels"),
+    "rgb": ("to_rgb", "from_rgb"),
+    "spectral": ("spectral_norm", "power_iteration"),
+    "upfirdn2d": ("upfirdn2d", "fork_upfirdn2d"),
+    "weight_energies": ("weight_energies",),
+}
+
+
+def taken(seen: Mapping[str, Any], *ops: str) -> str:
+    """How often the table of alternatives took plain PyTorch for these ops, in words that follow a line; or nothing."""
+    count = sum(seen.get("alternatives", {}).get(op, 0) for op in ops)
+    return f" (plain PyTorch taken {count}x)" if count else ""
+
+
 def launched(seen: Mapping[str, Any], *names: str) -> list[tuple[bool, str]]:
-    """A check for each of these kernels of ours that it was launched."""
-    counts = {name: seen["kernels"].get(name, {}).get("calls", 0) for name in names}
-    return [(count > 0, f"{name} launched {count}x") for name, count in counts.items()]
+    """A check for each of these kernels of ours that it was launched, or that its op's table took plain PyTorch."""
+    found = []
+    for name in names:
+        count = seen["kernels"].get(name, {}).get("calls", 0)
+        begin = max((start for start in OPS_OF if name.startswith(start)), key=len, default="")
+        instead = taken(seen, *OPS_OF.get(begin, ()))
+        found.append((count > 0 or bool(instead), f"{name} launched {count}x{instead}"))
+    return found
 
 
 def gone(
@@ -92,4 +122,6 @@ def gone(
     """A check that the plain operations our kernels replace no longer run (in ``layers``)."""
     left = {k: n for k, n in seen["plain"].get(op, {}).items() if n and (layers is None or k in layers)}
     where = ", ".join(f"{layer} {count}x" for layer, count in sorted(left.items()))
-    return not left, f"{what} in plain PyTorch: {where or 'none left'}"
+    # Forward, the watch knows what an alternative does. In a backward pass a product is a product.
+    instead = taken(seen, "dense", "dense_group") if op == "dense" else ""
+    return not left or bool(instead), f"{what} in plain PyTorch: {where or 'none left'}{instead}"

@@ -6,7 +6,7 @@ from typing import Any
 from ladder import measured, record, results, sources
 from ladder.errors import UserError
 
-_MACHINE = (*results.SERIES, "driver", "python")
+MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed
 
 
 def load(path: Path) -> dict[str, Any]:
@@ -26,7 +26,7 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
     """
     planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"] if rung["recipe"] is not None}
     result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
-    for key in _MACHINE:
+    for key in MACHINE:
         if result["machine"].get(key) != fresh["machine"].get(key):
             was, now = result["machine"].get(key), fresh["machine"].get(key)
             raise UserError(f"{path}: --resume: {key} was {was} and is {now} here; start a new run")

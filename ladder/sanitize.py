@@ -54,17 +54,19 @@ def main(arguments: list[str] | None = None) -> int:
 
 def on_gpu(names: str | None) -> int:
     """What the processes run that this one starts: these calls, or the preparation."""
-    from kernels import available
+    from kernels import alternatives, available
 
     if (why := available()) is not None:
         raise UserError(why)
     if names is None:
-        print(PREPARED + json.dumps(sanitizelaunches.prepare("cuda")), flush=True)
+        with alternatives.off():
+            print(PREPARED + json.dumps(sanitizelaunches.prepare("cuda")), flush=True)
         return 0
     wanted = [name for name in names.split(",") if name]
     if unknown := set(wanted) - set(sanitizecalls.NAMES):
         raise UserError(f"no call has this name: {', '.join(sorted(unknown))}")
-    launched = sanitizelaunches.launch("cuda", wanted)
+    with alternatives.off():
+        launched = sanitizelaunches.launch("cuda", wanted)
     print(sanitizelaunches.LAUNCHED + " ".join(launched), flush=True)
     return 0
 

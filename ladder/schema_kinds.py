@@ -9,11 +9,12 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ladder import instep, results, roofline_view, schema_precision
+from ladder import instep, measured, results, roofline_view, schema_precision
 from ladder.claims.schema import CLAIMS, contradicted
 from ladder.rules import Problem, Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
     BYTES,
+    CODE,
     COUNT,
     FLAG,
     IDENTIFIER,
@@ -53,6 +54,16 @@ def by_temperature(rule: Rule) -> Rule:
     return fields({"cold": rule, "hot": rule})
 
 
+DISPATCH = fields(  # a call's place in `kernels.alternatives`
+    {
+        "op": IDENTIFIER,
+        "variant": pattern(r"[a-z0-9 ]{0,60}", "words that distinguish a call"),
+        "architecture": COUNT,
+        "dtype": one_of("bfloat16", "float16", "float32", "float64"),
+        "layout": one_of("nhwc", "nchw", "rows", "other"),
+        "size": number(0, 64, whole=True),
+    }
+)
 KERNEL_ROW = fields(
     {
         "case": TEXT,
@@ -90,8 +101,10 @@ KERNEL_ROW = fields(
             8,
         ),
         "verdict": VERDICT,
-    }
+    },
+    {"sitting": COUNT, "dispatch": maybe(DISPATCH), "taken": maybe(one_of("plain"))},
 )
+SITTING = fields({"started": STARTED, "seconds": SECONDS, "minutes": number(0, 1e6), "cases": COUNT})
 KERNELS = fields(
     {
         "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
@@ -115,10 +128,12 @@ KERNELS = fields(
                 "graph_ms": number(0, 1e6),
                 "compile": TEXT,
                 "notes": NOTES,
-            }
+            },
+            {"first": one_of("memory-bound", "largest")},
         ),
         "rows": items(KERNEL_ROW, 10_000, least=1),
-    }
+    },
+    {"sittings": items(SITTING, 1000, least=1)} | CODE,
 )
 
 # ---- kernels.tuning ----------------------------------------------------------------------------------------------
@@ -285,7 +300,11 @@ def contradiction(data: dict[str, Any]) -> str | None:
     if data["kind"] == "upstream":
         return upstream.contradiction(data)
     if data["kind"] == "kernels":
+        if problem := measured.contradiction(data):
+            return problem
         for row in data["rows"]:
+            if row.get("sitting", 0) >= len(data.get("sittings", [None])):
+                return f"{row['case']}: there was no sitting {row['sitting']}"
             for temperature, found in row["us"].items():
                 for name, summary in found.items():
                     samples = row["samples_us"].get(temperature, {}).get(name)

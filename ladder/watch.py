@@ -7,6 +7,7 @@ double backward alike. Watching slows everything down, so no timed process ever 
 from __future__ import annotations
 
 import contextlib
+import sys
 from collections import Counter, defaultdict
 from collections.abc import Iterator
 from typing import Any
@@ -44,6 +45,7 @@ class Watch(TorchDispatchMode):
             "forward", "backward" or "double backward" (the pass that differentiates a gradient).
         convolutions: {stage: {"calls": of the convolutions, "largest": longest side of their kernels, "rgb": calls with
             1x1 kernels from or to 3 channels}}; PyTorch's own second derivative uses an image as a kernel.
+            Of all but "fp8", not what plain PyTorch does in an op's place because `kernels.alternatives` says so.
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
         plain: {"act" | "modulate" | "normalize" | "resample" | "residual": {layer class: calls}}: what kernels replace,
             forward; {"dense": {layer class, or autograd node in a backward pass: calls}}: products of matrices;
@@ -89,14 +91,17 @@ class Watch(TorchDispatchMode):
         node = torch._C._current_autograd_node()
         if node is not None and torch.is_grad_enabled():
             self.building.add(torch._C._current_graph_task_id())
-        if node is None and op in ("mul", "_to_copy", "clone") and isinstance(args[0], Tensor):
+        left = (
+            node is not None or not alternative()
+        )  # what the table of alternatives takes is not left behind
+        if node is None and left and op in ("mul", "_to_copy", "clone") and isinstance(args[0], Tensor):
             self.reworked += args[0].data_ptr() in self.weights_at
         if op == "convolution":
             flops = 2 * (args[0] if args[6] else out).numel() * args[1][0].numel()
             self.convolution(node, flops, args[:1], args[1])
             if (
-                node is None and args[1].shape[-1] == 4
-            ):  # of the model's filters only [1, 3, 3, 1] has four taps
+                node is None and left and args[1].shape[-1] == 4
+            ):  # of the model's filters only [1, 3, 3, 1] has
                 self.plain["resample"][self.layer()] += 1
         elif op == "convolution_backward":
             grad, x, weight, mask = args[0], args[1], args[2], args[10]
@@ -112,13 +117,13 @@ class Watch(TorchDispatchMode):
             self.optimizer["fused" if op.startswith("_fused") else "foreach"] += 1
         elif op in ("lerp_", "_foreach_lerp_"):
             self.optimizer[op.strip("_")] += 1
-        elif node is None:
+        elif node is None and left:
             self.forward(op, args, out)
         if op == "_scaled_mm":
             self.plain["fp8"][self.layer()] += 1
-        if op == "mv" and node is None:
+        if op == "mv" and node is None and left:
             self.plain["spectral"][self.layer() or "power iteration"] += 1
-        if op in ("mm", "addmm", "bmm", "baddbmm"):
+        if op in ("mm", "addmm", "bmm", "baddbmm") and left:
             self.plain["dense"][self.layer() if node is None else node.name()] += 1
 
     def layer(self) -> str | None:
@@ -212,6 +217,18 @@ def modulates(args: tuple) -> bool:
     if len(shapes[1]) == 5:
         return True
     return len(shapes[0]) == 4 and shapes[0][2:] == (1, 1) and shapes[0][:2] == shapes[1][:2] != shapes[0]
+
+
+def alternative() -> bool:
+    """Whether plain PyTorch runs in an op's place because the table of `kernels.alternatives` says so."""
+    module = sys.modules.get("kernels.alternatives")  # which code of old commits does not have
+    return module is not None and module.inside()
+
+
+def alternatives_taken() -> Counter[str]:
+    """How often it has so far, by op."""
+    module = sys.modules.get("kernels.alternatives")
+    return Counter() if module is None else Counter(module.taken)
 
 
 @contextlib.contextmanager

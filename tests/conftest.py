@@ -6,6 +6,7 @@ is imported. torch is imported only where a GPU is seen or a GPU test is selecte
 
 import os
 import shutil
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -45,8 +46,10 @@ if not (nvml_sees_a_gpu() and torch_has_cuda()):
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Where Triton's interpreter has been imported since, it is made faster."""
+    """Where Triton's interpreter has been imported since, it is made faster. Tests of kernels get kernels."""
     interpreter.speed_up()
+    if alternatives := sys.modules.get("kernels.alternatives"):
+        alternatives._in_force = {}
 
 
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:

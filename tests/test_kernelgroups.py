@@ -126,14 +126,17 @@ def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):
         kernelbench, "run", lambda bench, cases, *_, **__: asked.extend(c.op for c in cases) or ([], True)
     )
     monkeypatch.setattr("ladder.kernelcompiling.compile_ours", lambda *_: None)
-    common = {"names": (), "quick": True, "minutes": 1.0, "seed": 0, "quiet": True}
+
+    def measure(*ops):
+        return cli_kernels.measure(cli_kernels.Asked("cpu", ops, quick=True), quiet=True)
+
     ops = ("cuda instance_norm_act", "scale_act", "instance_norm_act")
-    found = cli_kernels.measure("cpu", ops, **common)
+    found = measure(*ops)
     assert set(asked) == {"scale_act", "instance_norm_act"}
     assert "without CUDA C++: needs a CUDA GPU" in found["protocol"]["notes"]
     with pytest.raises(UserError, match="these ops cannot run here: needs a CUDA GPU"):
-        cli_kernels.measure("cpu", ops[:1], **common)
+        measure(*ops[:1])
     here = machine.capabilities("cpu") | {"nvcc": None}
     monkeypatch.setattr(machine, "capabilities", lambda device: here)
-    cli_kernels.measure("cpu", ops[:1], **common)
+    measure(*ops[:1])
     assert "cuda instance_norm_act" in asked

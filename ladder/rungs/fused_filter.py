@@ -19,7 +19,7 @@ arithmetic takes the place of traffic; a GPU with little of it for its bandwidth
 norm stands between the generator's filter and its activation, only the discriminator gains.
 """
 
-from ladder.receipts import Receipt, judge, launched
+from ladder.receipts import Receipt, judge, launched, taken
 
 title = "fused filter"
 change = {"fused_filter": True}
@@ -38,4 +38,5 @@ def receipt(seen: dict) -> Receipt:
     alone = calls.get("bias_act_kernel", 0)
     share = joined / max(joined + alone, 1)
     line = f"activations that share a pass with a filter: {joined} of {joined + alone}"
-    return judge(*launched(seen, *names), (share >= LEAST, line))
+    instead = taken(seen, "act_filter", "filter_act")
+    return judge(*launched(seen, *names), (share >= LEAST or bool(instead), line + instead))

@@ -18,7 +18,7 @@ low resolutions the sums fit into the cache, and what is saved is two launches a
 is folded into the convolution (without `fused_resample`) autograd still adds at the fork.
 """
 
-from ladder.receipts import Receipt, gone, judge, launched
+from ladder.receipts import Receipt, gone, judge, launched, taken
 
 title = "fused residual sums"
 change = {"fused_residual": True}
@@ -30,8 +30,9 @@ def receipt(seen: dict) -> Receipt:
     adds = "add" in seen["kernels"].get("upfirdn2d_kernel", {}).get("tensors", [])
     ours = seen["recipe"]["resample"] == "triton"
     said = "summed in the filter's pass" if adds else "summed in a pass of their own"
+    instead = taken(seen, "fork_upfirdn2d")
     return judge(
         *launched(seen, "bias_act_residual_kernel"),
         gone(seen, "residual sums", "residual"),
-        (adds if ours else None, f"gradients at the fork: {said}"),
+        (adds or bool(instead) if ours else None, f"gradients at the fork: {said}{instead}"),
     )

@@ -17,7 +17,7 @@ The weights stay in full precision and are multiplied outside Tensor Cores: with
 image than 3 a convolution would win. A GPU with much bandwidth for its arithmetic gains less.
 """
 
-from ladder.receipts import Receipt, judge, launched
+from ladder.receipts import Receipt, judge, launched, taken
 
 title = "toRGB and fromRGB as kernels"
 change = {"rgb": "triton"}
@@ -28,7 +28,8 @@ def receipt(seen: dict) -> Receipt:
     """Our kernels are launched, forward and backward, and no convolution to or from 3 channels is left in any pass."""
     left = {stage: found.get("rgb", 0) for stage, found in seen["convolutions"].items()}
     where = ", ".join(f"{stage} {calls}x" for stage, calls in left.items() if calls)
+    instead = taken(seen, "to_rgb", "from_rgb")
     return judge(
         *launched(seen, "rgb_narrow_kernel", "rgb_wide_kernel", "rgb_correlate_kernel"),
-        (not where, f"1x1 convolutions of 3 channels: {where or 'none left'}"),
+        (not where or bool(instead), f"1x1 convolutions of 3 channels: {where or 'none left'}{instead}"),
     )
