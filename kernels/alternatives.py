@@ -68,7 +68,7 @@ def offered(function: Callable[..., Any], reference: Callable[..., Any]) -> Call
         if not _in_force or torch.compiler.is_compiling():
             return function(*args, **kwargs)
         rows = _in_force.get(name)
-        if rows and (at := where(*args, **kwargs)) in rows:
+        if rows and (at := where(*args, **kwargs)) in rows and not _casts(at):
             return _plain(name, at, reference, args, kwargs)
         return function(*args, **kwargs)
 
@@ -103,6 +103,12 @@ def _where(first: Tensor | Sequence[Tensor], options: dict[str, Any]) -> Where:
     said = [name for name in DISTINGUISHED if name in options and _matters(options[name])] if options else ()
     variant = " ".join(_said(name, options[name]) for name in said) if said else ""
     return Where(variant, _architecture(x.device), x.dtype, _layout(x), max(count - 1, 0).bit_length())
+
+
+def _casts(at: Where) -> bool:
+    """Whether autocast has the op read another precision than it writes, which is no call that was timed."""
+    device = "cuda" if at.architecture else "cpu"
+    return at.dtype is torch.float32 and torch.is_autocast_enabled(device)
 
 
 def _matters(value: Any) -> bool:

@@ -142,6 +142,17 @@ def test_calls_that_differ_in_one_thing_stay_with_ours(planted):
 
 
 @fused
+def test_a_call_that_autocast_casts_is_none_that_was_timed(planted):
+    x, bias = torch.randn(2, 4, 8, 8), torch.randn(4)
+    planted("bias_act", kernels.bias_act.where(x, bias))
+    kernels.bias_act(x, bias)
+    assert alternatives.taken == {"bias_act": 1}
+    with torch.autocast("cpu", torch.bfloat16):
+        assert kernels.bias_act(x, bias).dtype is torch.bfloat16
+    assert alternatives.taken == {"bias_act": 1}
+
+
+@fused
 def test_path_length_and_r1_can_differentiate_what_was_taken(planted):
     x = torch.randn(2, 3, 4, 4, dtype=torch.float64, requires_grad=True)
     style = torch.randn(2, 3, dtype=torch.float64, requires_grad=True)
