@@ -14,9 +14,9 @@ ops one by one, and makes the activation once more for it.
 Why it should help. Each pass is bound by memory. At 256x256, 64 channels, batch 8 in BF16 the map is 67 MB:
 forward two of them are not moved, backward three. All blocks together have about twice that.
 
-When it does not. Path length pays for the activation that is made again about what its forward pass saves;
-where it runs every step, half of the gain is left. At low resolutions, or in small batches, the maps fit in
-the L2 cache, and what is saved is a launch. Without modulation (`norm: instance`) the rung is n/a.
+When it does not. Path length gains nothing: the activation that it makes again, and the gradient of that, are
+as many passes as go. At low resolutions, or in small batches, the maps fit in the L2 cache, and what is saved
+is a launch. Without modulation (`norm: instance`) the rung is n/a.
 """
 
 from ladder.receipts import Receipt, judge, launched
