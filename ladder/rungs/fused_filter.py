@@ -32,7 +32,7 @@ def receipt(seen: dict) -> Receipt:
     """Our kernels are launched, forward and backward, and that many fewer activations run by themselves."""
     names = ["act_filter_kernel", "act_filter_grad_kernel"]
     if seen["norm"] == "demod":
-        up = "filter_act_modulate" if seen["recipe"]["fused_modulation"] else "filter_act"
+        up = "filter_act_modulate" if seen["recipe"].get("fused_modulation") else "filter_act"
         names += [f"{up}_kernel", f"{up}_grad_kernel"]
     calls = {name: count.get("calls", 0) for name, count in seen["kernels"].items()}
     joined = sum(
