@@ -172,6 +172,14 @@ CASES = [
     "cuda instance_norm_act 8x128x128x128 fp32 NCHW",
     "cuda instance_norm_act 8x256x64x64 fp32 NCHW",
     "cuda instance_norm_act 8x512x32x32 fp32 NCHW",
+    "filter_act_modulate 8x64x257x257 R256 bf16 channels_last",
+    "filter_act_modulate 8x128x129x129 R128 bf16 channels_last",
+    "filter_act_modulate 8x256x65x65 R64 bf16 channels_last",
+    "filter_act_modulate 8x512x33x33 R32 bf16 channels_last",
+    "filter_act_modulate 32x64x257x257 R256 bf16 channels_last",
+    "filter_act_modulate 32x128x129x129 R128 bf16 channels_last",
+    "filter_act_modulate 32x256x65x65 R64 bf16 channels_last",
+    "filter_act_modulate 32x512x33x33 R32 bf16 channels_last",
 ]
 DIRECTIONS = ["forward", "backward", "double backward"]
 FINGERPRINTS = {
@@ -201,6 +209,7 @@ FINGERPRINTS = {
     "power_iteration": "86dc3751",
     "conv_transpose2d": "b40f867b",
     "cuda instance_norm_act": "778014ee",
+    "filter_act_modulate": "5e887bbd",
 }
 # What `setup` must know of ops without importing torch: directions that they lack, and capabilities they need besides.
 LACKS = {

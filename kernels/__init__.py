@@ -17,6 +17,7 @@ from kernels.demodulate_group import (
     weight_energies_reference,
 )
 from kernels.dense import dense, dense_group, dense_group_reference, dense_reference
+from kernels.filter_act_modulate import filter_act_modulate, filter_act_modulate_reference
 from kernels.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
 from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
 from kernels.minibatch_std import minibatch_std, minibatch_std_reference
@@ -63,6 +64,8 @@ __all__ = [
     "dense_group_reference",
     "dense_reference",
     "filter_act",
+    "filter_act_modulate",
+    "filter_act_modulate_reference",
     "filter_act_reference",
     "fork_upfirdn2d",
     "fork_upfirdn2d_reference",

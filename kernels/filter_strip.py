@@ -31,6 +31,12 @@ def leaky_grad(g, u, kink, SLOPE: tl.constexpr):
 
 
 @triton.jit
+def nonzero(t, LEAST: tl.constexpr):
+    """t, or LEAST where it is nearer to zero: what was multiplied by it can be told from the product."""
+    return tl.where(tl.abs(t) < LEAST, tl.full(t.shape, LEAST, t.dtype), t)
+
+
+@triton.jit
 def store_sums(
     sums, du, du_noise, x_ref, C, tiles_c, STORED: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
@@ -79,11 +85,11 @@ else:
 
 @triton.jit
 def strip(
-    x, ref, y, bias, added, noise, strength, scale, sums,
+    x, ref, y, bias, added, noise, strength, scale, style, sums,
     C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
     LOADED: tl.constexpr, STORED: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr,
-    BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """`walk` once more, its arguments by the same names; a program makes `step` columns and `rows` rows of y."""
     pid = tl.program_id(0)
@@ -104,6 +110,12 @@ def strip(
     more = load(added + c, there, False, tl.float32) if added is not None else None
     s = load(scale + n * C + c, there, False, tl.float32) if scale is not None else None
     z = tl.load(strength).to(tl.float32) if strength is not None else None
+    style_of = (
+        nonzero(load(style + n * C + c, there, False, tl.float32), LEAST) if style is not None else None
+    )
+    if (LOADED == "grad") & (style is not None):
+        sign = tl.where(style_of > 0, 1.0, -1.0)
+        s = s * style_of if s is not None else style_of
     if noise is not None:
         noise += n * noise_stride
     if STORED == "act":
@@ -138,7 +150,7 @@ def strip(
             u, u_1 = widen(u_1, tl.float32), u_2
             u_2 = row_of(ref, from_x, line + 2, in_cols, H, W * C)
             v = v + more if added is not None else v
-            du = leaky_grad(v, u, kink, SLOPE)
+            du = leaky_grad(v, u * sign if style is not None else u, kink, SLOPE)
             if sums is not None:  # what is no pixel of x was loaded as zero
                 own = (i < rows).to(tl.float32)
                 sum_du += du * own
@@ -163,6 +175,7 @@ def strip(
                 pixel = (out + 1).to(tl.int64) * OW + first + k
                 noise_y = tl.load(noise + pixel, mine & (first + k < OW) & next_complete, 0.0)
             w = leaky(w + b if b is not None else w, SLOPE)
+            w = w * style_of if style is not None else w
         if STORED == "grad":
             u = widen(beside_y, tl.float32)
             beside_y = tl.load(ref + to_y + (out + 1).to(tl.int64) * OW * C, out_cols & next_complete, 0.0)

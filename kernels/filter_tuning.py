@@ -121,7 +121,7 @@ def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool)
     down = name.startswith("act_filter")
     x, padding = (image(h, w), 2) if down else (image(h + 1, w + 1), 1)
     act = ops._check(x, None, TAPS, padding, 1.0, 0.2, 2**0.5).of(x)
-    bias, scale, strength = (torch.ones(s, device="cuda") for s in ((c,), (n, c), ()))
+    bias, scale, style, strength = (torch.ones(s, device="cuda") for s in ((c,), (n, c), (n, c), ()))
     y = image(*act.filter.out)
     noise = None if down else torch.randn((n, 1, h, w), device="cuda")
     moved = ops.bytes_moved(x, TAPS, padding=padding, noise=noise, backward="grad" in name)
@@ -135,6 +135,18 @@ def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool)
         ),
         "filter_act_grad": lambda: fused.filter_act_backward(
             out, y, bias, noise, strength, scale, act, (True, True, True, True)
+        ),
+        "filter_act_modulate": lambda: fused.launch(
+            name,
+            act,
+            act.filter,
+            x,
+            (x, out, bias, noise, strength, scale, style),
+            noise,
+            LEAST=fused.least(dtype),
+        ),
+        "filter_act_modulate_grad": lambda: fused.filter_act_modulate_backward(
+            out, y, bias, noise, strength, scale, style, act, (True,) * 5
         ),
     }
     return calls[name], moved

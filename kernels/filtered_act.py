@@ -147,7 +147,9 @@ def bytes_moved(
     return x.nbytes + y + more + (max(x.nbytes, y) if backward else 0)
 
 
-def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strength=None, scale=None) -> Act:
+def _check(
+    x, bias, taps, padding, filter_gain, slope, gain, noise=None, strength=None, scale=None, style=None
+) -> Act:
     """Validate, and write down the call."""
     plan = _plan(x, taps, 1, 1, padding, filter_gain, False)
     sides = _sides(padding)
@@ -156,7 +158,7 @@ def _check(x, bias, taps, padding, filter_gain, slope, gain, noise=None, strengt
     if not 0 < slope <= 1 or not gain > 0:
         raise ValueError(f"slope must be in (0, 1] and gain above 0, got slope {slope!r}, gain {gain!r}")
     n, c = x.shape[:2]
-    for name, t, shape in (("bias", bias, (c,)), ("scale", scale, (n, c))):
+    for name, t, shape in (("bias", bias, (c,)), ("scale", scale, (n, c)), ("style", style, (n, c))):
         if t is not None and t.shape != shape:
             raise ValueError(f"{name} must be {list(shape)}, got {tuple(t.shape)}")
     check_pair(noise, strength)

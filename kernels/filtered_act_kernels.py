@@ -10,7 +10,7 @@ A pixel is loaded by every thread whose outputs it reaches, so work at the loads
 COLS` times along a row. leaky_relu is homogeneous, so the activation's gain is in the taps, or in what is added.
 """
 
-from kernels.filter_strip import leaky, leaky_grad, store_sums, strip
+from kernels.filter_strip import leaky, leaky_grad, nonzero, store_sums, strip
 from kernels.tiles import load, tl, triton, widen, within
 from kernels.upfirdn2d import polyphase
 
@@ -19,12 +19,12 @@ from kernels.upfirdn2d import polyphase
 
 @triton.jit
 def walk(
-    x, ref, y, bias, added, noise, strength, scale, sums,
+    x, ref, y, bias, added, noise, strength, scale, style, sums,
     C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
     LOADED: tl.constexpr, STORED: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     STRIDE_P: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    BLOCK_C: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """y [OH, OW] of x [H, W], padded by BEFORE; ref lies as x (LOADED "grad") or as y (STORED "grad").
 
@@ -49,6 +49,10 @@ def walk(
     more = load(added + channel, there, False, ACC) if added is not None else None
     s = load(scale + n * C + c, there, False, ACC) if scale is not None else None
     k = tl.load(strength).to(ACC) if strength is not None else None
+    t = nonzero(load(style + n * C + c, there, False, ACC), LEAST) if style is not None else None
+    if (LOADED == "grad") & (style is not None):
+        sign = tl.where(t > 0, 1.0, -1.0).to(ACC)  # t * ref has the activation's
+        s = s * t if s is not None else t
     if noise is not None:
         noise += (c // channels if PLANES else n).to(tl.int64) * noise_stride
     if STORED == "act":
@@ -104,7 +108,7 @@ def walk(
                     u = widen(beside[(i - AHEAD) * LOADS + d], ACC)
                     if added is not None:
                         v = tl.where(mask, v + more, 0.0)
-                    du = leaky_grad(v, u, kink, SLOPE)
+                    du = leaky_grad(v, u * sign if style is not None else u, kink, SLOPE)
                     if sums is not None:
                         if (
                             (i - AHEAD >= BEFORE_Y)
@@ -136,6 +140,7 @@ def walk(
                             else v
                         )
                         v = leaky(v + b if b is not None else v, SLOPE)
+                        v = v * t if style is not None else v
                     if STORED == "grad":
                         u = widen(stored_with[(i - AHEAD - LAST) * COLS + j], ACC)
                         v = leaky_grad(v, u, kink, SLOPE)
@@ -149,26 +154,26 @@ def walk(
 
 @triton.jit
 def walk_or_strip(
-    x, ref, y, bias, added, noise, strength, scale, sums,
+    x, ref, y, bias, added, noise, strength, scale, style, sums,
     C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
     LOADED: tl.constexpr, STORED: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr,
     STRIDE_P: tl.constexpr, TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr,
     ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr, STRIP: tl.constexpr,
+    BLOCK_C: tl.constexpr, STRIP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
     """The same work by `walk`, or where STRIP by `strip`, which takes `step` and `rows` as numbers."""
     if STRIP:
         strip(
-            x, ref, y, bias, added, noise, strength, scale, sums,
+            x, ref, y, bias, added, noise, strength, scale, style, sums,
             C, H, W, OH, OW, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
-            LOADED, STORED, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C,
+            LOADED, STORED, SLOPE, GAIN, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, BLOCK_P, BLOCK_C, LEAST,
         )  # fmt: skip
     else:
         walk(
-            x, ref, y, bias, added, noise, strength, scale, sums,
+            x, ref, y, bias, added, noise, strength, scale, style, sums,
             C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h,
             LOADED, STORED, SLOPE, GAIN, PLANES, STRIDE_P,
-            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C,
+            TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC, ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, LEAST,
         )  # fmt: skip
 
 
@@ -186,10 +191,10 @@ def act_filter_kernel(
 ):  # fmt: skip
     """y = filter(leaky_relu(x + bias))."""
     walk_or_strip(
-        x, None, y, bias, None, None, None, None, None,
+        x, None, y, bias, None, None, None, None, None, None,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
         "act", None, SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
-        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP, 0.0,
     )  # fmt: skip
 
 
@@ -204,10 +209,10 @@ def act_filter_grad_kernel(
 ):  # fmt: skip
     """dx = slope at x + bias * filter(g), with the mirrored filter; sums of dx."""
     walk_or_strip(
-        g, x, dx, bias, None, None, None, None, sums,
+        g, x, dx, bias, None, None, None, None, None, sums,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
         None, "grad", SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
-        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP, 0.0,
     )  # fmt: skip
 
 
@@ -222,10 +227,10 @@ def act_filter_grad_grad_kernel(
 ):  # fmt: skip
     """dg = filter(slope at x + bias * (ddx + ddbias)): the forward pass, linearized at x."""
     walk_or_strip(
-        ddx, x, dg, bias, ddbias, None, None, None, None,
+        ddx, x, dg, bias, ddbias, None, None, None, None, None,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
         "grad", None, SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
-        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP, 0.0,
     )  # fmt: skip
 
 
@@ -240,10 +245,10 @@ def filter_act_kernel(
 ):  # fmt: skip
     """y = leaky_relu(filter(x) * scale + noise * strength + bias)."""
     walk_or_strip(
-        x, None, y, bias, None, noise, strength, scale, None,
+        x, None, y, bias, None, noise, strength, scale, None, None,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
         None, "act", SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
-        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP, 0.0,
     )  # fmt: skip
 
 
@@ -258,23 +263,60 @@ def filter_act_grad_kernel(
 ):  # fmt: skip
     """dx = filter(slope at y * g) * scale, with the mirrored filter; sums of du = slope * g, du * noise and g * y."""
     walk_or_strip(
-        g, y, dx, None, None, noise, None, scale, sums,
+        g, y, dx, None, None, noise, None, scale, None, sums,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
         "grad", None, SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
-        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP, 0.0,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["step", "rows"])
+def filter_act_modulate_kernel(
+    x, y, bias, noise, strength, scale, style,
+    C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STRIP: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """y = leaky_relu(filter(x) * scale + noise * strength + bias) * style."""
+    walk_or_strip(
+        x, None, y, bias, None, noise, strength, scale, style, None,
+        C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+        None, "act", SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP, LEAST,
+    )  # fmt: skip
+
+
+@triton.jit(do_not_specialize=["step", "rows"])
+def filter_act_modulate_grad_kernel(
+    g, y, dx, noise, scale, style, sums,
+    C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+    SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
+    TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
+    ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    STRIP: tl.constexpr, LEAST: tl.constexpr,
+):  # fmt: skip
+    """`filter_act_grad_kernel` where y has the style in it: a factor of a map, left to the end and to the sums' end."""
+    walk_or_strip(
+        g, y, dx, None, None, noise, None, scale, style, sums,
+        C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
+        "grad", None, SLOPE, GAIN, PLANES, STRIDE_P, TAPS_Y, TAPS_X, BEFORE_Y, BEFORE_X, ACC,
+        ROWS, COLS, AHEAD, BLOCK_P, BLOCK_C, STRIP, LEAST,
     )  # fmt: skip
 
 
 @triton.jit
 def filter_act_sums_kernel(
-    sums, bias, strength, scale, dbias, dstrength, dscale,
+    sums, bias, strength, scale, style, dbias, dstrength, dscale, dstyle,
     N, C, stride_n, stride_k, jobs,
-    GAIN: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
+    GAIN: tl.constexpr, LEAST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
 ):  # fmt: skip
     """The gradients that sums over the pixels of each map make up; the last program has strength's.
 
     y is slope * gain * u and g's share of u slope * gain, so du * u is g * y, and filter(x) * scale is what is left of
-    u without noise and bias: filter(x) itself is not needed again.
+    u without noise and bias: filter(x) itself is not needed again. A style is a factor of g's share and of y: g * y is
+    the same product, and style times what its gradient sums.
     """
     job = tl.program_id(0)
     if job < jobs:
@@ -286,12 +328,20 @@ def filter_act_sums_kernel(
             n = start + tl.arange(0, BLOCK_N)[:, None]
             inside = (n < N) & (c < C)
             at = sums + n * stride_n + c
-            du = tl.load(at, inside, 0.0) * GAIN
+            share = GAIN
+            if style is not None:
+                t = nonzero(tl.load(style + n * C + c, inside, 1.0).to(total.dtype), LEAST)
+                share = t * GAIN
+            du = tl.load(at, inside, 0.0) * share
             total += du
+            if (dscale is not None) or (dstyle is not None):
+                product = tl.load(at + 2 * stride_k, inside, 0.0)
+            if dstyle is not None:
+                tl.store(dstyle + n * C + c, product / t, inside)
             if dscale is not None:
-                rest = tl.load(at + 2 * stride_k, inside, 0.0) - b * du
+                rest = product - b * du
                 if strength is not None:
-                    rest -= k * GAIN * tl.load(at + stride_k, inside, 0.0)
+                    rest -= k * share * tl.load(at + stride_k, inside, 0.0)
                 s = tl.load(scale + n * C + c, inside, 1.0).to(total.dtype)
                 tl.store(dscale + n * C + c, rest / s, inside)
         if dbias is not None:
@@ -303,5 +353,8 @@ def filter_act_sums_kernel(
             for start in range(0, N * C, BLOCK):
                 i = start + tl.arange(0, BLOCK)
                 at = sums + (i // C) * stride_n + stride_k + i % C
-                all_of_it += tl.load(at, i < N * C, 0.0)
+                du_noise = tl.load(at, i < N * C, 0.0)
+                if style is not None:
+                    du_noise *= nonzero(tl.load(style + i, i < N * C, 1.0).to(du_noise.dtype), LEAST)
+                all_of_it += du_noise
             tl.store(dstrength, tl.sum(all_of_it, 0) * GAIN)

@@ -14,6 +14,8 @@ from kernels.filtered_act_kernels import (
     act_filter_kernel,
     filter_act_grad_kernel,
     filter_act_kernel,
+    filter_act_modulate_grad_kernel,
+    filter_act_modulate_kernel,
     filter_act_sums_kernel,
 )
 from kernels.noise import noise_stride
@@ -46,6 +48,8 @@ KERNELS = {
     "act_filter_grad_grad": act_filter_grad_grad_kernel,
     "filter_act": filter_act_kernel,
     "filter_act_grad": filter_act_grad_kernel,
+    "filter_act_modulate": filter_act_modulate_kernel,
+    "filter_act_modulate_grad": filter_act_modulate_grad_kernel,
 }
 
 # By (kernel, channels_last); an entry that begins with a compute capability, (9, 0), goes before for that GPU. The
@@ -57,7 +61,10 @@ CONFIGS: dict[tuple, Config] = {
         (name, True): Config(rows=8, cols=2, ahead=1, block_c=64, width=0.5, warps=4, registers=128)
         for name in KERNELS
     },
-    ("filter_act_grad", True): Config(rows=8, cols=2, ahead=0, block_c=64, width=0.5, warps=4, registers=128),
+    **{
+        (name, True): Config(rows=8, cols=2, ahead=0, block_c=64, width=0.5, warps=4, registers=128)
+        for name in ("filter_act_grad", "filter_act_modulate_grad")
+    },
     **{(name, False): Config(rows=16, cols=1, ahead=0, block_c=64, width=4, warps=4) for name in KERNELS},
 }
 PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
@@ -171,14 +178,31 @@ def _strips(choice: Strip, shape: torch.Size, call: _Call, gain: float) -> _Cove
     return _Cover(tiles, sizes, (tiles_c, tiles_w, tiles_h, step, rows), constants)
 
 
+def least(dtype: torch.dtype) -> float:
+    """The smallest style that y, in this dtype, is multiplied by: one that is nearer to zero counts as this.
+
+    What is zero times an activation could not be told from it again. It is far below what y is rounded to where other
+    channels have styles of about one.
+    """
+    return 2.0**-14 if dtype == torch.float16 else 2.0**-60
+
+
 # ---- launches ----------------------------------------------------------------------------------------------------
 
 
-def launch(name: str, act: Act, call: _Call, x: Tensor, pointers: tuple, noise: Tensor | None = None) -> None:
+def launch(
+    name: str,
+    act: Act,
+    call: _Call,
+    x: Tensor,
+    pointers: tuple,
+    noise: Tensor | None = None,
+    **constants: float,
+) -> None:
     """Run a kernel; call maps x, the pixels that it filters."""
     cover = _cover_of(name, act, call, x)
     grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
-    constants = {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
+    constants |= {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
     KERNELS[name][grid](*pointers, *cover.sizes, noise_stride(noise), *cover.tiles, **constants)
 
 
@@ -204,13 +228,19 @@ class _MapSums:
         self.sums = Sums(t._replace(sizes=(count * maps, *t.sizes[1:])), act.dtype, out)
         self.into = self.sums.into[0]
 
-    def finish(self, gain: float, inputs: tuple, outputs: tuple) -> None:
-        """Write dbias, dstrength and dscale, whichever are given; inputs are bias, strength and scale."""
+    def finish(self, gain: float, inputs: tuple, outputs: tuple, least: float = 0.0) -> None:
+        """Write dbias, dstrength, dscale and dstyle, whichever are given; inputs: bias, strength, scale and style."""
         sums, (n, c) = self.sums.finish()[0], self.shape
         jobs = -(-c // 32)
         grid = (jobs + (outputs[1] is not None),)
-        blocks = {"BLOCK_N": min(power_of_2(n), 16), "BLOCK_C": 32, "BLOCK": 2048}
-        filter_act_sums_kernel[grid](sums, *inputs, *outputs, n, c, *self.strides, jobs, GAIN=gain, **blocks)
+        constants = {
+            "GAIN": gain,
+            "LEAST": least,
+            "BLOCK_N": min(power_of_2(n), 16),
+            "BLOCK_C": 32,
+            "BLOCK": 2048,
+        }
+        filter_act_sums_kernel[grid](sums, *inputs, *outputs, n, c, *self.strides, jobs, **constants)
 
 
 def act_filter_forward(x: Tensor, bias: Tensor | None, act: Act, dtype: torch.dtype) -> Tensor:
@@ -227,6 +257,16 @@ def filter_act_forward(x, bias, noise, strength, scale, act: Act, dtype: torch.d
     return y
 
 
+def filter_act_modulate_forward(
+    x, bias, noise, strength, scale, style, act: Act, dtype: torch.dtype
+) -> Tensor:
+    y = new_image(x, x.shape[1], act.filter.out, act.filter.nhwc, dtype)
+    if y.numel():
+        pointers = (x, y, bias, noise, strength, scale, style)
+        launch("filter_act_modulate", act, act.filter, x, pointers, noise, LEAST=least(dtype))
+    return y
+
+
 def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: Act, needs: tuple[bool, ...]):
     """dx, and dbias (None where not needed), for the gradient g of `act_filter`'s y."""
     call = act.filter.adjoint()
@@ -237,21 +277,36 @@ def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: Act, nee
         sums = _MapSums("act_filter_grad", act, call, g, 1) if needs[1] else None
         launch("act_filter_grad", act, call, g, (g, x, dx, bias, sums.into if sums else None))
         if sums:
-            sums.finish(1.0, (None, None, None), (dbias, None, None))
+            sums.finish(1.0, (None,) * 4, (dbias, None, None, None))
     return dx, dbias
 
 
 def filter_act_backward(g, y, bias, noise, strength, scale, act: Act, needs: tuple[bool, ...]):
     """dx, and dbias, dstrength, dscale (None where not needed), for the gradient g of `filter_act`'s y."""
+    others = (bias, strength, scale, None)
+    return _up_backward("filter_act_grad", g, y, noise, others, act, (*needs, False), (scale,))[:4]
+
+
+def filter_act_modulate_backward(
+    g, y, bias, noise, strength, scale, style, act: Act, needs: tuple[bool, ...]
+):
+    """As `filter_act_backward`, and dstyle."""
+    others, more = (bias, strength, scale, style), {"LEAST": least(y.dtype)}
+    return _up_backward("filter_act_modulate_grad", g, y, noise, others, act, needs, (scale, style), **more)
+
+
+def _up_backward(
+    name: str, g, y, noise, others: tuple, act: Act, needs: tuple, factors: tuple, **constants: float
+):
+    """dx and the gradients of others, whose sums one kernel leaves beside dx; factors: of a map, which it reads."""
     call = act.filter.adjoint()
     g = dense_as(g, call.nhwc)
     dx = new_image(g, g.shape[1], call.out, call.nhwc, act.dtype)
-    wanted = zip((bias, strength, scale), needs[1:], strict=True)
-    grads = tuple(_sum_like(t, g) if need else None for t, need in wanted)
+    grads = tuple(_sum_like(t, g) if need else None for t, need in zip(others, needs[1:], strict=True))
     if g.numel():
-        sums = _MapSums("filter_act_grad", act, call, g, 3) if any(needs[1:]) else None
-        pointers = (g, y, dx, noise, scale, sums.into if sums else None)
-        launch("filter_act_grad", act, call, g, pointers, noise)
+        sums = _MapSums(name, act, call, g, 3) if any(needs[1:]) else None
+        pointers = (g, y, dx, noise, *factors, sums.into if sums else None)
+        launch(name, act, call, g, pointers, noise, **constants)
         if sums:
-            sums.finish(act.gain, (bias, strength, scale), grads)
+            sums.finish(act.gain, others, grads, *constants.values())
     return dx, *grads

@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.library import custom_op
 
+from kernels.filter_act_modulate import unfused_backward as three_ops_backward
 from kernels.filtered_act import _ActFilterGrad, unfused_backward
 from kernels.filtered_act_launch import (
     Act,
@@ -16,6 +17,8 @@ from kernels.filtered_act_launch import (
     act_filter_forward,
     filter_act_backward,
     filter_act_forward,
+    filter_act_modulate_backward,
+    filter_act_modulate_forward,
 )
 from kernels.operators import _like, _pick, _place
 from kernels.rgb import from_rgb_backward, narrow_backward
@@ -133,7 +136,7 @@ def _rgb_wide_gradient(ctx, g):
 rgb_wide.register_autograd(_rgb_wide_gradient, setup_context=_rgb_wide_context)
 
 
-# ---- act_filter and filter_act -----------------------------------------------------------------------------------
+# ---- act_filter, filter_act and filter_act_modulate --------------------------------------------------------------
 
 ACT = (  # what `Act.plain` returns
     "float[] taps_y, float[] taps_x, int up, int down, int[] before, int[] size, int[] out, bool nhwc, "
@@ -232,3 +235,51 @@ def _filter_act_gradient(ctx, g):
 
 
 filter_act.register_autograd(_filter_act_gradient, setup_context=_filter_act_context)
+
+
+@_operator("filter_act_modulate", f"(Tensor x, {OTHERS}, Tensor style, {ACT}, ScalarType into) -> Tensor")
+def filter_act_modulate(x, bias, noise, strength, scale, style, *rest):
+    *plain, into = rest
+    return filter_act_modulate_forward(x, bias, noise, strength, scale, style, _act(*plain), into)
+
+
+@filter_act_modulate.register_fake
+def _(x, bias, noise, strength, scale, style, *rest):
+    return _filtered(x, _act(*rest[:-1]).filter, rest[-1])
+
+
+@_operator(
+    "filter_act_modulate_grad",
+    f"(Tensor g, Tensor y, {OTHERS}, Tensor style, {ACT}, bool[] needs) -> Tensor[]",
+)
+def filter_act_modulate_grad(g, y, *rest):
+    others, plain, needs = rest[:5], rest[5:-1], rest[-1]
+    return _pick(filter_act_modulate_backward(g, y, *others, _act(*plain), needs), needs)
+
+
+@filter_act_modulate_grad.register_fake
+def _(g, y, bias, noise, strength, scale, style, *rest):
+    *plain, needs = rest
+    act = _act(*plain)
+    return _like((_filtered(g, act.filter.adjoint(), act.dtype), bias, strength, scale, style), needs)
+
+
+def _filter_act_modulate_context(ctx, inputs, output):
+    ctx.save_for_backward(inputs[0], output, *inputs[1:6])
+    ctx.act = _act(*inputs[6:-1])
+
+
+def _filter_act_modulate_gradient(ctx, g):
+    needs, act = [ctx.needs_input_grad[i] for i in (0, 1, 3, 4, 5)], ctx.act
+    x, y, *others = ctx.saved_tensors
+    if torch.is_grad_enabled():
+        grads = three_ops_backward(g, x, *others, act, needs, y.dtype)
+    else:
+        grads = _place(filter_act_modulate_grad(g, y, *others, *act.plain(), needs), needs)
+    dx, dbias, *more = grads
+    return dx, dbias, None, *more, *(None,) * len(act.plain()), None
+
+
+filter_act_modulate.register_autograd(
+    _filter_act_modulate_gradient, setup_context=_filter_act_modulate_context
+)

@@ -118,6 +118,15 @@ MORE: dict[str, Op] = {
         options={"taps": TAPS, "padding": 1, "filter_gain": 4 / 64},
         module="filtered_act",
     ),
+    "filter_act_modulate": Op(
+        "filter_act_modulate",
+        {"x": "NCHW", "style": "NC", "bias": "C", "noise": "N1RR", "strength": "", "scale": "NC"},
+        _going_up,
+        lambda op, t, backward: op.bytes_moved(t["x"], TAPS, padding=1, noise=t["noise"], backward=backward),
+        data=("noise",),
+        penalty=("x", "scale", "style"),
+        options={"taps": TAPS, "padding": 1, "filter_gain": 4 / 64},
+    ),
     "bias_act_residual": Op(
         "bias_act_residual",
         {"x": "NCHW", "bias": "C", "residual": "NCHW"},

@@ -23,7 +23,7 @@ NAMES = (
     ),
     *("spectral_norm", "minibatch_std", "modulate", "demodulate", "demodulate_group", "demodulate_styles"),
     *("instance_norm_act", "instance_norm_planes", "dense", "dense_group", "dense_split", "adam"),
-    *("upfirdn2d", "upsample", "downsample", "act_filter", "filter_act"),
+    *("upfirdn2d", "upsample", "downsample", "act_filter", "filter_act", "filter_act_modulate"),
     *("walk_bias_act", "walk_modulate", "walk_instance_norm"),
     *CUDA,
 )  # of all calls, known without a GPU: nothing is left out because nobody asked for it
@@ -94,6 +94,15 @@ def calls(kernels, x) -> Iterator[Call]:
             "filter_act",
             lambda x, b, k, s: kernels.filter_act(x, [1, 3, 3, 1], b, strength=k, scale=s, **how),
             (x, bias, strength, scale.abs() + 0.5),
+        )
+    if hasattr(kernels, "filter_act_modulate"):
+        how = {"noise": noise, "padding": (2, 1)}
+        yield Call(
+            "filter_act_modulate",
+            lambda x, t, b, k, s: kernels.filter_act_modulate(
+                x, [1, 3, 3, 1], t, b, strength=k, scale=s, **how
+            ),
+            (x, shift, bias, strength, scale.abs() + 0.5),
         )
     if h * w >= WALKED:
         with walking():

@@ -181,6 +181,7 @@ class Recipe(_Config):
     fused_act: bool = False
     fused_residual: bool = False  # the discriminator's residual sums inside the activation's pass
     fused_filter: bool = False  # resampling's filter and the activation beside it in one pass over memory
+    fused_modulation: bool = False  # a block's first activation is written with the style of its second layer
     rgb: Literal["conv", "triton"] = (
         "conv"  # convolutions from and to 3 channels: cuDNN's, or one memory-bound kernel
     )
@@ -266,6 +267,11 @@ class Recipe(_Config):
         if self.fused_filter and not (self.resample == "triton" and self.fused_act):
             raise ConfigError(
                 f"{where}: fused_filter needs resample: triton and fused_act: true (what it joins)"
+            )
+        if self.fused_modulation and not (self.fused_filter and self.fused_norm and self.modconv == "dense"):
+            raise ConfigError(
+                f"{where}: fused_modulation needs fused_filter: true, fused_norm: true and modconv: dense "
+                "(what it joins)"
             )
         if self.fused_residual and not self.fused_act:
             raise ConfigError(f"{where}: fused_residual needs fused_act: true (what it joins)")

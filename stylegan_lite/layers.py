@@ -75,7 +75,8 @@ class ModulatedConv(ScaledWeight):
     """Modulated 3x3 convolution, noise, bias, leaky ReLU: one layer of the synthesis network (``norm: demod``).
 
     ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``; the
-    demodulation ``coefficients`` [N, O] may be given.
+    demodulation ``coefficients`` [N, O] may be given. ``then`` [N, O] is the style of the layer behind, for what nobody
+    else reads; that layer is then told that its input is ``modulated``.
     """
 
     style_init = 1.0
@@ -90,12 +91,23 @@ class ModulatedConv(ScaledWeight):
         self.recipe = recipe
         self.up = up
 
-    def forward(self, x: Tensor, style: Tensor, noise: Tensor, coefficients: Tensor | None = None) -> Tensor:
+    def forward(
+        self,
+        x: Tensor,
+        style: Tensor,
+        noise: Tensor,
+        coefficients: Tensor | None = None,
+        *,
+        then: Tensor | None = None,
+        modulated: bool = False,
+    ) -> Tensor:
         # Demodulation divides any constant out of the weights, so He's constant is left to it.
-        known = {"copy": self.compute_copy, "coefficients": coefficients}
+        known = {"copy": self.compute_copy, "coefficients": coefficients, "modulated": modulated}
         x, scale = modulated_conv2d(x, self.weight, style, self.recipe, up=self.up, **known)
         if self.up and self.recipe.fused_filter:
-            return filter_act(x, self.bias, scale=scale, noise=noise, strength=self.noise_strength)
+            return filter_act(
+                x, self.bias, scale=scale, noise=noise, strength=self.noise_strength, style=then
+            )
         return bias_act(x, self.bias, self.recipe, scale=scale, noise=noise, strength=self.noise_strength)
 
 

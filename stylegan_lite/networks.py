@@ -51,6 +51,8 @@ class SynthesisBlock(nn.Module):
         if resolution > 4:
             self.conv0 = layer(workload.fmaps(resolution // 2), channels, recipe, up=True)
         self.conv1 = layer(channels, channels, recipe, up=False)
+        # Nothing else reads what conv0 makes; what conv1 makes is for toRGB as well, whose style is another.
+        self.joined = recipe.fused_modulation and layer is ModulatedConv and resolution > 4
         self.to_rgb = ToRGB(channels, recipe)
         for name, module in list(self.named_children()):
             affine = Dense(workload.w_dim, module.style_channels, bias_init=module.style_init, recipe=recipe)
@@ -75,8 +77,10 @@ class SynthesisBlock(nn.Module):
         coefficients: list[Tensor],
     ):
         if self.conv0 is not None:
-            x = self.conv0(x, styles[0], noise[0], *coefficients[:1])
-        x = self.conv1(x, styles[-2], noise[-1], *coefficients[-1:])
+            then = {"then": styles[1]} if self.joined else {}
+            x = self.conv0(x, styles[0], noise[0], *coefficients[:1], **then)
+        done = {"modulated": True} if self.joined else {}
+        x = self.conv1(x, styles[-2], noise[-1], *coefficients[-1:], **done)
         rgb = self.to_rgb(x, styles[-1])
         if image is not None:
             rgb = upsample2d(image, self.recipe.resample, convolutions(self.recipe)) + rgb

@@ -104,6 +104,7 @@ def modulated_conv2d(
     demodulate: bool = True,
     copy: Tensor | None = None,
     coefficients: Tensor | None = None,
+    modulated: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
     """Convolution whose input channels are scaled per sample (Karras et al. 2020, section 2.2).
 
@@ -112,6 +113,7 @@ def modulated_conv2d(
         demodulate: scale each output channel to unit expected norm.
         copy: the weight as convolutions take it, where that is kept (``weights: once``); demodulation reads the weight.
         coefficients: of demodulation, where they have been made for all layers at once; never with modconv: grouped.
+        modulated: x has been scaled by the style already (``recipe.fused_modulation``).
 
     Returns:
         [N, O, H', W'] in the dtype convolutions run in, and the demodulation coefficients [N, O] that are still to
@@ -124,7 +126,8 @@ def modulated_conv2d(
     if recipe.fused_norm:
         import kernels
 
-        y = conv3x3(kernels.modulate(x, style), kernel, up, recipe, not recipe.fused_filter)
+        x = x if modulated else kernels.modulate(x, style)
+        y = conv3x3(x, kernel, up, recipe, not recipe.fused_filter)
         if demodulate and coefficients is None:
             coefficients = kernels.demodulate(weight, style)
         if coefficients is None or recipe.fused_act:  # fused_act applies the scale in its own pass
@@ -210,13 +213,26 @@ def act_filter(x: Tensor, bias: Tensor, gain: float) -> Tensor:
 
 
 def filter_act(
-    x: Tensor, bias: Tensor, *, scale: Tensor | None, noise: Tensor, strength: Tensor, gain: float = GAIN
+    x: Tensor,
+    bias: Tensor,
+    *,
+    scale: Tensor | None,
+    noise: Tensor,
+    strength: Tensor,
+    gain: float = GAIN,
+    style: Tensor | None = None,
 ) -> Tensor:
-    """The filter after a convolution that doubled the resolution, ``bias_act``: [N, C, H+1, W+1] -> [N, C, H, W]."""
+    """The filter after a convolution that doubled the resolution, ``bias_act``: [N, C, H+1, W+1] -> [N, C, H, W].
+
+    style: [N, C], what the result is multiplied by in the same pass.
+    """
     import kernels
 
     how = {"padding": 1, "filter_gain": 4 / sum(TAPS) ** 2, "slope": SLOPE, "gain": gain}
-    return kernels.filter_act(x, TAPS, bias, noise=noise, strength=strength, scale=scale, **how)
+    how |= {"noise": noise, "strength": strength, "scale": scale}
+    if style is not None:
+        return kernels.filter_act_modulate(x, TAPS, style, bias, **how)
+    return kernels.filter_act(x, TAPS, bias, **how)
 
 
 def fused_norm(recipe: Recipe) -> Callable[..., Tensor]:

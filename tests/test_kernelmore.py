@@ -28,13 +28,14 @@ FUSED = {
     "dense": "triton",
     "spectral_norm": "triton",
 }
+JOINED = {"fused_modulation": True}  # which calls one op in place of another
 NEVER = ("scale_act",)  # StyleGAN2's layers have noise and a bias as well
 OF_A_GROUP = ("spectral_norm",)  # the networks pass all layers at once
 EQUIVALENT = ("gain", "act_gain", "weight_gain", "filter_gain", "slope", "channels_last", "bias_gain", "taps")
 torch.set_num_threads(1)
 
 
-def called(workload, monkeypatch):
+def called(workload, monkeypatch, more=None):
     """[(function, {argument: tensor's shape and dtype, or value})] of one forward pass of each network."""
     seen = []
 
@@ -62,7 +63,7 @@ def called(workload, monkeypatch):
         monkeypatch.setattr(kernels, function, record(function))
     for function in ("bias_act", "modulate", "demodulate", "upfirdn2d", "dense_group"):
         monkeypatch.setattr(kernels, function, getattr(kernels, f"{function}_reference"))
-    recipe = Recipe.from_dict(FUSED)
+    recipe = Recipe.from_dict(FUSED | (more or {}))
     G, D = (
         network(workload, recipe).to(memory_format=torch.channels_last)
         for network in (Generator, Discriminator)
@@ -89,7 +90,7 @@ def _rest(how):
 
 def test_shapes_and_arguments_are_those_of_the_networks(monkeypatch):
     workload = Workload.from_dict(SMALL | {"spectral_norm": True})
-    seen = called(workload, monkeypatch)
+    seen = called(workload, monkeypatch) + called(workload, monkeypatch, JOINED)
     for case in kernelcases.cases({"small": workload}, ops=list(MORE), smallest=4):
         if case.setting or case.op in NEVER:
             continue
@@ -109,7 +110,7 @@ def test_shapes_and_arguments_are_those_of_the_networks(monkeypatch):
 def small(op):
     """A case of the op that the interpreter runs in a moment."""
     sizes = {"N": 2, "C": 3, "H": 5, "W": 6, "R": 4, "O": 3, "I": 5, "K": 45}
-    if op == "filter_act":
+    if op in ("filter_act", "filter_act_modulate"):
         sizes |= {"H": 5, "W": 5}
     if op == "fork_upfirdn2d":
         sizes |= {"H": 4, "W": 6}
@@ -144,6 +145,7 @@ def test_a_name_says_all_of_the_sizes(op):
         ("scale_act", 2 * 180, 3 * 180),
         ("act_filter", 180 + 2 * 3 * 6 * 7, 180 + 2 * 2 * 3 * 6 * 7),
         ("filter_act", 150 + 96 + 32, 150 + 96 + 150 + 32),
+        ("filter_act_modulate", 150 + 96 + 32, 150 + 96 + 150 + 32),
         ("bias_act_residual", 3 * 180, 3 * 180),
         ("fork_upfirdn2d", 144 + 36, 2 * 144 + 36),
         ("minibatch_std", 8 * (3 + 8) * 30, 8 * (2 * 3 + 8) * 30),

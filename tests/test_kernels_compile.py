@@ -123,6 +123,7 @@ def record_launches() -> list[tuple]:
         "instance_norm_act",
         "upfirdn2d",
         "filtered_act",
+        "filter_act_modulate",
         "dense",
     )
     for name in (*ops, "residual", "minibatch_std", "adam", "rgb", "spectral_norm"):
@@ -175,10 +176,11 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
         strength,
         scale,
     )
-    y = kernels.filter_act(
-        x.requires_grad_(), BINOMIAL, bias, **how, strength=strength, scale=scale.requires_grad_()
-    )
+    how |= {"strength": strength, "scale": scale.requires_grad_()}
+    y = kernels.filter_act(x.requires_grad_(), BINOMIAL, bias, **how)
     torch.autograd.grad(y, (x, scale), y)  # differentiated once, by a kernel of its own
+    y = kernels.filter_act_modulate(x, BINOMIAL, scale, bias, **how)
+    torch.autograd.grad(y, (x, scale), y)
     run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
     run_group(torch.zeros(128, c, 3, 3).contiguous(memory_format=layout), scale)
     weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)

@@ -1,4 +1,4 @@
-"""act_filter and filter_act against the two ops that either joins, in plain PyTorch: values and gradients, twice.
+"""act_filter, filter_act and filter_act_modulate against the ops that they join, in plain PyTorch, gradients and all.
 
 Without a GPU the Triton kernels run in Triton's interpreter, so shapes are tiny and launches few.
 """
@@ -18,7 +18,8 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 BINOMIAL = (0.125, 0.375, 0.375, 0.125)
 LOPSIDED = (0.3, -1.0, 2.0, 0.5)  # nothing about it is symmetric
-OPS = ["act_filter", "filter_act", "filter_act alone"]  # alone: with nothing but a bias
+# alone: with nothing but a bias
+OPS = ["act_filter", "filter_act", "filter_act alone", "filter_act_modulate", "filter_act_modulate alone"]
 every_format = pytest.mark.parametrize("layout", FORMATS)
 every_op = pytest.mark.parametrize("op", OPS)
 torch.set_num_threads(1)
@@ -31,11 +32,13 @@ def random(*shape: int, layout="nchw", dtype=torch.float64, seed=0) -> Tensor:
 
 
 def inputs(op: str, shape, layout="nchw", dtype=torch.float64, wide=torch.float64) -> list[Tensor]:
-    """What the op is differentiated by: x [N, C, H, W] and bias, then strength and scale."""
+    """What the op is differentiated by: x [N, C, H, W] and bias, then strength, scale and style."""
     n, c = shape[:2]
     found = [random(*shape, layout=layout, dtype=dtype), random(c, dtype=wide, seed=1)]
-    if op == "filter_act":
+    if op in ("filter_act", "filter_act_modulate"):
         found += [random(1, dtype=wide, seed=2)[0], random(n, c, dtype=wide, seed=3).abs() + 0.5]
+    if op.startswith("filter_act_modulate"):
+        found += [random(n, c, dtype=wide, seed=6)]  # of either sign
     return [t.requires_grad_() for t in found]
 
 
@@ -47,9 +50,14 @@ def function(op: str, shape, taps=LOPSIDED, padding=2, reference=False, wide=tor
         return lambda x, bias: f(x, bias, taps, **options)
     if op == "filter_act alone":
         return lambda x, bias: f(x, taps, bias, **options)
+    if op == "filter_act_modulate alone":
+        return lambda x, bias, style: f(x, taps, style, bias, **options)
     out = kernels.upfirdn2d_reference(torch.zeros(shape), taps, padding=padding).shape[2:]
     noise = random(shape[0], 1, *out, dtype=wide, seed=4)
-    return lambda x, bias, k, s: f(x, taps, bias, noise=noise, strength=k, scale=s, **options)
+    options |= {"noise": noise}
+    if op == "filter_act_modulate":
+        return lambda x, bias, k, s, style: f(x, taps, style, bias, strength=k, scale=s, **options)
+    return lambda x, bias, k, s: f(x, taps, bias, strength=k, scale=s, **options)
 
 
 def everything(f, given: list[Tensor], bend=torch.sin) -> list[Tensor | None]:
@@ -129,15 +137,18 @@ def test_every_configuration_agrees_with_the_reference(entry, monkeypatch):
 def test_low_precision_is_no_worse_than_plain_pytorch(op, dtype):
     """The budget is plain PyTorch's own error against float64 in this dtype, times 2, and eight roundings.
 
-    Parameters are float32, as in training.
+    Parameters are float32, as in training. Second derivatives go through squares: those of a sine of what a map sums
+    to may all but cancel.
     """
     shape, how = (2, 3, 6, 5), {"taps": BINOMIAL, "padding": (2, 1)}
     given = inputs(op, shape, "nhwc", dtype, torch.float32)
     exact = everything(
-        function(op, shape, reference=True, **how), [t.detach().double().requires_grad_() for t in given]
+        function(op, shape, reference=True, **how),
+        [t.detach().double().requires_grad_() for t in given],
+        squared,
     )
-    plain = everything(function(op, shape, reference=True, wide=torch.float32, **how), given)
-    got = everything(function(op, shape, wide=torch.float32, **how), given)
+    plain = everything(function(op, shape, reference=True, wide=torch.float32, **how), given, squared)
+    got = everything(function(op, shape, wide=torch.float32, **how), given, squared)
     for i, (a, b, want) in enumerate(zip(got, plain, exact, strict=True)):
         assert a.dtype == b.dtype
         error, budget = ((t.double() - want).norm() / want.norm().clamp(min=1e-9) for t in (a, b))
@@ -189,11 +200,11 @@ def test_every_element_is_written(op, monkeypatch):
 
 
 def test_a_backward_pass_is_one_launch_and_its_sums(monkeypatch):
-    """Neither of the two ops runs, but for path length's second derivative."""
+    """None of the ops that are joined runs, but for path length's second derivative."""
     from ladder.watch import launches
 
     shape = (2, 3, 4, 5)
-    for op in ("act_filter", "filter_act"):
+    for op in ("act_filter", "filter_act", "filter_act_modulate"):
         given = inputs(op, shape, "nhwc")
         with launches() as seen:
             torch.autograd.grad(function(op, shape)(*given).sum(), given)

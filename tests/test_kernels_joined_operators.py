@@ -91,11 +91,25 @@ def test_filter_act(layout, scaled):
     opcheck(LIBRARY.filter_act_grad.default, (*inputs, *plain, needs))
 
 
+@LAYOUTS
+@pytest.mark.parametrize("scaled", [True, False])
+def test_filter_act_modulate(layout, scaled):
+    x, bias, strength, scale, style = tensors((2, 4, 3, 5), (4,), (), (2, 4), (2, 4), layout=layout)
+    plain = act_plain(x)
+    noise = torch.randn(2, 1, *plain[6], device=DEVICE) if scaled else None
+    others = [bias, noise, strength, scale, style] if scaled else [bias, None, None, None, style]
+    opcheck(LIBRARY.filter_act_modulate.default, (x, *others, *plain, torch.float32))
+    y = LIBRARY.filter_act_modulate(*detached(x, *others), *plain, torch.float32)
+    needs = [True, True, scaled, scaled, True]
+    inputs = torch.ones(y.shape, device=DEVICE), y, *detached(*others)
+    opcheck(LIBRARY.filter_act_modulate_grad.default, (*inputs, *plain, needs))
+
+
 # in eager mode they can be differentiated twice
 
 
 @LAYOUTS
-@pytest.mark.parametrize("name", ["to_rgb", "from_rgb", "act_filter", "filter_act"])
+@pytest.mark.parametrize("name", ["to_rgb", "from_rgb", "act_filter", "filter_act", "filter_act_modulate"])
 def test_in_eager_mode_they_are_differentiable_twice(name, layout):
     wide = {"layout": layout, "dtype": torch.float64}
     call = rgb_call(layout, name == "from_rgb", torch.float64)
@@ -110,10 +124,12 @@ def test_in_eager_mode_they_are_differentiable_twice(name, layout):
         plain = (*act_plain(inputs[0]), torch.float64)
         function = lambda x, b: LIBRARY.act_filter(x, b, *plain)  # noqa: E731
     else:
-        inputs = tensors((1, 2, 3, 2), (2,), (), (1, 2), **wide)
+        shapes = ((1, 2),) * (1 + (name == "filter_act_modulate"))
+        inputs = tensors((1, 2, 3, 2), (2,), (), *shapes, **wide)
         plain = (*act_plain(inputs[0]), torch.float64)
         noise = torch.randn(1, 1, *plain[6], device=DEVICE, dtype=torch.float64)
-        function = lambda x, b, k, s: LIBRARY.filter_act(x, b, noise, k, s, *plain)  # noqa: E731
+        op = getattr(LIBRARY, name)
+        function = lambda x, b, k, *styles: op(x, b, noise, k, *styles, *plain)  # noqa: E731
     assert gradcheck(function, inputs, fast_mode=True)
     assert gradgradcheck(function, inputs, fast_mode=True)
 
@@ -157,6 +173,12 @@ def filter_act(ops, x, bias, strength, scale):
     return ops("filter_act")(x, TAPS, bias, **given)
 
 
+def filter_act_modulate(ops, x, style, bias, strength, scale):
+    noise = torch.linspace(-1, 1, 24, device=x.device).view(1, 1, 4, 6)
+    given = {"noise": noise, "strength": strength, "scale": scale, "padding": 2}
+    return ops("filter_act_modulate")(x, TAPS, style, bias, **given)
+
+
 def filter_act_alone(ops, x):
     return ops("filter_act")(x, TAPS, padding=(1, 2), gain=1.0)
 
@@ -173,6 +195,7 @@ FUNCTIONS = [
     (from_rgb_plain, ((2, 3, 3, 5), (5, 3, 1, 1), (5,))),
     (act_filter, ((2, 4, 3, 5), (4,))),
     (filter_act, ((2, 4, 3, 5), (4,), (), (2, 4))),
+    (filter_act_modulate, ((2, 4, 3, 5), (2, 4), (4,), (), (2, 4))),
     (filter_act_alone, ((2, 4, 3, 5),)),
     (fork, ((2, 4, 4, 6),)),
 ]

@@ -44,10 +44,11 @@ def everything(ladder: str = "full") -> dict:
 
 
 @pytest.mark.slow
-def test_the_top_of_the_ladder_computes_what_the_baseline_does(cache, rounding):  # noqa: F811
+@pytest.mark.parametrize("ladder", ["full", "fused_modulation"])
+def test_the_top_of_the_ladder_computes_what_the_baseline_does(ladder, cache, rounding):  # noqa: F811
     if not kernels.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu")
-    step = prepared(everything(), **SIZE)
+    step = prepared(everything(ladder), **SIZE)
     found = parity.check(step, cache=cache)
     assert found["verdict"] == "ok", found["problems"]
 

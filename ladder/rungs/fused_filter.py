@@ -32,9 +32,12 @@ def receipt(seen: dict) -> Receipt:
     """Our kernels are launched, forward and backward, and that many fewer activations run by themselves."""
     names = ["act_filter_kernel", "act_filter_grad_kernel"]
     if seen["norm"] == "demod":
-        names += ["filter_act_kernel", "filter_act_grad_kernel"]
+        up = "filter_act_modulate" if seen["recipe"].get("fused_modulation") else "filter_act"
+        names += [f"{up}_kernel", f"{up}_grad_kernel"]
     calls = {name: count.get("calls", 0) for name, count in seen["kernels"].items()}
-    joined = calls.get("act_filter_kernel", 0) + calls.get("filter_act_kernel", 0)
+    joined = sum(
+        calls.get(f"{name}_kernel", 0) for name in ("act_filter", "filter_act", "filter_act_modulate")
+    )
     alone = calls.get("bias_act_kernel", 0)
     share = joined / max(joined + alone, 1)
     line = f"activations that share a pass with a filter: {joined} of {joined + alone}"
