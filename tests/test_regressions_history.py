@@ -294,7 +294,9 @@ def test_what_is_broken_cannot_be_accepted_in_the_history_either(toy: Toy) -> No
     assert step.status == CONFIRMED and "broken" in step.why
 
 
-def test_a_rung_that_has_left_the_ladder_stops_no_night(toy: Toy, monkeypatch: pytest.MonkeyPatch) -> None:
+def test_a_rung_that_has_left_the_ladder_stops_no_night(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """What is left in its place may have another recipe; and one refusal must not lose the other candidates."""
     asked: list[list[str]] = []
 
@@ -323,6 +325,11 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(toy: Toy, monkeypatch: p
     assert (
         "article/bf16-2: not what full has" in said and "article/cudnn_benchmark: not what full has" in said
     )
+    (tmp_path / "results" / "asv").mkdir(parents=True)
+    (tmp_path / "results" / "asv" / "benchmarks.json").write_text(json.dumps({"x": [["'bf16'", "'bf16-2'"]]}))
+    with monkeypatch.context() as renamed:  # of the recipe before
+        renamed.setattr(issues, "ROOT", tmp_path)
+        assert issues.confirm([step], 1, toy.compared, None, told.append, toy.root) == 0
     assert issues.confirm(steps[2:], 1, toy.compared, None, told.append, toy.root) == 0
     assert "not measured: this commit has no such recipe" in told
 
