@@ -20,7 +20,7 @@ BINOMIAL = (0.125, 0.375, 0.375, 0.125)
 FULLY = [
     90
 ]  # here also NCHW and float32, which are the same code with other strides and types, and filters as they are
-if os.environ.get("COMPILE_FULLY") == "all":  # four minutes on two cores, not one and a half
+if os.environ.get("COMPILE_FULLY") == "all":  # eleven minutes on two cores, not one and a half
     FULLY = list(SHARED_KIB)
 OPTIONS = ("num_warps", "enable_fp_fusion")  # that launches give Triton
 ROOT = Path(__file__).parents[1]
