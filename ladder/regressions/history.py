@@ -59,18 +59,14 @@ class Step:
         return f"in {self.good[:10]}..{self.bad[:10]}" if self.between else f"at {self.bad[:10]}"
 
 
-def screen_accepted(
-    folder: Path,
-    compared: Path,
-    entries: Sequence[known.Entry],
-    branch: str,
-    threshold: float,
-    root: Path = ROOT,
-) -> tuple[list[Step], list[str]]:
-    """`screen` of what a site would be made from, a line for each file that would be left out: nothing else is read."""
+def screen_accepted(folder: Path, *asked: Any) -> tuple[list[Step], list[str]]:
+    """`screen` of what a site would be made from, a line for each file that would be left out: nothing else is read.
+
+    asked: what `screen` takes after the folder.
+    """
     with tempfile.TemporaryDirectory(prefix="asv-history-") as temporary:
         judged = asvfiles.accepted(folder, Path(temporary) / "asv", root=None)
-        steps, lines = screen(Path(temporary) / "asv", compared, entries, branch, threshold, root)
+        steps, lines = screen(Path(temporary) / "asv", *asked)
     return steps, [f"{each.path}: {each.problem}" for each in judged if each.problem] + lines
 
 
