@@ -20,13 +20,13 @@ BINOMIAL = (0.125, 0.375, 0.375, 0.125)
 FULLY = [
     90
 ]  # here also NCHW and float32, which are the same code with other strides and types, and filters as they are
-if os.environ.get("COMPILE_FULLY") == "all":  # eleven minutes on two cores, not one and a half
+if os.environ.get("COMPILE_FULLY") == "all":  # eleven minutes on two cores, not three
     FULLY = list(SHARED_KIB)
 OPTIONS = ("num_warps", "enable_fp_fusion")  # that launches give Triton
 ROOT = Path(__file__).parents[1]
 
 
-@pytest.mark.timeout(1300)  # a minute and a half on two cores that have nothing else to do
+@pytest.mark.timeout(1300)  # three minutes on two cores that have nothing else to do
 def test_every_kernel_compiles_and_fits_in_every_configuration(tmp_path):
     """In a process of its own: this one may have Triton's interpreter on."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
