@@ -51,7 +51,7 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
 
     found = list(validate.read_and_judge([source], source, also)) if any(source.iterdir()) else []
     commits = {data["commit_hash"] for _, data, _ in found if _is(data, "commit_hash")}
-    dates = commit_dates(root, commits) if root else None
+    dates = validate.commit_dates(root, commits) if root else None
     rows, taken = {}, set()
     for file, data, judged in sorted(found, key=lambda each: _order(each[0])):
         where = file.relative_to(source)
@@ -69,27 +69,6 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
             shutil.rmtree(into / where.parent)
             rows[file] = Judged(rows[file].path, None, (NO_RESULTS,))
     return [rows[file] for file, _, _ in found]
-
-
-def commit_dates(root: Path, commits: set[str]) -> dict[str, int] | None:
-    """When each of these commits was written, in asv's milliseconds, as far as the repository knows them; None
-    where there is no repository.
-    """
-    command = [
-        "git",
-        "-C",
-        str(root),
-        "log",
-        "--no-walk=unsorted",
-        "--ignore-missing",
-        "--stdin",
-        "--format=%H %at",
-    ]
-    run = subprocess.run(command, input="\n".join(sorted(commits)) + "\n", capture_output=True, text=True)
-    if run.returncode or not commits:
-        return None if run.returncode else {}
-    lines = [line.split() for line in run.stdout.splitlines()]
-    return {commit: 1000 * int(seconds) for commit, seconds in lines if commit in commits}
 
 
 def regenerate(into: Path, root: Path = ROOT) -> Path:
@@ -154,11 +133,7 @@ def _misplaced(
         return "the machine.json of its folder was not accepted"
     if kind == "note" and Path(where.parts[0], where.name) not in taken:
         return "the result that it belongs to was not accepted"
-    if kind == "results" and dates is not None:
-        known = dates.get(data["commit_hash"])
-        if known is not None and known != data["date"]:
-            return "date: not that of its commit"
-    return None
+    return validate.misdated(data, dates or {}) if kind == "results" else None
 
 
 def _copy(data: dict[str, Any], path: Path) -> None:

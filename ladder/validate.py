@@ -14,7 +14,7 @@ import os
 import re
 import stat
 import subprocess
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -136,15 +136,43 @@ def asv_date(file: Path, data: Any) -> str | None:
     """What is wrong with the date of one of asv's results, if this repository knows its commit."""
     if asvchecks.kind_of(file) != "results":
         return None
-    known = _commit_date(data["commit_hash"])
-    return None if known is None or known == data["date"] else "date: not that of its commit"
+    return misdated(data, _dates(data["commit_hash"]))
+
+
+def misdated(data: dict[str, Any], dates: Mapping[str, int]) -> str | None:
+    """What is wrong with the date of a result of asv, by the `commit_dates` that are known."""
+    known = dates.get(data["commit_hash"])
+    return None if known in (None, data["date"]) else "date: not that of its commit"
 
 
 @functools.cache
-def _commit_date(commit: str) -> int | None:
-    """In asv's milliseconds."""
-    said = _git("log", "--no-walk", "--ignore-missing", "--format=%at", commit, "--")
-    return 1000 * int(said[0]) if said else None
+def _dates(commit: str) -> dict[str, int]:
+    return commit_dates(ROOT, {commit}) or {}
+
+
+def commit_dates(root: Path, commits: set[str]) -> dict[str, int] | None:
+    """When each of these commits was written, in asv's milliseconds, as far as the repository knows them; None
+    where there is no repository.
+    """
+    command = [
+        "git",
+        "-C",
+        str(root),
+        "log",
+        "--no-walk=unsorted",
+        "--ignore-missing",
+        "--stdin",
+        "--format=%H %at",
+    ]
+    asked = "\n".join(sorted(commits)) + "\n"
+    try:
+        run = subprocess.run(command, input=asked, capture_output=True, text=True)
+    except OSError:
+        return None
+    if run.returncode or not commits:
+        return None if run.returncode else {}
+    lines = [line.split() for line in run.stdout.splitlines()]
+    return {commit: 1000 * int(seconds) for commit, seconds in lines if commit in commits}
 
 
 def _git(*command: str) -> list[str]:

@@ -197,10 +197,10 @@ def test_a_commit_that_git_knows_must_have_its_date(tmp_path: Path, monkeypatch:
     rows = judged(tmp_path / "asv", tmp_path)
     assert rows[name].problem == "date: not that of its commit"
     monkeypatch.setattr(validate, "ROOT", tmp_path)  # what a contributor is told before sending it
-    validate._commit_date.cache_clear()
+    validate._dates.cache_clear()
     told = {row.path: row.problem for row in validate.validate([tmp_path / "asv"])}
     assert told[str(path)] == "date: not that of its commit" and told[str(other)] is None
-    validate._commit_date.cache_clear()
+    validate._dates.cache_clear()
     assert rows[unknown].problem is None and rows[unknown].marks == (asvfiles.UNKNOWN_COMMIT,)
     hostile_asv.put("date", 1700000000000)(path)
     shutil.rmtree(tmp_path / "into")

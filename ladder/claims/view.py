@@ -22,8 +22,7 @@ class View:
 
     def samples(self, experiment: str, contender: str | None) -> list[float]:
         """Microseconds, one a repeat; empty where there are none."""
-        found = self.experiments.get(experiment)
-        return found["samples_us"].get(contender, []) if found else []
+        return self.samples_of(experiment).get(contender, [])
 
     def samples_of(self, experiment: str) -> dict[str, list[float]]:
         """Contender -> its samples."""
@@ -67,10 +66,9 @@ class View:
         return max(names, key=lambda name: names[name], default=None)
 
     def _measured(self, experiment: str, among: tuple[str, ...] | None) -> dict[str, float]:
-        found = self.experiments.get(experiment, {"samples_us": {}})["samples_us"]
         return {
             name: timed.summary(values)["median"]
-            for name, values in found.items()
+            for name, values in self.samples_of(experiment).items()
             if among is None or name in among
         }
 
@@ -110,10 +108,9 @@ class View:
 
     def by_occupancy(self, experiment: str, low: float, high: float) -> str | None:
         """The quickest contender whose occupancy is from `low` to below `high`."""
-        names = self.experiments.get(experiment, {"samples_us": {}})["samples_us"]
         fitting = tuple(
             name
-            for name in names
+            for name in self.samples_of(experiment)
             if (share := self.occupancy(experiment, name)) is not None and low <= share < high
         )
         return self.quickest(experiment, fitting) if fitting else None

@@ -41,10 +41,10 @@ def confirm(
         and step.series.machine == facts["name"]
         and step.series.torch in (None, "", torch)
     ]
-    past = [step for step in mine if not _is_todays(step.series.rung[1])]
-    for name in dict.fromkeys(step.series.name for step in past):
+    todays = _todays()
+    for name in dict.fromkeys(step.series.name for step in mine if step.series.rung[1] not in todays):
         tell(f"{name}: not what {LADDER} has under that name today, so no comparison can confirm it")
-    mine = [step for step in mine if step not in past]
+    mine = [step for step in mine if step.series.rung[1] in todays]
     key = lambda step: (step.good, step.bad, step.series.rung[0])  # noqa: E731
     groups = [list(group) for _, group in itertools.groupby(sorted(mine, key=key), key)]
     groups.sort(key=lambda group: -max(step.share for step in group))
@@ -65,17 +65,17 @@ def confirm(
     return measured
 
 
-def _is_todays(rung: str) -> bool:
-    """Whether the series of that name is of the rung that the ladder has under it today.
+def _todays() -> set[str]:
+    """Rungs whose series are of what the ladder has under these names today.
 
     A rung whose recipe changed goes on as `NAME-2` in asv's list (benches/series.py); NAME is the recipe of before.
     """
-    names = [step.name for step in catalog.load_ladder(LADDER).rungs]
     try:
         listed = (ROOT / "results" / "asv" / "benchmarks.json").read_text(encoding="utf-8")
     except OSError:
         listed = ""
-    return rung in names and f"\"'{rung}-2'\"" not in listed
+    names = (step.name for step in catalog.load_ladder(LADDER).rungs)
+    return {name for name in names if f"\"'{name}-2'\"" not in listed}
 
 
 def write(steps: Sequence[Step]) -> list[dict[str, Any]]:
