@@ -1,4 +1,4 @@
-"""What the three rungs of torch.compile have in common: their receipt. ``ladder.evidence`` gathers what it reads."""
+"""What the rungs of torch.compile have in common: their receipt. ``ladder.evidence`` gathers what it reads."""
 
 from __future__ import annotations
 

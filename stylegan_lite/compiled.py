@@ -24,13 +24,15 @@ if TYPE_CHECKING:
     from stylegan_lite.step import TrainingStep
 
 PHASES = ("G_main", "D_main")
+# Of max-autotune what tunes in parallel: not coordinate descent, which compiles every kernel's neighbours one by one.
+AUTOTUNE = {"max_autotune": True}
 
 
 class Compiled:
     """Compiled losses of one step.
 
     Attributes:
-        mode: torch.compile's. failed: the first line of what a compilation raised, or None.
+        mode: torch.compile's, or "autotune". failed: the first line of what a compilation raised, or None.
         functions: phase -> its compiled loss; empty where compiling failed.
         graphs, late: phase -> graphs compiled for it, in all, and since `settle`. runs: calls of them since then.
         breaks: why Dynamo left a function to go back to Python -> how often.
@@ -110,7 +112,14 @@ def inductor(graph: torch.fx.GraphModule, inputs: list[Tensor], mode: str) -> Ca
     """What torch.compile(mode=mode) does with a graph."""
     import torch._inductor
 
-    return torch._inductor.compile(graph, inputs, options=torch._inductor.list_mode_options(mode))
+    return torch._inductor.compile(graph, inputs, options=options_of(mode))
+
+
+def options_of(mode: str) -> dict[str, Any]:
+    """Inductor's options of a mode; "autotune" is none of torch's, but one option of its max-autotune."""
+    import torch._inductor
+
+    return AUTOTUNE if mode == "autotune" else torch._inductor.list_mode_options(mode)
 
 
 def _graph_breaks() -> Counter[str]:

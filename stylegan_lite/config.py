@@ -202,8 +202,8 @@ class Recipe(_Config):
     streams: Literal["one", "two"] = (
         "one"  # two: gradients of weights and the moving average beside the rest of the step
     )
-    compile: Literal["off", "default", "reduce-overhead", "max-autotune"] = (
-        "off"  # torch.compile of the main phases
+    compile: Literal["off", "default", "autotune", "reduce-overhead", "max-autotune"] = (
+        "off"  # torch.compile of the main phases; autotune: max-autotune without coordinate descent
     )
 
     @property

@@ -70,7 +70,7 @@ def once():
 @pytest.mark.parametrize(
     ("values", "words"),
     [
-        ({"compile": "fast"}, ["compile", "off, default, reduce-overhead, max-autotune"]),
+        ({"compile": "fast"}, ["compile", "off, default, autotune, reduce-overhead, max-autotune"]),
         ({"compile": "reduce-overhead", "cuda_graphs": True, "adam": "capturable"}, ["reduce-overhead", "cuda_graphs"]),
         ({"compile": "reduce-overhead"}, ["reduce-overhead", "set_to_none: true"]),
         ({"compile": "max-autotune"}, ["max-autotune", "set_to_none: true"]),
@@ -85,18 +85,25 @@ def test_an_impossible_recipe_is_refused_in_one_line(values, words):
 
 def test_inside_our_graphs_no_mode_brings_its_own():
     ours = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True}
-    modes = {"default": "default", "max-autotune": "max-autotune-no-cudagraphs"}
+    modes = {"default": "default", "autotune": "autotune", "max-autotune": "max-autotune-no-cudagraphs"}
     for mode, inside in modes.items():
         recipe = Recipe.from_dict(ours | {"compile": mode})
         assert compiled.mode_of(recipe) == inside and not compiled.brings_graphs(recipe)
-        assert not torch._inductor.list_mode_options(inside).get("triton.cudagraphs")
+        assert not compiled.options_of(inside).get("triton.cudagraphs")
     for mode in ("max-autotune", "reduce-overhead"):
         recipe = Recipe.from_dict({"set_to_none": True, "compile": mode})
         assert compiled.mode_of(recipe) == mode and compiled.brings_graphs(recipe)
         assert torch._inductor.list_mode_options(mode)["triton.cudagraphs"]
 
 
-@pytest.mark.parametrize("name", ["compile", "compile_default", "compile_reduce_overhead"])
+def test_autotune_is_max_autotune_without_its_descent():
+    whole = compiled.options_of("max-autotune-no-cudagraphs")
+    assert compiled.options_of("autotune") | {"coordinate_descent_tuning": True} == whole
+
+
+@pytest.mark.parametrize(
+    "name", ["compile", "compile_autotune", "compile_default", "compile_reduce_overhead"]
+)
 def test_a_ladder_of_an_alternative_contains_its_rungs_and_no_kernel_of_ours(name):
     ladder = catalog.load_ladder(name)
     top = catalog.climb(ladder, dict.fromkeys(catalog.NEEDS))[
@@ -243,7 +250,7 @@ def test_compile_shows_its_receipt_beside_those_of_the_rungs_below(once):
     assert seen["graphs"]["operators_eager"] > 500  # the watch saw the modules, not the compiled graph
     assert receipt("compile", gathered(once)).engaged  # where the profiler may not be used
     assert once.compiled is not None
-    for mode in ("max_autotune", "reduce_overhead"):
+    for mode in ("autotune", "max_autotune", "reduce_overhead"):
         assert not receipt(f"compile_{mode}", seen).engaged
         tuned = seen | {"compile": seen["compile"] | {"mode": mode.replace("_", "-")}}
         assert receipt(f"compile_{mode}", tuned).engaged
@@ -285,6 +292,7 @@ def test_what_only_a_gpu_shows_is_refused(once, refused):
         ({"kernels": 0.0}, "compile", "the timed step runs no generated kernel"),
         ({"mode": "max-autotune"}, "compile", "another mode than the rung's"),
         ({"mode": "default"}, "compile_max_autotune", "another mode than the rung's"),
+        ({"mode": "default"}, "compile_autotune", "another mode than the rung's"),
         ({"mode": "default"}, "compile_reduce_overhead", "another mode than the rung's"),
         ({"filters": 16}, "shifted_resample", "compiled graphs convolve with the filter"),
     ):

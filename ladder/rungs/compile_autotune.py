@@ -1,0 +1,26 @@
+"""torch.compile of the main phases, autotuned: max-autotune without its coordinate descent.
+
+What changes. As `compile`, with Inductor's option `max_autotune`: it times library calls against Triton templates for
+matmuls and convolutions, and several tiles for each kernel that it generates. The mode `max-autotune` sets one option
+more, `coordinate_descent_tuning`, which then walks on from each kernel's best tile: it compiles a neighbour, times it,
+compiles the next. That is `compile_max_autotune`.
+
+Why it should help. The default mode picks tiles by rules; here they are timed on the shapes at hand. Candidates are
+compiled on all cores at once, so tuning ends in minutes. Coordinate descent compiles one after another, for hundreds of
+kernels: most of the time that the whole mode takes, spent on kernels that have a good tile already.
+
+When it does not. Most of a step is 3x3 convolutions, and for those cuDNN usually stays the fastest candidate. What is
+picked can differ from run to run, where two candidates are within noise of each other.
+"""
+
+from ladder import compiling
+from ladder.receipts import Receipt
+
+title = "torch.compile, autotuned"
+change = {"compile": "autotune"}
+needs = ("cuda", "triton")
+
+
+def receipt(seen: dict) -> Receipt:
+    """As for compile, with this option."""
+    return compiling.receipt(seen, "autotune")
