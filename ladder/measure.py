@@ -305,17 +305,19 @@ class _Run:
     def device_lock(self) -> contextlib.AbstractContextManager[None]:
         return device_lock(machine.device_key(self.device), lambda: self.emit("waiting"))
 
-    def get_ready(self, worker: Worker, rung: dict[str, Any], keep_gradients: bool) -> dict[str, Any]:
-        """Build and prepare; returns what they took."""
+    def get_ready(
+        self, worker: Worker, rung: dict[str, Any], keep_gradients: bool, threads: int | None = None
+    ) -> dict[str, Any]:
+        """Build and prepare, on so many CPU threads; returns what they took."""
         self.emit("phase", phase="build")
-        inspector = {"keep_gradients": True} if keep_gradients else {}
+        more = {"keep_gradients": keep_gradients, "threads": threads}
         built = worker.call(
             "build",
             workload=self.workload,
             recipe=self.recipes[rung["name"]],
             device=self.device,
             seed=self.protocol["seed"],
-            **inspector,
+            **{key: value for key, value in more.items() if value},
         )
         if problem := self.visits.check_gpu(built.get("gpu_uuid")):
             raise UserError(problem)
@@ -336,7 +338,9 @@ class _Run:
         if lanes > 1:
             # Alone, as it makes what all are compared with: of a smaller batch where others leave it no room.
             self.each(pool, names[:1], None)
-            sidebyside.inspect(self, pool, names[1:], lanes)
+            # The budget of whole steps takes longest to make: others make theirs meanwhile.
+            whole = [name for name in names[1:] if self.recipes[name].get("whole_step_graph")][:1]
+            sidebyside.inspect(self, pool, list(dict.fromkeys([*whole, *names[1:]])), lanes)
         self.each(pool, names, None)  # all, or what ran out of memory beside others
 
     def inspect(

@@ -140,7 +140,7 @@ def _errors_as_timed(
     with inputs_are_ours(step):
         load(step, ref.draws()[number])
         if kinds:
-            exact = together.exact(ref, kinds, tell)[number]
+            exact = together.exact(ref, kinds, tell, step.device)[number]
             seen = together.run_kinds(step, ref, kinds, step.run, tell, "as it is timed")
             compared = ((name, each, together.wanted(ref, exact, name, each)) for name, each in seen.items())
         else:

@@ -156,9 +156,13 @@ class Run:
             with self.lock:
                 self.tell(f"{name}: {doing}")
 
-    def get_ready(self, worker: Worker, row: dict[str, Any], keep_gradients: bool) -> dict[str, Any]:
-        more = {"keep_gradients": True} if keep_gradients else {}
-        return Session(self.plan, row["recipe"], worker, data=None).build(**more)
+    def get_ready(
+        self, worker: Worker, row: dict[str, Any], keep_gradients: bool, threads: int | None = None
+    ) -> dict[str, Any]:
+        more = {"keep_gradients": keep_gradients, "threads": threads}
+        return Session(self.plan, row["recipe"], worker, data=None).build(
+            **{k: v for k, v in more.items() if v}
+        )
 
     def inspect(self, worker: Worker, row: dict[str, Any], _: Alone = contextlib.nullcontext) -> None:
         """Compare with FP64. What fails is not timed, unless it is FP8, which is here to be tried."""

@@ -60,6 +60,9 @@ class Reference:
     state: State
     outcomes: list[dict[str, Outcome]]
     folder: Path
+    held: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # outcomes of whole steps, by device and kinds
 
     def draws(self) -> list[Draw]:
         """The inputs that belong to the outcomes."""
@@ -72,15 +75,10 @@ class Reference:
         """
         if device != "cuda":
             return self
-        held = {"state": self.state, "outcomes": dict(enumerate(self.outcomes))}
-        if _bytes(held) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
+        tree = {"state": self.state, "outcomes": dict(enumerate(self.outcomes))}
+        if (moved := resident(tree, device)) is tree:
             return self
-        try:
-            held["state"] = _map(held["state"], lambda t: t.to(device) if t.ndim else t)
-            held["outcomes"] = _map(held["outcomes"], lambda t: t.to(device))
-        except torch.OutOfMemoryError:
-            return self
-        return dataclasses.replace(self, state=held["state"], outcomes=list(held["outcomes"].values()))
+        return dataclasses.replace(self, state=moved["state"], outcomes=list(moved["outcomes"].values()))
 
 
 def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
@@ -278,6 +276,16 @@ def _prune(newest: Path) -> None:
     for path in entries[KEPT:]:
         if path != newest:
             shutil.rmtree(path, ignore_errors=True)
+
+
+def resident(tree: Any, device: str) -> Any:
+    """The tensors of a tree on the device, single numbers as they are; the tree itself where they take too much."""
+    if device != "cuda" or _bytes(tree) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
+        return tree
+    try:
+        return _map(tree, lambda t: t.to(device) if t.ndim else t)
+    except torch.OutOfMemoryError:
+        return tree
 
 
 def _bytes(tree: Any) -> int:

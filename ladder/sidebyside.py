@@ -16,6 +16,7 @@ from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
 from ladder.pool import Pool, Worker, WorkerFailure
+from ladder.threads import share
 
 MOST_AHEAD = 12  # idle workers that have imported torch, about half a GB each
 NEXT = 3  # of them always, while rungs are inspected
@@ -83,12 +84,13 @@ def inspect(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
     if not names:
         return
     pool.start_ahead(min(len(names), MOST_AHEAD))
-    gate = Gate()
+    gate, held = Gate(), share(min(lanes, len(names)))
     with run.device_lock():
-        each([functools.partial(_inspect_one, run, pool, name, gate) for name in names], lanes, pool.kill)
+        jobs = [functools.partial(_inspect_one, run, pool, name, gate, held) for name in names]
+        each(jobs, lanes, pool.kill)
 
 
-def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate) -> None:
+def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate, held: int | None) -> None:
     rung = run.rungs[name]
     with run.lock:
         if not run.is_due(name, None):  # what it depends on has failed since
@@ -99,7 +101,7 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate) -> None:
     pool.begin_ahead(NEXT)
     try:
         with gate.together():
-            run.get_ready(worker, rung, keep_gradients=True)
+            run.get_ready(worker, rung, keep_gradients=True, threads=held)
             run.inspect(worker, rung, gate.alone)
     except WorkerFailure as failure:
         if pool.ended or is_unsure(failure):
@@ -145,8 +147,8 @@ def time_all(run: Any, pool: Pool, names: Sequence[str], number: int) -> None:
 
 def _time_group(run: Any, pool: Pool, names: Sequence[str], number: int) -> None:
     ready: dict[str, tuple[Worker, dict[str, Any]]] = {}
-    company = len(names) > 1
-    jobs = [functools.partial(_prepare_one, run, pool, name, number, ready, company) for name in names]
+    held = share(len(names))
+    jobs = [functools.partial(_prepare_one, run, pool, name, number, ready, held) for name in names]
     each(jobs, len(jobs), pool.kill)
     pool.start_ahead(pool.ahead)  # nobody imports while one is timed
     beside = len(ready) - 1
@@ -174,7 +176,7 @@ def _prepare_one(
     name: str,
     number: int,
     ready: dict[str, tuple[Worker, dict[str, Any]]],
-    company: bool,
+    held: int | None,
 ) -> None:
     rung = run.rungs[name]
     run.place.at = {"rung": name, "round": number}
@@ -184,10 +186,10 @@ def _prepare_one(
     run.emit("visit")
     worker = pool.take()
     try:
-        prepared = run.get_ready(worker, rung, keep_gradients=False)
+        prepared = run.get_ready(worker, rung, keep_gradients=False, threads=held)
     except WorkerFailure as failure:
         worker.close()
-        if pool.ended or (company and is_unsure(failure)):
+        if pool.ended or (held and is_unsure(failure)):  # held to some threads: there are others
             return
         with run.lock:
             run.fail(rung, number, failure)

@@ -91,7 +91,7 @@ def each_phase(
 def _measure_together(
     step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]], budget: bool
 ) -> tuple[list[Errors], dict[str, dict[str, float]]]:
-    exact = together.exact(ref, kinds, tell)
+    exact = together.exact(ref, kinds, tell, step.device)
     runs: list[Errors] = []
     first: dict[str, dict[str, Tensor]] = {}
     distances = {}

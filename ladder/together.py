@@ -55,8 +55,22 @@ def run_kinds(
     return outcomes
 
 
-def exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
-    """FP64 outcomes of every kind for each replay, on the CPU; made now or found beside the reference."""
+def exact(ref: Reference, kinds: list[Kind], tell: Tell, device: str = "cpu") -> list[dict[str, Outcome]]:
+    """FP64 outcomes of every kind for each replay; made now or found beside the reference.
+
+    On the device where they take little of it, and once for all that is compared with this reference: each spelling of
+    the budget would copy gigabytes anew. Else on the CPU.
+    """
+    if device == "cpu":
+        return _exact(ref, kinds, tell)
+    key = f"{device} {kinds}"
+    if key not in ref.held:
+        made = dict(enumerate(_exact(ref, kinds, tell)))
+        ref.held[key] = list(reference.resident(made, device).values())
+    return ref.held[key]
+
+
+def _exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
     path = ref.folder / "together.pt"
     made_of = {"kinds": [*map(list, kinds)], "by": reference.made_by(__file__)}
     if path.exists():

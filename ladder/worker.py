@@ -5,7 +5,7 @@ instead and cannot corrupt it). Each command gets one reply; slow ones send `{"p
 which feed the watchdog.
 
     {"do": "import", "torch": bool}                      -> {"ok": true, "start_s": s}
-    {"do": "build", "workload": {}, "recipe": {}, "device": "cuda", "seed": 0}
+    {"do": "build", "workload": {}, "recipe": {}, "device": "cuda", "seed": 0, "threads": CPU threads until a visit}
                                                          -> {"ok": true, "recipe": {}, "settings": {}, "build_s": s,
         "gpu_uuid": which GPU it is on, to be compared and never stored}
     {"do": "prepare"}                                    -> {"ok": true, "prepare_s": s, "capture_s": s, "warmup_s": s}
@@ -49,6 +49,7 @@ from typing import Any
 from ladder import capturing, gpustate
 from ladder.asides import added, stood_still, weights_of
 from ladder.errors import describe, one_line
+from ladder.threads import Threads
 
 CYCLE_STEPS = 16
 CONTRACT = 1
@@ -102,6 +103,7 @@ class Rung:
         self.step: Any = None
         self.device = "cpu"
         self.peaks: dict[str, int] = {}  # of visits before the last
+        self.threads = Threads()
 
     def do_import(self, torch: bool) -> dict[str, Any]:
         begin = time.perf_counter()
@@ -127,9 +129,11 @@ class Rung:
         return {"start_s": time.perf_counter() - begin}
 
     def do_build(
-        self, workload: dict, recipe: dict, device: str, seed: int, keep_gradients: bool = False
-    ) -> dict[str, Any]:
+        self, workload: dict, recipe: dict, device: str, seed: int,
+        keep_gradients: bool = False, threads: int | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
         self.device = device
+        self.threads.hold(threads)
         begin = time.perf_counter()
         self.step = self.package.make_step(workload, recipe, device=device, seed=seed)
         if keep_gradients:
@@ -163,6 +167,7 @@ class Rung:
         """Untimed lead-in, `cycles` timed cycles, then what is not the step's time: a cycle without lazy phases, what
         each of those adds, and the checks that timing must not see."""
         begin = time.perf_counter()
+        self.threads.release()
         gc.collect()
         retries = self.memory().get("alloc_retries", 0)
         weights = weights_of(self.step)
@@ -269,6 +274,7 @@ class Rung:
         """
         from ladder import evidence, receipts
 
+        self.threads.release()
         seen = evidence.gather(self.step, lambda: self.channel.send({"progress": "traced"}))
         return {"receipts": receipts.issue(seen["recipe"], seen, rungs), "evidence": seen}
 

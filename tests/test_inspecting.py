@@ -253,6 +253,13 @@ def test_inspectors_work_side_by_side_but_for_the_receipts(lanes: dict, tmp_path
     assert stored(tmp_path / "out") == result and result["complete"]
 
 
+def test_what_makes_the_longest_budget_is_the_first_of_them(lanes: dict, tmp_path: Path) -> None:
+    whole = {"whole_step_graph": True}
+    run(tmp_path / "out", {name: {} for name in "abcdef"} | {"x": whole, "y": whole}, inspect=True)
+    order = [name for name, do in lanes["calls"] if do == "prepare"]
+    assert order[0] == "a" and "x" in order[1:4] and "y" not in order[1:4]
+
+
 def test_what_runs_out_of_memory_beside_others_is_inspected_again_alone(lanes: dict, tmp_path: Path) -> None:
     result = run(tmp_path / "out", {"a": {}, "big": {}, "b": {}}, inspect=True)
     assert by_name(result)["big"]["status"] == "ok" and by_name(result)["big"]["parity"] == OK

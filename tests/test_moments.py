@@ -250,6 +250,18 @@ def test_whole_steps_are_made_anew_for_other_kinds_or_another_source(cache, tmp_
     assert anew([*KINDS, KIND]) and not anew([*KINDS, KIND])
 
 
+def test_whole_steps_are_moved_to_a_gpu_once_for_all_spellings(cache, monkeypatch):
+    ref, moved = reference.get(SMALLEST, "cpu", cache), []
+    monkeypatch.setattr(reference, "resident", lambda tree, device: moved.append(device) or tree)
+    found = [
+        together.exact(ref, kinds, lambda text: None, "cuda") for kinds in (KINDS, KINDS, [*KINDS, KIND])
+    ]
+    assert moved == ["cuda", "cuda"] and found[0] is found[1]
+    assert [len(each[0]) for each in found] == [
+        sum(map(len, kinds)) for kinds in (KINDS, KINDS, [*KINDS, KIND])
+    ]
+
+
 def test_a_budget_of_whole_steps_is_for_these_kinds(cache, monkeypatch):
     ref, made = reference.get(SMALLEST, "cpu", cache), counted(monkeypatch)
     monkeypatch.setattr(spread, "spellings", lambda *_: [{"precision": "fp32"}, {"precision": "fp32"}])

@@ -10,11 +10,14 @@ from typing import Any
 
 import pytest
 
-from ladder import inspecting, measure, sidebyside
+from ladder import inspecting, measure, sidebyside, threads
 from ladder.pool import Worker, WorkerFailure
 from tests.test_measure import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
 
 GIB = 2**30
+
+
+held: dict[str, list[int | None]] = {}  # by rung: the threads that each of its processes may compute with
 
 
 @pytest.fixture
@@ -25,6 +28,8 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, int,
     """
     monkeypatch.setattr(measure, "PREPARED", {"cpu": 3})
     monkeypatch.setattr(measure._Run, "lanes", lambda run: 3)
+    monkeypatch.setattr(threads.machine, "usable_cores", lambda: 16)
+    held.clear()
     made, ticks, real, lock = [], [0], Worker.call, threading.Lock()
     started: list[Worker] = []
     busy: list[Worker] = []
@@ -39,6 +44,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, int,
             busy.extend(other for other in started if not other._imported and not other.ended)
         if do == "build":
             worker.named = fields["recipe"]["name"]
+            held.setdefault(worker.named, []).append(fields.get("threads"))
         if do not in ("prepare", "visit"):
             return real(worker, do, **fields)
         begin = tick()
@@ -77,6 +83,13 @@ def test_preparing_overlaps_and_timing_is_alone(calls: list, tmp_path: Path) -> 
     assert {each["beside"] for rung in result["rungs"] for each in rung["rounds"]} <= {0, 1, 2}
     assert any(each["beside"] == 2 for rung in result["rungs"] for each in rung["rounds"])
     assert result["complete"] and stored(tmp_path) == result
+
+
+def test_what_is_prepared_beside_others_has_its_share_of_the_cores(calls: list, tmp_path: Path) -> None:
+    run(tmp_path, {name: {} for name in ("baseline", "once", "b", "c", "d", "e")})
+    shares = [each for name in held if name != "once" for each in held[name]]
+    assert set(shares) <= {16 // 3, 16 // 2, None} and shares.count(16 // 3) >= 3
+    assert held["once"][-1] is None  # alone, it has all
 
 
 def test_visits_keep_the_order_that_the_seed_gives(

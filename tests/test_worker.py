@@ -7,6 +7,7 @@ import pytest
 
 from ladder import asides, capturing, worker
 from ladder.worker import Invalid, NoContract, Rung, failure, is_settled
+from tests.small import SMALL
 
 
 @pytest.mark.parametrize(
@@ -181,3 +182,25 @@ def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
     seen = traces.traced(rung.step.cycle)
     assert seen["kernels"] == 1 and seen["busy_ms"] == pytest.approx(1000 * wall, rel=0.05)
     assert event == pytest.approx(wall, rel=0.05)
+
+
+def test_what_is_measured_has_the_threads_that_pytorch_chose() -> None:
+    import torch
+
+    import stylegan_lite
+
+    rung, before = Rung(None, types.SimpleNamespace(send=lambda message: None)), torch.get_num_threads()
+    rung.package, small = stylegan_lite, SMALL
+    torch.set_num_threads(2)
+    try:
+        for threads, held in ((None, 2), (4, 2), (1, 1)):
+            rung.do_build(small, {}, "cpu", 0, threads=threads)
+            rung.do_prepare()
+            assert torch.get_num_threads() == held
+            rung.do_visit(cycles=1, settle_s=0, settle_cycles=0, main=False)
+            assert torch.get_num_threads() == 2
+        rung.do_build(small, {}, "cpu", 0, threads=1)
+        rung.do_receipts([])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)
