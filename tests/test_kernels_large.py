@@ -1,5 +1,7 @@
 """Offsets past 2^31 elements, and gradients that nobody asked for."""
 
+import gc
+
 import pytest
 import torch
 
@@ -89,11 +91,19 @@ def in_every_direction(case, inputs, gs, along):
 )
 def test_the_last_sample_is_treated_as_it_is_alone(samples, channels, pixels, op, layout):
     """Forward, backward and double backward; on a GPU it lies past 2^31 elements. Nothing comes from the others."""
+    if any(machine.capabilities(DEVICE)[need] for need in kernelcases.OPS[op].needs):
+        pytest.skip(f"needs {', '.join(kernelcases.OPS[op].needs)}")
+    if pixels > 100:
+        gc.collect()
+        torch.cuda.empty_cache()
+        if torch.cuda.mem_get_info()[0] < 100 << 30:
+            pytest.skip("needs 100 GiB of GPU memory")
+    assert not differences(samples, channels, pixels, op, layout)
+
+
+def differences(samples: int, channels: int, pixels: int, op: str, layout: str) -> list[str]:
+    """What is another for the last sample than alone. No tensor outlives this: of a failed test all locals are kept."""
     entry = kernelcases.OPS[op]
-    if any(machine.capabilities(DEVICE)[need] for need in entry.needs):
-        pytest.skip(f"needs {', '.join(entry.needs)}")
-    if pixels > 100 and torch.cuda.mem_get_info()[0] < 100 << 30:
-        pytest.skip("needs 100 GiB of GPU memory")
     letters = set("".join(entry.inputs.values()))
     wide = pixels + ("R" in letters)  # a transposed convolution leaves a pixel more
     sizes = [("N", samples), ("C", channels), ("H", wide), ("W", wide), ("R", pixels)]
@@ -131,15 +141,21 @@ def test_the_last_sample_is_treated_as_it_is_alone(samples, channels, pixels, op
         for name, (t, by_sample) in in_every_direction(case, inputs, of_all("g"), of_all("along")).items()
     }
     alone = in_every_direction(case, last, of_one("g"), of_one("along"))
+    problems = []
     for name, (expected, each) in alone.items():
         found = together[name][0]
-        if (each and name[:1] != "d") or name in ("dx", "ddg0"):
-            assert torch.equal(found, expected), name
-        else:  # sums, which may be taken in another order
-            scale = float(expected.float().abs().max())
-            torch.testing.assert_close(
-                found, expected, rtol=2e-3, atol=2e-3 * scale, msg=lambda m, n=name: f"{n}: {m}"
-            )
+        # Sums may be taken in another order: all gradients but the map's are some, and so are statistics of a map.
+        sums = entry.function == "instance_norm_act" or (name[:1] == "d" and name not in ("dx", "ddg0"))
+        if each and not sums:
+            if not torch.equal(found, expected):
+                problems.append(f"{name}: another number")
+            continue
+        scale = float(expected.float().abs().max())
+        try:
+            torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3 * scale)
+        except AssertionError as error:
+            problems.append(f"{name}: {error}")
+    return problems
 
 
 def leaves(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
