@@ -11,7 +11,7 @@ from benches._frozen import Series
 from benches._measure import available, preparing
 
 WORKLOADS = ["article", "tiny"]
-RUNGS = ["baseline", "fused_act", "cached_uint8", "compile"]
+RUNGS = ["baseline", "fused_act", "cached_uint8", "compile", "fused_modulation"]
 CACHES = ["cold", "warm"]
 
 _ARTICLE, _TOP = series.SERIES["article", "baseline"].workload, series.SERIES["article", "cached_uint8"]
@@ -36,6 +36,7 @@ SERIES = {
     ("article", "compile"): Series("cuda", _TOP.needs, _ARTICLE, _COMPILE, "259c402d1f02"),
     ("tiny", "baseline"): series.SERIES["tiny", "baseline"],
     ("tiny", "cached_uint8"): series.SERIES["tiny", "cached_uint8"],
+    ("article", "fused_modulation"): series.SERIES["article", "fused_modulation"],
 }
 
 

@@ -37,6 +37,7 @@ RUNGS = [
     "cached_uint8",
     "grouped_demod",
     "parallel_streams",
+    "fused_modulation",
 ]
 
 # (workload, rung) pairs that no longer agree with the ladder of today.
@@ -131,6 +132,7 @@ _PREFETCH_STREAM = _PARALLEL_STREAMS | {"prefetch_stream": True}
 _CUDNN_BENCHMARK = _PREFETCH_STREAM | {"cudnn_benchmark": True}
 _WHOLE_STEP_GRAPH = _PREFETCH_STREAM | {"whole_step_graph": True}
 _CACHED_UINT8 = _WHOLE_STEP_GRAPH | {"cached_images": True}
+_FUSED_MODULATION = _CACHED_UINT8 | {"fused_modulation": True}
 _CPU_CONV_DOUBLE_BACKWARD = _BF16_SET_TO_NONE | {"conv": "double_backward"}
 _CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}
 _CPU_JOINT_BATCH = _CPU_FUSED_ADAM | {"joint_batch": True}
@@ -179,6 +181,7 @@ SERIES = {
     ("tiny", "joint_batch"): Series("cpu", ("bf16",), _TINY, _CPU_JOINT_BATCH, "899221573a26"),
     ("tiny", "lean_weights"): Series("cpu", ("bf16",), _TINY, _CPU_LEAN_WEIGHTS, "c412a72ccf6a"),
     ("tiny", "cached_uint8"): Series("cpu", ("bf16",), _TINY, _CPU_CACHED_UINT8, "f84dfa411938"),
+    ("article", "fused_modulation"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_MODULATION, "caa740a47a8f"),
 }
 
 if __name__ == "__main__":  # python -m benches.series: the fingerprints of what stands above

@@ -11,7 +11,13 @@ from benches._frozen import Series
 from benches._measure import available, following, measured
 
 WORKLOADS = ["article-b32", "adain-256", "large", "stylegan2-512", "stylegan2-1024"]
-RUNGS = ["baseline", "fused_act", "cached_uint8"]  # the last one is the top of today
+RUNGS = [
+    "baseline",
+    "fused_act",
+    "cached_uint8",
+    "fused_modulation",
+]  # the last one is the top of today; adain's the
+# one before it, as that workload modulates nothing
 
 _ARTICLE = series.SERIES["article", "baseline"].workload
 _B32 = _ARTICLE | {"batch": 32}
@@ -20,9 +26,8 @@ _LARGE = _ARTICLE | {"channel_base": 32768, "batch": 32}
 _512 = _ARTICLE | {"resolution": 512, "channel_base": 32768}
 _1024 = _ARTICLE | {"resolution": 1024, "channel_base": 32768, "batch": 4}
 
-_BASELINE, _FUSED_ACT, _CACHED_UINT8 = (series.SERIES["article", rung] for rung in RUNGS)
-_C, _G = _BASELINE.needs, _CACHED_UINT8.needs
-_FIRST, _EIGHT, _ALL = (each.recipe for each in (_BASELINE, _FUSED_ACT, _CACHED_UINT8))
+_C, _, _G, _ = (series.SERIES["article", rung].needs for rung in RUNGS)
+_FIRST, _EIGHT, _ALL, _TOP = (series.SERIES["article", rung].recipe for rung in RUNGS)
 _ALL_ADAIN = {key: value for key, value in _ALL.items() if key != "demodulation"}  # it has none to group
 
 SERIES = {
@@ -41,6 +46,10 @@ SERIES = {
     ("stylegan2-1024", "baseline"): Series("cuda", _C, _1024, _FIRST, "11151a93dbef"),
     ("stylegan2-1024", "fused_act"): Series("cuda", _G, _1024, _EIGHT, "038af65f1a2d"),
     ("stylegan2-1024", "cached_uint8"): Series("cuda", _G, _1024, _ALL, "4c9ad259ce50"),
+    ("article-b32", "fused_modulation"): Series("cuda", _G, _B32, _TOP, "23a9c8c2d485"),
+    ("large", "fused_modulation"): Series("cuda", _G, _LARGE, _TOP, "8a66c276de3f"),
+    ("stylegan2-512", "fused_modulation"): Series("cuda", _G, _512, _TOP, "7fbeb2638b0a"),
+    ("stylegan2-1024", "fused_modulation"): Series("cuda", _G, _1024, _TOP, "e35ad3d7b16a"),
 }
 
 

@@ -163,13 +163,16 @@ def test_no_process_is_started_for_what_an_earlier_one_left(handover, monkeypatc
 
 
 def test_what_may_measure_in_any_process_never_does_in_asvs_own(handover, monkeypatch):
-    from benches import kernels, loading
+    from benches import kernels, loading, phases, series
 
     assert not hasattr(kernels.Kernel, "one_visit") and not hasattr(loading.Loading, "one_visit")
     for name in ("kernels.Kernel.samples_cold-0", "loading.Loading.samples_seconds_per_image-11"):
         assert _spawning.at_hand(name, handover) is None
     monkeypatch.setattr(_measure, "_record", lambda *_: pytest.fail("measured"))
-    for name in (f"{NAME}-{index('tiny', 'baseline')}", "phases.Phase.samples_time-96"):
+    for name in (
+        f"{NAME}-{index('tiny', 'baseline')}",
+        f"phases.Phase.samples_time-{len(phases.PHASES) * len(series.RUNGS)}",
+    ):
         assert _spawning.at_hand(name, handover) is None
     (handover / "machine.json").unlink()
     monkeypatch.setattr(machine, "choose_device", lambda: pytest.fail("torch was imported"))

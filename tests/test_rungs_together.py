@@ -44,11 +44,10 @@ def everything(ladder: str = "full") -> dict:
 
 
 @pytest.mark.slow
-@pytest.mark.parametrize("ladder", ["full", "fused_modulation"])
-def test_the_top_of_the_ladder_computes_what_the_baseline_does(ladder, cache, rounding):  # noqa: F811
+def test_the_top_of_the_ladder_computes_what_the_baseline_does(cache, rounding):  # noqa: F811
     if not kernels.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu")
-    step = prepared(everything(ladder), **SIZE)
+    step = prepared(everything(), **SIZE)
     found = parity.check(step, cache=cache)
     assert found["verdict"] == "ok", found["problems"]
 
@@ -81,7 +80,9 @@ def test_the_top_of_the_ladder_compiles_whole_and_computes_the_same(precision, m
     assert dict(found.graphs) == {"G_main": 1, "D_main": 1} and not found.breaks
     plain = small(recipe | {"compile": "off"}, **LEAST)
     plain.prepare()
-    got, want = every_phase(step), every_phase(plain)
+    # Lazy phases first: Adam's first update follows signs, and makes of a rounding in BF16 a step of its own.
+    order = ("G_pl", "G_main", "D_r1", "D_main")
+    got, want = (every_phase(each, phases=order) for each in (step, plain))
     assert dict(found.runs) == {"G_main": 1, "D_main": 1} and not found.late
     if precision == "fp64":
         assert_the_same(got, want)
