@@ -338,9 +338,11 @@ class _Run:
         if lanes > 1:
             # Alone, as it makes what all are compared with: of a smaller batch where others leave it no room.
             self.each(pool, names[:1], None)
+            # What chooses by measuring is left to the end, alone: timed processes find its choices in a cache.
+            rest = [name for name in names[1:] if not sidebyside.chooses(self.recipes[name])]
             # The budget of whole steps takes longest to make: others make theirs meanwhile.
-            whole = [name for name in names[1:] if self.recipes[name].get("whole_step_graph")][:1]
-            sidebyside.inspect(self, pool, list(dict.fromkeys([*whole, *names[1:]])), lanes)
+            whole = [name for name in rest if self.recipes[name].get("whole_step_graph")][:1]
+            sidebyside.inspect(self, pool, list(dict.fromkeys([*whole, *rest])), lanes)
         self.each(pool, names, None)  # all, or what ran out of memory beside others
 
     def inspect(

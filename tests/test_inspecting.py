@@ -253,6 +253,15 @@ def test_inspectors_work_side_by_side_but_for_the_receipts(lanes: dict, tmp_path
     assert stored(tmp_path / "out") == result and result["complete"]
 
 
+def test_what_chooses_by_measuring_is_inspected_alone(lanes: dict, tmp_path: Path) -> None:
+    """Inductor keeps what it chose for the processes that are timed."""
+    rungs = {name: {} for name in "abcd"} | {"tuned": {"compile": "autotune"}, "e": {}, "f": {}}
+    run(tmp_path / "out", rungs, inspect=True)
+    at = lanes["calls"].index(("tuned", "prepare"))
+    assert lanes["calls"][at : at + 3] == [("tuned", do) for do in ("prepare", "parity", "receipts")]
+    assert sorted(name for name, do in lanes["calls"][:at] if do == "receipts") == list("abcdef")
+
+
 def test_what_makes_the_longest_budget_is_the_first_of_them(lanes: dict, tmp_path: Path) -> None:
     whole = {"whole_step_graph": True}
     run(tmp_path / "out", {name: {} for name in "abcdef"} | {"x": whole, "y": whole}, inspect=True)
