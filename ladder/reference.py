@@ -38,6 +38,7 @@ REPLAYS = 2
 RESIDENT = 0.1  # of a GPU's memory: more of it is not given to the reference, the steps need it
 NUDGE = 0.1  # of noise strengths and biases, as they are applied
 SMALL_BATCH = 4
+MOST_WORK = 4e10  # of a batch, by `work`: a little more than article-b32 and stylegan2-512 have
 
 State = dict[str, Any]
 Outcome = dict[
@@ -225,8 +226,13 @@ def key(workload: Workload) -> str:
 
 
 def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
-    """(device, batch, samples at a time), best first: smaller pieces, then batch 4, then the CPU."""
+    """(device, batch, samples at a time), best first: smaller pieces, then batch 4, then the CPU.
+
+    The batch is halved, in whole groups, while FP64 of all of it would take too long.
+    """
     n, group = workload.batch, min(workload.mbstd_group, workload.batch)
+    while n * work(workload) > MOST_WORK and n // 2 >= group:
+        n = n // 2 // group * group
     sizes, size = [n], n // 2
     while size >= group:
         sizes.append(size // group * group)
@@ -239,10 +245,17 @@ def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
     return tries
 
 
+def work(workload: Workload) -> float:
+    """What a sample takes, but for a factor: pixels times channels squared, over the resolutions."""
+    return float(sum(size**2 * workload.fmaps(size) ** 2 for size in workload.resolutions))
+
+
 def _make(workload: Workload, device: str, tell: Tell) -> dict[str, Any]:
     states: dict[int, State] = {}  # by batch; made on the GPU where it can be: in FP32 it is cheap
     notes, skip_device = [], False
     tries = attempts(workload, device)
+    if (most := tries[0][1]) < workload.batch:
+        notes.append(f"batch {most} of {workload.batch}: FP64 of more would take too long")
     for where, batch, chunk in tries:
         if skip_device and where != "cpu":
             continue

@@ -3,7 +3,7 @@ import dataclasses
 import pytest
 import torch
 
-from ladder import exact, reference
+from ladder import catalog, exact, reference
 from ladder.exact import Exact, chunks, draw
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.networks import minibatch_std
@@ -106,6 +106,26 @@ def test_without_memory_pieces_shrink_then_the_batch_then_the_device(monkeypatch
     assert tried == reference.attempts(workload, "cuda")
     assert (made["made_on"], made["batch"]) == ("cpu", 4)
     assert len(made["notes"]) == 4 and "cuda, batch 16, 8 at a time: CUDA out of memory" in made["notes"][1]
+
+
+def test_a_batch_that_would_take_too_long_is_halved_in_whole_groups(monkeypatch):
+    workload = dataclasses.replace(SMALL, mbstd_group=4, batch=24)
+    least, each = reference.attempts, reference.work(workload)
+    for most, batch in ((24, 24), (23, 12), (11, 4), (1, 4)):
+        monkeypatch.setattr(reference, "MOST_WORK", most * each)
+        assert least(workload, "cpu")[0] == ("cpu", batch, batch)
+    monkeypatch.setattr(reference, "shared_state", lambda *_: {})
+    monkeypatch.setattr(reference, "compute", lambda *_: [])
+    assert reference._make(workload, "cpu", silent)["notes"] == [
+        "batch 4 of 24: FP64 of more would take too long"
+    ]
+
+
+def test_only_the_largest_preset_is_compared_at_another_batch():
+    for name in catalog.workloads():
+        workload = Workload.from_dict(catalog.load_workload(name)[1])
+        batch = reference.attempts(workload, "cuda")[0][1]
+        assert batch == {"large": 8}.get(name, workload.batch)
 
 
 def test_a_reference_of_a_smaller_batch_is_compared_at_that_batch(tmp_path, monkeypatch):
