@@ -40,7 +40,7 @@ from ladder.visiting import Visits
 
 LANES = {"cuda": 6}  # inspectors side by side; on a CPU they would only take each other's cores
 INSPECTOR_GB = 20.0  # of the GPU's memory for each
-PREPARED = {"cuda": 6}  # rungs prepared side by side before each is timed alone, where memory and cores allow
+PREPARED = {"cuda": 8}  # rungs prepared side by side before each is timed alone, where memory and cores allow
 
 OnEvent = Callable[[dict[str, Any]], None]
 

@@ -153,21 +153,21 @@ def _time_group(run: Any, pool: Pool, names: Sequence[str], number: int) -> None
     pool.start_ahead(pool.ahead)  # nobody imports while one is timed
     beside = len(ready) - 1
     for name in [name for name in names if name in ready]:
-        alive = {worker.pid for worker, _ in ready.values()}
-        worker, prepared = ready.pop(name)
+        alive = {worker.pid for worker, _ in ready.values() if not worker.ended}
+        worker, prepared = ready[name]
         run.place.at = {"rung": name, "round": number}
         if not run.is_due(name, number):  # what it depends on has failed since
-            worker.close()
             continue
         try:
             run.time(worker, run.rungs[name], number, prepared | {"beside": beside}, alive)
         except WorkerFailure as failure:
+            worker.close()  # it may be what takes the memory that the next one lacks
             if beside and is_unsure(failure):
                 continue
             run.fail(run.rungs[name], number, failure)
-        finally:
-            worker.close()
         run.visited(run.rungs[name], number)
+    # A process takes a second to give back its loaders and the GPU's memory: all at once, when nobody is timed.
+    each([worker.close for worker, _ in ready.values()], max(1, len(ready)), pool.kill)
 
 
 def _prepare_one(

@@ -92,6 +92,21 @@ def test_what_is_prepared_beside_others_has_its_share_of_the_cores(calls: list, 
     assert held["once"][-1] is None  # alone, it has all
 
 
+def test_timed_processes_end_together_when_nobody_is_timed(
+    calls: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    ends, close = [], Worker.close
+
+    def closing(worker: Worker) -> None:
+        if not worker.ended:
+            ends.append(sum(do == "visit" for _, do, _, _ in calls))
+        close(worker)
+
+    monkeypatch.setattr(Worker, "close", closing)
+    result = run(tmp_path, {name: {} for name in "abcdefg"})
+    assert len(result["twins"]) == 1 and sorted(ends) == [3] * 3 + [6] * 3 + [8] * 2
+
+
 def test_visits_keep_the_order_that_the_seed_gives(
     calls: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
