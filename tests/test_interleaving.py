@@ -6,7 +6,8 @@ from typing import Any
 
 import pytest
 
-from ladder import measure
+from ladder import measure, threads
+from ladder.pool import Worker
 from ladder.regressions.interleaving import Interleaved, Program
 from tests.test_measure import FAKE, WORKLOAD
 from tests.test_sidebyside import calls  # noqa: F401  (a fixture)
@@ -65,6 +66,23 @@ def test_how_many_depends_on_memory_and_on_what_must_be_alone(
     assert rounds._lanes(some) == 4 and rounds._lanes(some[:2]) == 2
     chooses = programs("x", cudnn_benchmark=True)
     assert rounds._lanes([*some[:2], *chooses, *some]) == 2 and rounds._lanes([*chooses, *some]) == 1
+
+
+def test_side_by_side_each_has_its_share_of_the_cores(
+    rounds: Interleaved, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(threads.machine, "usable_cores", lambda: 16)
+    held, real = [], Worker.call
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        held.extend([fields.get("threads")] * (do == "build"))
+        return real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    assert all(each.status == "ok" for each in rounds.round(0, programs("a")))
+    monkeypatch.setattr(Interleaved, "_lanes", lambda self, left: len(left))
+    assert all(each.status == "ok" for each in rounds.round(1, programs("a", "b", "c")))
+    assert held == [None, 5, 5, 5]
 
 
 def test_whoever_stops_in_the_middle_leaves_no_worker(

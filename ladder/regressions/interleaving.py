@@ -20,6 +20,7 @@ from typing import Any
 from ladder import machine, measure, record, sidebyside
 from ladder.errors import UserError
 from ladder.pool import Pool, Worker, WorkerFailure, device_lock
+from ladder.threads import share
 from ladder.visiting import Visits
 
 
@@ -138,7 +139,8 @@ class Interleaved:
         """Prepared side by side, timed one by one; what others may be to blame for is visited again, alone."""
         ready: dict[str, tuple[Worker, Prepared]] = {}
         failed: dict[str, WorkerFailure] = {}
-        jobs = [functools.partial(self._prepare_beside, program, ready, failed) for program in programs]
+        held = share(len(programs))
+        jobs = [functools.partial(self._prepare_beside, each, ready, failed, held) for each in programs]
         try:
             with device_lock(machine.device_key(self.device), self.on_wait):
                 sidebyside.each(jobs, len(jobs), self._kill)
@@ -170,10 +172,11 @@ class Interleaved:
         program: Program,
         ready: dict[str, tuple[Worker, Prepared]],
         failed: dict[str, WorkerFailure],
+        held: int | None,
     ) -> None:
         worker = self._pool(program.code).take()
         try:
-            ready[program.name] = worker, self._prepared(worker, program)
+            ready[program.name] = worker, self._prepared(worker, program, held)
         except WorkerFailure as failure:
             worker.close()
             failed[program.name] = failure
@@ -200,11 +203,12 @@ class Interleaved:
         refused = failure.reason.startswith("build: ConfigError")
         return Visited(program, "n/a" if refused else failure.status, failure.reason)
 
-    def _prepared(self, worker: Worker, program: Program) -> Prepared:
-        """Built and prepared; without what preparing said where the commit understands the recipe otherwise."""
-        built = worker.call(
-            "build", workload=program.workload, recipe=program.recipe, device=self.device, seed=self.seed
-        )
+    def _prepared(self, worker: Worker, program: Program, threads: int | None = None) -> Prepared:
+        """Built and prepared, on so many CPU threads; without what preparing said where the commit understands the
+        recipe otherwise."""
+        held = {"threads": threads} if threads else {}
+        asked = {"workload": program.workload, "recipe": program.recipe, "seed": self.seed} | held
+        built = worker.call("build", device=self.device, **asked)
         if problem := self.visits.check_gpu(built.get("gpu_uuid")):
             raise UserError(problem)
         recipe = built["recipe"]
