@@ -20,7 +20,7 @@ DIGITS = 16
 # The worker with all that it loads before it has been timed; who starts it, watches it and writes down what it says;
 # and who makes the images that its loaders decode.
 ENGINE = (
-    *("worker", "asides", "capturing", "errors", "gpustate", "nvml"),
+    *("worker", "asides", "capturing", "errors", "gpustate", "nvml", "threads"),
     *("measure", "sidebyside", "visiting", "pool", "record"),
     *("images", "photographs", "userimages"),
 )

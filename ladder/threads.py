@@ -8,11 +8,11 @@ from __future__ import annotations
 
 import sys
 
-from ladder import machine
-
 
 def share(processes: int) -> int | None:
     """Threads for each of several processes at work; None where one has all cores."""
+    from ladder import machine  # which a worker does without
+
     return max(1, machine.usable_cores() // processes) if processes > 1 else None
 
 

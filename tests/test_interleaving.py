@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from ladder import measure, threads
+from ladder import machine, measure
 from ladder.pool import Worker
 from ladder.regressions.interleaving import Interleaved, Program
 from tests.test_measure import FAKE, WORKLOAD
@@ -71,7 +71,7 @@ def test_how_many_depends_on_memory_and_on_what_must_be_alone(
 def test_side_by_side_each_has_its_share_of_the_cores(
     rounds: Interleaved, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(threads.machine, "usable_cores", lambda: 16)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 16)
     held, real = [], Worker.call
 
     def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:

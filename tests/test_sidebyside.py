@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ladder import inspecting, measure, sidebyside, threads
+from ladder import inspecting, machine, measure, sidebyside
 from ladder.pool import Worker, WorkerFailure
 from tests.test_measure import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
 
@@ -28,7 +28,7 @@ def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[list[tuple[str, str, int,
     """
     monkeypatch.setattr(measure, "PREPARED", {"cpu": 3})
     monkeypatch.setattr(measure._Run, "lanes", lambda run: 3)
-    monkeypatch.setattr(threads.machine, "usable_cores", lambda: 16)
+    monkeypatch.setattr(machine, "usable_cores", lambda: 16)
     held.clear()
     made, ticks, real, lock = [], [0], Worker.call, threading.Lock()
     started: list[Worker] = []
