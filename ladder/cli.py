@@ -23,6 +23,7 @@ from ladder import (
     cli_merge,
     cli_precision,
     cli_submit,
+    cli_sustain,
     cli_train,
     cli_upstream,
     options,
@@ -272,7 +273,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
 for command in (
     *(cli_doctor.doctor, cli_list.list_, cli_list.show),
     *(cli_kernels.kernels, cli_precision.precision, cli_train.train),
-    *(cli_merge.merge, cli_submit.submit, cli_upstream.upstream),
+    *(cli_merge.merge, cli_submit.submit, cli_sustain.sustain, cli_upstream.upstream),
     *(cli_regressions.bench_compare, cli_regressions.history),
 ):
     main.add_command(command)

@@ -8,7 +8,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
-from ladder import kernelcases, kernelverdicts, precision, precisionreport
+from ladder import kernelcases, kernelverdicts, precision, precisionreport, sustaining
 from ladder.catalog import load_workload
 from ladder.upstream import measuring
 from stylegan_lite.config import Recipe, Workload
@@ -86,4 +86,29 @@ def of_upstream(machine: dict[str, Any]) -> bytes:
     made |= {"protocol": {"rounds": 3, "cycles": 2, "seed": 0, "inspected": True, "notes": []}}
     made |= dict.fromkeys(("parity", "receipts", "inspection", "ratio", "gpu"))
     measuring.derive(made)
+    return json.dumps(made).encode()
+
+
+def of_sustained(machine: dict[str, Any]) -> bytes:
+    """As `ladder sustain` would have written it of two rungs, one of which grows slower."""
+    name, fields = load_workload("article")
+    state = {"sm_mhz": 1980.0, "power_w": 690.5, "temperature_c": 55, "reasons": ["power_cap"]}
+    empty = {"status": "ok", "reason": None, "inspected": True} | dict.fromkeys(
+        ("first_ms", "sustained_ms", "factor")
+    )
+    rungs = [
+        empty
+        | {
+            "name": rung,
+            "recipe": Recipe().to_dict(),
+            "windows": [
+                sustaining.window(2.0 * k, [ms * drift / 1000], state) for k, drift in enumerate(REPEATS)
+            ],
+        }
+        for rung, ms in (("baseline", 110.0), ("bf16", 60.0))
+    ]
+    made = HEAD | {"kind": "sustained", "workload": {"name": name, **fields, "data": "sample-photographs"}}
+    made |= {"measured_code": {"kernels": "0" * 16}, "machine": machine, "rungs": rungs}
+    made |= {"protocol": {"seconds": 6.0, "window_s": 2.0, "seed": 0, "notes": []}}
+    sustaining.derive(made)
     return json.dumps(made).encode()

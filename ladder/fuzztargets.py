@@ -237,6 +237,7 @@ def _other_kinds() -> list[Target]:
         "claims": ("claims", [*small * 9, *claims]),
         "kernels": ("ladder kernels'", [fuzzbases.kernels(machine)]),
         "precision": ("ladder precision's", [fuzzbases.of_precision(machine)]),
+        "sustained": ("ladder sustain's", [fuzzbases.of_sustained(machine)]),
         "upstream": ("ladder upstream's", [fuzzbases.of_upstream(machine)]),
         "roofline": ("rooflines", rooflines),
     }

@@ -9,7 +9,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ladder import instep, measured, results, roofline_view, schema_precision
+from ladder import instep, measured, results, roofline_view, schema_precision, sustaining
 from ladder.claims.schema import CLAIMS, contradicted
 from ladder.rules import Problem, Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
@@ -21,9 +21,11 @@ from ladder.schema import (
     INTERVAL,
     MACHINE,
     MICROSECONDS,
+    MS,
     NOTES,
     PART,
     PHASE,
+    RECIPE,
     SCALAR,
     SECONDS,
     SETTINGS,
@@ -273,6 +275,49 @@ ROOFLINE = fields(
     },
 )
 
+# ---- ladder sustain ----------------------------------------------------------------------------------------------
+
+SUSTAINED = fields(
+    {
+        "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
+        "kind": one_of("sustained"),
+        "workload": WORKLOAD,
+        "commit": COMMIT,
+        "dirty": maybe(FLAG),
+        measured.KEY: CODE[measured.KEY],
+        "machine": MACHINE,
+        "complete": FLAG,
+        "started": STARTED,
+        "seconds": SECONDS,
+        "protocol": fields({"seconds": SECONDS, "window_s": SECONDS, "seed": COUNT, "notes": NOTES}),
+        "rungs": items(
+            fields(
+                {
+                    "name": PART,
+                    "recipe": RECIPE,
+                    "status": one_of(*results.STATUSES),
+                    "reason": maybe(TEXT),
+                    "inspected": FLAG,
+                    **dict.fromkeys(("first_ms", "sustained_ms"), maybe(MS)),
+                    "factor": maybe(RATE),
+                    "windows": items(
+                        fields(
+                            {
+                                "at_s": SECONDS,
+                                "step_ms": MS,
+                                **dict.fromkeys(("sm_mhz", "power_w", "temperature_c"), maybe(AMOUNT)),
+                                "reasons": maybe(items(TEXT, 20)),
+                            }
+                        ),
+                        50000,
+                    ),
+                }
+            ),
+            100,
+        ),
+    }
+)
+
 KINDS: dict[str, Rule] = {
     "claims": CLAIMS,
     "filter tuning": FILTER_TUNING,
@@ -280,6 +325,7 @@ KINDS: dict[str, Rule] = {
     "planes tuning": PLANES_TUNING,
     "precision": schema_precision.RESULT,
     "roofline": ROOFLINE,
+    "sustained": SUSTAINED,
     "tuning": TUNING,
     "upstream": upstream.RESULT,
 }
@@ -299,6 +345,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
         return schema_precision.contradiction(data)
     if data["kind"] == "upstream":
         return upstream.contradiction(data)
+    if data["kind"] == "sustained":
+        return sustaining.contradiction(data)
     if data["kind"] == "kernels":
         if problem := measured.contradiction(data):
             return problem
@@ -318,7 +366,7 @@ def contradiction(data: dict[str, Any]) -> str | None:
 
 def marks(data: dict[str, Any]) -> list[str]:
     """Why a file that is accepted must not be quoted."""
-    noted = data["kind"] in ("kernels", "claims", "precision", "upstream")
+    noted = data["kind"] in ("kernels", "claims", "precision", "sustained", "upstream")
     found = list(data["protocol"]["notes"]) if noted else []
     if data["kind"] == "roofline":
         if data["dirty"]:

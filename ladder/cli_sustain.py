@@ -1,0 +1,116 @@
+"""`ladder sustain`: the command's options, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder import files, options
+from ladder.errors import UserError
+
+ROOT = Path(__file__).resolve().parent.parent
+OUT = ROOT / "results" / "sustained"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder sustain                            the highest rung of full, one minute
+  ladder sustain baseline fused_modulation -w article-b32
+  ladder sustain --seconds 600              ten minutes"""
+)
+@click.argument("rungs", nargs=-1, metavar="[RUNG]...")
+@options.workload_option("article on a GPU, tiny on the CPU")
+@click.option(
+    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose rungs."
+)
+@click.option(
+    "--seconds", type=options.FloatRange(1, 86400), default=60.0, show_default=True, help="Of each rung."
+)
+@options.data_option
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.device_option
+@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/sustained]")
+@options.json_option
+def sustain(
+    rungs: tuple[str, ...], workload: str | None, ladder_name: str, seconds: float, data: str | None, seed: int,
+    device: str | None, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Run a rung for a minute and see whether its speed lasts.
+
+    A visit of `ladder run` takes seconds. A GPU that reaches its power limit later lowers its clock then, and a
+    training runs at that clock. Each RUNG (with all below it; default: the highest) runs in one process; its step time
+    is told for every two seconds, with clock, power and temperature.
+
+    Exit status: 0 every rung has a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
+    """
+    from ladder import machine, sustaining
+
+    chosen = machine.choose_device(device)
+    folder = out or OUT
+    files.refuse_unwritable(folder)
+    plan, photographs = _plan(rungs, workload, ladder_name, chosen, data, as_json)
+    asked = sustaining.Plan(**plan, seconds=seconds, seed=seed)
+    paths: dict[str, Path] = {}
+
+    def save(result: dict[str, Any]) -> None:
+        paths.update(write(result, folder))
+
+    result = sustaining.new_result(asked, machine.facts(chosen), photographs)
+    result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
+    click.echo(json.dumps(result, indent=1, allow_nan=False) if as_json else sustaining.text(result))
+    if not as_json:
+        for path in paths.values():
+            click.echo(path)
+    if not result["complete"]:
+        sys.exit(130)
+    if any(rung["status"] != "ok" for rung in result["rungs"]):
+        sys.exit(1)
+
+
+def _plan(
+    rungs: tuple[str, ...], workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
+) -> tuple[dict[str, Any], str | None]:
+    """The rungs' recipes on this workload; where the images come from."""
+    from ladder import catalog, climbing, machine
+
+    name, fields = catalog.load_workload(workload or climbing.DEFAULT_WORKLOAD[device])
+    able = catalog.possible(machine.capabilities(device), fields)
+    climbed = {each.name: each for each in catalog.climb(catalog.load_ladder(ladder_name), able)}
+    runs = [each.name for each in climbed.values() if each.recipe is not None]
+    if not runs:
+        raise UserError(f"ladder {ladder_name}: none of its rungs runs here")
+    for rung in rungs:
+        if rung not in climbed:
+            raise UserError(f"ladder {ladder_name} has no rung {rung!r}; its rungs: {', '.join(climbed)}")
+        if rung not in runs:
+            raise UserError(f"rung {rung} cannot run here: {climbed[rung].skipped}")
+    pictures = climbing.prepare_images(data or fields["data"], fields, quiet)
+    chosen = dict.fromkeys(rungs or runs[-1:])
+    return {
+        "name": name,
+        "workload": fields | {"data": pictures.path},
+        "recipes": {rung: climbed[rung].recipe for rung in chosen},
+        "device": device,
+    }, pictures.source
+
+
+def write(result: dict[str, Any], folder: Path) -> dict[str, Path]:
+    """JSON, Markdown and charts, each whole or not at all; the partial files that led to whole ones go."""
+    from ladder import report as writing
+    from ladder import results, sustainedchart, sustaining
+
+    stem = "-".join(results.slug(word) for word in (result["machine"]["name"], result["workload"]["name"]))
+    ending = "" if result["complete"] else "-partial"
+    paths = {suffix: folder / f"{stem}{ending}.{suffix}" for suffix in ("json", "md", "png", "svg")}
+    writing.write_json(paths["json"], result)
+    writing.write(paths["md"], sustaining.markdown(result))
+    for kind in ("png", "svg"):
+        writing.write(paths[kind], sustainedchart.render(result, kind))
+    for suffix in paths if result["complete"] else ():
+        (folder / f"{stem}-partial.{suffix}").unlink(missing_ok=True)
+    return paths
