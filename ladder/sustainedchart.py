@@ -1,4 +1,4 @@
-"""The picture of `ladder sustain`: step time over the seconds of a process, and the GPU's clock below it."""
+"""The picture of `ladder sustain`: step time over a process's seconds, in units of the first, and the clock below."""
 
 from __future__ import annotations
 
@@ -35,15 +35,18 @@ def figure(result: dict[str, Any]) -> Any:
             rung["windows"],
             f"{rung['name']}: {rung['first_ms']:.4g} to {rung['sustained_ms']:.4g} ms",
         )
-        panels[0].plot(*_line(rows, "step_ms"), marker="o", markersize=3, label=label, **look)
+        panels[0].plot(
+            *_line(rows, "step_ms", rung["first_ms"]), marker="o", markersize=3, label=label, **look
+        )
         panels[1].plot(*_line(rows, "sm_mhz"), marker="o", markersize=3, **look)
-    for axes, label in zip(panels, ("ms a step", "MHz"), strict=True):
+    for axes, label in zip(panels, ("step time, first = 1", "MHz"), strict=True):
         axes.set_ylabel(label, color=MUTED)
         for side in axes.spines.values():
             side.set_visible(False)
         axes.grid(axis="y", color=GRID, linewidth=0.8)
         axes.tick_params(length=0, labelcolor=INK, labelsize=8.5)
-    panels[0].set_ylim(bottom=0)
+    low, high = panels[0].get_ylim()
+    panels[0].set_ylim(min(low, 0.98), max(high, 1.02))
     panels[0].tick_params(labelbottom=False)
     panels[1].set_xlabel("seconds", color=MUTED)
     if not any(row["sm_mhz"] for rung in shown for row in rung["windows"]):
@@ -55,9 +58,9 @@ def figure(result: dict[str, Any]) -> Any:
     return made
 
 
-def _line(rows: list[dict[str, Any]], key: str) -> tuple[list[float], list[float]]:
+def _line(rows: list[dict[str, Any]], key: str, unit: float = 1.0) -> tuple[list[float], list[float]]:
     known = [row for row in rows if row[key] is not None]
-    return [row["at_s"] for row in known], [row[key] for row in known]
+    return [row["at_s"] for row in known], [row[key] / unit for row in known]
 
 
 def _header(made: Any, result: dict[str, Any]) -> None:

@@ -56,7 +56,9 @@ def test_a_rung_is_followed_and_its_files_are_accepted(command):
 
 
 def test_what_an_earlier_run_inspected_is_said(command, monkeypatch):
-    monkeypatch.setattr(inspecting.Cache, "get", lambda self, recipe: {} if recipe.get("channels_last") else None)
+    monkeypatch.setattr(
+        inspecting.Cache, "get", lambda self, recipe: {} if recipe.get("channels_last") else None
+    )
     said, _ = command("baseline", "channels_last")
     assert "parity and receipts of baseline were not seen here" in said.output
 
