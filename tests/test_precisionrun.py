@@ -9,6 +9,7 @@ from typing import Any
 
 import pytest
 
+from ladder import measure as ladder_measure
 from ladder import precision, sidebyside
 from ladder.pool import Pool, Worker, WorkerFailure
 from ladder.precisionrun import Run, TimeUp
@@ -55,8 +56,9 @@ class Seen:
 
 @pytest.fixture
 def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
-    """Workers of fake steps that pass for those of a GPU with 16 cores beside it."""
+    """Workers of fake steps that pass for those of a GPU with 16 cores beside it; ten rows are six and four."""
     asked, real, start = Seen(), Worker.call, Worker.__init__
+    monkeypatch.setitem(ladder_measure.PREPARED, "cuda", 6)
     monkeypatch.setattr(os, "cpu_count", lambda: 16)
 
     def init(worker: Worker, **how: Any) -> None:
