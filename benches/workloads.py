@@ -11,13 +11,8 @@ from benches._frozen import Series
 from benches._measure import available, following, measured
 
 WORKLOADS = ["article-b32", "adain-256", "large", "stylegan2-512", "stylegan2-1024"]
-RUNGS = [
-    "baseline",
-    "fused_act",
-    "cached_uint8",
-    "fused_modulation",
-]  # the last one is the top of today; adain's the
-# one before it, as that workload modulates nothing
+# The last one is the top of today; adain-256's is the one before it, as that workload modulates nothing.
+RUNGS = ["baseline", "fused_act", "cached_uint8", "fused_modulation"]
 
 _ARTICLE = series.SERIES["article", "baseline"].workload
 _B32 = _ARTICLE | {"batch": 32}

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -48,28 +46,21 @@ def sustain(
 
     Exit status: 0 every rung has a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import machine, sustaining
+    from ladder import ending, machine, sustaining
 
     chosen = machine.choose_device(device)
     folder = out or OUT
     files.refuse_unwritable(folder)
     plan, photographs = _plan(rungs, workload, ladder_name, chosen, data, as_json)
     asked = sustaining.Plan(**plan, seconds=seconds, seed=seed)
-    paths: dict[str, Path] = {}
+    paths: list[Path] = []
 
     def save(result: dict[str, Any]) -> None:
-        paths.update(write(result, folder))
+        paths[:] = write(result, folder)
 
     result = sustaining.new_result(asked, machine.facts(chosen), photographs)
     result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
-    click.echo(json.dumps(result, indent=1, allow_nan=False) if as_json else sustaining.text(result))
-    if not as_json:
-        for path in paths.values():
-            click.echo(path)
-    if not result["complete"]:
-        sys.exit(130)
-    if any(rung["status"] != "ok" for rung in result["rungs"]):
-        sys.exit(1)
+    ending.end(result, sustaining.text(result), paths, as_json, result["rungs"])
 
 
 def _plan(
@@ -99,18 +90,9 @@ def _plan(
     }, pictures.source
 
 
-def write(result: dict[str, Any], folder: Path) -> dict[str, Path]:
-    """JSON, Markdown and charts, each whole or not at all; the partial files that led to whole ones go."""
-    from ladder import report as writing
-    from ladder import results, sustainedchart, sustaining
+def write(result: dict[str, Any], folder: Path) -> list[Path]:
+    """JSON, Markdown and charts."""
+    from ladder import ending, sustainedchart, sustaining
 
-    stem = "-".join(results.slug(word) for word in (result["machine"]["name"], result["workload"]["name"]))
-    ending = "" if result["complete"] else "-partial"
-    paths = {suffix: folder / f"{stem}{ending}.{suffix}" for suffix in ("json", "md", "png", "svg")}
-    writing.write_json(paths["json"], result)
-    writing.write(paths["md"], sustaining.markdown(result))
-    for kind in ("png", "svg"):
-        writing.write(paths[kind], sustainedchart.render(result, kind))
-    for suffix in paths if result["complete"] else ():
-        (folder / f"{stem}-partial.{suffix}").unlink(missing_ok=True)
-    return paths
+    charts = {kind: sustainedchart.render(result, kind) for kind in ("png", "svg")}
+    return ending.write(result, folder, {"md": sustaining.markdown(result), **charts})

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import sys
 from pathlib import Path
 from typing import Any
 
@@ -56,7 +54,7 @@ def upstream(
 
     Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import machine
+    from ladder import ending, machine
     from ladder.upstream import measuring, report, source
 
     source.networks_of(clone)
@@ -72,20 +70,13 @@ def upstream(
         click.echo(line, err=True)
 
     facts = machine.facts(chosen)
-    paths = {}
+    paths: list[Path] = []
 
     def save(result: dict[str, Any]) -> None:
-        paths.update(write(result, folder))
+        paths[:] = write(result, folder)
 
     result = measuring.measure(asked, measuring.new_result(asked, facts, photographs), tell, save)
-    click.echo(json.dumps(result, indent=1, allow_nan=False) if as_json else report.text(result))
-    if not as_json:
-        for path in paths.values():
-            click.echo(path)
-    if not result["complete"]:
-        sys.exit(130)
-    if any(program["status"] != "ok" for program in result["programs"]):
-        sys.exit(1)
+    ending.end(result, report.text(result), paths, as_json, result["programs"])
 
 
 def _plan(
@@ -129,17 +120,9 @@ def weights(fields: dict[str, Any]) -> dict[str, int]:
     return {key: sum(weight.numel() for weight in net.parameters()) for key, net in nets.items()}
 
 
-def write(result: dict[str, Any], folder: Path) -> dict[str, Path]:
-    """JSON and Markdown, each whole or not at all; the partial files that led to whole ones go."""
-    from ladder import report as writing
-    from ladder import results
+def write(result: dict[str, Any], folder: Path) -> list[Path]:
+    """JSON and Markdown."""
+    from ladder import ending
     from ladder.upstream import report
 
-    stem = "-".join(results.slug(word) for word in (result["machine"]["name"], result["workload"]["name"]))
-    ending = "" if result["complete"] else "-partial"
-    paths = {suffix: folder / f"{stem}{ending}.{suffix}" for suffix in ("json", "md")}
-    writing.write_json(paths["json"], result)
-    writing.write(paths["md"], report.markdown(result))
-    for suffix in paths if result["complete"] else ():
-        (folder / f"{stem}-partial.{suffix}").unlink(missing_ok=True)
-    return paths
+    return ending.write(result, folder, {"md": report.markdown(result)})

@@ -93,9 +93,7 @@ def of_sustained(machine: dict[str, Any]) -> bytes:
     """As `ladder sustain` would have written it of two rungs, one of which grows slower."""
     name, fields = load_workload("article")
     state = {"sm_mhz": 1980.0, "power_w": 690.5, "temperature_c": 55, "reasons": ["power_cap"]}
-    empty = {"status": "ok", "reason": None, "inspected": True} | dict.fromkeys(
-        ("first_ms", "sustained_ms", "factor")
-    )
+    empty = {"status": "ok", "reason": None, "inspected": True} | dict.fromkeys(sustaining.DERIVED)
     rungs = [
         empty
         | {

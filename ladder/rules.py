@@ -122,3 +122,8 @@ def shown(value: Any) -> str:
         return "an object" if isinstance(value, dict) else "a list"
     text = ascii(value)
     return text if len(text) <= 40 else text[:37] + "..."
+
+
+def alike(a: float | None, b: float | None) -> bool:
+    """Whether two derived numbers are the same but for rounding; None is only what None is."""
+    return a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-6)

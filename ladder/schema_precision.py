@@ -2,12 +2,11 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ladder import measured, results
 from ladder.batchsearch import largest
-from ladder.rules import fields, items, mapping, maybe, number, one_of, pattern
+from ladder.rules import alike, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
     CODE,
     COUNT,
@@ -136,7 +135,7 @@ def contradiction(data: dict[str, Any]) -> str | None:
         derived = dict(row)
         precision.derive([derived])
         for key in ("step_ms", *precision.TIMED):
-            if not _alike(row[key], derived[key]):
+            if not alike(row[key], derived[key]):
                 return f"{row['precision']} on the {row['on']}: {key} is not what its rounds say"
         if any(each.get("beside") and each["device_gib"] is not None for each in row["rounds"]):
             return f"{row['precision']} on the {row['on']}: device_gib of a round that had others beside it"
@@ -147,13 +146,7 @@ def contradiction(data: dict[str, Any]) -> str | None:
                 )
     ours = [claim["ours"] for claim in precisionreport.claims(data["rows"])]
     if len(ours) != len(data["claims"]) or not all(
-        _alike(claim["ours"], wanted) for claim, wanted in zip(data["claims"], ours, strict=True)
+        alike(claim["ours"], wanted) for claim, wanted in zip(data["claims"], ours, strict=True)
     ):
         return "claims: not what the rows say"
     return None
-
-
-def _alike(a: float | None, b: float | None) -> bool:
-    if a is None or b is None:
-        return a is b
-    return math.isclose(a, b, rel_tol=1e-6)

@@ -8,7 +8,6 @@ one process says nothing of how processes differ.
 from __future__ import annotations
 
 import copy
-import math
 import statistics
 import time
 from collections.abc import Callable
@@ -19,11 +18,13 @@ from typing import Any
 from ladder import floor, inspecting, machine, measured, record, results
 from ladder.pool import Pool, WorkerFailure, device_lock
 from ladder.report import escaped
+from ladder.rules import alike
 from ladder.stopping import stop_on_sigterm
 from ladder.visiting import Visits
 
 ENGINE = ("sustaining",)
 WINDOW_S = 2.0  # of a row: what a visit of `ladder run` takes at the top
+DERIVED = ("first_ms", "sustained_ms", "factor")
 MOST_CYCLES = 1000  # of a row
 HEADINGS = (
     "rung", "ms/step at first", "sustained", "factor", "MHz at first", "sustained", "W at most", "power limit",
@@ -48,7 +49,7 @@ def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Re
     seen = inspecting.Cache(plan.workload, facts)
     head = record.head("sustained", plan.name, plan.workload)
     head["workload"]["data"] = photographs
-    empty = {"first_ms": None, "sustained_ms": None, "factor": None}
+    empty = dict.fromkeys(DERIVED)
     return head | {
         measured.KEY: measured.digests(also=ENGINE),
         "machine": facts,
@@ -122,6 +123,7 @@ def window(at: float, samples_s: list[float], state: dict[str, Any]) -> dict[str
 def derive(result: Result) -> None:
     """What follows from the rows, in place: the first one against the median of the later half of the time."""
     for rung in result["rungs"]:
+        rung |= dict.fromkeys(DERIVED)
         if rows := rung["windows"]:
             late = later(rows)
             rung["first_ms"] = rows[0]["step_ms"]
@@ -137,18 +139,14 @@ def derive(result: Result) -> None:
 
 def contradiction(data: Result) -> str | None:
     """Numbers that do not follow from the rows, or cannot be, in one line, or None."""
-    derived = copy.deepcopy(data)
+    derived, least = copy.deepcopy(data), floor.floor_ms(data["machine"], data["workload"])
     derive(derived)
     for found, wanted in zip(data["rungs"], derived["rungs"], strict=True):
         if found["status"] == "ok" and not found["windows"]:
             return f"{found['name']}: ok without a row"
-        for key in ("first_ms", "sustained_ms", "factor"):
-            if found[key] is None or wanted[key] is None:
-                if found[key] is not wanted[key]:
-                    return f"{found['name']}: {key} without rows, or rows without it"
-            elif not math.isclose(found[key], wanted[key], rel_tol=1e-6):
+        for key in DERIVED:
+            if not alike(found[key], wanted[key]):
                 return f"{found['name']}: {key} is not what its rows say"
-        least = floor.floor_ms(data["machine"], data["workload"])
         if least and any(row["step_ms"] < least[0] for row in found["windows"]):
             return f"{found['name']}: faster than this GPU can compute"
     if missing := [note for note in derived["protocol"]["notes"] if note not in data["protocol"]["notes"]]:

@@ -139,6 +139,8 @@ def change(result: dict[str, Any], what: str) -> None:
         rung["windows"][-1]["step_ms"] *= 2
     elif what == "no rows":
         rung["windows"] = []
+    elif what == "rows that are gone":
+        rung |= {"status": "oom", "reason": "out of memory", "windows": []}
     elif what == "a note":
         result["complete"] = False
     elif what == "the speed":
@@ -155,6 +157,7 @@ def change(result: dict[str, Any], what: str) -> None:
         ("the factor", "factor is not what its rows say"),
         ("a row", "is not what its rows say"),
         ("no rows", "ok without a row"),
+        ("rows that are gone", "first_ms is not what its rows say"),
         ("a note", "interrupted"),
         ("the speed", "faster than this GPU can compute"),
         ("the machine", "machine.name"),

@@ -6,8 +6,8 @@ more, `coordinate_descent_tuning`, which then walks on from each kernel's best t
 compiles the next. That is `compile_max_autotune`.
 
 Why it should help. The default mode picks tiles by rules; here they are timed on the shapes at hand. Candidates are
-compiled on all cores at once, so tuning ends in minutes. Coordinate descent compiles one after another, for hundreds of
-kernels: most of the time that the whole mode takes, spent on kernels that have a good tile already.
+compiled on all cores at once. Coordinate descent compiles one after another, kernel by kernel, for kernels that have a
+good tile already.
 
 When it does not. Most of a step is 3x3 convolutions, and for those cuDNN usually stays the fastest candidate. What is
 picked can differ from run to run, where two candidates are within noise of each other.

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-import math
 from typing import Any
 
 from ladder import floor, measured, results, schema
-from ladder.rules import fields, items, maybe, number, one_of, pattern
+from ladder.rules import alike, fields, items, maybe, number, one_of, pattern
 from ladder.upstream import measuring, source
 
 SETTINGS = fields(
@@ -91,11 +90,11 @@ def contradiction(data: dict[str, Any]) -> str | None:
     }
     measuring.derive(derived)
     for found, wanted in zip(data["programs"], derived["programs"], strict=True):
-        if not _alike(found["step_ms"], wanted["step_ms"]):
+        if not alike(found["step_ms"], wanted["step_ms"]):
             return f"{found['side']}: step_ms is not what its rounds say"
         if found["status"] == "ok" and not found["rounds"]:
             return f"{found['side']}: ok without a round"
-    if not _alike(data["ratio"] and data["ratio"]["median"], derived["ratio"] and derived["ratio"]["median"]):
+    if not alike(data["ratio"] and data["ratio"]["median"], derived["ratio"] and derived["ratio"]["median"]):
         return "ratio: not what the rounds say"
     if missing := [note for note in derived["protocol"]["notes"] if note not in data["protocol"]["notes"]]:
         return f"protocol.notes: lack {missing[0]!r}"
@@ -105,7 +104,3 @@ def contradiction(data: dict[str, Any]) -> str | None:
     ):
         return f"ours: {problem}"
     return None
-
-
-def _alike(a: float | None, b: float | None) -> bool:
-    return a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-6)
