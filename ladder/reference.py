@@ -15,7 +15,7 @@ import dataclasses
 import hashlib
 import json
 import shutil
-from collections.abc import Callable
+from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -77,7 +77,7 @@ class Reference:
         if device != "cuda":
             return self
         tree = {"state": self.state, "outcomes": dict(enumerate(self.outcomes))}
-        if (moved := resident(tree, device)) is tree:
+        if (moved := resident(tree, device, but={"state"})) is tree:
             return self
         return dataclasses.replace(self, state=moved["state"], outcomes=list(moved["outcomes"].values()))
 
@@ -291,12 +291,19 @@ def _prune(newest: Path) -> None:
             shutil.rmtree(path, ignore_errors=True)
 
 
-def resident(tree: Any, device: str) -> Any:
-    """The tensors of a tree on the device, single numbers as they are; the tree itself where they take too much."""
+def resident(tree: dict[Any, Any], device: str, but: Collection[str] = ()) -> dict[Any, Any]:
+    """The tensors of a tree on the device; the tree itself where they take too much.
+
+    All of them, so that they can be computed with: a loss and the gradient of a noise strength are single numbers, too.
+    In the entries of ``but`` single numbers stay where they are, as Adam's step counts do in a state.
+    """
     if device != "cuda" or _bytes(tree) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
         return tree
     try:
-        return _map(tree, lambda t: t.to(device) if t.ndim else t)
+        return {
+            key: _map(each, lambda t, key=key: t.to(device) if t.ndim or key not in but else t)
+            for key, each in tree.items()
+        }
     except torch.OutOfMemoryError:
         return tree
 

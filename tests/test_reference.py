@@ -1,4 +1,6 @@
 import dataclasses
+import pathlib
+import types
 
 import pytest
 import torch
@@ -163,4 +165,20 @@ def test_on_a_gpu_only_step_counts_stay_behind(tmp_path):
     found = reference.get(SMALL, "cuda", tmp_path).on("cuda")
     assert {t.device.type for t in found.state["opt_G"][0].values() if t.ndim} == {"cuda"}
     assert found.state["opt_G"][0]["step"].device.type == "cpu"
-    assert {t.device.type for t in found.outcomes[0]["D_r1"]["gradient"].values() if t.ndim} == {"cuda"}
+    assert {t.device.type for t in found.outcomes[0]["D_r1"]["gradient"].values()} == {"cuda"}
+
+
+def test_all_that_is_computed_with_moves_to_the_gpu_and_step_counts_stay(monkeypatch):
+    card = types.SimpleNamespace(total_memory=2**40)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda _: card)
+    monkeypatch.setattr(torch.Tensor, "to", lambda t, _: torch.empty_like(t, device="meta"))
+    single, whole = torch.ones(()), torch.ones(3)
+    outcome = {"loss": {"loss": single}, "gradient": {"noise_strength": single, "weight": whole}}
+    state = {"opt_G": {0: {"step": single, "exp_avg": whole}}, "betas": {"G": (0.0, 0.99)}}
+    held = reference.Reference(SMALL, "cuda", 8, [], state, [{"G_main": outcome}], pathlib.Path())
+    moved = held.on("cuda")
+    for found in (moved.outcomes[0]["G_main"], reference.resident({0: outcome}, "cuda")[0]):
+        assert {t.device.type for named in found.values() for t in named.values()} == {"meta"}
+    kept = moved.state["opt_G"][0]
+    assert kept["step"].device.type == "cpu" and kept["exp_avg"].device.type == "meta"
+    assert moved.state["betas"] == {"G": (0.0, 0.99)}
