@@ -6,7 +6,9 @@ slower side by side than one after the other.
 
 from __future__ import annotations
 
+import contextlib
 import sys
+from collections.abc import Iterator
 
 
 def share(processes: int) -> int | None:
@@ -34,3 +36,14 @@ class Threads:
         if self._own:
             sys.modules["torch"].set_num_threads(self._own)
             self._own = None
+
+    @contextlib.contextmanager
+    def released(self) -> Iterator[None]:
+        """As many as PyTorch chose, then what they were: for what says in what the step will be measured."""
+        torch, own = sys.modules.get("torch"), self._own
+        held = torch.get_num_threads() if torch and own else None
+        self.release()
+        try:
+            yield
+        finally:
+            self.hold(held)

@@ -139,10 +139,13 @@ class Rung:
         if keep_gradients:
             self.step.keep_gradients = True
         self.synchronize()
+        took = time.perf_counter() - begin
+        with self.threads.released():
+            settings = self.step.settings()
         return {
-            "build_s": time.perf_counter() - begin,
+            "build_s": took,
             "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
-            "settings": self.step.settings(),
+            "settings": settings,
             "gpu_uuid": self.gpu_uuid(),
         }
 

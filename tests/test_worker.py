@@ -194,8 +194,9 @@ def test_what_is_measured_has_the_threads_that_pytorch_chose() -> None:
     torch.set_num_threads(2)
     try:
         for threads, held in ((None, 2), (4, 2), (1, 1)):
-            rung.do_build(small, {}, "cpu", 0, threads=threads)
+            built = rung.do_build(small, {}, "cpu", 0, threads=threads)
             rung.do_prepare()
+            assert built["settings"]["cpu_threads"] == 2  # as it is measured, not as it is prepared
             assert torch.get_num_threads() == held
             rung.do_visit(cycles=1, settle_s=0, settle_cycles=0, main=False)
             assert torch.get_num_threads() == 2
