@@ -251,12 +251,12 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
                     results.write(out / f"{stem(part)}.json", part)
                 saved = time.monotonic()
 
-        if due:
-            shown({"case": "all cases", "doing": "compile", "done": 0, "total": len(due)})
-            kernelcompiling.compile_ours(due, timer.gpu)
-        with stop_on_sigterm():
+        def compiles(index: int, number: int) -> None:
+            shown({"case": f"the next {number} cases", "doing": "compile", "done": index, "total": len(due)})
+
+        with stop_on_sigterm(), kernelcompiling.Ahead(due, timer.gpu, backend, compiles) as ahead:
             _, complete = kernelbench.run(
-                bench, due, allowance, quick=asked.quick or smoke, on_event=on_event
+                bench, due, allowance, quick=asked.quick or smoke, on_event=on_event, ahead=ahead
             )
     return result(complete)
 

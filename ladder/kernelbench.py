@@ -300,8 +300,12 @@ def run(
     *,
     quick: bool,
     on_event: Callable[[dict[str, Any]], None],
+    ahead: Callable[[int], None] = lambda index: None,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """(rows, whether all cases were gone through). Cases for which no time is left are rows with that reason."""
+    """(rows, whether all cases were gone through). Cases for which no time is left are rows with that reason.
+
+    `ahead` gets the number of each case before it is measured: the moment to compile.
+    """
     rows: list[dict[str, Any]] = []
     most = FEWEST_REPEATS if quick else MOST_REPEATS
     try:
@@ -310,6 +314,7 @@ def run(
             place = {"case": case.name, "done": index, "total": len(cases)}
             found = skipped(case, NO_TIME)
             if not allowance.over:
+                ahead(index)
                 try:
                     for said in bench.case(case, least, most, allowance.share(len(cases) - index)):
                         if isinstance(said, str):
