@@ -1,0 +1,137 @@
+"""README's tables hold what the result files linked beside them hold: replaced files take them along."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+ROOT = Path(__file__).parents[1]
+TITLES = {"bf16": "BF16 mixed precision", "data loading": "optimized data loading"}  # shorter in README
+
+
+@pytest.fixture(scope="module")
+def sections() -> dict[str, str]:
+    """README's text by heading."""
+    parts = re.split(r"^## (.+)$", (ROOT / "README.md").read_text(), flags=re.M)
+    return dict(zip(parts[1::2], parts[2::2], strict=True))
+
+
+def linked(text: str, pattern: str) -> dict[str, Any]:
+    """The result whose link matches."""
+    (path,) = {found for found in re.findall(r"\]\(([^)]+)\)", text) if re.fullmatch(pattern, found)}
+    return json.loads((ROOT / path).with_suffix(".json").read_text())
+
+
+def tables(text: str) -> list[dict[str, list[list[str]]]]:
+    """Each table as {first cell: the other cells}, without its head."""
+    found = []
+    for block in re.findall(r"(?:^\|.*\n)+", text, flags=re.M):
+        rows = [[cell.strip() for cell in line.strip().strip("|").split("|")] for line in block.splitlines()]
+        found.append({row[0]: row[1:] for row in rows[2:]})
+    return found
+
+
+def numbers(text: str) -> list[str]:
+    return re.findall(r"\d+\.\d+|\d+", text)
+
+
+def agree(quoted: str, values: list[float]) -> None:
+    """The numbers of a cell, each rounded as it is written there."""
+    assert quoted and len(numbers(quoted)) == len(values), quoted
+    for text, value in zip(numbers(quoted), values, strict=True):
+        digits = len(text.partition(".")[2])
+        assert abs(float(text) - value) <= 0.51 * 10**-digits, (quoted, value)
+
+
+def staircase(table: dict[str, list[str]], result: dict[str, Any], last: str) -> None:
+    """Baseline, last rung and speedup, with and without lazy phases."""
+    base, top = result["rungs"][0], result["rungs"][-1]
+    for name, rung in (("baseline", base), (last, top)):
+        whole, main = table[name]
+        with_interval = "95%" in whole
+        agree(whole.replace("95%", ""), [rung["step_ms"], *(rung["interval_ms"] if with_interval else [])])
+        agree(main, [rung["main_ms"]])
+    whole, main = table["speedup"]
+    agree(
+        whole.replace("95%", ""), [top["speedup_total"], *(top["total_interval"] if "95%" in whole else [])]
+    )
+    agree(main, [top["main_speedup_total"]])
+
+
+def left_out(table: dict[str, list[str]], result: dict[str, Any]) -> None:
+    """Gain and interval of what each rung is worth on top of all others; ADOPT stands for `faster`."""
+    ends = r" and without | and \d| \("  # what cannot stand without it goes, too
+    rungs = {re.split(ends, rung["title"].removeprefix("without "))[0]: rung for rung in result["rungs"]}
+    assert len(table) == sum(rung["verdict"] == "faster" for rung in result["rungs"])
+    for name, (gain, interval, advice) in table.items():
+        name = re.split(ends, name)[0]
+        rung = rungs[TITLES.get(name, name)]
+        agree(gain, [rung["gain"]["ratio"]])
+        agree(interval, rung["gain"]["interval"])
+        assert (advice, rung["verdict"]) == ("ADOPT", "faster"), name
+
+
+def test_the_articles_ladder(sections):
+    stairs, leave_one_out = tables(sections["What one H200 said"])
+    head = next(iter(re.split(r"^## ", (ROOT / "README.md").read_text(), flags=re.M)))
+    staircase(stairs, linked(head, r"results/ladder/.*/article-article-\d.*"), "all eight rungs")
+    left_out(leave_one_out, linked(head, r"results/ladder/.*/article-article-leave-one-out-.*"))
+
+
+def test_beyond_the_article(sections):
+    text = sections["Beyond the article"]
+    stairs, leave_one_out = tables(text)
+    result = linked(
+        text.partition("It lasts")[0].partition("[an earlier run]")[0], r"results/ladder/.*/article-full-\d.*"
+    )
+    staircase(stairs, result, f"all {len(result['rungs'])} rungs")
+    path = max((ROOT / "results/ladder/nvidia-h200").glob("article-full-leave-one-out-*.json"))
+    left_out(leave_one_out, json.loads(path.read_text()))
+
+
+def test_it_lasts(sections):
+    text = " ".join(sections["Beyond the article"].split())
+    said = re.search(
+        r"top takes ([\d.]+) ms where it took ([\d.]+) at first.*? ([\d.]+) ms where it took ([\d.]+)", text
+    )
+    at_8, at_32 = (
+        linked(text, rf"results/sustained/nvidia-h200-{name}\.png")["rungs"][0]
+        for name in ("article", "article-b32")
+    )
+    for text, value in zip(
+        said.groups(),
+        [at_8["sustained_ms"], at_8["first_ms"], at_32["sustained_ms"], at_32["first_ms"]],
+        strict=True,
+    ):
+        agree(text, [value])
+
+
+def test_nvidias_own(sections):
+    text = " ".join(sections["Beyond the article"].split())
+    said = re.search(
+        r"takes ([\d.]+) ms on the same images, the top ([\d.]+) ms: ([\d.]+) times as fast \(95%: ([\d.-]+)\)",
+        text,
+    )
+    result = linked(text, r"results/upstream/.*\.md")
+    theirs, ours = (program["step_ms"] for program in result["programs"])
+    for quoted, values in zip(
+        said.groups(),
+        ([theirs], [ours], [result["ratio"]["median"]], result["ratio"]["interval"]),
+        strict=True,
+    ):
+        agree(quoted, values)
+
+
+def test_precisions(sections):
+    text = sections["FP32, TF32, BF16 or FP16"]
+    (table,) = tables(text)
+    rows = {
+        (row["precision"], row["on"]): row["step_ms"]
+        for row in linked(text, r"results/precision/.*\.md")["rows"]
+    }
+    for name, cells in table.items():
+        precision = name.split(",")[0].lower()
+        for on, cell in zip(("baseline", "top"), cells, strict=True):
+            agree(cell, [rows[precision, on]])
