@@ -27,6 +27,11 @@ HELPER = (
 )
 
 
+def keep_cache() -> None:
+    """Triton's cache stays where it is: Inductor moves it within a process, if nobody has said where it lies."""
+    os.environ.setdefault("TRITON_CACHE_DIR", triton.knobs.cache.dir)
+
+
 def first_line(error: BaseException) -> str:
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     return f"{type(error).__name__}: {lines[0][:150]}" if lines else type(error).__name__

@@ -22,7 +22,7 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.compiling import Helper, Job, first_line
+from kernels.compiling import Helper, Job, first_line, keep_cache
 from kernels.tiles import INTERPRETED, triton
 
 MOST_PROCESSES = 32  # each takes 200 to 400 MB
@@ -57,6 +57,7 @@ def compile_ahead(run: Callable[[], object], *, processes: int | None = None) ->
     if INTERPRETED or (why := _unsupported()):
         report.problem = "Triton's interpreter compiles nothing" if INTERPRETED else why
         return report
+    keep_cache()
     helper = Helper(processes or _cores())
     recorder = _Recorder(helper.start)
     try:

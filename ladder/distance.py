@@ -23,12 +23,16 @@ def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
     Where a whole step is one graph no phase has a time: alone it would run outside of the graph, launch by launch. So
     phases are timed in a second step, in which each is a graph of its own.
     """
+    import torch
+
     with _prepared(fields, recipe) as step:
         together = bool(step.together)
         found = (
             time_step(step, [] if together else PHASES) | trace_cycle(step) | {"settings": step.settings()}
         )
+    del step  # its weights and optimizers, before there are others
     if together:
+        torch.cuda.empty_cache()
         with _prepared(fields, recipe | {"whole_step_graph": False}) as step:
             found["phases_ms"] = time_phases(step, PHASES)
     return found

@@ -103,6 +103,8 @@ class Bench:
 
         Repeats go on beyond `least` while `left_s()`, this case's share of the time, is not negative.
         """
+        if reason := getattr(self.gpu, "broken", None):
+            raise RuntimeError(reason)
         with compiling(), self.gpu.running():
             torch.compiler.reset()  # or the ninth shape of a function would silently run uncompiled
             functions = {OURS: case.fused, PLAIN: case.plain, COMPILE: self._compiled(case)}

@@ -165,6 +165,7 @@ class Cuda:
     """
 
     name = "cuda"
+    broken: str | None = None  # why nothing can be timed in this process any more
 
     def __init__(self, evict: int = Rules.evict) -> None:
         import torch
@@ -209,16 +210,22 @@ class Cuda:
             try:
                 body()
             except BaseException:
-                with contextlib.suppress(
-                    RuntimeError
-                ):  # what ended the capture says more than that it is broken
-                    graph.capture_end()
+                with contextlib.suppress(RuntimeError):  # what ended the capture says more
+                    self._end(graph)
                 raise
-            graph.capture_end()
+            self._end(graph)
         finally:
             if collecting:
                 gc.enable()
         return graph
+
+    def _end(self, graph: Any) -> None:
+        """Where CUDA has given up a capture the allocator keeps its pool: no time in this process counts then."""
+        try:
+            graph.capture_end()
+        except RuntimeError as error:
+            self.broken = f"an earlier capture was given up: {error}".splitlines()[0]
+            raise
 
     def forget(self) -> None:
         """Give memory back where a quarter is held: each graph had a pool of its own, which nothing else reuses."""

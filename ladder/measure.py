@@ -34,7 +34,7 @@ from ladder import (
 )
 from ladder.errors import UserError
 from ladder.once import measure_once as measure_once
-from ladder.pool import Pool, Worker, WorkerFailure, device_lock
+from ladder.pool import TUNING, Pool, Worker, WorkerFailure, device_lock
 from ladder.stopping import stop_on_sigterm
 from ladder.visiting import Visits
 
@@ -324,7 +324,8 @@ class _Run:
         with self.lock:
             rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
-        return worker.call("prepare") | {"start_s": worker.start_s, "build_s": built.get("build_s")}
+        tunes = {"patience": TUNING} if sidebyside.chooses(self.recipes[rung["name"]]) else {}
+        return worker.call("prepare", **tunes) | {"start_s": worker.start_s, "build_s": built.get("build_s")}
 
     def inspect_all(self, pool: Pool) -> None:
         """One inspector for every rung of which nothing is known; what earlier runs found is taken from them."""

@@ -38,6 +38,9 @@ TIMEOUTS = {
     "scales": 900.0,
     "exit": 20.0,
 }
+TUNING = (
+    3600.0  # where preparing tries candidates: torch.compile's max-autotune goes through thousands, silently
+)
 _LEAST_CYCLE_TIMEOUT = 60.0
 _CYCLE_TIMEOUT_FACTOR = 20.0
 
@@ -97,12 +100,20 @@ class Worker:
             self._imported = True
 
     def call(
-        self, do: str, *, on_progress: Callable[[dict], None] | None = None, **fields: Any
+        self,
+        do: str,
+        *,
+        on_progress: Callable[[dict], None] | None = None,
+        patience: float | None = None,
+        **fields: Any,
     ) -> dict[str, Any]:
-        """Give a command and wait for its reply. Raises `WorkerFailure`; the worker is then good for `close` only."""
+        """Give a command and wait for its reply. Raises `WorkerFailure`; the worker is then good for `close` only.
+
+        patience: seconds without a word, where they are not those of `TIMEOUTS`.
+        """
         self.wait_imported()
         self._send({"do": do, **fields})
-        return self._reply(do, on_progress)
+        return self._reply(do, on_progress, patience)
 
     def close(self) -> None:
         """End the worker: politely where it is healthy (loaders return their shared memory), then its whole group."""
@@ -132,8 +143,10 @@ class Worker:
             self._process.stdin.write(json.dumps(command).encode() + b"\n")
             self._process.stdin.flush()
 
-    def _reply(self, do: str, on_progress: Callable[[dict], None] | None) -> dict[str, Any]:
-        patience = self._timeouts[do]
+    def _reply(
+        self, do: str, on_progress: Callable[[dict], None] | None, patience: float | None = None
+    ) -> dict[str, Any]:
+        patience = patience or self._timeouts[do]
         while "progress" in (message := self._read(do, patience)):
             if do == "visit":  # once a cycle's time is known, a hang need not take the generous limit
                 known = max(_LEAST_CYCLE_TIMEOUT, _CYCLE_TIMEOUT_FACTOR * message["seconds"])

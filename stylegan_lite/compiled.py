@@ -24,8 +24,9 @@ if TYPE_CHECKING:
     from stylegan_lite.step import TrainingStep
 
 PHASES = ("G_main", "D_main")
-# Of max-autotune what tunes in parallel: not coordinate descent, which compiles every kernel's neighbours one by one.
-AUTOTUNE = {"max_autotune": True}
+# Of max-autotune what ends in minutes: not coordinate descent, which compiles every kernel's neighbours one by one, and
+# no Triton templates for matmuls, which here are all of a few samples in float32.
+AUTOTUNE = {"max_autotune": True, "max_autotune_gemm_backends": "ATEN"}
 
 
 class Compiled:

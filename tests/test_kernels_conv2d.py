@@ -366,3 +366,29 @@ def test_a_captured_second_derivative_replays_with_new_inputs(nhwc):
     graph.replay()
     for got, want in zip(found, run(F.conv2d), strict=True):
         assert (got - want).norm() <= 0.02 * want.norm()  # TF32 in both
+
+
+@every_case
+def test_compiled_it_is_pytorchs_own_which_the_compiler_can_tune(op, kernel, how):
+    """An op of ours would be opaque to it: no choice of algorithm or layout, nothing fused to it."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    seen = []
+
+    def noted(graph, inputs):
+        seen.append({str(node.target) for node in graph.graph.nodes if node.op == "call_function"})
+        return graph.forward
+
+    x, weight = tensors(op, kernel, how)
+    torch.compiler.reset()
+    compiled = torch.compile(
+        OPS[op], backend=aot_autograd(fw_compiler=noted, bw_compiler=noted), fullgraph=True
+    )
+    y = compiled(x, weight, **how)
+    g = torch.randn_like(y)
+    found = torch.autograd.grad(y, (x, weight), g)
+    forward, backward = seen
+    assert "aten.convolution.default" in forward and "aten.convolution_backward.default" in backward
+    expected = PLAIN[op](x, weight, **how)
+    torch.testing.assert_close(y, expected)
+    torch.testing.assert_close(found, torch.autograd.grad(expected, (x, weight), g))

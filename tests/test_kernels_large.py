@@ -152,7 +152,8 @@ def differences(samples: int, channels: int, pixels: int, op: str, layout: str) 
             continue
         scale = float(expected.float().abs().max())
         try:
-            torch.testing.assert_close(found, expected, rtol=2e-3, atol=2e-3 * scale)
+            one_step = torch.finfo(expected.dtype).eps if expected.dtype.itemsize == 2 else 2e-3
+            torch.testing.assert_close(found, expected, rtol=one_step, atol=2e-3 * scale)
         except AssertionError as error:
             problems.append(f"{name}: {error}")
     return problems

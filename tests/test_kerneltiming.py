@@ -190,3 +190,26 @@ def test_a_slow_call_is_not_repeated_a_dozen_times():
     seconds = Timer(gpu).events([lambda: (ran.append(1), call())], COLD)
     assert seconds == pytest.approx(0.15, rel=0.005)
     assert 3 <= len(ran) <= 5  # the first may not have been queued in time
+
+
+def test_after_a_capture_that_was_given_up_nothing_is_timed_in_this_process():
+    """PyTorch then keeps the capture's memory pool open; what ended it is what is said of the case itself."""
+    from types import SimpleNamespace
+
+    from ladder.kernelbench import Bench
+    from ladder.kerneltiming import Cuda
+
+    def ends():
+        raise RuntimeError("CUDA error: operation failed due to a previous error during capture\nmore")
+
+    gpu = object.__new__(Cuda)
+    graph = SimpleNamespace(capture_begin=lambda: None, capture_end=ends)
+    gpu.torch = SimpleNamespace(cuda=SimpleNamespace(CUDAGraph=lambda: graph, synchronize=lambda: None))
+
+    def body():
+        raise ValueError("planted")
+
+    with pytest.raises(ValueError, match="planted"):
+        gpu.capture(body)
+    with pytest.raises(RuntimeError, match="an earlier capture was given up: CUDA error: operation failed"):
+        next(Bench(gpu, None).case(None, 1, 1, lambda: 0))

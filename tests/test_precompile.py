@@ -177,6 +177,31 @@ def test_a_run_in_which_nothing_was_missing_is_the_first_of_the_warm_up(monkeypa
     assert sorted(ran) == sorted(["G_main", "G_pl", "D_main", "D_r1"])
 
 
+def test_kernels_are_compiled_before_torch_compile_launches_them(monkeypatch):
+    """All phases, as they are without it: their kernels would be compiled one by one at their first launch."""
+    from kernels import precompile
+    from stylegan_lite import compiled
+
+    seen = []
+
+    def compile_ahead(run):
+        run()
+        seen.append("ahead")
+        return precompile.Report(missing=1, compiled=1)
+
+    monkeypatch.setattr(precompile, "compile_ahead", compile_ahead)
+    monkeypatch.setattr(
+        compiled.Compiled, "loss", lambda self, phase: seen.append(phase) or self.step_loss(phase)
+    )
+    step = step_of(KERNELS | {"compile": "default"})
+    monkeypatch.setattr(compiled.Compiled, "step_loss", lambda self, phase: step._loss(phase), raising=False)
+    ran, inner = [], step._compute
+    monkeypatch.setattr(step, "_compute", lambda phase: (ran.append((phase, bool(seen))), inner(phase)))
+    step.prepare()
+    assert sorted(phase for phase, later in ran if not later) == ["D_main", "D_r1", "G_main", "G_pl"]
+    assert seen[0] == "ahead" and set(seen[1:]) == {"G_main", "D_main"}
+
+
 def test_a_recipe_without_kernels_does_not_look_for_them(monkeypatch):
     from kernels import precompile
 

@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from ladder import inspecting, machine, measure, sidebyside
+from ladder import inspecting, machine, measure, pool, sidebyside
 from ladder.pool import Worker, WorkerFailure
 from tests.test_measure import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
 
@@ -275,3 +275,20 @@ def test_what_an_inspector_found_waits_for_the_file_to_be_written(monkeypatch: p
 )
 def test_how_many_fit(memory: float, cores: int, peaks: list[int], lanes: int) -> None:
     assert sidebyside.fitting(6, memory * GIB, cores, peaks) == lanes
+
+
+def test_what_tunes_while_it_prepares_may_be_silent_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, real = {}, Worker.call
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.named = fields["recipe"]["name"]
+        if do == "prepare":
+            seen[worker.named] = fields.get("patience", 0) > pool.TIMEOUTS["prepare"]
+        return real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    result = run(tmp_path, {"plain": {}, "tuned": {"compile": "max-autotune"}})
+    assert seen == {"plain": False, "tuned": True} and result["complete"]

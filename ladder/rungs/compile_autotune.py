@@ -1,9 +1,10 @@
-"""torch.compile of the main phases, autotuned: max-autotune without its coordinate descent.
+"""torch.compile of the main phases, autotuned: max-autotune without what takes longest and brings least.
 
-What changes. As `compile`, with Inductor's option `max_autotune`: it times library calls against Triton templates for
-matmuls and convolutions, and several tiles for each kernel that it generates. The mode `max-autotune` sets one option
-more, `coordinate_descent_tuning`, which then walks on from each kernel's best tile: it compiles a neighbour, times it,
-compiles the next. That is `compile_max_autotune`.
+What changes. As `compile`, with Inductor's option `max_autotune`: it times cuDNN against Triton templates for
+convolutions, and several tiles for each kernel that it generates. The mode `max-autotune` does two things more, which
+are left to `compile_max_autotune`: Triton templates for matmuls, which in this model are all of a few samples in
+float32; and `coordinate_descent_tuning`, which walks on from each kernel's best tile: it compiles a neighbour, times
+it, compiles the next.
 
 Why it should help. The default mode picks tiles by rules; here they are timed on the shapes at hand. Candidates are
 compiled on all cores at once. Coordinate descent compiles one after another, kernel by kernel, for kernels that have a

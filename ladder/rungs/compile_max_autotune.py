@@ -1,7 +1,7 @@
 """torch.compile of the main phases, in mode max-autotune.
 
 What changes. As `compile`, and Inductor times what it can choose between: library calls against Triton templates for
-matmuls and 1x1 convolutions, and many tiles for each kernel that it generates. Inside our CUDA graphs this is
+matmuls and convolutions, and many tiles for each kernel that it generates. Inside our CUDA graphs this is
 `max-autotune-no-cudagraphs`, because a graph cannot be captured inside another; in an eager recipe the mode brings
 graphs of its own.
 
