@@ -1,9 +1,9 @@
 """The fused ops as operators of PyTorch (`torch.ops.stylegan_ladder.*`), for torch.compile.
 
-torch.compile sees each as one opaque operator and its gradient as another; the fake implementations tell it shapes,
-dtypes and memory formats. Eager calls do not come here: an operator with a registered gradient costs about 50
-microseconds of CPU a call more than an autograd.Function (60 to 72 against 16 forward, 200 to 220 against 100 with
-the gradient, on a slow CPU), which a step that waits for the CPU would pay in full. Both run the same functions.
+torch.compile sees each as one opaque operator and its gradient as another; the fake implementations tell it
+shapes, dtypes and memory formats. Eager calls do not come here: an operator with a registered gradient costs
+several times an autograd.Function's CPU time a call, which a step that waits for the CPU would pay in full. Both
+run the same functions.
 
 There is no double backward under torch.compile, for these as for any operator. In eager mode these have it, too.
 """

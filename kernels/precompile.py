@@ -25,7 +25,7 @@ from typing import Any
 from kernels.compiling import Helper, Job, first_line, keep_cache
 from kernels.tiles import INTERPRETED, triton
 
-MOST_PROCESSES = 32  # each takes 200 to 400 MB
+MOST_PROCESSES = 32  # each takes some hundred megabytes
 COMPILE = "self key signature device constexprs options attrs warmup"  # parameters of Triton's, 3.6 and 3.7
 
 

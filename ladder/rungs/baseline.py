@@ -15,8 +15,8 @@ means what PyTorch means by it, and the settings in force are stored with every 
 has set gradients to None since PyTorch 2.0, so this rung asks for `set_to_none=False`, which was the
 default before.
 
-Where its time goes. A step at 256x256 and batch 8 is about 4,000 kernels, launched by Python one by one;
-on one H200 the GPU waits for them during a fifth of the step. Keep that in mind on the way up: a rung
+Where its time goes. A step at 256x256 and batch 8 is about 3,900 kernels, launched by Python one by one;
+on one H200 the GPU waits for them during 8 to 20% of the step, as the host is. Keep that in mind on the way up: a rung
 that makes kernels faster gains nothing as long as the CPU cannot launch them any sooner.
 """
 

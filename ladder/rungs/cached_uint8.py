@@ -11,7 +11,7 @@ many times what it costs to copy them. On a machine with few cores the loader no
 process that launches kernels no longer shares them.
 
 When it does not. Where enough workers decode ahead of the step, nobody waits for them, and the step takes as long as
-before: compare the waiting in the receipts. The file takes ten times the disk of the JPEGs (0.4 GB for 2,048
+before: compare the waiting in the receipts. The file takes several times the disk of the JPEGs (0.4 GB for 2,048
 images of 256x256) and should fit into the memory that the system has left for files: from a slow disk, reading is
 slower than decoding. It holds what decoding gives, so an augmentation that crops while it decodes could not use it;
 flips are done behind it.

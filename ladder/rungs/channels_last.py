@@ -12,7 +12,7 @@ each convolution, and that traffic costs more than the conversion of the model e
 When it does not. In FP32 the gain is smaller, and it can be a loss: without Tensor Cores (TF32 switched
 off, or a CPU with its own blocked layout) NHWC kernels are no faster. Layers with 3 channels (toRGB,
 fromRGB) do not profit. And while the CPU sets the pace (see `baseline`), faster convolutions shorten
-nothing: on one H200 the GPU's own work fell from 98 to 88 ms a step, the step itself by less than its
+nothing: on one H200 the GPU's own work fell from 98 to 87 ms a step, the step itself by less than its
 error bar.
 """
 

@@ -5,11 +5,11 @@ warm-up, and so are the lazy phases (path length, R1). A replay runs the same ke
 addresses, so latents, noise and images are refilled in place before each replay, in buffers that never
 move; two replays see different numbers. Adam becomes `capturable`: its step count lives on the GPU.
 
-Why it should help. An eager step launches 3,300 to 4,200 kernels, each from Python. At batch 8 a fast GPU
+Why it should help. An eager step launches 3,100 to 3,900 kernels, each from Python. At batch 8 a fast GPU
 finishes them before the CPU has launched the next: it waits. A replay is one call, and the gaps between
 kernels all but vanish. Here the rungs below are paid out: BF16, channels_last and fusing made the kernels
 shorter, and only now does the step follow. On one H200 the share of the step in which the GPU waits fell
-from 42 % to 3 %, and with it the scatter from process to process.
+from 44% to 2%, and with it the scatter from process to process.
 
 When it does not. Where the GPU is already the bottleneck (large batch, high resolution, a slower GPU)
 there are few gaps to close: compare the host-bound column of the rung below. Capture needs static shapes,

@@ -4,9 +4,9 @@ What changes. Workers read files and no more: a batch crosses the bus as the byt
 `decode_jpeg` hands them to nvJPEG, all of a batch at once, on the stream that copied batches before. Order and flips
 are those of the loader below. Without torchvision, or with one that was built without nvJPEG, the rung is n/a.
 
-Why it should help. Decoding a JPEG of 256x256 takes a CPU core about a millisecond; where few cores feed a fast GPU, or
-share them with the process that launches kernels, that work is better done elsewhere. Compressed, a batch is a tenth
-of its bytes.
+Why it should help. Decoding a JPEG is work for a CPU core; where few cores feed a fast GPU, or
+share them with the process that launches kernels, that work is better done elsewhere. Compressed, a batch is a
+fraction of its bytes.
 
 When it does not. The GPU is what a training step is short of: decoding takes its time from the step, and small images
 fill it badly. The process that trains calls nvJPEG itself, and waits for what it does on the CPU; eight workers that

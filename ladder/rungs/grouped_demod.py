@@ -10,7 +10,7 @@ sums are kept beside the compute copies and made when weights change; `fused_upd
 they are, so that demodulation never writes a gradient as large as the weight.
 
 Why it should help. A layer of 512 x 512 x 3 x 3 is 9 MB: 2 microseconds of memory, but one kernel of few programs
-takes 6 to 14. Thirteen layers side by side fill the GPU, and each phase launches four to nine kernels where it
+takes longer. Thirteen layers side by side fill the GPU, and each phase launches four to nine kernels where it
 launched 39, or in path length some 400.
 
 When it does not. Where weights are large or batches long, a layer fills the GPU by itself, and what is left are
