@@ -131,9 +131,8 @@ def _apply(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     x, weight = dense(x.to(dtype)), dense(weight.to(dtype))
     nhwc = _is_nhwc(x, weight)
     weight, geometry = dense_as(weight, nhwc), geometry._replace(nhwc=nhwc)
-    if (
-        torch.compiler.is_compiling()
-    ):  # what is compiled is differentiated once: PyTorch's own, which the compiler knows
+    if torch.compiler.is_compiling():
+        # What is compiled is differentiated once: PyTorch's own, which the compiler knows, will do.
         return torch.ops.aten.convolution(x, weight, None, *geometry.arguments())
     return _Convolution.apply(x, weight, geometry)
 

@@ -61,6 +61,10 @@ class Compilers:
         self.threads = ThreadPoolExecutor(max(1, processes))
         self.lock = threading.Lock()
         self.running: list[subprocess.Popen] = []
+        if processes:
+            from kernels.compiling import keep_cache
+
+            keep_cache()  # theirs is then this process's
         # One thread each: Inductor would start as many as there are cores in every one of them.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
         with contextlib.suppress(OSError):  # no room for a process: fewer, or none
@@ -163,9 +167,6 @@ class Ahead:
         batch = self.cases[index : index + AT_ONCE]
         self.tell(index, len(batch))
         if self.compilers is None:
-            from kernels.compiling import keep_cache
-
-            keep_cache()  # that of the processes is then this one's
             self.compilers = Compilers(processes(self.gpu), self.backend, self.gpu.name)
         with contextlib.suppress(Exception):  # what goes wrong comes again when a case is measured
             compile_ours(batch, self.gpu)  # while the others import torch

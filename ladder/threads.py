@@ -6,9 +6,9 @@ slower side by side than one after the other.
 
 from __future__ import annotations
 
-import contextlib
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable
+from typing import Any
 
 
 def share(processes: int) -> int | None:
@@ -37,13 +37,11 @@ class Threads:
             sys.modules["torch"].set_num_threads(self._own)
             self._own = None
 
-    @contextlib.contextmanager
-    def released(self) -> Iterator[None]:
-        """As many as PyTorch chose, then what they were: for what says in what the step will be measured."""
-        torch, own = sys.modules.get("torch"), self._own
-        held = torch.get_num_threads() if torch and own else None
+    def released(self, ask: Callable[[], Any]) -> Any:
+        """What `ask` says with as many as PyTorch chose, in which the step will be measured."""
+        held = sys.modules["torch"].get_num_threads() if self._own else None
         self.release()
         try:
-            yield
+            return ask()
         finally:
             self.hold(held)

@@ -139,13 +139,10 @@ class Rung:
         if keep_gradients:
             self.step.keep_gradients = True
         self.synchronize()
-        took = time.perf_counter() - begin
-        with self.threads.released():
-            settings = self.step.settings()
         return {
-            "build_s": took,
+            "build_s": time.perf_counter() - begin,
             "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
-            "settings": settings,
+            "settings": self.threads.released(self.step.settings),
             "gpu_uuid": self.gpu_uuid(),
         }
 

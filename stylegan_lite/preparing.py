@@ -33,12 +33,12 @@ def prepare(step: TrainingStep) -> dict[str, float]:
     before = copy.deepcopy(step.state_dict())
     step.feed.next()
     side = _side_stream(step)
-    with side:
+    with side:  # under the stream, flags and modes of the warm-up
         # Our kernels first, side by side: torch.compile would launch them, and Triton compile them, one by one.
         compiled, done = _compile_kernels(step, before)
         took |= compiled
         start += compiled.get("compile_kernels_s", 0.0)
-        if step.compiled is not None:  # under the stream, flags and modes of the warm-up
+        if step.compiled is not None:
             begin = time.perf_counter()
             step.compiled.prepare(step._warm_up)
             _synchronize(step)
@@ -74,7 +74,8 @@ def _compile_kernels(step: TrainingStep, before: dict[str, Any]) -> tuple[dict[s
     with _in_line(step), _as_it_is(step):
         report = step.precompiled = compile_ahead(lambda: [step._warm_up(phase) for phase in PHASES])
     if not report.missing:
-        return {}, PHASES if report.whole and step.compiled is None else ()
+        own = () if step.compiled is None else step.compiled.functions  # these are still to run compiled
+        return {}, tuple(phase for phase in PHASES if phase not in own) if report.whole else ()
     saving.load_model(step, before)  # what was left out made garbage of everything
     _synchronize(step)
     counts = {"kernels_missing": report.missing, "kernels_compiled": report.compiled}
