@@ -26,7 +26,7 @@ def render(result: dict[str, Any], kind: str) -> bytes:
 def shown_rows(result: dict[str, Any]) -> dict[str, dict[str, list[dict[str, Any]]]]:
     """op -> direction -> rows with a yardstick, in the setting of the ladder's top; what else there is, is tables'."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
-    for row in result["rows"]:
+    for row in kernelreport.reached(result):
         if row["setting"] == 0 and row["direction"] in DIRECTIONS:
             found.setdefault(row["op"], {d: [] for d in DIRECTIONS})[row["direction"]].append(row)
     for directions in found.values():
@@ -71,7 +71,7 @@ def _panel(axes: Any, rows: list[dict[str, Any]]) -> None:
         side.set_visible(False)
     top = max((each["median"] for row in rows for each in row["share"].values()), default=1.0)
     axes.set_ylim(0, max(1.25, 1.2 * top))
-    axes.set_xlim(-0.5, max(len(rows), 1) - 0.5)
+    axes.set_xlim(-0.5, max(len(rows), 4) - 0.5)  # few shapes: bars no wider than elsewhere
     axes.set_yticks([0, 0.5, 1], ["0", "50%", "100%"])
     axes.tick_params(length=0, labelcolor=MUTED, labelsize=8.5)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -134,9 +134,13 @@ def _header(made: Any, result: dict[str, Any], any_rows: bool) -> None:
         handles=handles, loc="upper left", bbox_to_anchor=(0.12 / width, 1 - 0.42 / height), ncols=4,
         frameon=False, fontsize=9, handlelength=1.8, columnspacing=1.8, borderpad=0.2,
     )  # fmt: skip
-    settings = {" ".join((row["dtype"], row["layout"])) for row in result["rows"] if row["setting"] == 0}
+    settings = {
+        " ".join((row["dtype"], row["layout"])) for row in kernelreport.reached(result) if row["setting"] == 0
+    }
     footer = (
         f"PyTorch {machine['torch']}, Triton {machine['triton']}; {', '.join(sorted(settings))}. Higher is better."
         " Error bars: 95% interval over repeats. Backward: autograd.grad alone."
     )
+    if missing := kernelreport.lacking(result):
+        footer += f" {missing.partition(':')[0]}."
     fitted(made, 0.2 / width, 0.12 / height, footer, 8, color=MUTED)

@@ -12,6 +12,7 @@ CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compil
 STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"}
 TAKEN = "plain PyTorch taken"
 LARGE = 128  # pixels a side: from here on the share of a copy says what a kernel wastes
+COMPUTE_BOUND = ("conv2d", "conv_transpose2d")  # of which it says nothing
 HEADINGS = (
     "ours us", "plain us", "compile us", "copy us", "share of copy", "interval", "hot: ours us", "plain us",
     "compile us", "verdict",
@@ -59,6 +60,20 @@ def title(result: dict[str, Any]) -> str:
     return f"Kernels on {machine['gpu'] or machine['cpu']}, PyTorch {machine['torch']}, Triton {machine['triton']}"
 
 
+def reached(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows there was time for: an unfinished run shows those, and says how many it lacks."""
+    unreached = {kernelverdicts.NO_TIME}
+    return [r for r in result["rows"] if r["samples_us"]["cold"] or set(r["reasons"].values()) != unreached]
+
+
+def lacking(result: dict[str, Any]) -> str:
+    """How many cases an unfinished run never came to; empty for a finished one."""
+    cases = {row["case"] for row in result["rows"]}
+    if missing := len(cases - {row["case"] for row in reached(result)}):
+        return f"{missing} of {len(cases)} cases not measured: {kernelverdicts.NO_TIME}"
+    return ""
+
+
 def remarks(result: dict[str, Any]) -> list[str]:
     """What stands below a table."""
     rules = result["protocol"]
@@ -71,12 +86,15 @@ def remarks(result: dict[str, Any]) -> list[str]:
         "share: time of a copy of the same number of bytes, cold, measured alike in the same repeat, by ours",
         "verdict: ours against plain PyTorch and torch.compile, cold L2, Holm over all comparisons of the run",
     ]
-    counts = Counter(row["verdict"] for row in result["rows"])
-    lines.append("; ".join(f"{word}: {count}" for word, count in counts.most_common()))
+    rows = reached(result)
+    counts = Counter(row["verdict"] for row in rows)
+    lines += [lacking(result)] if lacking(result) else []
+    lines += ["; ".join(f"{word}: {count}" for word, count in counts.most_common())] if counts else []
     if worst := least_share(result["rows"]):
         where = " ".join((*labels(worst), worst["direction"]))
+        share = f"{worst['share']['ours']['median']:.0%}"
         lines.append(
-            f"least share from {LARGE}x{LARGE} on, first setting: {worst['share']['ours']['median']:.0%}, {where}"
+            f"least share from {LARGE}x{LARGE} on, first setting, but for convolutions: {share}, {where}"
         )
     if count := sum(bool(row.get("taken")) for row in result["rows"]):
         lines.append(f"{TAKEN}: by kernels/alternatives.py callers of the op get it, not ours ({count} rows)")
@@ -85,15 +103,16 @@ def remarks(result: dict[str, Any]) -> list[str]:
         lines.append(f"measured in {len(sittings)} sittings, of {counts} cases; no case spans two")
     notes = Counter(note for row in result["rows"] for note in row["notes"])
     lines += [f"{note} ({count} rows)" for note, count in notes.items()]
-    return lines + reasons(result["rows"])
+    return lines + reasons(rows)
 
 
 def least_share(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The row of a large activation, in the setting of the ladder's top, that is furthest from a copy."""
+    """The memory-bound row of a large activation, in the setting of the ladder's top, furthest from a copy."""
     large = [
         row
         for row in rows
         if row["setting"] == 0
+        and row["op"] not in COMPUTE_BOUND
         and "ours" in row["share"]
         and len(row["shape"]) == 4
         and row["shape"][2] >= LARGE
@@ -123,7 +142,7 @@ def print_table(result: dict[str, Any]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=260, no_color=True)
-    shown = [(*labels(row), row["direction"], *cells(row)) for row in result["rows"]]
+    shown = [(*labels(row), row["direction"], *cells(row)) for row in reached(result)]
     headings = ("op", "shape", "setting", "direction", *HEADINGS)
     columns = _fitting(headings, shown, console.width)
     console.print(Text(title(result), style="bold"))
@@ -154,11 +173,12 @@ def markdown(result: dict[str, Any]) -> str:
     state = "" if not result["dirty"] else ", with changes"
     lines = [f"# {escaped(title(result))}", "", f"Commit {commit[:12]}{state}, {result['started']}.", ""]
     lines += [f"**{escaped(note)}**\n" for note in result["protocol"]["notes"]]
-    for op in dict.fromkeys(row["op"] for row in result["rows"]):
+    rows = reached(result)
+    for op in dict.fromkeys(row["op"] for row in rows):
         lines += [f"## {escaped(op)}", ""]
         lines.append("| " + " | ".join(("shape", "setting", "direction", *HEADINGS)) + " |")
         lines.append("|---|---|---" + "|---:" * len(HEADINGS) + "|")
-        for row in result["rows"]:
+        for row in rows:
             if row["op"] == op:
                 _, shape, setting = labels(row)
                 texts = (shape, setting, row["direction"], *cells(row))
