@@ -125,6 +125,44 @@ def test_nvidias_own(sections):
         agree(quoted, values)
 
 
+def test_torch_compile(sections):
+    text = " ".join(sections["Beyond the article"].split())
+    said = re.search(
+        r"takes ([\d.]+) ms \(95%: ([\d.-]+)\), the top in the same three rounds ([\d.]+) ms: "
+        r"([\d.]+) times as fast \(95%: ([\d.-]+)\)",
+        text,
+    )
+    plain, top = linked(text, r"results/ladder/.*compile_autotune.*")["rungs"]
+    ratio = (top["speedup_total"], top["total_interval"])
+    for quoted, values in zip(
+        said.groups(),
+        ([plain["step_ms"]], plain["interval_ms"], [top["step_ms"]], [ratio[0]], ratio[1]),
+        strict=True,
+    ):
+        agree(quoted, values)
+
+
+def test_the_speed_of_light(sections):
+    text = " ".join(sections["Beyond the article"].split())
+    floor, times = re.search(r"is ([\d.]+) ms a step: the top is ([\d.]+) times that", text).groups()
+    result = linked(text, r"results/roofline/.*")
+    agree(floor, [result["step"]["light_ms"]])
+    agree(times, [result["measured"]["step_ms"] / result["step"]["light_ms"]])
+
+
+def test_the_kernels_by_themselves(sections):
+    text = " ".join(sections["Beyond the article"].split())
+    least, most, enough, all_ = re.search(r"(\d+) to (\d+)%, (\d+) of (\d+) from 85% on", text).groups()
+    shares = [
+        row["share"]["ours"]["median"]
+        for row in linked(text, r"results/kernels/.*")["rows"]
+        if row["function"] in ("bias_act", "modulate", "upfirdn2d") and "ours" in row["share"]
+    ]
+    agree(least, [100 * min(shares)])
+    agree(most, [100 * max(shares)])
+    assert (int(enough), int(all_)) == (sum(share >= 0.85 for share in shares), len(shares))
+
+
 def test_precisions(sections):
     text = sections["FP32, TF32, BF16 or FP16"]
     (table,) = tables(text)
