@@ -23,7 +23,7 @@ from ladder.kernelcalls import WAYS, call_of, compiling, copies, disagree, flat
 from ladder.kernelcases import DIRECTIONS, Case
 from ladder.kernellaunches import recorded_launches
 from ladder.kerneltiming import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
-from ladder.kernelverdicts import NO_TIME
+from ladder.texts import NO_TIME
 
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
 CONTENDERS = (OURS, PLAIN, COMPILE)

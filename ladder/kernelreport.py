@@ -7,6 +7,7 @@ from typing import Any
 
 from ladder import kernelverdicts
 from ladder.report import escaped
+from ladder.texts import NO_TIME
 
 CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}
 STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"}
@@ -62,7 +63,7 @@ def title(result: dict[str, Any]) -> str:
 
 def reached(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows there was time for: an unfinished run shows those, and says how many it lacks."""
-    unreached = {kernelverdicts.NO_TIME}
+    unreached = {NO_TIME}
     return [r for r in result["rows"] if r["samples_us"]["cold"] or set(r["reasons"].values()) != unreached]
 
 
@@ -70,7 +71,7 @@ def lacking(result: dict[str, Any]) -> str:
     """How many cases an unfinished run never came to; empty for a finished one."""
     cases = {row["case"] for row in result["rows"]}
     if missing := len(cases - {row["case"] for row in reached(result)}):
-        return f"{missing} of {len(cases)} cases not measured: {kernelverdicts.NO_TIME}"
+        return f"{missing} of {len(cases)} cases not measured: {NO_TIME}"
     return ""
 
 

@@ -17,7 +17,6 @@ OURS, TWIN, COPY = "ours", "twin", "copy"
 ALTERNATIVES = ("plain", "compile")
 TEMPERATURES = ("cold", "hot")
 ONLY_OURS, NOT_MEASURED = "nothing to compare with", "not measured"
-NO_TIME = "the time (--minutes) was used up"
 
 
 def derive(rows: list[dict[str, Any]]) -> None:

@@ -18,7 +18,7 @@ from ladder.claims.missing import Missing
 from ladder.errors import describe
 from ladder.kernelcalls import disagree, flat
 from ladder.kerneltiming import COLD, EVENTS, GRAPH, Call, Timer
-from ladder.kernelverdicts import NO_TIME
+from ladder.texts import NO_TIME
 
 LEAST_REPEATS, MOST_REPEATS = 5, 9
 
