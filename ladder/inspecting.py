@@ -3,8 +3,9 @@
 An inspector process builds and prepares the rung as a timed one does, then compares it with the FP64 reference
 (`ladder.parity`) and reads its receipts (`ladder.receipts`) from a traced cycle, which also says how long the GPU is
 busy. It ends before the timing: timed processes never load a profiler. A rung that cannot show one of these has no
-number. What was found stays under `.cache/inspections/`, by recipe, workload, source code, torch and GPU, so that a
-resumed run, or another mode of it, need not ask again; only rungs that showed everything are kept there.
+number. What was found stays under `.cache/inspections/`, by recipe, workload, torch, GPU and the source code it depends
+on, so that a resumed run, another mode of it or NVIDIA's step beside it need not ask again, nor one after a change of a
+table or a chart; only rungs that showed everything are kept there.
 """
 
 import contextlib
@@ -14,13 +15,14 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder import receipts
+from ladder import closure, receipts
 from ladder.files import COMPILED, below, digest, replacing
 from ladder.pool import ROOT, Worker, WorkerFailure, plain
 
 CACHE = ROOT / ".cache" / "inspections"
 KEPT = 500  # files of some ten kilobytes
-SOURCES = ("kernels", "stylegan_lite", "ladder")  # what a finding depends on
+SOURCES = ("kernels", "stylegan_lite", "ladder/rungs")  # what a finding depends on, and on who finds:
+FINDERS = ("ladder.worker", "ladder.inspecting")
 MACHINE = ("gpu", "cpu", "device", "driver", "cuda", "cudnn", "torch", "triton", "python")
 NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"
 
@@ -100,5 +102,6 @@ class Cache:
 
 def source_digest(root: Path = ROOT) -> str:
     """Of every source and YAML file that a finding depends on: a change not committed counts as well."""
-    files = [path for package in SOURCES for path in below(root / package, (".py", ".yaml", *COMPILED))]
-    return digest(root, files)
+    below_them = [path for each in SOURCES for path in below(root / each, (".py", ".yaml", *COMPILED))]
+    rungs = [f"ladder.rungs.{path.stem}" for path in (root / "ladder" / "rungs").glob("*.py")]
+    return digest(root, sorted({*below_them, *closure.files(root, (*FINDERS, *rungs))}))

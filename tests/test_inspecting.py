@@ -2,6 +2,7 @@
 
 import json
 import os
+import shutil
 import signal
 import threading
 import time
@@ -171,14 +172,39 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_costs_time_alone(tmp_path:
     inspecting.Cache({}, {}, tmp_path / "file" / "cache").put({}, found)
 
 
-def test_a_change_of_any_source_is_another_inspection(tmp_path: Path) -> None:
-    for package in inspecting.SOURCES:
-        (tmp_path / package).mkdir()
-        (tmp_path / package / "a.py").write_text("1\n")
-    before = inspecting.source_digest(tmp_path)
-    assert inspecting.source_digest(tmp_path) == before
-    (tmp_path / "kernels" / "a.py").write_text("2\n")
-    assert inspecting.source_digest(tmp_path) != before
+@pytest.fixture
+def copied(tmp_path: Path) -> Path:
+    """This project's sources, to be changed."""
+    for package in ("kernels", "stylegan_lite", "ladder"):
+        shutil.copytree(inspecting.ROOT / package, tmp_path / package)
+    return tmp_path
+
+
+@pytest.mark.parametrize(
+    ("changed", "other"),
+    [
+        ("kernels/modulate.py", True),
+        ("stylegan_lite/losses.py", True),
+        ("ladder/rungs/bf16.py", True),  # its receipt; rungs are imported by name
+        ("ladder/worker.py", True),
+        ("ladder/inspecting.py", True),
+        ("ladder/parity.py", True),  # imported inside a function of the worker
+        ("ladder/exact.py", True),
+        ("ladder/evidence.py", True),
+        ("ladder/chart.py", False),
+        ("ladder/report.py", False),
+        ("ladder/kernelbench.py", False),
+        ("ladder/ladders/full.yaml", False),  # an order of recipes; each finding belongs to one recipe
+    ],
+)
+def test_a_change_of_what_a_finding_depends_on_is_another_inspection(
+    changed: str, other: bool, copied: Path
+) -> None:
+    before = inspecting.source_digest(copied)
+    assert inspecting.source_digest(copied) == before == inspecting.source_digest()
+    with (copied / changed).open("a") as file:
+        file.write("# changed\n")
+    assert (inspecting.source_digest(copied) != before) is other
 
 
 @pytest.mark.parametrize("suffix", COMPILED)

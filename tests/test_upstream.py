@@ -82,6 +82,12 @@ FILES = {
 }
 
 
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    """No finding of a run outside of these tests."""
+    monkeypatch.setattr(measuring.inspecting, "CACHE", tmp_path / "kept")
+
+
 @pytest.fixture
 def clone(tmp_path, monkeypatch):
     """The stand-in's folder; its modules leave with the test, and so do the settings of its step."""
@@ -209,6 +215,23 @@ def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypat
     assert run.exit_code == 1 and "failed: parity: G_main: error 1" in run.output
     result = json.loads(next(out.glob("*.json")).read_text())
     assert result["ratio"] is None and [len(each["rounds"]) for each in result["programs"]] == [1, 0]
+
+
+def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, workload, tmp_path, monkeypatch):
+    """Whether a run of the ladder saw it or this command did: both keep it by recipe, workload and source."""
+    asked, found = [], {"inspection": {"error": None}, "parity": None, "receipts": {}}
+    monkeypatch.setattr(measuring.inspecting, "inspect", lambda *_: asked.append("inspected") or found)
+    monkeypatch.setattr(measuring.Interleaved, "round", lambda *_: (each for each in ()))
+    arguments = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out"]
+    for each in ("1", "2"):
+        CliRunner().invoke(cli.main, [*arguments, str(tmp_path / each)])
+    assert asked == ["inspected"]
+    for each in ("1", "2"):
+        result = json.loads(next((tmp_path / each).glob("*.json")).read_text())
+        assert result["inspection"] == found["inspection"] and result["receipts"] == {}
+    monkeypatch.setattr(measuring.inspecting, "source_digest", lambda: "another commit")
+    CliRunner().invoke(cli.main, [*arguments, str(tmp_path / "3")])
+    assert asked == ["inspected"] * 2
 
 
 def test_networks_of_another_size_are_no_comparison(clone, workload, tmp_path):

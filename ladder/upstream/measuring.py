@@ -127,7 +127,20 @@ def _programs(plan: Plan, folder: Path) -> list[Program]:
 
 
 def inspect(plan: Plan, result: Result, ours: dict[str, Any], tell: Tell) -> None:
-    """Parity and receipts of our step; without them it is not timed."""
+    """Parity and receipts of our step, seen now or in an earlier run of it; without them it is not timed."""
+    seen = inspecting.Cache(plan.workload, result["machine"])
+    found = seen.get(plan.recipe)
+    if found is None:
+        try:
+            found = _asked(plan, tell)
+            seen.put(plan.recipe, found)
+        except WorkerFailure as failure:
+            found = getattr(failure, "found", {})
+            ours |= {"status": failure.status, "reason": results.display(failure.reason)}
+    result |= {key: found.get(key) for key in ("parity", "receipts", "inspection")}
+
+
+def _asked(plan: Plan, tell: Tell) -> inspecting.Found:
     with device_lock(machine.device_key(plan.device)), Pool(torch=plan.torch) as workers:
         worker = workers.take()
         try:
@@ -136,13 +149,9 @@ def inspect(plan: Plan, result: Result, ours: dict[str, Any], tell: Tell) -> Non
                 keep_gradients=True,
             )  # fmt: skip
             worker.call("prepare")
-            found = inspecting.inspect(worker, lambda what: tell(f"{plan.rung}: {what}"))
-        except WorkerFailure as failure:
-            found = getattr(failure, "found", {})
-            ours |= {"status": failure.status, "reason": results.display(failure.reason)}
+            return inspecting.inspect(worker, lambda what: tell(f"{plan.rung}: {what}"))
         finally:
             worker.close()
-    result |= {key: found.get(key) for key in ("parity", "receipts", "inspection")}
 
 
 def take(plan: Plan, visited: Visited, program: dict[str, Any]) -> None:
