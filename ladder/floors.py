@@ -39,8 +39,8 @@ aten = torch.ops.aten
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
 KINDS = ("forward", "input gradient", "weight gradient")
 NARROW = 4  # channels up to which a convolution can be part of the pass beside it: from and to RGB
-FULL = 4  # bytes of a weight, gradient, moment or average, whatever the recipe
-ADAM = 7 * FULL  # reads gradient, weight and two moments; writes weight and moments
+FULL = 4  # bytes of a weight, moment or average, whatever the recipe; a gradient has those of what convolutions read
+MOMENT = 2 * FULL  # read and written
 AVERAGE = 3 * FULL  # reads the weight and the average, writes the average
 DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16"}
 
@@ -137,15 +137,25 @@ def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminat
         loss.backward()
     drawn = 0 if phase == "D_r1" else 2 * inputs.normal.nbytes  # written when drawn, read once
     taken = {"D_main": 2, "D_r1": 1}.get(phase, 0) * real.nbytes  # D_main also writes it: the batch arrives
-    floor = seen.floor
+    floor, half = seen.floor, recipe.precision in HALVES
     floor.bytes = {
         "images": seen.image_bytes(),
-        "optimizer": sum(_weights(own).values()) * ADAM,
-        "BF16 weights": 2 * _weights(own)[4] if recipe.precision in HALVES else 0,  # convolutions read a copy
+        "optimizer": adam(_weights(own), w.beta1, half),
+        "BF16 weights": 2 * _weights(own)[4] if half else 0,  # convolutions read a copy
         "moving average": sum(_weights(G).values()) * AVERAGE if phase == "D_main" else 0,
         "inputs": drawn + taken,
     }
     return floor
+
+
+def adam(weights: Counter[int], beta1: float, half: bool) -> int:
+    """Bytes of an update: gradients in; weights and second moments in and out. The first only where beta1 makes it one.
+
+    Without momentum the first moment is the last gradient: nothing reads it, so nothing must be kept.
+    """
+    total = sum(weights.values())
+    gradients = total * FULL - weights[4] * (FULL // 2) * half
+    return gradients + total * (2 * FULL + MOMENT + MOMENT * (beta1 > 0))
 
 
 def _weights(network: torch.nn.Module) -> Counter[int]:

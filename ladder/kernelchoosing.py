@@ -70,7 +70,10 @@ def judge(rows: Sequence[Row]) -> list[Judged]:
 
 def _judged(name: str, found: dict[str, Row], verdict: verdicts.Verdict) -> Judged:
     row = next(iter(found.values()))
-    key = (row["dispatch"]["op"], *(row["dispatch"][each] for each in KEYS))
+    where = row["dispatch"] | {
+        "variant": row["dispatch"]["variant"].strip("-")
+    }  # an empty text is written so
+    key = (where["op"], *(where[each] for each in KEYS))
     double = None
     if DOUBLE in found and "plain" in found[DOUBLE]["against"]:
         double = 1 / found[DOUBLE]["against"]["plain"]["times_faster"]

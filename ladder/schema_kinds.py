@@ -59,7 +59,9 @@ def by_temperature(rule: Rule) -> Rule:
 DISPATCH = fields(  # a call's place in `kernels.alternatives`
     {
         "op": IDENTIFIER,
-        "variant": pattern(r"[a-z0-9 ]{0,60}", "words that distinguish a call"),
+        "variant": pattern(
+            r"-|[a-z0-9 ]{0,60}", "words that distinguish a call"
+        ),  # -: none, as it is written
         "architecture": COUNT,
         "dtype": one_of("bfloat16", "float16", "float32", "float64"),
         "layout": one_of("nhwc", "nchw", "rows", "other"),

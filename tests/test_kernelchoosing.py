@@ -7,7 +7,7 @@ import torch
 from click.testing import CliRunner
 
 from kernels.alternatives import Where
-from ladder import cli, kernelchoosing, kernelverdicts, validate
+from ladder import cli, kernelchoosing, kernelverdicts, results, validate
 from tests import made_up_kernels
 
 
@@ -89,7 +89,7 @@ def test_the_command_prints_a_table_that_the_dispatcher_can_read(tmp_path, monke
     rows += told(OTHER, size=22, forward=slow, backward=slow)
     result = made_up_kernels.result(rows)
     path = tmp_path / "nvidia-h200.json"
-    path.write_text(json.dumps(result))
+    results.write(path, result)  # as the command does, which writes an empty text as "-"
     assert validate.problem_of(path) is None
     said = CliRunner().invoke(cli.main, ["kernels", "--choose", str(path)])
     assert said.exit_code == 0, said.output

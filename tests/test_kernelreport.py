@@ -5,7 +5,7 @@ from itertools import combinations
 
 import pytest
 
-from ladder import drawing, kernelchart, kernelreport, kernelverdicts
+from ladder import drawing, kernelchart, kernelreport, kernelverdicts, texts
 from ladder.kernelbench import NO_TIME, skipped
 from tests import made_up_kernels
 
@@ -141,3 +141,7 @@ def test_the_same_result_gives_the_same_picture():
         first = kernelchart.render(small(1.1), kind)
         assert first.startswith(start) and kernelchart.render(small(1.1), kind) == first
         assert first != kernelchart.render(small(1.2), kind)
+
+
+def test_a_page_knows_the_reason_that_the_measuring_gives() -> None:
+    assert texts.NO_TIME == NO_TIME

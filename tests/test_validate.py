@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ladder import checks, cli, gpustate, nvml, record, report, results, validate
+from ladder import checks, cli, gpustate, nvml, record, report, results, schema_kinds, validate
 from tests import test_gpustate, test_measure
 from tests.fake_nvml import FakeNvml
 
@@ -82,6 +82,21 @@ def call(*arguments: Any) -> Any:
 def test_a_result_of_a_real_gpu_is_accepted() -> None:
     seen = call(GENUINE)
     assert seen.exit_code == 0 and seen.stdout.endswith(".json: accepted\n1 accepted, 0 refused\n")
+
+
+def test_every_result_of_this_project_that_has_a_schema_is_accepted() -> None:
+    """Else its own commands refuse it: `--resume`, `--choose` and `--again` read a file as if from a stranger."""
+    root = Path(__file__).parents[1] / "results"
+    kinds = {path: json.loads(path.read_text()) for path in root.glob("*/*.json")}
+    found = [path for path, data in kinds.items() if data.get("kind") in schema_kinds.KINDS]
+    found += root.glob("ladder/*/*.json")
+    assert {path.relative_to(root).parts[0] for path in found} >= {
+        "kernels",
+        "ladder",
+        "roofline",
+        "upstream",
+    }
+    assert {path.name: problem for path in found if (problem := validate.problem_of(path))} == {}
 
 
 def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_path: Path) -> None:
