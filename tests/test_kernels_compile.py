@@ -17,9 +17,8 @@ from tests.lanes import contracted_sums
 # Shared memory one block may use, by compute capability (CUDA C++ Programming Guide, technical specifications).
 SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
 BINOMIAL = (0.125, 0.375, 0.375, 0.125)
-FULLY = [
-    90
-]  # here also NCHW and float32, which are the same code with other strides and types, and filters as they are
+# Here also NCHW, float32 and float16, which are the same code with other strides and types, and filters as they are.
+FULLY = [90]
 if os.environ.get("COMPILE_FULLY") == "all":  # eleven minutes on two cores, not three
     FULLY = list(SHARED_KIB)
 OPTIONS = ("num_warps", "enable_fp_fusion")  # that launches give Triton
@@ -133,18 +132,22 @@ def record_launches() -> list[tuple]:
     return launches
 
 
-def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
-    """All ops of StyleGAN2 and AdaIN layers on x [N, 64, H, W], gradients of gradients included."""
+def run(function, *inputs) -> None:
+    """A function, its gradients and theirs."""
+    import torch
+
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    y = function(*inputs)
+    g = torch.zeros_like(y).requires_grad_()
+    grads = torch.autograd.grad(y, inputs, g, create_graph=True)
+    torch.autograd.grad(grads, [*inputs, g], [torch.zeros_like(d) for d in grads], allow_unused=True)
+
+
+def run_maps(shape: tuple[int, ...], dtype, layout) -> None:
+    """What works on one pixel at a time, or on whole channels: its tiles grow with them, to 512."""
     import torch
 
     import kernels
-
-    def run(function, *inputs):
-        inputs = [t.detach().requires_grad_() for t in inputs]
-        y = function(*inputs)
-        g = torch.zeros_like(y).requires_grad_()
-        grads = torch.autograd.grad(y, inputs, g, create_graph=True)
-        torch.autograd.grad(grads, [*inputs, g], [torch.zeros_like(d) for d in grads], allow_unused=True)
 
     n, c, h, w = shape
     x = torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout)
@@ -153,10 +156,6 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     run(kernels.bias_act, x, bias)
     run(lambda x, b, t, s: kernels.bias_act(x, b, noise=noise, strength=t, scale=s), x, bias, strength, scale)
     run(kernels.bias_act_residual, x, bias, x)
-    run(lambda x: kernels.minibatch_std(x, 4, multiple=8), x)
-    torch.autograd.grad(kernels.minibatch_std(x.requires_grad_(), 4, multiple=8).sum(), x)
-    x = x.detach()
-    run(lambda x: sum(t.sum() for t in kernels.fork_upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), down=2)), x)
     run(kernels.modulate, x, scale)
     run(
         lambda x, s, b, t: kernels.instance_norm_act(x, s, b, noise=noise, strength=t),
@@ -165,6 +164,23 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
         scale,
         strength,
     )
+
+
+def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
+    """All ops of StyleGAN2 and AdaIN layers on x [N, 64, H, W], gradients of gradients included."""
+    import torch
+
+    import kernels
+
+    n, c, h, w = shape
+    run_maps(shape, dtype, layout)
+    x = torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout)
+    bias, scale, strength = torch.zeros(c), torch.zeros(n, c), torch.zeros(())
+    noise = torch.zeros(n, 1, h, w)
+    run(lambda x: kernels.minibatch_std(x, 4, multiple=8), x)
+    torch.autograd.grad(kernels.minibatch_std(x.requires_grad_(), 4, multiple=8).sum(), x)
+    x = x.detach()
+    run(lambda x: sum(t.sum() for t in kernels.fork_upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), down=2)), x)
     for up, down in ((1, 1), (2, 1), (2, 2)):  # the gradient of up is down
         run(lambda x, u=up, d=down: kernels.upfirdn2d(x, BINOMIAL, up=u, down=d), x)
     run(lambda x, b: kernels.act_filter(x, b, BINOMIAL, padding=2), x, bias)
@@ -345,6 +361,7 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
     for shape in ((8, 64, 64, 64), (2, 64, 16, 16)):
         shorten_filters(capability not in FULLY or shape[0] == 2)
         run_layers(shape, torch.bfloat16, torch.channels_last)
+    run_maps((2, 512, 16, 16), torch.bfloat16, torch.channels_last)
     run_dense(twice=capability in FULLY)
     run_adam(torch.bfloat16, torch.channels_last, 0.0)
     run_spectral(torch.bfloat16, torch.channels_last)
@@ -360,6 +377,8 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
         run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)
         planes.LEAST_PIXELS = least
         run_layers((8, 64, 64, 64), torch.float32, torch.channels_last)
+        run_layers((8, 64, 64, 64), torch.float16, torch.channels_last)
+        run_maps((2, 512, 16, 16), torch.float32, torch.channels_last)
         for dtype in (torch.bfloat16, torch.float32):
             for layout in (torch.channels_last, torch.contiguous_format):
                 run_rgb_odd(dtype, layout)
@@ -377,7 +396,7 @@ def source(kernel, arguments: dict):
     from triton.compiler import ASTSource
 
     pointers = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
-    pointers |= {torch.int64: "*i64", torch.int32: "*i32"}
+    pointers |= {torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32"}
     types, constants, attributes = {}, {}, {}
     for i, parameter in enumerate(kernel.params):
         value = arguments[parameter.name]
