@@ -1,0 +1,89 @@
+"""docs/targets.md says what was seen of each target: the numbers are those of the files linked beside them."""
+
+import json
+import re
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder import record
+from tests.test_quoted import agree, tables
+
+DOCS = Path(__file__).parents[1] / "docs"
+TOP = "fused_modulation"
+
+
+@pytest.fixture(scope="module")
+def seen() -> dict[str, str]:
+    """The second column by the first."""
+    (table,) = tables((DOCS / "targets.md").read_text())
+    return {target: re.sub(r"`[^`]*`", "", cells[0]) for target, cells in table.items()}
+
+
+@pytest.fixture(scope="module")
+def cells() -> dict[str, str]:
+    (table,) = tables((DOCS / "targets.md").read_text())
+    return {target: cells[-1] for target, cells in table.items()}
+
+
+def of(rows: dict[str, str], words: str) -> str:
+    (text,) = [text for target, text in rows.items() if words in target]
+    return text
+
+
+def linked(text: str, pattern: str) -> dict[str, Any]:
+    (path,) = {found for found in re.findall(r"\]\(([^)]+)\)", text) if re.search(pattern, found)}
+    return json.loads((DOCS / path).with_suffix(".json").read_text())
+
+
+def rungs(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {rung["name"]: rung for rung in result["rungs"]}
+
+
+def test_the_step_at_batch_8(seen, cells):
+    top = rungs(linked(of(cells, "(batch 8), top"), "article-full"))[TOP]
+    agree(of(seen, "(batch 8), top"), [top["step_ms"], *top["interval_ms"]])
+    other = list(rungs(linked(of(cells, "top over baseline"), "article-full")).values())[-1]
+    values = [
+        [each["speedup_total"], *each["total_interval"], each["main_speedup_total"]] for each in (top, other)
+    ]
+    agree(of(seen, "top over baseline"), [*values[0], *values[1]])
+
+
+def test_the_step_at_batch_32(seen, cells):
+    found = rungs(linked(of(cells, "`article-b32`"), "article-b32"))
+    names = (TOP, "cached_uint8", "baseline")
+    times = [value for name in names for value in (found[name]["step_ms"], *found[name]["interval_ms"])]
+    agree(of(seen, "`article-b32`"), [*times, found[TOP]["speedup_total"], *found[TOP]["total_interval"]])
+
+
+def test_the_lazy_phases(seen, cells):
+    top = rungs(linked(of(cells, "R1's phase"), "article-full"))[TOP]
+    added = record.lazy_costs(top)
+    agree(
+        of(seen, "R1's phase").replace("R1", ""),
+        [value for phase in ("D_r1", "G_pl") for value in (added[phase][0], *added[phase][1])],
+    )
+
+
+def test_the_opponents(seen, cells):
+    text = of(cells, "stylegan3")
+    at_8, at_32 = linked(text, r"h200-article\.md"), linked(text, r"h200-article-b32")
+    theirs, ours = (program["step_ms"] for program in at_8["programs"])
+    agree(
+        re.sub(r"batch 8|at 32", "", of(seen, "stylegan3")),
+        [at_8["ratio"]["median"], *at_8["ratio"]["interval"], theirs, ours, at_32["ratio"]["median"]],
+    )
+    plain, top = linked(of(cells, "torch.compile"), "compile_autotune")["rungs"]
+    agree(
+        of(seen, "torch.compile"),
+        [top["speedup_total"], *top["total_interval"], plain["step_ms"], top["step_ms"]],
+    )
+
+
+def test_the_speed_of_light(seen, cells):
+    text = of(cells, "speed of light")
+    step = rungs(linked(text, "ladder/nvidia"))[TOP]["step_ms"]
+    floor = linked(text, "roofline/")["step"]["light_ms"]
+    agree(of(seen, "speed of light"), [step / floor, step, floor])
