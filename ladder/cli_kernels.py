@@ -119,6 +119,8 @@ def kernels(
     folders = out or OUT, CHARTS if out is None else out
     files.refuse_unwritable(*folders)
     asked = Asked(chosen, ops, names, quick, seed, minutes or MINUTES, first, resume)
+    from ladder import kernelverdicts
+
     result = measure(asked, as_json, folders[0])
     paths = write(result, *folders)
     if as_json:
@@ -129,7 +131,7 @@ def kernels(
         kernelreport.print_table(result)
         for path in paths:
             click.echo(path)
-    if left := _without_time(result):
+    if left := len(kernelverdicts.unreached(result["rows"])):
         click.echo(f"{left} cases had no time; measure them with --resume {paths[0]}", err=True)
     if not result["complete"]:
         sys.exit(130)
@@ -178,16 +180,9 @@ class Asked:
         )
 
 
-def _without_time(result: dict[str, Any]) -> int:
-    """How many cases were not come to."""
-    from ladder.kernelbench import NO_TIME
-
-    return len({row["case"] for row in result["rows"] if row["reasons"].get("ours") == NO_TIME})
-
-
 def _failed(row: dict[str, Any]) -> bool:
     """Whether ours has no number although there was time for one."""
-    from ladder.kernelbench import NO_TIME
+    from ladder.texts import NO_TIME
 
     return row["reasons"].get("ours", NO_TIME) != NO_TIME
 

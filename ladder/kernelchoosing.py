@@ -70,10 +70,9 @@ def judge(rows: Sequence[Row]) -> list[Judged]:
 
 def _judged(name: str, found: dict[str, Row], verdict: verdicts.Verdict) -> Judged:
     row = next(iter(found.values()))
-    where = row["dispatch"] | {
-        "variant": row["dispatch"]["variant"].strip("-")
-    }  # an empty text is written so
-    key = (where["op"], *(where[each] for each in KEYS))
+    at = dict(row["dispatch"])
+    at["variant"] = at["variant"].strip("-")  # an empty text is written so
+    key = (at["op"], *(at[each] for each in KEYS))
     double = None
     if DOUBLE in found and "plain" in found[DOUBLE]["against"]:
         double = 1 / found[DOUBLE]["against"]["plain"]["times_faster"]

@@ -63,16 +63,15 @@ def title(result: dict[str, Any]) -> str:
 
 def reached(result: dict[str, Any]) -> list[dict[str, Any]]:
     """The rows there was time for: an unfinished run shows those, and says how many it lacks."""
-    unreached = {NO_TIME}
-    return [r for r in result["rows"] if r["samples_us"]["cold"] or set(r["reasons"].values()) != unreached]
+    missing = kernelverdicts.unreached(result["rows"])
+    return [row for row in result["rows"] if row["case"] not in missing]
 
 
 def lacking(result: dict[str, Any]) -> str:
     """How many cases an unfinished run never came to; empty for a finished one."""
-    cases = {row["case"] for row in result["rows"]}
-    if missing := len(cases - {row["case"] for row in reached(result)}):
-        return f"{missing} of {len(cases)} cases not measured: {NO_TIME}"
-    return ""
+    missing = len(kernelverdicts.unreached(result["rows"]))
+    cases = len({row["case"] for row in result["rows"]})
+    return f"{missing} of {cases} cases not measured: {NO_TIME}" if missing else ""
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
@@ -89,8 +88,10 @@ def remarks(result: dict[str, Any]) -> list[str]:
     ]
     rows = reached(result)
     counts = Counter(row["verdict"] for row in rows)
-    lines += [lacking(result)] if lacking(result) else []
-    lines += ["; ".join(f"{word}: {count}" for word, count in counts.most_common())] if counts else []
+    if missing := lacking(result):
+        lines.append(missing)
+    if counts:
+        lines.append("; ".join(f"{word}: {count}" for word, count in counts.most_common()))
     if worst := least_share(result["rows"]):
         where = " ".join((*labels(worst), worst["direction"]))
         share = f"{worst['share']['ours']['median']:.0%}"

@@ -12,7 +12,7 @@ from typing import Any
 
 from ladder import kernelverdicts, measured, results, sources
 from ladder.errors import UserError
-from ladder.kernelbench import NO_TIME, OURS, OUT_OF_MEMORY
+from ladder.kernelbench import OURS, OUT_OF_MEMORY
 from ladder.kernelcases import Case
 from ladder.resuming import MACHINE
 
@@ -106,7 +106,10 @@ def assembled(
         "started": head["started"],
         "seconds": seconds,
         "minutes": head["protocol"]["minutes"],
-        "cases": len({row["case"] for row in rows if row.get("sitting") == len(earlier)} - _unmeasured(rows)),
+        "cases": len(
+            {row["case"] for row in rows if row.get("sitting") == len(earlier)}
+            - kernelverdicts.unreached(rows)
+        ),
     }
     if before:
         head |= sources.gone_on_with(before, head) | {"started": before["started"]}
@@ -115,7 +118,3 @@ def assembled(
     notes += ["dirty work tree: not to be published"] * bool(head["dirty"])
     head["protocol"]["notes"] = notes + ["interrupted"] * (not complete)
     return head | {"seconds": seconds, "complete": complete, "sittings": [*earlier, now], "rows": rows}
-
-
-def _unmeasured(rows: list[dict[str, Any]]) -> set[str]:
-    return {row["case"] for row in rows if row["reasons"].get(OURS) == NO_TIME}

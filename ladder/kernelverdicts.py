@@ -12,11 +12,17 @@ from typing import Any
 import numpy as np
 
 from ladder import stats, verdicts
+from ladder.texts import NO_TIME
 
 OURS, TWIN, COPY = "ours", "twin", "copy"
 ALTERNATIVES = ("plain", "compile")
 TEMPERATURES = ("cold", "hot")
 ONLY_OURS, NOT_MEASURED = "nothing to compare with", "not measured"
+
+
+def unreached(rows: Sequence[dict[str, Any]]) -> set[str]:
+    """The cases that there was no time for; a case is measured as a whole or not at all."""
+    return {row["case"] for row in rows if row["reasons"].get(OURS) == NO_TIME}
 
 
 def derive(rows: list[dict[str, Any]]) -> None:

@@ -59,9 +59,8 @@ def by_temperature(rule: Rule) -> Rule:
 DISPATCH = fields(  # a call's place in `kernels.alternatives`
     {
         "op": IDENTIFIER,
-        "variant": pattern(
-            r"-|[a-z0-9 ]{0,60}", "words that distinguish a call"
-        ),  # -: none, as it is written
+        # An empty text is written as "-".
+        "variant": pattern(r"-|[a-z0-9 ]{0,60}", "words that distinguish a call"),
         "architecture": COUNT,
         "dtype": one_of("bfloat16", "float16", "float32", "float64"),
         "layout": one_of("nhwc", "nchw", "rows", "other"),

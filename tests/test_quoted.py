@@ -2,6 +2,7 @@
 
 import json
 import re
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,10 +19,10 @@ def sections() -> dict[str, str]:
     return dict(zip(parts[1::2], parts[2::2], strict=True))
 
 
-def linked(text: str, pattern: str) -> dict[str, Any]:
-    """The result whose link matches."""
+def linked(text: str, pattern: str, page: Path = ROOT) -> dict[str, Any]:
+    """The result whose link matches; `page` is the folder that links begin in."""
     (path,) = {found for found in re.findall(r"\]\(([^)]+)\)", text) if re.fullmatch(pattern, found)}
-    return json.loads((ROOT / path).with_suffix(".json").read_text())
+    return json.loads((page / path).with_suffix(".json").read_text())
 
 
 def tables(text: str) -> list[dict[str, list[list[str]]]]:
@@ -43,6 +44,11 @@ def agree(quoted: str, values: list[float]) -> None:
     for text, value in zip(numbers(quoted), values, strict=True):
         digits = len(text.partition(".")[2])
         assert abs(float(text) - value) <= 0.51 * 10**-digits, (quoted, value)
+
+
+def all_agree(quoted: Sequence[str], values: Sequence[list[float]]) -> None:
+    for text, each in zip(quoted, values, strict=True):
+        agree(text, each)
 
 
 def staircase(table: dict[str, list[str]], result: dict[str, Any], last: str) -> None:
@@ -100,12 +106,7 @@ def test_it_lasts(sections):
         linked(text, rf"results/sustained/nvidia-h200-{name}\.png")["rungs"][0]
         for name in ("article", "article-b32")
     )
-    for text, value in zip(
-        said.groups(),
-        [at_8["sustained_ms"], at_8["first_ms"], at_32["sustained_ms"], at_32["first_ms"]],
-        strict=True,
-    ):
-        agree(text, [value])
+    all_agree(said.groups(), [[at[key]] for at in (at_8, at_32) for key in ("sustained_ms", "first_ms")])
 
 
 def test_nvidias_own(sections):
@@ -117,12 +118,7 @@ def test_nvidias_own(sections):
     )
     result = linked(text, r"results/upstream/.*\.md")
     theirs, ours = (program["step_ms"] for program in result["programs"])
-    for quoted, values in zip(
-        said.groups(),
-        ([theirs], [ours], [result["ratio"]["median"]], result["ratio"]["interval"]),
-        strict=True,
-    ):
-        agree(quoted, values)
+    all_agree(said.groups(), [[theirs], [ours], [result["ratio"]["median"]], result["ratio"]["interval"]])
 
 
 def test_torch_compile(sections):
@@ -133,13 +129,8 @@ def test_torch_compile(sections):
         text,
     )
     plain, top = linked(text, r"results/ladder/.*compile_autotune.*")["rungs"]
-    ratio = (top["speedup_total"], top["total_interval"])
-    for quoted, values in zip(
-        said.groups(),
-        ([plain["step_ms"]], plain["interval_ms"], [top["step_ms"]], [ratio[0]], ratio[1]),
-        strict=True,
-    ):
-        agree(quoted, values)
+    times = [[plain["step_ms"]], plain["interval_ms"], [top["step_ms"]]]
+    all_agree(said.groups(), [*times, [top["speedup_total"]], top["total_interval"]])
 
 
 def test_the_speed_of_light(sections):

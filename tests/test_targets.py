@@ -1,29 +1,33 @@
 """docs/targets.md says what was seen of each target: the numbers are those of the files linked beside them."""
 
-import json
 import re
-from pathlib import Path
 from typing import Any
 
 import pytest
 
 from ladder import record
+from tests import test_quoted
 from tests.test_quoted import agree, tables
 
-DOCS = Path(__file__).parents[1] / "docs"
+DOCS = test_quoted.ROOT / "docs"
 TOP = "fused_modulation"
 
 
 @pytest.fixture(scope="module")
-def seen() -> dict[str, str]:
-    """The second column by the first."""
-    (table,) = tables((DOCS / "targets.md").read_text())
+def table() -> dict[str, list[str]]:
+    (found,) = tables((DOCS / "targets.md").read_text())
+    return found
+
+
+@pytest.fixture(scope="module")
+def seen(table) -> dict[str, str]:
+    """The second column by the first, without names, which have digits."""
     return {target: re.sub(r"`[^`]*`", "", cells[0]) for target, cells in table.items()}
 
 
 @pytest.fixture(scope="module")
-def cells() -> dict[str, str]:
-    (table,) = tables((DOCS / "targets.md").read_text())
+def cells(table) -> dict[str, str]:
+    """The last column, which has the links."""
     return {target: cells[-1] for target, cells in table.items()}
 
 
@@ -32,9 +36,8 @@ def of(rows: dict[str, str], words: str) -> str:
     return text
 
 
-def linked(text: str, pattern: str) -> dict[str, Any]:
-    (path,) = {found for found in re.findall(r"\]\(([^)]+)\)", text) if re.search(pattern, found)}
-    return json.loads((DOCS / path).with_suffix(".json").read_text())
+def linked(text: str, part: str) -> dict[str, Any]:
+    return test_quoted.linked(text, f".*{part}.*", DOCS)
 
 
 def rungs(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
