@@ -68,6 +68,23 @@ def expected(state: dict[str, Any], net: str, gradients: list[dict[str, Tensor]]
     return found | {STEPS: {STEPS: torch.tensor(steps)}}
 
 
+def passed_over(
+    state: dict[str, Any], net: str, seen: list[dict[str, Tensor]], exact: list[dict[str, Tensor]]
+) -> tuple[Moments, Moments]:
+    """What the gradients that were seen and the exact ones move moments by, had Adam passed over all that it may.
+
+    What gives a parameter zeros in plain PyTorch may give it nothing at all in a rung. With zeros its moments decay,
+    exactly, and are most of what the biases' move by where most of them get zeros (path length): beside that the
+    others' rounding is small, and passed over it is not. Nor is what a phase before, in the same step, left in one.
+    """
+    made = []
+    for gradients in (seen, exact):
+        never = torch.zeros(len(gradients[0]))
+        found = expected(state, net, gradients, never)
+        made.append({quantity: found[quantity] for quantity in MOMENTS})
+    return made[0], made[1]
+
+
 def with_adam(ref: Any, phase: str, exact: Moments, seen: Moments) -> Moments:
     """A phase's outcome of the reference, and by what Adam's state should have moved where this was seen."""
     return exact | expected(ref.state, phase[0], [exact["gradient"]], seen[STEPS][STEPS])

@@ -5,6 +5,7 @@ from typing import Any
 
 from ladder import measured, record, results, sources
 from ladder.errors import UserError
+from ladder.inspecting import FAILED_PARITY, NOT_ENGAGED
 
 MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed
 
@@ -21,8 +22,9 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
     """The result in `path`, if `fresh` (what a run started now would be) is the same measurement.
 
     `rounds` are those asked for now, if any; else the file's count, or the budget of `fresh`. Rungs that failed are
-    tried again, and with them what was skipped for them; what is out of memory, invalid, not engaged or outside the
-    parity budget stays out. Raises `UserError` that says what differs: machine, software, workload, rungs or code.
+    tried again, and with them what was skipped for them; what is out of memory or invalid stays out, and so does what
+    showed no receipt or no parity, except at another commit, which may have put receipts and budgets right.
+    Raises `UserError` that says what differs: machine, software, workload, rungs or code.
     """
     planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"] if rung["recipe"] is not None}
     result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
@@ -35,10 +37,16 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
             raise UserError(f"{path}: --resume: another {part} than this file's was asked for")
     if found := measured.differences(result, fresh):
         raise UserError(f"{path}: --resume: other code is measured here: {'; '.join(found)}; start a new run")
+    again = ["failed", "skipped"]
+    if fresh["commit"] and sources.commits(result)[-1:] != [fresh["commit"]]:
+        again += [NOT_ENGAGED, FAILED_PARITY]
     result |= sources.gone_on_with(result, fresh)
     for rung in [*result["rungs"], *result["twins"]]:
-        if rung["status"] in ("failed", "skipped"):
+        if rung["status"] in again:
             rung.pop("failed_at", None)
+            if not rung.get("inspection"):  # what spoke against it was found by the other code
+                rung.pop("parity", None)
+                rung.pop("receipts", None)
             rung.update(status="ok" if rung["rounds"] else "n/a", reason=None)
     record.mark_skipped(result, planned)
     if rounds is not None:

@@ -50,7 +50,7 @@ def measure(
 
     ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state. With
     ``kinds`` whole steps are run instead of single phases: see ``ladder.together``. For a ``budget`` errors are the
-    largest of what Adam's moments may do: see ``together.passed_over``.
+    largest of what Adam's moments may do: see ``moments.passed_over``.
     """
     settle_scales(step, ref, kinds)
     if kinds:
@@ -64,6 +64,11 @@ def measure(
             errors: Errors = {}
             for phase, seen, wanted in each_phase(step, ref, number, tell, f"replay {number + 1}"):
                 errors |= compare(phase, seen, wanted)
+                if budget:
+                    either = moments.passed_over(
+                        ref.state, phase[0], [seen["gradient"]], [wanted["gradient"]]
+                    )
+                    errors |= _larger(errors, compare(phase, *either))
                 if number == 0:
                     first[phase] = seen["gradient"]
                 else:
@@ -104,7 +109,7 @@ def _measure_together(
                 wanted = [together.on(each[name], step.device) for each in exact[: number + 1]]
                 errors |= compare(name, outcome, together.wanted(ref, exact[number], name, outcome))
                 if budget and (either := together.passed_over(ref, exact[number], name, seen)):
-                    errors |= {k: max(error, errors[k]) for k, error in compare(name, *either).items()}
+                    errors |= _larger(errors, compare(name, *either))
                 if number:
                     apart = distance(*(each["gradient"] for each in wanted[:2]))
                     distances[name] = {"rung": distance(first[name], outcome["gradient"]), "reference": apart}
@@ -112,6 +117,10 @@ def _measure_together(
                     first[name] = outcome["gradient"]
             runs.append(errors)
     return runs, distances
+
+
+def _larger(errors: Errors, either: Errors) -> Errors:
+    return {key: max(error, errors[key]) for key, error in either.items()}
 
 
 def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...]] | None = None) -> None:

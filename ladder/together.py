@@ -98,32 +98,26 @@ def wanted(ref: Reference, exact: dict[str, Outcome], name: str, seen: Outcome) 
 def passed_over(
     ref: Reference, exact: dict[str, Outcome], name: str, seen: dict[str, Outcome]
 ) -> tuple[Outcome, Outcome] | None:
-    """Adam's moments by the gradients that were seen and by the exact ones, had Adam passed over all that it may.
-
-    A phase that gives a parameter zeros in plain PyTorch may give it nothing at all in a rung. With zeros the moments
-    decay exactly; passed over they stay where the rounded gradient of the phase before it put them.
-    """
+    """`moments.passed_over` of the network's phases up to this one, where it is the one whose Adam is seen."""
     if moments.STEPS not in seen[name]:
         return None
-    place, never = (
-        next(iter(seen[name]["gradient"].values())).device,
-        torch.zeros_like(seen[name][moments.STEPS][moments.STEPS]),
-    )
-    ours, theirs = (
-        {quantity: found[quantity] for quantity in moments.MOMENTS}
-        for found in (_adam(ref, outcomes, name, never, place) for outcomes in (seen, exact))
-    )
-    return ours, theirs
+    place = next(iter(seen[name]["gradient"].values())).device
+    ours, theirs = (_gradients(outcomes, name, place) for outcomes in (seen, exact))
+    return moments.passed_over(ref.state, name[0], ours, theirs)
 
 
 def _adam(
     ref: Reference, outcomes: dict[str, Outcome], name: str, counted: torch.Tensor, place: Any
 ) -> Outcome:
     """What the gradients of a network's phases up to the end of a whole step move Adam's state by."""
+    return moments.expected(ref.state, name[0], _gradients(outcomes, name, place), counted)
+
+
+def _gradients(outcomes: dict[str, Outcome], name: str, place: Any) -> list[dict[str, torch.Tensor]]:
+    """Those of a network's phases in this kind of step, in order."""
     phase, kind = name.split(" in ")
-    gradients = [outcomes[f"{each} in {kind}"]["gradient"] for each in kind.split("+") if each[0] == phase[0]]
-    here = [on({"gradient": each}, place)["gradient"] for each in gradients]
-    return moments.expected(ref.state, phase[0], here, counted)
+    found = [outcomes[f"{each} in {kind}"]["gradient"] for each in kind.split("+") if each[0] == phase[0]]
+    return [on({"gradient": each}, place)["gradient"] for each in found]
 
 
 def on(outcome: Outcome, device: str) -> Outcome:

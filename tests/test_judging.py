@@ -4,7 +4,19 @@ import copy
 
 import pytest
 
-from ladder import catalog, climbing, judging, modes, record, results, resuming, schema, validate, verdicts
+from ladder import (
+    catalog,
+    climbing,
+    judging,
+    measured,
+    modes,
+    record,
+    results,
+    resuming,
+    schema,
+    validate,
+    verdicts,
+)
 from tests import made_up, test_measure
 from tests.test_cli import call
 
@@ -66,19 +78,34 @@ def test_without_its_reference_no_other_mode_measures_on():
         assert all(rung["verdict"] is None for rung in made["rungs"])
 
 
-def test_a_resumed_run_tries_again_what_was_skipped_for_a_failure_and_nothing_else(tmp_path):
-    fresh = made_up.judged_run()
+@pytest.mark.parametrize(
+    ("status", "here", "elsewhere"),
+    [
+        ("failed", True, True),
+        ("oom", False, False),
+        ("invalid", False, False),
+        ("failed: parity", False, True),  # another commit may have put right what judges
+        ("not engaged", False, True),
+    ],
+)
+def test_a_resumed_run_tries_again_what_failed_and_at_another_commit_what_was_refused(
+    status, here, elsewhere, tmp_path
+):
+    fresh = made_up.judged_run() | {measured.KEY: measured.digests(), "commit": "1" * 40, "dirty": False}
     for rung in fresh["rungs"]:
         rung["recipe"] = planned()[rung["name"]]
-    for status, again in (("failed", True), ("oom", False), ("invalid", False), ("failed: parity", False)):
+    for commit, again in (("1" * 40, here), ("2" * 40, elsewhere), (None, here)):
         made = copy.deepcopy(fresh)
         made["protocol"] |= {"fixed": True, "budget_s": None}
-        by_name(made)["bf16"].update(status=status, reason="why", failed_at={"round": 0})
+        found = {"inspection": None, "parity": {"verdict": "failed"}, "receipts": {}}
+        by_name(made)["bf16"].update(found, status=status, reason="why", failed_at={"round": 0})
         record.mark_skipped(made, planned())
         judged_anew(made)
         results.write(tmp_path / "a.json", made)
-        rungs = by_name(resuming.take_up(tmp_path / "a.json", copy.deepcopy(fresh)))
+        asked = copy.deepcopy(fresh) | {"commit": commit}
+        rungs = by_name(resuming.take_up(tmp_path / "a.json", asked))
         assert rungs["bf16"]["status"] == ("ok" if again else status)
+        assert ("parity" in rungs["bf16"]) is not again
         for name in ("fused_norm", "fused_act", "fused_act.twin"):
             assert rungs[name]["status"] == ("ok" if again else "skipped"), (status, name)
             assert rungs[name]["reason"] == (None if again else "depends on bf16")

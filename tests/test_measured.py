@@ -41,8 +41,6 @@ def checkout(tmp_path_factory):
 TIMED = {
     "kernels/bias_act.py": "kernels",
     "stylegan_lite/step.py": "stylegan_lite",
-    "ladder/rungs/bf16.py": "rungs",
-    "ladder/ladders/full.yaml": "rungs",
     **{
         f"ladder/{name}.py": "engine"
         for name in ("worker", "visiting", "pool", "gpustate", "measure", "images")
@@ -67,6 +65,54 @@ def test_a_digest_changes_with_what_is_timed_and_with_what_times_it(checkout):
     assert len({measured.digests(root)["kernels"] for root in (checkout, ROOT)}) == 2
     (checkout / "kernels" / "renamed.py").unlink()
     assert measured.digests(checkout) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "now"),
+    [
+        ("rungs/bf16.py", '{"precision": "bf16"}', '{"precision": "fp16"}'),
+        ("rungs/bf16.py", 'needs = ("bf16",)', "needs = ()"),
+        ("rungs/data_loading.py", "os.cpu_count() or 1", "1"),  # what a change is made of
+        ("ladders/full.yaml", "  - bf16: 158\n  - fused_norm: 131\n", "  - fused_norm: 131\n  - bf16: 158\n"),
+        ("ladders/compile.yaml", "rival: full", "rival: article"),
+    ],
+)
+def test_a_rung_is_what_it_changes_and_needs_and_a_ladder_its_order(name, was, now, checkout):
+    path = checkout / "ladder" / name
+    text = path.read_text()
+    assert was in text
+    path.write_text(text.replace(was, now))
+    found = measured.digests(checkout)
+    path.write_text(text)
+    assert [key for key in CODE if found[key] != CODE[key]] == ["rungs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "now"),
+    [
+        ("rungs/fused_norm.py", "def receipt", "OTHER = 1\n\n\ndef receipt"),
+        ("rungs/fused_norm.py", "return judge(", "return judge((True, ''), "),
+        ("rungs/bf16.py", '"""', '"""Taught in other words. '),
+        ("ladders/full.yaml", "title: ", "title: Other words: "),
+        ("ladders/full.yaml", "baseline: 312", "baseline: 313"),
+    ],
+)
+def test_a_receipt_and_what_teaches_may_be_put_right(name, was, now, checkout):
+    path = checkout / "ladder" / name
+    text = path.read_text()
+    assert was in text
+    path.write_text(text.replace(was, now, 1).replace("title: Other words: The", "title: Other words, the"))
+    assert path.read_text() != text
+    found = measured.digests(checkout)
+    path.write_text(text)
+    assert found == CODE
+
+
+def test_files_from_when_every_byte_of_a_rung_counted_are_of_today_s_rungs():
+    (old, today), one = next(iter(measured.EARLIER.items())), run(1)
+    for theirs, same in ((today, True), (old, True), ("0" * 16, False)):
+        pair = at(one, ONE, rungs=old), at(one, OTHER, rungs=theirs)
+        assert (not measured.differences(*pair)) is same and (not measured.differences(*pair[::-1])) is same
 
 
 def test_it_does_not_change_with_what_only_judges_or_shows(checkout):

@@ -37,9 +37,15 @@ ON_GPU = {
 SIZE = {"resolution": 8, "channel_base": 64}
 
 
-def everything(ladder: str = "full") -> dict:
+def climbed(ladder: str = "full", norm: str = "demod") -> list[catalog.Planned]:
+    """The rungs of a ladder that a workload of this norm can have."""
+    able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
+    return [rung for rung in catalog.climb(catalog.load_ladder(ladder), able) if rung.recipe is not None]
+
+
+def everything(ladder: str = "full", norm: str = "demod") -> dict:
     """The top of the full ladder, without what needs a GPU or loads images."""
-    top = catalog.climb(catalog.load_ladder(ladder), dict.fromkeys(catalog.NEEDS))[-1].recipe
+    top = climbed(ladder, norm)[-1].recipe
     return {key: value for key, value in top.items() if key not in GPU_ONLY + LOADING}
 
 
@@ -58,6 +64,15 @@ def test_the_compiled_ladder_is_the_full_one_but_for_the_second_stream():
     assert ladder.rungs[:-1] == kept and ladder.rungs[-1].name == "compile"
     top = catalog.climb(ladder, dict.fromkeys(catalog.NEEDS))[-1].recipe
     assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}  # none undoes another
+
+
+@pytest.mark.parametrize("norm", ["demod", "instance"])
+def test_at_the_top_every_rung_below_still_earns_its_receipt(norm):
+    """A rung may do the work of another's kernel: the receipt of the other must know, whatever the workload's norm."""
+    if not kernels.tiles.INTERPRETED:
+        pytest.skip("a GPU is there: test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu")
+    step = small(everything(norm=norm), **LEAST, norm=norm)
+    assert_engaged(gathered(step), {rung.name for rung in climbed(norm=norm)} - ON_GPU)
 
 
 @pytest.mark.slow

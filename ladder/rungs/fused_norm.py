@@ -39,8 +39,11 @@ def receipt(seen: dict) -> Receipt:
         which = "demod, grouped"
     if which == "instance" and seen["recipe"].get("cuda_norm"):
         which = "instance, cuda"
+    wanted = list(KERNELS[which])
+    if seen["norm"] == "instance" and seen["recipe"].get("rgb") == "triton":
+        wanted.remove("modulate_kernel")  # toRGB alone is modulated there, and its own kernel does that
     return judge(
-        *launched(seen, *KERNELS[which]),
+        *launched(seen, *wanted),
         gone(seen, "modulation", "modulate"),
         gone(seen, "normalization", "normalize"),
     )
