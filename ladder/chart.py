@@ -134,6 +134,7 @@ def _footer(shown: View, width: float) -> list[str]:
         lines.append(f"Orange: the article, {shown.reference}; not a target.")
     lines = [lines[0], " ".join(lines[1:])]
     lines += [f"{mark}." for mark in shown.marks[1:]]  # the first is in the headline
-    lines += [f"{remark}." for remark in shown.remarks if remark.startswith("speedups refer")]
+    told = ("speedups refer", "part of ")
+    lines += [f"{remark}." for remark in shown.remarks if remark.startswith(told)]
     fits = int(width * 16)
     return [part for line in lines if line for part in textwrap.wrap(f"{line[0].upper()}{line[1:]}", fits)]

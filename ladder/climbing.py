@@ -84,7 +84,8 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     from ladder import report
 
     shown = report.with_top(result, [*report.readable(folder)])
-    publish(shown, request.charts, quiet, partial=request.rungs is not None and request.resume is None)
+    partial = [rung.name for rung in planned] != [rung.name for rung in modes.plan(mode, ladder, there)]
+    publish(shown, request.charts, quiet, partial)
     return result
 
 

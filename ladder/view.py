@@ -98,7 +98,7 @@ def view(result: dict[str, Any]) -> View:
         workload=_workload(result["workload"]),
         protocol=_protocol(result, protocol),
         marks=tuple(map(plain, publishable(result))),
-        remarks=(*_remarks(rows, base, article_base, mode), *_lazy(records)),
+        remarks=(*_remarks(rows, base, article_base, mode), *_unmeasured(result, mode), *_lazy(records)),
         reference=_reference(result["ladder"]),
         memory="peak RSS, GiB" if on_cpu else "reserved GiB",
         title=plain(result["ladder"].get("title") or result["ladder"]["name"]),
@@ -299,6 +299,27 @@ def _rounds(result: dict[str, Any]) -> str:
     said += f" round{'s' if most != 1 else ''}"
     said += f" (of {len(result['merged'])} runs)" if result.get("merged") else ""
     return f"median of {said}" if timed else f"{said} planned, none with a number,"
+
+
+def _unmeasured(result: dict[str, Any], mode: str) -> list[str]:
+    """What a rung contains besides the shown one before it: rungs of the ladder that were not measured (`--rungs`)."""
+    ladder, names = result["ladder"]["name"], {rung["name"] for rung in result["rungs"]}
+    if mode != modes.CUMULATIVE or ladder not in catalog.ladders():
+        return []
+    others = [rung.name for rung in catalog.load_ladder(ladder).rungs if rung.name not in names]
+    # How many loaders there are depends on the machine, and this may be another one.
+    changes = {
+        name: {k: v for k, v in catalog.load_rung(name).change.items() if k != "workers"} for name in others
+    }
+    lines, below = [], set[str]()
+    for rung in result["rungs"]:
+        recipe = rung.get("recipe")
+        if rung["status"] == "ok" and isinstance(recipe, dict):
+            there = [name for name in others if changes[name] and changes[name].items() <= recipe.items()]
+            if more := [name for name in there if name not in below]:
+                lines.append(f"part of {plain(rung['name'])} and not measured here: {', '.join(more)}")
+            below |= {*there}
+    return lines
 
 
 def _lazy(records: list[dict[str, Any]]) -> list[str]:

@@ -6,7 +6,7 @@ import json
 
 import pytest
 
-from ladder import checks, judging, publishing, report, results
+from ladder import catalog, checks, judging, publishing, report, results
 from ladder.errors import UserError
 from ladder.view import view
 from tests import made_up
@@ -208,6 +208,27 @@ def test_why_there_are_no_verdicts_is_what_became_of_the_twins(capsys):
     assert f"no verdicts: the twin of baseline is out (failed: {reason})" in said
     assert "the twin of fused_act has too few rounds, so the noise is unknown" in said
     assert "no twin was measured" not in said
+
+
+def test_rungs_that_were_not_measured_and_are_in_the_step_are_named():
+    """Of a run with `--rungs` the next rung shown is no one change: who reads its speedup must be told."""
+    able = dict.fromkeys(catalog.NEEDS)
+    recipes = {rung.name: rung.recipe for rung in catalog.climb(catalog.load_ladder("article"), able)}
+    made = made_up.result(
+        [made_up.rung(name, 90.0) for name in ("baseline", "bf16", "fused_norm", "fused_act")]
+    )
+    for rung in made["rungs"]:
+        rung["recipe"] = recipes[rung["name"]]
+    found = [remark for remark in view(made).remarks if remark.startswith("part of ")]
+    assert found == [
+        "part of bf16 and not measured here: channels_last",
+        "part of fused_act and not measured here: set_to_none, cuda_graphs, data_loading",
+    ]
+    assert "part of fused\\_act and not measured here: " in report.markdown(made)
+    made["rungs"][1]["recipe"] = "of a stranger"
+    assert not any("part of bf16" in remark for remark in view(made).remarks)
+    made["protocol"]["mode"] = "solo"
+    assert not any(remark.startswith("part of ") for remark in view(made).remarks)
 
 
 def test_the_rounds_that_are_named_are_those_that_there_are():
