@@ -8,6 +8,8 @@ from typing import Any
 
 import pytest
 
+from ladder import record
+
 ROOT = Path(__file__).parents[1]
 TITLES = {"bf16": "BF16 mixed precision", "data loading": "optimized data loading"}  # shorter in README
 
@@ -88,13 +90,42 @@ def test_the_articles_ladder(sections):
 
 def test_beyond_the_article(sections):
     text = sections["Beyond the article"]
-    stairs, leave_one_out = tables(text)
+    stairs, _, leave_one_out = tables(text)
     result = linked(
-        text.partition("It lasts")[0].partition("[an earlier run]")[0], r"results/ladder/.*/article-full-\d.*"
+        text.partition("Other workloads")[0].partition("[an earlier run]")[0],
+        r"results/ladder/.*/article-full-\d.*",
     )
     staircase(stairs, result, f"all {len(result['rungs'])} rungs")
     path = max((ROOT / "results/ladder/nvidia-h200").glob("article-full-leave-one-out-*.json"))
     left_out(leave_one_out, json.loads(path.read_text()))
+
+
+def test_other_workloads(sections):
+    text = sections["Beyond the article"]
+    _, table, _ = tables(text)
+    assert len(table) == 5
+    for name, (baseline, eight, top, speedup, rounds) in table.items():
+        linked_chart = r"\[`(\S+)`\]\(results/charts/nvidia-h200-\1-full(-partial)?\.md\)"
+        workload = re.match(linked_chart, name).group(1)
+        path = max((ROOT / "results/ladder/nvidia-h200").glob(f"{workload}-full-*.json"))
+        rungs = {rung["name"]: rung for rung in json.loads(path.read_text())["rungs"] if rung["rounds"]}
+        best = list(rungs.values())[-1]
+        assert all(rung["status"] == "ok" and rung["parity"]["verdict"] == "ok" for rung in rungs.values())
+        agree(baseline, [rungs["baseline"]["step_ms"]])
+        agree(top, [best["step_ms"]])
+        agree(speedup.replace("95%", ""), [best["speedup_total"], *(best["total_interval"] or [])])
+        if "fused_act" in rungs:
+            agree(eight, [rungs["fused_act"]["step_ms"]])
+        else:
+            assert eight == "not measured"
+        counts = {len(rung["rounds"]) for rung in rungs.values()}
+        agree(rounds, sorted({min(counts), max(counts)}))
+    assert workload == "stylegan2-1024"  # the table's last
+    costs = [record.lazy_costs(rungs[name])["D_r1"][0] for name in ("baseline", best["name"])]
+    said = re.search(
+        r"at 1024x1024 R1\s+adds ([\d,]+) ms to a step that has it on the baseline, and (\d+) ms", text
+    )
+    all_agree([each.replace(",", "") for each in said.groups()], [[cost] for cost in costs])
 
 
 def test_it_lasts(sections):
