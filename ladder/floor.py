@@ -1,8 +1,8 @@
 """The least time that a step can take: below it no GPU of that name can be, so such a result is refused.
 
 A roofline floor, made to be too low rather than too high: the convolutions alone, counted from the workload in the
-cheapest way each can be computed, over the highest rate that the GPU is sold with, memory never waited for. It is
-tens of times below what a rung needs. It does not find an optimistic number; it finds one in the wrong unit, one of
+cheapest way each can be computed, over the highest rate that the GPU is sold with, memory never waited for. Rungs have
+taken six to two hundred times as long. It does not find an optimistic number; it finds one in the wrong unit, one of
 work that was never done, and one that was made up.
 """
 
