@@ -17,6 +17,7 @@ import torch
 from torch import Tensor
 
 from kernels.adam_kernels import adam_kernel, adam_steps_kernel, adam_turned_kernel
+from kernels.dependent_launch import launching
 from kernels.tiles import alike, check_device, power_of_2, tl, tl_accumulator
 
 BLOCK = 2048  # elements a program updates
@@ -162,18 +163,18 @@ class AdamPlan:
         copy = next((item.copy for item in self.items if item.copy is not None), weight)
         adam_steps_kernel[(1,)](
             self.table, gradients, self.constants, self.corrections, found_inf, n,
-            ROW=ROW, BLOCK=power_of_2(n), num_warps=4,
+            ROW=ROW, BLOCK=power_of_2(n), num_warps=4, **launching(),
         )  # fmt: skip
         tables = (self.table, gradients, self.gains, self.corrections, self.constants)
         types = {"W": _TYPES[weight.dtype](), "C": _TYPES[copy.dtype](), "ACC": tl_accumulator(weight.dtype)}
         scale = (inverse, found_inf)
         options = {"ROW": ROW, "MOMENTUM": self.rates.beta1 != 0, "num_warps": 8, **types}
         if len(self.flat):
-            adam_kernel[(len(self.flat),)](*tables, self.flat, *scale, BLOCK=BLOCK, **options)
+            adam_kernel[(len(self.flat),)](*tables, self.flat, *scale, BLOCK=BLOCK, **options, **launching())
         for jobs, turned, height in ((self.squares, True, SIDE), (self.planes, False, HEIGHT)):
             if len(jobs):
                 shape = {"HEIGHT": height, "SIDE": SIDE, "NHWC": self.nhwc, "TURNED": turned}
-                adam_turned_kernel[(len(jobs),)](*tables, jobs, *scale, **shape, **options)
+                adam_turned_kernel[(len(jobs),)](*tables, jobs, *scale, **shape, **options, **launching())
 
     def _squared(self) -> list[Item]:
         """Those that are updated in squares of channels, because a copy lies turned or an energy has gradients."""

@@ -5,14 +5,24 @@ moment, copy and step count; elements; output channels, input channels and taps 
 Its row of gradients is three addresses: its own, its copy's, its energy's. Address 0 is a tensor that is not there.
 """
 
+from kernels.dependent_launch import after_previous
 from kernels.tiles import tl, triton
 
 
 @triton.jit
 def adam_steps_kernel(
-    table, gradients, rates, corrections, found_inf, N, ROW: tl.constexpr, BLOCK: tl.constexpr
+    table,
+    gradients,
+    rates,
+    corrections,
+    found_inf,
+    N,
+    ROW: tl.constexpr,
+    BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):
     """Count the step of each parameter that has a gradient; lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), float64."""
+    after_previous(DEPENDENT)
     k = tl.arange(0, BLOCK)
     inside = k < N
     any_of = tl.load(gradients + 3 * k, inside, 0) | tl.load(gradients + 3 * k + 1, inside, 0)
@@ -79,8 +89,10 @@ def update_elements(
 def adam_kernel(
     table, gradients, gains, corrections, rates, blocks, inverse, found_inf, ROW: tl.constexpr,
     MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Consecutive elements of parameters whose copies, if any, lie in memory as they do."""
+    after_previous(DEPENDENT)
     k = tl.load(blocks + 2 * tl.program_id(0))
     first = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK
     own, copys = tl.load(gradients + 3 * k), tl.load(gradients + 3 * k + 1)
@@ -123,13 +135,14 @@ def square_at(o, i, tap, O, I, taps, NHWC: tl.constexpr, TURNED: tl.constexpr):
 def adam_turned_kernel(
     table, gradients, gains, corrections, rates, blocks, inverse, found_inf, ROW: tl.constexpr,
     MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
-    HEIGHT: tl.constexpr, SIDE: tl.constexpr, NHWC: tl.constexpr, TURNED: tl.constexpr,
+    HEIGHT: tl.constexpr, SIDE: tl.constexpr, NHWC: tl.constexpr, TURNED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One tap of HEIGHT x SIDE output and input channels of a weight [O, I, k, l] whose copy lies as [I, O, k, l] if
     TURNED, else as it does: a square is also where one knows which element of the energy's gradient belongs to which.
 
     Each side is read along its own contiguous dimension; Triton turns the square in shared memory.
     """
+    after_previous(DEPENDENT)
     job = blocks + 4 * tl.program_id(0)
     k, tap = tl.load(job), tl.load(job + 1)
     own, copys, energys = (

@@ -15,6 +15,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.dependent_launch import after_previous
 from kernels.needed import needed
 from kernels.noise import check_noise, noise_stride
 from kernels.sums import Sums, store_row, store_total
@@ -176,7 +177,9 @@ def bias_act_kernel(
     C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -196,11 +199,13 @@ def bias_act_grad_kernel(
     C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SAVED_X: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dx, and each program's sums over the pixels that it sees, of dscale, dbias and dstrength.
 
     ref is x (SAVED_X), or y, whose sign is the mask, or None where the gradient does not depend on it.
     """
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -238,11 +243,13 @@ def bias_act_grad_grad_kernel(
     C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SAVED_X: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Gradient of `bias_act_grad_kernel`, given that of its outputs (dd*): dg, dx and sums of dscale.
 
     dg is the forward pass linearized at u: mask * (ddx * scale + ddbias + noise * ddstrength + x * ddscale).
     """
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )

@@ -11,6 +11,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.dependent_launch import after_previous, launching
 from kernels.needed import needed
 from kernels.tiles import accumulator, check_device, dense, is_nhwc, power_of_2, tl, tl_accumulator, triton
 from kernels.weight_gradients import defer
@@ -65,9 +66,10 @@ def _accumulator(weight: Tensor, style: Tensor) -> torch.dtype:
 @triton.jit
 def demodulate_kernel(
     weight, style, w2, d, eps, N, O, I, stride_i, stride_k,
-    TAPS: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr,
+    TAPS: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One output channel for BLOCK_N samples: W2 on the way, then d."""
+    after_previous(DEPENDENT)
     o = tl.program_id(0).to(tl.int64)
     n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     total = tl.zeros([BLOCK_N, BLOCK_I], ACC)
@@ -87,9 +89,10 @@ def demodulate_kernel(
 @triton.jit
 def demodulate_dweight_kernel(
     g, d, weight, style, dweight, N, O, I, stride_i, stride_k,
-    TAPS: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr,
+    TAPS: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dweight = weight * (h^T @ style^2), one output channel and BLOCK_I input channels."""
+    after_previous(DEPENDENT)
     o = tl.program_id(0).to(tl.int64)
     i = (tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)).to(tl.int64)
     total = tl.zeros([BLOCK_N, BLOCK_I], ACC)
@@ -108,9 +111,10 @@ def demodulate_dweight_kernel(
 @triton.jit
 def demodulate_dstyle_kernel(
     g, d, w2, style, dstyle, O, I,
-    ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dstyle = style * (h @ W2), one sample and BLOCK_I input channels."""
+    after_previous(DEPENDENT)
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
     total = tl.zeros([BLOCK_O, BLOCK_I], ACC)
@@ -142,7 +146,7 @@ def forward(weight: Tensor, style: Tensor, eps: float) -> tuple[Tensor, Tensor]:
         block_n = min(power_of_2(n), 8)
         demodulate_kernel[(o, max(1, -(-n // block_n)))](
             weight, style, w2, d, eps, n, o, i, stride_i, stride_k,
-            TAPS=taps, ACC=tl_accumulator(dtype), BLOCK_N=block_n, BLOCK_I=min(power_of_2(i), 128),
+            TAPS=taps, ACC=tl_accumulator(dtype), BLOCK_N=block_n, BLOCK_I=min(power_of_2(i), 128), **launching(),
         )  # fmt: skip
     return d, w2
 
@@ -157,12 +161,22 @@ def backward(g, weight, style, d, w2, needs: tuple[bool, ...]):
     if needs[0] and o * i:
         demodulate_dweight_kernel[(o, -(-i // block_i))](
             g, d, weight, style, dweight, n, o, i, stride_i, stride_k,
-            TAPS=taps, ACC=acc, BLOCK_N=min(power_of_2(n), 16), BLOCK_I=block_i,
+            TAPS=taps, ACC=acc, BLOCK_N=min(power_of_2(n), 16), BLOCK_I=block_i, **launching(),
         )  # fmt: skip
     block_i = min(block_i, 32)
     if needs[1] and n * i:
         demodulate_dstyle_kernel[(n, -(-i // block_i))](
-            g, d, w2, style, dstyle, o, i, ACC=acc, BLOCK_O=min(power_of_2(o), 128), BLOCK_I=block_i
+            g,
+            d,
+            w2,
+            style,
+            dstyle,
+            o,
+            i,
+            ACC=acc,
+            BLOCK_O=min(power_of_2(o), 128),
+            BLOCK_I=block_i,
+            **launching(),
         )
     return dweight, dstyle
 

@@ -14,6 +14,7 @@ u is a direction of ds; where it is given, these are the second derivatives alon
 """
 
 from kernels.dense_kernels import pick
+from kernels.dependent_launch import after_previous
 from kernels.tiles import tl, triton
 
 # ---- E = sum over taps of weight^2 -------------------------------------------------------------------------------
@@ -45,8 +46,10 @@ def weight_energies_kernel(
     weights, energies,
     FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr,
     TAPS: tl.constexpr, NHWC: tl.constexpr, ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """E of all weights."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     w, energy = pick(weights, job, FIRST), pick(energies, job, FIRST)
     o, i, inside, I = tile_of(job, FIRST, OUTS, INS, BLOCK_O, BLOCK_I)
@@ -65,8 +68,10 @@ def weight_energies_grad_kernel(
     gs, weights, dweights,
     FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr,
     TAPS: tl.constexpr, NHWC: tl.constexpr, ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dweight = 2 * weight * g of all weights."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     w, dw = pick(weights, job, FIRST), pick(dweights, job, FIRST)
     o, i, inside, I = tile_of(job, FIRST, OUTS, INS, BLOCK_O, BLOCK_I)
@@ -121,8 +126,10 @@ def demodulate_group_kernel(
     energies, styles, d, eps, N,
     FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BASE: tl.constexpr,
     ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """d of all layers, one buffer: that of a layer begins at N * BASE."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     n, o, O, I, own, inside = rows_of(job, N, FIRST, OUTS, INS, BLOCK_N, BLOCK_O)
     total = row_sums(
@@ -138,8 +145,10 @@ def demodulate_group_rows_kernel(
     energies, styles, us, gs, ds, dg, e, N,
     FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BASE: tl.constexpr,
     ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Second derivatives along u: what g gets, -d^3 * q, and e for the columns."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     n, o, O, I, own, inside = rows_of(job, N, FIRST, OUTS, INS, BLOCK_N, BLOCK_O)
     q = row_sums(
@@ -235,9 +244,10 @@ def demodulate_group_grad_kernel(
     S_FIRST: tl.constexpr, E_FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr,
     S_BASE: tl.constexpr, E_BASE: tl.constexpr, ACC: tl.constexpr,
     BLOCK_N: tl.constexpr, S_BLOCK_O: tl.constexpr, S_BLOCK_I: tl.constexpr, S_UNROLL: tl.constexpr,
-    E_BLOCK_O: tl.constexpr, E_BLOCK_I: tl.constexpr, E_UNROLL: tl.constexpr,
+    E_BLOCK_O: tl.constexpr, E_BLOCK_I: tl.constexpr, E_UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Gradients of all styles and energies, whichever are wanted: two kinds of programs side by side."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     if dstyle is not None:
         if job < style_jobs:

@@ -14,6 +14,7 @@ from kernels.demodulate_group_kernels import (
     weight_energies_grad_kernel,
     weight_energies_kernel,
 )
+from kernels.dependent_launch import launching
 from kernels.tiles import is_nhwc, power_of_2, tl_accumulator
 
 Shapes = tuple[tuple[int, int], ...]  # O and I of each layer
@@ -64,7 +65,7 @@ def energies_into(weights: Sequence[Tensor], energies: Sequence[Tensor]) -> None
     jobs, constants = _walk(weights)
     if jobs:
         acc = tl_accumulator(energies[0].dtype)
-        weight_energies_kernel[(jobs,)](tuple(weights), tuple(energies), ACC=acc, **constants)
+        weight_energies_kernel[(jobs,)](tuple(weights), tuple(energies), ACC=acc, **constants, **launching())
 
 
 def energies_backward(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
@@ -74,7 +75,9 @@ def energies_backward(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[T
     if jobs:
         gs = tuple(g.contiguous() for g in gs)
         acc = tl_accumulator(gs[0].dtype)
-        weight_energies_grad_kernel[(jobs,)](gs, tuple(weights), tuple(found), ACC=acc, **constants)
+        weight_energies_grad_kernel[(jobs,)](
+            gs, tuple(weights), tuple(found), ACC=acc, **constants, **launching()
+        )
     return found
 
 
@@ -139,7 +142,9 @@ def forward(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float) ->
     flat = styles[0].new_empty((n * total,))
     if grid[0] * grid[1]:
         acc = tl_accumulator(flat.dtype)
-        demodulate_group_kernel[grid](tuple(energies), tuple(styles), flat, eps, n, ACC=acc, **constants)
+        demodulate_group_kernel[grid](
+            tuple(energies), tuple(styles), flat, eps, n, ACC=acc, **constants, **launching()
+        )
     return _parts(flat, [(n, o) for o, _ in shapes], base, n)
 
 
@@ -150,7 +155,9 @@ def second_rows(us, gs, energies, styles, ds) -> tuple[list[Tensor], list[Tensor
     dg, e = (styles[0].new_empty((n * total,)) for _ in range(2))
     if grid[0] * grid[1]:
         layers = [tuple(each) for each in (energies, styles, us, gs, ds)]
-        demodulate_group_rows_kernel[grid](*layers, dg, e, n, ACC=tl_accumulator(dg.dtype), **constants)
+        demodulate_group_rows_kernel[grid](
+            *layers, dg, e, n, ACC=tl_accumulator(dg.dtype), **constants, **launching()
+        )
     return tuple(_parts(flat, [(n, o) for o, _ in shapes], base, n) for flat in (dg, e))
 
 
@@ -168,7 +175,14 @@ def backward(gs, energies, styles, ds, needs: tuple[bool, bool], us=None, es=Non
         layers = [None if each is None else tuple(each) for each in (gs, ds, es, energies, styles, us)]
         grid = style_jobs + energy_jobs, max(cover["samples"], 1)
         demodulate_group_grad_kernel[grid](
-            *layers, dstyle, denergy, n, style_jobs, ACC=tl_accumulator(styles[0].dtype), **cover["constants"]
+            *layers,
+            dstyle,
+            denergy,
+            n,
+            style_jobs,
+            ACC=tl_accumulator(styles[0].dtype),
+            **cover["constants"],
+            **launching(),
         )
     bases = cover["constants"]
     denergies = _parts(denergy, shapes, bases["E_BASE"], 1) if needs[0] else nothing

@@ -10,6 +10,7 @@ it computes, because exchanging a tile between threads is a barrier that no load
 dimension that is contiguous, 16 bytes a thread.
 """
 
+from kernels.dependent_launch import after_previous
 from kernels.tiles import tl, triton
 
 
@@ -55,12 +56,13 @@ def dense_kernel(
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BASE: tl.constexpr, SLOT: tl.constexpr, WHOLE: tl.constexpr,
     WEIGHT_GAIN: tl.constexpr, BIAS_GAIN: tl.constexpr,
     ACT: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
+    BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """BLOCK_O outputs of a layer for BLOCK_N samples, over `chunk` of its inputs.
 
     Not WHOLE: there are more chunks, and y [chunks, N * O] is their sums as they are, for `dense_finish_kernel`.
     """
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     w = pick(weights, job, FIRST)
     O = pick(WIDTH, job, FIRST)
@@ -99,8 +101,10 @@ def dense_finish_kernel(
     partials, bias, y, size, O,
     CHUNKS: tl.constexpr, WEIGHT_GAIN: tl.constexpr, BIAS_GAIN: tl.constexpr,
     ACT: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """y [N * O] of one layer, size elements, from the sums over CHUNKS of its inputs: in a fixed order."""
+    after_previous(DEPENDENT)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     u = tl.zeros([BLOCK], ACC)
     for k in tl.static_range(CHUNKS):
@@ -194,9 +198,10 @@ def dense_grad_kernel(
     FIRST: tl.constexpr, WIDTH: tl.constexpr, BASE: tl.constexpr, SLOT: tl.constexpr, READERS: tl.constexpr,
     WEIGHT_GAIN: tl.constexpr, BIAS_GAIN: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     BLOCK_N: tl.constexpr, X_BLOCK_O: tl.constexpr, X_BLOCK_I: tl.constexpr, X_UNROLL: tl.constexpr,
-    W_BLOCK_O: tl.constexpr, W_BLOCK_I: tl.constexpr, W_UNROLL: tl.constexpr,
+    W_BLOCK_O: tl.constexpr, W_BLOCK_I: tl.constexpr, W_UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dx, dweight and dbias, whichever are wanted: two kinds of programs side by side, neither needs the other."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     if dx is not None:
         if job < x_jobs:

@@ -11,6 +11,7 @@ from typing import NamedTuple
 from torch import Tensor
 
 from kernels.dense_kernels import dense_finish_kernel, dense_grad_kernel, dense_kernel
+from kernels.dependent_launch import launching
 from kernels.tiles import power_of_2, tl_accumulator
 
 
@@ -127,13 +128,13 @@ def forward(
     into = flat if whole else x.new_empty((cover.grid[2] * n * widths[0],))
     dense_kernel[cover.grid](
         x, tuple(weights), None if biases is None else tuple(biases), into, n, i, slots * i, cover.chunk,
-        WIDTH=widths, BASE=cover.base, SLOT=call.slots, WHOLE=whole, **constants, **cover.forward,
+        WIDTH=widths, BASE=cover.base, SLOT=call.slots, WHOLE=whole, **constants, **cover.forward, **launching(),
     )  # fmt: skip
     if not whole:
         size = n * widths[0]
         dense_finish_kernel[(-(-size // 256),)](
             into, None if biases is None else biases[0], flat, size, widths[0],
-            CHUNKS=cover.grid[2], **constants, BLOCK=256,
+            CHUNKS=cover.grid[2], **constants, BLOCK=256, **launching(),
         )  # fmt: skip
     return ys
 
@@ -156,7 +157,7 @@ def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: 
         dense_grad_kernel[(x_jobs + w_jobs,)](
             gs, None if ys is None else tuple(ys), x, tuple(weights), dx, dw_flat, db_flat,
             n, i, slots * i, slots, x_jobs,
-            WIDTH=widths, BASE=cover.base, SLOT=call.slots, **constants, **cover.backward,
+            WIDTH=widths, BASE=cover.base, SLOT=call.slots, **constants, **cover.backward, **launching(),
         )  # fmt: skip
     nothing = [None] * len(widths)
     dweights = _slices(dw_flat, cover, [(w, i) for w in widths], i) if needs[1] else nothing

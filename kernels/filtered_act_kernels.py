@@ -10,6 +10,7 @@ A pixel is loaded by every thread whose outputs it reaches, so work at the loads
 COLS` times along a row. leaky_relu is homogeneous, so the activation's gain is in the taps, or in what is added.
 """
 
+from kernels.dependent_launch import after_previous
 from kernels.filter_strip import leaky, leaky_grad, nonzero, store_sums, strip
 from kernels.tiles import load, tl, triton, widen, within
 from kernels.upfirdn2d import polyphase
@@ -187,9 +188,10 @@ def act_filter_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STRIP: tl.constexpr,
+    STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """y = filter(leaky_relu(x + bias))."""
+    after_previous(DEPENDENT)
     walk_or_strip(
         x, None, y, bias, None, None, None, None, None, None,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
@@ -205,9 +207,10 @@ def act_filter_grad_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STRIP: tl.constexpr,
+    STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dx = slope at x + bias * filter(g), with the mirrored filter; sums of dx."""
+    after_previous(DEPENDENT)
     walk_or_strip(
         g, x, dx, bias, None, None, None, None, None, sums,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
@@ -223,9 +226,10 @@ def act_filter_grad_grad_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STRIP: tl.constexpr,
+    STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dg = filter(slope at x + bias * (ddx + ddbias)): the forward pass, linearized at x."""
+    after_previous(DEPENDENT)
     walk_or_strip(
         ddx, x, dg, bias, ddbias, None, None, None, None, None,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
@@ -241,9 +245,10 @@ def filter_act_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STRIP: tl.constexpr,
+    STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """y = leaky_relu(filter(x) * scale + noise * strength + bias)."""
+    after_previous(DEPENDENT)
     walk_or_strip(
         x, None, y, bias, None, noise, strength, scale, None, None,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
@@ -259,9 +264,10 @@ def filter_act_grad_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STRIP: tl.constexpr,
+    STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dx = filter(slope at y * g) * scale, with the mirrored filter; sums of du = slope * g, du * noise and g * y."""
+    after_previous(DEPENDENT)
     walk_or_strip(
         g, y, dx, None, None, noise, None, scale, None, sums,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
@@ -277,9 +283,10 @@ def filter_act_modulate_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STRIP: tl.constexpr, LEAST: tl.constexpr,
+    STRIP: tl.constexpr, LEAST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """y = leaky_relu(filter(x) * scale + noise * strength + bias) * style."""
+    after_previous(DEPENDENT)
     walk_or_strip(
         x, None, y, bias, None, noise, strength, scale, style, None,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
@@ -295,9 +302,10 @@ def filter_act_modulate_grad_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, PLANES: tl.constexpr, STRIDE_P: tl.constexpr,
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr, ACC: tl.constexpr,
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    STRIP: tl.constexpr, LEAST: tl.constexpr,
+    STRIP: tl.constexpr, LEAST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """`filter_act_grad_kernel` where y has the style in it: a factor of a map, left to the end and to the sums' end."""
+    after_previous(DEPENDENT)
     walk_or_strip(
         g, y, dx, None, None, noise, None, scale, style, sums,
         C, H, W, OH, OW, stride_xc, stride_yc, channels, noise_stride, tiles_c, tiles_w, tiles_h, step, rows,
@@ -311,6 +319,7 @@ def filter_act_sums_kernel(
     sums, bias, strength, scale, style, dbias, dstrength, dscale, dstyle,
     N, C, stride_n, stride_k, jobs,
     GAIN: tl.constexpr, LEAST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The gradients that sums over the pixels of each map make up; the last program has strength's.
 
@@ -318,6 +327,7 @@ def filter_act_sums_kernel(
     u without noise and bias: filter(x) itself is not needed again. A style is a factor of g's share and of y: g * y is
     the same product, and style times what its gradient sums.
     """
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     if job < jobs:
         c = job * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]

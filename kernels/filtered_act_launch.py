@@ -7,6 +7,7 @@ import torch
 from torch import Tensor
 
 from kernels import choices
+from kernels.dependent_launch import launching
 from kernels.filter_strip import TAPS
 from kernels.filtered_act_kernels import (
     act_filter_grad_grad_kernel,
@@ -203,7 +204,9 @@ def launch(
     cover = _cover_of(name, act, call, x)
     grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
     constants |= {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
-    KERNELS[name][grid](*pointers, *cover.sizes, noise_stride(noise), *cover.tiles, **constants)
+    KERNELS[name][grid](
+        *pointers, *cover.sizes, noise_stride(noise), *cover.tiles, **constants, **launching()
+    )
 
 
 def _cover_of(name: str, act: Act, call: _Call, x: Tensor) -> _Cover:
@@ -240,7 +243,9 @@ class _MapSums:
             "BLOCK_C": 32,
             "BLOCK": 2048,
         }
-        filter_act_sums_kernel[grid](sums, *inputs, *outputs, n, c, *self.strides, jobs, **constants)
+        filter_act_sums_kernel[grid](
+            sums, *inputs, *outputs, n, c, *self.strides, jobs, **constants, **launching()
+        )
 
 
 def act_filter_forward(x: Tensor, bias: Tensor | None, act: Act, dtype: torch.dtype) -> Tensor:

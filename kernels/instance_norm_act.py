@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.autograd.function import once_differentiable
 
 from kernels import instance_norm_act_planes as planes
+from kernels.dependent_launch import launching
 from kernels.instance_norm_act_kernels import (
     instance_norm_act_grad_grad_kernel,
     instance_norm_act_grad_kernel,
@@ -144,7 +145,7 @@ def _moments(x: Tensor, noise: Tensor | None, strength: Tensor | None, eps: floa
         block_c = min(power_of_2(channels), 32)
         join_moments_kernel[(t.samples, -(-channels // block_c))](
             means, m2s, mean, rstd, eps, channels, pixels, tiles, programs, PIXELS=t.options["BLOCK_P"],
-            ACC=tl_accumulator(x.dtype), BLOCK_T=min(power_of_2(programs), 64), BLOCK_C=block_c,
+            ACC=tl_accumulator(x.dtype), BLOCK_T=min(power_of_2(programs), 64), BLOCK_C=block_c, **launching(),
         )  # fmt: skip
     return mean, rstd
 

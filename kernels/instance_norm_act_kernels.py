@@ -4,6 +4,7 @@ Forward: moments of each program's pixels, these joined, then y. Backward: the s
 removing mean and variance from the gradient needs; then dx. Double backward: the same two passes once more.
 """
 
+from kernels.dependent_launch import after_previous
 from kernels.sums import store_row, store_total
 from kernels.tiles import COUNTS, load, my_tiles, store, tile_at, tl, triton
 
@@ -69,11 +70,13 @@ def row(pointer, n, c, C, WHOLE: tl.constexpr, ACC: tl.constexpr):
 def moments_kernel(
     x, noise, strength, means, m2s, C, P, stride_p, stride_c, tiles, programs, noise_stride, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """One row per program of the mean of u = x + noise * strength over its pixels, and of their squared distance to it.
 
     Each of the BLOCK_P x BLOCK_C positions keeps Welford's running moments; at the end those of a channel are joined.
     """
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -107,9 +110,10 @@ def pixels_of(t, P, tiles, programs, BLOCK_P: tl.constexpr):
 @triton.jit
 def join_moments_kernel(
     means, m2s, mean, rstd, eps, C, P, tiles, programs, PIXELS: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Join the rows of one sample by Chan's rule: mean and rstd [N, C]. PIXELS: BLOCK_P of the rows' kernel."""
+    after_previous(DEPENDENT)
     n = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([BLOCK_T, BLOCK_C], ACC)
@@ -135,7 +139,9 @@ def instance_norm_act_kernel(
     x, noise, strength, scale, bias, mean, rstd, y, C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -155,10 +161,12 @@ def instance_norm_act_sums_kernel(
     C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Each program's sums over its pixels: of dz * h (dscale) and dz (dbias) if dz_sum is given; of v, v * h and
     v * dz if v_sum is, where v = ddx + noise * ddstrength is the gradient of du.
     """
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -198,8 +206,10 @@ def instance_norm_act_grad_kernel(
     C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dx, given the sums [N, C] of the pass before, and each program's sum of dstrength."""
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -230,8 +240,10 @@ def instance_norm_act_grad_grad_kernel(
     C, P, stride_p, stride_c, tiles, programs, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dg, dx and each program's sum of dstrength, given the sums over pixels [N, C] of both gradient passes."""
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )

@@ -18,6 +18,7 @@ import torch
 from torch import Tensor
 
 from kernels import choices
+from kernels.dependent_launch import after_previous, launching
 from kernels.instance_norm_act_kernels import instance_norm_grad, noisy, normalized_act, normalized_act_grad
 from kernels.noise import noise_stride
 from kernels.tiles import LONGEST, accumulator, is_nhwc, load, processor, store, tl, tl_accumulator, triton
@@ -72,9 +73,10 @@ _forced: list[Config | None] = []
 def instance_norm_act_planes_kernel(
     x, noise, strength, scale, bias, mean, rstd, y, eps, planes, C, P, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
-    AGAIN: tl.constexpr, HINTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
+    AGAIN: tl.constexpr, HINTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """y, and mean and rstd of each plane of u = x + noise * strength. Only the last block of a plane may be partial."""
+    after_previous(DEPENDENT)
     KEEP: tl.constexpr = "evict_last" if HINTS else None
     DROP: tl.constexpr = "evict_first" if HINTS else None
     i = tl.arange(0, BLOCK)
@@ -111,9 +113,10 @@ def instance_norm_act_planes_kernel(
 def instance_norm_act_planes_grad_kernel(
     g, x, noise, strength, scale, bias, mean, rstd, dz_h_sum, dz_sum, dx, dstrength, planes, C, P, noise_stride,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
-    AGAIN: tl.constexpr, HINTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr,
+    AGAIN: tl.constexpr, HINTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """The sums over each plane that are dscale and dbias, then dx and each plane's part of dstrength, where wanted."""
+    after_previous(DEPENDENT)
     TWICE: tl.constexpr = dx is not None or dstrength is not None
     KEEP: tl.constexpr = "evict_last" if HINTS and TWICE else None
     DROP: tl.constexpr = "evict_first" if HINTS else None
@@ -229,7 +232,7 @@ def _launch(kernel, how: Walk, x: Tensor, noise: Tensor | None, *arguments, g=No
     kernel[(how.programs,)](
         *arguments, x.shape[0] * x.shape[1], x.shape[1], pixels, noise_stride(noise), ACC=tl_accumulator(x.dtype),
         WHOLE=whole, STAGES=first, AGAIN=again, HINTS=how.hints, BACK=how.back,
-        BLOCK=how.block, num_warps=how.warps, **constants,
+        BLOCK=how.block, num_warps=how.warps, **constants, **launching(),
     )  # fmt: skip
 
 

@@ -12,6 +12,7 @@ The double backward (R1) differentiates the gradient as plain PyTorch spells it.
 import torch
 from torch import Tensor
 
+from kernels.dependent_launch import after_previous, launching
 from kernels.tiles import (
     accumulator,
     check_device,
@@ -114,8 +115,10 @@ def load_group(x, step, inside, GROUP: tl.constexpr, ACC: tl.constexpr):
 def minibatch_std_kernel(
     x, y, C, P, OC, stride_p, stride_c, stride_yp, stride_yc, part, groups,
     GROUP: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Sample n of y [N, OC, P]: that of x, then its group's deviation, then zeros. A part has `groups` groups."""
+    after_previous(DEPENDENT)
     n = tl.program_id(0).to(tl.int64)
     size = tl.full([], 1, tl.int64) * C * P
     first = x + (n // part * part + n % part % groups) * size
@@ -143,8 +146,10 @@ def minibatch_std_kernel(
 def minibatch_std_grad_kernel(
     g, x, dx, C, P, OC, stride_p, stride_c, stride_yp, stride_yc, part, groups,
     GROUP: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Sample n of dx: its own part of g, and what its group's deviation sends back to it."""
+    after_previous(DEPENDENT)
     n = tl.program_id(0).to(tl.int64)
     size = tl.full([], 1, tl.int64) * C * P
     first = n // part * part + n % part % groups
@@ -184,7 +189,7 @@ def _launch(kernel, tensors: tuple[Tensor, ...], x: Tensor, width: int, group: i
         block_c = min(power_of_2(c), max(TILE // block_p, 1))
     kernel[(n,)](
         *tensors, c, pixels, width, *strides, part, part // group, GROUP=group, EPS=EPS,
-        ACC=tl_accumulator(x.dtype), BLOCK_P=block_p, BLOCK_C=block_c, num_warps=WARPS,
+        ACC=tl_accumulator(x.dtype), BLOCK_P=block_p, BLOCK_C=block_c, num_warps=WARPS, **launching(),
     )  # fmt: skip
 
 

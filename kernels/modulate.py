@@ -9,6 +9,7 @@ import torch
 from torch import Tensor
 from torch.autograd.function import once_differentiable
 
+from kernels.dependent_launch import after_previous
 from kernels.needed import needed
 from kernels.sums import Sums, store_row
 from kernels.tiles import (
@@ -90,7 +91,9 @@ def scaled_grad_grad(g, x, style, ddx, ddstyle):
 def modulate_kernel(
     x, style, y, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -104,8 +107,10 @@ def modulate_kernel(
 def modulate_grad_kernel(
     g, x, style, dx, dstyle, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dx, and each program's sums of dstyle over the pixels that it sees; either may be None."""
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -128,8 +133,10 @@ def modulate_grad_kernel(
 def modulate_grad_grad_kernel(
     g, x, style, ddx, ddstyle, dg, dx, dstyle, C, P, stride_p, stride_c, tiles, programs, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """Gradient of `modulate_grad_kernel`; ddx or ddstyle may be None (zero), and so may the outputs dx and dstyle."""
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )

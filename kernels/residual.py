@@ -14,6 +14,7 @@ import torch
 from torch import Tensor
 
 from kernels.bias_act import Call, _BiasActGrad, _check, activate, affine, backward, bias_act_reference
+from kernels.dependent_launch import after_previous
 from kernels.needed import needed
 from kernels.tiles import (
     COUNTS,
@@ -127,7 +128,9 @@ def bias_act_residual_kernel(
     x, bias, residual, y, C, P, stride_p, stride_c, tiles, programs,
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
+    after_previous(DEPENDENT)
     _, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )

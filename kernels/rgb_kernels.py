@@ -12,6 +12,7 @@ from torch import Tensor
 
 from kernels import choices
 from kernels.bias_act import activate, activate_grad
+from kernels.dependent_launch import after_previous
 from kernels.sums import Sums
 from kernels.tiles import (
     COUNTS,
@@ -80,13 +81,14 @@ def rgb_narrow_kernel(
     x, ref, w, bias, y, C, P, stride_p, stride_c, tiles, programs, narrow_p, narrow_k, w_n, w_k, w_c,
     K: tl.constexpr, GAIN: tl.constexpr, SLOPE: tl.constexpr, ACT_GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
-    MORE: tl.constexpr,
+    MORE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """y[k] = GAIN * sum over c of x[c] * w[k, c] + bias[k].
 
     With ref, x is first masked by the activation's slope at ref. MORE: there are more channels than a tile has, and the
     program goes through all of them.
     """
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -136,8 +138,10 @@ def rgb_wide_kernel(
     g, w, bias, y, C, P, stride_p, stride_c, tiles, programs, narrow_p, narrow_k, w_n, w_k, w_c,
     K: tl.constexpr, GAIN: tl.constexpr, SLOPE: tl.constexpr, ACT_GAIN: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """y[c] = activate(GAIN * sum over k of g[k] * w[k, c] + bias[c])."""
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )
@@ -163,12 +167,14 @@ def rgb_correlate_kernel(
     K: tl.constexpr, GAIN: tl.constexpr, SLOPE: tl.constexpr, ACT_GAIN: tl.constexpr,
     SUM_G: tl.constexpr, SUM_X: tl.constexpr, ACC: tl.constexpr,
     WALK: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """A row of this program's sums over pixels: GAIN * g[k] * x[c] (K * C of them), then, as asked for, g[k] or x[c].
 
     With ref, x is first masked by the activation's slope at ref. With dx, GAIN * sum over k of g[k] * w[k, c] is
     written there in passing: both gradients of `rgb_narrow_kernel` from one pass.
     """
+    after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
     )

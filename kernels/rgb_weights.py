@@ -7,6 +7,7 @@ cost what four launches cost.
 import torch
 from torch import Tensor
 
+from kernels.dependent_launch import after_previous, launching
 from kernels.needed import needed
 from kernels.tiles import power_of_2, tl, tl_accumulator, triton
 
@@ -23,9 +24,10 @@ def styled(weight: Tensor, style: Tensor) -> Tensor:
 @triton.jit
 def styled_grad_kernel(
     g, weight, style, dweight, dstyle, N, C, stride_n, stride_k,
-    K: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr,
+    K: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dweight[k, c] = sum over n of g * style, dstyle[n, c] = sum over k of g * weight; whichever are given."""
+    after_previous(DEPENDENT)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     rows = ()
     sums = ()
@@ -72,6 +74,6 @@ class _Styled(torch.autograd.Function):
         dstyle = torch.empty_like(style) if needs_style else None
         styled_grad_kernel[(-(-c // BLOCK_C),)](
             g, weight, style, dweight, dstyle, n, c, g.stride(0), g.stride(1),
-            K=k, ACC=tl_accumulator(g.dtype), BLOCK_N=min(power_of_2(n), 16), BLOCK_C=BLOCK_C,
+            K=k, ACC=tl_accumulator(g.dtype), BLOCK_N=min(power_of_2(n), 16), BLOCK_C=BLOCK_C, **launching(),
         )  # fmt: skip
         return dweight, dstyle

@@ -21,6 +21,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor
 
+from kernels.dependent_launch import launching
 from kernels.spectral_norm_kernels import (
     spectral_columns_kernel,
     spectral_grad_kernel,
@@ -107,7 +108,7 @@ def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     # Without fused products: Triton 3.6 joins a square with a neighbour's sum, which is another number in each lane.
     spectral_columns_kernel[(cover.s_jobs,)](
         weights, tuple(us), tuple(vs), t, s, arrived, EPS,
-        ACC=tl_accumulator(acc), enable_fp_fusion=False, **cover.columns,
+        ACC=tl_accumulator(acc), enable_fp_fusion=False, **cover.columns, **launching(),
     )  # fmt: skip
     # A backward pass that still needs the old ones must fail.
     torch.autograd.graph.increment_version([*us, *vs])
@@ -222,7 +223,7 @@ def _rows(weights, vs, cover: Cover, counters: bool = False) -> tuple[Tensor, Te
     arrived = weights[0].new_empty((len(weights),), dtype=torch.int32) if counters else None
     constants = _of(cover, "A", "B", "NUMBER")
     spectral_rows_kernel[(cover.jobs,)](
-        tuple(weights), tuple(vs), t, arrived, ACC=tl_accumulator(acc), **constants
+        tuple(weights), tuple(vs), t, arrived, ACC=tl_accumulator(acc), **constants, **launching()
     )
     return t, arrived
 
@@ -235,7 +236,7 @@ def forward(weights, us, vs, call: Call) -> tuple[list[Tensor], Tensor]:
     sigmas = weights[0].new_empty((len(weights),), dtype=acc)
     spectral_scale_kernel[(cover.jobs,)](
         tuple(weights), tuple(us), t, tuple(outs), sigmas,
-        GAINS=call.gains, ACC=tl_accumulator(acc), BLOCK_V=_block_v(cover), **_of(cover, "NUMBER"),
+        GAINS=call.gains, ACC=tl_accumulator(acc), BLOCK_V=_block_v(cover), **_of(cover, "NUMBER"), **launching(),
     )  # fmt: skip
     return outs, sigmas
 
@@ -245,11 +246,14 @@ def backward(gs, weights, us, vs, sigmas, call: Call) -> list[Tensor]:
     acc, cover = accumulator(weights[0].dtype), _cover(_layers(weights))
     gs = tuple(_like(g, w) for g, w in zip(gs, weights, strict=True))
     d = weights[0].new_empty((cover.total,), dtype=acc)
-    spectral_products_kernel[(cover.jobs,)](tuple(weights), gs, d, ACC=tl_accumulator(acc), **_of(cover))
+    spectral_products_kernel[(cover.jobs,)](
+        tuple(weights), gs, d, ACC=tl_accumulator(acc), **_of(cover), **launching()
+    )
     found = [torch.empty_like(w) for w in weights]
     spectral_grad_kernel[(cover.jobs,)](
         gs, tuple(us), tuple(vs), d, sigmas, tuple(found),
         GAINS=call.gains, ACC=tl_accumulator(acc), BLOCK_V=_block_v(cover), **_of(cover, "A", "B", "NUMBER"),
+        **launching(),
     )  # fmt: skip
     return found
 

@@ -7,6 +7,7 @@ needs a sum over all rows of its layer adds the rows' numbers up itself, which c
 """
 
 from kernels.dense_kernels import pick
+from kernels.dependent_launch import after_previous
 from kernels.tiles import tl, triton
 
 
@@ -53,8 +54,10 @@ def spectral_rows_kernel(
     weights, vs, t, arrived,
     FIRST: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
     BASE: tl.constexpr, NUMBER: tl.constexpr, ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
+    DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """t = W v of each layer, where a layer's t begins at BASE. Zeros the counters of the kernel that comes next."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     O, K, a, b = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST), pick(A, job, FIRST), pick(B, job, FIRST)
     w, v, o = pick(weights, job, FIRST), pick(vs, job, FIRST), rows_of(job, FIRST, BLOCK_O)
@@ -75,13 +78,14 @@ def spectral_columns_kernel(
     weights, us, vs, t, s, arrived, eps,
     FIRST: tl.constexpr, PROGRAMS: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr,
     A: tl.constexpr, B: tl.constexpr, BASE: tl.constexpr, S_BASE: tl.constexpr, NUMBER: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """u = t / |t|, s = W^T u and v = s / |s| of each layer.
 
     The length of s is known when all its columns are there: the program that comes last, whichever it is, takes the
     sum, always in one order.
     """
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     O, K, a, b = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST), pick(A, job, FIRST), pick(B, job, FIRST)
     w, first = pick(weights, job, FIRST), pick(FIRST, job, FIRST)
@@ -129,9 +133,10 @@ def spectral_scale_kernel(
     weights, us, t, outs, sigmas,
     FIRST: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, GAINS: tl.constexpr,
     BASE: tl.constexpr, NUMBER: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """out = gain * W / sigma with sigma = u^T t, BLOCK_O rows of one layer; t = W v."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     O, K = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST)
     w, out, o = pick(weights, job, FIRST), pick(outs, job, FIRST), rows_of(job, FIRST, BLOCK_O)
@@ -149,9 +154,10 @@ def spectral_scale_kernel(
 def spectral_products_kernel(
     weights, gs, d,
     FIRST: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, BASE: tl.constexpr,
-    ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
+    ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """d = sum over columns of g * W, of each row of each layer."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     O, K = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST)
     w, g, o = pick(weights, job, FIRST), pick(gs, job, FIRST), rows_of(job, FIRST, BLOCK_O)
@@ -169,9 +175,10 @@ def spectral_grad_kernel(
     gs, us, vs, d, sigmas, dweights,
     FIRST: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, A: tl.constexpr, B: tl.constexpr,
     GAINS: tl.constexpr, BASE: tl.constexpr, NUMBER: tl.constexpr, ACC: tl.constexpr,
-    BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr,
+    BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """dW = gain / sigma * (g - sum(g * W) / sigma * u v^T), BLOCK_O rows of one layer."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     O, K, a, b = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST), pick(A, job, FIRST), pick(B, job, FIRST)
     g, dw, o = pick(gs, job, FIRST), pick(dweights, job, FIRST), rows_of(job, FIRST, BLOCK_O)

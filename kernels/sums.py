@@ -8,6 +8,7 @@ added, as on small maps, its row is the result and there is no second launch.
 import torch
 from torch import Tensor
 
+from kernels.dependent_launch import after_previous, launching
 from kernels.tiles import Tiling, accumulator, tl, triton
 
 # ---- rows --------------------------------------------------------------------------------------------------------
@@ -47,9 +48,10 @@ def sum_rows(job, partials, out, rows, C, BLOCK_R: tl.constexpr, BLOCK_C: tl.con
 def sum_partials_kernel(
     by_sample, sample_sums, by_channel, channel_sums, by_program, program_sum,
     C, sample_rows, channel_rows, program_rows, sample_jobs, channel_jobs,
-    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr,
+    BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """All sums of a gradient in one launch: whichever of the three are there, one after another along the grid."""
+    after_previous(DEPENDENT)
     job = tl.program_id(0)
     if by_sample is not None:
         if job < sample_jobs:
@@ -105,6 +107,13 @@ class Sums:
                 for t in (part, None if part is None else out)
             ]
             sum_partials_kernel[grid](
-                *pairs, self.channels, *self.rows, *jobs, BLOCK_R=block_r, BLOCK_C=block_c, num_warps=8
+                *pairs,
+                self.channels,
+                *self.rows,
+                *jobs,
+                BLOCK_R=block_r,
+                BLOCK_C=block_c,
+                num_warps=8,
+                **launching(),
             )
         return self.out

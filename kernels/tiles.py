@@ -14,21 +14,8 @@ import torch
 from torch import Tensor
 
 from kernels.choices import SMALL, choose
-
-try:
-    import triton
-    import triton.language as tl
-
-    # As Triton itself does when it defines a kernel: set TRITON_INTERPRET=1 before anything imports triton.
-    INTERPRETED = bool(triton.knobs.runtime.interpret)
-except ImportError:  # macOS, Windows: the plain-PyTorch references still work
-    INTERPRETED = False
-
-    class _Missing:
-        def __getattr__(self, _name):
-            return lambda function=None, **_: function or (lambda decorated: decorated)
-
-    triton = tl = _Missing()
+from kernels.dependent_launch import launching
+from kernels.language import INTERPRETED, tl, triton
 
 COUNTS = ["tiles", "programs"]  # arguments that kernels need not be compiled anew for
 ARCHITECTURE, PROCESSORS = 90, 132  # of an H200: what tilings are made for where there is no GPU
@@ -115,7 +102,9 @@ def tiling(
 def launch(kernel, t: Tiling, pointers: tuple, dtype: torch.dtype, *scalars, **constants) -> None:
     """Run `kernel` over the tiles t of an activation of this dtype."""
     if t.grid[0] * t.grid[1]:
-        kernel[t.grid](*pointers, *t.sizes, *scalars, ACC=tl_accumulator(dtype), **t.options, **constants)
+        kernel[t.grid](
+            *pointers, *t.sizes, *scalars, ACC=tl_accumulator(dtype), **t.options, **constants, **launching()
+        )
 
 
 def is_nhwc(x: Tensor) -> bool:

@@ -18,6 +18,7 @@ import torch.nn.functional as F
 from torch import Tensor
 
 from kernels import choices
+from kernels.dependent_launch import after_previous, launching
 from kernels.tiles import (
     INTERPRETED,
     check_device,
@@ -188,7 +189,7 @@ def upfirdn2d_kernel(
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, UP: tl.constexpr, DOWN: tl.constexpr,
     PHASE_Y: tl.constexpr, PHASE_X: tl.constexpr, ACC: tl.constexpr,
     STRIDE_P: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr,
-    BLOCK_C: tl.constexpr,
+    BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
     """ROWS rows of BLOCK_P groups of COLS pixels of BLOCK_C channels; a row is loaded AHEAD rows before its use.
 
@@ -197,6 +198,7 @@ def upfirdn2d_kernel(
     A tile [BLOCK_P, BLOCK_C] holds one pixel of each group. The index (o * DOWN + k - before) / UP of the input splits
     into the program's share, minus lead, and (r * DOWN + k + PHASE) / UP, which is known when the kernel is compiled.
     """
+    after_previous(DEPENDENT)
     pid = tl.program_id(0)
     c = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     out_col = ((pid // tiles_c % tiles_w) * BLOCK_P + tl.arange(0, BLOCK_P)[:, None]) * COLS
@@ -348,7 +350,7 @@ def forward(x: Tensor, call: _Call, add: Tensor | None = None) -> Tensor:
     if y.numel():
         capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
         cover = _cover(x.shape, call, x.dtype, capability)
-        upfirdn2d_kernel[cover.grid](x, y, add, *cover.arguments, **cover.constants)
+        upfirdn2d_kernel[cover.grid](x, y, add, *cover.arguments, **cover.constants, **launching())
     return y
 
 

@@ -31,7 +31,8 @@ MOST_RESOLUTION = (
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
 # What a rung may need of what is trained: see `possible`.
 OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights")
-OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8")  # ladder.machine.capabilities
+# ladder.machine.capabilities
+OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
 NEEDS = (*OF_MACHINE, *OF_WORKLOAD)
 
 

@@ -23,7 +23,7 @@ from ladder.results import slug
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_TORCH = (2, 11)
-CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8")
+CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
 
 
 def choose_device(requested: str | None = None) -> str:
@@ -111,6 +111,13 @@ def capabilities(device: str) -> dict[str, str | None]:
         "fp8": None
         if (major, minor) >= (8, 9)
         else f"needs FP8 arithmetic (compute capability 8.9), this GPU has {major}.{minor}",
+        "dependent_launch": found["error"]
+        or found["triton_error"]
+        or (
+            None
+            if (major, minor) >= (9, 0)
+            else f"needs programmatic dependent launch (compute capability 9.0), this GPU has {major}.{minor}"
+        ),
     }
 
 

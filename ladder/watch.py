@@ -16,6 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
+WAIT = "griddepcontrol.wait"  # in the code of a kernel that is launched before the one in front has ended
 LAYOUTS = {(True, False): "nhwc", (False, True): "nchw", (True, True): "either", (False, False): "other"}
 LOSSES = (
     "softplus",
@@ -260,7 +261,8 @@ def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
 
     At the one place all launches pass, compiled or interpreted: an entry point that was called but fell back to plain
     PyTorch does not count. Dtypes are those of the first launch's tensors; tensors are the names of the arguments that
-    were one in any launch. Of CUDA C++ the exported function is counted, and nothing more is known.
+    were one in any launch. "dependent", where there are any: launches before the kernel in front has ended, of code
+    that waits for it. Of CUDA C++ the exported function is counted, and nothing more is known: {"cpp": True}.
     """
     seen: dict[str, dict[str, Any]] = {}
     try:
@@ -283,7 +285,10 @@ def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
             found["calls"] += 1
             names = {name for name, x in zip(self.arg_names, args, strict=False) if isinstance(x, Tensor)}
             found["tensors"] = sorted(names.union(found["tensors"]))
-            return launch(*args, **kwargs)
+            compiled = launch(*args, **kwargs)
+            if kwargs.get("launch_pdl") and WAIT in getattr(compiled, "asm", {}).get("ptx", ""):
+                found["dependent"] = found.get("dependent", 0) + 1
+            return compiled
 
         return run
 
@@ -292,7 +297,7 @@ def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
 
         def run(*args):
             for each in (name, f"{name} --use_fast_math")[: 1 + flags.fast_math]:
-                seen.setdefault(each, {"calls": 0, "dtypes": [], "tensors": []})["calls"] += 1
+                seen.setdefault(each, {"calls": 0, "dtypes": [], "tensors": [], "cpp": True})["calls"] += 1
             return found(*args)
 
         return run

@@ -202,6 +202,9 @@ class Recipe(_Config):
     streams: Literal["one", "two"] = (
         "one"  # two: gradients of weights and the moving average beside the rest of the step
     )
+    dependent_launch: bool = (
+        False  # our kernels' blocks take their places while the kernel in front still ends
+    )
     compile: Literal["off", "default", "autotune", "reduce-overhead", "max-autotune"] = (
         "off"  # torch.compile of the main phases; autotune: max-autotune without coordinate descent
     )
@@ -218,7 +221,7 @@ class Recipe(_Config):
         if self.cudnn_benchmark or self.fp32_precision != "default":
             key = "cudnn_benchmark" if self.cudnn_benchmark else "fp32_precision"
             raise ConfigError(f"{where}: {key} is a switch of CUDA's libraries; on the CPU leave it out")
-        for key in ("cuda_graphs", "pin_memory", "async_copy", "gpu_decode"):
+        for key in ("cuda_graphs", "pin_memory", "async_copy", "gpu_decode", "dependent_launch"):
             if getattr(self, key):
                 raise ConfigError(f"{where}: {key}: true needs a CUDA device; on the CPU it must be false")
 
@@ -285,6 +288,11 @@ class Recipe(_Config):
         if self.fused_update and not (self.fused_adam and self.weights == "once"):
             raise ConfigError(
                 f"{where}: fused_update needs fused_adam: true and weights: once (what it joins)"
+            )
+        if self.dependent_launch and not self.has_kernels:
+            raise ConfigError(
+                f"{where}: dependent_launch needs kernels of ours (fused_norm, fused_act, ...): only they wait for the "
+                "one in front"
             )
         if self.streams == "two" and not (self.conv == "double_backward" and self.weights == "once"):
             raise ConfigError(

@@ -8,6 +8,8 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
+from kernels import dependent_launch
+
 if TYPE_CHECKING:
     from stylegan_lite.config import Recipe
     from stylegan_lite.step import TrainingStep
@@ -25,6 +27,8 @@ def global_flags(recipe: Recipe) -> Iterator[None]:
     if recipe.fp32_precision != "default":
         wanted.append((torch.backends.cudnn.conv, "fp32_precision", recipe.fp32_precision))
         wanted.append((torch.backends.cuda.matmul, "fp32_precision", recipe.fp32_precision))
+    if recipe.dependent_launch:
+        wanted.append((dependent_launch, "ON", True))
     before = [(module, name, getattr(module, name)) for module, name, _ in wanted]
     try:
         for module, name, value in wanted:

@@ -15,9 +15,10 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
+from kernels import dependent_launch
 from stylegan_lite import losses, preparing, saving
 from stylegan_lite.compiled import Compiled
-from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.config import ConfigError, Recipe, Workload
 from stylegan_lite.data import DataFeed
 from stylegan_lite.inputs import PhaseInputs
 from stylegan_lite.losses import PHASES
@@ -37,6 +38,8 @@ class TrainingStep:
     def __init__(self, workload: Workload, recipe: Recipe, *, device: str, seed: int) -> None:
         recipe.refuse_on(device)
         recipe.refuse_for(workload)
+        if recipe.dependent_launch and (why := dependent_launch.unavailable()):
+            raise ConfigError(f"recipe: dependent_launch {why}")
         self.workload, self.recipe, self.device, self.seed = workload, recipe, device, seed
         torch.manual_seed(seed)
         self.dtype = torch.float64 if recipe.precision == "fp64" else torch.float32

@@ -39,7 +39,7 @@ def test_a_tile_past_two_to_the_31_is_read_and_written_where_it_lies(grid, sizes
     bias_act_kernel[grid](
         x, None, None, None, None, x, *sizes, 0,
         SLOPE=1.0, GAIN=2.0, CLAMP=None, ACC=tl.float32, WALK=False, WHOLE=True, STAGES=1,
-        BLOCK_P=1, BLOCK_C=columns,
+        BLOCK_P=1, BLOCK_C=columns, DEPENDENT=False,
     )  # fmt: skip
     assert x[offset : offset + columns].tolist() == [2 * (i + 1) for i in range(columns)]
     assert x[:columns].tolist() == [2] * columns

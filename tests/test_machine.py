@@ -46,7 +46,7 @@ def test_a_machine_without_gpu_is_a_cpu(pretend: Any) -> None:
     assert facts["gpu"] is facts["cuda"] is facts["driver"] is None
     assert facts["name"] == machine.slug(facts["cpu"]) and facts["cores"] >= 1 and facts["ram_gb"] > 0
     missing = [name for name, why in machine.capabilities("cpu").items() if why]
-    assert missing == ["cuda", "triton", "cuda_graphs", "nvcc", "nvjpeg", "fp8"]
+    assert missing == ["cuda", "triton", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch"]
 
 
 def test_a_gpu_is_used_and_named_by_its_hardware(pretend: Any) -> None:
