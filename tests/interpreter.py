@@ -1,14 +1,15 @@
 """Triton's interpreter, which runs the kernels on a CPU, without what it does over and over: tests take half as long.
 
 Nothing that a kernel computes changes. Each call of a jitted function from another replaces some three hundred members
-of `triton.language` that are replaced already; each operation builds a table of number types, and each result its
-shape anew; and whether an integer overflows is computed and ignored, where here it is an error. These names are
-Triton's own and may go: what is not found is left as it is.
+of `triton.language` that are replaced already; each operation builds a table of number types, compares types and shapes
+and widens its operands, and each result its shape anew; and whether an integer overflows is computed and ignored, where
+here it is an error. These names are Triton's own and may go: what is not found is left as it is.
 """
 
 from __future__ import annotations
 
 import builtins
+import functools
 import os
 import sys
 from collections.abc import Callable
@@ -35,6 +36,13 @@ def speed_up() -> None:
     semantic = getattr(sys.modules.get("triton.language.semantic"), "TritonSemantic", None)
     if hasattr(semantic, "binary_op_sanitize_overflow_impl"):
         semantic.binary_op_sanitize_overflow_impl = _overflowing()
+        by_types = _ByTypes(core.tensor, interpreter.TensorHandle)
+        for name, operation in _operations().items():
+            if hasattr(semantic, name):
+                make = by_types.where if name == "where" else by_types.of_two
+                setattr(semantic, name, make(getattr(semantic, name), operation))
+    if hasattr(interpreter, "_patch_builtin") and hasattr(interpreter, "_LangPatchScope"):
+        interpreter._patch_builtin = _listed_once(interpreter._patch_builtin)
 
 
 def _once_a_launch(patch_lang: Callable[..., Any], core: Any) -> Callable[..., Any]:
@@ -115,11 +123,139 @@ def _with_known_numbers(core: Any) -> Callable[..., None]:
     return init
 
 
+def _operations() -> dict[str, Callable[..., Any]]:
+    """NumPy's operation of each method of Triton's semantics that takes operands of one type of number."""
+    import numpy as np
+
+    return {
+        "add": np.add,
+        "sub": np.subtract,
+        "mul": np.multiply,
+        "and_": np.bitwise_and,
+        "less_than": np.less,
+        "less_equal": np.less_equal,
+        "greater_than": np.greater,
+        "greater_equal": np.greater_equal,
+        "equal": np.equal,
+        "not_equal": np.not_equal,
+        "where": np.where,
+    }
+
+
+ARITHMETIC = ("add", "sub", "mul")
+WHOLE = ("int32", "int64")
+NUMBERS = ("fp32", "fp64", "int1", "uint32", *WHOLE)  # that NumPy holds as they are
+CONSTANTS = {"fp32": float, "fp64": float, "int32": int, "int64": int}
+
+
+class _ByTypes:
+    """Methods of Triton's semantics, each asked once what comes of operands of some types.
+
+    Of the same types the same comes, and NumPy widens them itself. Only where the operands hold one type of number (or
+    whole ones, or a pointer and how far to go), and where NumPy's result is the method's to the last bit at first.
+    """
+
+    def __init__(self, tensor: Any, make_handle: Callable[..., Any]) -> None:
+        self.tensor, self.make_handle = tensor, make_handle
+        self.constants: dict[tuple[Any, str], Any] = {}
+
+    def constant(self, semantic: Any, value: Any, dtype: Any) -> Any:
+        """The number as a tensor of this type, or the number itself where the method is to decide."""
+        name = "int32" if dtype.is_ptr() else dtype.name
+        if type(value) is not CONSTANTS.get(name) or (type(value) is int and abs(value) >= 2**31):
+            return value
+        key = value, name
+        if key not in self.constants:
+            found = semantic.to_tensor(value) if dtype.is_ptr() else semantic.scalar_constant(value, dtype)
+            self.constants[key] = found
+        return self.constants[key]
+
+    def of_two(self, method: Callable[..., Any], operation: Callable[..., Any]) -> Callable[..., Any]:
+        tensor, make_handle, constant = self.tensor, self.make_handle, self.constant
+        results: dict[tuple[str, str], Any] = {}
+        arithmetic, adds = method.__name__ in ARITHMETIC, method.__name__ == "add"
+
+        @functools.wraps(method)
+        def operate(semantic: Any, lhs: Any, rhs: Any, *sanitized: Any) -> Any:
+            if arithmetic and type(lhs) is tensor and type(rhs) is not tensor:
+                rhs = constant(semantic, rhs, lhs.dtype)
+            elif arithmetic and type(rhs) is tensor and type(lhs) is not tensor:
+                lhs = constant(semantic, lhs, rhs.dtype)
+            if type(lhs) is not tensor or type(rhs) is not tensor:
+                return method(semantic, lhs, rhs, *sanitized)
+            key = lhs.type.name, rhs.type.name
+            if known := results.get(key):
+                type_, steps = known
+                if steps:
+                    return tensor(semantic.builder.create_addptr(lhs.handle, rhs.handle), type_)
+                if sanitized and sanitized[0] and type_.scalar.name == "int32":
+                    semantic.binary_op_sanitize_overflow_impl(lhs, rhs, operate)
+                return tensor(make_handle(operation(lhs.handle.data, rhs.handle.data), type_.scalar), type_)
+            result = method(semantic, lhs, rhs, *sanitized)
+            if adds and lhs.dtype.is_ptr() and rhs.dtype.name in WHOLE:
+                if _same(semantic.builder.create_addptr(lhs.handle, rhs.handle).data, result):
+                    results[key] = result.type, True
+            elif {lhs.dtype.name, rhs.dtype.name} <= {*WHOLE} or (
+                lhs.dtype == rhs.dtype and lhs.dtype.name in NUMBERS
+            ):
+                if _same(operation(lhs.handle.data, rhs.handle.data), result):
+                    results[key] = result.type, False
+            return result
+
+        return operate
+
+    def where(self, method: Callable[..., Any], select: Callable[..., Any]) -> Callable[..., Any]:
+        tensor, make_handle, constant = self.tensor, self.make_handle, self.constant
+        results: dict[tuple[str, str, str], Any] = {}
+
+        @functools.wraps(method)
+        def operate(semantic: Any, condition: Any, x: Any, y: Any) -> Any:
+            if type(x) is tensor and type(y) is not tensor:
+                y = constant(semantic, y, x.dtype)
+            elif type(y) is tensor and type(x) is not tensor:
+                x = constant(semantic, x, y.dtype)
+            if type(condition) is not tensor or type(x) is not tensor or type(y) is not tensor:
+                return method(semantic, condition, x, y)
+            key = condition.type.name, x.type.name, y.type.name
+            if known := results.get(key):
+                found = select(condition.handle.data, x.handle.data, y.handle.data)
+                return tensor(make_handle(found, known.scalar), known)
+            result = method(semantic, condition, x, y)
+            if condition.dtype.name == "int1" and x.dtype == y.dtype and x.dtype.name in NUMBERS:
+                if _same(select(condition.handle.data, x.handle.data, y.handle.data), result):
+                    results[key] = result.type
+            return result
+
+        return operate
+
+
+def _same(found: Any, result: Any) -> bool:
+    """Whether NumPy's array is what the result holds, bit for bit."""
+    wanted = result.handle.data
+    return (found.dtype, found.shape, found.tobytes()) == (wanted.dtype, wanted.shape, wanted.tobytes())
+
+
+def _listed_once(patch_builtin: Callable[..., None]) -> Callable[..., None]:
+    """What of a package or class is replaced is looked for once: at a launch all of it is as it was."""
+    made: dict[int, list[tuple[str, Any]]] = {}
+
+    def patch(package: Any, builder: Any, scope: Any) -> None:
+        if id(package) not in made:
+            before = len(scope._changes)
+            patch_builtin(package, builder, scope)
+            made[id(package)] = [(name, getattr(package, name)) for _, name, _ in scope._changes[before:]]
+            return
+        for name, member in made[id(package)]:
+            scope.set_attr(package, name, member)
+
+    return patch
+
+
 def _overflowing() -> Callable[..., None]:
     """What Triton asks for after each sum and product, and then ignores unless it debugs: has an integer overflowed?"""
     import numpy as np
 
-    operations = {"add": np.add, "sub": np.subtract, "mul": np.multiply}
+    operations = {name: each for name, each in _operations().items() if name in ARITHMETIC}
 
     def checked(self: Any, lhs: Any, rhs: Any, binary_op: Any) -> None:
         operation, scalar = operations.get(binary_op.__name__), lhs.type.scalar

@@ -71,3 +71,36 @@ def test_numbers_types_and_shapes_are_those_of_triton():
         x, y = torch.arange(8).to(dtype), torch.zeros(8, dtype=torch.float64)
         shapes_kernel[(1,)](x, y)
         assert torch.equal(y.view(2, 4), x.view(4, 2).T.double() * 0.5)
+
+
+@triton.jit
+def mixed_kernel(a_ptr, b_ptr, i_ptr, k_ptr, out_ptr, n, big, bound, steps):
+    at = tl.arange(0, 4)
+    a, b = tl.load(a_ptr + at), tl.load(b_ptr + at)
+    i, k = tl.load(i_ptr + steps + at), tl.load(k_ptr + at)
+    down = (2.0 - a * 3.0)[:, None] + b[None, :]
+    kept = (i[:, None] < n) & (at[None, :] >= 1)
+    y = tl.where(kept, down, -1.0) + (i + k * big)[:, None]
+    y += tl.where(at == bound, 1.0, 0.0)[None, :] - 0.5 * (a > b)[:, None]
+    tl.store(out_ptr + at[:, None] * 4 + at[None, :], y)
+
+
+@pytest.mark.parametrize("first", [torch.float32, torch.float64, torch.float16])
+@pytest.mark.parametrize("second", [torch.float32, torch.float64])
+def test_operands_of_types_seen_before_give_what_pytorch_gives(first, second):
+    """The first launch of zeros looks like much else: an address by nothing, a product that is a sum."""
+    torch.manual_seed(0)
+    for scale in (0, 0, 1, 7):
+        a, b = (scale * torch.randn(4)).to(first), (scale * torch.randn(4)).to(second)
+        if scale == 7:
+            a[2], b[1] = float("nan"), float("inf")
+        i, k = scale * torch.arange(-2, 4, dtype=torch.int32), scale * torch.arange(4)
+        n, big, bound, steps = scale, scale << 32, scale - 4, scale % 3
+        out = torch.zeros(4, 4, dtype=torch.float64)
+        mixed_kernel[(1,)](a, b, i, k, out, n, big, bound, steps)
+        shifted, at = i[steps : steps + 4], torch.arange(4)
+        down = (2 - a * 3)[:, None] + b[None, :]
+        kept = (shifted[:, None] < n) & (at[None, :] >= 1)
+        y = torch.where(kept, down, -1.0) + (shifted + k * big)[:, None]
+        y = y + (at == bound).float()[None, :] - 0.5 * (a > b).float()[:, None]
+        torch.testing.assert_close(out, y.double(), rtol=0, atol=0, equal_nan=True)
