@@ -40,7 +40,7 @@ from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
 from kernels import adam  # noqa: F401  isort: skip
 
-# These register the ops above for torch.compile.
+# These register operators for torch.compile; the ops that have none here are plain PyTorch to it.
 from kernels import joined_operators, linear_operators, operators  # noqa: F401  isort: skip
 
 __all__ = [

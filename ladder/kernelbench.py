@@ -23,13 +23,13 @@ from ladder.kernelcalls import WAYS, call_of, compiling, copies, disagree, flat
 from ladder.kernelcases import DIRECTIONS, Case
 from ladder.kernellaunches import recorded_launches
 from ladder.kerneltiming import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
+from ladder.texts import NO_TIME
 
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
 CONTENDERS = (OURS, PLAIN, COMPILE)
 LEAST_REPEATS, MOST_REPEATS = 5, 9
 FEWEST_REPEATS = 3  # of a quick look, and of settings that are only there to compare with
 HOT_REPEATS = 3  # hot numbers are beside the verdict
-NO_TIME = "the time (--minutes) was used up"
 OUT_OF_MEMORY = "out of memory"
 
 

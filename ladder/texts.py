@@ -6,7 +6,7 @@ import math
 from collections.abc import Sequence
 
 WIDEST = 10.0  # times as high at its upper end: two rounds of a noisy rung say nothing, in nine digits
-NO_TIME = "the time (--minutes) was used up"  # as `kernelbench` says it, too: a page needs not what measures
+NO_TIME = "the time (--minutes) was used up"
 
 
 def between(interval: tuple[float, float] | None) -> str:

@@ -12,7 +12,7 @@ import torch
 from click.testing import CliRunner
 
 import kernels
-from ladder import cli, cli_kernels, kernelbench, kernelcalls, kernelcases, kerneltiming
+from ladder import cli, cli_kernels, kernelbench, kernelcalls, kernelcases, kerneltiming, texts
 from ladder.kernelbench import COMPILE, COPY, OURS, PLAIN, TWIN, Allowance, Bench, run
 from ladder.kernelcases import Case, Op
 from ladder.kerneltiming import COLD, EVENTS, GRAPH, HOT, SMOKE, Cpu, Timer
@@ -198,7 +198,7 @@ def test_time_that_is_used_up_is_said_and_least_repeats_are_kept(toy, bench, mon
     assert complete and len(rows) == 9
     first, last = rows[0], rows[-1]
     assert len(first["samples_us"][COLD][OURS]) == kernelbench.LEAST_REPEATS
-    assert last["reasons"][OURS] == kernelbench.NO_TIME and not last["samples_us"][COLD]
+    assert last["reasons"][OURS] == texts.NO_TIME and not last["samples_us"][COLD]
     assert events[-1]["done"] == events[-1]["total"] == 3
     rows, _ = run(bench, cases, Allowance(1, fake_clock(0.01)), quick=False, on_event=events.append)
     assert {len(row["samples_us"][COLD][OURS]) for row in rows} == {kernelbench.MOST_REPEATS}

@@ -5,8 +5,9 @@ from itertools import combinations
 
 import pytest
 
-from ladder import drawing, kernelchart, kernelreport, kernelverdicts, texts
-from ladder.kernelbench import NO_TIME, skipped
+from ladder import drawing, kernelchart, kernelreport, kernelverdicts
+from ladder.kernelbench import skipped
+from ladder.texts import NO_TIME
 from tests import made_up_kernels
 
 CASE = made_up_kernels.cases(quick=True, ops=["modulate"])[0]
@@ -141,7 +142,3 @@ def test_the_same_result_gives_the_same_picture():
         first = kernelchart.render(small(1.1), kind)
         assert first.startswith(start) and kernelchart.render(small(1.1), kind) == first
         assert first != kernelchart.render(small(1.2), kind)
-
-
-def test_a_page_knows_the_reason_that_the_measuring_gives() -> None:
-    assert texts.NO_TIME == NO_TIME

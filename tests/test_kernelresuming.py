@@ -7,8 +7,9 @@ import pytest
 from click.testing import CliRunner
 
 from ladder import cli, cli_kernels, kernelbench, kernelcases, kernelreport, machine, measured, validate
-from ladder.kernelbench import NO_TIME, OUT_OF_MEMORY, Bench, Row
+from ladder.kernelbench import OUT_OF_MEMORY, Bench, Row
 from ladder.kerneltiming import COLD, HOT
+from ladder.texts import NO_TIME
 from tests import made_up_kernels
 
 OPS = ("modulate", "bias_act")
