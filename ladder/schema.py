@@ -210,9 +210,7 @@ CHOICE = fields(  # `kernels.choices`: a row that decided, what it says, and in 
         "size": one_of("small", "large"),
     },
 )
-BOUND = number(
-    1e-30, 1e30
-)  # of an interval: two rounds that differ by a half reach from nothing to everything
+BOUND = number(1e-30, 1e30)  # of an interval; `stats.within_everything` cuts what reaches further
 INTERVAL = maybe(items(BOUND, 2, least=2))
 FLOOR = number(0, 100)  # a difference of logarithms
 GAIN = fields(  # `ladder.judging`

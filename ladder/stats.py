@@ -38,6 +38,9 @@ def quartiles(values: Sequence[float]) -> tuple[float, float] | tuple[None, None
     return float(low), float(high)
 
 
+_EVERYTHING = 69.0  # its exponential is 0.9e30
+
+
 def mad(values: Sequence[float]) -> float | None:
     """Median absolute deviation from the median, unscaled, or None for no values."""
     return float(np.median(np.abs(np.asarray(values) - np.median(values)))) if len(values) else None
@@ -64,7 +67,19 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tup
     Never below zero, and the same whether a ratio is a/b or b/a. None for fewer than two values.
     """
     bounds = t_interval(np.log(values), confidence) if len(values) > 1 else None
-    return bounds and (float(np.exp(bounds[0])), float(np.exp(bounds[1])))
+    if bounds is None:
+        return None
+    low, high = within_everything(*bounds)
+    return float(np.exp(low)), float(np.exp(high))
+
+
+def within_everything(low: float, high: float) -> tuple[float, float]:
+    """Bounds of a log ratio, cut where its factor passes what a result file holds (1e30 and its inverse).
+
+    Two rounds that differ by a third say nothing at Holm's level: without the cut their interval would end at factors
+    like 1e-200, or at infinity.
+    """
+    return max(low, -_EVERYTHING), min(high, _EVERYTHING)
 
 
 def paired_ratios(reference: dict[int, float], other: dict[int, float]) -> list[float]:

@@ -113,7 +113,7 @@ def decide(
         if summary is not None:
             mean, error, freedom = summary
             half = stats.t_quantile(1 - level / 2, freedom) * error
-            interval = (mean - half, mean + half)
+            interval = stats.within_everything(mean - half, mean + half)
         word = word_for(interval, least[index])
         verdicts.append(Verdict(word, effects[index], interval, 1 - level, least[index], rounds[index]))
     return verdicts

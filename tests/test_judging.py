@@ -196,6 +196,20 @@ def test_skipped_and_failed_checks_are_results_that_validate_accepts():
     assert validate.check(results.fit(made)) is None
 
 
+def test_two_rounds_that_differ_much_are_a_result_that_validate_accepts():
+    """The level of Holm's first interval and one degree of freedom: factors beyond what a file may hold."""
+    made = made_up.judged_run()
+    for rung in [*made["rungs"], *made["twins"]]:
+        del rung["rounds"][2:]
+        rung.pop("inspection", None)
+    noisy = by_name(made)["data_loading"]["rounds"][1]
+    noisy["samples_ms"] = [30 * ms for ms in noisy["samples_ms"]]
+    judged = judged_anew(made)["data_loading"]
+    assert judged["verdict"] == "ambiguous" and judged["gain"]["interval"][1] > 1e9
+    made["machine"]["name"], made["workload"]["data"] = "nvidia-h200", None
+    assert validate.check(results.fit(made)) is None
+
+
 @pytest.mark.parametrize("status", results.STATUSES)
 def test_a_run_with_a_rung_that_is_out_is_no_success(status, monkeypatch):
     found = {"complete": True, "rungs": [{"status": "ok"}, {"status": status}]}

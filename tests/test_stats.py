@@ -42,6 +42,13 @@ def test_log_interval_is_the_same_for_a_ratio_and_its_inverse_and_never_negative
     assert stats.log_interval([1.0, 9.0])[0] > 0
 
 
+def test_an_interval_that_excludes_nothing_ends_at_numbers() -> None:
+    low, high = stats.log_interval([1e-20, 1e20], 0.9999)
+    assert low == pytest.approx(1e-30, rel=0.2) and high == pytest.approx(1e30, rel=0.2)
+    assert 1e-30 < low and high < 1e30
+    assert stats.within_everything(-0.5, 0.7) == (-0.5, 0.7)
+
+
 def test_speedup_is_paired_by_round() -> None:
     # The machine slows down from round to round; the pairing does not see it.
     assert stats.speedup({0: 10.0, 1: 20.0, 2: 40.0}, {0: 5.0, 1: 10.0, 2: 20.0}) == pytest.approx(2)
