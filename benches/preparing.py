@@ -11,7 +11,7 @@ from benches._frozen import Series
 from benches._measure import available, preparing
 
 WORKLOADS = ["article", "tiny"]
-RUNGS = ["baseline", "fused_act", "cached_uint8", "compile", "fused_modulation"]
+RUNGS = ["baseline", "fused_act", "cached_uint8", "compile", "fused_modulation", "dependent_launch"]
 CACHES = ["cold", "warm"]
 
 _ARTICLE, _TOP = series.SERIES["article", "baseline"].workload, series.SERIES["article", "cached_uint8"]
@@ -37,6 +37,7 @@ SERIES = {
     ("tiny", "baseline"): series.SERIES["tiny", "baseline"],
     ("tiny", "cached_uint8"): series.SERIES["tiny", "cached_uint8"],
     ("article", "fused_modulation"): series.SERIES["article", "fused_modulation"],
+    ("article", "dependent_launch"): series.SERIES["article", "dependent_launch"],
 }
 
 

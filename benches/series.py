@@ -38,6 +38,7 @@ RUNGS = [
     "grouped_demod",
     "parallel_streams",
     "fused_modulation",
+    "dependent_launch",
 ]
 
 # (workload, rung) pairs that no longer agree with the ladder of today.
@@ -133,6 +134,7 @@ _CUDNN_BENCHMARK = _PREFETCH_STREAM | {"cudnn_benchmark": True}
 _WHOLE_STEP_GRAPH = _PREFETCH_STREAM | {"whole_step_graph": True}
 _CACHED_UINT8 = _WHOLE_STEP_GRAPH | {"cached_images": True}
 _FUSED_MODULATION = _CACHED_UINT8 | {"fused_modulation": True}
+_DEPENDENT_LAUNCH = _FUSED_MODULATION | {"dependent_launch": True}
 _CPU_CONV_DOUBLE_BACKWARD = _BF16_SET_TO_NONE | {"conv": "double_backward"}
 _CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}
 _CPU_JOINT_BATCH = _CPU_FUSED_ADAM | {"joint_batch": True}
@@ -141,6 +143,7 @@ _CPU_CACHED_UINT8 = _CPU_LEAN_WEIGHTS | {"cached_images": True}
 
 _TRITON = ("cuda", "bf16", "triton")
 _GRAPHS = (*_TRITON, "cuda_graphs")
+_HOPPER = (*_GRAPHS, "dependent_launch")
 
 # A pair that is not here is n/a: `tiny` is the CPU's workload, where the rungs that need CUDA do not exist.
 SERIES = {
@@ -182,6 +185,7 @@ SERIES = {
     ("tiny", "lean_weights"): Series("cpu", ("bf16",), _TINY, _CPU_LEAN_WEIGHTS, "c412a72ccf6a"),
     ("tiny", "cached_uint8"): Series("cpu", ("bf16",), _TINY, _CPU_CACHED_UINT8, "f84dfa411938"),
     ("article", "fused_modulation"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_MODULATION, "caa740a47a8f"),
+    ("article", "dependent_launch"): Series("cuda", _HOPPER, _ARTICLE, _DEPENDENT_LAUNCH, "83aed31cd454"),
 }
 
 if __name__ == "__main__":  # python -m benches.series: the fingerprints of what stands above

@@ -11,8 +11,8 @@ from benches._frozen import Series
 from benches._measure import available, following, measured
 
 WORKLOADS = ["article-b32", "adain-256", "large", "stylegan2-512", "stylegan2-1024"]
-# The last one is the top of today; adain-256's is the one before it, as that workload modulates nothing.
-RUNGS = ["baseline", "fused_act", "cached_uint8", "fused_modulation"]
+# The last one is the top of today.
+RUNGS = ["baseline", "fused_act", "cached_uint8", "fused_modulation", "dependent_launch"]
 
 _ARTICLE = series.SERIES["article", "baseline"].workload
 _B32 = _ARTICLE | {"batch": 32}
@@ -21,9 +21,10 @@ _LARGE = _ARTICLE | {"channel_base": 32768, "batch": 32}
 _512 = _ARTICLE | {"resolution": 512, "channel_base": 32768}
 _1024 = _ARTICLE | {"resolution": 1024, "channel_base": 32768, "batch": 4}
 
-_C, _, _G, _ = (series.SERIES["article", rung].needs for rung in RUNGS)
-_FIRST, _EIGHT, _ALL, _TOP = (series.SERIES["article", rung].recipe for rung in RUNGS)
+_C, _, _G, _, _H = (series.SERIES["article", rung].needs for rung in RUNGS)
+_FIRST, _EIGHT, _ALL, _JOINED, _TOP = (series.SERIES["article", rung].recipe for rung in RUNGS)
 _ALL_ADAIN = {key: value for key, value in _ALL.items() if key != "demodulation"}  # it has none to group
+_TOP_ADAIN = _ALL_ADAIN | {"dependent_launch": True}  # and modulates nothing
 
 SERIES = {
     ("article-b32", "baseline"): Series("cuda", _C, _B32, _FIRST, "694ef4379d8e"),
@@ -41,10 +42,15 @@ SERIES = {
     ("stylegan2-1024", "baseline"): Series("cuda", _C, _1024, _FIRST, "11151a93dbef"),
     ("stylegan2-1024", "fused_act"): Series("cuda", _G, _1024, _EIGHT, "038af65f1a2d"),
     ("stylegan2-1024", "cached_uint8"): Series("cuda", _G, _1024, _ALL, "4c9ad259ce50"),
-    ("article-b32", "fused_modulation"): Series("cuda", _G, _B32, _TOP, "23a9c8c2d485"),
-    ("large", "fused_modulation"): Series("cuda", _G, _LARGE, _TOP, "8a66c276de3f"),
-    ("stylegan2-512", "fused_modulation"): Series("cuda", _G, _512, _TOP, "7fbeb2638b0a"),
-    ("stylegan2-1024", "fused_modulation"): Series("cuda", _G, _1024, _TOP, "e35ad3d7b16a"),
+    ("article-b32", "fused_modulation"): Series("cuda", _G, _B32, _JOINED, "23a9c8c2d485"),
+    ("large", "fused_modulation"): Series("cuda", _G, _LARGE, _JOINED, "8a66c276de3f"),
+    ("stylegan2-512", "fused_modulation"): Series("cuda", _G, _512, _JOINED, "7fbeb2638b0a"),
+    ("stylegan2-1024", "fused_modulation"): Series("cuda", _G, _1024, _JOINED, "e35ad3d7b16a"),
+    ("article-b32", "dependent_launch"): Series("cuda", _H, _B32, _TOP, "f48baea69623"),
+    ("adain-256", "dependent_launch"): Series("cuda", _H, _ADAIN, _TOP_ADAIN, "19bfaf082344"),
+    ("large", "dependent_launch"): Series("cuda", _H, _LARGE, _TOP, "fcf3e6e04149"),
+    ("stylegan2-512", "dependent_launch"): Series("cuda", _H, _512, _TOP, "02c88e0f2657"),
+    ("stylegan2-1024", "dependent_launch"): Series("cuda", _H, _1024, _TOP, "69b4eedd17c1"),
 }
 
 

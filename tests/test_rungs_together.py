@@ -17,6 +17,7 @@ GPU_ONLY = (
     "pin_memory",
     "async_copy",
     "prefetch_stream",
+    "dependent_launch",
 )
 LOADING = (
     "workers",
@@ -33,6 +34,7 @@ ON_GPU = {
     "prefetch_stream",
     "whole_step_graph",
     "cached_uint8",
+    "dependent_launch",
 }  # rungs of those
 SIZE = {"resolution": 8, "channel_base": 64}
 
