@@ -2,11 +2,16 @@
 
 One helper process imports the kernels, knows nothing of CUDA, and forks those that compile: forking the process that
 trains, with its driver and threads, would not be safe, and one that imports torch anew takes seconds.
+
+Several programs that begin with the same empty cache (the rungs of a ladder, the ranks of a node) need the same
+kernels: `Turns` has each compiled by one of them.
 """
 
 from __future__ import annotations
 
 import contextlib
+import errno
+import hashlib
 import importlib
 import io
 import json
@@ -17,6 +22,7 @@ import subprocess
 import sys
 import tempfile
 from dataclasses import dataclass
+from pathlib import Path
 from typing import Any
 
 from kernels.tiles import triton
@@ -79,6 +85,14 @@ class Job:
             return False
         return True
 
+    def place(self) -> int:
+        """A number of 60 bits for this kernel: the same in every process, another for every other kernel."""
+        from triton.compiler import ASTSource
+
+        source = ASTSource(self.function, self.signature, self.constants, self.attributes).hash()
+        about = repr((source, self.target, sorted(self.options.items())))
+        return int(hashlib.sha256(about.encode()).hexdigest()[:15], 16)
+
     def work(self) -> int:
         """A guess at how long it takes, only good for an order: loops are unrolled by the numbers compiled in."""
         numbers = [v for v in self.constants.values() if type(v) is int and v > 0]
@@ -120,6 +134,7 @@ class Helper:
         self.processes = processes
         self.process: subprocess.Popen | None = None
         self.problem: str | None = None
+        self.elsewhere = 0  # jobs that another program had compiled when it was their turn
 
     def start(self) -> None:
         """No GPU is to be seen: a context there would take memory, and nothing here needs one."""
@@ -137,7 +152,8 @@ class Helper:
             self.problem = f"no process to compile in: {first_line(error)}"
 
     def compile(self, jobs: list[bytes]) -> dict[int, str]:
-        """{number of a job: why it is not in the cache now}, empty if all went well."""
+        """{number of a job: why it is not in the cache now}, empty if all went well. Counts `elsewhere`."""
+        self.elsewhere = 0
         if self.process is None:
             return dict.fromkeys(range(len(jobs)), self.problem or "no process to compile in")
         work = {"jobs": jobs, "processes": self.processes, "cache": triton.knobs.cache.dir}
@@ -157,6 +173,7 @@ class Helper:
             with contextlib.suppress(ValueError, KeyError):  # a line that is torn is no answer
                 answer = json.loads(line)
                 done[answer["job"]] = answer["error"]
+                self.elsewhere += answer["elsewhere"]
         lost = self.problem or f"a process that compiled ended early{self._last_words()}"
         failed = {job: done.get(job, lost) for job in range(len(jobs))}
         return {job: error for job, error in failed.items() if error is not None}
@@ -176,6 +193,42 @@ class Helper:
             self.process.wait()
 
 
+class Turns:
+    """One process compiles a kernel, others that want it leave it to that one, and take what it put into the cache.
+
+    A kernel's turn is a lock on one byte of a file in the cache, at `Job.place`, far beyond the file's end: nothing is
+    written. The system gives the lock back when its process ends, however it ends. Where a file system has no locks,
+    everyone compiles everything.
+    """
+
+    NAME = "compiling.lock"
+
+    def __init__(self, cache: str) -> None:
+        self.file: Any = None
+        with contextlib.suppress(OSError):
+            Path(cache).mkdir(parents=True, exist_ok=True)
+            self.file = open(Path(cache) / self.NAME, "ab")  # kept open: closing it gives up the locks
+
+    def take(self, place: int, wait: bool) -> bool:
+        """Whether it is this process' turn; with `wait` it always is, in the end."""
+        import fcntl
+
+        if self.file is None:
+            return True
+        try:
+            fcntl.lockf(self.file, fcntl.LOCK_EX | (0 if wait else fcntl.LOCK_NB), 1, place)
+        except OSError as error:
+            return wait or error.errno not in (errno.EAGAIN, errno.EACCES)
+        return True
+
+    def give(self, place: int) -> None:
+        import fcntl
+
+        if self.file is not None:
+            with contextlib.suppress(OSError):
+                fcntl.lockf(self.file, fcntl.LOCK_UN, 1, place)
+
+
 def serve() -> None:
     """The helper's whole life: reads jobs, forks processes that compile them, waits. Answers are lines of JSON."""
     answers = os.dup(1)
@@ -184,9 +237,9 @@ def serve() -> None:
         triton.runtime.cache.triton_key()
     work = pickle.load(sys.stdin.buffer)
     triton.knobs.cache.dir = work["cache"]
-    jobs = work["jobs"]
+    jobs, turns = work["jobs"], Turns(work["cache"])
     queue, fill = os.pipe()
-    children = [_fork(queue, fill, jobs, answers) for _ in range(min(work["processes"], len(jobs)))]
+    children = [_fork(queue, fill, jobs, turns, answers) for _ in range(min(work["processes"], len(jobs)))]
     os.close(queue)
     with contextlib.suppress(BrokenPipeError):
         for number in range(len(jobs)):
@@ -196,26 +249,49 @@ def serve() -> None:
         os.waitpid(child, 0)
 
 
-def _fork(queue: int, fill: int, jobs: list[bytes], answers: int) -> int:
-    """Start a process that takes jobs from the pipe until there are no more: a read of 4 bytes is one job's number."""
+def _fork(queue: int, fill: int, jobs: list[bytes], turns: Turns, answers: int) -> int:
+    """Start a process that takes jobs from the pipe until there are no more: a read of 4 bytes is one job's number.
+
+    What another program is compiling just then it puts aside, and comes back to when nothing else is left.
+    """
     if child := os.fork():
         return child
     try:
         os.close(fill)
+        aside = []
         while taken := os.read(queue, 4):
             number = int.from_bytes(taken, "little")
-            answer = {"job": number, "error": _compile(jobs[number])}
-            os.write(answers, json.dumps(answer).encode() + b"\n")  # short enough to be written in one piece
+            if (answer := _compile(jobs[number], turns, wait=False)) is None:
+                aside.append(number)
+            else:
+                _answer(answers, number, answer)
+        for number in aside:
+            _answer(answers, number, _compile(jobs[number], turns, wait=True))
     finally:
         os._exit(0)
 
 
-def _compile(packed: bytes) -> str | None:
+def _answer(answers: int, number: int, answer: dict[str, Any]) -> None:
+    os.write(
+        answers, json.dumps({"job": number} | answer).encode() + b"\n"
+    )  # short enough to be written in one piece
+
+
+def _compile(packed: bytes, turns: Turns, wait: bool) -> dict[str, Any] | None:
+    """What came of a job; None if it is another process' turn, and we do not wait for it."""
     name = "a kernel"
     try:
         job = _Unpickler(io.BytesIO(packed)).load()
         name = job.function.__name__
-        job.compile()
+        place = job.place()
+        if not turns.take(place, wait):
+            return None
+        try:
+            if done := job.is_cached():
+                return {"error": None, "elsewhere": done}
+            job.compile()
+        finally:
+            turns.give(place)
     except Exception as error:
-        return f"{name}, ahead of time: {first_line(error)}"
-    return None
+        return {"error": f"{name}, ahead of time: {first_line(error)}", "elsewhere": False}
+    return {"error": None, "elsewhere": False}

@@ -8,8 +8,9 @@ where the real launches find them.
 
 Processes, not threads: MLIR, LLVM and ptxas leave the interpreter lock alone, but the front end, which walks the
 kernel's syntax tree, holds it for a seventh to a fifth of the time, and that part would still take its turns. They
-start when the run is over: cuDNN may be timing its algorithms in it, and must not be disturbed. If anything here fails,
-what is missing is compiled as ever, at its first launch; the report says why.
+start when the run is over: cuDNN may be timing its algorithms in it, and must not be disturbed. Programs that begin
+side by side with one empty cache share the work. If anything here fails, what is missing is compiled as ever, at its
+first launch; the report says why.
 """
 
 from __future__ import annotations
@@ -35,6 +36,7 @@ class Report:
 
     Attributes:
         missing: kernels that were not in the cache. compiled: of these, how many now are.
+        elsewhere: of those, how many another program compiled meanwhile.
         seconds: of compiling, after the run; what the run took is the run's.
         whole: the run ended, and no launch was left out: it counts as a run of the real thing.
         problem: why kernels are left to be compiled at their first launch, in one line, or None.
@@ -42,6 +44,7 @@ class Report:
 
     missing: int = 0
     compiled: int = 0
+    elsewhere: int = 0
     seconds: float = 0.0
     whole: bool = False
     problem: str | None = None
@@ -73,7 +76,7 @@ def compile_ahead(run: Callable[[], object], *, processes: int | None = None) ->
     report.missing = len(recorder.jobs)
     if recorder.jobs:
         failed = helper.compile([job for _, job in sorted(recorder.jobs, key=lambda each: -each[0])])
-        report.compiled = report.missing - len(failed)
+        report.compiled, report.elsewhere = report.missing - len(failed), helper.elsewhere
         report.problem = report.problem or next(iter(failed.values()), None)
     report.problem = report.problem or recorder.problem
     report.seconds = time.perf_counter() - begin

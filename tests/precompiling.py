@@ -5,8 +5,11 @@ Each part of `main` has a cache to itself and says what was missing, compiled, l
 
 import json
 import os
+import select
 import sys
 from pathlib import Path
+
+HELD_S = 6  # on most machines compiling is over by then if nothing holds it up
 
 kept_executable = sys.executable
 
@@ -213,8 +216,58 @@ def main(folder: Path) -> None:
     found["after"] = {"compiled_here": here, "launched": after}
     found["warm"] = ahead()
 
+    found["together"] = together(folder / "together")
+    found["another ends"] = another_ends(folder / "ends", compiling)
     found |= faults(folder, compiling)
     print(json.dumps(found))
+
+
+def forked(run) -> int:
+    """Call `run` in a process of its own; the pipe to read what it returned from."""
+    read, write = os.pipe()
+    if os.fork() == 0:
+        try:
+            os.close(read)
+            os.write(write, json.dumps(run()).encode())
+        finally:
+            os._exit(0)
+    os.close(write)
+    return read
+
+
+def read_all(pipe: int) -> dict:
+    with os.fdopen(pipe, "rb") as file:
+        return json.loads(file.read())
+
+
+def together(cache: Path) -> list[dict]:
+    """Two programs that begin at once with the same empty cache."""
+    import triton
+
+    triton.knobs.cache.dir = str(cache)
+    return [read_all(pipe) for pipe in [forked(ahead), forked(ahead)]]
+
+
+def another_ends(cache: Path, compiling) -> dict:
+    """A program that had every kernel's turn is killed, and has compiled nothing."""
+    import fcntl
+    import signal
+
+    import triton
+
+    triton.knobs.cache.dir = str(cache)
+    ready, tell = os.pipe()
+    if (holder := os.fork()) == 0:
+        turns = compiling.Turns(str(cache))
+        fcntl.lockf(turns.file, fcntl.LOCK_EX)  # all of its bytes
+        os.write(tell, b"x")
+        signal.pause()
+    os.read(ready, 1)
+    pipe = forked(ahead)
+    waits = not select.select([pipe], [], [], HELD_S)[0]
+    os.kill(holder, signal.SIGKILL)
+    os.waitpid(holder, 0)
+    return read_all(pipe) | {"waits": waits}
 
 
 def faults(folder: Path, compiling) -> dict:

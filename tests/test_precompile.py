@@ -58,6 +58,20 @@ def test_a_triton_that_compiles_otherwise_is_left_alone(found):
     assert seen["launched"] == seen["missing"] == 0
 
 
+def test_two_programs_with_one_empty_cache_compile_each_kernel_once(found):
+    one, other = found["together"]
+    for seen in (one, other):
+        assert seen["missing"] == seen["compiled"] and seen["problem"] is None
+    own = [seen["missing"] - seen["elsewhere"] for seen in (one, other)]
+    assert sum(own) == found["cold"]["missing"]
+
+
+def test_a_program_that_ends_before_it_has_compiled_is_not_waited_for(found):
+    seen = found["another ends"]
+    assert seen["waits"] and seen["problem"] is None
+    assert seen["missing"] == seen["compiled"] == found["cold"]["missing"] and seen["elsewhere"] == 0
+
+
 FAULTS = [
     ("child dies", "a process that compiled ended early", 1),
     ("no helper", "no process to compile in: FileNotFoundError", 0),
