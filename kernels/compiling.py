@@ -272,9 +272,8 @@ def _fork(queue: int, fill: int, jobs: list[bytes], turns: Turns, answers: int) 
 
 
 def _answer(answers: int, number: int, answer: dict[str, Any]) -> None:
-    os.write(
-        answers, json.dumps({"job": number} | answer).encode() + b"\n"
-    )  # short enough to be written in one piece
+    line = json.dumps({"job": number} | answer)
+    os.write(answers, line.encode() + b"\n")  # short enough to be written in one piece
 
 
 def _compile(packed: bytes, turns: Turns, wait: bool) -> dict[str, Any] | None:
