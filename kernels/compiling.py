@@ -64,12 +64,16 @@ class Job:
         where = (target.backend, target.arch, target.warp_size)
         return cls(function, signature, constants, attributes, dict(options.__dict__), where)
 
-    def compile(self, kind: type | None = None) -> None:
-        from triton.backends.compiler import GPUTarget
+    def source(self, kind: type | None = None) -> Any:
+        """The `ASTSource`, or one of that `kind`, that Triton compiles."""
         from triton.compiler import ASTSource
 
-        source = (kind or ASTSource)(self.function, self.signature, self.constants, self.attributes)
-        triton.compile(source, target=GPUTarget(*self.target), options=self.options)
+        return (kind or ASTSource)(self.function, self.signature, self.constants, self.attributes)
+
+    def compile(self, kind: type | None = None) -> None:
+        from triton.backends.compiler import GPUTarget
+
+        triton.compile(self.source(kind), target=GPUTarget(*self.target), options=self.options)
 
     def is_cached(self) -> bool:
         """Whether `compile` would find it in the cache: asks it to, and stops it where it would begin to compile."""
@@ -87,10 +91,7 @@ class Job:
 
     def place(self) -> int:
         """A number of 60 bits for this kernel: the same in every process, another for every other kernel."""
-        from triton.compiler import ASTSource
-
-        source = ASTSource(self.function, self.signature, self.constants, self.attributes).hash()
-        about = repr((source, self.target, sorted(self.options.items())))
+        about = repr((self.source().hash(), self.target, sorted(self.options.items())))
         return int(hashlib.sha256(about.encode()).hexdigest()[:15], 16)
 
     def work(self) -> int:

@@ -12,6 +12,7 @@ import numpy as np
 from scipy import special
 
 CONFIDENCE = 0.95
+_EVERYTHING = 69.0  # its exponential is 0.9e30
 
 
 @functools.lru_cache(maxsize=1024)
@@ -36,9 +37,6 @@ def quartiles(values: Sequence[float]) -> tuple[float, float] | tuple[None, None
         return None, None
     low, high = np.percentile(values, [25, 75])
     return float(low), float(high)
-
-
-_EVERYTHING = 69.0  # its exponential is 0.9e30
 
 
 def mad(values: Sequence[float]) -> float | None:
