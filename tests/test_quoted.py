@@ -129,7 +129,7 @@ def test_other_workloads(sections):
 
 
 def test_leave_one_out_with_instance_norm(sections):
-    said = sections["Beyond the article"].partition("On `adain-256`")[2].partition("NVIDIA")[0]
+    said = sections["Beyond the article"].partition("On `adain-256`")[2].partition("At batch 32")[0]
     path = max((ROOT / "results/ladder/nvidia-h200").glob("adain-256-full-leave-one-out-*.json"))
     rungs = {rung["name"]: rung for rung in json.loads(path.read_text())["rungs"]}
     adopt = [rung["gain"]["ratio"] for rung in rungs.values() if rung["verdict"] == "faster"]
@@ -139,6 +139,20 @@ def test_leave_one_out_with_instance_norm(sections):
     prefetch = rungs["prefetch_stream"]["gain"]
     quoted = re.search(r"`prefetch_stream` reads ([\d.]+)x \(([\d.-]+)\)", said)
     all_agree(quoted.groups(), [[prefetch["ratio"]], prefetch["interval"]])
+
+
+def test_leave_one_out_at_batch_32(sections):
+    said = sections["Beyond the article"].partition("At batch 32")[2].partition("NVIDIA")[0]
+    path = max((ROOT / "results/ladder/nvidia-h200").glob("article-b32-full-leave-one-out-*.json"))
+    rungs = {rung["name"]: rung for rung in json.loads(path.read_text())["rungs"]}
+    adopt = [rung["gain"]["ratio"] for rung in rungs.values() if rung["verdict"] == "faster"]
+    all_agree(re.findall(r"\(([\d.]+)x\)", said), [[gain] for gain in sorted(adopt, reverse=True)])
+    without = re.search(
+        r"takes ([\d.]+) ms instead of ([\d.]+), without CUDA graphs ([\d.]+), .* backward ([\d.]+):", said
+    )
+    names = ("bf16", "all", "cuda_graphs", "conv_double_backward")
+    all_agree(without.groups(), [[rungs[name]["step_ms"]] for name in names])
+    assert {rungs[name]["verdict"] for name in names if name != "all"} == {"ambiguous"}
 
 
 def test_it_lasts(sections):

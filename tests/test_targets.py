@@ -85,6 +85,17 @@ def test_the_opponents(seen, cells):
     )
 
 
+def test_the_seconds_before_the_first_step(seen, cells):
+    text = of(cells, "first timed cycle")
+    warm, cold = (
+        rungs(linked(text, f"/article-full-{when}"))[TOP]["rounds"] for when in ("2.*5235", "2.*5416")
+    )
+    parts = [[each[0][f"{part}_s"] for part in ("start", "build", "prepare")] for each in (warm, cold)]
+    said = of(seen, "first timed cycle").partition(", then")[0]
+    agree(said, [sum(parts[0]), *parts[0], sum(parts[1]), *parts[1], cold[0]["compile_kernels_s"]])
+    assert warm[0]["compile_kernels_s"] is None
+
+
 def test_the_speed_of_light(seen, cells):
     text = of(cells, "speed of light")
     step = rungs(linked(text, "ladder/nvidia"))[TOP]["step_ms"]
