@@ -258,8 +258,8 @@ def upfirdn2d_kernel(
 class Config(NamedTuple):
     """How an image is cut: a program makes `rows` rows, a thread `cols` neighbouring pixels of each."""
 
-    rows: int
-    cols: int
+    rows: int  # a power of 2
+    cols: int  # a power of 2; a multiple of `up`, as every thread's pixels begin at the same phase of the filter
     ahead: int  # rows that are loaded before they are needed
     block_c: int  # channels at most (channels_last)
     width: float  # what a thread holds of one tile: vectors of 16 bytes (channels_last), elements (NCHW)
@@ -304,6 +304,8 @@ def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple
     samples, channels = shape[:2]
     (h, w), (oh, ow), nhwc = call.size, call.out, call.nhwc
     rows, cols, ahead, block_c, width, warps, registers = config(nhwc, call.up, call.down, capability)
+    if cols % call.up:
+        raise ValueError(f"tiles of upfirdn2d: cols must be a multiple of up, {call.up}, got {cols}")
     elements = int(32 * warps * width)
     if nhwc:
         stride_p, strides = channels, (1, 1)

@@ -41,6 +41,14 @@ def speed_up() -> None:
             if hasattr(semantic, name):
                 make = by_types.where if name == "where" else by_types.of_two
                 setattr(semantic, name, make(getattr(semantic, name), operation))
+        if hasattr(semantic, "broadcast_impl_value"):
+            semantic.broadcast_impl_value = by_types.widened(semantic.broadcast_impl_value)
+        if hasattr(semantic, "_load_legacy"):
+            semantic._load_legacy = _with_known_zeros(semantic._load_legacy, core.tensor, interpreter)
+    if hasattr(interpreter, "_convert_float"):
+        interpreter._convert_float = _by_shifts(interpreter._convert_float)
+    if hasattr(interpreter, "_patch_attr") and hasattr(interpreter, "interpreter_semantic"):
+        interpreter._patch_attr = _given_the_semantics(interpreter)
     if hasattr(interpreter, "_patch_builtin") and hasattr(interpreter, "_LangPatchScope"):
         interpreter._patch_builtin = _listed_once(interpreter._patch_builtin)
 
@@ -227,6 +235,93 @@ class _ByTypes:
             return result
 
         return operate
+
+    def widened(self, method: Callable[..., Any]) -> Callable[..., Any]:
+        """Two blocks of as many dimensions, each in the shape of both."""
+        import numpy as np
+
+        tensor, make_handle = self.tensor, self.make_handle
+        results: dict[tuple[str, str], tuple[Any, Any, tuple[int, ...]]] = {}
+
+        def as_type(x: Any, type_: Any, shape: tuple[int, ...]) -> Any:
+            if type_ is None:
+                return x
+            return tensor(make_handle(np.broadcast_to(x.handle.data, shape), x.handle.dtype.scalar), type_)
+
+        @functools.wraps(method)
+        def widen(semantic: Any, lhs: Any, rhs: Any) -> Any:
+            key = lhs.type.name, rhs.type.name
+            if known := results.get(key):
+                ours, theirs, shape = known
+                return as_type(lhs, ours, shape), as_type(rhs, theirs, shape)
+            found = method(semantic, lhs, rhs)
+            if lhs.type.is_block() and rhs.type.is_block() and len(lhs.shape) == len(rhs.shape):
+                types = (None if new is old else new.type for new, old in zip(found, (lhs, rhs), strict=True))
+                results[key] = *types, builtins.tuple(found[0].shape)
+            return found
+
+        return widen
+
+
+def _with_known_zeros(load: Callable[..., Any], tensor: Any, interpreter: Any) -> Callable[..., Any]:
+    """A load that is masked with 0.0: the tile of zeros, which is otherwise made and converted each time, is kept."""
+    import numpy as np
+
+    known: dict[tuple[str, tuple[int, ...]], Any] = {}
+
+    def load_masked(semantic: Any, ptr: Any, mask: Any, other: Any, *rest: Any) -> Any:
+        if (
+            other is not None
+            and other.dtype.name == "fp32"
+            and ptr.type.is_block()
+            and not other.type.is_block()
+        ):
+            element, shape = ptr.dtype.element_ty, builtins.tuple(ptr.shape)
+            if element.is_floating() and not other.handle.data.view(np.uint32).any():
+                key = element.name, shape
+                if key not in known:
+                    zeros = np.zeros(shape, interpreter._get_np_dtype(element))
+                    type_ = ptr.type.with_element_ty(element)
+                    known[key] = tensor(interpreter.TensorHandle(zeros, element), type_)
+                other = known[key]
+        return load(semantic, ptr, mask, other, *rest)
+
+    return load_masked
+
+
+def _by_shifts(convert: Callable[..., Any]) -> Callable[..., Any]:
+    """What Triton makes of BF16 and, by cutting, of FP32: the same bits. Numbers next to zero it converts itself."""
+    import numpy as np
+
+    @functools.wraps(convert)
+    def convert_by_shifts(data: Any, source: Any, target: Any, mode: Any) -> Any:
+        pair = source.name, target.name
+        if mode is None and pair == ("bf16", "fp32"):
+            found = data.view(np.uint16).astype(np.uint32) << 16
+        elif mode is None and pair == ("fp32", "bf16"):
+            found = (data.view(np.uint32) >> 16).astype(np.uint16)
+        else:
+            return convert(data, source, target, mode)
+        wide = data.view(np.uint32) if pair[0] == "fp32" else found
+        small = (wide & 0x7FFFFFFF) - 1 < 0x7FFFFF  # neither zero nor normal
+        return convert(data, source, target, mode) if small.any() else found
+
+    return convert_by_shifts
+
+
+def _given_the_semantics(interpreter: Any) -> Callable[..., None]:
+    """A member of the language is called with the interpreter's semantics, whichever it was called with."""
+
+    def patch_attr(obj: Any, name: str, member: Any, builder: Any, scope: Any) -> None:
+        semantic = interpreter.interpreter_semantic
+
+        def called(*args: Any, **kwargs: Any) -> Any:
+            kwargs["_semantic"] = semantic
+            return member(*args, **kwargs)
+
+        scope.set_attr(obj, name, called)
+
+    return patch_attr
 
 
 def _same(found: Any, result: Any) -> bool:

@@ -2,6 +2,7 @@
 
 import inspect
 
+import numpy as np
 import pytest
 import torch
 
@@ -58,6 +59,37 @@ def test_an_offset_past_31_bits_is_an_error(stride):
         far_kernel[(4,)](y, stride)
     far_kernel[(1,)](y, 7)  # and the next launch finds everything in order
     assert int(y) == 0
+
+
+def test_bf16_is_what_triton_makes_of_it_bit_for_bit():
+    convert = interpreter._convert_float
+    shorts = np.arange(1 << 16, dtype=np.uint16)
+    edges = shorts.astype(np.uint32) << 16
+    for numbers, pair in (
+        (shorts, (tl.bfloat16, tl.float32)),
+        (shorts[0x80:0x100], (tl.bfloat16, tl.float32)),  # none that is next to zero
+        (np.concatenate([edges, edges + 1, edges + 0xFFFF]).view(np.float32), (tl.float32, tl.bfloat16)),
+        (edges[0x80:0x100].view(np.float32), (tl.float32, tl.bfloat16)),
+    ):
+        found, wanted = (each(numbers, *pair, None) for each in (convert, convert.__wrapped__))
+        assert found.dtype == wanted.dtype and np.array_equal(found, wanted)
+
+
+@triton.jit
+def masked_kernel(x_ptr, y_ptr, other):
+    at = tl.arange(0, 2)[:, None] * 4 + tl.arange(0, 4)[None, :]
+    tl.store(y_ptr + at, tl.load(x_ptr + at, at < 3, 0.0).to(tl.float32))
+    tl.store(y_ptr + 8 + at, tl.load(x_ptr + at, (tl.arange(0, 2) < 1)[:, None], 0.0).to(tl.float32))
+    tl.store(y_ptr + 16 + at, tl.load(x_ptr + at, at < 3, other).to(tl.float32))
+
+
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32, torch.float64], ids=str)
+def test_what_is_masked_is_what_was_asked_for(dtype):
+    x, y = torch.arange(1.0, 9).to(dtype), torch.empty(24)
+    for other in (5.0, 0.0, -2.0):
+        masked_kernel[(1,)](x, y, other)
+        kept = torch.tensor([1.0, 2, 3, *[0.0] * 5, 1, 2, 3, 4, *[0.0] * 4, 1, 2, 3, *[other] * 5])
+        assert torch.equal(y, kept)
 
 
 def test_numbers_types_and_shapes_are_those_of_triton():

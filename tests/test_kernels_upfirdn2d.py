@@ -162,6 +162,19 @@ def test_every_configuration_agrees_with_the_reference(entry, monkeypatch):
     module._cover.cache_clear()
 
 
+def test_tiles_that_would_take_the_wrong_taps_are_refused(monkeypatch):
+    """Seen with a table's entry of one column where the map doubles: every other pixel was filtered with its
+    neighbour's taps."""
+    narrow = module.CONFIGS[True, 2, 1]._replace(cols=1)
+    monkeypatch.setattr(module, "config", lambda *_: narrow)
+    module._cover.cache_clear()
+    x = image(1, 2, 9, 9, layout="nhwc").detach()
+    with pytest.raises(ValueError, match="cols must be a multiple of up, 2, got 1"):
+        kernels.upfirdn2d(x, BINOMIAL, up=2, padding=(2, 1))
+    assert kernels.upfirdn2d(x, BINOMIAL, padding=(2, 1)).shape == x.shape
+    module._cover.cache_clear()
+
+
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @every_mode
 def test_low_precision_is_no_worse_than_plain_pytorch(mode, dtype):

@@ -294,3 +294,30 @@ def test_the_reference_takes_no_more_room_for_adam_s_state(cache):
     }
     whole_steps = together.exact(ref, KINDS, lambda text: None)
     assert not {*moments.QUANTITIES} & {what for found in whole_steps[0].values() for what in found}
+
+
+def test_an_update_may_stray_as_far_as_the_gradients_it_is_made_of():
+    """Seen on a GPU: two phases update one noise strength, their errors cancelled in every plain spelling, and a rung
+    whose gradients were within budget was refused for an update that is 1.06 times its own."""
+    kind, tensor = ("G_main", "G_pl", "D_main"), "blocks.5.conv1.noise_strength"
+    main, path, other = (together.label(phase, kind) for phase in kind)
+    errors = {
+        f"{main}/gradient/{tensor}": 0.0393,
+        f"{path}/gradient/{tensor}": 0.02,
+        f"{other}/gradient/{tensor}": 0.2,
+        f"{main}/update/{tensor}": 0.0084,
+        f"{main}/update/*noise_strength": 0.0056,
+        f"{main}/update/*all": 0.02,
+        "G_pl/gradient/const": 0.3,  # plain PyTorch does not resolve it
+        "G_pl/exp_avg_sq/const": 0.01,
+    }
+    budget = spread.budgets(errors, "bf16")
+    key = f"{main}/update/{tensor}"
+    assert budget[key] == budget[f"{main}/gradient/{tensor}"] == 2.5 * 0.0393
+    for pool in ("*noise_strength", "*all"):
+        assert budget[f"{main}/update/{pool}"] == 2.5 * errors[f"{main}/update/{pool}"]
+    assert budget["G_pl/exp_avg_sq/const"] == 2.5 * 0.01
+    usual = dict.fromkeys(errors, 0.0)
+    assert parity.judge([usual | {key: 0.0223}] * 2, budget, errors) == []
+    ((_, missing),) = parity.judge([usual | {key: 1.0}] * 2, budget, errors)
+    assert missing.startswith(f"{main} update of {tensor}: error 1,")
