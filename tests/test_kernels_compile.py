@@ -282,8 +282,9 @@ def shorten_filters(short: bool) -> None:
     fused.config = lambda name, nhwc, _, strips=False: (
         (table.get(name) if strips else None) or row or fused.CONFIGS[name, nhwc]
     )
-    rows = filters.Config(2, 1, 0, 64, 1, 4) if short else None
-    filters.config = lambda nhwc, up, down, _: rows or filters.CONFIGS[nhwc, up, down]
+    filters.config = lambda nhwc, up, down, _: (
+        filters.Config(2, up, 0, 64, 1, 4) if short else filters.CONFIGS[nhwc, up, down]
+    )
     for module in (filters, fused):
         module._cover.cache_clear()
 
