@@ -169,7 +169,7 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
             error, limit = max(errors), max(room, LIMIT if room else 0.0)
         if error > limit:
             phase, quantity, what = key.split("/", 2)
-            where = f"{phase} {quantity}" + ("" if what == quantity else f" of {what}")
+            where = f"{phase} {quantity}" + ("" if what == quantity else f" of {_in_words(what)}")
             line = f"{where}: error {error:.2g}, budget {limit:.2g}"
             found.append((error / max(limit, 1e-12), line, (phase, quantity)))
     found.sort(reverse=True)
@@ -200,12 +200,17 @@ def _entry(keys: list[str], runs: list[Errors], budget: Errors, spread: Errors) 
     return {
         "error": max(run[whole] for run in runs),
         "budget": budget[whole],
-        "nearest": nearest.split("/", 2)[2].replace("*", "all "),  # a pool: "all weight"
+        "nearest": _in_words(nearest.split("/", 2)[2]),
         "nearest_error": error[nearest],
         "nearest_budget": budget[nearest],
         "judged": len(judged),
         "unresolved": len(keys) - len(judged),
     }
+
+
+def _in_words(name: str) -> str:
+    """A tensor by its name, a pool of them as "all weight", all pools together as "everything"."""
+    return "everything" if name == "*all" else name.replace("*", "all ")
 
 
 def same_replays(distances: dict[str, dict[str, float]]) -> list[str]:

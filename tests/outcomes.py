@@ -47,7 +47,7 @@ FAULTS = (
     "wrong GPU",
 )
 
-_OVER_BUDGET = re.compile(r"(\w+)(?: in \S+)? (\w+)(?: of (\S+))?: error (\S+), budget (\S+)")
+_OVER_BUDGET = re.compile(r"(\w+)(?: in \S+)? (\w+)(?: of ((?:all )?\S+))?: error (\S+), budget (\S+)")
 _TITLES = {
     "faults": (
         "Injected faults",

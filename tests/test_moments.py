@@ -321,3 +321,8 @@ def test_an_update_may_stray_as_far_as_the_gradients_it_is_made_of():
     assert parity.judge([usual | {key: 0.0223}] * 2, budget, errors) == []
     ((_, missing),) = parity.judge([usual | {key: 1.0}] * 2, budget, errors)
     assert missing.startswith(f"{main} update of {tensor}: error 1,")
+    pools = parity.judge(
+        [usual | {f"{main}/update/*noise_strength": 1.0, f"{main}/update/*all": 1.0}] * 2, budget, errors
+    )
+    words = [line.partition(":")[0].removeprefix(f"{main} update of ") for _, line in pools]
+    assert words == ["all noise_strength", "everything"]  # a result's texts have no asterisk
