@@ -363,21 +363,18 @@ def budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
         budget[name] = 0.0 if is_exact(name) else min(wide, LIMIT)
     for name in budget:
         judged = [budget[each] for each in _made_of(name) if spread.get(each, 1.0) <= RESOLVED]
-        budget[name] = max(budget[name], *judged, 0.0)
+        budget[name] = max([budget[name], *judged])
     return budget
 
 
 def _made_of(name: str) -> list[str]:
     """The gradients that a tensor's update, or its moments, are made of: one for each phase of its network.
 
-    A gradient may stray as far as its own budget, and what Adam makes of it then strays by as much or less. The
-    spread of an update does not say so by itself: where two phases update one number, their errors cancel in one
-    spelling and add in another.
+    A gradient may stray as far as its own budget, and an update that Adam makes of it then strays by as much or less
+    (a second moment by up to twice). The spread of an update does not say so by itself: where two phases update one
+    number, their errors cancel in one spelling and add in another.
     """
     phase, quantity, tensor = name.split("/", 2)
     if quantity not in ("update", *moments.MOMENTS) or tensor.startswith("*"):
         return []
-    _, whole_step, rest = phase.partition(" in ")
-    kind = tuple(rest.split("+"))
-    labels = [together.label(each, kind) for each in kind if each[:1] == phase[0]] if whole_step else [phase]
-    return [f"{each}/gradient/{tensor}" for each in labels]
+    return [f"{each}/gradient/{tensor}" for each in together.of_network(phase)]

@@ -31,6 +31,12 @@ def phase_of(label: str) -> str:
     return label.split(" ", 1)[0]
 
 
+def of_network(label: str) -> list[str]:
+    """The labels of this phase's network in the same step, in order, its own among them; alone, its own."""
+    phase, _, kind = label.partition(" in ")
+    return [f"{each} in {kind}" for each in kind.split("+") if each[0] == phase[0]] if kind else [label]
+
+
 def observe(step: TrainingStep, kind: Kind, run: Callable[[], None]) -> dict[str, Outcome]:
     """Run a whole step: each phase's loss and gradients, and what the state moved by, float64; by label."""
     before, adam = reference.clones(step), moments.clones(step)
@@ -115,8 +121,7 @@ def _adam(
 
 def _gradients(outcomes: dict[str, Outcome], name: str, place: Any) -> list[dict[str, torch.Tensor]]:
     """Those of a network's phases in this kind of step, in order."""
-    phase, kind = name.split(" in ")
-    found = [outcomes[f"{each} in {kind}"]["gradient"] for each in kind.split("+") if each[0] == phase[0]]
+    found = [outcomes[each]["gradient"] for each in of_network(name)]
     return [on({"gradient": each}, place)["gradient"] for each in found]
 
 

@@ -2,8 +2,10 @@
 
 Nothing that a kernel computes changes. Each call of a jitted function from another replaces some three hundred members
 of `triton.language` that are replaced already; each operation builds a table of number types, compares types and shapes
-and widens its operands, and each result its shape anew; and whether an integer overflows is computed and ignored, where
-here it is an error. These names are Triton's own and may go: what is not found is left as it is.
+and widens its operands, and each result its shape anew; each load makes the zeros for what is masked and converts
+them; BF16 is taken to pieces and put together again, where a shift will do; and whether an integer overflows is
+computed and ignored, where here it is an error. These names are Triton's own and may go: what is not found is left as
+it is.
 """
 
 from __future__ import annotations

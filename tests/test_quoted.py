@@ -128,12 +128,18 @@ def test_other_workloads(sections):
     all_agree([each.replace(",", "") for each in said.groups()], [[cost] for cost in costs])
 
 
-def test_leave_one_out_with_instance_norm(sections):
-    said = sections["Beyond the article"].partition("On `adain-256`")[2].partition("At batch 32")[0]
-    path = max((ROOT / "results/ladder/nvidia-h200").glob("adain-256-full-leave-one-out-*.json"))
+def adopted(said: str, workload: str) -> dict[str, Any]:
+    """The newest leave-one-out run's rungs, by name; each that reads ADOPT is quoted, the largest gain first."""
+    path = max((ROOT / "results/ladder/nvidia-h200").glob(f"{workload}-full-leave-one-out-*.json"))
     rungs = {rung["name"]: rung for rung in json.loads(path.read_text())["rungs"]}
     adopt = [rung["gain"]["ratio"] for rung in rungs.values() if rung["verdict"] == "faster"]
     all_agree(re.findall(r"\(([\d.]+)x\)", said), [[gain] for gain in sorted(adopt, reverse=True)])
+    return rungs
+
+
+def test_leave_one_out_with_instance_norm(sections):
+    said = sections["Beyond the article"].partition("On `adain-256`")[2].partition("At batch 32")[0]
+    rungs = adopted(said, "adain-256")
     graphs = re.search(r"takes ([\d.]+) ms\s+instead of ([\d.]+)\.", said)
     all_agree(graphs.groups(), [[rungs["cuda_graphs"]["step_ms"]], [rungs["all"]["step_ms"]]])
     prefetch = rungs["prefetch_stream"]["gain"]
@@ -143,10 +149,7 @@ def test_leave_one_out_with_instance_norm(sections):
 
 def test_leave_one_out_at_batch_32(sections):
     said = sections["Beyond the article"].partition("At batch 32")[2].partition("NVIDIA")[0]
-    path = max((ROOT / "results/ladder/nvidia-h200").glob("article-b32-full-leave-one-out-*.json"))
-    rungs = {rung["name"]: rung for rung in json.loads(path.read_text())["rungs"]}
-    adopt = [rung["gain"]["ratio"] for rung in rungs.values() if rung["verdict"] == "faster"]
-    all_agree(re.findall(r"\(([\d.]+)x\)", said), [[gain] for gain in sorted(adopt, reverse=True)])
+    rungs = adopted(said, "article-b32")
     without = re.search(
         r"takes ([\d.]+) ms instead of ([\d.]+), without CUDA graphs ([\d.]+), .* backward ([\d.]+):", said
     )
