@@ -29,10 +29,13 @@ class Key(NamedTuple):
     itemsize: int | None = None  # of x, in bytes
     layout: str | None = None  # nhwc, nchw
     architecture: int | None = None  # compute capability: 90 for H100 and H200
-    size: str | None = None  # small, large
+    size: str | None = None  # small, medium, large
 
 
 SMALL = 1 << 20  # elements: up to here a launch costs as much as the work, so sums are finished in one launch
+MEDIUM = (
+    1 << 26
+)  # elements: below it an H200 needs 50 us; where no row says "medium", one of "large" counts
 # scaled_bias_act: with noise, scale and three sums.
 OPS = ("bias_act", "scaled_bias_act", "modulate", "instance_norm_act")
 DIRECTIONS = ("forward", "backward", "double_backward")
@@ -82,10 +85,20 @@ _noted: dict[tuple[str, str], str] = {}
 _forced: list[Choice] = []
 
 
+def size_of(elements: int) -> str:
+    """The size that a key names."""
+    return "small" if elements <= SMALL else "medium" if elements < MEDIUM else "large"
+
+
 def row(wanted: Key) -> Key:
     """The row of the table that decides."""
-    rows = [key for key in TABLE if all(k is None or k == w for k, w in zip(key, wanted, strict=True))]
-    return max(reversed(rows), key=lambda key: sum(k is not None for k in key))
+    sizes = [wanted] if wanted.size != "medium" else [wanted, wanted._replace(size="large")]
+    rows = [
+        key
+        for key in TABLE
+        if any(all(k in (None, w) for k, w in zip(key, each, strict=True)) for each in sizes)
+    ]
+    return max(reversed(rows), key=lambda key: (sum(k is not None for k in key), key.size == wanted.size))
 
 
 def choose(op: str, direction: str, itemsize: int, layout: str, architecture: int, size: str) -> Choice:

@@ -27,14 +27,19 @@ from kernels.upfirdn2d import Config
 plain = sys.modules["kernels.upfirdn2d"]  # the package's attribute of this name is the function
 
 TAPS = (0.125, 0.375, 0.375, 0.125)
-SHAPES = [(n, c, r, r) for n in (8, 32) for c, r in ((64, 256), (128, 128), (256, 64), (512, 32))]
-MODES = {  # what upfirdn2d does: filter, skip image up, residual branch down
+# By the table's sizes; `upfirdn2d` alone tells them apart.
+SHAPES = {
+    "any": [(n, c, r, r) for n in (8, 32) for c, r in ((64, 256), (128, 128), (256, 64), (512, 32))],
+    "medium": [(8, 128, 128, 128), (8, 64, 256, 256), (8, 256, 64, 64), (4, 128, 128, 128)],
+}
+MODES = {  # what upfirdn2d does: filter, behind a transposed convolution and back; skip image up, residual branch down
     "upfirdn2d": {"padding": 1},
+    "upfirdn2d and back": {"padding": 1},
     "upfirdn2d up": {"up": 2, "padding": (2, 1)},
     "upfirdn2d down": {"down": 2, "padding": 1},
 }
 NAMES = [*MODES, *fused.KERNELS]
-FINALISTS = 3
+FINALISTS = {"any": 3, "medium": 8}
 
 _now: list[Config | fused.Strip] = []  # the configuration that launches take
 
@@ -50,6 +55,37 @@ def forced():
     finally:
         for module, key, value in kept:
             setattr(module, key, value)
+
+
+def medium_candidates(name: str) -> list[Config]:
+    """For maps of a few waves of programs, channels_last: strips and tiles that cover 128 pixels and 129 alike, and
+    small ones, so that a last wave is a small part of all."""
+    up, down = (MODES[name].get(key, 1) for key in ("up", "down"))
+    if up == down:
+        tiles = [
+            (64, 0.5, 4, (3, 4)),
+            (128, 0.5, 4, (3, 4, 5)),
+            (64, 0.5, 2, (3, 4, 5)),
+            (128, 0.5, 8, (3, 4)),
+        ]
+        tiles += [(64, 0.5, 1, (3, 4)), (64, 1, 2, (2, 3))]
+        rows, ahead, registers = (8, 10, 13), (1,), (96, 128)
+    else:
+        cols = (up, 2 * up)
+        tiles = [
+            (64, 1, 4, cols),
+            (64, 0.5, 4, cols),
+            (64, 0.5, 2, cols),
+            (128, 0.5, 4, cols),
+            (64, 1, 2, cols),
+        ]
+        tiles += [(64, 0.5, 8, cols), (32, 0.5, 4, cols)]
+        rows, ahead, registers = (4, 8, 16), (0, 1), (None, 80)
+    return [
+        Config(high, wide, early, block_c, width, warps, most)
+        for block_c, width, warps, many in tiles
+        for wide, high, early, most in itertools.product(many, rows, ahead, registers)
+    ]
 
 
 def candidates(name: str, nhwc: bool, short: bool = True) -> list[Config | fused.Strip]:
@@ -95,11 +131,14 @@ def candidates(name: str, nhwc: bool, short: bool = True) -> list[Config | fused
     return [*strips, *lean]
 
 
-def in_force(name: str, nhwc: bool, capability: tuple[int, int], short: bool = True) -> Config | fused.Strip:
+def in_force(
+    name: str, nhwc: bool, capability: tuple[int, int], short: bool = True, size: str = "any"
+) -> Config | fused.Strip:
     how = MODES.get(name)
     if how is None:
         return fused.config(name, nhwc, capability, strips=nhwc and short)
-    return plain.config(nhwc, how.get("up", 1), how.get("down", 1), capability)
+    elements = plain.MEDIUM - (size == "medium")
+    return plain.config(nhwc, how.get("up", 1), how.get("down", 1), capability, elements)
 
 
 def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool) -> tuple[Callable, int]:
@@ -111,13 +150,17 @@ def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool)
         return torch.randn((n, c, high, wide), device="cuda", dtype=dtype).contiguous(memory_format=layout)
 
     if name in MODES:
-        x, how = image(h + (name == "upfirdn2d"), w + (name == "upfirdn2d")), MODES[name]
+        how = MODES[name]
+        more = int(how == {"padding": 1})  # what a transposed convolution leaves
+        x = image(h + more, w + more)
+        y = image(h, w) if name == "upfirdn2d and back" else None
 
         def resample():
             with torch.no_grad():
-                return kernels.upfirdn2d(x, TAPS, **how)
+                forth = kernels.upfirdn2d(x, TAPS, **how)
+                return forth if y is None else (forth, kernels.upfirdn2d(y, TAPS, padding=2))
 
-        return resample, plain.bytes_moved(x, TAPS, **how)
+        return resample, plain.bytes_moved(x, TAPS, **how) * (1 if y is None else 2)
     down = name.startswith("act_filter")
     x, padding = (image(h, w), 2) if down else (image(h + 1, w + 1), 1)
     act = ops._check(x, None, TAPS, padding, 1.0, 0.2, 2**0.5).of(x)
@@ -178,17 +221,20 @@ class Bench:
 
 
 def tune(
-    names: list[str], dtype: torch.dtype, nhwc: bool, deadline: float, processes: int
+    names: list[str], dtype: torch.dtype, nhwc: bool, deadline: float, processes: int, size: str = "any"
 ) -> Iterator[list[dict]]:
     """What was timed of one kernel after another, the configuration in force first."""
     capability, short = torch.cuda.get_device_capability(), dtype.itemsize == 2
-    current = {name: in_force(name, nhwc, capability, short) for name in names}
-    trials = {name: list(dict.fromkeys([current[name], *candidates(name, nhwc, short)])) for name in names}
+    current = {name: in_force(name, nhwc, capability, short, size) for name in names}
+    wanted = {
+        name: medium_candidates(name) if size == "medium" else candidates(name, nhwc, short) for name in names
+    }
+    trials = {name: list(dict.fromkeys([current[name], *wanted[name]])) for name in names}
     with forced():
 
         def run() -> None:
             for name in names:
-                call, _ = make_call(name, SHAPES[0], dtype, nhwc)
+                call, _ = make_call(name, SHAPES[size][0], dtype, nhwc)
                 for config in trials[name]:
                     tried(call, config)
 
@@ -197,10 +243,10 @@ def tune(
         start = time.time()
         for i, name in enumerate(names, 1):
             until = start + i / len(names) * (deadline - start)
-            runs = tune_one(name, trials[name], dtype, nhwc, until)
+            runs = tune_one(name, trials[name], dtype, nhwc, until, size)
             yield [
                 {
-                    "kernel": name,
+                    "kernel": name if size == "any" else f"{name} {size}",
                     "nhwc": nhwc,
                     "config": config._asdict(),
                     "current": config == current[name],
@@ -211,18 +257,30 @@ def tune(
 
 
 def tune_one(
-    name: str, trials: list[Config | fused.Strip], dtype: torch.dtype, nhwc: bool, deadline: float
+    name: str,
+    trials: list[Config | fused.Strip],
+    dtype: torch.dtype,
+    nhwc: bool,
+    deadline: float,
+    size: str = "any",
 ) -> dict[Config | fused.Strip, list[dict]]:
     """All of them at the first shape, the first one and the best few at the others."""
-    bench = Bench(name, SHAPES[0], dtype, nhwc)
+    bench = Bench(name, SHAPES[size][0], dtype, nhwc)
     runs = {trials[0]: [bench.run(trials[0])]}
     for config in trials[1:]:
         if time.time() < deadline:
             runs[config] = [bench.run(config)]
     del bench
     torch.cuda.empty_cache()
-    final = finalists(runs, trials[0])
-    for shape in SHAPES[1:]:
+    final = finalists(runs, trials[0], FINALISTS[size])
+    compile_ahead(  # a number of channels is a constant of the kernels
+        lambda: [
+            tried(make_call(name, shape, dtype, nhwc)[0], config)
+            for shape in SHAPES[size][1:]
+            for config in final
+        ]
+    )
+    for shape in SHAPES[size][1:]:
         bench = Bench(name, shape, dtype, nhwc)
         for config in final:
             runs[config].append(bench.run(config))
@@ -231,8 +289,8 @@ def tune_one(
     return runs
 
 
-def finalists(runs: dict, current: Config | fused.Strip) -> list[Config | fused.Strip]:
-    best = sorted(runs, key=lambda config: runs[config][0].get("share", 0.0), reverse=True)[:FINALISTS]
+def finalists(runs: dict, current: Config | fused.Strip, most: int) -> list[Config | fused.Strip]:
+    best = sorted(runs, key=lambda config: runs[config][0].get("share", 0.0), reverse=True)[:most]
     return list(dict.fromkeys([current, *best]))
 
 
@@ -245,9 +303,11 @@ def report(rows: list[dict]) -> str:
     most = max(len(row["runs"]) for row in rows)
     best = max((row for row in rows if len(row["runs"]) == most), key=share)
     name, nhwc, lines = best["kernel"], best["nhwc"], []
-    how = MODES.get(name)
+    medium = name.endswith(" medium")
+    how = MODES.get(name.removesuffix(" medium"))
     strip = "cols" not in best["config"]
     key = (name, nhwc) if how is None else (nhwc, how.get("up", 1), how.get("down", 1))
+    key = ("medium", *key) if medium else key
     kind = fused.Strip if strip else Config
     lines.append(f"    {(name if strip else key)!r}: {kind(**best['config'])!r},")
     for label, row in (("best", best), ("now", next(row for row in rows if row["current"]))):
@@ -268,15 +328,22 @@ def main(arguments: list[str] | None = None) -> int:
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--layout", choices=("nhwc", "nchw"), default="nhwc")
+    parser.add_argument(
+        "--size", choices=SHAPES, default="any", help="medium: of upfirdn2d, channels_last (default: any)"
+    )
     parser.add_argument("--minutes", type=float, default=3.0, help="for all of it, about (default: 3)")
     parser.add_argument("--processes", type=int, default=12, help="that compile (default: 12)")
     parser.add_argument("--json", type=Path, default=Path("filter_tuning.json"))
     options = parser.parse_args(arguments)
+    nhwc, size = options.layout == "nhwc", options.size
+    names = options.kernel or (NAMES if size == "any" else list(MODES))
+    if size == "medium" and not (nhwc and set(names) <= set(MODES)):
+        parser.error("--size medium: the table has such rows of upfirdn2d in channels_last memory alone")
     if refused("kernels.filter_tuning"):
         return 2
-    dtype, nhwc = getattr(torch, options.dtype), options.layout == "nhwc"
+    dtype = getattr(torch, options.dtype)
     deadline = time.time() + 60 * options.minutes
-    found = tune(options.kernel or NAMES, dtype, nhwc, deadline, options.processes)
+    found = tune(names, dtype, nhwc, deadline, options.processes, size)
     keep(options.json, "filter tuning", ((report(rows), rows) for rows in found))
     return 0
 

@@ -13,7 +13,7 @@ from typing import NamedTuple
 import torch
 from torch import Tensor
 
-from kernels.choices import SMALL, choose
+from kernels.choices import choose, size_of
 from kernels.dependent_launch import launching
 from kernels.language import INTERPRETED, tl, triton
 
@@ -67,7 +67,7 @@ def tiling(
     """
     samples, channels = shape[0], shape[1]
     pixels = shape[2] * shape[3] if len(shape) == 4 else 1
-    size = "small" if samples * channels * pixels <= SMALL else "large"
+    size = size_of(samples * channels * pixels)
     architecture, processors = processor(device)
     choice = choose(op, direction, dtype.itemsize, "nhwc" if nhwc else "nchw", architecture, size)
     if merge and nhwc and samples * pixels < LONGEST:

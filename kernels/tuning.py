@@ -30,6 +30,7 @@ from kernels.precompile import compile_ahead
 # The shapes that targets are stated for, and the low resolutions of the same generator.
 SHAPES = {
     "large": [(8, 64, 256, 256), (8, 128, 128, 128), (32, 64, 256, 256), (32, 128, 128, 128)],
+    "medium": [(8, 128, 128, 128), (8, 64, 256, 256), (8, 256, 64, 64), (8, 512, 32, 32)],
     "small": [(8, 512, 16, 16), (8, 512, 8, 8), (8, 512, 4, 4)],
 }
 FINALISTS = 4  # candidates of the first shape that run at the others

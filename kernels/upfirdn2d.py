@@ -258,8 +258,8 @@ def upfirdn2d_kernel(
 class Config(NamedTuple):
     """How an image is cut: a program makes `rows` rows, a thread `cols` neighbouring pixels of each."""
 
-    rows: int  # a power of 2
-    cols: int  # a power of 2; a multiple of `up`, as every thread's pixels begin at the same phase of the filter
+    rows: int  # a multiple of `up`, as every strip begins at the same phase of the filter
+    cols: int  # likewise, for every thread's pixels
     ahead: int  # rows that are loaded before they are needed
     block_c: int  # channels at most (channels_last)
     width: float  # what a thread holds of one tile: vectors of 16 bytes (channels_last), elements (NCHW)
@@ -281,6 +281,9 @@ CONFIGS: dict[tuple, Config] = {
     (False, 2, 2): Config(rows=4, cols=2, ahead=0, block_c=64, width=1, warps=4),
 }
 PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
+MEDIUM = (
+    1 << 26
+)  # elements: below it a GPU is through after a few waves of programs, and what a last one lacks counts
 
 
 class _Cover(NamedTuple):
@@ -291,11 +294,14 @@ class _Cover(NamedTuple):
     constants: dict
 
 
-def config(nhwc: bool, up: int, down: int, capability: tuple[int, int]) -> Config:
-    """The entry of the table that this GPU uses."""
-    found = CONFIGS.get((capability, nhwc, up, down)) or CONFIGS[nhwc, up, down]
-    choices.note("upfirdn2d", f"{'nhwc' if nhwc else 'nchw'} up {up} down {down}", found)
-    return found
+def config(nhwc: bool, up: int, down: int, capability: tuple[int, int], elements: int) -> Config:
+    """The entry of the table that this GPU uses for maps of so many elements, x or y, whichever has more."""
+    case = (nhwc, up, down)
+    keys = [*([("medium", *case)] if elements < MEDIUM else []), case]
+    key = next(key for each in keys for key in ((capability, *each), each) if key in CONFIGS)
+    size = " medium" if "medium" in key else ""
+    choices.note("upfirdn2d", f"{'nhwc' if nhwc else 'nchw'} up {up} down {down}{size}", CONFIGS[key])
+    return CONFIGS[key]
 
 
 @lru_cache(maxsize=4096)
@@ -303,9 +309,12 @@ def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple
     """Cover y with programs."""
     samples, channels = shape[:2]
     (h, w), (oh, ow), nhwc = call.size, call.out, call.nhwc
-    rows, cols, ahead, block_c, width, warps, registers = config(nhwc, call.up, call.down, capability)
-    if cols % call.up:
-        raise ValueError(f"tiles of upfirdn2d: cols must be a multiple of up, {call.up}, got {cols}")
+    most = samples * channels * max(h * w, oh * ow)
+    rows, cols, ahead, block_c, width, warps, registers = config(nhwc, call.up, call.down, capability, most)
+    if cols % call.up or rows % call.up:
+        raise ValueError(
+            f"tiles of upfirdn2d: rows and cols must be multiples of up, {call.up}, got {rows} and {cols}"
+        )
     elements = int(32 * warps * width)
     if nhwc:
         stride_p, strides = channels, (1, 1)
@@ -320,7 +329,7 @@ def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple
     tiles_c, tiles_w = -(-channels // block_c), -(-ow // (cols * block_p))
     rows = min(rows, max(power_of_2(oh), call.up))
     while rows > call.up and samples * tiles_c * tiles_w * -(-oh // rows) < PROGRAMS:
-        rows //= 2
+        rows = max(rows // 2 // call.up, 1) * call.up
     tiles_h = -(-oh // rows)
     lead_y, lead_x = (-(-before // call.up) for before in call.before)
     taps_y, taps_x = _first_tap_one(call.taps_y, call.taps_x)

@@ -21,9 +21,9 @@ from ladder.kernelcalls import call_of, compiling
 from ladder.kernelcases import Case, named
 
 AT_ONCE = (
-    32  # cases compiled before they are measured: a run that ends early has not compiled all that it leaves
+    64  # cases compiled before they are measured: a run that ends early has not compiled all that it leaves
 )
-MOST_PROCESSES = 8  # each imports torch and holds a GPU context, half a gigabyte
+MOST_PROCESSES = 16  # each imports torch and holds a GPU context, half a gigabyte
 STUCK_S = 300  # no batch takes so long
 GPU_BYTES_EACH = 8 * 2**30  # for the inputs, results and gradients of the largest cases
 WORKER = (
@@ -186,4 +186,4 @@ def processes(gpu: Any) -> int:
         return 0
     from ladder import machine
 
-    return min(MOST_PROCESSES, machine.usable_cores() // 2, gpu.memory // GPU_BYTES_EACH)
+    return min(MOST_PROCESSES, machine.usable_cores(), gpu.memory // GPU_BYTES_EACH)

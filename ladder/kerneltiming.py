@@ -1,7 +1,8 @@
 """How microseconds are measured: CUDA graphs of many calls, or an event pair a call, with the L2 cold or hot.
 
 From 100 us on, each call has a pair of events of its own. Shorter calls would drown in the events' own resolution and
-in the gaps between launches: n of them are captured into a CUDA graph of at least 5 ms, which is replayed.
+in the gaps between launches: n of them are captured into a CUDA graph, of which three replays in a row last at least
+5 ms. (One replay of three times as many took three times as long to capture, which was most of a run's time.)
 
 Cold: nothing that a call reads is left in the L2 cache. A graph's calls go round over so many sets of buffers that
 three times the L2 is touched before one comes back; its results are kept just as long, or the allocator would hand out
@@ -33,11 +34,14 @@ GRAPH, EVENTS = "graph", "events"
 class Rules:
     """The protocol's numbers."""
 
-    graph_s: float = 5e-3  # a graph lasts at least this long
+    graph_s: float = 5e-3  # the replays that are timed last at least this long together
+    replays: int = (
+        3  # of one graph: the gap between two is some 2 us of its 1.7 ms, for every contender alike
+    )
     long_s: float = 100e-6  # from here on a call has events of its own
     evict: int = 3  # times the L2 is touched before a buffer is used again
     calls: int = 12  # with events of their own, for one value: their median
-    enough_s: float = 0.2  # of these: slow alternatives get as few as three
+    enough_s: float = 0.05  # of these: slow alternatives get as few as three
     too_slow_s: float = 0.1  # an alternative that takes this long is named and not repeated
     most_sets: int = 256
     most_calls: int = 4096  # in one graph
@@ -86,7 +90,7 @@ class Timer:
         return f"not quite cold: only {between / 2**20:.0f} MiB between two uses of a buffer"
 
     def graph(self, calls: Sequence[Call], n: int = 8) -> tuple[float, int]:
-        """(seconds of a call, calls captured). `n` is where to begin; it grows until the graph lasts long enough.
+        """(seconds of a call, calls captured). `n` is where to begin; it grows until the replays last long enough.
 
         A single call beyond `long_s` ends the growing: it will be measured by events.
         """
@@ -94,9 +98,10 @@ class Timer:
         n = _whole_rounds(min(n, rules.most_calls), len(calls))
         while True:
             seconds = self._replayed(calls, n)
-            if seconds * n >= rules.graph_s or seconds >= rules.long_s or n >= rules.most_calls:
+            lasting = seconds * n * rules.replays
+            if lasting >= rules.graph_s or seconds >= rules.long_s or n >= rules.most_calls:
                 return seconds, n
-            more = max(n + 1, math.ceil(1.2 * rules.graph_s / seconds))
+            more = max(n + 1, math.ceil(1.2 * rules.graph_s / rules.replays / seconds))
             n = _whole_rounds(min(more, rules.most_calls), len(calls))
 
     def _replayed(self, calls: Sequence[Call], n: int) -> float:
@@ -112,10 +117,11 @@ class Timer:
         start, end = self.gpu.event(), self.gpu.event()
         graph.replay()  # warms up, and keeps the GPU busy while the next lines are queued
         start.record()
-        graph.replay()
+        for _ in range(self.rules.replays):
+            graph.replay()
         end.record()
         self.gpu.synchronize()
-        return _positive(start.elapsed_time(end) / 1e3 / n)
+        return _positive(start.elapsed_time(end) / 1e3 / n / self.rules.replays)
 
     def events(self, calls: Sequence[Call], temperature: str) -> float:
         """Median seconds of a call, each between events of its own."""

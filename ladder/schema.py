@@ -207,7 +207,7 @@ CHOICE = fields(  # `kernels.choices`: a row that decided, what it says, and in 
         "itemsize": COUNT,
         "layout": one_of("nhwc", "nchw"),
         "architecture": COUNT,
-        "size": one_of("small", "large"),
+        "size": one_of("small", "medium", "large"),
     },
 )
 BOUND = number(1e-30, 1e30)  # of an interval; `stats.within_everything` cuts what reaches further

@@ -153,7 +153,7 @@ TUNED = fields(
     {
         "key": fields(
             {"op": IDENTIFIER, "direction": IDENTIFIER, "itemsize": COUNT, "layout": LAYOUT}
-            | {"architecture": COUNT, "size": one_of("small", "large")}
+            | {"architecture": COUNT, "size": one_of("small", "medium", "large")}
         ),
         "choice": fields(dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), COUNT)),
         "current": FLAG,

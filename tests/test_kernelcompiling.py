@@ -104,6 +104,6 @@ def test_there_are_as_many_as_fit(monkeypatch):
     from ladder import machine
 
     monkeypatch.setattr(machine, "usable_cores", lambda: 12)
-    assert processes(types.SimpleNamespace(name="cuda", memory=140 * 2**30)) == 6
+    assert processes(types.SimpleNamespace(name="cuda", memory=140 * 2**30)) == 12
     assert processes(types.SimpleNamespace(name="cuda", memory=24 * 2**30)) == 3
     assert processes(types.SimpleNamespace(name="cpu")) == 0

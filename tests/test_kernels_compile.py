@@ -282,7 +282,7 @@ def shorten_filters(short: bool) -> None:
     fused.config = lambda name, nhwc, _, strips=False: (
         (table.get(name) if strips else None) or row or fused.CONFIGS[name, nhwc]
     )
-    filters.config = lambda nhwc, up, down, _: (
+    filters.config = lambda nhwc, up, down, *_: (
         filters.Config(2, up, 0, 64, 1, 4) if short else filters.CONFIGS[nhwc, up, down]
     )
     for module in (filters, fused):

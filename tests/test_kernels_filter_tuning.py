@@ -25,9 +25,12 @@ def test_candidates_and_the_one_in_force_are_configurations_that_cover(name, nhw
     assert bool(strips) == (nhwc and name not in tuning.MODES)
     assert all(strip.width >= 16 and strip.block_c >= 16 for strip in strips)
     assert not any(isinstance(config, fused.Strip) for config in tuning.candidates(name, nhwc, short=False))
-    for config in (config for config in found if config not in strips):
+    up = tuning.MODES.get(name, {}).get("up", 1)
+    medium = tuning.medium_candidates(name) if nhwc and name in tuning.MODES else []
+    assert len(medium) == len(set(medium))
+    for config in (config for config in [*found, *medium] if config not in strips):
         threads = config.warps * 32
-        assert config.rows & (config.rows - 1) == 0 and math.log2(threads * config.width).is_integer()
+        assert config.rows % up == config.cols % up == 0 and math.log2(threads * config.width).is_integer()
         assert config.registers is None or config.registers * threads <= 65536
 
 
@@ -36,7 +39,11 @@ def test_what_is_reported_is_a_row_of_the_table():
     run = {"shape": (8, 64, 256, 256), "share": 0.9, "microseconds": 40.0}
     row = {"nhwc": True, "config": config._asdict(), "current": False, "runs": [run]}
     worse = row | {"current": True, "runs": [run | {"share": 0.5}]}
-    for name, key in (("filter_act", ("filter_act", True)), ("upfirdn2d up", (True, 2, 1))):
+    for name, key in (
+        ("filter_act", ("filter_act", True)),
+        ("upfirdn2d up", (True, 2, 1)),
+        ("upfirdn2d up medium", ("medium", True, 2, 1)),
+    ):
         text = tuning.report([row | {"kernel": name}, worse | {"kernel": name}])
         assert eval("{\n" + text + "\n}", {"Config": Config}) == {key: config}
         assert "90%" in text and "now: 50.0%" in text
@@ -70,7 +77,8 @@ def test_every_call_launches_its_kernel(name, monkeypatch):
     assert f"{name.split()[0]}_kernel" in seen and moved > 0
 
 
-def test_the_best_few_go_to_every_shape_one_kernel_after_another(monkeypatch):
+@pytest.mark.parametrize("size", tuning.SHAPES)
+def test_the_best_few_go_to_every_shape_one_kernel_after_another(size, monkeypatch):
     """With a bench that likes high numbers of rows, in place of a GPU."""
 
     class Bench:
@@ -85,12 +93,13 @@ def test_the_best_few_go_to_every_shape_one_kernel_after_another(monkeypatch):
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     for name in ("synchronize", "empty_cache"):
         monkeypatch.setattr(torch.cuda, name, lambda *_: None)
-    found = list(tuning.tune(["act_filter", "upfirdn2d"], torch.bfloat16, True, math.inf, 1))
-    assert [rows[0]["kernel"] for rows in found] == ["act_filter", "upfirdn2d"]
+    names = ["upfirdn2d", "upfirdn2d up"] if size == "medium" else ["act_filter", "upfirdn2d"]
+    found = list(tuning.tune(names, torch.bfloat16, True, math.inf, 1, size))
+    assert [rows[0]["kernel"] for rows in found] == [f"{n} medium" if size == "medium" else n for n in names]
     for rows in found:
         assert [row["current"] for row in rows] == [True] + [False] * (len(rows) - 1)
-        whole = [row for row in rows if len(row["runs"]) == len(tuning.SHAPES)]
-        assert len(whole) in (tuning.FINALISTS, tuning.FINALISTS + 1) and rows[0] in whole
+        whole = [row for row in rows if len(row["runs"]) == len(tuning.SHAPES[size])]
+        assert len(whole) - tuning.FINALISTS[size] in (0, 1) and rows[0] in whole
         most = max(row["config"]["rows"] for row in rows)
         assert any(row["config"]["rows"] == most for row in whole)
         assert tuning.report(rows).count("\n") == 2

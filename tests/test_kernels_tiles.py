@@ -58,6 +58,24 @@ def test_offsets_within_a_tile_fit_32_bits_however_large_the_tensor(shape, nhwc)
     assert t.samples == 1 or pixels < 2**30  # pixels merged over samples are counted in 32 bits
 
 
+def test_where_no_row_says_medium_one_of_large_maps_decides(monkeypatch):
+    table = {
+        choices.Key("modulate", "forward"): choices.Choice(64, 8, 1),
+        choices.Key("modulate", "forward", *choices.H200): choices.Choice(128, 8, 1),
+        choices.Key("modulate", "backward", *choices.H200): choices.Choice(256, 8, 1),
+        choices.Key("modulate", "backward", *choices.H200[:3], "medium"): choices.Choice(512, 8, 1),
+    }
+    monkeypatch.setattr(choices, "TABLE", table)
+    monkeypatch.setattr(choices, "_chosen", {})
+    sizes = [choices.size_of(n) for n in (1 << 20, (1 << 20) + 1, (1 << 26) - 1, 1 << 26)]
+    assert sizes == ["small", "medium", "medium", "large"]
+    for direction, tiles_ in (("forward", (64, 128, 128)), ("backward", (512, 256))):
+        wanted = ("small", "medium", "large") if direction == "forward" else ("medium", "large")
+        found = [choices.choose("modulate", direction, 2, "nhwc", 90, size).tile for size in wanted]
+        assert found == list(tiles_)
+    assert {row.get("size") for row in choices.used()} == {None, "large", "medium"}
+
+
 def test_the_most_specific_row_of_the_table_decides_and_can_be_asked_for(monkeypatch):
     general, special = choices.Choice(64, 8, 1), choices.Choice(128, 8, 1)
     table = {choices.Key("modulate", "forward"): general}

@@ -149,6 +149,30 @@ def test_many_programs_agree_with_the_reference(layout, monkeypatch):
     module._cover.cache_clear()
 
 
+def test_a_strip_may_have_any_number_of_rows(monkeypatch):
+    """13 rows cover 129 of them in ten strips, 16 in nine with 15 to spare."""
+    for rows, cols, up in ((3, 3, 1), (13, 5, 1), (6, 6, 2)):
+        odd = module.Config(rows, cols, 1, 4, 1, 1)
+        monkeypatch.setattr(module, "config", lambda *_, odd=odd: odd)
+        module._cover.cache_clear()
+        agree(both(image(1, 2, 15, 14, layout="nhwc"), up=up, padding=(2, 1)), rtol=1e-10, atol=1e-10)
+    module._cover.cache_clear()
+
+
+def test_a_map_of_medium_size_has_entries_of_its_own(monkeypatch):
+    """A GPU's own goes before the general one of the same size, the size before the GPU."""
+    table = {key: module.Config(n, 1, 0, 64, 1, 4) for n, key in enumerate(
+        [(True, 1, 1), ((9, 0), True, 1, 1), ("medium", True, 1, 1), ((8, 0), "medium", True, 1, 1)]
+    )}  # fmt: skip
+    monkeypatch.setattr(module, "CONFIGS", table)
+    rows = [
+        module.config(True, 1, 1, capability, elements).rows
+        for elements in (module.MEDIUM, module.MEDIUM - 1)
+        for capability in ((8, 6), (9, 0), (8, 0))
+    ]
+    assert rows == [0, 1, 0, 2, 2, 3]
+
+
 @pytest.mark.parametrize("entry", sorted(module.CONFIGS, key=str), ids=str)
 def test_every_configuration_agrees_with_the_reference(entry, monkeypatch):
     """As it runs for large images: no strip is shortened."""
@@ -165,12 +189,14 @@ def test_every_configuration_agrees_with_the_reference(entry, monkeypatch):
 def test_tiles_that_would_take_the_wrong_taps_are_refused(monkeypatch):
     """Seen with a table's entry of one column where the map doubles: every other pixel was filtered with its
     neighbour's taps."""
-    narrow = module.CONFIGS[True, 2, 1]._replace(cols=1)
-    monkeypatch.setattr(module, "config", lambda *_: narrow)
-    module._cover.cache_clear()
     x = image(1, 2, 9, 9, layout="nhwc").detach()
-    with pytest.raises(ValueError, match="cols must be a multiple of up, 2, got 1"):
-        kernels.upfirdn2d(x, BINOMIAL, up=2, padding=(2, 1))
+    for tile in ({"rows": 8, "cols": 1}, {"rows": 3, "cols": 2}):
+        odd = module.CONFIGS[True, 2, 1]._replace(**tile)
+        monkeypatch.setattr(module, "config", lambda *_, odd=odd: odd)
+        module._cover.cache_clear()
+        said = f"rows and cols must be multiples of up, 2, got {odd.rows} and {odd.cols}"
+        with pytest.raises(ValueError, match=said):
+            kernels.upfirdn2d(x, BINOMIAL, up=2, padding=(2, 1))
     assert kernels.upfirdn2d(x, BINOMIAL, padding=(2, 1)).shape == x.shape
     module._cover.cache_clear()
 
