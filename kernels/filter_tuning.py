@@ -221,9 +221,9 @@ class Bench:
 
 
 def tune(
-    names: list[str], dtype: torch.dtype, nhwc: bool, deadline: float, processes: int, size: str = "any"
+    names: list[str], dtype: torch.dtype, nhwc: bool, timing_s: float, processes: int, size: str = "any"
 ) -> Iterator[list[dict]]:
-    """What was timed of one kernel after another, the configuration in force first."""
+    """What was timed of one kernel after another, the configuration in force first; compiling is not in `timing_s`."""
     capability, short = torch.cuda.get_device_capability(), dtype.itemsize == 2
     current = {name: in_force(name, nhwc, capability, short, size) for name in names}
     wanted = {
@@ -240,9 +240,8 @@ def tune(
 
         compile_ahead(run, processes=processes)  # other shapes need few kernels more
         torch.cuda.synchronize()
-        start = time.time()
-        for i, name in enumerate(names, 1):
-            until = start + i / len(names) * (deadline - start)
+        for name in names:
+            until = time.time() + timing_s / len(names)
             runs = tune_one(name, trials[name], dtype, nhwc, until, size)
             yield [
                 {
@@ -331,7 +330,9 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument(
         "--size", choices=SHAPES, default="any", help="medium: of upfirdn2d, channels_last (default: any)"
     )
-    parser.add_argument("--minutes", type=float, default=3.0, help="for all of it, about (default: 3)")
+    parser.add_argument(
+        "--minutes", type=float, default=3.0, help="of timing; compiling comes before (default: 3)"
+    )
     parser.add_argument("--processes", type=int, default=12, help="that compile (default: 12)")
     parser.add_argument("--json", type=Path, default=Path("filter_tuning.json"))
     options = parser.parse_args(arguments)
@@ -342,8 +343,7 @@ def main(arguments: list[str] | None = None) -> int:
     if refused("kernels.filter_tuning"):
         return 2
     dtype = getattr(torch, options.dtype)
-    deadline = time.time() + 60 * options.minutes
-    found = tune(names, dtype, nhwc, deadline, options.processes, size)
+    found = tune(names, dtype, nhwc, 60 * options.minutes, options.processes, size)
     keep(options.json, "filter tuning", ((report(rows), rows) for rows in found))
     return 0
 

@@ -33,7 +33,8 @@ SHAPES = {
     "medium": [(8, 128, 128, 128), (8, 64, 256, 256), (8, 256, 64, 64), (8, 512, 32, 32)],
     "small": [(8, 512, 16, 16), (8, 512, 8, 8), (8, 512, 4, 4)],
 }
-FINALISTS = 4  # candidates of the first shape that run at the others
+# How many candidates of the first shape run at the others; medium ones are too unlike each other to tell by the first.
+FINALISTS = {"large": 4, "medium": 1000, "small": 4}
 REPLAYS = 7  # timed, of which the median counts
 # Bytes: a driver copy of 640 MiB ran at 2.7 TB/s on an H200, one of 384 at 4.2.
 LARGEST_COPIES = (128 << 20, 384 << 20)
@@ -47,6 +48,14 @@ def candidates(direction: str, size: str, itemsize: int) -> list[Choice]:
         for tile, warps in ((16, 4), (8, 4), (16, 8), (32, 8)):
             found += [Choice(tile * unit // 2, columns, warps, 1) for columns in (16, 32, 64)]
         return [*found, Choice(4 * unit, 512, 4, 0 if direction == "forward" else 8)]
+    if size == "medium" and direction != "forward":
+        # Narrow columns: as many programs, each further down, so that a sample has fewer rows of sums to be added up.
+        for (vectors, warps), columns in itertools.product(
+            ((2, 4), (4, 4), (1, 8), (2, 8), (1, 4)), (64, 128, 512)
+        ):
+            for resident, stages in itertools.product((16, 32, 48), (1, 3)):
+                found.append(Choice(vectors * warps * unit, columns, warps, resident // warps, stages))
+        return found
     for vectors, warps in ((2, 4), (1, 4), (4, 4), (1, 8), (2, 8), (4, 8), (2, 2)):
         tile = vectors * warps * unit
         if direction == "forward":
@@ -222,11 +231,14 @@ def tune(key: Key, dtype: torch.dtype, deadline: float) -> Iterator[dict]:
     for choice in wanted:
         if choice not in runs and time.monotonic() < deadline:
             runs[choice] = [first.run(choice)]
-    best = sorted(runs, key=lambda choice: runs[choice][0].get("share", 0), reverse=True)[:FINALISTS]
+    best = sorted(runs, key=lambda choice: runs[choice][0].get("share", 0), reverse=True)[
+        : FINALISTS[key.size]
+    ]
     finalists = list(dict.fromkeys([current, *best]))
     del first
     for shape in shapes[1:]:
         bench = Bench(key.op, key.direction, shape, dtype, key.layout)
+        bench.compile(finalists)
         for choice in finalists:
             runs[choice].append(bench.run(choice))
         del bench

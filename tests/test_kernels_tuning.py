@@ -11,8 +11,8 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import tuning
-from kernels.choices import DIRECTIONS, H200, TABLE, Choice, Key, choose
+from kernels import choices, tuning
+from kernels.choices import DIRECTIONS, TABLE, Choice, Key, choose
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,10 +37,13 @@ def test_what_is_reported_is_a_row_of_the_table():
     assert eval("{\n" + text + "\n}", {"Key": Key, "Choice": Choice}) == {key: choice}
 
 
-def measured() -> dict[Key, list[dict]]:
-    """What the file behind the measured rows says, by key."""
+FILES = {"H200": "nvidia-h200-tuning.json", "H200_MEDIUM": "nvidia-h200-tuning-medium.json"}
+
+
+def measured(file: str) -> dict[Key, list[dict]]:
+    """What a file behind the measured rows says, by key."""
     found: dict[Key, list[dict]] = {}
-    for row in json.loads((ROOT / "results/kernels/nvidia-h200-tuning.json").read_text())["timed"]:
+    for row in json.loads((ROOT / "results/kernels" / file).read_text())["timed"]:
         found.setdefault(Key(**row["key"]), []).append(row)
     return found
 
@@ -48,14 +51,14 @@ def measured() -> dict[Key, list[dict]]:
 def test_rows_of_a_gpu_are_what_was_measured_best_there():
     """And the shares in the comments beside them are those of the file."""
     source = (ROOT / "kernels/choices.py").read_text()
-    said = re.findall(r'Key\("(\w+)", "(\w+)", \*H200\): .*# ([\d.]+)%, before ([\d.]+)%', source)
-    assert {Key(op, direction, *H200) for op, direction, *_ in said} == {
+    said = re.findall(r'Key\("(\w+)", "(\w+)", \*(\w+)\): .*# ([\d.]+)%, before ([\d.]+)%', source)
+    assert {Key(op, direction, *getattr(choices, where)) for op, direction, where, *_ in said} == {
         key for key in TABLE if key.architecture is not None
     }
-    for op, direction, share, before in said:
-        key = Key(op, direction, *H200)
-        rows = measured()[key]
-        best, current = max(rows, key=lambda row: row["share"]), next(row for row in rows if row["current"])
+    for op, direction, where, share, before in said:
+        key = Key(op, direction, *getattr(choices, where))
+        rows = measured(FILES[where])[key]
+        best, current = max(rows, key=complete), next(row for row in rows if row["current"])
         assert Choice(**best["choice"]) == TABLE[key]
         assert (float(share), float(before)) == (
             round(100 * best["share"] + 1e-9, 1),
@@ -64,9 +67,14 @@ def test_rows_of_a_gpu_are_what_was_measured_best_there():
         assert best["share"] > 1.01 * current["share"]
 
 
-def test_shares_of_the_file_follow_from_its_times():
-    for rows in measured().values():
-        for row in rows:
+def complete(row: dict) -> float:
+    """The share of a row that ran at every shape."""
+    return row["share"] if row["all_shapes"] else 0.0
+
+
+def test_shares_of_the_files_follow_from_their_times():
+    for file in FILES.values():
+        for row in (row for rows in measured(file).values() for row in rows):
             shares = [run["copy_microseconds"] / run["microseconds"] for run in row["runs"]]
             assert row["share"] == pytest.approx(math.prod(shares) ** (1 / len(shares)), abs=2e-4)
 

@@ -192,6 +192,12 @@ def test_torch_compile(sections):
     plain, top = linked(text, r"results/ladder/.*compile_autotune.*")["rungs"]
     times = [[plain["step_ms"]], plain["interval_ms"], [top["step_ms"]]]
     all_agree(said.groups(), [*times, [top["speedup_total"]], top["total_interval"]])
+    (untuned,) = re.search(r"Not autotuned it takes ([\d.]+) ms", text).groups()
+    agree(untuned, [linked(text, r"results/ladder/.*compile_default.*")["rungs"][-1]["step_ms"]])
+    ours, compiled = linked(text, r"results/ladder/.*full_compile.*")["rungs"]
+    said = re.search(r"slower, ([\d.]+) ms where it was ([\d.]+)", text).groups()
+    all_agree(said, [[compiled["step_ms"]], [ours["step_ms"]]])
+    assert compiled["verdict"] == "slower"
 
 
 def test_the_speed_of_light(sections):
