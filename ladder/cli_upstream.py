@@ -20,6 +20,7 @@ Examples:
   git clone https://github.com/NVlabs/stylegan3 ../stylegan3
   ladder upstream ../stylegan3                    its step and ours, in turn, five rounds
   ladder upstream ../stylegan3 -w article-b32
+  ladder upstream ../stylegan3 --resume results/upstream/MACHINE-article-partial.json     the rounds that it lacks
   ladder upstream ../stylegan3 --json > upstream.json"""
 )
 @click.argument("clone", type=options.FOLDER)
@@ -27,7 +28,11 @@ Examples:
 @click.option(
     "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose top."
 )
-@click.option("--rounds", type=click.IntRange(1, 100), help="Fresh processes of each. [default: 5; CPU: 1]")
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    help="Fresh processes of each, those of --resume among them. [default: 5; CPU: 1]",
+)
 @click.option(
     "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; CPU: 1]"
 )
@@ -38,13 +43,19 @@ Examples:
     help="Parity and receipts of ours before it is timed.",
 )
 @options.data_option
+@click.option(
+    "--resume",
+    metavar="FILE",
+    type=options.FILE,
+    help="Go on with the run of this file: make the rounds that it lacks. The workload is the file's.",
+)
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/upstream]")
 @options.json_option
 def upstream(
     clone: Path, workload: str | None, ladder_name: str, rounds: int | None, cycles: int | None, inspect: bool,
-    data: str | None, seed: int, device: str | None, out: Path | None, as_json: bool,
+    data: str | None, resume: Path | None, seed: int, device: str | None, out: Path | None, as_json: bool,
 ) -> None:  # fmt: skip
     """Time NVIDIA's own StyleGAN2 beside the top of a ladder.
 
@@ -54,12 +65,17 @@ def upstream(
 
     Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import ending, machine
-    from ladder.upstream import measuring, report, source
+    from ladder import catalog, ending, machine
+    from ladder.upstream import measuring, report, source, taking_up
 
     source.networks_of(clone)
+    before = taking_up.load(resume) if resume else None
     chosen = machine.choose_device(device)
-    folder = out or OUT
+    folder = out or (resume.parent if resume else OUT)
+    if before and workload is None:
+        workload = before["workload"]["name"]
+        if workload not in catalog.workloads():
+            raise UserError(f"{resume}: --resume: its workload is a file of yours; name it with --workload")
     files.refuse_unwritable(folder)
     plan, photographs = _plan(clone, workload, ladder_name, chosen, data, as_json)
     cpu = chosen == "cpu"
@@ -75,7 +91,10 @@ def upstream(
     def save(result: dict[str, Any]) -> None:
         paths[:] = write(result, folder)
 
-    result = measuring.measure(asked, measuring.new_result(asked, facts, photographs), tell, save)
+    result = measuring.new_result(asked, facts, photographs)
+    if before:
+        result = taking_up.take_up(resume, before, result)
+    result = measuring.measure(asked, result, tell, save)
     ending.end(result, report.text(result), paths, as_json, result["programs"])
 
 

@@ -10,11 +10,10 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import kernelverdicts, measured, results, sources
+from ladder import kernelverdicts, results, resuming, sources
 from ladder.errors import UserError
 from ladder.kernelbench import OURS, OUT_OF_MEMORY
 from ladder.kernelcases import Case
-from ladder.resuming import MACHINE
 
 # What times a case, beside what times a rung.
 ENGINE = (
@@ -49,21 +48,13 @@ def load(path: Path) -> Result:
 
 def check(path: Path, before: Result, fresh: Result, cases: Sequence[Case]) -> None:
     """UserError, one line, unless `fresh`, what would begin now with these cases, is the same measurement."""
-    then, now = before["machine"], results.fit(fresh["machine"])
-    for key in MACHINE:
-        if then.get(key) != now.get(key):
-            raise UserError(
-                f"{path}: --resume: {key} was {then.get(key)} and is {now.get(key)} here; start a new run"
-            )
+    resuming.refuse_another_machine(path, before, {"machine": results.fit(fresh["machine"])})
     for key in RULES:
         if before["protocol"][key] != fresh["protocol"][key]:
             raise UserError(
                 f"{path}: --resume: another --{key.removesuffix('s')} than this file's was asked for"
             )
-    if differing := measured.differences(before, fresh):
-        raise UserError(
-            f"{path}: --resume: other code is measured here: {'; '.join(differing)}; start a new run"
-        )
+    resuming.refuse_other_code(path, before, fresh)
     planned = {case.name for case in cases}
     if strange := [row["case"] for row in before["rows"] if row["case"] not in planned]:
         raise UserError(f"{path}: --resume: {strange[0]!r} would not be measured here; start a new run")

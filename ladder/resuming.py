@@ -18,6 +18,20 @@ def load(path: Path) -> dict[str, Any]:
     return result
 
 
+def refuse_another_machine(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """`UserError`, one line, unless `fresh`, made fit for a file, is of the machine and software of the file."""
+    for key in MACHINE:
+        was, now = before["machine"].get(key), fresh["machine"].get(key)
+        if was != now:
+            raise UserError(f"{path}: --resume: {key} was {was} and is {now} here; start a new run")
+
+
+def refuse_other_code(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """`UserError`, one line, unless the code that would be measured now is that of the file."""
+    if found := measured.differences(before, fresh):
+        raise UserError(f"{path}: --resume: other code is measured here: {'; '.join(found)}; start a new run")
+
+
 def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dict[str, Any]:
     """The result in `path`, if `fresh` (what a run started now would be) is the same measurement.
 
@@ -28,15 +42,11 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
     """
     planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"] if rung["recipe"] is not None}
     result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
-    for key in MACHINE:
-        if result["machine"].get(key) != fresh["machine"].get(key):
-            was, now = result["machine"].get(key), fresh["machine"].get(key)
-            raise UserError(f"{path}: --resume: {key} was {was} and is {now} here; start a new run")
+    refuse_another_machine(path, result, fresh)
     for part in ("workload", "ladder"):
         if result[part] != fresh[part]:
             raise UserError(f"{path}: --resume: another {part} than this file's was asked for")
-    if found := measured.differences(result, fresh):
-        raise UserError(f"{path}: --resume: other code is measured here: {'; '.join(found)}; start a new run")
+    refuse_other_code(path, result, fresh)
     again = ["failed", "skipped"]
     if fresh["commit"] and sources.commits(result)[-1:] != [fresh["commit"]]:
         again += [NOT_ENGAGED, FAILED_PARITY]

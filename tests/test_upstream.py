@@ -202,6 +202,54 @@ def test_both_are_timed_in_turn_and_the_file_is_accepted(clone, workload, tmp_pa
         assert says in validate.check(changed)
 
 
+def test_a_run_goes_on_where_it_was_stopped(clone, workload, tmp_path):
+    """Both steps of a pair come from one sitting: half a round is made again, a whole one is kept as it is."""
+
+    def ask(*more):
+        asked = ["upstream", str(clone), "--device", "cpu", "--out", str(tmp_path / "out"), *map(str, more)]
+        return CliRunner().invoke(cli.main, [*asked, "--no-inspect"])
+
+    assert ask("-w", workload, "--rounds", 2).exit_code == 0
+    (path,) = (tmp_path / "out").glob("*.json")
+    stopped, begun = tmp_path / "stopped.json", json.loads(path.read_text())
+    del begun["programs"][1]["rounds"][1]
+    begun |= {"complete": False, "commit": "a" * 40, "dirty": False, "gpu": None}
+    begun["protocol"]["rounds"] = 1
+    measuring.derive(begun)
+    stopped.write_text(json.dumps(begun))
+
+    run = ask("-w", workload, "--resume", stopped, "--rounds", 2)
+    assert run.exit_code == 0, run.output
+    result = json.loads(path.read_text())
+    assert validate.problem_of(path) is None and result["complete"] and result["protocol"]["rounds"] == 2
+    for was, each in zip(begun["programs"], result["programs"], strict=True):
+        assert [visit["round"] for visit in each["rounds"]] == [0, 1] and each["status"] == "ok"
+        assert each["rounds"][0] == was["rounds"][0]
+    assert result["programs"][0]["rounds"][1] != begun["programs"][0]["rounds"][1]
+    assert result["seconds"] > begun["seconds"] and result["started"] == begun["started"]
+    assert result["commits"][0] == "a" * 40
+
+    def refused(says, *more, **changes):
+        changed = json.loads(json.dumps(begun))
+        for key, value in changes.items():
+            changed[key] = changed[key] | value
+        stopped.write_text(json.dumps(changed))
+        run = ask("--resume", stopped, *more)
+        assert run.exit_code == 2 and "Traceback" not in run.output, run.output
+        assert says in run.output.splitlines()[-1], run.output
+
+    refused("its workload is a file of yours")
+    named = ("-w", workload)
+    refused("torch was 2.0.0 and is", *named, machine={"torch": "2.0.0"})
+    refused("another clone, by its sources,", *named, source={"digest": "0" * 16})
+    refused("other code is measured here: measured_code.kernels", *named, measured_code={"kernels": "0" * 16})
+    refused("another workload than this file's", "-w", "tiny")
+    refused("cycles was 1 and is 2 here", *named, "--cycles", 2)
+    stopped.write_text("{}")
+    assert "stopped.json" in ask("--resume", stopped).output
+    assert json.loads(path.read_text()) == result
+
+
 def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypatch):
     monkeypatch.setattr(
         measuring.inspecting, "inspect",

@@ -74,8 +74,11 @@ def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Re
 
 
 def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], None]) -> Result:
-    """Fill in the result, and return it: also when interrupted ("complete" is false then). Saved after each part."""
-    begin = time.monotonic()
+    """Fill in the result, and return it: also when interrupted ("complete" is false then). Saved after each part.
+
+    Rounds that it has already are not made again, nor is ours inspected again where it has shown its parity.
+    """
+    begin = time.monotonic() - result["seconds"]
     programs = {each["side"]: each for each in result["programs"]}
     rounds = Interleaved(
         plan.device, cycles=plan.cycles, seed=plan.seed, settle=plan.settle, torch=plan.torch,
@@ -95,16 +98,18 @@ def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], Non
         asked = _programs(plan, Path(folder))
         try:
             with stop_on_sigterm():
-                if plan.inspect:
+                if plan.inspect and not (result["parity"] and result["receipts"]):
                     inspect(plan, result, programs[OURS], tell)
                     keep()
                 for number in range(plan.rounds):
+                    if any(each["round"] == number for each in result["programs"][0]["rounds"]):
+                        continue
                     due = [program for program in asked if is_due(program)]
                     with contextlib.closing(rounds.round(number, due, is_due)) as visits:
                         for visited in visits:
                             take(plan, visited, programs[visited.program.side])
                             keep()
-                    result["protocol"]["rounds"] = number + 1
+                    result["protocol"]["rounds"] = max(result["protocol"]["rounds"], number + 1)
                     tell(f"round {number + 1} of {plan.rounds}: {said(result)}")
             result["complete"] = True
         except KeyboardInterrupt:

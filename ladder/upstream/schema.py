@@ -76,12 +76,15 @@ RESULT = fields(
         "inspection": maybe(schema.INSPECTION),
         "ratio": maybe(fields({"median": number(1e-9, 1e9), "interval": schema.INTERVAL})),
         "gpu": maybe(schema.RUN_GPU),
-    }
+    },
+    {"commits": schema.CODE["commits"]},
 )
 
 
 def contradiction(data: dict[str, Any]) -> str | None:
     """Numbers that do not follow from the rounds they claim to come from, in one line, or None."""
+    if problem := measured.contradiction(data):
+        return problem
     if [each["side"] for each in data["programs"]] != [measuring.UPSTREAM, measuring.OURS]:
         return "programs: not NVIDIA's and ours, in that order"
     derived = data | {

@@ -1,0 +1,60 @@
+"""`ladder upstream --resume`: the rounds that a file lacks. On the same machine, with the same code on both sides."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+from ladder import results, resuming, sources
+from ladder.errors import UserError
+
+RULES = ("cycles", "seed", "inspected")  # of the protocol: how a round is made
+STAYS = ("oom", "invalid", "failed: parity", "not engaged")  # tried again, it would be the same
+
+Result = dict[str, Any]
+
+
+def load(path: Path) -> Result:
+    """The file, judged as if from a stranger. UserError, one line, where it is no result of `ladder upstream`."""
+    from ladder import validate
+
+    if problem := validate.problem_of(path):
+        raise UserError(f"{path}: {problem}")
+    found = results.parse(path.read_bytes())
+    if found.get("kind") != "upstream":
+        raise UserError(f"{path}: not a result of ladder upstream")
+    return found
+
+
+def take_up(path: Path, before: Result, fresh: Result) -> Result:
+    """`before`, the file's, to be gone on with, if `fresh`, what would begin now, is the same measurement.
+
+    A pair of steps comes from one sitting, so a round in which one of the two was not timed is made anew. What failed
+    is tried again; what shows no parity, no receipt or needs more memory is not.
+    """
+    fresh = results.fit(fresh)
+    resuming.refuse_another_machine(path, before, fresh)
+    for part, words in (("workload", "workload"), ("source", "clone, by its sources,")):
+        if before[part] != fresh[part]:
+            raise UserError(f"{path}: --resume: another {words} than this file's was asked for")
+    for key in RULES:
+        if before["protocol"][key] != fresh["protocol"][key]:
+            raise UserError(
+                f"{path}: --resume: {key} was {before['protocol'][key]} and is {fresh['protocol'][key]} here"
+            )
+    for theirs, ours in zip(before["programs"], fresh["programs"], strict=True):
+        if (theirs["rung"], theirs["recipe"]) != (ours["rung"], ours["recipe"]):
+            raise UserError(
+                f"{path}: --resume: it timed {theirs['rung']}, and the top is {ours['rung']} here"
+            )
+    resuming.refuse_other_code(path, before, fresh)
+    whole = set.intersection(
+        *({each["round"] for each in program["rounds"]} for program in before["programs"])
+    )
+    for program in before["programs"]:
+        program["rounds"] = [each for each in program["rounds"] if each["round"] in whole]
+        if program["status"] not in STAYS:
+            program |= {"status": "ok" if program["rounds"] else "n/a"}
+            program |= {"reason": None if program["rounds"] else "not measured"}
+    before["protocol"]["rounds"] = len(whole)
+    return before | sources.gone_on_with(before, fresh) | {"complete": False}
