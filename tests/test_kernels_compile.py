@@ -21,6 +21,8 @@ BINOMIAL = (0.125, 0.375, 0.375, 0.125)
 FULLY = [90]
 if os.environ.get("COMPILE_FULLY") == "all":  # eleven minutes on two cores, not three
     FULLY = list(SHARED_KIB)
+TABLES = {}  # in the other process: how an op finds its tiles, before tests shorten them
+MEDIUM = choices.MEDIUM
 OPTIONS = ("num_warps", "enable_fp_fusion")  # that launches give Triton
 ROOT = Path(__file__).parents[1]
 
@@ -282,9 +284,8 @@ def shorten_filters(short: bool) -> None:
     fused.config = lambda name, nhwc, _, strips=False: (
         (table.get(name) if strips else None) or row or fused.CONFIGS[name, nhwc]
     )
-    filters.config = lambda nhwc, up, down, *_: (
-        filters.Config(2, up, 0, 64, 1, 4) if short else filters.CONFIGS[nhwc, up, down]
-    )
+    held = filters.Config(2, 2, 0, 64, 1, 4) if short else None
+    filters.config = lambda *call: (held and held._replace(cols=call[1])) or TABLES["upfirdn2d"](*call)
     for module in (filters, fused):
         module._cover.cache_clear()
 
@@ -348,6 +349,14 @@ def run_adam(dtype, layout, beta1: float, scaled: bool = False) -> None:
     plan.launch(*plan.gradient_tables(), *(torch.zeros(()) for _ in range(2 * scaled)))
 
 
+def take_for_large(large: bool) -> None:
+    """Maps here are small and medium ones; large ones take other rows of the tables, whatever their sizes."""
+    filters = sys.modules["kernels.upfirdn2d"]
+    choices.MEDIUM = filters.MEDIUM = 0 if large else MEDIUM
+    sys.modules["kernels.tiles"].tiling.cache_clear()
+    filters._cover.cache_clear()
+
+
 def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
     """What a GPU of this architecture would be asked to compile: {cache key: (source, options)}."""
     import torch
@@ -363,6 +372,11 @@ def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:
         shorten_filters(capability not in FULLY or shape[0] == 2)
         run_layers(shape, torch.bfloat16, torch.channels_last)
     run_maps((2, 512, 16, 16), torch.bfloat16, torch.channels_last)
+    if capability in FULLY:
+        take_for_large(True)
+        shorten_filters(False)
+        run_layers((8, 64, 64, 64), torch.bfloat16, torch.channels_last)
+        take_for_large(False)
     run_dense(twice=capability in FULLY)
     run_adam(torch.bfloat16, torch.channels_last, 0.0)
     run_spectral(torch.bfloat16, torch.channels_last)
@@ -425,6 +439,7 @@ def main(capabilities: list[int]) -> None:
     from kernels import choices
 
     launches, compiled = record_launches(), []
+    TABLES["upfirdn2d"] = sys.modules["kernels.upfirdn2d"].config
     for capability in capabilities:
         for (name, *_), (source, options) in launches_on(capability, launches).items():
             code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)

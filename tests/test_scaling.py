@@ -131,7 +131,7 @@ def test_the_r1_gradient_does_not_depend_on_the_scale_but_for_what_is_too_small_
     exact, half = small({"precision": "fp64"}), small(FP16)
     half.D.load_state_dict(exact.D.state_dict())
     real = torch.randn(4, 3, 16, 16)
-    tiny = 1e-4  # of the logits: gradients of small magnitude, as late in training
+    tiny = 3e-5  # of the logits: gradients of small magnitude, as late in training; at 1e-4 some CPUs lose only 0.2%
 
     def gradient(step, scale, gain):
         class Small(torch.nn.Module):
