@@ -27,6 +27,7 @@ from kernels.upfirdn2d import Config
 plain = sys.modules["kernels.upfirdn2d"]  # the package's attribute of this name is the function
 
 TAPS = (0.125, 0.375, 0.375, 0.125)
+PAIR = "upfirdn2d and back"
 # By the table's sizes; `upfirdn2d` alone tells them apart.
 SHAPES = {
     "any": [(n, c, r, r) for n in (8, 32) for c, r in ((64, 256), (128, 128), (256, 64), (512, 32))],
@@ -34,11 +35,15 @@ SHAPES = {
 }
 MODES = {  # what upfirdn2d does: filter, behind a transposed convolution and back; skip image up, residual branch down
     "upfirdn2d": {"padding": 1},
-    "upfirdn2d and back": {"padding": 1},
+    PAIR: {"padding": 1},
     "upfirdn2d up": {"up": 2, "padding": (2, 1)},
     "upfirdn2d down": {"down": 2, "padding": 1},
 }
 NAMES = [*MODES, *fused.KERNELS]
+USUAL = {  # what is tuned unless it is said; medium maps fit one of the two ways, so both count
+    "any": [name for name in NAMES if name != PAIR],
+    "medium": [name for name in MODES if name != "upfirdn2d"],
+}
 FINALISTS = {"any": 3, "medium": 8}
 
 _now: list[Config | fused.Strip] = []  # the configuration that launches take
@@ -153,7 +158,7 @@ def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool)
         how = MODES[name]
         more = int(how == {"padding": 1})  # what a transposed convolution leaves
         x = image(h + more, w + more)
-        y = image(h, w) if name == "upfirdn2d and back" else None
+        y = image(h, w) if name == PAIR else None
 
         def resample():
             with torch.no_grad():
@@ -323,7 +328,7 @@ def main(arguments: list[str] | None = None) -> int:
         prog="python -m kernels.filter_tuning", description=__doc__.split("\n\n")[0]
     )
     parser.add_argument(
-        "--kernel", choices=NAMES, action="append", help="may be repeated; all of them unless given"
+        "--kernel", choices=NAMES, action="append", help="may be repeated (default: what --size asks for)"
     )
     parser.add_argument("--dtype", choices=("bfloat16", "float16", "float32"), default="bfloat16")
     parser.add_argument("--layout", choices=("nhwc", "nchw"), default="nhwc")
@@ -337,7 +342,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--json", type=Path, default=Path("filter_tuning.json"))
     options = parser.parse_args(arguments)
     nhwc, size = options.layout == "nhwc", options.size
-    names = options.kernel or (NAMES if size == "any" else list(MODES))
+    names = options.kernel or USUAL[size]
     if size == "medium" and not (nhwc and set(names) <= set(MODES)):
         parser.error("--size medium: the table has such rows of upfirdn2d in channels_last memory alone")
     if refused("kernels.filter_tuning"):

@@ -281,9 +281,8 @@ CONFIGS: dict[tuple, Config] = {
     (False, 2, 2): Config(rows=4, cols=2, ahead=0, block_c=64, width=1, warps=4),
 }
 PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
-MEDIUM = (
-    1 << 26
-)  # elements: below it a GPU is through after a few waves of programs, and what a last one lacks counts
+# Elements: below it a GPU is through after a few waves of programs, and what the last one lacks counts.
+MEDIUM = 1 << 26
 
 
 class _Cover(NamedTuple):
