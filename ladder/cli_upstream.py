@@ -65,11 +65,11 @@ def upstream(
 
     Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import catalog, ending, machine
+    from ladder import catalog, ending, machine, resuming
     from ladder.upstream import measuring, report, source, taking_up
 
     source.networks_of(clone)
-    before = taking_up.load(resume) if resume else None
+    before = resuming.load_kind(resume, "upstream") if resume else None
     chosen = machine.choose_device(device)
     folder = out or (resume.parent if resume else OUT)
     if before and workload is None:

@@ -33,14 +33,8 @@ Rows = dict[str, list[dict[str, Any]]]  # by case
 
 
 def load(path: Path) -> Result:
-    """The file to go on with, judged as if from a stranger. UserError where it is no result of `ladder kernels`."""
-    from ladder import validate
-
-    if problem := validate.problem_of(path):
-        raise UserError(f"{path}: {problem}")
-    found = results.parse(path.read_bytes())
-    if found.get("kind") != "kernels":
-        raise UserError(f"{path}: not a result of ladder kernels")
+    """The file to go on with. UserError where it is no result of `ladder kernels` that can be."""
+    found = resuming.load_kind(path, "kernels")
     if "sittings" not in found:
         raise UserError(f"{path}: --resume: made by an earlier version; start a new run")
     return found

@@ -18,6 +18,18 @@ def load(path: Path) -> dict[str, Any]:
     return result
 
 
+def load_kind(path: Path, kind: str) -> dict[str, Any]:
+    """Another command's file, judged as if from a stranger. `UserError`, one line, where it is not of this kind."""
+    from ladder import validate
+
+    if problem := validate.problem_of(path):
+        raise UserError(f"{path}: {problem}")
+    found = results.parse(path.read_bytes())
+    if found.get("kind") != kind:
+        raise UserError(f"{path}: not a result of ladder {kind}")
+    return found
+
+
 def refuse_another_machine(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
     """`UserError`, one line, unless `fresh`, made fit for a file, is of the machine and software of the file."""
     for key in MACHINE:

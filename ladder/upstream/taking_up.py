@@ -14,18 +14,6 @@ STAYS = ("oom", "invalid", "failed: parity", "not engaged")  # tried again, it w
 Result = dict[str, Any]
 
 
-def load(path: Path) -> Result:
-    """The file, judged as if from a stranger. UserError, one line, where it is no result of `ladder upstream`."""
-    from ladder import validate
-
-    if problem := validate.problem_of(path):
-        raise UserError(f"{path}: {problem}")
-    found = results.parse(path.read_bytes())
-    if found.get("kind") != "upstream":
-        raise UserError(f"{path}: not a result of ladder upstream")
-    return found
-
-
 def take_up(path: Path, before: Result, fresh: Result) -> Result:
     """`before`, the file's, to be gone on with, if `fresh`, what would begin now, is the same measurement.
 
