@@ -5,6 +5,10 @@ One small launch then adds up the rows of all the sums that a gradient has. Wher
 added, as on small maps, its row is the result and there is no second launch.
 """
 
+import math
+from collections.abc import Sequence
+from typing import NamedTuple
+
 import torch
 from torch import Tensor
 
@@ -64,6 +68,46 @@ def sum_partials_kernel(
             sum_rows(0 * job, by_program, program_sum, program_rows, 1, BLOCK_R * BLOCK_C, 1)
 
 
+class Blocks(NamedTuple):
+    """What a program adds up at a time: rows of partial sums, columns of each; powers of 2."""
+
+    rows: int
+    columns: int
+    warps: int
+
+
+# By the most rows that an entry is for. The work is nothing next to the way there and back, so what counts is how few
+# steps follow one another: all rows in one go, where there are not too many (`python -m kernels.sums_tuning`).
+BLOCKS: tuple[tuple[float, Blocks], ...] = ((64, Blocks(64, 32, 8)), (math.inf, Blocks(256, 16, 8)))
+
+
+def blocks(rows: int) -> Blocks:
+    """The entry of the table for this many rows."""
+    return next(found for most, found in BLOCKS if rows <= most)
+
+
+def add_up(
+    parts: Sequence[Tensor | None],
+    outs: Sequence[Tensor | None],
+    rows: Sequence[int],
+    channels: int,
+    how: Blocks,
+) -> None:
+    """One launch for all: outs[k] = parts[k] summed over its rows[k]; by sample, by channel, by program, or None."""
+    across = -(-channels // how.columns)
+    segments = 0 if parts[0] is None else outs[0].numel() // max(channels, 1)
+    jobs = segments * across, 0 if parts[1] is None else across
+    grid = (sum(jobs) + (parts[2] is not None),)
+    if grid[0]:
+        pairs = [
+            t for part, out in zip(parts, outs, strict=True) for t in (part, None if part is None else out)
+        ]
+        sum_partials_kernel[grid](
+            *pairs, channels, *rows, *jobs, BLOCK_R=how.rows, BLOCK_C=how.columns, num_warps=how.warps,
+            **launching(),
+        )  # fmt: skip
+
+
 class Sums:
     """Sums over pixels on their way: by sample [N, C], by channel [C] and by program [], whichever are given.
 
@@ -93,27 +137,6 @@ class Sums:
         """The sums, in a fixed order of addition: on one GPU model they are the same on every run."""
         parts = [p if p is not out else None for p, out in zip(self.into, self.out, strict=True)]
         rows = [n for n, p in zip(self.rows, parts, strict=True) if p is not None]
-        if not rows:
-            return self.out
-        block_r, block_c = (64, 32) if max(rows) <= 64 else (256, 16)
-        blocks = -(-self.channels // block_c)
-        segments = 0 if parts[0] is None else self.out[0].numel() // max(self.channels, 1)
-        jobs = segments * blocks, 0 if parts[1] is None else blocks
-        grid = (sum(jobs) + (parts[2] is not None),)
-        if grid[0]:
-            pairs = [
-                t
-                for part, out in zip(parts, self.out, strict=True)
-                for t in (part, None if part is None else out)
-            ]
-            sum_partials_kernel[grid](
-                *pairs,
-                self.channels,
-                *self.rows,
-                *jobs,
-                BLOCK_R=block_r,
-                BLOCK_C=block_c,
-                num_warps=8,
-                **launching(),
-            )
+        if rows:
+            add_up(parts, self.out, self.rows, self.channels, blocks(max(rows)))
         return self.out

@@ -205,6 +205,15 @@ def tuning(kind: str, row: Rule) -> Rule:
 
 TUNING, FILTER_TUNING = tuning("tuning", TUNED), tuning("filter tuning", FILTERED)
 PLANES_TUNING = tuning("planes tuning", PLANES)
+SUMMED = fields(
+    {
+        "most": maybe(AMOUNT),
+        "config": fields(dict.fromkeys(("rows", "columns", "warps"), COUNT)),
+        "current": FLAG,
+        "runs": TUNED_RUNS,
+    }
+)
+SUMS_TUNING = tuning("sums tuning", SUMMED)
 
 # ---- ladder doctor --roofline ------------------------------------------------------------------------------------
 
@@ -324,6 +333,7 @@ KINDS: dict[str, Rule] = {
     "filter tuning": FILTER_TUNING,
     "kernels": KERNELS,
     "planes tuning": PLANES_TUNING,
+    "sums tuning": SUMS_TUNING,
     "precision": schema_precision.RESULT,
     "roofline": ROOFLINE,
     "sustained": SUSTAINED,

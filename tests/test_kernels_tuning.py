@@ -105,7 +105,7 @@ def test_a_bench_times_what_it_is_given_and_the_table_s_where_that_is_nothing(mo
     assert taken == [choice, choose(*key)] and choice != choose(*key)
 
 
-@pytest.mark.parametrize("program", ["kernels.tuning", "kernels.filter_tuning", "kernels.planes_tuning"])
+@pytest.mark.parametrize("program", [f"kernels.{k}tuning" for k in ("", "filter_", "planes_", "sums_")])
 def test_without_a_gpu_it_says_so_in_one_line(program):
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
     command = [sys.executable, "-m", program]
