@@ -18,6 +18,7 @@ from pathlib import Path
 import torch
 
 import kernels
+from kernels import choices
 from kernels import filtered_act as ops
 from kernels import filtered_act_launch as fused
 from kernels.precompile import compile_ahead
@@ -72,19 +73,13 @@ def medium_candidates(name: str) -> list[Config]:
             (128, 0.5, 4, (3, 4, 5)),
             (64, 0.5, 2, (3, 4, 5)),
             (128, 0.5, 8, (3, 4)),
+            (64, 0.5, 1, (3, 4)),
+            (64, 1, 2, (2, 3)),
         ]
-        tiles += [(64, 0.5, 1, (3, 4)), (64, 1, 2, (2, 3))]
         rows, ahead, registers = (8, 10, 13), (1,), (96, 128)
     else:
-        cols = (up, 2 * up)
-        tiles = [
-            (64, 1, 4, cols),
-            (64, 0.5, 4, cols),
-            (64, 0.5, 2, cols),
-            (128, 0.5, 4, cols),
-            (64, 1, 2, cols),
-        ]
-        tiles += [(64, 0.5, 8, cols), (32, 0.5, 4, cols)]
+        ways = ((64, 1, 4), (64, 0.5, 4), (64, 0.5, 2), (128, 0.5, 4), (64, 1, 2), (64, 0.5, 8), (32, 0.5, 4))
+        tiles = [(*way, (up, 2 * up)) for way in ways]
         rows, ahead, registers = (4, 8, 16), (0, 1), (None, 80)
     return [
         Config(high, wide, early, block_c, width, warps, most)
@@ -142,7 +137,7 @@ def in_force(
     how = MODES.get(name)
     if how is None:
         return fused.config(name, nhwc, capability, strips=nhwc and short)
-    elements = plain.MEDIUM - (size == "medium")
+    elements = choices.MEDIUM - (size == "medium")
     return plain.config(nhwc, how.get("up", 1), how.get("down", 1), capability, elements)
 
 
@@ -243,11 +238,11 @@ def tune(
                 for config in trials[name]:
                     tried(call, config)
 
-        compile_ahead(run, processes=processes)  # other shapes need few kernels more
+        compile_ahead(run, processes=processes)
         torch.cuda.synchronize()
         for name in names:
             until = time.time() + timing_s / len(names)
-            runs = tune_one(name, trials[name], dtype, nhwc, until, size)
+            runs = tune_one(name, trials[name], dtype, nhwc, until, processes, size)
             yield [
                 {
                     "kernel": name if size == "any" else f"{name} {size}",
@@ -266,6 +261,7 @@ def tune_one(
     dtype: torch.dtype,
     nhwc: bool,
     deadline: float,
+    processes: int,
     size: str = "any",
 ) -> dict[Config | fused.Strip, list[dict]]:
     """All of them at the first shape, the first one and the best few at the others."""
@@ -282,7 +278,8 @@ def tune_one(
             tried(make_call(name, shape, dtype, nhwc)[0], config)
             for shape in SHAPES[size][1:]
             for config in final
-        ]
+        ],
+        processes=processes,
     )
     for shape in SHAPES[size][1:]:
         bench = Bench(name, shape, dtype, nhwc)

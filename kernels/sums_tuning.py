@@ -11,7 +11,7 @@ import argparse
 import itertools
 import math
 import sys
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 
 import torch
@@ -44,15 +44,15 @@ def make_call(shape: tuple[int, int, int]) -> Callable[[Blocks], Callable[[], No
     return lambda how: lambda: add_up((partials, None, None), (out, None, None), (rows, 0, 0), channels, how)
 
 
-def tune(most: float, processes: int | None = None) -> Iterator[dict]:
+def tune(most: float) -> list[dict]:
     """Everything timed for the entry of this many rows, what is in force first."""
     shapes = SHAPES[most]
     current = blocks(shapes[0][1])
     calls = [make_call(shape) for shape in shapes]
     trials = list(dict.fromkeys([current, *candidates()]))
-    compile_ahead(lambda: [call(how)() for how in trials for call in calls], processes=processes)
-    for how in trials:
-        yield {
+    compile_ahead(lambda: [call(how)() for how in trials for call in calls])
+    return [
+        {
             "most": None if math.isinf(most) else most,
             "config": how._asdict(),
             "current": how == current,
@@ -61,6 +61,8 @@ def tune(most: float, processes: int | None = None) -> Iterator[dict]:
                 for shape, call in zip(shapes, calls, strict=True)
             ],
         }
+        for how in trials
+    ]
 
 
 def mean(row: dict) -> float:
@@ -87,7 +89,7 @@ def main(arguments: list[str] | None = None) -> int:
     options = parser.parse_args(arguments)
     if refused("kernels.sums_tuning"):
         return 2
-    found = (list(tune(most)) for most in SHAPES)
+    found = (tune(most) for most in SHAPES)
     keep(options.json, "sums tuning", ((report(rows), rows) for rows in found))
     return 0
 

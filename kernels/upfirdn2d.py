@@ -281,8 +281,6 @@ CONFIGS: dict[tuple, Config] = {
     (False, 2, 2): Config(rows=4, cols=2, ahead=0, block_c=64, width=1, warps=4),
 }
 PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
-# Elements: below it a GPU is through after a few waves of programs, and what the last one lacks counts.
-MEDIUM = 1 << 26
 
 
 class _Cover(NamedTuple):
@@ -296,7 +294,7 @@ class _Cover(NamedTuple):
 def config(nhwc: bool, up: int, down: int, capability: tuple[int, int], elements: int) -> Config:
     """The entry of the table that this GPU uses for maps of so many elements, x or y, whichever has more."""
     case = (nhwc, up, down)
-    keys = [*([("medium", *case)] if elements < MEDIUM else []), case]
+    keys = [case] if choices.size_of(elements) == "large" else [("medium", *case), case]
     key = next(key for each in keys for key in ((capability, *each), each) if key in CONFIGS)
     size = " medium" if "medium" in key else ""
     choices.note("upfirdn2d", f"{'nhwc' if nhwc else 'nchw'} up {up} down {down}{size}", CONFIGS[key])

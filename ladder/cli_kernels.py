@@ -141,11 +141,9 @@ def kernels(
 
 def _choose(path: Path) -> None:
     """The table on stdout; what may be faster and stays with ours on stderr."""
-    from ladder import kernelchoosing, results, validate
+    from ladder import kernelchoosing, resuming
 
-    if problem := validate.problem_of(path):
-        raise UserError(f"{path}: {problem}")
-    found = results.parse(path.read_bytes())
+    found = resuming.load_kind(path, "kernels")
     kernelchoosing.check(found, path)
     judged = kernelchoosing.judge(found["rows"])
     rows = kernelchoosing.chosen(judged)

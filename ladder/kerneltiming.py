@@ -2,7 +2,7 @@
 
 From 100 us on, each call has a pair of events of its own. Shorter calls would drown in the events' own resolution and
 in the gaps between launches: n of them are captured into a CUDA graph, of which three replays in a row last at least
-5 ms. (One replay of three times as many took three times as long to capture, which was most of a run's time.)
+5 ms: to capture three times as many for a single replay would take three times as long.
 
 Cold: nothing that a call reads is left in the L2 cache. A graph's calls go round over so many sets of buffers that
 three times the L2 is touched before one comes back; its results are kept just as long, or the allocator would hand out
@@ -35,9 +35,7 @@ class Rules:
     """The protocol's numbers."""
 
     graph_s: float = 5e-3  # the replays that are timed last at least this long together
-    replays: int = (
-        3  # of one graph: the gap between two is some 2 us of its 1.7 ms, for every contender alike
-    )
+    replays: int = 3  # of one graph; between two is a gap, which every contender has alike
     long_s: float = 100e-6  # from here on a call has events of its own
     evict: int = 3  # times the L2 is touched before a buffer is used again
     calls: int = 12  # with events of their own, for one value: their median

@@ -19,7 +19,7 @@ from benches.kernels import CASES, DIRECTIONS
 from ladder import kernelcalls, kernelcases
 from ladder.claims.timed import Missing
 from ladder.kernelcases import Case
-from ladder.kerneltiming import COLD, SMOKE, Cpu, Cuda, Timer
+from ladder.kerneltiming import COLD, SMOKE, Cpu, Cuda, Rules, Timer
 
 ROUNDS = 20
 TINY = {"N": 2, "C": 4, "H": 5, "W": 5, "R": 4, "O": 4, "I": 4, "K": 36}
@@ -96,7 +96,7 @@ def test_op(name: str, direction: str, device: Any, benchmark: Any) -> None:
 
 def prepared(case: Case, direction: str, device: Any) -> tuple[Callable[[], Any], int]:
     """What a round runs, and how many calls it is: enough of them, over enough buffers, as `ladder kernels` finds."""
-    timer = Timer(device) if GPU else Timer(device, SMOKE)
+    timer = Timer(device, Rules(replays=1) if GPU else SMOKE)  # a round is one replay, of 5 ms
     torch.manual_seed(0)
     moved = case.bytes(case.tensors(device.name), "backward" if direction != "forward" else direction)
     function = case.fused()

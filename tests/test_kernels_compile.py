@@ -284,8 +284,9 @@ def shorten_filters(short: bool) -> None:
     fused.config = lambda name, nhwc, _, strips=False: (
         (table.get(name) if strips else None) or row or fused.CONFIGS[name, nhwc]
     )
-    held = filters.Config(2, 2, 0, 64, 1, 4) if short else None
-    filters.config = lambda *call: (held and held._replace(cols=call[1])) or TABLES["upfirdn2d"](*call)
+    filters.config = lambda nhwc, up, *more: (
+        filters.Config(2, up, 0, 64, 1, 4) if short else TABLES["upfirdn2d"](nhwc, up, *more)
+    )
     for module in (filters, fused):
         module._cover.cache_clear()
 
@@ -351,10 +352,9 @@ def run_adam(dtype, layout, beta1: float, scaled: bool = False) -> None:
 
 def take_for_large(large: bool) -> None:
     """Maps here are small and medium ones; large ones take other rows of the tables, whatever their sizes."""
-    filters = sys.modules["kernels.upfirdn2d"]
-    choices.MEDIUM = filters.MEDIUM = 0 if large else MEDIUM
+    choices.MEDIUM = 0 if large else MEDIUM
     sys.modules["kernels.tiles"].tiling.cache_clear()
-    filters._cover.cache_clear()
+    sys.modules["kernels.upfirdn2d"]._cover.cache_clear()
 
 
 def launches_on(capability: int, launches: list[tuple]) -> dict[tuple, object]:

@@ -13,6 +13,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
+from kernels import choices
 from tests.kernel_checks import assert_no_worse, assert_untouched, poison_memory
 
 module = sys.modules["kernels.upfirdn2d"]
@@ -167,7 +168,7 @@ def test_a_map_of_medium_size_has_entries_of_its_own(monkeypatch):
     monkeypatch.setattr(module, "CONFIGS", table)
     rows = [
         module.config(True, 1, 1, capability, elements).rows
-        for elements in (module.MEDIUM, module.MEDIUM - 1)
+        for elements in (choices.MEDIUM, choices.MEDIUM - 1)
         for capability in ((8, 6), (9, 0), (8, 0))
     ]
     assert rows == [0, 1, 0, 2, 2, 3]

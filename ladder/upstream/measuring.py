@@ -101,15 +101,13 @@ def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], Non
                 if plan.inspect and not (result["parity"] and result["receipts"]):
                     inspect(plan, result, programs[OURS], tell)
                     keep()
-                for number in range(plan.rounds):
-                    if any(each["round"] == number for each in result["programs"][0]["rounds"]):
-                        continue
+                for number in range(result["protocol"]["rounds"], plan.rounds):
                     due = [program for program in asked if is_due(program)]
                     with contextlib.closing(rounds.round(number, due, is_due)) as visits:
                         for visited in visits:
                             take(plan, visited, programs[visited.program.side])
                             keep()
-                    result["protocol"]["rounds"] = max(result["protocol"]["rounds"], number + 1)
+                    result["protocol"]["rounds"] = number + 1
                     tell(f"round {number + 1} of {plan.rounds}: {said(result)}")
             result["complete"] = True
         except KeyboardInterrupt:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import itertools
 from pathlib import Path
 from typing import Any
 
@@ -36,13 +37,13 @@ def take_up(path: Path, before: Result, fresh: Result) -> Result:
                 f"{path}: --resume: it timed {theirs['rung']}, and the top is {ours['rung']} here"
             )
     resuming.refuse_other_code(path, before, fresh)
-    whole = set.intersection(
-        *({each["round"] for each in program["rounds"]} for program in before["programs"])
-    )
+    timed = [{each["round"] for each in program["rounds"]} for program in before["programs"]]
+    whole = next(number for number in itertools.count() if not all(number in rounds for rounds in timed))
+    before["protocol"]["rounds"] = whole
     for program in before["programs"]:
-        program["rounds"] = [each for each in program["rounds"] if each["round"] in whole]
+        program["rounds"] = [each for each in program["rounds"] if each["round"] < whole]
         if program["status"] not in STAYS:
-            program |= {"status": "ok" if program["rounds"] else "n/a"}
-            program |= {"reason": None if program["rounds"] else "not measured"}
-    before["protocol"]["rounds"] = len(whole)
+            program |= (
+                {"status": "ok", "reason": None} if whole else {"status": "n/a", "reason": "not measured"}
+            )
     return before | sources.gone_on_with(before, fresh) | {"complete": False}
