@@ -78,7 +78,11 @@ class Blocks(NamedTuple):
 
 # By the most rows that an entry is for. The work is nothing next to the way there and back, so what counts is how few
 # steps follow one another: all rows in one go, where there are not too many (`python -m kernels.sums_tuning`).
-BLOCKS: tuple[tuple[float, Blocks], ...] = ((64, Blocks(64, 32, 8)), (math.inf, Blocks(256, 16, 8)))
+BLOCKS: tuple[tuple[float, Blocks], ...] = (
+    (64, Blocks(64, 8, 1)),
+    (128, Blocks(128, 16, 4)),
+    (math.inf, Blocks(256, 8, 8)),
+)
 
 
 def blocks(rows: int) -> Blocks:
