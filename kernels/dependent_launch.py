@@ -13,7 +13,7 @@ PyTorch's and cuDNN's are, waits for the whole of the one before it; so does one
 
 import torch
 
-from kernels.language import gdc_launch_dependents, gdc_wait, triton
+from kernels.language import gdc_launch_dependents, gdc_wait, tl, triton
 
 LEAST = (9, 0)  # compute capability
 ON = False  # process-wide, as backward runs in threads of its own: set by the training step while it computes
@@ -33,7 +33,7 @@ def launching() -> dict[str, bool]:
 
 
 @triton.jit
-def after_previous(DEPENDENT):
+def after_previous(DEPENDENT: tl.constexpr):
     """Return when all kernels before this one on its stream have ended, and let the next one take its places."""
     if DEPENDENT:
         gdc_wait()

@@ -166,13 +166,18 @@ class Case:
         return tuple(sizes[k] if k in sizes else int(k) for k in self.entry.inputs[name])
 
     def tensors(self, device: str) -> Tensors:
-        """Fresh inputs, normal numbers of the default generator; what has a gradient is a leaf that requires it."""
+        """Fresh inputs; what has a gradient is a leaf that requires it.
+
+        Normal numbers of the default generator, unless the op's entry has them otherwise.
+        """
         made = {}
         for name in self.entry.inputs:
             dtype = DTYPES[self.dtype] if name in self.entry.activations else torch.float32
             t = torch.randn(self.shape_of(name), device=device).to(dtype)
             if name in self.entry.positive:
                 t = t.abs()
+            if name in self.entry.divisors:
+                t = t.abs() + 0.5
             if t.dim() == 4:
                 t = t.contiguous(memory_format=LAYOUTS[self.layout])
             made[name] = t.requires_grad_(name not in self.entry.data)

@@ -115,6 +115,7 @@ MORE: dict[str, Op] = {
         lambda op, t, backward: op.bytes_moved(t["x"], TAPS, padding=1, noise=t["noise"], backward=backward),
         data=("noise",),
         penalty=("x", "scale"),
+        divisors=("scale",),
         options={"taps": TAPS, "padding": 1, "filter_gain": 4 / 64},
         module="filtered_act",
     ),
@@ -125,6 +126,7 @@ MORE: dict[str, Op] = {
         lambda op, t, backward: op.bytes_moved(t["x"], TAPS, padding=1, noise=t["noise"], backward=backward),
         data=("noise",),
         penalty=("x", "scale", "style"),
+        divisors=("scale",),
         options={"taps": TAPS, "padding": 1, "filter_gain": 4 / 64},
     ),
     "bias_act_residual": Op(

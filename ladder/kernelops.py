@@ -35,6 +35,7 @@ class Op:
         module: of `kernels`, where it is not called as the function is.
         call: how the function is called with the tensors by name, where it wants them otherwise.
         positive: inputs whose numbers are not negative.
+        divisors: inputs that a gradient divides by: their numbers are a half or more.
         needs: capabilities of `ladder.machine` besides CUDA and Triton.
     """
 
@@ -50,6 +51,7 @@ class Op:
     module: str | None = None
     call: Callable[..., Any] | None = None
     positive: tuple[str, ...] = ()
+    divisors: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
 

@@ -2,6 +2,7 @@
 
 import json
 import math
+import re
 from pathlib import Path
 
 import pytest
@@ -12,6 +13,8 @@ pytest.importorskip("triton")
 from kernels import filter_tuning as tuning
 from kernels import filtered_act_launch as fused
 from kernels.upfirdn2d import Config
+
+plain = tuning.plain  # `kernels.upfirdn2d`, the module
 
 ROOT = Path(__file__).parents[1]
 
@@ -32,6 +35,23 @@ def test_candidates_and_the_one_in_force_are_configurations_that_cover(name, nhw
         threads = config.warps * 32
         assert config.rows % up == config.cols % up == 0 and math.log2(threads * config.width).is_integer()
         assert config.registers is None or config.registers * threads <= 65536
+
+
+def test_the_rows_of_medium_maps_are_what_was_measured_best():
+    """And the shares in the comments beside them are those of the file."""
+    rows = json.loads((ROOT / "results/kernels/nvidia-h200-filter-tuning-medium.json").read_text())["timed"]
+    source = (ROOT / "kernels/upfirdn2d.py").read_text()
+    said = re.findall(r'\("medium", True, (\d), (\d)\): Config\(.*# ([\d.]+)%, before ([\d.]+)%', source)
+    assert len(said) == sum(key[0] == "medium" for key in plain.CONFIGS) == 3
+    names = {("1", "1"): tuning.PAIR, ("2", "1"): "upfirdn2d up", ("1", "2"): "upfirdn2d down"}
+    for up, down, share, before in said:
+        timed = [row for row in rows if row["kernel"] == f"{names[up, down]} medium"]
+        most = max(len(row["runs"]) for row in timed)
+        best = max((row for row in timed if len(row["runs"]) == most), key=tuning.share)
+        (current,) = (row for row in timed if row["current"])
+        assert Config(**best["config"]) == plain.CONFIGS["medium", True, int(up), int(down)]
+        shares = [f"{100 * tuning.share(row):.1f}" for row in (best, current)]
+        assert [share, before] == shares and tuning.share(best) > 1.01 * tuning.share(current)
 
 
 def test_what_is_reported_is_a_row_of_the_table():

@@ -123,8 +123,9 @@ def test_dense_copies_only_what_must_be_copied():
     assert tiles.dense(x[:, :, ::2]).is_contiguous()
 
 
-def in_fresh_process(code: str) -> subprocess.CompletedProcess:
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
+def in_fresh_process(code: str, **more: str) -> subprocess.CompletedProcess:
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"CUDA_VISIBLE_DEVICES": ""} | more
     return subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True)
 
 
@@ -136,6 +137,19 @@ def test_without_a_gpu_it_says_so_and_points_to_the_reference():
     )
     assert done.stdout.splitlines()[0] == "no CUDA GPU that PyTorch can use"
     assert "modulate_reference" in done.stdout or "_reference" in done.stdout
+
+
+def test_tritons_interpreter_needs_nothing_that_only_tests_do():
+    """`TRITON_INTERPRET=1` is documented; Triton's own, which these tests make faster, wants its language in sight."""
+    done = in_fresh_process(
+        "import torch, kernels\n"
+        "x, taps = torch.randn(1, 2, 4, 4, requires_grad=True), (0.25, 0.5, 0.25)\n"
+        "y = kernels.filter_act(kernels.modulate(x, torch.ones(1, 2)), taps, torch.zeros(2), padding=1)\n"
+        "(g,) = torch.autograd.grad(y.sum(), x)\n"
+        "print(torch.equal(y > 0, kernels.upfirdn2d_reference(x, taps, padding=1) > 0), bool(g.all()))",
+        TRITON_INTERPRET="1",
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr[-2000:]
 
 
 def test_without_triton_the_references_still_work():

@@ -211,14 +211,21 @@ def test_the_speed_of_light(sections):
 def test_the_kernels_by_themselves(sections):
     text = " ".join(sections["Beyond the article"].split())
     least, most, enough, all_ = re.search(r"(\d+) to (\d+)%, (\d+) of (\d+) from 85% on", text).groups()
-    shares = [
-        row["share"]["ours"]["median"]
-        for row in linked(text, r"results/kernels/.*")["rows"]
-        if row["function"] in ("bias_act", "modulate", "upfirdn2d") and "ours" in row["share"]
+    shares = [share for _, share in memory_bound(linked(text, r"results/kernels/.*"))]
+    agree(least, [min(shares)])
+    agree(most, [max(shares)])
+    assert (int(enough), int(all_)) == (sum(share >= 85 for share in shares), len(shares))
+
+
+def memory_bound(result: dict[str, Any]) -> list[tuple[dict[str, Any], float]]:
+    """Rows of maps of 128x128 and 256x256, or a pixel more behind a transposed convolution; and their percent of a copy."""
+    return [
+        (row, 100 * row["share"]["ours"]["median"])
+        for row in result["rows"]
+        if row["function"] in ("bias_act", "modulate", "upfirdn2d")
+        and row["shape"][2] in (128, 129, 256, 257)
+        and "ours" in row["share"]
     ]
-    agree(least, [100 * min(shares)])
-    agree(most, [100 * max(shares)])
-    assert (int(enough), int(all_)) == (sum(share >= 0.85 for share in shares), len(shares))
 
 
 def test_precisions(sections):

@@ -74,15 +74,23 @@ def test_the_opponents(seen, cells):
     text = of(cells, "stylegan3")
     at_8, at_32 = linked(text, r"h200-article\.md"), linked(text, r"h200-article-b32")
     theirs, ours = (program["step_ms"] for program in at_8["programs"])
-    agree(
-        re.sub(r"batch 8|at 32", "", of(seen, "stylegan3")),
-        [at_8["ratio"]["median"], *at_8["ratio"]["interval"], theirs, ours, at_32["ratio"]["median"]],
-    )
+    ratios = [[each["ratio"]["median"], *each["ratio"]["interval"]] for each in (at_8, at_32)]
+    agree(re.sub(r"batch 8|at 32", "", of(seen, "stylegan3")), [*ratios[0], theirs, ours, *ratios[1]])
     plain, top = linked(of(cells, "torch.compile"), "compile_autotune")["rungs"]
     agree(
         of(seen, "torch.compile"),
         [top["speedup_total"], *top["total_interval"], plain["step_ms"], top["step_ms"]],
     )
+
+
+def test_the_memory_bound_kernels(seen, cells):
+    found = test_quoted.memory_bound(linked(of(cells, "of a copy"), "kernels/"))
+    shares = sorted(share for _, share in found)
+    large = [share for row, share in found if row["batch"] == 32]
+    compiled = sum(row["verdict"] == "compile faster" for row, _ in found)
+    said = re.sub(r"batch \d+|\d+x\d+", "", of(seen, "of a copy").partition(" torch.compile")[0])
+    enough = sum(share >= 85 for share in shares)
+    agree(said, [enough, len(shares), min(large), max(large), *shares[:2], compiled, len(shares)])
 
 
 def test_the_seconds_before_the_first_step(seen, cells):
