@@ -77,8 +77,8 @@ class Blocks(NamedTuple):
 
 
 # By the most rows that an entry is for. The work is nothing next to the way there and back, so what counts is how few
-# steps follow one another: all rows in one go, where there are not too many, and few columns (`python -m kernels.sums_tuning`;
-# results/kernels/nvidia-h200-sums-tuning.json).
+# steps follow one another: all rows in one go, where there are not too many, and few columns. Measured on one H200
+# (`python -m kernels.sums_tuning`): results/kernels/nvidia-h200-sums-tuning.json.
 BLOCKS: tuple[tuple[float, Blocks], ...] = (
     (64, Blocks(64, 8, 1)),
     (128, Blocks(128, 16, 4)),

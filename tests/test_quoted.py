@@ -218,7 +218,7 @@ def test_the_kernels_by_themselves(sections):
 
 
 def memory_bound(result: dict[str, Any]) -> list[tuple[dict[str, Any], float]]:
-    """Rows of maps of 128x128 and 256x256, or a pixel more behind a transposed convolution; and their percent of a copy."""
+    """Rows of maps of 128x128 and 256x256, or a pixel more after a transposed convolution; and percents of a copy."""
     return [
         (row, 100 * row["share"]["ours"]["median"])
         for row in result["rows"]
