@@ -6,6 +6,7 @@ is imported. torch is imported only where a GPU is seen or a GPU test is selecte
 
 import os
 import shutil
+import signal
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -41,6 +42,9 @@ def torch_has_cuda() -> bool:
 
 # Tests run side by side, and threads that wait for a core that another process has spin: a test of 7 s took 97.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# What a script starts with `&` ignores Ctrl-C, and so does all that it starts; tests interrupt programs on purpose.
+if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+    signal.signal(signal.SIGINT, signal.default_int_handler)
 if not (nvml_sees_a_gpu() and torch_has_cuda()):
     os.environ.setdefault("TRITON_INTERPRET", "1")
 
