@@ -33,7 +33,9 @@ def launching() -> dict[str, bool]:
 
 
 @triton.jit
-def after_previous(DEPENDENT: tl.constexpr):
+def after_previous(
+    DEPENDENT: tl.constexpr,
+):  # without `tl` among its globals Triton's interpreter refuses a function
     """Return when all kernels before this one on its stream have ended, and let the next one take its places."""
     if DEPENDENT:
         gdc_wait()

@@ -175,8 +175,6 @@ class Case:
             dtype = DTYPES[self.dtype] if name in self.entry.activations else torch.float32
             t = torch.randn(self.shape_of(name), device=device).to(dtype)
             if name in self.entry.positive:
-                t = t.abs()
-            if name in self.entry.divisors:
                 t = t.abs() + 0.5
             if t.dim() == 4:
                 t = t.contiguous(memory_format=LAYOUTS[self.layout])

@@ -115,7 +115,7 @@ MORE: dict[str, Op] = {
         lambda op, t, backward: op.bytes_moved(t["x"], TAPS, padding=1, noise=t["noise"], backward=backward),
         data=("noise",),
         penalty=("x", "scale"),
-        divisors=("scale",),
+        positive=("scale",),
         options={"taps": TAPS, "padding": 1, "filter_gain": 4 / 64},
         module="filtered_act",
     ),
@@ -126,7 +126,7 @@ MORE: dict[str, Op] = {
         lambda op, t, backward: op.bytes_moved(t["x"], TAPS, padding=1, noise=t["noise"], backward=backward),
         data=("noise",),
         penalty=("x", "scale", "style"),
-        divisors=("scale",),
+        positive=("scale",),
         options={"taps": TAPS, "padding": 1, "filter_gain": 4 / 64},
     ),
     "bias_act_residual": Op(

@@ -34,8 +34,7 @@ class Op:
         settings: (dtype, memory format) it is timed in; the first as the ladder's top runs it.
         module: of `kernels`, where it is not called as the function is.
         call: how the function is called with the tensors by name, where it wants them otherwise.
-        positive: inputs whose numbers are not negative.
-        divisors: inputs that a gradient divides by: their numbers are a half or more.
+        positive: inputs whose numbers are a half or more: what a root is taken of, or a gradient divides by.
         needs: capabilities of `ladder.machine` besides CUDA and Triton.
     """
 
@@ -51,7 +50,6 @@ class Op:
     module: str | None = None
     call: Callable[..., Any] | None = None
     positive: tuple[str, ...] = ()
-    divisors: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()
 
 

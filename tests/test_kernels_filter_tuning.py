@@ -14,8 +14,6 @@ from kernels import filter_tuning as tuning
 from kernels import filtered_act_launch as fused
 from kernels.upfirdn2d import Config
 
-plain = tuning.plain  # `kernels.upfirdn2d`, the module
-
 ROOT = Path(__file__).parents[1]
 
 
@@ -42,14 +40,14 @@ def test_the_rows_of_medium_maps_are_what_was_measured_best():
     rows = json.loads((ROOT / "results/kernels/nvidia-h200-filter-tuning-medium.json").read_text())["timed"]
     source = (ROOT / "kernels/upfirdn2d.py").read_text()
     said = re.findall(r'\("medium", True, (\d), (\d)\): Config\(.*# ([\d.]+)%, before ([\d.]+)%', source)
-    assert len(said) == sum(key[0] == "medium" for key in plain.CONFIGS) == 3
+    assert len(said) == sum(key[0] == "medium" for key in tuning.plain.CONFIGS) == 3
     names = {("1", "1"): tuning.PAIR, ("2", "1"): "upfirdn2d up", ("1", "2"): "upfirdn2d down"}
     for up, down, share, before in said:
         timed = [row for row in rows if row["kernel"] == f"{names[up, down]} medium"]
         most = max(len(row["runs"]) for row in timed)
         best = max((row for row in timed if len(row["runs"]) == most), key=tuning.share)
         (current,) = (row for row in timed if row["current"])
-        assert Config(**best["config"]) == plain.CONFIGS["medium", True, int(up), int(down)]
+        assert Config(**best["config"]) == tuning.plain.CONFIGS["medium", True, int(up), int(down)]
         shares = [f"{100 * tuning.share(row):.1f}" for row in (best, current)]
         assert [share, before] == shares and tuning.share(best) > 1.01 * tuning.share(current)
 
