@@ -32,10 +32,8 @@ def launching() -> dict[str, bool]:
     return {"DEPENDENT": True, "launch_pdl": True} if ON else {"DEPENDENT": False}
 
 
-@triton.jit
-def after_previous(
-    DEPENDENT: tl.constexpr,
-):  # without `tl` among its globals Triton's interpreter refuses a function
+@triton.jit  # whose interpreter refuses a function that has no `tl` among its globals
+def after_previous(DEPENDENT: tl.constexpr):
     """Return when all kernels before this one on its stream have ended, and let the next one take its places."""
     if DEPENDENT:
         gdc_wait()
