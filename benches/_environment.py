@@ -11,7 +11,6 @@ import importlib.metadata
 import json
 import os
 import shutil
-import subprocess
 import sys
 from pathlib import Path
 from typing import Any
@@ -24,6 +23,8 @@ from benches import ROOT
 from benches._hardware import machine_here
 from benches._interpreter import interpreter, lacks, libraries, stop
 from benches._measure import HANDOVER
+from ladder import git
+from ladder.errors import UserError
 
 CODE_UNDER_TEST = ("stylegan_lite", "kernels")
 
@@ -191,5 +192,7 @@ def _forget(environment: Any) -> None:
 
 
 def _dirty() -> bool:
-    command = ["git", "status", "--porcelain", "--", *CODE_UNDER_TEST]
-    return bool(subprocess.run(command, cwd=ROOT, capture_output=True, text=True).stdout.strip())
+    try:
+        return bool(git.changes(ROOT, CODE_UNDER_TEST))
+    except UserError as error:
+        stop(str(error))

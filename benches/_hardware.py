@@ -1,30 +1,28 @@
-"""The machine as asv stores it: from its hardware, kept in this checkout, and the same whatever is updated on it.
+"""The machine as asv stores it: its record (`ladder.asvmachines`), of the hardware that the measuring Python sees.
 
-The record under results/asv is the only one. It holds what makes two machines different: the GPU and its memory, the
-CPU, cores, memory and family of operating system. What changes with updates, the driver and the kernel, is noted
-beside each result (`ladder.asvnotes`) and splits no series.
+The record under results/asv is the only one. What changes with updates, the driver and the kernel, is noted beside
+each result (`ladder.asvnotes`) and splits no series.
 """
 
 from __future__ import annotations
 
 import functools
-import hashlib
 import json
 import platform
-import re
 import subprocess
 from pathlib import Path
 from typing import Any
 
+import asv.util
 from asv.console import log
 
 from benches import ROOT
+from benches._git import refuse_unknown_commit
 from benches._interpreter import ask, interpreter, stop
-from ladder import asvnotes, results
-from ladder.errors import describe, one_line
+from ladder import asvmachines, asvnotes
+from ladder.errors import UserError, describe, one_line
 
 RECORDS = ROOT / "results" / "asv"
-DRIFT = 0.04  # of memory: what a kernel or driver keeps for itself changes with its version
 
 _ASK = """
 import json
@@ -58,63 +56,6 @@ def facts() -> dict[str, Any]:
     return machine_here(interpreter())["facts"]
 
 
-def machine_record(name: str | None = None, records: Path = RECORDS) -> dict[str, str]:
-    """asv's machine record, strings only: no host name, nothing that a system update changes.
-
-    A machine is the one that the checkout knows if hardware and memory agree, the latter within a few percent: it
-    keeps that record to the letter. Another machine with the same GPU gets a name of its own.
-    """
-    known = facts()
-    memory = known["gpu_memory_gb"]
-    record = {
-        "machine": name or known["name"],
-        "os": known["os"].split()[0],
-        "arch": known["os"].split()[-1],
-        "cpu": known["cpu"],
-        "num_cpu": str(known["cores"]),
-        "ram": f"{known['ram_gb']:.0f} GB",
-        "gpu": known["gpu"] or "none",
-        "gpu_memory": "none" if memory is None else f"{memory:.0f} GB",
-    }
-    if name:
-        return record
-    stored = _stored(records)
-    for other in sorted(stored.values(), key=lambda other: other["machine"] != record["machine"]):
-        if _same(record, other):
-            return {key: other[key] for key in record}
-    if record["machine"] in stored:
-        identity = json.dumps({**record, "machine": ""}, sort_keys=True)
-        record["machine"] += f"-{hashlib.sha256(identity.encode()).hexdigest()[:6]}"
-    return record
-
-
-def _stored(records: Path) -> dict[str, dict[str, Any]]:
-    """Machine records of the checkout that can be used, by name."""
-    found = {}
-    for path in sorted(records.glob("*/machine.json")):
-        try:
-            data = results.parse(path.read_bytes())
-        except (OSError, ValueError):
-            continue
-        if isinstance(data, dict) and data.get("machine") == path.parent.name:
-            found[path.parent.name] = data
-    return found
-
-
-def _same(record: dict[str, str], other: dict[str, Any]) -> bool:
-    for key, value in record.items():
-        theirs = other.get(key)
-        if not isinstance(theirs, str):
-            return False
-        a, b = (re.fullmatch(r"(\d{1,9}) GB", text) for text in (value, theirs))
-        if a and b:
-            if abs(int(a[1]) - int(b[1])) > max(1, DRIFT * int(a[1])):
-                return False
-        elif key != "machine" and value != theirs:
-            return False
-    return True
-
-
 def load_machine(
     cls: type,
     interactive: bool = False,
@@ -124,16 +65,35 @@ def load_machine(
     use_defaults: bool = False,
     **given: str,
 ) -> Any:
-    """Stands in for `Machine.load`: asks nothing, reads and writes no file of the user's home."""
-    if machine_name and results.slug(machine_name) != machine_name:
-        stop(f"--machine {machine_name!a}: a name is of a-z, 0-9, '.', '_' and '-', it names a folder")
+    """Stand in for `Machine.load`: ask nothing, read and write no file of the user's home."""
     self = cls()
-    self.__dict__.update(machine_record(machine_name))
+    self.__dict__.update(asvmachines.identify(facts(), RECORDS))
     if force_interactive or given:  # `asv machine`
         log.info("The machine is described from its hardware at every run; nothing is stored for it:")
         for key, value in self.__dict__.items():
             log.info(f"  {key}: {value}")
+    elif machine_name:
+        self.machine = machine_name
+    _asked[self.machine] = machine_name
     return self
+
+
+_asked: dict[str, str | None] = {}  # name of a machine that was loaded -> what --machine said
+
+
+def save_machine(self: Any, results_dir: str) -> None:
+    """Stand in for `Machine.save`, which asv calls before it measures.
+
+    Nothing is written, and one line says why, where results could not be filed: no commit is known, or the name is not
+    this machine's.
+    """
+    refuse_unknown_commit()
+    try:
+        record = asvmachines.choose(facts(), Path(results_dir), _asked.get(self.machine))
+    except UserError as error:
+        stop(str(error))
+    self.__dict__.update(record)
+    asv.util.write_json(str(Path(results_dir) / record["machine"] / "machine.json"), record, self.api_version)
 
 
 def note(result: Any, folder: str, choices: dict[str, list[str]] | None = None) -> None:

@@ -18,9 +18,9 @@ import asv.environment
 import asv.machine
 import asv.results
 
-from benches import _spawning
+from benches import _git, _spawning
 from benches._environment import WorkingTree
-from benches._hardware import load_machine, note
+from benches._hardware import load_machine, note, save_machine
 from benches.series import DEFAULT
 from ladder import asvnotes
 
@@ -29,6 +29,7 @@ WANTED = [DEFAULT]  # what runs without --bench
 
 def setup() -> None:
     """asv's hook for plugins: called once, in asv's own process."""
+    _git.setup()
     _environments()
     _selection()
     _machines()
@@ -63,6 +64,7 @@ def _selection() -> None:
 
 def _machines() -> None:
     asv.machine.Machine.load = classmethod(load_machine)
+    asv.machine.Machine.save = save_machine
     # The home record is other projects': `asv update` would rewrite it.
     asv.machine.MachineCollection.update = classmethod(lambda cls, _path=None: None)
 

@@ -31,9 +31,11 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
 
     if str(ROOT) not in sys.path:  # the front page knows rungs and recipes: all floors below are asked
         sys.path.append(str(ROOT))
+    from benches._git import refuse_unknown_commit
     from ladder.errors import UserError
     from ladder.site import asvpages, building
 
+    refuse_unknown_commit()
     try:
         with building.replacing(Path(conf.html_dir)) as site:
             results = site.with_name("results")
@@ -71,12 +73,27 @@ def _discover(conf: Any) -> None:
     path = Benchmarks.get_benchmark_file_path(conf.results_dir)
     found = util.load_json(path, api_version=Benchmarks.api_version)
     known = {commit for branch in conf.branches for commit in commits.get_branch_commits(branch)}
-    mine = [result for result in results.iter_results(conf.results_dir) if result.commit_hash in known]
+    every = list(results.iter_results(conf.results_dir))
+    mine = [result for result in every if result.commit_hash in known]
+    lacking = _lacking({result.commit_hash for result in every} - known)
     if not mine:
-        _stop("no result is of a commit on the branches that asv.conf.json names, nothing is published")
+        _stop(
+            f"no result is of a commit on the branches that asv.conf.json names, nothing is published{lacking}"
+        )
+    if lacking:
+        _say(f"older commits are not drawn{lacking}")
     used = {name for result in mine for name in result.get_result_keys(found)}
     kept = {name: found[name] for name in sorted(used)}
     util.write_json(path, kept, Benchmarks.api_version)
+
+
+def _lacking(commits: set[str]) -> str:
+    """Return what helps where a shallow clone lacks some of these commits, else nothing."""
+    from ladder import git
+
+    if not git.is_shallow(ROOT) or not commits - git.dates(ROOT, commits).keys():
+        return ""
+    return f"; this clone is shallow: {git.DEEPEN}"
 
 
 def _say(line: str) -> None:

@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from ladder import files, machine, record, results
+from ladder import files, git, machine, record, results
 from ladder.errors import UserError, one_line
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -34,11 +34,11 @@ def measure(commits: int, repeats: int) -> dict[str, Any]:
     facts = machine.facts(machine.choose_device())
     with tempfile.TemporaryDirectory(prefix="asv-overhead-") as folder:
         clone = Path(folder) / "clone"
-        _git(ROOT, "clone", "-q", "--no-hardlinks", str(ROOT), str(clone))
+        git.read(ROOT, *git.LF, "clone", "-q", "--no-hardlinks", str(ROOT), str(clone))
         if not (clone / "benches").is_dir():
             raise UserError("this commit has no benches/")
         (clone / "benches" / "nothing.py").write_text(NOTHING)
-        chosen = _git(clone, "rev-list", "--first-parent", f"-n{commits + 1}", "HEAD").split()
+        chosen = git.read(clone, "rev-list", "--first-parent", f"-n{commits + 1}", "HEAD").split()
         if len(chosen) < 2:
             raise UserError("one commit is too few: there must be at least two to compare")
         _run(clone, chosen[:1])  # asv's own checkout is made once
@@ -99,13 +99,6 @@ def _run(clone: Path, commits: list[str]) -> tuple[float, list[dict[str, float]]
 
 def _home(clone: Path) -> dict[str, str]:
     return os.environ | {"HOME": str(clone.parent)}
-
-
-def _git(folder: Path, *args: str) -> str:
-    run = subprocess.run(["git", *args], cwd=folder, capture_output=True, text=True)
-    if run.returncode != 0:
-        raise UserError(f"git {args[0]}: {one_line(run.stderr) or 'failed'}")
-    return run.stdout
 
 
 def markdown(data: dict[str, Any]) -> str:

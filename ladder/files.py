@@ -66,9 +66,12 @@ def below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
 
 
 def digest(root: Path, files: Iterable[Path]) -> str:
-    """SHA-256, in hexadecimal digits, of these files of ``root``: of their names there and of what they hold."""
+    """Return the SHA-256, in hexadecimal digits, of these sources of ``root``: of their names and of their text.
+
+    A line ends with \\n, whatever the checkout has: git's core.autocrlf must not make other code of one commit.
+    """
     whole = hashlib.sha256()
     for path in files:
         whole.update(path.relative_to(root).as_posix().encode() + b"\0")
-        whole.update(hashlib.sha256(path.read_bytes()).digest())
+        whole.update(hashlib.sha256(path.read_bytes().replace(b"\r\n", b"\n")).digest())
     return whole.hexdigest()

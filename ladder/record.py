@@ -5,12 +5,12 @@ that runs can be merged, and judged anew, later. A missing number is None.
 """
 
 import datetime
-import subprocess
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import measured, modes, results, stats, verdicts
+from ladder import git, measured, modes, results, stats, verdicts
+from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.worker import CYCLE_STEPS
 
@@ -317,17 +317,11 @@ def new_path(out: Path, result: dict[str, Any]) -> Path:
 
 
 def commit_of(root: Path) -> tuple[str | None, bool | None]:
-    """(commit, whether the code differs from it) of the checkout at `root`; (None, None) where git knows none."""
+    """Return (commit, whether the code differs from it) of the checkout at `root`.
 
-    def git(*command: str) -> str:
-        run = subprocess.run(
-            ["git", "-C", str(root), *command], capture_output=True, text=True, timeout=30, check=True
-        )
-        return run.stdout.strip()
-
+    (None, None) where no commit is known: `git.problem` says why.
+    """
     try:
-        if Path(git("rev-parse", "--show-toplevel")).resolve() != Path(root).resolve():
-            return None, None
-        return git("rev-parse", "HEAD"), bool(git("status", "--porcelain", "--", *_CODE))
-    except (OSError, subprocess.SubprocessError):
+        return git.commit(root), bool(git.changes(root, _CODE))
+    except UserError:
         return None, None

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvchecks, catalog, climbing, machine, measured, results, validate
+from ladder import asvchecks, catalog, climbing, git, machine, measured, results, validate
 from ladder.errors import UserError, one_line
 from ladder.site import asvseries
 
@@ -51,31 +51,20 @@ class Submission:
 
 
 def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
-    """Find out what is measured here. UserError, before anything is: no git, uncommitted changes, an unusable GPU.
+    """Find out what is measured here. UserError, before anything is: no commit, changes to it, an unusable GPU.
 
     Without a GPU and without a budget (`minutes` None) `ladder run` is the quick one.
     """
-    commit = _git(root, "rev-parse", "HEAD")
-    if commit is None:
-        raise UserError("results belong to a commit: clone the repository with git and run this in the clone")
-    changed = (_git(root, "status", "--porcelain", "--", *CODE) or "").splitlines()
-    if changed:
+    commit = git.commit(root)
+    if changed := git.changes(root, CODE):
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(
-            f"uncommitted changes in {changed[0][2:].strip()}{more}: commit or stash them, so that others can look up"
-            " what was measured"
+            f"uncommitted changes in {validate.show_path(changed[0])}{more}: commit or stash them, so that others can"
+            " look up what was measured"
         )
     device = machine.choose_device()
     quick = device == "cpu" and minutes is None
-    return Submission(root, commit.strip(), device, machine.facts(device), minutes or MINUTES, say, quick)
-
-
-def _git(root: Path, *arguments: str) -> str | None:
-    try:
-        run = subprocess.run(["git", "-C", str(root), *arguments], capture_output=True, text=True)
-    except OSError:
-        return None
-    return run.stdout if run.returncode == 0 else None
+    return Submission(root, commit, device, machine.facts(device), minutes or MINUTES, say, quick)
 
 
 # --- ladder run ---------------------------------------------------------------------------------------------------

@@ -13,13 +13,13 @@ import math
 import os
 import re
 import stat
-import subprocess
 from collections.abc import Callable, Iterable, Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvchecks, floor, measured, results, schema, schema_kinds
+from ladder import asvchecks, floor, git, measured, results, schema, schema_kinds
+from ladder.errors import UserError
 from ladder.publishing import publishable
 from ladder.rules import shown
 
@@ -127,9 +127,11 @@ def _elsewhere(one: _Read) -> bool:
 def _since(file: Path) -> float:
     """How many commits this repository had when the file came into it: no date, which anybody may choose. Infinity if
     it never did."""
-    added = _git("log", "--diff-filter=A", "--format=%H", "--", os.path.abspath(file))
-    before = _git("rev-list", "--count", added[-1]) if added else []
-    return float(before[0]) if before else math.inf
+    try:
+        touched = git.read(ROOT, "rev-list", "HEAD", "--", os.path.abspath(file)).split()
+        return float(git.read(ROOT, "rev-list", "--count", touched[-1])) if touched else math.inf
+    except UserError:
+        return math.inf
 
 
 def asv_date(file: Path, data: Any) -> str | None:
@@ -151,37 +153,14 @@ def _dates(commit: str) -> dict[str, int]:
 
 
 def commit_dates(root: Path, commits: set[str]) -> dict[str, int] | None:
-    """When each of these commits was written, in asv's milliseconds, as far as the repository knows them; None
-    where there is no repository.
+    """Return when each of these commits was written, in asv's milliseconds, as far as the repository knows them.
+
+    None where there is no repository.
     """
-    command = [
-        "git",
-        "-C",
-        str(root),
-        "log",
-        "--no-walk=unsorted",
-        "--ignore-missing",
-        "--stdin",
-        "--format=%H %at",
-    ]
-    asked = "\n".join(sorted(commits)) + "\n"
     try:
-        run = subprocess.run(command, input=asked, capture_output=True, text=True)
-    except OSError:
+        return {commit: 1000 * seconds for commit, seconds in git.dates(root, commits).items()}
+    except UserError:
         return None
-    if run.returncode or not commits:
-        return None if run.returncode else {}
-    lines = [line.split() for line in run.stdout.splitlines()]
-    return {commit: 1000 * int(seconds) for commit, seconds in lines if commit in commits}
-
-
-def _git(*command: str) -> list[str]:
-    """The words that git says of this project's repository; none where it cannot."""
-    try:
-        run = subprocess.run(["git", "-C", str(ROOT), *command], capture_output=True, text=True, timeout=20)
-    except (OSError, subprocess.TimeoutExpired):
-        return []
-    return run.stdout.split() if run.returncode == 0 else []
 
 
 def problem_of(path: Path) -> str | None:

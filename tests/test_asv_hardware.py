@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from benches import _hardware
-from ladder import asvnotes
+from ladder import asvmachines, asvnotes
 from ladder.errors import UserError
 from tests import toyhistory
 from tests.repositories import git
@@ -19,14 +19,9 @@ LONG = "checkout-py3.11-cuda13.0-torch2.13.0-triton3.7.1-" + "x" * 60
 
 
 @pytest.fixture
-def describe(monkeypatch, tmp_path):
-    """describe(name=None, **facts): the record of a machine, whose facts are those of an H200 but for these."""
-
-    def record(name=None, **facts):
-        monkeypatch.setattr(_hardware, "facts", lambda: H200 | facts)
-        return _hardware.machine_record(name, tmp_path / "asv")
-
-    return record
+def describe(tmp_path):
+    """describe(**facts): the record of a machine, whose facts are those of an H200 but for these."""
+    return lambda **facts: asvmachines.identify(H200 | facts, tmp_path / "asv")
 
 
 def keep(record: dict, folder: Path) -> None:
@@ -56,7 +51,7 @@ def test_the_record_is_the_hardware_and_nothing_else(describe):
 
 
 def test_this_machine_has_no_host_name_and_no_release():
-    words = " ".join(_hardware.machine_record().values())
+    words = " ".join(asvmachines.describe(_hardware.facts()).values())
     assert platform.node() not in words.split() and platform.release() not in words
 
 
@@ -223,15 +218,20 @@ def test_other_projects_records_stay_as_they_are(history, stored, commands):
     assert (home / ".asv-machine.json").read_text() == stored
     assert [path.name for path in home.iterdir()] == [".asv-machine.json"]
     names = [path.parent.name for path in (history / "results/asv").glob("*/machine.json")]
-    ours = _hardware.machine_record(records=history / "none")["machine"]
+    ours = _hardware.facts()["name"]
     assert names == ([ours] if commands is COMMANDS else [])
 
 
 def test_a_machine_may_be_named_but_not_elsewhere(history):
-    run = asv(history, "run", "--machine", "../../elsewhere")
-    assert run.returncode == 2 and run.stderr.count("\n") == 1 and "names a folder" in run.stderr
-    asv(history, "run", "--machine", "my-box", "-b", "just-discover")
-    assert [path.parent.name for path in (history / "results/asv").glob("*/machine.json")] == ["my-box"]
+    ours = _hardware.facts()["name"]
+    for name in ("../../elsewhere", "mybox", f"{ours}-2"):
+        run = asv(history, "run", "--machine", name)
+        assert run.returncode == 2 and run.stderr.count("\n") == 1
+        assert f"this machine is {ours}: leave out --machine" in run.stderr
+        assert not (history / "results").exists()
+    chosen = f"{ours}-0a1b2c"
+    asv(history, "run", "--machine", chosen, "-b", "just-discover")
+    assert [path.parent.name for path in (history / "results/asv").glob("*/machine.json")] == [chosen]
 
 
 # --- notes ----------------------------------------------------------------------------------------------------------

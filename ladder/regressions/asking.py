@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import budget, catalog, climbing, machine
+from ladder import budget, catalog, climbing, git, machine
 from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.regressions import accepting, checkouts, comparing, known
@@ -68,7 +68,7 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, 
     pictures = climbing.prepare_images(None, workload, quiet=True)
     there = {**workload, "data": pictures.path}
     rungs = plan(request.ladder, request.rungs, machine.capabilities(device), there)
-    if checkouts.git(root, "status", "--porcelain", "--", *checkouts.PACKAGES):
+    if git.changes(root, checkouts.PACKAGES):
         tell("uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are")
     for line in known.expired(entries):
         tell(line)

@@ -8,42 +8,31 @@ from __future__ import annotations
 
 import contextlib
 import io
-import subprocess
 import tarfile
 import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
+from ladder import git
 from ladder.errors import UserError, one_line
 from ladder.pool import ROOT
 
 PACKAGES = ("kernels", "stylegan_lite")
 
 
-def git(root: Path, *command: str) -> str:
-    """What a git command prints. Raises `UserError` with its first line of complaint."""
-    try:
-        run = subprocess.run(["git", "-C", str(root), *command], capture_output=True, text=True, timeout=120)
-    except (OSError, subprocess.TimeoutExpired) as error:
-        raise UserError(f"git cannot be run: {one_line(str(error))}") from None
-    if run.returncode:
-        raise UserError(f"git {command[0]}: {one_line(run.stderr) or f'status {run.returncode}'}")
-    return run.stdout.strip()
-
-
 def commit_of(name: str, option: str, root: Path = ROOT) -> str:
-    """The commit that `name` stands for: a branch, a tag, a hash, HEAD~3. Raises `UserError`."""
-    git(root, "rev-parse", "--git-dir")  # says that this is no checkout, if it is none
+    """Return the commit that `name` stands for: a branch, a tag, a hash, HEAD~3. Raises `UserError`."""
+    git.commit(root)  # says why this is no checkout, if it is none
     try:
-        return git(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
+        return git.read(root, "rev-parse", "--verify", "--quiet", "--end-of-options", f"{name}^{{commit}}")
     except UserError:
-        raise UserError(f"{option} {one_line(name)}: git knows no such commit") from None
+        older = f"; this clone is shallow: {git.DEEPEN}" if git.is_shallow(root) else ""
+        raise UserError(f"{option} {one_line(name)}: git knows no such commit{older}") from None
 
 
 def is_ancestor(commit: str, of: str, root: Path = ROOT) -> bool:
-    """Whether `of` contains `commit`; a commit that this clone lacks is contained in nothing."""
-    command = ["git", "-C", str(root), "merge-base", "--is-ancestor", commit, of]
-    return subprocess.run(command, capture_output=True, timeout=120).returncode == 0
+    """Return whether `of` contains `commit`; a commit that this clone lacks is contained in nothing."""
+    return git.succeeds(root, "merge-base", "--is-ancestor", commit, of)
 
 
 @contextlib.contextmanager
@@ -60,17 +49,15 @@ def checked_out(commits: list[str], root: Path = ROOT) -> Iterator[list[Path]]:
 
 
 def _export(commit: str, into: Path, root: Path) -> None:
-    there = git(root, "ls-tree", "-d", "--name-only", commit, *PACKAGES).splitlines()
+    there = git.read(root, "ls-tree", "-d", "--name-only", commit, *PACKAGES).splitlines()
     if not there:
         return  # the worker says that there is nothing to measure
-    command = ["git", "-C", str(root), "archive", "--format=tar", commit, "--", *there]
-    run = subprocess.run(command, capture_output=True, timeout=300)
-    if run.returncode:
-        raise UserError(
-            f"commit {commit[:10]} cannot be checked out: {one_line(run.stderr.decode(errors='replace'))}"
-        )
     try:
-        with tarfile.open(fileobj=io.BytesIO(run.stdout)) as tar:
+        archive = git.read_bytes(root, *git.LF, "archive", "--format=tar", commit, "--", *there)
+    except UserError as error:
+        raise UserError(f"commit {commit[:10]} cannot be checked out: {error}") from None
+    try:
+        with tarfile.open(fileobj=io.BytesIO(archive)) as tar:
             tar.extractall(into, filter="data")
     except (tarfile.TarError, OSError) as error:
         raise UserError(f"commit {commit[:10]} cannot be checked out: {one_line(str(error))}") from None

@@ -12,10 +12,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvfiles, asvnotes, choicehistory, texts, verdicts
+from ladder import asvfiles, asvnotes, choicehistory, git, texts, verdicts
 from ladder.errors import UserError
 from ladder.pool import ROOT
-from ladder.regressions import accepting, checkouts, known
+from ladder.regressions import accepting, known
 from ladder.regressions import series as recorded
 from ladder.regressions.judging import BASE, BROKEN, HEAD
 from ladder.regressions.series import Series
@@ -79,19 +79,30 @@ def screen(
     root: Path = ROOT,
 ) -> tuple[list[Step], list[str]]:
     """(steps, lines that a reader must know). Raises `UserError`."""
-    order = checkouts.git(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
+    order = git.read(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
     place = {commit: number for number, commit in enumerate(order)}
     every, lines = recorded.read(folder)
     comparisons = _comparisons(compared, lines)
-    elsewhere = {commit for one in every for commit in one.values if commit not in place}
-    if elsewhere:
-        lines.append(f"{len(elsewhere)} measured commits are not on {branch}: left out")
+    lines += _left_out(
+        {commit for one in every for commit in one.values if commit not in place}, branch, root
+    )
     steps = []
     for one in every:
         for step in steps_of(one, place, threshold):
             _settle(step, comparisons, entries, root)
             steps.append(step)
     return sorted(steps, key=lambda s: (ORDER.index(s.status), place[s.bad], -s.share)), lines
+
+
+def _left_out(commits: set[str], branch: str, root: Path) -> list[str]:
+    """Return a line on commits that are not on the branch, and one on those that a shallow clone cannot know."""
+    lacking = commits - git.dates(root, commits).keys() if git.is_shallow(root) else set()
+    lines = []
+    if elsewhere := commits - lacking:
+        lines.append(f"{len(elsewhere)} measured commits are not on {branch}: left out")
+    if lacking:
+        lines.append(f"{len(lacking)} measured commits are not in this shallow clone: left out; {git.DEEPEN}")
+    return lines
 
 
 def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -> list[Step]:

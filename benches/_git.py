@@ -1,0 +1,53 @@
+"""asv's own calls of git: as ours (`ladder.git`), so that they answer for this repository, whatever the settings are.
+
+Where git is absent or does not know this checkout, asv stops in one line before it measures, writes or publishes.
+"""
+
+from __future__ import annotations
+
+import os
+import shlex
+from pathlib import Path
+from typing import Any
+
+from asv.plugins.git import Git
+
+from benches import ROOT
+from benches._interpreter import stop
+from ladder import git
+from ladder.errors import UserError
+
+
+def refuse_unknown_commit(root: Path = ROOT) -> None:
+    """Stop in one line where results of the checkout at `root` belong to no commit."""
+    if problem := git.problem(root):
+        stop(problem)
+
+
+def setup() -> None:
+    """Put our calls into asv's place, and take what redirects git out of this process's environment."""
+    clean = git.environment()
+    for name in [name for name in os.environ if name.startswith("GIT_")]:
+        del os.environ[name]  # benchmarks and pip inherit the environment, too
+    os.environ.update({name: value for name, value in clean.items() if name.startswith("GIT_")})
+    start, call, find = Git.__init__, Git._run_git, Git.get_hashes_from_range
+
+    def __init__(self: Git, url: str, mirror_path: str) -> None:
+        if Path(url).is_dir():
+            refuse_unknown_commit(Path(url))
+        start(self, url, mirror_path)
+
+    def _run_git(self: Git, args: list[str], cwd: Any = True, **kwargs: Any) -> str:
+        kwargs["env"] = git.environment(kwargs.get("env"))
+        return call(self, [*git.OVERRIDES, *git.LF, *args], cwd, **kwargs)
+
+    def get_hashes_from_range(self: Git, range_spec: str) -> list[str]:
+        try:
+            words = shlex.split(range_spec)
+            git.read(Path(self._path), "rev-list", "--max-count=0", *(words or ["HEAD"]), "--")
+        except (UserError, ValueError) as error:
+            older = f"; this clone is shallow: {git.DEEPEN}" if git.is_shallow(Path(self._path)) else ""
+            stop(f"commits {range_spec!a}: {error}{older}")
+        return find(self, range_spec)
+
+    Git.__init__, Git._run_git, Git.get_hashes_from_range = __init__, _run_git, get_hashes_from_range
