@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvchecks, catalog, climbing, git, machine, measured, results, validate
+from ladder import asvchecks, asvmachines, catalog, climbing, git, machine, measured, results, validate
 from ladder.errors import UserError, one_line
 from ladder.site import asvseries
 
@@ -45,6 +45,11 @@ class Submission:
     @property
     def workload(self) -> str:
         return climbing.DEFAULT_WORKLOAD[self.device]
+
+    @property
+    def machine(self) -> str:
+        """The name of this machine's folder under results/asv."""
+        return asvmachines.identify(self.facts, self.root / "results" / "asv")["machine"]
 
     def left_s(self) -> float:
         return 60 * self.minutes - (time.monotonic() - self.begin)
@@ -137,6 +142,10 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
     submission.say(
         f"asv run: {len(wanted)} rungs of {submission.workload}, {len(wanted) - len(missing)} are there"
     )
+    if submission.machine != submission.facts["name"]:
+        submission.say(
+            f"asv run: results/asv/{submission.facts['name']} is another machine; this one is {submission.machine}"
+        )
     longest, tried, failures, size = 0.0, 0, 0, GROUP[submission.device]
     for group in (missing[i : i + size] for i in range(0, len(missing), size)):
         if tried and submission.left_s() < longest * len(group):
@@ -161,6 +170,7 @@ def history(submission: Submission, run: Callable[..., int] | None = None) -> li
 
 def _asv(submission: Submission, regex: str) -> int:
     command = [sys.executable, "-m", "asv", "run", f"{submission.commit}^!", "--bench", regex]
+    command += ["--machine", submission.machine]
     with subprocess.Popen(command, cwd=submission.root, stdin=subprocess.DEVNULL) as process:
         try:
             return process.wait()
@@ -217,7 +227,8 @@ def asv_results(submission: Submission) -> list[Path]:
         "cpu": facts["cpu"],
         "torch": (facts["torch"] or "").split("+")[0],
     }
-    for path in (submission.root / "results" / "asv").glob(f"*/{submission.commit[:8]}-*.json"):
+    folder = submission.root / "results" / "asv" / submission.machine
+    for path in folder.glob(f"{submission.commit[:8]}-*.json"):
         if validate.problem_of(path) is not None:
             continue
         data = asvchecks.parse(path.read_bytes(), "results")

@@ -14,6 +14,7 @@ from typing import Any
 
 import pytest
 
+from ladder import git
 from tests import interpreter
 
 pytest.register_assert_rewrite("tests.rung_steps")
@@ -42,6 +43,9 @@ def torch_has_cuda() -> bool:
 
 # Tests run side by side, and threads that wait for a core that another process has spin: a test of 7 s took 97.
 os.environ.setdefault("OMP_NUM_THREADS", "1")
+# A hook that runs the tests exports GIT_DIR: commands that the tests start must not work on the user's repository.
+for name in os.environ.keys() - git.environment().keys():
+    del os.environ[name]
 # What a script starts with `&` ignores Ctrl-C, and so does all that it starts; tests interrupt programs on purpose.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)

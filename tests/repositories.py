@@ -2,9 +2,10 @@
 
 from __future__ import annotations
 
-import os
 import subprocess
 from pathlib import Path
+
+from ladder.git import environment
 
 SETTINGS = ("user.name=t", "user.email=t@t", "commit.gpgsign=false", "advice.detachedHead=false")
 
@@ -12,8 +13,9 @@ SETTINGS = ("user.name=t", "user.email=t@t", "commit.gpgsign=false", "advice.det
 def git(folder: Path, *arguments: str, **env: str) -> str:
     """What git says of this there, with `env` over the environment; a status other than 0 is an error."""
     command = ["git", *(word for setting in SETTINGS for word in ("-c", setting)), *arguments]
+    # Without GIT_DIR and its like: a hook that runs the tests exports those of the user's own repository.
     run = subprocess.run(
-        command, cwd=folder, env=os.environ | env, check=True, capture_output=True, text=True
+        command, cwd=folder, env=environment() | env, check=True, capture_output=True, text=True
     )
     return run.stdout.strip()
 

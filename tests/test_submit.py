@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from benches import series
-from ladder import asvchecks, cli, machine, results, submit, validate
+from ladder import asvchecks, asvmachines, cli, machine, results, submit, validate
 from ladder.errors import UserError
 from ladder.site import asvseries
 from tests import made_up_asv
@@ -60,7 +60,7 @@ def asv(submission: submit.Submission, outcomes: dict[str, Any] | None = None) -
         if outcome in (0, 2):
             had = submit._measured(submission) | {rung for rung in rungs if ended[rung] == 0}
             seconds = {name: 0.1 + 0.01 * len(name) if name in had else math.nan for name in RUNGS}
-            facts = made_up_asv.facts("none", submission.facts["cpu"])
+            facts = asvmachines.identify(submission.facts, submission.root / "results" / "asv")
             path = made_up_asv.write(
                 submission.root / "results" / "asv", facts, seconds, "tiny", commit=submission.commit
             )
