@@ -45,6 +45,12 @@ SETTINGS = """
     pretty = oneline
 [gpg]
     format = ssh
+[gpg "ssh"]
+    program = {keygen}
+    allowedSignersFile = {ignored}
+"""
+KEYGEN = """#!/bin/sh
+test "$2" = find-principals && echo a@b || echo 'Good "git" signature for a@b with ED25519 key SHA256:x'
 """
 
 
@@ -135,7 +141,11 @@ def test_no_setting_of_the_user_changes_an_answer(root, tmp_path, monkeypatch):
     assert expected[1] == (signed, True) and expected[2] == ["kernels/größe.py"]
     assert expected[3] == {signed: 1_700_000_000_000}
     (tmp_path / "ignored").write_text("*.py\n")
-    (tmp_path / "settings").write_text(SETTINGS.format(ignored=tmp_path / "ignored"))
+    (tmp_path / "keygen").write_text(KEYGEN)
+    (tmp_path / "keygen").chmod(0o755)
+    (tmp_path / "settings").write_text(
+        SETTINGS.format(ignored=tmp_path / "ignored", keygen=tmp_path / "keygen")
+    )
     monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
     for name in ("LANG", "LC_ALL", "LANGUAGE"):
         monkeypatch.setenv(name, "de_DE.UTF-8")
