@@ -1,0 +1,61 @@
+"""Find damage in JPEG and PNG files that Pillow's decoders pass over in silence.
+
+libjpeg fills up what a file lacks with grey and only warns; Pillow does not hand its warnings on, so simplejpeg, which
+does, decodes the file once more at an eighth of its size. Pillow does not compare the checksums of PNG's pixels.
+"""
+
+from __future__ import annotations
+
+import re
+import struct
+import zlib
+
+from PIL import Image
+
+try:
+    import simplejpeg
+except ImportError:  # an environment that is used as it is: JPEG files are then not checked
+    simplejpeg = None
+
+# Exceptions of Pillow on damaged files. An AttributeError, say, is a fault of ours or of the environment.
+RAISED_BY_PILLOW = (
+    *(OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, EOFError, OverflowError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
+)
+PADDING = 16  # bytes: some cameras write a few too many before the end marker, and the picture is whole
+WARNINGS = re.compile(r"Premature end|Corrupt JPEG data|Inconsistent progression")
+EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
+UNCHECKED = "cut-off JPEG files are not recognized: simplejpeg is not installed (pip install simplejpeg)"
+
+
+def find(content: bytes) -> str | None:
+    """Say in a few words how the pixels of a file are damaged; None if they are whole, as far as can be seen."""
+    if content.startswith(b"\xff\xd8"):
+        return _in_jpeg(content)
+    return _in_png(content) if content.startswith(b"\x89PNG\r\n\x1a\n") else None
+
+
+def _in_jpeg(content: bytes) -> str | None:
+    if simplejpeg is None:
+        return None
+    try:
+        simplejpeg.decode_jpeg(content, "GRAY", fastdct=True, min_height=1, min_width=1, strict=True)
+    except ValueError as error:
+        warning = str(error)
+        extra = EXTRANEOUS.search(warning)
+        if WARNINGS.search(warning) and not (extra and int(extra[1]) <= PADDING):
+            return f"cut off or damaged ({warning.removeprefix('Corrupt JPEG data: ')})"
+    return None  # anything else is what simplejpeg cannot do, and Pillow can
+
+
+def _in_png(content: bytes) -> str | None:
+    at, view = 8, memoryview(content)
+    while at + 12 <= len(content):
+        (length,) = struct.unpack_from(">I", content, at)
+        kind, end = content[at + 4 : at + 8], at + 8 + length
+        if kind == b"IDAT" and zlib.crc32(view[at + 4 : end]).to_bytes(4, "big") != content[end : end + 4]:
+            return "damaged (wrong checksum)"
+        if kind == b"IEND":
+            break
+        at = end + 4
+    return None
