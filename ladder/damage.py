@@ -39,13 +39,29 @@ def _in_jpeg(content: bytes) -> str | None:
     if simplejpeg is None:
         return None
     try:
-        simplejpeg.decode_jpeg(content, "GRAY", fastdct=True, min_height=1, min_width=1, strict=True)
+        simplejpeg.decode_jpeg(
+            _without_metadata(content), "GRAY", fastdct=True, min_height=1, min_width=1, strict=True
+        )
     except ValueError as error:
         warning = str(error)
         extra = EXTRANEOUS.search(warning)
         if WARNINGS.search(warning) and not (extra and int(extra[1]) <= PADDING):
             return f"cut off or damaged ({warning.removeprefix('Corrupt JPEG data: ')})"
     return None  # anything else is what simplejpeg cannot do, and Pillow can
+
+
+def _without_metadata(content: bytes) -> bytes:
+    """Drop a JPEG's APPn and COM segments. Only the first warning is reported, and theirs would come first."""
+    kept, at = [content[:2]], 2
+    while (
+        at + 4 <= len(content) and content[at] == 0xFF and content[at + 1] != 0xDA
+    ):  # up to the start of scan
+        marker = content[at + 1]
+        end = at + 1 if marker == 0xFF else at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+        if not (0xE0 <= marker <= 0xEF or marker == 0xFE):
+            kept.append(content[at:end])
+        at = end
+    return b"".join([*kept, content[at:]])
 
 
 def _in_png(content: bytes) -> str | None:
