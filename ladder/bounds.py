@@ -1,4 +1,7 @@
-"""Compare what is installed with the oldest versions that ``pyproject.toml`` declares."""
+"""Compare what is installed with the oldest versions that ``pyproject.toml`` declares.
+
+``python -m ladder.bounds`` prints these as requirements for pip.
+"""
 
 from __future__ import annotations
 
@@ -9,13 +12,13 @@ from pathlib import Path
 from ladder.errors import UserError
 
 PROJECT = Path(__file__).resolve().parent.parent / "pyproject.toml"
-_DEPENDENCY = re.compile(r'^\s+"([A-Za-z0-9_.-]+)(>=|==)([0-9.]+)(?:;[^"]*|\s*;[^"]*)?",$', re.MULTILINE)
+_DEPENDENCY = re.compile(r'^ +"([\w.-]+)[>=]=([\d.]+)(?:;[^"]*)?",$', re.MULTILINE)
 
 
 def oldest() -> dict[str, str]:
     """Return the oldest version of each dependency that the project declares to work with, by lower-case name."""
     listed = PROJECT.read_text(encoding="utf-8").split("\ndependencies = [", 1)[1].split("\n]", 1)[0]
-    return {name.lower(): version for name, _, version in _DEPENDENCY.findall(listed)}
+    return {name.lower(): version for name, version in _DEPENDENCY.findall(listed)}
 
 
 def older(package: str) -> str | None:
@@ -39,3 +42,7 @@ def refuse_older(package: str) -> None:
 def _numbers(version: str) -> tuple[int, ...]:
     numbers = [int(each) for each in re.findall(r"\d+", version.split("+")[0])[:3]]
     return tuple(numbers + [0] * (3 - len(numbers)))
+
+
+if __name__ == "__main__":
+    print(*(f"{name}=={version}" for name, version in oldest().items()), sep="\n")

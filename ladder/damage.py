@@ -6,16 +6,13 @@ does, decodes the file once more at an eighth of its size. Pillow does not compa
 
 from __future__ import annotations
 
+import functools
 import re
 import struct
 import zlib
+from types import ModuleType
 
 from PIL import Image
-
-try:
-    import simplejpeg
-except ImportError:  # an environment that is used as it is: JPEG files are then not checked
-    simplejpeg = None
 
 # Exceptions of Pillow on damaged files. An AttributeError, say, is a fault of ours or of the environment.
 RAISED_BY_PILLOW = (
@@ -28,6 +25,16 @@ EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
 UNCHECKED = "cut-off JPEG files are not recognized: simplejpeg is not installed (pip install simplejpeg)"
 
 
+@functools.cache
+def decoder() -> ModuleType | None:
+    """Return simplejpeg, loaded at its first use; None in an environment without it, where JPEGs are not checked."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
 def find(content: bytes) -> str | None:
     """Say in a few words how the pixels of a file are damaged; None if they are whole, as far as can be seen."""
     if content.startswith(b"\xff\xd8"):
@@ -36,10 +43,10 @@ def find(content: bytes) -> str | None:
 
 
 def _in_jpeg(content: bytes) -> str | None:
-    if simplejpeg is None:
+    if decoder() is None:
         return None
     try:
-        simplejpeg.decode_jpeg(
+        decoder().decode_jpeg(
             _without_metadata(content), "GRAY", fastdct=True, min_height=1, min_width=1, strict=True
         )
     except ValueError as error:

@@ -162,7 +162,7 @@ def _fill_user(
         )
     if upscaled := counts[userimages.UPSCALED]:
         notes.append(f"{upscaled} of {used} images are smaller than {resolution}x{resolution}: upscaled")
-    if damage.simplejpeg is None and _has_jpegs(found):
+    if damage.decoder() is None and _has_jpegs(found):
         notes.append(damage.UNCHECKED)
     return notes
 
@@ -174,7 +174,7 @@ def _has_jpegs(found: userimages.Collection) -> bool:
 def _fingerprint(found: userimages.Collection) -> str:
     """Return a digest that changes with any candidate's name, size or time, and with whether JPEGs are checked."""
     lines = [f"{candidate.name} {candidate.stamp}" for candidate in found.candidates] + found.skipped
-    lines += [damage.UNCHECKED] * (damage.simplejpeg is None and _has_jpegs(found))
+    lines += [damage.UNCHECKED] * (damage.decoder() is None and _has_jpegs(found))
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:20]
 
 

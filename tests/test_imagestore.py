@@ -91,7 +91,7 @@ def test_what_was_used_longest_ago_makes_room_and_that_is_said(tmp_path, cache, 
     monkeypatch.setattr(imagestore, "LIMIT_GB", 3.5 * size / 1e9)
     found = prepare_images(fill(tmp_path / "e", {"x.png": encode(plain())}), 16, cache=cache)
     assert found.notes == [
-        "2 sets of images were removed from the cache: it is kept below {:g} GB".format(imagestore.LIMIT_GB)
+        f"2 sets of images were removed from the cache: it is kept below {imagestore.LIMIT_GB:g} GB"
     ]
     left = [
         prepare_images(made[name], 16, cache=cache, progress=lambda *_: pytest.fail("made again"))
