@@ -10,7 +10,7 @@ from typing import Any
 
 import click
 
-from ladder import budget, catalog, files, images, machine, measure, modes, progress, results, resuming
+from ladder import budget, catalog, files, images, machine, measure, modes, progress, results, resuming, texts
 from ladder.errors import UserError
 from stylegan_lite.config import Recipe
 
@@ -145,7 +145,7 @@ def prepare_images(data: str | None, workload: dict[str, Any], quiet: bool) -> i
         )
     if not quiet:
         for note in found.notes:
-            click.echo(f"images: {note}", err=True)
+            click.echo(f"images: {texts.printable(note)}", err=True)
     return found
 
 

@@ -9,7 +9,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import catalog, machine
+from ladder import bounds, catalog, machine
 from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -19,6 +19,7 @@ PACKAGES = {  # module -> what cannot be done without it
     "matplotlib": "no charts",
     "skimage": "no sample photographs; --data still works",
     "PIL": "no images can be read",
+    "simplejpeg": "JPEG files that are cut off are not recognized",
     "scipy": "no intervals",
     "asv": "no history over commits",
 }
@@ -89,6 +90,8 @@ def _packages() -> list[Check]:
         if importlib.util.find_spec(module) is None:
             status = "missing" if module in NEEDED else "warning"
             checks.append(Check(module, status, f"not installed: {without}", INSTALL))
+    old = [line.partition(": pip") for line in map(bounds.older, bounds.oldest()) if line]
+    checks += [Check("packages", "warning", what, f"pip{how}") for what, _, how in old]
     return checks or [Check("packages", "ok", f"torch {_version('torch')} and the others are installed")]
 
 

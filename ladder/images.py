@@ -1,53 +1,37 @@
 """Images for a workload: prepared once at its resolution as JPEG, kept in a cache, read by the data loader.
 
-Either a user's folder or zip (``ladder/userimages.py``) or the sample photographs (``ladder/photographs.py``). A
-cache entry is a folder ``<key>/`` with ``images/*.jpg`` and ``manifest.json``. It is written under another name and
-renamed when it is complete: a killed run leaves no half entry, and of two processes at work on the same one the
-second to finish takes the first one's.
+They come from a user's folder or zip (``ladder/userimages.py``) or are the sample photographs
+(``ladder/photographs.py``). ``ladder/imagestore.py`` keeps them.
 """
 
 from __future__ import annotations
 
 import hashlib
-import json
+import io
 import os
-import shutil
-import tempfile
-import time
-import warnings
-from collections import deque
+from collections import Counter, deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import TypeVar
 
 from PIL import Image
 
-from ladder import photographs, userimages
+from ladder import bounds, damage, imagestore, photographs, userimages
 from ladder.errors import UserError
+from ladder.imagestore import ImageSet
 
 SAMPLE = "sample-photographs"
 USER = "user-images"
 JPEG_QUALITY = 90
-VERSION = 1  # of what is in the cache: raise it when the same input gives other images
+VERSION = 2  # of what is in the cache: raise it when the same input gives other images
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "images"
 NAMED = 20  # unreadable files named in the notes; the rest are counted
-STALE_S = 24 * 3600.0  # a temporary folder this old belongs to a process that was killed
+JPEGS = (".jpg", ".jpeg")
 
 Progress = Callable[[int, int], None]
 T = TypeVar("T")
 R = TypeVar("R")
-
-
-@dataclass(frozen=True)
-class ImageSet:
-    """Prepared images: ``count`` JPEG files in the folder ``path``; ``source`` is SAMPLE or USER; notes for people."""
-
-    path: str
-    count: int
-    source: str
-    notes: list[str] = field(default_factory=list)
 
 
 def prepare_images(
@@ -69,8 +53,9 @@ def prepare_images(
 
     Raises:
         UserError: ``data`` is missing, empty, neither folder nor zip, without a usable image or with fewer than
-            ``at_least``; or the cache cannot be written. One line.
+            ``at_least``; or the cache cannot be written; or Pillow is too old. One line.
     """
+    bounds.refuse_older("pillow")
     cache = CACHE if cache is None else Path(cache)
     try:
         if data is None:
@@ -90,7 +75,7 @@ def prepare_images(
 
 def _prepare_sample(resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
     key = f"sample-{resolution}-v{VERSION}"
-    ready = _look_up(cache / key)
+    ready = imagestore.find(cache / key)
     if ready:
         return ready
     pictures = photographs.load()
@@ -113,7 +98,7 @@ def _prepare_sample(resolution: int, cache: Path, progress: Progress | None) -> 
                 progress(done, len(crops))
         return notes
 
-    return _make(cache / key, SAMPLE, fill)
+    return imagestore.make(cache / key, SAMPLE, fill, replaces=f"sample-{resolution}-v*")
 
 
 def _prepare_user(data: str, resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
@@ -121,11 +106,13 @@ def _prepare_user(data: str, resolution: int, cache: Path, progress: Progress | 
     try:
         if not found.candidates:
             raise UserError(f"--data {data}: holds no JPEG or PNG image{_other_types(found.other_types)}")
-        entry = cache / f"user-{_fingerprint(data, found)}-{resolution}-v{VERSION}"
-        return _look_up(entry) or _make(
+        source = hashlib.sha256(os.fsencode(os.path.realpath(Path(data).expanduser()))).hexdigest()[:12]
+        entry = cache / f"user-{source}-{resolution}-{_fingerprint(found)}-v{VERSION}"
+        return imagestore.find(entry) or imagestore.make(
             entry,
             USER,
             lambda folder: _fill_user(data, found, folder, resolution, progress),
+            replaces=f"user-{source}-{resolution}-*",
         )
     finally:
         found.close()
@@ -140,21 +127,22 @@ def _fill_user(
 ) -> list[str]:
     """Convert every candidate; returns the notes. UserError if none could be used."""
 
-    def make(item: tuple[int, userimages.Candidate]) -> tuple[str, str | None]:
+    def make(item: tuple[int, userimages.Candidate]) -> tuple[str, set[str] | None]:
         index, candidate = item
         try:
-            picture, small = userimages.square(found.read(candidate), resolution)
+            picture, remarks = userimages.square(found.read(candidate), resolution)
         except userimages.Unreadable as error:
             return f"{candidate.name}: {error}", None
         _save(picture, folder / f"{index:06d}.jpg")
-        return candidate.name, "upscaled" if small else "used"
+        return candidate.name, remarks
 
-    skipped, used, upscaled = list(found.skipped), 0, 0
-    for done, (line, outcome) in enumerate(_in_threads(make, enumerate(found.candidates)), 1):
-        if outcome is None:
+    skipped, used, counts = list(found.skipped), 0, Counter()
+    for done, (line, remarks) in enumerate(_in_threads(make, enumerate(found.candidates)), 1):
+        if remarks is None:
             skipped.append(line)
-        used += outcome is not None
-        upscaled += outcome == "upscaled"
+        else:
+            used += 1
+            counts.update(remarks)
         if progress:
             progress(done, len(found.candidates))
     if not used:
@@ -168,15 +156,25 @@ def _fill_user(
         notes.append(
             f"{len(found.other_types)} files are not JPEG or PNG{_other_types(found.other_types)}: ignored"
         )
-    if upscaled:
+    if left_out := counts[userimages.PROFILE_LEFT_OUT]:
+        notes.append(
+            f"{left_out} of {used} images have a colour profile that cannot be applied: used without it"
+        )
+    if upscaled := counts[userimages.UPSCALED]:
         notes.append(f"{upscaled} of {used} images are smaller than {resolution}x{resolution}: upscaled")
+    if damage.decoder() is None and _has_jpegs(found):
+        notes.append(damage.UNCHECKED)
     return notes
 
 
-def _fingerprint(data: str, found: userimages.Collection) -> str:
-    """Changes when the path does, or any candidate's name, size or time."""
-    lines = [os.path.realpath(Path(data).expanduser())]
-    lines += [f"{candidate.name} {candidate.stamp}" for candidate in found.candidates] + found.skipped
+def _has_jpegs(found: userimages.Collection) -> bool:
+    return any(candidate.name.lower().endswith(JPEGS) for candidate in found.candidates)
+
+
+def _fingerprint(found: userimages.Collection) -> str:
+    """Return a digest that changes with any candidate's name, size or time, and with whether JPEGs are checked."""
+    lines = [f"{candidate.name} {candidate.stamp}" for candidate in found.candidates] + found.skipped
+    lines += [damage.UNCHECKED] * (damage.decoder() is None and _has_jpegs(found))
     return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:20]
 
 
@@ -210,61 +208,6 @@ def _in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 
 def _save(picture: Image.Image, path: Path) -> None:
-    picture.save(path, "JPEG", quality=JPEG_QUALITY)
-
-
-def _look_up(entry: Path) -> ImageSet | None:
-    """The finished entry, or None if there is none or some of its files are gone."""
-    try:
-        manifest = json.loads((entry / "manifest.json").read_text(encoding="utf-8"))
-        images = ImageSet(path=str(entry / "images"), **manifest)
-        present = sum(name.endswith(".jpg") for name in os.listdir(images.path))
-    except (OSError, ValueError, TypeError):
-        return None
-    return images if present == images.count else None
-
-
-def _make(entry: Path, source: str, fill: Callable[[Path], list[str]]) -> ImageSet:
-    """Let ``fill`` write images into a temporary folder, add the manifest, and rename it to ``entry``."""
-    entry.parent.mkdir(parents=True, exist_ok=True)
-    _remove_stale(entry.parent)
-    working = Path(tempfile.mkdtemp(prefix=".making-", dir=entry.parent))
-    try:
-        folder = working / "images"
-        folder.mkdir()
-        with warnings.catch_warnings():
-            warnings.simplefilter("ignore")  # Pillow warns of odd metadata and of sizes that are bounded here
-            notes = fill(folder)
-        images = ImageSet("", len(os.listdir(folder)), source, notes)
-        manifest = {key: value for key, value in asdict(images).items() if key != "path"}
-        (working / "manifest.json").write_text(json.dumps(manifest, indent=1), encoding="utf-8")
-        working.chmod(0o755)  # mkdtemp's 0700 would shut out other users of a shared checkout
-        return _put(working, entry)
-    finally:
-        shutil.rmtree(working, ignore_errors=True)
-
-
-def _put(working: Path, entry: Path) -> ImageSet:
-    try:
-        working.rename(entry)
-    except OSError:  # there already: another process was faster, or it is damaged
-        ready = _look_up(entry)
-        if ready:
-            return ready
-        aside = Path(tempfile.mkdtemp(prefix=".making-", dir=entry.parent)) / "damaged"
-        entry.rename(aside)
-        shutil.rmtree(aside.parent, ignore_errors=True)
-        working.rename(entry)
-    ready = _look_up(entry)
-    if ready is None:
-        raise UserError(f"image cache {entry}: changed while it was written; run again")
-    return ready
-
-
-def _remove_stale(cache: Path) -> None:
-    for left in cache.glob(".making-*"):
-        try:
-            if time.time() - left.stat().st_mtime > STALE_S:
-                shutil.rmtree(left, ignore_errors=True)
-        except OSError:
-            continue  # its owner has just finished with it
+    encoded = io.BytesIO()  # written by Python, which says of a full disk what Pillow does not
+    picture.save(encoded, "JPEG", quality=JPEG_QUALITY)
+    path.write_bytes(encoded.getvalue())

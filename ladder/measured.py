@@ -31,7 +31,7 @@ EARLIER = {"97cbb728d8b30849": "a23c60d086c20765"}
 ENGINE = (
     *("worker", "asides", "capturing", "errors", "gpustate", "nvml", "threads"),
     *("measure", "sidebyside", "visiting", "pool", "record"),
-    *("images", "photographs", "userimages"),
+    *("images", "imagestore", "photographs", "userimages", "colour", "damage"),
 )
 Result = dict[str, Any]
 

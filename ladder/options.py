@@ -9,6 +9,7 @@ from typing import Any
 import click
 
 from ladder.errors import UserError
+from ladder.texts import printable
 
 FILE = click.Path(path_type=Path, dir_okay=False)
 FOLDER = click.Path(path_type=Path, file_okay=False)
@@ -33,8 +34,13 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except (UserError, ConfigError) as error:
-            click.echo(f"ladder: {' '.join(str(error).split())}", err=True)
+            click.echo(f"ladder: {printable(' '.join(str(error).split()))}", err=True)
             ctx.exit(2)
+        except (
+            click.ClickException
+        ) as error:  # click shows it; it quotes arguments, a shell's list of files among them
+            error.message = "\n".join(map(printable, error.message.split("\n")))
+            raise
         except KeyboardInterrupt:
             click.echo("ladder: interrupted", err=True)
             ctx.exit(130)

@@ -13,6 +13,7 @@ from pathlib import Path
 
 from PIL import Image
 
+from ladder import colour
 from ladder.errors import UserError
 
 PHOTOGRAPHS = (
@@ -55,12 +56,15 @@ def folder() -> Path:
 
 
 def load() -> dict[str, Image.Image]:
-    """The photographs as RGB images, by file name."""
+    """Return the photographs as sRGB images, by file name. UserError where a file cannot be read."""
     data = folder()
     photographs = {}
     for name in PHOTOGRAPHS:
-        with Image.open(data / name) as image:
-            photographs[name] = image.convert("RGB")
+        try:
+            with Image.open(data / name) as image:
+                photographs[name], _ = colour.to_srgb(image, colour.profile_of(image))
+        except OSError as error:
+            raise UserError(f"scikit-image's {name} cannot be read: {error.strerror or error}") from error
     return photographs
 
 

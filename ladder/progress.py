@@ -10,6 +10,8 @@ from typing import Any
 
 import click
 
+from ladder.texts import printable
+
 OnEvent = Callable[[dict[str, Any]], None]
 
 
@@ -104,6 +106,7 @@ class _Bar:
             click.echo(f"{self.title}: {done}/{total} {self.unit}  {text}{_left(left_s)}".rstrip(), err=True)
 
     def line(self, text: str) -> None:
+        text = printable(text)
         if self.progress is not None:
             from rich.text import Text
 

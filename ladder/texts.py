@@ -36,6 +36,14 @@ def plain(text: object) -> str:
     return " ".join(kept.split())[:200]
 
 
+def printable(text: object) -> str:
+    """Make text from outside (a file's name, a message) safe for a terminal: one line, all of it, controls spelled out.
+
+    Control and direction characters and bytes that are no text become escapes: ESC is ``\\x1b``, a newline ``\\n``.
+    """
+    return "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in str(text))
+
+
 def ms(value: float | None) -> str:
     """Milliseconds with the digits that mean something: 312, 90.4, 27.31."""
     if value is None:

@@ -7,8 +7,11 @@ readers ever see them.
 
 from __future__ import annotations
 
+import errno
 import io
 import os
+import posixpath
+import stat
 import zipfile
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, field
@@ -16,11 +19,19 @@ from pathlib import Path, PurePosixPath
 
 from PIL import Image, ImageOps
 
+from ladder import colour, damage
 from ladder.errors import UserError
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
+# Folders in which systems and NAS boxes keep thumbnails and what was deleted, compared in small letters.
+NOT_THE_USERS = {
+    *("__macosx", "@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "$recycle.bin"),
+    *("system volume information", "lost+found"),
+}
+LINKS = 8  # links in a zip that are followed one after another; more are a loop
 MAX_BYTES = 128 * 2**20  # of one file, unpacked
 MAX_PIXELS = 80_000_000  # of one image; 320 MB once decoded with alpha
+UPSCALED, PROFILE_LEFT_OUT = "upscaled", "profile left out"  # what `square` remarks of a picture
 
 
 class Unreadable(Exception):
@@ -61,53 +72,51 @@ def find(data: str) -> Collection:
     raise UserError(f"--data {data}: is neither a folder nor a zip file of JPEG or PNG images")
 
 
-def square(content: bytes, resolution: int) -> tuple[Image.Image, bool]:
-    """Decode, turn upright, centre-crop and resize to [resolution, resolution] RGB.
+def square(content: bytes, resolution: int) -> tuple[Image.Image, set[str]]:
+    """Decode, turn upright, centre-crop and resize to [resolution, resolution] sRGB.
 
     Returns:
-        the image, and whether it had to be upscaled.
+        the image, and what is to be said of it: ``UPSCALED``, ``PROFILE_LEFT_OUT``.
 
     Raises:
-        Unreadable: not a JPEG or PNG that Pillow can decode, or one with more than ``MAX_PIXELS`` pixels.
+        Unreadable: not a whole JPEG or PNG that Pillow can decode, or one with more than ``MAX_PIXELS`` pixels.
     """
     try:
-        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
-            width, height = image.size
-            if width * height > MAX_PIXELS:
-                raise Unreadable(f"{width}x{height} is more than {MAX_PIXELS // 10**6} million pixels")
-            image.draft(None, (2 * resolution, 2 * resolution))  # JPEG: decode at a half, quarter or eighth
-            image.load()
-            picture = ImageOps.fit(
-                to_rgb(_upright(image)),
-                (resolution, resolution),
-                Image.Resampling.LANCZOS,
-            )
-            return picture, min(width, height) < resolution
-    except Unreadable:
-        raise
+        size, upright, profile = _decode(content, resolution)
+        picture, sound = colour.to_srgb(
+            upright,
+            profile,
+            lambda full: ImageOps.fit(full, (resolution, resolution), Image.Resampling.LANCZOS),
+        )
     except MemoryError:
         raise Unreadable("not enough memory to decode it") from None
-    except (
-        Exception
-    ) as error:  # Pillow raises OSError, SyntaxError, ValueError, struct.error, ... on damaged files
+    remarks = {UPSCALED: min(size) < resolution, PROFILE_LEFT_OUT: not sound}
+    return picture, {remark for remark, holds in remarks.items() if holds}
+
+
+def _decode(content: bytes, resolution: int) -> tuple[tuple[int, int], Image.Image, bytes | None]:
+    """Return the size in the file, the upright image and its colour profile. A JPEG may be decoded smaller."""
+    try:
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+            size = width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise Unreadable(f"{width}x{height} is more than {MAX_PIXELS // 10**6} million pixels")
+            profile = colour.profile_of(image)
+            image.draft(None, (2 * resolution, 2 * resolution))  # JPEG: decode at a half, quarter or eighth
+            image.load()
+            upright = _upright(image)
+    except damage.RAISED_BY_PILLOW as error:
         raise Unreadable(_reason(error)) from error
+    if damaged := damage.find(content):
+        raise Unreadable(damaged)
+    return size, upright, profile
 
 
 def _upright(image: Image.Image) -> Image.Image:
     try:
         return ImageOps.exif_transpose(image)
-    except Exception:  # damaged metadata beside sound pixels
+    except damage.RAISED_BY_PILLOW:  # damaged metadata beside sound pixels
         return image
-
-
-def to_rgb(image: Image.Image) -> Image.Image:
-    """Any Pillow mode to RGB: 16-bit grey is scaled to 8 bits, transparency is laid over white."""
-    if image.mode.startswith("I"):  # 16-bit PNG; Pillow's own conversion clips at 255
-        image = image.convert("I").point(lambda value: value * (1 / 257)).convert("L")
-    if image.has_transparency_data:
-        image = image.convert("RGBA")
-        return Image.alpha_composite(Image.new("RGBA", image.size, "white"), image).convert("RGB")
-    return image if image.mode == "RGB" else image.convert("RGB")
 
 
 def _find_in_folder(root: Path) -> Collection:
@@ -138,31 +147,59 @@ def _walk(root: Path, skipped: list[str]) -> Iterator[str]:
             folders.clear()
             continue
         seen.add(real)
-        folders[:] = sorted(name for name in folders if not name.startswith("."))
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
         yield from (os.path.relpath(os.path.join(folder, name), root) for name in files)
 
 
 def _find_in_zip(path: Path) -> Collection:
     archive = zipfile.ZipFile(path)
-    found = Collection([], lambda candidate: _read_member(archive, candidate.name), archive.close)
-    members = {
-        info.filename: info for info in archive.infolist() if not info.is_dir()
-    }  # of two alike the last
+    members: dict[str, zipfile.ZipInfo] = {}
+    found = Collection(
+        [], lambda candidate: _read_member(archive, _follow(archive, members, candidate.name)), archive.close
+    )
+    for info in archive.infolist():
+        name = info.filename.replace("\\", "/")  # of zips made by some Windows programs
+        if not name.endswith("/"):  # that is a folder
+            members[str(PurePosixPath(name))] = info  # of two alike the last, as unpacking would leave it
     for name in sorted(members):
-        if not _passed_over(name, found):
-            found.candidates.append(Candidate(name, (members[name].file_size, members[name].CRC)))
+        if _passed_over(name, found):
+            continue
+        try:
+            info = _follow(archive, members, name)
+        except Unreadable as error:
+            found.skipped.append(f"{name}: {error}")
+            continue
+        found.candidates.append(Candidate(name, (info.file_size, info.CRC)))
     return found
 
 
+def _follow(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
+    """Return the member of this name; for a symbolic link the member that it leads to. Nothing else is opened."""
+    for _ in range(LINKS):
+        info = members.get(name)
+        if info is None:
+            raise Unreadable(os.strerror(errno.ENOENT))
+        if not stat.S_ISLNK(info.external_attr >> 16):
+            return info
+        target = _read_member(archive, info).decode("utf-8", "surrogateescape")
+        name = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    raise Unreadable(os.strerror(errno.ELOOP))
+
+
 def _passed_over(name: str, found: Collection) -> bool:
-    """Hidden files (``__MACOSX/._x.jpg``, ``.thumb.png``) in silence, other types with a count."""
-    path = PurePosixPath(name)
-    if path.name.startswith(".") or "__MACOSX" in path.parts:
+    """Decide by the name within a folder or zip: hidden files are left out in silence, other types with a count."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if any(map(_is_hidden, path.parts)):
         return True
     if path.suffix.lower() not in SUFFIXES:
         found.other_types.append(name)
         return True
     return False
+
+
+def _is_hidden(part: str) -> bool:
+    """Tell by one part of a path: ``.thumbnails``, ``._x.jpg``, ``__MACOSX``, ``@eaDir``."""
+    return (part.startswith(".") and part not in (".", "..")) or part.lower() in NOT_THE_USERS
 
 
 def _read_file(path: Path) -> bytes:
@@ -175,11 +212,9 @@ def _read_file(path: Path) -> bytes:
         raise Unreadable(_reason(error)) from error
 
 
-def _read_member(archive: zipfile.ZipFile, name: str) -> bytes:
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     try:
-        with archive.open(
-            name
-        ) as stream:  # reads no more than asked, whatever size the zip's directory claims
+        with archive.open(member) as stream:  # reads no more than asked, whatever size the directory claims
             return _bounded(stream.read(MAX_BYTES + 1))
     except Unreadable:
         raise

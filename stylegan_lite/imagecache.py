@@ -1,15 +1,20 @@
 """Images decoded once: all of a data set as one memory-mapped file of bytes, so that a batch is a copy and no decoding.
 
-A file holds [images, R, R, 3] uint8 and a last line that says what it is. It is written under another name and renamed
-when it is complete, so that a killed run leaves nothing that looks whole; of two processes at work on the same one,
-either's is as good. Its name carries a digest of the source's files (names, sizes, times): a changed folder
-gets a new file, and the old one goes.
+A file holds [images, R, R, 3] uint8 and two last lines: where the images lie, and what the file is. It is written under
+another name and renamed when it is complete, so that a killed run leaves nothing that looks whole; of two processes at
+work on the same one, either's is as good. Its name carries a digest of the source's files (names, sizes, times): a
+changed folder gets a new file, and the old one goes.
+
+The folder of these files is bounded. A file whose images are gone is removed, then those used longest ago until the
+rest and the new one fit. Whoever reads a file holds a shared lock on it, and a locked file stays.
 """
 
 from __future__ import annotations
 
 import errno
+import fcntl
 import hashlib
+import json
 import os
 import shutil
 import tempfile
@@ -17,8 +22,9 @@ import time
 import warnings
 from collections import deque
 from concurrent.futures import ThreadPoolExecutor
+from contextlib import suppress
 from pathlib import Path
-from typing import Protocol
+from typing import IO, Protocol
 
 import numpy as np
 import torch
@@ -28,7 +34,8 @@ from torch.utils.data import Dataset
 from stylegan_lite.config import ConfigError
 
 CACHE = Path(__file__).resolve().parent.parent / ".cache" / "bytes"
-VERSION = 1  # of the file: raise it when the same images are laid out otherwise
+VERSION = 2  # of the file: raise it when the same images are laid out otherwise
+LIMIT_GB = 100.0  # of all files together; those used longest ago go first
 STALE_S = 24 * 3600.0  # an unfinished file this old belongs to a process that was killed
 
 
@@ -58,6 +65,7 @@ class CachedImages(Dataset):
     def __init__(self, source: Source, as_uint8: bool) -> None:
         self.source, self.as_uint8 = source, as_uint8
         self.images: Tensor | None = None
+        self.file: IO[bytes] | None = None  # locked while it is open
         self.mapped = counter()
 
     def __len__(self) -> int:
@@ -65,7 +73,8 @@ class CachedImages(Dataset):
 
     def prepare(self) -> None:
         """Find the file or make it. ConfigError, one line, where it cannot be written."""
-        self.images = _map(_find_or_make(self.source, CACHE), self.source)
+        self.file = _open(self.source, CACHE)
+        self.images = _map(self.file, self.source)
 
     def __getitem__(self, key: tuple[int, bool]) -> Tensor:
         return self.__getitems__([key])[0]
@@ -88,7 +97,7 @@ class CachedImages(Dataset):
 
     def __getstate__(self) -> dict:
         """For workers that are not forked: they map the file themselves."""
-        return self.__dict__ | {"images": None}
+        return self.__dict__ | {"images": None, "file": None}
 
 
 def as_batch(batch: Tensor) -> Tensor:
@@ -101,11 +110,25 @@ def counter() -> Tensor:
     return torch.zeros(1, dtype=torch.int64).share_memory_()
 
 
-def _map(path: Path, source: Source) -> Tensor:
+def _map(file: IO[bytes], source: Source) -> Tensor:
     shape = (len(source), source.resolution, source.resolution, 3)
     with warnings.catch_warnings():
         warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to: nobody does
-        return torch.from_numpy(np.memmap(path, np.uint8, "r", shape=shape))
+        return torch.from_numpy(np.memmap(file, np.uint8, "r", shape=shape))
+
+
+def _open(source: Source, cache: Path) -> IO[bytes]:
+    """Find the file or make it, and lock it against removal for as long as it is open."""
+    while True:
+        path = _find_or_make(source, cache)
+        with suppress(FileNotFoundError):  # removed since: make it again
+            file = open(path, "rb")
+            with suppress(OSError):  # a file system without locks, a cache that is read-only
+                fcntl.flock(file, fcntl.LOCK_SH)
+                os.utime(path)  # last used now
+            if os.fstat(file.fileno()).st_nlink:
+                return file
+            file.close()
 
 
 def _find_or_make(source: Source, cache: Path) -> Path:
@@ -114,17 +137,18 @@ def _find_or_make(source: Source, cache: Path) -> Path:
     lines = [f"v{VERSION} {count} images {r}x{r}", *lines]
     digest = hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:20]
     of_source = f"{hashlib.sha256(place.encode('utf-8', 'surrogateescape')).hexdigest()[:12]}-{r}-"
-    path, last_line = cache / f"{of_source}{digest}.bytes", f"\n{lines[0]} {digest}\n".encode()
-    if _is_whole(path, count * r * r * 3, last_line):
+    path = cache / f"{of_source}{digest}.bytes"
+    last_lines = f"\n{json.dumps(place)}\n{lines[0]} {digest}\n".encode()
+    if _is_whole(path, count * r * r * 3, last_lines):
         return path
-    size = count * r * r * 3 + len(last_line)
+    size = count * r * r * 3 + len(last_lines)
     try:
         cache.mkdir(parents=True, exist_ok=True)
-        _remove_stale(cache, of_source, path)
+        _make_room(cache, of_source, path, size)
         free = shutil.disk_usage(cache).free
         if free < size:
             raise OSError(errno.ENOSPC, f"{free / 1e9:.2f} GB are free")
-        _make(source, path, last_line)
+        _make(source, path, last_lines)
     except OSError as error:
         if error.filename is not None and not Path(error.filename).is_relative_to(cache):
             raise  # an image that cannot be read, not the cache
@@ -135,16 +159,16 @@ def _find_or_make(source: Source, cache: Path) -> Path:
     return path
 
 
-def _is_whole(path: Path, start: int, last_line: bytes) -> bool:
+def _is_whole(path: Path, start: int, last_lines: bytes) -> bool:
     try:
         with open(path, "rb") as file:
             file.seek(start)
-            return file.read() == last_line
+            return file.read() == last_lines
     except OSError:
         return False
 
 
-def _make(source: Source, path: Path, last_line: bytes) -> None:
+def _make(source: Source, path: Path, last_lines: bytes) -> None:
     """Decode everything in threads (Pillow releases the GIL) into a temporary file; on disk before it is renamed.
 
     Written, not mapped: where the disk fills up meanwhile, a write says so, and a mapped page ends the process.
@@ -165,7 +189,7 @@ def _make(source: Source, path: Path, last_line: bytes) -> None:
             finally:
                 for future in waiting:
                     future.cancel()
-        _write(handle, last_line, len(source) * size)
+        _write(handle, last_lines, len(source) * size)
         os.fchmod(handle, 0o644)  # mkstemp's 0600 would shut out other users of a shared checkout
         os.fsync(handle)
         os.replace(working, path)
@@ -183,14 +207,46 @@ def _write(handle: int, content: bytes, offset: int) -> None:
         rest, offset = rest[written:], offset + written
 
 
-def _remove_stale(cache: Path, of_source: str, path: Path) -> None:
-    """Files of this source as it was before, and what killed processes left."""
-    left = [file for file in cache.glob(f"{of_source}*.bytes") if file != path]
+def _make_room(cache: Path, of_source: str, path: Path, size: int) -> None:
+    """Remove what killed processes left, what will not be read again, and what leaves no room for ``size`` bytes."""
     for file in cache.glob(".making-*"):
-        try:
+        with suppress(OSError):  # its owner has just finished with it
             if time.time() - file.stat().st_mtime > STALE_S:
-                left.append(file)
-        except OSError:
-            continue  # its owner has just finished with it
-    for file in left:
-        file.unlink(missing_ok=True)  # whoever has mapped it keeps it until it ends
+                file.unlink()
+    others = [file for file in cache.glob("*.bytes") if file != path]
+    for file in others:
+        if file.name.startswith(of_source) or not _has_source(file):
+            _remove(file)
+    left = {}
+    for file in others:
+        with suppress(FileNotFoundError):
+            left[file] = file.stat()
+    total = size + sum(status.st_size for status in left.values())
+    for file in sorted(left, key=lambda file: left[file].st_mtime):
+        if total > LIMIT_GB * 1e9 and _remove(file):
+            total -= left[file].st_size
+
+
+def _has_source(file: Path) -> bool:
+    """Tell whether the images of a file are still where they were. Files of an earlier version have none."""
+    try:
+        with open(file, "rb") as content:
+            content.seek(max(0, os.fstat(content.fileno()).st_size - 2**14))
+            place, about, _ = content.read().split(b"\n")[-3:]
+        path = json.loads(place)
+        return about.startswith(b"v%d " % VERSION) and (not os.path.isabs(path) or os.path.exists(path))
+    except (OSError, ValueError):
+        return False
+
+
+def _remove(file: Path) -> bool:
+    """Delete a file that nobody reads; say whether it is gone."""
+    try:
+        with open(file, "r+b") as content:  # over NFS an exclusive lock needs leave to write
+            fcntl.flock(content, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            file.unlink()
+    except FileNotFoundError:
+        return True
+    except OSError:
+        return False
+    return True

@@ -8,7 +8,7 @@ from pathlib import Path
 
 import click
 
-from ladder import options
+from ladder import options, texts
 from ladder.errors import UserError
 from ladder.pool import ROOT
 
@@ -86,7 +86,7 @@ def bench_compare(
     from ladder.regressions import asking, judging, report
 
     def tell(line: str) -> None:
-        click.echo(line, err=True)
+        click.echo(texts.printable(line), err=True)
 
     names = options.names(rungs)
     if kind is not None:
@@ -179,7 +179,7 @@ def history(
     from ladder.regressions import issues as nightly
 
     def tell(line: str) -> None:
-        click.echo(line, err=True)
+        click.echo(texts.printable(line), err=True)
 
     if budget is not None and not confirm:
         raise UserError("--budget is for --confirm")

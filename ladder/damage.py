@@ -1,0 +1,84 @@
+"""Find damage in JPEG and PNG files that Pillow's decoders pass over in silence.
+
+libjpeg fills up what a file lacks with grey and only warns; Pillow does not hand its warnings on, so simplejpeg, which
+does, decodes the file once more at an eighth of its size. Pillow does not compare the checksums of PNG's pixels.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+import struct
+import zlib
+from types import ModuleType
+
+from PIL import Image
+
+# Exceptions of Pillow on damaged files. An AttributeError, say, is a fault of ours or of the environment.
+RAISED_BY_PILLOW = (
+    *(OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, EOFError, OverflowError),
+    *(struct.error, zlib.error, Image.DecompressionBombError),
+)
+PADDING = 16  # bytes: some cameras write a few too many before the end marker, and the picture is whole
+WARNINGS = re.compile(r"Premature end|Corrupt JPEG data|Inconsistent progression")
+EXTRANEOUS = re.compile(r"(\d+) extraneous bytes before marker 0xd9")
+UNCHECKED = "cut-off JPEG files are not recognized: simplejpeg is not installed (pip install simplejpeg)"
+
+
+@functools.cache
+def decoder() -> ModuleType | None:
+    """Return simplejpeg, loaded at its first use; None in an environment without it, where JPEGs are not checked."""
+    try:
+        import simplejpeg
+    except ImportError:
+        return None
+    return simplejpeg
+
+
+def find(content: bytes) -> str | None:
+    """Say in a few words how the pixels of a file are damaged; None if they are whole, as far as can be seen."""
+    if content.startswith(b"\xff\xd8"):
+        return _in_jpeg(content)
+    return _in_png(content) if content.startswith(b"\x89PNG\r\n\x1a\n") else None
+
+
+def _in_jpeg(content: bytes) -> str | None:
+    if decoder() is None:
+        return None
+    try:
+        decoder().decode_jpeg(
+            _without_metadata(content), "GRAY", fastdct=True, min_height=1, min_width=1, strict=True
+        )
+    except ValueError as error:
+        warning = str(error)
+        extra = EXTRANEOUS.search(warning)
+        if WARNINGS.search(warning) and not (extra and int(extra[1]) <= PADDING):
+            return f"cut off or damaged ({warning.removeprefix('Corrupt JPEG data: ')})"
+    return None  # anything else is what simplejpeg cannot do, and Pillow can
+
+
+def _without_metadata(content: bytes) -> bytes:
+    """Drop a JPEG's APPn and COM segments. Only the first warning is reported, and theirs would come first."""
+    kept, at = [content[:2]], 2
+    while (
+        at + 4 <= len(content) and content[at] == 0xFF and content[at + 1] != 0xDA
+    ):  # up to the start of scan
+        marker = content[at + 1]
+        end = at + 1 if marker == 0xFF else at + 2 + int.from_bytes(content[at + 2 : at + 4], "big")
+        if not (0xE0 <= marker <= 0xEF or marker == 0xFE):
+            kept.append(content[at:end])
+        at = end
+    return b"".join([*kept, content[at:]])
+
+
+def _in_png(content: bytes) -> str | None:
+    at, view = 8, memoryview(content)
+    while at + 12 <= len(content):
+        (length,) = struct.unpack_from(">I", content, at)
+        kind, end = content[at + 4 : at + 8], at + 8 + length
+        if kind == b"IDAT" and zlib.crc32(view[at + 4 : end]).to_bytes(4, "big") != content[end : end + 4]:
+            return "damaged (wrong checksum)"
+        if kind == b"IEND":
+            break
+        at = end + 4
+    return None
