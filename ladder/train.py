@@ -193,6 +193,10 @@ class _Run:
                     raise
                 raise UserError(problem) from error
             if self.step.count < steps:
+                where = f"--resume {self.out / 'checkpoint.pt'}"
+                self.tell(
+                    {"event": "note", "text": f"stopped after step {self.step.count}: go on with {where}"}
+                )
                 raise KeyboardInterrupt
         return self._summary()
 
