@@ -71,7 +71,7 @@ def _worker(ending: str) -> str:
         if number in (errno.EMFILE, errno.ENFILE):
             return _open_files()
         return f"a data worker cannot hand over its batch: {os.strerror(number)}"
-    return f"a data worker ended: have {_WORKERS}"
+    return f"a data worker ended; the system may have run out of memory: have {_WORKERS}"
 
 
 def _shared_memory() -> str:

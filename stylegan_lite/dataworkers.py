@@ -10,12 +10,14 @@ from __future__ import annotations
 import errno
 import multiprocessing
 import os
+import shutil
 import signal
 import sys
 import tempfile
 import threading
 import traceback
 from collections.abc import Iterator
+from contextlib import suppress
 from multiprocessing import queues, util
 from types import TracebackType
 from typing import Any
@@ -60,18 +62,13 @@ def make_socket_folder() -> None:
     made = config.get("tempdir")
     if made is not None and os.path.isdir(made) and len(os.fsencode(os.path.dirname(made))) <= LONGEST:
         return
-    before, config["tempdir"] = tempfile.tempdir, None
-    try:
-        for folder in (_usual(), *_FOLDERS):
-            if folder is not None and len(os.fsencode(folder)) <= LONGEST:
-                tempfile.tempdir = folder
-                try:
-                    util.get_temp_dir()  # removed when this process ends
-                    return
-                except OSError:
-                    continue
-    finally:
-        tempfile.tempdir = before
+    for folder in (_usual(), *_FOLDERS):
+        if folder is not None and len(os.fsencode(folder)) <= LONGEST:
+            with suppress(OSError):  # it is not there, or cannot be written
+                config["tempdir"] = made = tempfile.mkdtemp(prefix="pymp-", dir=folder)
+                gone = {"ignore_errors": True}
+                util.Finalize(None, shutil.rmtree, args=(made,), kwargs=gone, exitpriority=-100)
+                return
     raise ConfigError(
         f"data workers: no folder for their sockets: set TMPDIR to a writable one of at most {LONGEST} characters"
     )
