@@ -20,10 +20,11 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder import machine, record, results, stats, swd, trainings
+from ladder import machine, mishaps, record, results, stats, swd, trainings
 from ladder.catalog import Planned
-from ladder.errors import UserError, describe
+from ladder.errors import UserError
 from ladder.images import ImageSet
+from ladder.stopping import stop_on_sigterm
 from stylegan_lite.data import ImageFolder
 
 OUT = Path(__file__).resolve().parent.parent / "results" / "canary"
@@ -53,10 +54,11 @@ def run(
     ``jobs`` trainings run at a time (None: ``usual_jobs``), which changes neither the records nor their order.
     ``on_event`` gets {"event": "trained", "rung", "seed", "done", "total", "distance"}.
 
-    Returns the result, ``complete`` false after Ctrl-C: ``path`` of the file is in the last event, "end".
+    Returns the result, ``complete`` false after Ctrl-C, SIGTERM or SIGHUP: ``path`` of the file is in the last event,
+    "end".
 
     Raises:
-        UserError: fewer than two seeds (there is no band), or no rung can run here.
+        UserError: fewer than two seeds (there is no band), no rung can run here, or another canary is writing there.
     """
     if seeds < 2:
         raise UserError(
@@ -66,29 +68,31 @@ def run(
         raise UserError(f"--canary: the baseline cannot run here: {planned[0].skipped}")
     tell, begin = on_event or (lambda event: None), time.monotonic()
     result = _new(name, workload, ladder, planned, images, device, steps, seeds)
-    started = datetime.now(timezone.utc)
-    path = Path(out) / result["machine"]["name"] / f"{name}-{ladder}-{started:%Y%m%dT%H%M%SZ}.json"
-    runnable = [rung for rung in planned if not rung.skipped]
-    records = {rung["name"]: rung for rung in result["rungs"]}
-    # Seed by seed: an interrupted canary has whole rounds
-    tasks = [(rung.name, rung.recipe, seed) for seed in range(seeds) for rung in runnable]
-    arguments = (workload, images, result["samples"], device, steps)
-    jobs = min(jobs or usual_jobs(device), len(tasks))
-    done = 0
-    try:
-        with contextlib.closing(_trained(arguments, tasks, jobs)) as trained:
-            for (rung, _, seed), one in trained:
-                one = {"seed": seed, "distance": None, "levels": None} | one
-                runs = records[rung]["runs"]
-                runs.append(one)
-                runs.sort(key=lambda each: each["seed"])
-                done += 1
-                _save(path, result, begin)
-                tell({"event": "trained", "rung": rung, "done": done, "total": len(tasks), **one})
-        result["complete"] = True
-    except KeyboardInterrupt:
-        result["notes"].append("interrupted: what was finished is kept")
-    _save(path, result, begin)
+    folder = Path(out) / result["machine"]["name"]
+    with results.folder_lock(folder), stop_on_sigterm():
+        started = datetime.now(timezone.utc)
+        path = folder / f"{name}-{ladder}-{started:%Y%m%dT%H%M%SZ}.json"
+        runnable = [rung for rung in planned if not rung.skipped]
+        records = {rung["name"]: rung for rung in result["rungs"]}
+        # Seed by seed: an interrupted canary has whole rounds
+        tasks = [(rung.name, rung.recipe, seed) for seed in range(seeds) for rung in runnable]
+        arguments = (workload, images, result["samples"], device, steps)
+        jobs = min(jobs or usual_jobs(device), len(tasks))
+        done = 0
+        try:
+            with contextlib.closing(_trained(arguments, tasks, jobs)) as trained:
+                for (rung, _, seed), one in trained:
+                    one = {"seed": seed, "distance": None, "levels": None} | one
+                    runs = records[rung]["runs"]
+                    runs.append(one)
+                    runs.sort(key=lambda each: each["seed"])
+                    done += 1
+                    _save(path, result, begin)
+                    tell({"event": "trained", "rung": rung, "done": done, "total": len(tasks), **one})
+            result["complete"] = True
+        except KeyboardInterrupt:
+            result["notes"].append("interrupted: what was finished is kept")
+        _save(path, result, begin)
     from ladder import report
 
     report.write(path.with_suffix(".md"), markdown(result))
@@ -154,7 +158,7 @@ def train(
         finally:
             step.close()
     except Exception as error:  # whatever it is, the other rungs train on
-        return broke | {"reason": describe(error)}
+        return broke | {"reason": mishaps.told(error)}
     if not all(math.isfinite(value) for value in levels.values()):
         return broke | {"reason": "the samples are not finite"}
     mean = sum(levels.values()) / len(levels)

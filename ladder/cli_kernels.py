@@ -119,10 +119,11 @@ def kernels(
     folders = out or OUT, CHARTS if out is None else out
     files.refuse_unwritable(*folders)
     asked = Asked(chosen, ops, names, quick, seed, minutes or MINUTES, first, resume)
-    from ladder import kernelverdicts
+    from ladder import kernelverdicts, results
 
-    result = measure(asked, as_json, folders[0])
-    paths = write(result, *folders)
+    with results.folder_lock(folders[0], results.slug(machine.facts(chosen)["name"])):
+        result = measure(asked, as_json, folders[0])
+        paths = write(result, *folders)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:

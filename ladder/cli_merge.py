@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -41,7 +42,7 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
         _refuse_out(out, files)
     result = merging.merge(files, anyway)
     if out is not None:
-        write(out, result)
+        write(out, result, lambda: _refuse_out(out, files))
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
         return
@@ -60,8 +61,8 @@ def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
         raise UserError(f"--out {out}: is there already; name a new file")
 
 
-def write(out: Path, result: dict[str, Any]) -> None:
-    """Write a result where no run is writing. Raises `UserError`."""
+def write(out: Path, result: dict[str, Any], refuse: Callable[[], None] = lambda: None) -> None:
+    """Write a result where no run is writing. Raises `UserError`, also where `refuse`, asked once it is held, does."""
     from ladder import results, validate
 
     size = len(json.dumps(results.fit(result), indent=1)) + 1
@@ -70,6 +71,7 @@ def write(out: Path, result: dict[str, Any]) -> None:
             f"--out {out}: {size} bytes, and a result has at most {validate.MOST_BYTES}: merge fewer"
         )
     with results.folder_lock(out.parent):
+        refuse()
         try:
             results.write(out, result)
         except OSError as error:

@@ -121,9 +121,10 @@ def precision(
         steps if steps is not None else (32 if cpu else 4000),
         {"loss_scale_interval": 8} if cpu else {},
     )
-    before = None if resume is None else earlier(resume, name, plan, facts)
-    result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
-    paths = write(result, folder, charts)
+    with results.folder_lock(folder, results.slug(facts["name"])):
+        before = None if resume is None else earlier(resume, name, plan, facts)
+        result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
+        paths = write(result, folder, charts)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:

@@ -46,7 +46,7 @@ def sustain(
 
     Exit status: 0 every rung has a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import ending, machine, sustaining
+    from ladder import ending, machine, results, sustaining
 
     chosen = machine.choose_device(device)
     folder = out or OUT
@@ -59,7 +59,8 @@ def sustain(
         paths[:] = write(result, folder)
 
     result = sustaining.new_result(asked, machine.facts(chosen), photographs)
-    result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
+    with results.folder_lock(folder, results.slug(result["machine"]["name"])):
+        result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
     ending.end(result, sustaining.text(result), paths, as_json, result["rungs"])
 
 

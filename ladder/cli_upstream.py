@@ -65,11 +65,11 @@ def upstream(
 
     Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import catalog, ending, machine, resuming
+    from ladder import catalog, ending, machine, results
     from ladder.upstream import measuring, report, source, taking_up
 
     source.networks_of(clone)
-    before = resuming.load_kind(resume, "upstream") if resume else None
+    before = _before(resume)
     chosen = machine.choose_device(device)
     folder = out or (resume.parent if resume else OUT)
     if before and workload is None:
@@ -92,10 +92,17 @@ def upstream(
         paths[:] = write(result, folder)
 
     result = measuring.new_result(asked, facts, photographs)
-    if before:
-        result = taking_up.take_up(resume, before, result)
-    result = measuring.measure(asked, result, tell, save)
+    with results.folder_lock(folder, results.slug(facts["name"])):
+        if resume:  # read again: another run may have gone on with it meanwhile
+            result = taking_up.take_up(resume, _before(resume), result)
+        result = measuring.measure(asked, result, tell, save)
     ending.end(result, report.text(result), paths, as_json, result["programs"])
+
+
+def _before(resume: Path | None) -> dict[str, Any] | None:
+    from ladder import resuming
+
+    return resuming.load_kind(resume, "upstream") if resume else None
 
 
 def _plan(

@@ -190,9 +190,10 @@ def train(
     chosen = choose_recipe(recipe, ladder, there, device)
     files.refuse_unwritable(options["out"])
     pictures = prepare_images(data or workload["data"], workload, quiet)
+    from ladder.stopping import stop_on_sigterm
     from ladder.train import train as training
 
-    with progress.training_progress(options["steps"], quiet) as on_event:
+    with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
         return training(workload, chosen, pictures, device=device, on_event=on_event, **options)
 
 

@@ -6,6 +6,7 @@ the project's own readers safe; `ladder.validate` is stricter, for files that co
 """
 
 import contextlib
+import errno
 import fcntl
 import json
 import math
@@ -277,19 +278,27 @@ def _positive(value: Any) -> bool:
 
 
 @contextlib.contextmanager
-def folder_lock(folder: Path) -> Iterator[None]:
-    """Hold `folder` (made if missing) for one run. Raises `UserError` if another run has it or it cannot be written."""
+def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
+    """Hold `folder` for one run; it is made if missing, and goes again if nothing came into it.
+
+    `name` says which results of the folder are held, where runs with others may write beside them.
+
+    Raises `UserError` if another run has it or it cannot be written.
+    """
     folder = Path(folder)
-    path = folder / ".lock"
+    path = folder / f".{name}.lock" if name else folder / ".lock"
+    made: list[Path] = []
     try:
-        folder.mkdir(parents=True, exist_ok=True)
-        handle = _take_lock(path)
+        handle = _take_lock(path, made)
     except BlockingIOError:
         raise UserError(
             f"{folder}: another run is writing here; wait for it or name another folder with --out"
         ) from None
     except OSError as error:
-        raise UserError(f"{folder}: results cannot be written here: {error.strerror}") from None
+        why = error.strerror
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+            why = "its file system has no locks; name a folder of another one with --out"
+        raise UserError(f"{folder}: results cannot be written here: {why}") from None
     try:
         yield
     finally:
@@ -297,11 +306,20 @@ def folder_lock(folder: Path) -> Iterator[None]:
             missing_ok=True
         )  # while still held: whoever opened it meanwhile sees that it is gone and tries again
         os.close(handle)
+        with contextlib.suppress(OSError):  # what is not empty stays
+            for each in made:
+                each.rmdir()
 
 
-def _take_lock(path: Path) -> int:
+def _take_lock(path: Path, made: list[Path]) -> int:
+    """Open and lock the file, or raise OSError; folders that are made for it, the deepest first, go into `made`."""
     while True:
-        handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        made += [each for each in path.parents if not each.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # another run has just removed the folder that it had made
+            continue
         try:
             fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except OSError:

@@ -4,7 +4,8 @@ Runs the launches of `ladder.sanitizecalls` under memcheck and racecheck, with P
 out slices of larger blocks, in which reading past the end of a tensor would go unnoticed. First everything is compiled,
 outside of the tools; then parts of the calls run side by side, each under each tool. Writes
 results/sanitizer/MACHINE.txt and .json, or MACHINE-partial where a part did not finish. Status 0: clean. 1: findings.
-2: it, or a part of it, could not run, and one line why. 130: Ctrl-C or SIGTERM; what was finished is written.
+2: it, or a part of it, could not run, and one line why. 130: Ctrl-C, SIGTERM or
+SIGHUP; what was finished is written.
 """
 
 from __future__ import annotations
@@ -16,14 +17,13 @@ import shutil
 import signal
 import sys
 import tempfile
-import threading
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder import record, sanitizecalls, sanitizelaunches, sanitizeparts
+from ladder import record, sanitizecalls, sanitizelaunches, sanitizeparts, stopping
 from ladder.errors import UserError
 from ladder.files import refuse_unwritable, replacing
 from ladder.sanitizeparts import ERRORS, TOOLS, UNFINISHED
@@ -83,21 +83,14 @@ def sanitizer() -> str:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Yield whether Ctrl-C or SIGTERM has come. Both may come several times, also while files are written: `timeout`
-    sends a signal to make and to us, and make passes its own on."""
+    """Yield whether Ctrl-C, SIGTERM or SIGHUP has come. Each may come several times, also while files are written:
+    `timeout` sends a signal to make and to us, and make passes its own on. One that is ignored stays ignored."""
     came: list[int] = []  # no Event: its lock would wait for itself where a signal comes within a signal
-    if threading.current_thread() is not threading.main_thread():
+    numbers = (signal.SIGINT, *stopping.OTHERS)
+    with stopping.handled(numbers, lambda number, _: came.append(number)) as handled:
         yield lambda: bool(came)
-        return
-    numbers = (signal.SIGINT, signal.SIGTERM)
-    before = {each: signal.signal(each, lambda number, _: came.append(number)) for each in numbers}
-    try:
-        yield lambda: bool(came)
-    finally:
-        for each, handler in before.items():
-            signal.signal(
-                each, signal.SIG_IGN if came else handler
-            )  # or the next would change the exit status
+        if came:
+            handled.update(dict.fromkeys(handled, signal.SIG_IGN))  # or the next would change the exit status
 
 
 # ---- the run -----------------------------------------------------------------------------------------------------

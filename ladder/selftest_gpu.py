@@ -22,6 +22,7 @@ from ladder.files import replacing
 from ladder.pool import ROOT, device_lock
 from ladder.selftest_judging import judge, markdown, wants_rounds
 from ladder.selftest_rounds import Program, Visit, Visitor
+from ladder.stopping import stop_on_sigterm
 from ladder.worker import CYCLE_STEPS
 
 MINUTES = 9.0
@@ -143,7 +144,7 @@ class SelfTest:
     def run(self) -> dict[str, Any]:
         """Waits, one visit of each step to learn how long it takes, then rounds as the budget allows."""
         try:
-            with tempfile.TemporaryDirectory() as folder:
+            with stop_on_sigterm(), tempfile.TemporaryDirectory() as folder:
                 self._spin(Path(folder) / "spin")
                 programs = self._programs(Path(folder))
                 number, round_s = 0, 0.0

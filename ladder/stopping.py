@@ -1,23 +1,92 @@
-"""SIGTERM ends what we do as Ctrl-C does: what was finished is written, and workers end."""
+"""Signals that end what we do: what was finished is written, and workers end.
+
+SIGTERM comes from batch systems and `timeout`, SIGHUP from a terminal or an ssh session that closes. A signal that was
+ignored when the program started (`nohup`: SIGHUP; a job in the background of a script: SIGINT) stays ignored.
+"""
+
+from __future__ import annotations
 
 import contextlib
+import os
 import signal
+import stat
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from typing import Any
+
+OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside Ctrl-C, which Python minds by itself
+Handler = Callable[[int, object], None]
 
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM end a run as Ctrl-C does. Signal handlers exist in the main thread only."""
-    if threading.current_thread() is not threading.main_thread():
+    """Let SIGTERM and SIGHUP end a run as Ctrl-C does, once: those that follow do not break into what is written then.
+
+    Signal handlers exist in the main thread only.
+    """
+    came = False
+
+    def stop(number: int, frame: object) -> None:
+        nonlocal came
+        _leave_dead_terminal(number)
+        if not came:
+            came = True
+            raise KeyboardInterrupt
+
+    with handled(OTHERS, stop):
         yield
-        return
 
-    def stop(*_: object) -> None:
-        raise KeyboardInterrupt
 
-    before = signal.signal(signal.SIGTERM, stop)
+@contextlib.contextmanager
+def stop_between() -> Iterator[Callable[[], bool]]:
+    """Yield whether Ctrl-C, SIGTERM or SIGHUP has come: whoever asks stops where nothing is half done.
+
+    A second Ctrl-C raises KeyboardInterrupt at once. Repeated SIGTERM and SIGHUP change nothing: a closed terminal
+    sends several.
+    """
+    came: list[int] = []  # no Event: its lock would wait for itself where a signal comes within a signal
+
+    def note(number: int, frame: object) -> None:
+        _leave_dead_terminal(number)
+        again = number == signal.SIGINT and number in came
+        came.append(number)
+        if again:
+            raise KeyboardInterrupt
+
+    with handled((signal.SIGINT, *OTHERS), note):
+        yield lambda: bool(came)
+
+
+@contextlib.contextmanager
+def handled(numbers: tuple[signal.Signals, ...], handler: Handler) -> Iterator[dict[signal.Signals, Any]]:
+    """Let ``handler`` see these signals, but for those that are ignored; in other threads than the main one, none.
+
+    Yields the handler that each signal gets at the end: the one it had.
+    """
+    before = {}
+    if threading.current_thread() is threading.main_thread():
+        before = {number: signal.getsignal(number) for number in numbers}
+    before = {number: old for number, old in before.items() if old not in (signal.SIG_IGN, None)}
+    for number in before:
+        signal.signal(number, handler)
     try:
-        yield
+        yield before
     finally:
-        signal.signal(signal.SIGTERM, before)
+        for number, old in before.items():
+            signal.signal(number, old)
+
+
+def _leave_dead_terminal(number: int) -> None:
+    """After SIGHUP, let go of a terminal that is gone: each word to it would be an error in the midst of saving."""
+    if number != signal.SIGHUP:
+        return
+    for handle in (0, 1, 2):
+        with contextlib.suppress(OSError):
+            if stat.S_ISCHR(os.fstat(handle).st_mode) and not os.isatty(handle) and not _is_null(handle):
+                null = os.open(os.devnull, os.O_RDWR)
+                os.dup2(null, handle)
+                os.close(null)
+
+
+def _is_null(handle: int) -> bool:
+    return os.fstat(handle).st_rdev == os.stat(os.devnull).st_rdev

@@ -5,25 +5,29 @@ The step is the very one that the ladder times, with any recipe.
 
 from __future__ import annotations
 
-import signal
-import threading
+import gc
 import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
-from dataclasses import dataclass
+import traceback
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import torch
 
 import stylegan_lite
-from ladder import checkpoint, grid
-from ladder.errors import UserError, one_line
+from ladder import checkpoint, grid, mishaps, results, trainingfolder
+from ladder.errors import UserError, words_of
 from ladder.images import ImageSet
-from ladder.losslog import Diverged, LossLog, Row, trim
+from ladder.losslog import Diverged, LossLog, Row
+from ladder.stopping import stop_between
+from stylegan_lite.config import ConfigError
 from stylegan_lite.step import PHASES, TrainingStep
 
 __all__ = ["Diverged", "train"]
+
+COPY_EVERY = 16  # steps on a GPU, where a copy of the state takes as long as a twentieth of a fast step
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -64,30 +68,54 @@ def train(
         Diverged: NaN or infinity, with phase and step; the last good checkpoint is kept.
         KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. A second one ends at once.
     """
-    out = Path(out)
-    tell = on_event or (lambda event: None)
-    content = _open(out, resume, workload, images, device, steps)
-    seed = seed if content is None else content["seed"]
-    step = stylegan_lite.make_step({**workload, "data": images.path}, recipe, device=device, seed=seed)
-    try:
-        step.prepare()
-        log = LossLog(
-            out / "losses.jsonl",
-            PHASES,
-            every=log_every,
-            batch=step.workload.batch,
-            device=device,
-            also=_scales(step),
-        )
-        run = _Run(step, out, images, seed, log, truncation, tell)
-        if content is not None:
-            run.restore(resume, content)
-        tell({"event": "start", "step": step.count, "steps": steps})
-        return run.to(steps, sample_every, checkpoint_every or sample_every)
-    except OSError as error:
-        raise UserError(f"{out}: training stopped: {one_line(str(error))}") from error
-    finally:
-        step.close()
+    out, resume = Path(out), None if resume is None else Path(resume)
+    with results.folder_lock(out):
+        content = _open(out, resume, workload, images, device, steps)
+        begin = content or {"seed": seed, "run": "", "seconds": 0.0}
+        name = begin["run"]
+        if not name or trainingfolder.is_fork(out, resume):
+            name = checkpoint.new_run()
+        trainingfolder.prepare(out, content)
+        step = None
+        try:
+            step = stylegan_lite.make_step(
+                {**workload, "data": images.path}, recipe, device=device, seed=begin["seed"]
+            )
+            step.prepare()
+            log = LossLog(
+                out / "losses.jsonl",
+                PHASES,
+                every=log_every,
+                batch=step.workload.batch,
+                device=device,
+                also=_scales(step),
+            )
+            tell = _telling(on_event)
+            run = _Run(step, out, images, begin["seed"], name, log, truncation, tell)
+            if content is not None:
+                run.restore(resume, content)
+            tell({"event": "start", "step": step.count, "steps": steps})
+            return run.to(steps, sample_every, checkpoint_every or sample_every)
+        except (UserError, ConfigError, Diverged):
+            raise
+        except Exception as error:  # before the first step: `_Run.to` handles its own
+            if (cause := mishaps.explain(error)) is None:
+                raise
+            raise UserError(f"{out}: training cannot begin: {cause}") from error
+        finally:
+            if step is not None:
+                step.close()
+
+
+def _telling(on_event: OnEvent | None) -> OnEvent:
+    """``on_event``, but that a terminal or pipe which is gone ends no training."""
+
+    def tell(event: dict[str, Any]) -> None:
+        with suppress(OSError):
+            if on_event is not None:
+                on_event(event)
+
+    return tell
 
 
 def _scales(step: TrainingStep) -> dict[str, torch.Tensor]:
@@ -105,27 +133,16 @@ def _open(
     device: str,
     steps: int,
 ) -> dict[str, Any] | None:
-    """Make ``out`` and read the checkpoint to go on from, before anything costly is built."""
-    content = None
-    if resume is not None:
-        content = checkpoint.load(resume)
-        full = stylegan_lite.Workload.from_dict({**workload, "data": None}).to_dict()
-        checkpoint.refuse_other(resume, content, full, _identity(images), device)
-        done = content["state"].get("count")
-        if not isinstance(done, int):
-            raise UserError(f"{resume}: damaged checkpoint: it does not know its step")
-        if done >= steps:
-            raise UserError(f"{resume}: is at step {done} already: give --steps above that")
-    elif (out / "checkpoint.pt").exists() or (out / "losses.jsonl").exists():
-        raise UserError(
-            f"{out}: holds a training run: go on with --resume {out / 'checkpoint.pt'} or give another --out"
-        )
-    try:
-        out.mkdir(parents=True, exist_ok=True)
-        if content is not None:
-            trim(out / "losses.jsonl", content["state"]["count"])
-    except OSError as error:
-        raise UserError(f"{out}: cannot be written: {error.strerror or error}") from error
+    """Read the checkpoint to go on from, and see that ``out`` is free for it, before anything costly is built."""
+    if resume is None:
+        trainingfolder.refuse_occupied(out)
+        return None
+    content = checkpoint.load(resume)
+    full = stylegan_lite.Workload.from_dict({**workload, "data": None}).to_dict()
+    checkpoint.refuse_other(resume, content, full, _identity(images), device)
+    if content["state"]["count"] >= steps:
+        raise UserError(f"{resume}: is at step {content['state']['count']} already: give --steps above that")
+    trainingfolder.refuse_other(out, resume, content)
     return content
 
 
@@ -141,72 +158,137 @@ class _Run:
     out: Path
     images: ImageSet
     seed: int
+    name: str  # of the run, in its checkpoints
     log: LossLog
     truncation: float
     tell: OnEvent
     before: float = 0.0
     started: float = 0.0
     saved: int | None = None  # step of the checkpoint on disk
+    copy: checkpoint.Copy = field(default_factory=checkpoint.Copy)
 
     def restore(self, path: Path, content: dict[str, Any]) -> None:
         checkpoint.restore(path, content, self.step)
         self.before = content["seconds"]
-        self.saved = self.step.count
+        self.saved = self.step.count if path.resolve() == (self.out / "checkpoint.pt").resolve() else None
+        self.log.take_up(content["log"])
         if content["recipe"] != self.step.recipe.to_dict():
             self.tell({"event": "note", "text": "the checkpoint was made with another recipe"})
 
     def to(self, steps: int, sample_every: int, checkpoint_every: int) -> dict[str, Any]:
         """Step up to ``steps``; returns the summary."""
         self.started = time.perf_counter()
-        try:
-            with _interrupt_between_steps() as interrupted:
-                while self.step.count < steps and not interrupted.is_set():
-                    self._one()
-                    done = self.step.count
-                    if done % sample_every == 0 and done < steps:
-                        self._sample()
-                    if done % checkpoint_every == 0 and done < steps:
-                        self._save()
-                stopped = self.step.count < steps
-                if not stopped:
-                    self.log.finish()
-                    self._sample()
-                self._save()
-        except Diverged as error:
-            kept = (
-                f"the checkpoint of step {self.saved} is kept" if self.saved else "there is no checkpoint yet"
-            )
-            raise Diverged(f"{error}; {kept}") from None
-        if stopped:
-            raise KeyboardInterrupt
+        with stop_between() as stopped:
+            try:
+                self._train(steps, sample_every, checkpoint_every, stopped)
+            except Diverged as error:
+                raise Diverged(f"{error}; {self._kept()}") from None
+            except Exception as error:
+                problem = self._broken(error)
+                if (
+                    stopped() and self.saved == self.step.count
+                ):  # what stops a training may stop its workers first
+                    raise KeyboardInterrupt from error
+                if problem is None:
+                    raise
+                raise UserError(problem) from error
+            if self.step.count < steps:
+                where = f"--resume {self.out / 'checkpoint.pt'}"
+                self.tell(
+                    {"event": "note", "text": f"stopped after step {self.step.count}: go on with {where}"}
+                )
+                raise KeyboardInterrupt
         return self._summary()
+
+    def _train(
+        self, steps: int, sample_every: int, checkpoint_every: int, stopped: Callable[[], bool]
+    ) -> None:
+        while self.step.count < steps and not stopped():
+            self._one()
+            done = self.step.count
+            if done % sample_every == 0 and done < steps:
+                self._sample()
+            if done % checkpoint_every == 0 and done < steps:
+                self._save()
+        if self.step.count == steps:
+            self.log.finish()
+            self._sample()
+        self._save()
+
+    def _broken(self, error: Exception) -> str | None:
+        """Save the state after the last whole step. Returns one line on cause and state; None: the cause is unknown."""
+        cause = words_of(error) if isinstance(error, UserError | ConfigError) else mishaps.explain(error)
+        number = self.step.count
+        traceback.clear_frames(error.__traceback__)  # what the step held of memory is needed to save
+        gc.collect()
+        if self.step.device == "cuda":
+            with suppress(Exception):  # a GPU that failed refuses this, too
+                torch.cuda.empty_cache()
+        try:
+            kept = self._rescue()
+        except Exception as other:  # whatever it is: the first error is the one to tell
+            why = str(other) if isinstance(other, UserError | Diverged) else mishaps.told(other)
+            kept = f"its state is not saved{'' if cause and why in cause else f' ({why})'}; {self._kept()}"
+        if cause is None:
+            self.tell({"event": "note", "text": f"training stopped after step {number}: {kept}"})
+            return None
+        return f"{self.out}: training stopped after step {number}: {cause}; {kept}"
+
+    def _rescue(self) -> str:
+        state = self.copy.sound() if self.step.updating else None
+        if not self.step.count or (self.step.updating and state is None):
+            return self._kept()
+        step = self.step.count if state is None else state["count"]
+        if self.saved is None or step > self.saved:
+            with suppress(UserError):  # the log's disk may be what is full
+                self.log.check()
+            self._write_checkpoint(state)
+        return f"go on from step {step} with --resume {self.out / 'checkpoint.pt'}"
+
+    def _kept(self) -> str:
+        return f"the checkpoint of step {self.saved} is kept" if self.saved else "there is no checkpoint yet"
 
     def _one(self) -> None:
         w, index = self.step.workload, self.step.count
         lazy = {"G_pl": index % w.pl_interval == 0, "D_r1": index % w.r1_interval == 0}
-        self.step.step()
-        phases = tuple(phase for phase in PHASES if lazy.get(phase, True))
-        line = self.log.add(Row(self.step.count, phases, self._seconds()), self.step.loss)
+        try:
+            self.step.step()
+        finally:
+            if (
+                self.step.count > index
+            ):  # a step that is done, though reading the next batch ahead may have failed
+                phases = tuple(phase for phase in PHASES if lazy.get(phase, True))
+                line = self.log.add(Row(self.step.count, phases, self._seconds()), self.step.loss)
         if line is not None:
             self.tell({"event": "log", **line})
+        if self.step.device == "cpu" or self.step.count % max(COPY_EVERY, self.log.every) == 0:
+            self.copy.take(self.step, self._seconds())
 
     def _sample(self) -> None:
         path = self.out / f"samples-{self.step.count:06d}.png"
-        grid.write_samples(self.step, path, seed=self.seed, truncation=self.truncation)
+        try:
+            grid.write_samples(self.step, path, seed=self.seed, truncation=self.truncation)
+        except OSError as error:
+            raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
         self.tell({"event": "sample", "step": self.step.count, "path": str(path)})
 
     def _save(self) -> None:
         """Write the checkpoint, but only of a state whose losses and weights are all finite."""
         self.log.check()
-        bad = self.step.check_finite()
-        if bad is not None:
+        self._write_checkpoint(None)
+
+    def _write_checkpoint(self, state: dict[str, Any] | None) -> None:
+        """As ``_save``, of the state as it is now or of a copy."""
+        count = self.step.count if state is None else state["count"]
+        unwritten = self.log.unwritten(count)
+        if state is None and (bad := self.step.check_finite()) is not None:
             raise Diverged(bad)
-        path, seconds = self.out / "checkpoint.pt", self._seconds()
-        try:
-            checkpoint.save(path, self.step, seed=self.seed, seconds=seconds, images=_identity(self.images))
-        except (OSError, RuntimeError) as error:  # torch reports a full disk as RuntimeError
-            raise UserError(f"{path}: cannot be written: {one_line(str(error))}") from error
-        self.saved = self.step.count
+        path, seconds = self.out / "checkpoint.pt", self._seconds() if state is None else self.copy.seconds
+        checkpoint.save(
+            path, self.step, seed=self.seed, seconds=seconds, images=_identity(self.images), run=self.name,
+            unwritten=unwritten, state=state,
+        )  # fmt: skip
+        self.saved = count
         self.tell({"event": "checkpoint", "step": self.saved, "path": str(path)})
 
     def _seconds(self) -> float:
@@ -228,29 +310,3 @@ class _Run:
         }
         self.tell({"event": "end", **summary})
         return summary
-
-
-@contextmanager
-def _interrupt_between_steps() -> Iterator[threading.Event]:
-    """Let Ctrl-C set an event instead of breaking into a step, whose half-done update no checkpoint could hold."""
-    interrupted = threading.Event()
-    if threading.current_thread() is not threading.main_thread():
-        yield interrupted
-        return
-
-    def note(signum: int, frame: object) -> None:
-        if interrupted.is_set():
-            raise KeyboardInterrupt
-        interrupted.set()
-
-    previous = signal.signal(signal.SIGINT, note)
-    try:
-        yield interrupted
-    except KeyboardInterrupt:
-        raise
-    except Exception as error:
-        if interrupted.is_set() and not isinstance(error, (UserError, Diverged)):
-            raise KeyboardInterrupt from error  # data workers end at Ctrl-C too, and the step in progress misses them
-        raise
-    finally:
-        signal.signal(signal.SIGINT, previous)

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
 from typing import Any
 
-from ladder.errors import describe
+from ladder import mishaps
 
 Task = tuple[Any, ...]
 Record = dict[str, Any]  # it has "reason": None, or one line why the training broke
@@ -107,7 +107,7 @@ def _work(connection: Connection, prepare: Callable[..., Callable[..., Record]],
             train = train or prepare(*arguments)
             record = train(*task)
         except Exception as error:
-            record = {"reason": describe(error)}
+            record = {"reason": mishaps.told(error)}
         connection.send(record)
 
 

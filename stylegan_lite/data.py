@@ -11,6 +11,7 @@ from PIL import Image
 from torch import Tensor
 from torch.utils.data import DataLoader, Dataset, Sampler
 
+from stylegan_lite import dataworkers
 from stylegan_lite.config import ConfigError, Recipe, Workload
 from stylegan_lite.gpudecode import Decoder, JpegFiles
 from stylegan_lite.imagecache import CachedImages, as_batch, counter
@@ -148,6 +149,7 @@ class DataFeed:
             persistent_workers=recipe.persistent_workers,
             prefetch_factor=recipe.prefetch_factor,
             drop_last=recipe.drop_last,
+            worker_init_fn=dataworkers.begin,
             collate_fn=as_batch if recipe.cached_images or recipe.gpu_decode else None,
             generator=torch.Generator().manual_seed(
                 seed
@@ -232,7 +234,7 @@ class DataFeed:
     def _fetch(self) -> Tensor:
         while True:
             if self.iterator is None:
-                self.iterator = iter(self.loader)
+                self.iterator = dataworkers.started(self.loader)
             batch = next(self.iterator, None)
             if batch is None:
                 self.iterator = None

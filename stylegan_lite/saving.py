@@ -26,6 +26,7 @@ def state_dict(step: TrainingStep) -> dict[str, Any]:
         "opt_D": _optimizer_state(step.opt_D),
         "pl_mean": step.pl_mean,
         "scales": {name: scale.state_dict() for name, scale in step.scales.items()},
+        "loss": step.loss,  # an update that FP16 skips records the one before
         "rng": _rng(step.device),
         "data": step.feed.state_dict(),
     }
@@ -35,7 +36,9 @@ def load_state_dict(step: TrainingStep, saved: dict[str, Any]) -> None:
     """``TrainingStep.load_state_dict``, once the step is prepared."""
     load_model(step, saved)
     step.feed.load_state_dict(saved["data"])
-    step.count = saved["count"]
+    for phase, loss in saved.get("loss", {}).items():  # older checkpoints have none
+        step.loss[phase].copy_(loss)
+    step.count, step.updating = saved["count"], False
     _set_rng(step.device, saved["rng"])
 
 

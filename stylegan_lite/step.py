@@ -68,6 +68,7 @@ class TrainingStep:
         self.compiled = Compiled(self) if recipe.compile != "off" else None
         self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
         self.count = 0  # steps done
+        self.updating = False  # whether a step has begun to change the networks and is not done
         self.prepared = False
         self.precompiled: Any = None  # `kernels.precompile.Report`, once `prepare` has looked for kernels
         self.keep_gradients = False  # set before prepare(): hold every phase's gradients for inspection
@@ -102,9 +103,10 @@ class TrainingStep:
 
     def _step(self, index: int, lazy: bool) -> None:
         self.feed.next()
+        self.updating = True
         self.run(self.phases(index, lazy))
+        self.count, self.updating = self.count + 1, False
         self.feed.prefetch()
-        self.count += 1
 
     def phases(self, index: int, lazy: bool = True) -> tuple[str, ...]:
         """The phases of one step of a cycle, in order."""

@@ -339,12 +339,12 @@ def test_a_folder_that_holds_a_run_is_not_overwritten(images, eleven):
 def test_a_failed_save_keeps_the_old_checkpoint(images, tmp_path, monkeypatch):
     save, calls = torch.save, []
 
-    def full(content, path):
-        calls.append(path)
+    def full(content, file):
+        calls.append(file)
         if len(calls) == 2:
-            Path(path).write_bytes(b"half")
+            file.write(b"half")
             raise OSError(28, "No space left on device")
-        save(content, path)
+        save(content, file)
 
     monkeypatch.setattr(torch, "save", full)
     with pytest.raises(UserError, match="No space left on device"):

@@ -17,17 +17,18 @@ MINUTES = 5.0
 
 def command(device: str, minutes: float, seed: int, quick: bool, out: Path | None, as_json: bool) -> None:
     """Everything; ends with status 130 where it was interrupted, 1 where no claim has a number."""
-    from ladder import files
+    from ladder import files, machine, results
     from ladder.claims import report, run
     from ladder.progress import kernels_progress
 
     folders = out or OUT, CHARTS if out is None else out
     files.refuse_unwritable(*folders)
-    with run.locked(device), kernels_progress(as_json, str) as on_event:
-        result = run.measure(
-            device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event
-        )
-    paths = write(result, *folders)
+    with results.folder_lock(folders[0], results.slug(machine.facts(device)["name"])):
+        with run.locked(device), kernels_progress(as_json, str) as on_event:
+            result = run.measure(
+                device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event
+            )
+        paths = write(result, *folders)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:

@@ -1,0 +1,119 @@
+"""Data workers that end when something fails: torch's own print a traceback and leave the training waiting for ever.
+
+A worker hands each batch over through a Unix socket in multiprocessing's temporary folder, as a file descriptor of
+shared memory. Both can fail in a thread of the worker that nobody watches: the socket's path may be too long, a limit
+of open files may be reached.
+"""
+
+from __future__ import annotations
+
+import errno
+import multiprocessing
+import os
+import shutil
+import signal
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import suppress
+from multiprocessing import queues, util
+from types import TracebackType
+from typing import Any
+
+from torch.utils.data import DataLoader
+
+from stylegan_lite.config import ConfigError
+
+FAILED = (
+    100  # plus the number of the system's error: the exit status of a worker that cannot hand over a batch
+)
+LONGEST = 107 - len(
+    "/pymp-12345678/listener-12345678"
+)  # bytes of a folder for sockets: Linux allows 107 in all
+_FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
+_LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
+
+
+def started(loader: DataLoader) -> Iterator[Any]:
+    """Return an iterator of ``loader``; its workers, if any, are started.
+
+    Raises:
+        ConfigError: no temporary folder has a path that is short enough for the workers' sockets.
+        OSError: the system refuses processes, files or shared memory.
+    """
+    if loader.num_workers:
+        make_socket_folder()
+    try:
+        return iter(loader)
+    except OSError as error:
+        _release(error)
+        raise
+
+
+def make_socket_folder() -> None:
+    """Make the folder in which this process and those that it starts keep their sockets; a short path is chosen.
+
+    Raises:
+        ConfigError: no folder is short enough and writable.
+    """
+    config = multiprocessing.current_process()._config  # which processes started from here inherit
+    made = config.get("tempdir")
+    if made is not None and os.path.isdir(made) and len(os.fsencode(os.path.dirname(made))) <= LONGEST:
+        return
+    for folder in (_usual(), *_FOLDERS):
+        if folder is not None and len(os.fsencode(folder)) <= LONGEST:
+            with suppress(OSError):  # it is not there, or cannot be written
+                config["tempdir"] = made = tempfile.mkdtemp(prefix="pymp-", dir=folder)
+                gone = {"ignore_errors": True}
+                util.Finalize(None, shutil.rmtree, args=(made,), kwargs=gone, exitpriority=-100)
+                return
+    raise ConfigError(
+        f"data workers: no folder for their sockets: set TMPDIR to a writable one of at most {LONGEST} characters"
+    )
+
+
+def _usual() -> str | None:
+    try:
+        return tempfile.gettempdir()
+    except OSError:  # none can be written
+        return None
+
+
+def begin(worker: int) -> None:
+    """Prepare a worker (``worker_init_fn``): its parent alone minds Ctrl-C, and a thread that fails ends it."""
+    for number in (signal.SIGINT, signal.SIGHUP):  # the terminal sends them to workers, too
+        signal.signal(number, signal.SIG_IGN)
+    queues.Queue._on_queue_feeder_error = staticmethod(lambda error, batch: _end(error))
+    of_process, of_thread = sys.excepthook, threading.excepthook
+
+    def in_process(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        _end_if_lacking(error)
+        of_process(kind, error, trace)
+
+    def in_thread(seen: Any) -> None:
+        _end_if_lacking(seen.exc_value)
+        of_thread(seen)
+
+    sys.excepthook, threading.excepthook = in_process, in_thread
+
+
+def _end_if_lacking(error: BaseException | None) -> None:
+    if getattr(error, "errno", None) in _LACKING:
+        _end(error)
+
+
+def _end(error: BaseException | None) -> None:
+    if isinstance(error, OSError) and str(error) == "AF_UNIX path too long":  # it has no number
+        os._exit(FAILED + errno.ENAMETOOLONG)
+    os._exit(FAILED + (getattr(error, "errno", None) or 0))
+
+
+def _release(error: OSError) -> None:
+    """Let go of the half-made iterator that the traceback holds; torch's destructor complains about it on stderr."""
+    before, sys.unraisablehook = sys.unraisablehook, lambda seen: None
+    try:
+        traceback.clear_frames(error.__traceback__)
+    finally:
+        sys.unraisablehook = before
