@@ -20,7 +20,7 @@ from asv.console import log
 
 from benches import ROOT
 from benches._interpreter import ask, interpreter, stop
-from ladder import asvnotes, results
+from ladder import asvnotes, environment, results
 from ladder.errors import describe, one_line
 
 RECORDS = ROOT / "results" / "asv"
@@ -150,5 +150,6 @@ def note(result: Any, folder: str, choices: dict[str, list[str]] | None = None) 
             kernel_release=platform.release(),
             benchmarks=measured,
             choices=choices,
+            variables=environment.recorded(),
         ),
     )

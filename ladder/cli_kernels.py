@@ -100,9 +100,11 @@ def kernels(
             raise UserError("--choose measures nothing: leave out the options that say what to measure")
         _choose(choose)
         return
-    from ladder import machine
+    from ladder import environment, machine
 
     chosen = machine.choose_device(device)
+    environment.refuse(chosen)
+    environment.tell(as_json)
     if chosen == "cpu" and device != "cpu":
         raise UserError("kernels are timed on a CUDA GPU, and there is none; --device cpu is a smoke test")
     if chosen == "cpu":
@@ -275,12 +277,13 @@ def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str
 
 def _head(asked: Asked, workloads: dict[str, Any], lacking: dict[str, str]) -> dict[str, Any]:
     """What a result that begins now says of itself, of the code that it measures and of how."""
-    from ladder import kernelbench, kernelresuming, kerneltiming, machine, measured, record
+    from ladder import environment, kernelbench, kernelresuming, kerneltiming, machine, measured, record
 
     smoke = asked.device == "cpu"
     commit, dirty = record.commit_of(ROOT)
     notes = ["quick: not to be quoted"] * asked.quick + [kerneltiming.SMOKE_NOTE] * smoke
     notes += [f"without CUDA C++: {reason}" for reason in sorted(set(lacking.values()))]
+    notes += environment.said(environment.recorded())
     return {
         "schema": 1,
         "kind": "kernels",
@@ -288,6 +291,7 @@ def _head(asked: Asked, workloads: dict[str, Any], lacking: dict[str, str]) -> d
         "commit": commit,
         "dirty": dirty,
         measured.KEY: measured.digests(also=kernelresuming.ENGINE),
+        **record.conditions(),
         "started": kernelbench.now(),
         "protocol": {
             "quick": asked.quick,

@@ -46,9 +46,11 @@ def sustain(
 
     Exit status: 0 every rung has a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import ending, machine, sustaining
+    from ladder import ending, environment, machine, sustaining
 
     chosen = machine.choose_device(device)
+    environment.refuse(chosen)
+    environment.tell(as_json)
     folder = out or OUT
     files.refuse_unwritable(folder)
     plan, photographs = _plan(rungs, workload, ladder_name, chosen, data, as_json)

@@ -65,17 +65,21 @@ def upstream(
 
     Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import catalog, ending, machine, resuming
+    from ladder import catalog, ending, environment, machine, resuming
     from ladder.upstream import measuring, report, source, taking_up
 
     source.networks_of(clone)
     before = resuming.load_kind(resume, "upstream") if resume else None
     chosen = machine.choose_device(device)
+    environment.refuse(chosen)
+    environment.tell(as_json)
     folder = out or (resume.parent if resume else OUT)
     if before and workload is None:
         workload = before["workload"]["name"]
         if workload not in catalog.workloads():
             raise UserError(f"{resume}: --resume: its workload is a file of yours; name it with --workload")
+    if before:
+        resuming.ask_for_images(resume, before, data, catalog.load_workload(workload)[1]["data"])
     files.refuse_unwritable(folder)
     plan, photographs = _plan(clone, workload, ladder_name, chosen, data, as_json)
     cpu = chosen == "cpu"

@@ -77,6 +77,7 @@ def run_ladder(
     on_event: OnEvent | None = None,
     out: Path,
     data_source: str | None = None,
+    images: dict[str, Any] | None = None,
     code: Path | None = None,
     inspect: bool | None = None,
     timeouts: dict[str, float] | None = None,
@@ -84,8 +85,9 @@ def run_ladder(
     """Measure every planned rung and return the result, which is also in its file under the folder `out`.
 
     `workload["data"]` may be a path; the result says `data_source` instead ("sample-photographs",
-    "user-images"). `quick` leaves out settling and repeats of the cycle without lazy phases: not to be
-    quoted. `rounds` None: 5 to 12 as far as `budget_s` allows (`ladder.budget`); quick: 3. `resume` goes on in
+    "user-images") and, of a user's, `images` (`ladder.identity.of_images`). `quick` leaves out settling and
+    repeats of the cycle without lazy phases: not to be quoted. `rounds` None: 5 to 12 as far as `budget_s` allows
+    (`ladder.budget`); quick: 3. `resume` goes on in
     that file with what it lacks. `code` takes the measured packages from another checkout, which the inspection cannot
     know: it is left out there unless `inspect` says otherwise. SIGINT or SIGTERM
     ends the workers and returns what is finished, "complete": false.
@@ -101,7 +103,7 @@ def run_ladder(
     facts = machine.facts(device)
     folder = Path(out) / results.slug(facts["name"]) if resume is None else Path(resume).parent
     with results.folder_lock(folder):
-        result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code)
+        result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code, images)
         result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s)
         judging.add_twins(result)
         if resume is not None:
@@ -114,8 +116,18 @@ def run_ladder(
             stop_on_sigterm(),
             Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
         ):
+            if resume is not None:
+                resuming.refuse_other_threads(resume, result, threads_of(pool))
             run.measure(pool)
         return result
+
+
+def threads_of(pool: Pool) -> int | None:
+    """How many CPU threads PyTorch computes with here; None where it cannot be asked. The worker asked is kept."""
+    try:
+        return pool.first().call("threads")["cpu_threads"]
+    except WorkerFailure:
+        return None  # the visits will say what is wrong
 
 
 class _Run:

@@ -35,6 +35,7 @@ TIMEOUTS = {
     "parity": 900.0,
     "receipts": 900.0,
     "choices": 60.0,
+    "threads": 60.0,
     "scales": 900.0,
     "exit": 20.0,
 }
@@ -275,6 +276,11 @@ class Pool:
             self._taken = [worker for worker in self._taken if not worker.ended]
             self._taken.append(self._ahead.pop(0) if self._ahead else self._make())
             return self._taken[-1]
+
+    def first(self) -> Worker:
+        """The worker that `take` hands out next, to be asked what leaves it as it is."""
+        self.begin_ahead(1)
+        return self._ahead[0]
 
     @property
     def ahead(self) -> int:

@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvchecks, catalog, climbing, machine, measured, results, validate
+from ladder import asvchecks, catalog, climbing, environment, machine, measured, results, validate
 from ladder.errors import UserError, one_line
 from ladder.site import asvseries
 
@@ -66,6 +66,7 @@ def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
             " what was measured"
         )
     device = machine.choose_device()
+    environment.refuse(device)
     quick = device == "cpu" and minutes is None
     return Submission(root, commit.strip(), device, machine.facts(device), minutes or MINUTES, say, quick)
 

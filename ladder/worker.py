@@ -19,6 +19,7 @@ which feed the watchdog.
     {"do": "receipts", "rungs": [] | null}               -> {"ok": true, "receipts": {rung: {}}, "evidence": {}}
     {"do": "choices"}                                    -> {"ok": true, "choices": [{}] | null}
         (rows of `kernels.choices` that decided in this process, null where the measured code does not say)
+    {"do": "threads"}                                    -> {"ok": true, "cpu_threads": n or null without torch}
     {"do": "scales", "steps": N}                         -> {"ok": true, "changes": [], ...}
         (FP16: the loss scales of a training, as `ladder.scalehistory.follow` returns them)
     {"do": "exit"}                                       -> {"ok": true}, and the process ends
@@ -290,6 +291,11 @@ class Rung:
             return {"choices": []}
         used = getattr(sys.modules.get("kernels.choices"), "used", None)
         return {"choices": None if used is None else used()}
+
+    def do_threads(self) -> dict[str, Any]:
+        """How many CPU threads a step will compute with here."""
+        torch = sys.modules.get("torch")
+        return {"cpu_threads": torch and torch.get_num_threads()}
 
     def do_scales(self, steps: int) -> dict[str, Any]:
         """Train on, and say what became of the loss scales."""
