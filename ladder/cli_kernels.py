@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ladder import files, options
-from ladder.errors import UserError
+from ladder.errors import EnvironmentFailure, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "kernels"
@@ -250,9 +250,16 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
             shown({"case": f"the next {number} cases", "doing": "compile", "done": index, "total": len(due)})
 
         with stop_on_sigterm(), kernelcompiling.Ahead(due, timer.gpu, backend, compiles) as ahead:
-            _, complete = kernelbench.run(
-                bench, due, allowance, quick=asked.quick or smoke, on_event=on_event, ahead=ahead
-            )
+            try:
+                _, complete = kernelbench.run(
+                    bench, due, allowance, quick=asked.quick or smoke, on_event=on_event, ahead=ahead
+                )
+            except EnvironmentFailure as failure:
+                part = result(False)
+                if found and out is not None:
+                    with contextlib.suppress(OSError):  # perhaps it is this disk that is full
+                        results.write(out / f"{stem(part)}.json", part)
+                raise UserError(f"{failure}; what was finished is kept in {stem(part)}.json") from failure
     return result(complete)
 
 

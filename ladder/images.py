@@ -24,14 +24,17 @@ from typing import TypeVar
 
 from PIL import Image
 
-from ladder import photographs, userimages
+from ladder import files, photographs, userimages
 from ladder.errors import UserError
 
 SAMPLE = "sample-photographs"
 USER = "user-images"
 JPEG_QUALITY = 90
 VERSION = 1  # of what is in the cache: raise it when the same input gives other images
-CACHE = Path(__file__).resolve().parent.parent / ".cache" / "images"
+CACHE = files.cache("images")
+OURS = (
+    Path(__file__).resolve().parent.parent / ".cache" / "images"
+)  # where that cannot be written, what it holds counts
 NAMED = 20  # unreadable files named in the notes; the rest are counted
 STALE_S = 24 * 3600.0  # a temporary folder this old belongs to a process that was killed
 
@@ -90,7 +93,7 @@ def prepare_images(
 
 def _prepare_sample(resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
     key = f"sample-{resolution}-v{VERSION}"
-    ready = _look_up(cache / key)
+    ready = _look_up(cache / key) or (_look_up(OURS / key) if cache == CACHE else None)
     if ready:
         return ready
     pictures = photographs.load()

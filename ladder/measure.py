@@ -32,7 +32,7 @@ from ladder import (
     stats,
     verdicts,
 )
-from ladder.errors import UserError
+from ladder.errors import EnvironmentFailure, UserError
 from ladder.once import measure_once as measure_once
 from ladder.pool import TUNING, Pool, Worker, WorkerFailure, device_lock
 from ladder.stopping import stop_on_sigterm
@@ -98,7 +98,7 @@ def run_ladder(
     the file.
 
     Raises `UserError` if another run is writing into the folder, or it cannot be written, or a worker finds itself on
-    another GPU.
+    another GPU, or the system fails (a full disk): what was finished is in the file then, and no rung is blamed.
     """
     facts = machine.facts(device)
     folder = Path(out) / results.slug(facts["name"]) if resume is None else Path(resume).parent
@@ -176,9 +176,16 @@ class _Run:
             self.result["complete"] = True
         except KeyboardInterrupt:
             self.protocol["notes"].append("interrupted: what was finished is kept")
+        except EnvironmentFailure as failure:
+            self.protocol["notes"].append(f"interrupted: {failure}")
+            raise UserError(
+                f"{failure}; what was finished is kept: go on with --resume {self.path}"
+            ) from failure
         finally:
-            self.save()
-            self.visits.close()
+            try:
+                self.save()
+            finally:
+                self.visits.close()
         self.emit("end", path=str(self.path))
 
     def goes_on(self, done: int, round_s: float) -> bool:

@@ -24,8 +24,8 @@ which feed the watchdog.
         (FP16: the loss scales of a training, as `ladder.scalehistory.follow` returns them)
     {"do": "exit"}                                       -> {"ok": true}, and the process ends
 
-A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a", "reason":
-one line, "peak_reserved_bytes": n, ...}`; the process is then discarded. All times are seconds for one step
+A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a" | "environment" (a
+full disk, say: of the system, not of the rung), "reason": one line, "peak_reserved_bytes": n, ...}`; the process is then discarded. All times are seconds for one step
 (a 16-step cycle / 16) unless named otherwise. `--code DIR` takes `stylegan_lite` and `kernels` from DIR (asv
 measures old commits) while everything that times comes from the package beside this file.
 """
@@ -49,11 +49,12 @@ from typing import Any
 
 from ladder import capturing, gpustate
 from ladder.asides import added, stood_still, weights_of
-from ladder.errors import describe, one_line
+from ladder.errors import describe, of_environment, one_line
 from ladder.threads import Threads
 
 CYCLE_STEPS = 16
 CONTRACT = 1
+ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 # Of preparing, what only the measured code can tell.
 PARTS = ("warmup_s", "compile_s", "compile_kernels_s", "cache_s")
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "ALLOC_FAILED")
@@ -366,7 +367,9 @@ def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
         memory = rung.memory()
     except Exception:  # a CUDA error makes every later call fail as well
         memory = {}
-    if isinstance(error, Invalid):
+    if system := of_environment(error):
+        status, reason = ENVIRONMENT, one_line(f"{system} ({did})")
+    elif isinstance(error, Invalid):
         status, reason = "invalid", one_line(str(error))
     elif isinstance(error, NoContract):
         status, reason = "n/a", one_line(str(error))

@@ -11,7 +11,7 @@ from typing import Any
 
 from ladder import environment, kerneltiming, machine, record
 from ladder.claims import counters, cuda, experiments, launching, registry, resources, stepping, timed
-from ladder.errors import describe
+from ladder.errors import describe, raise_if_environment
 from ladder.kernelbench import now
 from ladder.kernelcalls import compiling
 from ladder.kerneltiming import Call
@@ -100,6 +100,7 @@ class Session:
                     for word in part() or ():
                         on_event(place | {"doing": word})
                 except Exception as error:
+                    raise_if_environment(error)
                     self.notes.append(f"{name}: {describe(error)}")
                 on_event(place | {"rows": [f"{name}: {time.monotonic() - begin:.0f} s"]})
         except KeyboardInterrupt:
