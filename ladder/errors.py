@@ -42,7 +42,7 @@ class EnvironmentFailure(UserError):
 
 
 def of_environment(error: BaseException) -> str | None:
-    """`No space left on device: reference.pt` where the system, not the program, is to blame for an error; else None."""
+    """`No space left on device: reference.pt` where the system is to blame for an error; else None."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in _SYSTEM:
@@ -60,7 +60,7 @@ def of_environment(error: BaseException) -> str | None:
 
 
 def raise_if_environment(error: BaseException) -> None:
-    """Raise `EnvironmentFailure`, one line, where the system is to blame for an error that a record would be made of."""
+    """Raise `EnvironmentFailure`, one line, where the system is to blame for an error: no record is made of it."""
     if line := of_environment(error):
         raise EnvironmentFailure(line) from error
 

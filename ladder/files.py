@@ -49,7 +49,7 @@ def is_writable(folder: Path) -> bool:
 
 
 def cache_variables() -> dict[str, str]:
-    """Environment variables for the caches of compilers, where they would be kept in a folder that cannot be written."""
+    """Environment variables for compilers' caches, where these would lie in a folder that cannot be written."""
     found = {}
     if _own_cache() is not None:
         found["TORCH_EXTENSIONS_DIR"] = str(cache("extensions"))

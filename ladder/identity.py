@@ -15,19 +15,21 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
-from stylegan_lite.config import Workload
-
 IMAGES = "images"  # the key of a result
 ARTICLE = "article"  # a ladder
 DIGITS = 6  # of a workload's or ladder's content
 # What presets held until they were changed: results of then keep their name. Whoever changes a preset adds to it.
 EARLIER = {"tiny": ("43b5b3",)}  # lr, r1_gamma and ema_images of StyleGAN2, until 21 November 2026
 _NOT_CONTENT = ("name", "data")
-_DEFAULTS = {
-    field.name: field.default
-    for field in dataclasses.fields(Workload)
-    if field.name not in _NOT_CONTENT and field.default is not dataclasses.MISSING
-}
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """The fields that a workload need not name. Imported late: where asv measures a commit, the class is its own."""
+    from stylegan_lite.config import Workload
+
+    found = {field.name: field.default for field in dataclasses.fields(Workload)}
+    return {k: v for k, v in found.items() if k not in _NOT_CONTENT and v is not dataclasses.MISSING}
 
 
 def digest(content: Any, digits: int = DIGITS) -> str:
@@ -41,7 +43,7 @@ def fields_of(workload: Mapping[str, Any]) -> dict[str, Any]:
     Neither the name is among them nor the images.
     """
     held = {key: value for key, value in workload.items() if key not in _NOT_CONTENT}
-    return {key: _one_number(value) for key, value in (_DEFAULTS | held).items()}
+    return {key: _one_number(value) for key, value in (_defaults() | held).items()}
 
 
 def _one_number(value: Any) -> Any:

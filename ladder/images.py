@@ -32,9 +32,7 @@ USER = "user-images"
 JPEG_QUALITY = 90
 VERSION = 1  # of what is in the cache: raise it when the same input gives other images
 CACHE = files.cache("images")
-OURS = (
-    Path(__file__).resolve().parent.parent / ".cache" / "images"
-)  # where that cannot be written, what it holds counts
+OURS = Path(__file__).resolve().parent.parent / ".cache" / "images"  # counts where it cannot be written, too
 NAMED = 20  # unreadable files named in the notes; the rest are counted
 STALE_S = 24 * 3600.0  # a temporary folder this old belongs to a process that was killed
 

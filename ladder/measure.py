@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ladder import (
     budget,
@@ -45,26 +45,11 @@ PREPARED = {"cuda": 8}  # rungs prepared side by side before each is timed alone
 OnEvent = Callable[[dict[str, Any]], None]
 
 
-class Planned(Protocol):
-    """One rung to measure, as `ladder.catalog.climb` gives it: a recipe, or one line why it is skipped."""
-
-    name: str
-    title: str
-    recipe: dict[str, Any] | None
-    skipped: str | None
-    article_ms: float | None
-
-
-class Ladder(Protocol):
-    name: str
-    title: str
-
-
 def run_ladder(
     workload: dict[str, Any],
     workload_name: str,
-    ladder: Ladder,
-    planned: Sequence[Planned],
+    ladder: modes.Ladder,
+    planned: Sequence[modes.Planned],
     device: str,
     *,
     rounds: int | None = None,
@@ -117,17 +102,9 @@ def run_ladder(
             Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
         ):
             if resume is not None:
-                resuming.refuse_other_threads(resume, result, threads_of(pool))
+                resuming.refuse_other_threads(resume, result, pool)
             run.measure(pool)
         return result
-
-
-def threads_of(pool: Pool) -> int | None:
-    """How many CPU threads PyTorch computes with here; None where it cannot be asked. The worker asked is kept."""
-    try:
-        return pool.first().call("threads")["cpu_threads"]
-    except WorkerFailure:
-        return None  # the visits will say what is wrong
 
 
 class _Run:
@@ -137,7 +114,7 @@ class _Run:
         self,
         result: dict[str, Any],
         workload: dict[str, Any],
-        planned: Sequence[Planned],
+        planned: Sequence[modes.Planned],
         device: str,
         path: Path,
         on_event: OnEvent | None,

@@ -11,7 +11,7 @@ from typing import Any
 from ladder import environment, identity, measured, record, results, sources
 from ladder.errors import UserError
 from ladder.inspecting import FAILED_PARITY, NOT_ENGAGED
-from stylegan_lite.config import Recipe
+from ladder.pool import Pool, WorkerFailure
 
 MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed
 
@@ -98,6 +98,8 @@ def ask_for_images(path: Path, before: dict[str, Any], data: str | None, own: st
 
 def refuse_other_recipes(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
     """`UserError`, one line, where a rung that was timed is another recipe now."""
+    from stylegan_lite.config import Recipe
+
     usual = {field.name: field.default for field in dataclasses.fields(Recipe)}
     planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"]}
     for rung in before["rungs"]:
@@ -112,8 +114,12 @@ def refuse_other_recipes(path: Path, before: dict[str, Any], fresh: dict[str, An
             )
 
 
-def refuse_other_threads(path: Path, before: dict[str, Any], threads: int | None) -> None:
-    """`UserError`, one line, where the timed rungs computed with another number of CPU threads. None: not known."""
+def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None:
+    """`UserError`, one line, where the timed rungs computed with another number of CPU threads than a worker has."""
+    try:
+        threads = pool.first().call("threads")["cpu_threads"]
+    except WorkerFailure:
+        return  # the visits will say what is wrong
     timed = [rung for rung in sources.records(before) if rung["rounds"]]
     seen = [(rung.get("settings") or {}).get("cpu_threads") for rung in timed]
     if other := [count for count in seen if count is not None and threads is not None and count != threads]:

@@ -297,7 +297,6 @@ ROOFLINE = fields(
 )
 
 # ---- ladder sustain ----------------------------------------------------------------------------------------------
-
 SUSTAINED = fields(
     {
         "schema": number(results.SCHEMA, results.SCHEMA, whole=True),

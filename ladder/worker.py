@@ -25,7 +25,8 @@ which feed the watchdog.
     {"do": "exit"}                                       -> {"ok": true}, and the process ends
 
 A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a" | "environment" (a
-full disk, say: of the system, not of the rung), "reason": one line, "peak_reserved_bytes": n, ...}`; the process is then discarded. All times are seconds for one step
+full disk, say: of the system, not of the rung), "reason": one line, "peak_reserved_bytes": n, ...}`; the process
+is then discarded. All times are seconds for one step
 (a 16-step cycle / 16) unless named otherwise. `--code DIR` takes `stylegan_lite` and `kernels` from DIR (asv
 measures old commits) while everything that times comes from the package beside this file.
 """
@@ -40,7 +41,6 @@ import math
 import os
 import queue
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import capturing, gpustate
-from ladder.asides import added, stood_still, weights_of
+from ladder.asides import added, is_settled, peak_rss, stood_still, weights_of
 from ladder.errors import describe, of_environment, one_line
 from ladder.threads import Threads
 
@@ -339,26 +339,6 @@ class Rung:
 def is_part(seconds: Any, whole: float) -> bool:
     """Whether so many seconds can be a part of the whole."""
     return isinstance(seconds, int | float) and 0 <= seconds <= whole
-
-
-def is_settled(times: list[float]) -> bool:
-    """Whether the medians of the last two windows (halves of `times`) differ by less than max(0.5%, 2 MAD)."""
-    size = len(times) // 2
-    if size == 0:
-        return False
-    windows = times[-2 * size : -size], times[-size:]
-    medians = [statistics.median(window) for window in windows]
-    spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
-    return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
-
-
-def peak_rss() -> int | None:
-    """Peak resident bytes of this process. Not getrusage: that one inherits the parent's peak across exec."""
-    try:
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return None
 
 
 def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
