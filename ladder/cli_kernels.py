@@ -104,7 +104,6 @@ def kernels(
 
     chosen = machine.choose_device(device)
     environment.refuse(chosen)
-    environment.tell(as_json)
     if chosen == "cpu" and device != "cpu":
         raise UserError("kernels are timed on a CUDA GPU, and there is none; --device cpu is a smoke test")
     if chosen == "cpu":
@@ -190,6 +189,7 @@ def _failed(row: dict[str, Any]) -> bool:
 def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any]:
     """The whole result, derived numbers included. What is finished is written to `out` now and then on the way."""
     from ladder import (
+        environment,
         kernelbench,
         kernelcases,
         kernelcompiling,
@@ -213,6 +213,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
         kernelresuming.check(asked.resume, before, head, cases)
     kept = kernelresuming.finished(before, cases) if before else {}
     due = kernelcases.in_order([case for case in cases if case.name not in kept], asked.first)
+    environment.tell(quiet)
     begun, sitting = time.monotonic(), len(before["sittings"]) if before else 0
     head["protocol"] |= {"minutes": asked.minutes, "first": asked.first}
     with (

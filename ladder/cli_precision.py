@@ -97,7 +97,6 @@ def precision(
     names = measuring.ask(only)
     chosen = machine.choose_device(device)
     environment.refuse(chosen)
-    environment.tell(as_json)
     cpu = chosen == "cpu"
     if cpu and workload is None:  # FP16 is slow where no instruction multiplies it
         name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
@@ -124,6 +123,7 @@ def precision(
         {"loss_scale_interval": 8} if cpu else {},
     )
     before = None if resume is None else earlier(resume, name, plan, facts)
+    environment.tell(as_json)
     result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
     paths = write(result, folder, charts)
     if as_json:

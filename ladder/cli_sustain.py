@@ -50,7 +50,6 @@ def sustain(
 
     chosen = machine.choose_device(device)
     environment.refuse(chosen)
-    environment.tell(as_json)
     folder = out or OUT
     files.refuse_unwritable(folder)
     plan, photographs = _plan(rungs, workload, ladder_name, chosen, data, as_json)
@@ -61,6 +60,7 @@ def sustain(
         paths[:] = write(result, folder)
 
     result = sustaining.new_result(asked, machine.facts(chosen), photographs)
+    environment.tell(as_json)
     result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
     ending.end(result, sustaining.text(result), paths, as_json, result["rungs"])
 

@@ -72,7 +72,6 @@ def upstream(
     before = resuming.load_kind(resume, "upstream") if resume else None
     chosen = machine.choose_device(device)
     environment.refuse(chosen)
-    environment.tell(as_json)
     folder = out or (resume.parent if resume else OUT)
     if before and workload is None:
         workload = before["workload"]["name"]
@@ -98,6 +97,7 @@ def upstream(
     result = measuring.new_result(asked, facts, photographs)
     if before:
         result = taking_up.take_up(resume, before, result)
+    environment.tell(as_json)
     result = measuring.measure(asked, result, tell, save)
     ending.end(result, report.text(result), paths, as_json, result["programs"])
 

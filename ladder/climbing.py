@@ -76,9 +76,14 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     warning = machine.torch_warning()
     if warning and not quiet:
         click.echo(f"warning: {warning}", err=True)
-    environment.tell(quiet)
     pictures = prepare_images(request.data or workload["data"], workload, quiet)
-    with progress.ladder_progress(f"{name} on {device}", quiet) as on_event:
+    with progress.ladder_progress(f"{name} on {device}", quiet) as shown:
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "start":  # nothing is refused from here on
+                environment.tell(quiet)
+            shown(event)
+
         result = measure.run_ladder(
             {**workload, "data": pictures.path},
             name,

@@ -196,12 +196,8 @@ def notes(result: Result) -> list[str]:
     counted = min(len(program["rounds"]) for program in result["programs"])
     unseen = ["neither parity nor receipts of ours were asked for: not to be quoted"]
     rounds = [each for program in result["programs"] for each in program["rounds"]]
-    busy = neighbours.mark(rounds)
-    also = (
-        [busy] * bool(busy)
-        + unseen * (not result["protocol"]["inspected"])
-        + environment.said(result.get(environment.KEY))
-    )
+    also = neighbours.marks(rounds) + unseen * (not result["protocol"]["inspected"])
+    also += environment.said(result.get(environment.KEY))
     return results.cautions(result["machine"]["device"], counted, result["dirty"], result["complete"], also)
 
 
