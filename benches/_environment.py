@@ -23,6 +23,7 @@ from benches import ROOT
 from benches._hardware import machine_here
 from benches._interpreter import interpreter, lacks, libraries, stop
 from benches._measure import HANDOVER
+from ladder import environment as environments
 from ladder import git
 from ladder.errors import UserError
 
@@ -175,6 +176,10 @@ def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
     folder = handover(environment)
     folder.mkdir(parents=True, exist_ok=True)
     here = {key: machine_here(python)[key] for key in ("device", "capabilities")}
+    try:
+        environments.refuse(here["device"])
+    except UserError as error:
+        stop(str(error))
     (folder / "machine.json").write_text(json.dumps(here))
     env[HANDOVER] = str(folder)
     return asv.util.check_output([str(python), *args], env=env, **kwargs)

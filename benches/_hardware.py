@@ -19,7 +19,7 @@ from asv.console import log
 from benches import ROOT
 from benches._git import refuse_unknown_commit
 from benches._interpreter import ask, interpreter, stop
-from ladder import asvmachines, asvnotes
+from ladder import asvmachines, asvnotes, environment
 from ladder.errors import UserError, describe, one_line
 
 RECORDS = ROOT / "results" / "asv"
@@ -110,5 +110,6 @@ def note(result: Any, folder: str, choices: dict[str, list[str]] | None = None) 
             kernel_release=platform.release(),
             benchmarks=measured,
             choices=choices,
+            variables=environment.recorded(),
         ),
     )

@@ -270,11 +270,13 @@ def images(workload: dict[str, Any]) -> str:
 
 
 def _record(measure: Measure, workload: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
-    from ladder import caches, pool
+    from ladder import caches, errors, pool
 
     try:
         with caches.set_to(caches.builds(code_under_test())):
             result = measure()
+    except errors.EnvironmentFailure as failure:
+        raise SystemExit(f"{failure}: nothing is said of this series") from failure
     except pool.WorkerFailure as failure:
         # A commit from before a recipe field or value existed refuses it: it cannot do this series.
         refused = failure.reason.startswith("build: ConfigError")

@@ -41,3 +41,23 @@ def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float
             if without in took:
                 costs[phase] = statistics.median(took[kind]) - statistics.median(took[without])
     return costs
+
+
+def is_settled(times: list[float]) -> bool:
+    """Whether the medians of the last two windows (halves of `times`) differ by less than max(0.5%, 2 MAD)."""
+    size = len(times) // 2
+    if size == 0:
+        return False
+    windows = times[-2 * size : -size], times[-size:]
+    medians = [statistics.median(window) for window in windows]
+    spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
+    return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
+
+
+def peak_rss() -> int | None:
+    """Peak resident bytes of this process. Not getrusage: that one inherits the parent's peak across exec."""
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return None

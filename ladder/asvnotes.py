@@ -42,8 +42,12 @@ def made(
     kernel_release: str | None = None,
     benchmarks: Iterable[str] = (),
     choices: Mapping[str, list[str]] | None = None,
+    variables: Mapping[str, str] | None = None,
 ) -> Note:
-    """A note of what was measured just now; `choices`, if any are told, are lines of text by series."""
+    """A note of what was measured just now; `choices`, if any are told, are lines of text by series.
+
+    `variables` are those of `ladder.environment`.
+    """
     seen = {
         "driver": driver and results.display(driver),
         "kernel_release": kernel_release and results.display(kernel_release),
@@ -52,6 +56,7 @@ def made(
     told = (
         {} if choices is None else {"choices": {name: list(lines) for name, lines in sorted(choices.items())}}
     )
+    told |= {"variables": dict(variables)} if variables else {}
     return {
         "schema": SCHEMA,
         "commit": commit,
@@ -128,7 +133,7 @@ def check(data: Any) -> str | None:
     """What is wrong with a note, in one line, or None."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         return f'not a note: expected an object with "schema": {SCHEMA}'
-    if wrong := ({*data} ^ _KEYS) - {"choices"}:
+    if wrong := ({*data} ^ _KEYS) - {"choices", "variables"}:
         return f'"{min(wrong)[:40]}" is {"missing" if min(wrong) in _KEYS else "not a key of a note"}'
     if not (isinstance(data["commit"], str) and re.fullmatch(r"[0-9a-f]{40}", data["commit"])):
         return '"commit" is not 40 hexadecimal digits'
@@ -139,6 +144,11 @@ def check(data: Any) -> str | None:
             isinstance(data[key], dict) and len(data[key]) <= _MOST and all(map(_NAME.fullmatch, data[key]))
         ):
             return f'"{key}" is not an object with names for keys'
+    variables = data.get("variables", {})
+    if not (
+        isinstance(variables, dict) and len(variables) <= _MOST and all(map(_is_text, variables.values()))
+    ):
+        return '"variables" is not an object of texts'
     for where, seen in (("note", data), *data["benchmarks"].items()):
         if problem := _check_conditions(seen):
             return f"{where}: {problem}"

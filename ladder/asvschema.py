@@ -9,9 +9,10 @@ from __future__ import annotations
 import math
 from typing import Any
 
-from ladder import results
+from ladder import environment, results
 from ladder.rules import Problem, Rule, either, fields, items, mapping, maybe, number, one_of, pattern, shown
 from ladder.schema import COMMIT, PART, STARTED, TEXT
+from ladder.schema import CONDITIONS as CONDITIONS_OF_A_RUN
 
 VERSION = 1  # asv's, of machine.json
 RESULTS_VERSION = BENCHMARKS_VERSION = 2
@@ -70,6 +71,7 @@ NOTE = fields(  # what may change between two results of one series
     {
         "benchmarks": mapping(NAME, fields(CONDITIONS), 2000),
         "choices": mapping(SERIES, items(TEXT, 2000), 2000),
+        "variables": CONDITIONS_OF_A_RUN[environment.KEY],
     },
 )
 

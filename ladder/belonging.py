@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ladder import measured, modes, results
+from ladder import environment, identity, measured, modes, results
 from ladder.errors import UserError
 
 Result = dict[str, Any]
@@ -22,17 +22,34 @@ def differences(first: Result, other: Result, anyway: bool = False) -> list[str]
     keys = _MACHINE if anyway and on_gpu else (*_MACHINE, *_HOST)
     found = _differ("machine", first["machine"], other["machine"], keys)
     found += measured.differences(first, other)
-    for part, apart in (
-        ("workload", set()),
-        ("ladder", {"rungs"}),
-    ):  # a run may have measured some rungs only
-        found += _differ(part, first[part], other[part], sorted({*first[part], *other[part]} - apart))
+    found += other_work(first, other)
+    ladders = [
+        {key: value for key, value in each["ladder"].items() if key != "rungs"} for each in (first, other)
+    ]
+    both = all(
+        "digest" in each for each in ladders
+    )  # of a user's ladder, unless an earlier version made the file
+    keys = sorted({*ladders[0], *ladders[1]} - (set() if both else {"digest"}))
+    found += _differ("ladder", *ladders, keys)  # without its rungs: a run may have measured some only
     protocols = [{"mode": modes.CUMULATIVE, **each["protocol"]} for each in (first, other)]
     found += _differ("protocol", *protocols, _PROTOCOL)
     known = anyway or measured.known(first, other)
     if not found and not known and bool(first["dirty"]) != bool(other["dirty"]):
         found.append(f"dirty: {first['dirty']} and {other['dirty']}")
     return found or _other_rungs(first, other, anyway and on_gpu)
+
+
+def other_work(first: Result, other: Result) -> list[str]:
+    """What the two trained, on which images and in which environment, as far as both say: each with both values."""
+    pair = (first, other)
+    works = [identity.fields_of(each["workload"]) | {"data": each["workload"].get("data")} for each in pair]
+    names = [each["workload"]["name"] for each in pair]
+    found = _differ("workload", *works, sorted({*works[0], *works[1]}))
+    if names[0] != names[1]:
+        found.append(f"workload.name: {names[0]} and {names[1]}")
+    if images := identity.other_images(first, other):
+        found.append(f"images: {' and '.join(images)}")
+    return found + [f"{name}: {was} and {now}" for name, was, now in environment.differences(first, other)]
 
 
 def _differ(where: str, one: dict[str, Any], other: dict[str, Any], keys: Sequence[str]) -> list[str]:

@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
-from ladder import yamlfile
+from ladder import identity, yamlfile
 from ladder.errors import UserError
 from ladder.receipts import Receipt
 from stylegan_lite.config import ConfigError, Recipe, Workload
@@ -70,6 +70,7 @@ class Ladder:
     rungs: list[LadderRung]
     reference: str | None = None
     rival: str | None = None
+    digest: str | None = None  # of what a user's file says; a preset needs none
 
 
 @dataclass(frozen=True)
@@ -104,7 +105,7 @@ def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
 
     Returns:
         (name, fields): all fields of ``stylegan_lite.config.Workload``. A relative ``data`` is taken from the folder
-        of the YAML file.
+        of the YAML file. A user's file that has a preset's name and other fields gets digits of them into its name.
 
     Raises:
         UserError: no such workload, bad YAML, an unknown key or a wrong type; one line.
@@ -121,7 +122,11 @@ def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
         )
     if workload["data"] is not None:
         workload["data"] = str((path.parent / Path(workload["data"]).expanduser()).resolve())
-    return _slug(path), workload
+    name = _slug(path)
+    if path.parent != WORKLOADS and (preset := identity.of_a_preset(name)):
+        content = identity.of_workload(workload)
+        name = name if content == preset else f"{name}-{content}"
+    return name, workload
 
 
 def load_recipe(path: str, names: list[str]) -> dict[str, Any]:
@@ -173,7 +178,28 @@ def load_ladder(name_or_path: str) -> Ladder:
             raise UserError(f"{where}: rival: {rival!r} is none of {', '.join(ladders())}")
         if (top := load_ladder(rival).rungs[-1].name) in names:
             raise UserError(f"{where}: rival: {top}, the top of {rival}, is a rung here, too")
-    return Ladder(_slug(path), title, steps, reference, rival)
+    made = Ladder(_slug(path), title, steps, reference, rival)
+    return made if path.parent == LADDERS else _named(made)
+
+
+def _named(ladder: Ladder) -> Ladder:
+    """A user's ladder with a digest of what it says, which is part of its name where that is a preset's."""
+    if ladder.name in ladders():
+        preset = load_ladder(ladder.name)
+        if replace(preset, title=ladder.title) == ladder:
+            return ladder
+    content = identity.digest(
+        [[step.name, step.article_ms] for step in ladder.rungs] + [ladder.reference, ladder.rival]
+    )
+    name = f"{ladder.name}-{content}" if ladder.name in ladders() else ladder.name
+    return replace(ladder, name=name, digest=content)
+
+
+def order(ladder: Ladder) -> list[str]:
+    """The names of a ladder's rungs, then the top of its rival."""
+    return [step.name for step in ladder.rungs] + [
+        load_ladder(each).rungs[-1].name for each in [ladder.rival] if each
+    ]
 
 
 def load_rung(name: str) -> Rung:
@@ -285,9 +311,7 @@ def _missing(rung: Rung, capabilities: dict[str, str | None]) -> str | None:
 
 
 def _choose(ladder: Ladder, only: Iterable[str] | None) -> set[str]:
-    names = [step.name for step in ladder.rungs]
-    if ladder.rival:
-        names.append(load_ladder(ladder.rival).rungs[-1].name)
+    names = order(ladder)
     chosen = set(names if only is None else only)
     unknown = sorted(chosen - set(names))
     if unknown:

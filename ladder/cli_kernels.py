@@ -14,7 +14,7 @@ from typing import Any
 import click
 
 from ladder import files, options
-from ladder.errors import UserError
+from ladder.errors import EnvironmentFailure, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "kernels"
@@ -100,9 +100,10 @@ def kernels(
             raise UserError("--choose measures nothing: leave out the options that say what to measure")
         _choose(choose)
         return
-    from ladder import machine
+    from ladder import environment, machine
 
     chosen = machine.choose_device(device)
+    environment.refuse(chosen)
     if chosen == "cpu" and device != "cpu":
         raise UserError("kernels are timed on a CUDA GPU, and there is none; --device cpu is a smoke test")
     if chosen == "cpu":
@@ -189,6 +190,7 @@ def _failed(row: dict[str, Any]) -> bool:
 def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any]:
     """The whole result, derived numbers included. What is finished is written to `out` now and then on the way."""
     from ladder import (
+        environment,
         kernelbench,
         kernelcases,
         kernelcompiling,
@@ -212,6 +214,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
         kernelresuming.check(asked.resume, before, head, cases)
     kept = kernelresuming.finished(before, cases) if before else {}
     due = kernelcases.in_order([case for case in cases if case.name not in kept], asked.first)
+    environment.tell(quiet)
     begun, sitting = time.monotonic(), len(before["sittings"]) if before else 0
     head["protocol"] |= {"minutes": asked.minutes, "first": asked.first}
     with (
@@ -249,9 +252,16 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
             shown({"case": f"the next {number} cases", "doing": "compile", "done": index, "total": len(due)})
 
         with stop_on_sigterm(), kernelcompiling.Ahead(due, timer.gpu, backend, compiles) as ahead:
-            _, complete = kernelbench.run(
-                bench, due, allowance, quick=asked.quick or smoke, on_event=on_event, ahead=ahead
-            )
+            try:
+                _, complete = kernelbench.run(
+                    bench, due, allowance, quick=asked.quick or smoke, on_event=on_event, ahead=ahead
+                )
+            except EnvironmentFailure as failure:
+                part = result(False)
+                if found and out is not None:
+                    with contextlib.suppress(OSError):  # perhaps it is this disk that is full
+                        results.write(out / f"{stem(part)}.json", part)
+                raise UserError(f"{failure}; what was finished is kept in {stem(part)}.json") from failure
     return result(complete)
 
 
@@ -276,12 +286,13 @@ def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str
 
 def _head(asked: Asked, workloads: dict[str, Any], lacking: dict[str, str]) -> dict[str, Any]:
     """What a result that begins now says of itself, of the code that it measures and of how."""
-    from ladder import kernelbench, kernelresuming, kerneltiming, machine, measured, record
+    from ladder import environment, kernelbench, kernelresuming, kerneltiming, machine, measured, record
 
     smoke = asked.device == "cpu"
     commit, dirty = record.commit_of(ROOT)
     notes = ["quick: not to be quoted"] * asked.quick + [kerneltiming.SMOKE_NOTE] * smoke
     notes += [f"without CUDA C++: {reason}" for reason in sorted(set(lacking.values()))]
+    notes += environment.said(environment.recorded())
     return {
         "schema": 1,
         "kind": "kernels",
@@ -289,6 +300,7 @@ def _head(asked: Asked, workloads: dict[str, Any], lacking: dict[str, str]) -> d
         "commit": commit,
         "dirty": dirty,
         measured.KEY: measured.digests(also=kernelresuming.ENGINE),
+        **record.conditions(),
         "started": kernelbench.now(),
         "protocol": {
             "quick": asked.quick,

@@ -90,12 +90,13 @@ def precision(
     FP16 trains with a loss scale for G and one for D; their history is followed and drawn. FP8 is tried in the fully
     connected layers. The article's claims (twice the throughput, memory halved, batch doubled) get a line each.
     """
-    from ladder import catalog, machine, results
+    from ladder import catalog, environment, machine, results
     from ladder import precision as measuring
     from stylegan_lite.config import Workload
 
     names = measuring.ask(only)
     chosen = machine.choose_device(device)
+    environment.refuse(chosen)
     cpu = chosen == "cpu"
     if cpu and workload is None:  # FP16 is slow where no instruction multiplies it
         name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
@@ -121,6 +122,7 @@ def precision(
         steps if steps is not None else (32 if cpu else 4000),
         {"loss_scale_interval": 8} if cpu else {},
     )
+    environment.tell(as_json)
     with results.folder_lock(folder, results.slug(facts["name"])):
         before = None if resume is None else earlier(resume, name, plan, facts)
         result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
@@ -153,7 +155,7 @@ def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) ->
 
 def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str, Any]:
     """The result to go on with. UserError, one line, where it is of something else, or of other code."""
-    from ladder import measured, results, validate
+    from ladder import measured, results, resuming, validate
 
     if problem := validate.problem_of(path):
         raise UserError(f"{path}: {problem}")
@@ -163,19 +165,23 @@ def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str
     head = head_of(name, plan)
     now = head | {"machine": facts["name"], "torch": facts["torch"]}
     then = found | {"machine": found["machine"]["name"], "torch": found["machine"]["torch"]}
-    for key in ("machine", "torch", "workload"):
+    resuming.refuse_other_workload(path, found, head)
+    for key in ("machine", "torch"):
         if then[key] != now[key]:
             raise UserError(f"{path}: of another {key}: cannot be gone on with")
     if differing := measured.differences(found, head):
         raise UserError(f"{path}: of other code: cannot be gone on with: {'; '.join(differing)}")
+    resuming.refuse_other_environment(path, found, results.fit(head))
     return found
 
 
 def head_of(name: str, plan: Any) -> dict[str, Any]:
     """What a result that begins now says of itself and of the code that it measures."""
-    from ladder import measured, record
+    from ladder import identity, measured, record
 
-    return record.head("precision", name, plan.workload) | {measured.KEY: measured.digests(also=ENGINE)}
+    head = record.head("precision", name, plan.workload)
+    head |= record.conditions(identity.of_images(plan.workload["data"]))
+    return head | {measured.KEY: measured.digests(also=ENGINE)}
 
 
 def run(
@@ -239,9 +245,11 @@ def assemble(
     complete: bool,
 ) -> dict[str, Any]:
     """The result as it stands, without when it was made."""
+    from ladder import environment, neighbours, precisionreport, results
     from ladder import precision as measuring
-    from ladder import precisionreport, results
 
+    said = neighbours.marks(each for row in found for each in row["rounds"])
+    said += environment.said(head.get(environment.KEY))
     measuring.derive(found)
     return head | {
         "machine": facts,
@@ -254,7 +262,7 @@ def assemble(
             "parity": plan.parity,
             "batch_seconds": plan.batch_seconds,
             "steps": plan.steps,
-            "notes": results.cautions(plan.device, plan.rounds, head["dirty"], complete),
+            "notes": results.cautions(plan.device, plan.rounds, head["dirty"], complete, said),
         },
         "rows": found,
         **seen,

@@ -46,9 +46,10 @@ def sustain(
 
     Exit status: 0 every rung has a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import ending, machine, results, sustaining
+    from ladder import ending, environment, machine, results, sustaining
 
     chosen = machine.choose_device(device)
+    environment.refuse(chosen)
     folder = out or OUT
     files.refuse_unwritable(folder)
     plan, photographs = _plan(rungs, workload, ladder_name, chosen, data, as_json)
@@ -59,6 +60,7 @@ def sustain(
         paths[:] = write(result, folder)
 
     result = sustaining.new_result(asked, machine.facts(chosen), photographs)
+    environment.tell(as_json)
     with results.folder_lock(folder, results.slug(result["machine"]["name"])):
         result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
     ending.end(result, sustaining.text(result), paths, as_json, result["rungs"])

@@ -65,17 +65,20 @@ def upstream(
 
     Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
-    from ladder import catalog, ending, machine, results
+    from ladder import catalog, ending, environment, machine, results, resuming
     from ladder.upstream import measuring, report, source, taking_up
 
     source.networks_of(clone)
     before = _before(resume)
     chosen = machine.choose_device(device)
+    environment.refuse(chosen)
     folder = out or (resume.parent if resume else OUT)
     if before and workload is None:
         workload = before["workload"]["name"]
         if workload not in catalog.workloads():
             raise UserError(f"{resume}: --resume: its workload is a file of yours; name it with --workload")
+    if before:
+        resuming.ask_for_images(resume, before, data, catalog.load_workload(workload)[1]["data"])
     files.refuse_unwritable(folder)
     plan, photographs = _plan(clone, workload, ladder_name, chosen, data, as_json)
     cpu = chosen == "cpu"
@@ -92,6 +95,7 @@ def upstream(
         paths[:] = write(result, folder)
 
     result = measuring.new_result(asked, facts, photographs)
+    environment.tell(as_json)
     with results.folder_lock(folder, results.slug(facts["name"])):
         if resume:  # read again: another run may have gone on with it meanwhile
             result = taking_up.take_up(resume, _before(resume), result)

@@ -10,7 +10,21 @@ from typing import Any
 
 import click
 
-from ladder import budget, catalog, files, images, machine, measure, modes, progress, results, resuming, texts
+from ladder import (
+    budget,
+    catalog,
+    environment,
+    files,
+    identity,
+    images,
+    machine,
+    measure,
+    modes,
+    progress,
+    results,
+    resuming,
+    texts,
+)
 from ladder.errors import UserError
 from stylegan_lite.config import Recipe
 
@@ -51,6 +65,7 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
         catalog.load_workload(request.workload)  # a typing error is told before anything slow
     ladder = catalog.load_ladder(request.ladder)
     device = machine.choose_device(request.device)
+    environment.refuse(device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
     mode = request.mode or modes.CUMULATIVE
     there = catalog.possible(machine.capabilities(device), workload)
@@ -63,7 +78,13 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     if warning and not quiet:
         click.echo(f"warning: {warning}", err=True)
     pictures = prepare_images(request.data or workload["data"], workload, quiet)
-    with progress.ladder_progress(f"{name} on {device}", quiet) as on_event:
+    with progress.ladder_progress(f"{name} on {device}", quiet) as shown:
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "start":  # nothing is refused from here on
+                environment.tell(quiet)
+            shown(event)
+
         result = measure.run_ladder(
             {**workload, "data": pictures.path},
             name,
@@ -80,6 +101,7 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
             on_event=on_event,
             out=request.out,
             data_source=pictures.source,
+            images=identity.of_images(pictures.path),
         )
     from ladder import report
 
@@ -98,6 +120,8 @@ def continued(request: Request) -> Request:
     protocol, names = result["protocol"], result["ladder"]["rungs"]
     if request.workload is None and result["workload"]["name"] not in catalog.workloads():
         raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
+    own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
+    resuming.ask_for_images(path, result, request.data, own)
     said = {
         "mode": protocol["mode"],
         "seed": protocol["seed"],
@@ -111,7 +135,7 @@ def continued(request: Request) -> Request:
         raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
     said["workload"] = request.workload or result["workload"]["name"]
     ladder = result["ladder"]["name"] if result["ladder"]["name"] in catalog.ladders() else request.ladder
-    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
+    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"], charts=path.parent)
 
 
 def publish(result: dict[str, Any], folder: Path, quiet: bool, partial: bool = False) -> None:

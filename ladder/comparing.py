@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder import record, results, sources, stats, texts, verdicts
+from ladder import environment, identity, record, results, sources, stats, texts, verdicts
 from ladder.errors import UserError
 
 _MACHINE = ("gpu", "cpu", "cores", "device")
@@ -40,10 +40,17 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         was, now = before["machine"].get(key), after["machine"].get(key)
         if was != now:
             found.append(f"{key}: {was} and {now}")
-    for key in sorted({*before["workload"], *after["workload"]}):
-        was, now = before["workload"].get(key), after["workload"].get(key)
+    works = [
+        identity.fields_of(each["workload"]) | {k: each["workload"].get(k) for k in ("name", "data")}
+        for each in (before, after)
+    ]
+    for key in sorted({*works[0], *works[1]}):
+        was, now = works[0].get(key), works[1].get(key)
         if was != now:
             found.append(f"workload {key}: {was} and {now}")
+    if images := identity.other_images(before, after):
+        found.append(f"images: {' and '.join(images)}")
+    found += [f"{name}: {was} and {now}" for name, was, now in environment.differences(before, after)]
     for key in _PROTOCOL:
         was, now = before["protocol"].get(key), after["protocol"].get(key)
         if was != now:

@@ -1,13 +1,68 @@
 """What goes wrong, in one line that a user can act on."""
 
+import errno
+import os
 import re
 
 _PATH = re.compile(r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\":;,()\[\]]+[/\\])+([^\s/\\'\":;,()\[\]]*)")
 _LONGEST = 200
+# What the system cannot give, which says nothing of the program that asks for it. ENOMEM may be the program's: "oom".
+_SYSTEM = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EACCES,
+    errno.EMFILE,
+    errno.ENFILE,
+    errno.EAGAIN,
+    errno.EIO,
+)
+_TOLD = (
+    errno.ENOSPC,
+    errno.EDQUOT,
+    errno.EROFS,
+    errno.EMFILE,
+    errno.ENFILE,
+)  # compilers wrap these into their own
+_SIGNS = {  # how others put it
+    "can't start new thread": errno.EAGAIN,
+    "out of shared memory": errno.ENOSPC,
+    "unable to open shared memory object": errno.ENOSPC,
+    "PytorchStreamWriter failed": errno.ENOSPC,  # torch.save
+    "unexpected pos": errno.ENOSPC,  # torch.save, when it closes what it could not write
+}
 
 
 class UserError(Exception):
     """The user asked for something that cannot be; `str(e)` is one clear line. The command ends with status 2."""
+
+
+class EnvironmentFailure(UserError):
+    """The system could not give what measuring needs (disk, files, threads): nothing is said of what is measured."""
+
+
+def of_environment(error: BaseException) -> str | None:
+    """`No space left on device: reference.pt` where the system is to blame for an error; else None."""
+    seen: BaseException | None = error
+    while seen is not None:
+        if isinstance(seen, OSError) and seen.errno in _SYSTEM:
+            where = seen.filename if isinstance(seen.filename, str) else ""
+            name = os.path.basename(where.rstrip(os.sep))
+            return one_line(os.strerror(seen.errno) + (f": {name}" if name else ""))
+        seen = seen.__cause__
+    text = str(error)
+    if isinstance(error, EnvironmentFailure):
+        return one_line(text)
+    for number in _TOLD:
+        if os.strerror(number) in text:
+            return one_line(f"{os.strerror(number)}: {text}")
+    return next((os.strerror(number) for sign, number in _SIGNS.items() if sign in text), None)
+
+
+def raise_if_environment(error: BaseException) -> None:
+    """Raise `EnvironmentFailure`, one line, where the system is to blame for an error: no record is made of it."""
+    if line := of_environment(error):
+        raise EnvironmentFailure(line) from error
 
 
 def one_line(text: str) -> str:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import fcntl
+import functools
 import hashlib
 import os
 import tempfile
@@ -12,7 +13,49 @@ from pathlib import Path
 
 from ladder.errors import UserError
 
+ROOT = Path(__file__).resolve().parent.parent
 COMPILED = (".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp")  # sources of extensions, what they include among them
+
+
+def cache(name: str) -> Path:
+    """The folder of one kind of cache: `.cache/NAME` of the project, elsewhere where that cannot be written."""
+    return (_own_cache() or ROOT / ".cache") / name
+
+
+@functools.cache
+def _own_cache() -> Path | None:
+    """A folder of the user's for the caches of a checkout that cannot be written, else of the system's temporary one.
+
+    None where the checkout can be written, or nothing can.
+    """
+    if is_writable(ROOT / ".cache"):
+        return None
+    home = Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache")
+    if is_writable(home / "stylegan-ladder"):
+        return home / "stylegan-ladder"
+    try:
+        folder = Path(tempfile.gettempdir()) / f"stylegan-ladder-{os.getuid()}"
+        folder.mkdir(mode=0o700, exist_ok=True)
+        mine = folder.lstat().st_uid == os.getuid() and folder.is_dir() and not folder.is_symlink()
+        return folder if mine else None
+    except OSError:
+        return None
+
+
+def is_writable(folder: Path) -> bool:
+    """Whether a folder can be written, or made."""
+    there = next(each for each in (folder, *folder.parents) if each.exists())
+    return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
+
+
+def cache_variables() -> dict[str, str]:
+    """Environment variables for compilers' caches, where these would lie in a folder that cannot be written."""
+    found = {}
+    if _own_cache() is not None:
+        found["TORCH_EXTENSIONS_DIR"] = str(cache("extensions"))
+    if not is_writable(Path.home() / ".triton"):
+        found["TRITON_CACHE_DIR"] = str(cache("triton"))
+    return {name: folder for name, folder in found.items() if not os.environ.get(name)}
 
 
 @contextmanager

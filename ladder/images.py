@@ -17,7 +17,7 @@ from typing import TypeVar
 
 from PIL import Image
 
-from ladder import bounds, damage, imagestore, photographs, userimages
+from ladder import bounds, damage, files, imagestore, photographs, userimages
 from ladder.errors import UserError
 from ladder.imagestore import ImageSet
 
@@ -25,7 +25,8 @@ SAMPLE = "sample-photographs"
 USER = "user-images"
 JPEG_QUALITY = 90
 VERSION = 2  # of what is in the cache: raise it when the same input gives other images
-CACHE = Path(__file__).resolve().parent.parent / ".cache" / "images"
+CACHE = files.cache("images")
+OURS = files.ROOT / ".cache" / "images"  # counts where it cannot be written, too
 NAMED = 20  # unreadable files named in the notes; the rest are counted
 JPEGS = (".jpg", ".jpeg")
 
@@ -75,7 +76,7 @@ def prepare_images(
 
 def _prepare_sample(resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
     key = f"sample-{resolution}-v{VERSION}"
-    ready = imagestore.find(cache / key)
+    ready = imagestore.find(cache / key) or (imagestore.find(OURS / key) if cache == CACHE else None)
     if ready:
         return ready
     pictures = photographs.load()

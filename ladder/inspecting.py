@@ -15,11 +15,11 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder import closure, receipts
+from ladder import closure, files, receipts
 from ladder.files import COMPILED, below, digest, replacing
 from ladder.pool import ROOT, Worker, WorkerFailure, plain
 
-CACHE = ROOT / ".cache" / "inspections"
+CACHE = files.cache("inspections")
 KEPT = 500  # files of some ten kilobytes
 SOURCES = ("kernels", "stylegan_lite", "ladder/rungs")  # what a finding depends on, and on who finds:
 FINDERS = ("ladder.worker", "ladder.inspecting")

@@ -13,7 +13,7 @@ from typing import Any
 
 import numpy as np
 
-from ladder import floor, modes, record, results, sources, stats, verdicts
+from ladder import environment, floor, identity, modes, record, results, sources, stats, verdicts
 from ladder.errors import UserError
 
 KINDS = (verdicts.HOST, verdicts.GPU)
@@ -191,9 +191,12 @@ def stored_twins(folder: Path, result: dict[str, Any], own: Path | None = None) 
 
 def _same(other: dict[str, Any], result: dict[str, Any]) -> bool:
     machines = (other["machine"], result["machine"])
+    workloads = (other["workload"], result["workload"])
     return (
         all(machines[0].get(key) == machines[1].get(key) for key in _SAME_MACHINE)
-        and other["workload"] == result["workload"]
+        and identity.of_workload(workloads[0]) == identity.of_workload(workloads[1])
+        and workloads[0].get("data") == workloads[1].get("data")
+        and not environment.differences(other, result)
     )
 
 

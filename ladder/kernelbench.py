@@ -18,7 +18,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder.errors import describe
+from ladder.errors import describe, raise_if_environment
 from ladder.kernelcalls import WAYS, call_of, compiling, copies, disagree, flat
 from ladder.kernelcases import DIRECTIONS, Case
 from ladder.kernellaunches import recorded_launches
@@ -139,8 +139,9 @@ class Bench:
             try:
                 made[name] = functions[name]()
             except Exception as error:
+                why = _reason(error)
                 for row in rows:
-                    row.drop(name, describe(error))
+                    row.drop(name, why)
                 continue
             for row in rows:
                 try:
@@ -266,6 +267,8 @@ def placed(dispatch: tuple[str, Any] | None) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
+    """Why a contender has no number. Raises `EnvironmentFailure` where the system is to blame: then nobody has one."""
+    raise_if_environment(error)
     if isinstance(error, torch.OutOfMemoryError):
         return OUT_OF_MEMORY
     return describe(error)

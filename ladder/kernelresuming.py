@@ -49,6 +49,7 @@ def check(path: Path, before: Result, fresh: Result, cases: Sequence[Case]) -> N
                 f"{path}: --resume: another --{key.removesuffix('s')} than this file's was asked for"
             )
     resuming.refuse_other_code(path, before, fresh)
+    resuming.refuse_other_environment(path, before, results.fit(fresh))
     planned = {case.name for case in cases}
     if strange := [row["case"] for row in before["rows"] if row["case"] not in planned]:
         raise UserError(f"{path}: --resume: {strange[0]!r} would not be measured here; start a new run")

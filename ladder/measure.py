@@ -17,7 +17,7 @@ import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 from ladder import (
     budget,
@@ -32,7 +32,7 @@ from ladder import (
     stats,
     verdicts,
 )
-from ladder.errors import UserError
+from ladder.errors import EnvironmentFailure, UserError
 from ladder.once import measure_once as measure_once
 from ladder.pool import TUNING, Pool, Worker, WorkerFailure, device_lock
 from ladder.stopping import stop_on_sigterm
@@ -45,26 +45,11 @@ PREPARED = {"cuda": 8}  # rungs prepared side by side before each is timed alone
 OnEvent = Callable[[dict[str, Any]], None]
 
 
-class Planned(Protocol):
-    """One rung to measure, as `ladder.catalog.climb` gives it: a recipe, or one line why it is skipped."""
-
-    name: str
-    title: str
-    recipe: dict[str, Any] | None
-    skipped: str | None
-    article_ms: float | None
-
-
-class Ladder(Protocol):
-    name: str
-    title: str
-
-
 def run_ladder(
     workload: dict[str, Any],
     workload_name: str,
-    ladder: Ladder,
-    planned: Sequence[Planned],
+    ladder: modes.Ladder,
+    planned: Sequence[modes.Planned],
     device: str,
     *,
     rounds: int | None = None,
@@ -77,6 +62,7 @@ def run_ladder(
     on_event: OnEvent | None = None,
     out: Path,
     data_source: str | None = None,
+    images: dict[str, Any] | None = None,
     code: Path | None = None,
     inspect: bool | None = None,
     timeouts: dict[str, float] | None = None,
@@ -84,8 +70,9 @@ def run_ladder(
     """Measure every planned rung and return the result, which is also in its file under the folder `out`.
 
     `workload["data"]` may be a path; the result says `data_source` instead ("sample-photographs",
-    "user-images"). `quick` leaves out settling and repeats of the cycle without lazy phases: not to be
-    quoted. `rounds` None: 5 to 12 as far as `budget_s` allows (`ladder.budget`); quick: 3. `resume` goes on in
+    "user-images") and, of a user's, `images` (`ladder.identity.of_images`). `quick` leaves out settling and
+    repeats of the cycle without lazy phases: not to be quoted. `rounds` None: 5 to 12 as far as `budget_s` allows
+    (`ladder.budget`); quick: 3. `resume` goes on in
     that file with what it lacks. `code` takes the measured packages from another checkout, which the inspection cannot
     know: it is left out there unless `inspect` says otherwise. SIGINT or SIGTERM
     ends the workers and returns what is finished, "complete": false.
@@ -96,12 +83,12 @@ def run_ladder(
     the file.
 
     Raises `UserError` if another run is writing into the folder, or it cannot be written, or a worker finds itself on
-    another GPU.
+    another GPU, or the system fails (a full disk): what was finished is in the file then, and no rung is blamed.
     """
     facts = machine.facts(device)
     folder = Path(out) / results.slug(facts["name"]) if resume is None else Path(resume).parent
     with results.folder_lock(folder):
-        result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code)
+        result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code, images)
         result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s)
         judging.add_twins(result)
         if resume is not None:
@@ -114,6 +101,8 @@ def run_ladder(
             stop_on_sigterm(),
             Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
         ):
+            if resume is not None:
+                resuming.refuse_other_threads(resume, result, pool)
             run.measure(pool)
         return result
 
@@ -125,7 +114,7 @@ class _Run:
         self,
         result: dict[str, Any],
         workload: dict[str, Any],
-        planned: Sequence[Planned],
+        planned: Sequence[modes.Planned],
         device: str,
         path: Path,
         on_event: OnEvent | None,
@@ -164,9 +153,16 @@ class _Run:
             self.result["complete"] = True
         except KeyboardInterrupt:
             self.protocol["notes"].append("interrupted: what was finished is kept")
+        except EnvironmentFailure as failure:
+            self.protocol["notes"].append(f"interrupted: {failure}")
+            raise UserError(
+                f"{failure}; what was finished is kept: go on with --resume {self.path}"
+            ) from failure
         finally:
-            self.save()
-            self.visits.close()
+            try:
+                self.save()
+            finally:
+                self.visits.close()
         self.emit("end", path=str(self.path))
 
     def goes_on(self, done: int, round_s: float) -> bool:

@@ -30,7 +30,7 @@ EARLIER = {"97cbb728d8b30849": "a23c60d086c20765"}
 # and who makes the images that its loaders decode.
 ENGINE = (
     *("worker", "asides", "capturing", "errors", "gpustate", "nvml", "threads"),
-    *("measure", "sidebyside", "visiting", "pool", "record"),
+    *("measure", "sidebyside", "visiting", "pool", "record", "neighbours"),
     *("images", "imagestore", "photographs", "userimages", "colour", "damage"),
 )
 Result = dict[str, Any]

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import dataclasses
 from collections.abc import Collection, Iterable, Mapping
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Protocol
 
 from ladder import verdicts
 from ladder.errors import UserError
@@ -29,6 +29,23 @@ ADVICE = {
     verdicts.NO_GAIN: "NO DIFFERENCE",
     verdicts.AMBIGUOUS: "ambiguous",
 }
+
+
+class Planned(Protocol):
+    """One rung to measure, as `ladder.catalog.climb` gives it: a recipe, or one line why it is skipped."""
+
+    name: str
+    title: str
+    recipe: dict[str, Any] | None
+    skipped: str | None
+    article_ms: float | None
+
+
+class Ladder(Protocol):
+    """What a run must know of its ladder."""
+
+    name: str
+    title: str
 
 
 def plan(

@@ -14,6 +14,7 @@ from contextlib import contextmanager
 from typing import Any
 
 from ladder import machine, worker
+from ladder.errors import raise_if_environment
 from ladder.pool import WorkerFailure, device_lock
 
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
@@ -151,6 +152,7 @@ def _failing(did: str, rung: worker.Rung) -> Iterator[None]:
     except WorkerFailure:
         raise
     except Exception as error:
+        raise_if_environment(error)
         reply = worker.failure(error, did, rung)
         if reply["status"] == "failed":
             sys.excepthook(type(error), error, error.__traceback__)

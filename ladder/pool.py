@@ -21,7 +21,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-from ladder.errors import one_line
+from ladder import files
+from ladder.errors import EnvironmentFailure, one_line, raise_if_environment
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -35,12 +36,14 @@ TIMEOUTS = {
     "parity": 900.0,
     "receipts": 900.0,
     "choices": 60.0,
+    "threads": 60.0,
     "scales": 900.0,
     "exit": 20.0,
 }
 TUNING = (
     3600.0  # where preparing tries candidates: torch.compile's max-autotune goes through thousands, silently
 )
+ENVIRONMENT = "environment"  # `ladder.worker`'s status for what the system could not give
 _LEAST_CYCLE_TIMEOUT = 60.0
 _CYCLE_TIMEOUT_FACTOR = 20.0
 
@@ -66,15 +69,22 @@ class Worker:
         command = [sys.executable, "-m", "ladder.worker"]
         if code:
             command += ["--code", str(Path(code).resolve())]
-        self._stderr = tempfile.TemporaryFile()
-        self._process = subprocess.Popen(
-            command,
-            cwd=ROOT,  # `-m` looks there first: ladder is always the one of this file
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            stderr=self._stderr,
-            start_new_session=True,
-        )
+        try:
+            self._stderr = tempfile.TemporaryFile()
+            self._process = subprocess.Popen(
+                command,
+                cwd=ROOT,  # `-m` looks there first: ladder is always the one of this file
+                stdin=subprocess.PIPE,
+                stdout=subprocess.PIPE,
+                stderr=self._stderr,
+                start_new_session=True,
+                env=os.environ | files.cache_variables(),
+            )
+        except OSError as error:
+            raise_if_environment(error)
+            raise EnvironmentFailure(
+                f"no process can be started: {one_line(error.strerror or str(error))}"
+            ) from None
         os.set_blocking(self._process.stdout.fileno(), False)
         self._selector = selectors.DefaultSelector()
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
@@ -108,6 +118,7 @@ class Worker:
         **fields: Any,
     ) -> dict[str, Any]:
         """Give a command and wait for its reply. Raises `WorkerFailure`; the worker is then good for `close` only.
+        `EnvironmentFailure` where the system is to blame, not the rung.
 
         patience: seconds without a word, where they are not those of `TIMEOUTS`.
         """
@@ -154,6 +165,8 @@ class Worker:
             if on_progress:
                 on_progress(message)
         self._busy = False
+        if not message["ok"] and message["status"] == ENVIRONMENT:
+            raise EnvironmentFailure(message["reason"])
         if not message["ok"]:
             raise WorkerFailure(message["status"], message["reason"], message)
         if do == "visit" and (problem := no_time(message)):
@@ -200,7 +213,7 @@ class Worker:
         """Whether the process has ended, without reaping it: until then its number is ours and safe to kill."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
-    def _death(self, do: str) -> WorkerFailure:
+    def _death(self, do: str) -> WorkerFailure | EnvironmentFailure:
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - 4000))
         said = self._stderr.read().decode(errors="replace").strip().splitlines()
@@ -210,6 +223,10 @@ class Worker:
         code = self._process.returncode if exited else None
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
+            if name == "SIGBUS":  # a page of a mapped file that no disk or shared memory has room for
+                return EnvironmentFailure(
+                    f"No space left on device: {do}: a mapped file or shared memory, SIGBUS"
+                )
             hint = " (the system may have run out of memory)" if name == "SIGKILL" else ""
             return WorkerFailure("failed", f"{do}: worker killed by {name}{hint}", {"signal": name})
         last = f": {one_line(said[-1])}" if said else ""
@@ -275,6 +292,11 @@ class Pool:
             self._taken = [worker for worker in self._taken if not worker.ended]
             self._taken.append(self._ahead.pop(0) if self._ahead else self._make())
             return self._taken[-1]
+
+    def first(self) -> Worker:
+        """The worker that `take` hands out next, to be asked what leaves it as it is."""
+        self.begin_ahead(1)
+        return self._ahead[0]
 
     @property
     def ahead(self) -> int:

@@ -12,10 +12,11 @@ import contextlib
 import math
 import os
 import threading
+import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
-from ladder import checks, measure, record, sidebyside
+from ladder import checks, measure, neighbours, record, sidebyside
 from ladder.inspecting import FAILED_PARITY, Alone
 from ladder.pool import Pool, Worker, WorkerFailure
 
@@ -192,7 +193,9 @@ class Run:
         """The samples of a prepared row, and what memory it took."""
         beside = prepared.get("beside", 0)
         settle = SETTLE if self.plan.device == "cuda" else {"settle_s": 0, "settle_cycles": 0}
+        before = neighbours.sample(time.monotonic())
         seen = worker.call("visit", cycles=self.plan.cycles, main=False, **settle)
+        others = neighbours.share(before, neighbours.sample(time.monotonic()))
         if beside and (problem := record.void_memory(seen)):
             raise WorkerFailure("invalid", problem, seen)
         sizes = {
@@ -204,6 +207,7 @@ class Run:
         samples = [round(1000 * s, 5) for s in seen["samples_s"]]
         gib = {k: None if v is None else round(v / GIB, 4) for k, v in sizes.items()}
         row["rounds"].append({"round": number, "samples_ms": samples, "beside": beside} | gib)
+        row["rounds"][-1][neighbours.KEY] = others
 
     def fail(self, row: dict[str, Any], number: int | None, failure: WorkerFailure) -> None:
         row |= {"status": failure.status, "reason": failure.reason}

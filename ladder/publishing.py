@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ladder import floor, sources
+from ladder import floor, neighbours, sources
 
 QUICK = "quick: not to be quoted"
 PARTIAL = "incomplete: the run was interrupted"
@@ -32,6 +32,10 @@ def publishable(result: Mapping[str, Any]) -> list[str]:
     notes = gpu.get("notes") if isinstance(gpu, dict) else None
     said = [note for note in notes if isinstance(note, str)] if isinstance(notes, list) else []
     found += [note for note in said if note.startswith(NOISY)]
+    rounds = [
+        each for record in sources.records(result) for each in record["rounds"] if isinstance(each, dict)
+    ]
+    found += neighbours.marks(rounds)
     least = floor.floor_ms(result["machine"], result["workload"])
     for rung in result["rungs"]:
         if rung["status"] == "ok" and (reason := floor.too_fast(rung, least)):

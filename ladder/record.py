@@ -9,7 +9,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder import git, measured, modes, results, stats, verdicts
+from ladder import environment, git, identity, measured, modes, neighbours, results, stats, verdicts
 from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.worker import CYCLE_STEPS
@@ -29,10 +29,11 @@ def new_result(
     ladder: Any,
     planned: Sequence[Any],
     code: Path | None = None,
+    images: dict[str, Any] | None = None,
 ) -> dict[str, Any]:
     """The result of a run that has not begun. Where the images lie on this machine is left out.
 
-    `code` is where the measured packages come from, if not from here.
+    `code` is where the measured packages come from, if not from here; `images` which images of a user's they are.
     """
     rungs = [new_rung(p.name, p.title, p.recipe, p.article_ms, p.skipped) for p in planned]
     data = None if workload.get("data") is None else data_source or "user-images"
@@ -41,7 +42,9 @@ def new_result(
         "schema": results.SCHEMA,
         "machine": facts,
         "workload": {"name": workload_name, **workload, "data": data},
-        "ladder": {"name": ladder.name, "title": ladder.title, "rungs": [p.name for p in planned]},
+        "ladder": {"name": ladder.name, "title": ladder.title, "rungs": [p.name for p in planned]}
+        | _digest(ladder),
+        **conditions(images),
         "protocol": {},
         "commit": commit,
         "dirty": dirty,
@@ -53,6 +56,16 @@ def new_result(
         "rungs": rungs,
         "twins": [],
     }
+
+
+def _digest(ladder: Any) -> dict[str, str]:
+    said = getattr(ladder, "digest", None)
+    return {"digest": said} if said else {}
+
+
+def conditions(images: dict[str, Any] | None = None) -> dict[str, Any]:
+    """What decides a number beside machine, code and workload: environment variables, and which images (a user's)."""
+    return {environment.KEY: environment.recorded()} | ({identity.IMAGES: images} if images else {})
 
 
 def head(kind: str, workload_name: str, workload: dict[str, Any]) -> dict[str, Any]:
@@ -146,6 +159,7 @@ def new_round(number: int, prepared: dict[str, Any], seen: dict[str, Any]) -> di
         "build_s": spent.get("build_s"),
         "beside": spent.get("beside", 0),
         "visit_s": spent.get("visit_s"),
+        neighbours.KEY: seen.get(neighbours.KEY),
         **peaks,
         "device_used_bytes": None
         if spent.get("beside")

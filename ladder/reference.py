@@ -24,14 +24,14 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder import exact, moments
+from ladder import exact, files, moments
 from ladder.errors import one_line
 from ladder.exact import Draw, Exact, draw
 from ladder.files import below, digest, one_at_a_time, replacing
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES, TrainingStep
 
-CACHE = Path(__file__).resolve().parent.parent / ".cache" / "parity"
+CACHE = files.cache("parity")
 KEPT = 4  # cache entries; one of the article's workload is 3 GB
 STEPS = 32
 REPLAYS = 2

@@ -16,7 +16,7 @@ from typing import Any
 
 import click
 
-from ladder import catalog, distance, instep, machine, record, report, results, roofline_view
+from ladder import catalog, distance, environment, instep, machine, record, report, results, roofline_view
 from ladder import rates as recorded
 from ladder.errors import UserError
 
@@ -55,7 +55,9 @@ def command(
         )
         paths = []
     else:
-        if machine.choose_device(device) != "cuda":
+        if (chosen := machine.choose_device(device)) == "cuda":
+            environment.refuse(chosen)
+        else:
             gpus = ", ".join(recorded.known_gpus(out))
             raise UserError(
                 f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
@@ -81,14 +83,18 @@ def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> 
 
 def frame(name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any]) -> Found:
     """What every result begins with."""
-    return record.head("roofline", name, fields) | {
-        "ladder": catalog.load_ladder(ladder).name,
-        "rung": rung,
-        "recipe": recipe,
-        "layout": layout_of(recipe),
-        "machine": None,
-        "measured": None,
-    }
+    return (
+        record.head("roofline", name, fields)
+        | record.conditions()
+        | {
+            "ladder": catalog.load_ladder(ladder).name,
+            "rung": rung,
+            "recipe": recipe,
+            "layout": layout_of(recipe),
+            "machine": None,
+            "measured": None,
+        }
+    )
 
 
 def layout_of(recipe: dict[str, Any]) -> str:

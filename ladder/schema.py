@@ -6,7 +6,7 @@ Whoever writes a new key into results adds it here: a key that is not named is r
 
 import dataclasses
 
-from ladder import measured, results
+from ladder import environment, identity, measured, neighbours, results
 from ladder.rules import either, fields, items, mapping, maybe, number, one_of, pattern
 from stylegan_lite.config import Recipe, Workload
 
@@ -56,7 +56,16 @@ WORKLOAD = fields(
     },
     {field.name: SCALAR for field in dataclasses.fields(Workload) if field.name != "data"},
 )
-LADDER = fields({"name": PART, "title": TEXT, "rungs": items(PART, 100, least=1)})
+LADDER = fields(
+    {"name": PART, "title": TEXT, "rungs": items(PART, 100, least=1)},
+    {"digest": pattern(rf"[0-9a-f]{{{identity.DIGITS}}}", f"a digest of {identity.DIGITS} digits")},
+)
+CONDITIONS = {  # of every kind of result that is measured; where they say it
+    environment.KEY: mapping(
+        pattern(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable"), TEXT, environment.MOST
+    ),
+    identity.IMAGES: fields({"count": COUNT, "digest": pattern(r"[0-9a-f]{16}", "a digest of 16 digits")}),
+}
 PROTOCOL = fields(
     {
         "rounds": number(1, 1000, whole=True),
@@ -148,6 +157,7 @@ ROUND = fields(
         "canary_s": maybe(number(1e-9, 10)),
         "gpu": maybe(GPU),
         "rejected": NOTES,
+        neighbours.KEY: maybe(number(0, 1)),
     },
 )
 INSPECTION = fields(
@@ -298,6 +308,7 @@ RESULT = fields(
         "rungs": items(RUNG, 100, least=1),
     },
     CODE
+    | CONDITIONS
     | {
         "twins": items(TWIN, 100),
         "stored_twins": mapping(KIND, items(number(-100, 100), 1000), 4),

@@ -9,12 +9,22 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
-from ladder import instep, measured, results, roofline_view, schema_precision, sustaining
+from ladder import (
+    identity,
+    instep,
+    measured,
+    neighbours,
+    results,
+    roofline_view,
+    schema_precision,
+    sustaining,
+)
 from ladder.claims.schema import CLAIMS, contradicted
 from ladder.rules import Problem, Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
     BYTES,
     CODE,
+    CONDITIONS,
     COUNT,
     FLAG,
     IDENTIFIER,
@@ -136,7 +146,7 @@ KERNELS = fields(
         ),
         "rows": items(KERNEL_ROW, 10_000, least=1),
     },
-    {"sittings": items(SITTING, 1000, least=1)} | CODE,
+    {"sittings": items(SITTING, 1000, least=1)} | CODE | CONDITIONS,
 )
 
 # ---- kernels.tuning ----------------------------------------------------------------------------------------------
@@ -274,7 +284,8 @@ ROOFLINE = fields(
             }
         ),
     },
-    {
+    CONDITIONS
+    | {
         "ladder": PART,
         "floors_commit": COMMIT,
         "in_step": mapping(
@@ -286,7 +297,6 @@ ROOFLINE = fields(
 )
 
 # ---- ladder sustain ----------------------------------------------------------------------------------------------
-
 SUSTAINED = fields(
     {
         "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
@@ -321,11 +331,13 @@ SUSTAINED = fields(
                         ),
                         50000,
                     ),
-                }
+                },
+                {neighbours.KEY: maybe(number(0, 1))},
             ),
             100,
         ),
-    }
+    },
+    CONDITIONS,
 )
 
 KINDS: dict[str, Rule] = {
@@ -350,6 +362,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
     hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]
     if hardware is None or machine["name"] != results.slug(hardware):
         return f"machine.name: {machine['name']!r} is not made from its hardware"
+    if "workload" in data and (problem := identity.misnamed(data["workload"])):
+        return problem
     if data["kind"] == "claims":
         return contradicted(data)
     if data["kind"] == "precision":

@@ -4,11 +4,12 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder import measured, results
+from ladder import measured, neighbours, results
 from ladder.batchsearch import largest
 from ladder.rules import alike, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
     CODE,
+    CONDITIONS,
     COUNT,
     FLAG,
     INTERVAL,
@@ -35,7 +36,10 @@ OF_NETWORK = fields({"G": COUNT, "D": COUNT})
 
 ROUND = fields(
     {"round": COUNT, "samples_ms": items(MS, 1000, least=1)} | MEMORY,
-    {"beside": COUNT},  # how many were prepared with it
+    {
+        "beside": COUNT,
+        neighbours.KEY: maybe(number(0, 1)),
+    },  # how many were prepared with it; what others took
 )
 LARGEST = fields(
     {
@@ -121,7 +125,7 @@ RESULT = fields(
         "history": maybe(HISTORY),
         "claims": items(CLAIM, 100),
     },
-    CODE,
+    CODE | CONDITIONS,
 )
 
 

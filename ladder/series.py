@@ -1,7 +1,8 @@
 """Which results belong together: a newer torch, CUDA, cuDNN or Triton begins a new series.
 
-A series is one machine, software, workload, ladder and mode, quick runs apart. What is shown is the newest result of
-each series; what a rung gains at the top is shown beside a staircase of the same series and the same code only.
+A series is one machine, software, workload (by its fields), ladder and mode, quick runs apart. What is shown is the
+newest result of each series; what a rung gains at the top is shown beside a staircase of the same series and the same
+code only.
 """
 
 from __future__ import annotations
@@ -10,16 +11,20 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ladder import measured, modes, results, sources
+from ladder import belonging, identity, measured, modes, results, sources
 from ladder.errors import UserError
 from ladder.view import top_gains
 
 
 def key(result: dict[str, Any], mode: str | None = None) -> tuple[Any, ...]:
-    """Equal for two results of one series; of the series in another `mode` if that is given."""
+    """Equal for two results of one series; of the series in another `mode` if that is given.
+
+    A workload is told by its fields, a user's ladder by what it says: another of the same name is another series.
+    """
     protocol = result["protocol"]
     names = [result[part]["name"] for part in ("machine", "workload", "ladder")]
     found = [mode or protocol.get("mode", modes.CUMULATIVE), bool(protocol.get("quick"))]
+    found += [identity.of_workload(result["workload"]), result["ladder"].get("digest")]
     return (*names, *map(str, found), *(str(result["machine"].get(name)) for name in results.SERIES))
 
 
@@ -75,7 +80,7 @@ def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, 
     same = [
         other
         for other in others
-        if key(other) == wanted and other["workload"] == result["workload"] and measured.same(other, result)
+        if key(other) == wanted and not belonging.other_work(other, result) and measured.same(other, result)
     ]
     newest = max(same, key=lambda other: other["started"], default=None)
     return result if newest is None else {**result, "at_top": top_gains(newest)}

@@ -16,7 +16,18 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvchecks, asvmachines, catalog, climbing, git, machine, measured, results, validate
+from ladder import (
+    asvchecks,
+    asvmachines,
+    catalog,
+    climbing,
+    environment,
+    git,
+    machine,
+    measured,
+    results,
+    validate,
+)
 from ladder.errors import UserError, one_line
 from ladder.site import asvseries
 
@@ -68,6 +79,7 @@ def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
             " look up what was measured"
         )
     device = machine.choose_device()
+    environment.refuse(device)
     quick = device == "cpu" and minutes is None
     return Submission(root, commit, device, machine.facts(device), minutes or MINUTES, say, quick)
 

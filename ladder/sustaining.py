@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
-from ladder import floor, inspecting, machine, measured, record, results
+from ladder import environment, floor, identity, inspecting, machine, measured, neighbours, record, results
 from ladder.pool import Pool, WorkerFailure, device_lock
 from ladder.report import escaped
 from ladder.rules import alike
@@ -49,6 +49,7 @@ def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Re
     seen = inspecting.Cache(plan.workload, facts)
     head = record.head("sustained", plan.name, plan.workload)
     head["workload"]["data"] = photographs
+    head |= record.conditions(identity.of_images(plan.workload["data"]))
     empty = dict.fromkeys(DERIVED)
     return head | {
         measured.KEY: measured.digests(also=ENGINE),
@@ -99,7 +100,7 @@ def _one(plan: Plan, rung: dict[str, Any], pool: Pool, visits: Visits, tell: Cal
         )
         worker.call("prepare")
         tell(f"{rung['name']}: prepared")
-        begin, cycles = time.monotonic(), 1
+        begin, cycles, before = time.monotonic(), 1, neighbours.sample(time.monotonic())
         while (at := time.monotonic() - begin) < plan.seconds or not rung["windows"]:
             with visits.watched({worker.pid}) as state:
                 seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
@@ -107,6 +108,7 @@ def _one(plan: Plan, rung: dict[str, Any], pool: Pool, visits: Visits, tell: Cal
             rung["windows"].append(row)
             cycles = min(MOST_CYCLES, max(1, round(WINDOW_S / (16 * row["step_ms"] / 1000))))
             rung |= {"status": "ok", "reason": None}
+        rung[neighbours.KEY] = neighbours.share(before, neighbours.sample(time.monotonic()))
         tell(f"{rung['name']}: {rung['windows'][0]['step_ms']:.4g} ms at first, {row['step_ms']:.4g} at last")
     except WorkerFailure as failure:
         rung |= {"status": failure.status, "reason": results.display(failure.reason)}
@@ -131,6 +133,8 @@ def derive(result: Result) -> None:
             rung["factor"] = rung["sustained_ms"] / rung["first_ms"]
     unseen = [rung["name"] for rung in result["rungs"] if not rung["inspected"]]
     also = [f"parity and receipts of {', '.join(unseen)} were not seen here"] * bool(unseen)
+    also += neighbours.marks(result["rungs"])
+    also += environment.said(result.get(environment.KEY))
     rounds = results.FEWEST_ROUNDS  # of which this kind has none
     result["protocol"]["notes"] = results.cautions(
         result["machine"]["device"], rounds, result["dirty"], result["complete"], also

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from ladder import catalog, families, machine, modes, record, report
+from ladder import catalog, environment, families, machine, modes, record, report
 from ladder.errors import UserError, describe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -53,6 +53,7 @@ def command(
 ) -> None:
     try:
         device = machine.choose_device(device)
+        environment.refuse(device)
         name, fields = catalog.load_workload(workload or ("article" if device == "cuda" else "tiny"))
         ladder = catalog.load_ladder(ladder_name)
         variants = plan(ladder, catalog.possible(machine.capabilities(device), fields), without, each, only)

@@ -18,7 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder import asvchecks, floor, git, measured, results, schema, schema_kinds
+from ladder import asvchecks, floor, git, identity, measured, results, schema, schema_kinds
 from ladder.errors import UserError
 from ladder.publishing import publishable
 from ladder.rules import shown
@@ -290,7 +290,9 @@ def _contradiction(data: dict[str, Any]) -> str | None:
         return "rungs: not those of ladder.rungs, each once and in that order"
     if data["baseline"] not in (None, *names):
         return f"baseline: no rung is named {data['baseline']!r}"
-    if problem := measured.contradiction(data):
+    if problem := (
+        measured.contradiction(data) or identity.misnamed(data["workload"]) or identity.misordered(data)
+    ):
         return problem
     least = floor.floor_ms(machine, data["workload"])
     for rung in [*rungs, *data.get("twins", [])]:
@@ -327,7 +329,7 @@ def fingerprint(data: dict[str, Any]) -> str:
     if "kind" in data:
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     times = [[r["samples_ms"] for r in rung["rounds"]] or rung["samples_ms"] for rung in data["rungs"]]
-    samples = [data["machine"]["name"], data["workload"]["name"], times]
+    samples = [data["machine"]["name"], times]
     measured = any(rung["samples_ms"] for rung in data["rungs"])
     return hashlib.sha256(json.dumps(samples if measured else data, sort_keys=True).encode()).hexdigest()
 

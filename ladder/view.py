@@ -9,7 +9,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
-from ladder import catalog, checks, modes, record, results, sources, verdicts
+from ladder import catalog, checks, environment, modes, record, results, sources, verdicts
 from ladder.publishing import publishable
 from ladder.texts import at_commits, factor, number, pair, percent, plain
 
@@ -98,7 +98,12 @@ def view(result: dict[str, Any]) -> View:
         workload=_workload(result["workload"]),
         protocol=_protocol(result, protocol),
         marks=tuple(map(plain, publishable(result))),
-        remarks=(*_remarks(rows, base, article_base, mode), *_unmeasured(result, mode), *_lazy(records)),
+        remarks=(
+            *_remarks(rows, base, article_base, mode),
+            *_unmeasured(result, mode),
+            *_lazy(records),
+            *map(plain, environment.said(result.get(environment.KEY))),
+        ),
         reference=_reference(result["ladder"]),
         memory="peak RSS, GiB" if on_cpu else "reserved GiB",
         title=plain(result["ladder"].get("title") or result["ladder"]["name"]),
@@ -329,6 +334,9 @@ def _lazy(records: list[dict[str, Any]]) -> list[str]:
     for name in dict.fromkeys([*list(found)[:1], *list(found)[-1:]]):
         each = []
         for phase, (ms, interval) in sorted(found[name].items()):
+            if ms <= 0 or (interval and interval[0] <= 0):
+                each.append(f"what {LAZY.get(phase, phase)} adds is within the noise")
+                continue
             around = f" ({interval[0]:.4g} to {interval[1]:.4g})" if interval else ""
             each.append(f"{LAZY.get(phase, phase)} adds {ms:.4g} ms{around} to a step that has it")
         lines.append(f"{plain(name)}: {', '.join(each)}")

@@ -1,15 +1,18 @@
 """One visit of a rung: timed in its worker while the GPU is watched from here, and repeated if it was void."""
 
 import contextlib
+import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
-from ladder import gpustate, record
+from ladder import gpustate, neighbours, record
 from ladder.pool import Worker, WorkerFailure
 
 
 class Visits:
-    """Makes the visits of a run. On a CPU there is nothing to watch, and no visit is void for its state.
+    """Makes the visits of a run. On a CPU there is no GPU to watch, and no visit is void for its state.
+
+    What other processes take of the CPU meanwhile is kept with each visit, on every device.
 
     `uuid` names the GPU that the workers should be on; `nvml` stands in for pynvml in tests.
     """
@@ -49,9 +52,12 @@ class Visits:
         canaries = [each["canary_s"] for each in others if each.get("canary_s")]
 
         def once() -> tuple[dict[str, Any], dict[str, Any]]:
+            worker.wait_imported()
             with self.watched(alive or {worker.pid}) as state:
+                before = neighbours.sample(time.monotonic())
                 seen = worker.call("visit", **how)
-            return seen, state
+                after = neighbours.sample(time.monotonic())
+            return seen | {neighbours.KEY: neighbours.share(before, after)}, state
 
         def void(visit: tuple[dict[str, Any], dict[str, Any]]) -> str | None:
             seen, state = visit

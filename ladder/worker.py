@@ -19,12 +19,14 @@ which feed the watchdog.
     {"do": "receipts", "rungs": [] | null}               -> {"ok": true, "receipts": {rung: {}}, "evidence": {}}
     {"do": "choices"}                                    -> {"ok": true, "choices": [{}] | null}
         (rows of `kernels.choices` that decided in this process, null where the measured code does not say)
+    {"do": "threads"}                                    -> {"ok": true, "cpu_threads": n or null without torch}
     {"do": "scales", "steps": N}                         -> {"ok": true, "changes": [], ...}
         (FP16: the loss scales of a training, as `ladder.scalehistory.follow` returns them)
     {"do": "exit"}                                       -> {"ok": true}, and the process ends
 
-A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a", "reason":
-one line, "peak_reserved_bytes": n, ...}`; the process is then discarded. All times are seconds for one step
+A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a" | "environment" (a
+full disk, say: of the system, not of the rung), "reason": one line, "peak_reserved_bytes": n, ...}`; the process
+is then discarded. All times are seconds for one step
 (a 16-step cycle / 16) unless named otherwise. `--code DIR` takes `stylegan_lite` and `kernels` from DIR (asv
 measures old commits) while everything that times comes from the package beside this file.
 """
@@ -39,7 +41,6 @@ import math
 import os
 import queue
 import signal
-import statistics
 import sys
 import threading
 import time
@@ -47,12 +48,13 @@ from pathlib import Path
 from typing import Any
 
 from ladder import capturing, gpustate
-from ladder.asides import added, stood_still, weights_of
-from ladder.errors import describe, one_line
+from ladder.asides import added, is_settled, peak_rss, stood_still, weights_of
+from ladder.errors import describe, of_environment, one_line
 from ladder.threads import Threads
 
 CYCLE_STEPS = 16
 CONTRACT = 1
+ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 # Of preparing, what only the measured code can tell.
 PARTS = ("warmup_s", "compile_s", "compile_kernels_s", "cache_s")
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "ALLOC_FAILED")
@@ -291,6 +293,11 @@ class Rung:
         used = getattr(sys.modules.get("kernels.choices"), "used", None)
         return {"choices": None if used is None else used()}
 
+    def do_threads(self) -> dict[str, Any]:
+        """How many CPU threads a step will compute with here."""
+        torch = sys.modules.get("torch")
+        return {"cpu_threads": torch and torch.get_num_threads()}
+
     def do_scales(self, steps: int) -> dict[str, Any]:
         """Train on, and say what became of the loss scales."""
         from ladder import scalehistory
@@ -334,33 +341,15 @@ def is_part(seconds: Any, whole: float) -> bool:
     return isinstance(seconds, int | float) and 0 <= seconds <= whole
 
 
-def is_settled(times: list[float]) -> bool:
-    """Whether the medians of the last two windows (halves of `times`) differ by less than max(0.5%, 2 MAD)."""
-    size = len(times) // 2
-    if size == 0:
-        return False
-    windows = times[-2 * size : -size], times[-size:]
-    medians = [statistics.median(window) for window in windows]
-    spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
-    return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
-
-
-def peak_rss() -> int | None:
-    """Peak resident bytes of this process. Not getrusage: that one inherits the parent's peak across exec."""
-    try:
-        with open("/proc/self/status") as status:
-            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
-    except (OSError, StopIteration):
-        return None
-
-
 def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
     """The reply for an exception: its status, one line why, and the memory peaks."""
     try:
         memory = rung.memory()
     except Exception:  # a CUDA error makes every later call fail as well
         memory = {}
-    if isinstance(error, Invalid):
+    if system := of_environment(error):
+        status, reason = ENVIRONMENT, one_line(f"{system} ({did})")
+    elif isinstance(error, Invalid):
         status, reason = "invalid", one_line(str(error))
     elif isinstance(error, NoContract):
         status, reason = "n/a", one_line(str(error))

@@ -33,7 +33,10 @@ from torch.utils.data import Dataset
 
 from stylegan_lite.config import ConfigError
 
-CACHE = Path(__file__).resolve().parent.parent / ".cache" / "bytes"
+ROOT = Path(__file__).resolve().parent.parent
+CACHE = ROOT / ".cache" / "bytes"
+if not os.access(ROOT / ".cache" if (ROOT / ".cache").exists() else ROOT, os.W_OK):  # a read-only checkout
+    CACHE = Path(tempfile.gettempdir()) / f"stylegan-ladder-{os.getuid()}" / "bytes"
 VERSION = 2  # of the file: raise it when the same images are laid out otherwise
 LIMIT_GB = 100.0  # of all files together; those used longest ago go first
 STALE_S = 24 * 3600.0  # an unfinished file this old belongs to a process that was killed

@@ -106,6 +106,7 @@ def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_pa
     for rung in [*result["rungs"], *result["twins"]]:
         rung["recipe"] = rung["settings"] = None
     result["workload"] |= {"resolution": 32}
+    result["ladder"]["name"] = "fakes"
     readings = [
         gpustate.summarize([nvml.Gpu(None).read(frozenset())], nvml.Counters(), nvml.Counters(), None)
     ]

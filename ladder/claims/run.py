@@ -9,9 +9,9 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder import kerneltiming, machine, record
+from ladder import environment, kerneltiming, machine, record
 from ladder.claims import counters, cuda, experiments, launching, registry, resources, stepping, timed
-from ladder.errors import describe
+from ladder.errors import describe, raise_if_environment
 from ladder.kernelbench import now
 from ladder.kernelcalls import compiling
 from ladder.kerneltiming import Call
@@ -40,12 +40,14 @@ def measure(
     facts = machine.facts(device)
     notes = [kerneltiming.SMOKE_NOTE] * smoke + ["quick: not to be quoted"] * (quick and not smoke)
     notes += ["dirty work tree: not to be published"] * bool(dirty) + ["interrupted"] * (not complete)
+    notes += environment.said(environment.recorded())
     result = {
         "schema": 1,
         "kind": "claims",
         "machine": facts,
         "commit": commit,
         "dirty": dirty,
+        **record.conditions(),
         "complete": complete,
         "started": started,
         "seconds": round(time.monotonic() - begun, 1),
@@ -98,6 +100,7 @@ class Session:
                     for word in part() or ():
                         on_event(place | {"doing": word})
                 except Exception as error:
+                    raise_if_environment(error)
                     self.notes.append(f"{name}: {describe(error)}")
                 on_event(place | {"rows": [f"{name}: {time.monotonic() - begin:.0f} s"]})
         except KeyboardInterrupt:

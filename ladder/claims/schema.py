@@ -6,7 +6,19 @@ from typing import Any
 
 from ladder import results
 from ladder.rules import fields, items, mapping, maybe, number, one_of, pattern
-from ladder.schema import BYTES, COUNT, FLAG, INTERVAL, MACHINE, MICROSECONDS, NOTES, SECONDS, STARTED, TEXT
+from ladder.schema import (
+    BYTES,
+    CONDITIONS,
+    COUNT,
+    FLAG,
+    INTERVAL,
+    MACHINE,
+    MICROSECONDS,
+    NOTES,
+    SECONDS,
+    STARTED,
+    TEXT,
+)
 
 AMOUNT = number(0, 1e30)
 SHARE = maybe(number(0, 1.2))  # achieved occupancy is an average: it may come out a hair above 1
@@ -85,7 +97,8 @@ CLAIMS = fields(
         "kernels_per_step": maybe(AMOUNT),
         "precision": items(PRECISION, 200),
         "claims": items(CLAIM, 100, least=1),
-    }
+    },
+    CONDITIONS,
 )
 
 

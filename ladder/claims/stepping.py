@@ -9,7 +9,7 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.claims.resources import Kernels
-from ladder.errors import describe
+from ladder.errors import describe, raise_if_environment
 
 STEP, OPS, ALSO = "step", "ops", "calls"
 SMOKE_OPS = 2
@@ -28,6 +28,7 @@ def watch(kernels: Kernels, device: str, smoke: bool) -> list[str]:
             with kernels.listening(what):
                 run(device, smoke)
         except Exception as error:
+            raise_if_environment(error)
             notes.append(f"kernels of the {what}: {describe(error)}")
         for key in [key for key in kernels.seen if key[0] == what and key[1] in known]:
             del kernels.seen[key]

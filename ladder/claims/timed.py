@@ -15,7 +15,7 @@ import torch
 
 from ladder import stats
 from ladder.claims.missing import Missing
-from ladder.errors import describe
+from ladder.errors import describe, raise_if_environment
 from ladder.kernelcalls import disagree, flat
 from ladder.kerneltiming import COLD, EVENTS, GRAPH, Call, Timer
 from ladder.texts import NO_TIME
@@ -207,6 +207,7 @@ def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any] | 
 
 
 def reason_of(error: Exception) -> str:
+    raise_if_environment(error)
     if isinstance(error, Missing):
         return str(error)
     return "out of memory" if isinstance(error, torch.OutOfMemoryError) else describe(error)

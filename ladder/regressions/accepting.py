@@ -11,7 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
-from ladder import floor, measured, record, results, schema
+from ladder import floor, identity, measured, record, results, schema
 from ladder.errors import UserError
 from ladder.regressions import judging
 from ladder.regressions.comparing import KIND, PARTS, SCHEMA
@@ -101,7 +101,8 @@ RULE = fields(
         ),
         "gpu": maybe(schema.RUN_GPU),
         "notes": schema.NOTES,
-    }
+    },
+    schema.CONDITIONS,
 )
 
 
@@ -134,6 +135,8 @@ def problem_of(data: Any) -> str | None:
     """What is wrong with a comparison, in one line, or None."""
     if problem := RULE(data):
         return f"{problem[0].lstrip('.') or 'the file'}: {problem[1]}"
+    if problem := identity.misnamed(data["workload"]):
+        return problem
     names = [rung["name"] for rung in data["rungs"]]
     if len(set(names)) < len(names):
         return "rungs: one is there twice"

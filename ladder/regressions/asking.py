@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import budget, catalog, climbing, git, machine
+from ladder import budget, catalog, climbing, environment, git, machine
 from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.regressions import accepting, checkouts, comparing, known
@@ -61,6 +61,9 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, 
     ]
     entries = known.read(root / known.FILE.relative_to(ROOT))
     device = machine.choose_device(request.device)
+    environment.refuse(device)
+    for line in environment.said(environment.recorded()):
+        tell(line)
     name, workload = catalog.load_workload(request.workload or climbing.DEFAULT_WORKLOAD[device])
     if workload["data"] is not None:
         raise UserError(f"--workload {name}: its images are yours; comparisons use the sample photographs")

@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import measured, record, results
+from ladder import environment, measured, record, results
 from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.regressions import judging
@@ -83,6 +83,7 @@ def new_result(
         "kind": KIND,
         "machine": facts,
         "workload": workload,
+        **record.conditions(),
         **sides,
         "harness": {
             "commit": commit,
@@ -109,7 +110,7 @@ def new_result(
             for r in rungs if not r.skipped for side in judging.SIDES
         ],
         "gpu": None,
-        "notes": _notes(sides),
+        "notes": _notes(sides) + environment.said(environment.recorded()),
     }  # fmt: skip
 
 

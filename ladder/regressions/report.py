@@ -9,7 +9,7 @@ import html
 import re
 from typing import Any
 
-from ladder import texts, verdicts
+from ladder import neighbours, texts, verdicts
 from ladder.publishing import DIRTY, NO_COMMIT, PARTIAL
 from ladder.regressions import judging
 from ladder.regressions.judging import BASE, BROKEN, HEAD
@@ -94,6 +94,7 @@ def remarks(result: Result) -> list[str]:
     elif result["harness"]["dirty"]:
         found.append(DIRTY)
     found += (result["gpu"] or {}).get("notes") or []
+    found += neighbours.marks(each for program in result["programs"] for each in program["rounds"])
     seen = [rung for rung in result["rungs"] if rung["resolution"] is not None]
     if seen:
         sizes = ", ".join(f"{rung['name']} {texts.percent(rung['resolution'])}" for rung in seen)

@@ -11,7 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
-from ladder import inspecting, machine, measured, record, results, stats
+from ladder import environment, identity, inspecting, machine, measured, neighbours, record, results, stats
 from ladder.pool import ROOT, Pool, WorkerFailure, device_lock
 from ladder.regressions.interleaving import Interleaved, Program, Visited
 from ladder.stopping import stop_on_sigterm
@@ -47,6 +47,7 @@ def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Re
     head = record.head("upstream", plan.name, plan.workload)
     head["workload"]["data"] = photographs
     return head | {
+        **record.conditions(identity.of_images(plan.workload["data"])),
         measured.KEY: measured.digests(also=ENGINE),
         "machine": facts,
         "source": {"networks": source.networks_of(plan.folder), "digest": source.digest_of(plan.folder)},
@@ -194,7 +195,9 @@ def notes(result: Result) -> list[str]:
     """Why the figure must not be quoted, if it must not."""
     counted = min(len(program["rounds"]) for program in result["programs"])
     unseen = ["neither parity nor receipts of ours were asked for: not to be quoted"]
-    also = unseen * (not result["protocol"]["inspected"])
+    rounds = [each for program in result["programs"] for each in program["rounds"]]
+    also = neighbours.marks(rounds) + unseen * (not result["protocol"]["inspected"])
+    also += environment.said(result.get(environment.KEY))
     return results.cautions(result["machine"]["device"], counted, result["dirty"], result["complete"], also)
 
 

@@ -77,7 +77,7 @@ RESULT = fields(
         "ratio": maybe(fields({"median": number(1e-9, 1e9), "interval": schema.INTERVAL})),
         "gpu": maybe(schema.RUN_GPU),
     },
-    {"commits": schema.CODE["commits"]},
+    {"commits": schema.CODE["commits"]} | schema.CONDITIONS,
 )
 
 

@@ -23,9 +23,9 @@ def take_up(path: Path, before: Result, fresh: Result) -> Result:
     """
     fresh = results.fit(fresh)
     resuming.refuse_another_machine(path, before, fresh)
-    for part, words in (("workload", "workload"), ("source", "clone, by its sources,")):
-        if before[part] != fresh[part]:
-            raise UserError(f"{path}: --resume: another {words} than this file's was asked for")
+    resuming.refuse_other_workload(path, before, fresh)
+    if before["source"] != fresh["source"]:
+        raise UserError(f"{path}: --resume: another clone, by its sources, than this file's was asked for")
     for key in RULES:
         if before["protocol"][key] != fresh["protocol"][key]:
             raise UserError(
@@ -37,6 +37,7 @@ def take_up(path: Path, before: Result, fresh: Result) -> Result:
                 f"{path}: --resume: it timed {theirs['rung']}, and the top is {ours['rung']} here"
             )
     resuming.refuse_other_code(path, before, fresh)
+    resuming.refuse_other_environment(path, before, fresh)
     timed = [{each["round"] for each in program["rounds"]} for program in before["programs"]]
     whole = next(number for number in itertools.count() if not all(number in rounds for rounds in timed))
     before["protocol"]["rounds"] = whole
