@@ -71,6 +71,7 @@ def upstream(
     source.networks_of(clone)
     before = resuming.load_kind(resume, "upstream") if resume else None
     chosen = machine.choose_device(device)
+    source.refuse_unbuildable(chosen)
     folder = out or (resume.parent if resume else OUT)
     if before and workload is None:
         workload = before["workload"]["name"]
