@@ -305,6 +305,6 @@ def _save(path: Path, result: dict[str, Any], begin: float) -> None:
     judge(result)
     result["seconds"] = round(time.monotonic() - begin, 1)
     try:
-        results.write(path, result)
+        results.write(path, results.fit(result))
     except OSError as error:
         raise UserError(f"{path}: cannot write the result: {error.strerror or error}") from None

@@ -72,6 +72,7 @@ def upstream(
     before = _before(resume)
     chosen = machine.choose_device(device)
     environment.refuse(chosen)
+    source.refuse_unbuildable(chosen)
     folder = out or (resume.parent if resume else OUT)
     if before and workload is None:
         workload = before["workload"]["name"]

@@ -1,7 +1,8 @@
-"""What results of other kinds than a ladder's may hold: `ladder kernels`, `ladder doctor --roofline`, kernels.tuning.
+"""What results of other kinds than a ladder's may hold: `ladder kernels`, `ladder doctor --roofline`, `ladder sustain`.
 
-`ladder precision` has a file of its own (`ladder.schema_precision`). As in `ladder.schema`: keys that are not named are
-refused, so whoever writes a new one adds it here.
+Other files have `ladder precision` (`ladder.schema_precision`), kernels.tuning and its like (`ladder.schema_tuning`),
+and the project's own checks and trials (`ladder.schema_checks`). As in `ladder.schema`: keys that are not named are
+refused, so whoever writes a new one adds it there.
 """
 
 from __future__ import annotations
@@ -14,12 +15,16 @@ from ladder import (
     instep,
     measured,
     neighbours,
+    publishing,
     results,
     roofline_view,
+    schema_checks,
     schema_precision,
+    schema_tuning,
     sustaining,
 )
 from ladder.claims.schema import CLAIMS, contradicted
+from ladder.regressions import accepting
 from ladder.rules import Problem, Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.schema import (
     BYTES,
@@ -43,18 +48,15 @@ from ladder.schema import (
     TEXT,
     WORKLOAD,
 )
+from ladder.schema_tuning import AMOUNT, LAYOUT, LINE, SHAPE
 from ladder.upstream import schema as upstream
 from stylegan_lite.config import Recipe
 
-LAYOUT = one_of("channels_last", "NCHW", "nchw", "nhwc")
 CONTENDER = one_of("ours", "twin", "plain", "compile", "copy")
 COMMIT = maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits"))
-SHAPE = items(number(0, 2**31, whole=True), 8, least=1)
-AMOUNT = number(0, 1e30)
 REAL = number(-1e30, 1e30)
 RATE = number(1e-30, 1e30)
 SHAPED = pattern(r"[A-Za-z0-9 ,.*_x-]{1,120}", "an op with its shape")
-LINE = pattern(r"[ -~]{1,1000}", "a line of printable ASCII")
 VERDICT = pattern(r"[a-z][a-z ]{0,40}", "a verdict")
 
 # ---- ladder kernels ----------------------------------------------------------------------------------------------
@@ -148,82 +150,6 @@ KERNELS = fields(
     },
     {"sittings": items(SITTING, 1000, least=1)} | CODE | CONDITIONS,
 )
-
-# ---- kernels.tuning ----------------------------------------------------------------------------------------------
-
-TUNED_RUNS = items(
-    fields(
-        {"shape": SHAPE},
-        {"error": LINE, "share": AMOUNT, "bytes": BYTES}
-        | dict.fromkeys(("microseconds", "copy_microseconds", "driver_copy_microseconds"), AMOUNT),
-    ),
-    32,
-)
-TUNED = fields(
-    {
-        "key": fields(
-            {"op": IDENTIFIER, "direction": IDENTIFIER, "itemsize": COUNT, "layout": LAYOUT}
-            | {"architecture": COUNT, "size": one_of("small", "medium", "large")}
-        ),
-        "choice": fields(dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), COUNT)),
-        "current": FLAG,
-        "all_shapes": FLAG,
-        "share": AMOUNT,
-        "runs": TUNED_RUNS,
-    }
-)
-FILTERED = fields(
-    {
-        "kernel": LINE,
-        "nhwc": FLAG,
-        "config": mapping(IDENTIFIER, maybe(AMOUNT), 16),
-        "current": FLAG,
-        "runs": TUNED_RUNS,
-    }
-)
-PLANES = fields(
-    {
-        "direction": one_of("forward", "backward"),
-        "dtype": one_of("bfloat16", "float32"),
-        "noise": FLAG,
-        "cache_share": AMOUNT,
-        "config": maybe(
-            fields(
-                {"per_sm": AMOUNT, "hints": FLAG, "back": FLAG}
-                | dict.fromkeys(("block", "warps", "stages", "again"), COUNT)
-            )
-        ),
-        "current": FLAG,
-        "candidates": COUNT,
-        "runs": TUNED_RUNS,
-    }
-)
-
-
-def tuning(kind: str, row: Rule) -> Rule:
-    return fields(
-        {
-            "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
-            "kind": one_of(kind),
-            "gpu": TEXT,
-            "torch": TEXT,
-            "timed": items(row, 10_000, least=1),
-        },
-        {"notes": items(LINE, 16)},
-    )
-
-
-TUNING, FILTER_TUNING = tuning("tuning", TUNED), tuning("filter tuning", FILTERED)
-PLANES_TUNING = tuning("planes tuning", PLANES)
-SUMMED = fields(
-    {
-        "most": maybe(AMOUNT),
-        "config": fields(dict.fromkeys(("rows", "columns", "warps"), COUNT)),
-        "current": FLAG,
-        "runs": TUNED_RUNS,
-    }
-)
-SUMS_TUNING = tuning("sums tuning", SUMMED)
 
 # ---- ladder doctor --roofline ------------------------------------------------------------------------------------
 
@@ -340,39 +266,55 @@ SUSTAINED = fields(
     CONDITIONS,
 )
 
-KINDS: dict[str, Rule] = {
-    "claims": CLAIMS,
-    "filter tuning": FILTER_TUNING,
-    "kernels": KERNELS,
-    "planes tuning": PLANES_TUNING,
-    "sums tuning": SUMS_TUNING,
-    "precision": schema_precision.RESULT,
-    "roofline": ROOFLINE,
-    "sustained": SUSTAINED,
-    "tuning": TUNING,
-    "upstream": upstream.RESULT,
-}
+KINDS: dict[str, Rule] = (
+    {
+        "claims": CLAIMS,
+        "kernels": KERNELS,
+        "precision": schema_precision.RESULT,
+        "roofline": ROOFLINE,
+        "sustained": SUSTAINED,
+        "upstream": upstream.RESULT,
+    }
+    | schema_tuning.KINDS
+    | schema_checks.KINDS
+)
+UNNAMED = {"tools": "sanitizer", "benchmarks": "pytest-benchmark"}  # by a key that no other kind has
+
+
+def kind_of(data: dict[str, Any]) -> Any:
+    """Return what a file calls its kind ("what" in self-tests and tables of faults), or None for a ladder's."""
+    for key in ("what", "kind"):
+        if key in data:
+            return data[key]
+    return next((kind for key, kind in UNNAMED.items() if key in data and "schema" not in data), None)
 
 
 def contradiction(data: dict[str, Any]) -> str | None:
     """What cannot be in a file that its schema takes, in one line, or None."""
-    if data["kind"].endswith("tuning"):
+    kind = kind_of(data)
+    machine = data.get("machine") or data.get("machine_info")
+    if machine is None or kind.endswith("tuning"):
         return None
-    machine = data["machine"]
-    hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]
-    if hardware is None or machine["name"] != results.slug(hardware):
+    hardware = machine["gpu"] if machine.get("device", "cpu") == "cuda" else machine["cpu"]
+    hardware = hardware["brand_raw"] if isinstance(hardware, dict) else hardware
+    if hardware is None or machine["name"] not in (
+        results.slug(hardware),
+        results.slug(machine["gpu"] or hardware),
+    ):
         return f"machine.name: {machine['name']!r} is not made from its hardware"
-    if "workload" in data and (problem := identity.misnamed(data["workload"])):
+    if isinstance(data.get("workload"), dict) and (problem := identity.misnamed(data["workload"])):
         return problem
-    if data["kind"] == "claims":
+    if kind == "claims":
         return contradicted(data)
-    if data["kind"] == "precision":
+    if kind == "compare":
+        return accepting.problem_of(data)
+    if kind == "precision":
         return schema_precision.contradiction(data)
-    if data["kind"] == "upstream":
+    if kind == "upstream":
         return upstream.contradiction(data)
-    if data["kind"] == "sustained":
+    if kind == "sustained":
         return sustaining.contradiction(data)
-    if data["kind"] == "kernels":
+    if kind == "kernels":
         if problem := measured.contradiction(data):
             return problem
         for row in data["rows"]:
@@ -391,10 +333,14 @@ def contradiction(data: dict[str, Any]) -> str | None:
 
 def marks(data: dict[str, Any]) -> list[str]:
     """Why a file that is accepted must not be quoted."""
-    noted = data["kind"] in ("kernels", "claims", "precision", "sustained", "upstream")
+    kind = kind_of(data)
+    noted = kind in ("kernels", "claims", "precision", "sustained", "upstream")
     found = list(data["protocol"]["notes"]) if noted else []
-    if data["kind"] == "roofline":
+    if kind == "roofline":
         if data["dirty"]:
             found.append("dirty work tree: not to be published")
         found += [f"no floor: {name} took less" for name in instep.below(data["measured"]["groups"])]
+    if kind in schema_checks.KINDS:
+        found += [publishing.DIRTY] * bool(data.get("dirty"))
+        found += [publishing.PARTIAL] * (data.get("complete") is False)
     return found

@@ -20,7 +20,7 @@ from typing import Any
 
 import click
 
-from ladder import catalog, environment, families, machine, modes, record, report
+from ladder import catalog, environment, families, machine, modes, record, report, results
 from ladder.errors import UserError, describe
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -122,7 +122,7 @@ def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: 
         apart = dataclasses.replace(whole, whole_step_graph=False)
         row |= phases(fields, apart.to_dict(), device, kernels)
     except Exception as error:  # a variant that cannot run is a row, not the end
-        row["error"] = describe(error)
+        row["error"] = results.display(describe(error))
     if device == "cuda":
         torch.cuda.empty_cache()
     return row | {"seconds": round(time.perf_counter() - begin, 1)}

@@ -6,6 +6,7 @@ times among the samples. asv's files are known by their names (`ladder.asvchecks
 way is escaped, and no file can raise.
 """
 
+import difflib
 import functools
 import hashlib
 import json
@@ -85,7 +86,9 @@ def read_and_judge(
             if one.problem is None and (more := also(file, one.data)):
                 one.problem, one.data = more, None
         if len(found) == count:
-            found.append(_Read(Path(path), show_path(path), "no result file in this folder"))
+            found.append(
+                _Read(Path(path), show_path(path), "no result in this folder: no name in it ends in .json")
+            )
     _refuse_copies(found)
     for one in found:
         yield one.file, one.data, Judged(one.name, one.problem, tuple(map(_clean, one.marks)))
@@ -172,6 +175,8 @@ def name_problem(path: Path) -> str | None:
     """What is wrong with the name of a result file, in one line, or None."""
     if _FILE.fullmatch(path.name) and len(path.name) <= _LONGEST_NAME:
         return None
+    if not path.name.lower().endswith(".json"):
+        return "not a result: its name does not end in .json"
     return "the file's name must be of a-z, 0-9, dot, underscore and hyphen, like WORKLOAD-LADDER-TIME.json"
 
 
@@ -243,7 +248,7 @@ def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
             marks += asvchecks.marks(data, kind)
         else:
             mark = fingerprint(data)
-            marks += schema_kinds.marks(data) if "kind" in data else publishable(data)
+            marks += publishable(data) if schema_kinds.kind_of(data) is None else schema_kinds.marks(data)
     except OSError as error:
         return f"cannot be read: {_why(error)}", None, None
     except ValueError as error:
@@ -269,15 +274,24 @@ def _read(path: Path, most: int = MOST_BYTES) -> bytes:
 
 def check(data: Any) -> str | None:
     """What is wrong with a result that a stranger sent, in one line, or None."""
-    if not isinstance(data, dict) or "schema" not in data:
+    if not isinstance(data, dict):
         return 'not a result file: expected an object with "schema"'
-    other = "kind" in data
-    if other and data["kind"] not in tuple(schema_kinds.KINDS):  # a list has no hash
-        return f"kind: {shown(data['kind'])} is none of {', '.join(schema_kinds.KINDS)}"
-    if problem := (schema_kinds.KINDS[data["kind"]] if other else schema.RESULT)(data):
+    kind = schema_kinds.kind_of(data)
+    if kind not in schema_kinds.UNNAMED.values() and "schema" not in data:
+        return 'not a result file: expected an object with "schema"'
+    named = "what" in data or "kind" in data
+    if named and kind not in tuple(schema_kinds.KINDS):  # a list has no hash
+        return f"kind: {shown(kind)} is none that this project writes{nearest(kind)}"
+    if problem := (schema.RESULT if kind is None else schema_kinds.KINDS[kind])(data):
         where, what = problem
         return f"{where.lstrip('.')}: {what}" if where else what
-    return schema_kinds.contradiction(data) if other else results.check(data) or _contradiction(data)
+    return results.check(data) or _contradiction(data) if kind is None else schema_kinds.contradiction(data)
+
+
+def nearest(kind: Any) -> str:
+    """Return which kind is meant, perhaps, as the end of a line."""
+    like = difflib.get_close_matches(kind, schema_kinds.KINDS, n=1) if isinstance(kind, str) else []
+    return f"; did you mean {like[0]!r}?" if like else ""
 
 
 def _contradiction(data: dict[str, Any]) -> str | None:
@@ -326,7 +340,7 @@ def _rung_contradiction(rung: dict[str, Any]) -> str | None:
 
 def fingerprint(data: dict[str, Any]) -> str:
     """Equal for two results exactly if they hold the same samples (or, without any, the same everything)."""
-    if "kind" in data:
+    if schema_kinds.kind_of(data) is not None:
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     times = [[r["samples_ms"] for r in rung["rounds"]] or rung["samples_ms"] for rung in data["rungs"]]
     samples = [data["machine"]["name"], times]

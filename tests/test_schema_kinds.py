@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from ladder import schema_kinds, validate
+from ladder import validate
 from tests import made_up_kernels
 from tests.test_roofline import gpu, run, workload  # noqa: F401  (fixtures)
 from tests.test_validate import judge, mutate
@@ -71,10 +71,10 @@ def test_a_tuning_of_filters_is_accepted_or_says_what_is_wrong(tmp_path):
     assert judge(tmp_path, changed).startswith("timed[0].config.rows: '8' is not")
 
 
-@pytest.mark.parametrize("kind", ["canary", ["kernels"], None, "kernels "])
+@pytest.mark.parametrize("kind", ["canaries", ["kernels"], None, "kernels "])
 def test_another_kind_is_named(tmp_path, kind):
     says = judge(tmp_path, {"schema": 1, "kind": kind})
-    assert says.startswith("kind: ") and says.endswith(f"is none of {', '.join(schema_kinds.KINDS)}")
+    assert says.startswith("kind: ") and "is none that this project writes" in says
 
 
 def test_why_not_to_quote_them_is_said(tmp_path, kernels):

@@ -302,7 +302,7 @@ def test_a_file_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
 
 def test_a_folder_without_results_is_a_failure(tmp_path: Path) -> None:
     seen = call(tmp_path)
-    assert seen.exit_code == 1 and "no result file in this folder" in seen.stdout
+    assert seen.exit_code == 1 and "no result in this folder" in seen.stdout
 
 
 def test_the_verdict_as_json(tmp_path: Path) -> None:

@@ -10,25 +10,37 @@ from ladder.claims.view import EQUAL, Summary, View, percent, times
 SLOWER = 1.02  # from here on a ratio of times is said to be one
 
 
+FORMS = {
+    "backward": "norm backward bf16",
+    "FP32 forward": "norm forward fp32",
+    "FP32 backward": "norm backward fp32",
+}
+
+
 def forms(view: View, slow: str, quick: str, show: Callable[[Summary], str], scale: float = 1.0) -> str:
     """The ratio in the other direction and precision: `; backward 2.10x, FP32 forward ...`."""
-    forms = {
-        "backward": "norm backward bf16",
-        "FP32 forward": "norm forward fp32",
-        "FP32 backward": "norm backward fp32",
-    }
-    also = [
-        f"{word} {show(found)}"
-        for word, name in forms.items()
-        if (found := view.ratio(name, slow, quick, scale))
-    ]
+    found = {word: view.ratio(name, slow, quick, scale) for word, name in FORMS.items()}
+    also = [f"{word} {show(ratio)}" for word, ratio in found.items() if ratio]
     return f"; {', '.join(also)}" if also else ""
+
+
+def span(view: View, slow: str, quick: str, show: Callable[[Summary], str], scale: float = 1.0) -> str:
+    """From the least to the most of all directions and precisions, and where ours, BF16 forward, stands."""
+    names = ("norm forward bf16", *FORMS.values())
+    found = [ratio for name in names if (ratio := view.ratio(name, slow, quick, scale))]
+    if len(found) < 2:
+        return ""
+    low, high = (pick(found, key=lambda each: each["median"]) for pick in (min, max))
+    place = "the most" if high is found[0] else "the least" if low is found[0] else "one"
+    return f"{place} of {len(found)} cases, {show(low)} to {show(high)}; "
 
 
 def norm(view: View) -> str:
     rates = [view.rate("norm forward bf16", name) for name in ("PyTorch", "CUDA C++")]
     return (
-        "in BF16, forward, PyTorch's two operators cross memory 5 times and CUDA C++ twice (a plane stays on the chip):"
+        span(view, "PyTorch", "CUDA C++", times)
+        + "in BF16, forward, PyTorch's two operators cross memory 5 times and CUDA C++ twice (a plane stays on the"
+        " chip):"
         f" bytes alone make 2.5x, the rest is that PyTorch moves {rates[0]:.2f} TB/s and CUDA C++ {rates[1]:.2f}"
         + forms(view, "PyTorch", "CUDA C++", times)
     )
@@ -37,7 +49,8 @@ def norm(view: View) -> str:
 def triton(view: View) -> str:
     rates = [view.rate("norm forward bf16", name) for name in ("Triton", "CUDA C++")]
     text = (
-        "a block of CUDA C++ keeps its plane in shared memory; Triton reads it again, from L2 or in a third pass"
+        span(view, "CUDA C++", "Triton", percent, 100)
+        + "a block of CUDA C++ keeps its plane in shared memory; Triton reads it again, from L2 or in a third pass"
         f" through memory for CUDA C++'s two, which make 67%; Triton moves {rates[0]:.2f} TB/s, CUDA C++ {rates[1]:.2f}"
     )
     read = [view.counted("norm forward bf16", name) for name in ("Triton", "CUDA C++")]
@@ -105,7 +118,7 @@ def blocks(view: View) -> str:
             )
         else:
             parts.append(f"{words}: not measured")
-    return "; ".join(parts)
+    return "the better of 128 and 256 threads, in the kernel where it costs most; " + "; ".join(parts)
 
 
 def _block_reason(view: View, name: str, best: str) -> str:
@@ -275,7 +288,7 @@ def spectral(view: View) -> str:
 
 PRECISION = {  # why, by docs/precision.md
     "throughput": "FP32 is IEEE, which Tensor Cores do not compute, and the baseline waits for the CPU in 16 bits",
-    "memory": "cuDNN asks for workspaces in FP32 that it does not need in 16 bits",
+    "memory": "cuDNN asks for workspaces in IEEE FP32 that neither TF32 nor 16 bits need",
     "batch": "found to a sixteenth, on the baseline alone",
 }
 
@@ -288,4 +301,4 @@ def precision(view: View, name: str) -> str:
         for precision in ("bf16", "fp16")
     }
     also = [f"{form} {times(found)}" for form, found in forms.items() if found]
-    return f"against FP32: {', '.join(also)}, by results/precision; {PRECISION[name]}"
+    return f"against IEEE FP32: {', '.join(also)}, by results/precision; {PRECISION[name]}"

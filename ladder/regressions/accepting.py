@@ -35,10 +35,14 @@ _CHOICE = fields(
         "itemsize": schema.COUNT,
         "layout": one_of("nhwc", "nchw"),
         "architecture": schema.COUNT,
-        "size": one_of("small", "large"),
+        "size": one_of("small", "medium", "large"),
     },
 )
 _NUMBER = maybe(number(-1e30, 1e30))
+_DERIVED = dict.fromkeys(DERIVED, _NUMBER) | {
+    "verdict": maybe(schema.TEXT),
+    "interval": maybe(items(number(-1e30, 1e30), 2, least=2)),
+}
 RULE = fields(
     {
         "schema": number(SCHEMA, SCHEMA, whole=True),
@@ -76,10 +80,7 @@ RULE = fields(
             fields(
                 {"name": schema.PART, "title": schema.TEXT, "skipped": maybe(schema.TEXT)},
                 {"known": maybe(schema.TEXT), "reason": maybe(schema.TEXT), "rounds": schema.COUNT}
-                | {
-                    key: _NUMBER if key not in ("verdict", "interval") else lambda value: None
-                    for key in DERIVED
-                },
+                | _DERIVED,
             ),
             MOST_RUNGS,
             least=1,

@@ -5,6 +5,7 @@ from __future__ import annotations
 import contextlib
 import importlib
 import inspect
+import shutil
 import sys
 import types
 import warnings
@@ -13,12 +14,17 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from packaging.version import Version
+
 from ladder.errors import UserError
 from ladder.files import below, digest
 
 URL = "https://github.com/NVlabs/stylegan3"
 NETWORKS = ("networks_stylegan2", "networks")  # stylegan3's name, and that of stylegan2-ada-pytorch
-NEEDED = ("training/loss.py", "training/dataset.py", "torch_utils/misc.py", "torch_utils/ops/bias_act.py")
+NEEDED = (
+    *("training/loss.py", "training/dataset.py", "dnnlib/__init__.py", "torch_utils/misc.py"),
+    *(f"torch_utils/ops/{op}.py" for op in ("bias_act", "upfirdn2d", "conv2d_gradfix")),
+)
 PARTS = ("dnnlib", "torch_utils", "training")
 _OPS = ("bias_act", "upfirdn2d")
 
@@ -35,6 +41,8 @@ class Modules:
 
 def networks_of(folder: Path) -> str:
     """The name of the module with StyleGAN2's networks. UserError, one line, where this is no such repository."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: `git clone {URL}`, then give its folder")
     for name in NETWORKS:
         if (folder / "training" / f"{name}.py").is_file():
             break
@@ -44,6 +52,19 @@ def networks_of(folder: Path) -> str:
         if not (folder / path).is_file():
             raise UserError(f"{folder}: no {path}: give the folder of a whole clone of {URL}")
     return name
+
+
+def refuse_unbuildable(device: str) -> None:
+    """UserError, one line, where NVIDIA's CUDA ops cannot be built: nothing is measured in vain then."""
+    from ladder import machine
+
+    if device != "cuda":
+        return
+    lacks = machine.capabilities(device)["nvcc"]
+    if lacks is None and shutil.which("ninja") is None:
+        lacks = "no ninja on the PATH (pip install ninja)"
+    if lacks:
+        raise UserError(f"NVIDIA's CUDA ops are built at first use, and cannot be here: {lacks}")
 
 
 def digest_of(folder: Path) -> str:
@@ -57,6 +78,9 @@ def load(folder: Path) -> Modules:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     _stand_in("requests")  # downloads, of which there are none here
+    _stand_in(
+        "pkg_resources", parse_version=Version
+    )  # left setuptools; conv2d_gradfix asks it for torch's version
     _stand_in("distutils.util", strtobool=lambda text: text.lower() in ("y", "yes", "t", "true", "on", "1"))
     names = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
     return Modules(
@@ -114,6 +138,31 @@ def switch_gradfix(modules: Modules, device: str) -> bool:
         warnings.simplefilter("ignore")
         gradfix.enabled = bool(gradfix._should_use_custom_op(torch.empty(1, device=device)))
     return gradfix.enabled
+
+
+def parameters(function: Any) -> dict[str, inspect.Parameter]:
+    """What a function can be given; a class, what any `__init__` of its bases names.
+
+    NVIDIA's `persistent_class` wraps a class in one that takes *args and **kwargs.
+    """
+    if not inspect.isclass(function):
+        return dict(inspect.signature(function).parameters)
+    ways = [each.__init__ for each in inspect.getmro(function) if "__init__" in vars(each)]
+    return {
+        name: each for way in reversed(ways[:-1]) for name, each in inspect.signature(way).parameters.items()
+    }
+
+
+def accepted(function: Any, **wanted: Any) -> dict[str, Any]:
+    """Those of the arguments that this version of the repository has."""
+    known = parameters(function)
+    return {key: value for key, value in wanted.items() if key in known}
+
+
+def takes_one(function: Any, name: str) -> bool:
+    """Whether there is an argument of this name, and not only a `**name` for what is left over."""
+    known = parameters(function).get(name)
+    return known is not None and known.kind is not known.VAR_KEYWORD
 
 
 def _stand_in(name: str, **content: Any) -> None:

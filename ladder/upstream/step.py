@@ -58,11 +58,12 @@ class UpstreamStep:
             source.build_ops(modules)
         self.G, self.D = (net.train().requires_grad_(False).to(device) for net in self._networks())
         self.G_ema = copy.deepcopy(self.G).eval()
+        nets = {"G": self.G} | {f"G_{part}": getattr(self.G, part, None) for part in ("mapping", "synthesis")}
         self.loss = modules.loss.StyleGAN2Loss(
-            device=torch.device(device), G=self.G, D=self.D, r1_gamma=self._gamma(),
+            device=torch.device(device), D=self.D, r1_gamma=self._gamma(),
             style_mixing_prob=workload["style_mixing"], pl_weight=workload["pl_weight"],
             pl_batch_shrink=workload["pl_batch_shrink"], pl_decay=workload["pl_decay"],
-            **self._accepted(modules.loss.StyleGAN2Loss, pl_no_weight_grad=True),
+            **source.accepted(modules.loss.StyleGAN2Loss, **nets, pl_no_weight_grad=True),
         )  # fmt: skip
         self.phases = [*self._phases("G", self.G, "pl_interval"), *self._phases("D", self.D, "r1_interval")]
         self.images = self._images(seed)
@@ -72,23 +73,17 @@ class UpstreamStep:
     def _networks(self) -> tuple[Any, Any]:
         ours, networks = self.workload, self.modules.networks
         size = {key: ours[key] for key in ("channel_base", "channel_max")}
-        both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3, "conv_clamp": CLAMP}
-        both |= size | {"num_fp16_res": FP16_RESOLUTIONS}
+        size |= {"conv_clamp": CLAMP, "num_fp16_res": FP16_RESOLUTIONS}
+        both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3}
         mapping = {"num_layers": ours["mapping_layers"], "w_avg_beta": ours["w_avg_beta"]}
-        dense = self._accepted(networks.SynthesisBlock, fused_modconv_default="inference_only")
         latent = {"z_dim": ours["z_dim"], "w_dim": ours["w_dim"]}
+        made_of = size | source.accepted(networks.SynthesisBlock, fused_modconv_default="inference_only")
+        if source.takes_one(networks.Generator, "synthesis_kwargs"):  # stylegan2-ada-pytorch's
+            made_of = {"synthesis_kwargs": made_of}
         return (
-            networks.Generator(**latent, **both, **dense, mapping_kwargs=mapping),
-            networks.Discriminator(**both, epilogue_kwargs={"mbstd_group_size": ours["mbstd_group"]}),
+            networks.Generator(**latent, **both, **made_of, mapping_kwargs=mapping),
+            networks.Discriminator(**both, **size, epilogue_kwargs={"mbstd_group_size": ours["mbstd_group"]}),
         )
-
-    @staticmethod
-    def _accepted(function: Any, **wanted: Any) -> dict[str, Any]:
-        """Those of the settings that this version of the repository has."""
-        import inspect
-
-        known = inspect.signature(function.__init__).parameters
-        return {key: value for key, value in wanted.items() if key in known}
 
     def _gamma(self) -> float:
         """R1's weight; without one by NVIDIA's rule."""
@@ -150,9 +145,9 @@ class UpstreamStep:
                 continue
             adam.zero_grad(set_to_none=True)
             module.requires_grad_(True)
-            self.loss.accumulate_gradients(
-                phase=name, real_img=images, real_c=labels, gen_z=z, gen_c=labels, gain=interval, cur_nimg=self.seen
-            )  # fmt: skip
+            compute = self.loss.accumulate_gradients
+            also = source.accepted(compute, sync=True, cur_nimg=self.seen)
+            compute(phase=name, real_img=images, real_c=labels, gen_z=z, gen_c=labels, gain=interval, **also)
             module.requires_grad_(False)
             self._update(module, adam)
         self._average()
