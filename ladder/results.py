@@ -11,12 +11,12 @@ import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ladder.errors import UserError
+from ladder.files import replacing
 
 SCHEMA = 1
 SMOKE_NOTE = "CPU smoke test: not to be quoted"
@@ -95,18 +95,8 @@ def write(path: Path, data: dict[str, Any]) -> None:
     text = json.dumps(fit(data), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def display(text: str) -> str:
