@@ -260,7 +260,9 @@ def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str
 
     known = {*kernelcases.OPS, *(entry.function for entry in kernelcases.OPS.values())}
     if unknown := [op for op in asked.ops if op not in known]:
-        raise UserError(f"no op is called {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        from stylegan_lite.config import suggestion
+
+        raise UserError(f"no op is called {unknown[0]!r}{suggestion(unknown[0], sorted(known), 'known')}")
     quick = asked.quick or asked.device == "cpu"
     cases = kernelcases.cases(workloads, ops=asked.ops or None, quick=quick)
     if not cases:
