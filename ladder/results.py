@@ -20,7 +20,7 @@ from ladder.files import replacing
 
 SCHEMA = 1
 SMOKE_NOTE = "CPU smoke test: not to be quoted"
-FEWEST_ROUNDS = 3  # of what is quoted
+FEWEST_ROUNDS = 3  # of what is quoted: the protocol of a run makes no fewer, whatever its budget
 STATUSES = ("ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")
 OUT = STATUSES[2:]  # what takes a rung out of a run
 SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
