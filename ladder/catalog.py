@@ -323,7 +323,9 @@ def _resolve(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Pa
         if path.is_file():
             return path
         raise UserError(f"{name_or_path}: no such {kind} file")
-    raise UserError(f"no {kind} {name_or_path!r}{suggestion(name_or_path, names)}, or give a YAML file (FILE.yaml)")
+    raise UserError(
+        f"no {kind} {name_or_path!r}{suggestion(name_or_path, names)}, or give a YAML file (FILE.yaml)"
+    )
 
 
 def _slug(path: Path) -> str:

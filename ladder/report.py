@@ -6,6 +6,7 @@ import csv
 import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -14,6 +15,7 @@ from ladder import checks, modes, results, sources
 from ladder.errors import UserError
 from ladder.files import replacing
 from ladder.series import collect as collect
+from ladder.series import of_this_machine as of_this_machine
 from ladder.series import readable as readable
 from ladder.series import with_top as with_top
 from ladder.texts import amount, between, factor, ms, plain
@@ -57,9 +59,10 @@ def print_table(result: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    terminal = sys.stdout.isatty()  # whatever FORCE_COLOR and TTY_COMPATIBLE tell rich
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=400, no_color=True)  # a pipe has room for all columns
+    if not terminal:  # a pipe has room for all columns
+        console = Console(highlight=False, width=400, no_color=True, force_terminal=False)
     shown = view(result)
     console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
     console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
@@ -75,7 +78,7 @@ def print_table(result: dict[str, Any]) -> None:
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
     console.print(table)
     for remark in _below(shown):
-        console.print(Text(remark, style="dim"), soft_wrap=not console.is_terminal)
+        console.print(Text(remark, style="dim"), soft_wrap=not terminal)
     console.print()
 
 

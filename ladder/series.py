@@ -12,6 +12,7 @@ from typing import Any
 
 from ladder import measured, modes, ranking, results, sources
 from ladder.errors import UserError
+from ladder.texts import plain
 from ladder.view import top_gains
 
 
@@ -62,6 +63,31 @@ def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
         where = ", ".join(str(path) for path in paths)
         raise UserError(refused[0] if refused else f"{where}: no results here; `ladder run` makes one")
     return [with_top(result, [*found, *others]) for result in found], refused
+
+
+def of_this_machine(found: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Pick the newest result of this machine among the best of each series; of another machine if it has none.
+
+    A complete staircase of enough rounds stands before others, however new they are.
+
+    Returns:
+        (that result alone, lines that say whose it is and how many others there are).
+    """
+    here = ranking.machines_here()
+    mine = [result for result in found if result["machine"]["name"] in here]
+    picked = max(mine or found, key=lambda result: (*_standing(result), result["started"]))
+    said = (
+        [] if mine else [f"no result of this machine ({here[0]}) yet: this is {picked['machine']['name']}'s"]
+    )
+    if others := len(found) - 1:
+        said.append(f"{others} more result{'s' if others > 1 else ''}: `ladder report --all`")
+    return [picked], list(map(plain, said))
+
+
+def _standing(result: dict[str, Any]) -> tuple[bool, ...]:
+    several, whole, _, rounds, complete, _ = ranking.rank(result)
+    cumulative = ranking.mode(result) == modes.CUMULATIVE
+    return cumulative, several, whole, rounds >= results.FEWEST_ROUNDS, complete
 
 
 def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:

@@ -28,8 +28,8 @@ class ConfigError(ValueError):
 def suggestion(wrong: object, names: Iterable[str], listed: str = "there are") -> str:
     """Return the end of an error line about a name that does not exist: what was probably meant, and the names.
 
-    `; did you mean 'bf16'? there are, nearest first: bf16, fp16, ... (38 in all)`. A list that fits stands whole, in its
-    own order.
+    `; did you mean 'bf16'? there are, nearest first: bf16, fp16, ... (38 in all)`. A list that fits stands whole, in
+    its own order.
     """
     names = list(names)
 
