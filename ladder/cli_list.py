@@ -25,8 +25,8 @@ NO_GAIN = "no measurable gain"  # as in ladder.verdicts, which imports numpy
 def list_(as_json: bool) -> None:
     """List ladders with their rungs in order, and workloads, a line each.
 
-    A rung stands under the first ladder that has it, with what it needs and what it gains on this machine by the best
-    result that is stored here.
+    A rung stands under the first ladder that has it, with what it needs and what it gains on this machine by the
+    results that are stored here.
     """
     ladders = sorted(
         catalog.ladders(), key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)
@@ -75,7 +75,7 @@ def _listed_rung(name: str, summary: str, ladder: str, here: list[ranking.Stored
         for path, result in here
         if result["ladder"]["name"] == ladder and ranking.rung_of(result, name)
     ]
-    found = ranking.best(known)
+    found = ranking.newest(known)
     gain = _gain(ranking.rung_of(found[1], name)) if found else ""
     return [name, _needs(name), gain, summary]
 
@@ -133,13 +133,13 @@ def _ladder(name: str) -> list[str]:
 
 
 def _own(name: str) -> list[str]:
-    """The best result of this machine that has a number for the rung: time, gain, verdict, file and date."""
+    """The newest quotable result of this machine that has a number for the rung: time, gain, verdict, file and date."""
     here = [
         each
         for each in ranking.stored(RESULTS, ranking.machines_here())
         if _is_staircase(each[1]) and ranking.rung_of(each[1], name)
     ]
-    found = ranking.best(here)
+    found = ranking.newest(here)
     if found is None:
         return []
     path, result = found
@@ -154,7 +154,7 @@ def _own(name: str) -> list[str]:
 
 
 def _at_top(name: str, result: ranking.Result) -> str:
-    """The gain at the top by the best leave-one-out result of the same machine, workload, ladder and commit."""
+    """The gain at the top by the newest leave-one-out result of the same machine, workload, ladder and commit."""
     others = [
         each
         for each in ranking.stored(RESULTS, [result["machine"]["name"]])
@@ -163,7 +163,7 @@ def _at_top(name: str, result: ranking.Result) -> str:
         and each[1]["ladder"]["name"] == result["ladder"]["name"]
         and ranking.rung_of(each[1], name)
     ]
-    found = ranking.best(others)
+    found = ranking.newest(others)
     return _gain(ranking.rung_of(found[1], name), "at the top") if found else ""
 
 

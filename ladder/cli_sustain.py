@@ -96,5 +96,5 @@ def write(result: dict[str, Any], folder: Path) -> list[Path]:
     """JSON, Markdown and charts."""
     from ladder import ending, sustainedchart, sustaining
 
-    charts = {kind: sustainedchart.render(result, kind) for kind in ("png", "svg")}
-    return ending.write(result, folder, {"md": sustaining.markdown(result), **charts})
+    pages = {"md": sustaining.markdown(result)}
+    return ending.write(result, folder, pages, lambda kind: sustainedchart.render(result, kind))

@@ -13,7 +13,6 @@ from typing import Any
 from ladder import catalog, chart, modes, ranking, report, results, series, sources
 from ladder.errors import UserError
 
-PICTURES = ("png", "svg")
 Result = dict[str, Any]
 
 
@@ -34,7 +33,9 @@ def publish(root: Path) -> list[Path]:
         for path in tracked(root, f"results/{kind}"):
             result = results.read(path)
             if isinstance(result, dict) and (result.get("kind") == kind):
-                written += draw(into / f"{path.stem}-{kind}", lambda suffix, r=result, f=render: f(r, suffix))
+                written += report.draw(
+                    into / f"{path.stem}-{kind}", lambda suffix, r=result, f=render: f(r, suffix)
+                )
     return written
 
 
@@ -102,15 +103,7 @@ def write_tables(result: Result, stem: Path) -> list[Path]:
 
 def write_charts(result: Result, stem: Path) -> list[Path]:
     """Draw a result of `ladder run` as ``stem`` with .png and .svg. Raises UserError."""
-    return draw(stem, lambda kind: chart.render(result, kind))
-
-
-def draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
-    """Write the picture that ``render`` makes as PNG and as SVG, named ``stem`` and a suffix. Raises UserError."""
-    paths = [Path(f"{stem}.{kind}") for kind in PICTURES]
-    for path in paths:
-        report.write(path, render(path.suffix[1:]))
-    return paths
+    return report.draw(stem, lambda kind: chart.render(result, kind))
 
 
 def _renderers() -> dict[str, Callable[[Result, str], bytes]]:

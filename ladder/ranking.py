@@ -62,9 +62,15 @@ def stored(folder: Path, machines: Iterable[str]) -> list[Stored]:
     return found
 
 
-def best(found: Iterable[Stored]) -> Stored | None:
-    """Return the result of highest rank, None if there is none."""
-    return max(found, key=lambda each: rank(each[1]), default=None)
+def standing(result: Result) -> tuple[bool, bool, bool, bool, str]:
+    """Return what results of several workloads and ladders are compared by: whole and quotable, then the newest."""
+    several, not_quick, _, rounds, complete, started = rank(result)
+    return several, not_quick, rounds >= results.FEWEST_ROUNDS, complete, started
+
+
+def newest(found: Iterable[Stored]) -> Stored | None:
+    """Return the result of highest standing with its file, None if there is none."""
+    return max(found, key=lambda each: standing(each[1]), default=None)
 
 
 def rung_of(result: Result, name: str) -> dict[str, Any] | None:

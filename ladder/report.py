@@ -11,7 +11,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder import checks, modes, results, sources
+from ladder import checks, modes, sources
 from ladder.errors import UserError
 from ladder.files import replacing
 from ladder.series import collect as collect
@@ -276,33 +276,18 @@ def write(path: Path, content: str | bytes) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def write_all(
-    result: Result,
-    stem: Path,
-    text: Callable[[Result], str],
-    pictures: Path,
-    draw: Callable[[Result, str], bytes],
-) -> list[Path]:
-    """Write JSON and Markdown under ``stem`` and both charts under ``pictures``; each file whole or not at all.
-
-    Args:
-        stem, pictures: paths without their suffixes.
-        text: makes the Markdown.
-        draw: makes the chart as "png" or "svg".
-
-    Returns:
-        the four paths. Raises UserError where one cannot be written; those before it are.
-    """
-    paths = [
-        Path(f"{stem}.json"),
-        Path(f"{stem}.md"),
-        *(Path(f"{pictures}.{kind}") for kind in ("png", "svg")),
-    ]
-    try:
-        results.write(paths[0], result)
-        write(paths[1], text(result))
-        for path in paths[2:]:
-            write(path, draw(result, path.suffix[1:]))
-    except OSError as error:
-        raise UserError(f"{error.filename or stem.parent}: cannot be written: {error.strerror}") from None
+def draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
+    """Write the picture that ``render`` makes as "png" and "svg", named ``stem`` and the suffix. Raises UserError."""
+    paths = [Path(f"{stem}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        write(path, render(path.suffix[1:]))
     return paths
+
+
+def try_draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
+    """Draw as `draw` does, after a measurement that is written: what cannot be drawn is one line on stderr."""
+    try:
+        return draw(stem, render)
+    except UserError as error:
+        print(f"ladder: {error}", file=sys.stderr)
+        return []

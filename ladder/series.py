@@ -75,19 +75,15 @@ def of_this_machine(found: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], 
     """
     here = ranking.machines_here()
     mine = [result for result in found if result["machine"]["name"] in here]
-    picked = max(mine or found, key=lambda result: (*_standing(result), result["started"]))
+    picked = max(
+        mine or found, key=lambda each: (ranking.mode(each) == modes.CUMULATIVE, *ranking.standing(each))
+    )
     said = (
         [] if mine else [f"no result of this machine ({here[0]}) yet: this is {picked['machine']['name']}'s"]
     )
     if others := len(found) - 1:
         said.append(f"{others} more result{'s' if others > 1 else ''}: `ladder report --all`")
     return [picked], list(map(plain, said))
-
-
-def _standing(result: dict[str, Any]) -> tuple[bool, ...]:
-    several, whole, _, rounds, complete, _ = ranking.rank(result)
-    cumulative = ranking.mode(result) == modes.CUMULATIVE
-    return cumulative, several, whole, rounds >= results.FEWEST_ROUNDS, complete
 
 
 def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
