@@ -19,7 +19,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help ladder bench-compare publish test faults lint sanitize bench-kernels clean
+.PHONY: help ladder bench-compare publish docs test faults lint sanitize bench-kernels clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -45,6 +45,9 @@ endif
 
 publish: $(READY)  ## build the site of all results in results/ into .asv/html
 	$(PY) -m asv publish $(ARGS)
+
+docs: $(READY)  ## draw results/charts anew: what README and docs show of the committed results
+	$(PY) -m ladder report --publish
 
 # Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
 test: lint  ## lint, then the tests; needs no GPU

@@ -131,7 +131,7 @@ def main(commits: int, repeats: int, out: Path) -> None:
     try:
         data = measure(commits, repeats)
         out.mkdir(parents=True, exist_ok=True)
-        stem = results.slug(data["machine"]["name"])
+        stem = results.place(out / f"{results.slug(data['machine']['name'])}.json", data).stem
         texts = {".json": json.dumps(data, indent=1, allow_nan=False) + "\n", ".md": markdown(data)}
         for suffix, text in texts.items():
             with files.replacing(out / f"{stem}{suffix}") as temporary:

@@ -18,7 +18,7 @@ from typing import Any
 from ladder import identity, yamlfile
 from ladder.errors import UserError
 from ladder.receipts import Receipt
-from stylegan_lite.config import ConfigError, Recipe, Workload
+from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
 
 HERE = Path(__file__).resolve().parent
 WORKLOADS = HERE / "workloads"
@@ -28,6 +28,7 @@ RUNGS = HERE / "rungs"
 MOST_RESOLUTION = (
     4096  # four times StyleGAN2's largest; beyond, its sample images alone take hours and terabytes
 )
+KEYS = ("title", "reference", "rungs", "rival")  # of a ladder's file
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
 # What a rung may need of what is trained: see `possible`.
 OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights")
@@ -158,8 +159,8 @@ def load_ladder(name_or_path: str) -> Ladder:
     where = yamlfile.shown(path)
     fields = yamlfile.read(path)
     for key in fields:
-        if key not in ("title", "reference", "rungs", "rival"):
-            raise UserError(f"{where}: unknown key {key!r}; known: title, reference, rungs, rival")
+        if key not in KEYS:
+            raise UserError(f"{where}: unknown key {key!r}{suggestion(key, KEYS, 'known')}")
     title = fields.get("title", path.stem)
     reference = fields.get("reference")
     if not isinstance(title, str) or not (reference is None or isinstance(reference, str)):
@@ -175,7 +176,7 @@ def load_ladder(name_or_path: str) -> Ladder:
     rival = fields.get("rival")
     if rival is not None:
         if rival not in ladders() or rival == path.stem:
-            raise UserError(f"{where}: rival: {rival!r} is none of {', '.join(ladders())}")
+            raise UserError(f"{where}: rival: no other ladder {rival!r}{suggestion(rival, ladders())}")
         if (top := load_ladder(rival).rungs[-1].name) in names:
             raise UserError(f"{where}: rival: {top}, the top of {rival}, is a rung here, too")
     made = Ladder(_slug(path), title, steps, reference, rival)
@@ -210,7 +211,7 @@ def load_rung(name: str) -> Rung:
             no recipe has.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name not in rungs():
-        raise UserError(f"no rung {name!r}; there are: {', '.join(rungs())}")
+        raise UserError(f"no rung {name!r}{suggestion(name, rungs())}")
     where = f"ladder/rungs/{name}.py"
     module = importlib.import_module(f"ladder.rungs.{name}")
     text = (module.__doc__ or "").strip()
@@ -315,11 +316,10 @@ def _choose(ladder: Ladder, only: Iterable[str] | None) -> set[str]:
     chosen = set(names if only is None else only)
     unknown = sorted(chosen - set(names))
     if unknown:
-        raise UserError(
-            f"--rungs: {', '.join(unknown)} not in ladder {ladder.name}, which has: {', '.join(names)}"
-        )
+        has = suggestion(unknown[0], names, "it has")
+        raise UserError(f"--rungs: {', '.join(unknown)} not in ladder {ladder.name}{has}")
     if not chosen:
-        raise UserError(f"--rungs: name one or more of {', '.join(names)}")
+        raise UserError(f"--rungs: name one rung or more{suggestion('', names)}")
     return chosen
 
 
@@ -334,7 +334,7 @@ def _ladder_rung(entry: Any, where: str) -> LadderRung:
     if not isinstance(name, str):
         raise UserError(f"{where}: rungs: expected NAME or NAME: MILLISECONDS, got {str(entry)[:60]!r}")
     if name not in rungs():
-        raise UserError(f"{where}: rungs: no rung {name!r}; there are: {', '.join(rungs())}")
+        raise UserError(f"{where}: rungs: no rung {name!r}{suggestion(name, rungs())}")
     return LadderRung(name, None if article_ms is None else float(article_ms))
 
 
@@ -348,7 +348,7 @@ def _resolve(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Pa
             return path
         raise UserError(f"{name_or_path}: no such {kind} file")
     raise UserError(
-        f"no {kind} {name_or_path!r}; there are: {', '.join(names)}, or give a YAML file (FILE.yaml)"
+        f"no {kind} {name_or_path!r}{suggestion(name_or_path, names)}, or give a YAML file (FILE.yaml)"
     )
 
 

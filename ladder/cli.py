@@ -35,7 +35,6 @@ from ladder.texts import printable
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "ladder"
-CHARTS = ROOT / "results" / "charts"
 
 
 @click.group(
@@ -120,7 +119,7 @@ def run(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure every rung; print the table; write the result, the chart, Markdown and CSV.
+    """Measure every rung; print the table; write the result and, beside it, the chart, Markdown and CSV.
 
     A round runs each rung once, in random order, in a fresh process: prepared, warmed up, then timed over whole
     16-step cycles. The lowest and the highest rung run twice in each round: what these twins differ by is noise, and
@@ -143,7 +142,6 @@ def run(
         data=data,
         device=device,
         out=out or RESULTS,
-        charts=CHARTS if out is None else out / "charts",
     )
     result = climbing.run(request, quiet=as_json)
     if as_json:
@@ -157,7 +155,8 @@ def run(
 @main.command(
     epilog="""\b
 Examples:
-  ladder report                                            the newest result of each machine and workload
+  ladder report                                            the newest result of this machine
+  ladder report --all                                      the best of each machine, workload and ladder
   ladder report results/ladder/nvidia-h200                 of one machine
   ladder report RESULT.json --markdown t.md --csv t.csv    tables for a page or a spreadsheet
   ladder report RESULT.json --chart ladder.png             .png or .svg"""
@@ -185,6 +184,14 @@ Examples:
     help="Draw one result, as .png or .svg; may be given twice.",
 )
 @click.option("--receipts", is_flag=True, help="Also every receipt and every parity error of each rung.")
+@click.option(
+    "--all", "everything", is_flag=True, help="The best result of each machine, workload and ladder."
+)
+@click.option(
+    "--publish",
+    is_flag=True,
+    help="Write results/charts, which README and docs show, anew from the committed results.",
+)
 @options.json_option
 def report(
     paths: tuple[Path, ...],
@@ -192,14 +199,34 @@ def report(
     csv_path: Path | None,
     charts: tuple[Path, ...],
     receipts: bool,
+    everything: bool,
+    publish: bool,
     as_json: bool,
 ) -> None:
-    """Show results that are there: a table for each file, or for the newest of each workload in a folder."""
+    """Show results that are there: a table for each file, or for the best of each workload in a folder.
+
+    Without PATH it is the newest result of this machine, of another one if this one has none.
+    """
     from ladder import report as reporting
 
+    if publish:
+        if paths or markdown or csv_path or charts or receipts or everything or as_json:
+            raise UserError(
+                "--publish writes results/charts of all committed results: give nothing beside it"
+            )
+        from ladder import gallery
+
+        for path in gallery.publish(ROOT):
+            click.echo(path.relative_to(ROOT))
+        return
+    if everything and paths:
+        raise UserError("--all is for results/ladder: leave out PATH")
     results, refused = reporting.collect(list(paths) or [RESULTS])
     for line in refused:
         click.echo(f"ladder: {printable(line)}", err=True)
+    remarks: list[str] = []
+    if not paths and not everything:
+        results, remarks = reporting.of_this_machine(results)
     if as_json:
         click.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1, allow_nan=False))
     else:
@@ -207,6 +234,8 @@ def report(
             reporting.print_table(result)
             if receipts:
                 reporting.print_checks(result)
+    for line in remarks:
+        click.echo(line, err=as_json)
     if markdown is not None:
         reporting.write(markdown, "\n".join(reporting.markdown(result) for result in results))
     if csv_path is not None:

@@ -18,7 +18,6 @@ from ladder.errors import EnvironmentFailure, UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "kernels"
-CHARTS = ROOT / "results" / "charts"
 MINUTES = 4.0
 SMOKE = {"resolution": 8, "channel_base": 32, "batch": 2}
 ORDERS = ("memory-bound", "largest")  # as `ladder.kernelcases.in_order` knows them
@@ -117,14 +116,14 @@ def kernels(
 
         command.command(chosen, minutes or command.MINUTES, seed or 0, quick, out, as_json)
         return
-    folders = out or OUT, CHARTS if out is None else out
-    files.refuse_unwritable(*folders)
+    folder = out or OUT
+    files.refuse_unwritable(folder)
     asked = Asked(chosen, ops, names, quick, seed, minutes or MINUTES, first, resume)
     from ladder import kernelverdicts, results
 
-    with results.folder_lock(folders[0], results.slug(machine.facts(chosen)["name"])):
-        result = measure(asked, as_json, folders[0])
-        paths = write(result, *folders)
+    with results.folder_lock(folder, results.slug(machine.facts(chosen)["name"])):
+        result = measure(asked, as_json, folder)
+        paths = write(result, folder)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -245,7 +244,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
             if out is not None and "rows" in event and time.monotonic() - saved >= SAVE_EVERY_S:
                 part = result(False)
                 with contextlib.suppress(OSError):  # the whole result may still have its place
-                    results.write(out / f"{stem(part)}.json", part)
+                    results.write(results.place(out / f"{stem(part)}-partial.json", part), part)
                 saved = time.monotonic()
 
         def compiles(index: int, number: int) -> None:
@@ -271,7 +270,9 @@ def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str
 
     known = {*kernelcases.OPS, *(entry.function for entry in kernelcases.OPS.values())}
     if unknown := [op for op in asked.ops if op not in known]:
-        raise UserError(f"no op is called {unknown[0]!r}; known: {', '.join(sorted(known))}")
+        from stylegan_lite.config import suggestion
+
+        raise UserError(f"no op is called {unknown[0]!r}{suggestion(unknown[0], sorted(known), 'known')}")
     quick = asked.quick or asked.device == "cpu"
     cases = kernelcases.cases(workloads, ops=asked.ops or None, quick=quick)
     if not cases:
@@ -327,23 +328,21 @@ def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> d
 
 
 def stem(result: dict[str, Any]) -> str:
-    """What its files are called: a quick look, a part of the ops or an unfinished run never replaces the whole."""
+    """What its files are called: a quick look or a part of the ops never replaces the whole."""
     from ladder import kernelcases, results
 
     rules = result["protocol"]
     usual = rules["smoke"] or rules["workloads"] == list(kernelcases.WORKLOADS)
     words = [result["machine"]["name"], *rules["ops"], *([] if usual else rules["workloads"])]
-    words += ["quick"] * rules["quick"] + ["smoke"] * rules["smoke"] + ["partial"] * (not result["complete"])
+    words += ["quick"] * rules["quick"] + ["smoke"] * rules["smoke"]
     return "-".join(results.slug(word) for word in words)
 
 
-def write(result: dict[str, Any], out: Path, charts: Path) -> list[Path]:
+def write(result: dict[str, Any], out: Path) -> list[Path]:
     """JSON, Markdown and chart, each whole or not at all; the partial files that led to a whole one go."""
-    from ladder import kernelchart, kernelreport, report
+    from ladder import ending, kernelchart, kernelreport
 
-    name = stem(result)
-    pictures = charts / f"{name}-kernels"
-    paths = report.write_all(result, out / name, kernelreport.markdown, pictures, kernelchart.render)
-    for path in paths if result["complete"] else ():
-        path.with_name(path.name.replace(name, f"{name}-partial", 1)).unlink(missing_ok=True)
-    return paths
+    name, pages = stem(result), {"md": kernelreport.markdown(result)}
+    return ending.write_named(
+        result, out, name, pages, lambda kind: kernelchart.render(result, kind), "-kernels"
+    )

@@ -16,7 +16,6 @@ from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "precision"
-CHARTS = ROOT / "results" / "charts"
 ENGINE = ("precisionrun",)  # what times a row, beside what times a rung
 SMOKE = {
     "resolution": 8,
@@ -102,8 +101,8 @@ def precision(
         name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
     else:
         name, fields = catalog.load_workload(workload or "article")
-    folder, charts = out or OUT, CHARTS if out is None else out
-    files.refuse_unwritable(folder, charts)
+    folder = out or OUT
+    files.refuse_unwritable(folder)
     facts = machine.facts(chosen)
     plan = measuring.Plan(
         fields | {"data": _images(data, fields, cpu, as_json)},
@@ -126,7 +125,7 @@ def precision(
     with results.folder_lock(folder, results.slug(facts["name"])):
         before = None if resume is None else earlier(resume, name, plan, facts)
         result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
-        paths = write(result, folder, charts)
+        paths = write(result, folder)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -271,32 +270,26 @@ def assemble(
 
 
 def stem_of(result: dict[str, Any]) -> str:
-    """What its files are called: a smoke test or a part never replaces a measurement."""
+    """What its files are called: a smoke test never replaces a measurement."""
     from ladder import results
 
     words = [result["machine"]["name"]]
     words += [result["workload"]["name"]] * (result["workload"]["name"] != "article")
-    words += ["smoke"] * (result["machine"]["device"] == "cpu") + ["partial"] * (not result["complete"])
+    words += ["smoke"] * (result["machine"]["device"] == "cpu")
     return "-".join(results.slug(word) for word in words)
 
 
 def write_partial(result: dict[str, Any], out: Path) -> None:
-    from ladder import report
+    from ladder import report, results
 
-    report.write_json(out / f"{stem_of(result)}.json", result)
+    report.write_json(results.place(out / f"{stem_of(result)}-partial.json", result), result)
 
 
-def write(result: dict[str, Any], out: Path, charts: Path) -> list[Path]:
+def write(result: dict[str, Any], out: Path) -> list[Path]:
     """JSON, Markdown and chart, each whole or not at all; the partial file that led to a whole one goes."""
-    from ladder import precisionchart, precisionreport, report
+    from ladder import ending, precisionchart, precisionreport
 
-    stem = stem_of(result)
-    paths = [out / f"{stem}.json", out / f"{stem}.md"]
-    paths += [charts / f"{stem}-precision.{kind}" for kind in ("png", "svg")]
-    report.write_json(paths[0], result)
-    report.write(paths[1], precisionreport.markdown(result))
-    for path in paths[2:]:
-        report.write(path, precisionchart.render(result, path.suffix[1:]))
-    for path in paths if result["complete"] else ():
-        path.with_name(path.name.replace(stem, f"{stem}-partial", 1)).unlink(missing_ok=True)
-    return paths
+    pages = {"md": precisionreport.markdown(result)}
+    return ending.write_named(
+        result, out, stem_of(result), pages, lambda kind: precisionchart.render(result, kind), "-precision"
+    )

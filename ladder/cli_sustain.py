@@ -9,6 +9,7 @@ import click
 
 from ladder import files, options
 from ladder.errors import UserError
+from stylegan_lite.config import suggestion
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "sustained"
@@ -80,7 +81,8 @@ def _plan(
         raise UserError(f"ladder {ladder_name}: none of its rungs runs here")
     for rung in rungs:
         if rung not in climbed:
-            raise UserError(f"ladder {ladder_name} has no rung {rung!r}; its rungs: {', '.join(climbed)}")
+            has = suggestion(rung, climbed, "its rungs")
+            raise UserError(f"ladder {ladder_name} has no rung {rung!r}{has}")
         if rung not in runs:
             raise UserError(f"rung {rung} cannot run here: {climbed[rung].skipped}")
     pictures = climbing.prepare_images(data or fields["data"], fields, quiet)
@@ -97,5 +99,5 @@ def write(result: dict[str, Any], folder: Path) -> list[Path]:
     """JSON, Markdown and charts."""
     from ladder import ending, sustainedchart, sustaining
 
-    charts = {kind: sustainedchart.render(result, kind) for kind in ("png", "svg")}
-    return ending.write(result, folder, {"md": sustaining.markdown(result), **charts})
+    pages = {"md": sustaining.markdown(result)}
+    return ending.write(result, folder, pages, lambda kind: sustainedchart.render(result, kind))

@@ -48,7 +48,6 @@ class Request:
     data: str | None
     device: str | None
     out: Path
-    charts: Path
 
 
 def run(request: Request, quiet: bool = False) -> dict[str, Any]:
@@ -73,17 +72,19 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
     folder = request.resume.parent if request.resume else _of_machine(request.out, device)
-    files.refuse_unwritable(folder, request.charts)
+    files.refuse_unwritable(folder)
     warning = machine.torch_warning()
     if warning and not quiet:
         click.echo(f"warning: {warning}", err=True)
     pictures = prepare_images(request.data or workload["data"], workload, quiet)
-    with progress.ladder_progress(f"{name} on {device}", quiet) as shown:
+    written: dict[str, str] = {}  # "path": the result's file, which the run tells with its events
+    with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
 
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "start":  # nothing is refused from here on
                 environment.tell(quiet)
-            shown(event)
+            written.update({key: event[key] for key in ("path",) if key in event})
+            show_event(event)
 
         result = measure.run_ladder(
             {**workload, "data": pictures.path},
@@ -105,9 +106,7 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
         )
     from ladder import report
 
-    shown = report.with_top(result, [*report.readable(folder)])
-    partial = [rung.name for rung in planned] != [rung.name for rung in modes.plan(mode, ladder, there)]
-    publish(shown, request.charts, quiet, partial)
+    publish(report.with_top(result, report.readable(folder)), Path(written["path"]), quiet)
     return result
 
 
@@ -135,30 +134,26 @@ def continued(request: Request) -> Request:
         raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
     said["workload"] = request.workload or result["workload"]["name"]
     ladder = result["ladder"]["name"] if result["ladder"]["name"] in catalog.ladders() else request.ladder
-    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"], charts=path.parent)
+    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
 
 
-def publish(result: dict[str, Any], folder: Path, quiet: bool, partial: bool = False) -> None:
-    """Print the table; write chart, Markdown and CSV to ``folder``.
+def publish(result: dict[str, Any], path: Path, quiet: bool) -> None:
+    """Print the table; write chart, Markdown and CSV beside the result's file ``path``, under its name.
 
-    A quick or partial result goes beside a whole one's chart, not over it.
+    The result is there by now: a file that cannot be made is one line on stderr, and the others follow.
     """
-    from ladder import chart, report
+    from ladder import gallery, report
 
     if not quiet:
         report.print_table(result)
-    names = [result["machine"]["name"], result["workload"]["name"], result["ladder"]["name"]]
-    mode = result["protocol"].get("mode", modes.CUMULATIVE)
-    names += [mode] * (mode != modes.CUMULATIVE)
-    names += ["quick"] * bool(result["protocol"]["quick"])
-    names += ["partial"] * bool(partial or not result["complete"])
-    stem = "-".join(names)
-    report.write(folder / f"{stem}.md", report.markdown(result))
-    report.write(folder / f"{stem}.csv", report.csv_text([result]))
-    for suffix in (".png", ".svg"):
-        chart.draw(result, folder / f"{stem}{suffix}")
-    if not quiet:
-        click.echo(f"{_near(folder)}/{stem}.png, .svg, .md, .csv")
+    stem, made = path.with_suffix(""), []
+    for write in (gallery.write_tables, gallery.write_charts):
+        try:
+            made += write(result, stem)
+        except UserError as error:
+            click.echo(f"ladder: {error}", err=True)
+    if made and not quiet:
+        click.echo(f"{_near(stem)}{', '.join(each.suffix for each in made)}")
 
 
 def prepare_images(data: str | None, workload: dict[str, Any], quiet: bool) -> images.ImageSet:

@@ -15,6 +15,7 @@ import numpy as np
 
 from ladder import environment, identity, record, results, sources, stats, texts, verdicts
 from ladder.errors import UserError
+from ladder.publishing import publishable
 
 _MACHINE = ("gpu", "cpu", "cores", "device")
 _PROTOCOL = ("quick", "mode", "cycle_steps")
@@ -147,6 +148,8 @@ def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
         return any(row.verdict == verdicts.SLOWER for row in rows)
     lines = [texts.plain(f"before: {heading(first)}"), "after:  " + texts.plain(heading(second))]
     lines += [f"warning: {line}" for line in map(texts.plain, differences(first, second))]
+    for when, result in (("before", first), ("after", second)):
+        lines += [f"warning: {when}: {line}" for line in map(texts.plain, publishable(result))]
     lines += [f"another series: {line}" for line in map(texts.plain, software(first, second))]
     wide = max(len(row.name) for row in rows)
     for row in rows:

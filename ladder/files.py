@@ -2,11 +2,16 @@
 
 from __future__ import annotations
 
+import errno
 import fcntl
 import functools
 import hashlib
 import os
+import re
+import stat
+import sys
 import tempfile
+import uuid
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -60,18 +65,77 @@ def cache_variables() -> dict[str, str]:
 
 @contextmanager
 def replacing(path: Path) -> Iterator[Path]:
-    """Yield a temporary file beside ``path``; when the block ends well it is synced and takes ``path``'s place."""
-    handle, name = tempfile.mkstemp(prefix=f".{path.name}-", suffix=".tmp", dir=path.parent)
-    os.close(handle)
-    temporary = Path(name)
+    """Yield a temporary file. When the block ends well, ``path`` holds what was written to it, whole or not at all.
+
+    A file is replaced by a rename and keeps its mode and owner. A symlink stays one, and the file that it names is
+    replaced. Another hard link keeps the old content. A pipe, a character device or an open descriptor (/dev/stdout)
+    gets the content written to it and is never replaced.
+
+    Raises:
+        OSError: a folder, a block device, a file without write permission, or a disk that is full.
+    """
+    target = _behind(Path(path))
+    if _takes_bytes(target):
+        with tempfile.TemporaryDirectory() as folder:
+            temporary = Path(folder) / "content"
+            temporary.touch()
+            yield temporary
+            _hand_over(target, temporary.read_bytes())
+        return
+    before = _replaceable(target)
+    temporary = target.with_name(f".{target.name[:40]}-{uuid.uuid4().hex}.tmp")
+    os.close(os.open(temporary, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o666))  # the umask counts
     try:
         yield temporary
         with open(temporary, "rb") as stream:
             os.fsync(stream.fileno())
-        temporary.chmod(0o644)  # mkstemp's 0600 would shut out other users
-        os.replace(temporary, path)
+        if before is not None:
+            with suppress(OSError):  # only root may give a file away
+                os.chown(temporary, before.st_uid, before.st_gid)
+            temporary.chmod(stat.S_IMODE(before.st_mode))
+        os.replace(temporary, target)
     finally:
         temporary.unlink(missing_ok=True)
+
+
+def _behind(path: Path) -> Path:
+    """Follow symlinks to what ``path`` names, as far as an open descriptor in /proc (/dev/stdout, /dev/fd/3)."""
+    for _ in range(40):
+        path = Path(os.path.realpath(path.parent), path.name)
+        if path.is_relative_to("/proc") or not path.is_symlink():
+            return path
+        path = path.parent / path.readlink()
+    raise OSError(errno.ELOOP, "its symlinks lead in a circle", str(path))
+
+
+def _takes_bytes(target: Path) -> bool:
+    """Return whether content is written to what is there, which a rename would destroy: descriptor, pipe, device."""
+    if target.is_relative_to("/proc"):
+        return True
+    return target.is_char_device() or target.is_fifo() or target.is_socket()
+
+
+def _replaceable(target: Path) -> os.stat_result | None:
+    """Return what is known of the file that will be replaced, None if there is none. OSError if it must not be."""
+    try:
+        there = target.stat()
+    except FileNotFoundError:
+        return None
+    if not stat.S_ISREG(there.st_mode):
+        kind = "a folder" if stat.S_ISDIR(there.st_mode) else "a block device"
+        raise OSError(errno.EINVAL, f"it is {kind}, not a file", str(target))
+    if not there.st_mode & 0o222 or not os.access(target, os.W_OK):  # the first holds for root, too
+        raise PermissionError(errno.EACCES, "the file there is read-only", str(target))
+    return there
+
+
+def _hand_over(target: Path, content: bytes) -> None:
+    """Write to a pipe, a device or an open descriptor. One of ours goes on where it stands, as `> file` expects."""
+    sys.stdout.flush()
+    own = re.fullmatch(rf"/proc/{os.getpid()}(/task/\d+)?/fd/(\d+)", str(target))
+    handle = os.dup(int(own[2])) if own else os.open(target, os.O_WRONLY | os.O_APPEND)
+    with open(handle, "wb") as stream:
+        stream.write(content)
 
 
 def refuse_unwritable(*folders: Path) -> None:

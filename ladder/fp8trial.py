@@ -49,7 +49,7 @@ def run(
         share = checks.parity_share({"parity": seen})
         found["recipes"][title] = {"verdict": seen["verdict"], "reason": seen["reason"], "share": share}
     found["seconds"] = round(time.monotonic() - begin, 1)
-    path = out / f"{results.slug(facts['name'])}-fp8.json"
+    path = results.place(out / f"{results.slug(facts['name'])}-fp8.json", found)
     results.write(path, results.fit(found))
     write(path.with_suffix(".md"), markdown(results.fit(found)))
     return found

@@ -39,7 +39,7 @@ def run(
     commit, dirty = record.commit_of(record.ROOT)
     found: dict[str, Any] = {"schema": 1, "what": "parity-trial", "machine": facts}
     found |= {"commit": commit, "dirty": dirty, "factor": FACTOR, "trials": []}
-    path = out / f"{results.slug(facts['name'])}-trial.json"
+    path = results.place(out / f"{results.slug(facts['name'])}-trial.json", found)
     for name, fields in named(workloads, device):
         workload = Workload.from_dict({**fields, "data": None}, where=name)
         ref = reference.get(workload, device, cache, lambda text, name=name: tell(f"{name}: {text}"))

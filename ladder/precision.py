@@ -23,7 +23,7 @@ from ladder.errors import UserError
 from ladder.precisionrun import Run, Session
 from ladder.precisionrun import TimeUp as TimeUp  # what `save` of `measure` may raise
 from ladder.sidebyside import MOST_AHEAD
-from stylegan_lite.config import ConfigError, Recipe
+from stylegan_lite.config import ConfigError, Recipe, suggestion
 
 Tell = Callable[[str], None]
 NAMES = {"fp32": "FP32", "tf32": "TF32", "bf16": "BF16", "fp16": "FP16", "fp8": "FP8 dense, BF16"}
@@ -255,5 +255,5 @@ def ask(precisions: str | None) -> tuple[str, ...]:
     names = tuple(dict.fromkeys(name.strip() for name in precisions.split(",") if name.strip()))
     unknown = [name for name in names or (precisions,) if name not in NAMES]
     if unknown:
-        raise UserError(f"no precision {unknown[0]!r}; there are: {', '.join(NAMES)}")
+        raise UserError(f"no precision {unknown[0]!r}{suggestion(unknown[0], NAMES)}")
     return names

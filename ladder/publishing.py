@@ -5,9 +5,10 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ladder import floor, neighbours, sources
+from ladder import floor, neighbours, ranking, results, sources
 
 QUICK = "quick: not to be quoted"
+FEW = f"fewer than {results.FEWEST_ROUNDS} rounds: not to be quoted"
 PARTIAL = "incomplete: the run was interrupted"
 DIRTY = "dirty: not publishable: the code differs from its commit"
 NO_COMMIT = "no commit: not publishable: what was measured cannot be looked up"
@@ -20,6 +21,8 @@ def publishable(result: Mapping[str, Any]) -> list[str]:
     found = []
     if result["protocol"].get("quick"):
         found.append(QUICK)
+    if any(rung["status"] == "ok" for rung in result["rungs"]):
+        found += [FEW] * (ranking.fewest_rounds(result) < results.FEWEST_ROUNDS)
     if not result["complete"]:
         found.append(PARTIAL)
     if result.get("commit") is None:

@@ -17,6 +17,7 @@ from typing import Any
 from ladder import yamlfile
 from ladder.errors import UserError
 from ladder.results import slug
+from stylegan_lite.config import suggestion
 
 HERE = Path(__file__).resolve().parent
 FACTS = HERE / "ceilings.yaml"
@@ -142,7 +143,7 @@ def choose(gpu: str, folder: Path) -> Rates:
     for name in (asked, f"nvidia-{asked}"):
         if name in names:
             return load(name, folder)
-    raise UserError(f"--gpu: no rates are recorded of {gpu!r}; there are: {', '.join(names)}")
+    raise UserError(f"--gpu: no rates are recorded of {gpu!r}{suggestion(gpu, names)}")
 
 
 def recorded(path: Path, gpu: str) -> dict[str, float]:

@@ -6,14 +6,16 @@ import csv
 import io
 import json
 import re
+import sys
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder import checks, modes, results, sources
+from ladder import checks, modes, sources
 from ladder.errors import UserError
 from ladder.files import replacing
 from ladder.series import collect as collect
+from ladder.series import of_this_machine as of_this_machine
 from ladder.series import readable as readable
 from ladder.series import with_top as with_top
 from ladder.texts import amount, between, factor, ms, plain
@@ -57,9 +59,10 @@ def print_table(result: dict[str, Any]) -> None:
     from rich.table import Table
     from rich.text import Text
 
+    terminal = sys.stdout.isatty()  # whatever FORCE_COLOR and TTY_COMPATIBLE tell rich
     console = Console(highlight=False)
-    if not console.is_terminal:
-        console = Console(highlight=False, width=400, no_color=True)  # a pipe has room for all columns
+    if not terminal:  # a pipe has room for all columns
+        console = Console(highlight=False, width=400, no_color=True, force_terminal=False)
     shown = view(result)
     console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
     console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
@@ -75,7 +78,7 @@ def print_table(result: dict[str, Any]) -> None:
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
     console.print(table)
     for remark in _below(shown):
-        console.print(Text(remark, style="dim"), soft_wrap=not console.is_terminal)
+        console.print(Text(remark, style="dim"), soft_wrap=not terminal)
     console.print()
 
 
@@ -273,33 +276,18 @@ def write(path: Path, content: str | bytes) -> None:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
 
 
-def write_all(
-    result: Result,
-    stem: Path,
-    text: Callable[[Result], str],
-    pictures: Path,
-    draw: Callable[[Result, str], bytes],
-) -> list[Path]:
-    """Write JSON and Markdown under ``stem`` and both charts under ``pictures``; each file whole or not at all.
-
-    Args:
-        stem, pictures: paths without their suffixes.
-        text: makes the Markdown.
-        draw: makes the chart as "png" or "svg".
-
-    Returns:
-        the four paths. Raises UserError where one cannot be written; those before it are.
-    """
-    paths = [
-        Path(f"{stem}.json"),
-        Path(f"{stem}.md"),
-        *(Path(f"{pictures}.{kind}") for kind in ("png", "svg")),
-    ]
-    try:
-        results.write(paths[0], result)
-        write(paths[1], text(result))
-        for path in paths[2:]:
-            write(path, draw(result, path.suffix[1:]))
-    except OSError as error:
-        raise UserError(f"{error.filename or stem.parent}: cannot be written: {error.strerror}") from None
+def draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
+    """Write the picture that ``render`` makes as "png" and "svg", named ``stem`` and the suffix. Raises UserError."""
+    paths = [Path(f"{stem}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        write(path, render(path.suffix[1:]))
     return paths
+
+
+def try_draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
+    """Draw as `draw` does, after a measurement that is written: what cannot be drawn is one line on stderr."""
+    try:
+        return draw(stem, render)
+    except UserError as error:
+        print(f"ladder: {error}", file=sys.stderr)
+        return []

@@ -6,22 +6,23 @@ the project's own readers safe; `ladder.validate` is stricter, for files that co
 """
 
 import contextlib
+import datetime
 import errno
 import fcntl
 import json
 import math
 import os
 import re
-import tempfile
 from collections.abc import Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
 from ladder.errors import UserError
+from ladder.files import replacing
 
 SCHEMA = 1
 SMOKE_NOTE = "CPU smoke test: not to be quoted"
-FEWEST_ROUNDS = 3  # of what is quoted
+FEWEST_ROUNDS = 3  # of what is quoted: the protocol of a run makes no fewer, whatever its budget
 STATUSES = ("ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")
 OUT = STATUSES[2:]  # what takes a rung out of a run
 SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
@@ -86,9 +87,41 @@ def slug(text: str) -> str:
 
 def path_for(out: Path, result: dict[str, Any]) -> Path:
     """The file of `result` under the folder `out`."""
-    time = re.sub(r"[-:]|\.\d+|\+00:00$", "", result["started"]).rstrip("Z") + "Z"
-    name = f"{slug(result['workload']['name'])}-{slug(result['ladder']['name'])}-{time}.json"
+    name = (
+        f"{slug(result['workload']['name'])}-{slug(result['ladder']['name'])}-{stamp(result['started'])}.json"
+    )
     return Path(out) / slug(result["machine"]["name"]) / name
+
+
+def stamp(time: str) -> str:
+    """Return a UTC time as a file-name part: 2026-11-21T10:15:00+00:00 -> 20261121T101500Z."""
+    return re.sub(r"[-:]|\.\d+|\+00:00$", "", time).rstrip("Z") + "Z"
+
+
+def place(path: Path, result: dict[str, Any]) -> Path:
+    """Return the file for a result that is named by its machine: ``path``, or its name with the time of the run.
+
+    A file is replaced by the run that wrote it (`--resume`), and by another one of the same host and commit. What
+    another host of the same name or another commit left there, as in a fresh clone, stays beside the new one.
+    """
+    if not path.exists() or same_run(path, result):
+        return path
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return path.with_stem(f"{path.stem}-{stamp(result.get('started') or now)}")
+
+
+def same_run(path: Path, result: dict[str, Any]) -> bool:
+    """Return whether a file holds an earlier state of the same run, or a run of the same host and commit."""
+    try:
+        before = read(path)
+    except UserError:
+        return False
+    now = fit({key: result.get(key) for key in ("machine", "commit", "started")})
+    if not isinstance(before, dict):
+        return False
+    if now["started"] and now["started"] == before.get("started"):
+        return True
+    return all(now[key] == before.get(key) for key in ("machine", "commit"))
 
 
 def write(path: Path, data: dict[str, Any]) -> None:
@@ -96,18 +129,8 @@ def write(path: Path, data: dict[str, Any]) -> None:
     text = json.dumps(fit(data), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
     path = Path(path)
     path.parent.mkdir(parents=True, exist_ok=True)
-    handle, temporary = tempfile.mkstemp(dir=path.parent, prefix=".", suffix=".tmp")
-    try:
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-            file.flush()
-            os.fsync(file.fileno())
-        os.chmod(temporary, 0o644)
-        os.replace(temporary, path)
-    except BaseException:
-        with contextlib.suppress(OSError):
-            os.unlink(temporary)
-        raise
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
 
 
 def display(text: str) -> str:

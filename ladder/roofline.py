@@ -287,7 +287,7 @@ def write(found: Found, out: Path) -> list[Path]:
     Older files are named without ladder and rung; their rates are read all the same.
     """
     name = (found["machine"]["name"], found["workload"]["name"], found["ladder"], found["rung"])
-    path = out / f"{'-'.join(map(results.slug, name))}.json"
+    path = results.place(out / f"{'-'.join(map(results.slug, name))}.json", found)
     kept = recorded.Rates(found["gpu"])
     kept.add(recorded.recorded(path, found["machine"]["name"]), path.name)
     kept.add(found["recorded"], "today")

@@ -23,7 +23,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder import record, sanitizecalls, sanitizelaunches, sanitizeparts, stopping
+from ladder import record, results, sanitizecalls, sanitizelaunches, sanitizeparts, stopping
 from ladder.errors import UserError
 from ladder.files import refuse_unwritable, replacing
 from ladder.sanitizeparts import ERRORS, TOOLS, UNFINISHED
@@ -185,7 +185,8 @@ def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any]
         **about,
         "tools": tools,
     }
-    paths = write(found, out / (facts["name"] + ("-partial" if lost else "")))
+    path = results.place(out / f"{facts['name']}{'-partial' if lost else ''}.json", found)
+    paths = write(found, path.with_suffix(""))
     print(*paths, sep="\n", flush=True)
     if about["interrupted"] and lost:
         print(f"{REFUSED}interrupted; what was finished is written", file=sys.stderr)

@@ -180,7 +180,7 @@ def run(folder: Path, device: str) -> dict[str, Any]:
     """Measure and write `folder`/<machine>.json; returns what was written with "path". UserError if it cannot be."""
     facts = machine.facts(device)
     found = {"schema": 1, "what": "selftest", "machine": facts, **measure()}
-    path = folder / f"{results.slug(facts['name'])}.json"
+    path = results.place(folder / f"{results.slug(facts['name'])}.json", found)
     try:
         results.write(path, found)
     except OSError as error:

@@ -85,7 +85,8 @@ def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: No
     for need in ("triton", "cuda_graphs", "bf16"):
         if capabilities[need]:
             raise UserError(f"--selftest: no waits can be planted on this GPU: {capabilities[need]}")
-    path = Path(folder) / f"{results.slug(facts['name'])}-real.json"
+    now = {"machine": facts, "commit": record.commit_of(record.ROOT)[0]}
+    path = results.place(Path(folder) / f"{results.slug(facts['name'])}-real.json", now)
     test = SelfTest(facts, groups(capabilities), path, minutes or MINUTES, tell=tell)
     with device_lock(machine.device_key("cuda"), lambda: tell("waiting for another run on this GPU")):
         return {**test.run(), "path": path}

@@ -1,8 +1,8 @@
 """Which results belong together: a newer torch, CUDA, cuDNN or Triton begins a new series.
 
-A series is one machine, software, workload (by its fields), ladder and mode, quick runs apart. What is shown is the
-newest result of each series; what a rung gains at the top is shown beside a staircase of the same series and the same
-code only.
+
+A series is one machine, software, workload (by its fields), ladder and mode, quick runs apart. `ladder.ranking` says
+which result is shown of each series. A rung's gain at the top is shown beside a staircase of the same series and code.
 """
 
 from __future__ import annotations
@@ -11,8 +11,9 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ladder import belonging, identity, measured, modes, results, sources
+from ladder import belonging, identity, measured, modes, ranking, results, sources
 from ladder.errors import UserError
+from ladder.texts import plain
 from ladder.view import top_gains
 
 
@@ -29,7 +30,7 @@ def key(result: dict[str, Any], mode: str | None = None) -> tuple[Any, ...]:
 
 
 def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
-    """Read results: files as they are named; of a folder the newest of each series, merged before their sources.
+    """Read results: files as they are named; of a folder the best of each series, merged before their sources.
 
     A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it; for a named
     file that is looked for beside it.
@@ -48,7 +49,7 @@ def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
             found.append(results.load(path))
             others += readable(path.parent)
             continue
-        newest: dict[tuple[Any, ...], dict[str, Any]] = {}
+        shown: dict[tuple[Any, ...], dict[str, Any]] = {}
         read = []
         for file in sorted(path.rglob("*.json")):
             try:
@@ -59,17 +60,39 @@ def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
             read.append(result)
         for result in sources.without_sources(read):
             others.append(result)
-            if key(result) not in newest or result["started"] > newest[key(result)]["started"]:
-                newest[key(result)] = result
-        found += newest.values()
+            before = shown.get(key(result))
+            if before is None or ranking.rank(result) > ranking.rank(before):
+                shown[key(result)] = result
+        found += shown.values()
     if not found:
         where = ", ".join(str(path) for path in paths)
         raise UserError(refused[0] if refused else f"{where}: no results here; `ladder run` makes one")
     return [with_top(result, [*found, *others]) for result in found], refused
 
 
+def of_this_machine(found: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Pick the newest result of this machine among the best of each series; of another machine if it has none.
+
+    A complete staircase of enough rounds stands before others, however new they are.
+
+    Returns:
+        (that result alone, lines that say whose it is and how many others there are).
+    """
+    here = ranking.machines_here()
+    mine = [result for result in found if result["machine"]["name"] in here]
+    picked = max(
+        mine or found, key=lambda each: (ranking.mode(each) == modes.CUMULATIVE, *ranking.standing(each))
+    )
+    said = (
+        [] if mine else [f"no result of this machine ({here[0]}) yet: this is {picked['machine']['name']}'s"]
+    )
+    if others := len(found) - 1:
+        said.append(f"{others} more result{'s' if others > 1 else ''}: `ladder report --all`")
+    return [picked], list(map(plain, said))
+
+
 def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """`result`, if it is cumulative with the gains at the top of the newest leave-one-out result among `others`.
+    """`result`, if it is cumulative with the gains at the top of the best leave-one-out result among `others`.
 
     Of the same series, of the same measured code and of the same workload to the last field, or it would be advice on
     another program.
@@ -82,8 +105,8 @@ def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, 
         for other in others
         if key(other) == wanted and not belonging.other_work(other, result) and measured.same(other, result)
     ]
-    newest = max(same, key=lambda other: other["started"], default=None)
-    return result if newest is None else {**result, "at_top": top_gains(newest)}
+    chosen = max(same, key=ranking.rank, default=None)
+    return result if chosen is None else {**result, "at_top": top_gains(chosen)}
 
 
 def readable(folder: Path) -> list[dict[str, Any]]:

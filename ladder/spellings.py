@@ -162,9 +162,10 @@ def measure(workload_name: str, workload: dict[str, Any], device: str) -> list[P
         )
 
     data = result(workload_name, workload, device, say)
-    stem = OUT / f"{results.slug(data['machine']['name'])}-{results.slug(workload_name)}"
-    stem.parent.mkdir(parents=True, exist_ok=True)
-    paths = [stem.with_name(stem.name + suffix) for suffix in (".json", ".md")]
+    stem = f"{results.slug(data['machine']['name'])}-{results.slug(workload_name)}"
+    OUT.mkdir(parents=True, exist_ok=True)
+    path = results.place(OUT / f"{stem}.json", data)
+    paths = [path, path.with_suffix(".md")]
     for path, text in zip(
         paths, (json.dumps(data, indent=1, allow_nan=False) + "\n", markdown(data)), strict=True
     ):

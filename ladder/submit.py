@@ -109,7 +109,6 @@ def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbi
         data=None,
         device=submission.device,
         out=folder.parent,
-        charts=submission.root / ".cache" / "submit",
     )
     took = (
         "going on with " + path.name

@@ -11,6 +11,7 @@ from typing import Any
 import yaml
 
 from ladder.errors import UserError
+from ladder.texts import plain
 
 LIMIT = 64 * 1024  # bytes; a workload has ten lines
 DEPTH = 8
@@ -98,3 +99,10 @@ def shown(path: Path) -> str:
 
 def _line(text: str) -> str:
     return " ".join(text.split())[:160]
+
+
+def remarks(path: Path) -> list[str]:
+    """Return the comments of a YAML file of a user's or of ours, without their signs, a line each."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [re.fullmatch(r"\s*#\s?(.*)", line) for line in lines]
+    return [plain(match[1]) for match in found if match and match[1].strip()]

@@ -7,17 +7,44 @@ names the file and the key.
 from __future__ import annotations
 
 import dataclasses
+import difflib
 import types
 import typing
+from collections.abc import Iterable
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
 T = TypeVar("T", bound="_Config")
+SHORT = 80  # characters of a list of names that stands whole in an error line
+NAMED = 6  # names of a longer list
+ALIKE = 0.6  # difflib's own cutoff: from here on two names are said to be close
 LATER = ("spectral_norm",)  # fields of a workload that came after the first results
 
 
 class ConfigError(ValueError):
     """A workload or recipe that cannot be; the message is one line for a user."""
+
+
+def suggestion(wrong: object, names: Iterable[str], listed: str = "there are") -> str:
+    """Return the end of an error line about a name that does not exist: what was probably meant, and the names.
+
+    `; did you mean 'bf16'? there are, nearest first: bf16, fp16, ... (38 in all)`. A list that fits stands whole, in
+    its own order.
+    """
+    names = list(names)
+
+    asked = _folded(str(wrong))
+    likeness = {name: difflib.SequenceMatcher(None, asked, _folded(name)).ratio() for name in names}
+    near = sorted(names, key=lambda name: -likeness[name])
+    meant = [repr(name) for name in near[:2] if likeness[name] >= ALIKE]
+    text = f"; did you mean {' or '.join(meant)}? {listed}" if meant else f"; {listed}"
+    if len(whole := ", ".join(names)) <= SHORT:
+        return f"{text}: {whole}"
+    return f"{text}{', nearest first' * bool(asked)}: {', '.join(near[:NAMED])}, ... ({len(names)} in all)"
+
+
+def _folded(name: str) -> str:
+    return name[:60].lower().replace("-", "_").replace(" ", "_")
 
 
 @dataclass(frozen=True)
@@ -33,7 +60,7 @@ class _Config:
         hints = typing.get_type_hints(cls)
         for key in values:
             if key not in hints:
-                raise ConfigError(f"{where}: unknown key {_show(key)}; known: {', '.join(hints)}")
+                raise ConfigError(f"{where}: unknown key {_show(key)}{suggestion(key, hints, 'known')}")
         for field in dataclasses.fields(cls):
             if field.name not in values and field.default is dataclasses.MISSING:
                 raise ConfigError(f"{where}: missing key {field.name!r}")

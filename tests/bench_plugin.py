@@ -49,5 +49,13 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list[Any], o
     output_json["note"] = NOTE if device() == "cpu" else None
 
 
+def free_name() -> str:
+    """The name for a new file: with the time where another host's result has the machine's."""
+    from ladder import machine, record, results
+
+    now = {"machine": machine.facts(device()), "commit": record.commit_of(ROOT)[0]}
+    return results.place(ROOT / "results" / "benchmarks" / f"{name()}.json", now).stem
+
+
 if __name__ == "__main__":
-    print(name())
+    print(free_name())

@@ -11,7 +11,6 @@ import click
 
 ROOT = Path(__file__).resolve().parents[2]
 OUT = ROOT / "results" / "claims"
-CHARTS = ROOT / "results" / "charts"
 MINUTES = 5.0
 
 
@@ -21,14 +20,14 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
     from ladder.claims import report, run
     from ladder.progress import kernels_progress
 
-    folders = out or OUT, CHARTS if out is None else out
-    files.refuse_unwritable(*folders)
-    with results.folder_lock(folders[0], results.slug(machine.facts(device)["name"])):
+    folder = out or OUT
+    files.refuse_unwritable(folder)
+    with results.folder_lock(folder, results.slug(machine.facts(device)["name"])):
         with run.locked(device), kernels_progress(as_json, str) as on_event:
             result = run.measure(
                 device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event
             )
-        paths = write(result, *folders)
+        paths = write(result, folder)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
@@ -41,15 +40,12 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
         sys.exit(1)
 
 
-def write(result: dict[str, Any], out: Path, charts: Path) -> list[Path]:
+def write(result: dict[str, Any], out: Path) -> list[Path]:
     """JSON, Markdown and chart, each whole or not at all; a quick or unfinished run never replaces a whole one."""
-    from ladder import report as reporting
-    from ladder import results
+    from ladder import ending, results
     from ladder.claims import chart, report
 
     rules = result["protocol"]
     words = [result["machine"]["name"], *["quick"] * rules["quick"], *["smoke"] * rules["smoke"]]
-    words += ["partial"] * (not result["complete"])
-    stem = "-".join(results.slug(word) for word in words)
-    pictures = charts / f"{stem}-claims"
-    return reporting.write_all(result, out / stem, report.markdown, pictures, chart.render)
+    stem, pages = "-".join(results.slug(word) for word in words), {"md": report.markdown(result)}
+    return ending.write_named(result, out, stem, pages, lambda kind: chart.render(result, kind), "-claims")

@@ -2,7 +2,7 @@
 
 Verdicts and sentences are made from samples, so they follow when the code that makes them changes: the file gets the
 claims that it says now and bytes as they are counted now, table and chart are written beside it, and docs/claims.md
-from the newest. No sample changes.
+from the newest. No sample changes. `make docs` draws the chart of results/charts.
 What `ladder precision` says of the same machine is taken from the file that lies in the folder `precision` beside now.
 Without a file named, every one in results/claims.
 """
@@ -47,8 +47,7 @@ def main(arguments: list[str]) -> int:
     named = [Path(argument) for argument in arguments]
     try:
         for path in named or sorted(command.OUT.glob("*.json")):
-            charts = command.CHARTS if path.resolve().parent == command.OUT else path.parent
-            for written in command.write(judged_anew(path), path.parent, charts):
+            for written in command.write(judged_anew(path), path.parent):
                 print(written)
     except (UserError, OSError) as error:
         print(f"claims: {error}", file=sys.stderr)

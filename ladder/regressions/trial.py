@@ -70,6 +70,8 @@ def on_gpu(kind: str, workload_name: str, copies: int, minutes: float, tell: Tel
     result = fresh = _new(kind, facts, shown, rung, copies)
     if path.is_file() and _same(kept := results.parse(path.read_bytes()), fresh):
         result = kept | {"complete": False} | sources.gone_on_with(kept, fresh)
+    else:
+        path = results.place(path, fresh)
     trial = Trial(result, {**workload, "data": pictures.path}, path, 60 * minutes, tell=tell)
     return trial.run(), path
 

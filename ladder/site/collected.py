@@ -1,4 +1,4 @@
-"""What the front page shows: for each workload the newest ladder of each machine, and where its raw results lie."""
+"""What the front page shows: for each workload the best ladder of each machine, and where its raw results lie."""
 
 from __future__ import annotations
 
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import catalog, modes, results, series, sources, validate
+from ladder import catalog, modes, ranking, results, series, sources, validate
 from ladder.errors import UserError
 from ladder.publishing import publishable
 from ladder.site import asvseries
@@ -124,16 +124,16 @@ def groups(
     kept = sources.without_sources(result for _, result in found)
     others = [result for _, result in found]
     paths = {id(result): path.relative_to(site).as_posix() for path, result in found}
-    newest: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    best: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
     for result in kept:
         if result["protocol"].get("mode", modes.CUMULATIVE) == modes.CUMULATIVE:
-            machines = newest.setdefault((result["workload"]["name"], result["ladder"]["name"]), {})
+            machines = best.setdefault((result["workload"]["name"], result["ladder"]["name"]), {})
             before = machines.get(result["machine"]["name"])
-            if before is None or _worth(result) > _worth(before):
+            if before is None or ranking.rank(result) > ranking.rank(before):
                 machines[result["machine"]["name"]] = result
     paired = {(result["machine"]["name"], result["workload"]["name"]) for result in kept}
     made = []
-    for (workload, ladder), machines in newest.items():
+    for (workload, ladder), machines in best.items():
         shown = [
             Panel(
                 plain(name),
@@ -163,11 +163,6 @@ def _name(group: Group) -> tuple[str, bool, str]:
 def _on_cpu(group: Group) -> bool:
     devices = {panel.result["machine"].get("device") for panel in group.panels if panel.result}
     return devices == {"cpu"} or (not devices and group.workload == "tiny")
-
-
-def _worth(result: dict[str, Any]) -> tuple[bool, bool, str]:
-    """What is shown of several: whole runs before quick or interrupted ones, then the newest."""
-    return not result["protocol"].get("quick"), bool(result["complete"]), result["started"]
 
 
 def _single(
