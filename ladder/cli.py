@@ -31,7 +31,6 @@ from ladder import (
 from ladder.errors import UserError
 from ladder.regressions import cli as cli_regressions
 from ladder.results import OUT
-from ladder.texts import printable
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "ladder"
@@ -199,7 +198,7 @@ def report(
 
     results, refused = reporting.collect(list(paths) or [RESULTS])
     for line in refused:
-        click.echo(f"ladder: {printable(line)}", err=True)
+        click.echo(f"ladder: {line}", err=True)
     if as_json:
         click.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1, allow_nan=False))
     else:
@@ -265,7 +264,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
         click.echo(json.dumps(found, indent=1))
     else:
         for each in judged:
-            click.echo(printable(f"{each.path}: {each.verdict}"))
+            click.echo(f"{each.path}: {each.verdict}")
         click.echo(f"{len(judged) - refused} accepted, {refused} refused")
     if refused:
         sys.exit(1)
