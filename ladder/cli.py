@@ -31,7 +31,6 @@ from ladder import (
 from ladder.errors import UserError
 from ladder.regressions import cli as cli_regressions
 from ladder.results import OUT
-from ladder.texts import printable
 
 ROOT = Path(__file__).resolve().parent.parent
 RESULTS = ROOT / "results" / "ladder"
@@ -223,7 +222,7 @@ def report(
         raise UserError("--all is for results/ladder: leave out PATH")
     results, refused = reporting.collect(list(paths) or [RESULTS])
     for line in refused:
-        click.echo(f"ladder: {printable(line)}", err=True)
+        click.echo(f"ladder: {line}", err=True)
     remarks: list[str] = []
     if not paths and not everything:
         results, remarks = reporting.of_this_machine(results)
@@ -294,7 +293,7 @@ def validate(paths: tuple[Path, ...], as_json: bool) -> None:
         click.echo(json.dumps(found, indent=1))
     else:
         for each in judged:
-            click.echo(printable(f"{each.path}: {each.verdict}"))
+            click.echo(f"{each.path}: {each.verdict}")
         click.echo(f"{len(judged) - refused} accepted, {refused} refused")
     if refused:
         sys.exit(1)

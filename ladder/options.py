@@ -39,7 +39,7 @@ class Group(click.Group):
         except (
             click.ClickException
         ) as error:  # click shows it; it quotes arguments, a shell's list of files among them
-            error.message = "\n".join(map(printable, error.message.split("\n")))
+            error.message = printable(error.message)
             raise
         except KeyboardInterrupt:
             click.echo("ladder: interrupted", err=True)

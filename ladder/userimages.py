@@ -1,8 +1,8 @@
 """A user's own images: find JPEG and PNG files in a folder or zip, and turn each into a square RGB image.
 
 The files are read as if they came from a stranger: nothing is extracted to disk (so a path inside a zip can point
-nowhere), a file's bytes and an image's pixels are bounded before they are decoded, and only Pillow's JPEG and PNG
-readers ever see them.
+nowhere), a file's bytes and an image's pixels are bounded before they are decoded, and only the JPEG and PNG readers of
+Pillow and libjpeg-turbo, and LittleCMS for profiles, ever see them.
 """
 
 from __future__ import annotations

@@ -155,3 +155,4 @@ def test_a_cache_that_may_only_be_read_serves_what_it_has(source, cache, monkeyp
     monkeypatch.setattr("builtins.open", read_only)
     monkeypatch.setattr(os, "utime", lambda *a, **k: (_ for _ in ()).throw(OSError(errno.EROFS, "Read-only")))
     assert prepare_images(data, 16, cache=cache) == found
+    assert list(imagestore._held) == [Path(found.path).parent]  # against those who may remove it

@@ -59,7 +59,7 @@ def test_whatever_the_commands_say_of_a_file_has_no_controls(command, tmp_path, 
             ],
             "validate": ["validate", str(folder)],
             "report": ["report", str(folder)],
-            "usage": ["validate", str(folder / HOSTILE)],
+            "usage": ["show", "baseline", str(folder / HOSTILE)],
         }[command]
         result = CliRunner().invoke(cli.main, arguments)
         assert result.exit_code in (1, 2)
