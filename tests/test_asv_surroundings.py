@@ -208,7 +208,7 @@ def test_a_name_that_would_be_refused_later_is_refused_at_once(tmp_path, other, 
     first = asvmachines.choose(H200, tmp_path)
     (tmp_path / "nvidia-h200").mkdir()
     (tmp_path / "nvidia-h200" / "machine.json").write_text(json.dumps(first))
-    with pytest.raises(UserError, match="^--machine .*nvidia-h200") as line:
+    with pytest.raises(UserError, match=r"^--machine .*nvidia-h200") as line:
         asvmachines.choose(H200 | other, tmp_path, named)
     right = re.search(r"this machine (?:is|with --machine) ([\w-]+)", str(line.value))[1]
     assert asvmachines.choose(H200 | other, tmp_path, right)["machine"] == right
