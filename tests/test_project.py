@@ -197,7 +197,7 @@ def test_results_are_kept_and_working_files_are_not():
     tracked()
     check = ["git", "check-ignore", "-q", "--no-index"]
     ignored = [
-        ".venv/bin/python",
+        ".venv",
         ".cache/images/x",
         "ladder/__pycache__/x.pyc",
         ".asv/env/x",
