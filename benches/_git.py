@@ -5,7 +5,6 @@ Where git is absent or does not know this checkout, asv stops in one line before
 
 from __future__ import annotations
 
-import os
 import shlex
 from pathlib import Path
 from typing import Any
@@ -25,11 +24,7 @@ def refuse_unknown_commit(root: Path = ROOT) -> None:
 
 
 def setup() -> None:
-    """Put our calls into asv's place, and take what redirects git out of this process's environment."""
-    clean = git.environment()
-    for name in [name for name in os.environ if name.startswith("GIT_")]:
-        del os.environ[name]  # benchmarks and pip inherit the environment, too
-    os.environ.update({name: value for name, value in clean.items() if name.startswith("GIT_")})
+    """Put our way of calling git into asv's place."""
     start, call, find = Git.__init__, Git._run_git, Git.get_hashes_from_range
 
     def __init__(self: Git, url: str, mirror_path: str) -> None:

@@ -36,6 +36,7 @@ from ladder.site import asvseries
 from stylegan_lite.config import Recipe
 
 ROOT = Path(__file__).resolve().parent.parent
+RESULTS = ROOT / "results"
 PAGES: dict[str, Callable[[dict[str, Any]], str]] = {  # how an accepted result of another kind is shown
     "claims": claimsreport.markdown,
     "kernels": kernelreport.markdown,
@@ -196,9 +197,9 @@ def _empty(folder: Path) -> None:
 
 def targets() -> list[Target]:
     """Our results first, then asv's, then YAML. Bases are the committed results, and those cut small."""
-    ours = _held((ROOT / "results" / "ladder").glob("*/*.json"))
+    ours = _held((RESULTS / "ladder").glob("*/*.json"))
     small = [json.dumps(cut).encode() for raw in ours if (cut := _small(json.loads(raw)))]
-    others = _held((ROOT / "results").glob("*/*-tuning.json"))
+    others = _held(RESULTS.glob("*/*-tuning.json"))
     found = [
         Target("ladder run's", [*small] * 6 + ours, mutations.JSON, Path("result.json"), read_result, 45),
         Target("kernels.tuning's", others, mutations.JSON, Path("tuning.json"), read_result, 5),
@@ -228,7 +229,7 @@ def _small(result: dict[str, Any]) -> dict[str, Any] | None:
 
 def _other_kinds() -> list[Target]:
     """Claims, rooflines, kernels, precisions and comparisons. Large ones are mostly damaged when cut small."""
-    folder = ROOT / "results"
+    folder = RESULTS
     claims, rooflines = (_held((folder / name).glob("*.json")) for name in ("claims", "roofline"))
     compared = _held((folder / "compare").glob("*/*.json"))
     small = [_small_claims(raw) for raw in claims]
@@ -264,7 +265,7 @@ def _small_claims(raw: bytes) -> bytes:
 
 def _asv_targets() -> list[Target]:
     """One machine's folder each: the file under test is damaged, what lies beside it is genuine."""
-    folder, found = ROOT / "results" / "asv", []
+    folder, found = RESULTS / "asv", []
     for path in sorted(folder.glob("*/*.json")):
         kind, raw = asvchecks.kind_of(path), path.read_bytes()
         found.append((f"asv's {kind}", raw, path.relative_to(folder), 30 if kind == "results" else 10))

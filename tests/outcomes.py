@@ -8,9 +8,10 @@ each. Nothing is written unless every one of them passed.
 from __future__ import annotations
 
 import re
-import subprocess
 from pathlib import Path
 from typing import Any
+
+from ladder import git
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -152,8 +153,7 @@ def write(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
 
 def _tests_changed() -> bool:
     """The tests are no part of the measured code, but here they are what is told of."""
-    command = ["git", "-C", str(ROOT), "status", "--porcelain", "--", "tests"]
-    return bool(subprocess.run(command, capture_output=True, text=True, check=True).stdout.strip())
+    return bool(git.changes(ROOT, ["tests"]))
 
 
 def markdown(data: dict[str, Any]) -> str:

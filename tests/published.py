@@ -12,10 +12,11 @@ from typing import Any
 
 from benches import series
 from ladder.site.asvseries import STEP
+from tests import committed
 from tests.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parent.parent
-REAL = ROOT / "results" / "ladder" / "nvidia-h200"
+REAL = committed.file("results/ladder/nvidia-h200")
 LADDER = "article-article-20261121T145614Z.json"
 ADVICE = "article-article-leave-one-out-20261121T144229Z.json"
 

@@ -15,7 +15,7 @@ from ladder import asvfiles, cli, validate
 from ladder.errors import UserError
 from ladder.results import display
 from ladder.site import asvseries
-from tests import hostile_asv, made_up_asv
+from tests import committed, hostile_asv, made_up_asv
 from tests.repositories import commit_all, git
 from tests.test_validate import CPUS, GPUS
 
@@ -36,7 +36,7 @@ def files(folder: Path) -> set[str]:
 
 
 def test_every_result_of_this_repository_is_accepted_and_nothing_else_is_copied(tmp_path: Path) -> None:
-    rows = asvfiles.accepted(ROOT / "results" / "asv", tmp_path / "into")
+    rows = asvfiles.accepted(committed.folder("results/asv"), tmp_path / "into")
     assert rows and [row for row in rows if row.problem] == []
     assert files(tmp_path / "into") == {row.path for row in rows} - {"benchmarks.json"}
 
@@ -148,7 +148,7 @@ def test_a_hostile_file_is_left_out_in_one_line_and_the_others_stay(
 
 def test_the_recorded_table_is_what_is_planted_and_what_is_said_of_it_today(tmp_path: Path) -> None:
     """After a change of wording: make faults, or pytest --record-outcomes=results/faults on these tests."""
-    rows = json.loads((ROOT / "results" / "faults" / "hostile.json").read_text())["rows"]
+    rows = json.loads(committed.file("results/faults/hostile.json").read_text())["rows"]
     said = {row["planted"]: row["refused"] for row in rows if row["file"] != "a result of ladder run"}
     now = {}
     for number, name in enumerate(HOSTILE):
@@ -166,7 +166,7 @@ def test_the_recorded_table_is_what_is_planted_and_what_is_said_of_it_today(tmp_
 def test_benchmarks_json_is_made_anew_and_never_taken(tmp_path: Path) -> None:
     """A contributor's list, however well formed, does not reach the page; the checkout's own benchmarks do."""
     made_up_asv.write(tmp_path / "asv")
-    theirs = json.loads((ROOT / "results" / "asv" / "benchmarks.json").read_text())
+    theirs = json.loads((committed.folder("results/asv") / "benchmarks.json").read_text())
     theirs["evil.Evil.track_x"] = theirs[asvseries.STEP] | {"name": "evil.Evil.track_x"}
     (tmp_path / "asv" / "benchmarks.json").write_text(json.dumps(theirs))
     rows = judged(tmp_path / "asv", tmp_path)
@@ -182,8 +182,8 @@ def test_benchmarks_json_is_made_anew_and_never_taken(tmp_path: Path) -> None:
 
 def test_the_list_of_benchmarks_is_that_of_this_checkout(tmp_path: Path) -> None:
     """Else the first asv command leaves a fresh clone with changes: `asv run --bench just-discover --python=same`."""
-    made = asvfiles.regenerate(tmp_path).read_text(encoding="utf-8")
-    assert made == (ROOT / "results" / "asv" / "benchmarks.json").read_text(encoding="utf-8")
+    ours = committed.folder("results/asv") / "benchmarks.json"
+    assert asvfiles.regenerate(tmp_path).read_text(encoding="utf-8") == ours.read_text(encoding="utf-8")
 
 
 def test_a_commit_that_git_knows_must_have_its_date(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:

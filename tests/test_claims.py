@@ -16,7 +16,6 @@ import kernels
 from ladder import results, validate
 from ladder.claims import (
     chart,
-    command,
     counters,
     cuda,
     experiments,
@@ -32,7 +31,7 @@ from ladder.claims.timed import Experiment, Missing, Setting, Stopwatch, Timed
 from ladder.claims.view import EQUAL
 from ladder.kernellaunches import watched_launches
 from ladder.kerneltiming import SMOKE, Cpu, Timer
-from tests import made_up_claims
+from tests import committed, made_up_claims
 
 SETTING = Setting("cpu", (2, 3, 4, 4), True)
 
@@ -420,7 +419,7 @@ def test_a_file_that_its_own_samples_contradict_is_refused(result, tmp_path):
     assert "made from its hardware" in changed(lambda d: d["machine"].update(name="nvidia-b200"))
 
 
-@pytest.mark.parametrize("path", sorted(command.OUT.glob("*.json")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", committed.listed("results/claims/*.json"), ids=lambda path: path.stem)
 def test_what_is_committed_says_what_its_samples_say_today(path):
     def twelve_digits(text):  # another build of numpy differs in the sixteenth
         return json.loads(text, parse_float=lambda number: float(f"{float(number):.12g}"))

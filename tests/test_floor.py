@@ -7,10 +7,10 @@ import pytest
 
 from ladder import floor, judging, record, validate
 from stylegan_lite.config import Workload
-from tests import made_up
+from tests import committed, made_up
 
-RESULTS = sorted((Path(__file__).parent.parent / "results" / "ladder").glob("*/*.json"))
-H200 = next(path for path in RESULTS if path.parent.name == "nvidia-h200" and path.name.startswith("article"))
+RESULTS = committed.listed("results/ladder/*/*.json")
+H200 = Path(__file__).parent / "data" / "article-article-20261121T015325Z.json"
 
 
 def load(path):

@@ -13,12 +13,19 @@ import pytest
 
 from ladder import catalog, fuzz, fuzztargets, mutations, roofline_view, validate
 from ladder.errors import UserError
+from tests import committed
 
 ROOT = Path(__file__).resolve().parent.parent
 OTHERS = {"claims", "comparisons", "ladder kernels'", "ladder precision's", "rooflines"}
 TEXT = fuzztargets.Target(
     "toy", [b'{"a": [1, 2]}'], mutations.JSON, Path("toy.json"), lambda path, out: "accepted"
 )
+
+
+@pytest.fixture(autouse=True)
+def committed_bases(monkeypatch: pytest.MonkeyPatch) -> None:
+    """What is damaged are the project's results, not what a user has added to them."""
+    monkeypatch.setattr(fuzztargets, "RESULTS", committed.file("results"))
 
 
 def toy(monkeypatch: pytest.MonkeyPatch, read: fuzztargets.Read) -> fuzz.Fuzz:
@@ -127,7 +134,7 @@ def test_a_number_that_no_float_holds_is_refused_with_its_place(tmp_path: Path, 
 @pytest.mark.parametrize("way", [*mutations.JSON, *mutations.RARE])
 def test_damage_to_json_is_repeatable_and_is_damage(way: str) -> None:
     change = (mutations.JSON | mutations.RARE)[way]
-    raw = (ROOT / "results" / "asv" / "nvidia-h200" / "machine.json").read_bytes()
+    raw = committed.file("results/asv/nvidia-h200/machine.json").read_bytes()
     made = [change(raw, random.Random(seed)) for seed in (1, 1, 2, 3, 4, 5)]
     assert made[0] == made[1] and len(set(made)) > 2
     assert any(each != raw for each in made)
@@ -200,7 +207,7 @@ def test_the_command_writes_what_it_found_and_keeps_the_other_kind(
 
 
 def test_the_recorded_run_was_a_whole_one_and_found_nothing() -> None:
-    kinds = json.loads((ROOT / "results" / "faults" / "fuzz.json").read_text())["kinds"]
+    kinds = json.loads(committed.file("results/faults/fuzz.json").read_text())["kinds"]
     for kind, least in (("results", fuzz.FILES), ("yaml", fuzz.YAML)):
         total = kinds[kind]["total"]
         assert total["count"] >= least and total["accepted"] + total["refused"] == total["count"]

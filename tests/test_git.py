@@ -10,7 +10,7 @@ import pytest
 from benches import ROOT
 from ladder import files, git, machine, record, submit, validate
 from ladder.errors import UserError
-from ladder.regressions import checkouts
+from ladder.regressions import checkouts, history
 from tests import repositories
 from tests.repositories import commit_all
 
@@ -202,6 +202,9 @@ def test_a_shallow_clone_says_how_to_get_what_it_lacks(root, tmp_path):
     assert git.commit(shallow) == git.commit(root)
     with pytest.raises(UserError, match="no such commit; this clone is shallow: `git fetch --unshallow`"):
         checkouts.commit_of(older, "BASE", shallow)
+    (line,) = history._left_out({older}, "HEAD", shallow)
+    assert "not in this shallow clone: left out; `git fetch --unshallow` gets them" in line
+    assert history._left_out({"0" * 40}, "HEAD", root) == ["1 measured commits are not on HEAD: left out"]
     repositories.git(shallow, "fetch", "-q", "--unshallow")
     assert checkouts.commit_of(older, "BASE", shallow) == older
 

@@ -10,7 +10,7 @@ from ladder import cli, cli_kernels, kernelbench, kernelcases, kernelreport, mac
 from ladder.kernelbench import OUT_OF_MEMORY, Bench, Row
 from ladder.kerneltiming import COLD, HOT
 from ladder.texts import NO_TIME
-from tests import made_up_kernels
+from tests import committed, made_up_kernels
 
 OPS = ("modulate", "bias_act")
 
@@ -153,7 +153,7 @@ def test_an_earlier_file_and_a_case_of_other_shapes_are_refused(bench, tmp_path)
     assert (
         "9x9" in (said := refused(tmp_path, "--resume", str(path))) and "would not be measured here" in said
     )
-    tuned = cli_kernels.OUT / "nvidia-h200-tuning.json"
+    tuned = committed.file("results/kernels/nvidia-h200-tuning.json")
     assert "not a result of ladder kernels" in refused(tmp_path, "--resume", str(tuned))
     del whole["sittings"]
     path.write_text(json.dumps(whole))

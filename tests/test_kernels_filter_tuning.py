@@ -13,6 +13,7 @@ pytest.importorskip("triton")
 from kernels import filter_tuning as tuning
 from kernels import filtered_act_launch as fused
 from kernels.upfirdn2d import Config
+from tests import committed
 
 ROOT = Path(__file__).parents[1]
 
@@ -37,7 +38,9 @@ def test_candidates_and_the_one_in_force_are_configurations_that_cover(name, nhw
 
 def test_the_rows_of_medium_maps_are_what_was_measured_best():
     """And the shares in the comments beside them are those of the file."""
-    rows = json.loads((ROOT / "results/kernels/nvidia-h200-filter-tuning-medium.json").read_text())["timed"]
+    rows = json.loads(committed.file("results/kernels/nvidia-h200-filter-tuning-medium.json").read_text())[
+        "timed"
+    ]
     source = (ROOT / "kernels/upfirdn2d.py").read_text()
     said = re.findall(r'\("medium", True, (\d), (\d)\): Config\(.*# ([\d.]+)%, before ([\d.]+)%', source)
     assert len(said) == sum(key[0] == "medium" for key in tuning.plain.CONFIGS) == 3

@@ -13,6 +13,7 @@ import torch
 
 from kernels import choices, tuning
 from kernels.choices import DIRECTIONS, TABLE, Choice, Key, choose
+from tests import committed
 
 ROOT = Path(__file__).parents[1]
 
@@ -43,7 +44,7 @@ FILES = {"H200": "nvidia-h200-tuning.json", "H200_MEDIUM": "nvidia-h200-tuning-m
 def measured(file: str) -> dict[Key, list[dict]]:
     """What a file behind the measured rows says, by key."""
     found: dict[Key, list[dict]] = {}
-    for row in json.loads((ROOT / "results/kernels" / file).read_text())["timed"]:
+    for row in json.loads(committed.file(f"results/kernels/{file}").read_text())["timed"]:
         found.setdefault(Key(**row["key"]), []).append(row)
     return found
 

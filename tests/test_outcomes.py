@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from ladder import catalog
-from tests import outcomes, test_moments, test_parity, test_rung_whole_step_graph
+from tests import committed, outcomes, test_moments, test_parity, test_rung_whole_step_graph
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -23,7 +23,7 @@ def rows(document: str, heading: str, until: str = "\n## Also tested") -> list[l
 
 
 def recorded(what: str) -> list[dict[str, Any]]:
-    return json.loads((ROOT / "results" / "faults" / f"{what}.json").read_text())["rows"]
+    return json.loads(committed.file(f"results/faults/{what}.json").read_text())["rows"]
 
 
 def test_every_test_that_the_table_names_is_there() -> None:

@@ -1,6 +1,7 @@
 """README's tables hold what the result files linked beside them hold: replaced files take them along."""
 
 import json
+import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
@@ -9,6 +10,7 @@ from typing import Any
 import pytest
 
 from ladder import record
+from tests import committed
 
 ROOT = Path(__file__).parents[1]
 TITLES = {"bf16": "BF16 mixed precision", "data loading": "optimized data loading"}  # shorter in README
@@ -24,7 +26,17 @@ def sections() -> dict[str, str]:
 def linked(text: str, pattern: str, page: Path = ROOT) -> dict[str, Any]:
     """The result whose link matches; `page` is the folder that links begin in."""
     (path,) = {found for found in re.findall(r"\]\(([^)]+)\)", text) if re.fullmatch(pattern, found)}
-    return json.loads((page / path).with_suffix(".json").read_text())
+    return of(os.path.relpath((page / path).with_suffix(".json"), ROOT))
+
+
+def of(path: str) -> dict[str, Any]:
+    """A committed result by its path."""
+    return json.loads(committed.file(path).read_text())
+
+
+def newest(pattern: str) -> dict[str, Any]:
+    """The newest committed result of the H200 of that name."""
+    return json.loads(max(committed.folder("results/ladder/nvidia-h200").glob(pattern)).read_text())
 
 
 def tables(text: str) -> list[dict[str, list[list[str]]]]:
@@ -96,8 +108,7 @@ def test_beyond_the_article(sections):
         r"results/ladder/.*/article-full-\d.*",
     )
     staircase(stairs, result, f"all {len(result['rungs'])} rungs")
-    path = max((ROOT / "results/ladder/nvidia-h200").glob("article-full-leave-one-out-*.json"))
-    left_out(leave_one_out, json.loads(path.read_text()))
+    left_out(leave_one_out, newest("article-full-leave-one-out-*.json"))
 
 
 def test_other_workloads(sections):
@@ -107,8 +118,8 @@ def test_other_workloads(sections):
     for name, (baseline, eight, top, speedup, rounds) in table.items():
         linked_chart = r"\[`(\S+)`\]\(results/charts/nvidia-h200-\1-full(-partial)?\.md\)"
         workload = re.match(linked_chart, name).group(1)
-        path = max((ROOT / "results/ladder/nvidia-h200").glob(f"{workload}-full-2*.json"))
-        rungs = {rung["name"]: rung for rung in json.loads(path.read_text())["rungs"] if rung["rounds"]}
+        found = newest(f"{workload}-full-2*.json")["rungs"]
+        rungs = {rung["name"]: rung for rung in found if rung["rounds"]}
         best = list(rungs.values())[-1]
         assert all(rung["status"] == "ok" and rung["parity"]["verdict"] == "ok" for rung in rungs.values())
         agree(baseline, [rungs["baseline"]["step_ms"]])
@@ -130,8 +141,7 @@ def test_other_workloads(sections):
 
 def adopted(said: str, workload: str) -> dict[str, Any]:
     """The newest leave-one-out run's rungs, by name; each that reads ADOPT is quoted, the largest gain first."""
-    path = max((ROOT / "results/ladder/nvidia-h200").glob(f"{workload}-full-leave-one-out-*.json"))
-    rungs = {rung["name"]: rung for rung in json.loads(path.read_text())["rungs"]}
+    rungs = {rung["name"]: rung for rung in newest(f"{workload}-full-leave-one-out-*.json")["rungs"]}
     adopt = [rung["gain"]["ratio"] for rung in rungs.values() if rung["verdict"] == "faster"]
     all_agree(re.findall(r"\(([\d.]+)x\)", said), [[gain] for gain in sorted(adopt, reverse=True)])
     return rungs

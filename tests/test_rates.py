@@ -7,6 +7,7 @@ import pytest
 from ladder import rates
 from ladder.errors import UserError
 from ladder.floors import Op
+from tests import committed
 
 OP = Op("forward", (8, 64, 256, 256), (64, 64, 3, 3), 1, 1, "bf16")
 KEY = OP.key("channels_last")
@@ -159,5 +160,5 @@ def test_what_cannot_be_a_time_of_a_copy_does_not_count(tmp_path, us):
 
 
 def test_the_committed_tunings_hold_a_faster_copy_than_the_facts():
-    copy = rates.load(GPU, rates.HERE.parent / "results" / "roofline").known["copy"]
+    copy = rates.load(GPU, committed.file("results/roofline")).known["copy"]
     assert copy.value > 4.24e12 and copy.source.endswith("-tuning.json")

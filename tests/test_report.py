@@ -9,8 +9,8 @@ import pytest
 from ladder import catalog, checks, judging, publishing, report, results
 from ladder.errors import UserError
 from ladder.view import view
-from tests import made_up
-from tests.test_cli import ROOT, call
+from tests import committed, made_up
+from tests.test_cli import call
 
 HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
 
@@ -166,9 +166,9 @@ def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
 
 def test_committed_tables_are_what_the_report_of_a_committed_result_says():
     """Else `ladder report RESULT --markdown ... --csv ... --chart ...` writes them again."""
-    found = [report.collect([path])[0][0] for path in (ROOT / "results" / "ladder").glob("*/*.json")]
+    found = [report.collect([path])[0][0] for path in committed.folder("results/ladder").glob("*/*.json")]
     today = {report.markdown(result) for result in found} | {report.csv_text([result]) for result in found}
-    for path in (ROOT / "results" / "charts").iterdir():
+    for path in committed.folder("results/charts").iterdir():
         if path.suffix in (".md", ".csv"):
             assert path.read_text(encoding="utf-8") in today, path.name
 

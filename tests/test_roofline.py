@@ -20,11 +20,11 @@ from ladder import (
     validate,
 )
 from ladder.floors import PHASES
-from tests import made_up
+from tests import committed, made_up
 from tests.small import SMALL
 
-STORED = sorted((roofline.ROOT / "results" / "roofline").glob("*.json"))
-TUNED = roofline.ROOT / "results" / "kernels" / "nvidia-h200-tuning.json"
+STORED = committed.listed("results/roofline/*.json")
+TUNED = committed.file("results/kernels/nvidia-h200-tuning.json")
 GPU = dict(made_up.gpu_run()["machine"])
 SGEMM, FPROP = (
     "void implicit_convolve_sgemm<float, float, 128>(int)",

@@ -7,12 +7,12 @@ from pathlib import Path
 import pytest
 
 from ladder import validate
-from tests import made_up_kernels
+from tests import committed, made_up_kernels
 from tests.test_roofline import gpu, run, workload  # noqa: F401  (fixtures)
 from tests.test_validate import judge, mutate
 
 ROOT = Path(__file__).parents[1]
-TUNING = ROOT / "results" / "kernels" / "nvidia-h200-tuning.json"
+TUNING = committed.file("results/kernels/nvidia-h200-tuning.json")
 
 
 @pytest.fixture

@@ -11,10 +11,11 @@ import yaml
 from click.testing import CliRunner
 
 from ladder import cli, fuzzbases, inspecting, schema_kinds, sustainedchart, sustaining, validate
-from ladder.pool import ROOT, Worker, WorkerFailure
+from ladder.pool import Worker, WorkerFailure
+from tests import committed
 from tests.small import LEAST
 
-H200_MACHINE = json.loads((ROOT / "results" / "claims" / "nvidia-h200.json").read_text())["machine"]
+H200_MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
 
 
 def rows(*steps_ms: float) -> list[dict[str, Any]]:

@@ -13,7 +13,7 @@ import pytest
 from click.testing import CliRunner
 
 from ladder import checks, cli, gpustate, nvml, record, report, results, schema_kinds, validate
-from tests import test_gpustate, test_measure
+from tests import committed, test_gpustate, test_measure
 from tests.fake_nvml import FakeNvml
 
 GENUINE = Path(__file__).parent / "data" / "article-article-20261121T015325Z.json"
@@ -86,7 +86,7 @@ def test_a_result_of_a_real_gpu_is_accepted() -> None:
 
 def test_every_result_of_this_project_that_has_a_schema_is_accepted() -> None:
     """Else its own commands refuse it: `--resume`, `--choose` and `--again` read a file as if from a stranger."""
-    root = Path(__file__).parents[1] / "results"
+    root = committed.folder()
     kinds = {path: json.loads(path.read_text()) for path in root.glob("*/*.json")}
     found = [path for path, data in kinds.items() if data.get("kind") in schema_kinds.KINDS]
     found += root.glob("ladder/*/*.json")
