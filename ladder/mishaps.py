@@ -15,7 +15,7 @@ from stylegan_lite.dataworkers import FAILED
 MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
 _WORKERS = "fewer `workers` in the recipe"
 _SMALLER = "a smaller batch or 16-bit precision needs less"
-_SHM = "/dev/shm"
+_SHM, _ROOM = "/dev/shm", 64 * 2**20  # bytes free, with which some batch had room
 
 
 def explain(error: BaseException) -> str | None:
@@ -27,7 +27,7 @@ def explain(error: BaseException) -> str | None:
     if found := re.search(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) (.*)", text):
         return _worker(found[1])
     if _SHM in low or "shared memory" in low or "unable to mmap" in low or "/torch_" in low:
-        return _shared_memory()
+        return _shared_memory(text)
     if "too many open files" in low or _number(error) in (errno.EMFILE, errno.ENFILE):
         return _open_files()
     if "can't start new thread" in low or _number(error) == errno.EAGAIN:
@@ -57,7 +57,7 @@ def _memory(error: BaseException, text: str) -> str:
 def _worker(ending: str) -> str:
     """What became of a data worker, as torch says it."""
     if "Bus error" in ending:
-        return _shared_memory()
+        return _shared_memory(ending)
     if found := re.search(r"killed by signal: ([^.]+)", ending):
         killed = found[1].strip()
         hint = (
@@ -74,16 +74,17 @@ def _worker(ending: str) -> str:
     return f"a data worker ended; the system may have run out of memory: have {_WORKERS}"
 
 
-def _shared_memory() -> str:
+def _shared_memory(text: str) -> str:
+    """What data workers lack to share a batch: room, or leave to write at all."""
+    helps = "have `workers: 0` in the recipe"
     try:
         disk = shutil.disk_usage(_SHM)
-        size = f"{disk.free / 2**20:.3g} of {disk.total / 2**20:.3g} MiB are free"
     except OSError:
-        size = "it cannot be read"
-    return (
-        f"data workers found no room in {_SHM} ({size}): make it larger (docker: --shm-size) or have `workers: 0`"
-        " in the recipe"
-    )
+        return f"data workers need {_SHM}, which cannot be used here: {helps}"
+    if disk.free > _ROOM:
+        return f"data workers cannot use {_SHM} ({one_line(text)}): make it writable or {helps}"
+    size = f"{disk.free / 2**20:.1f} of {disk.total / 2**20:.1f} MiB are free"
+    return f"data workers found no room in {_SHM} ({size}): make it larger (docker: --shm-size) or {helps}"
 
 
 def _open_files() -> str:

@@ -267,8 +267,8 @@ WORKER = "DataLoader worker (pid 7) "
     [
         (RuntimeError(WORKER + "is killed by signal: Killed. "), "ended from outside (Killed); the system may"),
         (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a data worker ended"),
-        (RuntimeError(WORKER + "is killed by signal: Bus error. It is"), "no room in /dev/shm"),
-        (RuntimeError("unable to write to file </torch_1_2_3>: No space left on device (28)"), "no room in /dev/shm"),
+        (RuntimeError(WORKER + "is killed by signal: Bus error. It is"), "/dev/shm ("),
+        (RuntimeError("unable to write to file </torch_1_2_3>: No space left on device (28)"), "/dev/shm ("),
         (RuntimeError(WORKER + "exited unexpectedly with exit code 124. Details"), "too many open files"),
         (RuntimeError(WORKER + "exited unexpectedly with exit code 128. Details"), "No space left on device"),
         (RuntimeError("can't start new thread"), "ulimit -u"),
