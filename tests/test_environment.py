@@ -42,7 +42,7 @@ def test_tritons_interpreter_is_for_cpus_alone():
 
 
 def test_several_are_named_at_once():
-    with pytest.raises(UserError, match="unset CUDA_LAUNCH_BLOCKING NVIDIA_TF32_OVERRIDE$"):
+    with pytest.raises(UserError, match=r"unset CUDA_LAUNCH_BLOCKING NVIDIA_TF32_OVERRIDE$"):
         environment.refuse("cuda", {"NVIDIA_TF32_OVERRIDE": "0", "CUDA_LAUNCH_BLOCKING": "1"})
 
 

@@ -19,8 +19,8 @@ from ladder import (
     measured,
     resuming,
     series,
+    validate,
 )
-from ladder import validate
 from ladder.errors import UserError
 from tests import made_up
 
