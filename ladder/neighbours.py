@@ -34,7 +34,7 @@ class Sample:
 
 
 def sample(at: float | None = None, pid: int | None = None) -> Sample | None:
-    """The state of now, `at` seconds of a clock; None where it cannot be known (no /proc, or one that counts nothing)."""
+    """The state of now, `at` seconds of a clock; None where it cannot be known (no /proc, say)."""
     at = time.perf_counter() if at is None else at
     try:
         tick = float(os.sysconf("SC_CLK_TCK"))
