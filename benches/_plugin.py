@@ -7,8 +7,9 @@ where it must do nothing.
 
 from __future__ import annotations
 
+import functools
 import os
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from types import SimpleNamespace
 from typing import Any
 
@@ -21,6 +22,7 @@ import asv.results
 from benches import _git, _spawning
 from benches._environment import WorkingTree
 from benches._hardware import load_machine, note, save_machine
+from benches._interpreter import stop
 from benches.series import DEFAULT
 from ladder import asvnotes
 
@@ -64,7 +66,7 @@ def _selection() -> None:
 
 def _machines() -> None:
     asv.machine.Machine.load = classmethod(load_machine)
-    asv.machine.Machine.save = save_machine
+    asv.machine.Machine.save = _or_stop(save_machine)
     # The home record is other projects': `asv update` would rewrite it.
     asv.machine.MachineCollection.update = classmethod(lambda cls, _path=None: None)
 
@@ -76,10 +78,23 @@ def _notes() -> None:
         save(self, result_dir)
         note(self, result_dir, _spawning.choices(self.env_name))
 
-    asv.results.Results.save = save_with_note
+    asv.results.Results.save = _or_stop(save_with_note)
     # asv takes every .json file below its results for one, and warns of each folder that has no machine record.
     for module in (asv.results, asv.commands.update):
         module.os = SimpleNamespace(**{**vars(os), "walk": _walk_past_notes})
+
+
+def _or_stop(save: Callable[..., Any]) -> Callable[..., Any]:
+    """A full disk or a folder that cannot be written ends asv with one line, before anything is measured if it can."""
+
+    @functools.wraps(save)
+    def saved(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return save(*args, **kwargs)
+        except OSError as error:
+            stop(f"results/asv cannot be written: {error.strerror or error}")
+
+    return saved
 
 
 def _walk_past_notes(top: str, *args: Any, **kwargs: Any) -> Iterator[Any]:

@@ -7,6 +7,7 @@ hypervisor took (steal) counts as theirs. In a container with a CPU quota what s
 from __future__ import annotations
 
 import os
+import time
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
@@ -32,16 +33,17 @@ class Sample:
     cores: float
 
 
-def sample(clock_s: float, pid: int | None = None) -> Sample | None:
-    """The state of now; None where it cannot be known (no /proc, or one that counts nothing)."""
+def sample(at: float | None = None, pid: int | None = None) -> Sample | None:
+    """The state of now, `at` seconds of a clock; None where it cannot be known (no /proc, say)."""
+    at = time.perf_counter() if at is None else at
     try:
         tick = float(os.sysconf("SC_CLK_TCK"))
         own = _own_ticks(os.getpid() if pid is None else pid) / tick
         if (quota := _quota()) is not None:
             used, cores = quota
-            return Sample(clock_s, used, own, cores)
+            return Sample(at, used, own, cores)
         ticks, cores = _all_ticks()
-        return Sample(clock_s, ticks / tick, own, cores)
+        return Sample(at, ticks / tick, own, cores)
     except (OSError, ValueError, IndexError, KeyError, AttributeError):
         return None
 

@@ -12,7 +12,6 @@ import contextlib
 import math
 import os
 import threading
-import time
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
@@ -193,9 +192,9 @@ class Run:
         """The samples of a prepared row, and what memory it took."""
         beside = prepared.get("beside", 0)
         settle = SETTLE if self.plan.device == "cuda" else {"settle_s": 0, "settle_cycles": 0}
-        before = neighbours.sample(time.monotonic())
+        before = neighbours.sample()
         seen = worker.call("visit", cycles=self.plan.cycles, main=False, **settle)
-        others = neighbours.share(before, neighbours.sample(time.monotonic()))
+        others = neighbours.share(before, neighbours.sample())
         if beside and (problem := record.void_memory(seen)):
             raise WorkerFailure("invalid", problem, seen)
         sizes = {

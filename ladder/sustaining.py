@@ -100,7 +100,7 @@ def _one(plan: Plan, rung: dict[str, Any], pool: Pool, visits: Visits, tell: Cal
         )
         worker.call("prepare")
         tell(f"{rung['name']}: prepared")
-        begin, cycles, before = time.monotonic(), 1, neighbours.sample(time.monotonic())
+        begin, cycles, before = time.monotonic(), 1, neighbours.sample()
         while (at := time.monotonic() - begin) < plan.seconds or not rung["windows"]:
             with visits.watched({worker.pid}) as state:
                 seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
@@ -108,7 +108,7 @@ def _one(plan: Plan, rung: dict[str, Any], pool: Pool, visits: Visits, tell: Cal
             rung["windows"].append(row)
             cycles = min(MOST_CYCLES, max(1, round(WINDOW_S / (16 * row["step_ms"] / 1000))))
             rung |= {"status": "ok", "reason": None}
-        rung[neighbours.KEY] = neighbours.share(before, neighbours.sample(time.monotonic()))
+        rung[neighbours.KEY] = neighbours.share(before, neighbours.sample())
         tell(f"{rung['name']}: {rung['windows'][0]['step_ms']:.4g} ms at first, {row['step_ms']:.4g} at last")
     except WorkerFailure as failure:
         rung |= {"status": failure.status, "reason": results.display(failure.reason)}

@@ -1,7 +1,6 @@
 """One visit of a rung: timed in its worker while the GPU is watched from here, and repeated if it was void."""
 
 import contextlib
-import time
 from collections.abc import Callable, Iterable, Iterator
 from typing import Any
 
@@ -54,9 +53,9 @@ class Visits:
         def once() -> tuple[dict[str, Any], dict[str, Any]]:
             worker.wait_imported()
             with self.watched(alive or {worker.pid}) as state:
-                before = neighbours.sample(time.monotonic())
+                before = neighbours.sample()
                 seen = worker.call("visit", **how)
-                after = neighbours.sample(time.monotonic())
+                after = neighbours.sample()
             return seen | {neighbours.KEY: neighbours.share(before, after)}, state
 
         def void(visit: tuple[dict[str, Any], dict[str, Any]]) -> str | None:

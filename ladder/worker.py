@@ -57,7 +57,7 @@ CONTRACT = 1
 ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 # Of preparing, what only the measured code can tell.
 PARTS = ("warmup_s", "compile_s", "compile_kernels_s", "cache_s")
-_OOM_SIGNS = ("out of memory", "can't allocate memory", "cannot allocate memory", "ALLOC_FAILED")
+_OOM_SIGNS = ("out of memory", "can't allocate memory", "annot allocate memory", "ALLOC_FAILED")
 
 
 class Invalid(Exception):

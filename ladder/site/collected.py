@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import catalog, modes, ranking, results, series, sources, validate
+from ladder import catalog, identity, modes, ranking, results, series, sources, validate
 from ladder.errors import UserError
 from ladder.publishing import publishable
 from ladder.site import asvseries
@@ -125,9 +125,15 @@ def groups(
     others = [result for _, result in found]
     paths = {id(result): path.relative_to(site).as_posix() for path, result in found}
     best: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    called = identity.labels(result["workload"] for result in kept)
     for result in kept:
         if result["protocol"].get("mode", modes.CUMULATIVE) == modes.CUMULATIVE:
-            machines = best.setdefault((result["workload"]["name"], result["ladder"]["name"]), {})
+            work, ladder = result["workload"], result["ladder"]
+            names = called[work["name"], identity.of_workload(work)], ladder["name"]
+            said = ladder.get("digest")  # of a user's: two of one name may be in another order
+            if said and not names[1].endswith(said):
+                names = names[0], f"{names[1]}-{said}"
+            machines = best.setdefault(names, {})
             before = machines.get(result["machine"]["name"])
             if before is None or ranking.rank(result) > ranking.rank(before):
                 machines[result["machine"]["name"]] = result
