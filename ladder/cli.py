@@ -279,8 +279,7 @@ Examples:
 def validate(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check result files as if they came from a stranger: for each, accepted, or one line why not.
 
-    Results of `run`, `kernels`, `precision` and `doctor --roofline` are checked, what kernels.tuning writes, and asv's
-    files in results/asv.
+    Every kind of file that this project writes below results/ is known, asv's in results/asv among them.
 
     Exit status 1 if any was refused.
     """

@@ -78,9 +78,7 @@ def load(folder: Path) -> Modules:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     _stand_in("requests")  # downloads, of which there are none here
-    _stand_in(
-        "pkg_resources", parse_version=Version
-    )  # left setuptools; conv2d_gradfix asks it for torch's version
+    _stand_in("pkg_resources", parse_version=Version)  # left setuptools; tells new torch from old
     _stand_in("distutils.util", strtobool=lambda text: text.lower() in ("y", "yes", "t", "true", "on", "1"))
     names = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
     return Modules(
