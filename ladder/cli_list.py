@@ -52,19 +52,19 @@ def _listed(found: dict[str, dict[str, str]]) -> list[str]:
     for ladder, text in found["ladders"].items():
         steps = [step.name for step in catalog.load_ladder(ladder).rungs]
         new = [name for name in steps if name in left]
-        lines += ["", f"{click.style(ladder, bold=True)}  ladder of {_so_many(len(steps), 'rung')}: {text}"]
+        lines += [f"{click.style(ladder, bold=True)}  ladder of {_so_many(len(steps), 'rung')}: {text}"]
         rows = [_listed_rung(name, left.pop(name), ladder, here) for name in new]
-        if len(lines) == 2:
+        if len(lines) == 1:
             rows.insert(0, ["rung", "needs", "gain here" * bool(here), "what it does"])
         lines += [f"  {line}" for line in _table(rows)]
         if len(new) < len(steps):
             lines.append(f"  ({len(steps) - len(new)} more are above; their order: `ladder show {ladder}`)")
     if left:
-        lines += ["", click.style("rungs of no ladder", bold=True)]
+        lines.append(click.style("rungs of no ladder", bold=True))
         lines += [f"  {line}" for line in _table([_listed_rung(*each, "", here) for each in left.items()])]
-    lines += ["", click.style("workloads", bold=True)]
+    lines.append(click.style("workloads", bold=True))
     return [
-        *lines[1:],
+        *lines,
         *(f"  {line}" for line in _table([list(each) for each in found["workloads"].items()])),
     ]
 

@@ -144,10 +144,12 @@ def test_minutes_without_end_are_refused_before_anything_is_done(asked, number):
 
 
 def test_a_chart_folder_that_cannot_be_written_is_refused_too(tmp_path, fakes):
-    (tmp_path / "charts").write_text("")
+    """Charts lie beside the result: the machine's folder takes both, or the run is refused."""
+    folder = tmp_path / results.slug(machine.facts("cpu")["name"])
+    folder.write_text("")
     line = refused("run", "--workload", "tiny", "--rounds", 1, "--quick", "--out", tmp_path)
-    assert "charts: cannot be written" in line
-    assert [path.name for path in tmp_path.iterdir()] == ["charts"]
+    assert f"{folder.name}: cannot be written" in line
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
 
 
 def test_run_writes_result_table_and_chart_and_shows_what_is_n_a(tmp_path, fakes):
@@ -169,9 +171,8 @@ def test_run_writes_result_table_and_chart_and_shows_what_is_n_a(tmp_path, fakes
         "n/a",
     ]
     assert result["workload"]["data"] == "sample-photographs"
-    stem = f"{result['machine']['name']}-tiny-article-quick"
-    written = sorted(path.name for path in (tmp_path / "charts").iterdir())
-    assert written == [f"{stem}.{suffix}" for suffix in ("csv", "md", "png", "svg")]
+    written = sorted(path.name for path in file.parent.iterdir())
+    assert written == [f"{file.stem}.{suffix}" for suffix in ("csv", "json", "md", "png", "svg")]
 
 
 def test_json_is_all_that_is_printed(tmp_path, fakes):
@@ -227,7 +228,7 @@ def test_ctrl_c_is_status_130_and_keeps_what_is_finished(tmp_path, fakes, monkey
     seen = call(*arguments, "--out", tmp_path)
     assert seen.exit_code == 130
     assert "incomplete: the run was interrupted" in seen.stdout
-    assert len(list((tmp_path / "charts").glob("*-quick-partial.*"))) == 4
+    assert len(list(tmp_path.glob("*/tiny-article-*"))) == 5
 
 
 def test_report_reads_what_was_written_and_says_what_it_could_not(tmp_path):
@@ -352,7 +353,7 @@ def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):
     assert result["complete"] and result["workload"]["data"] == "user-images"
     assert str(tmp_path) not in path.read_text()
     assert validate.problem_of(path) is None  # every key that a run writes is known to `ladder.schema`
-    assert len(list((tmp_path / "out" / "charts").iterdir())) == 4
+    assert len(list(path.parent.iterdir())) == 5
 
 
 def test_leave_one_out_advises_and_joins_the_staircase(tmp_path, fakes):
@@ -379,7 +380,7 @@ def test_leave_one_out_advises_and_joins_the_staircase(tmp_path, fakes):
         without["step_ms"] / result["rungs"][0]["step_ms"], rel=0.3
     )
     assert without["gain"]["ratio"] > 2 and without["verdict"] in ("faster", "ambiguous")
-    assert (tmp_path / "charts").is_dir() and list((tmp_path / "charts").glob("*-leave-one-out-partial.png"))
+    assert file.with_suffix(".png").exists()
     assert "at the top" in succeed("run", *common).stdout
 
 
@@ -391,8 +392,7 @@ def test_a_run_is_resumed_from_its_file_alone(tmp_path, fakes):
     fakes.clear()
     seen = succeed("run", "--resume", file, "--out", tmp_path)
     assert "quick: not to be quoted" in seen.stdout and list(tmp_path.glob("*/*.json")) == [file]
-    charts = {path.stem.split("article-")[1] for path in file.parent.glob("*.png")}
-    assert charts == {"quick-partial"}  # beside the file, which may lie anywhere
+    assert {path.stem for path in file.parent.iterdir()} == {file.stem}  # charts follow their result
     result = results.load(file)
     assert [len(rung["rounds"]) for rung in result["rungs"]] == [2, 2] and result["protocol"]["seed"] == 3
     assert "another --mode" in refused("run", "--resume", file, "--mode", "solo", "--out", tmp_path)
