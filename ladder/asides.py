@@ -1,4 +1,4 @@
-"""What a visit finds out of a step beside its time: whether its weights moved, and what each lazy phase adds.
+"""What a worker finds out beside a step's time: whose code it is, whether weights moved, what each lazy phase adds.
 
 For `ladder.worker`: nothing here imports torch, as the measured code may have none.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import statistics
 import sys
+from pathlib import Path
 from typing import Any
+
+MEASURED = ("stylegan_lite", "kernels")
 
 
 def weights_of(step: Any) -> dict[str, list[float]]:
@@ -41,3 +44,25 @@ def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float
             if without in took:
                 costs[phase] = statistics.median(took[kind]) - statistics.median(took[without])
     return costs
+
+
+def foreign(code: Path) -> str | None:
+    """Return one line if a measured package was imported from elsewhere than the folder `code`, else None.
+
+    Another checkout's may be installed, and PyPI has a `kernels` that is none of ours. A commit may lack its own.
+    """
+    for name in MEASURED:
+        module = sys.modules.get(name)
+        places = [Path(each) for each in getattr(module, "__path__", ())]
+        if module is not None and [each.resolve() for each in places] != [code.resolve() / name]:
+            return f"the measured code has no package {name} of its own: another was imported"
+    return None
+
+
+def peak_rss() -> int | None:
+    """Peak resident bytes of this process. Not getrusage: that one inherits the parent's peak across exec."""
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return None

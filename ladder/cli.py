@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 from ladder import (
+    about,
     cli_doctor,
     cli_kernels,
     cli_list,
@@ -42,6 +43,7 @@ CHARTS = ROOT / "results" / "charts"
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with `ladder doctor` (what can this machine do?), then `ladder run --quick`, then `ladder run`.",
 )
+@about.version_option
 def main() -> None:
     """Climb the StyleGAN2 optimization ladder on this machine.
 

@@ -87,7 +87,7 @@ def facts(device: str) -> dict[str, Any]:
             "gpu_memory_gb": round(found["memory"] / 2**30, 1),
             "driver": gpus[0]["driver"] if gpus else None,
             "cuda": found["cuda"],
-            "cudnn": _cudnn(found["cudnn"]),
+            "cudnn": dotted_cudnn(found["cudnn"]),
             "torch": found["torch"],
         }
     return known
@@ -259,7 +259,7 @@ def _version(text: str | None) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _cudnn(number: int | None) -> str | None:
+def dotted_cudnn(number: int | None) -> str | None:
     """91900 -> "9.19.0" (cuDNN 9 counts in 10000s, cuDNN 8 in 1000s)."""
     if not number:
         return None
