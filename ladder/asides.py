@@ -51,11 +51,13 @@ def foreign(code: Path) -> str | None:
 
     Another checkout's may be installed, and PyPI has a `kernels` that is none of ours. A commit may lack its own.
     """
-    for name in MEASURED:
-        module = sys.modules.get(name)
-        places = [Path(each) for each in getattr(module, "__path__", ())]
-        if module is not None and [each.resolve() for each in places] != [code.resolve() / name]:
-            return f"the measured code has no package {name} of its own: another was imported"
+    home = code.resolve()
+    for name, module in sorted(sys.modules.items()):
+        package = name.partition(".")[0]
+        file = getattr(module, "__file__", None)
+        if package in MEASURED and file and not Path(file).resolve().is_relative_to(home / package):
+            kind = "package" if name == package else "module"
+            return f"the measured code has no {kind} {name} of its own: another was imported"
     return None
 
 

@@ -128,7 +128,8 @@ def run(
     nothing below it is called a difference. A rung that the machine cannot do is n/a and the others go on without it.
     A rung that fails is shown with its reason and the others go on. Ctrl-C keeps what is finished.
     """
-    from ladder import climbing
+    from ladder import climbing, ending
+    from ladder.resuming import TRIED_AGAIN
 
     request = climbing.Request(
         workload=workload,
@@ -146,9 +147,12 @@ def run(
         out=out or RESULTS,
         charts=CHARTS if out is None else out / "charts",
     )
-    result = climbing.run(request, quiet=as_json)
+    paths: list[Path] = []
+    result = climbing.run(request, quiet=as_json, on_file=paths.append)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
+    lacks = not result["complete"] or any(rung["status"] in TRIED_AGAIN for rung in result["rungs"])
+    ending.say_files(paths, as_json, lacks, drop=("rungs", "seed", "mode", "quick", "cycles"))
     if not result["complete"]:
         sys.exit(130)
     if any(rung["status"] in OUT for rung in result["rungs"]):

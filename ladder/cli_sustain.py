@@ -47,6 +47,7 @@ def sustain(
     Exit status: 0 every rung has a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
     from ladder import ending, machine, sustaining
+    from ladder.progress import First
 
     chosen = machine.choose_device(device)
     folder = out or OUT
@@ -58,6 +59,8 @@ def sustain(
     def save(result: dict[str, Any]) -> None:
         paths[:] = write(result, folder)
 
+    chosen_rungs = ", ".join(asked.recipes)
+    First(f"{asked.name} on {chosen}: {chosen_rungs}, {seconds:g} s each once it is prepared", as_json)()
     result = sustaining.new_result(asked, machine.facts(chosen), photographs)
     result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
     ending.end(result, sustaining.text(result), paths, as_json, result["rungs"])

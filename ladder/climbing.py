@@ -2,16 +2,30 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ladder import budget, catalog, files, images, machine, measure, modes, progress, results, resuming
+from ladder import (
+    budget,
+    catalog,
+    ending,
+    expecting,
+    files,
+    images,
+    machine,
+    measure,
+    modes,
+    progress,
+    results,
+    resuming,
+)
 from ladder.errors import UserError
+from ladder.starting import near
 from stylegan_lite.config import Recipe
 
 DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
@@ -37,8 +51,12 @@ class Request:
     charts: Path
 
 
-def run(request: Request, quiet: bool = False) -> dict[str, Any]:
+def run(
+    request: Request, quiet: bool = False, on_file: Callable[[Path], None] | None = None
+) -> dict[str, Any]:
     """Measure a ladder, then write and (unless quiet) show everything that is made of the result.
+
+    ``on_file`` is told the file that the result grows in, once it is there.
 
     Raises:
         UserError: what was asked for cannot be; nothing is measured then.
@@ -62,8 +80,18 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     warning = machine.torch_warning()
     if warning and not quiet:
         click.echo(f"warning: {warning}", err=True)
-    pictures = prepare_images(request.data or workload["data"], workload, quiet)
-    with progress.ladder_progress(f"{name} on {device}", quiet) as on_event:
+    asked = request.quick, request.rounds, request.budget
+    able = sum(rung.recipe is not None for rung in planned)
+    first = progress.First(expecting.first_line(folder, name, device, able, asked, request.resume), quiet)
+    pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
+    first()
+    with progress.ladder_progress(f"{name} on {device}", quiet) as shown:
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "start" and on_file is not None:
+                on_file(Path(event["path"]))
+            shown(event)
+
         result = measure.run_ladder(
             {**workload, "data": pictures.path},
             name,
@@ -134,12 +162,17 @@ def publish(result: dict[str, Any], folder: Path, quiet: bool, partial: bool = F
     for suffix in (".png", ".svg"):
         chart.draw(result, folder / f"{stem}{suffix}")
     if not quiet:
-        click.echo(f"{_near(folder)}/{stem}.png, .svg, .md, .csv")
+        click.echo(f"{near(folder)}/{stem}.png, .svg, .md, .csv")
 
 
-def prepare_images(data: str | None, workload: dict[str, Any], quiet: bool) -> images.ImageSet:
-    """The workload's images, with a progress bar while they are made and their notes on stderr."""
-    with progress.bar("images", quiet) as on_progress:
+def prepare_images(
+    data: str | None, workload: dict[str, Any], quiet: bool, first: progress.First | None = None
+) -> images.ImageSet:
+    """The workload's images, with a progress bar while they are made and their notes on stderr.
+
+    ``first`` is said before anything is made.
+    """
+    with progress.bar("images", quiet, first) as on_progress:
         found = images.prepare_images(
             data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
         )
@@ -189,7 +222,10 @@ def train(
     there = catalog.possible(machine.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
     files.refuse_unwritable(options["out"])
-    pictures = prepare_images(data or workload["data"], workload, quiet)
+    name = workload_name or DEFAULT_WORKLOAD[device]
+    first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
+    pictures = prepare_images(data or workload["data"], workload, quiet, first)
+    first()
     from ladder.train import train as training
 
     with progress.training_progress(options["steps"], quiet) as on_event:
@@ -220,14 +256,18 @@ def canary(
 
     out = out or canaries.OUT
     files.refuse_unwritable(_of_machine(out, device))
-    pictures = prepare_images(data or workload["data"], workload, quiet)
+    planned = catalog.climb(ladder, catalog.possible(machine.capabilities(device), workload))
+    number = seeds * sum(rung.recipe is not None for rung in planned)
+    first = progress.First(f"canary: {name} on {device}, {number} trainings of {steps} steps", quiet)
+    pictures = prepare_images(data or workload["data"], workload, quiet, first)
+    first()
+
+    paths: list[Path] = []
 
     def tell(event: dict[str, Any]) -> None:
-        if quiet:
-            return
         if event["event"] == "end":
-            click.echo(f"result: {_near(Path(event['path']))}", err=True)
-        else:
+            paths.append(Path(event["path"]))
+        elif not quiet:
             found = "broke" if event["distance"] is None else f"{event['distance']:.1f}"
             click.echo(
                 f"{event['done']}/{event['total']} {event['rung']}, seed {event['seed']}: {found}", err=True
@@ -237,7 +277,7 @@ def canary(
         name,
         workload,
         ladder.name,
-        catalog.climb(ladder, catalog.possible(machine.capabilities(device), workload)),
+        planned,
         pictures,
         device,
         steps=steps,
@@ -248,15 +288,10 @@ def canary(
     )
     if not quiet:
         click.echo(canaries.table(result))
+    ending.say_where(paths[-1] if paths else None, quiet)
     return result
 
 
 def _of_machine(out: Path, device: str) -> Path:
     """The folder of this machine's results."""
     return out / results.slug(machine.facts(device)["name"])
-
-
-def _near(path: Path) -> Path:
-    with contextlib.suppress(ValueError):
-        return path.resolve().relative_to(Path.cwd())
-    return path

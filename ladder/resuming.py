@@ -7,6 +7,7 @@ from ladder import measured, record, results, sources
 from ladder.errors import UserError
 from ladder.inspecting import FAILED_PARITY, NOT_ENGAGED
 
+TRIED_AGAIN = ("failed", "skipped")  # statuses of rungs
 MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed
 
 
@@ -59,7 +60,7 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
         if result[part] != fresh[part]:
             raise UserError(f"{path}: --resume: another {part} than this file's was asked for")
     refuse_other_code(path, result, fresh)
-    again = ["failed", "skipped"]
+    again = [*TRIED_AGAIN]
     if fresh["commit"] and sources.commits(result)[-1:] != [fresh["commit"]]:
         again += [NOT_ENGAGED, FAILED_PARITY]
     result |= sources.gone_on_with(result, fresh)

@@ -5,6 +5,7 @@ import shutil
 import subprocess
 import sys
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -72,15 +73,18 @@ def test_a_worker_measures_a_commit_with_kernels_of_its_own(old_commit: Path) ->
 
 def test_an_environment_inside_of_the_checkout_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
     """PyPI's `kernels` in `.venv` lies below the root, and is not the root's."""
-    from types import SimpleNamespace
 
-    site = ROOT / ".venv" / "lib" / "kernels"
-    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(__path__=[str(site)]))
-    assert "kernels" in asides.foreign(ROOT)
-    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(__path__=[str(ROOT / "kernels")]))
-    assert asides.foreign(ROOT) is None
-    monkeypatch.setitem(sys.modules, "kernels", SimpleNamespace(__file__=str(ROOT / "kernels.py")))
-    assert "kernels" in asides.foreign(ROOT)
+    def of(**modules: Path) -> str | None:
+        for name, file in modules.items():
+            monkeypatch.setitem(sys.modules, name.replace("__", "."), SimpleNamespace(__file__=str(file)))
+        return asides.foreign(ROOT)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] in asides.MEASURED]:
+        monkeypatch.delitem(sys.modules, name)
+    assert of(kernels=ROOT / "kernels" / "__init__.py") is None
+    assert "no module kernels.tiles of" in of(kernels__tiles=ROOT.parent / "other" / "kernels" / "tiles.py")
+    for site in (ROOT / ".venv" / "lib" / "kernels" / "__init__.py", ROOT / "kernels.py"):
+        assert "no package kernels of" in of(kernels=site)
 
 
 @pytest.mark.parametrize("name", ["kernels", "stylegan_lite"])

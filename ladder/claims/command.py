@@ -17,12 +17,13 @@ MINUTES = 5.0
 
 def command(device: str, minutes: float, seed: int, quick: bool, out: Path | None, as_json: bool) -> None:
     """Everything; ends with status 130 where it was interrupted, 1 where no claim has a number."""
-    from ladder import files
+    from ladder import ending, files
     from ladder.claims import report, run
-    from ladder.progress import kernels_progress
+    from ladder.progress import First, kernels_progress
 
     folders = out or OUT, CHARTS if out is None else out
     files.refuse_unwritable(*folders)
+    First(f"claims: every claim about kernels on {device}, about {minutes:g} minutes", as_json)()
     with run.locked(device), kernels_progress(as_json, str) as on_event:
         result = run.measure(
             device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event
@@ -32,8 +33,7 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
         report.print_table(result)
-        for path in paths:
-            click.echo(path)
+    ending.say_files(paths, as_json)
     if not result["complete"]:
         sys.exit(130)
     if not any(claim["ours"] for claim in result["claims"]):
