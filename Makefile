@@ -1,11 +1,12 @@
-# Two commands for a fresh machine: `make ladder` and `make test`. Both are safe to run again.
+# Two commands for a fresh machine: `make ladder` and `make test`. Both are safe to run again. `make setup` alone makes .venv
+# with everything in it, the command `.venv/bin/ladder` included.
 #
 #   PYTHON=python3.12 make ladder          another interpreter for .venv (the default is python3)
 #   PYTHON=python3 make ladder NO_VENV=1   no .venv: that interpreter's packages, exactly as they are
 #   make ladder ARGS="--workload adain-256"
 #   make bench-compare BASE=main HEAD=HEAD   RUNGS=baseline,bf16 WORKLOAD=tiny ROUNDS=8 BUDGET=20 (minutes): all optional
 #
-# Without a GPU the ladder is the quick one, to be done in two minutes; `.venv/bin/python -m ladder run` is the whole.
+# Without a GPU the ladder is the quick one, to be done in two to four minutes; `.venv/bin/ladder run` is the whole.
 
 PYTHON ?= python3
 ARGS ?=
@@ -19,13 +20,16 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help ladder bench-compare publish docs test faults lint sanitize bench-kernels clean
+.PHONY: help setup ladder bench-compare publish docs test faults lint sanitize bench-kernels clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
 
+setup: $(READY)  ## make .venv: the packages of requirements.lock and the command `ladder`
+	@$(PY) -m ladder.installed click yaml rich numpy scipy torch
+
 ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS: options of `ladder run`)
-	@quick=$$($(PY) -c 'from ladder import machine; print("" if machine.gpus_seen() else "--quick")') && set -x && \
+	@quick=$$($(PY) -m ladder.machine) && set -x && \
 	$(PY) -m ladder run $$quick $(ARGS)
 
 bench-compare:  ## is commit HEAD slower than BASE, on this device? exit status 0 no, 1 yes, 2 nothing measured
@@ -44,6 +48,7 @@ endif
 endif
 
 publish: $(READY)  ## build the site of all results in results/ into .asv/html
+	@$(PY) -m ladder.installed asv
 	$(PY) -m asv publish $(ARGS)
 
 docs: $(READY)  ## draw results/charts anew: what README and docs show of the committed results
@@ -51,14 +56,17 @@ docs: $(READY)  ## draw results/charts anew: what README and docs show of the co
 
 # Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
 test: lint  ## lint, then the tests; needs no GPU
+	@$(PY) -m ladder.installed torch pytest pytest_timeout xdist
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then set -x; $(PY) -m pytest -q -m gpu; \
 	else echo "make: torch finds no GPU here: the tests marked gpu are left out"; fi
 	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not gpu"
 
 faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write results/faults
+	@$(PY) -m ladder.installed torch pytest pytest_timeout
 	$(PY) -m pytest -q -p no:cacheprovider --record-outcomes=results/faults tests
 
 lint: $(READY)  ## ruff: rules and formatting
+	@$(PY) -m ladder.installed ruff
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
@@ -66,6 +74,7 @@ sanitize: $(READY)  ## every fused kernel under compute-sanitizer's memcheck and
 	$(PY) -m ladder.sanitize
 
 bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; write results/benchmarks (ARGS: options of pytest; PART=-some: of the file's name)
+	@$(PY) -m ladder.installed torch pytest pytest_benchmark
 	@mkdir -p results/benchmarks && \
 	name=$$($(PY) -m tests.bench_plugin) && set -x && \
 	$(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py --benchmark-json="results/benchmarks/$$name$(PART).json" \
@@ -76,10 +85,18 @@ clean:  ## remove .venv, caches and asv's working files; keep results
 	find . -name __pycache__ -type d -prune -exec rm -rf {} +
 
 # The stamp is written last, so an interrupted installation is taken up again, and a new lock is installed over the old.
-.venv/.made-from-lock: requirements.lock
+# It holds the folder of the environment, because `.venv/bin/ladder` does: in a checkout that was moved it is made anew.
+# A `.venv` that is a link belongs to another checkout, and so does its `ladder`.
+ifneq ($(shell cat .venv/.made-from-lock 2>/dev/null),$(realpath .venv))
+.PHONY: .venv/.made-from-lock
+endif
+.venv/.made-from-lock: requirements.lock pyproject.toml
 	@$(PYTHON) -c 'import sys; sys.exit("make: $(PYTHON) is Python %d.%d; 3.10 or newer is needed: PYTHON=python3.12 make ..." % sys.version_info[:2] if sys.version_info < (3, 10) else 0)'
 	@.venv/bin/python -m pip --version >/dev/null 2>&1 || $(PYTHON) -m venv --clear .venv
+	@if test -s $@ && test "$$(cat $@)" != "$(realpath .venv)"; then echo "make: this checkout was moved: \`ladder\` is installed anew;" \
+	  "other commands in .venv/bin still name the old folder (rm -r .venv before make)"; fi
 	@echo "make: installing requirements.lock into .venv (minutes on the first run)"
 	@quiet=; test -t 1 || quiet=-q; \
 	.venv/bin/python -m pip install --disable-pip-version-check --no-input $$quiet -r requirements.lock
-	@touch $@
+	@test -L .venv || .venv/bin/python -m pip install --disable-pip-version-check --no-input -q --no-build-isolation --no-deps -e .
+	@cd .venv && pwd -P > .made-from-lock

@@ -2,7 +2,8 @@
 
 asv imports this package from the working tree also when it measures an old commit. What times (`ladder`) comes
 from the working tree too, what is timed (`stylegan_lite`, `kernels`) from the commit's checkout, which asv puts
-on the path. The checkout has a `ladder` of its own: the finder below keeps it out.
+on the path. The finders below keep the checkout's own `ladder` out, and whatever else is installed under the names of
+the measured packages: a commit that lacks one must not be measured with another's.
 
 Nothing here, nor in the modules beside it, may import torch, triton or pytest: asv imports them all to find
 the benchmarks, and again in a new process for each parameter.
@@ -10,6 +11,7 @@ the benchmarks, and again in a new process for each parameter.
 
 from __future__ import annotations
 
+import os
 import pkgutil
 import re
 import sys
@@ -24,6 +26,7 @@ from asv_runner.benchmarks import benchmark_types
 from asv_runner.benchmarks._base import Benchmark
 
 ROOT = Path(__file__).resolve().parent.parent
+CODE = "LADDER_ASV_CODE"  # set by _environment: the checkout of the commit that this process measures
 
 
 class _WorkingTree:
@@ -32,6 +35,19 @@ class _WorkingTree:
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
         return PathFinder.find_spec(name, [str(ROOT)], target) if name == "ladder" else None
+
+
+class _MeasuredCommit:
+    """Finds the measured packages in the commit's checkout and nowhere else."""
+
+    @staticmethod
+    def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
+        code = os.environ.get(CODE)
+        if code is None or name not in ("stylegan_lite", "kernels"):
+            return None
+        if spec := PathFinder.find_spec(name, [code], target):
+            return spec
+        raise ModuleNotFoundError(f"this commit has no package {name}", name=name)
 
 
 class SamplesBenchmark(Benchmark):
@@ -57,6 +73,6 @@ def _with_benchmarks(path: Sequence[str], prefix: str = "") -> Iterator[pkgutil.
             yield module
 
 
-sys.meta_path.insert(0, _WorkingTree)
+sys.meta_path[:0] = [_WorkingTree, _MeasuredCommit]
 benchmark_types.append(SamplesBenchmark)
 discovery.pkgutil = SimpleNamespace(iter_modules=_with_benchmarks)

@@ -19,7 +19,7 @@ import asv.environment
 import asv.util
 from asv.plugins.virtualenv import Virtualenv
 
-from benches import ROOT
+from benches import CODE, ROOT
 from benches._hardware import machine_here
 from benches._interpreter import interpreter, lacks, libraries, stop
 from benches._measure import HANDOVER
@@ -172,7 +172,7 @@ def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
     env = dict(kwargs.pop("env", os.environ))
     env.pop("PYTHONPATH", None)
     env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", os.defpath)])
-    env["ASV_PYTHONPATH"] = environment.code
+    env["ASV_PYTHONPATH"] = env[CODE] = environment.code
     folder = handover(environment)
     folder.mkdir(parents=True, exist_ok=True)
     here = {key: machine_here(python)[key] for key in ("device", "capabilities")}

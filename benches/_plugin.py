@@ -24,13 +24,14 @@ from benches._environment import WorkingTree
 from benches._hardware import load_machine, note, save_machine
 from benches._interpreter import stop
 from benches.series import DEFAULT
-from ladder import asvnotes
+from ladder import asvnotes, starting
 
 WANTED = [DEFAULT]  # what runs without --bench
 
 
 def setup() -> None:
     """asv's hook for plugins: called once, in asv's own process."""
+    starting.watch()  # an asv of another environment may lack what the pages are made with
     _git.setup()
     _environments()
     _selection()

@@ -6,6 +6,7 @@ model. The ops take CUDA tensors; with TRITON_INTERPRET=1 (set before triton is 
 slowly, for tests. The `<op>_reference` functions run anywhere.
 """
 
+from kernels import started  # noqa: F401  isort: skip
 from kernels import alternatives
 from kernels.bias_act import bias_act, bias_act_reference
 from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference

@@ -2,3 +2,10 @@
 
 Importing this package costs nothing: torch is imported by the worker processes only.
 """
+
+import sys
+
+if sys.argv[:1] == ["-m"]:  # `python -m ladder...`: the module that was asked for has not been read yet
+    from ladder import starting
+
+    starting.watch()

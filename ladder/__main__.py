@@ -1,6 +1,23 @@
-"""`python -m ladder` is the `ladder` command."""
+"""`python -m ladder`, and the console command `ladder`.
 
-from ladder.cli import main
+Nothing but the standard library is read before it is known what is missing; the syntax is that of Python 3.6.
+"""
+
+import sys
+
+from ladder import starting
+
+
+def main() -> None:
+    """Run the command line. Ends with one line and status 2 where Python is too old or lacks a package."""
+    starting.watch()
+    from ladder.cli import main as command
+
+    note = starting.another_checkout() if starting.program() == "ladder" else None
+    if note:
+        print("ladder:", note, file=sys.stderr)
+    command(prog_name=starting.program())
+
 
 if __name__ == "__main__":
-    main(prog_name="ladder")
+    main()

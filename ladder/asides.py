@@ -1,4 +1,4 @@
-"""What a visit finds out of a step beside its time: whether its weights moved, and what each lazy phase adds.
+"""What a worker finds out beside a step's time: whose code it is, whether weights moved, what each lazy phase adds.
 
 For `ladder.worker`: nothing here imports torch, as the measured code may have none.
 """
@@ -7,7 +7,10 @@ from __future__ import annotations
 
 import statistics
 import sys
+from pathlib import Path
 from typing import Any
+
+MEASURED = ("stylegan_lite", "kernels")
 
 
 def weights_of(step: Any) -> dict[str, list[float]]:
@@ -52,6 +55,21 @@ def is_settled(times: list[float]) -> bool:
     medians = [statistics.median(window) for window in windows]
     spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
     return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
+
+
+def foreign(code: Path) -> str | None:
+    """Return one line if a measured package was imported from elsewhere than the folder `code`, else None.
+
+    Another checkout's may be installed, and PyPI has a `kernels` that is none of ours. A commit may lack its own.
+    """
+    home = code.resolve()
+    for name, module in sorted(sys.modules.items()):
+        package = name.partition(".")[0]
+        file = getattr(module, "__file__", None)
+        if package in MEASURED and file and not Path(file).resolve().is_relative_to(home / package):
+            kind = "package" if name == package else "module"
+            return f"the measured code has no {kind} {name} of its own: another was imported"
+    return None
 
 
 def peak_rss() -> int | None:

@@ -17,6 +17,7 @@ from pathlib import Path
 import click
 
 from ladder import (
+    about,
     cli_doctor,
     cli_kernels,
     cli_list,
@@ -41,6 +42,7 @@ RESULTS = ROOT / "results" / "ladder"
     context_settings={"help_option_names": ["-h", "--help"], "max_content_width": 110},
     epilog="Start with `ladder doctor` (what can this machine do?), then `ladder run --quick`, then `ladder run`.",
 )
+@about.version_option
 def main() -> None:
     """Climb the StyleGAN2 optimization ladder on this machine.
 
@@ -125,7 +127,8 @@ def run(
     nothing below it is called a difference. A rung that the machine cannot do is n/a and the others go on without it.
     A rung that fails is shown with its reason and the others go on. Ctrl-C keeps what is finished.
     """
-    from ladder import climbing
+    from ladder import climbing, ending
+    from ladder.resuming import TRIED_AGAIN
 
     request = climbing.Request(
         workload=workload,
@@ -142,9 +145,12 @@ def run(
         device=device,
         out=out or RESULTS,
     )
-    result = climbing.run(request, quiet=as_json)
+    paths: list[Path] = []
+    result = climbing.run(request, quiet=as_json, on_file=paths.append)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
+    lacks = not result["complete"] or any(rung["status"] in TRIED_AGAIN for rung in result["rungs"])
+    ending.say_files(paths, as_json, lacks, drop=("rungs", "seed", "mode", "quick", "cycles"))
     if not result["complete"]:
         sys.exit(130)
     if any(rung["status"] in OUT for rung in result["rungs"]):

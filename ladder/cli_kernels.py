@@ -119,7 +119,7 @@ def kernels(
     folder = out or OUT
     files.refuse_unwritable(folder)
     asked = Asked(chosen, ops, names, quick, seed, minutes or MINUTES, first, resume)
-    from ladder import kernelverdicts, results
+    from ladder import ending, kernelverdicts, results
 
     with results.folder_lock(folder, results.slug(machine.facts(chosen)["name"])):
         result = measure(asked, as_json, folder)
@@ -130,13 +130,14 @@ def kernels(
         from ladder import kernelreport
 
         kernelreport.print_table(result)
-        for path in paths:
-            click.echo(path)
     if left := len(kernelverdicts.unreached(result["rows"])):
-        click.echo(f"{left} cases had no time; measure them with --resume {paths[0]}", err=True)
+        click.echo(f"{left} cases had no time", err=True)
+    failed = any(_failed(row) for row in result["rows"])
+    again = bool(left) or failed or not result["complete"]
+    ending.say_files(paths, as_json, again, drop=("ops", "names", "quick", "seed"))
     if not result["complete"]:
         sys.exit(130)
-    if any(_failed(row) for row in result["rows"]):
+    if failed:
         sys.exit(1)
 
 
@@ -200,7 +201,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
         results,
     )
     from ladder.pool import device_lock
-    from ladder.progress import kernels_progress
+    from ladder.progress import First, kernels_progress
     from ladder.stopping import stop_on_sigterm
 
     before = kernelresuming.load(asked.resume) if asked.resume else None
@@ -216,6 +217,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
     environment.tell(quiet)
     begun, sitting = time.monotonic(), len(before["sittings"]) if before else 0
     head["protocol"] |= {"minutes": asked.minutes, "first": asked.first}
+    First(f"kernels: {len(due)} cases, at most about {asked.minutes:g} minutes", quiet)()
     with (
         device_lock(machine.device_key(device)),
         kernels_progress(quiet, kernelreport.event_line) as shown,

@@ -36,7 +36,7 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
     Samples stay as they are, everything else is computed anew. No file is ever deleted, and none but a single FILE
     written over.
     """
-    from ladder import merging
+    from ladder import ending, merging, report
 
     if out is not None:
         _refuse_out(out, files)
@@ -45,11 +45,11 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
         write(out, result, lambda: _refuse_out(out, files))
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
-        return
-    from ladder import report
-
-    report.print_table(result)
-    click.echo(f"result: {out}" if out is not None else "not written: --out FILE keeps it")
+    else:
+        report.print_table(result)
+        if out is None:
+            click.echo("not written: --out FILE keeps it")
+    ending.say_where(out, as_json)
 
 
 def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:

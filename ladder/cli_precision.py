@@ -89,8 +89,9 @@ def precision(
     FP16 trains with a loss scale for G and one for D; their history is followed and drawn. FP8 is tried in the fully
     connected layers. The article's claims (twice the throughput, memory halved, batch doubled) get a line each.
     """
-    from ladder import catalog, environment, machine, results
+    from ladder import catalog, ending, environment, machine, results
     from ladder import precision as measuring
+    from ladder.progress import First
     from stylegan_lite.config import Workload
 
     names = measuring.ask(only)
@@ -121,6 +122,8 @@ def precision(
         steps if steps is not None else (32 if cpu else 4000),
         {"loss_scale_interval": 8} if cpu else {},
     )
+    rows = f"{len(names)} precisions on {' and '.join(plan.bases)}"
+    First(f"{name} on {chosen}: {rows}, {plan.rounds} rounds; begun parts are told one by one", as_json)()
     environment.tell(as_json)
     with results.folder_lock(folder, results.slug(facts["name"])):
         before = None if resume is None else earlier(resume, name, plan, facts)
@@ -132,11 +135,12 @@ def precision(
         from ladder import precisionreport
 
         click.echo(precisionreport.text(result))
-        for path in paths:
-            click.echo(path)
+    broken = [row["status"] for row in result["rows"] if row["status"] not in ("ok", "n/a")]
+    again = not result["complete"] or any(status != "failed: parity" for status in broken)
+    ending.say_files(paths, as_json, again)
     if not result["complete"]:
         sys.exit(130)
-    if any(row["status"] not in ("ok", "n/a") for row in result["rows"]):
+    if broken:
         sys.exit(1)
 
 

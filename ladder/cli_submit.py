@@ -7,6 +7,7 @@ import sys
 import click
 
 from ladder import options
+from ladder.starting import named
 
 
 @click.command(
@@ -38,12 +39,12 @@ def submit(budget: float | None) -> None:
     submission = submitting.prepare(budget, say)
     ladder = submitting.paired(submission)
     if ladder is None:
-        click.echo("ladder: interrupted; `ladder submit` goes on", err=True)
+        click.echo(named("ladder: interrupted; `ladder submit` goes on"), err=True)
         sys.exit(130)
     try:
         left = submitting.history(submission)
     except KeyboardInterrupt:
-        click.echo("ladder: interrupted; `ladder submit` goes on", err=True)
+        click.echo(named("ladder: interrupted; `ladder submit` goes on"), err=True)
         sys.exit(130)
     paths = submitting.files(submission, ladder)
     if wrong := submitting.refused(paths):
@@ -52,7 +53,7 @@ def submit(budget: float | None) -> None:
         )
         click.echo("\n".join(wrong), err=True)
         sys.exit(1)
-    click.echo(f"{len(paths)} files to send, all accepted by `ladder validate`:")
+    click.echo(named(f"{len(paths)} files to send, all accepted by `ladder validate`:"))
     for path in paths:
         click.echo(f"  {path.relative_to(submission.root)}")
     click.echo("To send them as a pull request, in a fork of the repository:")
@@ -60,6 +61,6 @@ def submit(budget: float | None) -> None:
         click.echo(f"  {line}")
     if left:
         click.echo(
-            f"asv has no time of {', '.join(left)}: call `ladder submit` again, or send what is there."
+            named(f"asv has no time of {', '.join(left)}: call `ladder submit` again, or send what is there.")
         )
         sys.exit(1)

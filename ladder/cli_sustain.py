@@ -48,6 +48,7 @@ def sustain(
     Exit status: 0 every rung has a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
     from ladder import ending, environment, machine, results, sustaining
+    from ladder.progress import First
 
     chosen = machine.choose_device(device)
     environment.refuse(chosen)
@@ -60,6 +61,8 @@ def sustain(
     def save(result: dict[str, Any]) -> None:
         paths[:] = write(result, folder)
 
+    chosen_rungs = ", ".join(asked.recipes)
+    First(f"{asked.name} on {chosen}: {chosen_rungs}, {seconds:g} s each once it is prepared", as_json)()
     result = sustaining.new_result(asked, machine.facts(chosen), photographs)
     environment.tell(as_json)
     with results.folder_lock(folder, results.slug(result["machine"]["name"])):

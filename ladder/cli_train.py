@@ -10,6 +10,7 @@ import click
 
 from ladder import options
 from ladder.errors import UserError
+from ladder.starting import near
 
 
 @click.command(
@@ -93,7 +94,7 @@ def train(
 
     NaN or Inf in a loss stops it with the phase and the step, exit status 1.
     """
-    from ladder import climbing
+    from ladder import climbing, ending
     from ladder.losslog import Diverged
 
     if canary:
@@ -121,8 +122,13 @@ def train(
     except Diverged as error:
         click.echo(f"ladder: {error}", err=True)
         sys.exit(1)
+    except KeyboardInterrupt:  # after the step in progress and its checkpoint
+        saved = out / "checkpoint.pt"
+        ending.say_where(saved if saved.exists() else None, as_json, again=True)
+        raise
     if as_json:
         click.echo(json.dumps(summary, indent=1))
     else:
         done = f"{summary['step']} steps, {summary['images']} images, {summary['seconds']:.0f} s of training"
-        click.echo(f"{done}: {out / summary['files']['samples']}")
+        click.echo(f"{done}: {near(out / summary['files']['samples'])}")
+    ending.say_where(out / summary["files"]["checkpoint"], as_json)

@@ -66,6 +66,7 @@ def upstream(
     Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
     """
     from ladder import catalog, ending, environment, machine, results, resuming
+    from ladder.progress import First
     from ladder.upstream import measuring, report, source, taking_up
 
     source.networks_of(clone)
@@ -89,6 +90,7 @@ def upstream(
     def tell(line: str) -> None:
         click.echo(line, err=True)
 
+    First(f"{asked.name} on {chosen}: NVIDIA's step and {asked.rung}, {asked.rounds} rounds", as_json)()
     facts = machine.facts(chosen)
     paths: list[Path] = []
 
@@ -101,7 +103,7 @@ def upstream(
         if resume:  # read again: another run may have gone on with it meanwhile
             result = taking_up.take_up(resume, _before(resume), result)
         result = measuring.measure(asked, result, tell, save)
-    ending.end(result, report.text(result), paths, as_json, result["programs"])
+    ending.end(result, report.text(result), paths, as_json, result["programs"], resumes=True)
 
 
 def _before(resume: Path | None) -> dict[str, Any] | None:

@@ -2,8 +2,8 @@
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -13,7 +13,9 @@ import click
 from ladder import (
     budget,
     catalog,
+    ending,
     environment,
+    expecting,
     files,
     identity,
     images,
@@ -26,6 +28,7 @@ from ladder import (
     texts,
 )
 from ladder.errors import UserError
+from ladder.starting import near
 from stylegan_lite.config import Recipe
 
 DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
@@ -50,8 +53,12 @@ class Request:
     out: Path
 
 
-def run(request: Request, quiet: bool = False) -> dict[str, Any]:
+def run(
+    request: Request, quiet: bool = False, on_file: Callable[[Path], None] | None = None
+) -> dict[str, Any]:
     """Measure a ladder, then write and (unless quiet) show everything that is made of the result.
+
+    ``on_file`` is told the file that the result grows in, once it is there.
 
     Raises:
         UserError: what was asked for cannot be; nothing is measured then.
@@ -76,13 +83,19 @@ def run(request: Request, quiet: bool = False) -> dict[str, Any]:
     warning = machine.torch_warning()
     if warning and not quiet:
         click.echo(f"warning: {warning}", err=True)
-    pictures = prepare_images(request.data or workload["data"], workload, quiet)
+    asked = request.quick, request.rounds, request.budget
+    able = sum(rung.recipe is not None for rung in planned)
+    first = progress.First(expecting.first_line(folder, name, device, able, asked, request.resume), quiet)
+    pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
+    first()
     written: dict[str, str] = {}  # "path": the result's file, which the run tells with its events
     with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
 
         def on_event(event: dict[str, Any]) -> None:
             if event["event"] == "start":  # nothing is refused from here on
                 environment.tell(quiet)
+                if on_file is not None:
+                    on_file(Path(event["path"]))
             written.update({key: event[key] for key in ("path",) if key in event})
             show_event(event)
 
@@ -153,12 +166,17 @@ def publish(result: dict[str, Any], path: Path, quiet: bool) -> None:
         except UserError as error:
             click.echo(f"ladder: {error}", err=True)
     if made and not quiet:
-        click.echo(f"{_near(stem)}{', '.join(each.suffix for each in made)}")
+        click.echo(f"{near(stem)}{', '.join(each.suffix for each in made)}")
 
 
-def prepare_images(data: str | None, workload: dict[str, Any], quiet: bool) -> images.ImageSet:
-    """The workload's images, with a progress bar while they are made and their notes on stderr."""
-    with progress.bar("images", quiet) as on_progress:
+def prepare_images(
+    data: str | None, workload: dict[str, Any], quiet: bool, first: progress.First | None = None
+) -> images.ImageSet:
+    """The workload's images, with a progress bar while they are made and their notes on stderr.
+
+    ``first`` is said before anything is made.
+    """
+    with progress.bar("images", quiet, first) as on_progress:
         found = images.prepare_images(
             data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
         )
@@ -208,7 +226,10 @@ def train(
     there = catalog.possible(machine.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
     files.refuse_unwritable(options["out"])
-    pictures = prepare_images(data or workload["data"], workload, quiet)
+    name = workload_name or DEFAULT_WORKLOAD[device]
+    first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
+    pictures = prepare_images(data or workload["data"], workload, quiet, first)
+    first()
     from ladder.stopping import stop_on_sigterm
     from ladder.train import train as training
 
@@ -240,14 +261,18 @@ def canary(
 
     out = out or canaries.OUT
     files.refuse_unwritable(_of_machine(out, device))
-    pictures = prepare_images(data or workload["data"], workload, quiet)
+    planned = catalog.climb(ladder, catalog.possible(machine.capabilities(device), workload))
+    number = seeds * sum(rung.recipe is not None for rung in planned)
+    first = progress.First(f"canary: {name} on {device}, {number} trainings of {steps} steps", quiet)
+    pictures = prepare_images(data or workload["data"], workload, quiet, first)
+    first()
+
+    paths: list[Path] = []
 
     def tell(event: dict[str, Any]) -> None:
-        if quiet:
-            return
         if event["event"] == "end":
-            click.echo(f"result: {_near(Path(event['path']))}", err=True)
-        else:
+            paths.append(Path(event["path"]))
+        elif not quiet:
             found = "broke" if event["distance"] is None else f"{event['distance']:.1f}"
             click.echo(
                 f"{event['done']}/{event['total']} {event['rung']}, seed {event['seed']}: {found}", err=True
@@ -257,7 +282,7 @@ def canary(
         name,
         workload,
         ladder.name,
-        catalog.climb(ladder, catalog.possible(machine.capabilities(device), workload)),
+        planned,
         pictures,
         device,
         steps=steps,
@@ -268,15 +293,10 @@ def canary(
     )
     if not quiet:
         click.echo(canaries.table(result))
+    ending.say_where(paths[-1] if paths else None, quiet)
     return result
 
 
 def _of_machine(out: Path, device: str) -> Path:
     """The folder of this machine's results."""
     return out / results.slug(machine.facts(device)["name"])
-
-
-def _near(path: Path) -> Path:
-    with contextlib.suppress(ValueError):
-        return path.resolve().relative_to(Path.cwd())
-    return path

@@ -8,6 +8,7 @@ once. Host and user names, serial numbers, UUIDs and paths never enter `facts`.
 import ctypes
 import functools
 import importlib.metadata
+import importlib.util
 import json
 import math
 import os
@@ -15,47 +16,44 @@ import platform
 import re
 import subprocess
 import sys
+import threading
 from pathlib import Path
 from typing import Any
 
+from ladder import gpucauses, starting
 from ladder.errors import UserError, one_line
 from ladder.results import slug
 
 ROOT = Path(__file__).resolve().parent.parent
 OLDEST_TORCH = (2, 11)
+SLOW_S = 3.0  # of silence; then it is said what is waited for
 CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
 
 
 def choose_device(requested: str | None = None) -> str:
     """The GPU where torch can use one, else "cpu". Raises `UserError` rather than ignore a GPU that is there."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(starting.lacking("torch").removeprefix("ladder: "))
     if requested == "cpu":
         return "cpu"
     gpus = gpus_seen()
-    if not gpus and not _driver_library():
+    sign = None if gpus else gpucauses.trace()
+    if not gpus and sign is None and not _driver_library():
         if requested == "cuda":
-            raise UserError("no NVIDIA GPU was found on this machine; run with --device cpu")
+            hidden = gpucauses.hiding("", 0)
+            more = f"; {hidden}" if hidden else ""
+            raise UserError(f"no NVIDIA GPU was found on this machine; run with --device cpu{more}")
         return "cpu"
     found = probe()
     if found["error"] is None:
         return "cuda"
-    if not gpus and requested is None:
+    there = gpus or sign or gpucauses.tells_of_a_gpu(found["error"])
+    if not there and requested is None:
         return "cpu"
-    name = gpus[0]["name"] if gpus else "a GPU driver"
-    raise UserError(f"{name} is here but torch cannot use it: {found['error']}. {remedy(found, gpus)}")
-
-
-def remedy(found: dict[str, Any], gpus: list[dict[str, Any]]) -> str:
-    """What to do when torch cannot use the GPU, in one sentence with the command that helps."""
-    if os.environ.get("CUDA_VISIBLE_DEVICES") in ("", "-1"):
-        return "CUDA_VISIBLE_DEVICES hides it: unset it, or run with --device cpu"
-    version = re.match(r"[\d.]+", found.get("torch") or "")
-    torch = f"torch=={version[0]}" if version else "torch"
-    supported = _version(gpus[0]["driver_cuda"] if gpus else None)
-    index = "cu130" if supported is None or supported >= (13, 0) else "cu126"
-    command = f"pip install --force-reinstall {torch} --index-url https://download.pytorch.org/whl/{index}"
-    if supported and supported < (12, 6):
-        command = f"update the driver (it knows CUDA {gpus[0]['driver_cuda']}), then {command}"
-    return f"Try: {command}; or run with --device cpu"
+    name = gpus[0]["name"] if gpus else f"an NVIDIA GPU ({sign})" if sign else "a GPU driver"
+    raise UserError(
+        f"{name} is here but torch cannot use it: {found['error']}. {gpucauses.advice(found, gpus, sign)}"
+    )
 
 
 def facts(device: str) -> dict[str, Any]:
@@ -87,7 +85,7 @@ def facts(device: str) -> dict[str, Any]:
             "gpu_memory_gb": round(found["memory"] / 2**30, 1),
             "driver": gpus[0]["driver"] if gpus else None,
             "cuda": found["cuda"],
-            "cudnn": _cudnn(found["cudnn"]),
+            "cudnn": dotted_cudnn(found["cudnn"]),
             "torch": found["torch"],
         }
     return known
@@ -137,6 +135,9 @@ def device_key(device: str) -> str | None:
 @functools.cache
 def probe() -> dict[str, Any]:
     """What torch says about its first GPU (see `ladder.probe`), asked once in another process."""
+    slow = threading.Timer(SLOW_S, lambda: print("asking torch what the GPU can do", file=sys.stderr))
+    slow.daemon = True
+    slow.start()
     try:
         run = subprocess.run(
             [sys.executable, "-m", "ladder.probe"],
@@ -156,6 +157,8 @@ def probe() -> dict[str, Any]:
                 f"torch ended with status {run.returncode}: {said[-1] if said else 'no message'}"
             )
         }
+    finally:
+        slow.cancel()
 
 
 @functools.cache
@@ -259,7 +262,7 @@ def _version(text: str | None) -> tuple[int, int] | None:
     return (int(match[1]), int(match[2])) if match else None
 
 
-def _cudnn(number: int | None) -> str | None:
+def dotted_cudnn(number: int | None) -> str | None:
     """91900 -> "9.19.0" (cuDNN 9 counts in 10000s, cuDNN 8 in 1000s)."""
     if not number:
         return None
@@ -269,3 +272,7 @@ def _cudnn(number: int | None) -> str | None:
 
 def _text(value: str | bytes) -> str:
     return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+if __name__ == "__main__":  # `make ladder` asks: without a GPU the ladder is a quick one
+    print("" if gpus_seen() or gpucauses.trace() else "--quick")

@@ -8,6 +8,7 @@ from typing import Any
 
 import click
 
+from ladder import starting
 from ladder.errors import UserError
 from ladder.texts import printable
 
@@ -26,7 +27,18 @@ class FloatRange(click.FloatRange):
 
 
 class Group(click.Group):
-    """Turns what a user can do something about into one line and an exit status."""
+    """Turns what a user can do something about into one line and an exit status.
+
+    Its texts and those of its commands name the program as the user started it.
+    """
+
+    def __init__(self, *args: Any, **kwargs: Any) -> None:
+        super().__init__(*args, **kwargs)
+        _name_the_program(self)
+
+    def add_command(self, cmd: click.Command, name: str | None = None) -> None:
+        _name_the_program(cmd)
+        super().add_command(cmd, name)
 
     def invoke(self, ctx: click.Context) -> Any:
         from stylegan_lite.config import ConfigError
@@ -34,7 +46,12 @@ class Group(click.Group):
         try:
             return super().invoke(ctx)
         except (UserError, ConfigError) as error:
-            click.echo(f"ladder: {printable(' '.join(str(error).split()))}", err=True)
+            click.echo(f"ladder: {printable(' '.join(starting.named(str(error)).split()))}", err=True)
+            ctx.exit(2)
+        except ModuleNotFoundError as error:
+            if (line := starting.missing(error)) is None:
+                raise
+            click.echo(line, err=True)
             ctx.exit(2)
         except (
             click.ClickException
@@ -44,6 +61,14 @@ class Group(click.Group):
         except KeyboardInterrupt:
             click.echo("ladder: interrupted", err=True)
             ctx.exit(130)
+
+
+def _name_the_program(command: click.Command) -> None:
+    """Spell `ladder ...` in a command's help as `python -m ladder ...` for whoever started it so."""
+    for owner in (command, *command.params):
+        for part in ("help", "epilog"):
+            if text := getattr(owner, part, None):
+                setattr(owner, part, starting.named(text))
 
 
 def names(text: str | None) -> list[str] | None:

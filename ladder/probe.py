@@ -5,10 +5,14 @@ one.
 """
 
 import json
+import re
 import sys
 from typing import Any
 
-from ladder.errors import describe
+from ladder.errors import describe, one_line
+
+# torch's words before CUDA's own, which would not fit into a line beside them.
+_COUNTING = re.compile(r"Unexpected error from cudaGetDeviceCount\(\).*?(?=Error \d+)", re.DOTALL)
 
 
 def probe() -> dict[str, Any]:
@@ -25,14 +29,14 @@ def probe() -> dict[str, Any]:
     try:
         torch.cuda.init()
         properties = torch.cuda.get_device_properties(0)
+        found["capability"] = [properties.major, properties.minor]
         torch.zeros(1, device="cuda").add_(1).item()
     except Exception as error:
-        return found | {"error": describe(error)}
+        return found | {"error": one_line(f"{type(error).__name__}: {_COUNTING.sub('', str(error))}")}
     uuid = str(getattr(properties, "uuid", ""))
     return found | {
         "name": properties.name,
         "memory": properties.total_memory,
-        "capability": [properties.major, properties.minor],
         "cudnn": torch.backends.cudnn.version(),
         "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
         "uuid": uuid,

@@ -1,7 +1,11 @@
-"""What a user sees while they wait, on stderr: a bar on a terminal, now and then a line where it is piped."""
+"""What a user sees while they wait, on stderr: a first line at once, then a bar on a terminal, elsewhere lines.
+
+A terminal that cannot move its cursor (TERM=dumb, as in editors and CI) gets lines, too.
+"""
 
 from __future__ import annotations
 
+import os
 import sys
 import time
 from collections.abc import Callable, Iterator
@@ -13,6 +17,8 @@ import click
 from ladder.texts import printable
 
 OnEvent = Callable[[dict[str, Any]], None]
+EVERY_S = 10.0  # between lines of what has hundreds of steps
+NARROW = 80  # columns: below, a bar leaves no room for what it says
 
 
 @contextmanager
@@ -25,7 +31,7 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
             if kind == "failed":
                 bar.line(f"{event['rung']}: {event['status']}: {event['reason']}")
             elif kind == "waiting":
-                bar.update(text="waiting: another run uses this device")
+                bar.update(text="waiting: another run uses this device", say=True)
             elif kind in ("visit", "inspect", "phase", "visited"):
                 bar.update(
                     event["done"], event["total"], _where(event), event["left_s"], say=kind == "visited"
@@ -42,11 +48,30 @@ def _where(event: dict[str, Any]) -> str:
     return f"{place}  {event['rung']}  {doing}".rstrip()
 
 
+class First:
+    """The first line of something long, said once: as soon as it is certain that it begins, and no later."""
+
+    def __init__(self, text: str, quiet: bool) -> None:
+        self.due = not quiet
+        self.text = text
+
+    def __call__(self) -> None:
+        if self.due:
+            click.echo(self.text, err=True)
+        self.due = False
+
+
 @contextmanager
-def bar(title: str, quiet: bool) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback (done, total) that draws a bar; nothing is drawn before its first call."""
+def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback (done, total) that draws a bar; nothing is drawn or said before its first call."""
     with _Bar(title, "", quiet) as drawn:
-        yield lambda done, total: drawn.update(done, total, say=True)
+
+        def on_progress(done: int, total: int) -> None:
+            if first is not None:
+                first()
+            drawn.update(done, total, say=True, now_and_then=True)
+
+        yield on_progress
 
 
 @contextmanager
@@ -57,7 +82,8 @@ def kernels_progress(quiet: bool, line: Callable[[dict[str, Any]], str]) -> Iter
         def on_event(event: dict[str, Any]) -> None:
             for row in event.get("rows", []):
                 drawn.line(line(row))
-            drawn.update(event["done"], event["total"], f"{event['case']}  {event.get('doing', '')}")
+            text = f"{event['case']}  {event.get('doing', '')}"
+            drawn.update(event["done"], event["total"], text, say="rows" not in event, now_and_then=True)
 
         yield on_event
 
@@ -71,7 +97,7 @@ def training_progress(steps: int, quiet: bool) -> Iterator[OnEvent]:
             if event["event"] == "log":
                 losses = {key: event[key] for key in ("G_main", "D_main") if event.get(key) is not None}
                 text = "  ".join(f"{key} {value:.3f}" for key, value in losses.items())
-                drawn.update(event["step"], steps, text, say=True)
+                drawn.update(event["step"], steps, text, say=True, now_and_then=True)
             elif event["event"] == "sample":
                 drawn.line(f"step {event['step']}: {event['path']}")
             elif event["event"] == "note":
@@ -80,14 +106,19 @@ def training_progress(steps: int, quiet: bool) -> Iterator[OnEvent]:
         yield on_event
 
 
+def can_move_its_cursor() -> bool:
+    """Return whether stderr is a terminal on which a bar can be redrawn in place."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+
+
 class _Bar:
-    """A rich progress bar on a terminal; lines at most every ten seconds elsewhere; silent if quiet."""
+    """A rich progress bar on a terminal; lines elsewhere; silent if quiet."""
 
     def __init__(self, title: str, unit: str, quiet: bool) -> None:
         self.title, self.unit, self.quiet = title, unit, quiet
-        self.live = not quiet and sys.stderr.isatty()
+        self.live = not quiet and can_move_its_cursor()
         self.progress: Any = None
-        self.said = time.monotonic()
+        self.said = -EVERY_S  # of the monotonic clock, which may have begun just now
 
     def __enter__(self) -> _Bar:
         return self
@@ -97,13 +128,21 @@ class _Bar:
             self.progress.stop()
 
     def update(
-        self, done: int = 0, total: int = 0, text: str = "", left_s: float | None = None, say: bool = False
+        self,
+        done: int = 0,
+        total: int = 0,
+        text: str = "",
+        left_s: float | None = None,
+        say: bool = False,
+        now_and_then: bool = False,
     ) -> None:
+        """Redraw the bar. Where there is none, print a line if `say`; every ten seconds at most if `now_and_then`."""
         if self.live:
             self._draw(done, total, f"{text}{_left(left_s)}")
-        elif say and not self.quiet and time.monotonic() - self.said > 10:
+        elif say and not self.quiet and not (now_and_then and time.monotonic() - self.said < EVERY_S):
             self.said = time.monotonic()
-            click.echo(f"{self.title}: {done}/{total} {self.unit}  {text}{_left(left_s)}".rstrip(), err=True)
+            count = f"{done}/{total} {self.unit}".rstrip() if total else ""
+            click.echo(f"{self.title}: {'  '.join(filter(None, (count, text)))}{_left(left_s)}", err=True)
 
     def line(self, text: str) -> None:
         text = printable(text)
@@ -125,15 +164,21 @@ class _Bar:
 def _rich_bar(title: str) -> tuple[Any, Any]:
     from rich.console import Console
     from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
 
+    def text(of: str, ratio: int | None = None) -> TextColumn:
+        column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+        return TextColumn(of, markup=False, table_column=column)
+
+    console = Console(stderr=True)
+    wide = console.width >= NARROW
     columns = (
-        TextColumn("{task.description}", markup=False),
-        BarColumn(bar_width=24),
+        *([text("{task.description}"), BarColumn(bar_width=24)] if wide else []),
         MofNCompleteColumn(),
-        TimeElapsedColumn(),
-        TextColumn("{task.fields[text]}", markup=False),
+        *([TimeElapsedColumn()] if wide else []),
+        text("{task.fields[text]}", ratio=1),
     )
-    progress = Progress(*columns, console=Console(stderr=True), transient=True)
+    progress = Progress(*columns, console=console, transient=True, expand=True)
     progress.start()
     return progress, progress.add_task(title, total=None, text="")
 

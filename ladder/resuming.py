@@ -13,6 +13,7 @@ from ladder.errors import UserError
 from ladder.inspecting import FAILED_PARITY, NOT_ENGAGED
 from ladder.pool import Pool, WorkerFailure
 
+TRIED_AGAIN = ("failed", "skipped")  # statuses of rungs
 MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed
 
 
@@ -148,7 +149,7 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
     refuse_other_code(path, result, fresh)
     refuse_other_environment(path, result, fresh)
     refuse_other_recipes(path, result, fresh)
-    again = ["failed", "skipped"]
+    again = [*TRIED_AGAIN]
     if fresh["commit"] and sources.commits(result)[-1:] != [fresh["commit"]]:
         again += [NOT_ENGAGED, FAILED_PARITY]
     result |= sources.gone_on_with(result, fresh)

@@ -48,7 +48,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder import capturing, gpustate
-from ladder.asides import added, is_settled, peak_rss, stood_still, weights_of
+from ladder.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
 from ladder.errors import describe, of_environment, one_line
 from ladder.threads import Threads
 
@@ -119,8 +119,7 @@ class Rung:
             if error.name == "stylegan_lite":
                 raise NoContract("the measured code has no package stylegan_lite") from error
             raise
-        if self.code and not Path(package.__file__ or "").resolve().is_relative_to(self.code.resolve()):
-            raise NoContract("the measured code has no package stylegan_lite of its own")
+        self.refuse_foreign()
         if getattr(package, "CONTRACT", None) != CONTRACT:
             raise NoContract(f"stylegan_lite.CONTRACT is not {CONTRACT}")
         self.package = package
@@ -128,6 +127,7 @@ class Rung:
         for name in ("stylegan_lite.step", "torch._dynamo") if torch else ("stylegan_lite.step",):
             with contextlib.suppress(Exception):  # building says what is wrong
                 importlib.import_module(name)
+        self.refuse_foreign()
         return {"start_s": time.perf_counter() - begin}
 
     def do_build(
@@ -141,12 +141,18 @@ class Rung:
         if keep_gradients:
             self.step.keep_gradients = True
         self.synchronize()
+        self.refuse_foreign()
         return {
             "build_s": time.perf_counter() - begin,
             "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
             "settings": self.threads.released(self.step.settings),
             "gpu_uuid": self.gpu_uuid(),
         }
+
+    def refuse_foreign(self) -> None:
+        """Raise `NoContract` for a measured package from elsewhere; some are imported only where they are used."""
+        if found := foreign(self.code or Path(__file__).parent.parent):
+            raise NoContract(found)
 
     def gpu_uuid(self) -> str | None:
         """Which GPU this process is on."""
@@ -162,6 +168,7 @@ class Rung:
             said = self.step.prepare() or {}
             self.synchronize()
             whole = time.perf_counter() - begin
+        self.refuse_foreign()
         parts = {key: said[key] for key in PARTS if is_part(said.get(key), whole)}
         return parts | {"prepare_s": whole, "capture_s": sum(captured)}
 

@@ -16,12 +16,13 @@ MINUTES = 5.0
 
 def command(device: str, minutes: float, seed: int, quick: bool, out: Path | None, as_json: bool) -> None:
     """Everything; ends with status 130 where it was interrupted, 1 where no claim has a number."""
-    from ladder import files, machine, results
+    from ladder import ending, files, machine, results
     from ladder.claims import report, run
-    from ladder.progress import kernels_progress
+    from ladder.progress import First, kernels_progress
 
     folder = out or OUT
     files.refuse_unwritable(folder)
+    First(f"claims: every claim about kernels on {device}, about {minutes:g} minutes", as_json)()
     with results.folder_lock(folder, results.slug(machine.facts(device)["name"])):
         with run.locked(device), kernels_progress(as_json, str) as on_event:
             result = run.measure(
@@ -32,8 +33,7 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
         report.print_table(result)
-        for path in paths:
-            click.echo(path)
+    ending.say_files(paths, as_json)
     if not result["complete"]:
         sys.exit(130)
     if not any(claim["ours"] for claim in result["claims"]):

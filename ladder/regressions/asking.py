@@ -12,7 +12,7 @@ from ladder import budget, catalog, climbing, environment, git, machine
 from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.regressions import accepting, checkouts, comparing, known
-from ladder.regressions.judging import BASE, HEAD
+from ladder.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_ROUNDS
 
 OUT = ROOT / "results" / "compare"
 Tell = Callable[[str], None]
@@ -76,6 +76,8 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, 
     for line in known.expired(entries):
         tell(line)
     in_force = known.between(entries, *commits, root)
+    many = request.rounds or f"{LEAST_ROUNDS} to {MOST_ROUNDS}"
+    tell(f"{name} on {device}: {' and '.join(each.name for each in rungs)} of two commits, {many} rounds")
     options = comparing.Options(
         rounds=request.rounds,
         seed=request.seed,

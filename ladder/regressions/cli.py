@@ -83,6 +83,7 @@ def bench_compare(
     Exit status: 0 same or faster, or too close to tell; 1 slower, or HEAD fails where BASE does not; 2 it cannot be
     asked so, or nothing was measured; 130 interrupted.
     """
+    from ladder import ending
     from ladder.regressions import asking, judging, report
 
     def tell(line: str) -> None:
@@ -108,7 +109,7 @@ def bench_compare(
         _write(markdown, report.markdown(result))
     click.echo(json.dumps(result, indent=1, allow_nan=False) if as_json else report.text(result))
     if report_of is None:
-        tell(f"result: {_near(path)}")
+        ending.say_where(path, as_json)
         if not result["complete"]:
             sys.exit(130)
     sys.exit(judging.status(result))
@@ -122,13 +123,6 @@ def _write(path: Path, text: str) -> None:
             temporary.write_text(text, encoding="utf-8")
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-
-def _near(path: Path) -> Path:
-    try:
-        return path.resolve().relative_to(ROOT)
-    except ValueError:
-        return path
 
 
 @click.command(

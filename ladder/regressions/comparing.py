@@ -15,7 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import environment, measured, record, results
+from ladder import environment, measured, record, results, stats
 from ladder.errors import UserError
 from ladder.pool import ROOT
 from ladder.regressions import judging
@@ -230,6 +230,8 @@ class Comparison:
                 status="ok", recipe=visited.recipe, settings=visited.settings, choices=visited.choices
             )
             record.settle_status(each)
+            step_ms = stats.median(visited.round["samples_ms"])
+            self.tell(f"{visited.program.rung}, {visited.program.side}: {step_ms:.1f} ms")
         self.save(rounds)
 
     def save(self, rounds: Interleaved) -> None:

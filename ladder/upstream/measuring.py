@@ -107,6 +107,7 @@ def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], Non
                     with contextlib.closing(rounds.round(number, due, is_due)) as visits:
                         for visited in visits:
                             take(plan, visited, programs[visited.program.side])
+                            tell(f"round {number + 1} of {plan.rounds}: {visited.program.side} visited")
                             keep()
                     result["protocol"]["rounds"] = number + 1
                     tell(f"round {number + 1} of {plan.rounds}: {said(result)}")
