@@ -179,7 +179,7 @@ def test_ci_runs_what_a_developer_runs():
     commands = [
         line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
     ]
-    assert commands[-1] == "exec make test"
+    assert commands[-1] == "exec make test-all"
 
 
 def test_results_are_kept_and_working_files_are_not():

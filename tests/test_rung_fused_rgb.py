@@ -27,9 +27,9 @@ def test_every_phase_computes_what_the_convolutions_did(how):
 
 
 @pytest.mark.parametrize("below", [{}, LAST | {"precision": "bf16"}], ids=["fp32", "bf16"])
-def test_it_agrees_with_the_reference(below, tmp_path_factory):
+def test_it_agrees_with_the_reference(below, references):
     step = make_step(SMALL | {"channel_base": 256}, below | RGB, device="cpu")
-    found = checked(step, tmp_path_factory.getbasetemp() / "parity-rgb")
+    found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 
 

@@ -117,9 +117,9 @@ def test_a_run_is_resumed_to_the_bit():
 @pytest.mark.parametrize(
     ("recipe", "norm"), [(ONCE, "demod"), (BF16 | ONCE, "demod"), (BF16 | ONCE, "instance")], ids=str
 )
-def test_it_agrees_with_the_reference(recipe, norm, tmp_path_factory):
+def test_it_agrees_with_the_reference(recipe, norm, references):
     step = small(recipe, channel_base=256, norm=norm)
-    found = checked(step, tmp_path_factory.getbasetemp() / "parity-full")
+    found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 
 
