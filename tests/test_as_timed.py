@@ -60,6 +60,7 @@ def no_average_where_none_are_kept(step):
     step._update_ema = lambda: inner() if step.keep_gradients else None
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
     ("plant", "said"), [(only_where_gradients_are_kept, "update"), (no_average_where_none_are_kept, "ema")]

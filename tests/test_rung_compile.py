@@ -166,7 +166,11 @@ def test_steps_of_one_process_do_not_share_what_was_compiled(once):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "recipe",
-    [DEFAULT, BF16 | DEFAULT | {"conv": "double_backward"}, BF16 | DEFAULT | {"resample": "shifts"}],
+    [
+        BF16 | DEFAULT | {"conv": "double_backward"},
+        pytest.param(DEFAULT, marks=pytest.mark.exhaustive),
+        pytest.param(BF16 | DEFAULT | {"resample": "shifts"}, marks=pytest.mark.exhaustive),
+    ],
     ids=str,
 )
 def test_compiled_phases_agree_with_the_reference(recipe, references, monkeypatch):

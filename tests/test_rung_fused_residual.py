@@ -28,6 +28,7 @@ def in_plain_pytorch(monkeypatch):
             monkeypatch.setattr(kernels, name, getattr(kernels, f"{name}_reference"))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("recipe", [FUSED, FORK, FORK | LAST], ids=["sum", "fork", "fork nhwc"])
 def test_every_phase_computes_the_same_with_fused_sums(norm, recipe):
@@ -38,6 +39,7 @@ def test_every_phase_computes_the_same_with_fused_sums(norm, recipe):
     assert_the_same(found[1], found[0])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
 def test_all_phases_agree_with_the_reference(norm, precision, in_plain_pytorch, references):

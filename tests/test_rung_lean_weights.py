@@ -33,6 +33,7 @@ def assert_same_training(one, other, tolerance=1e-9):
             assert wrong <= tolerance * gradient.norm() + 1e-12, (phase, name)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize(
     "how",
