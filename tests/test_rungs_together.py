@@ -75,9 +75,10 @@ def test_at_the_top_every_rung_below_still_earns_its_receipt(norm):
     assert_engaged(gathered(step), {rung.name for rung in climbed(norm=norm)} - ON_GPU)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
-@pytest.mark.parametrize("precision", ["fp64", pytest.param("bf16", marks=pytest.mark.exhaustive)])
+@pytest.mark.parametrize("precision", ["fp64", "bf16"])
 def test_the_top_of_the_ladder_compiles_whole_and_computes_the_same(precision, monkeypatch):
     """Each main phase is one graph without a break: none of our ops is looked into."""
     if not kernels.tiles.INTERPRETED:
