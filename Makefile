@@ -20,7 +20,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench-compare publish docs test faults lint sanitize bench-kernels clean
+.PHONY: help setup ladder bench-compare publish docs test test-all faults lint sanitize bench-kernels clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -54,12 +54,18 @@ publish: $(READY)  ## build the site of all results in results/ into .asv/html
 docs: $(READY)  ## draw results/charts anew: what README and docs show of the committed results
 	$(PY) -m ladder report --publish
 
+# Files with slow tests begin first (tests/conftest.py): else one of them is left for one process at the end.
+SIDE_BY_SIDE := -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder
+
 # Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
-test: lint  ## lint, then the tests; needs no GPU
+test: lint  ## lint, then the tests, of each sweep a few cases; needs no GPU
 	@$(PY) -m ladder.installed torch pytest pytest_timeout xdist
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then set -x; $(PY) -m pytest -q -m gpu; \
 	else echo "make: torch finds no GPU here: the tests marked gpu are left out"; fi
-	$(PY) -m pytest -q -n auto --maxprocesses 4 --dist loadfile -m "not gpu"
+	$(PY) -m pytest $(SIDE_BY_SIDE) -m "not gpu and not exhaustive"
+
+test-all: test  ## all that `make test` does, then every other case of the sweeps
+	$(PY) -m pytest $(SIDE_BY_SIDE) -m "exhaustive and not gpu"
 
 faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write results/faults
 	@$(PY) -m ladder.installed torch pytest pytest_timeout

@@ -15,7 +15,7 @@ from typing import Any
 import pytest
 
 from ladder import git
-from tests import interpreter
+from tests import interpreter, sweeps
 
 pytest.register_assert_rewrite("tests.rung_steps")
 
@@ -60,8 +60,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
         alternatives._in_force = {}
 
 
+@pytest.hookimpl(tryfirst=True)  # before pytest's own, which leaves out what -m does not want
 def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Skips tests marked `gpu` where torch finds no GPU; where outcomes are recorded, leaves out all others."""
+    sweeps.mark_exhaustive(items)
+    slow = {item.path for item in items if item.get_closest_marker("slow")}
+    items.sort(key=lambda item: item.path not in slow)  # see the Makefile
     if config.getoption("--record-outcomes") is not None:
         others = [item for item in items if not TABLES.keys() & set(item.fixturenames)]
         config.hook.pytest_deselected(items=others)
@@ -70,6 +74,21 @@ def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item
     if gpu_tests and not torch_has_cuda():
         for item in gpu_tests:
             item.add_marker(pytest.mark.skip(reason="needs a CUDA GPU"))
+
+
+@pytest.fixture
+def references(
+    request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory, monkeypatch: pytest.MonkeyPatch
+) -> Path:
+    """The folder of parity's references and budgets: each is made once a run, whichever process needs it first.
+
+    A test that changes what they are made of takes a folder of its own.
+    """
+    from ladder import reference
+
+    monkeypatch.setattr(reference, "KEPT", 1000)
+    base = tmp_path_factory.getbasetemp()
+    return (base.parent if hasattr(request.config, "workerinput") else base) / "references"
 
 
 # --- a history of toys for asv, see tests/toyhistory.py ---

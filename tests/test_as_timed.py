@@ -19,11 +19,6 @@ HOW = ["eager", "a graph for each phase", "a graph for each kind of step"]
 torch.set_num_threads(1)
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("as-timed")
-
-
 def prepared(how, patch, recipe=None):
     step = small(recipe or OURS, resolution=8)
     step.recipe = dataclasses.replace(step.recipe, whole_step_graph=how == HOW[2])
@@ -38,11 +33,11 @@ def kept(step):
 
 
 @pytest.mark.parametrize("how", HOW)
-def test_a_step_that_is_found_right_is_left_as_it_is_timed(how, cache, monkeypatch):
+def test_a_step_that_is_found_right_is_left_as_it_is_timed(how, references, monkeypatch):
     step = prepared(how, monkeypatch)
     names = sorted(step.graphs)
     assert all(kept(step)) and step.counts == [*range(1, len(names) + 1)]
-    found = parity.check(step, cache=cache)
+    found = parity.check(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]
     assert not step.keep_gradients and sorted(step.graphs) == names and not any(kept(step))
     assert not any(step.held.values())
@@ -65,21 +60,22 @@ def no_average_where_none_are_kept(step):
     step._update_ema = lambda: inner() if step.keep_gradients else None
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("how", HOW)
 @pytest.mark.parametrize(
     ("plant", "said"), [(only_where_gradients_are_kept, "update"), (no_average_where_none_are_kept, "ema")]
 )
-def test_what_is_wrong_only_in_the_step_that_is_timed_is_found(how, plant, said, cache, monkeypatch):
+def test_what_is_wrong_only_in_the_step_that_is_timed_is_found(how, plant, said, references, monkeypatch):
     step = prepared(how, monkeypatch)
     plant(step)
     if step.graphs:
         fake_graphs.capture(step, monkeypatch)
-    found = parity.check(step, cache=cache)
+    found = parity.check(step, cache=references)
     assert found["verdict"] == "failed: parity"
     assert found["reason"].startswith("as it is timed: ") and said in found["reason"], found["problems"]
 
 
-def test_a_graph_that_holds_another_step_after_the_second_capture_is_found(cache, monkeypatch):
+def test_a_graph_that_holds_another_step_after_the_second_capture_is_found(references, monkeypatch):
     step = prepared(HOW[2], monkeypatch)
     stop = step.stop_keeping
 
@@ -88,7 +84,7 @@ def test_a_graph_that_holds_another_step_after_the_second_capture_is_found(cache
         step.graphs["G_main+G_pl+D_main"] = step.graphs["G_main+D_main"]
 
     step.stop_keeping = without_path_length
-    found = parity.check(step, cache=cache)
+    found = parity.check(step, cache=references)
     assert found["reason"].startswith("as it is timed: ") and "G_pl" in found["reason"]
 
 

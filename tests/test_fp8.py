@@ -46,11 +46,11 @@ def test_gradients_are_those_of_a_product_and_of_their_own():
         torch.testing.assert_close(a, b)
 
 
-def test_a_step_uses_it_where_sizes_allow_and_parity_refuses_it(tmp_path, refused):
+def test_a_step_uses_it_where_sizes_allow_and_parity_refuses_it(references, refused):
     step = small(RECIPE)
     dense = [m for m in (*step.G.modules(), *step.D.modules()) if isinstance(m, Dense)]
     assert {layer.fp8 for layer in dense} == {True, False}  # one logit is no multiple of 16
-    found = checked(step, tmp_path)
+    found = checked(step, references)
     assert found["verdict"] == "failed: parity"
     assert receipt("fp8_dense", gathered(small(RECIPE))).engaged
     said = "products in FP8 in one run of each phase: 0"

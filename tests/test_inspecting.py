@@ -172,12 +172,15 @@ def test_a_cache_that_is_damaged_or_cannot_be_written_costs_time_alone(tmp_path:
     inspecting.Cache({}, {}, tmp_path / "file" / "cache").put({}, found)
 
 
-@pytest.fixture
-def copied(tmp_path: Path) -> Path:
-    """This project's sources, to be changed."""
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """This project's sources, to be changed and put back, and their digest."""
+    root = tmp_path_factory.mktemp("copied")
     for package in ("kernels", "stylegan_lite", "ladder"):
-        shutil.copytree(inspecting.ROOT / package, tmp_path / package)
-    return tmp_path
+        shutil.copytree(inspecting.ROOT / package, root / package)
+    before = inspecting.source_digest(root)
+    assert inspecting.source_digest(root) == before == inspecting.source_digest()
+    return root, before
 
 
 @pytest.mark.parametrize(
@@ -198,13 +201,14 @@ def copied(tmp_path: Path) -> Path:
     ],
 )
 def test_a_change_of_what_a_finding_depends_on_is_another_inspection(
-    changed: str, other: bool, copied: Path
+    changed: str, other: bool, copied: tuple[Path, str]
 ) -> None:
-    before = inspecting.source_digest(copied)
-    assert inspecting.source_digest(copied) == before == inspecting.source_digest()
-    with (copied / changed).open("a") as file:
-        file.write("# changed\n")
-    assert (inspecting.source_digest(copied) != before) is other
+    root, before = copied
+    text = (root / changed).read_text()
+    (root / changed).write_text(text + "# changed\n")
+    after = inspecting.source_digest(root)
+    (root / changed).write_text(text)
+    assert (after != before) is other
 
 
 @pytest.mark.parametrize("suffix", COMPILED)

@@ -71,6 +71,7 @@ def agree(ours, plain, inputs: list[Tensor], **tolerance) -> None:
         torch.testing.assert_close(got, want, msg=lambda said, k=k: f"result {k}: {said}", **tolerance)
 
 
+@pytest.mark.covering("shape", "options")
 @pytest.mark.parametrize("options", [LEAKY, LINEAR], ids=["leaky", "linear"])
 @pytest.mark.parametrize(
     "shape",

@@ -83,6 +83,7 @@ def agree(op: str, shape, layout="nchw", **options) -> None:
         torch.testing.assert_close(a, b, msg=lambda text, i=i: f"result {i}: {text}")
 
 
+@pytest.mark.covering("op", "layout")
 @every_format
 @every_op
 @pytest.mark.parametrize("padding", [1, (0, 3, 2, 1)], ids=str)
@@ -90,6 +91,7 @@ def test_values_and_gradients_of_first_and_second_order(op, layout, padding):
     agree(op, (2, 3, 5, 4), layout, padding=padding, filter_gain=1.3, slope=0.3, gain=0.7)
 
 
+@pytest.mark.covering
 @every_format
 @every_op
 def test_gradients_of_gradients_are_those_of_the_function(op, layout):
@@ -99,6 +101,7 @@ def test_gradients_of_gradients_are_those_of_the_function(op, layout):
     assert gradgradcheck(f, given, fast_mode=True)
 
 
+@pytest.mark.covering
 @every_format
 @every_op
 def test_many_programs_agree_with_the_reference(op, layout, monkeypatch):
@@ -132,6 +135,7 @@ def test_every_configuration_agrees_with_the_reference(entry, monkeypatch):
     launching._cover.cache_clear()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @every_op
 def test_low_precision_is_no_worse_than_plain_pytorch(op, dtype):
@@ -163,6 +167,7 @@ def test_what_pads_an_activation_is_zero_and_not_the_activated_bias(layout):
     torch.testing.assert_close(y[0, 0], want)
 
 
+@pytest.mark.covering
 @every_format
 @every_op
 def test_dtype_and_memory_format_are_kept(op, layout):

@@ -38,11 +38,13 @@ def walked(monkeypatch, request):
     }
 
 
+@pytest.mark.covering
 @every_case
 def test_gradients_of_gradients_are_those_of_the_function(case, walked):
     ops.test_gradients_of_gradients_are_those_of_the_function(case, "nchw")
 
 
+@pytest.mark.covering("case", "walked")
 @every_case
 @pytest.mark.parametrize("size", [(3, 3), (4, 4), (3, 9), (8, 4), (7, 7)], ids=str)
 def test_blocks_that_fit_and_that_do_not_agree_with_the_reference(case, size, walked):
@@ -85,6 +87,7 @@ def test_an_empty_batch_is_no_launch(case, walked):
     test_blocks_that_fit_and_that_do_not_agree_with_the_reference(case, (3, 3), walked)
 
 
+@pytest.mark.covering("case", "dtype")
 @every_case
 @pytest.mark.parametrize("dtype", ops.LOW, ids=str)
 def test_low_precision_is_no_worse_than_plain_pytorch(case, dtype, walked):

@@ -43,6 +43,7 @@ def act_plain(x) -> list:
 # what the operators say of themselves
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize("shared", [False, True])
 @pytest.mark.parametrize("needs", [[True, True, True], [True, False, True], [False, True, False]], ids=str)
@@ -54,6 +55,7 @@ def test_to_rgb(layout, shared, needs):
     opcheck(LIBRARY.rgb_narrow_grad.default, (g, *detached(x, w, bias), *call, needs))
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize("act", [(0.2, 1.4), (1.0, 1.0)], ids=str)
 @pytest.mark.parametrize("needs", [[True, True, True], [True, False, True], [False, True, False]], ids=str)
@@ -66,6 +68,7 @@ def test_from_rgb(layout, act, needs):
     opcheck(LIBRARY.rgb_wide_grad.default, (*inputs, *act, *call, needs))
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize("biased", [True, False])
 def test_act_filter(layout, biased):
@@ -77,6 +80,7 @@ def test_act_filter(layout, biased):
     opcheck(LIBRARY.act_filter_grad.default, (torch.ones_like(y), *detached(x, bias), *plain, needs))
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize("scaled", [True, False])
 def test_filter_act(layout, scaled):
@@ -91,6 +95,7 @@ def test_filter_act(layout, scaled):
     opcheck(LIBRARY.filter_act_grad.default, (*inputs, *plain, needs))
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize("scaled", [True, False])
 def test_filter_act_modulate(layout, scaled):
@@ -108,6 +113,7 @@ def test_filter_act_modulate(layout, scaled):
 # in eager mode they can be differentiated twice
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize("name", ["to_rgb", "from_rgb", "act_filter", "filter_act", "filter_act_modulate"])
 def test_in_eager_mode_they_are_differentiable_twice(name, layout):
@@ -201,6 +207,7 @@ FUNCTIONS = [
 ]
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize(("function", "shapes"), FUNCTIONS, ids=lambda given: getattr(given, "__name__", ""))
 def test_compiled_they_are_one_graph_of_operators(function, shapes, layout):

@@ -84,6 +84,7 @@ def in_every_direction(case, inputs, gs, along):
     return results
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("layout", kernelcases.LAYOUTS)
 @pytest.mark.parametrize("op", by_sample())
 @pytest.mark.parametrize(

@@ -23,6 +23,7 @@ def layer(layout, *shapes):
     return x, *others, torch.randn(2, 1, 3, 5, device=DEVICE)
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize("scaled", [False, True])
 def test_bias_act(layout, scaled):
@@ -80,6 +81,7 @@ def a_map(x, **how):
     return [list(each) if isinstance(each, tuple) else each for each in call]
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize("how", UPFIRDN2D)
 def test_upfirdn2d(layout, how):
@@ -94,6 +96,7 @@ CONVOLUTIONS = [
 ]
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize(("shape", "geometry"), CONVOLUTIONS)
 def test_convolution_and_its_weight_gradient(layout, shape, geometry):
@@ -125,6 +128,7 @@ def up_layer(ops, x, weight, bias, _):
     return ops("upfirdn2d")(ops("bias_act")(y, bias), (1, 3, 3, 1), up=2, down=2, padding=(2, 1), gain=0.1)
 
 
+@pytest.mark.covering
 @LAYOUTS
 @pytest.mark.parametrize(
     ("function", "shapes"),

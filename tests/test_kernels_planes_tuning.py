@@ -13,6 +13,7 @@ from kernels import instance_norm_act_planes as planes
 from kernels import planes_tuning as tuning
 from kernels.instance_norm_act_planes import Config
 from ladder import validate
+from tests import sweeps
 from tests import test_kernels_ops as ops
 
 ROOT = Path(__file__).parents[1]
@@ -63,7 +64,7 @@ def test_those_in_force_are_among_the_candidates_or_none():
     assert shares == [0.55, 0.825, 1.1, 1.65]  # of an H200's L2 cache
 
 
-@pytest.mark.parametrize("how", EVERY, ids=lambda how: "-".join(map(str, how)))
+@pytest.mark.parametrize("how", sweeps.each_value(EVERY), ids=lambda how: "-".join(map(str, how)))
 def test_every_candidate_computes_the_same(how, small):
     """Two planes a program and more; blocks of 4096 pixels are three, the last of them partial."""
     fused, reference = ops.functions("instance_norm_act noise")

@@ -57,6 +57,7 @@ def agree(function, reference, *inputs: Tensor, **tolerance) -> None:
 # the sum
 
 
+@pytest.mark.covering
 @every_format
 @pytest.mark.parametrize("how", [{}, {"gain": 1.0}, {"act": "linear"}, {"slope": -0.3}], ids=str)
 def test_the_sum_s_gradients_of_gradients_are_those_of_the_function(layout, how):
@@ -160,6 +161,7 @@ def both_forks(mode: str):
     ]
 
 
+@pytest.mark.covering
 @every_format
 @every_mode
 def test_the_fork_s_gradients_of_gradients_are_those_of_the_function(mode, layout):

@@ -116,6 +116,7 @@ def agree(case, inputs, **tolerance) -> None:
             torch.testing.assert_close(got, want, **tolerance)
 
 
+@pytest.mark.covering
 @every_format
 @pytest.mark.parametrize("case", ["to_rgb", "to_rgb shared", "from_rgb", "from_rgb other format"])
 def test_gradients_of_gradients_are_those_of_the_function(case, layout):
@@ -152,6 +153,7 @@ def small_tiles(monkeypatch):
     rgb_kernels.cover.cache_clear()
 
 
+@pytest.mark.covering
 @every_format
 @pytest.mark.parametrize("case", ["to_rgb", "from_rgb"])
 def test_many_tiles_agree_with_the_reference(case, layout, small_tiles):
@@ -174,6 +176,7 @@ def test_any_shape_agrees_with_the_reference(case, shape, image, layout, seed):
     agree(case, make_inputs(case, shape, layout, seed=seed, image=image), rtol=1e-8, atol=1e-8)
 
 
+@pytest.mark.covering("case", "dtype")
 @pytest.mark.parametrize("dtype", LOW, ids=str)
 @every_format
 @every_case
@@ -185,6 +188,7 @@ def test_low_precision_is_no_worse_than_plain_pytorch(case, layout, dtype):
     assert_no_worse(*results, dtype)
 
 
+@pytest.mark.covering("case", "layout")
 @pytest.mark.parametrize("dtype", (torch.float64, *LOW), ids=str)
 @every_format
 @every_case
@@ -227,6 +231,7 @@ def test_as_the_model_calls_them_under_autocast(case):
         assert error(got, want) < 0.02
 
 
+@pytest.mark.covering
 @every_format
 @every_case
 def test_the_same_on_every_run(case, layout):

@@ -2,10 +2,7 @@
 
 import json
 import math
-import os
 import re
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
@@ -13,7 +10,7 @@ import torch
 
 from kernels import choices, tuning
 from kernels.choices import DIRECTIONS, TABLE, Choice, Key, choose
-from tests import committed
+from tests import committed, programs
 
 ROOT = Path(__file__).parents[1]
 
@@ -106,12 +103,11 @@ def test_a_bench_times_what_it_is_given_and_the_table_s_where_that_is_nothing(mo
     assert taken == [choice, choose(*key)] and choice != choose(*key)
 
 
-@pytest.mark.parametrize("program", [f"kernels.{k}tuning" for k in ("", "filter_", "planes_", "sums_")])
-def test_without_a_gpu_it_says_so_in_one_line(program):
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"} | {"CUDA_VISIBLE_DEVICES": ""}
-    command = [sys.executable, "-m", program]
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert (done.returncode, done.stderr) == (2, f"{program}: no CUDA GPU that PyTorch can use\n")
+def test_without_a_gpu_it_says_so_in_one_line():
+    tuners = [f"kernels.{kind}tuning" for kind in ("", "filter_", "planes_", "sums_")]
+    ended = programs.run(*([tuner] for tuner in tuners), CUDA_VISIBLE_DEVICES="")
+    for tuner, end in zip(tuners, ended, strict=True):
+        assert (end.returncode, end.stderr) == (2, f"{tuner}: no CUDA GPU that PyTorch can use\n")
 
 
 @pytest.mark.gpu

@@ -111,6 +111,7 @@ def test_any_call_agrees_with_the_reference(shape, layout, up, down, taps, paddi
     agree(both(x, taps, gain=0.7, **options), rtol=1e-9, atol=1e-9)
 
 
+@pytest.mark.covering
 @every_format
 @every_mode
 def test_gradients_of_gradients_are_those_of_the_function(mode, layout):
@@ -202,6 +203,7 @@ def test_tiles_that_would_take_the_wrong_taps_are_refused(monkeypatch):
     module._cover.cache_clear()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
 @every_mode
 def test_low_precision_is_no_worse_than_plain_pytorch(mode, dtype):

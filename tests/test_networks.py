@@ -50,6 +50,7 @@ def build(norm: str, **recipe):
     return G, D, ws, noise
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("recipe", SPELLINGS, ids=str)
 def test_every_spelling_is_the_same_network(norm, recipe):

@@ -27,10 +27,10 @@ BF16 = LAST | {"precision": "bf16"}
 FUSED = {"fused_norm": True, "fused_act": True}
 
 
-@pytest.fixture(scope="module")
-def cache(tmp_path_factory):
+@pytest.fixture
+def cache(references):
     torch.set_num_threads(1)
-    return tmp_path_factory.mktemp("parity")
+    return references
 
 
 def prepared(recipe=None, device="cpu", **workload):
@@ -80,13 +80,13 @@ def test_rungs_that_need_no_gpu_agree_with_the_reference(norm, cache):
 
 @pytest.mark.parametrize(
     ("norm", "below"),
-    [("demod", {}), ("demod", BF16), ("instance", BF16)],
+    [("demod", {}), pytest.param("demod", BF16, marks=pytest.mark.exhaustive), ("instance", BF16)],
     ids=["fp32", "bf16", "bf16-instance"],
 )
 def test_triton_rungs_agree_with_the_reference(norm, below, cache, rounding):
     if not kernels.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_every_rung_agrees_on_the_gpu")
-    small = {"norm": norm, "resolution": 8, "channel_base": 64}
+    small = {"norm": norm, "resolution": 8, "channel_base": 64, "batch": 2}
     found = parity.check(prepared(below | FUSED, **small), cache=cache)
     assert found["verdict"] == "ok", found["problems"]
 
@@ -367,11 +367,11 @@ def test_the_same_kernels_without_a_bug_pass(cache, plain_kernels):
 # The command
 
 
-def test_the_worker_answers_with_plain_data_and_says_what_it_does(cache, monkeypatch):
+def test_the_worker_answers_with_plain_data_and_says_what_it_does(tmp_path, monkeypatch):
     import stylegan_lite
     from ladder import reference
 
-    monkeypatch.setattr(reference, "CACHE", cache / "fresh")
+    monkeypatch.setattr(reference, "CACHE", tmp_path / "fresh")
     said = []
     rung = Rung(None, type("Channel", (), {"send": lambda self, message: said.append(message)})())
     rung.package = stylegan_lite

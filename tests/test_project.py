@@ -190,7 +190,10 @@ def test_ci_runs_what_a_developer_runs():
     commands = [
         line for line in (ROOT / ".ci" / "run").read_text().splitlines() if line and not line.startswith("#")
     ]
-    assert commands[-1] == "exec make test"
+    assert commands[-1] == "exec make test-all"
+    quick, every = _make("-n", "test"), _make("-n", "test-all")
+    assert quick.rstrip().endswith('-m "not gpu and not exhaustive"') and quick in every
+    assert every.rstrip().endswith('-m "exhaustive and not gpu"')
 
 
 def test_results_are_kept_and_working_files_are_not():

@@ -220,11 +220,11 @@ def test_making_the_cache_is_part_of_preparing_and_is_reported(folder):
     assert schema.ROUND(kept) is None
 
 
-def test_the_rung_is_engaged_unless_images_are_decoded(folder, refused, tmp_path_factory):
+def test_the_rung_is_engaged_unless_images_are_decoded(folder, refused, references):
     step = make_step(SMALL | {"channel_base": 256}, CACHED | LAST, device="cpu")
     step.keep_gradients = True
     step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-full")
+    found = parity.check(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]
     rung = catalog.load_rung("cached_uint8")
     issued = rung.receipt(gathered(CACHED))

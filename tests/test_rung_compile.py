@@ -166,14 +166,18 @@ def test_steps_of_one_process_do_not_share_what_was_compiled(once):
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize(
     "recipe",
-    [DEFAULT, BF16 | DEFAULT | {"conv": "double_backward"}, BF16 | DEFAULT | {"resample": "shifts"}],
+    [
+        BF16 | DEFAULT | {"conv": "double_backward"},
+        pytest.param(DEFAULT, marks=pytest.mark.exhaustive),
+        pytest.param(BF16 | DEFAULT | {"resample": "shifts"}, marks=pytest.mark.exhaustive),
+    ],
     ids=str,
 )
-def test_compiled_phases_agree_with_the_reference(recipe, tmp_path_factory, monkeypatch):
+def test_compiled_phases_agree_with_the_reference(recipe, references, monkeypatch):
     monkeypatch.setattr(compiled, "inductor", by_autograd)
     step = prepared(recipe, channel_base=256)
     assert step.compiled.failed is None and dict(step.compiled.graphs) == {"G_main": 1, "D_main": 1}
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-full")
+    found = parity.check(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]
     assert sum(step.compiled.late.values()) == 0 and step.compiled.runs["G_main"] > 1
 
@@ -314,7 +318,7 @@ def test_what_only_a_gpu_shows_is_refused(once, refused):
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("graphs", [True, False])
-def test_inductor_s_phases_agree_are_captured_and_show_their_receipts(graphs, tmp_path_factory):
+def test_inductor_s_phases_agree_are_captured_and_show_their_receipts(graphs, references):
     ours = {"cuda_graphs": True, "adam": "capturable"} if graphs else {}
     recipe = BF16 | DEFAULT | {"set_to_none": True, "conv": "double_backward"} | ours
     for changed in ({}, {"resample": "shifts"}, {} if graphs else {"compile": "reduce-overhead"}):
@@ -322,7 +326,7 @@ def test_inductor_s_phases_agree_are_captured_and_show_their_receipts(graphs, tm
         step.keep_gradients = True
         step.prepare()
         assert step.compiled.failed is None, step.compiled.failed
-        found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-full")
+        found = parity.check(step, cache=references)
         assert found["verdict"] == "ok", found["problems"]
         step.keep_gradients = False
         seen = evidence.gather(step)

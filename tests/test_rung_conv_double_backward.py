@@ -14,6 +14,7 @@ BF16 = LAST | {"precision": "bf16"}
 torch.set_num_threads(1)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("resample", ["depthwise", "channels_as_batch", "bilinear", "folded", "subpixel"])
 @pytest.mark.parametrize("how", [{"modconv": "grouped"}, LAST, {"norm": "instance"}], ids=str)
 def test_every_phase_computes_the_same_with_either_convolution(resample, how):
@@ -26,6 +27,7 @@ def test_every_phase_computes_the_same_with_either_convolution(resample, how):
     assert_the_same(found[1], found[0])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("below", [{}, BF16], ids=["fp32", "bf16"])
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_r1_and_path_length_call_no_convolution_with_an_image_for_a_kernel(norm, below):

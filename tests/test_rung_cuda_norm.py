@@ -37,9 +37,9 @@ def test_every_phase_computes_what_plain_pytorch_does(layout, on_cpu):
     assert_the_same(found[1], found[0])
 
 
-def test_all_phases_agree_with_the_reference_in_bf16(on_cpu, tmp_path_factory):
+def test_all_phases_agree_with_the_reference_in_bf16(on_cpu, references):
     step = small(CUDA | LAST | {"precision": "bf16"}, channel_base=64, **TINY)
-    found = checked(step, tmp_path_factory.getbasetemp() / "parity-cuda-norm")
+    found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 
 

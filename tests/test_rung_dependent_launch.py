@@ -18,6 +18,7 @@ from ladder import catalog, watch
 from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.settings import global_flags
 from tests.rung_steps import every_phase, gathered, receipt, small
+from tests.small import LEAST
 
 ROOT = Path(__file__).parents[1]
 FUSED = {"fused_norm": True, "fused_act": True}
@@ -97,7 +98,7 @@ def test_the_receipt_asks_every_launch_of_ours(refused):
 
 @pytest.mark.skipif(kernels.available() is not None, reason="no GPU, and Triton is not interpreted")
 def test_launches_the_plain_way_are_counted_as_such(refused):
-    seen = gathered(small(FUSED))
+    seen = gathered(small(FUSED, **LEAST))
     assert seen["kernels"] and not any("dependent" in each for each in seen["kernels"].values())
     refused("dependent_launch", seen, ": 0 of ", sabotage="its change not applied")
 

@@ -108,11 +108,10 @@ def test_a_replay_whose_gradients_overflow_moves_nothing(more):
 
 
 @pytest.mark.gpu
-def test_every_rung_of_the_full_ladder_takes_fp16(tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "parity-full"
+def test_every_rung_of_the_full_ladder_takes_fp16(references):
     for rung in catalog.climb(catalog.load_ladder("full"), dict.fromkeys(catalog.NEEDS))[-1:]:
         step = small(rung.recipe | RUNG | {"workers": 1}, "cuda")
-        found = checked(step, cache)
+        found = checked(step, references)
         step.keep_gradients = False
         issued = receipt("fp16", evidence.gather(step))
         step.close()

@@ -40,8 +40,8 @@ def test_every_phase_computes_the_same(norm):
 @pytest.mark.parametrize(
     "below", [{}, {"precision": "bf16", "channels_last": True, "instance_norm": "var_mean"}]
 )
-def test_the_rung_agrees_with_the_reference(below, tmp_path_factory):
-    found = checked(small(below | DENSE), tmp_path_factory.getbasetemp() / "parity-dense")
+def test_the_rung_agrees_with_the_reference(below, references):
+    found = checked(small(below | DENSE), references)
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -144,18 +144,18 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_outside_the_budget(bug, plain_kernels, monkeypatch, planted_bug, tmp_path_factory):
+def test_a_planted_bug_is_outside_the_budget(bug, plain_kernels, monkeypatch, planted_bug, references):
     BUGS[bug](monkeypatch)
-    found = checked(small(DENSE), tmp_path_factory.getbasetemp() / "parity-dense")
+    found = checked(small(DENSE), references)
     assert found["verdict"] == "failed: parity"
     planted_bug(bug=bug, planted="kernels.dense and dense_group", problem=found["reason"])
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", ["demod", "instance"])
-def test_captured_phases_agree_with_the_reference(norm, tmp_path_factory):
+def test_captured_phases_agree_with_the_reference(norm, references):
     graphs = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True, "conv": "double_backward"}
     step = make_step(SMALL | {"norm": norm}, graphs | DENSE, device="cuda")
-    found = checked(step, tmp_path_factory.getbasetemp() / "parity-dense-gpu")
+    found = checked(step, references)
     step.close()
     assert found["verdict"] == "ok", found["problems"]

@@ -52,7 +52,7 @@ def two_ops_up(x, taps, bias, *, padding, filter_gain, **more):
     "how",
     [
         {},
-        {"modconv": "grouped"},
+        pytest.param({"modconv": "grouped"}, marks=pytest.mark.exhaustive),
         {"norm": "instance"},
         LAST | {"fused_norm": True, "conv": "double_backward"},
     ],

@@ -28,6 +28,7 @@ def in_plain_pytorch(monkeypatch):
             monkeypatch.setattr(kernels, name, getattr(kernels, f"{name}_reference"))
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("recipe", [FUSED, FORK, FORK | LAST], ids=["sum", "fork", "fork nhwc"])
 def test_every_phase_computes_the_same_with_fused_sums(norm, recipe):
@@ -38,18 +39,19 @@ def test_every_phase_computes_the_same_with_fused_sums(norm, recipe):
     assert_the_same(found[1], found[0])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("precision", ["fp32", "bf16"])
-def test_all_phases_agree_with_the_reference(norm, precision, in_plain_pytorch, tmp_path_factory):
+def test_all_phases_agree_with_the_reference(norm, precision, in_plain_pytorch, references):
     step = small(FORK | LAST | {"precision": precision, "fused_norm": True}, channel_base=256, norm=norm)
-    found = checked(step, tmp_path_factory.getbasetemp() / "parity-residual")
+    found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 
 
-def test_a_skip_that_is_lost_is_found_by_parity(monkeypatch, in_plain_pytorch, tmp_path_factory, planted_bug):
+def test_a_skip_that_is_lost_is_found_by_parity(monkeypatch, in_plain_pytorch, references, planted_bug):
     lost = lambda x, bias, residual, **how: kernels.bias_act_reference(x, bias, **how)  # noqa: E731
     monkeypatch.setattr(kernels, "bias_act_residual", lost)
-    found = checked(small(FORK, channel_base=256), tmp_path_factory.getbasetemp() / "parity-residual")
+    found = checked(small(FORK, channel_base=256), references)
     assert found["verdict"] == "failed: parity"
     what = "fused residual: the skip's result is not added"
     planted_bug(bug=what, planted="the activation's kernel ignores its residual", problem=found["reason"])

@@ -146,8 +146,8 @@ def test_every_phase_computes_the_same_with_the_kernels(recipe):
     ],
     ids=["plain", "plain bf16", "fused fp32", "fused bf16"],
 )
-def test_all_phases_agree_with_the_reference(recipe, in_plain_pytorch, tmp_path_factory):
-    found = checked(small(recipe, channel_base=256, **SN), tmp_path_factory.getbasetemp() / "parity-spectral")
+def test_all_phases_agree_with_the_reference(recipe, in_plain_pytorch, references):
+    found = checked(small(recipe, channel_base=256, **SN), references)
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -170,7 +170,7 @@ def test_the_reference_in_pieces_is_the_reference_whole(tmp_path):
         ("u and v stand still", "update"),
     ],
 )
-def test_bugs_are_found_by_parity(bug, what, monkeypatch, in_plain_pytorch, tmp_path_factory, planted_bug):
+def test_bugs_are_found_by_parity(bug, what, monkeypatch, in_plain_pytorch, references, planted_bug):
     honest = kernels.spectral_norm_reference
 
     def detached(weights, us, vs, *, gains, dtype):
@@ -181,7 +181,7 @@ def test_bugs_are_found_by_parity(bug, what, monkeypatch, in_plain_pytorch, tmp_
         monkeypatch.setattr(kernels, "spectral_norm", detached)
     else:
         monkeypatch.setattr(kernels, "power_iteration", lambda weights, us, vs: None)
-    found = checked(small(FUSED, channel_base=256, **SN), tmp_path_factory.getbasetemp() / "parity-spectral")
+    found = checked(small(FUSED, channel_base=256, **SN), references)
     assert found["verdict"] == "failed: parity" and what in found["reason"]
     planted_bug(bug=f"spectral norm: {bug}", planted="the rung's kernels", problem=found["reason"])
 
@@ -226,13 +226,13 @@ def test_it_is_not_applicable_where_a_workload_has_none():
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("recipe", [{}, {"cuda_graphs": True, "adam": "capturable"}], ids=["eager", "graphs"])
-def test_the_whole_agrees_and_is_engaged_on_the_gpu(recipe, tmp_path_factory):
+def test_the_whole_agrees_and_is_engaged_on_the_gpu(recipe, references):
     from ladder import evidence
 
     bf16 = {"channels_last": True, "instance_norm": "var_mean", "precision": "bf16", "set_to_none": True}
     lean = LEAN | {"fused_update": True, "rgb": "triton", "dense": "triton", "joint_batch": True}
     step = small(bf16 | lean | FUSED | recipe, "cuda", **SN)
-    found = checked(step, tmp_path_factory.getbasetemp() / "parity-spectral")
+    found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
     step.keep_gradients = False
     issued = receipt("fused_spectral", evidence.gather(step))

@@ -126,8 +126,8 @@ def test_each_capture_reads_its_own_gradients(monkeypatch):
 
 
 @pytest.mark.parametrize("below", [{}, BF16], ids=["fp32", "bf16"])
-def test_it_agrees_with_the_reference(below, tmp_path_factory):
-    found = checked(small(below | FUSED, channel_base=256), tmp_path_factory.getbasetemp() / "parity-full")
+def test_it_agrees_with_the_reference(below, references):
+    found = checked(small(below | FUSED, channel_base=256), references)
     assert found["verdict"] == "ok", found["problems"]
 
 

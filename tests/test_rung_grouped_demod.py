@@ -83,10 +83,10 @@ def test_every_phase_computes_the_same(below):
 
 
 @pytest.mark.parametrize("below", [{}, TOP], ids=["alone", "top"])
-def test_the_rung_agrees_with_the_reference(below, tmp_path_factory):
+def test_the_rung_agrees_with_the_reference(below, references):
     step = small(below | GROUPED)
     step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-demod")
+    found = parity.check(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]
 
 
@@ -245,21 +245,21 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_a_planted_bug_is_outside_the_budget(bug, plain_kernels, monkeypatch, planted_bug, tmp_path_factory):
+def test_a_planted_bug_is_outside_the_budget(bug, plain_kernels, monkeypatch, planted_bug, references):
     BUGS[bug](monkeypatch)
     step = small(GROUPED)
     step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-demod")
+    found = parity.check(step, cache=references)
     assert found["verdict"] == "failed: parity"
     planted_bug(bug=bug, planted="kernels.weight_energies and demodulate_group", problem=found["reason"])
 
 
 @pytest.mark.gpu
-def test_captured_phases_agree_with_the_reference(tmp_path_factory):
+def test_captured_phases_agree_with_the_reference(references):
     graphs = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True, "conv": "double_backward"}
     step = make_step(SMALL, graphs | GROUPED, device="cuda")
     step.keep_gradients = True
     step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-demod-gpu")
+    found = parity.check(step, cache=references)
     step.close()
     assert found["verdict"] == "ok", found["problems"]

@@ -41,6 +41,7 @@ def test_channels_of_zeros_fill_up_to_a_multiple():
     assert minibatch_std(x[:, :3], 4, multiple=4).shape[1] == 4  # nothing to fill
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("batch", [4, 8, 1])
 @pytest.mark.parametrize("last", [False, True])
 def test_every_image_keeps_its_logit_and_every_weight_its_gradient(batch, last):
@@ -80,6 +81,7 @@ def test_images_are_laid_together_as_a_convolution_reads_them(precision):
     assert one_batch(real.double(), fake.double()).is_contiguous()
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("recipe", [{}, LAST | {"conv": "double_backward"}, FUSED], ids=["", "nhwc", "fused"])
 def test_every_phase_computes_the_same_either_way(norm, recipe):
@@ -90,20 +92,21 @@ def test_every_phase_computes_the_same_either_way(norm, recipe):
     assert_the_same(found[1], found[0])
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("recipe", [JOINT, BF16 | JOINT], ids=["fp32", "bf16"])
-def test_all_phases_agree_with_the_reference(norm, recipe, tmp_path_factory):
+def test_all_phases_agree_with_the_reference(norm, recipe, references):
     step = small(recipe, channel_base=256, norm=norm)
-    found = checked(step, tmp_path_factory.getbasetemp() / "parity-joint")
+    found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 
 
-def test_statistics_taken_over_both_batches_are_found_by_parity(monkeypatch, tmp_path_factory, planted_bug):
+def test_statistics_taken_over_both_batches_are_found_by_parity(monkeypatch, references, planted_bug):
     honest = minibatch_std
     monkeypatch.setattr(
         networks_module, "minibatch_std", lambda x, group, parts=1, multiple=1: honest(x, group, 1, multiple)
     )
-    found = checked(small(JOINT, channel_base=256), tmp_path_factory.getbasetemp() / "parity-joint")
+    found = checked(small(JOINT, channel_base=256), references)
     assert found["verdict"] == "failed: parity"
     what = "joint batch: minibatch std over fakes and reals"
     planted_bug(bug=what, planted="minibatch_std takes both batches for one", problem=found["reason"])

@@ -33,6 +33,7 @@ def assert_same_training(one, other, tolerance=1e-9):
             assert wrong <= tolerance * gradient.norm() + 1e-12, (phase, name)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize(
     "how",
@@ -117,9 +118,9 @@ def test_a_run_is_resumed_to_the_bit():
 @pytest.mark.parametrize(
     ("recipe", "norm"), [(ONCE, "demod"), (BF16 | ONCE, "demod"), (BF16 | ONCE, "instance")], ids=str
 )
-def test_it_agrees_with_the_reference(recipe, norm, tmp_path_factory):
+def test_it_agrees_with_the_reference(recipe, norm, references):
     step = small(recipe, channel_base=256, norm=norm)
-    found = checked(step, tmp_path_factory.getbasetemp() / "parity-full")
+    found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 
 

@@ -75,11 +75,11 @@ def test_kernels_offer_theirs_and_the_sums_are_the_same(late, monkeypatch):
     )  # demodulation of 3 layers
 
 
-def test_bf16_agrees_with_the_reference(tmp_path_factory):
+def test_bf16_agrees_with_the_reference(references):
     step = small(BELOW | TWO | UPDATE | {"precision": "bf16", "fused_update": True}, channel_base=256)
     step.keep_gradients = True
     step.prepare()
-    found = parity.check(step, cache=tmp_path_factory.getbasetemp() / "parity-full")
+    found = parity.check(step, cache=references)
     assert found["verdict"] == "ok", found["problems"]
 
 

@@ -72,13 +72,8 @@ def test_a_replay_hands_back_the_gradients_its_own_graph_holds():
         assert step.gradients["G_main"]["of"] == kind
 
 
-@pytest.fixture(scope="module")
-def parity_cache(tmp_path_factory):
-    return tmp_path_factory.mktemp("together")
-
-
-def test_whole_steps_agree_with_the_reference(parity_cache):
-    found = parity.check(whole(OURS), cache=parity_cache)
+def test_whole_steps_agree_with_the_reference(references):
+    found = parity.check(whole(OURS), cache=references)
     assert found["verdict"] == "ok", found["problems"]
     assert set(found["phases"]) == set(PHASES) == set(found["replays"])
     assert {"loss", "gradient", "update", "ema"} <= set(found["phases"]["D_main"])
@@ -126,21 +121,21 @@ BUGS = {
 
 
 @pytest.mark.parametrize("bug", BUGS)
-def test_what_is_wrong_in_a_whole_step_is_found(bug, parity_cache, planted_bug):
+def test_what_is_wrong_in_a_whole_step_is_found(bug, references, planted_bug):
     step = whole(OURS)
     BUGS[bug](step)
-    found = parity.check(step, cache=parity_cache)
+    found = parity.check(step, cache=references)
     assert found["verdict"] == "failed: parity"
     planted_bug(bug=bug, planted="phases of a whole step in sequence", problem=found["reason"])
 
 
-def test_parity_with_a_broken_schedule_says_so_and_compares_what_should_be_run(parity_cache, monkeypatch):
+def test_parity_with_a_broken_schedule_says_so_and_compares_what_should_be_run(references, monkeypatch):
     """The sequences of a broken step have no reference."""
     honest = TrainingStep.phases
     monkeypatch.setattr(
         TrainingStep, "phases", lambda self, k, lazy=True: honest(self, k, lazy) if lazy else ("G_main",)
     )
-    found = parity.check(whole(OURS), cache=parity_cache)
+    found = parity.check(whole(OURS), cache=references)
     assert found["problems"] == ["a cycle without lazy phases runs D_main 0 times, expected 16"]
 
 

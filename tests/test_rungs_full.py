@@ -45,20 +45,19 @@ def test_switches_of_cuda_s_libraries_are_refused_on_the_cpu(values):
 
 
 @pytest.mark.parametrize("recipe", [OURS, BF16 | OURS, FUSED_ADAM, BF16 | OURS | FUSED_ADAM], ids=str)
-def test_rungs_agree_with_the_reference(recipe, tmp_path_factory):
-    found = checked(small(recipe, channel_base=256), tmp_path_factory.getbasetemp() / "parity-full")
+def test_rungs_agree_with_the_reference(recipe, references):
+    found = checked(small(recipe, channel_base=256), references)
     assert found["verdict"] == "ok", found["problems"]
 
 
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", ["demod", "instance"])
-def test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu(norm, tmp_path_factory):
-    cache = tmp_path_factory.getbasetemp() / "parity-full"
+def test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu(norm, references):
     able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
     climbed = [rung for rung in catalog.climb(catalog.load_ladder("full"), able) if rung.recipe is not None]
     for rung in climbed[8:]:
         step = small(rung.recipe | {"workers": 1}, "cuda", norm=norm)
-        found = checked(step, cache)
+        found = checked(step, references)
         step.keep_gradients = False
         seen = evidence.gather(step)
         step.close()
@@ -70,11 +69,11 @@ def test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu(norm, tmp_path_factor
 @pytest.mark.slow
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("norm", ["demod", "instance"])
-def test_the_compiled_top_agrees_and_all_its_rungs_are_engaged_on_the_gpu(norm, tmp_path_factory):
+def test_the_compiled_top_agrees_and_all_its_rungs_are_engaged_on_the_gpu(norm, references):
     able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
     climbed = catalog.climb(catalog.load_ladder("full_compile"), able)
     step = small(climbed[-1].recipe | {"workers": 1}, "cuda", norm=norm)
-    found = checked(step, tmp_path_factory.getbasetemp() / "parity-full")
+    found = checked(step, references)
     assert step.compiled.failed is None, step.compiled.failed
     step.keep_gradients = False
     seen = evidence.gather(step)

@@ -53,7 +53,7 @@ def everything(ladder: str = "full", norm: str = "demod") -> dict:
 def test_the_top_of_the_ladder_computes_what_the_baseline_does(cache, rounding):  # noqa: F811
     if not kernels.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu")
-    step = prepared(everything(), **SIZE)
+    step = prepared(everything(), **SIZE, batch=2)
     found = parity.check(step, cache=cache)
     assert found["verdict"] == "ok", found["problems"]
 
@@ -66,7 +66,7 @@ def test_the_compiled_ladder_is_the_full_one_but_for_the_second_stream():
     assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}  # none undoes another
 
 
-@pytest.mark.parametrize("norm", ["demod", "instance"])
+@pytest.mark.parametrize("norm", ["demod", pytest.param("instance", marks=pytest.mark.exhaustive)])
 def test_at_the_top_every_rung_below_still_earns_its_receipt(norm):
     """A rung may do the work of another's kernel: the receipt of the other must know, whatever the workload's norm."""
     if not kernels.tiles.INTERPRETED:
@@ -75,6 +75,7 @@ def test_at_the_top_every_rung_below_still_earns_its_receipt(norm):
     assert_engaged(gathered(step), {rung.name for rung in climbed(norm=norm)} - ON_GPU)
 
 
+@pytest.mark.exhaustive
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])

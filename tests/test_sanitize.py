@@ -1,15 +1,13 @@
 """What `make sanitize` watches is every kernel there is, and what a part said becomes the right verdict."""
 
 import json
-import os
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
 
 from ladder import sanitizecalls, sanitizelaunches, sanitizeparts
 from ladder.sanitizeparts import CLEAN, ERRORS, UNFINISHED
+from tests import programs
 
 ROOT = Path(__file__).parents[1]
 SAID = "========= COMPUTE-SANITIZER\nlaunched: a_kernel\n========= ERROR SUMMARY: 0 errors\n"
@@ -98,20 +96,16 @@ def test_processes_side_by_side_have_ports_of_their_own():
 
 
 def test_where_it_cannot_run_it_says_so_in_one_line(tmp_path):
-    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
-    env |= {"PATH": str(tmp_path), "CUDA_HOME": str(tmp_path), "CUDA_VISIBLE_DEVICES": ""}
-    for options in (["--out", str(tmp_path)], ["--prepare"], ["--launch", "adam"]):
-        command = [sys.executable, "-m", "ladder.sanitize", *options]
-        done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-        assert done.returncode == 2
-        assert done.stderr.startswith("sanitize: ")
-        assert len(done.stderr.splitlines()) == 1
-    (tmp_path / "compute-sanitizer").write_text("#!/bin/sh\n")
-    (tmp_path / "compute-sanitizer").chmod(0o755)
-    command = [sys.executable, "-m", "ladder.sanitize", "--out", str(tmp_path / "out")]  # and no GPU
-    done = subprocess.run(command, cwd=ROOT, env=env, capture_output=True, text=True)
-    assert done.returncode == 2 and done.stderr.startswith("sanitize: ")
-    assert len(done.stderr.splitlines()) == 1 and "Traceback" not in done.stdout
+    nothing, there = tmp_path / "nothing", tmp_path / "there"
+    there.mkdir()
+    (there / "compute-sanitizer").write_text("#!/bin/sh\n")
+    (there / "compute-sanitizer").chmod(0o755)
+    commands = [["--out", str(tmp_path / "out")], ["--prepare"], ["--launch", "adam"]]
+    for path, asked in ((nothing, commands), (there, commands[:1])):  # and no GPU
+        env = {"PATH": str(path), "CUDA_HOME": str(path), "CUDA_VISIBLE_DEVICES": ""}
+        for end in programs.run(*(["ladder.sanitize", *options] for options in asked), **env):
+            assert end.returncode == 2 and end.stderr.startswith("sanitize: ")
+            assert len(end.stderr.splitlines()) == 1 and "Traceback" not in end.stdout
     assert not (tmp_path / "out").exists()
 
 

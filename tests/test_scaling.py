@@ -193,14 +193,14 @@ def test_a_graph_needs_an_optimizer_that_reads_the_overflow_on_the_device():
 
 
 def test_parity_judges_fp16_by_its_own_spread_and_sees_an_inner_gradient_that_keeps_its_scale(
-    tmp_path, monkeypatch
+    references, monkeypatch
 ):
-    found = checked(small(FP16 | FUSED, **LEAST), tmp_path)
+    found = checked(small(FP16 | FUSED, **LEAST), references)
     assert found["verdict"] == "ok", found["problems"]
     assert found["budget"]["precision"] == "fp16" and len(found["budget"]["spellings"]) > 1
     right = losses.inner_gradient
     monkeypatch.setattr(losses, "inner_gradient", lambda *given: 2 * right(*given))  # half of the scale stays
-    found = checked(small(FP16 | FUSED, **LEAST), tmp_path)
+    found = checked(small(FP16 | FUSED, **LEAST), references)
     assert found["verdict"] == "failed: parity" and all("D_r1" in p or "G_pl" in p for p in found["problems"])
 
 

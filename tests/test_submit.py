@@ -269,6 +269,7 @@ def test_a_list_of_series_that_cannot_be_read_ends_the_command_in_one_line(
 # --- all of it, with nothing in another's place --------------------------------------------------------------------
 
 
+@pytest.mark.exhaustive  # every rung of `tiny`, by `ladder run` and by asv
 @pytest.mark.slow
 @pytest.mark.skipif(bool(machine.gpus_seen()), reason="on a GPU, `tiny` is n/a")
 def test_a_clone_is_measured_by_ladder_and_asv_in_one_call_and_the_next_has_nothing_to_do(

@@ -366,11 +366,12 @@ def texts_and_numbers(data: Any) -> Iterator[Any]:
             yield holder[key]
 
 
-def test_thousands_of_mutants_are_judged_in_one_line_and_never_raise(tmp_path: Path) -> None:
+@pytest.mark.parametrize("count", [500, pytest.param(3000, marks=pytest.mark.exhaustive)])
+def test_thousands_of_mutants_are_judged_in_one_line_and_never_raise(count: int, tmp_path: Path) -> None:
     base, draw, accepted = small(), random.Random(3), 0
     assert judge(tmp_path, base) is None
     raw = json.dumps(base).encode()
-    for number in range(3000):
+    for number in range(count):
         if number % 3:
             content = json.dumps(mutated := mutate(base, draw)).encode()
         else:
@@ -386,7 +387,7 @@ def test_thousands_of_mutants_are_judged_in_one_line_and_never_raise(tmp_path: P
             assert re.fullmatch(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,96}", value) if isinstance(value, str) else True
             assert isinstance(value, str) or abs(value) <= 2**50
         report.markdown(mutated), report.csv_text([mutated])  # what is accepted can be shown
-    assert 0 < accepted < 1500
+    assert 0 < accepted < count / 2
 
 
 def test_an_accepted_result_that_must_not_be_quoted_says_so(tmp_path: Path) -> None:
