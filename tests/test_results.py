@@ -174,6 +174,7 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 
 def test_two_runs_cannot_write_into_one_folder(tmp_path: Path) -> None:
+    (tmp_path / "machine").mkdir()
     with results.folder_lock(tmp_path / "machine"):
         with pytest.raises(UserError, match="another run is writing here"):
             with results.folder_lock(tmp_path / "machine"):
