@@ -44,7 +44,7 @@ def nvml(monkeypatch: pytest.MonkeyPatch, refusal: str) -> None:
 def smi(folder: Path, said: str, status: int) -> None:
     program = folder / "bin" / "nvidia-smi"
     program.parent.mkdir()
-    program.write_text(f"#!/bin/sh\necho "{said}"\nexit {status}\n")
+    program.write_text(f'#!/bin/sh\necho "{said}"\nexit {status}\n')
     program.chmod(0o755)
 
 
