@@ -84,7 +84,6 @@ def run(
     able = sum(rung.recipe is not None for rung in planned)
     first = progress.First(expecting.first_line(folder, name, device, able, asked, request.resume), quiet)
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
-    first()
     with progress.ladder_progress(f"{name} on {device}", quiet) as shown:
 
         def on_event(event: dict[str, Any]) -> None:
@@ -170,12 +169,14 @@ def prepare_images(
 ) -> images.ImageSet:
     """The workload's images, with a progress bar while they are made and their notes on stderr.
 
-    ``first`` is said before anything is made.
+    ``first`` is said once it is certain that the images can be had, before they are made.
     """
     with progress.bar("images", quiet, first) as on_progress:
         found = images.prepare_images(
             data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
         )
+    if first is not None:
+        first()
     if not quiet:
         for note in found.notes:
             click.echo(f"images: {note}", err=True)
@@ -225,7 +226,6 @@ def train(
     name = workload_name or DEFAULT_WORKLOAD[device]
     first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
     pictures = prepare_images(data or workload["data"], workload, quiet, first)
-    first()
     from ladder.train import train as training
 
     with progress.training_progress(options["steps"], quiet) as on_event:
@@ -260,7 +260,6 @@ def canary(
     number = seeds * sum(rung.recipe is not None for rung in planned)
     first = progress.First(f"canary: {name} on {device}, {number} trainings of {steps} steps", quiet)
     pictures = prepare_images(data or workload["data"], workload, quiet, first)
-    first()
 
     paths: list[Path] = []
 
