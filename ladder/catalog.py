@@ -268,18 +268,25 @@ def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -
 
 
 def climb(
-    ladder: Ladder, capabilities: dict[str, str | None], only: Iterable[str] | None = None
+    ladder: Ladder,
+    capabilities: dict[str, str | None],
+    only: Iterable[str] | None = None,
+    alone: bool = False,
 ) -> list[Planned]:
     """Lay the rungs over each other.
 
     A rung whose needs the hardware (or the workload, see `possible`) cannot meet is skipped with the reason, and the
     later ones go on without its change. ``only`` picks rungs to measure: each keeps the recipe it has in the whole
-    ladder, so that its number means the same.
+    ladder, so that its number means the same. ``alone``: each will be measured without the others, so two may
+    contradict each other.
 
     Raises:
-        UserError: ``only`` names a rung that is not in the ladder, or a cumulative recipe is impossible.
+        UserError: ``only`` names a rung that is not in the ladder, a cumulative recipe is impossible, or a rung takes
+            back what one below it changed.
     """
     chosen = _choose(ladder, only)
+    if not alone:
+        refuse_contradictions(ladder)
     recipe: dict[str, Any] = {}
     planned = []
     for step in ladder.rungs:
@@ -300,6 +307,23 @@ def climb(
         if top.name in chosen:
             planned.append(replace(top, title=f"the top of {ladder.rival}", article_ms=None))
     return planned
+
+
+def refuse_contradictions(ladder: Ladder) -> None:
+    """Raise `UserError` for two rungs that set one field of the recipe to different values.
+
+    The later would take the earlier back, and what it gains or loses would be of both. It is refused on every machine,
+    also on one that can run only one of the two.
+    """
+    setting: dict[str, tuple[str, Any]] = {}
+    for step in ladder.rungs:
+        for field, value in load_rung(step.name).change.items():
+            other, before = setting.setdefault(field, (step.name, value))
+            if before != value:
+                raise UserError(
+                    f"ladder {ladder.name}: rungs {other} and {step.name} contradict each other: {field} is {before} in"
+                    f" one and {value} in the other; leave one out, or measure each alone with --mode solo"
+                )
 
 
 def _missing(rung: Rung, capabilities: dict[str, str | None]) -> str | None:

@@ -14,6 +14,7 @@ import click
 
 from ladder import catalog, options
 from ladder.errors import UserError
+from ladder.starting import near
 
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -116,7 +117,7 @@ def doctor(
 
         name, workload = catalog.load_workload(spellings_of)
         for path in spellings.measure(name, workload, machine.choose_device(device)):
-            click.echo(path.relative_to(ROOT))
+            click.echo(near(path))
         return
     found = examining.examine(device, catalog.load_ladder(ladder_name or "article"))
     if as_json:
@@ -158,6 +159,6 @@ def _try_parity(workloads: tuple[str, ...], device: str | None, as_json: bool) -
     found = paritytrial.run(
         workloads, machine.choose_device(device), tell=lambda line: click.echo(line, err=True)
     )
-    path = found.pop("path").relative_to(ROOT)
+    path = near(found.pop("path"))
     click.echo(json.dumps(found, indent=1) if as_json else f"{paritytrial.text(found)}; {path}")
     return 1 if found["worst"] > found["factor"] else 0

@@ -15,6 +15,7 @@ import click
 
 from ladder import files, options
 from ladder.errors import EnvironmentFailure, UserError
+from ladder.starting import near
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "kernels"
@@ -131,7 +132,7 @@ def kernels(
 
         kernelreport.print_table(result)
     if left := len(kernelverdicts.unreached(result["rows"])):
-        click.echo(f"{left} cases had no time", err=True)
+        click.echo(f"{left} cases had no time; measure them with --resume {near(paths[0])}", err=True)
     failed = any(_failed(row) for row in result["rows"])
     again = bool(left) or failed or not result["complete"]
     ending.say_files(paths, as_json, again, drop=("ops", "names", "quick", "seed"))

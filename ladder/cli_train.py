@@ -131,4 +131,4 @@ def train(
     else:
         done = f"{summary['step']} steps, {summary['images']} images, {summary['seconds']:.0f} s of training"
         click.echo(f"{done}: {near(out / summary['files']['samples'])}")
-    ending.say_where(out / summary["files"]["checkpoint"], as_json)
+    ending.say_where(out / summary["files"].get("checkpoint", ""), as_json)

@@ -87,7 +87,6 @@ def run(
     able = sum(rung.recipe is not None for rung in planned)
     first = progress.First(expecting.first_line(folder, name, device, able, asked, request.resume), quiet)
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
-    first()
     written: dict[str, str] = {}  # "path": the result's file, which the run tells with its events
     with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
 
@@ -174,12 +173,14 @@ def prepare_images(
 ) -> images.ImageSet:
     """The workload's images, with a progress bar while they are made and their notes on stderr.
 
-    ``first`` is said before anything is made.
+    ``first`` is said once it is certain that the images can be had, before they are made.
     """
     with progress.bar("images", quiet, first) as on_progress:
         found = images.prepare_images(
             data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
         )
+    if first is not None:
+        first()
     if not quiet:
         for note in found.notes:
             click.echo(f"images: {texts.printable(note)}", err=True)
@@ -229,7 +230,6 @@ def train(
     name = workload_name or DEFAULT_WORKLOAD[device]
     first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
     pictures = prepare_images(data or workload["data"], workload, quiet, first)
-    first()
     from ladder.stopping import stop_on_sigterm
     from ladder.train import train as training
 
@@ -265,7 +265,6 @@ def canary(
     number = seeds * sum(rung.recipe is not None for rung in planned)
     first = progress.First(f"canary: {name} on {device}, {number} trainings of {steps} steps", quiet)
     pictures = prepare_images(data or workload["data"], workload, quiet, first)
-    first()
 
     paths: list[Path] = []
 

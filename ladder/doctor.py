@@ -2,14 +2,16 @@
 
 from __future__ import annotations
 
+import contextlib
 import importlib.metadata
 import importlib.util
+import re
 import shutil
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder import bounds, catalog, machine
+from ladder import bounds, catalog, machine, starting
 from ladder.errors import UserError
 
 ROOT = Path(__file__).resolve().parent.parent
@@ -23,6 +25,8 @@ PACKAGES = {  # module -> what cannot be done without it
     "scipy": "no intervals",
     "asv": "no history over commits",
 }
+# The folder of the Python that a script of pip's starts, also where it is too long for a first line.
+_STARTS = re.compile(r"(?:#!|exec' \"?)(/[^\"\n]*?)/python")
 NEEDED = ("torch", "PIL", "scipy")
 SHM_GIB = (
     0.5  # 8 workers with 3 batches of 8 images of 256x256 as float32 need 0.15; a container's default is 0.06
@@ -41,7 +45,7 @@ class Check:
 
 def examine(device: str | None, ladder: catalog.Ladder) -> dict[str, Any]:
     """Look at everything; plain data. "blocked" is one line why no ladder can be climbed here, or None."""
-    checks = [_kernels(), *_packages()]
+    checks = [_kernels(), *_command(), *_packages()]
     try:
         found = machine.choose_device(device)
         facts = machine.facts(found)
@@ -66,7 +70,21 @@ def examine(device: str | None, ladder: catalog.Ladder) -> dict[str, Any]:
         "ladder": ladder.name,
         "rungs": rungs,
         "blocked": blocked,
+        "next": None if blocked else _next(found, facts, sum(not rung["skipped"] for rung in rungs)),
     }
+
+
+def _next(device: str, facts: dict[str, Any], rungs: int, folder: Path | None = None) -> dict[str, Any]:
+    """The command to go on with and the minutes that it takes, from results of this machine where there are any.
+
+    Without a GPU it is a quick run first. The folder is that of `ladder run`'s results.
+    """
+    from ladder import expecting
+
+    quick, workload = device == "cpu", expecting.USUAL[device]
+    folder = (folder or ROOT / "results" / "ladder") / facts["name"]
+    minutes = expecting.of_run(folder, workload, device, rungs, quick, None, None)
+    return {"command": "ladder run --quick" if quick else "ladder run", "minutes": round(minutes or 0, 1)}
 
 
 def _kernels() -> Check:
@@ -82,6 +100,19 @@ def _kernels() -> Check:
     if _version("kernels"):
         remedy = f"pip uninstall kernels, or {remedy}"
     return Check("kernels", "missing", detail, remedy)
+
+
+def _command() -> list[Check]:
+    """The console command in .venv starts the Python of the folder that it was made in, which may be gone."""
+    script = starting.VENV / "bin" / "ladder"
+    with contextlib.suppress(OSError):
+        started = _STARTS.search(script.read_text(errors="replace"))
+        if started and Path(started[1]).resolve() == script.parent.resolve():
+            return []
+    if not script.exists():
+        return []
+    detail = "it was made for a checkout in another folder, as this one was moved or copied"
+    return [Check(".venv/bin/ladder", "warning", detail, "make setup")]
 
 
 def _packages() -> list[Check]:
@@ -206,3 +237,8 @@ def print_findings(found: dict[str, Any]) -> None:
             click.style("n/a     ", fg="yellow") if rung["skipped"] else click.style("can run ", fg="green")
         )
         click.echo(f"  {word}  {rung['name']:<{width}}  {rung['skipped'] or ''}".rstrip())
+    if following := found["next"]:
+        from ladder import expecting
+
+        command = starting.named(f"`{following['command']}`")
+        click.echo(click.style("next", bold=True) + f"  {command}: {expecting.words(following['minutes'])}")

@@ -122,7 +122,9 @@ def _smi_refusal() -> str | None:
         run = subprocess.run(["nvidia-smi", "-L"], capture_output=True, text=True, timeout=30)
     except (OSError, subprocess.SubprocessError):
         return None
-    return one_line(f"{run.stdout}\n{run.stderr}") or None if run.returncode else None
+    said = one_line(f"{run.stdout}\n{run.stderr}")
+    about = re.search(r"NVML|driver|GPU", said)  # else the program itself is broken
+    return said if run.returncode and about else None
 
 
 def _read(path: Path) -> str:
@@ -145,6 +147,11 @@ def advice(found: Mapping[str, Any], gpus: list[dict[str, Any]], sign: str | Non
         gpus: what the driver lists.
         sign: what `trace` said where it lists none.
     """
+    said = _advice(found, gpus, sign)
+    return said[:1].upper() + said[1:] if not said.startswith(VARIABLE) else said
+
+
+def _advice(found: Mapping[str, Any], gpus: list[dict[str, Any]], sign: str | None) -> str:
     error = found["error"]
     if sign and _MISMATCH.search(sign):
         return f"{CAUSES[0][1]}; {CPU}"
@@ -167,21 +174,37 @@ def hiding(error: str, count: int) -> str | None:
     if value is None:
         return None
     first = value.split(",")[0].strip()
-    shown = f"={ascii(value)[1:-1][:40]}" if value else " is set to nothing"
+    hides = (
+        f"{VARIABLE}={ascii(value)[1:-1][:60]} hides it" if value else f"{VARIABLE} hides it, as it is empty"
+    )
+    known = re.match(r"(GPU|MIG)-", first)
     if first == "NoDevFiles":
-        return (
-            f"{VARIABLE} hides it ({VARIABLE}{shown}): Slurm gave this job no GPU; ask for one (--gres=gpu:1)"
-        )
+        return f"{hides}: Slurm gave this job no GPU; ask for one (--gres=gpu:1)"
     if first.isdigit() and int(first) >= count > 0:
         exist = "only GPU 0 exists" if count == 1 else f"GPUs 0 to {count - 1} exist"
-        return f"{VARIABLE} hides it ({VARIABLE}{shown}): {exist}; name one of them, unset it"
-    named = re.match(r"(GPU|MIG)-", first)
-    if not (first.isdigit() or named):
-        return f"{VARIABLE} hides it ({VARIABLE}{shown}): unset it"
-    if _NO_DEVICE.search(error):
-        helps = "nvidia-smi -L lists those that exist" if named else "nvidia-smi shows those of this job"
-        return f"{VARIABLE} hides it ({VARIABLE}{shown}): {helps}; name one of them, unset it"
+        return f"{hides}: {exist}; name one that does, unset it"
+    if not (first.isdigit() or known):
+        return f"{hides}: unset it"
+    if _NO_DEVICE.search(error) or (known and _is_nobodys(first)):
+        return f"{hides}: nvidia-smi -L lists those that exist; name one of them, unset it"
     return None
+
+
+def _is_nobodys(uuid: str) -> bool:
+    """Return whether NVML knows every GPU, and each part of one (MIG), and none has a UUID that begins so."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+        found = []
+        for index in range(pynvml.nvmlDeviceGetCount()):
+            gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
+            found.append(pynvml.nvmlDeviceGetUUID(gpu))
+            if pynvml.nvmlDeviceGetMigMode(gpu)[0]:
+                return False  # which parts there are is CUDA's to say
+        return not any(str(each).startswith(uuid) for each in found)
+    except Exception:  # older GPUs and libraries lack some of it
+        return False
 
 
 def _install(found: Mapping[str, Any], gpus: list[dict[str, Any]]) -> str:

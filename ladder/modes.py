@@ -64,10 +64,10 @@ def plan(
 
     if mode != CUMULATIVE:
         ladder = dataclasses.replace(ladder, rival=None)  # no part of a whole that something is left out of
-    climbed = catalog.climb(ladder, capabilities, only)
+    climbed = catalog.climb(ladder, capabilities, only, alone=mode == SOLO)
     if mode == CUMULATIVE:
         return climbed
-    whole = catalog.climb(ladder, capabilities)
+    whole = catalog.climb(ladder, capabilities, alone=mode == SOLO)
     base, chosen = whole[0], {rung.name for rung in climbed}
     if base.recipe is None:
         raise UserError(f"--mode {mode}: {base.name} is n/a here: {base.skipped}")

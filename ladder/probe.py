@@ -11,7 +11,6 @@ from typing import Any
 
 from ladder.errors import describe, one_line
 
-# torch's words before CUDA's own, which would not fit into a line beside them.
 _COUNTING = re.compile(r"Unexpected error from cudaGetDeviceCount\(\).*?(?=Error \d+)", re.DOTALL)
 
 
@@ -32,7 +31,7 @@ def probe() -> dict[str, Any]:
         found["capability"] = [properties.major, properties.minor]
         torch.zeros(1, device="cuda").add_(1).item()
     except Exception as error:
-        return found | {"error": one_line(f"{type(error).__name__}: {_COUNTING.sub('', str(error))}")}
+        return found | {"error": shortened(error)}
     uuid = str(getattr(properties, "uuid", ""))
     return found | {
         "name": properties.name,
@@ -44,6 +43,11 @@ def probe() -> dict[str, Any]:
         "nvcc_error": _nvcc_error(),
         "nvjpeg_error": _nvjpeg_error(torch),
     }
+
+
+def shortened(error: Exception) -> str:
+    """Return an error in one line: CUDA's words without torch's before them."""
+    return one_line(f"{type(error).__name__}: {_COUNTING.sub('', str(error))}")
 
 
 def _nvjpeg_error(torch: Any) -> str | None:

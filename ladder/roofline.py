@@ -19,6 +19,7 @@ import click
 from ladder import catalog, distance, environment, instep, machine, record, report, results, roofline_view
 from ladder import rates as recorded
 from ladder.errors import UserError
+from ladder.starting import near
 
 ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "roofline"
@@ -67,7 +68,7 @@ def command(
         paths = write(found, out)
     click.echo(json.dumps(found, indent=1, allow_nan=False) if as_json else roofline_view.text(found))
     for path in paths:
-        click.echo(f"result: {path.relative_to(ROOT) if path.is_relative_to(ROOT) else path}", err=True)
+        click.echo(f"result: {near(path)}", err=True)
 
 
 def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> tuple[str, dict[str, Any]]:

@@ -216,3 +216,36 @@ def test_reading_the_catalog_imports_no_torch():
         [sys.executable, "-c", code], cwd=catalog.HERE.parent, capture_output=True, text=True
     )
     assert json.loads(run.stdout or "null") == [], run.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "field"),
+    [
+        (["baseline", "fp16", "bf16"], "precision"),
+        (["baseline", "bf16", "set_to_none", "fp16"], "precision"),
+        (["baseline", "set_to_none", "compile", "compile_max_autotune"], "compile"),
+        (["baseline", "fused_resample", "shifted_resample"], "resample"),
+    ],
+)
+@pytest.mark.parametrize("able", [EVERYTHING, NO_GPU])
+def test_two_rungs_that_contradict_each_other_are_refused(names, field, able, tmp_path):
+    """On every machine alike: on a CPU the first of two precisions would be n/a and the second measured."""
+    (tmp_path / "mine.yaml").write_text(f"rungs: [{', '.join(names)}]\n")
+    ladder = catalog.load_ladder(str(tmp_path / "mine.yaml"))
+    for only in (None, names[:1], names[-1:]):
+        said = refusal(catalog.climb, ladder, able, only)
+        assert f"{field} is" in said and names[-1] in said and "solo" in said
+        assert said == refusal(modes.plan, modes.LEAVE_ONE_OUT, ladder, able, only)
+
+
+def test_each_alone_may_contradict_the_others(tmp_path):
+    (tmp_path / "mine.yaml").write_text("rungs: [baseline, bf16, fp16]\n")
+    ladder = catalog.load_ladder(str(tmp_path / "mine.yaml"))
+    planned = {rung.name: rung.recipe for rung in modes.plan(modes.SOLO, ladder, EVERYTHING)}
+    assert (planned["bf16"]["precision"], planned["fp16"]["precision"]) == ("bf16", "fp16")
+    assert "fused_adam" not in planned["bf16"]
+
+
+def test_no_ladder_of_ours_contradicts_itself():
+    for name in catalog.ladders():
+        catalog.refuse_contradictions(catalog.load_ladder(name))

@@ -190,7 +190,7 @@ def test_json_is_all_that_is_printed(tmp_path, fakes):
         "--json",
     )
     seen = call(*arguments, "--out", tmp_path)
-    assert seen.exit_code == 0 and seen.stderr == ""
+    assert seen.exit_code == 0 and Path(seen.stderr.strip().removeprefix("result: ")).is_file()
     result = json.loads(seen.stdout)
     assert result["baseline"] == "bf16" and result["rungs"][0]["recipe"]["channels_last"] is True
 

@@ -97,3 +97,38 @@ def test_a_containers_small_shared_memory_is_a_warning(gpu, monkeypatch):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(total=64 * 2**20))
     found = examine()
     assert "--shm-size" in check(found, "shared memory")["remedy"] and found["blocked"] is None
+
+
+@pytest.mark.parametrize(("device", "command"), [("cpu", "ladder run --quick"), ("cuda", "ladder run")])
+def test_it_ends_with_the_next_command_and_how_long_it_takes(device, command, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    facts = {**machine.facts("cpu"), **GPU} if device == "cuda" else machine.facts("cpu")
+    found = doctor._next(device, facts, 4, tmp_path)
+    assert found["command"] == command and 2 <= found["minutes"] <= 10
+    doctor.print_findings({**examine("cpu"), "next": found})
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"next  `{command}`: about ")
+
+
+def test_nothing_comes_next_where_no_ladder_can_be_climbed(monkeypatch, capsys):
+    def refuse(requested):
+        raise UserError("NVIDIA H200 is here but torch cannot use it")
+
+    monkeypatch.setattr(machine, "choose_device", refuse)
+    found = examine()
+    doctor.print_findings(found)
+    assert found["next"] is None and "next" not in capsys.readouterr().out
+
+
+def test_a_console_command_of_a_moved_checkout_is_named(monkeypatch, tmp_path):
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(doctor.starting, "VENV", tmp_path / ".venv")
+    assert doctor._command() == []  # none was installed
+    long = f"#!/bin/sh\n'''exec' {folder}/python3.11 \"$0\" \"$@\"\n"
+    for text, moved in (
+        (f"#!{folder}/python\n", False),
+        ("#!/old place/.venv/bin/python\n", True),
+        (long, False),
+    ):
+        (folder / "ladder").write_text(text)
+        assert bool(doctor._command()) == moved, text
