@@ -22,7 +22,7 @@ def mark_exhaustive(items: Iterable[pytest.Item]) -> None:
             sweeps[item.path, item.cls, item.originalname].append(item)
     for cases in sweeps.values():
         together = cases[0].get_closest_marker("covering").args
-        quick = _cover([_held(case.callspec.indices, together) for case in cases])
+        quick = _cover([_held(case.callspec.params, together) for case in cases])
         for number, case in enumerate(cases):
             if number not in quick:
                 case.add_marker("exhaustive")
@@ -45,7 +45,11 @@ def _cover(holds: list[set[Any]]) -> set[int]:
     return chosen
 
 
-def _held(indices: dict[str, int], together: tuple[str, ...]) -> set[Any]:
-    """Return each parameter with its value, and the values of parameters named together, by pairs."""
+def _held(params: dict[str, Any], together: tuple[str, ...]) -> set[Any]:
+    """Return each parameter with its value, and the values of parameters named together, by pairs.
+
+    Values are told apart as objects: many have no hash, and all cases of a test share them.
+    """
+    values = {name: id(value) for name, value in params.items()}
     pairs = itertools.combinations(sorted(together), 2)
-    return {*indices.items(), *((a, indices[a], b, indices[b]) for a, b in pairs)}
+    return {*values.items(), *((a, values[a], b, values[b]) for a, b in pairs)}

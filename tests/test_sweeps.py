@@ -16,9 +16,9 @@ class Item:
 
     path, cls = "test_x.py", None
 
-    def __init__(self, marks: dict[str, tuple], name: str = "test_x", **indices: int) -> None:
+    def __init__(self, marks: dict[str, tuple], name: str = "test_x", **params: int) -> None:
         self.marks, self.originalname = dict(marks), name
-        self.callspec = SimpleNamespace(indices=indices)
+        self.callspec = SimpleNamespace(params=params)
 
     def get_closest_marker(self, name: str) -> SimpleNamespace | None:
         return SimpleNamespace(args=self.marks[name]) if name in self.marks else None
@@ -34,7 +34,7 @@ def quick_of(marks: dict[str, tuple], name: str = "test_x") -> list[tuple[int, .
         for op, layout, dtype in itertools.product(OPS, LAYOUTS, DTYPES)
     ]
     sweeps.mark_exhaustive(items)
-    return [tuple(each.callspec.indices.values()) for each in items if "exhaustive" not in each.marks]
+    return [tuple(each.callspec.params.values()) for each in items if "exhaustive" not in each.marks]
 
 
 def test_every_value_is_in_a_quick_case_and_few_cases_hold_them():
