@@ -35,7 +35,7 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
     from ladder.errors import UserError
     from ladder.site import asvpages, building
 
-    refuse_unknown_commit()
+    refuse_unknown_commit(Path(conf.repo))
     try:
         with building.replacing(Path(conf.html_dir)) as site:
             results = site.with_name("results")
@@ -75,7 +75,7 @@ def _discover(conf: Any) -> None:
     known = {commit for branch in conf.branches for commit in commits.get_branch_commits(branch)}
     every = list(results.iter_results(conf.results_dir))
     mine = [result for result in every if result.commit_hash in known]
-    lacking = _lacking({result.commit_hash for result in every} - known)
+    lacking = _lacking({result.commit_hash for result in every} - known, Path(conf.repo))
     if not mine:
         _stop(
             f"no result is of a commit on the branches that asv.conf.json names, nothing is published{lacking}"
@@ -87,11 +87,11 @@ def _discover(conf: Any) -> None:
     util.write_json(path, kept, Benchmarks.api_version)
 
 
-def _lacking(commits: set[str]) -> str:
+def _lacking(commits: set[str], root: Path) -> str:
     """Return what helps where a shallow clone lacks some of these commits, else nothing."""
     from ladder import git
 
-    if not git.is_shallow(ROOT) or not commits - git.dates(ROOT, commits).keys():
+    if not git.is_shallow(root) or not commits - git.dates(root, commits).keys():
         return ""
     return f"; this clone is shallow: {git.DEEPEN}"
 

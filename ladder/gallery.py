@@ -5,13 +5,11 @@ A command that measures writes its pictures beside its own result, so nobody's r
 
 from __future__ import annotations
 
-import subprocess
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder import catalog, chart, modes, ranking, report, results, series, sources
-from ladder.errors import UserError
+from ladder import catalog, chart, git, modes, ranking, report, results, series, sources
 
 Result = dict[str, Any]
 
@@ -41,15 +39,8 @@ def publish(root: Path) -> list[Path]:
 
 def tracked(root: Path, folder: str) -> list[Path]:
     """Return the JSON files that git tracks in a folder of the checkout. UserError where git cannot say."""
-    command = ["git", "-C", str(root), "ls-files", "-z", "--", f"{folder}/*.json"]
-    try:
-        run = subprocess.run(command, capture_output=True, text=True, timeout=60, check=True)
-    except (OSError, subprocess.SubprocessError) as error:
-        said = (getattr(error, "stderr", None) or str(error)).strip().splitlines()
-        raise UserError(
-            f"git cannot say which results are committed: {said[-1] if said else error}"
-        ) from None
-    return [path for name in sorted(run.stdout.split("\0")) if name and (path := Path(root) / name).is_file()]
+    names = git.read(root, "ls-files", "-z", "--", f"{folder}/*.json").split("\0")
+    return [path for name in sorted(names) if name and (path := Path(root) / name).is_file()]
 
 
 def chosen(found: list[Result]) -> list[Result]:

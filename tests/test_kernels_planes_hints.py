@@ -82,7 +82,7 @@ def main() -> None:
     from triton.backends.compiler import GPUTarget
 
     from kernels import instance_norm_act_planes as planes
-    from tests.test_kernels_compile import record_launches, source
+    from tests.compiling import record_launches, source
 
     launches, found = record_launches(), []
     for dtype in (torch.bfloat16, torch.float32):

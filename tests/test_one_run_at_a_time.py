@@ -49,7 +49,7 @@ def test_a_second_run_into_one_folder_is_refused(arguments, module, name, tmp_pa
 
 PLAN = {
     "name": "tiny",
-    "workload": {"resolution": 8, "batch": 4},
+    "workload": {"resolution": 8, "batch": 4, "data": None},
     "recipes": {"baseline": {}},
     "device": "cpu",
 }

@@ -14,7 +14,7 @@ import pytest
 from click.testing import CliRunner
 
 from benches import series
-from ladder import asvchecks, asvmachines, cli, machine, results, submit, validate
+from ladder import asvchecks, asvmachines, catalog, cli, machine, results, submit, validate
 from ladder.errors import UserError
 from ladder.site import asvseries
 from tests import made_up_asv
@@ -81,7 +81,8 @@ def climbed(submission: submit.Submission, complete: bool = True) -> Callable[[A
     def climb(request: Any) -> dict[str, Any]:
         result = json.loads(GENUINE.read_text()) | {"complete": complete, "commit": submission.commit}
         result["machine"] |= submission.facts
-        result["workload"] |= {"name": submission.workload, "resolution": 32}  # what a CPU can compute
+        preset = catalog.load_workload(submission.workload)[1]
+        result["workload"] |= preset | {"name": submission.workload, "data": result["workload"]["data"]}
         result["measured_code"] = {"kernels": "0" * 16}
         results.write(request.resume or results.path_for(request.out, result), result)
         return result

@@ -30,7 +30,7 @@ FULL = OSError(errno.ENOSPC, "No space left on device", "/home/someone/.cache/pa
     [
         (FULL, "No space left on device: reference.pt"),
         (OSError(errno.EROFS, "x", "/srv/.cache/parity"), "Read-only file system: parity"),
-        (PermissionError(errno.EACCES, "x", "/root/.triton/cache"), "Permission denied: cache"),
+        (PermissionError(errno.EACCES, "x", "/opt/.triton/cache"), "Permission denied: cache"),
         (OSError(errno.EMFILE, "x"), "Too many open files"),
         (OSError(errno.EDQUOT, "x"), os.strerror(errno.EDQUOT)),
         (

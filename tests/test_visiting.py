@@ -19,6 +19,9 @@ class FakeWorker:
     def __init__(self, during: Any = lambda number: None, **more: Any) -> None:
         self.visits, self.during, self.more = 0, during, more
 
+    def wait_imported(self) -> None:
+        pass
+
     def call(self, do: str, **fields: Any) -> dict[str, Any]:
         assert do == "visit" and fields == {"cycles": 2}
         self.visits += 1
