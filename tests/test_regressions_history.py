@@ -12,7 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
-from ladder import asvnotes, choicehistory
+from ladder import asvnotes, catalog, choicehistory
 from ladder.cli import main
 from ladder.errors import UserError
 from ladder.regressions import history, issues, known
@@ -94,7 +94,8 @@ class Toy:
         result = made_up(head, noise=noise)
         result["base"]["commit"], result["head"]["commit"] = self.commits[good], self.commits[bad]
         result["machine"] |= {"name": MACHINE, "torch": "2.13.0+cpu"} | machine
-        result["workload"]["name"] = "article"
+        article = catalog.load_workload("article")[1]
+        result["workload"] |= article | {"name": "article", "data": result["workload"]["data"]}
         for each in [*result["programs"], *result["rungs"]]:
             each["rung" if "side" in each else "name"] = "bf16"
         judging.judge(result)

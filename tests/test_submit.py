@@ -175,6 +175,7 @@ def test_on_a_gpu_two_fifths_of_the_time_are_paired_rounds_and_nothing_is_quick(
 ) -> None:
     monkeypatch.setattr(machine, "choose_device", lambda requested=None: "cuda")
     monkeypatch.setattr(machine, "facts", lambda device: submission.facts)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set for other tests
     on_gpu, asked = submit.prepare(None, print, submission.root), []
     submit.paired(on_gpu, lambda request: asked.append(request) or {"complete": False})
     (request,) = asked

@@ -341,7 +341,7 @@ def test_a_failed_save_keeps_the_old_checkpoint(images, tmp_path, monkeypatch):
 
     def full(content, file):
         calls.append(file)
-        if len(calls) == 2:
+        if len(calls) >= 2:  # the last state is tried once more
             file.write(b"half")
             raise OSError(28, "No space left on device")
         save(content, file)
