@@ -190,17 +190,18 @@ class _Run:
                 if (
                     stopped() and self.saved == self.step.count
                 ):  # what stops a training may stop its workers first
-                    raise KeyboardInterrupt from error
+                    raise self._stopped() from error
                 if problem is None:
                     raise
                 raise UserError(problem) from error
             if self.step.count < steps:
-                where = f"--resume {self.out / 'checkpoint.pt'}"
-                self.tell(
-                    {"event": "note", "text": f"stopped after step {self.step.count}: go on with {where}"}
-                )
-                raise KeyboardInterrupt
+                raise self._stopped()
         return self._summary()
+
+    def _stopped(self) -> KeyboardInterrupt:
+        path, step = self.out / "checkpoint.pt", self.step.count
+        self.tell({"event": "note", "text": f"stopped after step {step}: go on with --resume {path}"})
+        return KeyboardInterrupt()
 
     def _train(
         self, steps: int, sample_every: int, checkpoint_every: int, stopped: Callable[[], bool]

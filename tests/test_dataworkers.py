@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -123,6 +124,18 @@ def test_a_worker_that_may_open_no_more_files_ends(lack, capfd):
         batches(Zeros(lack))
     assert "too many open files" in (why(error.value) or "too many open files")
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "status"), [(24, 124), (32, 0)])
+def test_a_thread_of_a_worker_that_lacks_files_ends_it_and_no_other_error_does(number, status):
+    """The thread that hands over file descriptors calls ``sys.excepthook`` and goes on."""
+    child = os.fork()
+    if not child:
+        sys.stderr = open(os.devnull, "w")
+        dataworkers.begin(0)
+        sys.excepthook(OSError, OSError(number, "refused"), None)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
 def test_workers_that_cannot_be_started_are_one_error_without_noise(capfd):
