@@ -13,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from ladder import mishaps
 from stylegan_lite import dataworkers
-from stylegan_lite.config import ConfigError
 
 
 class Zeros(Dataset):
@@ -102,7 +101,7 @@ def test_without_any_short_folder_it_is_one_line(temporary, tmp_path, monkeypatc
     temporary(tmp_path / ("x" * 100))
     monkeypatch.setattr(dataworkers, "_FOLDERS", (str(tmp_path / "none"),))
     with pytest.raises(
-        ConfigError, match="no folder for their sockets: set TMPDIR to a writable one of at most 75"
+        OSError, match="no folder for their sockets: set TMPDIR to a writable one of at most 75"
     ):
         batches(Zeros())
 
