@@ -12,7 +12,10 @@ import signal
 from ladder.errors import describe, one_line, words_of
 from stylegan_lite.dataworkers import FAILED
 
-MEMORY = ("out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc")
+MEMORY = (
+    "out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc",
+    "could not create a primitive", "could not create a memory",  # what oneDNN says on a CPU
+)  # fmt: skip
 _WORKERS = "fewer `workers` in the recipe"
 _SMALLER = "a smaller batch or 16-bit precision needs less"
 _SHM, _ROOM = "/dev/shm", 64 * 2**20  # bytes free, with which some batch had room

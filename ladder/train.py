@@ -166,6 +166,7 @@ class _Run:
     before: float = 0.0
     started: float = 0.0
     saved: int | None = None  # step of the checkpoint on disk
+    full: bool = False  # whether the disk has refused a checkpoint
     copy: checkpoint.Copy = field(default_factory=checkpoint.Copy)
 
     def restore(self, path: Path, content: dict[str, Any]) -> None:
@@ -189,17 +190,18 @@ class _Run:
                 if (
                     stopped() and self.saved == self.step.count
                 ):  # what stops a training may stop its workers first
-                    raise KeyboardInterrupt from error
+                    raise self._stopped() from error
                 if problem is None:
                     raise
                 raise UserError(problem) from error
             if self.step.count < steps:
-                where = f"--resume {self.out / 'checkpoint.pt'}"
-                self.tell(
-                    {"event": "note", "text": f"stopped after step {self.step.count}: go on with {where}"}
-                )
-                raise KeyboardInterrupt
+                raise self._stopped()
         return self._summary()
+
+    def _stopped(self) -> KeyboardInterrupt:
+        path, step = self.out / "checkpoint.pt", self.step.count
+        self.tell({"event": "note", "text": f"stopped after step {step}: go on with --resume {path}"})
+        return KeyboardInterrupt()
 
     def _train(
         self, steps: int, sample_every: int, checkpoint_every: int, stopped: Callable[[], bool]
@@ -239,6 +241,8 @@ class _Run:
         state = self.copy.sound() if self.step.updating else None
         if not self.step.count or (self.step.updating and state is None):
             return self._kept()
+        if self.full:  # it was just tried
+            return f"its state is not saved; {self._kept()}"
         step = self.step.count if state is None else state["count"]
         if self.saved is None or step > self.saved:
             with suppress(UserError):  # the log's disk may be what is full
@@ -286,10 +290,14 @@ class _Run:
         if state is None and (bad := self.step.check_finite()) is not None:
             raise Diverged(bad)
         path, seconds = self.out / "checkpoint.pt", self._seconds() if state is None else self.copy.seconds
-        checkpoint.save(
-            path, self.step, seed=self.seed, seconds=seconds, images=_identity(self.images), run=self.name,
-            unwritten=unwritten, state=state,
-        )  # fmt: skip
+        try:
+            checkpoint.save(
+                path, self.step, seed=self.seed, seconds=seconds, images=_identity(self.images), run=self.name,
+                unwritten=unwritten, state=state,
+            )  # fmt: skip
+        except UserError:
+            self.full = True
+            raise
         self.saved = count
         self.tell({"event": "checkpoint", "step": self.saved, "path": str(path)})
 

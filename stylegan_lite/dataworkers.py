@@ -2,7 +2,7 @@
 
 A worker hands each batch over through a Unix socket in multiprocessing's temporary folder, as a file descriptor of
 shared memory. Both can fail in a thread of the worker that nobody watches: the socket's path may be too long, a limit
-of open files may be reached.
+of open files may be reached. This file imports nothing of ours, so that NVIDIA's step can have it as well.
 """
 
 from __future__ import annotations
@@ -24,8 +24,6 @@ from typing import Any
 
 from torch.utils.data import DataLoader
 
-from stylegan_lite.config import ConfigError
-
 FAILED = (
     100  # plus the number of the system's error: the exit status of a worker that cannot hand over a batch
 )
@@ -40,8 +38,8 @@ def started(loader: DataLoader) -> Iterator[Any]:
     """Return an iterator of ``loader``; its workers, if any, are started.
 
     Raises:
-        ConfigError: no temporary folder has a path that is short enough for the workers' sockets.
-        OSError: the system refuses processes, files or shared memory.
+        OSError: no temporary folder has a path that is short enough for the workers' sockets, or the system refuses
+            processes, files or shared memory.
     """
     if loader.num_workers:
         make_socket_folder()
@@ -56,7 +54,7 @@ def make_socket_folder() -> None:
     """Make the folder in which this process and those that it starts keep their sockets; a short path is chosen.
 
     Raises:
-        ConfigError: no folder is short enough and writable.
+        OSError: no folder is short enough and writable.
     """
     config = multiprocessing.current_process()._config  # which processes started from here inherit
     made = config.get("tempdir")
@@ -69,8 +67,9 @@ def make_socket_folder() -> None:
                 gone = {"ignore_errors": True}
                 util.Finalize(None, shutil.rmtree, args=(made,), kwargs=gone, exitpriority=-100)
                 return
-    raise ConfigError(
-        f"data workers: no folder for their sockets: set TMPDIR to a writable one of at most {LONGEST} characters"
+    raise OSError(
+        errno.ENAMETOOLONG,
+        f"data workers: no folder for their sockets: set TMPDIR to a writable one of at most {LONGEST} characters",
     )
 
 

@@ -3,6 +3,7 @@
 import multiprocessing
 import os
 import signal
+import sys
 import tempfile
 from pathlib import Path
 
@@ -12,7 +13,6 @@ from torch.utils.data import DataLoader, Dataset
 
 from ladder import mishaps
 from stylegan_lite import dataworkers
-from stylegan_lite.config import ConfigError
 
 
 class Zeros(Dataset):
@@ -101,7 +101,7 @@ def test_without_any_short_folder_it_is_one_line(temporary, tmp_path, monkeypatc
     temporary(tmp_path / ("x" * 100))
     monkeypatch.setattr(dataworkers, "_FOLDERS", (str(tmp_path / "none"),))
     with pytest.raises(
-        ConfigError, match="no folder for their sockets: set TMPDIR to a writable one of at most 75"
+        OSError, match="no folder for their sockets: set TMPDIR to a writable one of at most 75"
     ):
         batches(Zeros())
 
@@ -123,6 +123,18 @@ def test_a_worker_that_may_open_no_more_files_ends(lack, capfd):
         batches(Zeros(lack))
     assert "too many open files" in (why(error.value) or "too many open files")
     assert "Traceback" not in capfd.readouterr().err
+
+
+@pytest.mark.parametrize(("number", "status"), [(24, 124), (32, 0)])
+def test_a_thread_of_a_worker_that_lacks_files_ends_it_and_no_other_error_does(number, status):
+    """The thread that hands over file descriptors calls ``sys.excepthook`` and goes on."""
+    child = os.fork()
+    if not child:
+        sys.stderr = open(os.devnull, "w")
+        dataworkers.begin(0)
+        sys.excepthook(OSError, OSError(number, "refused"), None)
+        os._exit(0)
+    assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == status
 
 
 def test_workers_that_cannot_be_started_are_one_error_without_noise(capfd):

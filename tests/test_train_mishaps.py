@@ -279,6 +279,7 @@ WORKER = "DataLoader worker (pid 7) "
         (RuntimeError(WORKER + "exited unexpectedly with exit code 124. Details"), "too many open files"),
         (RuntimeError(WORKER + "exited unexpectedly with exit code 128. Details"), "No space left on device"),
         (RuntimeError("can't start new thread"), "ulimit -u"),
+        (RuntimeError("could not create a primitive"), "memory of this machine is full (could not create a prim"),
         (OSError(30, "Read-only file system", "/x/y"), "/x/y: Read-only file system"),
         (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), "the GPU failed: CUDA error: an"),
     ],

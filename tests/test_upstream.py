@@ -2,7 +2,9 @@
 
 import importlib
 import json
+import multiprocessing
 import sys
+import tempfile
 import textwrap
 import types
 from pathlib import Path
@@ -10,6 +12,7 @@ from pathlib import Path
 import pytest
 import torch
 from click.testing import CliRunner
+from PIL import Image
 
 from ladder import cli, cli_upstream, results, validate
 from ladder.errors import UserError
@@ -137,6 +140,21 @@ def test_a_step_is_an_iteration_of_its_training_loop(clone):
     with torch.no_grad():
         made.D.weight[0] = float("nan")
     assert made.check_finite() == "D.weight is not finite"
+
+
+def test_its_data_workers_need_no_short_temporary_folder(clone, tmp_path, monkeypatch):
+    for name in ("a", "b", "c", "d"):
+        Image.new("RGB", (WORKLOAD["resolution"],) * 2).save(tmp_path / f"{name}.jpg")
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)
+    made = step.make_step(WORKLOAD | {"data": str(tmp_path)}, {"folder": str(clone)}, device="cpu")
+    try:
+        assert len(next(made.images)[0]) == WORKLOAD["batch"]
+    finally:
+        made.images._shutdown_workers()
+    assert not list(long.iterdir())
 
 
 def test_its_configuration_is_that_of_its_command_line(clone):

@@ -10,6 +10,7 @@ all phases; for each phase its loss, one flat tensor of its gradients without Na
 from __future__ import annotations
 
 import copy
+import importlib.util
 import math
 from pathlib import Path
 from typing import Any
@@ -39,6 +40,15 @@ def make_step(
 ) -> UpstreamStep:
     """`recipe` names the folder of the clone."""
     return UpstreamStep(workload, Path(recipe["folder"]), device, seed)
+
+
+def _dataworkers() -> Any:
+    """Return our module from its file: in this process `stylegan_lite` is a package that stands for NVIDIA's."""
+    path = Path(__file__).resolve().parents[2] / "stylegan_lite" / "dataworkers.py"
+    spec = importlib.util.spec_from_file_location("ladder.upstream.dataworkers", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
 
 
 class UpstreamStep:
@@ -116,11 +126,12 @@ class UpstreamStep:
         order = torch.utils.data.RandomSampler(
             data, num_samples=2**40, generator=torch.Generator().manual_seed(seed)
         )
+        workers = _dataworkers()
         loader = torch.utils.data.DataLoader(
             data, batch_size=self.workload["batch"], sampler=order, pin_memory=self.device == "cuda",
-            num_workers=WORKERS, prefetch_factor=PREFETCH,
+            num_workers=WORKERS, prefetch_factor=PREFETCH, worker_init_fn=workers.begin,
         )  # fmt: skip
-        return iter(loader)
+        return workers.started(loader)
 
     def prepare(self) -> None:
         """Every phase once, which autotunes its convolutions."""
