@@ -21,7 +21,7 @@ from ladder import (
 )
 from ladder.floors import PHASES
 from tests import made_up
-from tests.small import LEAST, SMALL
+from tests.small import SMALL
 
 STORED = sorted((roofline.ROOT / "results" / "roofline").glob("*.json"))
 TUNED = roofline.ROOT / "results" / "kernels" / "nvidia-h200-tuning.json"
@@ -73,7 +73,7 @@ def gpu(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory):
     path = tmp_path_factory.mktemp("workloads") / "small.yaml"
-    path.write_text("".join(f"{key}: {value}\n" for key, value in LEAST.items()))
+    path.write_text("".join(f"{key}: {value}\n" for key, value in SMALL.items()))
     return str(path)
 
 
