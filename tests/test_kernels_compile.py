@@ -23,7 +23,7 @@ ROOT = Path(__file__).parents[1]
 
 
 @pytest.mark.slow
-@pytest.mark.timeout(600)
+@pytest.mark.timeout(1300)
 def test_every_kernel_compiles_and_fits(tmp_path):
     """In short strips, both dtypes of a step and both memory formats: half a minute on a core of its own."""
     assert_compiled(in_others(tmp_path, ["few"]))

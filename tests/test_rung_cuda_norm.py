@@ -70,9 +70,10 @@ def test_on_a_gpu_every_phase_computes_what_plain_pytorch_does_and_the_receipt_i
 
 
 def test_a_build_that_failed_is_not_taken_for_the_rung(on_cpu, monkeypatch, refused):
-    monkeypatch.setattr(sys.modules[OP], "_unavailable", lambda x, flags: "CUDA C++ could not be built: no")
-    with pytest.warns(UserWarning, match="could not be built: no; Triton's kernel computes"):
-        seen = gathered(small(CUDA, **TINY))
+    with monkeypatch.context() as patch:  # taken back before `on_cpu` takes back its own
+        patch.setattr(sys.modules[OP], "_unavailable", lambda x, flags: "CUDA C++ could not be built: no")
+        with pytest.warns(UserWarning, match="could not be built: no; Triton's kernel computes"):
+            seen = gathered(small(CUDA, **TINY))
     said = "planes_forward launched 0x"
     refused("cuda_norm", seen, said, sabotage="the build fails, and Triton's kernel runs in its place")
 

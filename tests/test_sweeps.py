@@ -74,3 +74,21 @@ def test_named_tuples_are_quick_until_every_field_s_values_were_seen():
     quick = [each.values[0] for each in sweeps.each_value(rows) if not each.marks]
     assert quick == [Row(16, 1), Row(32, 2)]
     assert [each.values[0] for each in sweeps.each_value(rows)] == rows
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("b", [[1], [2], [3]])
+@pytest.mark.parametrize("a", [{}, {"x": 1}])
+def test_swept(a, b):
+    """What the next test finds among pytest's own cases."""
+    assert isinstance(a, dict) and isinstance(b, list)
+
+
+def test_pytest_s_own_cases_are_few(request):
+    cases = [item for item in request.session.items if item.originalname == "test_swept"]
+    if len(cases) < 3:
+        pytest.skip("the cases were not asked for")
+    quick = [each for each in cases if not each.get_closest_marker("exhaustive")]
+    assert len(quick) == 3
+    for name, count in (("a", 2), ("b", 3)):
+        assert len({str(each.callspec.params[name]) for each in quick}) == count
