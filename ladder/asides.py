@@ -66,15 +66,10 @@ def foreign(code: Path) -> str | None:
     for name, module in sorted(sys.modules.items()):
         package = name.partition(".")[0]
         file = getattr(module, "__file__", None)
-        if package in MEASURED and file and not _lies_in(Path(file).resolve(), home / package):
+        if package in MEASURED and file and not Path(file).resolve().is_relative_to(home / package):
             kind = "package" if name == package else "module"
             return f"the measured code has no {kind} {name} of its own: another was imported"
     return None
-
-
-def _lies_in(file: Path, package: Path) -> bool:
-    """Return whether a module's file is a package's: in its folder, or a single file beside."""
-    return file.is_relative_to(package) or file == package.with_suffix(".py")
 
 
 def peak_rss() -> int | None:

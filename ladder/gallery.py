@@ -39,8 +39,10 @@ def publish(root: Path) -> list[Path]:
 
 def tracked(root: Path, folder: str) -> list[Path]:
     """Return the JSON files that git tracks in a folder of the checkout. UserError where git cannot say."""
-    names = git.read(root, "ls-files", "-z", "--", f"{folder}/*.json").split("\0")
-    return [path for name in sorted(names) if name and (path := Path(root) / name).is_file()]
+    names = git.read(root, "ls-files", "-z", "--", folder).split("\0")
+    return [
+        path for name in sorted(names) if name.endswith(".json") and (path := Path(root) / name).is_file()
+    ]
 
 
 def chosen(found: list[Result]) -> list[Result]:

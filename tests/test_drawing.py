@@ -99,4 +99,4 @@ def test_the_gallery_is_of_committed_results_alone_and_of_the_best(tmp_path, mon
         path.relative_to(tmp_path).as_posix() for path in written
     ]
     assert "nothing beside it" in call("report", "--publish", "--all").stderr
-    assert "git cannot say" in call("report", "--publish", env={"PATH": str(tmp_path)}).stderr
+    assert "git was not found" in call("report", "--publish", env={"PATH": str(tmp_path)}).stderr

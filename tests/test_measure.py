@@ -295,7 +295,8 @@ def test_code_without_the_contract_is_not_applicable(tmp_path: Path) -> None:
     with pytest.raises(WorkerFailure, match="no package stylegan_lite of its own") as failure:
         measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
     assert failure.value.status == "n/a"
-    (tmp_path / "stylegan_lite.py").write_text("CONTRACT = 2\n")
+    (tmp_path / "stylegan_lite").mkdir()
+    (tmp_path / "stylegan_lite" / "__init__.py").write_text("CONTRACT = 2\n")
     with pytest.raises(WorkerFailure, match="CONTRACT is not 1") as failure:
         measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
     assert failure.value.status == "n/a"

@@ -48,6 +48,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(machine, "choose_device", lambda requested: "cuda")
     monkeypatch.setattr(machine, "facts", lambda device: {**GPU})
     monkeypatch.setattr(machine, "device_key", lambda device: None)
+    monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set for the tests of kernels
     monkeypatch.setattr(machine, "capabilities", lambda device: dict.fromkeys(catalog.NEEDS))
     monkeypatch.setattr(roofline, "OUT", tmp_path / "roofline")
 
