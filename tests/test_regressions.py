@@ -328,7 +328,8 @@ def toy(tmp_path_factory: pytest.TempPathFactory) -> Path:
     for name in ("ladder", "kernels", "stylegan_lite", "benches"):
         ignore = shutil.ignore_patterns("__pycache__")
         shutil.copytree(ROOT / name, root / name, ignore=ignore, dirs_exist_ok=True)
-    shutil.copy(ROOT / "Makefile", root)
+    for name in ("Makefile", "pyproject.toml"):
+        shutil.copy(ROOT / name, root)
     (root / ".gitignore").write_text("__pycache__/\n.cache/\n")
     commit_all(root, "main")
     images = root / ".cache" / "images"

@@ -22,7 +22,7 @@ from ladder import (
 )
 from ladder.floors import PHASES
 from tests import committed, made_up
-from tests.small import LEAST, SMALL
+from tests.small import SMALL
 
 STORED = committed.listed("results/roofline/*.json")
 TUNED = committed.file("results/kernels/nvidia-h200-tuning.json")
@@ -75,7 +75,7 @@ def gpu(monkeypatch, tmp_path):
 @pytest.fixture(scope="module")
 def workload(tmp_path_factory):
     path = tmp_path_factory.mktemp("workloads") / "small.yaml"
-    path.write_text("".join(f"{key}: {value}\n" for key, value in LEAST.items()))
+    path.write_text("".join(f"{key}: {value}\n" for key, value in SMALL.items()))
     return str(path)
 
 
