@@ -80,7 +80,11 @@ def asv(
     """Run asv there without a terminal, with a home of its own beside the repository."""
     home = folder.parent / "home"
     home.mkdir(exist_ok=True)
-    kept = {key: value for key, value in os.environ.items() if key != "LADDER_ASV_HANDOVER"}
+    kept = {
+        key: value
+        for key, value in os.environ.items()
+        if key not in ("LADDER_ASV_HANDOVER", "TRITON_INTERPRET")
+    }
     settings = {
         "HOME": str(home),
         "CUDA_VISIBLE_DEVICES": "",
