@@ -6,7 +6,6 @@ import json
 import re
 import sys
 import types
-from pathlib import Path
 
 import pytest
 import rich.console
