@@ -343,6 +343,7 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
 @pytest.mark.parametrize("name", hostile_asv.RESULT_FILES)
 def test_the_command_reads_nothing_that_no_site_would_be_made_from(tmp_path: Path, name: str) -> None:
     """A traceback would end with the status of a confirmed regression."""
+    committed.folder()  # the command asks git of this checkout
     path = made_up_asv.write(tmp_path / "asv")
     how, _ = hostile_asv.RESULT_FILES[name]
     how(path)
@@ -444,10 +445,10 @@ def test_the_file_of_the_project_and_a_plain_day_are_read(tmp_path: Path) -> Non
 
 
 def test_the_command_lists_and_ends_with_a_status(toy: Toy) -> None:
-    git(toy.root, "status")
+    stored = committed.folder("results/asv")
     seen = CliRunner().invoke(main, ["history", "--results", str(toy.root / "none")])
     assert seen.exit_code == 2 and "no such folder" in seen.output
     seen = CliRunner().invoke(main, ["history", "--branch", "nope"])
     assert seen.exit_code == 2 and "git knows no such commit" in seen.output
-    seen = CliRunner().invoke(main, ["history", "--json"])
+    seen = CliRunner().invoke(main, ["history", "--results", str(stored), "--json"])
     assert seen.exit_code == 0 and isinstance(json.loads(seen.output)["steps"], list)

@@ -220,6 +220,25 @@ def test_on_a_gpu_a_few_rungs_are_one_call_and_what_failed_of_them_is_tried_agai
     assert submit.GROUP["cuda"] > 1
 
 
+def test_where_the_folder_is_another_machines_asv_is_given_a_new_name(
+    submission: submit.Submission, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """asv by itself would stop and ask for one."""
+    taken, said, called = submission.facts["name"], [], []
+    path = submission.root / "results" / "asv" / taken / "machine.json"
+    path.parent.mkdir(parents=True)
+    path.write_text(json.dumps(asvmachines.describe(submission.facts) | {"num_cpu": "999"}))
+    monkeypatch.setattr(submission, "say", said.append)
+    assert submit.history(submission, asv(submission)[0]) == []
+    assert submission.machine.startswith(f"{taken}-") and len(submission.machine) == len(taken) + 7
+    assert f"asv run: results/asv/{taken} is another machine; this one is {submission.machine}" in said
+    assert {file.parent.name for file in submit.asv_results(submission)} == {submission.machine}
+    monkeypatch.setattr(submit.subprocess, "Popen", lambda command, **_: called.extend(command) or 1 / 0)
+    with pytest.raises(ZeroDivisionError):
+        submit._asv(submission, "x")
+    assert called[called.index("--machine") + 1] == submission.machine
+
+
 def test_a_rung_that_failed_is_named_and_tried_again(submission: submit.Submission) -> None:
     run, _ = asv(submission, {"channels_last": 2})
     assert submit.history(submission, run) == ["channels_last"]
