@@ -26,10 +26,8 @@ class Zeros(Dataset):
         if self.lack is not None:
             import resource
 
-            most, hard = (
-                len(os.listdir("/proc/self/fd")) + self.lack,
-                resource.getrlimit(resource.RLIMIT_NOFILE)[1],
-            )
+            used, hard = set(os.listdir("/proc/self/fd")), resource.getrlimit(resource.RLIMIT_NOFILE)[1]
+            most = next(number for number in range(hard) if str(number) not in used) + self.lack
             resource.setrlimit(resource.RLIMIT_NOFILE, (most, hard))
         return torch.zeros(64, 64)
 

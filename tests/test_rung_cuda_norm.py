@@ -38,7 +38,8 @@ def test_every_phase_computes_what_plain_pytorch_does(layout, on_cpu):
 
 
 def test_all_phases_agree_with_the_reference_in_bf16(on_cpu, references):
-    step = small(CUDA | LAST | {"precision": "bf16"}, channel_base=64, **TINY)
+    # Of eight channels R1's loss is so small that on some CPUs BF16's own rounding is a fifth beyond its budget.
+    step = small(CUDA | LAST | {"precision": "bf16"}, channel_base=64, **TINY | {"channel_max": 16})
     found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]
 

@@ -104,8 +104,11 @@ def test_where_it_cannot_run_it_says_so_in_one_line(tmp_path):
     for path, asked in ((nothing, commands), (there, commands[:1])):  # and no GPU
         env = {"PATH": str(path), "CUDA_HOME": str(path), "CUDA_VISIBLE_DEVICES": ""}
         for end in programs.run(*(["ladder.sanitize", *options] for options in asked), **env):
-            assert end.returncode == 2 and end.stderr.startswith("sanitize: ")
-            assert len(end.stderr.splitlines()) == 1 and "Traceback" not in end.stdout
+            said = [
+                line for line in end.stderr.splitlines() if not line.startswith("asking torch")
+            ]  # if slow
+            assert end.returncode == 2 and len(said) == 1 and said[0].startswith("sanitize: ")
+            assert "Traceback" not in end.stdout
     assert not (tmp_path / "out").exists()
 
 

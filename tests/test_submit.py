@@ -282,6 +282,7 @@ def test_a_list_of_series_that_cannot_be_read_ends_the_command_in_one_line(
     submission: submit.Submission, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (submission.root / "benches").mkdir()
+    (submission.root / "benches" / "__init__.py").touch()  # else an installed `benches` goes before it
     (submission.root / "benches" / "series.py").write_text("raise ValueError('no such thing')")
     with pytest.raises(UserError, match="asv's list of series cannot be read: ValueError: no such thing"):
         submit._series(submission)
