@@ -26,10 +26,10 @@ help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
 
 setup: $(READY)  ## make .venv: the packages of requirements.lock and the command `ladder`
-	@$(PY) -m ladder.installed click yaml rich numpy scipy torch
+	@$(PY) -m ladder.base.installed click yaml rich numpy scipy torch
 
 ladder: $(READY)  ## climb the article's ladder on the hardware found here (ARGS: options of `ladder run`)
-	@quick=$$($(PY) -m ladder.machine) && set -x && \
+	@quick=$$($(PY) -m ladder.machine.system) && set -x && \
 	$(PY) -m ladder run $$quick $(ARGS)
 
 bench-compare:  ## is commit HEAD slower than BASE, on this device? exit status 0 no, 1 yes, 2 nothing measured
@@ -48,7 +48,7 @@ endif
 endif
 
 publish: $(READY)  ## build the site of all results in results/ into .asv/html
-	@$(PY) -m ladder.installed asv
+	@$(PY) -m ladder.base.installed asv
 	$(PY) -m asv publish $(ARGS)
 
 docs: $(READY)  ## draw results/charts anew: what README and docs show of the committed results
@@ -59,7 +59,7 @@ SIDE_BY_SIDE := -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reord
 
 # Tests of a GPU run one at a time: they time and fill it. They come first, so that the summary of the many ends the log.
 test: lint  ## lint, then the tests, of each sweep a few cases; needs no GPU
-	@$(PY) -m ladder.installed torch pytest pytest_timeout xdist
+	@$(PY) -m ladder.base.installed torch pytest pytest_timeout xdist
 	@if $(PY) -c 'import sys, torch; sys.exit(not torch.cuda.is_available())'; then set -x; $(PY) -m pytest -q -m gpu; \
 	else echo "make: torch finds no GPU here: the tests marked gpu are left out"; fi
 	$(PY) -m pytest $(SIDE_BY_SIDE) -m "not gpu and not exhaustive"
@@ -68,11 +68,11 @@ test-all: test  ## all that `make test` does, then every other case of the sweep
 	$(PY) -m pytest $(SIDE_BY_SIDE) -m "exhaustive and not gpu"
 
 faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write results/faults
-	@$(PY) -m ladder.installed torch pytest pytest_timeout
+	@$(PY) -m ladder.base.installed torch pytest pytest_timeout
 	$(PY) -m pytest -q -p no:cacheprovider --record-outcomes=results/faults tests
 
 lint: $(READY)  ## ruff: rules and formatting
-	@$(PY) -m ladder.installed ruff
+	@$(PY) -m ladder.base.installed ruff
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
 
@@ -80,7 +80,7 @@ sanitize: $(READY)  ## every fused kernel under compute-sanitizer's memcheck and
 	$(PY) -m ladder.sanitize
 
 bench-kernels: $(READY)  ## every op as a pytest-benchmark, at asv's cases; write results/benchmarks (ARGS: options of pytest; PART=-some: of the file's name)
-	@$(PY) -m ladder.installed torch pytest pytest_benchmark
+	@$(PY) -m ladder.base.installed torch pytest pytest_benchmark
 	@mkdir -p results/benchmarks && \
 	name=$$($(PY) -m tests.bench_plugin) && set -x && \
 	$(PY) -m pytest -q -n 0 -p tests.bench_plugin tests/bench_kernels.py --benchmark-json="results/benchmarks/$$name$(PART).json" \

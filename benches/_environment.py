@@ -23,9 +23,9 @@ from benches import CODE, ROOT
 from benches._hardware import machine_here
 from benches._interpreter import interpreter, lacks, libraries, stop
 from benches._measure import HANDOVER
-from ladder import environment as environments
-from ladder import git
-from ladder.errors import UserError
+from ladder.base import git
+from ladder.base.errors import UserError
+from ladder.machine import environment as environments
 
 CODE_UNDER_TEST = ("stylegan_lite", "kernels")
 

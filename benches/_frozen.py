@@ -12,7 +12,7 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Series:
-    """One frozen measurement. `device` is where it is measured, `needs` are capabilities of `ladder.machine`."""
+    """One frozen measurement. `device` is where it is measured, `needs` are capabilities of `ladder.machine.system`."""
 
     device: str
     needs: tuple[str, ...]

@@ -1,4 +1,5 @@
-"""asv's own calls of git: as ours (`ladder.git`), so that they answer for this repository, whatever the settings are.
+"""asv's own calls of git: as ours (`ladder.base.git`), so that they answer for this repository, whatever the settings
+are.
 
 Where git is absent or does not know this checkout, asv stops in one line before it measures, writes or publishes.
 """
@@ -13,8 +14,8 @@ from asv.plugins.git import Git
 
 from benches import ROOT
 from benches._interpreter import stop
-from ladder import git
-from ladder.errors import UserError
+from ladder.base import git
+from ladder.base.errors import UserError
 
 
 def refuse_unknown_commit(root: Path = ROOT) -> None:

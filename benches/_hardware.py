@@ -1,7 +1,8 @@
-"""The machine as asv stores it: its record (`ladder.asvmachines`), of the hardware that the measuring Python sees.
+"""The machine as asv stores it: its record (`ladder.publish.history.machines`), of the hardware that the measuring
+Python sees.
 
 The record under results/asv is the only one. What changes with updates, the driver and the kernel, is noted beside
-each result (`ladder.asvnotes`) and splits no series.
+each result (`ladder.publish.history.notes`) and splits no series.
 """
 
 from __future__ import annotations
@@ -19,14 +20,16 @@ from asv.console import log
 from benches import ROOT
 from benches._git import refuse_unknown_commit
 from benches._interpreter import ask, interpreter, stop
-from ladder import asvmachines, asvnotes, environment
-from ladder.errors import UserError, describe, one_line
+from ladder.base.errors import UserError, describe, one_line
+from ladder.machine import environment
+from ladder.publish.history import machines as asvmachines
+from ladder.publish.history import notes as asvnotes
 
 RECORDS = ROOT / "results" / "asv"
 
 _ASK = """
 import json
-from ladder import errors, machine
+from ladder.base import errors; from ladder.machine import system as machine
 try:
     device = machine.choose_device()
     found = {"device": device, "capabilities": machine.capabilities(device), "facts": machine.facts(device)}
@@ -38,7 +41,8 @@ print("\\n" + json.dumps(found))
 
 @functools.cache
 def machine_here(python: Path) -> dict[str, Any]:
-    """{"device", "capabilities", "facts"} of `ladder.machine`, asked of the Python that measures, once for a run."""
+    """{"device", "capabilities", "facts"} of `ladder.machine.system`, asked of the Python that measures, once for a
+    run."""
     try:
         run = ask(python, _ASK, cwd=ROOT)
         found = json.loads(run.stdout.strip().splitlines()[-1])

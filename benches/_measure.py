@@ -64,7 +64,7 @@ def machine_here() -> dict[str, Any]:
     """{"device": "cuda" | "cpu", "capabilities": {name: None or why not}}, found out once for an asv run."""
     if (folder := _folder()) and (path := folder / "machine.json").is_file():
         return json.loads(path.read_text())
-    from ladder import machine  # costs most of a second: not where n/a must be quick
+    from ladder.machine import system as machine  # costs most of a second: not where n/a must be quick
 
     device = machine.choose_device()
     return {"device": device, "capabilities": machine.capabilities(device)}
@@ -74,13 +74,13 @@ def machine_here() -> dict[str, Any]:
 
 
 def measured(series: Series, quantity: str, after: Sequence[Series] = ()) -> dict[str, Any]:
-    """What `ladder.once.measure_once` returns for a series; see `shared` for what it raises.
+    """What `ladder.engine.once.measure_once` returns for a series; see `shared` for what it raises.
 
     `after` are those that asv asks for next, whose processes find their numbers made if this one has to measure.
     """
 
     def measure(one: Series, workers: Any = None) -> dict[str, Any]:
-        from ladder import once
+        from ladder.engine import once
 
         workload = one.workload | {"data": images(one.workload)}
         code = code_under_test()
@@ -107,9 +107,10 @@ def following(benchmark: Any) -> list[Series]:
 
 def _one_by_one(due: list[Series], measure: Callable[[Series, Any], dict[str, Any]]) -> None:
     """Measure and keep them all, each in a worker of its own. Workers import a group at a time, while none is timed."""
-    from ladder import caches, once, sidebyside
+    from ladder.engine import lanes, once
+    from ladder.machine import caches
 
-    begin, group = time.monotonic(), min(sidebyside.MOST_AHEAD, os.cpu_count() or 1)
+    begin, group = time.monotonic(), min(lanes.MOST_AHEAD, os.cpu_count() or 1)
     code, asv = code_under_test(), os.getppid()
     with caches.set_to(caches.builds(code)), once.pool(due[0].device, code) as workers:
         for place, one in enumerate(due):
@@ -130,7 +131,7 @@ def phases(series: Series, phase: str) -> list[float]:
         recipe["whole_step_graph"] = False
 
     def measure() -> dict[str, Any]:
-        from ladder import parts
+        from ladder.engine import parts
 
         code_under_test()
         return parts.phases(series.workload, recipe, series.device)
@@ -143,7 +144,7 @@ def loading(name: str, workload: dict[str, Any], recipe: dict[str, Any]) -> list
     """Seconds for one image by a loader alone."""
 
     def measure() -> dict[str, Any]:
-        from ladder import parts
+        from ladder.engine import parts
 
         code_under_test()
         return parts.loading(workload | {"data": images(workload)}, recipe, machine_here()["device"])
@@ -158,7 +159,8 @@ def preparing(series: Series, cache: str, part: str) -> list[float]:
     """
 
     def measure() -> dict[str, Any]:
-        from ladder import caches, once
+        from ladder.engine import once
+        from ladder.machine import caches
 
         with tempfile.TemporaryDirectory() as folder, caches.set_to(caches.inside(Path(folder))):
             seen = [
@@ -248,7 +250,7 @@ def leave_choices(used: list[dict[str, Any]] | None) -> None:
     """
     folder, series = _folder(), os.environ.get(SERIES_NAME)
     if used is not None and folder and series:
-        from ladder import choicehistory
+        from ladder.publish.history import choices as choicehistory
 
         choicehistory.leave(folder, series, used)
 
@@ -266,14 +268,16 @@ def code_under_test() -> Path:
 
 def images(workload: dict[str, Any]) -> str:
     """The folder of sample photographs at a workload's resolution, made at the first use."""
-    from ladder import images as ladder_images
+    from ladder.images import prepare as ladder_images
 
     found = ladder_images.prepare_images(None, workload["resolution"], at_least=workload["batch"])
     return str(found.path)
 
 
 def _record(measure: Measure, workload: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
-    from ladder import caches, errors, pool
+    from ladder.base import errors
+    from ladder.engine import pool
+    from ladder.machine import caches
 
     try:
         with caches.set_to(caches.builds(code_under_test())):

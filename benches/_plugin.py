@@ -24,7 +24,8 @@ from benches._environment import WorkingTree
 from benches._hardware import load_machine, note, save_machine
 from benches._interpreter import stop
 from benches.series import DEFAULT
-from ladder import asvnotes, starting
+from ladder.base import starting
+from ladder.publish.history import notes as asvnotes
 
 WANTED = [DEFAULT]  # what runs without --bench
 

@@ -20,9 +20,9 @@ _REGISTERED: list[type] = []  # asv finds publishers among the subclasses that a
 
 def accepted(results: Path, into: Path) -> list[tuple[str, str]]:
     """Copy what is valid of asv's results into a fresh folder. Returns (path, why) of what was refused."""
-    from ladder import asvfiles
+    from ladder.publish.validation import asv_accepted
 
-    return [(row.path, row.problem) for row in asvfiles.accepted(results, into) if row.problem]
+    return [(row.path, row.problem) for row in asv_accepted.accepted(results, into) if row.problem]
 
 
 def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
@@ -32,8 +32,8 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
     if str(ROOT) not in sys.path:  # the front page knows rungs and recipes: all floors below are asked
         sys.path.append(str(ROOT))
     from benches._git import refuse_unknown_commit
-    from ladder.errors import UserError
-    from ladder.site import asvpages, building
+    from ladder.base.errors import UserError
+    from ladder.publish.site import asvpages, building
 
     refuse_unknown_commit(Path(conf.repo))
     try:
@@ -89,7 +89,7 @@ def _discover(conf: Any) -> None:
 
 def _lacking(commits: set[str], root: Path) -> str:
     """Return what helps where a shallow clone lacks some of these commits, else nothing."""
-    from ladder import git
+    from ladder.base import git
 
     if not git.is_shallow(root) or not commits - git.dates(root, commits).keys():
         return ""
@@ -128,7 +128,7 @@ def setup() -> None:
         def publish(
             cls, conf: Any, repo: Any, benchmarks: Any, graphs: Any, revisions: dict[str, int]
         ) -> None:
-            from ladder.site import building
+            from ladder.publish.site import building
 
             site = Path(conf.html_dir).parent
             for line in building.write_front(

@@ -79,7 +79,7 @@ def following(name: str) -> list[tuple[str, ...]]:
 
 def choices(environment: str) -> dict[str, list[str]] | None:
     """Lines of tuning choices by series, as this environment's processes left them; None if they left none."""
-    from ladder import choicehistory
+    from ladder.publish.history import choices as choicehistory
 
     folder = _handovers.get(environment)
     return (choicehistory.left(folder) if folder else {}) or None
@@ -129,7 +129,7 @@ def setup() -> None:
 
 
 def _series(benchmark: str, params: tuple[str, ...]) -> str:
-    from ladder import choicehistory
+    from ladder.publish.history import choices as choicehistory
 
     return choicehistory.key(benchmark, params)
 

@@ -5,8 +5,8 @@ Off unless they are asked for, because each of hundreds of combinations costs a 
 ours and the alternatives in turn: verdicts are its.
 
 asv stores results by position, so these lists may only grow at their end. A name says op, shape, precision and memory
-format; what an op takes is frozen by its fingerprint: an entry of `ladder.kernelcases` that changes its meaning needs a
-new name there and here.
+format; what an op takes is frozen by its fingerprint: an entry of `ladder.studies.kernelbench.cases.registry` that
+changes its meaning needs a new name there and here.
 """
 
 from __future__ import annotations
@@ -240,7 +240,7 @@ class Kernel:
         return _measured(case, direction, "hot")
 
 
-ALTERNATIVES = ["plain", "compile"]  # of `ladder.kernelbench`
+ALTERNATIVES = ["plain", "compile"]  # of `ladder.studies.kernelbench.bench`
 
 
 class Alternative:
@@ -275,18 +275,20 @@ def _possible(case: str, direction: str) -> None:
 
 def _measured(name: str, direction: str, temperature: str, contender: str = "ours") -> list[float]:
     try:
-        from ladder import kernelbench, kernelcases, machine
+        from ladder.machine import system
+        from ladder.studies.kernelbench import bench as kernelbench
+        from ladder.studies.kernelbench.cases import registry as kernelcases
     except ModuleNotFoundError as error:
         if error.name != "kernels":
             raise
         raise SkipNotImplemented("this commit has no package kernels") from None
-    from ladder.pool import device_lock
+    from ladder.engine.pool import device_lock
 
     case = kernelcases.named(name)
     if kernelcases.fingerprint(case.op) != FINGERPRINTS[case.op]:
         raise SkipNotImplemented(f"{case.op} means something else now: it needs a new name")
     try:
-        with device_lock(machine.device_key("cuda")):
+        with device_lock(system.device_key("cuda")):
             seconds = kernelbench.alone(case, direction, temperature, contender)
     except AttributeError as error:
         raise SkipNotImplemented(f"this commit has no such op: {error}") from None

@@ -1,6 +1,6 @@
 """Each phase of the rungs' steps alone, as asv benchmarks: `asv run --bench phases`, or `--bench "phases.*G_pl"`.
 
-All phases of a rung are timed in one process. Their sum is not the step: see `ladder.parts`.
+All phases of a rung are timed in one process. Their sum is not the step: see `ladder.engine.parts`.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Seconds until a rung can begin to train, as asv benchmarks: `asv run --bench preparing`.
 
 Cold and warm caches are two series: a process compiles into a folder of its own, empty at first (Triton's, Inductor's,
-torch's extensions', the driver's: `ladder.caches`), and those after it find there what it left.
+torch's extensions', the driver's: `ladder.machine.caches`), and those after it find there what it left.
 """
 
 from __future__ import annotations

@@ -3,7 +3,7 @@
 asv hands parameters to a benchmark by their position, so the lists of values below are literals to which one
 may only append. A series is never given a new meaning: its fingerprint is a literal as well. When the ladder's
 recipe of a rung changes, the rung gets a new value here ("bf16-2"), and the old one joins `RETIRED`: its history
-stays on the page. `tests/test_benches.py` compares this file with the ladder
+stays on the page. `tests/benches/test_benches.py` compares this file with the ladder
 `full`, whose first rungs are the article's; `python -m benches.unfrozen` prints what it lacks.
 """
 

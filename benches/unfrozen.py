@@ -16,16 +16,17 @@ WHERE = {"article": "cuda", "tiny": "cpu"}
 
 def planned(device: str) -> dict[str, tuple[tuple[str, ...], dict[str, Any]]]:
     """Rung -> (what it needs, its recipe) for those that run on this device; data_loading as on 8 cores or more."""
-    from ladder import catalog, machine
+    from ladder.machine import system
+    from ladder.plan import catalog
     from ladder.rungs import data_loading
 
-    there = machine.capabilities("cpu") if device == "cpu" else dict.fromkeys(machine.CAPABILITIES)
+    there = system.capabilities("cpu") if device == "cpu" else dict.fromkeys(system.CAPABILITIES)
     found, needs = {}, ["cuda"] if device == "cuda" else []
     for rung in catalog.climb(catalog.load_ladder(LADDER), there):
         if rung.recipe is None:
             continue
         wanted = catalog.load_rung(rung.name).needs  # some of the workload, which is frozen with it
-        needs += [need for need in wanted if need in machine.CAPABILITIES and need not in needs]
+        needs += [need for need in wanted if need in system.CAPABILITIES and need not in needs]
         recipe = dict(rung.recipe)
         if "workers" in recipe and recipe["workers"] == data_loading.change["workers"]:
             recipe["workers"] = 8

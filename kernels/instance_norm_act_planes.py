@@ -6,7 +6,7 @@ room for, each takes one plane after another, and of the two times that a plane 
 
 What is written passes through that cache, too, and pushes out what is to be read again. So it counts as much as what
 is read, and it is marked as the first to go (`hints`). Reads can be marked only where they are not fetched ahead:
-Triton has `cp.async` carry no mark (`tests/test_kernels_planes_hints.py` reads the PTX).
+Triton has `cp.async` carry no mark (`tests/kernels/test_kernels_planes_hints.py` reads the PTX).
 """
 
 from collections.abc import Iterator

@@ -6,6 +6,6 @@ Importing this package costs nothing: torch is imported by the worker processes 
 import sys
 
 if sys.argv[:1] == ["-m"]:  # `python -m ladder...`: the module that was asked for has not been read yet
-    from ladder import starting
+    from ladder.base import starting
 
     starting.watch()

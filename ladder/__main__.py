@@ -5,13 +5,13 @@ Nothing but the standard library is read before it is known what is missing; the
 
 import sys
 
-from ladder import starting
+from ladder.base import starting
 
 
 def main() -> None:
     """Run the command line. Ends with one line and status 2 where Python is too old or lacks a package."""
     starting.watch()
-    from ladder.cli import main as command
+    from ladder.cli.main import main as command
 
     note = starting.another_checkout() if starting.program() == "ladder" else None
     if note:

@@ -15,7 +15,8 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
-ROOT = Path(__file__).resolve().parent.parent
+from ladder.base.paths import ROOT
+
 OUT = ROOT / "results" / "spellings"
 
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
@@ -109,7 +110,8 @@ def result(
     on_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
     """The whole table with the machine's facts and the commit, as it is stored."""
-    from ladder import machine, record
+    from ladder.machine import system as machine
+    from ladder.results import record
 
     return record.head("spellings", workload_name, workload) | {
         "machine": machine.facts(device),
@@ -152,8 +154,8 @@ def measure(workload_name: str, workload: dict[str, Any], device: str) -> list[P
     """Measure the table with a line a row on stderr and write it; returns the JSON and the Markdown file."""
     import click
 
-    from ladder import results
-    from ladder.files import replacing
+    from ladder.base.files import replacing
+    from ladder.results import store as results
 
     def say(row: dict[str, Any]) -> None:
         step = f"{row['ms']['step']:8.1f} ms/step" if row["ms"] else row["reason"]

@@ -20,10 +20,15 @@ from typing import Any
 
 import click
 
-from ladder import catalog, environment, families, machine, modes, record, report, results
-from ladder.errors import UserError, describe
+from ladder.base.errors import UserError, describe
+from ladder.base.paths import ROOT
+from ladder.machine import environment, system
+from ladder.plan import catalog, modes
+from ladder.receipts import kernel_families
+from ladder.report import tables
+from ladder.results import record
+from ladder.results import store as results
 
-ROOT = Path(__file__).resolve().parent.parent
 OUT = ROOT / "results" / "trials"
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
 REPLAYS = 10  # of a phase, timed as one window
@@ -52,18 +57,18 @@ def command(
     out: Path | None,
 ) -> None:
     try:
-        device = machine.choose_device(device)
+        device = system.choose_device(device)
         environment.refuse(device)
         name, fields = catalog.load_workload(workload or ("article" if device == "cuda" else "tiny"))
         ladder = catalog.load_ladder(ladder_name)
-        variants = plan(ladder, catalog.possible(machine.capabilities(device), fields), without, each, only)
+        variants = plan(ladder, catalog.possible(system.capabilities(device), fields), without, each, only)
         found = frame(name, fields, ladder.name, device)
         path = out or OUT / f"{found['machine']['name']}-{name}-{found['started']:%Y%m%dT%H%M%SZ}.json"
         found["started"] = found["started"].isoformat(timespec="seconds")
         click.echo(heading())
         for variant, recipe in variants.items():
             found["variants"][variant] = row = trial(fields, recipe, device, kernels)
-            report.write_json(path, found)  # after each: what is there stays if the next one dies
+            tables.write_json(path, found)  # after each: what is there stays if the next one dies
             click.echo(line(variant, row))
         click.echo(f"one process, no protocol: to choose by, not to quote. {path}")
     except UserError as error:
@@ -103,7 +108,7 @@ def frame(workload: str, fields: dict[str, Any], ladder: str, device: str) -> Fo
     return record.head("trial", workload, fields) | {
         "ladder": ladder,
         "started": datetime.now(timezone.utc),
-        "machine": machine.facts(device),
+        "machine": system.facts(device),
         "variants": {},
     }
 
@@ -154,19 +159,21 @@ def phases(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels:
 
 def traced(step: Any, phase: str, kernels: bool) -> Found:
     """One run of a phase under the profiler: microseconds by family, and in order with ``kernels``."""
-    from ladder import traces
+    from ladder.receipts import traces
 
     step.run_phase(phase)
     events = traces.recorded(lambda: step.run_phase(phase))
-    rows = families.shares(events, 1)
-    ran = sorted((e for e in events if e[1] and not e[0].startswith(families.WAITING)), key=lambda e: e[3])
+    rows = kernel_families.shares(events, 1)
+    ran = sorted(
+        (e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)), key=lambda e: e[3]
+    )
     found = {
         "kernels": len(ran),
         "busy_us": round(traces.union([e[3:] for e in ran]) / 1000, 1),
         "families": [{**row, "us": round(row["us"], 1)} for row in rows],
     }
     if kernels:
-        found["sequence"] = [[families.short(e[0], 100), round((e[4] - e[3]) / 1000, 2)] for e in ran]
+        found["sequence"] = [[kernel_families.short(e[0], 100), round((e[4] - e[3]) / 1000, 2)] for e in ran]
     return found
 
 
@@ -185,7 +192,7 @@ def prepared(
 
 
 def _cycle_ms(step: Any, lazy: bool) -> float:
-    from ladder import evidence
+    from ladder.receipts import evidence
 
     took = []
     for _ in range(CYCLES):
@@ -198,7 +205,7 @@ def _cycle_ms(step: Any, lazy: bool) -> float:
 
 
 def _window_ms(step: Any, phase: str) -> float:
-    from ladder import evidence
+    from ladder.receipts import evidence
 
     step.run_phase(phase)
     evidence.synchronize(step)

@@ -1,7 +1,8 @@
 """Resampling by the separable [1, 3, 3, 1] filter: six plain-PyTorch spellings of the same linear maps, and a kernel.
 
 StyleGAN2 low-passes wherever it changes resolution. With zeros outside the image, all spellings agree to rounding
-(tests/test_resample.py); which is fastest depends on dtype, memory format and whether it is differentiated twice:
+(tests/stylegan_lite/test_resample.py); which is fastest depends on dtype, memory format and whether it is
+differentiated twice:
 
 - ``depthwise``: a ``conv2d`` with one group a channel.
 - ``channels_as_batch``: the same filter with channels folded into the batch; a copy when memory is channels_last.

@@ -16,10 +16,11 @@ import pytest
 import torch
 
 from benches.kernels import CASES, DIRECTIONS
-from ladder import kernelcalls, kernelcases
-from ladder.claims.timed import Missing
-from ladder.kernelcases import Case
-from ladder.kerneltiming import COLD, SMOKE, Cpu, Cuda, Rules, Timer
+from ladder.studies.claims.timed import Missing
+from ladder.studies.kernelbench import calls as kernelcalls
+from ladder.studies.kernelbench.cases import registry as kernelcases
+from ladder.studies.kernelbench.cases.registry import Case
+from ladder.studies.kernelbench.timing import COLD, SMOKE, Cpu, Cuda, Rules, Timer
 
 ROUNDS = 20
 TINY = {"N": 2, "C": 4, "H": 5, "W": 5, "R": 4, "O": 4, "I": 4, "K": 36}
@@ -69,7 +70,7 @@ def device(request: pytest.FixtureRequest) -> Any:
     """The GPU, on whose one stream everything runs, with the kernels of all that was asked for compiled."""
     found = Cuda() if GPU else Cpu()
     if GPU:
-        from ladder.kernelcompiling import compile_ours
+        from ladder.studies.kernelbench.compiling import compile_ours
 
         asked = [item.callspec.params["name"] for item in request.session.items if hasattr(item, "callspec")]
         compile_ours([kernelcases.named(name) for name in dict.fromkeys(asked)], found)

@@ -22,24 +22,24 @@ def device() -> str:
 
 def name() -> str:
     """Of the file: the machine's, as of all results, and whether it is one."""
-    from ladder import machine
+    from ladder.machine import system
 
     where = device()
-    return machine.facts(where)["name"] + ("-smoke" if where == "cpu" else "")
+    return system.facts(where)["name"] + ("-smoke" if where == "cpu" else "")
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, Any]:
     """The project's record of a machine; `pytest-benchmark compare` reads node, machine and the CPU's name."""
-    from ladder import machine
+    from ladder.machine import system
 
-    facts = machine.facts(device())
+    facts = system.facts(device())
     return facts | {"node": facts["name"], "machine": facts["os"], "cpu": {"brand_raw": facts["cpu"]}}
 
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_benchmark_generate_commit_info(config: pytest.Config) -> dict[str, Any]:
-    from ladder import record
+    from ladder.results import record
 
     commit, dirty = record.commit_of(ROOT)
     return {"id": commit or "unknown", "dirty": bool(dirty)}
@@ -51,9 +51,11 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list[Any], o
 
 def free_name() -> str:
     """The name for a new file: with the time where another host's result has the machine's."""
-    from ladder import machine, record, results
+    from ladder.machine import system
+    from ladder.results import record
+    from ladder.results import store as results
 
-    now = {"machine": machine.facts(device()), "commit": record.commit_of(ROOT)[0]}
+    now = {"machine": system.facts(device()), "commit": record.commit_of(ROOT)[0]}
     return results.place(ROOT / "results" / "benchmarks" / f"{name()}.json", now).stem
 
 

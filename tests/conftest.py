@@ -14,10 +14,10 @@ from typing import Any
 
 import pytest
 
-from ladder import git
-from tests import interpreter, sweeps
+from ladder.base import git
+from tests.support import interpreter, sweeps
 
-pytest.register_assert_rewrite("tests.rung_steps")
+pytest.register_assert_rewrite("tests.support.rung_steps")
 
 
 def nvml_sees_a_gpu() -> bool:
@@ -84,19 +84,19 @@ def references(
 
     A test that changes what they are made of takes a folder of its own.
     """
-    from ladder import reference
+    from ladder.parity import reference
 
     monkeypatch.setattr(reference, "KEPT", 1000)
     base = tmp_path_factory.getbasetemp()
     return (base.parent if hasattr(request.config, "workerinput") else base) / "references"
 
 
-# --- a history of toys for asv, see tests/toyhistory.py ---
+# --- a history of toys for asv, see tests/support/toyhistory.py ---
 
 
 @pytest.fixture(scope="module")
 def template(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    from tests import toyhistory
+    from tests.support import toyhistory
 
     return toyhistory.make(tmp_path_factory.mktemp("template") / "clone")
 
@@ -108,7 +108,7 @@ def history(template: Path, tmp_path: Path) -> Path:
     return tmp_path / "clone"
 
 
-# --- what planted faults came to, see tests/outcomes.py ---
+# --- what planted faults came to, see tests/support/outcomes.py ---
 
 TABLES = {
     "outcome": "faults",
@@ -139,32 +139,32 @@ def _recorder(request: pytest.FixtureRequest, kind: Callable[..., dict[str, Any]
 
 @pytest.fixture
 def outcome(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """outcome(fault=, injected=, outcome=, count=1, number=None, kept=None): see `tests.outcomes.fault`."""
-    from tests import outcomes
+    """outcome(fault=, injected=, outcome=, count=1, number=None, kept=None): see `tests.support.outcomes.fault`."""
+    from tests.support import outcomes
 
     return _recorder(request, outcomes.fault)
 
 
 @pytest.fixture
 def planted_bug(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """planted_bug(bug=, planted=, problem=): see `tests.outcomes.planted_bug`."""
-    from tests import outcomes
+    """planted_bug(bug=, planted=, problem=): see `tests.support.outcomes.planted_bug`."""
+    from tests.support import outcomes
 
     return _recorder(request, outcomes.planted_bug)
 
 
 @pytest.fixture
 def sabotaged_rung(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """sabotaged_rung(rung=, sabotage=, planted=, line=): see `tests.outcomes.sabotaged_rung`."""
-    from tests import outcomes
+    """sabotaged_rung(rung=, sabotage=, planted=, line=): see `tests.support.outcomes.sabotaged_rung`."""
+    from tests.support import outcomes
 
     return _recorder(request, outcomes.sabotaged_rung)
 
 
 @pytest.fixture
 def hostile_file(request: pytest.FixtureRequest) -> Callable[..., None]:
-    """hostile_file(file=, planted=, line=): see `tests.outcomes.hostile_file`."""
-    from tests import outcomes
+    """hostile_file(file=, planted=, line=): see `tests.support.outcomes.hostile_file`."""
+    from tests.support import outcomes
 
     return _recorder(request, outcomes.hostile_file)
 
@@ -172,7 +172,9 @@ def hostile_file(request: pytest.FixtureRequest) -> Callable[..., None]:
 @pytest.fixture
 def refused(sabotaged_rung: Callable[..., None], outcome: Callable[..., None]) -> Callable[..., None]:
     """refused(rung, evidence, words of the reason, sabotage=what was done, planted="step" or "evidence")."""
-    from ladder import catalog, receipts, results
+    from ladder.plan import catalog
+    from ladder.receipts import receipt as receipts
+    from ladder.results import store as results
 
     def check(rung: str, seen: dict, *words: str, sabotage: str, planted: str = "step") -> None:
         found = catalog.load_rung(rung).receipt(seen)
@@ -198,7 +200,7 @@ def pytest_terminal_summary(terminalreporter: Any, exitstatus: int, config: pyte
     if exitstatus != 0:
         terminalreporter.write_line("--record-outcomes: nothing is written, not every test passed", red=True)
         return
-    from tests import outcomes
+    from tests.support import outcomes
 
     for path in outcomes.write(folder, _rows):
         terminalreporter.write_line(f"--record-outcomes: {path}")

@@ -19,8 +19,7 @@ seconds to prepare are in the result. A change of anything that Dynamo guards on
 training; here nothing changes, and the receipt counts.
 """
 
-from ladder import compiling
-from ladder.receipts import Receipt
+from ladder.receipts import Receipt, torch_compile
 
 title = "torch.compile"
 change = {"compile": "default"}
@@ -29,4 +28,4 @@ needs = ("cuda", "triton")
 
 def receipt(seen: dict) -> Receipt:
     """Each main phase ran as one compiled graph, with no graph break and nothing compiled after warm-up."""
-    return compiling.receipt(seen, "default")
+    return torch_compile.receipt(seen, "default")

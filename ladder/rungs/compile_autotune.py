@@ -14,8 +14,7 @@ When it does not. Most of a step is 3x3 convolutions, and for those cuDNN usuall
 picked can differ from run to run, where two candidates are within noise of each other.
 """
 
-from ladder import compiling
-from ladder.receipts import Receipt
+from ladder.receipts import Receipt, torch_compile
 
 title = "torch.compile, autotuned"
 change = {"compile": "autotune"}
@@ -24,4 +23,4 @@ needs = ("cuda", "triton")
 
 def receipt(seen: dict) -> Receipt:
     """As for compile, with this option."""
-    return compiling.receipt(seen, "autotune")
+    return torch_compile.receipt(seen, "autotune")

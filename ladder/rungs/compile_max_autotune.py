@@ -13,8 +13,7 @@ takes minutes in the first process, and what it picks can differ from run to run
 within noise of each other. It is an alternative to `compile`: keep whichever measures better.
 """
 
-from ladder import compiling
-from ladder.receipts import Receipt
+from ladder.receipts import Receipt, torch_compile
 
 title = "torch.compile, max-autotune"
 change = {"compile": "max-autotune"}
@@ -24,4 +23,4 @@ needs = ("cuda", "triton")
 def receipt(seen: dict) -> Receipt:
     """As for compile, and in the mode that the recipe calls for: without graphs of its own inside ours."""
     mode = "max-autotune-no-cudagraphs" if seen["recipe"]["cuda_graphs"] else "max-autotune"
-    return compiling.receipt(seen, mode)
+    return torch_compile.receipt(seen, mode)

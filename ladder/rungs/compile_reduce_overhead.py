@@ -12,8 +12,7 @@ has nothing left to gain, and the two cannot be combined: the recipe is refused.
 recipe.
 """
 
-from ladder import compiling
-from ladder.receipts import Receipt
+from ladder.receipts import Receipt, torch_compile
 
 title = "torch.compile, reduce-overhead"
 change = {"compile": "reduce-overhead"}
@@ -22,4 +21,4 @@ needs = ("cuda", "triton", "cuda_graphs")
 
 def receipt(seen: dict) -> Receipt:
     """As for compile; that it replays graphs of its own is in the profiled launches, beside it."""
-    return compiling.receipt(seen, "reduce-overhead")
+    return torch_compile.receipt(seen, "reduce-overhead")

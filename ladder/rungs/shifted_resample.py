@@ -13,8 +13,7 @@ When it does not. At low resolutions a convolution takes so little that the four
 compiler writes the half-filtered image to memory, it is two passes. Uncompiled it is never faster.
 """
 
-from ladder import compiling
-from ladder.receipts import Receipt, judge
+from ladder.receipts import Receipt, judge, torch_compile
 
 title = "resampling by shifted slices"
 change = {"resample": "shifts"}
@@ -23,7 +22,7 @@ needs = ("cuda", "triton")
 
 def receipt(seen: dict) -> Receipt:
     """Both main phases are compiled, and their graphs hold no convolution with the four taps of [1, 3, 3, 1]."""
-    found, ran = seen["compile"], compiling.phases(seen)
+    found, ran = seen["compile"], torch_compile.phases(seen)
     filters = found.get("filters", 0)
     return judge(
         (len(ran) == 2, f"phases that ran compiled: {', '.join(ran) or 'none'}"),

@@ -1,0 +1,48 @@
+"""Compare what is installed with the oldest versions that ``pyproject.toml`` declares.
+
+``python -m ladder.base.bounds`` prints these as requirements for pip.
+"""
+
+from __future__ import annotations
+
+import importlib.metadata
+import re
+
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+
+PROJECT = ROOT / "pyproject.toml"
+_DEPENDENCY = re.compile(r'^ +"([\w.-]+)[>=]=([\d.]+)(?:;[^"]*)?",$', re.MULTILINE)
+
+
+def oldest() -> dict[str, str]:
+    """Return the oldest version of each dependency that the project declares to work with, by lower-case name."""
+    listed = PROJECT.read_text(encoding="utf-8").split("\ndependencies = [", 1)[1].split("\n]", 1)[0]
+    return {name.lower(): version for name, version in _DEPENDENCY.findall(listed)}
+
+
+def older(package: str) -> str | None:
+    """Say in one line that an installed package is older than declared; None if it is not, or not installed."""
+    try:
+        installed = importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+    least = oldest()[package.lower()]
+    if _numbers(installed) >= _numbers(least):
+        return None
+    return f"{package} {installed} is older than {least}, which this project needs: pip install '{package}>={least}'"
+
+
+def refuse_older(package: str) -> None:
+    """Raise `UserError` if this package is older than declared."""
+    if line := older(package):
+        raise UserError(line)
+
+
+def _numbers(version: str) -> tuple[int, ...]:
+    numbers = [int(each) for each in re.findall(r"\d+", version.split("+")[0])[:3]]
+    return tuple(numbers + [0] * (3 - len(numbers)))
+
+
+if __name__ == "__main__":
+    print(*(f"{name}=={version}" for name, version in oldest().items()), sep="\n")

@@ -1,0 +1,158 @@
+"""Every call of git that this project makes: the same answer whatever the environment and the user's settings are.
+
+A hook exports GIT_DIR, a user sets log.showSignature or core.autocrlf, a container owns the clone as another user: git
+then answers for another repository, in another format, or not at all. So the variables that redirect git are dropped,
+settings that change an answer are overridden, and plumbing commands are asked. Each failure is one line that says what
+helps.
+"""
+
+from __future__ import annotations
+
+import os
+import re
+import shlex
+import subprocess
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+
+from ladder.base.errors import UserError, one_line
+
+# The only GIT_* variables that pass: where git's programs and the user's settings are. Without the settings git could
+# not know which folders it is to trust (safe.directory).
+KEPT = frozenset({"GIT_EXEC_PATH", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"})
+SETTINGS = (
+    *("color.ui=false", "core.pager=cat", "core.quotePath=false", "core.fsmonitor=false"),
+    *("core.hooksPath=/dev/null", "core.excludesFile=/dev/null", "core.attributesFile=/dev/null"),
+    *("clone.rejectShallow=false", "protocol.file.allow=always"),
+)
+OVERRIDES = ("--no-replace-objects", "--literal-pathspecs", *(w for each in SETTINGS for w in ("-c", each)))
+LF = ("-c", "core.autocrlf=false", "-c", "core.eol=lf")  # for trees that git writes: the bytes of the commit
+CLONE = "clone the repository with git and run this in the clone"
+DEEPEN = "`git fetch --unshallow` gets them"
+SECONDS = 120
+
+
+def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Return `given`, by default this process's environment, for a call of git: nothing redirects it, nothing asks."""
+    given = os.environ if given is None else given
+    kept = {key: value for key, value in given.items() if not key.startswith("GIT_") or key in KEPT}
+    for number, folder in enumerate(trusted := _trusted(given)):
+        kept |= {f"GIT_CONFIG_KEY_{number}": "safe.directory", f"GIT_CONFIG_VALUE_{number}": folder}
+    count = {"GIT_CONFIG_COUNT": str(len(trusted))} if trusted else {}
+    return kept | count | {"LC_ALL": "C", "GIT_TERMINAL_PROMPT": "0", "GIT_OPTIONAL_LOCKS": "0"}
+
+
+def _trusted(given: Mapping[str, str]) -> list[str]:
+    """Return the folders that the environment's own settings (GIT_CONFIG_COUNT) tell git to trust."""
+    count = given.get("GIT_CONFIG_COUNT", "")
+    numbers = range(int(count)) if re.fullmatch(r"\d{1,3}", count) else ()
+    pairs = [(given.get(f"GIT_CONFIG_KEY_{n}", ""), given.get(f"GIT_CONFIG_VALUE_{n}", "")) for n in numbers]
+    return [value for key, value in pairs if key.lower() == "safe.directory"]
+
+
+def read(root: Path, *command: str, stdin: str = "") -> str:
+    """Return what a git command prints in `root`, without the last line end. Raises `UserError`, one line."""
+    return os.fsdecode(read_bytes(root, *command, stdin=stdin)).rstrip("\n")
+
+
+def read_bytes(root: Path, *command: str, stdin: str = "") -> bytes:
+    """Return what a git command prints in `root`. Raises `UserError`: one line, with the command that helps."""
+    run = _run(root, *command, stdin=stdin)
+    if run.returncode:
+        raise UserError(_explain(root, command, run.returncode, os.fsdecode(run.stderr)))
+    return run.stdout
+
+
+def succeeds(root: Path, *command: str) -> bool:
+    """Return whether a git command ends with status 0. Raises `UserError` where git cannot be run."""
+    return _run(root, *command).returncode == 0
+
+
+def _run(root: Path, *command: str, stdin: str = "") -> subprocess.CompletedProcess[bytes]:
+    called = ["git", "-C", str(root), *OVERRIDES, *command]
+    try:
+        return subprocess.run(
+            called, env=environment(), input=stdin.encode(), capture_output=True, timeout=SECONDS
+        )
+    except FileNotFoundError:
+        raise UserError("git was not found: install git; results belong to a commit") from None
+    except subprocess.TimeoutExpired:
+        name = next(word for word in command if not word.startswith("-"))
+        raise UserError(f"git {name} did not end within {SECONDS} s") from None
+    except OSError as error:
+        raise UserError(f"git cannot be run: {error.strerror or error}") from None
+
+
+def _explain(root: Path, command: tuple[str, ...], status: int, said: str) -> str:
+    if "dubious ownership" in said or "unsafe repository" in said:
+        named = re.search(r"safe\.directory (.+)", said)
+        folder = named[1].strip().strip("'\"") if named else str(root)
+        return (
+            "git does not trust this checkout, as another user owns it:"
+            f" git config --global --add safe.directory {shlex.quote(folder)}"
+        )
+    if "not a git repository" in said:
+        return f"this checkout is no git repository, and results belong to a commit: {CLONE}"
+    name = next((word for word in command if not word.startswith("-") and "=" not in word), "")
+    return f"git {name}: {one_line(said).removeprefix('fatal: ') or f'status {status}'}"
+
+
+# --- what is asked ------------------------------------------------------------------------------------------------
+
+
+def commit(root: Path) -> str:
+    """Return the commit checked out at `root`, 40 digits.
+
+    Raises:
+        UserError: one line why results of this folder belong to no commit. A folder inside a repository has none:
+            the commit of a repository around it says nothing of the code here.
+    """
+    if read(root, "rev-parse", "--is-inside-work-tree", "--show-prefix").strip() != "true":
+        raise UserError(f"this checkout is only a folder of another git repository: {CLONE}")
+    try:
+        return read(root, "rev-parse", "--verify", "--quiet", "HEAD^{commit}")
+    except UserError:
+        raise UserError("this git repository has no commit yet, and results belong to a commit") from None
+
+
+def problem(root: Path) -> str | None:
+    """Return one line why results of this folder belong to no commit, or None."""
+    try:
+        commit(root)
+    except UserError as error:
+        return str(error)
+    return None
+
+
+def changes(root: Path, paths: Iterable[str]) -> list[str]:
+    """Return the files below `paths` that differ from the commit, untracked ones too. Raises `UserError`.
+
+    Only the project's own .gitignore hides a file. What a user hides (core.excludesFile, .git/info/exclude,
+    status.showUntrackedFiles) is imported all the same.
+    """
+    paths = tuple(paths)
+    asked = ("--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=none")
+    tracked = os.fsdecode(read_bytes(root, "status", *asked, "--", *paths)).split("\0")
+    others = ("--others", "--exclude-per-directory=.gitignore", "-z")
+    untracked = os.fsdecode(read_bytes(root, "ls-files", *others, "--", *paths)).split("\0")
+    return [*(entry[3:] for entry in tracked if entry), *filter(None, untracked)]
+
+
+def dates(root: Path, commits: Iterable[str]) -> dict[str, int]:
+    """Return when each of these commits was written, in Unix seconds, as far as the repository has them.
+
+    Raises:
+        UserError: git cannot be asked.
+    """
+    asked = sorted(set(commits))
+    if not asked:
+        return {}
+    command = ("rev-list", "--no-walk=unsorted", "--ignore-missing", "--stdin", "--format=%H %at")
+    said = read(root, *command, stdin="".join(f"{each}\n" for each in asked))
+    pairs = (line.split() for line in said.splitlines() if not line.startswith("commit "))
+    return {name: int(seconds) for name, seconds in pairs if name in asked}
+
+
+def is_shallow(root: Path) -> bool:
+    """Return whether the clone at `root` lacks older commits (`git clone --depth`). Raises `UserError`."""
+    return read(root, "rev-parse", "--is-shallow-repository") == "true"

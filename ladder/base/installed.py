@@ -1,0 +1,23 @@
+"""`python -m ladder.base.installed MODULE...`: what `make` asks before it runs tools in whatever Python it was
+given."""
+
+import importlib.util
+import sys
+
+from ladder.base import starting
+
+
+def main() -> int:
+    """Print one line about the first module that is missing and how to get it. Returns the exit status, 0 or 2."""
+    for name in sys.argv[1:]:
+        if importlib.util.find_spec(name) is None:
+            package = starting.PACKAGES.get(name, name)
+            python = starting.near(sys.executable)
+            install = f"`{starting.install(python)}`, or make without NO_VENV=1"
+            print(f"make: {package} is not installed for {python}: {install}", file=sys.stderr)
+            return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

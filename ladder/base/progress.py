@@ -1,0 +1,189 @@
+"""What a user sees while they wait, on stderr: a first line at once, then a bar on a terminal, elsewhere lines.
+
+A terminal that cannot move its cursor (TERM=dumb, as in editors and CI) gets lines, too.
+"""
+
+from __future__ import annotations
+
+import os
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import click
+
+from ladder.base.text import printable
+
+OnEvent = Callable[[dict[str, Any]], None]
+EVERY_S = 10.0  # between lines of what has hundreds of steps
+NARROW = 80  # columns: below, a bar leaves no room for what it says
+
+
+@contextmanager
+def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
+    """Yield the callback for ``measure.run_ladder``: rung, round and time left; failures as lines of their own."""
+    with _Bar(title, "visits", quiet) as bar:
+
+        def on_event(event: dict[str, Any]) -> None:
+            kind = event["event"]
+            if kind == "failed":
+                bar.line(f"{event['rung']}: {event['status']}: {event['reason']}")
+            elif kind == "waiting":
+                bar.update(text="waiting: another run uses this device", say=True)
+            elif kind in ("visit", "inspect", "phase", "visited"):
+                bar.update(
+                    event["done"], event["total"], _where(event), event["left_s"], say=kind == "visited"
+                )
+
+        yield on_event
+
+
+def _where(event: dict[str, Any]) -> str:
+    number, doing = event["round"], event.get("phase", "")
+    place = "inspecting" if number is None else f"round {number + 1}/{event['rounds']}"
+    if event["event"] == "visited":
+        doing = f"{event['step_ms']:.1f} ms" if event.get("step_ms") else ""
+    return f"{place}  {event['rung']}  {doing}".rstrip()
+
+
+class First:
+    """The first line of something long, said once: as soon as it is certain that it begins, and no later."""
+
+    def __init__(self, text: str, quiet: bool) -> None:
+        self.due = not quiet
+        self.text = text
+
+    def __call__(self) -> None:
+        if self.due:
+            click.echo(self.text, err=True)
+        self.due = False
+
+
+@contextmanager
+def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callable[[int, int], None]]:
+    """Yield a callback (done, total) that draws a bar; nothing is drawn or said before its first call."""
+    with _Bar(title, "", quiet) as drawn:
+
+        def on_progress(done: int, total: int) -> None:
+            if first is not None:
+                first()
+            drawn.update(done, total, say=True, now_and_then=True)
+
+        yield on_progress
+
+
+@contextmanager
+def kernels_progress(quiet: bool, line: Callable[[dict[str, Any]], str]) -> Iterator[OnEvent]:
+    """Yield the callback for ``kernelbench.run``: the case on the bar, each measured row as ``line`` says it."""
+    with _Bar("kernels", "cases", quiet) as drawn:
+
+        def on_event(event: dict[str, Any]) -> None:
+            for row in event.get("rows", []):
+                drawn.line(line(row))
+            text = f"{event['case']}  {event.get('doing', '')}"
+            drawn.update(event["done"], event["total"], text, say="rows" not in event, now_and_then=True)
+
+        yield on_event
+
+
+@contextmanager
+def training_progress(steps: int, quiet: bool) -> Iterator[OnEvent]:
+    """Yield the callback for ``train.train``: the step and its losses; files as lines of their own."""
+    with _Bar("training", "steps", quiet) as drawn:
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "log":
+                losses = {key: event[key] for key in ("G_main", "D_main") if event.get(key) is not None}
+                text = "  ".join(f"{key} {value:.3f}" for key, value in losses.items())
+                drawn.update(event["step"], steps, text, say=True, now_and_then=True)
+            elif event["event"] == "sample":
+                drawn.line(f"step {event['step']}: {event['path']}")
+            elif event["event"] == "note":
+                drawn.line(event["text"])
+
+        yield on_event
+
+
+def can_move_its_cursor() -> bool:
+    """Return whether stderr is a terminal on which a bar can be redrawn in place."""
+    return sys.stderr.isatty() and os.environ.get("TERM", "").lower() not in ("", "dumb", "unknown")
+
+
+class _Bar:
+    """A rich progress bar on a terminal; lines elsewhere; silent if quiet."""
+
+    def __init__(self, title: str, unit: str, quiet: bool) -> None:
+        self.title, self.unit, self.quiet = title, unit, quiet
+        self.live = not quiet and can_move_its_cursor()
+        self.progress: Any = None
+        self.said = -EVERY_S  # of the monotonic clock, which may have begun just now
+
+    def __enter__(self) -> _Bar:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        if self.progress is not None:
+            self.progress.stop()
+
+    def update(
+        self,
+        done: int = 0,
+        total: int = 0,
+        text: str = "",
+        left_s: float | None = None,
+        say: bool = False,
+        now_and_then: bool = False,
+    ) -> None:
+        """Redraw the bar. Where there is none, print a line if `say`; every ten seconds at most if `now_and_then`."""
+        if self.live:
+            self._draw(done, total, f"{text}{_left(left_s)}")
+        elif say and not self.quiet and not (now_and_then and time.monotonic() - self.said < EVERY_S):
+            self.said = time.monotonic()
+            count = f"{done}/{total} {self.unit}".rstrip() if total else ""
+            click.echo(f"{self.title}: {'  '.join(filter(None, (count, text)))}{_left(left_s)}", err=True)
+
+    def line(self, text: str) -> None:
+        text = printable(text)
+        if self.progress is not None:
+            from rich.text import Text
+
+            self.progress.console.print(Text(text))
+        elif not self.quiet:
+            click.echo(text, err=True)
+
+    def _draw(self, done: int, total: int, text: str) -> None:
+        if self.progress is None:
+            self.progress, self.task = _rich_bar(self.title)
+        if total:
+            self.progress.update(self.task, completed=done, total=total)
+        self.progress.update(self.task, text=text)
+
+
+def _rich_bar(title: str) -> tuple[Any, Any]:
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeElapsedColumn
+    from rich.table import Column
+
+    def text(of: str, ratio: int | None = None) -> TextColumn:
+        column = Column(no_wrap=True, overflow="ellipsis", ratio=ratio)
+        return TextColumn(of, markup=False, table_column=column)
+
+    console = Console(stderr=True)
+    wide = console.width >= NARROW
+    columns = (
+        *([text("{task.description}"), BarColumn(bar_width=24)] if wide else []),
+        MofNCompleteColumn(),
+        *([TimeElapsedColumn()] if wide else []),
+        text("{task.fields[text]}", ratio=1),
+    )
+    progress = Progress(*columns, console=console, transient=True, expand=True)
+    progress.start()
+    return progress, progress.add_task(title, total=None, text="")
+
+
+def _left(seconds: float | None) -> str:
+    if seconds is None:
+        return ""
+    return f"  {seconds / 60:.0f} min left" if seconds >= 90 else f"  {seconds:.0f} s left"

@@ -1,0 +1,108 @@
+"""Small YAML files, read as if from a stranger: safe-loaded, one mapping, no key twice, no aliases, in
+one line if bad."""
+
+from __future__ import annotations
+
+import os
+import re
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ladder.base.errors import UserError
+from ladder.base.text import plain
+
+LIMIT = 64 * 1024  # bytes; a workload has ten lines
+DEPTH = 8
+MOST_DIGITS = 18  # of a whole number: one of 400 is no float, and the readers compute with what they get
+
+
+class _Loader(yaml.SafeLoader):
+    """SafeLoader that refuses a key given twice (YAML would take the last), aliases (they can grow without end) and
+    numbers that no float holds.
+    """
+
+    depth = 0
+
+    def compose_node(self, parent: Any, index: Any) -> yaml.Node:
+        if self.check_event(yaml.events.AliasEvent):
+            event = self.peek_event()
+            raise yaml.composer.ComposerError(None, None, "aliases are not allowed", event.start_mark)
+        self.depth += 1
+        if self.depth > DEPTH:
+            raise yaml.composer.ComposerError(None, None, "nested too deep", self.peek_event().start_mark)
+        node = super().compose_node(parent, index)
+        self.depth -= 1
+        return node
+
+    def construct_mapping(self, node: yaml.MappingNode, deep: bool = False) -> dict[Any, Any]:
+        seen = set()
+        for key_node, _ in node.value:
+            if not isinstance(key_node, yaml.ScalarNode):
+                raise yaml.constructor.ConstructorError(None, None, "a key must be text", key_node.start_mark)
+            key = self.construct_object(key_node)
+            if key in seen:
+                raise yaml.constructor.ConstructorError(None, None, f"key {key!r} twice", key_node.start_mark)
+            seen.add(key)
+        return super().construct_mapping(node, deep)
+
+
+def _whole(loader: _Loader, node: yaml.ScalarNode) -> int:
+    value = loader.construct_yaml_int(node)
+    if abs(value) >= 10**MOST_DIGITS:
+        problem = f"a whole number of more than {MOST_DIGITS} digits"
+        raise yaml.constructor.ConstructorError(None, None, problem, node.start_mark)
+    return value
+
+
+_Loader.add_constructor("tag:yaml.org,2002:int", _whole)
+# YAML 1.1, which PyYAML reads, takes 2e-3 for text; people who write `lr: 2e-3` mean a number.
+_Loader.add_implicit_resolver(
+    "tag:yaml.org,2002:float", re.compile(r"[-+]?[0-9]+(\.[0-9]*)?[eE][-+]?[0-9]+$"), list("-+0123456789")
+)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Read one YAML file that holds a mapping with text keys.
+
+    Raises:
+        UserError: it cannot be read, is too large, is not YAML, or is not such a mapping; one line with file and place.
+    """
+    where = shown(path)
+    try:
+        if path.stat().st_size > LIMIT:
+            raise UserError(f"{where}: larger than {LIMIT // 1024} KiB; this is not a small YAML file")
+        values = yaml.load(path.read_bytes(), Loader=_Loader)  # a SafeLoader
+    except OSError as error:
+        raise UserError(f"{where}: cannot be read: {error.strerror or error}") from None
+    except yaml.MarkedYAMLError as error:
+        mark = error.problem_mark or error.context_mark
+        place = f" line {mark.line + 1}, column {mark.column + 1}:" if mark else ""
+        raise UserError(f"{where}:{place} {_line(error.problem or error.context or 'not YAML')}") from None
+    except (yaml.YAMLError, ValueError, TypeError, RecursionError) as error:
+        raise UserError(f"{where}: not YAML: {_line(str(error))}") from None
+    if not isinstance(values, dict):
+        found = "nothing" if values is None else f"a {type(values).__name__}"
+        raise UserError(f"{where}: expected `key: value` lines, found {found}")
+    for key in values:
+        if not isinstance(key, str):
+            raise UserError(f"{where}: key {str(key)[:40]!r} must be text")
+    return values
+
+
+def shown(path: Path) -> str:
+    """The path as a user would name it: relative to where they are, where that is shorter."""
+    relative = os.path.relpath(path)
+    return relative if not relative.startswith("..") else str(path)
+
+
+def _line(text: str) -> str:
+    return " ".join(text.split())[:160]
+
+
+def remarks(path: Path) -> list[str]:
+    """Return the comments of a YAML file of a user's or of ours, without their signs, a line each."""
+    lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
+    found = [re.fullmatch(r"\s*#\s?(.*)", line) for line in lines]
+    return [plain(match[1]) for match in found if match and match[1].strip()]

@@ -1,0 +1,56 @@
+"""What `ladder kernels --claims` does: measures, prints, writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.base.paths import ROOT
+
+OUT = ROOT / "results" / "claims"
+MINUTES = 5.0
+
+
+def command(device: str, minutes: float, seed: int, quick: bool, out: Path | None, as_json: bool) -> None:
+    """Everything; ends with status 130 where it was interrupted, 1 where no claim has a number."""
+    from ladder.base import files
+    from ladder.base.progress import First, kernels_progress
+    from ladder.machine import system
+    from ladder.report import output as ending
+    from ladder.results import store as results
+    from ladder.studies.claims import report, run
+
+    folder = out or OUT
+    files.refuse_unwritable(folder)
+    First(f"claims: every claim about kernels on {device}, about {minutes:g} minutes", as_json)()
+    with results.folder_lock(folder, results.slug(system.facts(device)["name"])):
+        with run.locked(device), kernels_progress(as_json, str) as on_event:
+            result = run.measure(
+                device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event
+            )
+        paths = write(result, folder)
+    if as_json:
+        click.echo(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        report.print_table(result)
+    ending.say_files(paths, as_json)
+    if not result["complete"]:
+        sys.exit(130)
+    if not any(claim["ours"] for claim in result["claims"]):
+        sys.exit(1)
+
+
+def write(result: dict[str, Any], out: Path) -> list[Path]:
+    """JSON, Markdown and chart, each whole or not at all; a quick or unfinished run never replaces a whole one."""
+    from ladder.report import output as ending
+    from ladder.results import store as results
+    from ladder.studies.claims import chart, report
+
+    rules = result["protocol"]
+    words = [result["machine"]["name"], *["quick"] * rules["quick"], *["smoke"] * rules["smoke"]]
+    stem, pages = "-".join(results.slug(word) for word in words), {"md": report.markdown(result)}
+    return ending.write_named(result, out, stem, pages, lambda kind: chart.render(result, kind), "-claims")

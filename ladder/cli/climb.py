@@ -1,0 +1,297 @@
+"""What ``cli.py`` and ``cli_train.py`` call: from what the user asked for to result, table and chart, or a training."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.base import files, progress
+from ladder.base import text as texts
+from ladder.base.errors import UserError
+from ladder.base.starting import near
+from ladder.cli import expecting
+from ladder.engine import run as measure
+from ladder.images import prepare as images
+from ladder.machine import environment, system
+from ladder.plan import catalog, modes
+from ladder.report import output as ending
+from ladder.results import identity
+from ladder.results import store as results
+from ladder.results.combine import resuming
+from ladder.stats import rounds_budget as budget
+from stylegan_lite.config import Recipe
+
+DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
+
+
+@dataclass(frozen=True)
+class Request:
+    """What ``ladder run`` was asked for. None: the default, or with ``resume`` what its file says."""
+
+    workload: str | None
+    ladder: str
+    rungs: list[str] | None
+    budget: float | None  # minutes
+    rounds: int | None
+    cycles: int | None
+    seed: int | None
+    quick: bool
+    mode: str | None
+    resume: Path | None
+    data: str | None
+    device: str | None
+    out: Path
+
+
+def run(
+    request: Request, quiet: bool = False, on_file: Callable[[Path], None] | None = None
+) -> dict[str, Any]:
+    """Measure a ladder, then write and (unless quiet) show everything that is made of the result.
+
+    ``on_file`` is told the file that the result grows in, once it is there.
+
+    Raises:
+        UserError: what was asked for cannot be; nothing is measured then.
+    """
+    if request.budget is not None and (request.rounds is not None or request.quick):
+        raise UserError("--budget fits the number of rounds: leave out --rounds and --quick")
+    if request.resume is not None:
+        request = continued(request)
+    if request.workload is not None:
+        catalog.load_workload(request.workload)  # a typing error is told before anything slow
+    ladder = catalog.load_ladder(request.ladder)
+    device = system.choose_device(request.device)
+    environment.refuse(device)
+    name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
+    mode = request.mode or modes.CUMULATIVE
+    there = catalog.possible(system.capabilities(device), workload)
+    planned = modes.plan(mode, ladder, there, request.rungs)
+    if all(rung.skipped for rung in planned):
+        raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
+    folder = request.resume.parent if request.resume else _of_machine(request.out, device)
+    files.refuse_unwritable(folder)
+    warning = system.torch_warning()
+    if warning and not quiet:
+        click.echo(f"warning: {warning}", err=True)
+    asked = request.quick, request.rounds, request.budget
+    able = sum(rung.recipe is not None for rung in planned)
+    first = progress.First(expecting.first_line(folder, name, device, able, asked, request.resume), quiet)
+    pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
+    written: dict[str, str] = {}  # "path": the result's file, which the run tells with its events
+    with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
+
+        def on_event(event: dict[str, Any]) -> None:
+            if event["event"] == "start":  # nothing is refused from here on
+                environment.tell(quiet)
+                if on_file is not None:
+                    on_file(Path(event["path"]))
+            written.update({key: event[key] for key in ("path",) if key in event})
+            show_event(event)
+
+        result = measure.run_ladder(
+            {**workload, "data": pictures.path},
+            name,
+            ladder,
+            planned,
+            device,
+            rounds=request.rounds,
+            cycles=request.cycles,
+            seed=request.seed or 0,
+            quick=request.quick,
+            mode=mode,
+            budget_s=60 * (request.budget or budget.MINUTES),
+            resume=request.resume,
+            on_event=on_event,
+            out=request.out,
+            data_source=pictures.source,
+            images=identity.of_images(pictures.path),
+        )
+    from ladder.report import tables
+
+    publish(tables.with_top(result, tables.readable(folder)), Path(written["path"]), quiet)
+    return result
+
+
+def continued(request: Request) -> Request:
+    """The request that goes on with `request.resume`: what was not asked for is as in the file.
+
+    Raises `UserError` for a request that contradicts the file: it would be another run.
+    """
+    result, path = resuming.load(request.resume), request.resume
+    protocol, names = result["protocol"], result["ladder"]["rungs"]
+    if request.workload is None and result["workload"]["name"] not in catalog.workloads():
+        raise UserError(f"{path}: --resume: its workload is a file of yours; name it with --workload")
+    own = None if request.workload is None else catalog.load_workload(request.workload)[1]["data"]
+    resuming.ask_for_images(path, result, request.data, own)
+    said = {
+        "mode": protocol["mode"],
+        "seed": protocol["seed"],
+        "device": result["machine"]["device"],
+        "rungs": [name for name in names if name != modes.ALL],
+    }
+    for key, value in said.items():
+        if getattr(request, key) not in (None, value):
+            raise UserError(f"{path}: --resume: that run has another --{key}; leave it out")
+    if request.quick and not protocol["quick"]:
+        raise UserError(f"{path}: --resume: that run is not a quick one; leave out --quick")
+    said["workload"] = request.workload or result["workload"]["name"]
+    ladder = result["ladder"]["name"] if result["ladder"]["name"] in catalog.ladders() else request.ladder
+    return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
+
+
+def publish(result: dict[str, Any], path: Path, quiet: bool) -> None:
+    """Print the table; write chart, Markdown and CSV beside the result's file ``path``, under its name.
+
+    The result is there by now: a file that cannot be made is one line on stderr, and the others follow.
+    """
+    from ladder.publish import gallery
+    from ladder.report import tables
+
+    if not quiet:
+        tables.print_table(result)
+    stem, made = path.with_suffix(""), []
+    for write in (gallery.write_tables, gallery.write_charts):
+        try:
+            made += write(result, stem)
+        except UserError as error:
+            click.echo(f"ladder: {error}", err=True)
+    if made and not quiet:
+        click.echo(f"{near(stem)}{', '.join(each.suffix for each in made)}")
+
+
+def prepare_images(
+    data: str | None, workload: dict[str, Any], quiet: bool, first: progress.First | None = None
+) -> images.ImageSet:
+    """The workload's images, with a progress bar while they are made and their notes on stderr.
+
+    ``first`` is said once it is certain that the images can be had, before they are made.
+    """
+    with progress.bar("images", quiet, first) as on_progress:
+        found = images.prepare_images(
+            data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
+        )
+    if first is not None:
+        first()
+    if not quiet:
+        for note in found.notes:
+            click.echo(f"images: {texts.printable(note)}", err=True)
+    return found
+
+
+def choose_recipe(
+    recipe: str | None, ladder: catalog.Ladder, capabilities: dict[str, str | None], device: str
+) -> dict[str, Any]:
+    """The recipe of a rung (with all below it), of a YAML file, or of the highest rung this machine can do."""
+    planned = catalog.climb(ladder, capabilities)
+    if recipe is None:
+        return next((rung.recipe for rung in reversed(planned) if rung.recipe is not None), {})
+    for rung in planned:
+        if rung.name == recipe:
+            if rung.recipe is None:
+                raise UserError(f"--recipe {recipe}: {rung.skipped}")
+            return rung.recipe
+    fields = catalog.load_recipe(recipe, [rung.name for rung in planned])
+    Recipe.from_dict(fields, where=recipe).refuse_on(device, where=recipe)
+    return fields
+
+
+def train(
+    workload_name: str | None,
+    ladder_name: str,
+    recipe: str | None,
+    data: str | None,
+    device: str | None,
+    quiet: bool,
+    **options: Any,
+) -> dict[str, Any]:
+    """Train; ``options`` are those of ``ladder.training.train.train``. Returns its summary.
+
+    Raises:
+        UserError: what was asked for cannot be.
+        losslog.Diverged: a loss or weight became NaN or infinite; the message names phase and step.
+    """
+    if workload_name is not None:
+        catalog.load_workload(workload_name)
+    ladder = catalog.load_ladder(ladder_name)
+    device = system.choose_device(device)
+    _, workload = catalog.load_workload(workload_name or DEFAULT_WORKLOAD[device])
+    there = catalog.possible(system.capabilities(device), workload)
+    chosen = choose_recipe(recipe, ladder, there, device)
+    files.refuse_unwritable(options["out"])
+    name = workload_name or DEFAULT_WORKLOAD[device]
+    first = progress.First(f"training: {name} on {device}, up to step {options['steps']}", quiet)
+    pictures = prepare_images(data or workload["data"], workload, quiet, first)
+    from ladder.base.stopping import stop_on_sigterm
+    from ladder.training.train import train as training
+
+    with stop_on_sigterm(), progress.training_progress(options["steps"], quiet) as on_event:
+        return training(workload, chosen, pictures, device=device, on_event=on_event, **options)
+
+
+def canary(
+    workload_name: str | None,
+    ladder_name: str,
+    data: str | None,
+    device: str | None,
+    quiet: bool,
+    *,
+    steps: int,
+    seeds: int,
+    jobs: int | None,
+    out: Path | None,
+) -> dict[str, Any]:
+    """Train every rung of a ladder from several seeds (``ladder.training.canary``; ``tiny`` unless told otherwise).
+
+    Raises:
+        UserError: what was asked for cannot be.
+    """
+    ladder = catalog.load_ladder(ladder_name)
+    device = system.choose_device(device)
+    name, workload = catalog.load_workload(workload_name or "tiny")
+    from ladder.training import canary as canaries
+
+    out = out or canaries.OUT
+    files.refuse_unwritable(_of_machine(out, device))
+    planned = catalog.climb(ladder, catalog.possible(system.capabilities(device), workload))
+    number = seeds * sum(rung.recipe is not None for rung in planned)
+    first = progress.First(f"canary: {name} on {device}, {number} trainings of {steps} steps", quiet)
+    pictures = prepare_images(data or workload["data"], workload, quiet, first)
+
+    paths: list[Path] = []
+
+    def tell(event: dict[str, Any]) -> None:
+        if event["event"] == "end":
+            paths.append(Path(event["path"]))
+        elif not quiet:
+            found = "broke" if event["distance"] is None else f"{event['distance']:.1f}"
+            click.echo(
+                f"{event['done']}/{event['total']} {event['rung']}, seed {event['seed']}: {found}", err=True
+            )
+
+    result = canaries.run(
+        name,
+        workload,
+        ladder.name,
+        planned,
+        pictures,
+        device,
+        steps=steps,
+        seeds=seeds,
+        jobs=jobs,
+        out=out,
+        on_event=tell,
+    )
+    if not quiet:
+        click.echo(canaries.table(result))
+    ending.say_where(paths[-1] if paths else None, quiet)
+    return result
+
+
+def _of_machine(out: Path, device: str) -> Path:
+    """The folder of this machine's results."""
+    return out / results.slug(system.facts(device)["name"])

@@ -1,0 +1,166 @@
+"""`ladder doctor`: its options, and which of its ways of examining a machine they ask for.
+
+Each way is a flag: none examines, the others measure or simulate. An option of one way is refused beside another, as it
+would be without effect.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.base.starting import near
+from ladder.cli import options
+from ladder.plan import catalog
+
+
+@click.command()
+@options.device_option
+@click.option(
+    "--ladder",
+    "ladder_name",
+    metavar="NAME|FILE",
+    help="Which rungs, in order. [default: article; of --roofline full]",
+)
+@click.option(
+    "--spellings",
+    "spellings_of",
+    metavar="WORKLOAD",
+    help="Time every plain-PyTorch spelling of modulation, resampling and norm; writes results/spellings.",
+)
+@click.option(
+    "--selftest",
+    "self_test",
+    is_flag=True,
+    help="Are the verdicts right? Simulates runs with known effects; on a GPU then times waits of known length,"
+    " planted slowdowns and identical programs. Seconds, on a GPU minutes; writes results/selftest.",
+)
+@click.option(
+    "--minutes",
+    type=options.FloatRange(0, min_open=True),
+    help="What the part of --selftest on a GPU should take; three rounds are always made. [default: 9]",
+)
+@click.option(
+    "--parity-trial",
+    "parity_trial",
+    is_flag=True,
+    help="Judge each plain-PyTorch spelling by the others: is parity's factor wide enough? Writes results/parity.",
+)
+@click.option(
+    "--roofline",
+    is_flag=True,
+    help="How far is a step from what this GPU can do, and what lies between? Writes results/roofline.",
+)
+@click.option(
+    "-w",
+    "--workload",
+    "workloads",
+    metavar="NAME|FILE",
+    multiple=True,
+    help="Of --roofline, or of --parity-trial, where it may be given twice."
+    " [default: article; of the trial article and adain-256 on a GPU, tiny on the CPU]",
+)
+@click.option(
+    "--rung", metavar="RUNG", help="Of --roofline: this one, with all below it. [default: the highest]"
+)
+@click.option(
+    "--gpu", metavar="NAME", help="Of --roofline: the floor alone, from recorded rates of this GPU."
+)
+@click.option(
+    "--again",
+    type=options.FILE,
+    metavar="FILE",
+    help="Of --roofline: the floors of this result computed again, from all rates on record; rewrites it.",
+)
+@options.json_option
+def doctor(
+    device: str | None,
+    ladder_name: str | None,
+    spellings_of: str | None,
+    self_test: bool,
+    minutes: float | None,
+    parity_trial: bool,
+    roofline: bool,
+    workloads: tuple[str, ...],
+    rung: str | None,
+    gpu: str | None,
+    again: Path | None,
+    as_json: bool,
+) -> None:
+    """Say what this machine has, which rungs it can run, and how to get what is missing.
+
+    Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if a promise is broken, with
+    --parity-trial 1 if honest code would fail.
+    """
+    from ladder.cli import examine as examining
+
+    if sum([self_test, parity_trial, roofline, spellings_of is not None]) > 1:
+        raise UserError("--selftest, --parity-trial, --roofline and --spellings are asked for one at a time")
+    _refuse_idle_options(self_test, minutes, parity_trial, roofline, workloads, ladder_name, rung, gpu, again)
+    if self_test:
+        sys.exit(examining.self_test(ROOT, device, minutes, as_json))
+    if parity_trial:
+        sys.exit(_try_parity(workloads, device, as_json))
+    if roofline:
+        from ladder.studies.roofline import command as rooflines
+
+        workload = workloads[0] if workloads else None
+        rooflines.command(workload, rung, ladder_name, device, gpu, as_json, again)
+        return
+    if spellings_of is not None:
+        from ladder import spellings
+        from ladder.machine import system
+
+        name, workload = catalog.load_workload(spellings_of)
+        for path in spellings.measure(name, workload, system.choose_device(device)):
+            click.echo(near(path))
+        return
+    found = examining.examine(device, catalog.load_ladder(ladder_name or "article"))
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    else:
+        examining.print_findings(found)
+    if found["blocked"]:
+        sys.exit(2)
+
+
+def _refuse_idle_options(
+    self_test: bool,
+    minutes: float | None,
+    parity_trial: bool,
+    roofline: bool,
+    workloads: tuple[str, ...],
+    ladder: str | None,
+    rung: str | None,
+    gpu: str | None,
+    again: Path | None,
+) -> None:
+    """Raise `UserError` for an option that what is asked for does not read."""
+    if minutes is not None and not self_test:
+        raise UserError("--minutes is for --selftest")
+    if workloads and not (parity_trial or roofline):
+        raise UserError("--workload is for --parity-trial and --roofline, and --spellings names its own")
+    if (rung, gpu, again) != (None, None, None) and not roofline:
+        raise UserError("--rung, --gpu and --again are for --roofline")
+    if again is not None and (workloads or (ladder, rung, gpu) != (None, None, None)):
+        raise UserError("--again takes all from its file: no --workload, --ladder, --rung or --gpu beside it")
+    if roofline and len(workloads) > 1:
+        raise UserError("--roofline is of one --workload")
+
+
+def _try_parity(workloads: tuple[str, ...], device: str | None, as_json: bool) -> int:
+    """Run the trial of parity, print it, and return the exit status."""
+    from ladder.machine import system
+    from ladder.parity import trial as paritytrial
+
+    found = paritytrial.run(
+        workloads, system.choose_device(device), tell=lambda line: click.echo(line, err=True)
+    )
+    path = near(found.pop("path"))
+    click.echo(json.dumps(found, indent=1) if as_json else f"{paritytrial.text(found)}; {path}")
+    return 1 if found["worst"] > found["factor"] else 0

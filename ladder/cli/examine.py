@@ -1,0 +1,248 @@
+"""`ladder doctor`: what this machine has, which rungs it can run, what is missing and the command that helps."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import importlib.util
+import re
+import shutil
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder.base import bounds, starting
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.machine import system
+from ladder.plan import catalog
+
+INSTALL = "pip install -r requirements.lock"
+PACKAGES = {  # module -> what cannot be done without it
+    "torch": "nothing can be measured",
+    "matplotlib": "no charts",
+    "skimage": "no sample photographs; --data still works",
+    "PIL": "no images can be read",
+    "simplejpeg": "JPEG files that are cut off are not recognized",
+    "scipy": "no intervals",
+    "asv": "no history over commits",
+}
+# The folder of the Python that a script of pip's starts, also where it is too long for a first line.
+_STARTS = re.compile(r"(?:#!|exec' \"?)(/[^\"\n]*?)/python")
+NEEDED = ("torch", "PIL", "scipy")
+SHM_GIB = (
+    0.5  # 8 workers with 3 batches of 8 images of 256x256 as float32 need 0.15; a container's default is 0.06
+)
+
+
+@dataclass(frozen=True)
+class Check:
+    """One thing that was looked at. status: "ok", "warning" (a ladder can be climbed) or "missing" (it cannot)."""
+
+    name: str
+    status: str
+    detail: str
+    remedy: str = ""
+
+
+def examine(device: str | None, ladder: catalog.Ladder) -> dict[str, Any]:
+    """Look at everything; plain data. "blocked" is one line why no ladder can be climbed here, or None."""
+    checks = [_kernels(), *_command(), *_packages()]
+    try:
+        found = system.choose_device(device)
+        facts = system.facts(found)
+        capabilities = system.capabilities(found)
+        checks.append(_device(facts))
+    except UserError as error:
+        found, facts = None, system.facts("cpu")
+        capabilities = dict.fromkeys(catalog.NEEDS, "")
+        checks.append(Check("device", "missing", str(error)))
+    checks += _torch_version()
+    if found == "cuda":
+        checks += [*_triton(capabilities["triton"]), *_shared_memory()]
+    rungs = [
+        {"name": plan.name, "title": plan.title, "skipped": plan.skipped if found else "no device, see above"}
+        for plan in catalog.climb(ladder, capabilities)
+    ]
+    blocked = next((f"{check.name}: {check.detail}" for check in checks if check.status == "missing"), None)
+    return {
+        "machine": facts,
+        "device": found,
+        "checks": [asdict(check) for check in checks],
+        "ladder": ladder.name,
+        "rungs": rungs,
+        "blocked": blocked,
+        "next": None if blocked else _next(found, facts, sum(not rung["skipped"] for rung in rungs)),
+    }
+
+
+def _next(device: str, facts: dict[str, Any], rungs: int, folder: Path | None = None) -> dict[str, Any]:
+    """The command to go on with and the minutes that it takes, from results of this machine where there are any.
+
+    Without a GPU it is a quick run first. The folder is that of `ladder run`'s results.
+    """
+    from ladder.cli import expecting
+
+    quick, workload = device == "cpu", expecting.USUAL[device]
+    folder = (folder or ROOT / "results" / "ladder") / facts["name"]
+    minutes = expecting.of_run(folder, workload, device, rungs, quick, None, None)
+    return {"command": "ladder run --quick" if quick else "ladder run", "minutes": round(minutes or 0, 1)}
+
+
+def _kernels() -> Check:
+    """An unrelated package on PyPI has the name of our folder of kernels."""
+    spec = importlib.util.find_spec("kernels")
+    ours = ROOT / "kernels" / "__init__.py"
+    if spec is not None and spec.origin and Path(spec.origin).resolve() == ours:
+        return Check("kernels", "ok", "this project's")
+    detail = "this project's folder is not found"
+    if spec is not None:
+        detail = "another package named `kernels` shadows this project's"
+    remedy = "run from the root of the checkout: python -m ladder"
+    if _version("kernels"):
+        remedy = f"pip uninstall kernels, or {remedy}"
+    return Check("kernels", "missing", detail, remedy)
+
+
+def _command() -> list[Check]:
+    """The console command in .venv starts the Python of the folder that it was made in, which may be gone."""
+    script = starting.VENV / "bin" / "ladder"
+    with contextlib.suppress(OSError):
+        started = _STARTS.search(script.read_text(errors="replace"))
+        if started and Path(started[1]).resolve() == script.parent.resolve():
+            return []
+    if not script.exists():
+        return []
+    detail = "it was made for a checkout in another folder, as this one was moved or copied"
+    return [Check(".venv/bin/ladder", "warning", detail, "make setup")]
+
+
+def _packages() -> list[Check]:
+    checks = []
+    for module, without in PACKAGES.items():
+        if importlib.util.find_spec(module) is None:
+            status = "missing" if module in NEEDED else "warning"
+            checks.append(Check(module, status, f"not installed: {without}", INSTALL))
+    old = [line.partition(": pip") for line in map(bounds.older, bounds.oldest()) if line]
+    checks += [Check("packages", "warning", what, f"pip{how}") for what, _, how in old]
+    return checks or [Check("packages", "ok", f"torch {_version('torch')} and the others are installed")]
+
+
+def _device(facts: dict[str, Any]) -> Check:
+    if facts["gpu"]:
+        return Check(
+            "device", "ok", f"{facts['gpu']}, {facts['gpu_memory_gb']:.0f} GiB, driver {facts['driver']}"
+        )
+    return Check("device", "ok", f"{facts['cpu']}, {facts['cores']} cores; no GPU is used")
+
+
+def _torch_version() -> list[Check]:
+    warning = system.torch_warning()
+    return [Check("torch", "warning", warning, INSTALL)] if warning else []
+
+
+def _triton(reason: str | None) -> list[Check]:
+    if reason is None:
+        return [Check("triton", "ok", "compiles and runs a kernel")]
+    remedy = "pip install triton"
+    if _version("triton"):
+        remedy = (
+            ""
+            if shutil.which("gcc") or shutil.which("clang")
+            else "apt-get install gcc (Triton needs a C compiler)"
+        )
+    return [Check("triton", "warning", reason, remedy)]
+
+
+def _shared_memory() -> list[Check]:
+    """Workers hand batches over in /dev/shm, which is small in a container unless told otherwise."""
+    try:
+        size = shutil.disk_usage("/dev/shm").total / 2**30
+    except OSError:
+        return []
+    if size >= SHM_GIB:
+        return []
+    detail = f"/dev/shm has {size:.2f} GiB: the data_loading rung may fail with large batches"
+    return [Check("shared memory", "warning", detail, "docker run --shm-size=2g, or --ipc=host")]
+
+
+def _version(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def self_test(root: Path, device: str | None, minutes: float | None, as_json: bool) -> int:
+    """Simulate, then on a GPU measure what is known; print, and return the exit status. Files go under `root`.
+
+    Raises `UserError` for `minutes` without a GPU: the simulation takes seconds.
+    """
+    import json
+
+    import click
+
+    from ladder.selfcheck.selftest import judging as selftest_judging
+    from ladder.selfcheck.selftest import on_gpu
+    from ladder.selfcheck.selftest import simulate as selftest
+
+    device = system.choose_device(device)
+    if minutes is not None and device != "cuda":
+        raise UserError("--minutes is for the part of --selftest that needs a CUDA GPU")
+    folder = root / "results" / "selftest"
+    found = selftest.run(folder, device)
+    path = found.pop("path").relative_to(root)
+    if not as_json:
+        click.echo(f"{selftest.text(found)}; {path}")
+    broken, complete = list(found["broken"]), True
+    if device == "cuda":
+        real = on_gpu.run(folder, minutes, tell=lambda line: click.echo(line, err=True))
+        path, complete = real.pop("path").relative_to(root), real["complete"]
+        if not as_json:
+            click.echo(f"\n{selftest_judging.text(real)}; {path}, .md")
+        broken, found = [*broken, *real["broken"]], {**found, "real": real}
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+    return 130 if not complete else 1 if broken else 0
+
+
+def print_findings(found: dict[str, Any]) -> None:
+    """The findings for people, on stdout; no colours where it is piped."""
+    import click
+
+    marks = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "missing": ("missing", "red")}
+    facts = found["machine"]
+    click.echo(click.style("machine", bold=True) + f"  {facts['name']}")
+    for key in (
+        "gpu",
+        "cpu",
+        "cores",
+        "ram_gb",
+        "os",
+        "driver",
+        "cuda",
+        "cudnn",
+        "torch",
+        "triton",
+        "python",
+    ):
+        if facts[key] is not None:
+            click.echo(f"  {key:<8}  {facts[key]}")
+    click.echo(click.style("checks", bold=True))
+    for check in found["checks"]:
+        word, color = marks[check["status"]]
+        click.echo(f"  {click.style(f'{word:<8}', fg=color)}  {check['name']}: {check['detail']}")
+        if check["remedy"]:
+            click.echo(f"            try: {check['remedy']}")
+    click.echo(click.style(f"rungs of {found['ladder']}", bold=True))
+    width = max(len(rung["name"]) for rung in found["rungs"])
+    for rung in found["rungs"]:
+        word = (
+            click.style("n/a     ", fg="yellow") if rung["skipped"] else click.style("can run ", fg="green")
+        )
+        click.echo(f"  {word}  {rung['name']:<{width}}  {rung['skipped'] or ''}".rstrip())
+    if following := found["next"]:
+        from ladder.cli import expecting
+
+        command = starting.named(f"`{following['command']}`")
+        click.echo(click.style("next", bold=True) + f"  {command}: {expecting.words(following['minutes'])}")

@@ -1,0 +1,199 @@
+"""`ladder bench-compare`, and `ladder history`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ladder.base import text as texts
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.cli import options
+
+
+@click.command(
+    "bench-compare",
+    epilog="""\b
+Examples:
+  ladder bench-compare                                  main and HEAD: the lowest and the highest rung
+  ladder bench-compare --base v1 --head v2 --rungs baseline,bf16,cuda_graphs
+  ladder bench-compare --head $(git stash create)       the working tree as it is
+  ladder bench-compare --report results/compare/MACHINE/FILE.json --markdown comment.md""",
+)
+@click.option("--base", metavar="COMMIT", help="What is compared with. [default: main]")
+@click.option("--head", metavar="COMMIT", help="What may have become slower. [default: HEAD]")
+@click.option(
+    "--rungs", metavar="A,B,...", help="[default: the lowest and the highest that this machine can do]"
+)
+@click.option("--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True)
+@options.workload_option("article on a GPU, tiny on the CPU")
+@click.option(
+    "--rounds",
+    type=click.IntRange(5, 100),
+    help="Exactly so many fresh processes of each side. [default: 5 to 12, as the budget allows]",
+)
+@click.option(
+    "--budget",
+    metavar="MINUTES",
+    type=options.FloatRange(0, min_open=True),
+    help="Rounds beyond the fifth begin only within it. [default: 10]",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of the order of visits.")
+@options.device_option
+@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/compare]")
+@click.option(
+    "--report", "report_of", metavar="FILE", type=options.FILE, help="Measure nothing: judge this file anew."
+)
+@click.option(
+    "--markdown", metavar="FILE", type=options.FILE, help="Write the table here, for a pull request."
+)
+@click.option(
+    "--selftest",
+    "kind",
+    type=click.Choice(["simulated", "captured", "eager"]),
+    help="Are planted slowdowns found, and do A/A runs pass? Simulated, or in real steps on a GPU.",
+)
+@click.option("--copies", type=click.IntRange(3, 12), help="Of --selftest on a GPU: identical programs.")
+@options.json_option
+def bench_compare(
+    base: str | None,
+    head: str | None,
+    rungs: str | None,
+    ladder_name: str,
+    workload: str | None,
+    rounds: int | None,
+    budget: float | None,
+    seed: int,
+    device: str | None,
+    out: Path | None,
+    report_of: Path | None,
+    markdown: Path | None,
+    kind: str | None,
+    copies: int | None,
+    as_json: bool,
+) -> None:
+    """Is HEAD slower than BASE? Both commits are measured, interleaved, on this device.
+
+    A round visits BASE twice and HEAD once for each rung, in random order, each in a fresh process. What the two visits
+    of BASE differ by is noise, and nothing below it is called a difference. The working tree times; from a commit come
+    kernels/ and stylegan_lite/ alone.
+
+    Exit status: 0 same or faster, or too close to tell; 1 slower, or HEAD fails where BASE does not; 2 it cannot be
+    asked so, or nothing was measured; 130 interrupted.
+    """
+    from ladder.publish.regressions import arguments, judging, report
+    from ladder.report import output as ending
+
+    def tell(line: str) -> None:
+        click.echo(texts.printable(line), err=True)
+
+    names = options.names(rungs)
+    if kind is not None:
+        from ladder.selfcheck.selftest import compare_trial
+
+        sys.exit(compare_trial.command(kind, workload, copies, budget, tell))
+    if copies is not None:
+        raise UserError("--copies is for --selftest")
+    if report_of is not None:
+        result, path = arguments.reread(report_of, base, head), report_of
+    else:
+        request = arguments.Request(
+            base or "main", head or "HEAD", names, ladder_name, workload, rounds, budget, seed, device,
+            out or arguments.OUT,
+        )  # fmt: skip
+        result, path = arguments.measure(request, tell)
+        _write(path.with_suffix(".md"), report.markdown(result))
+    if markdown is not None:
+        _write(markdown, report.markdown(result))
+    click.echo(json.dumps(result, indent=1, allow_nan=False) if as_json else report.text(result))
+    if report_of is None:
+        ending.say_where(path, as_json)
+        if not result["complete"]:
+            sys.exit(130)
+    sys.exit(judging.status(result))
+
+
+def _write(path: Path, text: str) -> None:
+    from ladder.base.files import replacing
+
+    try:
+        with replacing(path) as temporary:
+            temporary.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder history                      what became slower, on every machine with results
+  ladder history --confirm 2          measure the two largest candidates of this machine
+  ladder history --threshold 0.5      smaller steps too, in percent"""
+)
+@click.option("--results", "folder", metavar="DIR", type=options.FOLDER, help="asv's. [default: results/asv]")
+@click.option(
+    "--compared", metavar="DIR", type=options.FOLDER, help="Of bench-compare. [default: results/compare]"
+)
+@click.option("--branch", default="HEAD", show_default=True, help="Whose commits make the history.")
+@click.option(
+    "--threshold", metavar="PERCENT", type=options.FloatRange(0, 100), default=1.0, show_default=True
+)
+@click.option(
+    "--confirm", metavar="N", type=click.IntRange(0, 20), default=0, help="Measure up to N candidates."
+)
+@click.option(
+    "--budget", metavar="MINUTES", type=options.FloatRange(0, min_open=True), help="Of each. [default: 10]"
+)
+@click.option(
+    "--issues", metavar="FILE", type=options.FILE, help="Write an issue for each confirmed commit, as JSON."
+)
+@options.json_option
+def history(
+    folder: Path | None,
+    compared: Path | None,
+    branch: str,
+    threshold: float,
+    confirm: int,
+    budget: float | None,
+    issues: Path | None,
+    as_json: bool,
+) -> None:
+    """List the steps in what asv recorded, and which of them two commits measured side by side confirm.
+
+    A step of more than 1% that stayed is a candidate. `bench-compare` of the two commits beside it makes it confirmed
+    or refuted; what coincides with a change of the driver is only labelled; benches/known-regressions.yaml silences
+    what was accepted.
+
+    Exit status: 1 if a regression is confirmed, 2 if it cannot be asked so.
+    """
+    from ladder.publish.history import issues as nightly
+    from ladder.publish.history import screening
+    from ladder.publish.regressions import arguments, checkouts, known
+
+    def tell(line: str) -> None:
+        click.echo(texts.printable(line), err=True)
+
+    if budget is not None and not confirm:
+        raise UserError("--budget is for --confirm")
+    checkouts.commit_of(branch, "--branch")
+    entries = known.read()
+    where = folder or ROOT / "results" / "asv", compared or arguments.OUT
+
+    def look() -> tuple[list[screening.Step], list[str]]:
+        return screening.screen_accepted(*where, entries, branch, threshold / 100)
+
+    steps, lines = look()
+    if confirm and nightly.confirm(steps, confirm, where[1], budget, tell):
+        steps, lines = look()
+    lines += known.expired(entries)
+    if issues is not None:
+        _write(issues, json.dumps(nightly.write(steps), indent=1) + "\n")
+    if as_json:
+        found = {"steps": [screening.plain(step) for step in steps], "notes": lines}
+        click.echo(json.dumps(found, indent=1, allow_nan=False))
+    else:
+        click.echo(screening.text(steps, lines))
+    sys.exit(any(step.status == screening.CONFIRMED for step in steps))

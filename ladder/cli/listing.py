@@ -1,0 +1,207 @@
+"""`ladder list` and `ladder show`: what there is, and what is known of it here, without measuring anything."""
+
+from __future__ import annotations
+
+import inspect
+import json
+import os
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.base import text as texts
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.base.yamlfile import remarks
+from ladder.cli import options
+from ladder.plan import catalog
+from ladder.results import ranking
+from stylegan_lite.config import suggestion
+
+RESULTS = ROOT / "results" / "ladder"
+FIRST = ("article", "full")  # ladders, in the order in which they are read; the others follow by name
+NO_GAIN = "no measurable gain"  # as in ladder.stats.verdicts, which imports numpy
+
+
+@click.command("list")
+@options.json_option
+def list_(as_json: bool) -> None:
+    """List ladders with their rungs in order, and workloads, a line each.
+
+    A rung stands under the first ladder that has it, with what it needs and what it gains on this machine by the
+    results that are stored here.
+    """
+    ladders = sorted(
+        catalog.ladders(), key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)
+    )
+    rungs = dict.fromkeys(step.name for name in ladders for step in catalog.load_ladder(name).rungs)
+    rungs |= dict.fromkeys(name for name in catalog.rungs() if name not in rungs)
+    found = {
+        "rungs": {name: catalog.load_rung(name).summary for name in rungs},
+        "ladders": {name: catalog.describe(catalog.LADDERS, name) for name in ladders},
+        "workloads": {name: catalog.describe(catalog.WORKLOADS, name) for name in catalog.workloads()},
+    }
+    if as_json:
+        click.echo(json.dumps(found, indent=1))
+        return
+    for line in _listed(found):
+        click.echo(line)
+
+
+def _listed(found: dict[str, dict[str, str]]) -> list[str]:
+    """Ladders, each with the rungs that none before it has; rungs of no ladder; workloads."""
+    here = [each for each in ranking.stored(RESULTS, ranking.machines_here()) if _is_staircase(each[1])]
+    lines, left = [], dict(found["rungs"])
+    for ladder, text in found["ladders"].items():
+        steps = [step.name for step in catalog.load_ladder(ladder).rungs]
+        new = [name for name in steps if name in left]
+        lines += [f"{click.style(ladder, bold=True)}  ladder of {_so_many(len(steps), 'rung')}: {text}"]
+        rows = [_listed_rung(name, left.pop(name), ladder, here) for name in new]
+        if len(lines) == 1:
+            rows.insert(0, ["rung", "needs", "gain here" * bool(here), "what it does"])
+        lines += [f"  {line}" for line in _table(rows)]
+        if len(new) < len(steps):
+            lines.append(f"  ({len(steps) - len(new)} more are above; their order: `ladder show {ladder}`)")
+    if left:
+        lines.append(click.style("rungs of no ladder", bold=True))
+        lines += [f"  {line}" for line in _table([_listed_rung(*each, "", here) for each in left.items()])]
+    lines.append(click.style("workloads", bold=True))
+    return [
+        *lines,
+        *(f"  {line}" for line in _table([list(each) for each in found["workloads"].items()])),
+    ]
+
+
+def _listed_rung(name: str, summary: str, ladder: str, here: list[ranking.Stored]) -> list[str]:
+    known = [
+        (path, result)
+        for path, result in here
+        if result["ladder"]["name"] == ladder and ranking.rung_of(result, name)
+    ]
+    found = ranking.newest(known)
+    gain = _gain(ranking.rung_of(found[1], name)) if found else ""
+    return [name, _needs(name), gain, summary]
+
+
+def _is_staircase(result: ranking.Result) -> bool:
+    return ranking.mode(result) == ranking.CUMULATIVE
+
+
+@click.command()
+@click.argument("name", metavar="RUNG|LADDER")
+def show(name: str) -> None:
+    """Explain a rung or a ladder.
+
+    Of a rung: what it changes, why it should help, when it does not, how to know that it is on, and your own result.
+    Of a ladder, by name or as a YAML file: its rungs in order, with what each changes and needs.
+    """
+    a_file = Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1
+    shown = []
+    if name in catalog.rungs():
+        shown.append(_rung(name))
+    if name in catalog.ladders() or a_file:
+        shown.append(_ladder(name))
+    if not shown:
+        names = dict.fromkeys([*catalog.rungs(), *catalog.ladders()])
+        raise UserError(f"no rung or ladder {name!r}{suggestion(name, names)}")
+    click.echo("\n\n".join("\n".join(lines) for lines in shown))
+
+
+def _rung(name: str) -> list[str]:
+    found = catalog.load_rung(name)
+    return [
+        click.style(found.title, bold=True),
+        f"\n{found.text}\n\nReceipt. {inspect.getdoc(found.receipt)}\n",
+        f"Recipe: {_change(name) or 'the defaults'}",
+        f"Needs:  {_needs(name) or 'nothing beyond PyTorch'}",
+        *_own(name),
+    ]
+
+
+def _ladder(name: str) -> list[str]:
+    found = catalog.load_ladder(name)
+    head = [
+        click.style(f"{found.title}: ladder {found.name}, {_so_many(len(found.rungs), 'rung')}", bold=True)
+    ]
+    rows = [["", "rung", "needs", f"ms, {found.reference}" if found.reference else "", "changes"]]
+    for number, step in enumerate(found.rungs, start=1):
+        ms = "" if step.article_ms is None else f"{step.article_ms:g}"
+        rows.append([str(number), step.name, _needs(step.name), ms, _change(step.name) or "nothing"])
+    if found.rival:
+        top = catalog.load_ladder(found.rival).rungs[-1].name
+        rows.append(["", top, "", "", f"the top of {found.rival}, in the same rounds"])
+    path = catalog.LADDERS / f"{name}.yaml" if name in catalog.ladders() else Path(name).expanduser()
+    notes = remarks(path)
+    return [*head, "", *_table(rows), *([""] if notes else []), *notes]
+
+
+def _own(name: str) -> list[str]:
+    """The newest quotable result of this machine that has a number for the rung: time, gain, verdict, file and date."""
+    here = [
+        each
+        for each in ranking.stored(RESULTS, ranking.machines_here())
+        if _is_staircase(each[1]) and ranking.rung_of(each[1], name)
+    ]
+    found = ranking.newest(here)
+    if found is None:
+        return []
+    path, result = found
+    rung = ranking.rung_of(result, name)
+    told = [f"{texts.ms(rung['step_ms'])} ms/step"]
+    told += [gain for gain in (_gain(rung, "vs previous"), _at_top(name, result)) if gain]
+    few = ranking.fewest_rounds(result)
+    if result["protocol"].get("quick") or few < ranking.results.FEWEST_ROUNDS:
+        told.append("not to be quoted")
+    where = f"{texts.plain(result['workload']['name'])}, {_so_many(few, 'round')}, {result['started'][:10]}"
+    return [f"Here:   {'; '.join(told)}", f"        ({where}: {os.path.relpath(path)})"]
+
+
+def _at_top(name: str, result: ranking.Result) -> str:
+    """The gain at the top by the newest leave-one-out result of the same machine, workload, ladder and commit."""
+    others = [
+        each
+        for each in ranking.stored(RESULTS, [result["machine"]["name"]])
+        if ranking.mode(each[1]) == ranking.LEAVE_ONE_OUT
+        and all(each[1][part] == result[part] for part in ("workload", "commit", "dirty"))
+        and each[1]["ladder"]["name"] == result["ladder"]["name"]
+        and ranking.rung_of(each[1], name)
+    ]
+    found = ranking.newest(others)
+    return _gain(ranking.rung_of(found[1], name), "at the top") if found else ""
+
+
+def _gain(rung: dict[str, Any] | None, over: str = "") -> str:
+    """`1.18x vs previous (1.160-1.210x), faster`; short without ``over``. A gain inside the noise has no number."""
+    gain = rung.get("gain") if rung else None
+    if not isinstance(gain, dict) or not (ratio := texts.number(gain.get("ratio"))):
+        return ""
+    verdict = texts.plain(rung.get("verdict") or "")
+    said = NO_GAIN if verdict == NO_GAIN else texts.factor(ratio)
+    if not over:
+        return "no gain" if verdict == NO_GAIN else said + "?" * (verdict == "ambiguous")
+    around = texts.between(texts.pair(gain.get("interval")))
+    more = "" if verdict in ("", NO_GAIN) else f", {verdict}"
+    return f"{said} {over}{f' ({around})' if around else ''}{more}"
+
+
+def _needs(name: str) -> str:
+    return ", ".join(catalog.load_rung(name).needs)
+
+
+def _change(name: str) -> str:
+    return ", ".join(f"{key}: {json.dumps(value)}" for key, value in catalog.load_rung(name).change.items())
+
+
+def _so_many(number: int, of: str) -> str:
+    return f"{number} {of}{'' if number == 1 else 's'}"
+
+
+def _table(rows: list[list[str]]) -> list[str]:
+    """Rows with their columns under each other; a column that is empty in all of them is left out."""
+    kept = [column for column in zip(*rows, strict=True) if any(column)]
+    wide = [max(map(len, column)) for column in kept]
+    return [
+        "  ".join(cell.ljust(w) for cell, w in zip(row, wide, strict=True)).rstrip()
+        for row in zip(*kept, strict=True)
+    ]

@@ -1,0 +1,81 @@
+"""`ladder merge`: rounds of several runs of one measurement as one result."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.base.errors import UserError
+from ladder.cli import options
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder merge a.json b.json                    the table of all rounds together; nothing is written
+  ladder merge a.json b.json --out whole.json   a result like any other; a.json and b.json are no longer needed
+  ladder merge old.json --out old.json          one result, judged anew by today's rules"""
+)
+@click.argument("files", metavar="FILE...", nargs=-1, required=True, type=options.FILE)
+@click.option("--out", metavar="FILE", type=options.FILE, help="Write the result here.")
+@click.option(
+    "--anyway",
+    is_flag=True,
+    help="Also rounds of another CPU or core count, and of code of which nobody knows what it was.",
+)
+@options.json_option
+def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool) -> None:
+    """Merge the rounds of several runs and judge them together; or judge one result anew.
+
+    The runs must have measured the same: GPU, software, code, workload, ladder, mode and timed cycles; some of them
+    perhaps only some rungs. Code is the same where kernels, model, rungs and what times them are, at whatever commit.
+    Samples stay as they are, everything else is computed anew. No file is ever deleted, and none but a single FILE
+    written over.
+    """
+    from ladder.report import output as ending
+    from ladder.report import tables
+    from ladder.results.combine import merging
+
+    if out is not None:
+        _refuse_out(out, files)
+    result = merging.merge(files, anyway)
+    if out is not None:
+        write(out, result, lambda: _refuse_out(out, files))
+    if as_json:
+        click.echo(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        tables.print_table(result)
+        if out is None:
+            click.echo("not written: --out FILE keeps it")
+    ending.say_where(out, as_json)
+
+
+def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
+    from ladder.publish.validation import validate
+
+    if problem := validate.name_problem(out):
+        raise UserError(f"--out {out}: {problem}")
+    if out.exists() and not (len(files) == 1 and out.samefile(files[0])):
+        raise UserError(f"--out {out}: is there already; name a new file")
+
+
+def write(out: Path, result: dict[str, Any], refuse: Callable[[], None] = lambda: None) -> None:
+    """Write a result where no run is writing. Raises `UserError`, also where `refuse`, asked once it is held, does."""
+    from ladder.publish.validation import validate
+    from ladder.results import store as results
+
+    size = len(json.dumps(results.fit(result), indent=1)) + 1
+    if size > validate.MOST_BYTES:
+        raise UserError(
+            f"--out {out}: {size} bytes, and a result has at most {validate.MOST_BYTES}: merge fewer"
+        )
+    with results.folder_lock(out.parent):
+        refuse()
+        try:
+            results.write(out, result)
+        except OSError as error:
+            raise UserError(f"{out}: cannot write the result: {error.strerror or error}") from None

@@ -1,0 +1,313 @@
+"""`ladder precision`: the command's options, and the files that it writes."""
+
+from __future__ import annotations
+
+import json
+import sys
+import time
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.base import files
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.cli import options
+
+OUT = ROOT / "results" / "precision"
+ENGINE = ("studies/precision/run",)  # what times a row, beside what times a rung
+SMOKE = {
+    "resolution": 8,
+    "channel_base": 128,
+    "channel_max": 16,
+    "z_dim": 16,
+    "w_dim": 16,
+    "mapping_layers": 2,
+}
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder precision                            everything, of the article's workload
+  ladder precision --only fp32,fp16 --on baseline
+  ladder precision --no-parity --batch-seconds 0 --steps 0      the times alone
+  ladder precision --minutes 9                a part, then the rest of it:
+  ladder precision --resume results/precision/MACHINE-partial.json
+  ladder precision -w article-b32 --json > precision.json"""
+)
+@options.workload_option("article on a GPU; on the CPU one small enough for a smoke test")
+@click.option("--only", metavar="A,B,...", help="Of fp32, tf32, bf16, fp16, fp8. [default: all]")
+@click.option(
+    "--on", "bases", type=click.Choice(["baseline", "top", "both"]), default="both", show_default=True,
+    help="The baseline in each precision, or the top of the ladder.",
+)  # fmt: skip
+@click.option(
+    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose top."
+)
+@click.option("--rounds", type=click.IntRange(1, 100), help="Fresh processes of each. [default: 3; CPU: 1]")
+@click.option("--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each. [default: 2; CPU: 1]")
+@click.option("--parity/--no-parity", default=True, show_default=True, help="Compare with FP64 first.")
+@click.option(
+    "--batch-seconds", type=options.FloatRange(0), metavar="SECONDS",
+    help="What the search for a largest batch may take, of each row; 0: no search. [default: 75; CPU: 0]",
+)  # fmt: skip
+@click.option(
+    "--batch-of", type=click.Choice(["baseline", "top", "both"]), default="baseline", show_default=True,
+    help="Whose largest batch is looked for.",
+)  # fmt: skip
+@click.option("--most", type=click.IntRange(1, 2**15), help="No larger batch is tried.", default=4096)
+@click.option(
+    "--steps", type=click.IntRange(0), help="Of FP16's training whose loss scales are followed."
+    " [default: 4000; CPU: 32]",
+)  # fmt: skip
+@click.option(
+    "--minutes",
+    type=options.FloatRange(0, min_open=True),
+    help="Begin nothing more after so long; go on with --resume.",
+)
+@click.option(
+    "--resume", metavar="FILE", type=options.FILE,
+    help="Go on with the run of this file: measure what it lacks.",
+)  # fmt: skip
+@options.data_option
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.device_option
+@click.option(
+    "--out", metavar="DIR", type=options.FOLDER, help="[default: results/precision]"
+)  # fmt: skip
+@options.json_option
+def precision(
+    workload: str | None, only: str | None, bases: str, ladder_name: str, rounds: int | None, cycles: int | None,
+    parity: bool, batch_seconds: float | None, batch_of: str, most: int, steps: int | None,
+    minutes: float | None, resume: Path | None, data: str | None, seed: int, device: str | None,
+    out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Compare FP32, TF32, BF16 and FP16 by time, memory, parity and largest batch.
+
+    FP16 trains with a loss scale for G and one for D; their history is followed and drawn. FP8 is tried in the fully
+    connected layers. The article's claims (twice the throughput, memory halved, batch doubled) get a line each.
+    """
+    from ladder.base.progress import First
+    from ladder.machine import environment, system
+    from ladder.plan import catalog
+    from ladder.report import output as ending
+    from ladder.results import store as results
+    from ladder.studies.precision import plan as measuring
+    from stylegan_lite.config import Workload
+
+    names = measuring.ask(only)
+    chosen = system.choose_device(device)
+    environment.refuse(chosen)
+    cpu = chosen == "cpu"
+    if cpu and workload is None:  # FP16 is slow where no instruction multiplies it
+        name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
+    else:
+        name, fields = catalog.load_workload(workload or "article")
+    folder = out or OUT
+    files.refuse_unwritable(folder)
+    facts = system.facts(chosen)
+    plan = measuring.Plan(
+        fields | {"data": _images(data, fields, cpu, as_json)},
+        chosen,
+        names,
+        _of(bases),
+        ladder_name,
+        rounds or (1 if cpu else results.FEWEST_ROUNDS),
+        cycles or (1 if cpu else 2),
+        seed,
+        parity,
+        batch_seconds if batch_seconds is not None else (0.0 if cpu else 75.0),
+        _of(batch_of),
+        most,
+        facts["gpu_memory_gb"],
+        steps if steps is not None else (32 if cpu else 4000),
+        {"loss_scale_interval": 8} if cpu else {},
+    )
+    rows = f"{len(names)} precisions on {' and '.join(plan.bases)}"
+    First(f"{name} on {chosen}: {rows}, {plan.rounds} rounds; begun parts are told one by one", as_json)()
+    environment.tell(as_json)
+    with results.folder_lock(folder, results.slug(facts["name"])):
+        before = None if resume is None else earlier(resume, name, plan, facts)
+        result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
+        paths = write(result, folder)
+    if as_json:
+        click.echo(json.dumps(result, indent=1, allow_nan=False))
+    else:
+        from ladder.studies.precision import report as precisionreport
+
+        click.echo(precisionreport.text(result))
+    broken = [row["status"] for row in result["rows"] if row["status"] not in ("ok", "n/a")]
+    again = not result["complete"] or any(status != "failed: parity" for status in broken)
+    ending.say_files(paths, as_json, again)
+    if not result["complete"]:
+        sys.exit(130)
+    if broken:
+        sys.exit(1)
+
+
+def _of(bases: str) -> tuple[str, ...]:
+    return ("baseline", "top") if bases == "both" else (bases,)
+
+
+def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) -> str | None:
+    """Images for the training that is followed: the user's, else the sample photographs; on a CPU random ones."""
+    from ladder.cli import climb as climbing
+
+    wanted = data or fields["data"]
+    return None if cpu and wanted is None else climbing.prepare_images(wanted, fields, quiet).path
+
+
+def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str, Any]:
+    """The result to go on with. UserError, one line, where it is of something else, or of other code."""
+    from ladder.publish.validation import validate
+    from ladder.results import code_digest
+    from ladder.results import store as results
+    from ladder.results.combine import resuming
+
+    if problem := validate.problem_of(path):
+        raise UserError(f"{path}: {problem}")
+    found = results.parse(path.read_bytes())
+    if found.get("kind") != "precision":
+        raise UserError(f"{path}: not a result of ladder precision")
+    head = head_of(name, plan)
+    now = head | {"machine": facts["name"], "torch": facts["torch"]}
+    then = found | {"machine": found["machine"]["name"], "torch": found["machine"]["torch"]}
+    resuming.refuse_other_workload(path, found, head)
+    for key in ("machine", "torch"):
+        if then[key] != now[key]:
+            raise UserError(f"{path}: of another {key}: cannot be gone on with")
+    if differing := code_digest.differences(found, head):
+        raise UserError(f"{path}: of other code: cannot be gone on with: {'; '.join(differing)}")
+    resuming.refuse_other_environment(path, found, results.fit(head))
+    return found
+
+
+def head_of(name: str, plan: Any) -> dict[str, Any]:
+    """What a result that begins now says of itself and of the code that it measures."""
+    from ladder.results import code_digest, identity, record
+
+    head = record.head("precision", name, plan.workload)
+    head |= record.conditions(identity.of_images(plan.workload["data"]))
+    return head | {code_digest.KEY: code_digest.digests(also=ENGINE)}
+
+
+def run(
+    plan: Any,
+    name: str,
+    facts: dict[str, Any],
+    tell: Any,
+    minutes: float | None = None,
+    before: dict[str, Any] | None = None,
+    out: Path | None = None,
+) -> dict[str, Any]:
+    """The whole result, derived numbers included; Ctrl-C, or the end of the ``minutes``, keeps what is finished.
+
+    What is there is written to ``out`` after each part, for whoever is not given the time to end.
+    """
+    from ladder.base.stopping import stop_on_sigterm
+    from ladder.engine.pool import Pool, device_lock
+    from ladder.machine import system
+    from ladder.results import sources
+    from ladder.studies.precision import fp8 as fp8probe
+    from ladder.studies.precision import plan as measuring
+
+    begin = time.monotonic()
+    found = measuring.rows(plan)
+    if before:
+        measuring.resumed(found, before["rows"])
+    known = before or {"fp8": {}, "history": None}
+    seen: dict[str, Any] = {"fp8": known["fp8"], "history": known["history"]}
+    head = head_of(name, plan)
+    head |= sources.gone_on_with(before, head) if before else {}
+    started = before["started"] if before else datetime.now(timezone.utc).isoformat(timespec="seconds")
+
+    def result(complete: bool) -> dict[str, Any]:
+        took = round(time.monotonic() - begin + (before["seconds"] if before else 0), 1)
+        made = assemble(plan, head, facts, found, seen, complete)
+        return made | {"started": started, "seconds": took}
+
+    def save(history: dict[str, Any] | None) -> None:
+        seen["history"] = history
+        if out is not None:
+            write_partial(result(False), out)
+        if minutes is not None and time.monotonic() - begin > 60 * minutes:
+            raise measuring.TimeUp
+
+    with device_lock(system.device_key(plan.device)):
+        try:
+            with stop_on_sigterm(), Pool() as workers:
+                measuring.begin_ahead(plan, found, workers)
+                if not seen["fp8"] or "probe" in seen["fp8"]:
+                    seen["fp8"] = fp8probe.ask(plan.device)
+                seen["history"] = measuring.measure(plan, found, tell, seen["history"], save, workers)
+        except KeyboardInterrupt:
+            return result(False)
+    return result(True)
+
+
+def assemble(
+    plan: Any,
+    head: dict[str, Any],
+    facts: dict[str, Any],
+    found: list[dict[str, Any]],
+    seen: dict[str, Any],
+    complete: bool,
+) -> dict[str, Any]:
+    """The result as it stands, without when it was made."""
+    from ladder.machine import environment, neighbours
+    from ladder.results import store as results
+    from ladder.studies.precision import plan as measuring
+    from ladder.studies.precision import report as precisionreport
+
+    said = neighbours.marks(each for row in found for each in row["rounds"])
+    said += environment.said(head.get(environment.KEY))
+    measuring.derive(found)
+    return head | {
+        "machine": facts,
+        "complete": complete,
+        "protocol": {
+            "rounds": plan.rounds,
+            "cycles": plan.cycles,
+            "seed": plan.seed,
+            "ladder": plan.ladder,
+            "parity": plan.parity,
+            "batch_seconds": plan.batch_seconds,
+            "steps": plan.steps,
+            "notes": results.cautions(plan.device, plan.rounds, head["dirty"], complete, said),
+        },
+        "rows": found,
+        **seen,
+        "claims": precisionreport.claims(found),
+    }
+
+
+def stem_of(result: dict[str, Any]) -> str:
+    """What its files are called: a smoke test never replaces a measurement."""
+    from ladder.results import store as results
+
+    words = [result["machine"]["name"]]
+    words += [result["workload"]["name"]] * (result["workload"]["name"] != "article")
+    words += ["smoke"] * (result["machine"]["device"] == "cpu")
+    return "-".join(results.slug(word) for word in words)
+
+
+def write_partial(result: dict[str, Any], out: Path) -> None:
+    from ladder.report import tables
+    from ladder.results import store as results
+
+    tables.write_json(results.place(out / f"{stem_of(result)}-partial.json", result), result)
+
+
+def write(result: dict[str, Any], out: Path) -> list[Path]:
+    """JSON, Markdown and chart, each whole or not at all; the partial file that led to a whole one goes."""
+    from ladder.report import output as ending
+    from ladder.studies.precision import chart as precisionchart
+    from ladder.studies.precision import report as precisionreport
+
+    pages = {"md": precisionreport.markdown(result)}
+    return ending.write_named(
+        result, out, stem_of(result), pages, lambda kind: precisionchart.render(result, kind), "-precision"
+    )

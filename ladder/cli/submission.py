@@ -1,0 +1,277 @@
+"""What somebody with a GPU runs once to send its results: `ladder run`, then `asv run`, both validated.
+
+The paired protocol comes first, because verdicts need it; then every rung's point in asv's history, a few rungs a call
+of asv: it writes nothing before it ends, and so a Ctrl-C costs a minute or so. What is there already is not measured
+again, so the same command goes on where it ended.
+"""
+
+from __future__ import annotations
+
+import re
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder.base import git
+from ladder.base.errors import UserError, one_line
+from ladder.base.paths import ROOT
+from ladder.cli import climb as climbing
+from ladder.machine import environment
+from ladder.machine import system as machine
+from ladder.plan import catalog
+from ladder.publish.history import machines as asvmachines
+from ladder.publish.history import series as asvseries
+from ladder.publish.validation import asv_checks, validate
+from ladder.results import code_digest
+from ladder.results import store as results
+
+CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
+MINUTES = 18.0  # in all; 20 on a current GPU with starting up and drawing
+PAIRED = 0.4  # of it: 7.2 minutes are three rounds of the article's ladder on an H200 and its inspections
+LADDER = "article"
+GROUP = {"cuda": 6, "cpu": 1}  # rungs that one call of asv measures; their workers import side by side
+Say = Callable[[str], None]
+
+
+@dataclass
+class Submission:
+    """One machine's results of one commit: what it is, where they go, what is there."""
+
+    root: Path
+    commit: str
+    device: str
+    facts: dict[str, Any]
+    minutes: float
+    say: Say
+    quick: bool = False  # whether `ladder run` is
+    begin: float = field(default_factory=time.monotonic)
+
+    @property
+    def workload(self) -> str:
+        return climbing.DEFAULT_WORKLOAD[self.device]
+
+    @property
+    def machine(self) -> str:
+        """The name of this machine's folder under results/asv."""
+        return asvmachines.identify(self.facts, self.root / "results" / "asv")["machine"]
+
+    def left_s(self) -> float:
+        return 60 * self.minutes - (time.monotonic() - self.begin)
+
+
+def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
+    """Find out what is measured here. UserError, before anything is: no commit, changes to it, an unusable GPU.
+
+    Without a GPU and without a budget (`minutes` None) `ladder run` is the quick one.
+    """
+    commit = git.commit(root)
+    if changed := git.changes(root, CODE):
+        more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
+        raise UserError(
+            f"uncommitted changes in {validate.show_path(changed[0])}{more}: commit or stash them, so that others can"
+            " look up what was measured"
+        )
+    device = machine.choose_device()
+    environment.refuse(device)
+    quick = device == "cpu" and minutes is None
+    return Submission(root, commit, device, machine.facts(device), minutes or MINUTES, say, quick)
+
+
+# --- ladder run ---------------------------------------------------------------------------------------------------
+
+
+def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbing.run) -> Path | None:
+    """Measure, or go on with, the article's ladder; its file, or None if the run was interrupted."""
+    folder = submission.root / "results" / "ladder" / submission.facts["name"]
+    path, done = _started(submission, folder)
+    if done:
+        submission.say(f"ladder run: {path.name} is there and complete")
+        return path
+    quick = submission.quick and (path is None or results.load(path)["protocol"]["quick"])
+    request = climbing.Request(
+        workload=None if path else submission.workload,
+        ladder=LADDER,
+        rungs=None,
+        budget=None if quick else max(1.0, PAIRED * submission.minutes),
+        rounds=None,
+        cycles=None,
+        seed=None,
+        quick=quick,
+        mode=None,
+        resume=path,
+        data=None,
+        device=submission.device,
+        out=folder.parent,
+    )
+    took = (
+        "going on with " + path.name
+        if path
+        else "a quick one"
+        if quick
+        else f"about {request.budget:.0f} min"
+    )
+    submission.say(f"ladder run: {submission.workload} on {submission.device}, {took}")
+    result = climb(request)
+    return path or results.path_for(folder.parent, result) if result["complete"] else None
+
+
+def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
+    """The newest result of this commit's ladder on this machine, and whether it is complete.
+
+    A quick one counts only where a quick one is wanted; one that is not quick always does.
+    """
+    found = []
+    for path in folder.glob(f"{submission.workload}-{LADDER}-2*.json"):
+        try:
+            result = results.load(path)
+        except UserError:
+            continue
+        same = [result["machine"].get(key) == submission.facts[key] for key in results.SERIES]
+        ours = result["commit"] == submission.commit and not result["dirty"] and code_digest.known(result)
+        kind = result["ladder"]["name"] == LADDER and "merged" not in result
+        if ours and all(same) and kind and (submission.quick or not result["protocol"]["quick"]):
+            found.append((result["complete"], result["started"], path))
+    return (max(found)[2], max(found)[0]) if found else (None, False)
+
+
+# --- asv run ------------------------------------------------------------------------------------------------------
+
+
+def history(submission: Submission, run: Callable[..., int] | None = None) -> list[str]:
+    """Add every rung's point to asv's history while time is left; returns the rungs that have none yet."""
+    run = run or _asv
+    wanted = _rungs(submission)
+    have = _measured(submission)
+    missing = [rung for rung in wanted if rung not in have]
+    submission.say(
+        f"asv run: {len(wanted)} rungs of {submission.workload}, {len(wanted) - len(missing)} are there"
+    )
+    if submission.machine != submission.facts["name"]:
+        submission.say(
+            f"asv run: results/asv/{submission.facts['name']} is another machine; this one is {submission.machine}"
+        )
+    longest, tried, failures, size = 0.0, 0, 0, GROUP[submission.device]
+    for group in (missing[i : i + size] for i in range(0, len(missing), size)):
+        if tried and submission.left_s() < longest * len(group):
+            left = len(missing) - tried
+            submission.say(f"asv run: the time is over; {left} rungs are left for the next call")
+            break
+        begin = time.monotonic()
+        names = "|".join(map(re.escape, group))
+        status = run(submission, rf"^rungs\.Rung\.\w+\('{submission.workload}', '({names})'\)$")
+        if status not in (0, 2):  # 2: a benchmark failed
+            where = ", ".join(group)
+            raise UserError(f"`asv run` ended with status {status} at {where}; what it said stands above")
+        failures += bool(status)
+        tried += len(group)
+        longest = max(longest, (time.monotonic() - begin) / len(group))
+    have = _measured(submission)
+    failed = [rung for rung in missing[:tried] if rung not in have] if failures else []
+    if failed:
+        submission.say(f"asv run: failed: {', '.join(failed)}")
+    return [rung for rung in wanted if rung not in have]
+
+
+def _asv(submission: Submission, regex: str) -> int:
+    command = [sys.executable, "-m", "asv", "run", f"{submission.commit}^!", "--bench", regex]
+    command += ["--machine", submission.machine]
+    with subprocess.Popen(command, cwd=submission.root, stdin=subprocess.DEVNULL) as process:
+        try:
+            return process.wait()
+        except KeyboardInterrupt:  # the terminal told asv, too: it ends its own processes before it ends
+            try:
+                process.wait(30)
+            except subprocess.TimeoutExpired:
+                process.terminate()
+            raise
+
+
+def _rungs(submission: Submission) -> list[str]:
+    """Rungs of which asv keeps a series here, without those that this machine cannot do, in the order of the ladder."""
+    there = catalog.possible(
+        machine.capabilities(submission.device), catalog.load_workload(submission.workload)[1]
+    )
+    planned = catalog.climb(catalog.load_ladder("full"), there)
+    skipped = {rung.name for rung in planned if rung.recipe is None}
+    order = [rung.name for rung in planned]
+    ours = [name for name in _series(submission) if name not in skipped]
+    return sorted(ours, key=lambda name: order.index(name) if name in order else len(order))
+
+
+def _series(submission: Submission) -> list[str]:
+    """Rungs of the workload with a series that is not retired. `benches/` knows, and nothing here imports it."""
+    command = [sys.executable, "-m", "benches.series"]
+    run = subprocess.run(command, cwd=submission.root, capture_output=True, text=True)
+    if run.returncode:
+        said = (run.stderr.strip() or "no message").splitlines()[-1]
+        raise UserError(f"asv's list of series cannot be read: {one_line(said)}")
+    lines = [line.split() for line in run.stdout.splitlines()]
+    return [rung for workload, rung, _, *retired in lines if workload == submission.workload and not retired]
+
+
+def _measured(submission: Submission) -> set[str]:
+    """Rungs of which asv's results of this commit and machine hold a time."""
+    found = set()
+    for path in asv_results(submission):
+        data = asv_checks.parse(path.read_bytes(), "results")
+        row = data["results"].get(asvseries.STEP)
+        if row is None or row[0] is None:
+            continue
+        for index, pair in asv_checks.combinations(row):
+            if pair[0] == submission.workload and asv_checks.number(row[0][index]) is not None:
+                found.add(pair[1])
+    return found
+
+
+def asv_results(submission: Submission) -> list[Path]:
+    """asv's files of this commit, as it is and not changed, on this hardware with these libraries."""
+    facts, found = submission.facts, []
+    hardware = {
+        "gpu": facts["gpu"] or "none",
+        "cpu": facts["cpu"],
+        "torch": (facts["torch"] or "").split("+")[0],
+    }
+    folder = submission.root / "results" / "asv" / submission.machine
+    for path in folder.glob(f"{submission.commit[:8]}-*.json"):
+        if validate.problem_of(path) is not None:
+            continue
+        data = asv_checks.parse(path.read_bytes(), "results")
+        same = all(data["params"].get(key) == value for key, value in hardware.items())
+        if same and data["commit_hash"] == submission.commit and not asv_checks.marks(data, "results"):
+            found.append(path)
+    return sorted(found)
+
+
+# --- what is sent -------------------------------------------------------------------------------------------------
+
+
+def files(submission: Submission, ladder: Path | None) -> list[Path]:
+    """What belongs into the pull request: the result, asv's files of this commit, their notes and machine records."""
+    found = [ladder] if ladder else []
+    for path in asv_results(submission):
+        note = path.parent / asv_checks.NOTES / path.name
+        found += [path.parent / "machine.json", path, *([note] if note.is_file() else [])]
+    return list(dict.fromkeys(found))
+
+
+def refused(paths: list[Path]) -> list[str]:
+    """What is wrong with these files, a line each."""
+    return [f"{each.path}: {each.problem}" for each in validate.validate(paths) if each.problem]
+
+
+def commands(submission: Submission, paths: list[Path]) -> list[str]:
+    """How to send them, as a user would type it in the root of the repository."""
+    name = submission.facts["name"]
+    names = " ".join(path.relative_to(submission.root).as_posix() for path in paths)
+    branch = f"results-{name}-{submission.commit[:8]}"
+    said = one_line(f"Results of {name}")
+    return [
+        f"git switch -c {branch}",
+        f"git add {names}",
+        f'git commit -m "{said}"',
+        f"git push -u origin {branch}",
+    ]

@@ -1,0 +1,114 @@
+"""`ladder sustain`: the command's options, and the files that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.base import files
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.cli import options
+from stylegan_lite.config import suggestion
+
+OUT = ROOT / "results" / "sustained"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder sustain                            the highest rung of full, one minute
+  ladder sustain baseline fused_modulation -w article-b32
+  ladder sustain --seconds 600              ten minutes"""
+)
+@click.argument("rungs", nargs=-1, metavar="[RUNG]...")
+@options.workload_option("article on a GPU, tiny on the CPU")
+@click.option(
+    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose rungs."
+)
+@click.option(
+    "--seconds", type=options.FloatRange(1, 86400), default=60.0, show_default=True, help="Of each rung."
+)
+@options.data_option
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.device_option
+@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/sustained]")
+@options.json_option
+def sustain(
+    rungs: tuple[str, ...], workload: str | None, ladder_name: str, seconds: float, data: str | None, seed: int,
+    device: str | None, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Run a rung for a minute and see whether its speed lasts.
+
+    A visit of `ladder run` takes seconds. A GPU that reaches its power limit later lowers its clock then, and a
+    training runs at that clock. Each RUNG (with all below it; default: the highest) runs in one process; its step time
+    is told for every two seconds, with clock, power and temperature.
+
+    Exit status: 0 every rung has a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
+    """
+    from ladder.base.progress import First
+    from ladder.machine import environment, system
+    from ladder.report import output as ending
+    from ladder.results import store as results
+    from ladder.studies.sustain import measure as sustaining
+
+    chosen = system.choose_device(device)
+    environment.refuse(chosen)
+    folder = out or OUT
+    files.refuse_unwritable(folder)
+    plan, photographs = _plan(rungs, workload, ladder_name, chosen, data, as_json)
+    asked = sustaining.Plan(**plan, seconds=seconds, seed=seed)
+    paths: list[Path] = []
+
+    def save(result: dict[str, Any]) -> None:
+        paths[:] = write(result, folder)
+
+    chosen_rungs = ", ".join(asked.recipes)
+    First(f"{asked.name} on {chosen}: {chosen_rungs}, {seconds:g} s each once it is prepared", as_json)()
+    result = sustaining.new_result(asked, system.facts(chosen), photographs)
+    environment.tell(as_json)
+    with results.folder_lock(folder, results.slug(result["machine"]["name"])):
+        result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
+    ending.end(result, sustaining.text(result), paths, as_json, result["rungs"])
+
+
+def _plan(
+    rungs: tuple[str, ...], workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
+) -> tuple[dict[str, Any], str | None]:
+    """The rungs' recipes on this workload; where the images come from."""
+    from ladder.cli import climb as climbing
+    from ladder.machine import system
+    from ladder.plan import catalog
+
+    name, fields = catalog.load_workload(workload or climbing.DEFAULT_WORKLOAD[device])
+    able = catalog.possible(system.capabilities(device), fields)
+    climbed = {each.name: each for each in catalog.climb(catalog.load_ladder(ladder_name), able)}
+    runs = [each.name for each in climbed.values() if each.recipe is not None]
+    if not runs:
+        raise UserError(f"ladder {ladder_name}: none of its rungs runs here")
+    for rung in rungs:
+        if rung not in climbed:
+            has = suggestion(rung, climbed, "its rungs")
+            raise UserError(f"ladder {ladder_name} has no rung {rung!r}{has}")
+        if rung not in runs:
+            raise UserError(f"rung {rung} cannot run here: {climbed[rung].skipped}")
+    pictures = climbing.prepare_images(data or fields["data"], fields, quiet)
+    chosen = dict.fromkeys(rungs or runs[-1:])
+    return {
+        "name": name,
+        "workload": fields | {"data": pictures.path},
+        "recipes": {rung: climbed[rung].recipe for rung in chosen},
+        "device": device,
+    }, pictures.source
+
+
+def write(result: dict[str, Any], folder: Path) -> list[Path]:
+    """JSON, Markdown and charts."""
+    from ladder.report import output as ending
+    from ladder.studies.sustain import chart as sustainedchart
+    from ladder.studies.sustain import measure as sustaining
+
+    pages = {"md": sustaining.markdown(result)}
+    return ending.write(result, folder, pages, lambda kind: sustainedchart.render(result, kind))

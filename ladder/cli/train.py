@@ -1,0 +1,135 @@
+"""`ladder train`, and with `--canary` the trainings that compare rungs. The work is done by `ladder.cli.climb`."""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+
+import click
+
+from ladder.base.errors import UserError
+from ladder.base.starting import near
+from ladder.cli import options
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  ladder train --workload tiny --steps 500 --out runs/tiny
+  ladder train --workload article --data photos/ --recipe fused_act --steps 20000 --out runs/photos
+  ladder train --workload tiny --steps 1000 --out runs/tiny --resume runs/tiny/checkpoint.pt
+  ladder train --canary --steps 500             does any rung train worse than the baseline? (tiny, 3 seeds)"""
+)
+@options.workload_option("article on a GPU, tiny on the CPU")
+@options.data_option
+@click.option(
+    "--recipe",
+    metavar="RUNG|FILE",
+    help="A rung (with all below it) or a YAML file of recipe fields."
+    " [default: the highest rung this machine can do]",
+)
+@options.ladder_option
+@click.option("--steps", type=click.IntRange(1), default=500, show_default=True, help="Step to train up to.")
+@click.option(
+    "--out",
+    metavar="DIR",
+    type=options.FOLDER,
+    help="Sample grids, loss log and checkpoint go here. [with --canary: results/canary]",
+)
+@click.option(
+    "--resume",
+    metavar="FILE",
+    type=options.FILE,
+    help="Go on from a checkpoint, exactly as if it had not stopped.",
+)
+@click.option(
+    "--sample-every",
+    type=click.IntRange(1),
+    help="Steps between sample grids, and checkpoints. [default: 250]",
+)
+@click.option(
+    "--log-every", type=click.IntRange(1), help="Steps between lines of the loss log. [default: 16, a cycle]"
+)
+@click.option(
+    "--truncation",
+    type=options.FloatRange(0, 1),
+    default=1.0,
+    show_default=True,
+    help="Of the sample grids: below 1, latents are drawn in towards their average.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@click.option(
+    "--canary",
+    is_flag=True,
+    help="Train every rung from several seeds and compare the samples' distance to the data with the baseline's.",
+)
+@click.option("--seeds", type=click.IntRange(2, 100), default=3, show_default=True, help="Of the canary.")
+@click.option(
+    "--jobs",
+    type=click.IntRange(1, 64),
+    help="Trainings of the canary at a time. [default: 1 on the CPU, up to 4 on a GPU]",
+)
+@options.device_option
+@options.json_option
+def train(
+    workload: str | None,
+    data: str | None,
+    recipe: str | None,
+    ladder_name: str,
+    steps: int,
+    out: Path | None,
+    resume: Path | None,
+    sample_every: int | None,
+    log_every: int | None,
+    truncation: float,
+    seed: int,
+    canary: bool,
+    seeds: int,
+    jobs: int | None,
+    device: str | None,
+    as_json: bool,
+) -> None:
+    """Train for real: EMA sample grids (PNG), a loss log and a checkpoint that resumes.
+
+    NaN or Inf in a loss stops it with the phase and the step, exit status 1.
+    """
+    from ladder.cli import climb as climbing
+    from ladder.report import output as ending
+    from ladder.training.losslog import Diverged
+
+    if canary:
+        if resume is not None or recipe is not None:
+            raise UserError("--canary trains every rung from the start: leave out --resume and --recipe")
+        result = climbing.canary(
+            workload, ladder_name, data, device, as_json, steps=steps, seeds=seeds, jobs=jobs, out=out
+        )
+        if as_json:
+            click.echo(json.dumps(result, indent=1))
+        if not result["complete"]:
+            sys.exit(130)
+        if any(rung["verdict"] in ("worse", "broke") for rung in result["rungs"]):
+            sys.exit(1)
+        return
+    if out is None:
+        raise UserError("give --out DIR: sample grids, loss log and checkpoint go there")
+
+    every = {"sample_every": sample_every, "log_every": log_every}
+    try:
+        summary = climbing.train(
+            workload, ladder_name, recipe, data, device, quiet=as_json, steps=steps, out=out, resume=resume,
+            seed=seed, truncation=truncation, **{key: value for key, value in every.items() if value is not None},
+        )  # fmt: skip
+    except Diverged as error:
+        click.echo(f"ladder: {error}", err=True)
+        sys.exit(1)
+    except KeyboardInterrupt:  # after the step in progress and its checkpoint
+        saved = out / "checkpoint.pt"
+        ending.say_where(saved if saved.exists() else None, as_json, again=True)
+        raise
+    if as_json:
+        click.echo(json.dumps(summary, indent=1))
+    else:
+        done = f"{summary['step']} steps, {summary['images']} images, {summary['seconds']:.0f} s of training"
+        click.echo(f"{done}: {near(out / summary['files']['samples'])}")
+    ending.say_where(out / summary["files"].get("checkpoint", ""), as_json)

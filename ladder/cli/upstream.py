@@ -1,0 +1,170 @@
+"""`ladder upstream`: the command's options, and the files that it writes."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.base import files
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.cli import options
+
+OUT = ROOT / "results" / "upstream"
+
+
+@click.command(
+    epilog="""\b
+Examples:
+  git clone https://github.com/NVlabs/stylegan3 ../stylegan3
+  ladder upstream ../stylegan3                    its step and ours, in turn, five rounds
+  ladder upstream ../stylegan3 -w article-b32
+  ladder upstream ../stylegan3 --resume results/upstream/MACHINE-article-partial.json     the rounds that it lacks
+  ladder upstream ../stylegan3 --json > upstream.json"""
+)
+@click.argument("clone", type=options.FOLDER)
+@options.workload_option("article on a GPU, tiny on the CPU")
+@click.option(
+    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose top."
+)
+@click.option(
+    "--rounds",
+    type=click.IntRange(1, 100),
+    help="Fresh processes of each, those of --resume among them. [default: 5; CPU: 1]",
+)
+@click.option(
+    "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; CPU: 1]"
+)
+@click.option(
+    "--inspect/--no-inspect",
+    default=True,
+    show_default=True,
+    help="Parity and receipts of ours before it is timed.",
+)
+@options.data_option
+@click.option(
+    "--resume",
+    metavar="FILE",
+    type=options.FILE,
+    help="Go on with the run of this file: make the rounds that it lacks. The workload is the file's.",
+)
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
+@options.device_option
+@click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/upstream]")
+@options.json_option
+def upstream(
+    clone: Path, workload: str | None, ladder_name: str, rounds: int | None, cycles: int | None, inspect: bool,
+    data: str | None, resume: Path | None, seed: int, device: str | None, out: Path | None, as_json: bool,
+) -> None:  # fmt: skip
+    """Time NVIDIA's own StyleGAN2 beside the top of a ladder.
+
+    CLONE is the folder of a clone of https://github.com/NVlabs/stylegan3, which is NVIDIA's and not part of this
+    project; its licence holds. Its networks, losses and CUDA ops run in its configuration `stylegan2` without
+    augmentation, at the workload's widths, in fresh processes that take turns with ours.
+
+    Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
+    """
+    from ladder.base.progress import First
+    from ladder.machine import environment, system
+    from ladder.plan import catalog
+    from ladder.report import output as ending
+    from ladder.results import store as results
+    from ladder.results.combine import resuming
+    from ladder.studies.upstream import measure as measuring
+    from ladder.studies.upstream import report, source
+    from ladder.studies.upstream import resume as taking_up
+
+    source.networks_of(clone)
+    before = _before(resume)
+    chosen = system.choose_device(device)
+    environment.refuse(chosen)
+    source.refuse_unbuildable(chosen)
+    folder = out or (resume.parent if resume else OUT)
+    if before and workload is None:
+        workload = before["workload"]["name"]
+        if workload not in catalog.workloads():
+            raise UserError(f"{resume}: --resume: its workload is a file of yours; name it with --workload")
+    if before:
+        resuming.ask_for_images(resume, before, data, catalog.load_workload(workload)[1]["data"])
+    files.refuse_unwritable(folder)
+    plan, photographs = _plan(clone, workload, ladder_name, chosen, data, as_json)
+    cpu = chosen == "cpu"
+    plan |= {"rounds": rounds or (1 if cpu else 5), "cycles": cycles or (1 if cpu else 2), "seed": seed}
+    asked = measuring.Plan(**plan, inspect=inspect, settle=not cpu)
+
+    def tell(line: str) -> None:
+        click.echo(line, err=True)
+
+    First(f"{asked.name} on {chosen}: NVIDIA's step and {asked.rung}, {asked.rounds} rounds", as_json)()
+    facts = system.facts(chosen)
+    paths: list[Path] = []
+
+    def save(result: dict[str, Any]) -> None:
+        paths[:] = write(result, folder)
+
+    result = measuring.new_result(asked, facts, photographs)
+    environment.tell(as_json)
+    with results.folder_lock(folder, results.slug(facts["name"])):
+        if resume:  # read again: another run may have gone on with it meanwhile
+            result = taking_up.take_up(resume, _before(resume), result)
+        result = measuring.measure(asked, result, tell, save)
+    ending.end(result, report.text(result), paths, as_json, result["programs"], resumes=True)
+
+
+def _before(resume: Path | None) -> dict[str, Any] | None:
+    from ladder.results.combine import resuming
+
+    return resuming.load_kind(resume, "upstream") if resume else None
+
+
+def _plan(
+    clone: Path, workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
+) -> tuple[dict[str, Any], str | None]:
+    """What both train, and the recipe of our top; where the images come from."""
+    from ladder.cli import climb as climbing
+    from ladder.machine import system
+    from ladder.plan import catalog
+    from ladder.studies.upstream import step
+
+    name, fields = catalog.load_workload(workload or climbing.DEFAULT_WORKLOAD[device])
+    step.refuse(fields)
+    able = catalog.possible(system.capabilities(device), fields)
+    climbed = [
+        each for each in catalog.climb(catalog.load_ladder(ladder_name), able) if each.recipe is not None
+    ]
+    if not climbed:
+        raise UserError(f"ladder {ladder_name}: none of its rungs runs here")
+    pictures = climbing.prepare_images(data or fields["data"], fields, quiet)
+    plan = {
+        "folder": clone.resolve(),
+        "name": name,
+        "workload": fields | {"data": pictures.path},
+        "rung": climbed[-1].name,
+        "recipe": climbed[-1].recipe,
+        "weights": weights(fields),
+        "device": device,
+    }
+    return plan, pictures.source
+
+
+def weights(fields: dict[str, Any]) -> dict[str, int]:
+    """How many our networks have: no memory is taken for them."""
+    import torch
+
+    from stylegan_lite.config import Recipe, Workload
+    from stylegan_lite.networks import Discriminator, Generator
+
+    with torch.device("meta"):
+        made = {"G": Generator, "D": Discriminator}
+        nets = {key: net(Workload.from_dict(fields), Recipe.from_dict({})) for key, net in made.items()}
+    return {key: sum(weight.numel() for weight in net.parameters()) for key, net in nets.items()}
+
+
+def write(result: dict[str, Any], folder: Path) -> list[Path]:
+    """JSON and Markdown."""
+    from ladder.report import output as ending
+    from ladder.studies.upstream import report
+
+    return ending.write(result, folder, {"md": report.markdown(result)})

@@ -1,0 +1,67 @@
+"""`ladder --version`: which code this is, and which torch it would measure with."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import runpy
+from pathlib import Path
+
+import click
+
+from ladder.base.errors import describe
+from ladder.base.starting import ROOT
+
+
+def lines() -> list[str]:
+    """Return version, commit, torch, CUDA and cuDNN, a line each. No CUDA context is made."""
+    from ladder.results import record
+
+    commit, dirty = record.commit_of(ROOT)
+    code = "unknown" if commit is None else commit[:12] + (" (dirty)" if dirty else "")
+    shown = {"ladder": version(), "commit": code, **_torch()}
+    return [f"{name} {value or 'none'}" for name, value in shown.items()]
+
+
+def version() -> str:
+    """Return the project's version, of the checkout: an installed copy of it may be older."""
+    found = re.search(
+        r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
+    )
+    return found[1] if found else "unknown"
+
+
+def _torch() -> dict[str, str | None]:
+    """Return the versions of torch and of its libraries. Only a build for CUDA is imported, which takes seconds."""
+    spec = importlib.util.find_spec("torch")
+    if spec is None or spec.origin is None:
+        return {"torch": "not installed", "CUDA": None, "cuDNN": None}
+    built = runpy.run_path(str(Path(spec.origin).with_name("version.py")))
+    return {"torch": built["__version__"], "CUDA": built["cuda"], "cuDNN": built["cuda"] and _cudnn()}
+
+
+def _cudnn() -> str | None:
+    from ladder.machine import system
+
+    try:
+        import torch
+
+        return system.dotted_cudnn(torch.backends.cudnn.version())
+    except Exception as error:  # a library that does not load: whoever reports a fault wants the other lines
+        return f"cannot be asked: {describe(error)}"
+
+
+def _print(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo("\n".join(lines()))
+        ctx.exit()
+
+
+version_option = click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print,
+    help="Print the versions of this project, its commit, torch, CUDA and cuDNN.",
+)

@@ -1,0 +1,81 @@
+"""What a worker finds out beside a step's time: whose code it is, whether weights moved, what each lazy phase adds.
+
+For `ladder.engine.worker`: nothing here imports torch, as the measured code may have none.
+"""
+
+from __future__ import annotations
+
+import statistics
+import sys
+from pathlib import Path
+from typing import Any
+
+MEASURED = ("stylegan_lite", "kernels")
+
+
+def weights_of(step: Any) -> dict[str, list[float]]:
+    """The length of every weight, by network: enough to see whether they moved, and no copy that would need memory.
+
+    Empty for a network that the measured code does not have.
+    """
+    torch, found = sys.modules.get("torch"), {}
+    for name in ("G", "D", "G_ema"):
+        weights = getattr(getattr(step, name, None), "parameters", list)
+        lengths = [torch.linalg.vector_norm(weight.detach()) for weight in weights()]
+        found[name] = torch.stack(lengths).tolist() if lengths else []
+    return found
+
+
+def stood_still(before: dict[str, list[float]], after: dict[str, list[float]]) -> str | None:
+    """None, or one line naming networks none of whose weights moved while they were said to be trained."""
+    still = [name for name, weights in before.items() if weights and weights == after[name]]
+    return f"weights of {', '.join(still)} did not move in the cycles that were timed" if still else None
+
+
+def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float]:
+    """What each phase adds, where some steps differ by it alone: medians of steps with it less those without."""
+    took: dict[tuple[str, ...], list[float]] = {}
+    for kind, each in zip(kinds, seconds, strict=True):
+        took.setdefault(kind, []).append(each)
+    costs = {}
+    for kind in sorted(took, key=len, reverse=True):  # of several such pairs the shorter steps'
+        for phase in kind:
+            without = tuple(each for each in kind if each != phase)
+            if without in took:
+                costs[phase] = statistics.median(took[kind]) - statistics.median(took[without])
+    return costs
+
+
+def is_settled(times: list[float]) -> bool:
+    """Whether the medians of the last two windows (halves of `times`) differ by less than max(0.5%, 2 MAD)."""
+    size = len(times) // 2
+    if size == 0:
+        return False
+    windows = times[-2 * size : -size], times[-size:]
+    medians = [statistics.median(window) for window in windows]
+    spread = statistics.median(abs(t - m) for window, m in zip(windows, medians, strict=True) for t in window)
+    return abs(medians[0] - medians[1]) < max(0.005 * medians[0], 2 * spread)
+
+
+def foreign(code: Path) -> str | None:
+    """Return one line if a measured package was imported from elsewhere than the folder `code`, else None.
+
+    Another checkout's may be installed, and PyPI has a `kernels` that is none of ours. A commit may lack its own.
+    """
+    home = code.resolve()
+    for name, module in sorted(sys.modules.items()):
+        package = name.partition(".")[0]
+        file = getattr(module, "__file__", None)
+        if package in MEASURED and file and not Path(file).resolve().is_relative_to(home / package):
+            kind = "package" if name == package else "module"
+            return f"the measured code has no {kind} {name} of its own: another was imported"
+    return None
+
+
+def peak_rss() -> int | None:
+    """Peak resident bytes of this process. Not getrusage: that one inherits the parent's peak across exec."""
+    try:
+        with open("/proc/self/status") as status:
+            return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))
+    except (OSError, StopIteration):
+        return None

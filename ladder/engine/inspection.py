@@ -1,0 +1,110 @@
+"""What a rung must show before it is timed: that it is on, and that it computes what the baseline computes.
+
+An inspector process builds and prepares the rung as a timed one does, then compares it with the FP64 reference
+(`ladder.parity.check`) and reads its receipts (`ladder.receipts.receipt`) from a traced cycle, which also says how
+long the GPU is busy. It ends before the timing: timed processes never load a profiler. A rung that cannot show one of
+these has no number. What was found stays under `.cache/inspections/`, by recipe, workload, torch, GPU and the source
+code it depends on, so that a resumed run, another mode of it or NVIDIA's step beside it need not ask again, nor one
+after a change of a table or a chart; only rungs that showed everything are kept there.
+"""
+
+import contextlib
+import hashlib
+import json
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ladder.base import files
+from ladder.base.files import COMPILED, below, digest, replacing
+from ladder.base.paths import ROOT
+from ladder.engine.pool import Worker, WorkerFailure, plain
+from ladder.receipts import receipt as receipts
+from ladder.results import closure
+
+CACHE = files.cache("inspections")
+KEPT = 500  # files of some ten kilobytes
+SOURCES = ("kernels", "stylegan_lite", "ladder/rungs")  # what a finding depends on, and on who finds:
+FINDERS = ("ladder.engine.worker", "ladder.engine.inspection")
+MACHINE = ("gpu", "cpu", "device", "driver", "cuda", "cudnn", "torch", "triton", "python")
+NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"
+
+Alone = Callable[[], contextlib.AbstractContextManager]
+Found = dict[str, Any]  # "inspection", "parity" and "receipts", as they are stored with a rung
+
+
+def inspect(worker: Worker, tell: Callable[[str], None], alone: Alone = contextlib.nullcontext) -> Found:
+    """Ask a prepared worker, built with "keep_gradients". Raises `WorkerFailure` if the rung must not be timed.
+
+    `alone` is a context in which nobody else uses the GPU: the receipts' cycle is traced in it, and no longer.
+    """
+    tell("parity")
+    parity = plain(worker.call("parity"))
+    if parity["verdict"] != "ok":
+        raise Objection(FAILED_PARITY, parity["reason"], {"parity": parity})
+    with contextlib.ExitStack() as gate:
+        gate.enter_context(alone())
+        tell("receipts")
+        seen = worker.call("receipts", on_progress=lambda _: gate.close())
+    found = {"parity": parity, "receipts": seen["receipts"]}
+    if reason := receipts.reason(seen["receipts"]):
+        raise Objection(NOT_ENGAGED, reason, found)
+    return found | {"inspection": busy(seen["evidence"])}
+
+
+class Objection(WorkerFailure):
+    """A rung that was seen, and must not be timed; `found` is what was seen of it."""
+
+    def __init__(self, status: str, reason: str, found: Found) -> None:
+        super().__init__(status, reason)
+        self.found = found
+
+
+def busy(evidence: dict[str, Any]) -> dict[str, Any]:
+    """The inspection's record: how long the GPU works in a step, in ms, and on how many kernels."""
+    trace = evidence["graphs"]
+    if evidence["device"] != "cuda":
+        return {"error": None}
+    if trace.get("busy_ms") is None:
+        return {"error": "the profiler saw no kernels"}
+    return {"gpu_busy_ms": trace["busy_ms"], "kernels_per_step": trace["kernels"], "error": None}
+
+
+class Cache:
+    """Findings of earlier inspections of the same code on the same machine."""
+
+    def __init__(self, workload: dict[str, Any], machine: dict[str, Any], folder: Path | None = None) -> None:
+        self.folder = folder or CACHE
+        # Where the images lie is of no matter, only whether there are any.
+        asked = workload | {"data": workload.get("data") is not None}
+        self._common = [asked, {key: machine.get(key) for key in MACHINE}, source_digest()]
+
+    def path(self, recipe: dict[str, Any]) -> Path:
+        text = json.dumps([*self._common, recipe], sort_keys=True)
+        return self.folder / f"{hashlib.sha256(text.encode()).hexdigest()[:24]}.json"
+
+    def get(self, recipe: dict[str, Any]) -> Found | None:
+        try:
+            found = json.loads(self.path(recipe).read_text())
+            return found if found.keys() == {"inspection", "parity", "receipts"} else None
+        except (OSError, ValueError, AttributeError):
+            return None
+
+    def put(self, recipe: dict[str, Any], found: Found) -> None:
+        """Keep a finding; a folder that cannot be written costs the next run its time, nothing else."""
+        try:
+            self.folder.mkdir(parents=True, exist_ok=True)
+            with replacing(self.path(recipe)) as temporary:
+                temporary.write_text(json.dumps(found))
+            files = sorted(self.folder.glob("*.json"), key=lambda path: path.stat().st_mtime)
+            for old in files[:-KEPT]:
+                old.unlink(missing_ok=True)
+        except OSError:
+            pass
+
+
+def source_digest(root: Path = ROOT) -> str:
+    """Of every source and YAML file that a finding depends on: a change not committed counts as well."""
+    below_them = [path for each in SOURCES for path in below(root / each, (".py", ".yaml", *COMPILED))]
+    rungs = [f"ladder.rungs.{path.stem}" for path in (root / "ladder" / "rungs").glob("*.py")]
+    return digest(root, sorted({*below_them, *closure.files(root, (*FINDERS, *rungs))}))

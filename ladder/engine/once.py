@@ -1,0 +1,78 @@
+"""One recipe timed, or only prepared, in one fresh worker, for benches."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ladder.engine.pool import Pool, Worker, device_lock, plain
+from ladder.machine import system
+
+
+def measure_once(
+    workload: dict[str, Any],
+    recipe: dict[str, Any],
+    device: str,
+    cycles: int,
+    code: Path | None = None,
+    *,
+    seed: int = 0,
+    workers: Pool | None = None,
+) -> dict[str, Any]:
+    """Time one recipe in one fresh worker (for benches): seconds for one step.
+
+    Returns samples_s (one for each cycle), event_s, prepare_s, peak_reserved_bytes and
+    peak_allocated_bytes (None on a CPU), peak_rss_bytes, recipe, settings, and choices: the rows of `kernels.choices`
+    that decided, None where the measured code does not say. Raises `WorkerFailure`; its status
+    is "n/a" where `code`, a checkout to take the measured packages from, does not offer the contract.
+
+    The worker is one of `workers`, as `pool` makes them, which may have imported ahead. There is no cycle without lazy
+    phases: asv has no number of it.
+    """
+    empty = {"peak_reserved_bytes": None, "peak_allocated_bytes": None}
+    with _prepared(workload, recipe, device, code, seed, workers) as (worker, prepared):
+        seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
+        used = worker.call("choices")["choices"]
+        return plain(empty | prepared | seen | {"choices": used})
+
+
+def prepare_once(
+    workload: dict[str, Any],
+    recipe: dict[str, Any],
+    device: str,
+    code: Path | None = None,
+    *,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Prepare one recipe in one fresh worker and time nothing else.
+
+    Returns prepare_s with its parts (warmup_s, capture_s and, where there was any, compile_s, compile_kernels_s,
+    cache_s), build_s, recipe, settings and choices. Raises `WorkerFailure` as `measure_once`.
+    """
+    with _prepared(workload, recipe, device, code, seed) as (worker, prepared):
+        return plain(prepared | {"choices": worker.call("choices")["choices"]})
+
+
+def pool(device: str, code: Path | None) -> Pool:
+    """Workers for `measure_once`: of the code that it is given, and for this device."""
+    return Pool(code=code, torch=code is None or device == "cuda")
+
+
+@contextmanager
+def _prepared(
+    workload: dict[str, Any],
+    recipe: dict[str, Any],
+    device: str,
+    code: Path | None,
+    seed: int,
+    workers: Pool | None = None,
+) -> Iterator[tuple[Worker, dict[str, Any]]]:
+    """A worker that is ready, and what it said about building and preparing; ended afterwards."""
+    worker = (workers or pool(device, code)).take()
+    try:
+        with device_lock(system.device_key(device)):
+            built = worker.call("build", workload=workload, recipe=recipe, device=device, seed=seed)
+            yield worker, built | worker.call("prepare")
+            worker.close()
+    finally:
+        worker.kill()

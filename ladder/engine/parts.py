@@ -1,0 +1,160 @@
+"""Parts of a training step timed alone, in the calling process: each phase, and data loading. For benches.
+
+The calling process is fresh and has the code under test in front of its path; the clock is this module's. Times of
+parts do not add up to a step: launched alone, a phase overlaps with nothing, and a loader competes with nothing.
+"""
+
+from __future__ import annotations
+
+import inspect
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+from ladder.base.errors import raise_if_environment
+from ladder.engine import worker
+from ladder.engine.pool import WorkerFailure, device_lock
+from ladder.machine import system
+
+PHASES = ("G_main", "D_main", "G_pl", "D_r1")
+WINDOW = 10  # runs of a phase that are timed together
+SAMPLES = 6
+_FEED = ["workload", "recipe", "real", "seed"]  # parameters of stylegan_lite.data.DataFeed
+
+
+def phases(
+    workload: dict[str, Any],
+    recipe: dict[str, Any],
+    device: str,
+    *,
+    samples: int = SAMPLES,
+    window: int = WINDOW,
+    seed: int = 0,
+) -> dict[str, Any]:
+    """Seconds of one run of each phase, on a batch that stands still.
+
+    Args:
+        recipe: without `whole_step_graph`, which launches phases together.
+
+    Returns samples_s (phase -> `samples` values, each the mean of `window` runs), recipe and choices.
+
+    Raises:
+        WorkerFailure: as a worker's; "n/a" where the measured code cannot run a phase alone.
+    """
+    rung = worker.Rung(None, _Nobody())
+    try:
+        with device_lock(system.device_key(device)):
+            with _failing("import", rung):
+                rung.do_import(torch=device == "cuda")
+            with _failing("build", rung):
+                built = rung.do_build(workload, recipe, device, seed)
+            if not hasattr(rung.step, "run_phase"):
+                raise WorkerFailure("n/a", "this commit cannot run a phase alone")
+            with _failing("prepare", rung):
+                rung.do_prepare()
+            with _failing("phases", rung):
+                took = _windows(rung, samples, window)
+        return {"samples_s": took, "recipe": built["recipe"], **rung.do_choices()}
+    finally:
+        if rung.step is not None:
+            rung.step.close()
+
+
+def _windows(rung: worker.Rung, samples: int, window: int) -> dict[str, list[float]]:
+    """The phases take turns, so that a drift of the clock favours none; a run before each window is not timed."""
+    took: dict[str, list[float]] = {phase: [] for phase in PHASES}
+    for _ in range(samples):
+        for phase, seen in took.items():
+            rung.step.run_phase(phase)
+            seen.append(_seconds(lambda p=phase: rung.step.run_phase(p), window, rung.synchronize) / window)
+    if broken := rung.step.check_finite():
+        raise worker.Invalid(broken)
+    return took
+
+
+def loading(
+    workload: dict[str, Any], recipe: dict[str, Any], device: str, *, epochs: int = SAMPLES, seed: int = 0
+) -> dict[str, Any]:
+    """Seconds for one image, from its file to the batch on the device, with nothing else to do.
+
+    A sample is an epoch: whatever begins anew with each (workers that do not persist) is in it. One epoch comes first,
+    which drains what idle workers have ready.
+
+    Args:
+        workload: "data" is a folder of images.
+
+    Returns samples_s and recipe. Raises `WorkerFailure`, as `phases`.
+    """
+    rung = worker.Rung(None, _Nobody())
+    rung.device = device
+    with _failing("import", rung):
+        rung.do_import(torch=False)
+    with _failing("build", rung):
+        feed, told = _feed(workload, recipe, device, seed)
+    try:
+        with device_lock(system.device_key(device)), _failing("loading", rung):
+            feed.prepare()
+            batch = workload["batch"]
+            batches = len(feed.dataset) // batch
+
+            def one() -> None:
+                feed.next()
+                feed.prefetch()
+
+            took = [_seconds(one, batches, rung.synchronize) for _ in range(1 + epochs)]
+        return {"samples_s": [each / (batches * batch) for each in took[1:]], "recipe": told}
+    finally:
+        feed.close()
+
+
+def _feed(
+    workload: dict[str, Any], recipe: dict[str, Any], device: str, seed: int
+) -> tuple[Any, dict[str, Any]]:
+    """The measured code's data feed into a buffer of one batch, and the recipe as that code understands it."""
+    import torch
+
+    try:
+        from stylegan_lite.config import Recipe, Workload
+        from stylegan_lite.data import DataFeed
+    except ImportError as error:
+        raise WorkerFailure("n/a", f"this commit has no data feed: {error}") from None
+    if list(inspect.signature(DataFeed).parameters) != _FEED or not hasattr(DataFeed, "prefetch"):
+        raise WorkerFailure("n/a", "this commit's data feed takes something else")
+    what, how = Workload.from_dict(workload), Recipe.from_dict(recipe)
+    how.refuse_on(device)
+    side = what.resolution
+    real = torch.zeros(what.batch, 3, side, side, device=device)
+    return DataFeed(what, how, real, seed), how.to_dict()
+
+
+def _seconds(function: Callable[[], object], times: int, synchronize: Callable[[], None]) -> float:
+    synchronize()
+    begin = time.perf_counter()
+    for _ in range(times):
+        function()
+    synchronize()
+    return time.perf_counter() - begin
+
+
+class _Nobody:
+    """Stands for the other end of a worker's pipe."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        pass
+
+
+@contextmanager
+def _failing(did: str, rung: worker.Rung) -> Iterator[None]:
+    """What is raised becomes the failure that a worker would have replied with."""
+    try:
+        yield
+    except WorkerFailure:
+        raise
+    except Exception as error:
+        raise_if_environment(error)
+        reply = worker.failure(error, did, rung)
+        if reply["status"] == "failed":
+            sys.excepthook(type(error), error, error.__traceback__)
+        raise WorkerFailure(reply["status"], reply["reason"], reply) from error

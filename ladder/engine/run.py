@@ -1,0 +1,391 @@
+"""Measures a ladder: rounds of fresh worker processes in random order, a record for whatever happens.
+
+A round is one visit to every rung, each in a process of its own (process medians differ by more than the
+cycles of one process), in an order drawn from (seed, round) so that drift does not favour a rung. The lowest
+and the highest rung are visited twice: what these twins differ by is noise (`ladder.results.judging`). Before the
+rounds, one inspector process a rung shows that the rung is on and computes what the baseline does
+(`ladder.engine.inspection`); how one visit is made, and when it is void, is said in `ladder.engine.visit`. A rung that
+fails once is out; the others go on. After every visit the result file is written, so nothing finished is ever
+lost.
+"""
+
+import contextlib
+import math
+import os
+import random
+import threading
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import EnvironmentFailure, UserError
+from ladder.base.stopping import stop_on_sigterm
+from ladder.engine import inspection
+from ladder.engine import lanes as sidebyside
+from ladder.engine.once import measure_once as measure_once
+from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure, device_lock
+from ladder.engine.visit import Visits
+from ladder.machine import system
+from ladder.plan import modes
+from ladder.results import judging, record
+from ladder.results import store as results
+from ladder.results.combine import resuming
+from ladder.stats import estimates, rounds_budget, verdicts
+
+LANES = {"cuda": 6}  # inspectors side by side; on a CPU they would only take each other's cores
+INSPECTOR_GB = 20.0  # of the GPU's memory for each
+PREPARED = {"cuda": 8}  # rungs prepared side by side before each is timed alone, where memory and cores allow
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+def run_ladder(
+    workload: dict[str, Any],
+    workload_name: str,
+    ladder: modes.Ladder,
+    planned: Sequence[modes.Planned],
+    device: str,
+    *,
+    rounds: int | None = None,
+    cycles: int | None = None,
+    seed: int = 0,
+    quick: bool = False,
+    mode: str = modes.CUMULATIVE,
+    budget_s: float | None = None,
+    resume: Path | None = None,
+    on_event: OnEvent | None = None,
+    out: Path,
+    data_source: str | None = None,
+    images: dict[str, Any] | None = None,
+    code: Path | None = None,
+    inspect: bool | None = None,
+    timeouts: dict[str, float] | None = None,
+) -> dict[str, Any]:
+    """Measure every planned rung and return the result, which is also in its file under the folder `out`.
+
+    `workload["data"]` may be a path; the result says `data_source` instead ("sample-photographs",
+    "user-images") and, of a user's, `images` (`ladder.results.identity.of_images`). `quick` leaves out settling and
+    repeats of the cycle without lazy phases: not to be quoted. `rounds` None: 5 to 12 as far as `budget_s` allows
+    (`ladder.stats.rounds_budget`); quick: 3. `resume` goes on in
+    that file with what it lacks. `code` takes the measured packages from another checkout, which the inspection cannot
+    know: it is left out there unless `inspect` says otherwise. SIGINT or SIGTERM
+    ends the workers and returns what is finished, "complete": false.
+
+    `on_event` gets dicts: "event" ("start", "inspect", "visit", "phase", "visited", "failed", "waiting",
+    "round", "end"), "rung", "round" (0-based, None while inspecting), "rounds", "phase", "done" and "total"
+    visits, "elapsed_s", "left_s" (estimate or None), "step_ms" of the visit, "status" and "reason", "path" of
+    the file.
+
+    Raises `UserError` if another run is writing into the folder, or it cannot be written, or a worker finds itself on
+    another GPU, or the system fails (a full disk): what was finished is in the file then, and no rung is blamed.
+    """
+    facts = system.facts(device)
+    folder = Path(out) / results.slug(facts["name"]) if resume is None else Path(resume).parent
+    with results.folder_lock(folder):
+        result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code, images)
+        result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s)
+        judging.add_twins(result)
+        if resume is not None:
+            result = resuming.take_up(resume, result, rounds)
+        result["stored_twins"] = judging.stored_twins(folder, result, resume)
+        path = resume or record.new_path(out, result)
+        inspects = code is None if inspect is None else inspect
+        run = _Run(result, workload, planned, device, path, on_event, inspects)
+        with (
+            stop_on_sigterm(),
+            Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
+        ):
+            if resume is not None:
+                resuming.refuse_other_threads(resume, result, pool)
+            run.measure(pool)
+        return result
+
+
+class _Run:
+    """One run in progress: the growing result, and what is still to be visited."""
+
+    def __init__(
+        self,
+        result: dict[str, Any],
+        workload: dict[str, Any],
+        planned: Sequence[modes.Planned],
+        device: str,
+        path: Path,
+        on_event: OnEvent | None,
+        inspects: bool = False,
+    ) -> None:
+        self.result, self.workload, self.device, self.on_event = result, workload, device, on_event
+        self.protocol = result["protocol"]
+        self.twins = {twin["name"]: twin for twin in result["twins"]}
+        self.rungs = {rung["name"]: rung for rung in result["rungs"]} | self.twins
+        self.recipes = {p.name: p.recipe for p in planned if p.skipped is None}
+        self.recipes |= {name: self.recipes[twin["of"]] for name, twin in self.twins.items()}
+        self.path = path
+        self.begin = time.monotonic() - result["seconds"]  # of a run that is taken up, too
+        self.done = sum(len(rung["rounds"]) for rung in self.rungs.values())
+        self.inspects = inspects
+        self.visits = Visits(device, system.probe().get("uuid") if device == "cuda" else None)
+        self.place = threading.local()  # what this thread is at
+        self.lock = threading.RLock()  # of the result
+
+    def measure(self, pool: Pool) -> None:
+        """Inspect, then all rounds. Leaves `result` finished and written, also when interrupted."""
+        try:
+            self.save()
+            self.emit("start", path=str(self.path))
+            if self.inspects:
+                self.inspect_all(pool)
+            number, round_s = 0, 0.0
+            while self.goes_on(number, round_s):
+                begin = time.monotonic()
+                self.round(pool, number)
+                round_s = max(round_s, time.monotonic() - begin)
+                self.emit("round")
+                number += 1
+                self.fit_cycles(number, round_s)
+            self.visits.look_around()
+            self.result["complete"] = True
+        except KeyboardInterrupt:
+            self.protocol["notes"].append("interrupted: what was finished is kept")
+        except EnvironmentFailure as failure:
+            self.protocol["notes"].append(f"interrupted: {failure}")
+            raise UserError(
+                f"{failure}; what was finished is kept: go on with --resume {self.path}"
+            ) from failure
+        finally:
+            try:
+                self.save()
+            finally:
+                self.visits.close()
+        self.emit("end", path=str(self.path))
+
+    def goes_on(self, done: int, round_s: float) -> bool:
+        """Whether to make one more round. Keeps the number of planned rounds up to date."""
+        asked = self.protocol["rounds"] if self.protocol["fixed"] else None
+        begun = any(r["round"] >= done for rung in self.rungs.values() for r in rung["rounds"])
+        go = begun or rounds_budget.another_round(
+            done,
+            fixed=asked,
+            budget_s=self.protocol["budget_s"],
+            spent_s=time.monotonic() - self.begin,
+            round_s=round_s,
+            wanted=done >= verdicts.LEAST_ROUNDS and self.wants_rounds(),
+        )
+        self.protocol["rounds"] = max(self.protocol["rounds"], done + 1) if go else done
+        return go
+
+    def wants_rounds(self) -> bool:
+        return verdicts.wants_rounds([comparison for _, _, comparison in judging.comparisons(self.result)])
+
+    def fit_cycles(self, done: int, round_s: float) -> None:
+        """One timed cycle a visit where five rounds of more do not fit the budget; the note says from when on."""
+        protocol, spent = self.protocol, time.monotonic() - self.begin
+        limit = None if protocol["fixed"] else protocol["budget_s"]
+        cycles = rounds_budget.fitting_cycles(
+            protocol["cycles"], done, budget_s=limit, spent_s=spent, round_s=round_s
+        )
+        if cycles < protocol["cycles"]:
+            protocol["cycles"] = cycles
+            protocol["notes"].append(f"from round {done + 1} on {cycles} cycle a visit, to fit the budget")
+
+    def order(self, number: int) -> list[str]:
+        """The rungs of one round in random order; a function of (seed, round), so that a run can be resumed."""
+        names = list(self.recipes)
+        random.Random(f"{self.protocol['seed']} {number}").shuffle(names)
+        return names
+
+    def round(self, pool: Pool, number: int) -> None:
+        """Visit every rung that has not failed yet, some prepared side by side; the others, alone, come last."""
+        names = self.order(number)
+        self.visits.look_around()
+        if PREPARED.get(self.device, 1) > 1:
+            sidebyside.time_all(self, pool, names, number)
+        self.each(pool, names, number)
+
+    def lanes(self) -> int:
+        """How many rungs are prepared side by side now."""
+        memory = (self.result["machine"].get("gpu_memory_gb") or 0.0) * 2**30
+        rounds = [each for rung in self.rungs.values() for each in rung["rounds"]]
+        peaks = [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]
+        return sidebyside.fitting(PREPARED[self.device], memory, os.cpu_count() or 1, peaks)
+
+    def each(self, pool: Pool, names: list[str], number: int | None) -> None:
+        """A fresh worker for every rung that has not failed yet: inspected if `number` is None, else timed."""
+        names = [name for name in names if self.is_due(name, number)]
+        if not names:
+            return
+        pool.start_ahead(min(len(names), sidebyside.MOST_AHEAD))
+        for place, name in enumerate(names):
+            rung = self.rungs[name]
+            if not self.is_due(name, number):  # what it depends on has failed since
+                continue
+            if not pool.ahead:  # twelve side by side import in the time of one
+                pool.start_ahead(min(len(names) - place, sidebyside.MOST_AHEAD))
+            self.place.at = {"rung": name, "round": number}
+            self.emit("inspect" if number is None else "visit")
+            try:
+                with self.device_lock():
+                    self.one(pool, rung, number)
+            except WorkerFailure as failure:
+                self.fail(rung, number, failure)
+            self.visited(rung, number)
+
+    def visited(self, rung: dict[str, Any], number: int | None) -> None:
+        with self.lock:
+            self.done += 1
+            self.save()
+            timed = rung["rounds"] and number is not None and "failed_at" not in rung
+            self.emit(
+                "visited", step_ms=estimates.median(rung["rounds"][-1]["samples_ms"]) if timed else None
+            )
+
+    def is_due(self, name: str, number: int | None) -> bool:
+        """Whether a rung lacks this visit: neither out of the run, with its twin, nor visited before it was resumed."""
+        rung = self.rungs[name]
+        if rung["status"] in results.OUT or self.rungs[rung.get("of", name)]["status"] in results.OUT:
+            return False
+        if number is None:
+            return rung["inspection"] is None
+        return all(r["round"] != number for r in rung["rounds"])
+
+    def todo(self) -> int:
+        """Visits that the plan still holds, inspections included."""
+        alive = [self.rungs[name] for name in self.recipes if self.is_due(name, -1)]
+        inspections = [rung for rung in alive if "of" not in rung and rung["inspection"] is None]
+        visits = sum(max(0, self.protocol["rounds"] - len(rung["rounds"])) for rung in alive)
+        return visits + len(inspections) * self.inspects
+
+    def one(self, pool: Pool, rung: dict[str, Any], number: int | None) -> None:
+        """One worker's life: build, prepare, then inspect or time."""
+        worker = pool.take()
+        try:
+            prepared = self.get_ready(worker, rung, keep_gradients=number is None)
+            if number is None:
+                self.inspect(worker, rung)
+            else:
+                self.time(worker, rung, number, prepared)
+        finally:
+            worker.close()
+
+    def time(
+        self,
+        worker: Worker,
+        rung: dict[str, Any],
+        number: int,
+        prepared: dict[str, Any],
+        alive: set[int] | None = None,
+    ) -> None:
+        """Time a prepared rung and keep what it showed. `alive` are the workers that hold a context, if others do."""
+        self.emit("phase", phase="measure")
+        made = self.visits.visit(
+            worker,
+            number,
+            prepared,
+            rung["rounds"],
+            (r for each in self.rungs.values() for r in each["rounds"]),
+            alive=alive,
+            cycles=self.protocol["cycles"],
+            settle_s=self.protocol["settle_s"],
+            settle_cycles=self.protocol["settle_cycles"],
+            main=(number == 0 or not self.protocol["quick"]) and "of" not in rung,
+        )
+        rung["rounds"].append(made)
+        rung.update(status="ok", reason=None)
+        used = worker.call("choices")["choices"]  # after timing
+        record.add_choices(self.result, rung.get("of", rung["name"]), used)
+
+    def device_lock(self) -> contextlib.AbstractContextManager[None]:
+        return device_lock(system.device_key(self.device), lambda: self.emit("waiting"))
+
+    def get_ready(
+        self, worker: Worker, rung: dict[str, Any], keep_gradients: bool, threads: int | None = None
+    ) -> dict[str, Any]:
+        """Build and prepare, on so many CPU threads; returns what they took."""
+        self.emit("phase", phase="build")
+        more = {"keep_gradients": keep_gradients, "threads": threads}
+        built = worker.call(
+            "build",
+            workload=self.workload,
+            recipe=self.recipes[rung["name"]],
+            device=self.device,
+            seed=self.protocol["seed"],
+            **{key: value for key, value in more.items() if value},
+        )
+        if problem := self.visits.check_gpu(built.get("gpu_uuid")):
+            raise UserError(problem)
+        with self.lock:
+            rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
+        self.emit("phase", phase="prepare")
+        tunes = {"patience": TUNING} if sidebyside.chooses(self.recipes[rung["name"]]) else {}
+        return worker.call("prepare", **tunes) | {"start_s": worker.start_s, "build_s": built.get("build_s")}
+
+    def inspect_all(self, pool: Pool) -> None:
+        """One inspector for every rung of which nothing is known; what earlier runs found is taken from them."""
+        self.seen = inspection.Cache(self.workload, self.result["machine"])
+        names = [name for name in self.recipes if name not in self.twins]
+        for name in names:
+            if self.rungs[name]["inspection"] is None and (found := self.seen.get(self.recipes[name])):
+                self.rungs[name].update(found)
+        memory = self.result["machine"].get("gpu_memory_gb") or math.inf
+        lanes = max(1, int(min(LANES.get(self.device, 1), memory / INSPECTOR_GB)))
+        if lanes > 1:
+            # Alone, as it makes what all are compared with: of a smaller batch where others leave it no room.
+            self.each(pool, names[:1], None)
+            # What chooses by measuring is left to the end, alone: timed processes find its choices in a cache.
+            rest = [name for name in names[1:] if not sidebyside.chooses(self.recipes[name])]
+            # The budget of whole steps takes longest to make: others make theirs meanwhile.
+            whole = [name for name in rest if self.recipes[name].get("whole_step_graph")][:1]
+            sidebyside.inspect(self, pool, list(dict.fromkeys([*whole, *rest])), lanes)
+        self.each(pool, names, None)  # all, or what ran out of memory beside others
+
+    def inspect(
+        self, worker: Worker, rung: dict[str, Any], alone: inspection.Alone = contextlib.nullcontext
+    ) -> None:
+        """Parity and receipts. Raises `WorkerFailure` for a rung that must not be timed; what was seen is kept."""
+        try:
+            found = inspection.inspect(worker, lambda phase: self.emit("phase", phase=phase), alone)
+        except inspection.Objection as objection:
+            with self.lock:  # another thread may be writing the file
+                rung.update(objection.found)
+            raise
+        with self.lock:
+            rung.update(found)
+        self.seen.put(self.recipes[rung["name"]], found)
+
+    def fail(self, rung: dict[str, Any], number: int | None, failure: WorkerFailure) -> None:
+        """Take a rung out of the run. Rounds it finished stay in the file, without a headline number."""
+        rung["status"] = "failed" if failure.status == "n/a" else failure.status
+        rung["reason"] = f"round {number + 1}: {failure.reason}" if rung["rounds"] else failure.reason
+        peaks = {key: value for key, value in failure.reply.items() if key.startswith("peak_")}
+        rung["failed_at"] = {"round": number, **peaks}
+        self.emit("failed", status=rung["status"], reason=rung["reason"])
+
+    def save(self) -> None:
+        """Bring every derived number up to date and write the file."""
+        if gpu := self.visits.summary(self.rungs.values()):
+            self.result["gpu"] = gpu
+        self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
+        judging.judge(self.result)
+        if record.mark_skipped(self.result, self.recipes):
+            self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
+            judging.judge(self.result)
+        for name in self.recipes:
+            if self.rungs[name]["status"] == "n/a":
+                self.rungs[name]["reason"] = "not measured: the run ended before"
+        self.result["seconds"] = round(time.monotonic() - self.begin, 1)
+        try:
+            results.write(self.path, self.result)
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot write the result: {error.strerror or error}") from None
+
+    def emit(self, event: str, **more: Any) -> None:
+        """Tell the caller, with what a progress bar needs."""
+        if self.on_event is None:
+            return
+        at = getattr(self.place, "at", {"rung": None, "round": None})
+        with self.lock:
+            elapsed, todo = time.monotonic() - self.begin, self.todo()
+            left = elapsed / self.done * todo if self.done else None
+            common = {"rounds": self.protocol["rounds"], "done": self.done, "total": self.done + todo}
+            self.on_event({"event": event, **at, **common, "elapsed_s": elapsed, "left_s": left, **more})

@@ -1,0 +1,99 @@
+"""The sample set: random crops of the free photographs that come inside the scikit-image wheel.
+
+Nothing is downloaded: ``docs/sample-images.md`` names each file, what it shows and its licence. scikit-image's other
+colour pictures are left out because they are drawn, or because no free licence is stated for them.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import random
+from dataclasses import dataclass
+from pathlib import Path
+
+from PIL import Image
+
+from ladder.base.errors import UserError
+from ladder.images import colour
+
+PHOTOGRAPHS = (
+    "astronaut.png",
+    "chelsea.png",
+    "coffee.png",
+    "hubble_deep_field.jpg",
+    "retina.jpg",
+    "rocket.jpg",
+)
+CROPS = 2048
+SEED = 20191203  # any constant: the day StyleGAN2 appeared (arXiv:1912.04958)
+
+
+@dataclass(frozen=True)
+class Crop:
+    """A square of one photograph: ``side`` pixels wide, its corner at (left, top)."""
+
+    photograph: str
+    left: int
+    top: int
+    side: int
+
+
+def folder() -> Path:
+    """scikit-image's data folder, found without importing scikit-image. UserError where it or a file is missing."""
+    spec = importlib.util.find_spec("skimage")
+    if spec is None or not spec.submodule_search_locations:
+        raise UserError(
+            "the sample photographs come with scikit-image, which is not installed: pip install scikit-image"
+        )
+    data = Path(spec.submodule_search_locations[0]) / "data"
+    missing = [name for name in PHOTOGRAPHS if not (data / name).is_file()]
+    if missing:
+        raise UserError(
+            f"scikit-image is installed without the sample photographs {', '.join(missing)}: "
+            "reinstall its wheel (pip install --force-reinstall scikit-image) or give your own images with --data"
+        )
+    return data
+
+
+def load() -> dict[str, Image.Image]:
+    """Return the photographs as sRGB images, by file name. UserError where a file cannot be read."""
+    data = folder()
+    photographs = {}
+    for name in PHOTOGRAPHS:
+        try:
+            with Image.open(data / name) as image:
+                photographs[name], _ = colour.to_srgb(image, colour.profile_of(image))
+        except OSError as error:
+            raise UserError(f"scikit-image's {name} cannot be read: {error.strerror or error}") from error
+    return photographs
+
+
+def plan(sizes: dict[str, tuple[int, int]], resolution: int, count: int = CROPS) -> list[Crop]:
+    """Choose ``count`` random squares, as many from each photograph; a function of its arguments alone.
+
+    A crop is never smaller than 35% of the photograph's shorter side, nor than ``resolution`` where the photograph
+    has that many pixels: only smaller photographs are upscaled, and then from at least 70% of their shorter side.
+    """
+    chooser = random.Random(SEED)
+    crops = []
+    for index in range(count):
+        name = PHOTOGRAPHS[index % len(PHOTOGRAPHS)]
+        width, height = sizes[name]
+        short = min(width, height)
+        least = max(resolution, round(0.35 * short)) if short >= resolution else round(0.7 * short)
+        side = chooser.randint(least, short)
+        crops.append(
+            Crop(
+                name,
+                chooser.randint(0, width - side),
+                chooser.randint(0, height - side),
+                side,
+            )
+        )
+    return crops
+
+
+def cut(photograph: Image.Image, crop: Crop, resolution: int) -> Image.Image:
+    """The crop, resized (Lanczos) to ``resolution``."""
+    box = (crop.left, crop.top, crop.left + crop.side, crop.top + crop.side)
+    return photograph.resize((resolution, resolution), Image.Resampling.LANCZOS, box=box, reducing_gap=3.0)

@@ -1,0 +1,217 @@
+"""Images for a workload: prepared once at its resolution as JPEG, kept in a cache, read by the data loader.
+
+They come from a user's folder or zip (``ladder/images/user.py``) or are the sample photographs
+(``ladder/images/photographs.py``). ``ladder/images/store.py`` keeps them.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import io
+import os
+from collections import Counter, deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from pathlib import Path
+from typing import TypeVar
+
+from PIL import Image
+
+from ladder.base import bounds, files
+from ladder.base.errors import UserError
+from ladder.images import damage, photographs
+from ladder.images import store as imagestore
+from ladder.images import user as userimages
+from ladder.images.store import ImageSet
+
+SAMPLE = "sample-photographs"
+USER = "user-images"
+JPEG_QUALITY = 90
+VERSION = 2  # of what is in the cache: raise it when the same input gives other images
+CACHE = files.cache("images")
+OURS = files.ROOT / ".cache" / "images"  # counts where it cannot be written, too
+NAMED = 20  # unreadable files named in the notes; the rest are counted
+JPEGS = (".jpg", ".jpeg")
+
+Progress = Callable[[int, int], None]
+T = TypeVar("T")
+R = TypeVar("R")
+
+
+def prepare_images(
+    data: str | None,
+    resolution: int,
+    *,
+    cache: Path | None = None,
+    progress: Progress | None = None,
+    at_least: int = 1,
+) -> ImageSet:
+    """Make the images of one workload, or find them made.
+
+    Args:
+        data: folder (searched recursively) or zip of JPEG and PNG files; None takes the sample photographs.
+        resolution: side of the square images, in pixels.
+        cache: where entries are kept; None: ``.cache/images`` of the project.
+        progress: called with (images done, images in all) while they are made.
+        at_least: the batch. A training step needs a whole one.
+
+    Raises:
+        UserError: ``data`` is missing, empty, neither folder nor zip, without a usable image or with fewer than
+            ``at_least``; or the cache cannot be written; or Pillow is too old. One line.
+    """
+    bounds.refuse_older("pillow")
+    cache = CACHE if cache is None else Path(cache)
+    try:
+        if data is None:
+            images = _prepare_sample(resolution, cache, progress)
+        else:
+            images = _prepare_user(data, resolution, cache, progress)
+    except OSError as error:
+        raise UserError(f"cannot write the image cache {cache}: {error.strerror or error}") from error
+    if images.count < at_least:
+        what = "sample photographs" if data is None else f"--data {data}"
+        raise UserError(
+            f"{what}: {images.count} usable image{'s' * (images.count != 1)}, fewer than one batch of {at_least}: "
+            "add images or use a workload with a smaller batch"
+        )
+    return images
+
+
+def _prepare_sample(resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
+    key = f"sample-{resolution}-v{VERSION}"
+    ready = imagestore.find(cache / key) or (imagestore.find(OURS / key) if cache == CACHE else None)
+    if ready:
+        return ready
+    pictures = photographs.load()
+    crops = photographs.plan({name: picture.size for name, picture in pictures.items()}, resolution)
+    upscaled = sum(crop.side < resolution for crop in crops)
+    notes = [f"{len(crops)} random crops of {len(pictures)} photographs that come with scikit-image"]
+    if upscaled:
+        notes.append(
+            f"{upscaled} of them are upscaled to {resolution}x{resolution}: the photographs are smaller"
+        )
+
+    def fill(folder: Path) -> list[str]:
+        def make(item: tuple[int, photographs.Crop]) -> None:
+            index, crop = item
+            picture = photographs.cut(pictures[crop.photograph], crop, resolution)
+            _save(picture, folder / f"{index:06d}.jpg")
+
+        for done, _ in enumerate(_in_threads(make, enumerate(crops)), 1):
+            if progress:
+                progress(done, len(crops))
+        return notes
+
+    return imagestore.make(cache / key, SAMPLE, fill, replaces=f"sample-{resolution}-v*")
+
+
+def _prepare_user(data: str, resolution: int, cache: Path, progress: Progress | None) -> ImageSet:
+    found = userimages.find(data)
+    try:
+        if not found.candidates:
+            raise UserError(f"--data {data}: holds no JPEG or PNG image{_other_types(found.other_types)}")
+        source = hashlib.sha256(os.fsencode(os.path.realpath(Path(data).expanduser()))).hexdigest()[:12]
+        entry = cache / f"user-{source}-{resolution}-{_fingerprint(found)}-v{VERSION}"
+        return imagestore.find(entry) or imagestore.make(
+            entry,
+            USER,
+            lambda folder: _fill_user(data, found, folder, resolution, progress),
+            replaces=f"user-{source}-{resolution}-*",
+        )
+    finally:
+        found.close()
+
+
+def _fill_user(
+    data: str,
+    found: userimages.Collection,
+    folder: Path,
+    resolution: int,
+    progress: Progress | None,
+) -> list[str]:
+    """Convert every candidate; returns the notes. UserError if none could be used."""
+
+    def make(item: tuple[int, userimages.Candidate]) -> tuple[str, set[str] | None]:
+        index, candidate = item
+        try:
+            picture, remarks = userimages.square(found.read(candidate), resolution)
+        except userimages.Unreadable as error:
+            return f"{candidate.name}: {error}", None
+        _save(picture, folder / f"{index:06d}.jpg")
+        return candidate.name, remarks
+
+    skipped, used, counts = list(found.skipped), 0, Counter()
+    for done, (line, remarks) in enumerate(_in_threads(make, enumerate(found.candidates)), 1):
+        if remarks is None:
+            skipped.append(line)
+        else:
+            used += 1
+            counts.update(remarks)
+        if progress:
+            progress(done, len(found.candidates))
+    if not used:
+        raise UserError(
+            f"--data {data}: none of {len(found.candidates)} images can be read; the first: {skipped[0]}"
+        )
+    notes = [f"skipped {line}" for line in skipped[:NAMED]]
+    if len(skipped) > NAMED:
+        notes.append(f"skipped {len(skipped) - NAMED} more unreadable files")
+    if found.other_types:
+        notes.append(
+            f"{len(found.other_types)} files are not JPEG or PNG{_other_types(found.other_types)}: ignored"
+        )
+    if left_out := counts[userimages.PROFILE_LEFT_OUT]:
+        notes.append(
+            f"{left_out} of {used} images have a colour profile that cannot be applied: used without it"
+        )
+    if upscaled := counts[userimages.UPSCALED]:
+        notes.append(f"{upscaled} of {used} images are smaller than {resolution}x{resolution}: upscaled")
+    if damage.decoder() is None and _has_jpegs(found):
+        notes.append(damage.UNCHECKED)
+    return notes
+
+
+def _has_jpegs(found: userimages.Collection) -> bool:
+    return any(candidate.name.lower().endswith(JPEGS) for candidate in found.candidates)
+
+
+def _fingerprint(found: userimages.Collection) -> str:
+    """Return a digest that changes with any candidate's name, size or time, and with whether JPEGs are checked."""
+    lines = [f"{candidate.name} {candidate.stamp}" for candidate in found.candidates] + found.skipped
+    lines += [damage.UNCHECKED] * (damage.decoder() is None and _has_jpegs(found))
+    return hashlib.sha256("\n".join(lines).encode("utf-8", "surrogateescape")).hexdigest()[:20]
+
+
+def _other_types(names: list[str]) -> str:
+    suffixes = sorted({Path(name).suffix.lower() or "no suffix" for name in names})
+    more = ", ..." if len(suffixes) > 5 else ""
+    return f" (found {', '.join(suffixes[:5])}{more})" if names else ""
+
+
+def _in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
+    """Results in order. Pillow releases the GIL while it decodes, resizes and encodes; few are in memory at once."""
+    workers = max(
+        1,
+        min(
+            8,
+            len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1,
+        ),
+    )
+    waiting: deque[Future[R]] = deque()
+    with ThreadPoolExecutor(workers) as pool:
+        try:
+            for item in items:
+                waiting.append(pool.submit(work, item))
+                if len(waiting) > 2 * workers:
+                    yield waiting.popleft().result()
+            while waiting:
+                yield waiting.popleft().result()
+        finally:
+            for future in waiting:
+                future.cancel()
+
+
+def _save(picture: Image.Image, path: Path) -> None:
+    encoded = io.BytesIO()  # written by Python, which says of a full disk what Pillow does not
+    picture.save(encoded, "JPEG", quality=JPEG_QUALITY)
+    path.write_bytes(encoded.getvalue())

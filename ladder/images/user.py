@@ -1,0 +1,237 @@
+"""A user's own images: find JPEG and PNG files in a folder or zip, and turn each into a square RGB image.
+
+The files are read as if they came from a stranger: nothing is extracted to disk (so a path inside a zip can point
+nowhere), a file's bytes and an image's pixels are bounded before they are decoded, and only the JPEG and PNG readers of
+Pillow and libjpeg-turbo, and LittleCMS for profiles, ever see them.
+"""
+
+from __future__ import annotations
+
+import errno
+import io
+import os
+import posixpath
+import stat
+import zipfile
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, field
+from pathlib import Path, PurePosixPath
+
+from PIL import Image, ImageOps
+
+from ladder.base.errors import UserError
+from ladder.images import colour, damage
+
+SUFFIXES = (".jpg", ".jpeg", ".png")
+# Folders in which systems and NAS boxes keep thumbnails and what was deleted, compared in small letters.
+NOT_THE_USERS = {
+    *("__macosx", "@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "$recycle.bin"),
+    *("system volume information", "lost+found"),
+}
+LINKS = 8  # links in a zip that are followed one after another; more are a loop
+MAX_BYTES = 128 * 2**20  # of one file, unpacked
+MAX_PIXELS = 80_000_000  # of one image; 320 MB once decoded with alpha
+UPSCALED, PROFILE_LEFT_OUT = "upscaled", "profile left out"  # what `square` remarks of a picture
+
+
+class Unreadable(Exception):
+    """An image that is skipped; the message says why, in a few words."""
+
+
+@dataclass(frozen=True)
+class Candidate:
+    """One file that may be an image. ``stamp`` (size, time or checksum) changes when its content does."""
+
+    name: str
+    stamp: tuple[int, ...]
+
+
+@dataclass
+class Collection:
+    """Candidates in name order, what was passed over while looking, and how to read one."""
+
+    candidates: list[Candidate]
+    read: Callable[[Candidate], bytes]
+    close: Callable[[], None]
+    skipped: list[str] = field(default_factory=list)
+    other_types: list[str] = field(default_factory=list)
+
+
+def find(data: str) -> Collection:
+    """List the images of a folder (recursively) or zip. UserError if ``data`` is missing, neither, or damaged."""
+    path = Path(data).expanduser()
+    try:
+        if path.is_dir():
+            return _find_in_folder(path)
+        if not path.exists():
+            raise UserError(f"--data {data}: no such folder or zip file")
+        if path.is_file() and zipfile.is_zipfile(path):
+            return _find_in_zip(path)
+    except (OSError, ValueError, zipfile.BadZipFile, NotImplementedError) as error:
+        raise UserError(f"--data {data}: cannot be read: {_reason(error)}") from error
+    raise UserError(f"--data {data}: is neither a folder nor a zip file of JPEG or PNG images")
+
+
+def square(content: bytes, resolution: int) -> tuple[Image.Image, set[str]]:
+    """Decode, turn upright, centre-crop and resize to [resolution, resolution] sRGB.
+
+    Returns:
+        the image, and what is to be said of it: ``UPSCALED``, ``PROFILE_LEFT_OUT``.
+
+    Raises:
+        Unreadable: not a whole JPEG or PNG that Pillow can decode, or one with more than ``MAX_PIXELS`` pixels.
+    """
+    try:
+        size, upright, profile = _decode(content, resolution)
+        picture, sound = colour.to_srgb(
+            upright,
+            profile,
+            lambda full: ImageOps.fit(full, (resolution, resolution), Image.Resampling.LANCZOS),
+        )
+    except MemoryError:
+        raise Unreadable("not enough memory to decode it") from None
+    remarks = {UPSCALED: min(size) < resolution, PROFILE_LEFT_OUT: not sound}
+    return picture, {remark for remark, holds in remarks.items() if holds}
+
+
+def _decode(content: bytes, resolution: int) -> tuple[tuple[int, int], Image.Image, bytes | None]:
+    """Return the size in the file, the upright image and its colour profile. A JPEG may be decoded smaller."""
+    try:
+        with Image.open(io.BytesIO(content), formats=("JPEG", "PNG")) as image:
+            size = width, height = image.size
+            if width * height > MAX_PIXELS:
+                raise Unreadable(f"{width}x{height} is more than {MAX_PIXELS // 10**6} million pixels")
+            profile = colour.profile_of(image)
+            image.draft(None, (2 * resolution, 2 * resolution))  # JPEG: decode at a half, quarter or eighth
+            image.load()
+            upright = _upright(image)
+    except damage.RAISED_BY_PILLOW as error:
+        raise Unreadable(_reason(error)) from error
+    if damaged := damage.find(content):
+        raise Unreadable(damaged)
+    return size, upright, profile
+
+
+def _upright(image: Image.Image) -> Image.Image:
+    try:
+        return ImageOps.exif_transpose(image)
+    except damage.RAISED_BY_PILLOW:  # damaged metadata beside sound pixels
+        return image
+
+
+def _find_in_folder(root: Path) -> Collection:
+    os.listdir(root)  # os.walk is silent about a folder it may not read
+    found = Collection([], lambda candidate: _read_file(root / candidate.name), lambda: None)
+    for name in sorted(_walk(root, found.skipped)):
+        if _passed_over(name, found):
+            continue
+        try:
+            status = (root / name).stat()
+        except OSError as error:
+            found.skipped.append(f"{name}: {_reason(error)}")
+            continue
+        found.candidates.append(Candidate(name, (status.st_size, status.st_mtime_ns)))
+    return found
+
+
+def _walk(root: Path, skipped: list[str]) -> Iterator[str]:
+    """Relative file names below ``root``; links to folders are followed, each folder once."""
+    seen: set[str] = set()
+
+    def complain(error: OSError) -> None:
+        skipped.append(f"{os.path.relpath(error.filename, root)}: {_reason(error)}")
+
+    for folder, folders, files in os.walk(root, onerror=complain, followlinks=True):
+        real = os.path.realpath(folder)
+        if real in seen:
+            folders.clear()
+            continue
+        seen.add(real)
+        folders[:] = sorted(name for name in folders if not _is_hidden(name))
+        yield from (os.path.relpath(os.path.join(folder, name), root) for name in files)
+
+
+def _find_in_zip(path: Path) -> Collection:
+    archive = zipfile.ZipFile(path)
+    members: dict[str, zipfile.ZipInfo] = {}
+    found = Collection(
+        [], lambda candidate: _read_member(archive, _follow(archive, members, candidate.name)), archive.close
+    )
+    for info in archive.infolist():
+        name = info.filename.replace("\\", "/")  # of zips made by some Windows programs
+        if not name.endswith("/"):  # that is a folder
+            members[str(PurePosixPath(name))] = info  # of two alike the last, as unpacking would leave it
+    for name in sorted(members):
+        if _passed_over(name, found):
+            continue
+        try:
+            info = _follow(archive, members, name)
+        except Unreadable as error:
+            found.skipped.append(f"{name}: {error}")
+            continue
+        found.candidates.append(Candidate(name, (info.file_size, info.CRC)))
+    return found
+
+
+def _follow(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
+    """Return the member of this name; for a symbolic link the member that it leads to. Nothing else is opened."""
+    for _ in range(LINKS):
+        info = members.get(name)
+        if info is None:
+            raise Unreadable(os.strerror(errno.ENOENT))
+        if not stat.S_ISLNK(info.external_attr >> 16):
+            return info
+        target = _read_member(archive, info).decode("utf-8", "surrogateescape")
+        name = posixpath.normpath(posixpath.join(posixpath.dirname(name), target))
+    raise Unreadable(os.strerror(errno.ELOOP))
+
+
+def _passed_over(name: str, found: Collection) -> bool:
+    """Decide by the name within a folder or zip: hidden files are left out in silence, other types with a count."""
+    path = PurePosixPath(name.replace("\\", "/"))
+    if any(map(_is_hidden, path.parts)):
+        return True
+    if path.suffix.lower() not in SUFFIXES:
+        found.other_types.append(name)
+        return True
+    return False
+
+
+def _is_hidden(part: str) -> bool:
+    """Tell by one part of a path: ``.thumbnails``, ``._x.jpg``, ``__MACOSX``, ``@eaDir``."""
+    return (part.startswith(".") and part not in (".", "..")) or part.lower() in NOT_THE_USERS
+
+
+def _read_file(path: Path) -> bytes:
+    if not path.is_file():  # a pipe called x.jpg would block for ever
+        raise Unreadable("not a regular file")
+    try:
+        with open(path, "rb") as stream:
+            return _bounded(stream.read(MAX_BYTES + 1))
+    except OSError as error:
+        raise Unreadable(_reason(error)) from error
+
+
+def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
+    try:
+        with archive.open(member) as stream:  # reads no more than asked, whatever size the directory claims
+            return _bounded(stream.read(MAX_BYTES + 1))
+    except Unreadable:
+        raise
+    except Exception as error:  # encrypted, unknown compression, wrong checksum, damaged stream
+        raise Unreadable(_reason(error)) from error
+
+
+def _bounded(content: bytes) -> bytes:
+    if len(content) > MAX_BYTES:
+        raise Unreadable(f"larger than {MAX_BYTES // 2**20} MiB")
+    return content
+
+
+def _reason(error: BaseException) -> str:
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = " ".join(str(error).split())
+    if text.startswith("cannot identify image file"):
+        return "not a JPEG or PNG image"
+    return text[:120] or type(error).__name__

@@ -1,0 +1,61 @@
+"""Folders in which compilers keep what they made: emptied for a process, warmed by one, or one for each source.
+
+Triton, Inductor, torch's builder of C++ extensions and the driver read theirs from environment variables when a
+process first compiles. So what is set here holds for processes that are started inside the `with`.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import importlib.metadata
+import os
+import platform
+from collections.abc import Iterator, Mapping
+from pathlib import Path
+
+from ladder.base import files
+from ladder.base.paths import ROOT
+
+VARIABLES = {
+    "TRITON_CACHE_DIR": "triton",
+    "TORCHINDUCTOR_CACHE_DIR": "inductor",
+    "TORCH_EXTENSIONS_DIR": "extensions",
+    "CUDA_CACHE_PATH": "driver",  # PTX that the driver has compiled
+}
+BUILDS = ROOT / ".cache" / "extensions"
+
+
+def inside(folder: Path) -> dict[str, str]:
+    """Every cache in `folder`: cold as long as that is empty, warm once a process has compiled into it."""
+    return {variable: str(Path(folder) / name) for variable, name in VARIABLES.items()}
+
+
+def builds(code: Path, root: Path = BUILDS) -> dict[str, str]:
+    """Where the C++ and CUDA extensions of the checkout `code` are built: a folder for each state of their sources.
+
+    torch builds an extension into a folder named after it alone, so that a commit would find another commit's build
+    there. Nothing where `code` has no such sources.
+    """
+    sources = files.below(Path(code) / "kernels", files.COMPILED)
+    if not sources:
+        return {}
+    digest = files.digest(Path(code), sources)[:16]
+    about = f"torch{importlib.metadata.version('torch')}-py{platform.python_version()}"
+    return {"TORCH_EXTENSIONS_DIR": str(Path(root) / f"{digest}-{about}")}
+
+
+@contextlib.contextmanager
+def set_to(variables: Mapping[str, str]) -> Iterator[None]:
+    """These environment variables, and their folders, for processes started meanwhile."""
+    before = {name: os.environ.get(name) for name in variables}
+    for name, folder in variables.items():
+        Path(folder).mkdir(parents=True, exist_ok=True)
+        os.environ[name] = folder
+    try:
+        yield
+    finally:
+        for name, value in before.items():
+            if value is None:
+                os.environ.pop(name, None)
+            else:
+                os.environ[name] = value

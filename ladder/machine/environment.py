@@ -1,0 +1,128 @@
+"""Environment variables that change what is measured: recorded in every result, and refused where they falsify it.
+
+The list is here alone. Every command that measures calls `refuse`, stores `recorded` under `KEY`, and prints `said`.
+Two results whose records differ were measured under other conditions: `differences` names each variable.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import os
+import re
+from collections.abc import Callable, Mapping
+from pathlib import PurePath
+from typing import Any
+
+import click
+
+from ladder.base.errors import UserError
+from ladder.results import store as results
+
+KEY = "environment"
+MOST = 64  # variables of one result
+_OFF = ("", "0", "false", "no", "off")
+_UNSET = "not set"
+
+
+def _on(value: str) -> bool:
+    return value.strip().lower() not in _OFF
+
+
+def _given(value: str) -> bool:
+    return value != ""
+
+
+def _there(value: str) -> bool:
+    return True  # PyTorch asks whether the variable exists, not what it holds
+
+
+# name -> (whether this value falsifies, what it does)
+FALSIFIES: dict[str, tuple[Callable[[str], bool], str]] = {
+    "CUDA_LAUNCH_BLOCKING": (_on, "every launch waits for its kernel"),
+    "NVIDIA_TF32_OVERRIDE": (_given, "it overrules which rungs use TF32"),
+    "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE": (_on, "it overrules which rungs use TF32"),
+    "PYTORCH_NO_CUDA_MEMORY_CACHING": (_there, "every allocation goes to the driver"),
+    "TORCHDYNAMO_DISABLE": (_on, "what should be compiled is not"),
+    "TORCH_COMPILE_DISABLE": (_on, "what should be compiled is not"),
+    "TRITON_KERNEL_OVERRIDE": (_on, "Triton runs other kernels than those of this project"),
+    "CUDA_INJECTION64_PATH": (_given, "a profiler or checker is attached to every kernel"),
+    "CUDA_ENABLE_COREDUMP_ON_EXCEPTION": (_on, "the driver traps every kernel"),
+    "NSYS_PROFILING_SESSION_ID": (_given, "a profiler is attached"),
+    "PYTHONPROFILEIMPORTTIME": (_given, "Python reports every import"),
+    "PYTHONTRACEMALLOC": (_on, "Python traces every allocation"),
+    "COVERAGE_PROCESS_START": (_given, "Python traces every line"),
+}
+# Only on a GPU: on a CPU the interpreter is how Triton kernels run at all.
+ON_A_GPU = {"TRITON_INTERPRET": (_on, "Triton kernels run in Python, on the CPU")}
+
+PREFIXES = (
+    *("CUDA_", "CUDNN_", "CUBLAS_", "CUBLASLT_", "NVIDIA_TF32_", "NVTE_", "NCCL_LAUNCH_"),
+    *("OMP_", "GOMP_", "KMP_", "MKL_", "OPENBLAS_", "BLIS_", "DNNL_", "ONEDNN_", "ATEN_", "VECLIB_", "TBB_"),
+    *("TORCH_", "PYTORCH_", "TORCHINDUCTOR_", "TORCHDYNAMO_", "AOT_", "TRITON_", "DISABLE_ADDMM_", "MLIR_"),
+    *("MALLOC_", "GLIBC_TUNABLES", "TCMALLOC_", "JEMALLOC_", "MIMALLOC_", "LD_PRELOAD", "LD_BIND_NOW"),
+    *("PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONDEBUG", "PYTHONOPTIMIZE", "PYTHON_GIL", "PYTHON_JIT"),
+    *("PYTHONFAULTHANDLER", "COVERAGE_PROCESS_", "NSYS_PROFILING_", "PYTHONPROFILE", "PYTHONTRACE"),
+)
+# Which GPU, where files lie, which build it is: of the machine's facts, or of no matter to a time.
+_NO_MATTER = re.compile(
+    r"CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|ARCH.*|PKG.*)|TORCH_CUDA_ARCH_LIST|TORCH_NVCC_FLAGS|TORCH_SHOW_.*|PYTORCH_BUILD.*"
+    r"|.*(VERSION|HOME|DIR|ROOT|FOLDER|CACHE_PATH|REDIS|HOST|PORT|ADDR|URL|USER|TOKEN|SECRET|PASSWORD|LICENSE|LIBRARY"
+    r"|LIBRARIES|INCLUDE|LOGS|_KEY|MPS_PIPE_DIRECTORY|MPS_LOG_DIRECTORY|BIN|BIN_PATH|TOOLKIT|LIB_PATH)"
+)
+_NAME = re.compile(r"[A-Z][A-Z0-9_]{0,63}")
+_LIBRARY = re.compile(r"lib[A-Za-z0-9_+.-]+\.so[0-9.]*")
+_PLAIN = re.compile(r"[A-Za-z0-9 ._:,=+()#'{}\[\]@-]{1,64}")
+
+
+def recorded(environ: Mapping[str, str] | None = None) -> dict[str, str]:
+    """Every variable that changes what is measured, by name, with a value that a result may hold: no path."""
+    found = os.environ if environ is None else environ
+    names = [
+        name
+        for name, value in sorted(found.items())
+        if value and name.startswith(PREFIXES) and not _NO_MATTER.fullmatch(name) and _NAME.fullmatch(name)
+    ]
+    return {name: _published(name, found[name]) for name in names[:MOST]}
+
+
+def _published(name: str, value: str) -> str:
+    """The value as it may be shown. Of a path the name of a library; of what is not plain a digest alone."""
+    if name == "LD_PRELOAD":
+        shown = [PurePath(each).name for each in re.split(r"[ :]+", value) if each]
+        if shown and all(map(_LIBRARY.fullmatch, shown)):
+            return results.display(" ".join(shown))
+    elif _PLAIN.fullmatch(value):
+        return results.display(value)
+    return f"not shown, #{hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
+
+
+def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
+    """Raise `UserError`, one line, where a variable falsifies what is measured on this device ("cuda" or "cpu")."""
+    found = os.environ if environ is None else environ
+    asked = FALSIFIES | (ON_A_GPU if device == "cuda" else {})
+    bad = [name for name, (falsifies, _) in asked.items() if name in found and falsifies(found[name])]
+    if bad:
+        said = "; ".join(f"{name} is set: {asked[name][1]}" for name in bad)
+        raise UserError(f"{said}, so the numbers would be of something else: unset {' '.join(bad)}")
+
+
+def said(recorded: Mapping[str, str] | None) -> list[str]:
+    """A line that names the variables that were set; none where there were none, or nobody knows."""
+    known = recorded if isinstance(recorded, Mapping) else {}
+    return [results.display(f"measured with {name}={value}") for name, value in sorted(known.items())]
+
+
+def tell(quiet: bool = False) -> None:
+    """Name on stderr what is set here and changes what is measured."""
+    for line in [] if quiet else said(recorded()):
+        click.echo(line, err=True)
+
+
+def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str, str]]:
+    """(variable, its value in the first, in the other) of two results; none where one does not say its environment."""
+    pair = [each.get(KEY) for each in (first, other)]
+    if not all(isinstance(each, Mapping) for each in pair):
+        return []
+    names = sorted({*pair[0], *pair[1]})
+    rows = [(name, *(str(each.get(name, _UNSET)) for each in pair)) for name in names]
+    return [row for row in rows if row[1] != row[2]]

@@ -1,0 +1,260 @@
+"""The state of the GPU while a rung is timed: watched from outside, and judged: is this visit void, was it alone?
+
+A thread of the orchestrator, which only waits meanwhile, polls NVML at most 100 ms apart. What it saw becomes a
+summary, plain data beside the round's times; the decisions are functions of summaries alone. A void visit is repeated
+at most three times, then its rung is `invalid: throttled`. Company is not void: the run is marked as noisy. Where NVML
+is absent or refuses, the state is `unknown`, and nothing is void for that.
+"""
+
+import contextlib
+import itertools
+import statistics
+import threading
+import time
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from typing import Any, TypeVar
+
+from ladder.machine.nvml import Counters, Gpu, Reading, full_uuid
+
+INTERVAL_S = 0.05
+MOST_RETRIES = 3
+CLOCK_OFF = 0.03
+CANARY_OFF = 0.01
+DRIFT_BYTES = 64 * 2**20
+BUSY_PERCENT = 2
+_SLOWDOWNS = {
+    "hw_thermal": "hardware thermal slowdown",
+    "power_brake": "power brake",
+    "hw_slowdown": "hardware slowdown",
+    "sw_thermal": "thermal slowdown",
+}
+Summary = dict[str, Any]
+T = TypeVar("T")
+
+
+class Watch:
+    """Watches one GPU for a whole run. `nvml` stands in for pynvml in tests; None: pynvml."""
+
+    def __init__(self, uuid: str | None, *, nvml: Any = None, interval_s: float = INTERVAL_S) -> None:
+        self.gpu, self.interval_s = Gpu(uuid, nvml), interval_s
+
+    def quiet(self, limit_s: float = 2.0) -> int | None:
+        """The least utilization in percent while nothing of ours runs, None if unknown.
+
+        NVML looks back up to a second, on our own work too: so it is asked until it is quiet or `limit_s` is over.
+        """
+        end, least = time.monotonic() + limit_s, None
+        while (now := self.gpu.utilization()) is not None:
+            least = now if least is None else min(now, least)
+            if least < BUSY_PERCENT or time.monotonic() >= end:
+                break
+            time.sleep(min(2 * self.interval_s, limit_s))
+        return least
+
+    @contextlib.contextmanager
+    def window(self, own: Iterable[int]) -> Iterator["Window"]:
+        """Poll while the block runs; `own` are the workers that hold a context. Then see `Window.summary`."""
+        window = Window(self.gpu, frozenset(own), self.interval_s)
+        try:
+            yield window
+        finally:
+            window.end()
+
+    def close(self) -> None:
+        self.gpu.close()
+
+
+class Window:
+    """The readings of one visit."""
+
+    def __init__(self, gpu: Gpu, own: frozenset[int], interval_s: float) -> None:
+        self._gpu, self._own, self._interval_s = gpu, own, interval_s
+        self._readings: list[Reading] = []
+        self._stuck = False
+        self._over = threading.Event()
+        self._before = self._after = Counters()
+        self._thread: threading.Thread | None = None
+        if gpu.unknown is None:
+            self._thread = threading.Thread(target=self._poll, daemon=True)
+            self._thread.start()
+
+    def _poll(self) -> None:
+        self._before = self._gpu.counters()
+        while True:
+            self._readings.append(self._gpu.read(self._own))
+            if self._over.wait(self._interval_s):
+                break
+        self._after = self._gpu.counters()
+
+    def end(self) -> None:
+        """Stop polling. A driver that does not answer any more is left to itself."""
+        self._over.set()
+        if self._thread is not None:
+            self._thread.join(5.0)
+            self._stuck = self._thread.is_alive()
+
+    def summary(self, quiet_percent: int | None = None) -> Summary:
+        """Plain data for the result; `quiet_percent` is what `Watch.quiet` gave before the visit."""
+        if self._gpu.unknown is not None or self._stuck:
+            return unknown(self._gpu.unknown or "NVML stopped answering")
+        return summarize(list(self._readings), self._before, self._after, quiet_percent)
+
+
+def unknown(reason: str) -> Summary:
+    """The summary where nothing could be seen."""
+    return {"state": "unknown", "reason": reason, "tenancy": "unknown"}
+
+
+def summarize(
+    readings: Sequence[Reading], before: Counters, after: Counters, quiet_percent: int | None
+) -> Summary:
+    """What a visit's readings come to. MHz, degrees Celsius, watts, ms; None for what NVML does not tell."""
+
+    def values(name: str) -> list[Any]:
+        return [value for reading in readings if (value := getattr(reading, name)) is not None]
+
+    sm, reasons, beyond = values("sm_mhz"), values("reasons"), values("beyond_bytes")
+    if not sm and not reasons:
+        return unknown("NVML tells neither clocks nor throttling")
+    times = [reading.at_s for reading in readings]
+    gaps = [late - early for early, late in itertools.pairwise(times)]
+    grown = {
+        name: (after.violation_ns[name] - begin) / 1e6
+        for name, begin in before.violation_ns.items()
+        if name in after.violation_ns
+    }
+    summary = {
+        "state": "known",
+        "polls": len(readings),
+        "longest_gap_ms": round(1000 * max(gaps), 1) if gaps else None,
+        "sm_mhz": statistics.median(sm) if sm else None,
+        "sm_mhz_min": min(sm, default=None),
+        "memory_mhz": statistics.median(known) if (known := values("memory_mhz")) else None,
+        "temperature_c": max(values("temperature_c"), default=None),
+        "power_w": max(values("power_w"), default=None),
+        "reasons": sorted(set().union(*reasons) - {"idle"}) if reasons else None,
+        "violation_ms": grown or None,
+        "ecc_errors": None if None in (before.ecc, after.ecc) else after.ecc - before.ecc,
+        "foreign_processes": max(values("foreign"), default=None),
+        "display_processes": max(values("display"), default=None),
+        "drift_bytes": max(beyond) - min(beyond) if beyond else None,
+        "quiet_percent": quiet_percent,
+    }
+    return summary | {"tenancy": tenancy(summary)}
+
+
+def power_capped(summary: Summary) -> bool:
+    """Whether the visit ran at the power limit: hot rungs do, and their clock wanders there."""
+    violation = (summary.get("violation_ms") or {}).get("power", 0)
+    return "power_cap" in (summary.get("reasons") or ()) or violation > 0
+
+
+def void_reason(
+    summary: Summary,
+    earlier: Sequence[Summary] = (),
+    canary_s: float | None = None,
+    earlier_canaries_s: Sequence[float] = (),
+) -> str | None:
+    """Why this visit must not count, in one line, or None.
+
+    `earlier` are the accepted visits of the same rung, `earlier_canaries_s` the canary times of the run's accepted
+    visits. Fewer than two of them are no measure of what is normal.
+    """
+    reasons = summary.get("reasons") or ()
+    for name, text in _SLOWDOWNS.items():
+        if name in reasons:
+            return text
+    if (summary.get("violation_ms") or {}).get("thermal", 0) > 0:
+        return "thermal slowdown between two polls"
+    if (summary.get("ecc_errors") or 0) > 0:
+        return "uncorrected memory errors"
+    clocks = [each["sm_mhz"] for each in earlier if each.get("sm_mhz") and not power_capped(each)]
+    if summary.get("sm_mhz") and len(clocks) >= 2 and not power_capped(summary):
+        usual = statistics.median(clocks)
+        if abs(summary["sm_mhz"] - usual) > CLOCK_OFF * usual:
+            return f"SM clock {summary['sm_mhz']:.0f} MHz, usually {usual:.0f}"
+    if canary_s is not None and len(earlier_canaries_s) >= 2:
+        usual = statistics.median(earlier_canaries_s)
+        if abs(canary_s - usual) > CANARY_OFF * usual:
+            return f"canary kernel {1e6 * canary_s:.0f} us, usually {1e6 * usual:.0f}"
+    return None
+
+
+def company(summary: Summary) -> str | None:
+    """Who else used the GPU, in one line, or None: alone, or nothing known. A display that is idle does not count."""
+    if foreign := summary.get("foreign_processes"):
+        return f"{foreign} foreign compute process{'es' if foreign > 1 else ''}"
+    if (drift := summary.get("drift_bytes") or 0) > DRIFT_BYTES:
+        return f"{drift / 2**20:.0f} MiB of memory came or went that are not ours"
+    if (busy := summary.get("quiet_percent") or 0) >= BUSY_PERCENT:
+        return f"{busy} percent utilization while nothing of ours ran"
+    return None
+
+
+def tenancy(summary: Summary) -> str:
+    """ "alone", "shared", or "unknown" where neither processes nor a quiet window could be seen."""
+    if company(summary):
+        return "shared"
+    seen = (summary.get("foreign_processes"), summary.get("quiet_percent"))
+    return "unknown" if None in seen else "alone"
+
+
+def with_retries(visit: Callable[[], T], void: Callable[[T], str | None]) -> tuple[T | None, list[str]]:
+    """Visit until one is not void, at most 1 + 3 times: (that visit or None, why each rejected one was void).
+
+    With None the rung is `invalid`, for the reason that `throttled` gives.
+    """
+    rejected: list[str] = []
+    while len(rejected) <= MOST_RETRIES:
+        seen = visit()
+        if (reason := void(seen)) is None:
+            return seen, rejected
+        rejected.append(reason)
+    return None, rejected
+
+
+def throttled(rejected: Sequence[str]) -> str:
+    """The reason of a rung all of whose visits in one round were void."""
+    return f"throttled: {len(rejected)} visits void, last: {rejected[-1]}"
+
+
+def run_summary(visits: Sequence[Summary], rejected: int) -> dict[str, Any]:
+    """The whole run: rejected visits are counted even when there are none, and company makes it noisy."""
+    seen = {each["tenancy"] for each in visits}
+    whole = next((word for word in ("shared", "unknown") if word in seen), "alone" if seen else "unknown")
+    why = sorted({text for each in visits if (text := company(each))})
+    return {
+        "state": "known" if visits and all(each["state"] == "known" for each in visits) else "unknown",
+        "tenancy": whole,
+        "rejected_visits": rejected,
+        "notes": [f"noisy: not publishable: {text}" for text in why],
+    }
+
+
+def wrong_gpu(expected: str | None, seen: str | None) -> str | None:
+    """One line if a worker runs on another GPU than the one that is locked and watched, else None."""
+    if not expected or not seen or full_uuid(expected) == full_uuid(seen):
+        return None
+    return "the worker runs on another GPU than the one that is watched: check CUDA_VISIBLE_DEVICES"
+
+
+def canary_seconds(torch: Any, groups: int = 8, passes: int = 8) -> float | None:
+    """Seconds of one pass over 256 MiB in this process: the shortest of some groups' means, after an untimed group.
+
+    Bound by memory, it does not depend on the power limit, but does on whoever shares the GPU. To be called after
+    the peaks of memory are read. None where the GPU is too full for it.
+    """
+    try:
+        block = torch.ones(2**26, device="cuda")
+    except torch.OutOfMemoryError:
+        return None
+    events = [torch.cuda.Event(enable_timing=True) for _ in range(groups + 1)]
+    for number in range(-1, groups):
+        events[number + 1].record()
+        for _ in range(passes):
+            block.mul_(1.0)
+    last = torch.cuda.Event(enable_timing=True)
+    last.record()
+    torch.cuda.synchronize()
+    ends = [*events[2:], last]
+    return min(a.elapsed_time(b) for a, b in zip(events[1:], ends, strict=True)) / 1000 / passes

@@ -1,0 +1,128 @@
+"""How much of the CPU other processes took while a rung was timed: all that it did, without our own process tree.
+
+A step that waits for the CPU is slower beside them, by a factor of a hundred where every core is taken. Time that the
+hypervisor took (steal) counts as theirs. In a container with a CPU quota what shares the quota is seen, not the host.
+"""
+
+from __future__ import annotations
+
+import os
+import time
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder.base.text import number
+
+MOST = 0.15  # of the cores
+LEAST_S = 0.05  # of core time, to be told from the clock's steps of 10 ms
+KEY = "others_cpu"  # of a round: a share of the cores, None where it cannot be known
+PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
+_IDLE = (3, 4)  # idle and iowait in a line of /proc/stat
+_GUEST = 8  # what comes after steal is in user and nice already
+
+
+@dataclass(frozen=True)
+class Sample:
+    """Core seconds so far: of everything, and of this process with all below it. `at` is a clock's seconds."""
+
+    at: float
+    all_s: float
+    own_s: float
+    cores: float
+
+
+def sample(at: float | None = None, pid: int | None = None) -> Sample | None:
+    """The state of now, `at` seconds of a clock; None where it cannot be known (no /proc, say)."""
+    at = time.perf_counter() if at is None else at
+    try:
+        tick = float(os.sysconf("SC_CLK_TCK"))
+        own = _own_ticks(os.getpid() if pid is None else pid) / tick
+        if (quota := _quota()) is not None:
+            used, cores = quota
+            return Sample(at, used, own, cores)
+        ticks, cores = _all_ticks()
+        return Sample(at, ticks / tick, own, cores)
+    except (OSError, ValueError, IndexError, KeyError, AttributeError):
+        return None
+
+
+def share(before: Sample | None, after: Sample | None) -> float | None:
+    """What others took of the cores between two samples, 0 to 1; None where that cannot be known."""
+    if before is None or after is None or before.cores != after.cores:
+        return None
+    room = (after.at - before.at) * after.cores
+    everything, own = after.all_s - before.all_s, after.own_s - before.own_s
+    if room < LEAST_S or everything < 0.5 * own - LEAST_S or everything <= 0:
+        return None  # too short; or a /proc that says nothing of the CPU, as in some sandboxes
+    return min(1.0, max(0.0, everything - max(0.0, own)) / room)
+
+
+def of_rounds(rounds: Iterable[Mapping[str, Any]]) -> float | None:
+    """The share over all visits, each for as long as it took; None where no visit knows it."""
+    known = []
+    for each in rounds:
+        if (value := number(each.get(KEY), zero=True)) is not None:
+            known.append((value, number(each.get("visit_s"), zero=True) or 1e-9))
+    whole = sum(seconds for _, seconds in known)
+    return sum(value * seconds for value, seconds in known) / whole if known else None
+
+
+def marks(rounds: Iterable[Mapping[str, Any]]) -> list[str]:
+    """Why rounds must not be published for what else the CPU did: a line, or none where that was little or unknown."""
+    seen = of_rounds(rounds)
+    if seen is None or seen <= MOST:
+        return []
+    return [f"noisy: not publishable: others took {100 * seen:.0f} percent of the CPU: run again when idle"]
+
+
+def _all_ticks() -> tuple[int, int]:
+    """(ticks that were not idle, number of cores) of the cores that this process may use."""
+    mine = os.sched_getaffinity(0)
+    found = {}
+    for line in (PROC / "stat").read_text().splitlines():
+        name, *numbers = line.split()
+        if name.startswith("cpu") and name[3:].isdigit() and int(name[3:]) in mine:
+            counted = list(map(int, numbers))[:_GUEST]
+            found[name] = sum(value for place, value in enumerate(counted) if place not in _IDLE)
+    if not found:
+        raise ValueError("no core of ours is listed")
+    return sum(found.values()), len(found)
+
+
+def _quota() -> tuple[float, float] | None:
+    """(core seconds that this container has used, cores of its quota); None without a quota below what there is."""
+    try:
+        limit, period = (CGROUP / "cpu.max").read_text().split()
+        if limit == "max" or int(limit) >= int(period) * len(os.sched_getaffinity(0)):
+            return None
+        said = dict(line.split() for line in (CGROUP / "cpu.stat").read_text().splitlines())
+        return int(said["usage_usec"]) / 1e6, int(limit) / int(period)
+    except (OSError, ValueError, KeyError):
+        return None
+
+
+def _own_ticks(root: int) -> int:
+    """Ticks of a process and of all below it, those that ended and were waited for included."""
+    parents, ticks = {}, {}
+    for folder in PROC.iterdir():
+        if not folder.name.isdigit():
+            continue
+        try:
+            fields = (folder / "stat").read_text(errors="replace").rpartition(")")[2].split()
+        except OSError:
+            continue  # it has just ended
+        pid = int(folder.name)
+        parents[pid], ticks[pid] = int(fields[1]), sum(map(int, fields[11:15]))
+    if root not in ticks:
+        raise ValueError("this process is not listed")
+    whole, waiting = 0, [root]
+    below: dict[int, list[int]] = {}
+    for pid, parent in parents.items():
+        below.setdefault(parent, []).append(pid)
+    while waiting:
+        pid = waiting.pop()
+        whole += ticks[pid]
+        waiting += below.get(pid, [])
+    return whole

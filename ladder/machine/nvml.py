@@ -1,0 +1,165 @@
+"""One GPU as NVML sees it from outside the process that uses it: clocks, power, throttling, errors, processes.
+
+NVML does not create a CUDA context and asks nothing of the timed process. Whatever it refuses (old driver, consumer
+card, container) is None: every reading stands alone. The GPU is named by its UUID, which is never stored.
+"""
+
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
+
+from ladder.base.errors import describe
+
+# NVML's bits of nvmlClocksEventReasons. `hw_slowdown` is also set with each of the two that name its cause.
+REASONS = {
+    0x01: "idle",
+    0x02: "application_clocks",
+    0x04: "power_cap",
+    0x08: "hw_slowdown",
+    0x10: "sync_boost",
+    0x20: "sw_thermal",
+    0x40: "hw_thermal",
+    0x80: "power_brake",
+    0x100: "display_clocks",
+}
+_POLICIES = {"power": 0, "thermal": 1, "board_limit": 3, "reliability": 5}
+_CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE, _UNCORRECTED, _VOLATILE = 1, 2, 0, 1, 0
+
+
+@dataclass(frozen=True)
+class Reading:
+    """One poll. None: NVML does not tell. `foreign` counts compute processes that are not ours."""
+
+    at_s: float
+    sm_mhz: int | None
+    memory_mhz: int | None
+    temperature_c: int | None
+    power_w: float | None
+    reasons: frozenset[str] | None
+    foreign: int | None
+    display: int | None
+    beyond_bytes: int | None
+
+
+@dataclass(frozen=True)
+class Counters:
+    """What only ever grows: nanoseconds spent limited, by cause, and uncorrected memory errors."""
+
+    violation_ns: dict[str, int] = field(default_factory=dict)
+    ecc: int | None = None
+
+
+class Gpu:
+    """A handle on one GPU. `unknown` says in one line why there is none, else None; nothing here raises."""
+
+    def __init__(self, uuid: str | None, nvml: Any = None) -> None:
+        self.unknown: str | None = None
+        self._nvml = self._handle = None
+        if not uuid:
+            self.unknown = "torch does not tell which GPU it uses"
+            return
+        try:
+            if nvml is None:
+                import pynvml as nvml
+            nvml.nvmlInit()
+        except Exception as error:
+            self.unknown = f"NVML is not available: {describe(error)}"
+            return
+        self._nvml = nvml
+        try:
+            self._handle = nvml.nvmlDeviceGetHandleByUUID(full_uuid(uuid))
+        except Exception:
+            self.unknown = "NVML does not know the GPU that torch uses"
+
+    def read(self, own: frozenset[int]) -> Reading:
+        """Poll once; `own` are the processes of ours that may hold a context."""
+        before = self._used()
+        processes = self._processes("nvmlDeviceGetComputeRunningProcesses")
+        after = self._used()
+        foreign, ours = whose(processes, own)
+        # Between two equal figures nothing was allocated, so ours and all of it belong together.
+        steady = before is not None and before == after and ours is not None
+        display = self._processes("nvmlDeviceGetGraphicsRunningProcesses")
+        power = self._ask("nvmlDeviceGetPowerUsage")
+        return Reading(
+            at_s=time.monotonic(),
+            sm_mhz=self._ask("nvmlDeviceGetClockInfo", _CLOCK_SM),
+            memory_mhz=self._ask("nvmlDeviceGetClockInfo", _CLOCK_MEMORY),
+            temperature_c=self._ask("nvmlDeviceGetTemperature", _TEMPERATURE),
+            power_w=None if power is None else power / 1000,
+            reasons=self._reasons(),
+            foreign=foreign,
+            display=None if display is None else len(display),
+            beyond_bytes=max(0, before - ours) if steady else None,
+        )
+
+    def counters(self) -> Counters:
+        """Read before and after a visit, they show what happened between two polls as well."""
+        seen = {
+            name: self._ask(
+                "nvmlDeviceGetViolationStatus", number, of=lambda status: int(status.violationTime)
+            )
+            for name, number in _POLICIES.items()
+        }
+        known = {name: value for name, value in seen.items() if value is not None}
+        return Counters(known, self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE))
+
+    def utilization(self) -> int | None:
+        """Percent of the last sixth to whole second in which a kernel ran, of anybody."""
+        return self._ask("nvmlDeviceGetUtilizationRates", of=lambda rates: int(rates.gpu))
+
+    def close(self) -> None:
+        """Give NVML back. Safe to call again."""
+        if self._nvml is not None:
+            try:
+                self._nvml.nvmlShutdown()
+            except Exception:  # it is not needed any more: whatever it says now changes nothing
+                pass
+        self._nvml = self._handle = None
+        self.unknown = self.unknown or "closed"
+
+    def _ask(self, function: str, *arguments: Any, of: Callable[[Any], Any] = lambda answer: answer) -> Any:
+        if self._handle is None:
+            return None
+        try:
+            return of(getattr(self._nvml, function)(self._handle, *arguments))
+        except (
+            Exception
+        ):  # NotSupported, NoPermission, GpuIsLost, an older library without it: all say nothing
+            return None
+
+    def _used(self) -> int | None:
+        return self._ask("nvmlDeviceGetMemoryInfo", of=lambda memory: int(memory.used))
+
+    def _reasons(self) -> frozenset[str] | None:
+        bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
+        if bits is None:  # its name before driver 535
+            bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
+        return None if bits is None else frozenset(name for bit, name in REASONS.items() if bits & bit)
+
+    def _processes(self, function: str) -> dict[int, int | None] | None:
+        """Process number -> bytes it holds on the GPU, or None where NVML hides that."""
+        return self._ask(function, of=lambda found: {int(p.pid): p.usedGpuMemory for p in found})
+
+
+def full_uuid(uuid: str) -> str:
+    """torch leaves out the prefix that NVML wants."""
+    return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
+
+
+def whose(processes: dict[int, int | None] | None, own: frozenset[int]) -> tuple[int | None, int | None]:
+    """(how many compute processes are not ours, bytes held by ours); None for what cannot be known.
+
+    In a container NVML may count by the host's process numbers, of which none is ours. One of them is our worker
+    all the same: only one worker at a time holds a context. An empty list while it does means that NVML hides
+    processes here.
+    """
+    if not processes:
+        return None, None
+    ours = own & processes.keys()
+    held = [processes[pid] for pid in ours]
+    if ours:
+        return len(processes) - len(ours), None if None in held else sum(held)
+    (only, *others) = processes.values()
+    return len(others), None if others else only

@@ -1,0 +1,107 @@
+"""What torch itself says about the GPU, as one JSON object: `python -m ladder.machine.probe`.
+
+A process of its own, because the answers create a CUDA context and the process that measures must not hold
+one.
+"""
+
+import json
+import re
+import sys
+from typing import Any
+
+from ladder.base.errors import describe, one_line
+
+_COUNTING = re.compile(r"Unexpected error from cudaGetDeviceCount\(\).*?(?=Error \d+)", re.DOTALL)
+
+
+def probe() -> dict[str, Any]:
+    """Facts of the current CUDA device. "error" (one line or None) says why torch cannot use it."""
+    found: dict[str, Any] = {"error": None}
+    try:
+        import torch
+    except Exception as error:
+        return {"error": f"torch cannot be imported: {describe(error)}"}
+    found["torch"] = torch.__version__
+    found["cuda"] = torch.version.cuda
+    if torch.version.cuda is None:
+        return found | {"error": f"torch {torch.__version__} is built without CUDA"}
+    try:
+        torch.cuda.init()
+        properties = torch.cuda.get_device_properties(0)
+        found["capability"] = [properties.major, properties.minor]
+        torch.zeros(1, device="cuda").add_(1).item()
+    except Exception as error:
+        return found | {"error": shortened(error)}
+    uuid = str(getattr(properties, "uuid", ""))
+    return found | {
+        "name": properties.name,
+        "memory": properties.total_memory,
+        "cudnn": torch.backends.cudnn.version(),
+        "bf16": torch.cuda.is_bf16_supported(including_emulation=False),
+        "uuid": uuid,
+        "triton_error": _triton_error(torch),
+        "nvcc_error": _nvcc_error(),
+        "nvjpeg_error": _nvjpeg_error(torch),
+    }
+
+
+def shortened(error: Exception) -> str:
+    """Return an error in one line: CUDA's words without torch's before them."""
+    return one_line(f"{type(error).__name__}: {_COUNTING.sub('', str(error))}")
+
+
+def _nvjpeg_error(torch: Any) -> str | None:
+    """Why JPEG files cannot be decoded on the GPU: decoding one is the only proof."""
+    try:
+        import torchvision  # noqa: F401
+    except ImportError:
+        return "needs torchvision: pip install torchvision (from the index that torch came from)"
+    except Exception as error:  # built for another torch
+        return f"torchvision cannot be imported: {describe(error)}"
+    try:
+        import io
+
+        from PIL import Image
+
+        from stylegan_lite.gpudecode import Decoder
+
+        file = io.BytesIO()
+        Image.new("RGB", (16, 16), (200, 100, 50)).save(file, "JPEG")
+        data = torch.frombuffer(bytearray(file.getvalue()), dtype=torch.uint8)
+        found = Decoder(torch.device("cuda"), 16)([(data, False)])
+        return (
+            None
+            if abs(float(found[0, 0].float().mean()) - 200) < 8
+            else "nvJPEG decoded a test image wrongly"
+        )
+    except Exception as error:
+        return f"torchvision decodes no JPEG on this GPU: {describe(error)}"
+
+
+def _triton_error(torch: Any) -> str | None:
+    """Why Triton kernels cannot run here: compiling one is the only proof (it needs a C compiler and a recent GPU)."""
+    try:
+        import triton  # noqa: F401
+
+        from ladder.machine import probe_kernel
+
+        x = torch.zeros(8, device="cuda")
+        probe_kernel.add_one[(1,)](x, n=8)
+        return None if float(x.sum()) == 8 else "a Triton test kernel gave a wrong result"
+    except Exception as error:
+        return describe(error)
+
+
+def _nvcc_error() -> str | None:
+    """Why CUDA C++ cannot be built here. Whether it can is seen when it is first used: a build takes a while."""
+    try:
+        from kernels import cuda
+
+        return cuda.available()
+    except Exception as error:
+        return describe(error)
+
+
+if __name__ == "__main__":
+    answer = json.dumps(probe())
+    sys.stdout.write("\n" + answer + "\n")

@@ -1,0 +1,279 @@
+"""What this machine is and what it can do. Everything known of NVIDIA alone (NVML, nvidia-smi, driver) is in here,
+but for what a GPU does while it is timed (`ladder.machine.nvml`).
+
+Nothing here creates a CUDA context in the calling process: torch is asked in a short process of its own,
+once. Host and user names, serial numbers, UUIDs and paths never enter `facts`.
+"""
+
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import json
+import math
+import os
+import platform
+import re
+import subprocess
+import sys
+import threading
+from pathlib import Path
+from typing import Any
+
+from ladder.base import starting
+from ladder.base.errors import UserError, one_line
+from ladder.base.paths import ROOT
+from ladder.machine import gpu_causes
+from ladder.results.store import slug
+
+OLDEST_TORCH = (2, 11)
+SLOW_S = 3.0  # of silence; then it is said what is waited for
+CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
+
+
+def choose_device(requested: str | None = None) -> str:
+    """The GPU where torch can use one, else "cpu". Raises `UserError` rather than ignore a GPU that is there."""
+    if importlib.util.find_spec("torch") is None:
+        raise UserError(starting.lacking("torch").removeprefix("ladder: "))
+    if requested == "cpu":
+        return "cpu"
+    gpus = gpus_seen()
+    sign = None if gpus else gpu_causes.trace()
+    if not gpus and sign is None and not _driver_library():
+        if requested == "cuda":
+            hidden = gpu_causes.hiding("", 0)
+            more = f"; {hidden}" if hidden else ""
+            raise UserError(f"no NVIDIA GPU was found on this machine; run with --device cpu{more}")
+        return "cpu"
+    found = probe()
+    if found["error"] is None:
+        return "cuda"
+    there = gpus or sign or gpu_causes.tells_of_a_gpu(found["error"])
+    if not there and requested is None:
+        return "cpu"
+    name = gpus[0]["name"] if gpus else f"an NVIDIA GPU ({sign})" if sign else "a GPU driver"
+    raise UserError(
+        f"{name} is here but torch cannot use it: {found['error']}. {gpu_causes.advice(found, gpus, sign)}"
+    )
+
+
+def facts(device: str) -> dict[str, Any]:
+    """The machine as stored with a result: display strings and numbers (GB = 2**30 bytes), or None."""
+    cpu = cpu_name()
+    known: dict[str, Any] = {
+        "name": slug(cpu),
+        "gpu": None,
+        "gpu_memory_gb": None,
+        "driver": None,
+        "cuda": None,
+        "cudnn": None,
+        "torch": _installed("torch"),
+        "triton": _installed("triton"),
+        "python": platform.python_version(),
+        "cpu": cpu,
+        "cores": usable_cores(),
+        "ram_gb": ram_gb(),
+        "os": f"{platform.system()} {platform.machine()}",
+        "device": device,
+    }
+    if device == "cuda":
+        found, gpus = probe(), gpus_seen()
+        if found["error"]:
+            raise UserError(f"torch cannot use the GPU: {found['error']}")
+        known |= {
+            "name": slug(found["name"]),
+            "gpu": found["name"],
+            "gpu_memory_gb": round(found["memory"] / 2**30, 1),
+            "driver": gpus[0]["driver"] if gpus else None,
+            "cuda": found["cuda"],
+            "cudnn": dotted_cudnn(found["cudnn"]),
+            "torch": found["torch"],
+        }
+    return known
+
+
+def capabilities(device: str) -> dict[str, str | None]:
+    """Capability -> None if this device has it, else one line why not."""
+    if device == "cpu":
+        return {name: None if name == "bf16" else "needs a CUDA GPU" for name in CAPABILITIES}
+    found = probe()
+    major, minor = found.get("capability", (0, 0))
+    return {
+        "cuda": found["error"],
+        "triton": found["error"] or found["triton_error"],
+        "bf16": None
+        if found.get("bf16")
+        else f"needs BF16 arithmetic (compute capability 8.0), this GPU has {major}.{minor}",
+        "cuda_graphs": found["error"],
+        "nvcc": found["error"] or found.get("nvcc_error"),
+        "nvjpeg": found["error"] or found.get("nvjpeg_error"),
+        "fp8": None
+        if (major, minor) >= (8, 9)
+        else f"needs FP8 arithmetic (compute capability 8.9), this GPU has {major}.{minor}",
+        "dependent_launch": found["error"]
+        or found["triton_error"]
+        or (
+            None
+            if (major, minor) >= (9, 0)
+            else f"needs programmatic dependent launch (compute capability 9.0), this GPU has {major}.{minor}"
+        ),
+    }
+
+
+def torch_warning() -> str | None:
+    """One line if the installed torch is older than what this project is made for, else None."""
+    torch = _installed("torch")
+    if torch is None or (_version(torch) or OLDEST_TORCH) >= OLDEST_TORCH:
+        return None
+    return f"torch {torch} is older than 2.11, which this project is made for: some rungs may fail"
+
+
+def device_key(device: str) -> str | None:
+    """Names one GPU of this host, for locks only: never stored. None for the CPU, which is everybody's."""
+    return f"cuda {probe().get('uuid', '')}" if device == "cuda" else None
+
+
+@functools.cache
+def probe() -> dict[str, Any]:
+    """What torch says about its first GPU (see `ladder.machine.probe`), asked once in another process."""
+    slow = threading.Timer(SLOW_S, lambda: print("asking torch what the GPU can do", file=sys.stderr))
+    slow.daemon = True
+    slow.start()
+    try:
+        run = subprocess.run(
+            [sys.executable, "-m", "ladder.machine.probe"],
+            cwd=ROOT,
+            capture_output=True,
+            text=True,
+            timeout=300,
+            stdin=subprocess.DEVNULL,
+        )
+        return json.loads(run.stdout.strip().splitlines()[-1])
+    except subprocess.TimeoutExpired:
+        return {"error": "torch did not answer within 300 s"}
+    except (IndexError, ValueError):
+        said = run.stderr.strip().splitlines()
+        return {
+            "error": one_line(
+                f"torch ended with status {run.returncode}: {said[-1] if said else 'no message'}"
+            )
+        }
+    finally:
+        slow.cancel()
+
+
+@functools.cache
+def gpus_seen() -> list[dict[str, Any]]:
+    """NVIDIA GPUs that the driver knows, whatever torch says: name, driver, driver_cuda ("13.0" or None)."""
+    seen = _nvml()
+    return _nvidia_smi() if seen is None else seen
+
+
+def _nvml() -> list[dict[str, Any]] | None:
+    """By NVML; None where it is absent or refused."""
+    try:
+        import pynvml
+
+        pynvml.nvmlInit()
+    except Exception:
+        return None
+    try:
+        number = pynvml.nvmlSystemGetCudaDriverVersion()
+        common = {
+            "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
+            "driver_cuda": f"{number // 1000}.{number % 1000 // 10}",
+        }
+        handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
+        return [{"name": _text(pynvml.nvmlDeviceGetName(handle)), **common} for handle in handles]
+    except Exception:
+        return None
+    finally:
+        pynvml.nvmlShutdown()
+
+
+def _nvidia_smi() -> list[dict[str, Any]]:
+    command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
+    try:
+        run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)
+    except (OSError, subprocess.SubprocessError):
+        return []
+    rows = [line.rsplit(",", 1) for line in run.stdout.splitlines() if "," in line]
+    return [{"name": name.strip(), "driver": driver.strip(), "driver_cuda": None} for name, driver in rows]
+
+
+def _driver_library() -> bool:
+    """Whether the CUDA driver is there although neither NVML nor nvidia-smi is."""
+    try:
+        ctypes.CDLL("libcuda.so.1")
+        return True
+    except OSError:
+        return False
+
+
+def cpu_name() -> str:
+    """The processor's marketing name, else its architecture."""
+    try:
+        for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
+            key, _, value = line.partition(":")
+            if key.strip().lower() in ("model name", "cpu model", "hardware") and value.strip():
+                return " ".join(value.split())
+    except OSError:
+        pass
+    if sys.platform == "darwin":
+        run = subprocess.run(["sysctl", "-n", "machdep.cpu.brand_string"], capture_output=True, text=True)
+        if run.stdout.strip():
+            return run.stdout.strip()
+    return platform.machine() or "cpu"
+
+
+def usable_cores() -> int:
+    """Cores this process may use: its affinity, and a container's quota."""
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
+    quota = (_read("/sys/fs/cgroup/cpu.max") or "max").split()
+    if len(quota) == 2 and quota[0].isdigit():
+        cores = min(cores, max(1, math.ceil(int(quota[0]) / int(quota[1]))))
+    return cores
+
+
+def ram_gb() -> float:
+    """Memory this process may use, in 2**30 bytes, rounded to whole ones."""
+    total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
+    limit = (_read("/sys/fs/cgroup/memory.max") or "max").strip()
+    if limit.isdigit():
+        total = min(total, int(limit))
+    return round(total / 2**30)
+
+
+def _read(path: str) -> str | None:
+    try:
+        return Path(path).read_text()
+    except OSError:
+        return None
+
+
+def _installed(package: str) -> str | None:
+    try:
+        return importlib.metadata.version(package)
+    except importlib.metadata.PackageNotFoundError:
+        return None
+
+
+def _version(text: str | None) -> tuple[int, int] | None:
+    match = re.match(r"(\d+)\.(\d+)", text or "")
+    return (int(match[1]), int(match[2])) if match else None
+
+
+def dotted_cudnn(number: int | None) -> str | None:
+    """91900 -> "9.19.0" (cuDNN 9 counts in 10000s, cuDNN 8 in 1000s)."""
+    if not number:
+        return None
+    unit = 10000 if number >= 90000 else 1000
+    return f"{number // unit}.{number % unit // 100}.{number % 100}"
+
+
+def _text(value: str | bytes) -> str:
+    return value.decode(errors="replace") if isinstance(value, bytes) else value
+
+
+if __name__ == "__main__":  # `make ladder` asks: without a GPU the ladder is a quick one
+    print("" if gpus_seen() or gpu_causes.trace() else "--quick")

@@ -1,0 +1,225 @@
+"""Does a rung still compute what the plain-PyTorch baseline does? Errors against FP64, judged by a measured budget.
+
+The step that is timed (its graphs, its static buffers) runs all four phases from the shared state of
+``ladder.parity.reference``, with given inputs loaded where it otherwise draws them, twice with different inputs.
+Losses and penalties, the gradient of every parameter, and what weights and moving average moved by are compared as
+relative L2 errors. An update is compared, not the weight: beside a weight of 1 a missing update of 0.001 would not
+show. Phases that are launched as one graph are run as one, in sequence (``ladder.parity.whole_steps``).
+
+Gradients are read from copies, which the timed step does not make. So a step that is found right is let go of them, its
+graphs captured anew, and losses, updates, Adam's state and moving average are compared once more (``as_timed``): what
+is traced afterwards, and timed in other processes, is that.
+
+The budget is how far plain PyTorch of the same precision strays from FP64 by itself: the largest error of several
+spellings and algorithms, times a factor (``ladder.parity.spread``). What plain PyTorch itself gets wrong by more than a
+quarter (a scalar that cancels in BF16) cannot be judged; it is counted as unresolved.
+
+Beyond errors: two replays must differ, every fill must draw anew, phases must not share numbers, batches must be the
+images whose turn it is, and a cycle must draw, fetch and run each phase when it is due (``ladder.parity.freshness``).
+"""
+
+from __future__ import annotations
+
+import time
+from pathlib import Path
+from typing import Any
+
+from ladder.parity import adam_state, freshness, reference, whole_steps
+from ladder.parity.spread import (
+    FACTOR,
+    LIMIT,
+    RESOLVED,
+    Errors,
+    Tell,
+    budgets,
+    compare,
+    each_phase,
+    get_spread,
+    inputs_are_ours,
+    is_whole,
+    load,
+    measure,
+    precision_of,
+    settle_scales,
+)
+from stylegan_lite.config import Workload
+from stylegan_lite.step import TrainingStep
+
+
+def check(
+    step: TrainingStep, *, cache: Path | None = None, tell: Tell | None = None, seed: int = 0
+) -> dict[str, Any]:
+    """Compare a prepared step, whose ``keep_gradients`` was set before, with the reference.
+
+    A step that is found right is left in the shared state and as it is timed, without ``keep_gradients``. Where the
+    reference had to fall back to a smaller batch, a second step of the same recipe and that batch is compared instead.
+
+    Returns plain data: ``verdict`` "ok" or "failed: parity", ``reason`` (the worst finding), ``problems``, ``phases``
+    (phase -> quantity -> error, budget, the tensor nearest to its budget), ``replays`` (relative distance between the
+    two), ``budget`` and ``reference`` (how they were made), ``seconds``.
+    """
+    begin, tell = time.perf_counter(), tell or (lambda text: None)
+    if not step.keep_gradients:
+        raise ValueError("parity: keep_gradients must be set before the step is prepared")
+    problems = [*freshness.schedule(step), *freshness.draws_anew(step), *freshness.images(step)]
+    ref = reference.get(step.workload, step.device, cache, tell)
+    precision = precision_of(step.recipe)
+    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []  # not as the step says
+    spread = get_spread(ref, precision, step.device, tell, kinds)
+    budget = budgets(spread["errors"], precision)
+    other = ref.workload.batch != step.workload.batch
+    compared, here = _rebuilt(step, ref.workload, seed) if other else step, ref.on(step.device)
+    try:
+        runs, distances = measure(compared, here, tell, kinds)
+        found = judge(runs, budget, spread["errors"])
+        problems += same_replays(distances) + [problem for _, problem in found]
+        if not problems:
+            problems += as_timed(compared, here, budget, spread["errors"], tell, kinds)
+    finally:
+        if other:
+            compared.close()
+    if other and not problems:
+        step.stop_keeping()
+    phases = summary(runs, budget, spread["errors"])
+    if kinds:
+        phases, distances = whole_steps.fold_summary(phases), whole_steps.fold_distances(distances)
+    return {
+        "verdict": "failed: parity" if problems else "ok",
+        "reason": problems[0] if problems else None,
+        "problems": problems[:8],
+        "phases": phases,
+        "replays": distances,
+        "budget": {"factor": FACTOR, **{k: spread[k] for k in ("precision", "spellings", "left_out")}},
+        "reference": {
+            "made_on": ref.made_on,
+            "batch": ref.workload.batch,
+            "chunk": ref.chunk,
+            "steps": reference.STEPS,
+            "notes": ref.notes,
+        },
+        "seconds": round(time.perf_counter() - begin, 2),
+    }
+
+
+def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
+    small = TrainingStep(workload, step.recipe, device=step.device, seed=seed)
+    small.keep_gradients = True
+    small.prepare()
+    return small
+
+
+def as_timed(
+    step: TrainingStep,
+    ref: reference.Reference,
+    budget: Errors,
+    spread: Errors,
+    tell: Tell,
+    kinds: list[tuple[str, ...]],
+) -> list[str]:
+    """Let go of gradients, which captures the graphs anew, and compare everything but them: what is outside.
+
+    One set of inputs, the one that the buffers did not hold at the capture, is enough where nothing is outside.
+    """
+    tell("as it is timed")
+    step.stop_keeping()
+    settle_scales(step, ref, kinds)
+    runs: list[Errors] = []
+    found: list[tuple[float, str]] = []
+    for number in range(reference.REPLAYS):
+        runs.append(_errors_as_timed(step, ref, number, kinds, tell))
+        found = judge(runs, {key: room for key, room in budget.items() if key in runs[0]}, spread)
+        if not found:
+            break
+    return [f"as it is timed: {problem}" for _, problem in found]
+
+
+def _errors_as_timed(
+    step: TrainingStep, ref: reference.Reference, number: int, kinds: list[tuple[str, ...]], tell: Tell
+) -> Errors:
+    errors: Errors = {}
+    with inputs_are_ours(step):
+        load(step, ref.draws()[number])
+        if kinds:
+            exact = whole_steps.exact(ref, kinds, tell, step.device)[number]
+            seen = whole_steps.run_kinds(step, ref, kinds, step.run, tell, "as it is timed")
+            compared = (
+                (name, each, whole_steps.wanted(ref, exact, name, each)) for name, each in seen.items()
+            )
+        else:
+            compared = each_phase(step, ref, number, tell, "as it is timed")
+        for name, outcome, wanted in compared:
+            kept = {what: named for what, named in wanted.items() if what != "gradient"}
+            errors |= compare(name, outcome, whole_steps.on(kept, step.device))
+    return errors
+
+
+def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[float, str]]:
+    """Every resolved quantity outside its budget, as (times its budget, one line): the worst of each phase and
+    quantity, then the others, each worst first. Adam's state comes after what it follows from.
+
+    Outside means in every replay, or for a whole (a loss, all gradients) by more than ``LIMIT`` in one. A single replay
+    may be unlucky: an activation within rounding of zero takes the other slope of the leaky ReLU, and in a small layer
+    that is a thousand times the usual error. What is computed wrongly is wrong for all inputs.
+    """
+    found: list[tuple[float, str, tuple[str, str]]] = []
+    for key, room in budget.items():
+        if spread[key] > RESOLVED:
+            continue
+        errors = [run[key] for run in runs]
+        error, limit = min(errors), room
+        if error <= room and is_whole(key):
+            error, limit = max(errors), max(room, LIMIT if room else 0.0)
+        if error > limit:
+            phase, quantity, what = key.split("/", 2)
+            where = f"{phase} {quantity}" + ("" if what == quantity else f" of {_in_words(what)}")
+            line = f"{where}: error {error:.2g}, budget {limit:.2g}"
+            found.append((error / max(limit, 1e-12), line, (phase, quantity)))
+    found.sort(reverse=True)
+    first = {kind: line for _, line, kind in reversed(found)}
+    found.sort(key=lambda each: (each[1] != first[each[2]], each[2][1] in adam_state.QUANTITIES))
+    return [(times, line) for times, line, _ in found]
+
+
+def summary(runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, dict[str, Any]]:
+    """phase -> quantity -> error and budget of the whole, the tensor nearest to its budget, and how many were judged.
+
+    The error of the whole is the larger of the replays', that of the nearest tensor the smaller, which is judged.
+    """
+    table: dict[str, dict[str, Any]] = {}
+    for key in runs[0]:
+        table.setdefault(key.split("/")[0], {}).setdefault(key.split("/")[1], []).append(key)
+    return {
+        phase: {quantity: _entry(keys, runs, budget, spread) for quantity, keys in quantities.items()}
+        for phase, quantities in table.items()
+    }
+
+
+def _entry(keys: list[str], runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, Any]:
+    error = {key: min(run[key] for run in runs) for key in keys}
+    whole = next((key for key in keys if is_whole(key)), keys[0])
+    judged = [key for key in keys if spread[key] <= RESOLVED]
+    nearest = max(judged or keys, key=lambda key: error[key] / max(budget[key], 1e-12))
+    return {
+        "error": max(run[whole] for run in runs),
+        "budget": budget[whole],
+        "nearest": _in_words(nearest.split("/", 2)[2]),
+        "nearest_error": error[nearest],
+        "nearest_budget": budget[nearest],
+        "judged": len(judged),
+        "unresolved": len(keys) - len(judged),
+    }
+
+
+def _in_words(name: str) -> str:
+    """A tensor by its name, a pool of them as "all weight", all pools together as "everything"."""
+    return "everything" if name == "*all" else name.replace("*", "all ")
+
+
+def same_replays(distances: dict[str, dict[str, float]]) -> list[str]:
+    """Phases whose two replays, with different inputs, are not a tenth as far apart as the reference's."""
+    return [
+        f"{phase}: two replays with different inputs give the same gradients (distance {d['rung']:.2g}, "
+        f"reference {d['reference']:.2g})"
+        for phase, d in distances.items()
+        if not d["rung"] > d["reference"] / 10
+    ]

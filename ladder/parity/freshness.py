@@ -1,0 +1,222 @@
+"""What errors cannot show: that a step draws its own numbers, gets its own images and runs each phase when due.
+
+Parity loads given numbers and images and runs phases itself, so it never sees what a step would do. What a step should
+do is said here a second time, from the workload alone: phases by their intervals, images as plain Pillow reads them.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import io
+import itertools
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import numpy as np
+import torch
+from PIL import Image
+from torch import Tensor
+
+from ladder.engine.worker import CYCLE_STEPS
+from ladder.receipts.evidence import replaced
+from stylegan_lite.config import Workload
+from stylegan_lite.data import EpochSampler, ImageFolder, RandomImages
+from stylegan_lite.gpudecode import JpegFiles
+from stylegan_lite.step import TrainingStep
+
+PHASES = ("G_main", "G_pl", "D_main", "D_r1")
+DRAWN = PHASES[:3]  # D_r1 is given real images alone
+NEXT, PREFETCH = "the next batch", "the batch after it"
+BATCHES = 6  # more than there are buffers on the way
+ROUNDING = 8 * torch.finfo(torch.float32).eps  # of numbers in [-1, 1] that come from bytes
+# Mean of an image, where another decoder enlarges the chroma planes. Of noise, where pixels are repeated in place of
+# Pillow's smoothing, that makes 13 steps of 255; another image is 85 away.
+DECODERS = 20 / 127.5
+
+
+def draws_anew(step: TrainingStep) -> list[str]:
+    """Buffers that a fill leaves as they were, and phases with the same numbers."""
+    problems = []
+    first: dict[str, list[Tensor]] = {}
+    for phase in step.inputs:
+        step._fill(phase)
+    for phase in step.inputs:  # all are filled by now: a buffer that two phases share shows
+        first[phase] = [part.clone() for part in _parts(step, phase)]
+    for phase, before in first.items():
+        step._fill(phase)
+        if any(_share_equal(a, b) > 0.01 for a, b in zip(before, _parts(step, phase), strict=True)):
+            problems.append(f"{phase}: a replay is given the numbers of the one before")
+    names = list(first)
+    for k, phase in enumerate(names):
+        for other in names[k + 1 :]:
+            if any(_share_equal(a, b) > 0.01 for a, b in zip(first[phase], first[other], strict=False)):
+                problems.append(f"{phase} and {other}: the phases share their latents or noise")
+    return problems
+
+
+def _parts(step: TrainingStep, phase: str) -> list[Tensor]:
+    """Latents, cutoff and noise, in an order that pairs them between phases."""
+    inputs = step.inputs[phase]
+    image = [] if inputs.image_noise is None else [inputs.image_noise]
+    return [inputs.z, inputs.uniform, *inputs.noise, *image]
+
+
+def _share_equal(a: Tensor, b: Tensor) -> float:
+    n = min(len(a), len(b))
+    return float((a[:n] == b[:n]).double().mean()) if a.shape[1:] == b.shape[1:] else 0.0
+
+
+# Images
+
+
+def images(step: TrainingStep) -> list[str]:
+    """The first image of some batches that is not the one whose turn it is, flipped and normalized as it should be."""
+    w, feed, on_gpu = step.workload, step.feed, getattr(step.recipe, "gpu_decode", False)
+    if w.data is None:
+        source = RandomImages(w.resolution, True, w.batch)
+    else:
+        source = ImageFolder(w.data, w.resolution, True)
+    epoch, done, orders = feed.epoch, feed.consumed, {}
+    for number in range(BATCHES):
+        if epoch not in orders:
+            orders[epoch] = _order(len(source), step.seed, w.flips, epoch)
+            if sorted(index for index, _ in orders[epoch]) != list(range(len(source))):
+                return ["an epoch does not visit each image once"]
+            if len(source) > 8 and orders[epoch] == orders.get(epoch - 1):
+                return ["two epochs visit the images in the same order"]
+        feed.next()
+        getattr(feed, "prefetch", lambda: None)()
+        real = step.real.detach().cpu().float()
+        for k, (index, flip) in enumerate(orders[epoch][done * w.batch : (done + 1) * w.batch]):
+            off, room = (real[k] - _plain(source, index, flip, on_gpu)).abs(), ROUNDING
+            if on_gpu:
+                off, room = off.mean(), DECODERS
+            if not off.max() <= room:
+                return [
+                    f"image {k + 1} of batch {number + 1} is not the one that was drawn: off by {off.max():.2g}"
+                ]
+        done += 1
+        if done == len(source) // w.batch:
+            epoch, done = epoch + 1, 0
+    return []
+
+
+def _order(length: int, seed: int, flips: bool, epoch: int) -> list[tuple[int, bool]]:
+    sampler = EpochSampler(length, seed, flips)
+    sampler.epoch = epoch
+    return list(sampler)
+
+
+def _plain(source: Any, index: int, flip: bool, as_jpeg: bool) -> Tensor:
+    pixels = source.decode(index)
+    if as_jpeg and not hasattr(source, "files"):  # it became a file first
+        data, _ = JpegFiles(source)[index, False]
+        with Image.open(io.BytesIO(data.numpy().tobytes())) as image:
+            pixels = np.asarray(image.convert("RGB"))
+    pixels = np.flip(pixels, 1) if flip else pixels
+    return torch.from_numpy(pixels.transpose(2, 0, 1).astype(np.float32)) / 127.5 - 1
+
+
+# The order of a cycle
+
+
+def phases(workload: Workload, index: int, lazy: bool = True) -> tuple[str, ...]:
+    """The phases of one step of a cycle, from the intervals alone."""
+    due = {
+        "G_pl": lazy and index % workload.pl_interval == 0,
+        "D_r1": lazy and index % workload.r1_interval == 0,
+    }
+    return tuple(phase for phase in PHASES if due.get(phase, True))
+
+
+def kinds(workload: Workload) -> list[tuple[str, ...]]:
+    """The kinds of steps that there are in cycles, each a sequence of phases."""
+    return sorted({phases(workload, index, lazy) for index in range(CYCLE_STEPS) for lazy in (True, False)})
+
+
+def schedule(step: TrainingStep) -> list[str]:
+    """What a cycle does at another time than it should, or not at all. Nothing is computed, drawn or fetched meanwhile.
+
+    A step is: the next batch, each phase behind its own draw (all draws first where phases are launched as one), and
+    at last the batch after it, which some loaders begin with then.
+    """
+    for lazy in (True, False):
+        name = "a cycle" if lazy else "a cycle without lazy phases"
+        expected = [call for index in range(CYCLE_STEPS) for call in _calls(step, index, lazy)]
+        if problems := _differences(name, _recorded(step, lazy), expected):
+            return problems
+    return _left_out(step)
+
+
+def _calls(step: TrainingStep, index: int, lazy: bool) -> list[str]:
+    due = phases(step.workload, index, lazy)
+    drawn = {phase: [_numbers(step, phase)] if phase in DRAWN else [] for phase in due}
+    if getattr(step.recipe, "whole_step_graph", False):
+        run = [*itertools.chain(*drawn.values()), "+".join(due)]
+    else:
+        run = [call for phase in due for call in (*drawn[phase], phase)]
+    return [NEXT, *run, *([PREFETCH] if hasattr(step.feed, "prefetch") else [])]
+
+
+def _numbers(step: TrainingStep, phase: str) -> str:
+    """Named for the first phase that has this buffer: that two have it is `draws_anew`'s to say."""
+    return f"numbers for {next(name for name in step.inputs if step.inputs[name] is step.inputs[phase])}"
+
+
+def _recorded(step: TrainingStep, lazy: bool) -> list[str]:
+    """A cycle's calls, in order."""
+    seen: list[str] = []
+    with recording(step, seen):
+        step.cycle(lazy=lazy)
+    return seen
+
+
+@contextlib.contextmanager
+def recording(step: TrainingStep, seen: list[str]) -> Iterator[None]:
+    """Write down what a step would do, below the choices that it makes itself; as it was before, afterwards."""
+    count = step.count
+
+    def note(what: str) -> Callable[[], None]:
+        return lambda: seen.append(what)
+
+    with contextlib.ExitStack() as stack:
+        for inputs in {id(inputs): inputs for inputs in step.inputs.values()}.values():
+            phase = next(name for name in step.inputs if step.inputs[name] is inputs)
+            stack.enter_context(replaced(inputs, "fill", note(_numbers(step, phase))))
+        stack.enter_context(replaced(step, "replay", seen.append))
+        stack.enter_context(replaced(step, "replay_together", lambda due: seen.append("+".join(due))))
+        stack.enter_context(replaced(step.feed, "next", note(NEXT)))
+        if hasattr(step.feed, "prefetch"):
+            stack.enter_context(replaced(step.feed, "prefetch", note(PREFETCH)))
+        try:
+            yield
+        finally:
+            step.count = count
+
+
+def _differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
+    """What a reader needs of them: phases that are missing, else images and numbers that are, else the first step."""
+    ran, due = ([phase for call in calls for phase in call.split("+")] for calls in (seen, expected))
+    for words, things in (
+        ("runs {} {} times", PHASES),
+        ("draws {} {} times", [call for call in dict.fromkeys(due) if call.startswith("numbers")]),
+        ("asks for {} {} times", [NEXT, PREFETCH]),
+    ):
+        wrong = [each for each in things if ran.count(each) != due.count(each)]
+        if wrong:
+            return [
+                f"{name} {words.format(each, ran.count(each))}, expected {due.count(each)}" for each in wrong
+            ]
+    if seen == expected:
+        return []
+    at = next(k for k, (a, b) in enumerate(zip([*seen, ""], [*expected, ""], strict=False)) if a != b)
+    found, wanted = ([*calls, "nothing"][at] for calls in (seen, expected))
+    return [f"step {expected[: at + 1].count(NEXT)} of {name}: {found} where {wanted} is due"]
+
+
+def _left_out(step: TrainingStep) -> list[str]:
+    """Graphs that a cycle needs and a captured step does not have: there it would run eagerly."""
+    whole = getattr(step.recipe, "whole_step_graph", False)
+    needed = ["+".join(kind) for kind in kinds(step.workload)] if whole else PHASES
+    missing = [name for name in needed if step.graphs and name not in step.graphs]
+    return [f"no graph of {name}: it runs eagerly" for name in missing]

@@ -1,0 +1,332 @@
+"""What a training step should compute: a shared state, fixed inputs, and the plain-PyTorch baseline in FP64 on them.
+
+The shared state is any point of a real training run: ``STEPS`` steps of the baseline in, Adam's moments filled, noise
+strengths and biases moved away from zero (at zero, half of the gradient paths would carry nothing). It is made in FP32,
+since the rungs hold FP32 weights; from there every phase runs once in FP64 for each of ``REPLAYS`` sets of inputs.
+
+FP64 gradients accumulate over whole minibatch-std groups, so that a large batch fits. Where even one group does not,
+the batch becomes 4, then the CPU computes; the reason is kept. State and outcome are files of tensors under
+``.cache/parity/``, keyed by workload and the source of the model, never under results.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import hashlib
+import json
+import shutil
+from collections.abc import Callable, Collection
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import stylegan_lite
+from ladder.base import files
+from ladder.base.errors import one_line
+from ladder.base.files import below, digest, one_at_a_time, replacing
+from ladder.parity import adam_state as moments
+from ladder.parity import exact
+from ladder.parity.exact import Draw, Exact, draw
+from stylegan_lite.config import Workload
+from stylegan_lite.step import PHASES, TrainingStep
+
+CACHE = files.cache("parity")
+KEPT = 4  # cache entries; one of the article's workload is 3 GB
+STEPS = 32
+REPLAYS = 2
+RESIDENT = 0.1  # of a GPU's memory: more of it is not given to the reference, the steps need it
+NUDGE = 0.1  # of noise strengths and biases, as they are applied
+SMALL_BATCH = 4
+MOST_WORK = 4e10  # of a batch, by `work`: a little more than article-b32 and stylegan2-512 have
+
+State = dict[str, Any]
+Outcome = dict[
+    str, dict[str, Tensor]
+]  # quantity ("loss", "gradient", "update", "ema", "untouched", and those of `moments`) -> name -> tensor
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Reference:
+    """FP64 outcomes of every phase for each replay; ``workload.batch`` may have had to shrink.
+
+    As it is read the tensors are a file's memory, on the CPU; ``on`` puts them where the comparing is done.
+    """
+
+    workload: Workload
+    made_on: str
+    chunk: int
+    notes: list[str]
+    state: State
+    outcomes: list[dict[str, Outcome]]
+    folder: Path
+    held: dict[str, Any] = dataclasses.field(
+        default_factory=dict
+    )  # outcomes of whole steps, by device and kinds
+
+    def draws(self) -> list[Draw]:
+        """The inputs that belong to the outcomes."""
+        return [draw(self.workload, replay) for replay in range(REPLAYS)]
+
+    def on(self, device: str) -> Reference:
+        """State and outcomes on the device, once for all phases and spellings; as it is where they take too much.
+
+        Single numbers of the state stay on the CPU: Adam's step counts belong there unless they are captured.
+        """
+        if device != "cuda":
+            return self
+        tree = {"state": self.state, "outcomes": dict(enumerate(self.outcomes))}
+        if (moved := resident(tree, device, but={"state"})) is tree:
+            return self
+        return dataclasses.replace(self, state=moved["state"], outcomes=list(moved["outcomes"].values()))
+
+
+def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
+    """Run a phase and see what it computed: loss, gradients, and what each tensor of the state moved by, float64.
+
+    Adam's state moves in the dtype it has. ``untouched`` is how far everything moved that this phase has no business
+    with, the other network's moments and step counts too.
+    """
+    before, adam = clones(step), moments.clones(step)
+    run()
+    found, adam = moved(step, before), moments.moved(step, adam)
+    seen = computed(step, phase) | {"update": found.pop(phase[0])} | adam.pop(phase[0])
+    if phase == "D_main":
+        seen["ema"] = found.pop("ema")
+    rest = [t.abs().max() for named in found.values() for t in named.values()]
+    rest += [
+        t.abs().max().to(rest[0]) for kept in adam.values() for named in kept.values() for t in named.values()
+    ]
+    return seen | {"untouched": {"others": torch.stack(rest).max()}}
+
+
+def watched(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
+    """Everything a phase may move: {"G" | "D" | "ema": {name: tensor}}."""
+    found = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
+    found["D"] |= dict(step.D.named_buffers())  # of spectral normalization; no other layer has any
+    found["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
+    found["G"] |= {"mapping.w_avg": step.G.mapping.w_avg, "pl_mean": step.pl_mean}
+    return found
+
+
+def clones(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
+    return {net: {k: t.detach().clone() for k, t in named.items()} for net, named in watched(step).items()}
+
+
+def moved(step: TrainingStep, before: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
+    """What each tensor moved by since ``before``, float64."""
+    return {
+        net: {k: t.detach().double() - before[net][k].double() for k, t in named.items()}
+        for net, named in watched(step).items()
+    }
+
+
+def computed(step: TrainingStep, phase: str) -> Outcome:
+    """A phase's loss and gradients, float64; a parameter without a gradient has zeros."""
+    gradients = step.gradients.get(phase, {})
+    parameters = (step.G if phase[0] == "G" else step.D).named_parameters()
+    return {
+        "loss": {"loss": step.loss[phase].detach().double().clone()},
+        "gradient": {
+            k: gradients[k].detach().double() if k in gradients else torch.zeros_like(p, dtype=torch.float64)
+            for k, p in parameters
+        },
+    }
+
+
+def adopt(step: TrainingStep, state: State) -> None:
+    """Put networks, averages and optimizers to ``state``; in place where the step is prepared (graphs)."""
+    for name in ("G", "D", "G_ema"):
+        getattr(step, name).load_state_dict(state[name])
+    step.pl_mean.copy_(state["pl_mean"])
+    for name in ("opt_G", "opt_D"):
+        optimizer = getattr(step, name)
+        if step.prepared:
+            step._load_optimizer(optimizer, state[name])
+        else:
+            saved = {k: {n: t.clone() for n, t in moments.items()} for k, moments in state[name].items()}
+            optimizer.load_state_dict(
+                {"state": saved, "param_groups": optimizer.state_dict()["param_groups"]}
+            )
+
+
+def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> State:
+    """``STEPS`` steps of the FP32 baseline, then noise strengths and biases moved off zero."""
+    baseline = Exact(workload, "fp32", device, chunk)
+    for index in range(STEPS):
+        inputs = draw(workload, 100 + index)
+        baseline.run("G_main", inputs)
+        if index % workload.pl_interval == 0:
+            baseline.run("G_pl", inputs)
+        baseline.run("D_main", inputs)
+        if index % workload.r1_interval == 0:
+            baseline.run("D_r1", inputs)
+        tell(f"shared state, step {index + 1} of {STEPS}")
+    generator = torch.Generator().manual_seed(1)
+    for module in [*baseline.step.G.modules(), *baseline.step.D.modules()]:
+        gain = getattr(module, "bias_gain", 1.0)
+        for name, scale in (("bias", NUDGE / gain), ("noise_strength", NUDGE)):
+            tensor = getattr(module, name, None)
+            if tensor is not None:
+                number = torch.randn(tensor.shape, generator=generator)
+                tensor.data.add_((scale * (number + 0.5 * number.sign())).to(tensor))
+    state = baseline.step.state_dict()
+    kept = {name: state[name] for name in ("G", "D", "G_ema", "opt_G", "opt_D", "pl_mean")}
+    return _map(kept | {"betas": moments.betas(baseline.step)}, lambda t: t.detach().cpu().clone())
+
+
+def compute(
+    workload: Workload, state: State, device: str, chunk: int, tell: Tell
+) -> list[dict[str, Outcome]]:
+    """All phases for every replay in FP64, each from ``state``; float32 on the CPU (differences are taken before)."""
+    baseline = Exact(workload, "fp64", device, chunk)
+    outcomes = []
+    for number in range(REPLAYS):
+        inputs, outcome = draw(workload, number), {}
+        for phase in PHASES:
+            adopt(baseline.step, state)
+            seen = observe(
+                baseline.step, phase, lambda phase=phase, inputs=inputs: baseline.run(phase, inputs)
+            )
+            outcome[phase] = to_cpu(seen)
+            tell(f"FP64 reference, {phase}")
+        outcomes.append(outcome)
+    return outcomes
+
+
+def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell | None = None) -> Reference:
+    """The reference of a workload, made now or found in ``cache``."""
+    workload = dataclasses.replace(workload, data=None)
+    folder = (cache or CACHE) / key(workload)
+    tell = tell or (lambda text: None)
+    with one_at_a_time(folder / "reference.pt"):
+        if not (folder / "reference.pt").exists():
+            _write(folder, _make(workload, device, tell))
+            _prune(folder)
+    # Mapped, not read: of 3 GB a process touches what it copies to the GPU, from the page cache that all share.
+    made = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
+    used = dataclasses.replace(workload, batch=made["batch"])
+    return Reference(
+        used, made["made_on"], made["chunk"], made["notes"], made["state"], made["outcomes"], folder
+    )
+
+
+def made_by(*files: str) -> list[str]:
+    """Digests of these modules' sources: what was made by others is made anew."""
+    return [digest(path.parent, [path])[:16] for path in map(Path, files)]
+
+
+def key(workload: Workload) -> str:
+    """Of workload x source of the model and of the reference x torch (whose generator the inputs come from) x cuDNN."""
+    model, own = Path(stylegan_lite.__file__).parent, (Path(__file__), Path(exact.__file__))
+    sources = [digest(model, below(model, (".py",))), *(digest(path.parent, [path]) for path in own)]
+    asked = [workload.to_dict() | {"data": None}, sources, torch.__version__, torch.backends.cudnn.version()]
+    return hashlib.sha256(json.dumps(asked, sort_keys=True).encode()).hexdigest()[:16]
+
+
+def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
+    """(device, batch, samples at a time), best first: smaller pieces, then batch 4, then the CPU.
+
+    The batch is halved, in whole groups, while FP64 of all of it would take too long.
+    """
+    n, group = workload.batch, min(workload.mbstd_group, workload.batch)
+    while n * work(workload) > MOST_WORK and n // 2 >= group:
+        n = n // 2 // group * group
+    sizes, size = [n], n // 2
+    while size >= group:
+        sizes.append(size // group * group)
+        size //= 2
+    tries = [(device, n, size) for size in sizes]
+    if n > SMALL_BATCH and SMALL_BATCH % min(group, SMALL_BATCH) == 0:
+        tries.append((device, SMALL_BATCH, SMALL_BATCH))
+    if device != "cpu":
+        tries.append(("cpu", *tries[-1][1:]))
+    return tries
+
+
+def work(workload: Workload) -> float:
+    """What a sample takes, but for a factor: pixels times channels squared, over the resolutions."""
+    return float(sum(size**2 * workload.fmaps(size) ** 2 for size in workload.resolutions))
+
+
+def _make(workload: Workload, device: str, tell: Tell) -> dict[str, Any]:
+    states: dict[int, State] = {}  # by batch; made on the GPU where it can be: in FP32 it is cheap
+    notes, skip_device = [], False
+    tries = attempts(workload, device)
+    if (most := tries[0][1]) < workload.batch:
+        notes.append(f"batch {most} of {workload.batch}: FP64 of more would take too long")
+    for where, batch, chunk in tries:
+        if skip_device and where != "cpu":
+            continue
+        used = dataclasses.replace(workload, batch=batch)
+        try:
+            if batch not in states:
+                states[batch] = shared_state(used, where, chunk, tell)
+            outcomes = compute(used, states[batch], where, chunk, tell)
+        except RuntimeError as error:  # torch.OutOfMemoryError is one
+            if (where, batch, chunk) == tries[-1]:
+                raise
+            skip_device = "out of memory" not in str(error).lower()  # else smaller pieces will not help
+            notes.append(f"{where}, batch {batch}, {chunk} at a time: {one_line(str(error))}")
+        else:
+            found = {"made_on": where, "batch": batch, "chunk": chunk, "notes": notes}
+            return found | {"state": states[batch], "outcomes": outcomes}
+        if where == "cuda":
+            torch.cuda.empty_cache()
+    raise AssertionError("unreachable: the last attempt raises")
+
+
+def _write(folder: Path, content: dict[str, Any]) -> None:
+    folder.mkdir(parents=True, exist_ok=True)
+    with replacing(folder / "reference.pt") as temporary:
+        torch.save(content, temporary)
+
+
+def _prune(newest: Path) -> None:
+    """Keep the ``KEPT`` entries made last."""
+    entries = sorted(newest.parent.iterdir(), key=lambda path: path.stat().st_mtime, reverse=True)
+    for path in entries[KEPT:]:
+        if path != newest:
+            shutil.rmtree(path, ignore_errors=True)
+
+
+def resident(tree: dict[Any, Any], device: str, but: Collection[str] = ()) -> dict[Any, Any]:
+    """The tensors of a tree on the device; the tree itself where they take too much.
+
+    All of them, so that they can be computed with: a loss and the gradient of a noise strength are single numbers, too.
+    In the entries of ``but`` single numbers stay where they are, as Adam's step counts do in a state.
+    """
+    if device != "cuda" or _bytes(tree) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
+        return tree
+    try:
+        return {
+            key: _map(each, lambda t, key=key: t.to(device) if t.ndim or key not in but else t)
+            for key, each in tree.items()
+        }
+    except torch.OutOfMemoryError:
+        return tree
+
+
+def _bytes(tree: Any) -> int:
+    if isinstance(tree, dict):
+        return sum(map(_bytes, tree.values()))
+    return tree.nbytes if isinstance(tree, Tensor) else 0
+
+
+def to_cpu(tree: Any) -> Any:
+    """Outcomes as they are kept: float32 (differences have been taken) on the CPU, without Adam's state.
+
+    What that should have moved by follows from the gradients (``moments.expected``).
+    """
+    if isinstance(tree, dict):
+        return {key: to_cpu(value) for key, value in tree.items() if key not in moments.QUANTITIES}
+    return tree.float().cpu()
+
+
+def _map(tree: Any, change: Callable[[Tensor], Tensor]) -> Any:
+    if isinstance(tree, dict):
+        return {key: _map(value, change) for key, value in tree.items()}
+    return change(tree) if isinstance(tree, Tensor) else tree

@@ -1,0 +1,380 @@
+"""The errors of a step against the reference, and the budget: how far plain PyTorch of that precision strays itself."""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import json
+import math
+import statistics
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ladder.base.errors import describe
+from ladder.base.files import one_at_a_time, replacing
+from ladder.parity import adam_state, reference, whole_steps
+from ladder.parity.exact import Draw
+from ladder.parity.reference import Outcome, Reference
+from ladder.receipts.evidence import replaced
+from stylegan_lite.config import Recipe, Workload
+from stylegan_lite.step import PHASES, TrainingStep
+
+# How far a rung may stray, in units of the worst plain spelling of its precision. What honest code needs is measured by
+# `ladder doctor --parity-trial`: each spelling judged by the others. Its outcomes are in results/parity.
+FACTOR = 2.5
+RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
+LIMIT = 0.5  # no budget is wider: what is missing has an error of 1
+FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9, "fp16": 2**-12}  # one rounding is never outside
+SETTLING = 48  # rounds in which loss scales may halve; from 2^16 to nothing
+SMALLEST = 1e-6  # of a phase's whole gradient or update: what is smaller counts as zero
+
+
+Errors = dict[str, float]  # "phase/quantity/name" -> relative L2 error; names starting with * pool tensors
+Tell = Callable[[str], None]
+
+
+# Running
+
+
+def measure(
+    step: TrainingStep,
+    ref: Reference,
+    tell: Tell,
+    kinds: list[tuple[str, ...]] | None = None,
+    budget: bool = False,
+) -> tuple[list[Errors], dict[str, dict[str, float]]]:
+    """Errors of each replay, and how far the replays' gradients are apart: {"phase": {"rung": d, "reference": d}}.
+
+    ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state. With
+    ``kinds`` whole steps are run instead of single phases: see ``ladder.parity.whole_steps``. For a ``budget`` errors
+    are the largest of what Adam's moments may do: see ``moments.passed_over``.
+    """
+    settle_scales(step, ref, kinds)
+    if kinds:
+        return _measure_together(step, ref, tell, kinds, budget)
+    runs: list[Errors] = []
+    first: dict[str, dict[str, Tensor]] = {}
+    distances = {}
+    with inputs_are_ours(step):
+        for number, inputs in enumerate(ref.draws()):
+            load(step, inputs)  # all phases first: phases that share a buffer then see the wrong numbers
+            errors: Errors = {}
+            for phase, seen, wanted in each_phase(step, ref, number, tell, f"replay {number + 1}"):
+                errors |= compare(phase, seen, wanted)
+                if budget:
+                    either = adam_state.passed_over(
+                        ref.state, phase[0], [seen["gradient"]], [wanted["gradient"]]
+                    )
+                    errors |= _larger(errors, compare(phase, *either))
+                if number == 0:
+                    first[phase] = seen["gradient"]
+                else:
+                    exact = [outcome[phase]["gradient"] for outcome in ref.outcomes[:2]]
+                    distances[phase] = {
+                        "rung": distance(first[phase], seen["gradient"]),
+                        "reference": distance(*exact),
+                    }
+            runs.append(errors)
+    return runs, distances
+
+
+def each_phase(
+    step: TrainingStep, ref: Reference, number: int, tell: Tell, what: str
+) -> Iterator[tuple[str, Outcome, Outcome]]:
+    """Run each phase from the shared state, on the inputs of this replay, which are loaded: (phase, what it computed,
+    what it should have)."""
+    for phase in PHASES:
+        reference.adopt(step, ref.state)
+        seen = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
+        yield phase, seen, adam_state.with_adam(ref, phase, ref.outcomes[number][phase], seen)
+        tell(f"{phase}, {what}")
+
+
+def _measure_together(
+    step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]], budget: bool
+) -> tuple[list[Errors], dict[str, dict[str, float]]]:
+    exact = whole_steps.exact(ref, kinds, tell, step.device)
+    runs: list[Errors] = []
+    first: dict[str, dict[str, Tensor]] = {}
+    distances = {}
+    with inputs_are_ours(step):
+        for number, inputs in enumerate(ref.draws()):
+            load(step, inputs)
+            seen = whole_steps.run_kinds(step, ref, kinds, step.run, tell, f"replay {number + 1}")
+            errors: Errors = {}
+            for name, outcome in seen.items():
+                wanted = [whole_steps.on(each[name], step.device) for each in exact[: number + 1]]
+                errors |= compare(name, outcome, whole_steps.wanted(ref, exact[number], name, outcome))
+                if budget and (either := whole_steps.passed_over(ref, exact[number], name, seen)):
+                    errors |= _larger(errors, compare(name, *either))
+                if number:
+                    apart = distance(*(each["gradient"] for each in wanted[:2]))
+                    distances[name] = {"rung": distance(first[name], outcome["gradient"]), "reference": apart}
+                else:
+                    first[name] = outcome["gradient"]
+            runs.append(errors)
+    return runs, distances
+
+
+def _larger(errors: Errors, either: Errors) -> Errors:
+    return {key: max(error, errors[key]) for key, error in either.items()}
+
+
+def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...]] | None = None) -> None:
+    """FP16: run everything that will be compared until no update is skipped, as training does in its first steps.
+
+    What is compared is an update; that an update may be skipped is what tests of ``stylegan_lite.scaling`` are for.
+    """
+    scales = list(getattr(step, "scales", {}).values())
+    with inputs_are_ours(step):
+        for _ in range(SETTLING if scales else 0):
+            before = [int(scale.skipped) for scale in scales]
+            for inputs in ref.draws():
+                load(step, inputs)
+                for phases in kinds or [(phase,) for phase in PHASES]:
+                    reference.adopt(step, ref.state)
+                    step.run(phases) if kinds else step.run_phase(*phases)
+            if before == [int(scale.skipped) for scale in scales]:
+                return
+
+
+@contextlib.contextmanager
+def inputs_are_ours(step: TrainingStep) -> Iterator[None]:
+    """Phases run as they do when timed, except that nothing is drawn into their buffers."""
+    with contextlib.ExitStack() as stack:
+        for inputs in step.inputs.values():
+            stack.enter_context(replaced(inputs, "fill", lambda: None))
+        yield
+
+
+def load(step: TrainingStep, inputs: Draw) -> None:
+    """Copy given numbers into the step's static buffers, each into its view (layouts differ between recipes)."""
+    for phase, drawn in inputs.phases.items():
+        buffers = step.inputs[phase]
+        buffers.z.copy_(drawn.z)
+        buffers.uniform.copy_(drawn.uniform)
+        for buffer, noise in zip(buffers.noise, drawn.noise, strict=True):
+            buffer.copy_(noise)
+        if drawn.image_noise is not None:
+            buffers.image_noise.copy_(drawn.image_noise)
+    step.real.copy_(inputs.real)
+
+
+# Errors
+
+
+def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
+    """Relative L2 error of each tensor, of all of a kind together (*weight, *bias, ...), and of everything (*all)."""
+    errors: Errors = {}
+    for quantity, named in exact.items():
+        if quantity == "untouched":
+            moved = float(seen[quantity]["others"])
+            errors[f"{phase}/untouched/others"] = moved if moved < 1e9 else 1e9  # NaN too
+            continue
+        if quantity == adam_state.STEPS:
+            off = float((seen[quantity][quantity].cpu() - named[quantity].cpu()).abs().max())
+            errors[f"{phase}/{quantity}/{quantity}"] = off if off < 1e9 else 1e9
+            continue
+        sums = _squares(seen[quantity], named)
+        total = sum(size for _, size in sums.values())
+        pools: dict[str, list[float]] = {}
+        for name, (wrong, size) in sums.items():
+            errors[f"{phase}/{quantity}/{name}"] = _relative(wrong, size, total)
+            for pool in ("*all", f"*{_kind(name)}") if len(sums) > 1 else ():
+                pools.setdefault(pool, [0.0, 0.0])
+                pools[pool][0] += wrong
+                pools[pool][1] += size
+        errors |= {f"{phase}/{quantity}/{pool}": _relative(*pair, total) for pool, pair in pools.items()}
+    return errors
+
+
+def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
+    """Relative L2 distance between two sets of tensors as wholes; 1e9 where it is not finite."""
+    pairs = _squares(a, b).values()
+    size = sum(size for _, size in pairs)
+    return _relative(sum(wrong for wrong, _ in pairs), size, size)
+
+
+def _squares(values: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
+    """For each name of ``exact`` the sums of squares of (the difference, the exact value), in float64.
+
+    They stay on the device until all are there: waiting for each would stop the GPU some thousand times a step.
+    """
+    sums = []
+    place = next((x.device for x in [*values.values(), *exact.values()] if x.is_cuda), torch.device("cpu"))
+    for name, expected in exact.items():
+        value = values[name].to(place, non_blocking=True).double()
+        expected = expected.to(place, non_blocking=True).double()
+        sums.append(torch.stack([(value - expected).square().sum(), expected.square().sum()]))
+    return dict(zip(exact, map(tuple, torch.stack(sums).tolist()), strict=True))
+
+
+def _relative(wrong: float, size: float, total: float) -> float:
+    if wrong == 0:
+        return 0.0
+    if not math.isfinite(wrong + size):  # NaN or infinity; errors are stored as JSON
+        return 1e9
+    return min(math.sqrt(wrong / max(size, SMALLEST**2 * total, 1e-60)), 1e9)
+
+
+def _kind(name: str) -> str:
+    return name.rsplit(".", 1)[-1]
+
+
+def _group(key: str) -> str:
+    """Tensors of one kind in one quantity of one phase: their errors are comparable."""
+    phase, quantity, name = key.split("/", 2)
+    return f"{phase}/{quantity}/{name if name.startswith('*') else _kind(name)}"
+
+
+def is_whole(key: str) -> bool:
+    """A loss, all tensors of a quantity, or what is compared exactly."""
+    return is_exact(key) or key.endswith(("/*all", "/loss/loss"))
+
+
+def is_exact(key: str) -> bool:
+    """What must not move, and Adam's step counts: errors are numbers, not shares, and the budget is 0."""
+    return key.endswith(("/untouched/others", f"/{adam_state.STEPS}/{adam_state.STEPS}"))
+
+
+# The budget
+
+
+def spellings(workload: Workload, precision: str, device: str) -> list[dict[str, Any]]:
+    """Plain-PyTorch ways to compute the same step in one precision: recipes, plus cuDNN's flags on a GPU."""
+    grouped, var_mean = {"modconv": "grouped"}, {"instance_norm": "var_mean"}
+    one, other = (grouped, {}) if workload.norm == "demod" else ({}, var_mean)
+    found: list[dict[str, Any]] = [
+        {},
+        {"resample": "folded", "channels_last": True, **other},
+        {"resample": "channels_as_batch", **one},
+        {"resample": "bilinear", "channels_last": True, **var_mean},
+    ]
+    if device == "cpu":
+        found += [{"resample": "depthwise", **other}]
+    else:  # cuDNN takes seconds to differentiate a depthwise convolution twice: longer than all others together
+        found += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]  # {} again: its own nondeterminism
+    base = {"precision": precision}
+    if precision == "tf32":
+        base = {"precision": "fp32", "fp32_precision": "tf32"}
+    return [base | recipe for recipe in found]
+
+
+def precision_of(recipe: Recipe) -> str:
+    """What a recipe is judged by: FP32 with TF32 in every matmul rounds like no other FP32."""
+    tf32 = recipe.precision == "fp32" and getattr(recipe, "fp32_precision", None) == "tf32"
+    return "tf32" if tf32 else recipe.precision
+
+
+def get_spread(
+    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
+) -> dict[str, Any]:
+    """The largest error of each tensor over all spellings and replays; kept beside the reference.
+
+    Made anew where the way in which it is made has changed, or the kinds of steps.
+    """
+    gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
+    slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
+    path = ref.folder / f"spread-{slug}{'-together' if kinds else ''}.json"
+    sources = reference.made_by(__file__, whole_steps.__file__, adam_state.__file__)
+    made_of = {"by": sources, "spellings": spellings(ref.workload, precision, device)}
+    made_of |= {"kinds": [*map(list, kinds or ())], "cudnn": torch.backends.cudnn.version()}
+    with one_at_a_time(path):
+        made = json.loads(path.read_text()) if path.exists() else {}
+        if made.get("made_of") != made_of:
+            runs, left_out = run_spellings(ref, precision, device, tell, kinds)
+            made = {"precision": precision, "spellings": list(runs), "left_out": left_out}
+            made |= {"made_of": made_of, "errors": worst(runs)}
+            with replacing(path) as temporary:
+                temporary.write_text(json.dumps(made))
+    return made
+
+
+def run_spellings(
+    ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
+) -> tuple[dict[str, list[Errors]], list[str]]:
+    """(spelling -> errors of each replay, a line for each that could not run).
+
+    Raises:
+        RuntimeError: fewer than two ran; one alone says nothing of a spread.
+    """
+    runs: dict[str, list[Errors]] = {}
+    left_out = []
+    ref = ref.on(device)
+    for number, recipe in enumerate(spellings(ref.workload, precision, device)):
+        label = ", ".join(f"{k}: {v}" for k, v in recipe.items())
+        try:
+            errors = _errors_of(ref, recipe, device, tell, kinds)
+            runs[label if label not in runs else f"{label}, run {number + 1}"] = errors
+        except (RuntimeError, NotImplementedError) as error:  # no kernel for it, or no memory
+            left_out.append(f"{label}: {describe(error)}")
+        if device == "cuda":
+            torch.cuda.empty_cache()
+    if len(runs) < 2:
+        raise RuntimeError(f"parity: no budget: fewer than two plain spellings ran ({'; '.join(left_out)})")
+    return runs, left_out
+
+
+def worst(runs: dict[str, list[Errors]]) -> Errors:
+    """The largest error of each quantity over all spellings and replays."""
+    found: Errors = {}
+    for errors in itertools.chain.from_iterable(runs.values()):
+        found = {name: max(error, found.get(name, 0.0)) for name, error in errors.items()}
+    return found
+
+
+def _errors_of(
+    ref: Reference,
+    recipe: dict[str, Any],
+    device: str,
+    tell: Tell,
+    kinds: list[tuple[str, ...]] | None = None,
+) -> list[Errors]:
+    recipe = dict(recipe)
+    cudnn = recipe.pop("cudnn", None)
+    before = {flag: getattr(torch.backends.cudnn, flag) for flag in ("deterministic", "benchmark")}
+    if cudnn:
+        setattr(torch.backends.cudnn, cudnn, True)
+    try:
+        step = TrainingStep(ref.workload, Recipe(**recipe), device=device, seed=0)
+        step.keep_gradients = True
+        return measure(step, ref, lambda text: tell(f"budget, {text}"), kinds, budget=True)[0]
+    finally:
+        for flag, value in before.items():
+            setattr(torch.backends.cudnn, flag, value)
+
+
+def budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
+    """``factor`` x the spread of each tensor, or of the median tensor of its kind if that is larger.
+
+    The median guards tensors of few numbers, where all spellings may be close by luck. 0 where nothing may move.
+    What the optimizer makes of gradients has at least their budget: see ``_made_of``.
+    """
+    groups: dict[str, list[float]] = {}
+    for name, error in spread.items():
+        groups.setdefault(_group(name), []).append(error)
+    usual = {group: statistics.median(errors) for group, errors in groups.items()}
+    budget = {}
+    for name, error in spread.items():
+        wide = factor * max(error, min(usual[_group(name)], RESOLVED), FLOOR[precision])
+        budget[name] = 0.0 if is_exact(name) else min(wide, LIMIT)
+    for name in budget:
+        judged = [budget[each] for each in _made_of(name) if spread.get(each, 1.0) <= RESOLVED]
+        budget[name] = max([budget[name], *judged])
+    return budget
+
+
+def _made_of(name: str) -> list[str]:
+    """The gradients that a tensor's update, or its moments, are made of: one for each phase of its network.
+
+    A gradient may stray as far as its own budget, and an update that Adam makes of it then strays by as much or less
+    (a second moment by up to twice). The spread of an update does not say so by itself: where two phases update one
+    number, their errors cancel in one spelling and add in another.
+    """
+    phase, quantity, tensor = name.split("/", 2)
+    if quantity not in ("update", *adam_state.MOMENTS) or tensor.startswith("*"):
+        return []
+    return [f"{each}/gradient/{tensor}" for each in whole_steps.of_network(phase)]

@@ -1,0 +1,158 @@
+"""The trial of parity's factor: is each plain-PyTorch spelling within a budget that is made of all the others?
+
+A rung may stray `spread.FACTOR` times as far from FP64 as the worst plain spelling of its precision. Here every
+spelling takes the place of the rung once, the budget comes from the rest without the factor, and the ratio is the
+smallest factor with which `parity.judge` would have passed it. Above 1 it is what honest code needs beyond the others.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ladder.base.paths import ROOT
+from ladder.machine import system
+from ladder.parity import reference
+from ladder.parity.spread import (
+    FACTOR,
+    LIMIT,
+    RESOLVED,
+    Errors,
+    budgets,
+    is_exact,
+    is_whole,
+    run_spellings,
+    worst,
+)
+from ladder.plan import catalog
+from ladder.report.tables import write
+from ladder.results import record
+from ladder.results import store as results
+from stylegan_lite.config import Workload
+
+OUT = ROOT / "results" / "parity"
+PRECISIONS = ("fp32", "bf16")
+USUAL = {"cuda": ("article", "adain-256"), "cpu": ("tiny",)}
+Tell = Callable[[str], None]
+
+
+def named(workloads: Sequence[str], device: str) -> list[tuple[str, dict[str, Any]]]:
+    """(name, fields) of what is tried; on a CPU `tiny` with both norms unless workloads are named."""
+    found = [catalog.load_workload(name) for name in workloads or USUAL[device]]
+    if not workloads and device == "cpu":
+        found += [(f"{name}-instance", {**fields, "norm": "instance"}) for name, fields in found]
+    return found
+
+
+def run(
+    workloads: Sequence[str], device: str, *, cache: Path | None = None, out: Path = OUT, tell: Tell
+) -> dict[str, Any]:
+    """Try every spelling of every workload and precision; writes <machine>-trial.json and .md after each workload."""
+    begin, facts = time.monotonic(), system.facts(device)
+    commit, dirty = record.commit_of(record.ROOT)
+    found: dict[str, Any] = {"schema": 1, "what": "parity-trial", "machine": facts}
+    found |= {"commit": commit, "dirty": dirty, "factor": FACTOR, "trials": []}
+    path = results.place(out / f"{results.slug(facts['name'])}-trial.json", found)
+    for name, fields in named(workloads, device):
+        workload = Workload.from_dict({**fields, "data": None}, where=name)
+        ref = reference.get(workload, device, cache, lambda text, name=name: tell(f"{name}: {text}"))
+        for precision in PRECISIONS:
+            label = f"{name}, {precision}"
+            runs, left_out = run_spellings(
+                ref, precision, device, lambda text, at=label: tell(f"{at}: {text}")
+            )
+            trial = {"workload": name, "norm": workload.norm, "precision": precision, "left_out": left_out}
+            trial |= {
+                "batch": ref.workload.batch,
+                "reference_on": ref.made_on,
+                "spellings": left_one_out(runs, precision),
+            }
+            found["trials"].append(trial)
+        found["worst"] = max(row["ratio"] for trial in found["trials"] for row in trial["spellings"])
+        found["cases"] = sum(len(trial["spellings"]) for trial in found["trials"])
+        found["seconds"] = round(time.monotonic() - begin, 1)
+        results.write(path, found)
+        write(path.with_suffix(".md"), markdown(results.fit(found)))
+    return {**found, "path": path}
+
+
+def left_one_out(runs: dict[str, list[Errors]], precision: str) -> list[dict[str, Any]]:
+    """For each spelling: the worst ratio to the others' budget without a factor, where, and how much was judged."""
+    rows = []
+    for name, errors in runs.items():
+        others = worst({other: run for other, run in runs.items() if other != name})
+        budget = budgets(others, precision, factor=1.0)
+        judged = [key for key in budget if others[key] <= RESOLVED and not is_exact(key)]
+        ratios = {key: ratio([run[key] for run in errors], budget[key], is_whole(key)) for key in judged}
+        nearest = max(ratios, key=lambda key: ratios[key])
+        rows.append(
+            {
+                "spelling": name,
+                "ratio": round(ratios[nearest], 3),
+                "nearest": nearest,
+                "error": min(run[nearest] for run in errors),
+                "budget": budget[nearest],
+                "whole": round(max(ratios[key] for key in judged if is_whole(key)), 3),
+                "judged": len(judged),
+                "unresolved": len(budget) - len(judged),
+            }
+        )
+    return rows
+
+
+def ratio(errors: Sequence[float], budget: float, whole: bool) -> float:
+    """The smallest factor on the budget with which `parity.judge` passes these errors, one for each replay.
+
+    It judges the smaller error; of a whole the larger one too, where that is beyond `LIMIT`.
+    """
+    error = max(errors) if whole and max(errors) > LIMIT else min(errors)
+    return error / max(budget, 1e-12)
+
+
+def text(found: dict[str, Any]) -> str:
+    """For a terminal: a line for each workload and precision, and the worst of all."""
+    lines = []
+    for trial in found["trials"]:
+        row = max(trial["spellings"], key=lambda each: each["ratio"])
+        said = f"{row['ratio']:.2f} at {row['nearest']} ({row['spelling']})"
+        lines.append(
+            f"{trial['workload']}, {trial['precision']}: {len(trial['spellings'])} spellings, worst {said}"
+        )
+    verdict = "within" if found["worst"] <= found["factor"] else "OUTSIDE"
+    lines.append(
+        f"worst ratio {found['worst']:.2f} in {found['cases']} cases, {verdict} the factor {found['factor']}"
+    )
+    return "\n".join(lines)
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """One table a workload and precision, the spelling that needs most first."""
+    facts = found["machine"]
+    commit = results.commit_words(found)
+    lines = [
+        f"# Trial of parity's factor on {facts['gpu'] or facts['cpu']}",
+        "",
+        "Each plain-PyTorch spelling judged by a budget made of all the others, without the factor: the ratio is the"
+        " smallest factor with which it would have passed. `whole` is the largest ratio of a loss or of all tensors"
+        " of a kind together.",
+        "",
+        f"Worst ratio **{found['worst']:.2f}** in {found['cases']} cases; the factor is {found['factor']}."
+        f" PyTorch {facts['torch']}, commit {commit}, {found['seconds']:.0f} s.",
+    ]
+    for trial in found["trials"]:
+        lines += ["", f"## {trial['workload']}, {trial['precision']} (batch {trial['batch']})", ""]
+        lines += ["| spelling | ratio | where | error | budget | whole | judged | unresolved |"]
+        lines += ["|---|---:|---|---:|---:|---:|---:|---:|"]
+        for row in sorted(trial["spellings"], key=lambda each: (-each["ratio"], each["spelling"])):
+            cells = [row["spelling"], f"{row['ratio']:.2f}", row["nearest"], f"{row['error']:.2g}"]
+            cells += [
+                f"{row['budget']:.2g}",
+                f"{row['whole']:.2f}",
+                str(row["judged"]),
+                str(row["unresolved"]),
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines += [f"\nleft out: {line}" for line in trial["left_out"]]
+    return "\n".join(lines) + "\n"

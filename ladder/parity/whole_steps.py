@@ -1,0 +1,174 @@
+"""Parity of steps that are launched whole: phases run one after the other, each from what the one before it left.
+
+A phase inside a whole step's graph cannot be replayed from the shared state by itself, and should not be: that D_main
+sees the weights that G_main has just made is part of what the graph must get right. So the reference runs the same
+sequences in FP64, from the shared state, once for each kind of step; and the budget is how far plain PyTorch strays
+over the same sequences. Each phase's loss and gradients are compared, and what the step as a whole has moved.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import torch
+
+from ladder.base.files import replacing
+from ladder.parity import adam_state, reference
+from ladder.parity.exact import Draw, Exact
+from ladder.parity.reference import Outcome, Reference, Tell
+from stylegan_lite.step import TrainingStep
+
+Kind = tuple[str, ...]
+
+
+def label(phase: str, kind: Kind) -> str:
+    """The phase's name among errors, budgets and findings."""
+    return f"{phase} in {'+'.join(kind)}"
+
+
+def phase_of(label: str) -> str:
+    return label.split(" ", 1)[0]
+
+
+def of_network(label: str) -> list[str]:
+    """The labels of this phase's network in the same step, in order, its own among them; alone, its own."""
+    phase, _, kind = label.partition(" in ")
+    return [f"{each} in {kind}" for each in kind.split("+") if each[0] == phase[0]] if kind else [label]
+
+
+def observe(step: TrainingStep, kind: Kind, run: Callable[[], None]) -> dict[str, Outcome]:
+    """Run a whole step: each phase's loss and gradients, and what the state moved by, float64; by label."""
+    before, adam = reference.clones(step), adam_state.clones(step)
+    run()
+    moved, adam = reference.moved(step, before), adam_state.moved(step, adam)
+    seen = {phase: reference.computed(step, phase) for phase in kind}
+    seen["G_main"] |= {"update": moved["G"]} | adam["G"]
+    seen["D_main"] |= {"update": moved["D"]} | adam["D"]
+    seen["D_main"]["ema"] = moved["ema"]
+    return {label(phase, kind): outcome for phase, outcome in seen.items()}
+
+
+def run_kinds(
+    step: TrainingStep, ref: Reference, kinds: list[Kind], run: Callable[[Kind], None], tell: Tell, what: str
+) -> dict[str, Outcome]:
+    """Every kind of step from the shared state, on the inputs that are loaded."""
+    outcomes: dict[str, Outcome] = {}
+    for kind in kinds:
+        reference.adopt(step, ref.state)
+        outcomes |= observe(step, kind, lambda kind=kind: run(kind))
+        tell(f"{what}, {'+'.join(kind)}")
+    return outcomes
+
+
+def exact(ref: Reference, kinds: list[Kind], tell: Tell, device: str = "cpu") -> list[dict[str, Outcome]]:
+    """FP64 outcomes of every kind for each replay; made now or found beside the reference.
+
+    On the device where they take little of it, and once for all that is compared with this reference: each spelling of
+    the budget would copy gigabytes anew. Else on the CPU.
+    """
+    if device == "cpu":
+        return _exact(ref, kinds, tell)
+    key = f"{device} {kinds}"
+    if key not in ref.held:
+        made = dict(enumerate(_exact(ref, kinds, tell)))
+        ref.held[key] = list(reference.resident(made, device).values())
+    return ref.held[key]
+
+
+def _exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outcome]]:
+    path = ref.folder / "together.pt"
+    made_of = {"kinds": [*map(list, kinds)], "by": reference.made_by(__file__)}
+    if path.exists():
+        made = torch.load(path, map_location="cpu", weights_only=True, mmap=True)
+        if made.get("made_of") == made_of:
+            return made["outcomes"]
+    baseline = Exact(ref.workload, "fp64", ref.made_on, ref.chunk)
+    outcomes = []
+    for inputs in ref.draws():
+        found = run_kinds(baseline.step, ref, kinds, _sequence(baseline, inputs), tell, "FP64 reference")
+        outcomes.append(reference.to_cpu(found))
+    with replacing(path) as temporary:
+        torch.save({"made_of": made_of, "outcomes": outcomes}, temporary)
+    return outcomes
+
+
+def wanted(ref: Reference, exact: dict[str, Outcome], name: str, seen: Outcome) -> Outcome:
+    """What a phase of a whole step should have computed: ``exact``, by label, and Adam's state where that is seen."""
+    if adam_state.STEPS not in seen:
+        return exact[name]
+    place = next(iter(seen["gradient"].values())).device
+    return exact[name] | _adam(ref, exact, name, seen[adam_state.STEPS][adam_state.STEPS], place)
+
+
+def passed_over(
+    ref: Reference, exact: dict[str, Outcome], name: str, seen: dict[str, Outcome]
+) -> tuple[Outcome, Outcome] | None:
+    """`moments.passed_over` of the network's phases up to this one, where it is the one whose Adam is seen."""
+    if adam_state.STEPS not in seen[name]:
+        return None
+    place = next(iter(seen[name]["gradient"].values())).device
+    ours, theirs = (_gradients(outcomes, name, place) for outcomes in (seen, exact))
+    return adam_state.passed_over(ref.state, name[0], ours, theirs)
+
+
+def _adam(
+    ref: Reference, outcomes: dict[str, Outcome], name: str, counted: torch.Tensor, place: Any
+) -> Outcome:
+    """What the gradients of a network's phases up to the end of a whole step move Adam's state by."""
+    return adam_state.expected(ref.state, name[0], _gradients(outcomes, name, place), counted)
+
+
+def _gradients(outcomes: dict[str, Outcome], name: str, place: Any) -> list[dict[str, torch.Tensor]]:
+    """Those of a network's phases in this kind of step, in order."""
+    found = [outcomes[each]["gradient"] for each in of_network(name)]
+    return [on({"gradient": each}, place)["gradient"] for each in found]
+
+
+def on(outcome: Outcome, device: str) -> Outcome:
+    """One phase's outcome where it is compared; those of all kinds at once would take too much of a GPU."""
+    return {what: {name: t.to(device) for name, t in named.items()} for what, named in outcome.items()}
+
+
+def _sequence(baseline: Exact, inputs: Draw) -> Callable[[Kind], None]:
+    def run(kind: Kind) -> None:
+        for phase in kind:
+            baseline.run(phase, inputs)
+
+    return run
+
+
+def fold(table: dict[str, Any], worse: Callable[[Any, Any], bool]) -> dict[str, Any]:
+    """One entry for each phase out of those of all kinds: the worst."""
+    folded: dict[str, Any] = {}
+    for name, entry in table.items():
+        phase = phase_of(name)
+        if phase not in folded or worse(entry, folded[phase]):
+            folded[phase] = entry
+    return folded
+
+
+def fold_summary(table: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:
+    """`ladder.parity.check.summary` by phase: of each quantity the kind of step that is nearest to its budget."""
+    by_quantity: dict[str, dict[str, dict[str, Any]]] = {}
+    for name, quantities in table.items():
+        for quantity, entry in quantities.items():
+            by_quantity.setdefault(quantity, {})[name] = entry
+
+    def near(entry: dict[str, Any]) -> float:
+        return entry["nearest_error"] / max(entry["nearest_budget"], 1e-12)
+
+    folded: dict[str, dict[str, dict[str, Any]]] = {}
+    for quantity, entries in by_quantity.items():
+        for phase, entry in fold(entries, lambda a, b: near(a) > near(b)).items():
+            folded.setdefault(phase, {})[quantity] = entry
+    return folded
+
+
+def fold_distances(distances: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+    """The two replays' distances by phase: of the kind of step whose replays are nearest to each other."""
+
+    def apart(entry: dict[str, float]) -> float:
+        return entry["rung"] / max(entry["reference"], 1e-12)
+
+    return fold(distances, lambda a, b: apart(a) < apart(b))

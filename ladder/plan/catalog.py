@@ -1,0 +1,390 @@
+"""What can be climbed: workloads and ladders (YAML), rungs (one Python file each), and the climb made
+from them.
+
+A name stands for a file of this package; anything that looks like a path is the user's own YAML file.
+Every refusal is a ``UserError`` of one line that names the file and the key. Nothing here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+import math
+import re
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Any
+
+from ladder.base import yamlfile
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.receipts.receipt import Receipt
+from ladder.results import identity
+from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
+
+HERE = ROOT / "ladder"
+WORKLOADS = HERE / "workloads"
+LADDERS = HERE / "ladders"
+RUNGS = HERE / "rungs"
+
+MOST_RESOLUTION = (
+    4096  # four times StyleGAN2's largest; beyond, its sample images alone take hours and terabytes
+)
+KEYS = ("title", "reference", "rungs", "rival")  # of a ladder's file
+_NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
+# What a rung may need of what is trained: see `possible`.
+OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights")
+# ladder.machine.system.capabilities
+OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
+NEEDS = (*OF_MACHINE, *OF_WORKLOAD)
+
+
+@dataclass(frozen=True)
+class Rung:
+    """One optimization: ``change`` is laid over the recipe of the rungs below it, ``needs`` are capabilities."""
+
+    name: str
+    title: str
+    summary: str  # first line of the docstring
+    text: str  # the whole docstring
+    change: dict[str, Any]
+    needs: tuple[str, ...]
+    receipt: Callable[[dict[str, Any]], Receipt] | None = (
+        None  # judges the evidence of ladder.receipts.evidence
+    )
+    rests_on: tuple[str, ...] = ()  # rungs without which it has nothing to work on: left out with any of them
+
+
+@dataclass(frozen=True)
+class LadderRung:
+    """A rung's place in a ladder, with the milliseconds a step that the ladder's reference gives it, if any."""
+
+    name: str
+    article_ms: float | None = None
+
+
+@dataclass(frozen=True)
+class Ladder:
+    """An ordered list of rungs; ``reference`` says whose ``article_ms`` they are (machine and settings).
+
+    ``rival``: another ladder, whose highest rung is measured after these, with the recipe it has there.
+    """
+
+    name: str
+    title: str
+    rungs: list[LadderRung]
+    reference: str | None = None
+    rival: str | None = None
+    digest: str | None = None  # of what a user's file says; a preset needs none
+
+
+@dataclass(frozen=True)
+class Planned:
+    """One rung of a climb: its cumulative recipe (changed fields only), or why it is skipped."""
+
+    name: str
+    title: str
+    recipe: dict[str, Any] | None
+    skipped: str | None
+    article_ms: float | None
+
+
+def workloads() -> list[str]:
+    """Names of the presets, in reading order: small to large."""
+    names = [path.stem for path in WORKLOADS.glob("*.yaml")]
+    return sorted(names, key=lambda name: (_size(name), name))
+
+
+def ladders() -> list[str]:
+    """Names of the ladders that ship with this package."""
+    return sorted(path.stem for path in LADDERS.glob("*.yaml"))
+
+
+def rungs() -> list[str]:
+    """Names of all rungs: one for each file in ``ladder/rungs/``."""
+    return sorted(path.stem for path in RUNGS.glob("*.py") if path.stem != "__init__")
+
+
+def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
+    """Read one workload, by name or from the user's YAML file.
+
+    Returns:
+        (name, fields): all fields of ``stylegan_lite.config.Workload``. A relative ``data`` is taken from the folder
+        of the YAML file. A user's file that has a preset's name and other fields gets digits of them into its name.
+
+    Raises:
+        UserError: no such workload, bad YAML, an unknown key or a wrong type; one line.
+    """
+    path = _resolve(name_or_path, WORKLOADS, "workload", workloads())
+    fields = yamlfile.read(path)
+    try:
+        workload = Workload.from_dict(fields, where=yamlfile.shown(path)).to_dict()
+    except ConfigError as error:
+        raise UserError(str(error)) from None
+    if workload["resolution"] > MOST_RESOLUTION:
+        raise UserError(
+            f"{yamlfile.shown(path)}: resolution must be at most {MOST_RESOLUTION}, got {workload['resolution']}"
+        )
+    if workload["data"] is not None:
+        workload["data"] = str((path.parent / Path(workload["data"]).expanduser()).resolve())
+    name = _slug(path)
+    if path.parent != WORKLOADS and (preset := identity.of_a_preset(name)):
+        content = identity.of_workload(workload)
+        name = name if content == preset else f"{name}-{content}"
+    return name, workload
+
+
+def load_recipe(path: str, names: list[str]) -> dict[str, Any]:
+    """Fields of ``stylegan_lite.config.Recipe`` from the user's YAML file; ``names`` are the rungs it could have been.
+
+    Raises:
+        UserError: no such rung or file, bad YAML, an unknown key or a wrong type; one line.
+    """
+    fields = yamlfile.read(_resolve(path, LADDERS, "recipe", names))
+    try:
+        return Recipe.from_dict(fields, where=path).to_dict()
+    except ConfigError as error:
+        raise UserError(str(error)) from None
+
+
+def describe(path_folder: Path, name: str) -> str:
+    """The first comment line of a YAML file of ours: what it is, in one line."""
+    first = (path_folder / f"{name}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
+    return first.lstrip("# ").strip() if first.startswith("#") else ""
+
+
+def load_ladder(name_or_path: str) -> Ladder:
+    """Read one ladder, by name or from the user's YAML file. Each of its rungs must exist.
+
+    Raises:
+        UserError: no such ladder, bad YAML, an unknown key or rung, a rung twice; one line.
+    """
+    path = _resolve(name_or_path, LADDERS, "ladder", ladders())
+    where = yamlfile.shown(path)
+    fields = yamlfile.read(path)
+    for key in fields:
+        if key not in KEYS:
+            raise UserError(f"{where}: unknown key {key!r}{suggestion(key, KEYS, 'known')}")
+    title = fields.get("title", path.stem)
+    reference = fields.get("reference")
+    if not isinstance(title, str) or not (reference is None or isinstance(reference, str)):
+        raise UserError(f"{where}: {'reference' if isinstance(title, str) else 'title'} must be text")
+    entries = fields.get("rungs")
+    if not isinstance(entries, list) or not entries:
+        raise UserError(f"{where}: rungs must be a list of rung names, one or more")
+    steps = [_ladder_rung(entry, where) for entry in entries]
+    names = [step.name for step in steps]
+    for name in names:
+        if names.count(name) > 1:
+            raise UserError(f"{where}: rungs: {name!r} is there twice")
+    rival = fields.get("rival")
+    if rival is not None:
+        if rival not in ladders() or rival == path.stem:
+            raise UserError(f"{where}: rival: no other ladder {rival!r}{suggestion(rival, ladders())}")
+        if (top := load_ladder(rival).rungs[-1].name) in names:
+            raise UserError(f"{where}: rival: {top}, the top of {rival}, is a rung here, too")
+    made = Ladder(_slug(path), title, steps, reference, rival)
+    return made if path.parent == LADDERS else _named(made)
+
+
+def _named(ladder: Ladder) -> Ladder:
+    """A user's ladder with a digest of what it says, which is part of its name where that is a preset's."""
+    if ladder.name in ladders():
+        preset = load_ladder(ladder.name)
+        if replace(preset, title=ladder.title) == ladder:
+            return ladder
+    content = identity.digest(
+        [[step.name, step.article_ms] for step in ladder.rungs] + [ladder.reference, ladder.rival]
+    )
+    name = f"{ladder.name}-{content}" if ladder.name in ladders() else ladder.name
+    return replace(ladder, name=name, digest=content)
+
+
+def order(ladder: Ladder) -> list[str]:
+    """The names of a ladder's rungs, then the top of its rival."""
+    return [step.name for step in ladder.rungs] + [
+        load_ladder(each).rungs[-1].name for each in [ladder.rival] if each
+    ]
+
+
+def load_rung(name: str) -> Rung:
+    """Import one file of ``ladder/rungs/`` and check what it must offer.
+
+    Raises:
+        UserError: no such rung; or its file lacks a docstring, title, change, needs or receipt, or changes what
+            no recipe has.
+    """
+    if not isinstance(name, str) or not _NAME.fullmatch(name) or name not in rungs():
+        raise UserError(f"no rung {name!r}{suggestion(name, rungs())}")
+    where = f"ladder/rungs/{name}.py"
+    module = importlib.import_module(f"ladder.rungs.{name}")
+    text = (module.__doc__ or "").strip()
+    title, change, needs = (getattr(module, key, None) for key in ("title", "change", "needs"))
+    if not text:
+        raise UserError(f"{where}: the docstring that teaches the rung is missing")
+    if not isinstance(title, str) or not title:
+        raise UserError(f"{where}: title must be text")
+    if not isinstance(change, dict):
+        raise UserError(f"{where}: change must be a dict of recipe fields")
+    if not isinstance(needs, tuple) or not set(needs) <= set(NEEDS):
+        raise UserError(f"{where}: needs must be a tuple of {', '.join(NEEDS)}")
+    receipt = getattr(module, "receipt", None)
+    if not callable(receipt) or not receipt.__doc__:
+        raise UserError(
+            f"{where}: receipt(seen), with a docstring that says how to know it is on, is missing"
+        )
+    try:
+        Recipe.from_dict(change, where=where)
+    except ConfigError as error:
+        if str(error).startswith(f"{where}: unknown key") or " must be " in str(error):
+            raise UserError(str(error)) from None  # else: impossible alone, perhaps not on top of others
+    rests_on = getattr(module, "rests_on", ())
+    if not isinstance(rests_on, tuple) or not set(rests_on) <= set(rungs()):
+        raise UserError(f"{where}: rests_on must be a tuple of rungs: {', '.join(rungs())}")
+    summary = text.split("\n", 1)[0].strip()
+    return Rung(name, title, summary, text, dict(change), needs, receipt, rests_on)
+
+
+def contained(recipe: Mapping[str, Any]) -> list[str]:
+    """Rungs whose whole change is in ``recipe`` (all fields, or the changed ones), the baseline first."""
+    fields = Recipe.from_dict(dict(recipe)).to_dict()
+    names = [name for name in rungs() if load_rung(name).change.items() <= fields.items()]
+    return sorted(names, key=lambda name: (bool(load_rung(name).change), name))
+
+
+def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -> dict[str, str | None]:
+    """A machine's capabilities, and what rungs may need of the workload: None where it has it, else one line."""
+    norm = workload["norm"]
+    missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
+    instance = None if norm == "instance" else f"needs norm: instance, this workload has norm: {norm}"
+    normed = workload.get("spectral_norm")
+    spectral = None if normed else "needs a workload with spectral_norm: true"
+    kept = (
+        "needs weights that convolutions take as they are kept, not spectral_norm: true" if normed else None
+    )
+    return {
+        **capabilities,
+        "demodulation": missing,
+        "instance_norm": instance,
+        "spectral_norm": spectral,
+        "kept_weights": kept,
+    }
+
+
+def climb(
+    ladder: Ladder,
+    capabilities: dict[str, str | None],
+    only: Iterable[str] | None = None,
+    alone: bool = False,
+) -> list[Planned]:
+    """Lay the rungs over each other.
+
+    A rung whose needs the hardware (or the workload, see `possible`) cannot meet is skipped with the reason, and the
+    later ones go on without its change. ``only`` picks rungs to measure: each keeps the recipe it has in the whole
+    ladder, so that its number means the same. ``alone``: each will be measured without the others, so two may
+    contradict each other.
+
+    Raises:
+        UserError: ``only`` names a rung that is not in the ladder, a cumulative recipe is impossible, or a rung takes
+            back what one below it changed.
+    """
+    chosen = _choose(ladder, only)
+    if not alone:
+        refuse_contradictions(ladder)
+    recipe: dict[str, Any] = {}
+    planned = []
+    for step in ladder.rungs:
+        rung = load_rung(step.name)
+        skipped = _missing(rung, capabilities)
+        if skipped is None:
+            recipe = {**recipe, **rung.change}
+            try:
+                Recipe.from_dict(recipe, where=f"ladder/rungs/{rung.name}.py")
+            except ConfigError as error:
+                raise UserError(f"ladder {ladder.name}: {error}") from None
+        if rung.name in chosen:
+            kept = dict(recipe) if skipped is None else None
+            planned.append(Planned(rung.name, rung.title, kept, skipped, step.article_ms))
+    if ladder.rival:
+        rival = replace(load_ladder(ladder.rival), rival=None)  # its own highest rung, not its rival's
+        top = climb(rival, capabilities)[-1]
+        if top.name in chosen:
+            planned.append(replace(top, title=f"the top of {ladder.rival}", article_ms=None))
+    return planned
+
+
+def refuse_contradictions(ladder: Ladder) -> None:
+    """Raise `UserError` for two rungs that set one field of the recipe to different values.
+
+    The later would take the earlier back, and what it gains or loses would be of both. It is refused on every machine,
+    also on one that can run only one of the two.
+    """
+    setting: dict[str, tuple[str, Any]] = {}
+    for step in ladder.rungs:
+        for field, value in load_rung(step.name).change.items():
+            other, before = setting.setdefault(field, (step.name, value))
+            if before != value:
+                raise UserError(
+                    f"ladder {ladder.name}: rungs {other} and {step.name} contradict each other: {field} is {before} in"
+                    f" one and {value} in the other; leave one out, or measure each alone with --mode solo"
+                )
+
+
+def _missing(rung: Rung, capabilities: dict[str, str | None]) -> str | None:
+    for need in rung.needs:
+        unknown = None if need in OF_WORKLOAD else f"{need} is not known of this machine"
+        reason = capabilities.get(need, unknown)
+        if reason is not None:
+            return reason
+    return None
+
+
+def _choose(ladder: Ladder, only: Iterable[str] | None) -> set[str]:
+    names = order(ladder)
+    chosen = set(names if only is None else only)
+    unknown = sorted(chosen - set(names))
+    if unknown:
+        has = suggestion(unknown[0], names, "it has")
+        raise UserError(f"--rungs: {', '.join(unknown)} not in ladder {ladder.name}{has}")
+    if not chosen:
+        raise UserError(f"--rungs: name one rung or more{suggestion('', names)}")
+    return chosen
+
+
+def _ladder_rung(entry: Any, where: str) -> LadderRung:
+    """``name`` or ``name: milliseconds``."""
+    name, article_ms = entry, None
+    if isinstance(entry, dict) and len(entry) == 1:
+        ((name, article_ms),) = entry.items()
+        number = type(article_ms) in (int, float) and math.isfinite(article_ms) and article_ms > 0
+        if not number and article_ms is not None:
+            raise UserError(f"{where}: rungs: {name}: expected milliseconds a step, got {article_ms!r}")
+    if not isinstance(name, str):
+        raise UserError(f"{where}: rungs: expected NAME or NAME: MILLISECONDS, got {str(entry)[:60]!r}")
+    if name not in rungs():
+        raise UserError(f"{where}: rungs: no rung {name!r}{suggestion(name, rungs())}")
+    return LadderRung(name, None if article_ms is None else float(article_ms))
+
+
+def _resolve(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Path:
+    """A preset by name; else the user's file. A preset is never shadowed by a file that happens to lie around."""
+    if name_or_path in names:
+        return folder / f"{name_or_path}.yaml"
+    path = Path(name_or_path).expanduser()
+    if path.suffix in (".yaml", ".yml") or len(path.parts) > 1:
+        if path.is_file():
+            return path
+        raise UserError(f"{name_or_path}: no such {kind} file")
+    raise UserError(
+        f"no {kind} {name_or_path!r}{suggestion(name_or_path, names)}, or give a YAML file (FILE.yaml)"
+    )
+
+
+def _slug(path: Path) -> str:
+    """A name for files and tables: of a user's file too, only [a-z0-9._-]."""
+    return re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-.")[:60] or "unnamed"
+
+
+def _size(name: str) -> tuple[int, int]:
+    fields = yamlfile.read(WORKLOADS / f"{name}.yaml")
+    return fields.get("resolution", 0), fields.get("channel_base", 0) * fields.get("batch", 0)

@@ -1,0 +1,161 @@
+"""Three ways to lay out a ladder: `cumulative` (the staircase), `solo`, `leave-one-out`.
+
+The staircase depends on its order: eager BF16 shows nothing until CUDA graphs remove the launches. `solo` measures each
+rung alone on the baseline; `leave-one-out` measures the whole ladder without each rung in turn, which says what the
+rung is worth to whoever takes all the others, and is where ADOPT and SKIP come from.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Collection, Iterable, Mapping
+from typing import TYPE_CHECKING, Any, Protocol
+
+from ladder.base.errors import UserError
+from ladder.stats import verdicts
+
+if (
+    TYPE_CHECKING
+):  # measuring must not import the catalog: an old commit's stylegan_lite may not have its fields
+    from ladder.plan import catalog
+
+CUMULATIVE, SOLO, LEAVE_ONE_OUT = "cumulative", "solo", "leave-one-out"
+MODES = (CUMULATIVE, SOLO, LEAVE_ONE_OUT)
+LONGEST = 60  # characters of a title
+ALL = "all"  # the entry of leave-one-out that nothing is left out of
+ADVICE = {
+    verdicts.FASTER: "ADOPT",
+    verdicts.SLOWER: "SKIP",
+    verdicts.NO_GAIN: "NO DIFFERENCE",
+    verdicts.AMBIGUOUS: "ambiguous",
+}
+
+
+class Planned(Protocol):
+    """One rung to measure, as `ladder.plan.catalog.climb` gives it: a recipe, or one line why it is skipped."""
+
+    name: str
+    title: str
+    recipe: dict[str, Any] | None
+    skipped: str | None
+    article_ms: float | None
+
+
+class Ladder(Protocol):
+    """What a run must know of its ladder."""
+
+    name: str
+    title: str
+
+
+def plan(
+    mode: str, ladder: catalog.Ladder, capabilities: dict[str, str | None], only: Iterable[str] | None = None
+) -> list[catalog.Planned]:
+    """What is measured, in order; `only` picks rungs by name. The first is the base of the ladder.
+
+    In `leave-one-out` the first is `all`, and an entry named after a rung is the whole ladder without it, and without
+    the rungs that extend it (a filter fused with the activation goes with the activation) or rest on it (parallel
+    streams on CUDA graphs): its title names them. The base is not measured there: no verdict asks for it.
+
+    Raises:
+        UserError: `only` names a rung that is not there, or a cumulative recipe is impossible.
+    """
+    from ladder.plan import catalog
+
+    if mode != CUMULATIVE:
+        ladder = dataclasses.replace(ladder, rival=None)  # no part of a whole that something is left out of
+    climbed = catalog.climb(ladder, capabilities, only, alone=mode == SOLO)
+    if mode == CUMULATIVE:
+        return climbed
+    whole = catalog.climb(ladder, capabilities, alone=mode == SOLO)
+    base, chosen = whole[0], {rung.name for rung in climbed}
+    if base.recipe is None:
+        raise UserError(f"--mode {mode}: {base.name} is n/a here: {base.skipped}")
+    changes = {rung.name: catalog.load_rung(rung.name).change for rung in whole if rung.recipe is not None}
+    picked = [rung for rung in whole[1:] if rung.name in chosen]
+    if mode == LEAVE_ONE_OUT:
+        if not picked:
+            raise UserError(f"--mode {mode}: {base.name} alone leaves nothing out; name another rung")
+        base = catalog.Planned(ALL, "all rungs", _laid(changes), None, None)
+    return [base, *(_one(mode, rung, whole[0].name, changes) for rung in picked)]
+
+
+def depends_on(
+    mode: str, recipes: Mapping[str, Mapping[str, Any]], name: str, out: Collection[str]
+) -> str | None:
+    """The rung that keeps `name` from being measured because it is out of the run itself, or None.
+
+    On the staircase a rung contains the changes of those before it, so it depends on each of them that changes
+    something: a number on top of a rung that failed would belong to neither. The base changes nothing, and nothing
+    depends on it. In the other modes every verdict is against the first entry (base, or `all`), and without it there
+    is none.
+
+    Args:
+        recipes: the planned recipe of every entry that can run, in ladder order.
+        name: the entry asked about; a twin depends on what its rung does.
+        out: the entries that are out: failed, out of memory, invalid, not engaged, outside the parity budget, skipped.
+    """
+    names = list(recipes)
+    if name not in names:
+        return None
+    if mode != CUMULATIVE:
+        return names[0] if names[0] in out and name != names[0] else None
+    before: Mapping[str, Any] = {}
+    for other in names[: names.index(name)]:
+        change = {k: v for k, v in recipes[other].items() if k not in before or before[k] != v}
+        if other in out and change and all(recipes[name].get(k) == v for k, v in change.items()):
+            return other
+        before = recipes[other]
+    return None
+
+
+def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) -> catalog.Planned:
+    """One rung alone, or all but it and what cannot be without it."""
+    from ladder.plan import catalog
+    from stylegan_lite.config import ConfigError, Recipe
+
+    title = rung.title if mode == SOLO else f"without {rung.title}"
+    if rung.recipe is None:
+        return catalog.Planned(rung.name, title, None, rung.skipped, None)
+    if mode == SOLO:
+        recipe = _laid({name: changes[name] for name in (base, rung.name)})
+    else:
+        kept = _without(rung.name, changes)
+        recipe = _laid(kept)
+        also = [catalog.load_rung(name).title for name in changes if name not in kept and name != rung.name]
+        title = " and without ".join([title, *also])
+        title = title if len(title) <= LONGEST else f"without {rung.title} and {len(also)} that need it"
+    try:
+        same = Recipe.from_dict(recipe, where="it") == Recipe.from_dict(_laid(changes), where="it")
+    except ConfigError as error:
+        reason = f"impossible {'alone' if mode == SOLO else 'to leave out'}: {error}"
+        return catalog.Planned(rung.name, title, None, reason, None)
+    if same and mode == LEAVE_ONE_OUT:
+        reason = "nothing changes without it: the other rungs contain its change"
+        return catalog.Planned(rung.name, title, None, reason, None)
+    return catalog.Planned(rung.name, title, recipe, None, None)
+
+
+def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    """The changes without one rung's, without those that join or extend it, whose recipes are refused then, and
+    without those that rest on it."""
+    from ladder.plan import catalog
+    from stylegan_lite.config import ConfigError, Recipe
+
+    kept: dict[str, dict[str, Any]] = {}
+    for name, change in changes.items():
+        if name == out or out in catalog.load_rung(name).rests_on:
+            continue
+        try:
+            Recipe.from_dict(_laid(kept | {name: change}))
+        except ConfigError:
+            continue
+        kept[name] = change
+    return kept
+
+
+def _laid(changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
+    recipe: dict[str, Any] = {}
+    for change in changes.values():
+        recipe |= change
+    return recipe

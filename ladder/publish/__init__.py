@@ -1,0 +1,1 @@
+"""For others: regressions, history over commits, checks of strangers' files, and the site."""

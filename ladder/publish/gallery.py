@@ -1,0 +1,113 @@
+"""The charts and tables of results/charts, which README and docs show: made anew from the committed results.
+
+A command that measures writes its pictures beside its own result, so nobody's run changes what the documents show.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ladder.base import git
+from ladder.plan import catalog, modes
+from ladder.report import chart, tables
+from ladder.results import ranking, sources
+from ladder.results import store as results
+from ladder.results.combine import series
+
+Result = dict[str, Any]
+
+
+def publish(root: Path) -> list[Path]:
+    """Write the gallery of a checkout and return its files. A chart that nobody's result asks for any more stays.
+
+    For each machine, workload, ladder and mode the best committed result is drawn; of the other commands' results each.
+
+    Raises:
+        UserError: git does not know the checkout's files, a committed result is none, or a file cannot be written.
+    """
+    into = Path(root) / "results" / "charts"
+    found = [results.load(path) for path in tracked(root, "results/ladder")]
+    written = []
+    for result in chosen(found):
+        written += write_tables(result, into / stem(result)) + write_charts(result, into / stem(result))
+    for kind, render in _renderers().items():
+        for path in tracked(root, f"results/{kind}"):
+            result = results.read(path)
+            if isinstance(result, dict) and (result.get("kind") == kind):
+                written += tables.draw(
+                    into / f"{path.stem}-{kind}", lambda suffix, r=result, f=render: f(r, suffix)
+                )
+    return written
+
+
+def tracked(root: Path, folder: str) -> list[Path]:
+    """Return the JSON files that git tracks in a folder of the checkout. UserError where git cannot say."""
+    names = git.read(root, "ls-files", "-z", "--", folder).split("\0")
+    return [
+        path for name in sorted(names) if name.endswith(".json") and (path := Path(root) / name).is_file()
+    ]
+
+
+def chosen(found: list[Result]) -> list[Result]:
+    """Return the best result of each machine, workload, ladder and mode, with the gains at the top where known.
+
+    Between results of equal rank one with gains at the top stands before a newer one without: its chart says more.
+    """
+    best: dict[tuple[str, ...], tuple[Any, Result]] = {}
+    for result in sources.without_sources(found):
+        key = (result["machine"]["name"], result["workload"]["name"], ladder_of(result), ranking.mode(result))
+        shown = series.with_top(result, found)
+        *worth, started = ranking.rank(result)
+        rank = (*worth, "at_top" in shown, started)
+        if key not in best or rank > best[key][0]:
+            best[key] = rank, shown
+    return [best[key][1] for key in sorted(best)]
+
+
+def ladder_of(result: Result) -> str:
+    """Return the ladder that a run belongs to: its own, or the one that a rung of it has moved to since."""
+    name, rungs = result["ladder"]["name"], {rung["name"] for rung in result["rungs"]} - {modes.ALL}
+    known = catalog.ladders()
+    holders = [each for each in known if rungs <= {step.name for step in catalog.load_ladder(each).rungs}]
+    return name if name not in known or name in holders or not holders else holders[0]
+
+
+def stem(result: Result) -> str:
+    """Return the name of a result's files without suffix: `nvidia-h200-article-full-leave-one-out-partial`."""
+    words = [result["machine"]["name"], result["workload"]["name"], ladder_of(result)]
+    words += [mode for mode in [ranking.mode(result)] if mode != modes.CUMULATIVE]
+    words += ["quick"] * bool(result["protocol"]["quick"])
+    words += ["partial"] * (not result["complete"] or not _whole(result))
+    return "-".join(map(results.slug, words))
+
+
+def _whole(result: Result) -> bool:
+    """Return whether a run planned every rung that its ladder has today; the length of a user's own is not known."""
+    name = ladder_of(result)
+    if name not in catalog.ladders():
+        return True
+    planned = modes.plan(ranking.mode(result), catalog.load_ladder(name), dict.fromkeys(catalog.NEEDS))
+    return [rung["name"] for rung in result["rungs"]] == [rung.name for rung in planned]
+
+
+def write_tables(result: Result, stem: Path) -> list[Path]:
+    """Write the tables of a result of `ladder run`, named ``stem`` with .md and .csv. Raises UserError."""
+    tables.write(markdown := Path(f"{stem}.md"), tables.markdown(result))
+    tables.write(csv := Path(f"{stem}.csv"), tables.csv_text([result]))
+    return [markdown, csv]
+
+
+def write_charts(result: Result, stem: Path) -> list[Path]:
+    """Draw a result of `ladder run` as ``stem`` with .png and .svg. Raises UserError."""
+    return tables.draw(stem, lambda kind: chart.render(result, kind))
+
+
+def _renderers() -> dict[str, Callable[[Result, str], bytes]]:
+    """Return the charts of the other commands by the folder and "kind" of their results."""
+    from ladder.studies.claims import chart as claims
+    from ladder.studies.kernelbench import chart as kernelchart
+    from ladder.studies.precision import chart as precisionchart
+
+    return {"kernels": kernelchart.render, "precision": precisionchart.render, "claims": claims.render}

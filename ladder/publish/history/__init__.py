@@ -1,0 +1,1 @@
+"""asv's results over commits: notes, series, screening for steps, and issues."""

@@ -1,0 +1,115 @@
+"""What the nightly run does with the screened history: measures candidates, and writes one issue for each commit that
+is confirmed, or for each range where commits between the two that were compared have no number."""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Callable, Sequence
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.machine import system
+from ladder.plan import catalog
+from ladder.publish.history.screening import CANDIDATE, CONFIRMED, Step, find
+from ladder.publish.regressions import arguments
+from ladder.publish.regressions.report import escape
+
+MARK = "<!-- ladder regression {where} -->"  # one issue for each: whoever opens them looks for it first
+LADDER = "full"
+MOST_RUNGS = 4  # of one comparison, the largest steps: twelve visits a round
+Tell = Callable[[str], None]
+
+
+def confirm(
+    steps: Sequence[Step], most: int, out: Path, minutes: float | None, tell: Tell, root: Path = ROOT
+) -> int:
+    """Measure the commits of up to `most` groups of candidates of this machine; returns how many were measured.
+
+    Candidates between the same two commits, of one workload, are measured together. What cannot be measured is told,
+    and the others go on: a rung that has left the ladder, or means something else in it today, and what `asking`
+    refuses.
+    """
+    device = system.choose_device()
+    facts = system.facts(device)
+    torch = str(facts["torch"]).partition("+")[0]
+    mine = [
+        step
+        for step in steps
+        if step.status == CANDIDATE
+        and step.series.rung
+        and step.series.machine == facts["name"]
+        and step.series.torch in (None, "", torch)
+    ]
+    todays = _todays()
+    for name in dict.fromkeys(step.series.name for step in mine if step.series.rung[1] not in todays):
+        tell(f"{name}: not what {LADDER} has under that name today, so no comparison can confirm it")
+    mine = [step for step in mine if step.series.rung[1] in todays]
+    key = lambda step: (step.good, step.bad, step.series.rung[0])  # noqa: E731
+    groups = [list(group) for _, group in itertools.groupby(sorted(mine, key=key), key)]
+    groups.sort(key=lambda group: -max(step.share for step in group))
+    measured = 0
+    for group in groups:
+        if measured == most:
+            break
+        worst = sorted(group, key=lambda step: -step.share)[:MOST_RUNGS]
+        good, bad, workload = key(worst[0])
+        rungs = list(dict.fromkeys(step.series.rung[1] for step in worst))
+        tell(f"confirming {good[:10]}..{bad[:10]}: {workload}, {', '.join(rungs)}")
+        request = arguments.Request(good, bad, rungs, LADDER, workload, None, minutes, 0, device, out)
+        try:
+            arguments.measure(request, tell, root)
+            measured += 1
+        except UserError as error:
+            tell(f"not measured: {error}")
+    return measured
+
+
+def _todays() -> set[str]:
+    """Rungs whose series are of what the ladder has under these names today.
+
+    A rung whose recipe changed goes on as `NAME-2` in asv's list (benches/series.py); NAME is the recipe of before.
+    """
+    try:
+        listed = (ROOT / "results" / "asv" / "benchmarks.json").read_text(encoding="utf-8")
+    except OSError:
+        listed = ""
+    names = (step.name for step in catalog.load_ladder(LADDER).rungs)
+    return {name for name in names if f"\"'{name}-2'\"" not in listed}
+
+
+def write(steps: Sequence[Step]) -> list[dict[str, Any]]:
+    """One issue for each commit, or range, with a confirmed regression: {"mark", "title", "body"}, texts escaped."""
+    key = lambda step: (step.bad, step.good)  # noqa: E731
+    confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=key)
+    made = []
+    for (bad, good), group in itertools.groupby(confirmed, key=key):
+        found = sorted(group, key=lambda step: -step.share)
+        names = ", ".join(dict.fromkeys(step.series.name for step in found))
+        mark = MARK.format(where=f"{good}..{bad}" if found[0].between else bad)
+        since = f"between {good[:10]} and {bad[:10]}" if found[0].between else f"since {bad[:10]}"
+        made.append({"mark": mark, "title": f"Slower {since}: {names}"[:200], "body": _body(mark, found)})
+    return made
+
+
+def _body(mark: str, found: Sequence[Step]) -> str:
+    good, bad, between = found[0].good, found[0].bad, found[0].between
+    said = f"Commit {bad} made these series slower; it and the one before it were measured side by side."
+    if between:
+        said = (
+            f"These series became slower after commit {good}, by commit {bad} at the latest. The two were measured "
+            f"side by side; the {between} commits between them were not, so which of them it was is not known."
+        )
+    lines = [mark, said, ""]
+    lines += ["| series | machine | step in the history | confirmed | beside it |", "|---|---|---|---|---|"]
+    for step in found:
+        row = [step.series.name, step.where, f"{100 * step.share:+.1f}%", step.why, "; ".join(step.remarks)]
+        lines.append("| " + " | ".join(map(escape, row)) + " |")
+    commands = dict.fromkeys(filter(None, map(find, found))) if between else {}
+    if commands:
+        lines += ["", "To bisect, on such a machine:", "", "```", *commands, "```"]
+    accept = (
+        "To accept it, add an entry to `benches/known-regressions.yaml` (commit, series, reason, expires)."
+    )
+    return "\n".join([*lines, "", accept]) + "\n"

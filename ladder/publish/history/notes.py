@@ -1,0 +1,207 @@
+"""What asv's result files have no place for: the driver, the kernel and the tuners' choices behind each result.
+
+Every key of asv's machine record is part of a series' identity: a driver version there would begin a new series
+at each upgrade. So one note lies beside each result file, `results/asv/<machine>/notes/<commit>-<environment>.json`,
+under the name of the file that it belongs to. asv never reads it and no page needs it; it says what else changed
+where the times of two commits differ.
+"""
+
+from __future__ import annotations
+
+import datetime
+import json
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from typing import Any
+
+from ladder.base import files
+from ladder.base.errors import UserError
+from ladder.results import store as results
+
+SCHEMA = 1
+FOLDER = "notes"
+Note = dict[str, Any]
+
+CONDITIONS = ("driver", "kernel_release")  # may change between two results of one series
+_MOST, _LARGEST = 2000, 1_000_000  # entries of a list or an object; bytes of a file
+_KEYS = {"schema", "commit", "environment", "started", *CONDITIONS, "benchmarks"}
+_PARTS = ("benchmarks", "choices")  # by name, merged one by one
+_NAME = re.compile(r"[^\x00-\x1f\x7f<>&\"`]{1,200}")  # of benchmarks, series and environments
+
+
+def beside(result: Path) -> Path:
+    """Where the note of an asv result file is."""
+    return result.parent / FOLDER / result.name
+
+
+def made(
+    commit: str,
+    environment: str,
+    *,
+    driver: str | None = None,
+    kernel_release: str | None = None,
+    benchmarks: Iterable[str] = (),
+    choices: Mapping[str, list[str]] | None = None,
+    variables: Mapping[str, str] | None = None,
+) -> Note:
+    """A note of what was measured just now; `choices`, if any are told, are lines of text by series.
+
+    `variables` are those of `ladder.machine.environment`.
+    """
+    seen = {
+        "driver": driver and results.display(driver),
+        "kernel_release": kernel_release and results.display(kernel_release),
+        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+    }
+    told = (
+        {} if choices is None else {"choices": {name: list(lines) for name, lines in sorted(choices.items())}}
+    )
+    told |= {"variables": dict(variables)} if variables else {}
+    return {
+        "schema": SCHEMA,
+        "commit": commit,
+        "environment": environment,
+        **seen,
+        "benchmarks": {name: dict(seen) for name in sorted(benchmarks)},
+        **told,
+    }
+
+
+def merge(old: Note | None, new: Note) -> Note:
+    """Both measurements of one result file. What was measured again is described by the newer one."""
+    if old is None:
+        return new
+    if (old["commit"], old["environment"]) != (new["commit"], new["environment"]):
+        raise ValueError("notes of two results")
+    parts = {key: {**old.get(key, {}), **new.get(key, {})} for key in _PARTS if key in old or key in new}
+    return {**old, **new, **parts}
+
+
+def add(result: Path, note: Note) -> Path:
+    """Merge `note` into the file beside an asv result. One that cannot be read is replaced. OSError."""
+    path = beside(result)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    try:
+        old = read(path)
+    except UserError:
+        old = None
+    if old is not None and (old["commit"], old["environment"]) != (note["commit"], note["environment"]):
+        old = None  # eight digits of a commit may be another's
+    with files.replacing(path) as temporary:
+        temporary.write_text(json.dumps(merge(old, note), indent=1) + "\n")
+    return path
+
+
+def read(path: Path) -> Note | None:
+    """One note, checked; None where there is none. Raises `UserError` with one line that says what is wrong."""
+    try:
+        raw = path.read_bytes() if path.stat().st_size <= _LARGEST else None
+    except FileNotFoundError:
+        return None
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    try:
+        if raw is None:
+            raise ValueError(f"larger than {_LARGEST} bytes")
+        data = results.parse(raw)
+    except ValueError as error:
+        raise UserError(f"{path}: not a note: {error}") from None
+    if problem := check(data):
+        raise UserError(f"{path}: {problem}")
+    return data
+
+
+def of(result: Path) -> Note | None:
+    """The note of an asv result file; None where there is none or it is not fit to be used."""
+    try:
+        return read(beside(result))
+    except UserError:
+        return None
+
+
+def every(folder: Path) -> Iterator[tuple[Path, Note]]:
+    """The notes of one machine's folder under results/asv, or of all of them, without those that are not fit."""
+    for path in sorted(folder.rglob(f"{FOLDER}/*.json")):
+        try:
+            if note := read(path):
+                yield path, note
+        except UserError:
+            continue
+
+
+def check(data: Any) -> str | None:
+    """What is wrong with a note, in one line, or None."""
+    if not isinstance(data, dict) or data.get("schema") != SCHEMA:
+        return f'not a note: expected an object with "schema": {SCHEMA}'
+    if wrong := ({*data} ^ _KEYS) - {"choices", "variables"}:
+        return f'"{min(wrong)[:40]}" is {"missing" if min(wrong) in _KEYS else "not a key of a note"}'
+    if not (isinstance(data["commit"], str) and re.fullmatch(r"[0-9a-f]{40}", data["commit"])):
+        return '"commit" is not 40 hexadecimal digits'
+    if not (isinstance(data["environment"], str) and _NAME.fullmatch(data["environment"])):
+        return '"environment" is not a name'
+    for key in data.keys() & _PARTS:
+        if not (
+            isinstance(data[key], dict) and len(data[key]) <= _MOST and all(map(_NAME.fullmatch, data[key]))
+        ):
+            return f'"{key}" is not an object with names for keys'
+    variables = data.get("variables", {})
+    if not (
+        isinstance(variables, dict) and len(variables) <= _MOST and all(map(_is_text, variables.values()))
+    ):
+        return '"variables" is not an object of texts'
+    for where, seen in (("note", data), *data["benchmarks"].items()):
+        if problem := _check_conditions(seen):
+            return f"{where}: {problem}"
+    for series, lines in data.get("choices", {}).items():
+        if not (isinstance(lines, list) and len(lines) <= _MOST and all(map(_is_text, lines))):
+            return f'"choices" of {series} is not a list of lines'
+    return None
+
+
+def _check_conditions(seen: Any) -> str | None:
+    if not isinstance(seen, dict):
+        return "not an object"
+    for key in CONDITIONS:
+        if key not in seen or not (seen[key] is None or _is_text(seen[key])):
+            return f'"{key}" is not a text, nor null'
+    try:
+        datetime.datetime.fromisoformat(seen.get("started"))
+    except (TypeError, ValueError):
+        return '"started" is not a time'
+    return None
+
+
+def _is_text(value: Any) -> bool:
+    return isinstance(value, str) and results.TEXT.fullmatch(value) is not None
+
+
+# --- what a step between two commits coincides with ---------------------------------------------------------------
+
+
+def changed(before: Note | None, after: Note | None, benchmark: str | None = None) -> dict[str, str]:
+    """Which conditions differ between two results of one series: {"driver": "580.65.06 -> 590.10"}.
+
+    A benchmark that was measured apart from the others has its own conditions. What one side does not tell, an old
+    result without a note or a machine without a GPU, is not called a change.
+    """
+    pairs = {
+        key: (_condition(before, key, benchmark), _condition(after, key, benchmark)) for key in CONDITIONS
+    }
+    return {key: f"{a} -> {b}" for key, (a, b) in pairs.items() if a and b and a != b}
+
+
+def label(before: Note | None, after: Note | None, benchmark: str | None = None) -> str | None:
+    """Why a step between two commits is labelled and alerts nobody, or None: then it may be a regression.
+
+    Only the driver excuses a step. It compiles and schedules what runs on the GPU; a kernel release does not, and
+    is left to `changed`.
+    """
+    driver = changed(before, after, benchmark).get("driver")
+    return f"coincides with a driver change: {driver}" if driver else None
+
+
+def _condition(note: Note | None, key: str, benchmark: str | None) -> str | None:
+    if note is None:
+        return None
+    return (note["benchmarks"].get(benchmark) or note)[key]

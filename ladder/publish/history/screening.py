@@ -1,0 +1,242 @@
+"""`ladder history`: what asv recorded over commits, screened for steps that stayed; what two commits measured confirm.
+
+asv's step detection at 1% finds candidates. Its points are few samples of few processes, on days of their own, so a
+candidate alerts nobody: it is `confirmed` only by a bench-compare of the two commits it lies between.
+"""
+
+from __future__ import annotations
+
+import tempfile
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder.base import git
+from ladder.base import text as texts
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.publish.history import choices as choicehistory
+from ladder.publish.history import notes as asvnotes
+from ladder.publish.regressions import known
+from ladder.publish.regressions import schema as accepting
+from ladder.publish.regressions import series as recorded
+from ladder.publish.regressions.judging import BASE, BROKEN, HEAD
+from ladder.publish.regressions.series import Series
+from ladder.publish.validation import asv_accepted
+from ladder.stats import verdicts
+
+THRESHOLD = 0.01
+MOST_CHOICES = 4  # that are named beside a step
+CONFIRMED, REFUTED, UNCLEAR, CANDIDATE, DRIVER, KNOWN = (
+    "confirmed", "refuted", "unclear", "candidate", "driver change", "known",
+)  # fmt: skip
+ORDER = (CONFIRMED, CANDIDATE, UNCLEAR, DRIVER, KNOWN, REFUTED)
+_BY_VERDICT = {
+    verdicts.SLOWER: CONFIRMED,
+    BROKEN: CONFIRMED,
+    verdicts.AMBIGUOUS: UNCLEAR,
+    verdicts.FASTER: REFUTED,
+    verdicts.NO_GAIN: REFUTED,
+}
+
+
+@dataclass
+class Step:
+    """A series that became slower after the commit `good`, by `bad` at the latest, and has stayed so."""
+
+    series: Series
+    good: str
+    bad: str
+    share: float  # 0.02: 2% slower
+    between: int  # commits from good to bad that were not measured
+    rooted: bool = False  # `good` is the first commit: there is none before it
+    status: str = CANDIDATE
+    why: str = ""
+    remarks: list[str] = field(default_factory=list)
+
+    @property
+    def where(self) -> str:
+        return f"{self.series.machine}, {self.series.environment}"
+
+    @property
+    def at(self) -> str:
+        """The commit that brought it, or the range that it is in."""
+        return f"in {self.good[:10]}..{self.bad[:10]}" if self.between else f"at {self.bad[:10]}"
+
+
+def screen_accepted(folder: Path, *asked: Any) -> tuple[list[Step], list[str]]:
+    """`screen` of what a site would be made from, a line for each file that would be left out: nothing else is read.
+
+    asked: what `screen` takes after the folder.
+    """
+    with tempfile.TemporaryDirectory(prefix="asv-history-") as temporary:
+        judged = asv_accepted.accepted(folder, Path(temporary) / "asv", root=None)
+        steps, lines = screen(Path(temporary) / "asv", *asked)
+    return steps, [f"{each.path}: {each.problem}" for each in judged if each.problem] + lines
+
+
+def screen(
+    folder: Path,
+    compared: Path,
+    entries: Sequence[known.Entry],
+    branch: str,
+    threshold: float,
+    root: Path = ROOT,
+) -> tuple[list[Step], list[str]]:
+    """(steps, lines that a reader must know). Raises `UserError`."""
+    order = git.read(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
+    place = {commit: number for number, commit in enumerate(order)}
+    every, lines = recorded.read(folder)
+    comparisons = _comparisons(compared, lines)
+    lines += _left_out(
+        {commit for one in every for commit in one.values if commit not in place}, branch, root
+    )
+    steps = []
+    for one in every:
+        for step in steps_of(one, place, threshold):
+            _settle(step, comparisons, entries, root)
+            steps.append(step)
+    return sorted(steps, key=lambda s: (ORDER.index(s.status), place[s.bad], -s.share)), lines
+
+
+def _left_out(commits: set[str], branch: str, root: Path) -> list[str]:
+    """Return a line on commits that are not on the branch, and one on those that a shallow clone cannot know."""
+    lacking = commits - git.dates(root, commits).keys() if git.is_shallow(root) else set()
+    lines = []
+    if elsewhere := commits - lacking:
+        lines.append(f"{len(elsewhere)} measured commits are not on {branch}: left out")
+    if lacking:
+        lines.append(f"{len(lacking)} measured commits are not in this shallow clone: left out; {git.DEEPEN}")
+    return lines
+
+
+def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -> list[Step]:
+    """Upward steps of a series that explain why its latest level is worse than its best."""
+    from asv.step_detect import detect_regressions, detect_steps
+
+    commits = sorted((commit for commit in one.values if commit in place), key=place.__getitem__)
+    if len(commits) < 2:
+        return []
+    values, weights = ([each[commit] for commit in commits] for each in (one.values, one.weights))
+    *_, found = detect_regressions(detect_steps(values, weights), threshold)
+    made = []
+    for before, after, was, now in found or []:
+        good, bad = commits[before], commits[after]
+        between, rooted = place[bad] - place[good] - 1, place[good] == 0
+        made.append(Step(one, good, bad, now / was - 1, between, rooted))
+    return made
+
+
+def _comparisons(folder: Path, lines: list[str]) -> list[dict[str, Any]]:
+    """Every comparison in a folder, judged anew, the newest last."""
+    found = []
+    for path in sorted(folder.rglob("*.json")) if folder.is_dir() else []:
+        try:
+            found.append(accepting.load(path))
+        except UserError as error:
+            lines.append(str(error))
+    return sorted(found, key=lambda each: each["started"])
+
+
+def _settle(
+    step: Step,
+    comparisons: list[dict[str, Any]],
+    entries: Sequence[known.Entry],
+    root: Path,
+) -> None:
+    """What is to be said of a step, and what else changed where it is."""
+    one = step.series
+    before, after = one.files[step.good], one.files[step.bad]
+    choices = choicehistory.between(before, after, one.benchmark, one.params)
+    step.remarks += [f"tuning: {line}" for line in choices[:MOST_CHOICES]]
+    if len(choices) > MOST_CHOICES:
+        step.remarks.append(f"tuning: {len(choices) - MOST_CHOICES} more choices changed")
+    notes = asvnotes.of(before), asvnotes.of(after)
+    changed = asvnotes.changed(*notes, one.benchmark)
+    step.remarks += [
+        f"{name.partition('_')[0]} {said}" for name, said in sorted(changed.items(), reverse=True)
+    ]
+    driver = asvnotes.label(*notes, one.benchmark)
+    accepted = [e for e in entries if e.is_of(one.name, one.machine)]
+    seen = _verdict(step, comparisons)
+    in_range = known.between(accepted, step.good, step.bad, root)
+    if in_range and not (seen and seen[2] == BROKEN):  # what is broken cannot be accepted
+        step.status, step.why = KNOWN, in_range[0].said
+    elif seen:
+        step.status, step.why, _ = seen
+    elif driver:
+        step.status, step.why = DRIVER, driver
+    elif one.rung is None:
+        step.why = "bench-compare does not measure this series: look at it"
+    else:
+        step.why = f"to be confirmed: {command(step)}"
+
+
+def command(step: Step) -> str:
+    workload, rung = step.series.rung or ("", "")
+    return f"make bench-compare BASE={step.good[:10]} HEAD={step.bad[:10]} WORKLOAD={workload} RUNGS={rung}"
+
+
+def find(step: Step) -> str | None:
+    """The command that bisects a step's range, its good end included; None if the series has no plain name.
+
+    asv compares the first commit of a range with the others, so `good` must be in it. --skip-save: else the other
+    series that a result file holds already would be searched as well.
+    """
+    span = step.bad[:10] if step.rooted else f"{step.good[:10]}~1..{step.bad[:10]}"
+    pattern = step.series.pattern
+    return pattern and f'asv find --skip-save {span} "{pattern}"'
+
+
+def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str, str] | None:
+    """What the newest comparison of the two commits says of this rung on this machine, with this torch: the step's
+    status, why, and the verdict itself."""
+    for result in reversed(comparisons):
+        machine = result["machine"]
+        same = (result[BASE]["commit"], result[HEAD]["commit"], machine["name"], result["workload"]["name"])
+        if step.series.rung is None or same != (
+            step.good,
+            step.bad,
+            step.series.machine,
+            step.series.rung[0],
+        ):
+            continue
+        if step.series.torch not in (None, "", str(machine["torch"]).partition("+")[0]):
+            continue
+        row = next((r for r in result["rungs"] if r["name"] == step.series.rung[1] and r["verdict"]), None)
+        if row:
+            between = "" if not row["interval"] else _said(row)
+            verdict = row["verdict"]
+            return _BY_VERDICT[verdict], f"bench-compare: {verdict}{between}", verdict
+    return None
+
+
+def _said(row: dict[str, Any]) -> str:
+    from ladder.publish.regressions import report
+
+    return f", {report.change(row)} ({report.between(row)}) in {row['rounds']} rounds"
+
+
+def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
+    """For a terminal: what is confirmed first."""
+    said = []
+    for step in steps:
+        said.append(f"{step.status}: {step.series.name} {100 * step.share:+.1f}% {step.at} ({step.where})")
+        said.append(f"  {step.why}")
+        said += [f"  {remark}" for remark in step.remarks]
+        if step.between and step.status in (CONFIRMED, CANDIDATE, UNCLEAR):
+            said.append(f"  {step.between} commits between the two were not measured; this bisects them:")
+            said.append(f"  {find(step) or 'asv find, by a regular expression of the series'}")
+    count = sum(step.status == CONFIRMED for step in steps)
+    return "\n".join(map(texts.plain, [*lines, *said, f"{count} confirmed of {len(steps)} steps"]))
+
+
+def plain(step: Step) -> dict[str, Any]:
+    """A step as JSON."""
+    one = step.series
+    return {
+        "status": step.status, "series": one.name, "machine": one.machine, "environment": one.environment,
+        "good": step.good, "bad": step.bad, "share": step.share, "unmeasured": step.between, "why": step.why,
+        "remarks": step.remarks,
+    }  # fmt: skip

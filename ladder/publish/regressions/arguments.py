@@ -1,0 +1,121 @@
+"""From what the user asked for to a comparison that is measured, or to one that was: the work behind the command."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder.base import git
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.cli import climb as climbing
+from ladder.machine import environment, system
+from ladder.plan import catalog
+from ladder.publish.regressions import checkouts, comparing, known
+from ladder.publish.regressions import schema as accepting
+from ladder.publish.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_ROUNDS
+from ladder.stats import rounds_budget as budget
+
+OUT = ROOT / "results" / "compare"
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Request:
+    """What `ladder bench-compare` was asked for; None: the default."""
+
+    base: str
+    head: str
+    rungs: list[str] | None
+    ladder: str
+    workload: str | None
+    rounds: int | None
+    budget: float | None  # minutes
+    seed: int
+    device: str | None
+    out: Path
+
+
+def plan(
+    ladder_name: str, rungs: list[str] | None, capabilities: dict[str, str | None], workload: dict[str, Any]
+) -> list[comparing.Rung]:
+    """The rungs to compare: those that were asked for, else the lowest and the highest that this machine can do.
+
+    Raises `UserError` if none can run here.
+    """
+    ladder = catalog.load_ladder(ladder_name)
+    planned = catalog.climb(ladder, catalog.possible(capabilities, workload), rungs)
+    able = [each for each in planned if each.skipped is None]
+    if not able:
+        raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
+    if rungs is None:
+        planned = able[:1] + able[-1:] * (len(able) > 1)
+    return [comparing.Rung(p.name, p.title, workload, p.recipe, p.skipped) for p in planned]
+
+
+def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, Any], Path]:
+    """Measure two commits; returns the result and its file. Raises `UserError`; nothing is measured then."""
+    if request.budget is not None and request.rounds is not None:
+        raise UserError("--budget fits the number of rounds: leave out --rounds")
+    commits = [
+        checkouts.commit_of(request.base, "BASE", root),
+        checkouts.commit_of(request.head, "HEAD", root),
+    ]
+    entries = known.read(root / known.FILE.relative_to(ROOT))
+    device = system.choose_device(request.device)
+    environment.refuse(device)
+    for line in environment.said(environment.recorded()):
+        tell(line)
+    name, workload = catalog.load_workload(request.workload or climbing.DEFAULT_WORKLOAD[device])
+    if workload["data"] is not None:
+        raise UserError(f"--workload {name}: its images are yours; comparisons use the sample photographs")
+    plan(request.ladder, request.rungs, system.capabilities(device), workload)  # before anything slow
+    pictures = climbing.prepare_images(None, workload, quiet=True)
+    there = {**workload, "data": pictures.path}
+    rungs = plan(request.ladder, request.rungs, system.capabilities(device), there)
+    if git.changes(root, checkouts.PACKAGES):
+        tell("uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are")
+    for line in known.expired(entries):
+        tell(line)
+    in_force = known.between(entries, *commits, root)
+    many = request.rounds or f"{LEAST_ROUNDS} to {MOST_ROUNDS}"
+    tell(f"{name} on {device}: {' and '.join(each.name for each in rungs)} of two commits, {many} rounds")
+    options = comparing.Options(
+        rounds=request.rounds,
+        seed=request.seed,
+        budget_s=60 * (request.budget or budget.MINUTES),
+        torch=device == "cuda",
+    )
+    with checkouts.checked_out(commits, root) as (base, head):
+        return comparing.run(
+            system.facts(device),
+            {"name": name, **workload, "data": pictures.source},
+            rungs,
+            comparing.Side(commits[0], request.base, base),
+            comparing.Side(commits[1], request.head, head),
+            request.out,
+            options,
+            tell,
+            lambda result: known.mark(result, in_force),
+        )
+
+
+def reread(path: Path, base: str | None, head: str | None, root: Path = ROOT) -> dict[str, Any]:
+    """The comparison of a file, validated and judged anew. `base` and `head` must be the commits that it compares.
+
+    What is accepted is looked up in this checkout, whatever the file says.
+    """
+    result = accepting.load(path)
+    for side, name in ((BASE, base), (HEAD, head)):
+        if name is None:
+            continue
+        commit = name if re.fullmatch("[0-9a-f]{40}", name) else checkouts.commit_of(name, side.upper(), root)
+        if result[side]["commit"] != commit:
+            other = result[side]["commit"][:10]
+            raise UserError(f"{path.name}: its {side.upper()} is commit {other}, expected {commit[:10]}")
+    commits = result[BASE]["commit"], result[HEAD]["commit"]
+    known.mark(result, known.between(known.read(root / known.FILE.relative_to(ROOT)), *commits, root))
+    return result

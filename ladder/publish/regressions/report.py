@@ -1,0 +1,157 @@
+"""A comparison of two commits in words: lines for a terminal, a Markdown comment for a pull request.
+
+What stands in a result may have been written by anybody, so all text is escaped here, whatever was validated before.
+"""
+
+from __future__ import annotations
+
+import html
+import re
+from typing import Any
+
+from ladder.base import text as texts
+from ladder.machine import neighbours
+from ladder.publish.regressions import judging
+from ladder.publish.regressions.judging import BASE, BROKEN, HEAD
+from ladder.results.publishable import DIRTY, NO_COMMIT, PARTIAL
+from ladder.stats import verdicts
+
+MARK = "<!-- ladder bench-compare -->"  # by which the comment of an earlier run is found and replaced
+HEADS = ("rung", "BASE ms", "HEAD ms", "change of time", "95% interval", "verdict", "noise floor", "rounds")
+_SIGNS = {
+    verdicts.SLOWER: "🔴",
+    BROKEN: "🔴",
+    verdicts.FASTER: "🟢",
+    verdicts.NO_GAIN: "⚪",
+    verdicts.AMBIGUOUS: "🟡",
+}
+Result = dict[str, Any]
+
+
+def escape(text: object) -> str:
+    """Text as it may stand anywhere in a Markdown page: no markup, no link, no mention, no line of its own."""
+    plain = html.escape(texts.plain(text), quote=False)
+    plain = re.sub(r"([\\`*_{}\[\]()#+!|~$:-])", r"\\\1", plain)
+    return plain.replace("@", "@\u200b").replace("\\#", "\\#\u200b").replace("www.", "www\u200b.")
+
+
+def title(result: Result) -> str:
+    return f"BASE {_commit(result, BASE)}, HEAD {_commit(result, HEAD)}"
+
+
+def _commit(result: Result, side: str) -> str:
+    commit, name = result[side]["commit"][:10], texts.plain(result[side]["name"])
+    return commit if name in ("", result[side]["commit"]) else f"{name} ({commit})"
+
+
+def where(result: Result) -> str:
+    machine = result["machine"]
+    parts = [machine["gpu"] or machine["cpu"], f"PyTorch {machine['torch']}", result["workload"]["name"]]
+    return ", ".join(map(texts.plain, parts))
+
+
+def change(rung: dict[str, Any]) -> str:
+    """How much more time HEAD takes: +1.2% is slower."""
+    return "" if rung["ratio"] is None else f"{100 * (1 / rung['ratio'] - 1):+.2f}%"
+
+
+def between(rung: dict[str, Any]) -> str:
+    """The interval of `change`, at the level that Holm's correction left."""
+    if not rung["interval"]:
+        return ""
+    low, high = (100 * (1 / bound - 1) for bound in reversed(rung["interval"]))
+    return f"{low:+.2f}% to {high:+.2f}%"
+
+
+def cells(rung: dict[str, Any]) -> list[str]:
+    word = rung["verdict"] or f"no verdict: {rung['reason']}"
+    if rung["verdict"] == BROKEN:
+        word = f"broken: {rung['reason']}"
+    if rung.get("known"):
+        word += f" ({rung['known']})"
+    floor = "" if rung["floor"] is None else texts.percent(rung["floor"])
+    times = [texts.ms(rung["base_ms"]), texts.ms(rung["head_ms"])]
+    return [rung["name"], *times, change(rung), between(rung), word, floor, str(rung["rounds"])]
+
+
+def conclusion(result: Result) -> str:
+    """The exit status in a line."""
+    bad, status = judging.alarming(result), judging.status(result)
+    names = ", ".join(rung["name"] for rung in bad)
+    if status == judging.SLOWER:
+        return f"HEAD is slower or broken: {names}"
+    if status == judging.NOTHING:
+        return "nothing was measured: no rung has a verdict"
+    unsure = [rung["name"] for rung in result["rungs"] if rung["verdict"] == verdicts.AMBIGUOUS]
+    return "nothing is slower" + (f"; too close to tell: {', '.join(unsure)}" if unsure else "")
+
+
+def remarks(result: Result) -> list[str]:
+    """What a reader must know beside the table, a line each."""
+    found = list(result["notes"])
+    if not result["complete"]:
+        found.append(PARTIAL)
+    if result["harness"]["commit"] is None:
+        found.append(NO_COMMIT)
+    elif result["harness"]["dirty"]:
+        found.append(DIRTY)
+    found += (result["gpu"] or {}).get("notes") or []
+    found += neighbours.marks(each for program in result["programs"] for each in program["rounds"])
+    seen = [rung for rung in result["rungs"] if rung["resolution"] is not None]
+    if seen:
+        sizes = ", ".join(f"{rung['name']} {texts.percent(rung['resolution'])}" for rung in seen)
+        found.append(f"a slowdown would have been seen from about: {sizes}")
+    return [*found, *choices(result)]
+
+
+def choices(result: Result) -> list[str]:
+    """Tuning choices that only one of the commits made, a line a rung: why a time may have moved."""
+    found = []
+    for rung in result["rungs"]:
+        sides = judging.sides_of(result, rung["name"])
+        used = {side: sides[side]["choices"] for side in (BASE, HEAD) if side in sides}
+        if used.get(BASE) is None or used.get(HEAD) is None or used[BASE] == used[HEAD]:
+            continue
+        only = {
+            side: [row for row in used[side] if row not in used[other]]
+            for side, other in ((BASE, HEAD), (HEAD, BASE))
+        }
+        said = "; ".join(f"{side.upper()} {_rows(rows)}" for side, rows in only.items() if rows)
+        found.append(f"{rung['name']}: other tuning choices: {said}")
+    return found
+
+
+def _rows(rows: list[dict[str, Any]]) -> str:
+    shown = [f"{r.get('op')} {r.get('direction')} tile {r.get('tile')} warps {r.get('warps')}" for r in rows]
+    return ", ".join(shown[:2]) + (f" and {len(shown) - 2} more" if len(shown) > 2 else "")
+
+
+def text(result: Result) -> str:
+    """For a terminal, what matters most last."""
+    rows = [list(HEADS), *(list(map(texts.plain, cells(rung))) for rung in result["rungs"])]
+    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    table = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, wide, strict=True)).rstrip() for row in rows]
+    head = f"{title(result)}; {where(result)}"
+    return "\n".join([head, *table, *map(texts.plain, remarks(result)), texts.plain(conclusion(result))])
+
+
+def markdown(result: Result) -> str:
+    """For a pull request; the first line marks the comment."""
+    lines = [
+        MARK,
+        f"### {escape(conclusion(result))}",
+        "",
+        f"{escape(title(result))}; {escape(where(result))}",
+        "",
+    ]
+    lines += ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
+    for rung in result["rungs"]:
+        row = [escape(cell) for cell in cells(rung)]
+        row[5] = f"{_SIGNS.get(rung['verdict'], '⚫')} {row[5]}"
+        lines.append("| " + " | ".join(row) + " |")
+    lines += ["", *(f"- {escape(line)}" for line in remarks(result))]
+    how = "Both commits, and BASE a second time, in fresh processes side by side in every round"
+    return (
+        "\n".join([*lines, "", f"{how}; intervals are over rounds, never over the samples of one process."])
+        + "\n"
+    )

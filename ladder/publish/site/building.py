@@ -1,0 +1,111 @@
+"""Builds the front page and moves a finished site into its place: whole or not at all."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import tempfile
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from ladder.base.errors import UserError
+from ladder.publish.history import series as asvseries
+from ladder.publish.site import collected, front
+from ladder.report import chart
+from ladder.report.themes import DARK, LIGHT
+from ladder.results.store import slug
+
+ASV = "asv"  # asv's pages are in this folder of the site
+_OURS = (f"{ASV}/info.json", "info.json")  # of ours, and of an asv without this publisher
+
+
+def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Mapping[str, int]) -> list[str]:
+    """Write the front page, the full charts and the raw results into ``site``.
+
+    Args:
+        site: the site's folder.
+        ladder_results: results of `ladder run`.
+        accepted: asv's results, validated.
+        revisions: commit: its number on the branch.
+
+    Returns:
+        One line for each result of `ladder run` that was refused.
+    """
+    site = Path(site)
+    found, refused = collected.publish(ladder_results, site / "results" / "ladder")
+    points = asvseries.points(accepted)
+    groups = collected.groups(found, [point for point in points if point.commit in revisions], site)
+    asv_files = _copy_asv(accepted, site, revisions)
+    charts = {}
+    for group in groups:
+        for panel in group.panels:
+            if panel.result is not None:
+                charts[id(panel)] = _charts(panel, group, site)
+    histories = asvseries.history(points, revisions)
+    names = {point.machine: point.name for point in points}
+    text = front.page(groups, histories, collected.raw(found, site), asv_files, charts, names)
+    (site / "index.html").write_text(text, encoding="utf-8")
+    return refused
+
+
+def _charts(panel: collected.Panel, group: collected.Group, site: Path) -> list[tuple[str, str]]:
+    (site / "charts").mkdir(exist_ok=True)
+    made = []
+    for words, suffix, theme in (("whole chart", "", LIGHT), ("dark chart", "-dark", DARK)):
+        name = f"charts/{slug(panel.machine)}-{slug(group.workload)}-{slug(group.ladder)}{suffix}.svg"
+        (site / name).write_bytes(chart.render(panel.result, "svg", theme))
+        made.append((words, name))
+    return made
+
+
+def _copy_asv(accepted: Path, site: Path, revisions: Mapping[str, int]) -> list[str]:
+    """Copy what is drawn of asv's results: those of commits on the branch, and their machines' records."""
+    copied = []
+    for path in sorted(accepted.glob("*/*.json")):
+        if path.name == "machine.json" or json.loads(path.read_bytes())["commit_hash"] not in revisions:
+            continue
+        target = site / "results" / "asv" / path.parent.name / path.name
+        target.parent.mkdir(parents=True, exist_ok=True)
+        for name in ("machine.json", path.name):
+            shutil.copyfile(path.with_name(name), target.with_name(name))
+        copied.append(target.relative_to(site).as_posix())
+    return copied
+
+
+@contextmanager
+def replacing(html: Path) -> Iterator[Path]:
+    """Yield an empty folder beside ``html``; when the block ends well, it takes ``html``'s place.
+
+    Raises:
+        UserError: ``html`` holds something else than a published site, or cannot be written beside.
+    """
+    html = Path(os.path.abspath(html))
+    if html.is_symlink() or (html.exists() and not _replaceable(html)):
+        raise UserError(
+            f"{html}: holds something else than a published site; name another folder with --html-dir"
+        )
+    try:
+        html.parent.mkdir(parents=True, exist_ok=True)
+        work = Path(tempfile.mkdtemp(prefix=f".{html.name}-", dir=html.parent))
+    except OSError as error:
+        raise UserError(f"{html}: cannot be written: {error.strerror}") from None
+    try:
+        made = work / "site"
+        made.mkdir()
+        yield made
+        if html.exists():
+            os.replace(html, work / "before")
+        try:
+            os.replace(made, html)
+        except OSError:
+            if (work / "before").exists():
+                os.replace(work / "before", html)
+            raise
+    finally:
+        shutil.rmtree(work, ignore_errors=True)
+
+
+def _replaceable(html: Path) -> bool:
+    return html.is_dir() and (not any(html.iterdir()) or any((html / name).is_file() for name in _OURS))

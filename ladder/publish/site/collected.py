@@ -1,0 +1,185 @@
+"""What the front page shows: for each workload the best ladder of each machine, and where its raw results lie."""
+
+from __future__ import annotations
+
+import shutil
+from collections.abc import Iterable
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.text import plain
+from ladder.plan import catalog, modes
+from ladder.publish.history import series as asvseries
+from ladder.publish.validation import validate
+from ladder.report.view import View, view
+from ladder.results import identity, ranking, sources
+from ladder.results import store as results
+from ladder.results.combine import series
+from ladder.results.publishable import publishable
+
+FULL = "full"  # the ladder whose rungs asv measures
+
+
+@dataclass(frozen=True)
+class Raw:
+    """One result file that was published."""
+
+    path: str  # from the site's folder
+    machine: str
+    workload: str
+    ladder: str
+    mode: str
+    started: str
+    marks: tuple[str, ...]
+
+
+@dataclass(frozen=True)
+class Panel:
+    """One machine's ladder."""
+
+    machine: str  # its short name, as in the folders of results
+    shown: View
+    result: dict[str, Any] | None  # None where only asv measured it
+    raw: tuple[str, ...]  # paths from the site's folder
+
+    @property
+    def single(self) -> bool:
+        return self.result is None
+
+
+@dataclass(frozen=True)
+class Group:
+    """The same ladder and workload on several machines: what may stand on one scale."""
+
+    workload: str
+    ladder: str
+    title: str
+    panels: tuple[Panel, ...]
+
+    @property
+    def most(self) -> float:
+        """The highest bar or error bar that is drawn of any of them, in ms."""
+        from ladder.report import errorbars, panels
+
+        ends = [1e-3]
+        for shown in (panel.shown for panel in self.panels):
+            window = panels.bars_window(shown)
+            for row in shown.rows:
+                if row.step_ms:
+                    ends.append(errorbars.within(row.interval, window)[1] if row.interval else row.step_ms)
+                    ends.append(row.step_ms)
+        return max(ends)
+
+
+def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]], list[str]]:
+    """Copy the valid results of `ladder run` below ``folder`` to ``into``.
+
+    Returns:
+        (the copies with what they hold, one line for each file that was refused)
+    """
+    found, refused = [], []
+    there = {validate.show_path(path): path for path in sorted(folder.rglob("*.json"))}
+    for judged in validate.validate([folder]) if there else []:
+        if judged.problem:
+            refused.append(f"{judged.path}: {judged.problem}")
+            continue
+        source = there[judged.path]
+        try:
+            result = results.load(source)
+        except UserError:
+            refused.append(f"{judged.path}: not a result of `ladder run`, whose folder this is")
+            continue
+        copy = (
+            into / results.slug(result["machine"]["name"]) / source.name
+        )  # not under a folder's name as it came
+        if copy.exists():
+            refused.append(f"{judged.path}: another file of this machine has its name")
+            continue
+        copy.parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(source, copy)
+        found.append((copy, result))
+    return found, refused
+
+
+def raw(found: Iterable[tuple[Path, dict[str, Any]]], site: Path) -> list[Raw]:
+    """All published result files, by machine and workload, newest first."""
+    made = [
+        Raw(
+            path.relative_to(site).as_posix(),
+            plain(result["machine"]["name"]),
+            plain(result["workload"]["name"]),
+            plain(result["ladder"]["name"]),
+            plain(result["protocol"].get("mode", modes.CUMULATIVE)),
+            plain(result["started"])[:16].replace("T", " "),
+            tuple(map(plain, publishable(result))),
+        )
+        for path, result in found
+    ]
+    made.sort(key=lambda each: each.started, reverse=True)
+    return sorted(made, key=lambda each: (each.machine, each.workload, each.ladder))
+
+
+def groups(
+    found: list[tuple[Path, dict[str, Any]]], points: list[asvseries.Point], site: Path
+) -> list[Group]:
+    """Ladders by workload, GPUs before CPUs; a machine that only asv has measured joins as a single run."""
+    kept = sources.without_sources(result for _, result in found)
+    others = [result for _, result in found]
+    paths = {id(result): path.relative_to(site).as_posix() for path, result in found}
+    best: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
+    called = identity.labels(result["workload"] for result in kept)
+    for result in kept:
+        if result["protocol"].get("mode", modes.CUMULATIVE) == modes.CUMULATIVE:
+            work, ladder = result["workload"], result["ladder"]
+            names = called[work["name"], identity.of_workload(work)], ladder["name"]
+            said = ladder.get("digest")  # of a user's: two of one name may be in another order
+            if said and not names[1].endswith(said):
+                names = names[0], f"{names[1]}-{said}"
+            machines = best.setdefault(names, {})
+            before = machines.get(result["machine"]["name"])
+            if before is None or ranking.rank(result) > ranking.rank(before):
+                machines[result["machine"]["name"]] = result
+    paired = {(result["machine"]["name"], result["workload"]["name"]) for result in kept}
+    made = []
+    for (workload, ladder), machines in best.items():
+        shown = [
+            Panel(
+                plain(name),
+                view(series.with_top(result, others)),
+                series.with_top(result, others),
+                (paths[id(result)],),
+            )
+            for name, result in sorted(machines.items())
+        ]
+        rungs = max((result["ladder"]["rungs"] for result in machines.values()), key=len)
+        made.append(
+            Group(workload, ladder, shown[0].shown.title, (*shown, *_single(points, paired, workload, rungs)))
+        )
+    for workload in {point.workload for point in points} - {group.workload for group in made}:
+        names = [step.name for step in catalog.load_ladder(FULL).rungs]
+        seen = {name for point in points if point.workload == workload for name, _ in point.ms}
+        single = _single(points, paired, workload, [name for name in names if name in seen])
+        made.append(Group(workload, FULL, catalog.load_ladder(FULL).title, tuple(single)))
+    made = [group for group in made if group.panels]
+    return sorted(made, key=lambda group: (_on_cpu(group), group.workload != "article", _name(group)))
+
+
+def _name(group: Group) -> tuple[str, bool, str]:
+    return group.workload, group.ladder != "article", group.ladder
+
+
+def _on_cpu(group: Group) -> bool:
+    devices = {panel.result["machine"].get("device") for panel in group.panels if panel.result}
+    return devices == {"cpu"} or (not devices and group.workload == "tiny")
+
+
+def _single(
+    points: list[asvseries.Point], paired: set[tuple[str, str]], workload: str, rungs: list[str]
+) -> list[Panel]:
+    mine = [point for point in points if point.workload == workload]
+    return [
+        Panel(point.machine, shown, None, (f"results/asv/{point.path}",))
+        for point, shown in asvseries.single_runs(mine, paired, rungs)
+    ]

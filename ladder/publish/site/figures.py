@@ -1,0 +1,157 @@
+"""The front page's pictures: small ladders on one scale, and the highest rung over commits; drawn as every chart is."""
+
+from __future__ import annotations
+
+import dataclasses
+from collections.abc import Sequence
+from typing import Any
+
+from ladder.publish.history.series import Step
+from ladder.report import drawing, panels
+from ladder.report.themes import Theme
+from ladder.report.view import View
+
+HEIGHT, NAMES, LEFT, RIGHT = 2.5, 1.25, 0.95, 0.08  # inches
+FEW, WIDE, NARROW = 10, 0.54, 0.36  # up to so many columns are wide
+_HISTORY = 6.2
+LABELS = 12  # commits that are named under the axis
+# Of a label beside a point: offset in points, alignment. The first is for the end of a line, then in this order.
+_PLACES = (
+    ((8, 0), "left", "center"),
+    *(
+        ((aside, up), side, "bottom" if up > 0 else "top")
+        for up in (7, -7, 18, -18)
+        for aside, side in ((0, "left"), (6, "left"), (0, "center"), (-6, "right"))
+    ),
+)
+
+
+def ladder(shown: View, most: float, theme: Theme) -> bytes:
+    """One machine's rungs as bars up to ``most``, as SVG."""
+    return drawing.save(lambda: _ladder(shown, most, theme), "svg", theme)
+
+
+def _ladder(shown: View, most: float, theme: Theme) -> Any:
+    from matplotlib.figure import Figure
+
+    count = max(1, len(shown.rows))
+    column = WIDE if count <= FEW else NARROW
+    width, height = LEFT + RIGHT + column * count, HEIGHT + NAMES + 0.1
+    figure = Figure(figsize=(width, height))
+    axes = figure.add_axes((LEFT / width, NAMES / height, column * count / width, HEIGHT / height))
+    axes.set_xlim(-0.5, count - 0.5)
+    axes.set_xticks([])
+    for side in axes.spines.values():
+        side.set_visible(False)
+    rows = tuple(dataclasses.replace(row, reason="") for row in shown.rows)  # why is in the table below
+    panels.draw_bars(
+        axes, dataclasses.replace(shown, rows=rows), column, theme, most, 8.5 if column == WIDE else 7
+    )
+    for x, row in enumerate(shown.rows):
+        axes.annotate(
+            _short(row.title), (x, 0), xycoords=("data", "axes fraction"), xytext=(3, -5), textcoords="offset points",
+            ha="right", va="top", rotation=50, rotation_mode="anchor", fontsize=8.5,
+            color=theme.ink if row.step_ms else theme.muted,
+        )  # fmt: skip
+    return figure
+
+
+def _short(title: str) -> str:
+    return title if len(title) <= 22 else f"{title[:20].rstrip()}..."
+
+
+def history(steps: Sequence[Step], theme: Theme) -> bytes:
+    """Milliseconds of the highest rung at each commit, a line for each set of libraries, as SVG."""
+    return drawing.save(lambda: _history(steps, theme), "svg", theme)
+
+
+def _history(steps: Sequence[Step], theme: Theme) -> Any:
+    from matplotlib.figure import Figure
+
+    commits = list(dict.fromkeys(step.commit for step in steps))
+    height = 2.0 + 0.75
+    figure = Figure(figsize=(_HISTORY, height))
+    axes = figure.add_axes(
+        (LEFT / _HISTORY, 0.75 / height, (_HISTORY - LEFT - 1.35) / _HISTORY, 1.75 / height)
+    )
+    for side in axes.spines.values():
+        side.set_visible(False)
+    axes.set_ylim(*span([step.ms for step in steps]))
+    axes.set_xlim(-0.5, len(commits) - 0.5)
+    panels.draw_scale(axes, "ms per step,\nhighest rung", theme)
+    looks = ((theme.busy, "o", "-"), (theme.article, "s", "--"), (theme.muted, "^", ":"))
+    several, labels, lines = libraries(steps), [], []
+    for index, software in enumerate(several):
+        color, marker, line = looks[index % len(looks)]
+        mine = [step for step in steps if step.software == software]
+        xs = [commits.index(step.commit) for step in mine]
+        times = [step.ms for step in mine]
+        look = {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
+        lines += axes.plot(xs, times, **look, label=named(software, several))
+        axes.plot(xs, times, **look | {"linestyle": ""}, zorder=7)  # no label hides a point
+        for place, (x, step) in enumerate(zip(xs, mine, strict=True)):
+            last = place == len(mine) - 1
+            if last or place == 0 or mine[place - 1].rung != step.rung:
+                labels.append((not last, index, x, step, color))
+    _label(figure, lines, [label[1:] for label in sorted(labels, key=lambda label: label[:3])], theme)
+    if len(several) > 1:
+        figure.legend(loc="upper right", ncols=3, frameon=False, fontsize=8.5, borderpad=0)
+    every = -(-len(commits) // LABELS)
+    axes.set_xticks(range(0, len(commits), every), [commit[:8] for commit in commits[::every]])
+    axes.tick_params(axis="x", length=0, labelcolor=theme.muted, labelsize=8, rotation=45)
+    return figure
+
+
+def libraries(steps: Sequence[Step]) -> list[tuple[str, ...]]:
+    """The sets of libraries, each a series of its own."""
+    return list(dict.fromkeys(step.software for step in steps))
+
+
+def named(software: tuple[str, ...], several: Sequence[tuple[str, ...]]) -> str:
+    """A set of libraries by its torch, and by what else tells it from the others."""
+    differs = [part for part in software[1:] if any(part not in other for other in several)]
+    return ", ".join(
+        [software[0], *differs] if sum(other[0] == software[0] for other in several) > 1 else software[:1]
+    )
+
+
+def span(times: Sequence[float]) -> tuple[float, float]:
+    """What of the axis is drawn: from 0 where times differ much, else as much around them that noise looks small."""
+    low, high = min(times), max(times)
+    return (0.0, high * 1.25) if high > 1.3 * low else (low * 0.85, high * 1.15)
+
+
+def _label(figure: Any, lines: list[Any], labels: list[tuple[int, int, Step, str]], theme: Theme) -> None:
+    """Rung and time beside points, where no line is if there is such a place.
+
+    One that would cover another is left out: the table has it. The first come first.
+    """
+    from matplotlib import patheffects
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer, taken, axes = FigureCanvasAgg(figure).get_renderer(), [], lines[0].axes
+    drawn = [line.get_transform().transform_path(line.get_path()) for line in lines]
+    ends = {index: max(x for other, x, *_ in labels if other == index) for index, *_ in labels}
+    halo = [patheffects.withStroke(linewidth=2.5, foreground=theme.ground)]
+    for index, x, step, color in labels:
+        made = axes.annotate(
+            f"{step.rung}, {panels.short_ms(step.ms)}", (x, step.ms), xytext=(0, 0), fontsize=8.5,
+            textcoords="offset points", color=color, path_effects=halo, zorder=6,
+        )  # fmt: skip
+        places = _PLACES[x != ends[index] :]
+        found = []
+        for offset, ha, va in places:
+            made.xyann = offset
+            made.set(ha=ha, va=va)
+            box = made.get_window_extent(renderer)
+            crossed = sum(path.intersects_bbox(box, filled=False) for path in drawn)
+            crossed += sum(box.count_contains(path.vertices) for path in drawn)  # a line of one point, too
+            covers = any(box.overlaps(other) for other in taken) or box.x0 < axes.bbox.x0
+            found.append((covers, crossed, len(found)))
+        covers, _, best = min(found)
+        if covers:
+            made.remove()
+            continue
+        made.xyann, ha, va = places[best]
+        made.set(ha=ha, va=va)
+        taken.append(made.get_window_extent(renderer))

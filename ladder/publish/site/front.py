@@ -1,0 +1,231 @@
+"""The front page: one HTML file without a script, its pictures inside it, so that it also works from a folder."""
+
+from __future__ import annotations
+
+import base64
+import hashlib
+from collections.abc import Sequence
+from typing import Any
+from urllib.parse import quote, urlencode
+
+from ladder.base.text import between, factor, ms
+from ladder.publish.history import series as asvseries
+from ladder.publish.site import figures
+from ladder.publish.site.collected import Group, Panel, Raw
+from ladder.publish.site.vendored import ASSETS
+from ladder.report import panels
+from ladder.report.themes import DARK, LIGHT, Theme
+from ladder.report.view import Row, shown_gain, shown_top
+
+# Green for `faster`, and the lines between rows, are of the page alone; all else are the charts' colours.
+_PAGE = {
+    LIGHT: {"good": "#1A6E34", "line": "#D5DAE0", "mark": LIGHT.article, "link": "#005A8C"},
+    DARK: {"good": "#6CCB88", "line": "#343C45", "mark": DARK.article, "link": "#7CC5F0"},
+}
+_WORDS = ("verdict", "advice")  # columns that hold words
+_LOUD = ("faster", "slower", "ADOPT", "SKIP")
+
+
+def colors(theme: Theme) -> dict[str, str]:
+    """The page's colours by the names that its style sheet uses."""
+    return {**vars(theme), **_PAGE[theme]}
+
+
+def page(
+    groups: Sequence[Group],
+    histories: dict[tuple[str, str], list[asvseries.Step]],
+    raw: Sequence[Raw],
+    asv_files: Sequence[str],
+    charts: dict[int, Sequence[tuple[str, str]]],
+    names: dict[str, str],
+) -> str:
+    """The whole page.
+
+    Args:
+        groups: ladders that share a scale.
+        histories: by machine and workload.
+        raw: result files of `ladder run` in the site.
+        asv_files: paths of asv's result files in the site.
+        charts: by the id of a panel: (what it is, path in the site) of its whole chart.
+        names: what to call a machine of the histories.
+    """
+    from jinja2 import Environment, FileSystemLoader, StrictUndefined
+    from markupsafe import Markup
+
+    style = _style()
+    digest = base64.b64encode(hashlib.sha256(style.encode()).digest()).decode()
+    policy = (
+        f"default-src 'none'; img-src data:; style-src 'sha256-{digest}'; base-uri 'none'; form-action 'none'"
+    )
+    environment = Environment(
+        loader=FileSystemLoader(ASSETS),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+    )
+    measured = sorted({panel.machine for group in groups for panel in group.panels})
+    return environment.get_template("front.html.jinja").render(
+        policy=Markup(policy),
+        style=Markup(style),
+        said=f"{len(measured)} machine{'s' if len(measured) != 1 else ''}",
+        groups=[_group(group, index, charts) for index, group in enumerate(groups)],
+        histories=[_history(names[key[0]], *key, steps) for key, steps in histories.items()],
+        raw=[
+            {**vars(each), "address": quote(each.path), "file": each.path.rpartition("/")[2]} for each in raw
+        ],
+        asv_files=[_asv_file(path) for path in asv_files],
+        picture=_picture,
+    )
+
+
+def _style() -> str:
+    text = (ASSETS / "front.css").read_text(encoding="utf-8")
+    for name, theme in (("LIGHT", LIGHT), ("DARK", DARK)):
+        values = " ".join(f"--{key}: {value};" for key, value in colors(theme).items())
+        text = text.replace(f"VARIABLES_{name}", values)
+    return text
+
+
+def _picture(drawn: dict[str, Any]) -> Any:
+    """Both pictures, of which the browser shows the one for its ground, and one alternative text."""
+    from markupsafe import Markup
+
+    light, dark = (_embedded(drawn[name]) for name in ("light", "dark"))
+    return Markup(
+        '<picture><source media="(prefers-color-scheme: dark)" srcset="{}"><img src="{}" alt="{}"></picture>'
+    ).format(dark, light, drawn["alt"])
+
+
+def _embedded(svg: bytes) -> str:
+    return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
+
+
+def _group(group: Group, index: int, charts: dict[int, Sequence[tuple[str, str]]]) -> dict[str, Any]:
+    about = {panel.shown.workload for panel in group.panels if not panel.single} or {group.workload}
+    several = " All machines share one scale." if len(group.panels) > 1 else ""
+    return {
+        "title": group.title,
+        "workload": group.workload,
+        "about": f"{'; '.join(sorted(about))}.{several}",
+        "split": any(row.host_bound is not None for panel in group.panels for row in panel.shown.rows),
+        "panels": [
+            _panel(panel, group, f"{index}-{number}", charts) for number, panel in enumerate(group.panels)
+        ],
+    }
+
+
+def _panel(
+    panel: Panel, group: Group, name: str, charts: dict[int, Sequence[tuple[str, str]]]
+) -> dict[str, Any]:
+    shown = panel.shown
+    title, _, facts = shown.machine.partition(", ")
+    measured = [row for row in shown.rows if row.step_ms]
+    headline, total = "no rung has a number", ""
+    if measured:
+        first, last = measured[0], measured[-1]
+        headline = f"{panels.short_ms(first.step_ms)} ms a step"
+        if last is not first:
+            headline = f"{panels.short_ms(first.step_ms)} to {panels.short_ms(last.step_ms)} ms a step"
+            total = factor(last.total)
+    columns = _columns(shown.rows, panel.single)
+    links = [*charts.get(id(panel), ()), ("raw result", panel.raw[0])]
+    links = [{"text": text, "address": quote(path)} for text, path in links]
+    return {
+        "id": name,
+        "name": title,
+        "facts": facts,
+        "single": panel.single,
+        "wide": len(shown.rows) > figures.FEW,
+        "headline": headline,
+        "total": total,
+        "marks": shown.marks,
+        "protocol": f"{shown.protocol[0].upper()}{shown.protocol[1:]}.",
+        "headings": [
+            {"text": heading, "kind": "" if heading in _WORDS else "number"} for heading, _ in columns
+        ],
+        "rows": [
+            {"title": row.title, "cells": [_cell(heading, cell(row)) for heading, cell in columns]}
+            for row in shown.rows
+        ],
+        "remarks": [text for text in (shown.noise, *shown.remarks) if text],
+        "links": [*links, {"text": "in asv", "address": _asv(panel.machine, group.workload, "rung")}],
+        "alt": _alt(panel, title, group.workload),
+        "light": figures.ladder(shown, group.most, LIGHT),
+        "dark": figures.ladder(shown, group.most, DARK),
+    }
+
+
+def _columns(rows: Sequence[Row], single: bool) -> list[tuple[str, Any]]:
+    columns = [
+        ("ms/step", lambda row: ms(row.step_ms) if row.step_ms else row.status),
+        ("vs previous", (lambda row: factor(row.previous)) if single else shown_gain),
+        ("interval", lambda row: between(row.gain)),
+        ("verdict", lambda row: row.verdict),
+        ("gain at top", shown_top),
+        ("advice", lambda row: row.advice),
+    ]
+    return [(heading, cell) for heading, cell in columns if any(cell(row) for row in rows)]
+
+
+def _cell(heading: str, text: str) -> dict[str, str]:
+    kind = text if text in _LOUD else "" if heading in _WORDS else "number"
+    return {"text": text, "kind": kind}
+
+
+def _alt(panel: Panel, title: str, workload: str) -> str:
+    """What the picture shows, for whoever does not see it; the table under it has all numbers."""
+    bars = [
+        f"{row.title} {panels.short_ms(row.step_ms)} ms" if row.step_ms else f"{row.title} {row.status}"
+        for row in panel.shown.rows
+    ]
+    kind = " (single run)" if panel.single else ""
+    return f"Bars of milliseconds a step on {title}{kind}, workload {workload}: {', '.join(bars)}."
+
+
+def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]) -> dict[str, Any]:
+    drawn = [step for step in steps if step.whole]
+    commits = list(dict.fromkeys(step.commit for step in drawn))
+    first, last = drawn[0], drawn[-1]
+    about = f"One commit so far: {last.rung}, {panels.short_ms(last.ms)} ms a step."
+    if len(commits) > 1:
+        about = (
+            f"{len(commits)} commits, from {panels.short_ms(first.ms)} ms ({first.rung}) "
+            f"to {panels.short_ms(last.ms)} ms ({last.rung})."
+        )
+    if in_part := len(steps) - len(drawn):
+        about += f" {in_part} measured without the highest rungs, and in the table alone."
+    rows = [
+        {
+            "commit": step.commit[:8],
+            "rung": step.rung,
+            "ms": ms(step.ms),
+            "software": ", ".join(step.software),
+        }
+        for step in steps
+    ]
+    made = {
+        "name": name,
+        "workload": workload,
+        "about": about,
+        "rows": rows,
+        "light": None,
+        "alt": f"Milliseconds a step of the highest rung on {name} over commits. {about}",
+        "links": [{"text": "in asv", "address": _asv(machine, workload, "commit", last.rung)}],
+    }
+    if len(commits) > 1:
+        made |= {theme: figures.history(drawn, look) for theme, look in (("light", LIGHT), ("dark", DARK))}
+    return made
+
+
+def _asv(machine: str, workload: str, axis: str, rung: str | None = None) -> str:
+    """asv's page of the step time, with what is wanted selected."""
+    asked = {"x-axis": axis, "machine": machine, "p-workload": f"'{workload}'"}
+    if rung:
+        asked["p-rung"] = f"'{rung}'"
+    return f"asv/index.html#{asvseries.STEP}?{urlencode(asked)}"
+
+
+def _asv_file(path: str) -> dict[str, str]:
+    *_, machine, file = path.split("/")
+    return {"machine": machine, "file": file, "address": quote(path)}

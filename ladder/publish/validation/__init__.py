@@ -1,0 +1,1 @@
+"""A stranger's result file: accepted, or one line why not."""

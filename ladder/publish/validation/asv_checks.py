@@ -1,0 +1,213 @@
+"""asv's result files as if from a stranger: what no single value of theirs shows
+(`ladder.publish.validation.asv_schema` has those).
+
+A file is asv's by its name: machine.json, benchmarks.json, COMMIT-ENVIRONMENT.json, and our note of that name in the
+folder notes. It is refused in one line if asv could not have written it here, or if its steps are faster than the GPU
+it names can compute them.
+"""
+
+from __future__ import annotations
+
+import functools
+import hashlib
+import itertools
+import json
+import math
+import re
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ladder.base.rules import shown
+from ladder.plan import catalog
+from ladder.publish.validation import asv_schema
+from ladder.results import plausible
+from ladder.results import store as results
+
+MOST_BYTES = 2**20
+NOTES = "notes"
+NEVER_TAKEN = "regenerated when the site is made, never taken from here"
+DIRTY = "dirty: not publishable: the code differs from its commit"
+_RESULTS = re.compile(r"[0-9a-f]{8}-.+\.json")
+_LONGEST_ENVIRONMENT = 128  # from there on asv names the file after a digest
+
+
+def kind_of(path: Path) -> str | None:
+    """Which of asv's files one is by its name: "machine", "benchmarks", "results", "note"; None if it is ours."""
+    if path.name in ("machine.json", "benchmarks.json"):
+        return path.stem
+    if _RESULTS.fullmatch(path.name):
+        return "note" if path.parent.name == NOTES else "results"
+    return None
+
+
+def parse(raw: bytes, kind: str) -> Any:
+    """The JSON of one of asv's files; ValueError in one line. In results NaN says that a benchmark does not apply."""
+    return results.parse(raw, constants=kind == "results")
+
+
+def check(data: Any, kind: str, path: Path) -> str | None:
+    """What is wrong with one of asv's files that a stranger sent, in one line, or None."""
+    if problem := asv_schema.RULES[kind](data):
+        where, what = problem
+        return f"{where.lstrip('.')}: {what}" if where else what
+    if kind == "machine":
+        return _machine_problem(data, path.parent.name)
+    if kind == "note":
+        return _named_after(data["commit"], data["environment"], path)
+    return _contradiction(data, path) if kind == "results" else None
+
+
+def marks(data: dict[str, Any], kind: str) -> list[str]:
+    """Why a file that is accepted is not to be quoted, or not used."""
+    if kind == "benchmarks":
+        return [NEVER_TAKEN]
+    return [DIRTY] if kind == "results" and "tree" in data["requirements"] else []
+
+
+def fingerprint(data: dict[str, Any], kind: str) -> str | None:
+    """Equal for two result files exactly if one measurement is in both; None for what is no measurement."""
+    if kind != "results":
+        return None
+    what = {name: row[0] for name, row in data["results"].items() if asv_schema.is_time(name)}
+    if not any(number(value) is not None for values in what.values() for value in values or ()):
+        # Peaks of memory repeat to the byte, the moments at which they were taken do not.
+        what = {name: [*row[3:5], row[0]] for name, row in data["results"].items()}
+    return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
+
+
+def number(value: Any) -> float | None:
+    """A value of asv's as a number, None where it failed or does not apply."""
+    return None if value is None or math.isnan(value) else value
+
+
+def device_of(params: dict[str, Any]) -> str:
+    return "cpu" if params["gpu"] == "none" else "cuda"
+
+
+def combinations(row: list[Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
+    """(position in the columns, parameter values) of each of a row's combinations, values without their quotes."""
+    for index, values in enumerate(itertools.product(*row[1])):
+        yield index, tuple(value.strip("'") for value in values)
+
+
+# --- what no single value shows -----------------------------------------------------------------------------------
+
+
+def _machine_problem(facts: dict[str, Any], folder: str) -> str | None:
+    hardware = facts["cpu"] if facts["gpu"] == "none" else facts["gpu"]
+    made = results.slug(hardware)
+    if not re.fullmatch(
+        rf"{re.escape(made)}(-[0-9a-f]{{6}})?", facts["machine"]
+    ):  # digits: of two with one GPU
+        return f"machine: {shown(facts['machine'])} is not made from its hardware, {shown(hardware)}"
+    if facts["machine"] != folder:
+        return f"machine: {shown(facts['machine'])} in the folder of {shown(folder)}"
+    if (facts["gpu"] == "none") != (facts["gpu_memory"] == "none"):
+        return "gpu_memory: there is a GPU without memory, or memory without a GPU"
+    return None
+
+
+def _named_after(commit: str, environment: str, path: Path) -> str | None:
+    if len(environment) >= _LONGEST_ENVIRONMENT:
+        environment = "env-" + hashlib.md5(environment.encode()).hexdigest()
+    if path.name != f"{commit[:8]}-{environment}.json":
+        return "the file is not named after its commit and environment"
+    return None
+
+
+def _contradiction(data: dict[str, Any], path: Path) -> str | None:
+    params = data["params"]
+    for key, rule in asv_schema.FACTS.items():
+        if problem := rule(params.get(key)):
+            return f"params.{key}{problem[0]}: {problem[1]}"
+    expected = {"python": data["python"], **data["requirements"]}
+    for key, value in params.items():
+        if key not in asv_schema.FACTS and expected.get(key) != value:
+            return f"params.{key}: neither a fact of the machine nor in the requirements"
+    if missing := [key for key in expected if key not in params]:
+        return f"params: {missing[0]!r} is missing"
+    if problem := _machine_problem(params, path.parent.name):
+        return f"params.{problem}"
+    if problem := _named_after(data["commit_hash"], data["env_name"], path):
+        return problem
+    for name, row in data["results"].items():
+        row = row + [None] * (len(asv_schema.COLUMNS) - len(row))
+        if problem := _row_contradiction(row) or _too_fast(name, row, params):
+            return f"{name}: {problem}"
+    return None
+
+
+def _row_contradiction(row: list[Any]) -> str | None:
+    columns = dict(zip(asv_schema.COLUMNS, row, strict=True))
+    count = math.prod(len(values) for values in columns["params"])
+    if count > asv_schema.MOST_COMBINATIONS:
+        return f"{count} combinations of parameters, expected at most {asv_schema.MOST_COMBINATIONS}"
+    for values in columns["params"]:
+        if len(set(values)) < len(values):
+            return "params: a value is given twice"
+    for key, values in columns.items():
+        if isinstance(values, list) and key != "params" and len(values) != count:
+            return f"{key}: {len(values)} entries for {count} combinations of parameters"
+    none = [None] * count
+    found = {key: none if values is None else values for key, values in columns.items()}
+    for index, value in enumerate(found["result"]):
+        problem = _value_contradiction(number(value), {k: v[index] for k, v in found.items() if _a_column(k)})
+        if problem:
+            return f"[{index}]: {problem}"
+    return None
+
+
+def _a_column(key: str) -> bool:
+    return key.startswith("stats_") or key == "samples"
+
+
+def _value_contradiction(value: float | None, seen: dict[str, Any]) -> str | None:
+    if value is None:
+        return "statistics of what has no result" if any(v is not None for v in seen.values()) else None
+    low, high = seen["stats_q_25"], seen["stats_q_75"]
+    if samples := seen["samples"]:
+        low, high = min(samples), max(samples)
+        if seen["stats_repeat"] not in (None, len(samples)):
+            return f"{len(samples)} samples, and repeat is {seen['stats_repeat']}"
+    if low is not None and high is not None and not 0.9999 * low <= value <= 1.0001 * high:
+        return "the result is not among its samples"
+    bounds = [seen["stats_ci_99_a"], seen["stats_ci_99_b"]]
+    if any(b is not None and math.isinf(b) for b in bounds) and seen["stats_repeat"] != 1:
+        return "an infinite interval of more than one sample"
+    return None
+
+
+def _too_fast(name: str, row: list[Any], params: dict[str, Any]) -> str | None:
+    """A step that takes less time than the GPU of that name can compute it in."""
+    if not name.endswith(".samples_step_time") or row[0] is None:
+        return None
+    machine = {"device": device_of(params), "gpu": params["gpu"], "cores": int(params["num_cpu"])}
+    least: dict[str, float] = {}
+    for index, values in combinations(row):
+        seconds, workload = number(row[0][index]), values[0] if values else ""
+        if seconds is None:
+            continue
+        if workload not in least:
+            least[workload] = _least_ms(workload, machine)
+        if 1000 * seconds < least[workload]:
+            return (
+                f"quarantined: [{index}]: {1000 * seconds:.3g} ms is faster than this GPU can compute:"
+                f" at least {least[workload]:.3g} ms"
+            )
+    return None
+
+
+def _least_ms(name: str, machine: dict[str, Any]) -> float:
+    """The floor of a workload of ours; of one that is none, the lowest that any has."""
+    presets = _workloads()
+    found = [
+        plausible.floor_ms(machine, each)
+        for each in ([presets[name]] if name in presets else presets.values())
+    ]
+    return min((least[0] for least in found if least is not None), default=0.0)
+
+
+@functools.cache
+def _workloads() -> dict[str, dict[str, Any]]:
+    return {name: catalog.load_workload(name)[1] for name in catalog.workloads()}

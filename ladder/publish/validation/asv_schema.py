@@ -1,0 +1,219 @@
+"""What asv's files of a stranger may hold: machine.json, a commit's results, our notes beside them, benchmarks.json.
+
+asv believes its input: a value of the wrong type, a NaN where a number belongs or a name in HTML goes through to its
+page. So every key is named here, as in `ladder.results.schema`. What needs more than one value is in
+`ladder.publish.validation.asv_accepted`.
+"""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ladder.base.rules import (
+    Problem,
+    Rule,
+    either,
+    fields,
+    items,
+    mapping,
+    maybe,
+    number,
+    one_of,
+    pattern,
+    shown,
+)
+from ladder.machine import environment
+from ladder.results import store as results
+from ladder.results.schema import COMMIT, PART, STARTED, TEXT
+from ladder.results.schema import CONDITIONS as CONDITIONS_OF_A_RUN
+
+VERSION = 1  # asv's, of machine.json
+RESULTS_VERSION = BENCHMARKS_VERSION = 2
+MOST_COMBINATIONS = 20_000  # of parameters; asv multiplies them out
+COLUMNS = [
+    "result",
+    "params",
+    "version",
+    "started_at",
+    "duration",
+    "stats_ci_99_a",
+    "stats_ci_99_b",
+    "stats_q_25",
+    "stats_q_75",
+    "stats_number",
+    "stats_repeat",
+    "samples",
+    "profile",
+]
+
+NAME = pattern(
+    r"[A-Za-z_]\w{0,63}(\.[A-Za-z_]\w{0,63}){1,3}", "the name of a benchmark, like rungs.Rung.samples_x"
+)
+LIBRARY = pattern(r"(pip\+)?[a-z][a-z0-9_.-]{0,39}", "the name of a library")
+LIBRARY_VERSION = pattern(r"[A-Za-z0-9.+_-]{0,40}", "a version")
+PYTHON = pattern(r"\d{1,2}\.\d{1,3}", "a version of Python like 3.12: no path of an interpreter")
+ENVIRONMENT = pattern(r"[a-z0-9][a-z0-9._+-]{0,199}", "the name of an environment")
+AMOUNT_OF_MEMORY = pattern(r"none|\d{1,15}( GB)?", "an amount of memory like 126 GB")
+MILLISECONDS = number(1.4e12, 4.1e12, whole=True)  # since 1970: from 2014 on
+SECONDS = number(0, 1e8)
+TIME = number(1e-9, 1e6)  # seconds, of a benchmark that measures time
+AMOUNT = number(0, 2**50)  # bytes, counts
+BOUND = number(-1e15, 2.0**51)  # of an interval: with two samples it reaches below zero
+WHOLE = number(1, 1e9, whole=True)
+
+PLAIN = pattern(  # a path of somebody's machine is no fact of it
+    rf"(?!(.*[ '=:(,])?/\w)({results.TEXT.pattern})",
+    f"plain text without absolute paths (1 to {results.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)",
+)
+FACTS = {
+    "machine": PART,
+    "os": PLAIN,
+    "arch": PLAIN,
+    "cpu": PLAIN,
+    "num_cpu": pattern(r"[1-9]\d{0,4}", "a number of cores, as text"),
+    "ram": AMOUNT_OF_MEMORY,
+    "gpu": PLAIN,
+    "gpu_memory": AMOUNT_OF_MEMORY,
+}
+MACHINE = fields(FACTS | {"version": number(VERSION, VERSION, whole=True)})
+
+SERIES = pattern(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")
+CONDITIONS = {"started": STARTED, "driver": maybe(TEXT), "kernel_release": maybe(PLAIN)}
+NOTE = fields(  # what may change between two results of one series
+    {"schema": number(1, 1, whole=True), "commit": COMMIT, "environment": ENVIRONMENT, **CONDITIONS},
+    {
+        "benchmarks": mapping(NAME, fields(CONDITIONS), 2000),
+        "choices": mapping(SERIES, items(TEXT, 2000), 2000),
+        "variables": CONDITIONS_OF_A_RUN[environment.KEY],
+    },
+)
+
+
+def _value(measure: Rule) -> Rule:
+    """A number, or null where it failed, or NaN where it does not apply."""
+
+    def check(value: Any) -> Problem | None:
+        if value is None or (isinstance(value, float) and math.isnan(value)):
+            return None
+        return measure(value)
+
+    return check
+
+
+def _bound(value: Any) -> Problem | None:
+    """One sample has an interval from minus to plus infinity; that it was only one is asked by
+    `ladder.publish.validation.asv_accepted`."""
+    return None if value is None or (isinstance(value, float) and math.isinf(value)) else BOUND(value)
+
+
+def is_time(benchmark: str) -> bool:
+    """Whether a benchmark of this name measures seconds (`benches.SamplesBenchmark`, asv's own types)."""
+    return benchmark.rpartition(".")[2].startswith(("samples_", "time_"))
+
+
+def row(benchmark: str) -> Rule:
+    """One benchmark's row: a value for each of COLUMNS, in their order; empty ones at the end are left out."""
+    measure = TIME if is_time(benchmark) else AMOUNT
+    most = MOST_COMBINATIONS
+    rules = {
+        "result": items(_value(measure), most),
+        "params": items(items(PLAIN, most, least=1), 8),
+        "version": pattern(r"[A-Za-z0-9._-]{1,64}", "a version"),
+        "started_at": MILLISECONDS,
+        "duration": SECONDS,
+        "stats_ci_99_a": items(_bound, most),
+        "stats_ci_99_b": items(_bound, most),
+        "stats_q_25": items(maybe(measure), most),
+        "stats_q_75": items(maybe(measure), most),
+        "stats_number": items(maybe(WHOLE), most),
+        "stats_repeat": items(maybe(WHOLE), most),
+        "samples": items(maybe(items(measure, 100_000)), most),
+        "profile": one_of(None),  # pickled by Python's marshal: to read one is to run it
+    }
+
+    def check(value: Any) -> Problem | None:
+        if not isinstance(value, list) or not 2 <= len(value) <= len(COLUMNS):
+            return "", f"expected a list of 2 to {len(COLUMNS)} columns"
+        for column, each in zip(COLUMNS, value, strict=False):
+            needed = column == "params"
+            if (each is not None or needed) and (problem := rules[column](each)):
+                return f".{column}{problem[0]}", problem[1]
+        return None
+
+    return check
+
+
+def _rows(value: Any) -> Problem | None:
+    if not isinstance(value, dict):
+        return "", f"{shown(value)} is not an object"
+    if not 1 <= len(value) <= 500:
+        return "", f"{len(value)} benchmarks, expected 1 to 500"
+    for name, each in value.items():
+        if problem := NAME(name):
+            return "", problem[1]
+        if problem := row(name)(each):
+            return f".{name}{problem[0]}", problem[1]
+    return None
+
+
+def _columns(value: Any) -> Problem | None:
+    return None if value == COLUMNS else ("", "not asv's columns in asv's order")
+
+
+REQUIREMENTS = mapping(LIBRARY, LIBRARY_VERSION, 24)
+RESULTS = fields(
+    {
+        "commit_hash": COMMIT,
+        "env_name": ENVIRONMENT,
+        "date": MILLISECONDS,
+        "params": mapping(
+            pattern(r"(pip\+)?[a-z][a-z0-9_.-]{0,39}", "a plain key"), either(LIBRARY_VERSION, PLAIN), 40
+        ),
+        "python": PYTHON,
+        "requirements": REQUIREMENTS,
+        "env_vars": mapping(pattern(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable"), PLAIN, 16),
+        "result_columns": _columns,
+        "results": _rows,
+        "durations": mapping(pattern(r"<build>|<setup_cache [\w.:/ -]{1,96}>", "a duration"), SECONDS, 100),
+        "version": number(RESULTS_VERSION, RESULTS_VERSION, whole=True),
+    }
+)
+
+OPTION = either(maybe(one_of(True, False)), number(-1e15, 1e15), TEXT)
+CODE = pattern(r"[\n -~]{0,100000}", "source code in printable ASCII")
+BENCHMARK = fields(
+    {
+        "code": CODE,
+        "name": NAME,
+        "param_names": items(pattern(r"[a-z_]\w{0,63}", "the name of a parameter"), 8),
+        "params": items(items(TEXT, MOST_COMBINATIONS, least=1), 8),
+        "type": one_of("time", "track", "memory", "peakmemory"),
+        "unit": TEXT,
+        "version": pattern(r"[A-Za-z0-9._-]{1,64}", "a version"),
+    },
+    {
+        "timeout": maybe(SECONDS),
+        "pretty_name": TEXT,
+        "pretty_source": CODE,
+        "setup_cache_key": maybe(TEXT),
+        "setup_cache_timeout": SECONDS,
+        **dict.fromkeys(
+            ("number", "min_run_count", "rounds", "repeat", "sample_time", "warmup_time"), OPTION
+        ),
+        "tags": items(TEXT, 16),
+    },
+)
+
+
+def benchmarks(value: Any) -> Problem | None:
+    """benchmarks.json: asv's list of what there is to measure."""
+    if not isinstance(value, dict):
+        return "", f"{shown(value)} is not an object"
+    version = number(BENCHMARKS_VERSION, BENCHMARKS_VERSION, whole=True)
+    if problem := version(value.get("version")):
+        return f"version{problem[0]}", problem[1]
+    return mapping(NAME, BENCHMARK, 500)({key: each for key, each in value.items() if key != "version"})
+
+
+RULES: dict[str, Rule] = {"machine": MACHINE, "results": RESULTS, "note": NOTE, "benchmarks": benchmarks}

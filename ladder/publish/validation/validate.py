@@ -1,0 +1,366 @@
+"""Reads result files as if from a stranger: each is accepted, or refused in one line that says why.
+
+A file is a result only if this project could have written it: a regular file of modest size, known keys, numbers in
+range, plain text (`ladder.results.schema`), and in itself no contradiction: machine named after its hardware,
+headline times among the samples. asv's files are known by their names (`ladder.publish.validation.asv_checks`). What
+is shown of a file on the way is escaped, and no file can raise.
+"""
+
+import difflib
+import functools
+import hashlib
+import json
+import math
+import os
+import re
+import stat
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder.base import git
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.base.rules import shown
+from ladder.publish.validation import asv_checks, kinds
+from ladder.results import code_digest as measured
+from ladder.results import identity, plausible, schema
+from ladder.results import store as results
+from ladder.results.publishable import publishable
+
+MOST_BYTES = (
+    2**22
+)  # a ladder takes some hundred kilobytes, all kernels with every sample more than a megabyte
+MOST_FILES = 10_000
+_FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
+_FILE = re.compile(r"[a-z0-9][a-z0-9._-]*(-\d{8}T\d{6}Z)?(-\d+)?\.json")
+_LONGEST_NAME = 240
+
+
+@dataclass(frozen=True)
+class Judged:
+    """One file, what is wrong with it in one line, or None, and why an accepted one must not be quoted."""
+
+    path: str
+    problem: str | None
+    marks: tuple[str, ...] = ()
+
+    @property
+    def verdict(self) -> str:
+        """`accepted`, perhaps with why not to quote it, or `refused: WHY`."""
+        return f"refused: {self.problem}" if self.problem else "; ".join(["accepted", *self.marks])
+
+
+def validate(paths: Iterable[Path]) -> Iterator[Judged]:
+    """Judge each path, of a folder every .json file in it at any depth, in order.
+
+    Whatever is no regular file is refused too; other regular files are no results and passed over. Of files that hold
+    the same measurement, under whatever names, one is accepted: of those that lie in a folder of their machine's name
+    and that the repository has had for the longest. A file named twice is read once.
+    """
+    for _, _, judged in read_and_judge(paths, also=asv_date):
+        yield judged
+
+
+def read_and_judge(
+    paths: Iterable[Path],
+    below: Path | None = None,
+    also: Callable[[Path, Any], str | None] = lambda file, data: None,
+) -> Iterator[tuple[Path, Any, Judged]]:
+    """As `validate`: each file, what it holds if it is accepted, else None, and the verdict.
+
+    Paths are shown as they were given, or as they are under the folder `below`. ``also`` says what else is wrong with
+    a file that is good in itself, given what it holds: such a file takes no other's place.
+    """
+    found: list[_Read] = []
+    read: set[str] = set()
+    for path in paths:
+        count = len(found)
+        for file, problem in _files(Path(path)):
+            where = os.path.abspath(file)
+            if where in read:
+                count = -1
+                continue
+            read.add(where)
+            one = _Read(file, show_path(file.relative_to(below) if below else file), problem)
+            found.append(one)
+            if problem is None:
+                one.problem, one.data, one.mark = _judge(file, one.marks)
+            if one.problem is None and (more := also(file, one.data)):
+                one.problem, one.data = more, None
+        if len(found) == count:
+            found.append(
+                _Read(Path(path), show_path(path), "no result in this folder: no name in it ends in .json")
+            )
+    _refuse_copies(found)
+    for one in found:
+        yield one.file, one.data, Judged(one.name, one.problem, tuple(map(_clean, one.marks)))
+
+
+@dataclass
+class _Read:
+    """A file, what is wrong with it, what it holds, and by what copies of it are known."""
+
+    file: Path
+    name: str
+    problem: str | None
+    data: Any = None
+    mark: str | None = None
+    marks: list[str] = field(default_factory=list)
+
+
+def _refuse_copies(found: list[_Read]) -> None:
+    """Of accepted files with one measurement, accept one."""
+    same: dict[str, list[_Read]] = {}
+    for one in found:
+        if one.problem is None and one.mark is not None:
+            same.setdefault(one.mark, []).append(one)
+    for copies in same.values():
+        if len(copies) > 1:
+            first = min(copies, key=lambda one: (_elsewhere(one), _since(one.file)))
+            for one in copies:
+                if one is not first:
+                    one.problem, one.data = f"the same measurement as {first.name}", None
+
+
+def _elsewhere(one: _Read) -> bool:
+    """Whether a result lies in another folder than that of its machine."""
+    named = one.data.get("machine") or one.data.get("params")  # ours, asv's
+    name = named and (named.get("name") or named.get("machine"))
+    return bool(name) and one.file.parent.name != name
+
+
+def _since(file: Path) -> float:
+    """How many commits this repository had when the file came into it: no date, which anybody may choose. Infinity if
+    it never did."""
+    try:
+        touched = git.read(ROOT, "rev-list", "HEAD", "--", os.path.abspath(file)).split()
+        return float(git.read(ROOT, "rev-list", "--count", touched[-1])) if touched else math.inf
+    except UserError:
+        return math.inf
+
+
+def asv_date(file: Path, data: Any) -> str | None:
+    """What is wrong with the date of one of asv's results, if this repository knows its commit."""
+    if asv_checks.kind_of(file) != "results":
+        return None
+    return misdated(data, _dates(data["commit_hash"]))
+
+
+def misdated(data: dict[str, Any], dates: Mapping[str, int]) -> str | None:
+    """What is wrong with the date of a result of asv, by the `commit_dates` that are known."""
+    known = dates.get(data["commit_hash"])
+    return None if known in (None, data["date"]) else "date: not that of its commit"
+
+
+@functools.cache
+def _dates(commit: str) -> dict[str, int]:
+    return commit_dates(ROOT, {commit}) or {}
+
+
+def commit_dates(root: Path, commits: set[str]) -> dict[str, int] | None:
+    """Return when each of these commits was written, in asv's milliseconds, as far as the repository knows them.
+
+    None where there is no repository.
+    """
+    try:
+        return {commit: 1000 * seconds for commit, seconds in git.dates(root, commits).items()}
+    except UserError:
+        return None
+
+
+def problem_of(path: Path) -> str | None:
+    """What is wrong with one file, or None. Never raises."""
+    return _judge(Path(path), [])[0]
+
+
+def name_problem(path: Path) -> str | None:
+    """What is wrong with the name of a result file, in one line, or None."""
+    if _FILE.fullmatch(path.name) and len(path.name) <= _LONGEST_NAME:
+        return None
+    if not path.name.lower().endswith(".json"):
+        return "not a result: its name does not end in .json"
+    return "the file's name must be of a-z, 0-9, dot, underscore and hyphen, like WORKLOAD-LADDER-TIME.json"
+
+
+def _files(path: Path) -> Iterator[tuple[Path, str | None]]:
+    """Every file to be judged under `path`, and what is already wrong with it."""
+    kind = _kind(path)
+    if kind != "folder":
+        yield path, kind
+        return
+    pending, count = [path], 0
+    while pending:
+        folder = pending.pop()
+        try:
+            entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
+        except (OSError, ValueError) as error:
+            yield folder, f"cannot be read: {_why(error)}"
+            continue
+        below = []
+        for entry in entries:
+            count += 1
+            if count > MOST_FILES:
+                yield folder, f"more than {MOST_FILES} entries: the rest was not looked at"
+                return
+            file = folder / entry.name
+            kind = _kind(file)
+            if kind == "folder":
+                if entry.name.lower().endswith(".json"):
+                    yield file, "a folder with the name of a file"
+                    continue
+                below.append(file)
+                if not _FOLDER.fullmatch(entry.name):
+                    yield file, "a folder's name must be of a-z, 0-9, dot, underscore and hyphen"
+            elif kind or entry.name.lower().endswith(".json"):
+                yield file, kind
+        pending += reversed(below)
+
+
+def _kind(path: Path) -> str | None:
+    """None for a regular file, "folder", or in one line what it is instead. Links are not followed."""
+    try:
+        mode = os.lstat(path).st_mode
+    except (OSError, ValueError) as error:
+        return f"cannot be read: {_why(error)}"
+    if stat.S_ISREG(mode):
+        return None
+    if stat.S_ISDIR(mode):
+        return "folder"
+    return "a symbolic link, not a regular file" if stat.S_ISLNK(mode) else "not a regular file"
+
+
+def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
+    """What is wrong with a file, or None and what it holds; and by what copies are known. `marks` gets why it must not
+    be quoted.
+    """
+    try:
+        if problem := name_problem(path):
+            return problem, None, None
+        kind = asv_checks.kind_of(path)
+        if kind is not None:
+            data = asv_checks.parse(_read(path, asv_checks.MOST_BYTES), kind)
+            problem = asv_checks.check(data, kind, path)
+        else:
+            data = results.parse(_read(path))
+            problem = check(data)
+        if problem:
+            return problem, None, None
+        if kind is not None:
+            mark = asv_checks.fingerprint(data, kind)
+            marks += asv_checks.marks(data, kind)
+        else:
+            mark = fingerprint(data)
+            marks += publishable(data) if kinds.kind_of(data) is None else kinds.marks(data)
+    except OSError as error:
+        return f"cannot be read: {_why(error)}", None, None
+    except ValueError as error:
+        return f"not a result file: {_clean(str(error))}", None, None
+    except Exception as error:  # the last resort: a file must not stop the judging of the others
+        return f"not a result file: {_clean(type(error).__name__)}", None, None
+    return None, data, mark
+
+
+def _read(path: Path, most: int = MOST_BYTES) -> bytes:
+    """The bytes of a regular file that is not too large; it is checked again once open, when it can no longer change
+    its kind. OSError or ValueError.
+    """
+    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
+    with os.fdopen(handle, "rb") as file:
+        if not stat.S_ISREG(os.fstat(handle).st_mode):
+            raise ValueError("not a regular file")
+        raw = file.read(most + 1)
+    if len(raw) > most:
+        raise ValueError(f"more than {most} bytes")
+    return raw
+
+
+def check(data: Any) -> str | None:
+    """What is wrong with a result that a stranger sent, in one line, or None."""
+    if not isinstance(data, dict):
+        return 'not a result file: expected an object with "schema"'
+    kind = kinds.kind_of(data)
+    if kind not in kinds.UNNAMED.values() and "schema" not in data:
+        return 'not a result file: expected an object with "schema"'
+    named = "what" in data or "kind" in data
+    if named and kind not in tuple(kinds.KINDS):  # a list has no hash
+        return f"kind: {shown(kind)} is none that this project writes{nearest(kind)}"
+    if problem := (schema.RESULT if kind is None else kinds.KINDS[kind])(data):
+        where, what = problem
+        return f"{where.lstrip('.')}: {what}" if where else what
+    return results.check(data) or _contradiction(data) if kind is None else kinds.contradiction(data)
+
+
+def nearest(kind: Any) -> str:
+    """Return which kind is meant, perhaps, as the end of a line."""
+    like = difflib.get_close_matches(kind, kinds.KINDS, n=1) if isinstance(kind, str) else []
+    return f"; did you mean {like[0]!r}?" if like else ""
+
+
+def _contradiction(data: dict[str, Any]) -> str | None:
+    machine, rungs = data["machine"], data["rungs"]
+    hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]
+    if hardware is None or machine["name"] != results.slug(hardware):
+        return f"machine.name: {machine['name']!r} is not made from its hardware, {shown(hardware)}"
+    names = [rung["name"] for rung in rungs]
+    if names != data["ladder"]["rungs"] or len(set(names)) < len(names):
+        return "rungs: not those of ladder.rungs, each once and in that order"
+    if data["baseline"] not in (None, *names):
+        return f"baseline: no rung is named {data['baseline']!r}"
+    if problem := (
+        measured.contradiction(data) or identity.misnamed(data["workload"]) or identity.misordered(data)
+    ):
+        return problem
+    least = plausible.floor_ms(machine, data["workload"])
+    for rung in [*rungs, *data.get("twins", [])]:
+        problem = None if "of" in rung else _rung_contradiction(rung)
+        if rung["status"] == "ok":
+            problem = problem or plausible.too_fast(rung, least)
+        if problem:
+            return f"rung {rung['name']}: {problem}"
+    if data["complete"] and not any(rung["samples_ms"] for rung in rungs):
+        return "complete, but nothing was measured"
+    return None
+
+
+def _rung_contradiction(rung: dict[str, Any]) -> str | None:
+    samples, numbers = rung["samples_ms"], [r["round"] for r in rung["rounds"]]
+    if len(set(numbers)) < len(numbers):
+        return "a round is there twice"
+    if rung["rounds"] and not set(samples) <= {each for r in rung["rounds"] for each in r["samples_ms"]}:
+        return "samples_ms are not those of its rounds"
+    if rung["step_ms"] is None:
+        return None
+    if rung["status"] != "ok":
+        return f'a step time, but the status "{rung["status"]}"'
+    if not samples:
+        return "a step time without samples"
+    for key in ("step_ms", "q25_ms", "q75_ms"):
+        if rung[key] is not None and not min(samples) * 0.999999 <= rung[key] <= max(samples) * 1.000001:
+            return f"{key} is not among its samples"
+    return None
+
+
+def fingerprint(data: dict[str, Any]) -> str:
+    """Equal for two results exactly if they hold the same samples (or, without any, the same everything)."""
+    if kinds.kind_of(data) is not None:
+        return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
+    times = [[r["samples_ms"] for r in rung["rounds"]] or rung["samples_ms"] for rung in data["rungs"]]
+    samples = [data["machine"]["name"], times]
+    measured = any(rung["samples_ms"] for rung in data["rungs"])
+    return hashlib.sha256(json.dumps(samples if measured else data, sort_keys=True).encode()).hexdigest()
+
+
+def show_path(path: Path | str) -> str:
+    """A path as any terminal can print it: a name may hold line ends and escape sequences."""
+    return _clean(str(path), 400)
+
+
+def _why(error: Exception) -> str:
+    return _clean(getattr(error, "strerror", None) or str(error))
+
+
+def _clean(text: str, longest: int = 160) -> str:
+    text = "".join(c if c.isascii() and c.isprintable() else ascii(c)[1:-1] for c in text[:longest])
+    return text[:longest]

@@ -1,0 +1,357 @@
+"""Gathers the evidence for receipts from a prepared training step: plain data, a few kilobytes.
+
+Runs in an inspector process, never in a timed one, and after anything that needs the step as it was: it trains on for
+a few cycles, and may lose its graphs. First the step is seen as it is timed; then every phase runs once eagerly under
+``ladder.receipts.watch`` (a captured graph shows nothing to a dispatch mode, and holds what that very code launched).
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator
+from typing import Any
+
+import torch
+
+from ladder.receipts import torch_compile, traces
+from ladder.receipts.watch import Watch, alternatives_taken, launches, layers_named, layout, name_of
+
+CYCLE = 16
+SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
+PHASES = ("G_main", "G_pl", "D_main", "D_r1")
+
+
+def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str, Any]:
+    """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
+
+    `on_traced` is called when the GPU need not be the step's own any more: what comes after counts, and times nothing.
+
+    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
+    plain, kernels, alternatives, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what
+    they hold is said at the functions below, in ``ladder.receipts.watch`` and in ``stylegan_lite.parallel``.
+    """
+    crossings, copying = watch_data(step)
+    replayed = operators(step) if step.graphs else None
+    before = tally(step)  # behind the batches that were asked for here: only a cycle's own count
+    with fetches_counted(step) as fetched:
+        trace, waiting = traced_cycle(step)
+    on_traced()
+    images = {key: count - before[key] for key, count in tally(step).items()} | fetched
+    taken = alternatives_taken()
+    captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
+    try:
+        watch, zeroed, kernels = watch_phases(step)
+    except torch.OutOfMemoryError:  # eager activations beside the graphs' pools; the graphs have been seen
+        step.graphs.clear()
+        torch.cuda.empty_cache()
+        taken = alternatives_taken()
+        watch, zeroed, kernels = watch_phases(step)
+    return {
+        "recipe": step.recipe.to_dict(),
+        "norm": step.workload.norm,
+        "device": step.device,
+        "flops": {stage: dict(count) for stage, count in watch.flops.items()},
+        "inputs": {stage: dict(count) for stage, count in watch.inputs.items()},
+        "weights": {stage: dict(count) for stage, count in watch.weights.items()},
+        "convolutions": {stage: dict(count) for stage, count in watch.convolutions.items()},
+        "passes": {network: list(batches) for network, batches in watch.passes.items()},
+        "stored": weight_layouts(step),
+        "copies": kept | {"reworked": watch.reworked},
+        "energies": energies,
+        "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
+        "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
+        "kernels": dict(kernels),
+        "alternatives": dict(alternatives_taken() - taken),
+        "islands": {name: dict(count) for name, count in watch.islands.items()} | stored(step),
+        "gradients": zeroed
+        | {
+            "filled": watch.fills,
+            "accumulated": watch.accumulated,
+            "zero_kernels": trace.get("zero_kernels"),
+            "tensors": sum(frequency(step, p) * parameters(step, p) for p in PHASES),
+        },
+        "adam": adam(step) | {"calls": dict(watch.optimizer)},
+        "graphs": {
+            "captured": captured,
+            "operators": watch.calls if replayed is None else replayed,
+            "operators_eager": watch.calls,
+            "together": ["+".join(kind) for kind in getattr(step, "together", [])],
+            "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
+        }
+        | {k: trace.get(k) for k in ("launches", "replays", "kernels", "busy_ms")},
+        "data": data(step, crossings)
+        | images
+        | {"waiting_ms": waiting, "operators": copying}
+        | {k: trace.get(k) for k in ("copy_ms", "overlap")},
+        "compile": torch_compile.evidence(step, trace),
+        "parallel": {
+            "phases": forked(step, "captured" if captured else "collected"),
+            "ms": trace.get("parallel_ms"),
+            "busy_ms": trace.get("busy_ms"),
+        },
+        "scales": scales(step),
+        "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},
+    }
+
+
+def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, Any]]]:
+    """One eager run of each phase: what was called, what ``zero_grad`` left, which of our kernels were launched."""
+    watch, zeroed = Watch(), {"none": 0, "kept": 0}
+    watch.weights_at = {weight.data_ptr() for weight in convolution_weights(step)}
+    with (
+        eager(step),
+        zero_grad_watched(step, zeroed),
+        layers_named(watch, step.G, step.D),
+        launches() as kernels,
+        torch.autograd.set_multithreading_enabled(False),  # backward in this thread, in the mode's sight
+    ):
+        for phase in PHASES:
+            watch.start(frequency(step, phase))
+            with watch:
+                step.run_phase(phase)
+        synchronize(step)
+    return watch, zeroed, kernels
+
+
+def entries_of(step: Any) -> list[Any]:
+    """The weights with compute copies, as ``stylegan_lite.weights`` keeps them; code of old commits has none."""
+    return [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
+
+
+def convolution_weights(step: Any) -> list[torch.Tensor]:
+    """The weights that a compute copy may stand for, which are those that have one where there are copies."""
+    entries = entries_of(step)
+    if entries:
+        return [e.weight for e in entries]
+    return [p for p in [*step.G.parameters(), *step.D.parameters()] if p.dim() == 4]
+
+
+def frequency(step: Any, phase: str) -> float:
+    """How often a phase runs in a step."""
+    interval = {"G_pl": step.workload.pl_interval, "D_r1": step.workload.r1_interval}.get(phase, 1)
+    return 1 / interval
+
+
+def parameters(step: Any, phase: str) -> int:
+    """How many tensors a phase's optimizer has, and its ``zero_grad`` may have to fill."""
+    optimizer = step.opt_G if phase.startswith("G") else step.opt_D
+    return sum(len(group["params"]) for group in optimizer.param_groups)
+
+
+def synchronize(step: Any) -> None:
+    if step.device == "cuda":
+        torch.cuda.synchronize()
+
+
+@contextlib.contextmanager
+def eager(step: Any) -> Iterator[None]:
+    """Run phases without their graphs and as they were before compiling: the code that was captured or compiled."""
+    graphs, step.graphs = step.graphs, {}
+    compiled, step.compiled = getattr(step, "compiled", None), None
+    try:
+        yield
+    finally:
+        step.graphs, step.compiled = graphs, compiled
+
+
+@contextlib.contextmanager
+def zero_grad_watched(step: Any, zeroed: dict[str, int]) -> Iterator[None]:
+    """Count what the step's own ``zero_grad`` leaves behind: gradients that are None, and tensors that are kept."""
+
+    def watched(optimizer: Any):
+        original = optimizer.zero_grad
+
+        def zero_grad(*args, **kwargs):
+            had = [p for group in optimizer.param_groups for p in group["params"] if p.grad is not None]
+            original(*args, **kwargs)
+            none = sum(p.grad is None for p in had)
+            zeroed["none"] += none
+            zeroed["kept"] += len(had) - none
+
+        return zero_grad
+
+    with contextlib.ExitStack() as stack:
+        for optimizer in (step.opt_G, step.opt_D):
+            stack.enter_context(replaced(optimizer, "zero_grad", watched(optimizer)))
+        yield
+
+
+@contextlib.contextmanager
+def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
+    """Let one instance have another method for a while."""
+    before = vars(thing).get(name)
+    setattr(thing, name, value)
+    try:
+        yield
+    finally:
+        delattr(thing, name)
+        if before is not None:
+            setattr(thing, name, before)
+
+
+def stored(step: Any) -> dict[str, dict[str, int]]:
+    """Dtypes of what lives from step to step: weights, Adam's moments, the moving average."""
+    moments = [
+        v for o in (step.opt_G, step.opt_D) for s in o.state.values() for k, v in s.items() if k != "step"
+    ]
+    found = {
+        "weights": [*step.G.parameters(), *step.D.parameters()],
+        "moments": moments,
+        "moving average": [*step.G_ema.parameters()],
+    }
+    return {name: _dtypes(tensors) for name, tensors in found.items()}
+
+
+def weight_layouts(step: Any) -> dict[str, int]:
+    """Bytes of the convolution weights by memory format, as they are stored."""
+    found: dict[str, int] = {}
+    for parameter in [*step.G.parameters(), *step.D.parameters()]:
+        if parameter.dim() == 4:
+            found[layout(parameter)] = found.get(layout(parameter), 0) + parameter.nbytes
+    return found
+
+
+def compute_copies(step: Any) -> dict[str, Any]:
+    """Compute copies of convolution weights by dtype, and how many are not what their weight has become."""
+    entries = entries_of(step)
+    stale = [
+        _differ(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps) for e in entries
+    ]
+    return {"kept": _dtypes([e.copy for e in entries]), "stale": sum(stale)}
+
+
+def kept_energies(step: Any) -> dict[str, int]:
+    """How many weights have their squares summed over taps kept, and how many of these sums are stale."""
+    entries = [e for e in entries_of(step) if getattr(e, "energy", None) is not None]
+    stale = [_differ(e.energy, e.weight.square().sum((2, 3)), 1e-5) for e in entries]
+    return {"kept": len(entries), "stale": sum(stale)}
+
+
+def _differ(a: torch.Tensor, b: torch.Tensor, relative: float) -> bool:
+    return not bool(((a - b).abs() <= relative * b.abs()).all())  # NaN differs from everything
+
+
+def _dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
+    names = [name_of(x.dtype) for x in tensors if torch.is_tensor(x)]
+    return {name: names.count(name) for name in sorted(set(names))}
+
+
+def forked(step: Any, what: str) -> dict[str, dict[str, int]]:
+    """What went to the second stream, by phase: "captured", as graphs hold it, or "collected" at the last eager run.
+
+    Of a captured step an eager run says nothing.
+    """
+    return dict(getattr(getattr(step, "parallel", None), what, {}))
+
+
+def adam(step: Any) -> dict[str, Any]:
+    """Adam's flags, and the device its step counts live on: a capture needs them on the GPU."""
+    group = step.opt_G.param_groups[0]
+    counts = [s["step"] for o in (step.opt_G, step.opt_D) for s in o.state.values() if "step" in s]
+    places = sorted({x.device.type if torch.is_tensor(x) else "python" for x in counts})
+    return {key: group[key] for key in ("capturable", "foreach", "fused")} | {"steps_on": places}
+
+
+def scales(step: Any) -> dict[str, dict[str, float]]:
+    """FP16's loss scales, and updates made and skipped since the step was prepared; empty in other precisions."""
+    found = getattr(step, "scales", {})
+    return {n: {k: float(v) for k, v in s.state_dict().items() if k != "tracker"} for n, s in found.items()}
+
+
+def operators(step: Any) -> int:
+    """Operators that the CPU issues for one run of each phase, as it is timed; of whole steps, of the worst kind."""
+
+    def issued(run: Callable[[], None]) -> int:
+        watch = Watch()
+        with watch:
+            run()
+        return watch.calls
+
+    kinds = getattr(step, "together", [])
+    if kinds:
+        found = max(issued(lambda kind=kind: step.run(kind)) for kind in kinds)
+    else:
+        found = issued(lambda: [step.run_phase(phase) for phase in PHASES])
+    synchronize(step)
+    return found
+
+
+def watch_data(step: Any) -> tuple[list[dict[str, Any]], int]:
+    """The copies between devices that one batch of images causes, and operators issued when the step asks for it.
+
+    Of the second batch, as the first may have come ahead.
+    """
+    watch, operators = Watch(), 0
+    for _ in range(2):
+        watch.crossings.clear()
+        before = watch.calls
+        with watch:
+            step.feed.next()
+            operators = watch.calls - before
+            getattr(step.feed, "prefetch", lambda: None)()
+    return watch.crossings, operators
+
+
+def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
+    """How one batch comes: workers alive, and its copies to the device."""
+    iterators = {id(i): i for i in (step.feed.iterator, getattr(step.feed.loader, "_iterator", None))}
+    workers = [worker for iterator in iterators.values() for worker in getattr(iterator, "_workers", [])]
+    return {
+        "workers": sum(worker.is_alive() for worker in workers),
+        "crossings": crossings[:4],
+        "persistent": bool(step.feed.loader.persistent_workers),
+    }
+
+
+def tally(step: Any) -> dict[str, int]:
+    """How many images were decoded, and how many read from a memory map, so far; loader's workers included."""
+    counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
+    counted["decoded_on_gpu"] = getattr(getattr(step.feed, "decode", None), "decoded", 0)
+    return {key: counted.get(key, 0) for key in ("decoded", "mapped", "decoded_on_gpu")}
+
+
+@contextlib.contextmanager
+def fetches_counted(step: Any) -> Iterator[dict[str, float]]:
+    """``fetched``: batches that the loader is asked for in a step, on average over what runs meanwhile."""
+    counted, calls, steps, fetch = {"fetched": 0.0}, 0, step.count, step.feed._fetch
+
+    def fetching() -> Any:
+        nonlocal calls
+        calls += 1
+        return fetch()
+
+    with replaced(step.feed, "_fetch", fetching):
+        yield counted
+    counted["fetched"] = round(calls / max(1, step.count - steps), 3)
+
+
+def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
+    """Lead-in, then one cycle as it is timed: what the profiler saw (on CUDA), and ms a step spent waiting for data."""
+    for _ in range(
+        math.ceil(step.data_capacity / CYCLE)
+    ):  # what idle workers hold ready would hide the waiting
+        step.cycle()
+    synchronize(step)
+    if step.device != "cuda":
+        return {}, fetching(step)
+    waited: list[float] = []
+    trace = traces.traced(lambda: waited.append(fetching(step)))
+    return trace, waited[0]
+
+
+def fetching(step: Any) -> float:
+    """Run a cycle; milliseconds a step that the CPU spent getting batches from the loader."""
+    spent, original = 0.0, step.feed._fetch
+
+    def fetch():
+        nonlocal spent
+        begin = time.perf_counter()
+        batch = original()
+        spent += time.perf_counter() - begin
+        return batch
+
+    with replaced(step.feed, "_fetch", fetch):
+        step.cycle()
+    return round(1000 * spent / CYCLE, 3)

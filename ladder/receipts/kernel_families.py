@@ -1,0 +1,118 @@
+"""Which kind of work a GPU kernel does, told from its name, and how much of a step each kind takes.
+
+Names are those of cuDNN 9, cuBLAS, PyTorch and Triton in a trace. They are no interface: what no pattern knows is
+"other", and a table with much of it asks for another line here. A convolution's name says what cuDNN was asked for: a
+transposed convolution is an input gradient, the double backward of an input gradient a forward one.
+"""
+
+from __future__ import annotations
+
+import functools
+import re
+from collections import defaultdict
+from collections.abc import Iterable
+from typing import Any
+
+from ladder.base.paths import ROOT
+
+KERNELS = ROOT / "kernels"
+
+FORWARD, DGRAD, WGRAD = (
+    "convolution, forward",
+    "convolution, input gradient",
+    "convolution, weight gradient",
+)
+UNTOLD = "convolution, name does not tell"
+SGEMM = "convolution, implicit_convolve_sgemm"  # where cuDNN has no better kernel: double backward
+DEPTHWISE = "convolution, depthwise or grouped"
+MATMUL, NORM, RANDOM = "matmul", "normalization", "random numbers"
+OPTIMIZER = "optimizer and foreach"
+REDUCTION, COPY, ELEMENTWISE = "reduction", "copy, cast, layout", "elementwise"
+TRANSFER, INDUCTOR, OTHER = "memcpy and memset", "compiled by Inductor", "other"
+OURS = "Triton: "  # and the name of one of our kernels
+
+# The first that matches a kernel's name. Layout conversions and slow paths carry words of the others, so they come
+# first; cuDNN's implicit GEMMs are convolutions, so they come before matmuls.
+PATTERNS = tuple(
+    (family, re.compile(pattern, re.IGNORECASE))
+    for family, pattern in (
+        (TRANSFER, r"^mem(cpy|set)\b"),
+        (INDUCTOR, r"^triton_(poi|per|red|tem|for|mm|split_scan)_"),
+        (SGEMM, r"(implicit|explicit|precomputed)_convolve_sgemm"),
+        (DEPTHWISE, r"grouped_direct|_c1_k1_|depthwise"),
+        (COPY, r"nchw(to|2)nhwc|nhwc(to|2)nchw|nhwcAddPadding|tensorTransform|convertTensor|transpose_r"),
+        (WGRAD, r"wgrad|backward_?filter"),
+        (DGRAD, r"dgrad|backward_?data"),
+        (FORWARD, r"fprop|winograd\w*fwd|conv2d_\w*kernel|scudnn_winograd"),
+        (NORM, r"bn_(fw|bw)|batch_?norm|layer_?norm|group_?norm"),
+        (UNTOLD, r"cudnn|winograd|fft2d|convolve"),
+        (RANDOM, r"distribution_|philox|curand|randperm"),
+        (OPTIMIZER, r"multi_tensor_apply|FusedAdam|fused_adam"),
+        (MATMUL, r"nvjet|gemm|gemv|cublas|splitK|cutlass|\bdot_kernel"),
+        (COPY, r"copy_kernel|copy_device_to_device|CatArrayBatchedCopy|CatArray"),
+        (REDUCTION, r"reduce_\d*_?kernel|reduce_kernel|softmax"),
+        (ELEMENTWISE, r"elementwise_kernel|upsample|constant_pad|Functor|index_kernel|fill"),
+    )
+)
+CONVOLUTIONS = (
+    FORWARD,
+    DGRAD,
+    WGRAD,
+    UNTOLD,
+    SGEMM,
+)  # depthwise ones resample: memory-bound, no FLOPs in a floor
+
+WAITING = ("Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
+
+Event = tuple[str, bool, int, int, int]  # as `ladder.receipts.traces.events` gives them
+
+
+def family(name: str) -> str:
+    """The family of one kernel, or of a copy as the profiler names it ("Memcpy HtoD (Pinned -> Device)")."""
+    if name in own_kernels():
+        return OURS + name
+    return next((found for found, pattern in PATTERNS if pattern.search(name)), OTHER)
+
+
+@functools.cache
+def own_kernels() -> frozenset[str]:
+    """Names of the Triton kernels in `kernels/`, read from their source: a new file needs no line here."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in KERNELS.glob("*.py"))
+    return frozenset(re.findall(r"^def (\w+_kernel)\(", text, re.MULTILINE))
+
+
+def is_convolution(name: str) -> bool:
+    return name in CONVOLUTIONS
+
+
+def shares(events: Iterable[Event], steps: int) -> list[dict[str, Any]]:
+    """Rows of family, microseconds and kernels a step, and its heaviest kernel; the longest first.
+
+    ``events`` of ``steps`` steps; those of the host and of waiting streams do not count.
+    """
+    took: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
+    for name, on_device, _, begin, end in events:
+        if on_device and not name.startswith(WAITING):
+            took[family(name)][name].append(end - begin)
+    rows = []
+    for found, kernels in took.items():
+        heaviest = max(kernels, key=lambda name: sum(kernels[name]))
+        rows.append(
+            {
+                "family": found,
+                "us": sum(map(sum, kernels.values())) / 1000 / steps,
+                "kernels": sum(map(len, kernels.values())) / steps,
+                "heaviest": short(heaviest),
+            }
+        )
+    return sorted(rows, key=lambda row: -row["us"])
+
+
+def short(name: str, longest: int = 60) -> str:
+    """A kernel's name without what templates and arguments add, for a table."""
+    name = re.sub(r"^void |\(anonymous namespace\)::|at::native::", "", name)
+    functor = re.search(r"(\w+(?:Functor|_kernel_cuda)\w*)", name)
+    base = re.split(r"[<(]", name, maxsplit=1)[0]
+    if functor and functor[1] not in base:
+        base = f"{base}<{functor[1]}>"
+    return base[:longest]

@@ -1,0 +1,127 @@
+"""Receipts: evidence, read from the running step, that a rung took effect.
+
+``ladder.receipts.evidence`` gathers plain data from a step in an inspector process; each rung's ``receipt(seen)``
+judges it in a few lines. A rung that is not engaged is not timed: its number would belong to something else. Nothing
+here imports torch.
+"""
+
+from __future__ import annotations
+
+import importlib
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass
+from typing import Any
+
+NOT = "not engaged: "  # begins every line that speaks against a rung
+FULL = ("float32", "float64")
+
+
+@dataclass(frozen=True)
+class Receipt:
+    """Whether a rung is on, and what shows it: one line a check, in words that a result file may hold."""
+
+    engaged: bool
+    lines: list[str]
+
+    @property
+    def reason(self) -> str | None:
+        """The first line that speaks against it, or None."""
+        return next((line for line in self.lines if line.startswith(NOT)), None)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Plain data for the result file."""
+        return {"engaged": self.engaged, "lines": list(self.lines)}
+
+
+def judge(*checks: tuple[bool | None, str]) -> Receipt:
+    """A receipt from (ok, line) pairs: engaged if none failed; None is shown but not judged.
+
+    Nothing to judge is not engaged: absence of evidence proves nothing.
+    """
+    lines = [NOT + line if ok is False else line for ok, line in checks]
+    if all(ok is None for ok, _ in checks):
+        lines.append(NOT + "nothing was seen that could prove it")
+    return Receipt(not any(line.startswith(NOT) for line in lines), lines)
+
+
+def issue(
+    recipe: Mapping[str, Any], evidence: dict[str, Any], names: Iterable[str] | None = None
+) -> dict[str, dict]:
+    """Receipts of all the rungs that ``recipe`` contains (or of ``names``): {rung: {"engaged", "lines"}}."""
+    if names is None:
+        from ladder.plan import catalog
+
+        names = catalog.contained(recipe)
+    modules = {name: importlib.import_module(f"ladder.rungs.{name}") for name in names}
+    return {name: module.receipt(evidence).to_dict() for name, module in modules.items()}
+
+
+def reason(receipts: Mapping[str, dict]) -> str | None:
+    """Why a recipe is not engaged, in one line that names the rung; None if all its rungs are."""
+    for name, receipt in receipts.items():
+        if not receipt["engaged"]:
+            said = next((line for line in receipt["lines"] if line.startswith(NOT)), NOT)
+            return f"{name}: {said.removeprefix(NOT)}"
+    return None
+
+
+# What rungs ask of the evidence, in their words
+
+
+def share(amounts: Mapping[str, float], *wanted: str, of: Iterable[str] | None = None) -> float:
+    """Part of ``amounts`` that the ``wanted`` keys hold, among the keys ``of`` (all unless given); 0 of nothing."""
+    total = sum(amounts.get(key, 0) for key in (amounts if of is None else of))
+    return sum(amounts.get(key, 0) for key in wanted) / total if total else 0.0
+
+
+def total(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
+    """All stages added up."""
+    keys = {key for stage in stages.values() for key in stage}
+    return {key: sum(stage.get(key, 0) for stage in stages.values()) for key in keys}
+
+
+# Which public ops launch a kernel, by how its name begins: for these `kernels.alternatives` may take plain PyTorch.
+OPS_OF = {
+    "act_filter": ("act_filter",),
+    "bias_act": ("bias_act", "scale_act"),
+    "bias_act_residual": ("bias_act_residual",),
+    "demodulate": ("demodulate",),
+    "demodulate_group": ("demodulate_group",),
+    "dense": ("dense", "dense_group"),
+    "filter_act": ("filter_act",),
+    "instance_norm_act": ("instance_norm_act",),
+    "minibatch_std": ("minibatch_std",),
+    "modulate": ("modulate", "scale_channels"),
+    "rgb": ("to_rgb", "from_rgb"),
+    "spectral": ("spectral_norm", "power_iteration"),
+    "upfirdn2d": ("upfirdn2d", "fork_upfirdn2d"),
+    "weight_energies": ("weight_energies",),
+}
+
+
+def taken(seen: Mapping[str, Any], *ops: str) -> str:
+    """How often the table of alternatives took plain PyTorch for these ops, in words that follow a line; or nothing."""
+    count = sum(seen.get("alternatives", {}).get(op, 0) for op in ops)
+    return f" (plain PyTorch taken {count}x)" if count else ""
+
+
+def launched(seen: Mapping[str, Any], *names: str) -> list[tuple[bool, str]]:
+    """A check for each of these kernels of ours that it was launched, or that its op's table took plain PyTorch."""
+    found = []
+    for name in names:
+        count = seen["kernels"].get(name, {}).get("calls", 0)
+        begin = max((start for start in OPS_OF if name.startswith(start)), key=len, default="")
+        instead = taken(seen, *OPS_OF.get(begin, ()))
+        found.append((count > 0 or bool(instead), f"{name} launched {count}x{instead}"))
+    return found
+
+
+def gone(
+    seen: Mapping[str, Any], what: str, op: str, layers: Iterable[str] | None = None
+) -> tuple[bool, str]:
+    """A check that the plain operations our kernels replace no longer run (in ``layers``)."""
+    left = {k: n for k, n in seen["plain"].get(op, {}).items() if n and (layers is None or k in layers)}
+    where = ", ".join(f"{layer} {count}x" for layer, count in sorted(left.items()))
+    # Forward, the watch knows what an alternative does. In a backward pass a product is a product.
+    instead = taken(seen, "dense", "dense_group") if op == "dense" else ""
+    return not left or bool(instead), f"{what} in plain PyTorch: {where or 'none left'}{instead}"

@@ -1,0 +1,1 @@
+"""A run, shown: the table, Markdown, CSV and the chart. Measures nothing."""

@@ -1,0 +1,85 @@
+"""What every chart shares: letters, how a figure becomes a file, text that fits."""
+
+from __future__ import annotations
+
+import importlib
+import io
+import logging
+import os
+import sys
+import warnings
+from collections.abc import Callable
+from types import ModuleType
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.text import plain
+from ladder.report.themes import Theme
+
+STYLE = {
+    "font.family": "DejaVu Sans",  # ships with matplotlib: the same letters everywhere
+    "font.size": 9.5,
+    "text.parse_math": False,  # a `$` in a machine's name is a dollar sign
+    "svg.hashsalt": "ladder",
+    "svg.fonttype": "path",
+}
+
+
+def save(make: Callable[[], Any], kind: str, theme: Theme | None = None) -> bytes:
+    """The figure that ``make`` draws, in the style of every chart, as PNG or SVG bytes.
+
+    The same figure gives the same bytes, whatever the user's settings of matplotlib. Without a theme text is black,
+    where it has no colour of its own, on white.
+
+    Raises:
+        UserError: whatever keeps it from being drawn; one line.
+    """
+    colours = {"text.color": theme.ink, "axes.facecolor": theme.ground} if theme else {}
+    ground = theme.ground if theme else "white"
+    out = io.BytesIO()
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # letters that the font does not have are drawn as boxes
+            matplotlib = _matplotlib()
+            from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+            with matplotlib.rc_context():
+                matplotlib.rcdefaults()  # not the settings of whoever draws
+                matplotlib.rcParams.update(STYLE | colours)
+                figure = make()
+                FigureCanvasAgg(figure)
+                metadata = {"Date": None, "Creator": None} if kind == "svg" else {"Software": None}
+                figure.savefig(out, format=kind, dpi=160, metadata=metadata, facecolor=ground)
+    except Exception as error:  # whatever it is, the numbers are there without the picture
+        raise UserError(f"a chart cannot be drawn: {type(error).__name__}: {plain(error)}") from error
+    return out.getvalue()
+
+
+def _matplotlib() -> ModuleType:
+    """Import matplotlib without the user's settings: MPLBACKEND (a notebook sets it), matplotlibrc, log messages."""
+    logging.getLogger("matplotlib").setLevel(logging.ERROR)  # it tells of folders and fonts on stderr
+    if "matplotlib" not in sys.modules:
+        theirs = {key: os.environ.get(key) for key in ("MPLBACKEND", "MATPLOTLIBRC")}
+        os.environ |= {"MPLBACKEND": "agg", "MATPLOTLIBRC": os.devnull}
+        try:
+            importlib.import_module("matplotlib")
+        finally:
+            for key, value in theirs.items():
+                os.environ.pop(key) if value is None else os.environ.update({key: value})
+    return importlib.import_module("matplotlib")
+
+
+def fitted(figure: Any, x: float, y: float, text: str, size: float, **more: Any) -> None:
+    """Text that is made smaller until it fits the figure's width; at 8 points it is cut."""
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+
+    renderer = FigureCanvasAgg(figure).get_renderer()
+    made = figure.text(x, y, text, fontsize=size, **more)
+    room = figure.bbox.width * (1 - 2 * x)
+    while made.get_window_extent(renderer).width > room:
+        if size > 8:
+            size -= 0.5
+            made.set_fontsize(size)
+        else:
+            text = text[: int(len(text) * 0.95) - 1]
+            made.set_text(f"{text}...")

@@ -1,0 +1,295 @@
+"""Results for people: the table in the terminal, as Markdown and as CSV, escaped for where it goes."""
+
+from __future__ import annotations
+
+import csv
+import io
+import json
+import re
+import sys
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.files import replacing
+from ladder.base.text import amount, between, factor, ms, plain
+from ladder.plan import modes
+from ladder.report import checks
+from ladder.report.view import View, shown_gain, shown_top, view
+from ladder.results import sources
+from ladder.results.combine.series import collect as collect
+from ladder.results.combine.series import of_this_machine as of_this_machine
+from ladder.results.combine.series import readable as readable
+from ladder.results.combine.series import with_top as with_top
+
+Result = dict[str, Any]
+
+
+def _columns(shown: View) -> list[tuple[str, Any]]:
+    """(heading, cell of a row) for terminal and Markdown: those with something in them."""
+    leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
+    columns = [
+        ("ms/step", lambda r: ms(r.step_ms) if r.status == "ok" else r.status),
+        ("95% interval", lambda r: f"{ms(r.interval[0])}-{ms(r.interval[1])}" if r.interval else ""),
+        (shown.versus, lambda r: shown_gain(r)),
+        ("interval", lambda r: between(r.gain)),
+        ("verdict", lambda r: r.verdict if not leave_out else r.advice),
+        ("gain at top", lambda r: "" if leave_out else shown_top(r)),
+        ("at the top", lambda r: "" if leave_out else between(r.top_interval)),
+        ("advice", lambda r: "" if leave_out else r.advice),
+        ("total", lambda r: factor(r.total)),
+        ("total interval", lambda r: between(r.total_interval)),
+        ("main ms", lambda r: ms(r.main_ms)),
+        ("host bound", lambda r: "" if r.host_bound is None else f"{100 * r.host_bound:.0f}%"),
+        ("receipts", lambda r: r.receipts),
+        ("parity", lambda r: r.parity),
+        ("rejected", lambda r: str(r.rejected) if r.rejected else ""),
+        ("images/s", lambda r: amount(r.images_per_s)),
+        (shown.memory, lambda r: amount(r.memory)),
+        ("allocated GiB", lambda r: amount(r.allocated)),
+        ("device GiB", lambda r: amount(r.device)),
+        ("article ms", lambda r: "" if r.article_ms is None else f"{r.article_ms:g}"),
+        ("article total", lambda r: factor(r.article_total)),
+    ]
+    return [(heading, cell) for heading, cell in columns if any(cell(row) for row in shown.rows)]
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """The table on stdout: colours only on a terminal; a narrow one loses the least important columns."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    terminal = sys.stdout.isatty()  # whatever FORCE_COLOR and TTY_COMPATIBLE tell rich
+    console = Console(highlight=False)
+    if not terminal:  # a pipe has room for all columns
+        console = Console(highlight=False, width=400, no_color=True, force_terminal=False)
+    shown = view(result)
+    console.print(Text(f"{shown.title} on {shown.machine}", style="bold"))
+    console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
+    for mark in shown.marks:
+        console.print(Text(mark, style="bold yellow"))
+    columns = _fitting(_columns(shown), shown, console.width)
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    table.add_column("rung", no_wrap=True)
+    for heading, _ in columns:
+        table.add_column(Text(heading), justify="right", no_wrap=True)
+    for row in shown.rows:
+        style = {"ok": "", "n/a": "dim", "skipped": "dim"}.get(row.status, "red")
+        table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
+    console.print(table)
+    for remark in _below(shown):
+        console.print(Text(remark, style="dim"), soft_wrap=not terminal)
+    console.print()
+
+
+LEAST_IMPORTANT = (
+    "95% interval", "allocated GiB", "article ms", "main ms", "at the top", "total interval", "interval", "images/s",
+    "reserved GiB", "host bound", "device GiB", "rejected", "gain at top", "receipts", "parity", "article total",
+)  # fmt: skip
+
+
+def _fitting(columns: list[tuple[str, Any]], shown: View, width: int) -> list[tuple[str, Any]]:
+    """The columns that fit a terminal's width beside the rung's name: the least important go first."""
+    wide = {heading: 2 + max(len(heading), *(len(cell(r)) for r in shown.rows)) for heading, cell in columns}
+    left = width - 2 - max(len(row.name) for row in shown.rows)
+    for heading in LEAST_IMPORTANT:
+        if sum(wide.values()) > left:
+            wide.pop(heading, None)
+    return [(heading, cell) for heading, cell in columns if heading in wide]
+
+
+def _below(shown: View) -> list[str]:
+    lines = list(shown.remarks)
+    if shown.noise:
+        lines.append(shown.noise)
+    if shown.mode == modes.LEAVE_ONE_OUT:
+        lines.append("each row: the whole ladder without that rung; gain at top: what the rung gains there")
+    elif any(row.advice for row in shown.rows):
+        lines.append(
+            "at the top, advice: from the newest leave-one-out run of this machine, software and code"
+        )
+    if shown.rejected is not None:
+        lines.append(
+            f"visits rejected for the state of the GPU: {shown.rejected} of {shown.visits + shown.rejected}"
+        )
+    if any(row.parity for row in shown.rows):
+        lines.append(
+            "parity: the error nearest to its budget; `ladder report --receipts` shows all, and every receipt"
+        )
+    if any(row.device for row in shown.rows):
+        lines.append(
+            "device GiB: in use on the whole GPU after timing, context, graph pools and others' memory included"
+        )
+    if any(row.main_ms for row in shown.rows):
+        lines.append("main ms: without the lazy phases (path length, R1)")
+    if any(row.article_ms for row in shown.rows):
+        lines.append(f"article: {shown.reference}; another machine and another PyTorch, not a target")
+    return lines
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table as a section of Markdown."""
+    shown = view(result)
+    columns = [("rung", lambda r: r.title), *_columns(shown)]
+    lines = [f"### {escaped(shown.title)} on {escaped(shown.machine)}", ""]
+    lines += [f"{escaped(shown.workload)}; {escaped(shown.protocol)}", ""]
+    lines += [f"**{escaped(mark)}**\n" for mark in shown.marks]
+    lines.append("| " + " | ".join(escaped(heading) for heading, _ in columns) + " |")
+    lines.append("|---" + "|---:" * (len(columns) - 1) + "|")
+    for row in shown.rows:
+        lines.append("| " + " | ".join(escaped(cell(row)) for _, cell in columns) + " |")
+    lines += ["", *(f"- {escaped(remark)}" for remark in _below(shown)), *_checks_markdown(result)]
+    return "\n".join(lines) + "\n"
+
+
+def _checks_markdown(result: dict[str, Any]) -> list[str]:
+    """Receipts and parity errors of every rung that has them, under its name; then the kernels' tiles."""
+    lines: list[str] = []
+    for rung in result["rungs"]:
+        receipts, cells = checks.receipt_lines(rung), checks.parity_cells(rung)
+        if not (receipts or cells):
+            continue
+        lines += ["", f"#### {escaped(plain(rung['name']))}: receipts and parity", ""]
+        lines += [f"- {escaped(plain(line))}" for line in [*receipts, *checks.parity_lines(rung)]]
+        if cells:
+            lines += ["", "| " + " | ".join(checks.PARITY_HEADINGS) + " |"]
+            lines.append("|---|---|---:|---:|---|---:|---:|---:|")
+            lines += ["| " + " | ".join(escaped(plain(cell)) for cell in row) + " |" for row in cells]
+    if tiles := checks.choice_lines(result):
+        lines += [
+            "",
+            "#### Tiles that the kernels ran with",
+            "",
+            *(f"- {escaped(plain(line))}" for line in tiles),
+        ]
+    return lines
+
+
+def print_checks(result: dict[str, Any]) -> None:
+    """Every receipt line and the parity table of each rung, on stdout."""
+    for rung in result["rungs"]:
+        cells = [checks.PARITY_HEADINGS, *checks.parity_cells(rung)]
+        lines = [*checks.receipt_lines(rung), *(f"parity: {line}" for line in checks.parity_lines(rung))]
+        print(plain(rung["name"]) + ("" if lines else ": no receipts and no parity check in this result"))
+        for line in lines:
+            print(f"  {plain(line)}")
+        wide = [max(len(row[index]) for row in cells) for index in range(len(checks.PARITY_HEADINGS))]
+        for row in cells if len(cells) > 1 else []:
+            print(
+                "    "
+                + "  ".join(plain(cell).ljust(room) for cell, room in zip(row, wide, strict=True)).rstrip()
+            )
+    for line in checks.choice_lines(result):
+        print(plain(f"tiles of {line}"))
+    print()
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown and HTML leave alone, also inside a table cell and behind a bullet."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
+    return re.sub(r"(?i)(https?|www)([:.])", r"\1&#8203;\2", text)  # no autolinks
+
+
+CSV_COLUMNS = (
+    "machine", "gpu", "workload", "ladder", "started", "commit", "quick", "complete", "baseline", "rung", "title",
+    "mode", "status", "reason", "step_ms", "interval_low_ms", "interval_high_ms", "speedup_previous",
+    "speedup_previous_low", "speedup_previous_high", "verdict", "gain_at_top", "advice", "speedup_total",
+    "main_ms", "main_speedup_total", "host_bound", "images_per_s", "peak_gib", "article_ms", "article_speedup_total",
+    "speedup_total_low", "speedup_total_high", "gain_at_top_low", "gain_at_top_high", "noise_floor", "receipts",
+    "parity", "parity_of_budget", "rejected_visits", "allocated_gib", "device_gib", "torch", "cuda", "triton",
+    "not_publishable",
+)  # fmt: skip
+
+
+def csv_text(many: list[dict[str, Any]]) -> str:
+    """All rungs of all results, one row each, for a spreadsheet: full precision, text that cannot be a formula."""
+    out = io.StringIO()
+    writer = csv.writer(out, lineterminator="\n")
+    writer.writerow(CSV_COLUMNS)
+    for result in many:
+        machine = result["machine"]
+        head = [
+            machine["name"],
+            machine.get("gpu") or "",
+            result["workload"]["name"],
+            result["ladder"]["name"],
+        ]
+        head += [result["started"], " ".join(sources.commits(result)), bool(result["protocol"].get("quick"))]
+        head += [result["complete"], result.get("baseline") or ""]
+        software = [machine.get(name) or "" for name in ("torch", "cuda", "triton")]
+        shown = view(result)
+        for row in shown.rows:
+            low, high = row.interval or (None, None)
+            cells = [
+                row.name,
+                row.title,
+                shown.mode,
+                row.status,
+                row.reason,
+                row.step_ms,
+                low,
+                high,
+                row.previous,
+                *(row.gain or (None, None)),
+                row.verdict,
+                row.top_gain,
+                row.advice,
+                row.total,
+            ]
+            cells += [row.main_ms, row.main_total, row.host_bound, row.images_per_s, row.memory]
+            cells += [row.article_ms, row.article_total, *(row.total_interval or (None, None))]
+            cells += [
+                *(row.top_interval or (None, None)),
+                row.floor,
+                row.receipts,
+                row.parity,
+                row.parity_share,
+            ]
+            cells += [row.rejected, row.allocated, row.device, *software, "; ".join(shown.marks)]
+            writer.writerow([_csv(cell) for cell in [*head, *cells]])
+    return out.getvalue()
+
+
+def _csv(cell: object) -> object:
+    if isinstance(cell, bool):
+        return str(cell).lower()
+    if cell is None or isinstance(cell, float):
+        return cell
+    text = plain(cell)
+    return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text  # a spreadsheet would compute it
+
+
+def write_json(path: Path, found: dict[str, Any]) -> None:
+    """Write plain data as `write` does. A number that is not finite is a ValueError."""
+    write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
+
+
+def write(path: Path, content: str | bytes) -> None:
+    """Write one file whole or not at all; the folder is made. Raises UserError if it cannot be."""
+    path = Path(path)
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with replacing(path) as temporary:
+            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
+
+
+def draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
+    """Write the picture that ``render`` makes as "png" and "svg", named ``stem`` and the suffix. Raises UserError."""
+    paths = [Path(f"{stem}.{kind}") for kind in ("png", "svg")]
+    for path in paths:
+        write(path, render(path.suffix[1:]))
+    return paths
+
+
+def try_draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
+    """Draw as `draw` does, after a measurement that is written: what cannot be drawn is one line on stderr."""
+    try:
+        return draw(stem, render)
+    except UserError as error:
+        print(f"ladder: {error}", file=sys.stderr)
+        return []

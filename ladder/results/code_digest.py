@@ -1,0 +1,123 @@
+"""What a measured number depends on: the sources of what is timed and of what times it, one digest for each part.
+
+Commits that differ in documents, charts, verdicts or tests alone measure one program in one way, so rounds of both may
+stand in one result (`ladder.results.combine.merging`, `ladder.results.combine.resuming`). What only judges is not listed: verdicts, noise floors and
+tables are computed anew from the rounds, and a rung that shows other receipts or another parity is refused for that.
+So of a rung its change and its needs count, of a ladder its order; a receipt and what teaches may be put right. Nor is
+what a result says itself listed: recipes, settings, workload, protocol and software are compared value by value.
+"""
+
+from __future__ import annotations
+
+import ast
+import hashlib
+import json
+from pathlib import Path
+from typing import Any
+
+import yaml
+
+from ladder.results import sources
+from ladder.base.files import COMPILED, below, digest
+from ladder.base.paths import ROOT
+
+KEY = "measured_code"
+DIGITS = 16
+MAKES_A_RUNG = ("change", "needs")
+# Until 23 November 2026 every byte of a rung's and a ladder's file counted: such a digest, and today's of those files.
+EARLIER = {"97cbb728d8b30849": "a23c60d086c20765"}
+# The worker with all that it loads before it has been timed; who starts it, watches it and writes down what it says;
+# and who makes the images that its loaders decode.
+ENGINE = (
+    *("engine/worker", "engine/asides", "engine/capturing", "base/errors", "base/paths"),
+    *("machine/gpu_state", "machine/nvml", "machine/threads", "machine/neighbours"),
+    *("engine/run", "engine/lanes", "engine/visit", "engine/pool", "results/record"),
+    *("images/prepare", "images/store", "images/photographs", "images/user", "images/colour", "images/damage"),
+)
+Result = dict[str, Any]
+
+
+def digests(root: Path = ROOT, code: Path | None = None, also: tuple[str, ...] = ()) -> dict[str, str]:
+    """A digest of each part; `code` is where the measured packages come from if not from `root`.
+
+    `also`: modules of `ladder` that are part of the engine of a measurement other than a run.
+    """
+    ladder = root / "ladder"
+    engine = [ladder / f"{name}.py" for name in (*ENGINE, *also)]
+    packages = {
+        name: below((code or root) / name, (".py", *COMPILED)) for name in ("kernels", "stylegan_lite")
+    }
+    made = {name: digest(code or root, files) for name, files in packages.items()}
+    made |= {"rungs": _rungs(ladder), "engine": digest(root, engine)}
+    return {part: value[:DIGITS] for part, value in made.items()}
+
+
+def _rungs(ladder: Path) -> str:
+    """Of what each rung changes and needs, and of which rungs each ladder has in which order."""
+    rungs = {path.stem: _made_of(path) for path in below(ladder / "rungs", (".py",))}
+    orders = {path.stem: _order(path) for path in below(ladder / "ladders", (".yaml",))}
+    return hashlib.sha256(json.dumps([rungs, orders], sort_keys=True).encode()).hexdigest()
+
+
+def _made_of(path: Path) -> dict[str, str]:
+    """The source of a rung's change and needs and of what these name in its file; read, as another checkout's
+    cannot be imported."""
+    text = path.read_text()
+    defined: dict[str, ast.stmt] = {}
+    for node in ast.parse(text).body:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        names = [getattr(node, "name", None), *(getattr(each, "id", None) for each in targets)]
+        defined |= {name: node for name in names if name}
+    found: dict[str, str] = {}
+    waiting = [name for name in MAKES_A_RUNG if name in defined]
+    while waiting:
+        if (name := waiting.pop()) not in found:
+            found[name] = ast.get_source_segment(text, defined[name]) or ""
+            named = {each.id for each in ast.walk(defined[name]) if isinstance(each, ast.Name)}
+            waiting += sorted(named & defined.keys())
+    return found
+
+
+def _order(path: Path) -> list[str]:
+    """A ladder's rungs, then its rival."""
+    ladder = yaml.safe_load(path.read_bytes())
+    rungs = [next(iter(each)) if isinstance(each, dict) else each for each in ladder["rungs"]]
+    return [str(each) for each in (*rungs, ladder.get("rival"))]
+
+
+def differences(first: Result, other: Result) -> list[str]:
+    """Where the two may have measured other code, each with both values; by commit unless both know their digests."""
+    commits = [sources.commits(each) for each in (first, other)]
+    said = " and ".join(", ".join(each) or "None" for each in commits)
+    at = [] if sorted(commits[0]) == sorted(commits[1]) else [f"commit: {said}"]
+    if not known(first, other):
+        return at
+    parts = sorted({*first[KEY], *other[KEY]})
+    pairs = [(part, first[KEY].get(part), other[KEY].get(part)) for part in parts]
+    found = [
+        f"{KEY}.{part}: {mine} and {theirs}"
+        for part, mine, theirs in pairs
+        if EARLIER.get(mine, mine) != EARLIER.get(theirs, theirs)
+    ]
+    return found and [*found, *at]
+
+
+def known(*results: Result) -> bool:
+    """Whether each of the results says which code it measured, committed or not."""
+    return all(each.get(KEY) for each in results)
+
+
+def same(first: Result, other: Result) -> bool:
+    """Whether the two measured the same code, as far as they tell."""
+    clean = known(first, other) or first.get("dirty") == other.get("dirty")
+    return clean and not differences(first, other)
+
+
+def contradiction(result: Result) -> str | None:
+    """What is wrong with the commits that a result names, in one line, or None."""
+    commits = result.get("commits")
+    if not commits:
+        return None
+    if len(set(commits)) < len(commits) or result["commit"] not in (None, *commits):
+        return "commits: not several, the result's own among them"
+    return None if known(result) else f"commits: several, and no {KEY} says that they are the same"

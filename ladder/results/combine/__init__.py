@@ -1,0 +1,1 @@
+"""Several results: merge, resume, compare, and follow one over time. Measures nothing."""

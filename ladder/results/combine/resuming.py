@@ -1,0 +1,174 @@
+"""Taking up a run where it ended: its file is the plan, and only what is missing in it is measured.
+
+What decides a number must be what it was: machine, software, code, workload, images, recipes, CPU threads and the
+environment variables of `ladder.machine.environment`. A file of an earlier version is held to what it says.
+"""
+
+import dataclasses
+from pathlib import Path
+from typing import Any
+
+from ladder.machine import environment
+from ladder.results import identity, code_digest, record, store as results, sources
+from ladder.base.errors import UserError
+from ladder.engine.inspection import FAILED_PARITY, NOT_ENGAGED
+from ladder.engine.pool import Pool, WorkerFailure
+
+TRIED_AGAIN = ("failed", "skipped")  # statuses of rungs
+MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read an unfinished (or finished) result of this schema. Raises `UserError` if it cannot be gone on with."""
+    result = results.load(path)
+    if "twins" not in result:
+        raise UserError(f"{path}: --resume: made by an earlier version, without twins; start a new run")
+    return result
+
+
+def load_kind(path: Path, kind: str) -> dict[str, Any]:
+    """Another command's file, judged as if from a stranger. `UserError`, one line, where it is not of this kind."""
+    from ladder.publish.validation import validate
+
+    if problem := validate.problem_of(path):
+        raise UserError(f"{path}: {problem}")
+    found = results.parse(path.read_bytes())
+    if found.get("kind") != kind:
+        raise UserError(f"{path}: not a result of ladder {kind}")
+    return found
+
+
+def refuse_another_machine(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """`UserError`, one line, unless `fresh`, made fit for a file, is of the machine and software of the file."""
+    for key in MACHINE:
+        was, now = before["machine"].get(key), fresh["machine"].get(key)
+        if was != now:
+            raise UserError(f"{path}: --resume: {key} was {was} and is {now} here; start a new run")
+
+
+def refuse_other_code(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """`UserError`, one line, unless the code that would be measured now is that of the file."""
+    if found := code_digest.differences(before, fresh):
+        raise UserError(f"{path}: --resume: other code is measured here: {'; '.join(found)}; start a new run")
+
+
+def refuse_other_workload(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """`UserError`, one line, unless the file and `fresh` train the same on the same images: by fields, not by name."""
+    was, now = before["workload"], fresh["workload"]
+    held = [identity.fields_of(each) for each in (was, now)]
+    for key in sorted({*held[0], *held[1]}):
+        if held[0].get(key) != held[1].get(key):
+            raise UserError(
+                f"{path}: --resume: another workload: {key} was {held[0].get(key)} and is {held[1].get(key)} here"
+            )
+    refuse_other_images(path, before, fresh)
+
+
+def refuse_other_images(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """`UserError`, one line, unless the images are those of the file, as far as it says which they were."""
+    was, now = before["workload"].get("data"), fresh["workload"].get("data")
+    if was != now:
+        raise UserError(
+            f"{path}: --resume: its images were {was or 'random ones'} and are {now or 'random ones'} here"
+        )
+    if found := identity.other_images(before, fresh):
+        raise UserError(
+            f"{path}: --resume: other pictures: it was made with {found[0]}, and {found[1]} are given"
+        )
+
+
+def refuse_other_environment(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """`UserError`, one line, where a variable that changes what is measured was another, as far as the file says."""
+    if found := environment.differences(before, fresh):
+        said = "; ".join(f"{name} was {was} and is {now} here" for name, was, now in found)
+        raise UserError(f"{path}: --resume: {said}; set it as it was, or start a new run")
+
+
+def ask_for_images(path: Path, before: dict[str, Any], data: str | None, own: str | None = None) -> None:
+    """`UserError` where the file was made with images of the user's and none are given, or the other way round.
+
+    `data` is what `--data` says, `own` what the workload's file says.
+    """
+    from ladder.images import prepare as images
+
+    was = before["workload"].get("data")
+    if was == images.USER and data is None and own is None:
+        raise UserError(f"{path}: --resume: it was made with your images: give the same ones with --data")
+    if was == images.SAMPLE and data is not None:
+        raise UserError(f"{path}: --resume: it was made with the sample photographs: leave out --data")
+
+
+def refuse_other_recipes(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
+    """`UserError`, one line, where a rung that was timed is another recipe now."""
+    from stylegan_lite.config import Recipe
+
+    usual = {field.name: field.default for field in dataclasses.fields(Recipe)}
+    planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"]}
+    for rung in before["rungs"]:
+        was, now = rung["recipe"], planned.get(rung["name"])
+        if not rung["rounds"] or was is None or now is None:
+            continue
+        was, now = usual | was, usual | now
+        if other := [key for key in sorted(now) if was.get(key) != now[key]]:
+            key = other[0]
+            raise UserError(
+                f"{path}: --resume: another recipe of {rung['name']}: {key} was {was.get(key)} and is {now[key]} here"
+            )
+
+
+def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None:
+    """`UserError`, one line, where the timed rungs computed with another number of CPU threads than a worker has."""
+    try:
+        threads = pool.first().call("threads")["cpu_threads"]
+    except WorkerFailure:
+        return  # the visits will say what is wrong
+    timed = [rung for rung in sources.records(before) if rung["rounds"]]
+    seen = [(rung.get("settings") or {}).get("cpu_threads") for rung in timed]
+    if other := [count for count in seen if count is not None and threads is not None and count != threads]:
+        raise UserError(
+            f"{path}: --resume: PyTorch computed with {other[0]} CPU threads and has {threads} here; start a new run"
+        )
+
+
+def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dict[str, Any]:
+    """The result in `path`, if `fresh` (what a run started now would be) is the same measurement.
+
+    `rounds` are those asked for now, if any; else the file's count, or the budget of `fresh`. Rungs that failed are
+    tried again, and with them what was skipped for them; what is out of memory or invalid stays out, and so does what
+    showed no receipt or no parity, except at another commit, which may have put receipts and budgets right.
+    Raises `UserError` that says what differs: machine, software, workload, images, rungs, code or environment.
+    """
+    planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"] if rung["recipe"] is not None}
+    result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
+    refuse_another_machine(path, result, fresh)
+    refuse_other_workload(path, result, fresh)
+    ladders = [{"digest": None, **each["ladder"]} for each in (result, fresh)]
+    if ladders[0]["digest"] is None:  # made by an earlier version
+        ladders[1]["digest"] = None
+    if ladders[0] != ladders[1]:
+        raise UserError(f"{path}: --resume: another ladder than this file's was asked for")
+    refuse_other_code(path, result, fresh)
+    refuse_other_environment(path, result, fresh)
+    refuse_other_recipes(path, result, fresh)
+    again = [*TRIED_AGAIN]
+    if fresh["commit"] and sources.commits(result)[-1:] != [fresh["commit"]]:
+        again += [NOT_ENGAGED, FAILED_PARITY]
+    result |= sources.gone_on_with(result, fresh)
+    for rung in [*result["rungs"], *result["twins"]]:
+        if rung["status"] in again:
+            rung.pop("failed_at", None)
+            if not rung.get("inspection"):  # what spoke against it was found by the other code
+                rung.pop("parity", None)
+                rung.pop("receipts", None)
+            rung.update(status="ok" if rung["rounds"] else "n/a", reason=None)
+    record.mark_skipped(result, planned)
+    if rounds is not None:
+        result["protocol"].update(rounds=rounds, fixed=True, budget_s=None)
+    elif not result["protocol"]["fixed"]:
+        result["protocol"]["budget_s"] = fresh["protocol"]["budget_s"]
+    notes = result["protocol"]["notes"]
+    notes[:] = [note for note in notes if not note.startswith("interrupted")]
+    if "resumed" not in notes:
+        notes.append("resumed")
+    result["complete"] = False
+    return result

@@ -1,0 +1,120 @@
+"""Which results belong together: a newer torch, CUDA, cuDNN or Triton begins a new series.
+
+
+A series is one machine, software, workload (by its fields), ladder and mode, quick runs apart. `ladder.results.ranking` says
+which result is shown of each series. A rung's gain at the top is shown beside a staircase of the same series and code.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from pathlib import Path
+from typing import Any
+
+from ladder.results.combine import belonging
+from ladder.results import identity, code_digest, ranking, store as results, sources
+from ladder.plan import modes
+from ladder.base.errors import UserError
+from ladder.base.text import plain
+from ladder.report.view import top_gains
+
+
+def key(result: dict[str, Any], mode: str | None = None) -> tuple[Any, ...]:
+    """Equal for two results of one series; of the series in another `mode` if that is given.
+
+    A workload is told by its fields, a user's ladder by what it says: another of the same name is another series.
+    """
+    protocol = result["protocol"]
+    names = [result[part]["name"] for part in ("machine", "workload", "ladder")]
+    found = [mode or protocol.get("mode", modes.CUMULATIVE), bool(protocol.get("quick"))]
+    found += [identity.of_workload(result["workload"]), result["ladder"].get("digest")]
+    return (*names, *map(str, found), *(str(result["machine"].get(name)) for name in results.SERIES))
+
+
+def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Read results: files as they are named; of a folder the best of each series, merged before their sources.
+
+    A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it; for a named
+    file that is looked for beside it.
+
+    Returns:
+        (results, refused): of a folder's files that are not results, one line each.
+
+    Raises:
+        UserError: a named file is not a result, or there is none at all.
+    """
+    found: list[dict[str, Any]] = []
+    others: list[dict[str, Any]] = []
+    refused: list[str] = []
+    for path in paths:
+        if not path.is_dir():
+            found.append(results.load(path))
+            others += readable(path.parent)
+            continue
+        shown: dict[tuple[Any, ...], dict[str, Any]] = {}
+        read = []
+        for file in sorted(path.rglob("*.json")):
+            try:
+                result = results.load(file)
+            except UserError as error:
+                refused.append(str(error))
+                continue
+            read.append(result)
+        for result in sources.without_sources(read):
+            others.append(result)
+            before = shown.get(key(result))
+            if before is None or ranking.rank(result) > ranking.rank(before):
+                shown[key(result)] = result
+        found += shown.values()
+    if not found:
+        where = ", ".join(str(path) for path in paths)
+        raise UserError(refused[0] if refused else f"{where}: no results here; `ladder run` makes one")
+    return [with_top(result, [*found, *others]) for result in found], refused
+
+
+def of_this_machine(found: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+    """Pick the newest result of this machine among the best of each series; of another machine if it has none.
+
+    A complete staircase of enough rounds stands before others, however new they are.
+
+    Returns:
+        (that result alone, lines that say whose it is and how many others there are).
+    """
+    here = ranking.machines_here()
+    mine = [result for result in found if result["machine"]["name"] in here]
+    picked = max(
+        mine or found, key=lambda each: (ranking.mode(each) == modes.CUMULATIVE, *ranking.standing(each))
+    )
+    said = (
+        [] if mine else [f"no result of this machine ({here[0]}) yet: this is {picked['machine']['name']}'s"]
+    )
+    if others := len(found) - 1:
+        said.append(f"{others} more result{'s' if others > 1 else ''}: `ladder report --all`")
+    return [picked], list(map(plain, said))
+
+
+def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
+    """`result`, if it is cumulative with the gains at the top of the best leave-one-out result among `others`.
+
+    Of the same series, of the same measured code and of the same workload to the last field, or it would be advice on
+    another program.
+    """
+    if key(result) != key(result, modes.CUMULATIVE):
+        return result
+    wanted = key(result, modes.LEAVE_ONE_OUT)
+    same = [
+        other
+        for other in others
+        if key(other) == wanted and not belonging.other_work(other, result) and code_digest.same(other, result)
+    ]
+    chosen = max(same, key=ranking.rank, default=None)
+    return result if chosen is None else {**result, "at_top": top_gains(chosen)}
+
+
+def readable(folder: Path) -> list[dict[str, Any]]:
+    """The results in one folder, those that are none left out."""
+    found = []
+    for path in sorted(Path(folder).glob("*.json")):
+        with contextlib.suppress(UserError):
+            found.append(results.load(path))
+    return found

@@ -1,0 +1,191 @@
+"""What a workload, a ladder and a set of images are, by what they hold: a name or a path decides nothing.
+
+A preset's name stands for its fields. Whoever uses the name for other fields gets another name, and a stranger's file
+that does so is refused. Two workloads of one name with other fields are two series.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import dataclasses
+import functools
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from pathlib import Path
+from typing import Any
+
+IMAGES = "images"  # the key of a result
+ARTICLE = "article"  # a ladder
+DIGITS = 6  # of a workload's or ladder's content
+# What presets held until they were changed: results of then keep their name. Whoever changes a preset adds to it.
+EARLIER = {"tiny": ("43b5b3",)}  # lr, r1_gamma and ema_images of StyleGAN2, until 21 November 2026
+_NOT_CONTENT = ("name", "data")
+
+
+@functools.cache
+def _defaults() -> dict[str, Any]:
+    """The fields that a workload need not name. Imported late: where asv measures a commit, the class is its own."""
+    from stylegan_lite.config import Workload
+
+    found = {field.name: field.default for field in dataclasses.fields(Workload)}
+    return {k: v for k, v in found.items() if k not in _NOT_CONTENT and v is not dataclasses.MISSING}
+
+
+def digest(content: Any, digits: int = DIGITS) -> str:
+    """The first hexadecimal digits of the SHA-256 of plain data."""
+    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:digits]
+
+
+def fields_of(workload: Mapping[str, Any]) -> dict[str, Any]:
+    """What decides the work of a step: every field, those that a file leaves out at their default.
+
+    Neither the name is among them nor the images.
+    """
+    held = {key: value for key, value in workload.items() if key not in _NOT_CONTENT}
+    return {key: _one_number(value) for key, value in (_defaults() | held).items()}
+
+
+def _one_number(value: Any) -> Any:
+    """1 for 1.0, as YAML and JSON write both."""
+    return int(value) if isinstance(value, float) and value.is_integer() else value
+
+
+def of_workload(workload: Mapping[str, Any]) -> str:
+    """Equal for two workloads exactly if their fields are, whatever their names. A new field changes no digest."""
+    usual = fields_of({})
+    told = {k: v for k, v in fields_of(workload).items() if k not in usual or v != usual[k]}
+    return digest(told)
+
+
+@functools.cache
+def _preset(name: str) -> dict[str, Any] | None:
+    from ladder.plan import catalog
+
+    return catalog.load_workload(name)[1] if name in catalog.workloads() else None
+
+
+def of_a_preset(name: str) -> str | None:
+    """The content of the preset of this name, or None where there is no such preset."""
+    preset = _preset(name)
+    return None if preset is None else of_workload(preset)
+
+
+def misnamed(workload: Mapping[str, Any]) -> str | None:
+    """In one line why a workload that has a preset's name is not that preset, or None.
+
+    A field without a default that the file lacks is not known, and held against nobody.
+    """
+    name = workload["name"]
+    if (preset := _preset(name)) is None or of_workload(workload) in EARLIER.get(name, ()):
+        return None
+    held, right = fields_of(workload), fields_of(preset)
+    for key in sorted(held.keys() & right.keys()):
+        if held[key] != right[key]:
+            return f"workload: named like the preset {name}, whose {key} is {right[key]}, not {held[key]}"
+    return None
+
+
+def misordered(result: Mapping[str, Any]) -> str | None:
+    """In one line why ladder or rungs of a result are not ours that have their names, or None.
+
+    The article's order never changes. Other ladders and rungs were changed: of those a result is held to what they are
+    now where it says that they were as they are now.
+    """
+    from ladder.plan import catalog, modes
+
+    name = result["ladder"]["name"]
+    if name not in catalog.ladders():
+        return None
+    now = _of_now(result)
+    names = [rung for rung in result["ladder"]["rungs"] if rung != modes.ALL]
+    if (now or name == ARTICLE) and not _is_part(names, catalog.order(catalog.load_ladder(name))):
+        return f"ladder: named like {name}, but with other rungs or in another order"
+    if not now or result["protocol"].get("mode", modes.CUMULATIVE) == modes.LEAVE_ONE_OUT:
+        return None
+    for rung in result["rungs"]:
+        recipe = rung["recipe"] if rung["rounds"] else None
+        if recipe and rung["name"] in catalog.rungs():
+            change = catalog.load_rung(rung["name"]).change
+            lacks = [key for key in change if key != "workers" and recipe.get(key) != change[key]]
+            if lacks:  # how many loader processes there are depends on the machine
+                return f"rung {rung['name']}: its recipe's {lacks[0]} is {recipe.get(lacks[0])}, not {change[lacks[0]]}"
+    return None
+
+
+def _is_part(names: list[str], order: list[str]) -> bool:
+    """Whether these are names of `order`, in that order."""
+    left = iter(order)
+    return all(name in left for name in names)
+
+
+def _of_now(result: Mapping[str, Any]) -> bool:
+    """Whether a result says that rungs and ladders were what they are here."""
+    from ladder.results import code_digest
+
+    code = result.get(code_digest.KEY) or {}
+    return code.get("rungs") == _rungs_now()
+
+
+@functools.cache
+def _rungs_now() -> str:
+    from ladder.results import code_digest
+
+    return code_digest.digests()["rungs"]
+
+
+def labels(workloads: Iterable[Mapping[str, Any]]) -> dict[tuple[str, str], str]:
+    """What to call each workload, by name and content: its name, with digits of the content where two share it."""
+    pairs = dict.fromkeys((each["name"], of_workload(each)) for each in workloads)
+    names = [name for name, _ in pairs]
+    return {
+        (name, content): name
+        if names.count(name) == 1 or content == of_a_preset(name)
+        else f"{name}-{content}"
+        for name, content in pairs
+    }
+
+
+def other_images(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[str]:
+    """What each of two results was made with, where that differs; nothing where one of them does not say."""
+    from ladder.machine import environment
+
+    if not all(environment.KEY in each for each in (first, other)):  # made by an earlier version
+        return []
+    pair = [each.get(IMAGES) for each in (first, other)]
+    if pair[0] == pair[1]:
+        return []
+    return [
+        f"{each['count']} images (#{each['digest'][:8]})" if each else "none of the user's" for each in pair
+    ]
+
+
+def of_images(path: str | Path | None) -> dict[str, Any] | None:
+    """{"count", "digest"} of a user's prepared images, by what they hold; None for ours, which the code decides.
+
+    The digest is kept beside the folder `path`, where that can be written: a large set takes seconds.
+    """
+    from ladder.images import prepare as images
+
+    if path is None:
+        return None
+    folder = Path(path)
+    try:
+        made = json.loads(folder.with_name("manifest.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None
+    if made.get("source") != images.USER:
+        return None
+    names = sorted(file.name for file in folder.glob("*.jpg"))
+    kept = folder.with_name("digest")
+    with contextlib.suppress(OSError, ValueError):
+        found = json.loads(kept.read_text())
+        if found.keys() == {"count", "digest"} and found["count"] == len(names):
+            return found
+    whole = hashlib.sha256()
+    for name in names:
+        whole.update(hashlib.sha256((folder / name).read_bytes()).digest())
+    found = {"count": len(names), "digest": whole.hexdigest()[:16]}
+    with contextlib.suppress(OSError):
+        kept.write_text(json.dumps(found))
+    return found

@@ -1,0 +1,79 @@
+"""Which stored result is shown of several: the one with the most rungs, then rounds, then the newest.
+
+Nothing here imports numpy or torch: `ladder list` and `ladder show` look into stored results, too.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterable
+from pathlib import Path
+from typing import Any
+
+from ladder.machine import system
+from ladder.results import store as results
+from ladder.base.errors import UserError
+
+Result = dict[str, Any]
+Stored = tuple[Path, Result]
+CUMULATIVE, LEAVE_ONE_OUT = "cumulative", "leave-one-out"  # as in ladder.plan.modes, which imports numpy
+
+
+def rank(result: Result) -> tuple[bool, bool, int, int, bool, str]:
+    """Return what a result is compared by; the larger is shown.
+
+    Several rungs stand before one, which shows no gain; then runs that are not quick, more rungs with a number, rounds
+    (as far as they are needed), complete runs, and the newest.
+    """
+    timed = sum(rung["status"] == "ok" for rung in result["rungs"])
+    rounds = min(fewest_rounds(result), results.FEWEST_ROUNDS)
+    quick = bool(result["protocol"].get("quick"))
+    return timed > 1, not quick, timed, rounds, bool(result["complete"]), result["started"]
+
+
+def fewest_rounds(result: Result) -> int:
+    """Return the rounds of the rung that has the fewest, among those with a number.
+
+    An allocator's retry voids a round. A file that holds no rounds has those that its protocol says.
+    """
+    timed = [rung for rung in result["rungs"] if rung["status"] == "ok"]
+    counts = [sum(not visit.get("alloc_retries") for visit in rung["rounds"]) for rung in timed]
+    planned = result["protocol"].get("rounds")
+    return min(counts) if any(counts) else planned if isinstance(planned, int) else 0
+
+
+def mode(result: Result) -> str:
+    """Return the mode of a run; results of before there were modes are staircases."""
+    return result["protocol"].get("mode") or CUMULATIVE
+
+
+def machines_here() -> list[str]:
+    """Return the names under which this machine's results are stored: its GPUs', then its CPU's. Without torch."""
+    names = [gpu["name"] for gpu in system.gpus_seen()]
+    return list(dict.fromkeys(map(results.slug, [*names, system.cpu_name()])))
+
+
+def stored(folder: Path, machines: Iterable[str]) -> list[Stored]:
+    """Return the readable results of these machines under ``folder``, with their files."""
+    found = []
+    for name in machines:
+        for path in sorted((folder / name).glob("*.json")):
+            with contextlib.suppress(UserError):
+                found.append((path, results.load(path)))
+    return found
+
+
+def standing(result: Result) -> tuple[bool, bool, bool, bool, str]:
+    """Return what results of several workloads and ladders are compared by: whole and quotable, then the newest."""
+    several, not_quick, _, rounds, complete, started = rank(result)
+    return several, not_quick, rounds >= results.FEWEST_ROUNDS, complete, started
+
+
+def newest(found: Iterable[Stored]) -> Stored | None:
+    """Return the result of highest standing with its file, None if there is none."""
+    return max(found, key=lambda each: standing(each[1]), default=None)
+
+
+def rung_of(result: Result, name: str) -> dict[str, Any] | None:
+    """Return the rung's record if it has a number."""
+    return next((rung for rung in result["rungs"] if rung["name"] == name and rung["status"] == "ok"), None)

@@ -1,0 +1,354 @@
+"""Result files: where they go, how they are written and what is accepted as one.
+
+One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.json`; `ladder.results.record` makes it. A
+missing number is null; NaN and infinity are refused, on the way out and on the way in. What is checked here keeps
+the project's own readers safe; `ladder.publish.validation.validate` is stricter, for files that come from a stranger.
+"""
+
+import contextlib
+import datetime
+import errno
+import fcntl
+import json
+import math
+import os
+import re
+from collections.abc import Iterator, Sequence
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.files import replacing
+
+SCHEMA = 1
+SMOKE_NOTE = "CPU smoke test: not to be quoted"
+FEWEST_ROUNDS = 3  # of what is quoted: the protocol of a run makes no fewer, whatever its budget
+STATUSES = ("ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")
+OUT = STATUSES[2:]  # what takes a rung out of a run
+SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
+SERIES = ("name", "gpu", "cpu", "cores", "device", *SOFTWARE)  # whose times may stand side by side
+_TOP = {
+    "schema": int,
+    "machine": dict,
+    "workload": dict,
+    "ladder": dict,
+    "protocol": dict,
+    "commit": (str, type(None)),
+    "dirty": (bool, type(None)),
+    "complete": bool,
+    "started": str,
+    "seconds": (int, float),
+    "baseline": (str, type(None)),
+    "rungs": list,
+}
+NUMBERS = (
+    "step_ms",
+    "q25_ms",
+    "q75_ms",
+    "speedup_previous",
+    "speedup_total",
+    "main_ms",
+    "main_speedup_total",
+    "images_per_s",
+    "peak_reserved_bytes",
+    "peak_allocated_bytes",
+    "prepare_s",
+)
+MOST_DEPTH = 8
+_LONGEST_NUMBER = 32  # characters; an integer of 400 digits overflows a float, one of 100,000 takes seconds
+
+LONGEST_TEXT = 96
+TEXT = re.compile(rf"[A-Za-z0-9 ._()+:@,/'#=-]{{1,{LONGEST_TEXT}}}")
+_SPELLED = str.maketrans(
+    {
+        "[": "(",
+        "]": ")",
+        "{": "(",
+        "}": ")",
+        "<": "(",
+        ">": ")",
+        '"': "'",
+        "`": "'",
+        ";": ",",
+        "|": "/",
+        "\\": "/",
+    }
+    | {"%": " percent", "&": "+", "*": "x", "×": "x", "µ": "u", "!": ".", "?": "."}
+)
+# A JSON string, or its beginning if the file ends inside. It always matches, so that no file can make it slow.
+_STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
+
+
+def slug(text: str) -> str:
+    """`text` as a file-name part of [a-z0-9._-]: 'Intel(R) Xeon(R) CPU @ 2.20GHz' -> 'intel-xeon-cpu-2.20ghz'."""
+    text = re.sub(r"\((r|tm|c)\)", " ", text.lower())
+    return re.sub(r"-{2,}", "-", re.sub(r"[^a-z0-9._]+", "-", text)).strip("-._") or "unknown"
+
+
+def path_for(out: Path, result: dict[str, Any]) -> Path:
+    """The file of `result` under the folder `out`."""
+    name = (
+        f"{slug(result['workload']['name'])}-{slug(result['ladder']['name'])}-{stamp(result['started'])}.json"
+    )
+    return Path(out) / slug(result["machine"]["name"]) / name
+
+
+def stamp(time: str) -> str:
+    """Return a UTC time as a file-name part: 2026-11-21T10:15:00+00:00 -> 20261121T101500Z."""
+    return re.sub(r"[-:]|\.\d+|\+00:00$", "", time).rstrip("Z") + "Z"
+
+
+def place(path: Path, result: dict[str, Any]) -> Path:
+    """Return the file for a result that is named by its machine: ``path``, or its name with the time of the run.
+
+    A file is replaced by the run that wrote it (`--resume`), and by another one of the same host and commit. What
+    another host of the same name or another commit left there, as in a fresh clone, stays beside the new one.
+    """
+    if not path.exists() or same_run(path, result):
+        return path
+    now = datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds")
+    return path.with_stem(f"{path.stem}-{stamp(result.get('started') or now)}")
+
+
+def same_run(path: Path, result: dict[str, Any]) -> bool:
+    """Return whether a file holds an earlier state of the same run, or a run of the same host and commit."""
+    try:
+        before = read(path)
+    except UserError:
+        return False
+    now = fit({key: result.get(key) for key in ("machine", "commit", "started")})
+    if not isinstance(before, dict):
+        return False
+    if now["started"] and now["started"] == before.get("started"):
+        return True
+    return all(now[key] == before.get(key) for key in ("machine", "commit"))
+
+
+def write(path: Path, data: dict[str, Any]) -> None:
+    """Write `data`, with its texts made `fit`, so that `path` is always the old file or the whole new one. OSError."""
+    text = json.dumps(fit(data), indent=1, allow_nan=False, ensure_ascii=True) + "\n"
+    path = Path(path)
+    path.parent.mkdir(parents=True, exist_ok=True)
+    with replacing(path) as temporary:
+        temporary.write_text(text, encoding="utf-8")
+
+
+def display(text: str) -> str:
+    """`text` as a result may hold it: at most 96 characters, each a letter, digit or one of ` ._()+:@,/'#=-`.
+
+    An exception's message becomes a reason this way: "Triton Error [CUDA]" -> "Triton Error (CUDA)".
+    """
+    text = re.sub(r"[^A-Za-z0-9 ._()+:@,/'#=-]", "-", " ".join(text.split()).translate(_SPELLED))
+    return (text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3].rstrip() + "...") or "-"
+
+
+def fit(data: Any) -> Any:
+    """A copy of plain data in which every text is one that `ladder validate` accepts; keys are left alone."""
+    if isinstance(data, str):
+        return data if TEXT.fullmatch(data) else display(data)
+    if isinstance(data, dict):
+        return {key: fit(value) for key, value in data.items()}
+    return [fit(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def cautions(
+    device: str, rounds: int, dirty: bool | None, complete: bool, also: Sequence[str] = ()
+) -> list[str]:
+    """Why the figures of a result must not be quoted, if they must not; `also` are reasons of its kind."""
+    found = [SMOKE_NOTE] * (device == "cpu")
+    found += [f"fewer than {FEWEST_ROUNDS} rounds: not to be quoted"] * (rounds < FEWEST_ROUNDS)
+    found += [*also, *["dirty work tree: not to be published"] * bool(dirty)]
+    return found + ["interrupted"] * (not complete)
+
+
+def commit_words(result: dict[str, Any]) -> str:
+    """The commit of a result as a page names it: "1be53ce9247e", "unknown", "1be53ce9247e with changes"."""
+    return (result["commit"] or "unknown")[:12] + (" with changes" if result["dirty"] else "")
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read and check one result file. Raises `UserError` with one line that says what is wrong and where."""
+    data = read(path)
+    if problem := check(data):
+        raise UserError(f"{path}: {problem}")
+    return data
+
+
+def read(path: Path) -> Any:
+    """What a result file holds, of whatever kind, not checked. Raises `UserError` as `load` does."""
+    path = Path(path)
+    try:
+        return parse(path.read_bytes())
+    except OSError as error:
+        raise UserError(f"{path}: cannot be read: {error.strerror}") from None
+    except ValueError as error:
+        raise UserError(f"{path}: not a result file: {error}") from None
+
+
+def parse(raw: bytes, constants: bool = False) -> Any:
+    """The JSON of a result file. ValueError, in one line, where it is not JSON or not plain enough to be handled:
+    nested too deep, a number that is not finite, a key given twice. `constants` lets NaN and Infinity through.
+    """
+    depth = 0
+    for bracket in re.findall(rb"[\[{\]}]", _STRING.sub(b"", raw)):
+        depth += 1 if bracket in b"[{" else -1
+        if depth > MOST_DEPTH:
+            raise ValueError(f"nested too deep, a result has at most {MOST_DEPTH} levels")
+    try:
+        return json.loads(
+            raw.decode("utf-8"),
+            parse_constant=float if constants else _refuse_constant,
+            parse_int=_integer,
+            parse_float=_finite,
+            object_pairs_hook=_no_key_twice,
+        )
+    except UnicodeDecodeError:
+        raise ValueError("not UTF-8 text") from None
+    except RecursionError:
+        raise ValueError("nested too deep") from None
+
+
+def _refuse_constant(name: str) -> None:
+    raise ValueError(f"{name} is not allowed, a missing number is null")
+
+
+def _integer(text: str) -> int:
+    if len(text) > _LONGEST_NUMBER:
+        raise ValueError(f"a number of {len(text)} characters")
+    return int(text)
+
+
+def _finite(text: str) -> float:
+    if len(text) > _LONGEST_NUMBER or not math.isfinite(value := float(text)):
+        raise ValueError(f"the number {text[:_LONGEST_NUMBER]} is too large or too long")
+    return value
+
+
+def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+    found = dict(pairs)
+    if len(found) < len(pairs):
+        seen: set[str] = set()
+        twice = next(key for key, _ in pairs if key in seen or seen.add(key))
+        raise ValueError(f"the key {twice[:40]!a} is given twice")
+    return found
+
+
+def check(data: Any) -> str | None:
+    """What is wrong with a result, in one line, or None."""
+    if not isinstance(data, dict) or "schema" not in data:
+        return 'not a result file: expected an object with "schema"'
+    if data["schema"] != SCHEMA:
+        return f"schema {data['schema']!r} is not known here, expected {SCHEMA}"
+    for key, kind in _TOP.items():
+        if key not in data:
+            return f'"{key}" is missing'
+        if not isinstance(data[key], kind):
+            return f'"{key}" has the wrong type, {type(data[key]).__name__}'
+    for part in ("machine", "workload", "ladder"):
+        if not isinstance(data[part].get("name"), str):
+            return f'"{part}" has no "name"'
+    merged = data.get("merged", [])
+    if not isinstance(merged, list) or not all(isinstance(run, dict) and "started" in run for run in merged):
+        return '"merged" is not a list of runs'
+    commits = data.get("commits", [])
+    if not isinstance(commits, list) or not all(isinstance(commit, str) for commit in commits):
+        return '"commits" is not a list of commits'
+    if not isinstance(data.get("measured_code", {}), dict):
+        return '"measured_code" is not an object'
+    for index, rung in enumerate(data["rungs"]):
+        if problem := _check_rung(rung):
+            name = rung.get("name") if isinstance(rung, dict) else None
+            return f"rung {name if isinstance(name, str) else index}: {problem}"
+    return None
+
+
+def _check_rung(rung: Any) -> str | None:
+    if not isinstance(rung, dict) or not isinstance(rung.get("name"), str):
+        return "expected an object with a name"
+    if rung.get("status") not in STATUSES:
+        return f'"status" is {rung.get("status")!r}, expected one of {", ".join(STATUSES)}'
+    for key in NUMBERS:
+        if key not in rung:
+            return f'"{key}" is missing'
+        if rung[key] is not None and not _positive(rung[key]):
+            return f'"{key}" is {rung[key]!r}, expected a number above 0 or null'
+    interval, share = rung.get("interval_ms"), rung.get("host_bound")
+    if interval is not None and not (
+        isinstance(interval, list) and len(interval) == 2 and all(map(_positive, interval))
+    ):
+        return '"interval_ms" is not a pair of numbers above 0, nor null'
+    if share is not None and not (share == 0 or (_positive(share) and share <= 1)):
+        return f'"host_bound" is {share!r}, expected a share from 0 to 1 or null'
+    for key in ("samples_ms", "rounds"):
+        if not isinstance(rung.get(key), list):
+            return f'"{key}" is not a list'
+    if not all(map(_positive, rung["samples_ms"])):
+        return '"samples_ms" holds something other than numbers above 0'
+    for number, visit in enumerate(rung["rounds"]):
+        if not isinstance(visit, dict):
+            return f'"rounds" {number} is not an object'
+        for key in ("samples_ms", "event_ms"):
+            times = visit.get(key)
+            if times is not None and not (isinstance(times, list) and all(map(_positive, times))):
+                return f'"rounds" {number}: "{key}" holds something other than numbers above 0'
+    if rung["status"] == "ok" and rung["step_ms"] is None:
+        return 'status "ok" without "step_ms"'
+    return None
+
+
+def _positive(value: Any) -> bool:
+    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
+    """Hold `folder` for one run; it is made if missing, and goes again if nothing came into it.
+
+    `name` says which results of the folder are held, where runs with others may write beside them.
+
+    Raises `UserError` if another run has it or it cannot be written.
+    """
+    folder = Path(folder)
+    path = folder / f".{name}.lock" if name else folder / ".lock"
+    made: list[Path] = []
+    try:
+        handle = _take_lock(path, made)
+    except BlockingIOError:
+        raise UserError(
+            f"{folder}: another run is writing here; wait for it or name another folder with --out"
+        ) from None
+    except OSError as error:
+        why = error.strerror
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+            why = "its file system has no locks; name a folder of another one with --out"
+        raise UserError(f"{folder}: results cannot be written here: {why}") from None
+    try:
+        yield
+    finally:
+        path.unlink(
+            missing_ok=True
+        )  # while still held: whoever opened it meanwhile sees that it is gone and tries again
+        os.close(handle)
+        with contextlib.suppress(OSError):  # what is not empty stays
+            for each in made:
+                each.rmdir()
+
+
+def _take_lock(path: Path, made: list[Path]) -> int:
+    """Open and lock the file, or raise OSError; folders that are made for it, the deepest first, go into `made`."""
+    while True:
+        made += [each for each in path.parents if not each.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # another run has just removed the folder that it had made
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(handle).st_ino == os.stat(path).st_ino:
+                return handle
+        os.close(handle)

@@ -1,0 +1,226 @@
+"""Damages result files and YAML files by the thousand and sees what becomes of them: `python -m ladder.fuzz`.
+
+Each file is damaged in one way (`ladder.selfcheck.fuzz.mutations`), read as if a stranger had sent it, and, if it is
+accepted, shown and copied as it would be. Three things must never happen: an exception other than the one-line
+refusal, a write outside the output folder, more than two seconds of CPU time. The same seed makes the same files,
+whatever the order.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import os
+import random
+import sys
+import tempfile
+import time
+from collections.abc import Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import describe
+from ladder.base.paths import ROOT
+from ladder.machine import system
+from ladder.results import record
+from ladder.results import store as results
+from ladder.selfcheck.fuzz import mutations
+from ladder.selfcheck.fuzz import targets as fuzztargets
+from ladder.selfcheck.fuzz.targets import Target
+
+OUT = ROOT / "results" / "faults"
+LIMIT_S = 2.0  # of CPU time
+WAITING = 10  # times as long by the clock
+RARELY = 400  # one file in so many is far too long
+FILES, YAML = 100_000, 10_000
+TITLES = {"results": "Result files, ours and asv's", "yaml": "YAML files"}
+COUNTS = ("count", "accepted", "refused", "exceptions", "writes_outside")
+
+
+@dataclass
+class Row:
+    """What became of the files that were damaged in one way."""
+
+    file: str
+    damage: str
+    count: int = 0
+    accepted: int = 0
+    refused: int = 0
+    exceptions: int = 0
+    writes_outside: int = 0
+    slowest_s: float = 0.0
+    findings: list[str] = field(default_factory=list)
+
+
+# --- the run ------------------------------------------------------------------------------------------------------
+
+
+@dataclass
+class Fuzz:
+    """Damages files in a folder of its own; `rows` by kind of file and damage."""
+
+    folder: Path
+    seed: int = 0
+    rows: dict[tuple[str, str], Row] = field(default_factory=dict)
+    slowest: dict[str, Any] = field(default_factory=dict)
+
+    def damage(self, among: list[Target], index: int, kind: str) -> None:
+        """File number `index` of a kind ("results" or "yaml"): make it, have it read, count what came of it."""
+        draw = random.Random(f"{self.seed} {kind} {index}")
+        (target,) = draw.choices(among, [each.weight for each in among])
+        ways = mutations.RARE if index % RARELY == RARELY - 1 else target.ways
+        damage = draw.choice(sorted(ways))
+        raw = ways[damage](draw.choice(target.bases), draw)
+        if draw.random() < 0.1:  # some are damaged twice
+            raw = target.ways[draw.choice(sorted(target.ways))](raw, draw)
+        row = self.rows.setdefault((target.name, damage), Row(target.name, damage))
+        row.count += 1
+        path, out = self.folder / "in" / target.place, self.folder / "out"
+        path.write_bytes(raw)
+        verdict, seconds = self._read(target, path, out, row)
+        if seconds > LIMIT_S:  # a collection of garbage is in it once, a slow file is slow always
+            verdict, again = self._read(target, path, out, row)
+            seconds = min(seconds, again)
+            if seconds > LIMIT_S:
+                row.findings.append(f"{kind} {index}: {seconds:.1f} s")
+        if verdict == "accepted":
+            row.accepted += 1
+        elif verdict == "refused":
+            row.refused += 1
+        else:
+            row.exceptions += 1
+            row.findings.append(results.display(f"{kind} {index}: {verdict}"))
+        path.write_bytes(target.bases[0])  # it lies beside the next one that is damaged
+        row.slowest_s = max(row.slowest_s, seconds)
+        if seconds > self.slowest.get("seconds", 0):
+            self.slowest = {"file": target.name, "damage": damage, "bytes": len(raw), "number": index}
+            self.slowest["seconds"] = seconds
+
+    def _read(self, target: Target, path: Path, out: Path, row: Row) -> tuple[str, float]:
+        with fuzztargets.watched(self.folder) as outside:
+            begin, began = time.process_time(), time.perf_counter()
+            try:
+                verdict = target.read(path, out)
+            except Exception as error:  # what is looked for
+                verdict = describe(error)
+            # CPU time, which other programs do not stretch; what waits is found by the clock
+            seconds = max(time.process_time() - begin, (time.perf_counter() - began) / WAITING)
+            if outside:
+                row.writes_outside += len(outside)
+                row.findings.append(results.display(f"wrote to {os.path.basename(outside[0])}"))
+        return verdict, seconds
+
+    def lay_out(self, among: list[Target]) -> None:
+        """The genuine files that lie beside those that are damaged."""
+        (self.folder / "out").mkdir()
+        for target in among:
+            path = self.folder / "in" / target.place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_bytes(target.bases[0])
+
+
+def run(kind: str, count: int, seed: int = 0, tell: Callable[[str], None] | None = None) -> Fuzz:
+    """Damage so many files of a kind, "results" or "yaml", one after the other."""
+    ways = mutations.JSON if kind == "results" else mutations.YAML
+    among = [target for target in fuzztargets.targets() if target.ways is ways]
+    with tempfile.TemporaryDirectory(prefix="ladder-fuzz-") as folder:
+        fuzz = Fuzz(Path(os.path.realpath(folder)), seed)
+        fuzz.lay_out(among)
+        told = time.monotonic()
+        for index in range(count):
+            fuzz.damage(among, index, kind)
+            if tell and time.monotonic() - told > 15:
+                told = time.monotonic()
+                tell(f"{kind}: {index + 1} of {count}")
+    return fuzz
+
+
+def outcome(fuzz: Fuzz, commit: str | None, dirty: bool | None) -> dict[str, Any]:
+    """What the result file holds of one kind; `commit` is what was there when the run began."""
+    rows = [fuzz.rows[key] for key in sorted(fuzz.rows)]
+    return {
+        "commit": commit,
+        "dirty": dirty,
+        "seed": fuzz.seed,
+        "total": {key: sum(getattr(row, key) for row in rows) for key in COUNTS},
+        "slowest": {**fuzz.slowest, "seconds": round(fuzz.slowest["seconds"], 3)},
+        "findings": [finding for row in rows for finding in row.findings][:100],
+        "rows": [
+            {"file": row.file, "damage": row.damage, **{key: getattr(row, key) for key in COUNTS}}
+            | {"slowest_s": round(row.slowest_s, 3)}
+            for row in rows
+        ],
+    }
+
+
+def markdown(data: dict[str, Any]) -> str:
+    """The same as tables."""
+    facts = data["machine"]
+    lines = [
+        "# Damaged files and what became of them",
+        "",
+        "`python -m ladder.fuzz` damages files, each in the way that its row names, and reads them as if strangers had"
+        " sent them; what is accepted is shown and copied. Exceptions, writes outside the output folder and files that"
+        f" take more than {data['limit_s']:g} s must not be. {facts['cpu']}, Python {facts['python']}.",
+    ]
+    for kind, found in data["kinds"].items():
+        total, slowest = found["total"], found["slowest"]
+        commit = results.commit_words(found)
+        lines += [
+            "",
+            f"## {TITLES[kind]}",
+            "",
+            f"{total['count']}: {total['accepted']} accepted, {total['refused']} refused in one line,"
+            f" {total['exceptions']} exceptions, {total['writes_outside']} writes outside. The slowest took"
+            f" {slowest['seconds']} s of CPU time: {slowest['file']}, {slowest['damage']}, {slowest['bytes']} bytes."
+            f" Seed {found['seed']}, commit {commit}.",
+            "",
+            "| file | damage | count | accepted | refused | exceptions | writes outside | slowest |",
+            "|---|---|---:|---:|---:|---:|---:|---:|",
+        ]
+        for row in found["rows"]:
+            cells = [
+                row["file"],
+                row["damage"],
+                *(str(row[key]) for key in COUNTS),
+                f"{row['slowest_s']:.3f} s",
+            ]
+            lines.append("| " + " | ".join(cells) + " |")
+        lines += [f"\nFound: {finding}" for finding in found["findings"]]
+    return "\n".join(lines) + "\n"
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m ladder.fuzz",
+        description=__doc__.splitlines()[0],
+        epilog="A kind of which 0 are asked for keeps what is recorded of it.",
+    )
+    parser.add_argument(
+        "--results", type=int, default=FILES, metavar="N", help="result files, ours and asv's"
+    )
+    parser.add_argument("--yaml", type=int, default=YAML, metavar="N", help="workloads, ladders and others")
+    parser.add_argument("--seed", type=int, default=0)
+    parser.add_argument("--out", type=Path, default=OUT, help="where fuzz.json and fuzz.md go")
+    asked = parser.parse_args(arguments)
+    path, findings = asked.out / "fuzz.json", []
+    kept = json.loads(path.read_text())["kinds"] if path.is_file() else {}
+    for kind, count in (("results", asked.results), ("yaml", asked.yaml)):
+        if count:
+            code = record.commit_of(ROOT)
+            fuzz = run(kind, count, asked.seed, lambda line: print(line, file=sys.stderr, flush=True))
+            kept[kind] = outcome(fuzz, *code)
+            findings += kept[kind]["findings"]
+    data = {"schema": 1, "what": "fuzz", "machine": system.facts("cpu"), "limit_s": LIMIT_S}
+    data = results.fit(data | {"kinds": {kind: kept[kind] for kind in TITLES if kind in kept}})
+    results.write(path, data)
+    (asked.out / "fuzz.md").write_text(markdown(data), encoding="utf-8")
+    print(f"{asked.results + asked.yaml} files, {len(findings)} findings: {asked.out / 'fuzz.md'}")
+    for line in findings:
+        print(line)
+    return 1 if findings else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

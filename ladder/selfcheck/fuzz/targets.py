@@ -1,0 +1,310 @@
+"""What `ladder.selfcheck.fuzz` damages, who reads it, and what is watched meanwhile."""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import sys
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import yaml
+from asv.results import Results
+
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.base.rules import shown
+from ladder.plan import catalog
+from ladder.publish.history import series as asvseries
+from ladder.publish.validation import asv_accepted, asv_checks, validate
+from ladder.report import tables
+from ladder.results import store as results
+from ladder.selfcheck.fuzz import bases as fuzzbases
+from ladder.selfcheck.fuzz import mutations
+from ladder.selfcheck.fuzz.mutations import Mutation
+from ladder.studies.claims import report as claimsreport
+from ladder.studies.kernelbench import report as kernelreport
+from ladder.studies.precision import report as precisionreport
+from ladder.studies.roofline import view as roofline_view
+from stylegan_lite.config import Recipe
+
+RESULTS = ROOT / "results"
+PAGES: dict[str, Callable[[dict[str, Any]], str]] = {  # how an accepted result of another kind is shown
+    "claims": claimsreport.markdown,
+    "kernels": kernelreport.markdown,
+    "precision": precisionreport.markdown,
+    "roofline": roofline_view.markdown,
+}
+
+# What becomes of a damaged file: "accepted", or "refused" in one good line. Anything else is an exception.
+Read = Callable[[Path, Path], str]
+
+
+class Uncaught(Exception):
+    """Something that a stranger's file brought about and must not."""
+
+
+@dataclass
+class Target:
+    """A kind of file: genuine ones to be damaged, how, where they lie, and who reads them."""
+
+    name: str
+    bases: list[bytes]
+    ways: dict[str, Mutation]
+    place: Path  # under the folder of the damaged files
+    read: Read
+    weight: int = 1  # of a hundred files of its kind, so many or more
+
+
+# --- what is watched ----------------------------------------------------------------------------------------------
+
+_allowed: list[str] = []  # while something is being read: folders that may be written to; else empty
+_outside: list[str] = []
+_hooked = False
+_WRITES = {
+    "os.mkdir",
+    "os.rename",
+    "os.remove",
+    "os.rmdir",
+    "os.link",
+    "os.symlink",
+    "os.truncate",
+    "os.chmod",
+}
+_FLAGS = os.O_WRONLY | os.O_RDWR | os.O_CREAT | os.O_TRUNC
+
+
+def _audit(event: str, arguments: tuple[Any, ...]) -> None:
+    if not _allowed:
+        return
+    if event == "open":
+        path, _, flags = arguments
+        paths = [path] if isinstance(flags, int) and flags & _FLAGS else []
+    elif event in _WRITES:
+        paths = [each for each in arguments[:2] if isinstance(each, str | bytes | os.PathLike)]
+    elif event in ("os.system", "os.exec", "pickle.find_class"):
+        paths = [event]
+    else:
+        return
+    for path in paths:
+        where = os.path.abspath(os.fsdecode(path)) if not isinstance(path, int) else ""
+        if where and where != os.devnull and not where.startswith(tuple(_allowed)):
+            _outside.append(where)
+
+
+@contextmanager
+def watched(folder: Path) -> Iterator[list[str]]:
+    """What is written outside `folder` in the meantime (Python's audit events); the list fills as it happens."""
+    global _hooked
+    if not _hooked:
+        sys.addaudithook(_audit)
+        _hooked = True
+    _outside.clear()
+    _allowed.append(str(folder) + os.sep)
+    try:
+        yield _outside
+    finally:
+        _allowed.clear()
+
+
+# --- who reads ----------------------------------------------------------------------------------------------------
+
+
+def _line(problem: str) -> str:
+    """ "refused", if the reason is what any terminal can print in one line and was foreseen."""
+    if not (problem.isascii() and problem.isprintable() and len(problem) < 500):
+        raise Uncaught(f"a reason that is not one plain line: {ascii(problem)[:80]}")
+    if problem.startswith("not a result file: ") and problem.rpartition(" ")[2].endswith(
+        ("Error", "Exception")
+    ):
+        raise Uncaught(problem)  # the last resort of ladder.publish.validation.validate
+    return "refused"
+
+
+def read_result(path: Path, out: Path) -> str:
+    """A result of ours: judged, and if it is accepted shown as table, Markdown and CSV."""
+    if problem := validate.problem_of(path):
+        return _line(problem)
+    data = json.loads(path.read_bytes())
+    if "kind" not in data:
+        result = results.load(path)
+        (out / "table.md").write_text(tables.markdown(result), encoding="utf-8")
+        (out / "table.csv").write_text(tables.csv_text([result]), encoding="utf-8")
+    elif markdown := PAGES.get(data["kind"]):
+        (out / "page.md").write_text(markdown(data), encoding="utf-8")
+    return "accepted"
+
+
+def read_comparison(path: Path, out: Path) -> str:
+    """A comparison, as the second stage of the GPU's workflow reads what a pull request's run left."""
+    from ladder.publish.regressions import report as page
+    from ladder.publish.regressions import schema as accepting
+
+    try:
+        found = accepting.load(path)
+    except UserError as error:
+        return _line(str(error))
+    (out / "comparison.md").write_text(page.markdown(found), encoding="utf-8")
+    (out / "comparison.txt").write_text(page.text(found), encoding="utf-8")
+    return "accepted"
+
+
+def read_asv(path: Path, out: Path) -> str:
+    """A file of asv's: judged, and if it is accepted copied with its folder and read by asv itself."""
+    if problem := validate.problem_of(path):
+        return _line(problem)
+    source = next(parent for parent in path.parents if parent.name == "asv")
+    into = out / "accepted"
+    _empty(into)
+    for row in asv_accepted.accepted(source, into, root=None):
+        if row.problem:
+            _line(row.problem)
+    for copied in into.glob("*/*.json"):
+        if asv_checks.kind_of(copied) == "results":
+            Results.load(str(copied), machine_name=copied.parent.name)
+    asvseries.points(into)
+    return "accepted"
+
+
+def reading_yaml(load: Callable[[Path], Any]) -> Read:
+    def read(path: Path, out: Path) -> str:
+        try:
+            load(path)
+        except UserError as error:
+            if "\n" in str(error) or (not str(error).isprintable() and len(str(error)) > 1000):
+                raise Uncaught(f"a reason of several lines: {shown(str(error))}") from None
+            return "refused"
+        return "accepted"
+
+    return read
+
+
+def _empty(folder: Path) -> None:
+    for path in sorted(folder.rglob("*"), reverse=True):
+        path.rmdir() if path.is_dir() and not path.is_symlink() else path.unlink()
+
+
+# --- what is damaged ----------------------------------------------------------------------------------------------
+
+
+def targets() -> list[Target]:
+    """Our results first, then asv's, then YAML. Bases are the committed results, and those cut small."""
+    ours = _held((RESULTS / "ladder").glob("*/*.json"))
+    small = [json.dumps(cut).encode() for raw in ours if (cut := _small(json.loads(raw)))]
+    others = _held(RESULTS.glob("*/*-tuning.json"))
+    found = [
+        Target("ladder run's", [*small] * 6 + ours, mutations.JSON, Path("result.json"), read_result, 45),
+        Target("kernels.tuning's", others, mutations.JSON, Path("tuning.json"), read_result, 5),
+    ]
+    found += [*_other_kinds(), *_asv_targets()]
+    found += [
+        Target(name, bases, mutations.YAML, Path("file.yaml"), reading_yaml(load))
+        for name, bases, load in _yaml_readers()
+    ]
+    return [target for target in found if target.bases]
+
+
+def _small(result: dict[str, Any]) -> dict[str, Any] | None:
+    """Two rungs of two rounds, so that thousands of files take minutes; None if that is not there."""
+    result["rungs"] = [rung for rung in result["rungs"] if rung["status"] == "ok"][:2]
+    if not result["rungs"] or not result["complete"]:
+        return None
+    result["ladder"]["rungs"] = [rung["name"] for rung in result["rungs"]]
+    result["baseline"] = result["ladder"]["rungs"][0]
+    result["twins"] = []
+    for rung in result["rungs"]:
+        rung["rounds"] = rung["rounds"][:2]
+        rung["samples_ms"] = [each for visit in rung["rounds"] for each in visit["samples_ms"]]
+        rung["step_ms"] = rung["q25_ms"] = rung["q75_ms"] = rung["samples_ms"][0]
+    return result
+
+
+def _other_kinds() -> list[Target]:
+    """Claims, rooflines, kernels, precisions and comparisons. Large ones are mostly damaged when cut small."""
+    folder = RESULTS
+    claims, rooflines = (_held((folder / name).glob("*.json")) for name in ("claims", "roofline"))
+    compared = _held((folder / "compare").glob("*/*.json"))
+    small = [_small_claims(raw) for raw in claims]
+    machine = json.loads(claims[0])["machine"]
+    kinds = {
+        "claims": ("claims", [*small * 9, *claims]),
+        "kernels": ("ladder kernels'", [fuzzbases.kernels(machine)]),
+        "precision": ("ladder precision's", [fuzzbases.of_precision(machine)]),
+        "sustained": ("ladder sustain's", [fuzzbases.of_sustained(machine)]),
+        "upstream": ("ladder upstream's", [fuzzbases.of_upstream(machine)]),
+        "roofline": ("rooflines", rooflines),
+    }
+    found = [
+        Target(name, held, mutations.JSON, Path("others", f"{kind}.json"), read_result, 8)
+        for kind, (name, held) in kinds.items()
+    ]
+    place = Path("others", "comparison.json")
+    return [*found, Target("comparisons", compared, mutations.JSON, place, read_comparison, 8)]
+
+
+def _small_claims(raw: bytes) -> bytes:
+    """Three experiments and a few kernels."""
+    from ladder.studies.claims import registry
+
+    data = json.loads(raw)
+    data["experiments"] = data["experiments"][:3]
+    names = {each["name"] for each in data["experiments"]}
+    data["kernels"] = data["kernels"][:5]
+    data["counters"] = {name: c for name, c in data["counters"].items() if name.split(":")[0] in names}
+    data["claims"] = registry.judged(data)
+    return json.dumps(data).encode()
+
+
+def _asv_targets() -> list[Target]:
+    """One machine's folder each: the file under test is damaged, what lies beside it is genuine."""
+    folder, found = RESULTS / "asv", []
+    for path in sorted(folder.glob("*/*.json")):
+        kind, raw = asv_checks.kind_of(path), path.read_bytes()
+        found.append((f"asv's {kind}", raw, path.relative_to(folder), 30 if kind == "results" else 10))
+        if kind == "results":
+            note = path.parent / asv_checks.NOTES / path.name
+            held = note.read_bytes() if note.is_file() else _note(asv_checks.parse(raw, kind))
+            found.append(("our note beside asv's", held, note.relative_to(folder), 5))
+    benchmarks = folder / "benchmarks.json"
+    found.append(("asv's benchmarks", benchmarks.read_bytes(), benchmarks.relative_to(folder), 5))
+    return [
+        Target(name, [raw], mutations.JSON, Path("asv", place), read_asv, weight)
+        for name, raw, place, weight in found
+    ]
+
+
+def _note(result: dict[str, Any]) -> bytes:
+    seen = {
+        "started": "2026-11-21T12:00:00+00:00",
+        "driver": "580.65.06",
+        "kernel_release": "6.8.0-45-generic",
+    }
+    note = {"schema": 1, "commit": result["commit_hash"], "environment": result["env_name"], **seen}
+    note |= {"benchmarks": dict.fromkeys(result["results"], seen), "choices": {"article bf16": ["tile 16"]}}
+    return json.dumps(note).encode()
+
+
+def _yaml_readers() -> list[tuple[str, list[bytes], Callable[[Path], Any]]]:
+    workloads, ladders = (_held(folder.glob("*.yaml")) for folder in (catalog.WORKLOADS, catalog.LADDERS))
+    recipe = yaml.safe_dump(Recipe().to_dict()).encode()
+    found = [
+        ("workload", workloads, lambda path: catalog.load_workload(str(path))),
+        ("ladder", ladders, lambda path: catalog.load_ladder(str(path))),
+        ("recipe", [recipe], lambda path: catalog.load_recipe(str(path), [])),
+    ]
+    known = ROOT / "benches" / "known-regressions.yaml"
+    if known.is_file() and importlib.util.find_spec("ladder.publish.regressions"):
+        from ladder.publish.regressions import known as reader
+
+        entry = {"commit": "0123456789", "series": "article/bf16", "reason": "why", "expires": "2027-06-30"}
+        listed = yaml.safe_dump({"regressions": [entry, entry | {"machine": "nvidia-h200"}]}).encode()
+        found.append(("known-regressions", [known.read_bytes(), listed], reader.read))
+    return found
+
+
+def _held(paths: Iterable[Path]) -> list[bytes]:
+    return [path.read_bytes() for path in sorted(paths)]

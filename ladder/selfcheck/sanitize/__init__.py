@@ -1,0 +1,1 @@
+"""`make sanitize`: every fused kernel under compute-sanitizer."""

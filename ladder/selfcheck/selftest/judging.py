@@ -1,0 +1,221 @@
+"""What the self-test on a device found: from raw rounds to rows, to promises that were not kept, to tables."""
+
+import itertools
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+
+from ladder.results import judging, record
+from ladder.selfcheck.selftest import spin
+from ladder.stats import estimates, verdicts
+
+RUN = 7  # comparisons that are judged together
+CALLED = (verdicts.FASTER, verdicts.SLOWER)
+Result = dict[str, Any]
+Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
+
+
+def judge(result: Result) -> None:
+    """Fill in what each group's rounds say, and "broken": a line for each promise that was not kept."""
+    lines = spin.broken(result["spin"])
+    for group in result["groups"]:
+        programs = of_group(result, group)
+        group.update(_judged(group, programs))
+        lines += _broken(group, programs)
+    result["broken"] = lines
+
+
+def of_group(result: Result, group: dict[str, Any]) -> list[dict[str, Any]]:
+    return [each for each in result["programs"] if each["group"] == group["name"]]
+
+
+def wants_rounds(result: Result) -> bool:
+    """Whether a run with these comparisons would make one more round."""
+    asked = [c for group in result["groups"] for *_, c in comparisons(of_group(result, group))[1]]
+    return verdicts.wants_rounds(asked)
+
+
+Asked = tuple[str, str, float | None, verdicts.Comparison]  # first, second, what is planted in it
+
+
+def comparisons(programs: list[dict[str, Any]]) -> tuple[float | None, list[Asked]]:
+    """(noise floor, what is compared), as in a run: the first two copies are its twins and set the floor.
+
+    Every other pair of copies is compared, and every planted program with the copy that it was given. Nothing is
+    compared without a floor.
+    """
+    known = {each["name"]: each for each in programs if each["status"] == "ok" and each["rounds"]}
+    copies = [each["name"] for each in programs if each["planted"] is None]
+    twins = tuple(copies[:2])
+    pairs = [(a, b, None) for a, b in itertools.combinations(copies, 2) if (a, b) != twins]
+    pairs += [(e["against"], e["name"], e["planted"]) for e in programs if e["planted"] is not None]
+
+    def ratios(a: str, b: str) -> list[float]:
+        if a not in known or b not in known:
+            return []
+        return estimates.log_ratios(record.round_medians(known[a]), record.round_medians(known[b]))
+
+    floor = verdicts.noise_floor([ratios(*twins)]) if len(twins) == 2 else None
+    if floor is None:
+        return None, []
+    asked = [(a, b, planted, ratios(a, b)) for a, b, planted in pairs]
+    return floor, [(*names, verdicts.Comparison(r, floor)) for *names, r in asked if len(r) > 1]
+
+
+def _judged(group: dict[str, Any], programs: list[dict[str, Any]]) -> dict[str, Any]:
+    """Verdicts as a run makes them, and the noise of its kind of step."""
+    floor, asked = comparisons(programs)
+    asked.sort(key=lambda each: each[2] is None)  # what is planted is judged together
+    judged = [verdict for run in _runs(asked) for verdict in verdicts.judge([c for *_, c in run])]
+    rows = []
+    for (first, second, planted, _), verdict in zip(asked, judged, strict=True):
+        rows.append(
+            {
+                "first": first,
+                "second": second,
+                "planted": planted,
+                "seen": _slower_by(verdict.effect),
+                "interval": verdict.interval and [_slower_by(bound) for bound in reversed(verdict.interval)],
+                "confidence": verdict.confidence,
+                "least": verdict.least,
+                "rounds": verdict.rounds,
+                "verdict": verdict.verdict,
+                "ok": _kept(verdict.verdict, planted, planted in group["promised"]),
+            }
+        )
+    copied = [e for e in programs if e["planted"] is None and e["status"] == "ok" and e["rounds"]]
+    return {
+        "twins": [each["name"] for each in programs if each["planted"] is None][:2],
+        "floor": floor,
+        "resolution": judging.resolution([c for *_, c in asked]),
+        "step_ms": estimates.median([ms for each in copied for ms in record.round_medians(each).values()]),
+        **spread(copied),
+        "comparisons": rows,
+    }
+
+
+def _runs(asked: Sequence[Asked]) -> list[Sequence[Asked]]:
+    """As many comparisons at a time as a run of eight rungs makes: Holm's correction is for so many."""
+    return [asked[first : first + RUN] for first in range(0, len(asked), RUN)]
+
+
+def _slower_by(log_ratio: float) -> float:
+    """How much slower the second program is, as a share: 0.01 is 1%."""
+    return float(np.expm1(-log_ratio))
+
+
+def _kept(verdict: str, planted: float | None, promised: bool) -> bool:
+    if planted is None:
+        return verdict not in CALLED
+    return verdict == verdicts.SLOWER if promised else verdict != verdicts.FASTER
+
+
+def spread(copies: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+    """Noise of identical programs, as standard deviations of logarithms: between processes, and inside one."""
+    between = [np.log(list(record.round_medians(each).values())) for each in copies]
+    inside = [np.log(visit["samples_ms"]) for each in copies for visit in each["rounds"]]
+    return {"between_processes": _pooled(between), "inside_process": _pooled(inside)}
+
+
+def _pooled(samples: Sequence[np.ndarray]) -> float | None:
+    variances = [np.var(each, ddof=1) for each in samples if len(each) > 1]
+    return float(np.sqrt(np.mean(variances))) if variances else None
+
+
+def _broken(group: dict[str, Any], programs: list[dict[str, Any]]) -> list[str]:
+    lines, name = [], group["name"]
+    for each in programs:
+        if each["reason"]:
+            lines.append(f"{each['name']}: {each['status']}: {each['reason']}")
+    for row in group["comparisons"]:
+        if row["ok"]:
+            continue
+        if row["planted"] is None:
+            lines.append(f"{name}: {row['second']} was called {row['verdict']} than {row['first']}")
+        else:
+            lines.append(f"{name}: a slowdown of {percent(row['planted'])} was called {row['verdict']}")
+    judged = [row["planted"] for row in group["comparisons"]]
+    if None not in judged:
+        lines.append(f"{name}: no two copies were compared")
+    missing = [size for size in group["promised"] if size not in judged]
+    lines += [f"{name}: a slowdown of {percent(size)} was not compared" for size in missing]
+    return lines
+
+
+def percent(share: float | None, digits: int | None = None) -> str:
+    if share is None:
+        return ""
+    return f"{100 * share:g}%" if digits is None else f"{100 * share:+.{digits}f}%"
+
+
+def tables(result: Result) -> list[Table]:
+    """What people are shown: waits, planted slowdowns, and noise."""
+    waits, planted, noise = [], [], []
+    for row in result["spin"]:
+        event = estimates.median(row["event_us"]) if row["event_us"] else None
+        figures = [
+            estimates.median(row["clock_us"]),
+            row["seen_us"],
+            event,
+            row["error_us"],
+            row["allowed_us"],
+        ]
+        cells = ["" if each is None else f"{each:.2f}" for each in figures]
+        waits.append([f"{row['asked_us']:g}", *cells, "yes" if row["ok"] else "NO"])
+    for group in result["groups"]:
+        rows = group["comparisons"]
+        for row in (row for row in rows if row["planted"] is not None):
+            between = " to ".join(percent(bound, 2) for bound in row["interval"] or [])
+            promised = "yes" if row["planted"] in group["promised"] else "no"
+            cells = [percent(row["seen"], 2), between, row["verdict"], promised, "yes" if row["ok"] else "NO"]
+            planted.append([group["name"], percent(row["planted"]), *cells])
+        same = [row["verdict"] for row in rows if row["planted"] is None]
+        called = sum(word in CALLED for word in same)
+        cells = [str(len(same)), str(called), str(same.count(verdicts.AMBIGUOUS))]
+        sizes = [group[key] for key in ("floor", "resolution", "between_processes", "inside_process")]
+        ms = "" if group["step_ms"] is None else f"{group['step_ms']:.2f}"
+        noise.append([group["name"], ms, *cells, *("" if s is None else f"{100 * s:.3f}%" for s in sizes)])
+    heads = ["asked us", "by its clock", "wall", "events", "worst error", "allowed", "kept"]
+    found = ["steps", "planted", "seen", "interval", "verdict", "promised", "kept"]
+    same = ["steps", "ms/step", "pairs", "called different", "ambiguous", "noise floor", "would be seen"]
+    every = [
+        ("Waits of known length", heads, waits),
+        ("Planted slowdowns", found, planted),
+        ("Identical programs, and their noise", [*same, "between processes", "inside one"], noise),
+    ]
+    return [each for each in every if each[2]]
+
+
+def text(result: Result) -> str:
+    """For a terminal, what matters most last."""
+    lines = [_title(result)]
+    for title, heads, rows in tables(result):
+        widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
+        lines += ["", title]
+        for cells in (heads, *rows):
+            lines.append("  " + "  ".join(f"{c:>{w}}" for c, w in zip(cells, widths, strict=True)))
+    return "\n".join([*lines, "", *result["gpu_notes"], *_kept_lines(result)])
+
+
+def markdown(result: Result) -> str:
+    """The same as a page."""
+    lines = [f"# {_title(result)}"]
+    for title, heads, rows in tables(result):
+        lines += ["", f"## {title}", ""]
+        for cells in (heads, ["---:"] * len(heads), *rows):
+            lines.append("| " + " | ".join(cells) + " |")
+    lines += ["", *(f"- {line}" for line in [*result["gpu_notes"], *_kept_lines(result)])]
+    return "\n".join(lines) + "\n"
+
+
+def _title(result: Result) -> str:
+    machine, rounds = result["machine"], result["protocol"]["rounds"]
+    commit = (result["commit"] or "unknown")[:8] + (" and changes" if result["dirty"] else "")
+    where = f"{machine['gpu'] or machine['cpu']}, torch {machine['torch']}, commit {commit}"
+    return f"The measure measured on {where}: {rounds} rounds, {result['seconds']:.0f} s"
+
+
+def _kept_lines(result: Result) -> list[str]:
+    ended = [] if result["complete"] else ["incomplete: it was interrupted"]
+    return [*ended, *(result["broken"] or ["everything promised was kept"])]

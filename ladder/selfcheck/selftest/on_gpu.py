@@ -1,0 +1,276 @@
+"""The measure measured on a real device: waits of known length, planted slowdowns, identical programs.
+
+    waits       20 us to 100 ms by the GPU's own clock, through the code that times rungs
+    planted     the same step with a wait of 0.5% to 5% in each step, judged as a rung of a run is
+    identical   copies of one program, every pair of which is compared: none may be called different
+
+One round visits every program once, each in a fresh process, in random order. The file is written after each visit.
+"""
+
+import contextlib
+import datetime
+import tempfile
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.files import replacing
+from ladder.base.paths import ROOT
+from ladder.base.stopping import stop_on_sigterm
+from ladder.engine.pool import device_lock
+from ladder.engine.worker import CYCLE_STEPS
+from ladder.machine import system
+from ladder.plan import catalog
+from ladder.results import record
+from ladder.results import store as results
+from ladder.selfcheck.selftest import planting, spin
+from ladder.selfcheck.selftest.judging import judge, markdown, wants_rounds
+from ladder.selfcheck.selftest.rounds import Program, Visit, Visitor
+from ladder.stats import estimates, rounds_budget, verdicts
+
+MINUTES = 9.0
+CYCLES = 2
+Tell = Callable[[str], None]
+
+
+@dataclass(frozen=True)
+class Group:
+    """Programs that differ by nothing but what is planted: `copies` without, one with each share of `planted`.
+
+    The first two copies are the twins, so at least three are needed. Of `promised` shares the verdict must be `slower`.
+    """
+
+    name: str
+    workload_name: str
+    workload: dict[str, Any]
+    recipe: dict[str, Any]
+    copies: int
+    planted: tuple[float, ...]
+    promised: tuple[float, ...]
+    where: str  # what is kept waiting: "gpu" or "cpu"
+
+    def copy_names(self) -> list[str]:
+        return [f"{self.name} {number + 1}" for number in range(self.copies)]
+
+    def planted_names(self) -> dict[float, str]:
+        return {share: f"{self.name} +{100 * share:g} percent" for share in self.planted}
+
+    def against(self, share: float) -> str:
+        """The copy that a planted program is compared with; not a twin."""
+        rest = self.copy_names()[2:]
+        return rest[self.planted.index(share) % len(rest)]
+
+
+def groups(capabilities: dict[str, str | None]) -> list[Group]:
+    """A captured step, bound by the GPU, and an eager one, bound by the host.
+
+    The captured one is the article's top rung without data workers (at 64x64 it would be done sooner, but its processes
+    differ more: 0.16% on one H200). 21 pairs of copies less the twins, and 3 of the eager
+    one less its twins, are 22 comparisons of identical programs.
+    """
+    ladder = catalog.load_ladder("article")
+    top = catalog.climb(ladder, capabilities)[-1].recipe or {}
+    alone = {"workers": 0, "persistent_workers": False, "prefetch_factor": None}
+    article, tiny = (catalog.load_workload(name)[1] for name in ("article", "tiny"))
+    captured = (0.005, 0.01, 0.02, 0.05), (0.01, 0.02, 0.05)
+    return [
+        Group("captured", "article", article, {**top, **alone}, 7, *captured, "gpu"),
+        Group("eager", "tiny", tiny, {}, 3, (0.02, 0.05), (), "cpu"),
+    ]
+
+
+def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: None) -> dict[str, Any]:
+    """Measure on the GPU and write `folder`/<machine>-real.json and .md; returns the result with "path".
+
+    Ctrl-C keeps what is finished ("complete" false). Raises `UserError` where it cannot be measured or written.
+    """
+    facts, capabilities = system.facts("cuda"), system.capabilities("cuda")
+    for need in ("triton", "cuda_graphs", "bf16"):
+        if capabilities[need]:
+            raise UserError(f"--selftest: no waits can be planted on this GPU: {capabilities[need]}")
+    now = {"machine": facts, "commit": record.commit_of(record.ROOT)[0]}
+    path = results.place(Path(folder) / f"{results.slug(facts['name'])}-real.json", now)
+    test = SelfTest(facts, groups(capabilities), path, minutes or MINUTES, tell=tell)
+    with device_lock(system.device_key("cuda"), lambda: tell("waiting for another run on this GPU")):
+        return {**test.run(), "path": path}
+
+
+class SelfTest:
+    """One self-test in progress. `source`, a folder with the packages to measure, and `torch` are for tests."""
+
+    def __init__(
+        self,
+        facts: dict[str, Any],
+        groups: Sequence[Group],
+        path: Path,
+        minutes: float,
+        *,
+        cycles: int = CYCLES,
+        lengths_us: tuple[int, ...] = spin.LENGTHS_US,
+        seed: int = 0,
+        source: Path = ROOT,
+        torch: bool = True,
+        tell: Tell = lambda text: None,
+    ) -> None:
+        self.groups, self.path, self.source, self.torch, self.tell = groups, path, source, torch, tell
+        self.device, self.lengths_us = facts["device"], lengths_us
+        self.begin, self.budget_s = time.monotonic(), 60 * minutes
+        self.visitor = Visitor(facts, cycles=cycles, seed=seed, torch=torch)
+        commit, dirty = record.commit_of(ROOT)
+        self.result: dict[str, Any] = {
+            "schema": 1,
+            "what": "selftest on a device",
+            "machine": facts,
+            "commit": commit,
+            "dirty": dirty,
+            "complete": False,
+            "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+            "seconds": 0.0,
+            "protocol": {
+                "budget_s": self.budget_s,
+                "rounds": 0,
+                "cycles": cycles,
+                "cycle_steps": CYCLE_STEPS,
+                "seed": seed,
+                "settle_s": record.SETTLE_S,
+                "settle_cycles": record.SETTLE_CYCLES,
+                "built_together": self.visitor.ahead,
+            },
+            "spin": [],
+            "groups": [_group_record(group) for group in groups],
+            "programs": [each for group in groups for each in _program_records(group)],
+            "gpu": None,
+            "gpu_notes": [],
+            "broken": [],
+        }
+        self.records = {each["name"]: each for each in self.result["programs"]}
+
+    def run(self) -> dict[str, Any]:
+        """Waits, one visit of each step to learn how long it takes, then rounds as the budget allows."""
+        try:
+            with stop_on_sigterm(), tempfile.TemporaryDirectory() as folder:
+                self._spin(Path(folder) / "spin")
+                programs = self._programs(Path(folder))
+                number, round_s = 0, 0.0
+                while programs and self._goes_on(number, round_s):
+                    begin = time.monotonic()
+                    self.tell(f"round {number + 1}: {len(programs)} programs")
+                    for visit in self._visits(number, programs):
+                        self._take(visit)
+                    programs = [p for p in programs if self.records[p.name]["status"] != "failed"]
+                    round_s = max(round_s, time.monotonic() - begin)
+                    number += 1
+                    self.result["protocol"]["rounds"] = number
+            self.result["complete"] = True
+        except KeyboardInterrupt:
+            self.tell("interrupted: what is finished is kept")
+        finally:
+            self.visitor.close()
+            self._save()
+        return self.result
+
+    def _goes_on(self, done: int, round_s: float) -> bool:
+        """The rule of a run: three rounds whatever it takes, five if they fit, more while intervals are wide."""
+        return rounds_budget.another_round(
+            done,
+            fixed=None,
+            budget_s=self.budget_s,
+            spent_s=time.monotonic() - self.begin,
+            round_s=round_s,
+            wanted=done >= verdicts.LEAST_ROUNDS and wants_rounds(self.result),
+        )
+
+    def _spin(self, folder: Path) -> None:
+        if not self.lengths_us:
+            return
+        self.tell(f"waits of {self.lengths_us[0]:g} to {self.lengths_us[-1]:g} us")
+        folder.mkdir()
+        self.result["spin"] = spin.measure(self.device, folder, self.lengths_us)
+        self._save()
+
+    def _programs(self, folder: Path) -> list[Program]:
+        """Learn how long a step of each group takes, and make the checkouts in which so much of it is planted."""
+        self.tell("how long the steps take")
+        code = None if self.source == ROOT else self.source
+        first = [Program(g.copy_names()[0], g.name, g.workload, g.recipe, code) for g in self.groups]
+        steps_s: dict[str, float] = {}
+        for visit in self._visits(-1, first):
+            group = next(g for g in self.result["groups"] if g["name"] == visit.program.group)
+            group |= visit.built | {"calibration": visit.record}
+            if visit.record is None:
+                self._fail(self.records[visit.program.name], f"calibration: {visit.reason}")
+            else:
+                steps_s[group["name"]] = estimates.median(visit.record["samples_ms"]) / 1000
+        programs = []
+        for group in (group for group in self.groups if group.name in steps_s):
+            common = (group.name, group.workload, group.recipe)
+            programs += [Program(name, *common, code) for name in group.copy_names()]
+            for number, (share, name) in enumerate(group.planted_names().items()):
+                place, seconds = folder / f"{group.name}-{number}", share * steps_s[group.name]
+                place.mkdir()
+                checkout = planting.checkout(place, seconds, group.where, self.source)
+                programs.append(Program(name, *common, checkout))
+                self.records[name]["planted_ms"] = 1000 * seconds
+        self._save()
+        return programs
+
+    def _visits(self, number: int, programs: Sequence[Program]) -> Iterator[Visit]:
+        with contextlib.closing(self.visitor.round(number, programs)) as visits:
+            yield from visits
+
+    def _take(self, visit: Visit) -> None:
+        """Keep what came of a visit, and write the file."""
+        each = self.records[visit.program.name]
+        group = next(g for g in self.result["groups"] if g["name"] == visit.program.group)
+        if visit.record is None:
+            self._fail(each, visit.reason or "no reason was given")
+        elif visit.built != {key: group[key] for key in ("recipe", "settings")}:
+            self._fail(each, "its recipe or settings are not those of the step without a plan")
+        else:
+            each["rounds"].append(visit.record)
+            each["status"] = "ok"
+        self._save()
+
+    def _fail(self, each: dict[str, Any], reason: str) -> None:
+        each["status"], each["reason"] = "failed", results.display(reason)
+
+    def _save(self) -> None:
+        """Bring everything derived up to date and write both files."""
+        result = self.result
+        result["seconds"] = round(time.monotonic() - self.begin, 1)
+        judge(result)
+        if gpu := self.visitor.visits.summary(result["programs"]):
+            result["gpu"], result["gpu_notes"] = gpu, gpu["notes"]
+        try:
+            results.write(self.path, result)
+            with replacing(self.path.with_suffix(".md")) as temporary:
+                temporary.write_text(markdown(result), encoding="utf-8")
+        except OSError as error:
+            raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
+
+
+def _group_record(group: Group) -> dict[str, Any]:
+    return {
+        "name": group.name,
+        "workload": {"name": group.workload_name, **group.workload, "data": None},
+        "recipe": group.recipe,
+        "settings": None,
+        "waits_on": group.where,
+        "promised": list(group.promised),
+        "calibration": None,
+    }
+
+
+def _program_records(group: Group) -> list[dict[str, Any]]:
+    empty = {"status": "n/a", "reason": None, "planted_ms": None}
+    copies = [
+        {"name": name, "group": group.name, "planted": None, "against": None} for name in group.copy_names()
+    ]
+    planted = [
+        {"name": name, "group": group.name, "planted": share, "against": group.against(share)}
+        for share, name in group.planted_names().items()
+    ]
+    return [{**each, **empty, "rounds": []} for each in [*copies, *planted]]

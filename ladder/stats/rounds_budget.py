@@ -1,0 +1,35 @@
+"""How many rounds a run makes. Pure functions of seconds and widths, so that what they decide can be tested."""
+
+from ladder.stats.verdicts import LEAST_ROUNDS
+
+MINUTES = 10.0
+FEWEST_ROUNDS = 3  # even beyond the budget: two are no basis for an interval
+
+
+def another_round(
+    done: int, *, fixed: int | None, budget_s: float | None, spent_s: float, round_s: float, wanted: bool
+) -> bool:
+    """Whether to make round number `done` (0-based).
+
+    Args:
+        fixed: the rounds that were asked for; then nothing else counts.
+        budget_s: seconds the run may take, or None for no limit.
+        spent_s, round_s: seconds it has taken, and that a round takes.
+        wanted: whether more rounds are worth it (`verdicts.wants_rounds`); never asked below 5.
+    """
+    if fixed is not None:
+        return done < fixed
+    if done < FEWEST_ROUNDS:
+        return True
+    if budget_s is not None and spent_s + round_s > budget_s:
+        return False
+    return done < LEAST_ROUNDS or wanted
+
+
+def fitting_cycles(cycles: int, done: int, *, budget_s: float | None, spent_s: float, round_s: float) -> int:
+    """Timed cycles of a visit from now on: one, if five rounds as long as the first would not fit the budget.
+
+    Rounds are kept rather than cycles: processes differ more than the cycles of one process.
+    """
+    left = max(0, LEAST_ROUNDS - done)
+    return 1 if budget_s is not None and left and spent_s + left * round_s > budget_s else cycles

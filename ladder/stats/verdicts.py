@@ -1,0 +1,161 @@
+"""From paired log ratios to verdicts: noise floor, Holm, four words, and when to add rounds. Pure functions.
+
+Everything is a log ratio over rounds: positive where the rung gains. The noise floor is what identical programs
+(twins) show in a run of this many rounds; nothing below it, or below 0.25%, is ever called a difference. A rung is
+`faster` or `slower` only if its whole interval lies beyond that, at the level Holm's procedure leaves it; `no
+measurable gain` if the interval lies inside; else `ambiguous`. A winner is never forced.
+"""
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import numpy as np
+
+from ladder.stats import estimates
+
+FASTER, SLOWER, NO_GAIN, AMBIGUOUS = "faster", "slower", "no measurable gain", "ambiguous"
+LEAST_DIFFERENCE = 0.0025  # smaller ones are of no use, however sure
+ENOUGH = 0.005  # half-width of an interval at which more rounds are not worth their time
+LEAST_ROUNDS, MOST_ROUNDS = 5, 12
+HOST, GPU = "host", "gpu"  # what bounds a rung: the process that launches, or the device
+# From this share of waiting for the CPU on, a rung has the host's noise. The pauses between the kernels of a captured
+# step are 1 to 2% of it; eager steps with a share of 8% differed by 1% from process to process, captured ones by 0.1%.
+HOST_SHARE = 0.04
+HOST_FLOOR = 0.03  # a host-bound rung in a run without a host-bound twin: what five rounds resolve at best
+
+
+@dataclass(frozen=True)
+class Comparison:
+    """One question of a run: `values` are the log ratios of its rounds, `floor` the noise of its kind of rung."""
+
+    values: Sequence[float]
+    floor: float
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """The answer: median log ratio, the interval it was judged by (None for one round) and the interval's level."""
+
+    verdict: str
+    effect: float
+    interval: tuple[float, float] | None
+    confidence: float
+    least: float  # d: what had to be exceeded
+    rounds: int
+
+
+def kind(host_bound: float | None, device: str) -> str:
+    """Which noise a rung has. Where the share is unknown, and on a CPU, the host's, which is the larger."""
+    return GPU if device == "cuda" and host_bound is not None and host_bound < HOST_SHARE else HOST
+
+
+def noise_floor(twins: Sequence[Sequence[float]], stored: Sequence[float] = ()) -> float | None:
+    """Upper 95% bound of the |effect| that a rung shows against its own twin, as a log ratio; None if unknown.
+
+    Args:
+        twins: log ratios by round of each pair of twins of one kind in this run.
+        stored: log ratios of the machine's earlier twins of that kind. They sharpen the estimate of the spread; the
+            bound stays that of a run of this many rounds, and is never below what this run's own twins show.
+    """
+    own = [pair for pair in twins if len(pair)]
+    values = [*(value for pair in own for value in pair), *stored]
+    if len(values) < 2:
+        return None
+    rounds = max((len(pair) for pair in own), default=LEAST_ROUNDS)
+    spread = float(np.std(values, ddof=1))
+    bound = abs(float(np.mean(values))) + estimates.t_quantile(0.95, len(values) - 1) * spread / np.sqrt(
+        rounds
+    )
+    return float(max(bound, *(abs(float(np.mean(pair))) for pair in own), 0.0))
+
+
+def floor_of(kinds: Sequence[str], floors: dict[str, float | None]) -> float | None:
+    """The floor of a comparison between rungs of these kinds: the largest. None where no twin of any kind is known."""
+    known = [value for value in floors.values() if value is not None]
+    if not known:
+        return None
+    if HOST in kinds:
+        return floors[HOST] if floors.get(HOST) is not None else max(HOST_FLOOR, *known)
+    return floors[GPU] if floors.get(GPU) is not None else max(known)
+
+
+def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
+    """The verdicts of one run, in order, with Holm's correction over all of them.
+
+    A comparison of fewer than two rounds has no interval and is `ambiguous`.
+    """
+    summaries = [
+        (float(np.mean(c.values)), estimates.standard_error(c.values), len(c.values) - 1)
+        if len(c.values) > 1
+        else None
+        for c in comparisons
+    ]
+    return decide(
+        summaries,
+        [c.floor for c in comparisons],
+        [estimates.median(c.values) or 0.0 for c in comparisons],
+        [len(c.values) for c in comparisons],
+    )
+
+
+def decide(
+    summaries: Sequence[tuple[float, float, float] | None],
+    floors: Sequence[float],
+    effects: Sequence[float],
+    rounds: Sequence[int],
+) -> list[Verdict]:
+    """`judge` on (mean, standard error, degrees of freedom) of each comparison, paired or not."""
+    least = [max(LEAST_DIFFERENCE, floor) for floor in floors]
+    asked = [index for index, summary in enumerate(summaries) if summary is not None]
+    p_values = [_p_beyond(*summaries[index], least[index]) for index in asked]
+    levels = dict(zip(asked, estimates.holm_levels(p_values), strict=True))
+    verdicts = []
+    for index, summary in enumerate(summaries):
+        interval, level = None, levels.get(index, 1 - estimates.CONFIDENCE)
+        if summary is not None:
+            mean, error, freedom = summary
+            half = estimates.t_quantile(1 - level / 2, freedom) * error
+            interval = estimates.within_everything(mean - half, mean + half)
+        word = word_for(interval, least[index])
+        verdicts.append(Verdict(word, effects[index], interval, 1 - level, least[index], rounds[index]))
+    return verdicts
+
+
+def word_for(interval: tuple[float, float] | None, least: float) -> str:
+    """Where an interval of log ratios lies, seen from +-`least`."""
+    if interval is None:
+        return AMBIGUOUS
+    low, high = interval
+    if low > least:
+        return FASTER
+    if high < -least:
+        return SLOWER
+    return NO_GAIN if -least <= low and high <= least else AMBIGUOUS
+
+
+def _p_beyond(mean: float, error: float, freedom: float, least: float) -> float:
+    """Two-sided p-value against an effect of at most `least` in size: below a, iff the 1-a interval lies beyond."""
+    beyond = abs(mean) - least
+    if beyond <= 0:
+        return 1.0
+    return 2 * estimates.t_tail(beyond / error, freedom) if error else 0.0
+
+
+def half_width(values: Sequence[float]) -> float | None:
+    """Half-width of the plain 95% interval, None for one round. Not Holm's: that one depends on what is significant."""
+    interval = estimates.t_interval(values)
+    return None if interval is None else (interval[1] - interval[0]) / 2
+
+
+def wants_rounds(comparisons: Sequence[Comparison]) -> bool:
+    """Whether one more round is worth it: fewer than 5 are there, or fewer than 12 and an interval is still wide.
+
+    Wide means a half-width above max(0.5%, floor). It looks at widths alone, never at where an interval lies: rounds
+    added until something becomes significant would make chance look like a result.
+    """
+    least = min((len(c.values) for c in comparisons), default=MOST_ROUNDS)
+    if least < LEAST_ROUNDS:
+        return bool(comparisons)
+    if max(len(c.values) for c in comparisons) >= MOST_ROUNDS:
+        return False
+    return any((half_width(c.values) or 0.0) > max(ENOUGH, c.floor) for c in comparisons)

@@ -1,0 +1,1 @@
+"""What the hardware says of a kernel: counters, registers and occupancy."""

@@ -1,0 +1,152 @@
+"""Hardware counters of the contenders, by Nsight Compute: achieved occupancy, DRAM bytes, sectors and requests.
+
+`ncu` runs `python -m ladder.studies.claims.target` as a process of its own, in which each contender is called once
+while the profiler is on. A marker kernel goes before each: its grid is the contender's number, which is how the rows
+that follow are told apart. Where `ncu` is not installed, or may not read the counters, there is one line why, and no
+counters.
+"""
+
+from __future__ import annotations
+
+import csv
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import one_line
+from ladder.base.paths import ROOT
+
+MARKER = "claim_marker_kernel"
+METRICS = {  # ours -> Nsight Compute's
+    "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
+    "dram_read": "dram__bytes_read.sum",
+    "dram_written": "dram__bytes_write.sum",
+    "load_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_ld.sum",
+    "load_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_ld.sum",
+    "store_requests": "l1tex__t_requests_pipe_lsu_mem_global_op_st.sum",
+    "store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
+    "ns": "gpu__time_duration.sum",
+}
+# Experiments whose kernels others of them have, or nearly: counting takes its time, COUNTING_S in all.
+UNCOUNTED = ("norm forward fp32", "norm backward fp32", "launch bounds", "block size of the norm")
+Row = dict[str, Any]
+
+
+class Refused(Exception):
+    """Nsight Compute is not there, or did not count; one line why."""
+
+
+def program() -> str:
+    """Path of `ncu`. Raises Refused where there is none."""
+    homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
+    for folder in (None, *(Path(home) / "bin" for home in homes if home)):
+        if found := shutil.which("ncu", path=None if folder is None else str(folder)):
+            return found
+    raise Refused("Nsight Compute (ncu) is not installed; it comes with the CUDA toolkit")
+
+
+def command(ncu: str, names: list[str]) -> list[str]:
+    """Nothing is written, clocks are left alone, the L2 is emptied before each kernel; every counter in base units."""
+    return [
+        ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "function",
+        "--profile-from-start", "off", "--target-processes", "application-only", "--clock-control", "none",
+        "--cache-control", "all", "--replay-mode", "kernel", "--metrics", ",".join(METRICS.values()),
+        sys.executable, "-m", "ladder.studies.claims.target", *names,
+    ]  # fmt: skip
+
+
+def count(names: list[str], timeout_s: float, ncu: str | None = None) -> dict[str, list[Row]]:
+    """{"EXPERIMENT: CONTENDER": its kernels in order, each with `METRICS`} of these experiments. Raises Refused."""
+    line = command(ncu or program(), names)
+    try:
+        done = subprocess.run(
+            line, cwd=ROOT, capture_output=True, text=True, timeout=timeout_s, errors="replace"
+        )
+    except subprocess.TimeoutExpired:
+        raise Refused(f"Nsight Compute was not done after {timeout_s:.0f} s") from None
+    except OSError as error:
+        raise Refused(f"Nsight Compute did not start: {error.strerror}") from None
+    rows = parse(done.stdout)
+    if not rows:
+        raise Refused(why(done.stdout + "\n" + done.stderr, done.returncode))
+    return by_contender(rows, announced(done.stdout + "\n" + done.stderr))
+
+
+ANNOUNCED = re.compile(r"^claim (\d+): (.+)$", re.MULTILINE)
+
+
+def announced(text: str) -> dict[int, str]:
+    """What the target said it is about to call: number -> "EXPERIMENT: CONTENDER"."""
+    return {int(number): name.strip() for number, name in ANNOUNCED.findall(text)}
+
+
+def parse(text: str) -> list[Row]:
+    """Kernels of ncu's CSV, which stands among what the program and ncu print, in the order of their launches.
+
+    `--page raw` has a line a kernel, behind one of units; the page of details, which a version without the other
+    would print, a line a kernel and metric.
+    """
+    lines = [line for line in text.splitlines() if line.startswith('"')]
+    head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
+    found: dict[int, Row] = {}
+    for line in csv.DictReader(lines[head:]) if head is not None else ():
+        if not (line.get("ID") or "").strip().isdigit():
+            continue  # the units
+        grid = [int(n) for n in re.findall(r"\d+", line.get("Grid Size") or "")] or [0]
+        empty = {"kernel": (line.get("Kernel Name") or "").strip(), "grid": grid, **dict.fromkeys(METRICS)}
+        row = found.setdefault(int(line["ID"]), empty)
+        values = {line["Metric Name"]: line.get("Metric Value")} if "Metric Name" in line else line
+        row |= {name: _number(values[theirs]) for name, theirs in METRICS.items() if theirs in values}
+    return list(found.values())
+
+
+def by_contender(rows: list[Row], names: dict[int, str]) -> dict[str, list[Row]]:
+    """The kernels between one marker and the next belong to the contender of the first marker's number."""
+    found: dict[str, list[Row]] = {}
+    current: str | None = None
+    for row in rows:
+        if row["kernel"] == MARKER:
+            current = names.get(row["grid"][0])
+        elif current is not None:
+            found.setdefault(current, []).append(row)
+    return found
+
+
+def why(text: str, status: int) -> str:
+    """The line in which ncu says what kept it from counting."""
+    for line in text.splitlines():
+        if "==ERROR==" in line or "ERR_NVGPUCTRPERM" in line:
+            return one_line(f"Nsight Compute: {line.split('==')[-1].strip()}")
+    said = [line for line in text.splitlines() if line.strip()]
+    return one_line(f"Nsight Compute counted nothing (status {status}): {said[-1] if said else 'no message'}")
+
+
+def totals(rows: list[Row]) -> Row:
+    """Of one contender's kernels: sums, and occupancy weighted by their time; None where a kernel has no number."""
+
+    def total(name: str) -> float | None:
+        values = [row[name] for row in rows]
+        return None if None in values else sum(values)
+
+    found: Row = {name: total(name) for name in METRICS if name != "occupancy"}
+    time, occupancies = found["ns"], [row["occupancy"] for row in rows]
+    if time and None not in occupancies:
+        weighted = sum(row["occupancy"] * row["ns"] for row in rows) / time
+        found["occupancy"] = weighted / 100
+    else:
+        found["occupancy"] = None
+    for kind in ("load", "store"):
+        requests, sectors = found[f"{kind}_requests"], found[f"{kind}_sectors"]
+        found[f"sectors_a_{kind}"] = sectors / requests if requests and sectors is not None else None
+    return found
+
+
+def _number(text: str | None) -> float | None:
+    try:
+        return float((text or "").replace(",", ""))
+    except ValueError:
+        return None

@@ -1,0 +1,208 @@
+"""What each kernel takes of a multiprocessor: registers, shared memory, spills, and the occupancy that follows.
+
+Triton's compiled kernels say it themselves, once they were launched. Launches of CUDA C++ are seen by the profiler,
+which notes registers, shared memory, grid and block; bytes of local memory come from `kernels.cuda.resources`, which
+also has the kernels that nothing launched.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import math
+import tempfile
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+from ladder.studies.claims.hardware.occupancy import BY_ARCHITECTURE, WARP, Limits, occupancy
+from ladder.studies.kernelbench.launches import describe_launch, watched_launches
+
+TRITON, CUDA = "Triton", "CUDA C++"
+BUILT = "built"  # the source of what nothing launched
+INTERPRETED = "Triton's interpreter compiles nothing"
+Row = dict[str, Any]
+
+
+def limits_here() -> tuple[Limits | None, str | None]:
+    """(what a multiprocessor of the current GPU has, why that is not known)."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return None, "no CUDA GPU"
+    has = torch.cuda.get_device_properties(torch.cuda.current_device())
+    known = BY_ARCHITECTURE.get(10 * has.major + has.minor)
+    return known, None if known else f"limits of compute capability {has.major}.{has.minor} are not known"
+
+
+class Kernels:
+    """Kernels that were launched while it listened, by name, source and what they take; see `rows`."""
+
+    def __init__(self) -> None:
+        self.seen: dict[tuple[Any, ...], Row] = {}
+        self.lock = threading.Lock()  # autograd launches from threads of its own
+
+    @contextlib.contextmanager
+    def listening(self, source: str) -> Iterator[None]:
+        """Note every Triton kernel that is launched inside, under `source`."""
+
+        def watching(run: Callable[..., Any]) -> Callable[..., Any]:
+            def watched(kernel: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
+                compiled = run(kernel, *args, grid=grid, **kwargs)
+                with contextlib.suppress(Exception):  # a call is never disturbed
+                    if hasattr(compiled, "n_regs") or is_interpreted(kernel):  # else it was not launched
+                        self.add(source, triton_row(kernel, compiled, args, grid, kwargs))
+                return compiled
+
+            return watched
+
+        with watched_launches(watching):
+            yield
+
+    def add(self, source: str, row: Row) -> None:
+        same = ("kernel", "language", "threads", "registers", "shared_bytes", "local_bytes")
+        key = (source, *(row[name] for name in same))
+        with self.lock:
+            known = self.seen.get(key)
+            if known is None or math.prod(row["grid"]) > math.prod(known["grid"]):
+                self.seen[key] = {"source": source, **row}
+
+    def rows(self, limits: Limits | None) -> list[Row]:
+        """A row a kernel and source: that with the most threads in all; how many forms of it there were, and spill."""
+        found: dict[tuple[str, str], list[Row]] = {}
+        for row in self.seen.values():
+            found.setdefault((row["source"], row["kernel"]), []).append(row)
+        rows = []
+        for forms in found.values():
+            largest = max(forms, key=lambda row: math.prod(row["grid"]) * row["threads"])
+            spilling = [row["local_bytes"] for row in forms if row["local_bytes"] is not None]
+            rows.append(
+                with_occupancy(largest, limits)
+                | {"forms": len(forms), "spilling": sum(map(bool, spilling)) if spilling else None}
+            )
+        return sorted(rows, key=lambda row: (row["source"], row["language"], row["kernel"]))
+
+
+def is_interpreted(kernel: Any) -> bool:
+    return type(kernel).__name__ == "InterpretedFunction"
+
+
+def triton_row(kernel: Any, compiled: Any, args: tuple, grid: Any, kwargs: dict[str, Any]) -> Row:
+    """One launch of a Triton kernel. In the interpreter there is nothing but the number of warps that was asked for."""
+    launch = describe_launch(kernel, args, grid, kwargs)
+    metadata = getattr(compiled, "metadata", None)
+    warps = getattr(metadata, "num_warps", kwargs.get("num_warps", 4))
+    words = getattr(compiled, "n_spills", None)  # of 4 bytes
+    return {
+        "kernel": launch["kernel"],
+        "language": TRITON,
+        "grid": launch["grid"],
+        "threads": WARP * warps,
+        "registers": getattr(compiled, "n_regs", None),
+        "shared_bytes": getattr(metadata, "shared", None),
+        "local_bytes": None if words is None else 4 * words,
+    }
+
+
+def with_occupancy(row: Row, limits: Limits | None) -> Row:
+    found = None
+    if limits is not None and row["registers"] is not None and row["shared_bytes"] is not None:
+        with contextlib.suppress(ValueError):
+            found = occupancy(limits, row["threads"], row["registers"], row["shared_bytes"])
+    return {
+        **row,
+        "blocks": found and found.blocks,
+        "occupancy": found and found.share,
+        "limited_by": ", ".join(found.limits) if found else None,
+        "achieved": None,
+    }
+
+
+# ---- CUDA C++, by the profiler ---------------------------------------------------------------------------------------
+
+
+def profiled(call: Callable[[], Any]) -> list[Row]:
+    """What the profiler notes of every kernel that `call` launches; spills are not among it."""
+    import torch
+
+    with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        call()
+        torch.cuda.synchronize()
+    with tempfile.TemporaryDirectory() as folder:
+        path = Path(folder) / "trace.json"
+        profile.export_chrome_trace(str(path))
+        return rows_of_trace(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+
+
+def rows_of_trace(trace: dict[str, Any]) -> list[Row]:
+    """Kernels of a Chrome trace as PyTorch's profiler writes it."""
+    rows = []
+    for event in trace.get("traceEvents", []):
+        args = event.get("args", {})
+        if event.get("cat") != "kernel" or "registers per thread" not in args:
+            continue
+        rows.append(
+            {
+                "kernel": short_name(event["name"]),
+                "language": CUDA,
+                "grid": [int(n) for n in args["grid"]],
+                "threads": math.prod(int(n) for n in args["block"]),
+                "registers": int(args["registers per thread"]),
+                "shared_bytes": int(args["shared memory"]),
+                "local_bytes": None,
+            }
+        )
+    return rows
+
+
+def short_name(name: str) -> str:
+    """A C++ kernel's own name: `void ns::scale<float, 4>(float*)` -> `scale<float, 4>`, at most 64 characters."""
+    text = name.removeprefix("void ")
+    depth, end = 0, len(text)
+    for index, letter in enumerate(text):
+        depth += (letter == "<") - (letter == ">")
+        if letter == "(" and depth == 0 and not text.startswith("(anonymous namespace)", index):
+            end = index
+            break
+    text = text[:end]
+    head, angle, rest = text.partition("<")
+    text = head.rsplit("::", 1)[-1] + angle + rest
+    return text if len(text) <= 64 else text[:61] + "..."
+
+
+def told(kernels: Kernels, resources: list[Any], of: Callable[[str], bool] = lambda source: True) -> None:
+    """Add what `kernels.cuda.resources` says of one build: spills of kernels that were launched by its sources, and,
+    if `BUILT` is one of them, a row for each that none has launched."""
+    spilled: dict[str, int] = {}
+    for row in resources:
+        base = row.kernel.split("<")[0]
+        spilled[base] = max(spilled.get(base, 0), row.spilled)
+    for row in kernels.seen.values():
+        if row["language"] == CUDA and row["local_bytes"] is None and of(row["source"]):
+            row["local_bytes"] = spilled.get(row["kernel"].split("<")[0])
+    launched = {row["kernel"].split("<")[0] for row in kernels.seen.values() if row["language"] == CUDA}
+    for row in resources if of(BUILT) else ():
+        if row.kernel.split("<")[0] not in launched:
+            kernels.add(
+                BUILT,
+                {
+                    "kernel": row.kernel,
+                    "language": CUDA,
+                    "grid": [1],
+                    "threads": row.threads,
+                    "registers": row.registers,
+                    "shared_bytes": row.shared,
+                    "local_bytes": row.spilled,
+                },
+            )
+
+
+def disagreements(resources: list[Any], limits: Limits | None) -> list[str]:
+    """Kernels of which CUDA says that another number of blocks fits than our calculator: there should be none."""
+    lines = []
+    for row in resources if limits is not None else ():
+        ours = occupancy(limits, row.threads, row.registers, row.shared).blocks
+        if ours != row.blocks and row.threads <= row.largest_block:
+            lines.append(f"{row.kernel}: {ours} blocks fit by our calculator, {row.blocks} by CUDA")
+    return lines

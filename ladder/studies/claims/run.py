@@ -1,0 +1,291 @@
+"""Measures everything that the claims need, in order of importance, within `--minutes`; makes the record."""
+
+from __future__ import annotations
+
+import contextlib
+import json
+import re
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import describe, raise_if_environment
+from ladder.base.paths import ROOT
+from ladder.base.stopping import stop_on_sigterm
+from ladder.machine import environment, system
+from ladder.results import record
+from ladder.studies.claims import experiments, launching, registry, stepping, timed
+from ladder.studies.claims.hardware import counters, resources
+from ladder.studies.kernelbench import cuda
+from ladder.studies.kernelbench import timing as kerneltiming
+from ladder.studies.kernelbench.bench import now
+from ladder.studies.kernelbench.calls import compiling
+from ladder.studies.kernelbench.timing import Call
+
+LADDER_RESULTS, PRECISION_RESULTS = ROOT / "results" / "ladder", ROOT / "results" / "precision"
+COUNTING_S = 240  # Nsight Compute is given up after it
+LOOKING_S = 150  # of the time allowed, for what comes after the timing
+LEAST, LEAST_QUICK = timed.LEAST_REPEATS, 2
+Row = dict[str, Any]
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+def measure(
+    device: str, *, minutes: float, seed: int, quick: bool, count: bool, on_event: OnEvent
+) -> dict[str, Any]:
+    """The whole result, the claims included. Ctrl-C keeps what there is; `count`: also by Nsight Compute."""
+    smoke = device == "cpu"
+    started, begun = now(), time.monotonic()
+    timer = kerneltiming.timer_on(device)
+    session = Session(timer.gpu, timer, smoke, quick or smoke, seed, begun + 60 * minutes)
+    with stop_on_sigterm():
+        complete = session.run(on_event, count)
+    commit, dirty = record.commit_of(ROOT)
+    facts = system.facts(device)
+    notes = [kerneltiming.SMOKE_NOTE] * smoke + ["quick: not to be quoted"] * (quick and not smoke)
+    notes += ["dirty work tree: not to be published"] * bool(dirty) + ["interrupted"] * (not complete)
+    notes += environment.said(environment.recorded())
+    result = {
+        "schema": 1,
+        "kind": "claims",
+        "machine": facts,
+        "commit": commit,
+        "dirty": dirty,
+        **record.conditions(),
+        "complete": complete,
+        "started": started,
+        "seconds": round(time.monotonic() - begun, 1),
+        "protocol": {
+            "minutes": minutes, "quick": quick, "smoke": smoke, "seed": seed, "l2_bytes": timer.gpu.l2_bytes,
+            "evict": timer.rules.evict, "graph_ms": 1e3 * timer.rules.graph_s, "notes": notes + session.notes,
+            "counters": session.refused,
+        },
+        "experiments": session.records(),
+        "kernels": session.kernel_rows(),
+        "counters": {name: counters.totals(rows) for name, rows in session.counted.items()},
+        "errors": session.errors,
+        "kernels_per_step": kernels_per_step(facts["name"]),
+        "precision": precision_claims(facts["name"]),
+    }  # fmt: skip
+    result["claims"] = registry.judged(result)
+    return result
+
+
+class Session:
+    """One run: what was launched, timed and counted so far."""
+
+    def __init__(
+        self, gpu: Any, timer: kerneltiming.Timer, smoke: bool, quick: bool, seed: int, end: float
+    ) -> None:
+        self.gpu, self.smoke, self.quick, self.seed, self.end = gpu, smoke, quick, seed, end
+        self.stopwatch = timed.Stopwatch(gpu, timer, seed)
+        setting = experiments.setting(gpu.name, smoke)
+        self.timed = [timed.Timed(each, setting) for each in experiments.all_experiments()]
+        self.launches: dict[str, Any] = {"samples_us": {}, "reasons": {"launches": "not measured"}}
+        self.kernels = resources.Kernels()
+        self.limits, self.limits_unknown = resources.limits_here()
+        self.counted: dict[str, list[Row]] = {}
+        self.refused: str | None = "not counted"
+        self.errors: dict[str, float] = {}
+        self.notes: list[str] = []
+
+    def left_s(self) -> float:
+        return self.end - time.monotonic()
+
+    def run(self, on_event: OnEvent, count: bool) -> bool:
+        """Everything in order; whether it came to its end. What fails leaves a note and the rest goes on."""
+        parts = self.parts(count)
+        try:
+            for done, (name, part) in enumerate(parts.items()):
+                place = {"case": name, "done": done, "total": len(parts)}
+                on_event(place)
+                begin = time.monotonic()
+                try:
+                    for word in part() or ():
+                        on_event(place | {"doing": word})
+                except Exception as error:
+                    raise_if_environment(error)
+                    self.notes.append(f"{name}: {describe(error)}")
+                on_event(place | {"rows": [f"{name}: {time.monotonic() - begin:.0f} s"]})
+        except KeyboardInterrupt:
+            return False
+        return True
+
+    def parts(self, count: bool) -> dict[str, Callable[[], Any]]:
+        """What is timed comes first: a profiler, and the settings of a step, would be felt by what comes after them."""
+        parts: dict[str, Callable[[], Any]] = {"build CUDA C++": self.build}
+        parts |= {"launches": self.time_launches, "experiments": self.time_experiments}
+        parts |= {
+            "errors": self.find_errors,
+            "CUDA C++ kernels": self.profile,
+            "every kernel": self.watch_kernels,
+        }
+        return parts | ({"Nsight Compute": self.count} if count else {})
+
+    def build(self) -> None:
+        """All builds beside each other, and done before anything is timed."""
+        if not self.smoke:
+            cuda.build_ahead([{}, *experiments.BUILDS])
+
+    def time_launches(self) -> None:
+        repeats = LEAST_QUICK if self.quick else LEAST
+        with self.gpu.running():
+            self.launches = launching.measure(self.gpu, repeats, self.smoke, self.seed)
+
+    def time_experiments(self) -> Iterator[str]:
+        with compiling(), self.gpu.running():
+            for each in self.timed:
+                yield f"{each.experiment.name}, prepare"
+                self.stopwatch.prepare(each, self._watcher(each.experiment.name))
+            least = LEAST_QUICK if self.quick else LEAST
+            most = least if self.quick else timed.MOST_REPEATS
+            yield from timed.repeats(self.stopwatch, self.timed, least, most, self._timing_left_s)
+
+    def _timing_left_s(self) -> float:
+        """Of five minutes, two and a half are for watching a step and for Nsight Compute."""
+        return self.left_s() - (0 if self.quick else LOOKING_S)
+
+    def _watcher(self, experiment: str) -> Callable[[str, Call], None]:
+        """Notes which Triton kernels a contender launches, under "EXPERIMENT: CONTENDER"."""
+
+        def watch(name: str, call: Call) -> None:
+            with self.kernels.listening(f"{experiment}: {name}"):
+                call()
+
+        return watch
+
+    def find_errors(self) -> None:
+        with self.gpu.running():
+            found = experiments.norm_errors(self.timed[0].setting)
+        self.errors = {name: value for name, value in found.items() if isinstance(value, float)}
+        self.gpu.forget()
+
+    def profile(self) -> Iterator[str]:
+        """What each contender in CUDA C++ launches, by the profiler, and what the library says of its kernels."""
+        for each in self.timed:
+            for name in each.running:
+                if "CUDA" in name or (each.experiment.name in experiments.IN_CUDA and name != "PyTorch"):
+                    yield f"{each.experiment.name}: {name}"
+                    self._profile(each, name)
+        for flags in ({}, *experiments.BUILDS):  # the registers and spills of one build are not another's
+            try:
+                said = cuda.resources(**flags)
+                resources.told(
+                    self.kernels, said, lambda source, flags=flags: experiments.flags_of(source) == flags
+                )
+                self.notes += resources.disagreements(said, self.limits)
+            except timed.Missing as missing:
+                self.notes.append(str(missing))
+                return
+
+    def _profile(self, each: timed.Timed, name: str) -> None:
+        source = f"{each.experiment.name}: {name}"
+        try:
+            call = each.experiment.contenders[name](each.setting)
+            call()
+            for row in resources.profiled(call):
+                self.kernels.add(source, row)
+        except Exception as error:
+            self.notes.append(f"profiler, {source}: {describe(error)}")
+        self.gpu.forget()
+
+    def watch_kernels(self) -> None:
+        """Outside the stopwatch's stream: a step has streams of its own."""
+        self.notes += stepping.watch(self.kernels, self.gpu.name, self.smoke)
+        if self.limits_unknown and not self.smoke:
+            self.notes.append(self.limits_unknown)
+        self.gpu.forget()
+
+    def count(self) -> None:
+        """By a process of its own, with this one's memory given back."""
+        if self.smoke:
+            self.refused = "Nsight Compute needs a CUDA GPU"
+            return
+        import torch
+
+        torch.cuda.empty_cache()
+        names = [
+            each.experiment.name for each in self.timed if each.experiment.name not in counters.UNCOUNTED
+        ]
+        try:
+            self.counted = counters.count([*names, stepping.OPS], COUNTING_S)
+            self.refused = None
+        except counters.Refused as refused:
+            self.refused = str(refused)
+
+    def records(self) -> list[Row]:
+        """Experiments, and the launches as one more of them."""
+        launches = {
+            "name": "launches", "shape": [1], "itemsize": 4, "method": None, "bytes": {}, "notes": [], **self.launches,
+        }  # fmt: skip
+        records = [each.record() for each in self.timed] + [launches]
+        for each in records:
+            each["us"] = {name: timed.summary(values) for name, values in each["samples_us"].items()}
+        return records
+
+    def kernel_rows(self) -> list[Row]:
+        rows = self.kernels.rows(self.limits)
+        for row in rows:
+            row["achieved"] = achieved(row, self.counted)
+        return rows
+
+
+def achieved(row: Row, counted: dict[str, list[Row]]) -> float | None:
+    """Of that kernel in that contender; a kernel of the step is looked for among the ops. The longest launch counts."""
+    sources = (
+        [row["source"]] if ":" in row["source"] else [name for name in counted if name.startswith("ops:")]
+    )
+    base = row["kernel"].split("<")[0]
+    found = [
+        each
+        for source in sources
+        for each in counted.get(source, [])
+        if each["kernel"].split("<")[0] == base and each["occupancy"] is not None
+    ]
+    longest = max(found, key=lambda each: each["ns"] or 0, default=None)
+    return None if longest is None else longest["occupancy"] / 100
+
+
+def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
+    """Kernels a step of the ladder's baseline on this machine, by the newest staircase of `article` that has it."""
+    found = None
+    for path in sorted(
+        (LADDER_RESULTS if folder is None else folder).glob(f"{name}/article-article-2*.json")
+    ):
+        try:
+            rungs = json.loads(path.read_text(encoding="utf-8"))["rungs"]
+            found = (rungs[0]["inspection"] or {}).get("kernels_per_step") or found
+        except (OSError, ValueError, KeyError, IndexError, TypeError):
+            continue
+    return found
+
+
+def precision_claims(name: str, folder: Path | None = None) -> list[Row]:
+    """What `ladder precision` said on this machine of 16 bits against FP32; nothing where it did not run.
+
+    Of a run that was stopped there is a part, which counts where there is no whole one.
+    """
+    keys = ("claim", "precision", "on", "ours", "interval")
+    found: list[tuple[bool, str, list[Row]]] = []
+    for path in sorted((PRECISION_RESULTS if folder is None else folder).glob(f"{name}*.json")):
+        named = re.fullmatch(rf"{re.escape(name)}(-partial)?(-\d{{8}}T\d{{6}}Z)?", path.stem)
+        with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
+            result = json.loads(path.read_text(encoding="utf-8"))
+            rows = [
+                {key: row[key] for key in keys}
+                for row in result["claims"]
+                if row["against"] == "fp32" and row["ours"] is not None
+            ]
+            if named:  # else another workload's, or another machine's whose name begins alike
+                found.append((named[1] is None, str(result.get("started")), rows))
+    return max(found, key=lambda each: each[:2])[2] if found else []
+
+
+@contextmanager
+def locked(device: str) -> Iterator[None]:
+    from ladder.engine.pool import device_lock
+
+    with device_lock(system.device_key(device)):
+        yield

@@ -1,0 +1,86 @@
+"""Every Triton kernel as the workloads launch it: one step of the ladder's top, watched while it prepares.
+
+What a captured graph replays was launched before, to warm up; that is when it is seen. Kernels that no such step has
+are launched by `ladder.studies.kernelbench.cases.small_calls`, so that each has a row.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ladder.base.errors import describe, raise_if_environment
+from ladder.studies.claims.hardware.resources import Kernels
+
+STEP, OPS, ALSO = "step", "ops", "calls"
+SMOKE_OPS = 2
+
+
+def watch(kernels: Kernels, device: str, smoke: bool) -> list[str]:
+    """Fill `kernels` from a step of `article` with all rungs of `full`, from the ops that `ladder kernels` times, and
+    from single calls, each with the kernels that those before it did not have; returns notes of what failed.
+
+    A smoke test has a few ops alone: without CUDA no rung launches a kernel, and the interpreter is slow.
+    """
+    notes = []
+    known: set[str] = set()
+    for what, run in ((OPS, _ops),) if smoke else ((STEP, _step), (OPS, _ops), (ALSO, _calls)):
+        try:
+            with kernels.listening(what):
+                run(device, smoke)
+        except Exception as error:
+            raise_if_environment(error)
+            notes.append(f"kernels of the {what}: {describe(error)}")
+        for key in [key for key in kernels.seen if key[0] == what and key[1] in known]:
+            del kernels.seen[key]
+        known |= {key[1] for key in kernels.seen}
+    return notes
+
+
+def largest_cases(device: str) -> list[Any]:
+    """Of each op of `ladder.studies.kernelbench.cases.registry` the case with the most work, as the ladder's top runs
+    it."""
+    from ladder.cli import kernels as cli_kernels
+    from ladder.studies.kernelbench.cases import registry as kernelcases
+
+    workloads = cli_kernels._workloads(device, (), ("article", "adain-256"))
+    found: dict[str, Any] = {}
+    for case in kernelcases.cases(workloads, quick=True):
+        found.setdefault(case.op, case)  # the most work comes first
+    return list(found.values())
+
+
+def _ops(device: str, smoke: bool) -> None:
+    from ladder.studies.kernelbench.calls import call_of
+
+    for case in largest_cases(device)[: SMOKE_OPS if smoke else None]:
+        if case.entry.needs:  # CUDA C++ has rows of its own
+            continue
+        for direction in case.directions[: 1 if smoke else None]:
+            call_of(case, direction, case.fused(), device)()
+
+
+def _step(device: str, smoke: bool) -> None:
+    from ladder import trial
+    from ladder.machine import system
+    from ladder.plan import catalog, modes
+
+    _, fields = catalog.load_workload("article")
+    ladder = catalog.load_ladder("full")
+    possible = catalog.possible(system.capabilities(device), fields)
+    recipe: dict[str, Any] = trial.plan(ladder, possible, (), False, False)[modes.ALL]
+    with trial.prepared(fields, recipe, device) as (step, _):
+        step.cycle()
+
+
+def _calls(device: str, smoke: bool) -> None:
+    import torch
+
+    import kernels
+    from ladder.studies.kernelbench.cases.small_calls import calls, differentiate_twice
+
+    x = torch.randn((8, 64, 256, 256), device=device, dtype=torch.bfloat16).contiguous(
+        memory_format=torch.channels_last
+    )
+    for call in calls(kernels, x):
+        differentiate_twice(call.function, call.inputs)
+    torch.cuda.synchronize()

@@ -1,0 +1,1 @@
+"""`ladder kernels`: every fused op timed by itself, beside plain PyTorch and torch.compile."""

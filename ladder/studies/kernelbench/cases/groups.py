@@ -1,0 +1,192 @@
+"""Entries of `ladder.studies.kernelbench.cases.registry.OPS` for ops that take several layers at once, for the rest
+of `kernels.__all__`, and
+for CUDA C++; and which public ops have no entry, with the reason.
+
+The networks give their layers to a group as they are, of several sizes. Here four of one size stand side by side, so
+that a size is a case.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from dataclasses import replace
+from typing import Any
+
+from torch import Tensor
+
+from ladder.studies.kernelbench.cases.op import INSTANCE_NORM, Op, Sizes, weights
+from stylegan_lite.config import Workload
+
+LAYERS = 4
+SLOTS = tuple(range(LAYERS))  # a layer's style is made of a latent of its own
+FLOAT = (("fp32", "channels_last"),)  # weights and styles are float32 whatever the recipe
+
+# Public ops without an entry, of `kernels` and of `kernels.cuda` ("cuda.").
+_PAIR = "one of a pair without gradients, in no network: `ladder kernels --claims` times both side by side"
+NOT_TIMED = {
+    "scale_channels": "another name of modulate",
+    "cuda.strided_act": _PAIR,
+    "cuda.coalesced_act": _PAIR,
+    "cuda.divergent": _PAIR,
+    "cuda.predicated": _PAIR,
+    "cuda.shared_sum": _PAIR,
+    "cuda.shuffle_sum": _PAIR,
+    "cuda.scalar_copy": _PAIR,
+    "cuda.vector_copy": _PAIR,
+    "cuda.empty": "does nothing: `ladder kernels --claims` times its launch",
+}
+NO_OPS = {"available", "cuda.available", "cuda.Flags", "cuda.Resources", "cuda.resources", "cuda.Unavailable"}
+
+
+def _each(name: str, shape: str) -> dict[str, str]:
+    """An input for each layer of a group."""
+    return {f"{name}{k}": shape for k in SLOTS}
+
+
+def _all(t: dict[str, Tensor], name: str) -> list[Tensor]:
+    return [t[f"{name}{k}"] for k in SLOTS]
+
+
+def _nbytes(t: dict[str, Tensor], *names: str) -> int:
+    return sum(each.nbytes for name in names for each in _all(t, name))
+
+
+def _outputs(t: dict[str, Tensor], batch: int, layers: str) -> int:
+    """Bytes of a float32 [N, O] for each layer."""
+    return sum(4 * batch * len(layer) for layer in _all(t, layers))
+
+
+def _demodulate(function: Callable[..., Any], **t: Tensor) -> Any:
+    return function(_all(t, "energy"), _all(t, "style"))
+
+
+def _moved_by_demodulate(op: Any, t: dict[str, Tensor], backward: bool) -> int:
+    """Energies and styles in, d out; backward: those, d and its gradient in, theirs out."""
+    inputs, d = _nbytes(t, "energy", "style"), _outputs(t, len(t["style0"]), "energy")
+    return 2 * inputs + 2 * d if backward else inputs + d
+
+
+def _energies(function: Callable[..., Any], **t: Tensor) -> Any:
+    return function(_all(t, "weight"))
+
+
+def _moved_by_energies(op: Any, t: dict[str, Tensor], backward: bool) -> int:
+    """Weights in, a ninth of them out; backward: the weights and that in, gradients of weights out."""
+    inputs = _nbytes(t, "weight")
+    return (2 if backward else 1) * inputs + inputs // 9
+
+
+def _styles(function: Callable[..., Any], x: Tensor, **t: Tensor) -> Any:
+    return function(x, _all(t, "weight"), _all(t, "bias"), SLOTS)
+
+
+def _moved_by_styles(op: Any, t: dict[str, Tensor], backward: bool) -> int:
+    """x and weights in, styles out; backward: g and those in, dx and dweights out."""
+    inputs = t["x"].nbytes + _nbytes(t, "weight")
+    return (2 if backward else 1) * inputs + _outputs(t, len(t["x"]), "weight")
+
+
+def _iterate(function: Callable[..., Any], **t: Tensor) -> Any:
+    us, vs = _all(t, "u"), _all(t, "v")
+    function(_all(t, "weight"), us, vs)
+    return [*us, *vs]
+
+
+def _moved_by_iteration(op: Any, t: dict[str, Tensor], backward: bool) -> int:
+    """Weights in; u and v in and out. A weight is read twice, and fits into the cache in between."""
+    return _nbytes(t, "weight") + 2 * _nbytes(t, "u", "v")
+
+
+def _moved_by_up(op: Any, t: dict[str, Tensor], backward: bool) -> int:
+    n, _, h, w = t["x"].shape
+    y = t["x"].new_empty((n, t["weight"].shape[1], 2 * h + 1, 2 * w + 1))
+    return op.bytes_moved(t["x"], t["weight"], y, backward=backward)
+
+
+def _going_up(workload: Workload) -> list[Sizes]:
+    """The convolutions that lead into the two highest resolutions: half as many pixels a side, more channels."""
+    return [
+        {
+            "N": workload.batch,
+            "C": workload.fmaps(r // 2),
+            "O": workload.fmaps(r),
+            "H": r // 2,
+            "W": r // 2,
+            "R": r,
+        }
+        for r in workload.resolutions[1:][-2:]
+    ]
+
+
+def _affine(workload: Workload) -> list[Sizes]:
+    """Styles of the convolutions of each width, of latents."""
+    return [
+        {"N": workload.batch, "O": workload.fmaps(r), "I": workload.w_dim, "R": r}
+        for r in workload.resolutions
+    ]
+
+
+def _iterated(workload: Workload) -> Sequence[Sizes]:
+    """Convolutions of the discriminator that keep their channels."""
+    widths = ((r, workload.fmaps(r)) for r in workload.resolutions)
+    return [{"O": width, "I": width, "K": 9 * width, "R": r} for r, width in widths]
+
+
+GROUPS: dict[str, Op] = {
+    "demodulate_group": Op(
+        "demodulate_group",
+        _each("energy", "OI") | _each("style", "NI"),
+        weights,
+        _moved_by_demodulate,
+        activations=(),
+        penalty=tuple(_each("style", "")),
+        positive=tuple(_each("energy", "")),
+        settings=FLOAT,
+        call=_demodulate,
+    ),
+    "weight_energies": Op(
+        "weight_energies",
+        _each("weight", "OI33"),
+        weights,
+        _moved_by_energies,
+        activations=(),
+        settings=FLOAT,
+        module="demodulate_group",
+        call=_energies,
+    ),
+    "dense_group": Op(
+        "dense_group",
+        {"x": f"N{LAYERS}I"} | _each("weight", "OI") | _each("bias", "O"),
+        _affine,
+        _moved_by_styles,
+        activations=(),
+        penalty=("x",),
+        settings=FLOAT,
+        module="dense",
+        call=_styles,
+    ),
+    "power_iteration": Op(
+        "power_iteration",
+        _each("weight", "OI33") | _each("u", "O") | _each("v", "K"),
+        _iterated,
+        _moved_by_iteration,
+        activations=(),
+        data=(*_each("weight", ""), *_each("u", ""), *_each("v", "")),
+        settings=FLOAT,
+        module="spectral_norm",
+        call=_iterate,
+    ),
+    "conv_transpose2d": Op(
+        "conv_transpose2d",
+        {"x": "NCHW", "weight": "CO33"},
+        _going_up,
+        _moved_by_up,
+        activations=("x", "weight"),
+        penalty=("x",),
+        options={"stride": 2},
+        module="conv2d",
+    ),
+    "cuda instance_norm_act": replace(
+        INSTANCE_NORM, function="cuda.instance_norm_act", module="instance_norm_act", needs=("nvcc",)
+    ),
+}

@@ -1,0 +1,318 @@
+"""Which op is timed at which shapes: one entry an op, shapes as the networks of the workloads have them.
+
+`OPS` is the registry. An entry says what the op of `kernels/` takes, which of it has gradients, at which sizes a
+workload calls it, and what it must move; `ladder kernels`, its tables and asv take it from there. Adding an op is
+adding an entry. tests/studies/kernelbench/test_kernelcases.py compares the sizes with what the networks really call.
+"""
+
+from __future__ import annotations
+
+import hashlib
+import importlib
+import importlib.util
+import math
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ladder.studies.kernelbench.cases.fused import MORE
+from ladder.studies.kernelbench.cases.groups import GROUPS
+from ladder.studies.kernelbench.cases.op import (
+    INSTANCE_NORM,
+    Op,
+    Sizes,
+    Tensors,
+    every_layer,
+    modulated,
+    synthesis,
+    weights,
+    widest,
+)
+from stylegan_lite.config import Workload
+
+LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
+DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
+WORKLOADS = ("article", "article-b32", "adain-256")
+SMALLEST = 32  # resolution: below it a layer is a few microseconds of launches, whatever its kernel
+DIRECTIONS = ("forward", "backward", "double backward")
+# Of the memory-bound ops one asks first how near they come to a copy where maps are large.
+MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
+LARGE_MAPS, THEIR_BATCHES = (128, 256), (8, 32)
+
+
+def resampling(sizes: Callable[[Workload], Sequence[Sizes]], **how: Any) -> Op:
+    """upfirdn2d by the networks' filter. R1 goes through it, path length through those of the synthesis network."""
+    options = {"taps": (1.0, 3.0, 3.0, 1.0), **how}
+    counted = {name: value for name, value in options.items() if name != "gain"}
+    return Op(
+        "upfirdn2d",
+        {"x": "NCHW"},
+        sizes,
+        lambda op, t, backward: op.bytes_moved(t["x"], **counted),
+        penalty=("x",),
+        options=options,
+    )
+
+
+OPS: dict[str, Op] = {
+    "bias_act noise scale": Op(
+        "bias_act",
+        {"x": "NCHW", "bias": "C", "noise": "N1HW", "strength": "", "scale": "NC"},
+        synthesis,
+        lambda op, t, backward: op.bytes_moved(t["x"], t["noise"], backward=backward),
+        data=("noise",),
+        penalty=("x", "scale"),
+    ),
+    "bias_act": Op(
+        "bias_act",
+        {"x": "NCHW", "bias": "C"},
+        every_layer,
+        lambda op, t, backward: op.bytes_moved(t["x"], backward=backward),
+        penalty=("x",),
+    ),
+    "modulate": Op(
+        "modulate",
+        {"x": "NCHW", "style": "NC"},
+        modulated,
+        lambda op, t, backward: op.bytes_moved(t["x"], backward=backward),
+        penalty=("x", "style"),
+    ),
+    "instance_norm_act": INSTANCE_NORM,
+    "demodulate": Op(
+        "demodulate",
+        {"weight": "OI33", "style": "NI"},
+        weights,
+        lambda op, t, backward: op.bytes_moved(t["weight"], t["style"], backward=backward),
+        activations=(),
+        penalty=("style",),
+        settings=(("fp32", "channels_last"),),  # weights and styles are float32 whatever the recipe
+    ),
+    # A transposed convolution leaves a pixel more than the resolution, a strided one wants a pixel more.
+    "upfirdn2d after up": resampling(lambda w: widest(w, lambda r: r + 1), padding=1, gain=4 / 64),
+    "upfirdn2d before down": resampling(widest, padding=2, gain=1 / 64),
+    "upfirdn2d down": resampling(widest, down=2, padding=1, gain=1 / 64),
+    # What the gradient of the one above is; the networks themselves call it with images only.
+    "upfirdn2d up": resampling(lambda w: widest(w, lambda r: r // 2), up=2, padding=(2, 1), gain=4 / 64),
+    "conv2d": Op(
+        "conv2d",
+        {"x": "NCHW", "weight": "CC33"},  # of the layers that keep channels and resolution, so y is like x
+        widest,
+        lambda op, t, backward: op.bytes_moved(t["x"], t["weight"], t["x"], backward=backward),
+        activations=("x", "weight"),
+        penalty=("x",),
+        options={"padding": 1},
+    ),
+    **MORE,
+    **GROUPS,
+}
+
+
+class _Told(Exception):
+    """An op was called, and is not to be run."""
+
+
+@dataclass(frozen=True)
+class Case:
+    """One op at one size in one setting. `name` says all of it: asv stores results under it."""
+
+    op: str
+    sizes: tuple[tuple[str, int], ...]
+    dtype: str
+    layout: str
+    workloads: tuple[str, ...] = ()
+
+    @property
+    def entry(self) -> Op:
+        return OPS[self.op]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        """Of the first input."""
+        return self.shape_of(next(iter(self.entry.inputs)))
+
+    @property
+    def batch(self) -> int:
+        return dict(self.sizes).get("N", 1)
+
+    @property
+    def name(self) -> str:
+        shown = next(iter(self.entry.inputs.values()))
+        others = [f"{k}{n}" for k, n in self.sizes if k not in shown and k != "N"]
+        if "N" not in shown and "N" in dict(self.sizes):
+            others.append(f"batch {self.batch}")
+        return " ".join([self.op, "x".join(map(str, self.shape)), *others, self.dtype, self.layout])
+
+    @property
+    def setting(self) -> int:
+        """Its place among the op's settings: 0 is the ladder's top."""
+        return self.entry.settings.index((self.dtype, self.layout))
+
+    @property
+    def directions(self) -> tuple[str, ...]:
+        if not self.differentiated:
+            return DIRECTIONS[:1]
+        return DIRECTIONS if self.entry.penalty else DIRECTIONS[:2]
+
+    @property
+    def differentiated(self) -> list[str]:
+        return [name for name in self.entry.inputs if name not in self.entry.data]
+
+    def shape_of(self, name: str) -> tuple[int, ...]:
+        sizes = dict(self.sizes)
+        return tuple(sizes[k] if k in sizes else int(k) for k in self.entry.inputs[name])
+
+    def tensors(self, device: str) -> Tensors:
+        """Fresh inputs; what has a gradient is a leaf that requires it.
+
+        Normal numbers of the default generator, unless the op's entry has them otherwise.
+        """
+        made = {}
+        for name in self.entry.inputs:
+            dtype = DTYPES[self.dtype] if name in self.entry.activations else torch.float32
+            t = torch.randn(self.shape_of(name), device=device).to(dtype)
+            if name in self.entry.positive:
+                t = t.abs() + 0.5
+            if t.dim() == 4:
+                t = t.contiguous(memory_format=LAYOUTS[self.layout])
+            made[name] = t.requires_grad_(name not in self.entry.data)
+        return made
+
+    def fused(self) -> Callable[..., Any]:
+        """Our op, called with tensors by name, whatever its dispatcher would take instead.
+
+        AttributeError where this `kernels` has none of that name.
+        CUDA C++ that cannot be built here raises `Missing`: Triton would run in its place, and be timed.
+        """
+        if self.entry.function.startswith("cuda.") and importlib.util.find_spec("kernels.cuda"):
+            from ladder.studies.kernelbench import cuda
+
+            cuda.package()
+        public = _package(self.entry.function)
+        return _called(getattr(public, "ours", public), self.entry)
+
+    def dispatch(self, tensors: Tensors) -> tuple[str, Any] | None:
+        """The op and the place in `kernels.alternatives` of a call with these; None where there is no choice."""
+        try:
+            ask = _package(self.entry.function).where
+        except AttributeError:  # not offered one; or an old commit's `kernels`, perhaps without the op
+            return None
+
+        def tell(*args: Any, **kwargs: Any) -> None:
+            raise _Told(ask(*args, **kwargs))
+
+        try:
+            _called(tell, self.entry)(**tensors)
+        except _Told as told:
+            return self.entry.function, told.args[0]
+        return None
+
+    def reference(self) -> Callable[..., Any]:
+        """The op in plain PyTorch, exactly as `kernels` has it: what is compiled."""
+        return _called(_package(f"{self.entry.function}_reference"), self.entry)
+
+    def plain(self) -> Callable[..., Tensor]:
+        """The same with parameters brought to the activation's precision first, as a bf16 network writes it.
+
+        Taken as they are, float32 parameters would promote every intermediate result to twice the bytes: no opponent.
+        """
+        reference, low = self.reference(), DTYPES[self.dtype]
+        if not self.entry.activations or low is torch.float32:
+            return reference
+        return lambda **tensors: reference(**{name: t.to(low) for name, t in tensors.items()})
+
+    def bytes(self, tensors: Tensors, direction: str) -> int | None:
+        """Bytes that must cross memory; None for the double backward, for which nobody has counted them."""
+        if direction == "double backward":
+            return None
+        module = importlib.import_module(f"kernels.{self.entry.module or self.entry.function}")
+        return self.entry.moved(module, tensors, direction == "backward")
+
+
+def _package(name: str) -> Callable[..., Tensor]:
+    import kernels
+
+    folder, _, name = name.rpartition(".")
+    if folder and importlib.util.find_spec(f"kernels.{folder}") is None:
+        raise AttributeError(f"kernels has no {folder}")
+    return getattr(importlib.import_module(f"kernels.{folder}") if folder else kernels, name)
+
+
+def _called(function: Callable[..., Any], entry: Op) -> Callable[..., Any]:
+    call, options = entry.call, entry.options
+    if call is not None:
+        return lambda **tensors: call(function, **tensors, **options)
+    return (lambda **tensors: function(**tensors, **options)) if options else function
+
+
+def cases(
+    workloads: dict[str, Workload],
+    *,
+    ops: Sequence[str] | None = None,
+    quick: bool = False,
+    smallest: int = SMALLEST,
+) -> list[Case]:
+    """Every distinct case of these workloads, the most important first: as the ladder's top runs it, the most work.
+
+    Settings beyond the first are timed at the smallest batch only: they are there to compare with.
+
+    Args:
+        ops: names of `OPS`, or of functions of `kernels`; None: all.
+        quick: two resolutions (the largest, and a quarter of it), the first setting only.
+    """
+    found: dict[Case, list[str]] = {}
+    least = min(workload.batch for workload in workloads.values())
+    for name, workload in workloads.items():
+        top = workload.resolution
+        wanted = {top, top // 4} if quick else {r for r in workload.resolutions if r >= min(smallest, top)}
+        for op, entry in OPS.items():
+            if ops is not None and op not in ops and entry.function not in ops:
+                continue
+            for dtype, layout in entry.settings[: 1 if quick or workload.batch > least else None]:
+                for sizes in entry.sizes(workload):
+                    if sizes.get("R", sizes.get("H")) in wanted:
+                        case = Case(op, tuple(_of_shape(entry, sizes)), dtype, layout)
+                        found.setdefault(case, []).append(name)
+    made = [Case(c.op, c.sizes, c.dtype, c.layout, tuple(dict.fromkeys(names))) for c, names in found.items()]
+    return sorted(made, key=lambda c: (c.setting, -math.prod(c.shape)))
+
+
+def in_order(made: Sequence[Case], first: str) -> list[Case]:
+    """`cases` as they are measured: what `first` says comes before the rest, which stays as it is.
+
+    "memory-bound": those of MEMORY_BOUND as the ladder's top runs them, at LARGE_MAPS (or a pixel beside) and
+    THEIR_BATCHES. "largest": as they are.
+    """
+
+    def asked(case: Case) -> bool:
+        at = any(abs(case.shape[-1] - pixels) <= 1 for pixels in LARGE_MAPS)
+        ours = case.entry.function in MEMORY_BOUND and case.setting == 0
+        return ours and at and case.batch in THEIR_BATCHES
+
+    return sorted(made, key=lambda case: not asked(case)) if first == "memory-bound" else list(made)
+
+
+def named(name: str) -> Case:
+    """The case of a name. KeyError for a name that no entry could give."""
+    op = max((op for op in OPS if name.startswith(f"{op} ")), key=len, default=name)
+    letters = next(iter(OPS[op].inputs.values()))
+    shape, *others, dtype, layout = name[len(op) :].replace("batch ", "N").split()
+    sizes = {k: int(n) for k, n in zip(letters, shape.split("x"), strict=True) if k.isalpha()}
+    sizes |= {each[0]: int(each[1:]) for each in others}
+    order = [k for k in "NCOIHWRK" if k in sizes]
+    return Case(op, tuple((k, sizes[k]) for k in order), dtype, layout)
+
+
+def fingerprint(op: str) -> str:
+    """Eight hexadecimal digits of what an entry means: asv's history of a name must not change its meaning."""
+    e = OPS[op]
+    what = (e.function, e.inputs, e.activations, e.data, e.penalty, sorted(e.options.items()))
+    return hashlib.sha256(repr(what).encode()).hexdigest()[:8]
+
+
+def _of_shape(entry: Op, sizes: Sizes) -> Iterator[tuple[str, int]]:
+    """The sizes that some input has: a weight is the same weight at every resolution."""
+    letters = {letter for shape in entry.inputs.values() for letter in shape}
+    return ((k, v) for k, v in sizes.items() if k in letters)

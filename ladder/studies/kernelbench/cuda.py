@@ -1,0 +1,124 @@
+"""The CUDA C++ of `kernels.cuda` as contenders: functions of one activation each.
+
+`Missing` says in one line why a function is not there: no GPU, no CUDA compiler, or a `kernels` from before it had any.
+A build that does not succeed is said here, too: `kernels.cuda.instance_norm_act` itself would go on in Triton, and its
+time would pass for that of CUDA C++.
+"""
+
+from __future__ import annotations
+
+import functools
+import importlib.util
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ladder.base.errors import describe
+from ladder.base.paths import ROOT
+from ladder.studies.claims.missing import Missing
+
+BUILDING_S = 240
+SLOPE = 0.2
+STEPS = 256  # of arithmetic in each side of the branch
+Function = Callable[[Tensor], Tensor]
+
+
+@functools.cache
+def package(**flags: Any) -> Any:
+    """`kernels.cuda`, built with these flags. Raises Missing."""
+    try:
+        import kernels.cuda as found
+    except ImportError:
+        raise Missing("these kernels have no CUDA C++") from None
+    if reason := found.available():
+        raise Missing(reason)
+    try:
+        found.resources(flags=found.Flags(**flags))  # the only thing that builds and runs nothing
+    except found.Unavailable as error:
+        raise Missing(str(error)) from None
+    except Exception as error:
+        raise Missing(f"CUDA C++ was built but does not load: {describe(error)}") from None
+    return found
+
+
+def build_ahead(builds: list[dict[str, Any]]) -> None:
+    """Build with each of these flags, side by side in processes of their own; what fails is said when it is used."""
+    if importlib.util.find_spec("kernels.cuda") is None:
+        return
+    code = "import json, sys; from ladder.studies.claims import cuda; cuda.package(**json.loads(sys.argv[1]))"
+    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    running = [
+        subprocess.Popen([sys.executable, "-c", code, json.dumps(flags)], cwd=ROOT, **quiet)
+        for flags in builds
+    ]
+    end = time.monotonic() + BUILDING_S
+    for process in running:
+        try:
+            process.wait(max(1.0, end - time.monotonic()))
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+
+
+def check_device(x: Tensor) -> None:
+    if x.device.type != "cuda":
+        raise Missing("CUDA C++ needs a CUDA GPU")
+
+
+def bound(name: str, flags: dict[str, Any] | None = None, **how: Any) -> Function:
+    """`kernels.cuda`'s function of that name as a function of x; what is missing is said when it is called."""
+
+    def run(x: Tensor) -> Tensor:
+        check_device(x)
+        found = package(**(flags or {}))
+        return getattr(found, name)(x, **how, flags=found.Flags(**(flags or {})))
+
+    return run
+
+
+@functools.cache
+def unit(device: torch.device, samples: int, channels: int) -> tuple[Tensor, Tensor]:
+    """Scales and biases that change nothing, made once: filling them is no part of what is timed."""
+    return torch.ones(samples, channels, device=device), torch.zeros(samples, channels, device=device)
+
+
+def norm(flags: dict[str, Any] | None = None, **how: Any) -> Function:
+    """Instance norm and leaky ReLU alone: scale 1, bias 0, gain 1."""
+
+    def run(x: Tensor) -> Tensor:
+        check_device(x)
+        found = package(**(flags or {}))
+        more = {"slope": SLOPE, "gain": 1.0, "flags": found.Flags(**(flags or {}))}
+        return found.instance_norm_act(x, *unit(x.device, *x.shape[:2]), **more, **how)
+
+    return run
+
+
+def rows(name: str) -> Function:
+    """A sum of each plane."""
+    return lambda x: bound(name)(x.flatten(2).flatten(0, 1))
+
+
+def strided(x: Tensor, **how: Any) -> Tensor:
+    return bound("strided_act", slope=SLOPE, **how)(x)
+
+
+def coalesced(x: Tensor, **how: Any) -> Tensor:
+    return bound("coalesced_act", slope=SLOPE, **how)(x)
+
+
+def for_each_sample(function: Callable[..., Tensor]) -> Function:
+    """As the article prints it: one block a sample, a thread a channel; whole warps, 1024 threads at most."""
+    return lambda x: function(x, blocks="samples", threads=min(1024, -(-x.shape[1] // 32) * 32))
+
+
+def resources(threads: int = 256, **flags: Any) -> list[Any]:
+    """`kernels.cuda`'s own row for each of its kernels, built with these flags. Raises Missing."""
+    found = package(**flags)
+    return found.resources(threads=threads, flags=found.Flags(**flags))

@@ -1,0 +1,66 @@
+"""Which Triton kernels a call launches, with the grid, the tiles and the warps that were chosen for it."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Callable, Iterator
+from typing import Any
+
+from ladder.base.errors import one_line
+
+
+@contextlib.contextmanager
+def recorded_launches(launches: list[dict[str, Any]]) -> Iterator[None]:
+    """Append {"kernel", "grid", "choices"} of every launch inside, each once; also of autograd's threads.
+
+    Whatever Triton's launcher is called in a version to come, a call is never disturbed: then nothing is recorded.
+    """
+
+    def watching(run: Any) -> Any:
+        def watched(self: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
+            with contextlib.suppress(Exception):
+                seen = describe_launch(self, args, grid, kwargs)
+                if seen not in launches:
+                    launches.append(seen)
+            return run(self, *args, grid=grid, **kwargs)
+
+        return watched
+
+    with watched_launches(watching):
+        yield
+
+
+@contextlib.contextmanager
+def watched_launches(watching: Callable[[Any], Any]) -> Iterator[None]:
+    """Inside, Triton launches by ``watching(run)`` in place of its own ``run``."""
+    with contextlib.ExitStack() as stack:
+        for kind in _launchers():
+            original = kind.run
+            stack.callback(setattr, kind, "run", original)
+            kind.run = watching(original)
+        yield
+
+
+def _launchers() -> list[type]:
+    kinds = []
+    with contextlib.suppress(ImportError, AttributeError):
+        from triton.runtime.jit import JITFunction
+
+        kinds.append(JITFunction)
+    with contextlib.suppress(ImportError, AttributeError):
+        from triton.runtime.interpreter import InterpretedFunction
+
+        kinds.append(InterpretedFunction)
+    return [kind for kind in kinds if "run" in vars(kind)]
+
+
+def describe_launch(kernel: Any, args: tuple, grid: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+    """Whole numbers that Triton compiled in: tile sizes, steps, warps, stages."""
+    if callable(grid):
+        grid = grid(dict(zip(kernel.arg_names, args, strict=False)) | kwargs)
+    chosen = {k: v for k, v in kwargs.items() if type(v) is int and k != "warmup"}
+    return {
+        "kernel": kernel.__name__,
+        "grid": [int(n) for n in grid],
+        "choices": one_line(" ".join(f"{key}={value}" for key, value in sorted(chosen.items()))),
+    }

@@ -1,0 +1,201 @@
+"""The result of `ladder kernels` for people: rows of text, the table in the terminal, and Markdown."""
+
+from __future__ import annotations
+
+from collections import Counter
+from typing import Any
+
+from ladder.base.text import NO_TIME
+from ladder.report.tables import escaped
+from ladder.studies.kernelbench import verdicts as kernelverdicts
+
+CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}
+STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"}
+TAKEN = "plain PyTorch taken"
+LARGE = 128  # pixels a side: from here on the share of a copy says what a kernel wastes
+COMPUTE_BOUND = ("conv2d", "conv_transpose2d")  # of which it says nothing
+HEADINGS = (
+    "ours us", "plain us", "compile us", "copy us", "share of copy", "interval", "hot: ours us", "plain us",
+    "compile us", "verdict",
+)  # fmt: skip
+LEAST_IMPORTANT = (7, 8, 5, 6, 3)  # of HEADINGS, for a narrow terminal
+
+
+def cells(row: dict[str, Any]) -> list[str]:
+    """One row's texts, under HEADINGS; a contender without a number shows why, shortly."""
+    cold, hot = row["us"]["cold"], row["us"]["hot"]
+    share = row["share"].get("ours")
+    interval = share and share["interval"]
+    return [
+        *(_us(cold, name, row) for name in CONTENDERS),
+        _us(cold, "copy", row),
+        f"{share['median']:.0%}" if share else "",
+        f"{interval[0]:.0%}-{interval[1]:.0%}" if interval else "",
+        *(_us(hot, name, row) for name in CONTENDERS),
+        verdict(row),
+    ]
+
+
+def verdict(row: dict[str, Any]) -> str:
+    """The row's verdict, and whether the op's callers get plain PyTorch in its place."""
+    return row["verdict"] + (f"; {TAKEN}" if row.get("taken") else "")
+
+
+def _us(numbers: dict[str, Any], name: str, row: dict[str, Any]) -> str:
+    if name in numbers:
+        value = numbers[name]["median"]
+        return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
+    return "n/a" if name in row["reasons"] else ""
+
+
+def labels(row: dict[str, Any]) -> tuple[str, str, str]:
+    """(op, shape, setting) of a row."""
+    shape = "x".join(map(str, row["shape"]))
+    if row["shape"][0] != row["batch"]:
+        shape += f" batch {row['batch']}"
+    return row["op"], shape, f"{row['dtype']} {row['layout']}"
+
+
+def title(result: dict[str, Any]) -> str:
+    machine = result["machine"]
+    return f"Kernels on {machine['gpu'] or machine['cpu']}, PyTorch {machine['torch']}, Triton {machine['triton']}"
+
+
+def reached(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """The rows there was time for: an unfinished run shows those, and says how many it lacks."""
+    missing = kernelverdicts.unreached(result["rows"])
+    return [row for row in result["rows"] if row["case"] not in missing]
+
+
+def lacking(result: dict[str, Any]) -> str:
+    """How many cases an unfinished run never came to; empty for a finished one."""
+    missing = len(kernelverdicts.unreached(result["rows"]))
+    cases = len({row["case"] for row in result["rows"]})
+    return f"{missing} of {cases} cases not measured: {NO_TIME}" if missing else ""
+
+
+def remarks(result: dict[str, Any]) -> list[str]:
+    """What stands below a table."""
+    rules = result["protocol"]
+    measured = [row for row in result["rows"] if row["against"]]
+    repeats = sorted({len(row["samples_us"]["cold"]["ours"]) for row in measured})
+    span = f"{repeats[0]} to {repeats[-1]}" if len(repeats) > 1 else str(repeats[0] if repeats else 0)
+    lines = [
+        f"microseconds of one call, median of {span} fresh repeats; cold L2 (of {rules['l2_bytes'] / 2**20:.0f} MiB)"
+        " unless it says hot; backward: autograd.grad alone over a kept graph",
+        "share: time of a copy of the same number of bytes, cold, measured alike in the same repeat, by ours",
+        "verdict: ours against plain PyTorch and torch.compile, cold L2, Holm over all comparisons of the run",
+    ]
+    rows = reached(result)
+    counts = Counter(row["verdict"] for row in rows)
+    if missing := lacking(result):
+        lines.append(missing)
+    if counts:
+        lines.append("; ".join(f"{word}: {count}" for word, count in counts.most_common()))
+    if worst := least_share(result["rows"]):
+        where = " ".join((*labels(worst), worst["direction"]))
+        share = f"{worst['share']['ours']['median']:.0%}"
+        lines.append(
+            f"least share from {LARGE}x{LARGE} on, first setting, but for convolutions: {share}, {where}"
+        )
+    if count := sum(bool(row.get("taken")) for row in result["rows"]):
+        lines.append(f"{TAKEN}: by kernels/alternatives.py callers of the op get it, not ours ({count} rows)")
+    if len(sittings := result.get("sittings", [])) > 1:
+        counts = ", ".join(str(each["cases"]) for each in sittings)
+        lines.append(f"measured in {len(sittings)} sittings, of {counts} cases; no case spans two")
+    notes = Counter(note for row in result["rows"] for note in row["notes"])
+    lines += [f"{note} ({count} rows)" for note, count in notes.items()]
+    return lines + reasons(rows)
+
+
+def least_share(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+    """The memory-bound row of a large activation, in the setting of the ladder's top, furthest from a copy."""
+    large = [
+        row
+        for row in rows
+        if row["setting"] == 0
+        and row["op"] not in COMPUTE_BOUND
+        and "ours" in row["share"]
+        and len(row["shape"]) == 4
+        and row["shape"][2] >= LARGE
+    ]
+    return min(large, key=lambda row: row["share"]["ours"]["median"], default=None)
+
+
+def reasons(rows: list[dict[str, Any]]) -> list[str]:
+    """Every reason for a missing number once: how often, whose, and in which direction."""
+    seen: dict[str, list[tuple[str, str]]] = {}
+    for row in rows:
+        for name, reason in row["reasons"].items():
+            seen.setdefault(reason, []).append((CONTENDERS.get(name, name), row["direction"]))
+    return [
+        f"n/a ({len(where)}x): {reason} ({', '.join(dict.fromkeys(name for name, _ in where))};"
+        f" {', '.join(dict.fromkeys(direction for _, direction in where))})"
+        for reason, where in seen.items()
+    ]
+
+
+def print_table(result: dict[str, Any]) -> None:
+    """The table on stdout; colours only on a terminal, where the least important columns give way."""
+    from rich.console import Console
+    from rich.table import Table
+    from rich.text import Text
+
+    console = Console(highlight=False)
+    if not console.is_terminal:
+        console = Console(highlight=False, width=260, no_color=True)
+    shown = [(*labels(row), row["direction"], *cells(row)) for row in reached(result)]
+    headings = ("op", "shape", "setting", "direction", *HEADINGS)
+    columns = _fitting(headings, shown, console.width)
+    console.print(Text(title(result), style="bold"))
+    for note in result["protocol"]["notes"]:
+        console.print(Text(note, style="bold yellow"))
+    table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
+    for column in columns:
+        table.add_column(Text(headings[column]), justify="left" if column < 4 else "right", no_wrap=True)
+    for row in shown:
+        table.add_row(*(Text(row[c], style=STYLES.get(row[c].partition(";")[0], "")) for c in columns))
+    console.print(table)
+    for line in remarks(result):
+        console.print(Text(line, style="dim"), soft_wrap=not console.is_terminal)
+
+
+def _fitting(headings: tuple[str, ...], rows: list[tuple[str, ...]], width: int) -> list[int]:
+    columns = list(range(len(headings)))
+    wide = [2 + max(len(heading), *(len(row[c]) for row in rows), 0) for c, heading in enumerate(headings)]
+    for column in LEAST_IMPORTANT:
+        if sum(wide[c] for c in columns) > width:
+            columns.remove(column + 4)
+    return columns
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """One table for each op."""
+    commit = result["commit"] or "unknown"
+    state = "" if not result["dirty"] else ", with changes"
+    lines = [f"# {escaped(title(result))}", "", f"Commit {commit[:12]}{state}, {result['started']}.", ""]
+    lines += [f"**{escaped(note)}**\n" for note in result["protocol"]["notes"]]
+    rows = reached(result)
+    for op in dict.fromkeys(row["op"] for row in rows):
+        lines += [f"## {escaped(op)}", ""]
+        lines.append("| " + " | ".join(("shape", "setting", "direction", *HEADINGS)) + " |")
+        lines.append("|---|---|---" + "|---:" * len(HEADINGS) + "|")
+        for row in rows:
+            if row["op"] == op:
+                _, shape, setting = labels(row)
+                texts = (shape, setting, row["direction"], *cells(row))
+                lines.append("| " + " | ".join(map(escaped, texts)) + " |")
+        lines.append("")
+    lines += [f"- {escaped(remark)}" for remark in remarks(result)]
+    return "\n".join(lines) + "\n"
+
+
+def event_line(row: dict[str, Any]) -> str:
+    """One measured row, before there are verdicts: those need the whole run."""
+    derived = {**row}
+    kernelverdicts.derive([derived])
+    us = derived["us"]["cold"]
+    numbers = ", ".join(f"{name} {each['median']:.1f}" for name, each in us.items())
+    share = derived["share"].get("ours")
+    text = f"{row['case']}, {row['direction']}: {numbers or 'n/a'}"
+    return text + (f" us; {share['median']:.0%} of a copy" if share else "")

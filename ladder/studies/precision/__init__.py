@@ -1,0 +1,1 @@
+"""`ladder precision`: FP32, TF32, BF16, FP16 and FP8 by time, memory, parity and largest batch."""

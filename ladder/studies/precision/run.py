@@ -1,0 +1,226 @@
+"""The rows of `ladder precision` as `ladder.engine.lanes` takes the rungs of a run: checked, then timed.
+
+Parity is not timed, so on a GPU rows are checked side by side, as many as `ladder run` has inspectors. Rows are timed
+one by one. The first time a row is also alone while it is prepared: what is in use on the whole GPU is then its own. In
+later rounds rows are prepared side by side and that figure is left out; peaks of PyTorch's allocator are of a process.
+What fails for want of memory beside others is asked again alone.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import os
+import threading
+from collections.abc import Callable, Sequence
+from typing import TYPE_CHECKING, Any
+
+from ladder.engine import lanes as sidebyside
+from ladder.engine import run as measure
+from ladder.engine.inspection import FAILED_PARITY, Alone
+from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.machine import neighbours
+from ladder.report import checks
+from ladder.results import record
+
+if TYPE_CHECKING:
+    from ladder.studies.precision.plan import Plan
+
+GIB = 2**30
+SHARES_KERNELS = ("tf32", "fp8")  # with FP32 and BF16, for the most part
+SETTLE = {"settle_s": record.SETTLE_S, "settle_cycles": record.SETTLE_CYCLES}
+
+
+class TimeUp(KeyboardInterrupt):
+    """The minutes that were asked for are over: nothing more begins, what was begun beside others is finished."""
+
+
+class Session:
+    """A fresh worker with one recipe built in it; closed at the end whatever happened."""
+
+    def __init__(self, plan: Plan, recipe: dict[str, Any], worker: Worker, **workload: Any) -> None:
+        self.plan, self.recipe, self.worker = plan, recipe, worker
+        self.workload = plan.workload | workload
+
+    def __enter__(self) -> Session:
+        return self
+
+    def __exit__(self, kind: Any, *_: object) -> None:
+        self.worker.kill() if kind else self.worker.close()
+
+    def build(self, **more: Any) -> dict[str, Any]:
+        built = self.worker.call(
+            "build", workload=self.workload, recipe=self.recipe, device=self.plan.device, seed=self.plan.seed, **more
+        )  # fmt: skip
+        return built | self.worker.call("prepare")
+
+
+class Run:
+    """Rows by name, what is still to be done of each, and the workers that do it. ``save`` may raise `TimeUp`."""
+
+    def __init__(
+        self,
+        plan: Plan,
+        rows: dict[str, dict[str, Any]],
+        workers: Pool,
+        tell: Callable[[str], None],
+        save: Callable[[], None],
+    ) -> None:
+        self.plan, self.rungs, self.workers, self.tell, self.save = plan, rows, workers, tell, save
+        self.recipes = {name: row["recipe"] for name, row in rows.items()}
+        self.place = threading.local()  # what this thread is at
+        self.lock = threading.RLock()  # of the rows
+        self.over: TimeUp | None = None
+
+    # what is to be done
+
+    def is_due(self, name: str, number: int | None) -> bool:
+        """Whether a row lacks its parity (`number` None) or this round."""
+        row = self.rungs[name]
+        if self.over or row["status"] != "ok":
+            return False
+        return row["parity"] is None if number is None else all(r["round"] != number for r in row["rounds"])
+
+    def inspect_all(self) -> None:
+        """Parity of every row that lacks it."""
+        names = self._due(None)
+        room = (self.plan.memory_gib or math.inf) / measure.INSPECTOR_GB
+        lanes = int(min(measure.LANES.get(self.plan.device, 1), (os.cpu_count() or 1) // 2, room))
+        if names and lanes > 1:
+            self.workers.begin_ahead(min(len(names), sidebyside.MOST_AHEAD))
+            self.alone(names[:1], None)  # it makes what all are compared with
+            sidebyside.inspect(self, self.workers, sorted(names[1:], key=self._turn), lanes)
+        self.alone(names, None)  # all, or what others may be to blame for
+
+    def round(self, number: int, order: Callable[[list[str]], None]) -> None:
+        """Time every row that lacks this round, in the order into which `order` puts their names.
+
+        One worker more than rows imports: the one that comes after them need not wait for it.
+        """
+        names = self._due(number)
+        order(names)
+        if names and self.plan.device == "cuda":  # they import side by side while the first is prepared
+            self.workers.begin_ahead(min(len(names) + 1, sidebyside.MOST_AHEAD))
+        if measure.PREPARED.get(self.plan.device, 1) > 1:
+            known = [name for name in names if self._device_is_known(name)]
+            self.alone([name for name in names if name not in known], number)
+            sidebyside.time_all(self, self.workers, known, number)
+        self.alone(names, number)  # all, or what chooses by measuring, or others may be to blame for
+
+    def alone(self, names: Sequence[str], number: int | None) -> None:
+        """Check, or time, one row after the other."""
+        for name in names:
+            if not self.is_due(name, number):
+                continue
+            self.place.at = {"rung": name, "round": number}
+            self.emit("inspect" if number is None else "visit")
+            worker = self.workers.take()
+            try:
+                prepared = self.get_ready(worker, self.rungs[name], keep_gradients=number is None)
+                if number is None:
+                    self.inspect(worker, self.rungs[name])
+                else:
+                    self.workers.start_ahead(self.workers.ahead)  # idle; nobody imports while one is timed
+                    self.time(worker, self.rungs[name], number, prepared)
+            except WorkerFailure as failure:
+                self.fail(self.rungs[name], number, failure)
+            finally:
+                worker.close()
+            self.visited(self.rungs[name], number)
+        if self.over:
+            raise self.over
+
+    def lanes(self) -> int:
+        """How many rows are prepared side by side now."""
+        sizes = [each["reserved_gib"] for row in self.rungs.values() for each in row["rounds"]]
+        peaks = [int(GIB * size) for size in sizes if size]
+        memory = GIB * (self.plan.memory_gib or 0.0)
+        return sidebyside.fitting(measure.PREPARED[self.plan.device], memory, os.cpu_count() or 1, peaks)
+
+    def _due(self, number: int | None) -> list[str]:
+        return [name for name in self.rungs if self.is_due(name, number)]
+
+    def _turn(self, name: str) -> int:
+        """First what has most kernels to compile, last what then finds them compiled."""
+        row = self.rungs[name]
+        return 1 if row["on"] == "baseline" else 2 * (row["precision"] in SHARES_KERNELS)
+
+    def _device_is_known(self, name: str) -> bool:
+        return any(each["device_gib"] is not None for each in self.rungs[name]["rounds"])
+
+    # what `ladder.engine.lanes` calls, some of it from several threads
+
+    def device_lock(self) -> contextlib.AbstractContextManager[None]:
+        return contextlib.nullcontext()  # the command holds it
+
+    def emit(self, event: str, **_: Any) -> None:
+        name, number = self.place.at["rung"], self.place.at["round"]
+        if event in ("inspect", "visit"):
+            doing = "parity" if number is None else f"round {number + 1} of {self.plan.rounds}"
+            with self.lock:
+                self.tell(f"{name}: {doing}")
+
+    def get_ready(
+        self, worker: Worker, row: dict[str, Any], keep_gradients: bool, threads: int | None = None
+    ) -> dict[str, Any]:
+        more = {"keep_gradients": keep_gradients, "threads": threads}
+        return Session(self.plan, row["recipe"], worker, data=None).build(
+            **{k: v for k, v in more.items() if v}
+        )
+
+    def inspect(self, worker: Worker, row: dict[str, Any], _: Alone = contextlib.nullcontext) -> None:
+        """Compare with FP64. What fails is not timed, unless it is FP8, which is here to be tried."""
+        found = worker.call("parity")
+        share = checks.parity_share({"parity": found})
+        errors = {phase: each["gradient"]["error"] for phase, each in found["phases"].items()}
+        parity = {
+            "verdict": found["verdict"],
+            "reason": found["reason"],
+            "share": None if share is None else round(share, 4),
+            "gradient_errors": {phase: float(f"{error:.4g}") for phase, error in errors.items()},
+            "budget": found["budget"]["precision"],
+        }
+        with self.lock:  # another thread may be writing the file
+            row["parity"] = parity
+            if found["verdict"] != "ok" and row["precision"] != "fp8":
+                row |= {"status": FAILED_PARITY, "reason": found["reason"]}
+
+    def time(
+        self,
+        worker: Worker,
+        row: dict[str, Any],
+        number: int,
+        prepared: dict[str, Any],
+        alive: set[int] | None = None,
+    ) -> None:
+        """The samples of a prepared row, and what memory it took."""
+        beside = prepared.get("beside", 0)
+        settle = SETTLE if self.plan.device == "cuda" else {"settle_s": 0, "settle_cycles": 0}
+        before = neighbours.sample()
+        seen = worker.call("visit", cycles=self.plan.cycles, main=False, **settle)
+        others = neighbours.share(before, neighbours.sample())
+        if beside and (problem := record.void_memory(seen)):
+            raise WorkerFailure("invalid", problem, seen)
+        sizes = {
+            "allocated_gib": seen.get("peak_allocated_bytes"),
+            "reserved_gib": seen.get("peak_reserved_bytes"),
+            "device_gib": None if beside else seen.get("device_used_bytes"),  # all processes' together
+            "rss_gib": seen.get("peak_rss_bytes"),
+        }
+        samples = [round(1000 * s, 5) for s in seen["samples_s"]]
+        gib = {k: None if v is None else round(v / GIB, 4) for k, v in sizes.items()}
+        row["rounds"].append({"round": number, "samples_ms": samples, "beside": beside} | gib)
+        row["rounds"][-1][neighbours.KEY] = others
+
+    def fail(self, row: dict[str, Any], number: int | None, failure: WorkerFailure) -> None:
+        row |= {"status": failure.status, "reason": failure.reason}
+
+    def visited(self, row: dict[str, Any], number: int | None) -> None:
+        """Keep what is there. Beside others the end of the minutes waits for those that have begun."""
+        with self.lock:
+            try:
+                self.save()
+            except TimeUp as over:
+                self.over = over
+        if number is None and self.plan.device == "cuda":  # those of the next part import meanwhile
+            self.workers.begin_ahead(min(len(self.rungs) + 1, sidebyside.MOST_AHEAD))

@@ -1,0 +1,1 @@
+"""`ladder doctor --roofline`: the least time that a step needs on this GPU."""

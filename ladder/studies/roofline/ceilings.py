@@ -1,0 +1,206 @@
+"""Ceilings measured in place: how fast this GPU copies, multiplies matrices and runs a workload's own convolutions.
+
+Each is timed by CUDA events over windows of at least 5 ms of replays of a captured graph, so that launches cost
+nothing even where a kernel takes microseconds, and with inputs that rotate through more than the L2 cache. Inputs are
+random: a GPU draws less power on zeros and clocks higher. The best of the windows counts, because it is a ceiling.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import itertools
+import math
+import time
+from collections.abc import Callable, Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from ladder.base.errors import describe
+from ladder.studies.kernelbench.calls import WAYS, copies
+from ladder.studies.roofline.floors import KINDS, Op
+
+WINDOW_S = 0.005
+WINDOWS = 3
+BUDGET_S = 60.0  # of all of it; what is not reached by then has no rate of today
+MOST_CALLS = 1024  # captured in one graph
+MOST_SETS = 64  # of rotating inputs
+COPY_BYTES = 2**30
+MATMUL = 8192
+DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
+
+Calls = list[Callable[[], Any]]
+Timer = Callable[[Calls], float]  # seconds of one call, at best
+
+
+def measure(
+    ops: dict[Op, float],
+    layout: str,
+    *,
+    device: str = "cuda",
+    timer: Timer | None = None,
+    budget_s: float = BUDGET_S,
+    tell: Callable[[str], None] = lambda text: None,
+) -> dict[str, Any]:
+    """Rates of today: "rates" {name: bytes/s or FLOP/s}, "skipped" {name: one line why not}, "seconds".
+
+    ``ops`` {convolution: FLOPs a step}: the weightiest first, until the budget is spent.
+    """
+    timer = timer or graph_seconds
+    begin = time.perf_counter()
+    rates: dict[str, float] = {}
+    skipped: dict[str, str] = {}
+    for name, job in itertools.chain(_plain(device), _convolutions(ops, layout, device)):
+        if time.perf_counter() - begin > budget_s:
+            skipped[name] = "no time left"
+            continue
+        try:
+            tell(name)
+            rates[name] = job(timer)
+        except (RuntimeError, NotImplementedError) as error:  # out of memory, or no algorithm for this shape
+            skipped[name] = describe(error)
+    return {"rates": rates, "skipped": skipped, "seconds": round(time.perf_counter() - begin, 1)}
+
+
+def _plain(device: str) -> Iterator[tuple[str, Callable[[Timer], float]]]:
+    yield "copy", lambda timer: copy_rate(timer, device)
+    for name in ("bf16", "tf32", "fp32"):
+        yield f"matmul {name}", lambda timer, name=name: matmul_rate(name, timer, device)
+
+
+def _convolutions(
+    ops: dict[Op, float], layout: str, device: str
+) -> Iterator[tuple[str, Callable[[Timer], float]]]:
+    for op in sorted(ops, key=lambda op: -ops[op]):
+        yield op.key(layout), lambda timer, op=op: convolution_rate(op, layout, timer, device)
+
+
+def copy_rate(timer: Timer, device: str = "cuda", size: int = COPY_BYTES) -> float:
+    """Bytes read and written a second, device to device: the fastest of whole and of copies in pieces (`WAYS`).
+
+    The driver copies some sizes at two thirds of the rate of others. A GiB is cold: no cache holds what comes next.
+    """
+    size = size if device == "cuda" else 2**16
+    rates = []
+    for way in (*WAYS, (WAYS[0][0], size)):
+        calls = copies(2 * size, 1, device, way)
+        moved = 2 * sum(target.nbytes for target in calls[0]())  # rounded up to pages
+        rates.append(moved / timer(calls))
+        del calls  # its memory is the next one's
+    return max(rates)
+
+
+def matmul_rate(name: str, timer: Timer, device: str = "cuda", size: int = MATMUL) -> float:
+    """FLOP/s of a large square matmul in "bf16", "tf32" or "fp32"."""
+    size = size if device == "cuda" else 16
+    dtype = torch.bfloat16 if name == "bf16" else torch.float32
+    pairs = [[torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)] for _ in range(2)]
+    with _set(torch.backends.cuda.matmul, "fp32_precision", "tf32" if name == "tf32" else "ieee"):
+        return 2 * size**3 / timer([lambda a=a, b=b: a @ b for a, b in pairs])
+
+
+def convolution_rate(op: Op, layout: str, timer: Timer, device: str = "cuda") -> float:
+    """FLOP/s of one convolution with the algorithm that cuDNN finds fastest, in PyTorch's default FP32 precision."""
+    calls = [_call(op, *tensors) for tensors in _inputs(op, layout, device)]
+    with _set(torch.backends.cudnn, "benchmark", True):
+        return op.flops / timer(calls)
+
+
+def _inputs(op: Op, layout: str, device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
+    """Sets of (image, weight, result side), together larger than two L2 caches."""
+    cache = 2**16
+    if device == "cuda":
+        cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 2**26)
+    sets = min(MOST_SETS, max(2, math.ceil(2 * cache / op.bytes)))
+    place = {"device": device, "dtype": DTYPES[op.dtype]}
+    order = torch.channels_last if layout == "channels_last" else torch.contiguous_format
+
+    def random(shape: tuple[int, ...]) -> Tensor:
+        return torch.randn(shape, **place).contiguous(memory_format=order)
+
+    return [(random(op.image), random(op.weight), random(op.result)) for _ in range(sets)]
+
+
+def _call(op: Op, image: Tensor, weight: Tensor, result: Tensor) -> Callable[[], Any]:
+    stride, padding = [op.stride] * 2, [op.padding] * 2
+    how = (stride, padding, [1, 1], False, [0, 0], 1)
+    if op.kind == KINDS[0]:
+        return lambda: torch.ops.aten.convolution(image, weight, None, *how)
+    mask = [op.kind == KINDS[1], op.kind == KINDS[2], False]
+    return lambda: torch.ops.aten.convolution_backward(result, image, weight, None, *how, mask)
+
+
+@contextlib.contextmanager
+def _set(where: Any, name: str, value: Any) -> Iterator[None]:
+    before = getattr(where, name)
+    setattr(where, name, value)
+    try:
+        yield
+    finally:
+        setattr(where, name, before)
+
+
+def graph_seconds(calls: Calls) -> float:
+    """Seconds of one call on the GPU: the best of ``WINDOWS`` windows of replays, each at least ``WINDOW_S`` long."""
+    side = torch.cuda.Stream()
+    side.wait_stream(torch.cuda.current_stream())
+    with torch.cuda.stream(side):
+        for call in calls:  # libraries choose algorithms and make workspaces
+            call()
+        once = _elapsed(lambda: [call() for call in calls])
+    torch.cuda.current_stream().wait_stream(side)
+    rounds = max(1, min(math.ceil(WINDOW_S / 2 / once), MOST_CALLS // len(calls)))
+    graph = torch.cuda.CUDAGraph()
+    with torch.cuda.graph(graph, capture_error_mode="thread_local"):
+        for _, call in itertools.product(range(rounds), calls):
+            call()
+    try:
+        return best_window(graph.replay, _elapsed) / (rounds * len(calls))
+    finally:
+        graph.reset()
+
+
+def best_window(replay: Callable[[], Any], elapsed: Callable[[Callable[[], Any]], float]) -> float:
+    """Seconds of one replay; windows grow until they are long enough."""
+    replay()
+    times, best = 1, math.inf
+    windows: list[float] = []
+    while len(windows) < WINDOWS:
+        took = elapsed(lambda times=times: _repeat(replay, times))
+        if took < WINDOW_S:  # also lets the clocks rise
+            times = max(times + 1, math.ceil(1.1 * times * WINDOW_S / max(took, 1e-6)))
+            continue
+        windows.append(took)
+        best = min(best, took / times)
+    return best
+
+
+def _repeat(call: Callable[[], Any], times: int) -> None:
+    for _ in range(times):
+        call()
+
+
+def _elapsed(run: Callable[[], Any]) -> float:
+    """Seconds between CUDA events on the current stream around ``run``."""
+    start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
+    start.record()
+    run()
+    end.record()
+    end.synchronize()
+    return start.elapsed_time(end) / 1000
+
+
+def medians(runs: Iterable[Callable[[], Any]], windows: int = 5, window_s: float = 0.02) -> list[float]:
+    """Median seconds of each of ``runs`` on the GPU, over ``windows`` windows of at least ``window_s``."""
+    found = []
+    for run in runs:
+        run()
+        torch.cuda.synchronize()
+        once = max(_elapsed(run), 1e-6)
+        times = max(1, math.ceil(window_s / once))
+        took = sorted(
+            _elapsed(lambda run=run, times=times: _repeat(run, times)) / times for _ in range(windows)
+        )
+        found.append(took[windows // 2])
+    return found

@@ -1,0 +1,310 @@
+"""`ladder doctor --roofline`: how far a step is from the speed of light of this GPU, and what lies between.
+
+Speed of light: the convolution FLOPs of a workload at the highest rates ever recorded for those convolutions on this
+GPU, plus the bytes that must move at the highest bandwidth (`ladder.studies.roofline.floors`,
+`ladder.studies.roofline.rates`). Beside it stand the phases as they are timed, and the kernel families of a traced
+cycle; what ran faster there than its floor lowers the floor (`ladder.studies.roofline.in_step`). With `--gpu NAME`
+nothing is measured: the floor is told from recorded rates, on any machine. `--again FILE` tells the floors of what an
+earlier result measured. docs/roofline.md explains what is in it, what not.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import json
+from pathlib import Path
+from typing import Any
+
+import click
+
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.base.starting import near
+from ladder.machine import environment, system
+from ladder.plan import catalog
+from ladder.report import tables
+from ladder.results import record
+from ladder.results import store as results
+from ladder.studies.roofline import distance, in_step
+from ladder.studies.roofline import rates as recorded
+from ladder.studies.roofline import view as roofline_view
+
+OUT = ROOT / "results" / "roofline"
+LADDER = "full"  # its top is what the distance is asked of
+
+Found = dict[str, Any]
+
+
+def command(
+    workload: str | None,
+    rung: str | None,
+    ladder: str | None,
+    device: str | None,
+    gpu: str | None,
+    as_json: bool,
+    file: Path | None = None,
+    out: Path | None = None,
+) -> None:
+    """Measure (or with ``gpu`` only compute), show, and write what was measured; with ``file`` compute that again.
+
+    Raises:
+        UserError: no GPU to measure, no recorded rates of ``gpu``, no such rung here, or no roofline in ``file``; one
+            line.
+    """
+    out, ladder = out or OUT, ladder or LADDER
+    name, fields = catalog.load_workload(workload or "article")
+    if file is not None:
+        found = again(file, out)
+        paths = save(found, file)
+    elif gpu is not None:
+        chosen, recipe = plan(ladder, rung, catalog.possible(dict.fromkeys(catalog.NEEDS), fields))
+        found = frame(name, fields, ladder, chosen, recipe) | light(
+            floors_of(fields, recipe), fields, recipe, recorded.choose(gpu, out)
+        )
+        paths = []
+    else:
+        if (chosen := system.choose_device(device)) == "cuda":
+            environment.refuse(chosen)
+        else:
+            gpus = ", ".join(recorded.known_gpus(out))
+            raise UserError(
+                f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
+            )
+        chosen, recipe = plan(ladder, rung, catalog.possible(system.capabilities("cuda"), fields))
+        found = measure(name, fields, ladder, chosen, recipe, out)
+        paths = write(found, out)
+    click.echo(json.dumps(found, indent=1, allow_nan=False) if as_json else roofline_view.text(found))
+    for path in paths:
+        click.echo(f"result: {near(path)}", err=True)
+
+
+def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> tuple[str, dict[str, Any]]:
+    """(name, whole recipe) of a rung with all below it; None: the highest that can run."""
+    planned = catalog.climb(catalog.load_ladder(ladder), capabilities, None if rung is None else [rung])
+    able = [each for each in planned if each.skipped is None]
+    if not able:
+        raise UserError(f"{planned[-1].name} cannot run here: {planned[-1].skipped}")
+    from stylegan_lite.config import Recipe
+
+    return able[-1].name, Recipe.from_dict(able[-1].recipe or {}).to_dict()
+
+
+def frame(name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any]) -> Found:
+    """What every result begins with."""
+    return (
+        record.head("roofline", name, fields)
+        | record.conditions()
+        | {
+            "ladder": catalog.load_ladder(ladder).name,
+            "rung": rung,
+            "recipe": recipe,
+            "layout": layout_of(recipe),
+            "machine": None,
+            "measured": None,
+        }
+    )
+
+
+def layout_of(recipe: dict[str, Any]) -> str:
+    return "channels_last" if recipe["channels_last"] else "nchw"
+
+
+def floors_of(fields: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+    """`ladder.studies.roofline.floors.count` of plain data."""
+    from ladder.studies.roofline import floors
+    from stylegan_lite.config import Workload
+
+    return floors.count(Workload.from_dict(fields), recipe["precision"])
+
+
+def frequencies(fields: dict[str, Any]) -> dict[str, float]:
+    """How often each phase runs in a step."""
+    return {
+        "G_main": 1.0,
+        "D_main": 1.0,
+        "G_pl": 1 / fields["pl_interval"],
+        "D_r1": 1 / fields["r1_interval"],
+    }
+
+
+def weigh(floors: dict[str, Any], fields: dict[str, Any]) -> dict[Any, float]:
+    """FLOPs a step of each distinct convolution."""
+    weights: dict[Any, float] = {}
+    for phase, often in frequencies(fields).items():
+        for op, times in floors[phase].ops.items():
+            weights[op] = weights.get(op, 0.0) + op.flops * times * often
+    return weights
+
+
+def amounts(floors: dict[str, Any], fields: dict[str, Any]) -> in_step.Amounts:
+    """What a step has to do of each part that a trace can tell apart (`instep.PARTS`): FLOPs, of other kernels bytes.
+
+    1x1 convolutions are among the other kernels: cuDNN computes them with kernels that are called matmuls.
+    """
+    found = dict.fromkeys(in_step.PARTS, 0.0)
+    for op, flops in weigh(floors, fields).items():
+        if not pointwise(op):
+            found[op.kind] += flops
+            found[in_step.CONVOLUTIONS] += flops
+    often = frequencies(fields)
+    found[in_step.OTHERS] = sum(sum(floors[phase].bytes.values()) * times for phase, times in often.items())
+    return found
+
+
+def pointwise(op: Any) -> bool:
+    return op.weight[-1] == 1
+
+
+def light(
+    floors: dict[str, Any], fields: dict[str, Any], recipe: dict[str, Any], rates: recorded.Rates
+) -> Found:
+    """The speed of light of each phase and of the amortized step, with every rate that went into it."""
+    layout, precision, often = layout_of(recipe), recipe["precision"], frequencies(fields)
+    times = {phase: _times(floors[phase], layout, rates) for phase in often}
+    alone = {part: sum(times[phase][part] * n for phase, n in often.items()) for part in times["G_main"]}
+    alone[in_step.OTHERS] = sum(alone[part] for part in ("bytes", "matmul", *_POINTWISE))
+    factors, why = in_step.lower(alone, amounts(floors, fields), precision, layout, rates.known)
+    phases = {
+        phase: _phase(floors[phase], times[phase], factors, rates.ceiling(precision).value) for phase in often
+    }
+    step = {key: sum(phases[phase][key] * n for phase, n in often.items()) for key in phases["G_main"]}
+    convolutions = []
+    for op, flops in sorted(weigh(floors, fields).items(), key=lambda item: -item[1]):
+        seconds, source = rates.convolution(op, layout)
+        convolutions.append(
+            {"name": op.key(layout), "flops": flops, "rate": op.flops / seconds, "source": source}
+        )
+    plain = ("copy", "matmul bf16", "matmul tf32", "matmul fp32")
+    return {
+        "gpu": rates.gpu,
+        "ceilings": {key: vars(rates.known[key]) for key in plain if key in rates.known},
+        "phases": phases,
+        "step": step,
+        "in_step": why,
+        "convolutions": convolutions,
+    }
+
+
+_POINTWISE = {f"1x1 {kind}": kind for kind in in_step.KINDS}
+
+
+def _times(floor: Any, layout: str, rates: recorded.Rates) -> dict[str, float]:
+    """Milliseconds of a phase by the ceilings: of each kind of convolution, of 1x1 ones, of bytes and of matmuls."""
+    times = dict.fromkeys((*in_step.KINDS, *_POINTWISE), 0.0)
+    for op, n in floor.ops.items():
+        times[f"1x1 {op.kind}" if pointwise(op) else op.kind] += 1000 * n * rates.convolution(op, layout)[0]
+    computed = floor.matmul_flops / rates.ceiling("fp32").value
+    return times | {
+        "bytes": 1000 * rates.copy_seconds(sum(floor.bytes.values())),
+        "matmul": 1000 * max(computed, rates.copy_seconds(floor.matmul_bytes)),
+    }
+
+
+def _phase(
+    floor: Any, times: dict[str, float], factors: dict[str, float], ceiling: float
+) -> dict[str, float]:
+    """FLOPs, bytes, and milliseconds: ``light_ms`` the floor, ``peak_ms`` with convolutions at the matmul rate."""
+    others = factors[in_step.OTHERS]
+    pointwise_ms = {kind: times[name] * others for name, kind in _POINTWISE.items()}
+    kinds = {kind: times[kind] * factors[kind] + pointwise_ms[kind] for kind in in_step.KINDS}
+    copied, multiplied, convolved = times["bytes"] * others, times["matmul"] * others, sum(kinds.values())
+    return {
+        "flops": floor.flops,
+        **{f"{kind.replace(' ', '_')}_ms": value for kind, value in kinds.items()},
+        "convolutions_ms": convolved,
+        "pointwise_ms": sum(pointwise_ms.values()),
+        **{f"{what.replace(' ', '_')}_bytes": value for what, value in floor.bytes.items()},
+        "bytes": sum(floor.bytes.values()),
+        "bytes_ms": copied,
+        "matmul_ms": multiplied,
+        "light_ms": convolved + copied + multiplied,
+        "peak_ms": 1000 * floor.flops / ceiling + copied + multiplied,
+    }
+
+
+def measure(
+    name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any], out: Path
+) -> Found:
+    """Time the step, trace it, then measure the ceilings: their cuDNN algorithms would stay with the step."""
+    from ladder.engine.pool import device_lock
+    from ladder.studies.roofline import ceilings
+
+    facts = system.facts("cuda")
+    floors = floors_of(fields, recipe)
+    with device_lock(system.device_key("cuda")):
+        timed = distance.observe(fields, recipe)
+        today = ceilings.measure(weigh(floors, fields), layout_of(recipe), tell=_tell)
+    rates = recorded.load(facts["name"], out)
+    rates.add(today["rates"], "today")
+    found = frame(name, fields, ladder, rung, recipe) | {"machine": facts, "today": today}
+    return found | _compare(floors, fields, recipe, rates, timed, today["rates"])
+
+
+def _compare(
+    floors: dict[str, Any],
+    fields: dict[str, Any],
+    recipe: dict[str, Any],
+    rates: recorded.Rates,
+    timed: Found,
+    kept: dict[str, float],
+) -> Found:
+    """What was measured beside its floor, into which the rates of the traced step went; ``kept`` with them."""
+    precision, layout = recipe["precision"], layout_of(recipe)
+    todo, matmul = amounts(floors, fields), rates.ceiling(precision).value
+    seen = in_step.seen(todo, timed["families"], precision, layout, matmul)
+    rates.add(seen, "today")
+    found = light(floors, fields, recipe, rates)
+    measured = timed | distance.split(timed, found["step"])
+    both = {key: max(each[key] for each in (kept, seen) if key in each) for key in kept | seen}
+    return found | {"recorded": both, "measured": measured}
+
+
+def again(path: Path, out: Path) -> Found:
+    """An earlier result with the floors as they are computed now, from all rates on record and its own trace.
+
+    What was measured stays as it is, and so do machine and commit of the measurement.
+    """
+    from ladder.publish.validation import validate
+
+    if problem := validate.problem_of(path):
+        raise UserError(f"--again: {path}: {problem}")
+    before = results.read(path)
+    if before.get("kind") != "roofline":
+        raise UserError(f"--again: {path}: not a result of --roofline")
+    from stylegan_lite.config import Recipe, Workload
+
+    fields = {key: value for key, value in before["workload"].items() if key != "name"}
+    fields = dataclasses.asdict(Workload.from_dict(fields))
+    recipe = Recipe.from_dict(before["recipe"]).to_dict()
+    rates = recorded.Rates(before["machine"]["name"])
+    rates.add(before["today"]["rates"], "today")  # first, so that they keep the name of their day
+    rates.join(recorded.load(rates.gpu, out))
+    rates.add(before["recorded"], path.name)
+    found = _compare(floors_of(fields, recipe), fields, recipe, rates, before["measured"], before["recorded"])
+    return before | found | {"floors_commit": record.commit_of(ROOT)[0]}
+
+
+def _tell(text: str) -> None:
+    if click.get_text_stream("stderr").isatty():
+        click.echo(f"\r\x1b[K{text[:100]}", nl=False, err=True)
+
+
+def write(found: Found, out: Path) -> list[Path]:
+    """`<machine>-<workload>-<ladder>-<rung>.json` and `.md`. The file keeps the highest rates of the one it replaces.
+
+    Older files are named without ladder and rung; their rates are read all the same.
+    """
+    name = (found["machine"]["name"], found["workload"]["name"], found["ladder"], found["rung"])
+    path = results.place(out / f"{'-'.join(map(results.slug, name))}.json", found)
+    kept = recorded.Rates(found["gpu"])
+    kept.add(recorded.recorded(path, found["machine"]["name"]), path.name)
+    kept.add(found["recorded"], "today")
+    found["recorded"] = {key: kept.known[key].value for key in sorted(kept.known)}
+    return save(found, path)
+
+
+def save(found: Found, path: Path) -> list[Path]:
+    """The result, and beside it its page."""
+    tables.write_json(path, found)
+    tables.write(path.with_suffix(".md"), roofline_view.markdown(found))
+    return [path, path.with_suffix(".md")]

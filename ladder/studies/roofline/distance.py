@@ -1,0 +1,127 @@
+"""What a prepared step takes on the GPU, phase by phase and kernel by kernel, and where it goes beyond the floor."""
+
+from __future__ import annotations
+
+import contextlib
+import statistics
+import time
+from collections.abc import Iterator
+from typing import Any
+
+from ladder.receipts import kernel_families
+from ladder.studies.roofline import in_step
+
+CYCLE = 16
+CYCLES = 5  # timed; the median counts
+PHASES = ["G_main", "D_main", "G_pl", "D_r1"]
+
+Found = dict[str, Any]
+
+
+def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
+    """Phases and step of a prepared step on the GPU: milliseconds between events, and the families of a cycle.
+
+    Where a whole step is one graph no phase has a time: alone it would run outside of the graph, launch by launch. So
+    phases are timed in a second step, in which each is a graph of its own.
+    """
+    import torch
+
+    with _prepared(fields, recipe) as step:
+        together = bool(step.together)
+        found = (
+            time_step(step, [] if together else PHASES) | trace_cycle(step) | {"settings": step.settings()}
+        )
+    del step  # its weights and optimizers, before there are others
+    if together:
+        torch.cuda.empty_cache()
+        with _prepared(fields, recipe | {"whole_step_graph": False}) as step:
+            found["phases_ms"] = time_phases(step, PHASES)
+    return found
+
+
+@contextlib.contextmanager
+def _prepared(fields: dict[str, Any], recipe: dict[str, Any]) -> Iterator[Any]:
+    """A step that has run a cycle; it gives its memory back."""
+    import torch
+
+    from stylegan_lite import make_step
+
+    step = make_step(fields | {"data": None}, recipe, device="cuda")
+    try:
+        step.prepare()
+        step.cycle()
+        yield step
+    finally:
+        step.close()
+        torch.cuda.empty_cache()
+
+
+def time_phases(step: Any, phases: list[str]) -> dict[str, float]:
+    """Medians of each phase alone, in ms."""
+    from ladder.studies.roofline import ceilings
+
+    took = ceilings.medians([lambda phase=phase: step.run_phase(phase) for phase in phases])
+    return {name: 1000 * seconds for name, seconds in zip(phases, took, strict=True)}
+
+
+def time_step(step: Any, phases: list[str]) -> Found:
+    """Medians, in ms. The wall clock beside the events shows what the GPU does not see."""
+    from ladder.receipts import evidence
+    from ladder.studies.roofline import ceilings
+
+    phases_ms = time_phases(step, phases)
+    walls: list[float] = []
+
+    def cycle() -> None:
+        begin = time.perf_counter()
+        step.cycle()
+        evidence.synchronize(step)
+        walls.append(time.perf_counter() - begin)
+
+    (median,) = ceilings.medians([cycle], windows=CYCLES, window_s=0.0)
+    return {
+        "phases_ms": phases_ms,
+        "step_ms": 1000 * median / CYCLE,
+        "wall_ms": 1000 * statistics.median(walls[-CYCLES:]) / CYCLE,
+    }
+
+
+def trace_cycle(step: Any) -> Found:
+    """Families of kernels and the time in which any ran, for one step of a cycle under the profiler."""
+    from ladder.receipts import traces
+
+    events = traces.recorded(step.cycle)
+    return {"busy_ms": traces.busy_ms(events), "families": kernel_families.shares(events, CYCLE)}
+
+
+def split(timed: Found, step: dict[str, float]) -> Found:
+    """Where the time between the floor and the measured step goes: by group, and by family of kernels.
+
+    Each group has its part of the floor: convolutions theirs, all other kernels the bytes and matmuls, and no part the
+    time in which nothing runs. 1x1 convolutions count with the other kernels, as cuDNN's kernels for them are called
+    matmuls. Inside a group the floor is allotted to families in proportion to their time.
+    """
+    gap = timed["step_ms"] - step["light_ms"]
+    took = in_step.milliseconds(timed["families"])
+    convolved, others = took[in_step.CONVOLUTIONS], took[in_step.OTHERS]
+    groups = {
+        in_step.CONVOLUTIONS: (convolved, step["convolutions_ms"] - step["pointwise_ms"]),
+        in_step.OTHERS: (others, step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]),
+        in_step.IDLE: (max(0.0, timed["step_ms"] - timed["busy_ms"]), 0.0),
+    }
+    rows = []
+    for row in timed["families"]:
+        group = in_step.CONVOLUTIONS if kernel_families.is_convolution(row["family"]) else in_step.OTHERS
+        took, floor = groups[group]
+        beyond = row["us"] / 1000 * (1 - floor / took) if took else 0.0
+        share = row["us"] / 1000 / timed["step_ms"]
+        rows.append(row | {"group": group, "of_step": share, "of_distance": beyond / gap if gap else None})
+    return {
+        "families": rows,
+        "groups": {
+            name: {"ms": took, "floor_ms": floor, "of_distance": (took - floor) / gap if gap else None}
+            for name, (took, floor) in groups.items()
+        },
+        "distance_ms": gap,
+        "times_light": timed["step_ms"] / step["light_ms"],
+    }

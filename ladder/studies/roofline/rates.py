@@ -1,0 +1,195 @@
+"""How fast this GPU has ever been: of each rate, of copies, matmuls and convolutions, the highest on record counts.
+
+Facts that were measured before (`ladder/studies/roofline/ceilings.yaml`), earlier results of the same GPU
+(`results/roofline/`), copies that its kernels were tuned against (`results/kernels/*-tuning.json`) and today's
+measurement are joined by maximum. So the floor that is computed with them can only come down: a bad day, a colder
+algorithm or a throttled card never make a step look closer to the limit than it is.
+"""
+
+from __future__ import annotations
+
+import json
+import math
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder.base import yamlfile
+from ladder.base.errors import UserError
+from ladder.results.store import slug
+from stylegan_lite.config import suggestion
+
+HERE = Path(__file__).resolve().parent
+FACTS = HERE / "ceilings.yaml"
+TUNINGS = "kernels"  # beside the folder of rooflines
+COPY = "copy"
+CEILING = {"bf16": "matmul bf16", "fp16": "matmul bf16", "fp32": "matmul tf32"}  # cuDNN may use TF32 for FP32
+
+
+@dataclass(frozen=True)
+class Rate:
+    """FLOP/s, or bytes/s for a copy, and who says so."""
+
+    value: float
+    source: str
+
+
+@dataclass
+class Rates:
+    """The rates of one GPU. ``known``: by name, see `floors.Op.key`; ``classes``: ranges of kinds of convolutions."""
+
+    gpu: str
+    known: dict[str, Rate] = field(default_factory=dict)
+    classes: list[dict[str, Any]] = field(default_factory=list)
+
+    def add(self, found: dict[str, float], source: str) -> None:
+        """Join rates from ``source``: only a higher one replaces what is there."""
+        for key, value in found.items():
+            if key not in self.known or value > self.known[key].value:
+                self.known[key] = Rate(value, source)
+
+    def join(self, other: Rates) -> None:
+        """Join what another knows of the same GPU."""
+        for key, rate in other.known.items():
+            self.add({key: rate.value}, rate.source)
+        self.classes = self.classes or other.classes
+
+    def copy_seconds(self, amount: float) -> float:
+        return amount / self._need(COPY).value
+
+    def ceiling(self, dtype: str) -> Rate:
+        """What no convolution of this dtype exceeds: the matmul rate."""
+        return self._need(CEILING[dtype])
+
+    def convolution(self, op: Any, layout: str) -> tuple[float, str]:
+        """(seconds, source) of one ``floors.Op`` at its best.
+
+        A shape that was measured has its own rate, never less than the low end of facts that cover it. One that was
+        not gets the highest rate of its kind, and at least the time in which its tensors can be copied. One from or to
+        RGB needs no convolution: it takes what its narrow side takes to copy, however slow cuDNN was at it.
+        """
+        if op.narrow:
+            return self.copy_seconds(op.bytes), f"bytes; {self._need(COPY).source}"
+        group = self._class(op, layout)
+        if measured := self.known.get(op.key(layout)):
+            low = group["low"] if group and _covers(group, op) else 0.0
+            best = measured if measured.value >= low else Rate(low, "facts, low end")
+            return op.flops / best.value, best.source
+        alike = [rate for key, rate in self.known.items() if _like(key, op, layout)]
+        if group:
+            alike.append(Rate(group["high"], "facts, high end"))
+        best = max(alike or [self.ceiling(op.dtype)], key=lambda rate: rate.value)
+        seconds = max(op.flops / best.value, self.copy_seconds(op.bytes))
+        return seconds, f"not measured; {best.source}"
+
+    def _class(self, op: Any, layout: str) -> dict[str, Any] | None:
+        for group in self.classes:
+            if op.kind in group["kinds"] and (group["dtype"], group["layout"]) == (op.dtype, layout):
+                return group
+        return None
+
+    def _need(self, key: str) -> Rate:
+        if key not in self.known:
+            raise UserError(
+                f"no rate of {key!r} is recorded for {self.gpu}: run `ladder doctor --roofline` there"
+            )
+        return self.known[key]
+
+
+def _covers(group: dict[str, Any], op: Any) -> bool:
+    """Whether the facts were measured on shapes like this one."""
+    batch, channels = op.image[0], min(op.weight[:2])
+    return op.weight[-1] == group["kernel"] and batch >= group["batch"] and channels >= group["channels"]
+
+
+def _like(key: str, op: Any, layout: str) -> bool:
+    """Whether ``key`` names another shape of the same kind, dtype and layout."""
+    return key.startswith(f"{op.kind}, ") and key.endswith(f", {op.dtype} {layout}")
+
+
+def facts() -> dict[str, dict[str, Any]]:
+    """The committed table, by name of the GPU."""
+    return yamlfile.read(FACTS)
+
+
+def load(gpu: str, folder: Path) -> Rates:
+    """What is on record of one GPU (any spelling of its name): facts, earlier results and, beside them, tunings."""
+    name = slug(gpu)
+    rates = Rates(name)
+    table = facts()
+    if name in table:
+        rates.add({key: float(value) for key, value in table[name]["rates"].items()}, "facts")
+        rates.classes = [
+            {**group, "low": float(group["low"]), "high": float(group["high"])}
+            for group in table[name]["convolutions"]
+        ]
+    for path in sorted(folder.glob(f"{name}-*.json")):
+        rates.add(recorded(path, name), path.name)
+    for path in sorted((folder.parent / TUNINGS).glob("*-tuning.json")):
+        rates.add(copied(path, name), path.name)
+    return rates
+
+
+def known_gpus(folder: Path) -> list[str]:
+    """GPUs of which a floor can be told without having one."""
+    seen = (_read(path) for path in folder.glob("*.json"))
+    names = {result["machine"]["name"] for result in seen if recorded_of(result)}
+    return sorted(set(facts()) | names)
+
+
+def choose(gpu: str, folder: Path) -> Rates:
+    """Rates of a GPU that a user names: "nvidia-h200", "NVIDIA H200" or "H200"."""
+    names, asked = known_gpus(folder), slug(gpu)
+    for name in (asked, f"nvidia-{asked}"):
+        if name in names:
+            return load(name, folder)
+    raise UserError(f"--gpu: no rates are recorded of {gpu!r}{suggestion(gpu, names)}")
+
+
+def recorded(path: Path, gpu: str) -> dict[str, float]:
+    """The rates of an earlier result file, none if it is of another GPU or cannot be read."""
+    result = _read(path)
+    if not recorded_of(result) or result["machine"]["name"] != gpu:
+        return {}
+    return recorded_of(result)
+
+
+def copied(path: Path, gpu: str) -> dict[str, float]:
+    """The highest rate of a copy in a file of kernels.tuning; none if it is of another GPU or no such file."""
+    from ladder.publish.validation import kinds
+
+    result = _read(path)
+    kind = result.get("kind") if isinstance(result, dict) else None
+    if not (isinstance(kind, str) and kind.endswith("tuning") and kind in kinds.KINDS):
+        return {}
+    if kinds.KINDS[kind](result) or slug(result["gpu"]) != gpu:
+        return {}
+    times = [
+        (run["bytes"], run[key])
+        for row in result["timed"]
+        for run in row["runs"]
+        for key in ("copy_microseconds", "driver_copy_microseconds")
+        if run.get("bytes") and run.get(key)
+    ]
+    return {COPY: max(moved / us * 1e6 for moved, us in times)} if times else {}
+
+
+def recorded_of(result: Any) -> dict[str, float]:
+    """The rates in a result: only numbers that can be rates."""
+    try:
+        if result["kind"] != "roofline" or not isinstance(result["machine"]["name"], str):
+            return {}
+        return {
+            key: float(value)
+            for key, value in result["recorded"].items()
+            if type(value) in (int, float) and math.isfinite(value) and value > 0
+        }
+    except (KeyError, TypeError, AttributeError):
+        return {}
+
+
+def _read(path: Path) -> Any:
+    try:
+        return json.loads(path.read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return None

@@ -1,0 +1,189 @@
+"""A roofline as text and as Markdown: the same tables, ceilings first, then phases, then families of kernels."""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ladder.studies.roofline import in_step
+
+MOST_FAMILIES = 24
+NAMES = {"copy": "copy, TB/s", "matmul bf16": "matmul BF16, TFLOP/s", "matmul tf32": "matmul TF32, TFLOP/s"}
+NAMES |= {"matmul fp32": "matmul FP32, TFLOP/s"}
+
+Table = list[list[str]]  # the first row is the head
+
+
+def text(found: dict[str, Any]) -> str:
+    return "\n\n".join([title(found), *map(_plain, tables(found)), *notes(found)])
+
+
+def markdown(found: dict[str, Any]) -> str:
+    """The same for a page."""
+    return "\n\n".join([f"# {title(found)}", *map(_piped, tables(found)), *map(_cell, notes(found))]) + "\n"
+
+
+def title(found: dict[str, Any]) -> str:
+    w, recipe = found["workload"], found["recipe"]
+    how = f"{recipe['precision'].upper()} {found['layout']}"
+    of = f" of ladder {found['ladder']}" if "ladder" in found else ""
+    return (
+        f"Roofline of {w['name']} ({w['resolution']}x{w['resolution']}, batch {w['batch']}), rung {found['rung']}"
+        f"{of}, {how}, on {found['gpu']}"
+    )
+
+
+def tables(found: dict[str, Any]) -> list[Table]:
+    made = [ceilings(found), phases(found), floor(found)]
+    return [*made, groups(found), shares(found)] if found["measured"] else made
+
+
+def ceilings(found: dict[str, Any]) -> Table:
+    """Highest rates and today's; of the convolutions the range over shapes, weighed by nothing."""
+    today = (found.get("today") or {}).get("rates", {})
+    rows = [["ceiling", "highest", "recorded by", "today"]]
+    for key, rate in found["ceilings"].items():
+        now = f"{today[key] / 1e12:.2f}" if key in today else "-"
+        rows.append([NAMES[key], f"{rate['value'] / 1e12:.2f}", rate["source"], now])
+    for kind in ("forward", "input gradient", "weight gradient"):
+        mine = [row for row in found["convolutions"] if row["name"].startswith(f"{kind}, ")]
+        heavy = [row for row in mine if row["flops"] >= 0.01 * sum(r["flops"] for r in mine)]
+        if not mine:
+            continue
+        known = sum(row["flops"] for row in mine if not row["source"].startswith("not measured"))
+        share = known / sum(row["flops"] for row in mine)
+        now = [today[row["name"]] for row in heavy if row["name"] in today]
+        rows.append(
+            [
+                f"convolution {kind}, TFLOP/s",
+                _range([row["rate"] for row in heavy]),
+                f"{share:.0%} of the FLOPs measured",
+                _range(now),
+            ]
+        )
+    return rows
+
+
+def phases(found: dict[str, Any]) -> Table:
+    measured = found["measured"]
+    rows = [["", "TFLOP", "convolutions ms", "bytes ms", "matmuls ms", "light ms", "at matmul rate ms"]]
+    rows[0] += ["measured ms", "x light"] if measured else []
+    times = {} if measured is None else measured["phases_ms"] | {"step": measured["step_ms"]}
+    for name, p in (found["phases"] | {"step": found["step"]}).items():
+        row = [name, f"{p['flops'] / 1e12:.2f}"]
+        row += [
+            f"{p[key]:.2f}" for key in ("convolutions_ms", "bytes_ms", "matmul_ms", "light_ms", "peak_ms")
+        ]
+        if name in times:
+            row += [f"{times[name]:.2f}", f"{times[name] / p['light_ms']:.2f}"]
+        elif measured:  # launched with others, as one graph
+            row += ["-", "-"]
+        rows.append(row)
+    return rows
+
+
+def floor(found: dict[str, Any]) -> Table:
+    """What the step's bytes are, in MB."""
+    step = found["step"]
+    keys = [key for key in step if key.endswith("_bytes")]
+    return [
+        ["MB a step", *(key.removesuffix("_bytes").replace("_", " ") for key in keys), "in all"],
+        ["", *(f"{step[key] / 1e6:.0f}" for key in keys), f"{step['bytes'] / 1e6:.0f}"],
+    ]
+
+
+def groups(found: dict[str, Any]) -> Table:
+    rows = [["a step's time", "ms", "floor ms", "of the distance"]]
+    for name, group in found["measured"]["groups"].items():
+        rows.append([name, f"{group['ms']:.2f}", f"{group['floor_ms']:.2f}", _percent(group["of_distance"])])
+    return rows
+
+
+def shares(found: dict[str, Any]) -> Table:
+    rows = [["kernels", "us a step", "kernels a step", "of the step", "of the distance", "heaviest"]]
+    for row in found["measured"]["families"][:MOST_FAMILIES]:
+        numbers = [f"{row['us']:.0f}", f"{row['kernels']:.0f}", _percent(row["of_step"])]
+        rows.append([row["family"], *numbers, _percent(row["of_distance"]), row["heaviest"]])
+    return rows
+
+
+def notes(found: dict[str, Any]) -> list[str]:
+    """What a reader must know, in a line each."""
+    lines = _unmeasured(found["convolutions"])
+    if found["measured"] is None:
+        lines.append("Nothing was measured here: floors from recorded rates.")
+    else:
+        m = found["measured"]
+        lines.append(
+            f"A step takes {m['step_ms']:.2f} ms, {m['times_light']:.2f} times the floor"
+            f" ({found['step']['light_ms']:.2f} ms); {m['distance_ms']:.2f} ms lie between."
+        )
+        lines += [
+            f"In a traced step ({low['source']}) {part} took {low['ms']:.2f} ms where the ceilings alone ask for"
+            f" {low['alone_ms']:.2f}: that is their floor."
+            for part, low in found.get("in_step", {}).items()
+        ]
+        lines += [f"Below its floor, so this is none: {name}." for name in in_step.below(m["groups"])]
+        if m["phases_ms"] and found["recipe"].get("whole_step_graph") is True:
+            lines.append("Phases were timed in a second step, in which each is a graph of its own.")
+        if "floors_commit" in found:
+            lines.append(
+                f"Measured at commit {_commit(found['commit'])}; floors as commit"
+                f" {_commit(found['floors_commit'])} computes them."
+            )
+        skipped = found["today"]["skipped"]
+        if skipped:
+            lines.append(f"Not measured today: {len(skipped)} shapes ({next(iter(skipped.values()))}).")
+    return lines
+
+
+def _unmeasured(rows: list[dict[str, Any]]) -> list[str]:
+    whole = sum(row["flops"] for row in rows)
+    guessed = sum(row["flops"] for row in rows if row["source"].startswith("not measured"))
+    if not guessed:
+        return []
+    return [
+        f"{guessed / whole:.0%} of the convolutions' FLOPs are of shapes that nobody has measured: they take the"
+        " highest rate of their kind, so the floor can be too low, not too high."
+    ]
+
+
+def _commit(name: str | None) -> str:
+    return "unknown" if name is None else name[:10]
+
+
+def _range(values: list[float]) -> str:
+    if not values:
+        return "-"
+    low, high = min(values) / 1e12, max(values) / 1e12
+    return f"{low:.0f} to {high:.0f}"
+
+
+def _percent(value: float | None) -> str:
+    return "-" if value is None else f"{value:.1%}"
+
+
+def _plain(table: Table) -> str:
+    widths = [max(len(row[k]) for row in table if k < len(row)) for k in range(len(table[0]))]
+    lines = []
+    for row in table:
+        cells = [
+            cell.ljust(widths[k]) if k == 0 or not _number(table, k) else cell.rjust(widths[k])
+            for k, cell in enumerate(row)
+        ]
+        lines.append("  ".join(cells).rstrip())
+    return "\n".join(lines)
+
+
+def _number(table: Table, column: int) -> bool:
+    return all(row[column][:1].isdigit() or row[column][:1] in "-" for row in table[1:] if column < len(row))
+
+
+def _piped(table: Table) -> str:
+    head, *rows = table
+    rule = ["---:" if k and _number(table, k) else "---" for k in range(len(head))]
+    return "\n".join(f"| {' | '.join(map(_cell, row))} |" for row in (head, rule, *rows))
+
+
+def _cell(text: str) -> str:
+    """A source of a rate may be the name of a file that somebody sent."""
+    return text.replace("|", "/").replace("&", "&amp;").replace("<", "&lt;")

@@ -1,0 +1,176 @@
+"""A clone of NVIDIA's stylegan3 repository (or of one that keeps its layout): what is taken from it, and its import."""
+
+from __future__ import annotations
+
+import contextlib
+import importlib
+import inspect
+import shutil
+import sys
+import types
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from packaging.version import Version
+
+from ladder.base.errors import UserError
+from ladder.base.files import below, digest
+
+URL = "https://github.com/NVlabs/stylegan3"
+NETWORKS = ("networks_stylegan2", "networks")  # stylegan3's name, and that of stylegan2-ada-pytorch
+NEEDED = (
+    *("training/loss.py", "training/dataset.py", "dnnlib/__init__.py", "torch_utils/misc.py"),
+    *(f"torch_utils/ops/{op}.py" for op in ("bias_act", "upfirdn2d", "conv2d_gradfix")),
+)
+PARTS = ("dnnlib", "torch_utils", "training")
+_OPS = ("bias_act", "upfirdn2d")
+
+
+@dataclass(frozen=True)
+class Modules:
+    """What a step is made of."""
+
+    networks: Any
+    loss: Any
+    dataset: Any
+    ops: dict[str, Any]
+
+
+def networks_of(folder: Path) -> str:
+    """The name of the module with StyleGAN2's networks. UserError, one line, where this is no such repository."""
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder: `git clone {URL}`, then give its folder")
+    for name in NETWORKS:
+        if (folder / "training" / f"{name}.py").is_file():
+            break
+    else:
+        raise UserError(f"{folder}: no training/{NETWORKS[0]}.py: give the folder of a clone of {URL}")
+    for path in NEEDED:
+        if not (folder / path).is_file():
+            raise UserError(f"{folder}: no {path}: give the folder of a whole clone of {URL}")
+    return name
+
+
+def refuse_unbuildable(device: str) -> None:
+    """UserError, one line, where NVIDIA's CUDA ops cannot be built: nothing is measured in vain then."""
+    from ladder.machine import system
+
+    if device != "cuda":
+        return
+    lacks = system.capabilities(device)["nvcc"]
+    if lacks is None and shutil.which("ninja") is None:
+        lacks = "no ninja on the PATH (pip install ninja)"
+    if lacks:
+        raise UserError(f"NVIDIA's CUDA ops are built at first use, and cannot be here: {lacks}")
+
+
+def digest_of(folder: Path) -> str:
+    """Of every source that may run."""
+    files = [path for part in PARTS for path in below(folder / part, (".py", ".cpp", ".cu", ".h"))]
+    return digest(folder, files)[:16]
+
+
+def load(folder: Path) -> Modules:
+    """Import what is needed; the folder stays on `sys.path`, as NVIDIA's modules import each other by name."""
+    if str(folder) not in sys.path:
+        sys.path.insert(0, str(folder))
+    _stand_in("requests")  # downloads, of which there are none here
+    _stand_in("pkg_resources", parse_version=Version)  # left setuptools; tells new torch from old
+    _stand_in("distutils.util", strtobool=lambda text: text.lower() in ("y", "yes", "t", "true", "on", "1"))
+    names = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
+    return Modules(
+        importlib.import_module(f"training.{networks_of(folder)}"),
+        importlib.import_module("training.loss"),
+        importlib.import_module("training.dataset"),
+        names,
+    )
+
+
+def build_ops(modules: Modules) -> None:
+    """Compile and load the CUDA ops. RuntimeError where one falls back to its slow reference implementation."""
+    for name in _OPS:
+        with _importable_extensions(), warnings.catch_warnings(record=True) as said:
+            warnings.simplefilter("always")
+            built = modules.ops[name]._init()
+        if not built:
+            why = str(said[-1].message).strip().splitlines() if said else []
+            raise RuntimeError(f"NVIDIA's {name} did not build: {why[-1] if why else 'no reason was given'}")
+
+
+@contextlib.contextmanager
+def _importable_extensions() -> Iterator[None]:
+    """NVIDIA's loader imports by name what `cpp_extension.load` has just loaded: with the pybind11 of newer torch
+    (multi-phase initialization) nothing enters that name into `sys.modules`."""
+    from torch.utils import cpp_extension
+
+    load = cpp_extension.load
+
+    def entered(name: str, *arguments: Any, **options: Any) -> Any:
+        return sys.modules.setdefault(name, load(name, *arguments, **options))
+
+    cpp_extension.load = entered
+    try:
+        yield
+    finally:
+        cpp_extension.load = load
+
+
+def switch_gradfix(modules: Modules, device: str) -> bool:
+    """NVIDIA's fast double backward of convolutions, where it works with this torch; returns whether.
+
+    Elsewhere it falls back to PyTorch's by itself, but warns at each call of each layer.
+    """
+    import torch
+
+    gradfix = modules.ops["conv2d_gradfix"]
+    without = gradfix.no_weight_gradients
+    if not inspect.signature(
+        without
+    ).parameters:  # stylegan2-ada-pytorch's, which stylegan3's losses cannot call
+        gradfix.no_weight_gradients = lambda disable=True: without() if disable else contextlib.nullcontext()
+    gradfix.enabled = True
+    with warnings.catch_warnings(), contextlib.suppress(TypeError):
+        warnings.simplefilter("ignore")
+        gradfix.enabled = bool(gradfix._should_use_custom_op(torch.empty(1, device=device)))
+    return gradfix.enabled
+
+
+def parameters(function: Any) -> dict[str, inspect.Parameter]:
+    """What a function can be given; a class, what any `__init__` of its bases names.
+
+    NVIDIA's `persistent_class` wraps a class in one that takes *args and **kwargs.
+    """
+    if not inspect.isclass(function):
+        return dict(inspect.signature(function).parameters)
+    ways = [each.__init__ for each in inspect.getmro(function) if "__init__" in vars(each)]
+    return {
+        name: each for way in reversed(ways[:-1]) for name, each in inspect.signature(way).parameters.items()
+    }
+
+
+def accepted(function: Any, **wanted: Any) -> dict[str, Any]:
+    """Those of the arguments that this version of the repository has."""
+    known = parameters(function)
+    return {key: value for key, value in wanted.items() if key in known}
+
+
+def takes_one(function: Any, name: str) -> bool:
+    """Whether there is an argument of this name, and not only a `**name` for what is left over."""
+    known = parameters(function).get(name)
+    return known is not None and known.kind is not known.VAR_KEYWORD
+
+
+def _stand_in(name: str, **content: Any) -> None:
+    """A module that newer Pythons or lean environments have not got, with what the code imports of it."""
+    try:
+        importlib.import_module(name)
+    except ModuleNotFoundError:
+        parent, _, last = name.rpartition(".")
+        module = types.ModuleType(name)
+        vars(module).update(content)
+        sys.modules[name] = module
+        if parent:
+            setattr(sys.modules.setdefault(parent, types.ModuleType(parent)), last, module)

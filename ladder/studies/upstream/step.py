@@ -1,0 +1,215 @@
+"""A training step of NVIDIA's implementation, as `ladder.engine.worker` expects one.
+
+Networks, losses, CUDA ops and the dataset are the clone's, at the settings of its `--cfg=stylegan2 --aug=noaug`: FP16
+in the four highest resolutions, activations clamped to 256, cuDNN autotuning, ordinary instead of grouped convolutions
+while training, Adam with lazy regularization's learning rates, three loader workers. What runs between them is one
+iteration of its training loop, written anew here, as that is one function which never returns: images and latents for
+all phases; for each phase its loss, one flat tensor of its gradients without NaN, and Adam; then the moving average.
+"""
+
+from __future__ import annotations
+
+import copy
+import importlib.util
+import math
+from pathlib import Path
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.engine.worker import CYCLE_STEPS
+from ladder.studies.upstream import source
+
+CONTRACT = 1
+PACKAGE = """from ladder.studies.upstream.step import CONTRACT as CONTRACT
+from ladder.studies.upstream.step import make_step as make_step
+"""
+FP16_RESOLUTIONS, CLAMP = 4, 256
+WORKERS, PREFETCH = 3, 2
+SAME = {"norm": "demod", "spectral_norm": False}  # what its networks cannot do otherwise
+
+
+def refuse(workload: dict[str, Any]) -> None:
+    """UserError, one line, for a workload that NVIDIA's networks do not have."""
+    for key, value in SAME.items():
+        if workload.get(key, value) != value:
+            raise UserError(f"workload: {key}: NVIDIA's networks have {value!r} alone, not {workload[key]!r}")
+
+
+def make_step(
+    workload: dict[str, Any], recipe: dict[str, Any], *, device: str, seed: int = 0
+) -> UpstreamStep:
+    """`recipe` names the folder of the clone."""
+    return UpstreamStep(workload, Path(recipe["folder"]), device, seed)
+
+
+def _dataworkers() -> Any:
+    """Return our module from its file: in this process `stylegan_lite` is a package that stands for NVIDIA's."""
+    path = ROOT / "stylegan_lite" / "dataworkers.py"
+    spec = importlib.util.spec_from_file_location("ladder.studies.upstream.dataworkers", path)
+    module = importlib.util.module_from_spec(spec)
+    spec.loader.exec_module(module)
+    return module
+
+
+class UpstreamStep:
+    """NVIDIA's networks, losses and ops in its order of work; a cycle is 16 of its iterations."""
+
+    def __init__(self, workload: dict[str, Any], folder: Path, device: str, seed: int) -> None:
+        import torch
+
+        self.recipe = {"folder": str(folder), "cudnn_benchmark": True}
+        self.workload, self.device = workload, device
+        self.modules = modules = source.load(folder)
+        torch.manual_seed(seed)
+        torch.backends.cudnn.benchmark = True
+        torch.backends.cuda.matmul.allow_tf32 = torch.backends.cudnn.allow_tf32 = False
+        self.gradfix = source.switch_gradfix(modules, device)
+        if device == "cuda":
+            source.build_ops(modules)
+        self.G, self.D = (net.train().requires_grad_(False).to(device) for net in self._networks())
+        self.G_ema = copy.deepcopy(self.G).eval()
+        nets = {"G": self.G} | {f"G_{part}": getattr(self.G, part, None) for part in ("mapping", "synthesis")}
+        self.loss = modules.loss.StyleGAN2Loss(
+            device=torch.device(device), D=self.D, r1_gamma=self._gamma(),
+            style_mixing_prob=workload["style_mixing"], pl_weight=workload["pl_weight"],
+            pl_batch_shrink=workload["pl_batch_shrink"], pl_decay=workload["pl_decay"],
+            **source.accepted(modules.loss.StyleGAN2Loss, **nets, pl_no_weight_grad=True),
+        )  # fmt: skip
+        self.phases = [*self._phases("G", self.G, "pl_interval"), *self._phases("D", self.D, "r1_interval")]
+        self.images = self._images(seed)
+        self.data_capacity = WORKERS * PREFETCH if workload["data"] else 0
+        self.number = self.seen = 0
+
+    def _networks(self) -> tuple[Any, Any]:
+        ours, networks = self.workload, self.modules.networks
+        size = {key: ours[key] for key in ("channel_base", "channel_max")}
+        size |= {"conv_clamp": CLAMP, "num_fp16_res": FP16_RESOLUTIONS}
+        both = {"c_dim": 0, "img_resolution": ours["resolution"], "img_channels": 3}
+        mapping = {"num_layers": ours["mapping_layers"], "w_avg_beta": ours["w_avg_beta"]}
+        latent = {"z_dim": ours["z_dim"], "w_dim": ours["w_dim"]}
+        made_of = size | source.accepted(networks.SynthesisBlock, fused_modconv_default="inference_only")
+        if source.takes_one(networks.Generator, "synthesis_kwargs"):  # stylegan2-ada-pytorch's
+            made_of = {"synthesis_kwargs": made_of}
+        return (
+            networks.Generator(**latent, **both, **made_of, mapping_kwargs=mapping),
+            networks.Discriminator(**both, **size, epilogue_kwargs={"mbstd_group_size": ours["mbstd_group"]}),
+        )
+
+    def _gamma(self) -> float:
+        """R1's weight; without one by NVIDIA's rule."""
+        gamma = self.workload["r1_gamma"]
+        return 0.0002 * self.workload["resolution"] ** 2 / self.workload["batch"] if gamma is None else gamma
+
+    def _phases(self, name: str, module: Any, interval: str) -> list[tuple[str, Any, Any, int]]:
+        import torch
+
+        every = self.workload[interval]
+        share = every / (every + 1)  # of lazy regularization
+        betas = [self.workload[key] ** share for key in ("beta1", "beta2")]
+        adam = torch.optim.Adam(module.parameters(), lr=self.workload["lr"] * share, betas=betas, eps=1e-8)
+        return [(f"{name}main", module, adam, 1), (f"{name}reg", module, adam, every)]
+
+    def _images(self, seed: int) -> Any:
+        """Batches of uint8 images, without end. Without data the same random one."""
+        import torch
+
+        shape = (self.workload["batch"], 3, *2 * (self.workload["resolution"],))
+        if not self.workload["data"]:
+            images = torch.randint(256, shape, dtype=torch.uint8)
+            return iter(lambda: (images, None), 0)
+        data = self.modules.dataset.ImageFolderDataset(
+            path=str(self.workload["data"]),
+            resolution=self.workload["resolution"],
+            xflip=self.workload["flips"],
+        )
+        # NVIDIA's endless sampler does not run with today's torch; this one shuffles as often as it is needed.
+        order = torch.utils.data.RandomSampler(
+            data, num_samples=2**40, generator=torch.Generator().manual_seed(seed)
+        )
+        workers = _dataworkers()
+        loader = torch.utils.data.DataLoader(
+            data, batch_size=self.workload["batch"], sampler=order, pin_memory=self.device == "cuda",
+            num_workers=WORKERS, prefetch_factor=PREFETCH, worker_init_fn=workers.begin,
+        )  # fmt: skip
+        return workers.started(loader)
+
+    def prepare(self) -> None:
+        """Every phase once, which autotunes its convolutions."""
+        self.step(lazy=True)
+        self.number = 0
+
+    def cycle(self, lazy: bool = True) -> None:
+        for _ in range(CYCLE_STEPS):
+            self.step(lazy)
+
+    def step(self, lazy: bool) -> None:
+        """One iteration; phases whose turn it is not, or lazy ones where not wanted, are left out."""
+        import torch
+
+        batch = self.workload["batch"]
+        images, _ = next(self.images)
+        images = images.to(self.device).to(torch.float32) / 127.5 - 1
+        latents = torch.randn([len(self.phases) * batch, self.workload["z_dim"]], device=self.device)
+        labels = torch.zeros([batch, 0], device=self.device)
+        for (name, module, adam, interval), z in zip(self.phases, latents.split(batch), strict=True):
+            if self.number % interval or (interval > 1 and not lazy):
+                continue
+            adam.zero_grad(set_to_none=True)
+            module.requires_grad_(True)
+            compute = self.loss.accumulate_gradients
+            also = source.accepted(compute, sync=True, cur_nimg=self.seen)
+            compute(phase=name, real_img=images, real_c=labels, gen_z=z, gen_c=labels, gain=interval, **also)
+            module.requires_grad_(False)
+            self._update(module, adam)
+        self._average()
+        self.number, self.seen = self.number + 1, self.seen + batch
+
+    @staticmethod
+    def _update(module: Any, adam: Any) -> None:
+        import torch
+
+        found = [each for each in module.parameters() if each.grad is not None]
+        if found:
+            flat = torch.cat([each.grad.flatten() for each in found])
+            torch.nan_to_num(flat, nan=0, posinf=1e5, neginf=-1e5, out=flat)
+            for each, grad in zip(found, flat.split([each.numel() for each in found]), strict=True):
+                each.grad = grad.reshape(each.shape)
+        adam.step()
+
+    def _average(self) -> None:
+        import torch
+
+        images = min(self.workload["ema_images"], self.seen * 0.05)
+        beta = 0.5 ** (self.workload["batch"] / max(images, 1e-8))
+        with torch.no_grad():
+            for mean, now in zip(self.G_ema.parameters(), self.G.parameters(), strict=True):
+                mean.copy_(now.lerp(mean, beta))
+            for mean, now in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
+                mean.copy_(now)
+
+    def parameters(self) -> dict[str, int]:
+        return {
+            name: sum(p.numel() for p in net.parameters()) for name, net in (("G", self.G), ("D", self.D))
+        }
+
+    def check_finite(self) -> str | None:
+        """One line if a weight is not finite, else None."""
+        for name, net in (("G", self.G), ("D", self.D)):
+            for where, weight in net.named_parameters():
+                if not math.isfinite(float(weight.sum())):
+                    return f"{name}.{where} is not finite"
+        return None
+
+    def settings(self) -> dict[str, Any]:
+        """What was in force, and how many weights there are."""
+        return {
+            "cuda_ops": self.device == "cuda",
+            "fast_double_backward": self.gradfix,
+            "fp16_resolutions": FP16_RESOLUTIONS if self.device == "cuda" else 0,
+            "cudnn_benchmark": True,
+            "loader_workers": WORKERS if self.workload["data"] else 0,
+        } | {f"parameters_{name}": count for name, count in self.parameters().items()}
+
+    def close(self) -> None:
+        self.images = None

@@ -1,0 +1,1 @@
+"""`ladder train`: the timed step, with sample grids, a loss log and checkpoints; and the canary."""

@@ -1,0 +1,315 @@
+"""The quality canary: does a model trained on a rung come out as good as one trained on the baseline?
+
+Parity compares one step; errors of many steps could still add up. So every rung trains a small workload for a fixed
+number of steps from several seeds, and the sliced Wasserstein distance between its samples and the data is compared
+with the baseline's: the band where the mean of as many seeds of the baseline itself would fall, 99 times in 100. A
+canary, not a benchmark: it sees a model that has broken, not a fraction of a percent.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import math
+import time
+from collections.abc import Callable, Iterator, Sequence
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import Tensor
+
+import stylegan_lite
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.base.stopping import stop_on_sigterm
+from ladder.images.prepare import ImageSet
+from ladder.machine import system
+from ladder.plan.catalog import Planned
+from ladder.results import record
+from ladder.results import store as results
+from ladder.stats import estimates
+from ladder.training import mishaps, swd, trainings
+from stylegan_lite.data import ImageFolder
+
+OUT = ROOT / "results" / "canary"
+MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
+MOST_JOBS = 4
+CONFIDENCE = 0.99
+
+OnEvent = Callable[[dict[str, Any]], None]
+
+
+def run(
+    name: str,
+    workload: dict[str, Any],
+    ladder: str,
+    planned: Sequence[Planned],
+    images: ImageSet,
+    device: str,
+    *,
+    steps: int,
+    seeds: int,
+    out: Path,
+    jobs: int | None = None,
+    on_event: OnEvent | None = None,
+) -> dict[str, Any]:
+    """Train every rung ``seeds`` times and judge it against the first; writes the result after every training.
+
+    ``jobs`` trainings run at a time (None: ``usual_jobs``), which changes neither the records nor their order.
+    ``on_event`` gets {"event": "trained", "rung", "seed", "done", "total", "distance"}.
+
+    Returns the result, ``complete`` false after Ctrl-C, SIGTERM or SIGHUP: ``path`` of the file is in the last event,
+    "end".
+
+    Raises:
+        UserError: fewer than two seeds (there is no band), no rung can run here, or another canary is writing there.
+    """
+    if seeds < 2:
+        raise UserError(
+            "--canary needs --seeds 2 or more: the baseline's band comes from the spread of its seeds"
+        )
+    if planned[0].skipped:
+        raise UserError(f"--canary: the baseline cannot run here: {planned[0].skipped}")
+    tell, begin = on_event or (lambda event: None), time.monotonic()
+    result = _new(name, workload, ladder, planned, images, device, steps, seeds)
+    folder = Path(out) / result["machine"]["name"]
+    with results.folder_lock(folder), stop_on_sigterm():
+        started = datetime.now(timezone.utc)
+        path = folder / f"{name}-{ladder}-{started:%Y%m%dT%H%M%SZ}.json"
+        runnable = [rung for rung in planned if not rung.skipped]
+        records = {rung["name"]: rung for rung in result["rungs"]}
+        # Seed by seed: an interrupted canary has whole rounds
+        tasks = [(rung.name, rung.recipe, seed) for seed in range(seeds) for rung in runnable]
+        arguments = (workload, images, result["samples"], device, steps)
+        jobs = min(jobs or usual_jobs(device), len(tasks))
+        done = 0
+        try:
+            with contextlib.closing(_trained(arguments, tasks, jobs)) as trained:
+                for (rung, _, seed), one in trained:
+                    one = {"seed": seed, "distance": None, "levels": None} | one
+                    runs = records[rung]["runs"]
+                    runs.append(one)
+                    runs.sort(key=lambda each: each["seed"])
+                    done += 1
+                    _save(path, result, begin)
+                    tell({"event": "trained", "rung": rung, "done": done, "total": len(tasks), **one})
+            result["complete"] = True
+        except KeyboardInterrupt:
+            result["notes"].append("interrupted: what was finished is kept")
+        _save(path, result, begin)
+    from ladder.report import tables
+
+    tables.write(path.with_suffix(".md"), markdown(result))
+    tell({"event": "end", "path": str(path)})
+    return result
+
+
+def usual_jobs(device: str) -> int:
+    """How many trainings at a time: eager steps wait for a core more than for the GPU; a CPU is full with one."""
+    return max(1, min(MOST_JOBS, system.usable_cores() // 3)) if device == "cuda" else 1
+
+
+def _trained(
+    arguments: tuple[Any, ...], tasks: list[tuple[Any, ...]], jobs: int
+) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    if jobs == 1:
+        one = trainer(*arguments)
+        yield from ((task, one(*task)) for task in tasks)
+    else:
+        threads = torch.get_num_threads() if arguments[3] == "cpu" else max(1, system.usable_cores() // jobs)
+        yield from trainings.run(trainer, (*arguments, threads), tasks, jobs)
+
+
+def trainer(
+    workload: dict[str, Any],
+    images: ImageSet,
+    count: int,
+    device: str,
+    steps: int,
+    threads: int | None = None,
+) -> Callable[..., dict[str, Any]]:
+    """What trains (rung, recipe, seed): the real images are read once for all of them."""
+    if threads is not None:
+        torch.set_num_threads(
+            threads
+        )  # as many as the process that asked has: another number, other roundings
+    real = real_images(images, workload["resolution"], count)
+    return lambda rung, recipe, seed: train(workload, recipe, images, real, device, steps, seed)
+
+
+def train(
+    workload: dict[str, Any],
+    recipe: dict[str, Any],
+    images: ImageSet,
+    real: Tensor,
+    device: str,
+    steps: int,
+    seed: int,
+) -> dict[str, Any]:
+    """One training: {"seed", "distance" (mean of the levels; None if it broke), "levels", "reason"}."""
+    broke = {"seed": seed, "distance": None, "levels": None}
+    try:
+        step = stylegan_lite.make_step({**workload, "data": images.path}, recipe, device=device, seed=seed)
+        try:
+            step.prepare()
+            torch.manual_seed(seed)
+            for _ in range(steps):
+                step.step()
+            bad = step.check_finite()
+            if bad:
+                return broke | {"reason": bad}
+            levels = swd.distances(real.to(device), samples(step, len(real)))
+        finally:
+            step.close()
+    except Exception as error:  # whatever it is, the other rungs train on
+        return broke | {"reason": mishaps.told(error)}
+    if not all(math.isfinite(value) for value in levels.values()):
+        return broke | {"reason": "the samples are not finite"}
+    mean = sum(levels.values()) / len(levels)
+    named = {str(size): round(value, 3) for size, value in levels.items()}
+    return {"seed": seed, "distance": round(mean, 3), "levels": named, "reason": None}
+
+
+def samples(step: stylegan_lite.step.TrainingStep, count: int) -> Tensor:
+    """``count`` images of the averaged generator, of latents that are the same for every rung and seed."""
+    generator = torch.Generator().manual_seed(4)
+    z = torch.randn(count, step.workload.z_dim, generator=generator)
+    return torch.cat([step.sample(part) for part in z.split(step.workload.batch)])
+
+
+def real_images(images: ImageSet, resolution: int, count: int) -> Tensor:
+    """[count, 3, R, R] in [-1, 1]: spread evenly over the set."""
+    folder = ImageFolder(images.path, resolution, False)
+    return torch.stack([folder[len(folder) * k // count, False] for k in range(count)])
+
+
+def judge(result: dict[str, Any]) -> None:
+    """Fill in each rung's mean and verdict: "as good", "better", "worse", "broke", or None while seeds are missing."""
+    baseline = result["rungs"][0]
+    result["band"] = _band(_distances(baseline))
+    for rung in result["rungs"]:
+        if not rung["runs"]:
+            continue
+        found = _distances(rung)
+        rung["distance"] = None if found is None else round(sum(found) / len(found), 3)
+        if found is None:
+            rung["verdict"] = "broke"
+        elif result["band"] is None or len(found) < len(_distances(baseline)):
+            rung["verdict"] = None
+        else:
+            low, high = result["band"]
+            mean = rung["distance"]
+            rung["verdict"] = "worse" if mean > high else "better" if mean < low else "as good"
+
+
+def _distances(rung: dict[str, Any]) -> list[float] | None:
+    found = [run["distance"] for run in rung["runs"]]
+    return None if None in found else found
+
+
+def _band(distances: list[float] | None) -> list[float] | None:
+    """Where the mean of as many other seeds falls with ``CONFIDENCE``: mean +- t * sd * sqrt(2 / n)."""
+    if distances is None or len(distances) < 2:
+        return None
+    n, mean = len(distances), sum(distances) / len(distances)
+    t = estimates.t_quantile(0.5 + CONFIDENCE / 2, n - 1)
+    half = t * estimates.standard_error(distances) * math.sqrt(2)
+    return [round(max(0.0, mean - half), 3), round(mean + half, 3)]
+
+
+def table(result: dict[str, Any]) -> str:
+    """For a terminal: a line for each rung."""
+    band = result["band"]
+    lines = [
+        f"{result['workload']['name']}, {result['steps']} steps, {result['seeds']} seeds: sliced Wasserstein distance"
+        f" x 1000 of {result['samples']} samples",
+        f"the baseline's band: {band[0]:.1f} to {band[1]:.1f}"
+        if band
+        else "no band: the baseline did not finish",
+        "",
+    ]
+    for rung in result["rungs"]:
+        each = "  ".join("broke" if r["distance"] is None else f"{r['distance']:.1f}" for r in rung["runs"])
+        mean = "" if rung["distance"] is None else f"{rung['distance']:.1f}"
+        reason = next((r["reason"] for r in rung["runs"] if r["reason"]), rung["skipped"]) or ""
+        verdict = rung["verdict"] or ("n/a" if rung["skipped"] else "")
+        lines.append(f"{rung['name']:<16}{mean:>8}  {verdict:<8}  {each}{reason and '  ' + reason}".rstrip())
+    return "\n".join(lines)
+
+
+def markdown(result: dict[str, Any]) -> str:
+    """The table for a page; one row a rung."""
+    facts, band, workload = result["machine"], result["band"], result["workload"]
+    where = f"{facts['gpu'] or facts['cpu']}, PyTorch {facts['torch']}"
+    commit = results.commit_words(result)
+    known = f"{band[0]:.1f} to {band[1]:.1f}" if band else "none, the baseline did not finish"
+    lines = [
+        f"# Quality canary: {workload['name']}, {result['ladder']} on {where}",
+        "",
+        f"{workload['resolution']}x{workload['resolution']}, batch {workload['batch']}, {result['steps']} steps from"
+        f" {result['seeds']} seeds each; sliced Wasserstein distance x 1000 of {result['samples']} samples to the"
+        f" data, mean of the levels. The baseline's band ({CONFIDENCE:.0%}): {known}."
+        f" Commit {commit}, {result['seconds']:.0f} s{'' if result['complete'] else ', not complete'}.",
+        "",
+        "| rung | mean | verdict | each seed |",
+        "|---|---:|---|---|",
+    ]
+    for rung in result["rungs"]:
+        each = ", ".join("broke" if r["distance"] is None else f"{r['distance']:.1f}" for r in rung["runs"])
+        reason = next((r["reason"] for r in rung["runs"] if r["reason"]), rung["skipped"])
+        mean = "" if rung["distance"] is None else f"{rung['distance']:.1f}"
+        verdict = rung["verdict"] or ("n/a" if rung["skipped"] else "")
+        told = "; ".join(filter(None, (each, reason and results.display(reason))))
+        lines.append(f"| {rung['name']} | {mean} | {verdict} | {told} |")
+    return "\n".join(lines) + "\n"
+
+
+def _new(
+    name: str,
+    workload: dict[str, Any],
+    ladder: str,
+    planned: Sequence[Planned],
+    images: ImageSet,
+    device: str,
+    steps: int,
+    seeds: int,
+) -> dict[str, Any]:
+    commit, dirty = record.commit_of(record.ROOT)
+    facts = system.facts(device)
+    return {
+        "schema": 1,
+        "kind": "canary",
+        "machine": facts | {"name": results.slug(facts["name"])},
+        "workload": {"name": name, **workload, "data": images.source},
+        "ladder": ladder,
+        "steps": steps,
+        "seeds": seeds,
+        "samples": min(MOST_SAMPLES[device], images.count),
+        "commit": commit,
+        "dirty": dirty,
+        "complete": False,
+        "notes": [],
+        "band": None,
+        "rungs": [
+            {
+                "name": rung.name,
+                "title": rung.title,
+                "recipe": rung.recipe,
+                "skipped": rung.skipped,
+                "distance": None,
+                "verdict": None,
+                "runs": [],
+            }
+            for rung in planned
+        ],
+    }
+
+
+def _save(path: Path, result: dict[str, Any], begin: float) -> None:
+    judge(result)
+    result["seconds"] = round(time.monotonic() - begin, 1)
+    try:
+        results.write(path, results.fit(result))
+    except OSError as error:
+        raise UserError(f"{path}: cannot write the result: {error.strerror or error}") from None

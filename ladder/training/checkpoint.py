@@ -1,0 +1,201 @@
+"""Checkpoints: tensors and plain data in one file, loaded without unpickling code, refused where they do not fit."""
+
+from __future__ import annotations
+
+import copy
+import secrets
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, BinaryIO
+
+import torch
+from torch import Tensor
+
+from ladder.base.errors import UserError, one_line
+from ladder.base.files import replacing
+from ladder.training import losslog, mishaps
+
+if TYPE_CHECKING:
+    from stylegan_lite.step import TrainingStep
+
+FORMAT = "stylegan-ladder checkpoint 1"
+_PARTS = {
+    "workload": dict,
+    "recipe": dict,
+    "device": str,
+    "seed": int,
+    "seconds": float,
+    "images": dict,
+    "state": dict,
+}
+
+
+def save(
+    path: Path,
+    step: TrainingStep,
+    *,
+    seed: int,
+    seconds: float,
+    images: dict[str, Any],
+    run: str,
+    unwritten: list[dict[str, Any]],
+    state: dict[str, Any] | None = None,
+) -> None:
+    """Write everything that training from here depends on, whole or not at all.
+
+    Args:
+        seed, seconds: of the training; seconds up to the state that is saved.
+        images: source and count of the image set.
+        run: which training this is (``new_run``).
+        unwritten: steps that the loss log has no whole line of (``losslog.LossLog.unwritten``).
+        state: of the step; None: as it is now.
+
+    Raises:
+        UserError: it cannot be written, a full disk say; the checkpoint that was there stays.
+    """
+    content = {
+        "format": FORMAT,
+        "workload": step.workload.to_dict()
+        | {"data": None},  # a path of this machine means nothing elsewhere
+        "recipe": step.recipe.to_dict(),
+        "device": step.device,
+        "seed": seed,
+        "seconds": seconds,
+        "images": images,
+        "run": run,
+        "log": unwritten,
+        "state": step.state_dict() if state is None else state,
+    }
+    try:
+        with replacing(path) as temporary, open(temporary, "wb") as file:
+            _write(content, file)
+    except OSError as error:
+        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
+
+
+def new_run() -> str:
+    """Return a name for a training that begins: checkpoints tell by it whose they are."""
+    return secrets.token_hex(8)
+
+
+def _write(content: dict[str, Any], file: BinaryIO) -> None:
+    """Write with torch, which calls a full disk "unexpected pos": the system's own error is raised instead."""
+    failed: list[OSError] = []
+
+    class Told:
+        def write(self, data: bytes) -> int:
+            try:
+                return file.write(data)
+            except OSError as error:
+                failed.append(error)
+                raise
+
+        def flush(self) -> None:
+            file.flush()
+
+    try:
+        torch.save(content, Told())
+    except Exception:
+        if failed:
+            raise failed[0] from None
+        raise
+
+
+def load(path: Path) -> dict[str, Any]:
+    """Read a checkpoint on the CPU. UserError if it is missing, damaged or not one of ours.
+
+    Checkpoints of earlier versions have neither "run" nor "log": here they are empty.
+    """
+    if not path.is_file():
+        raise UserError(f"{path}: no such checkpoint file")
+    try:
+        content = torch.load(path, map_location="cpu", weights_only=True)
+    except Exception as error:  # damaged zip, foreign pickle, unknown class: torch raises many types
+        raise UserError(
+            f"{path}: not a checkpoint that can be loaded safely ({type(error).__name__})"
+        ) from error
+    if not isinstance(content, dict) or content.get("format") != FORMAT:
+        raise UserError(f"{path}: not a checkpoint of `ladder train`")
+    for part, kind in _PARTS.items():
+        if not isinstance(content.get(part), kind):
+            raise UserError(f"{path}: damaged checkpoint: {part} is missing or of a wrong type")
+    content = {"run": "", "log": []} | content
+    if not isinstance(content["run"], str) or not losslog.are_unwritten(content["log"]):
+        raise UserError(f"{path}: damaged checkpoint: run or log is of a wrong type")
+    if not isinstance(content["state"].get("count"), int):
+        raise UserError(f"{path}: damaged checkpoint: it does not know its step")
+    return content
+
+
+def refuse_other(
+    path: Path, content: dict[str, Any], workload: dict[str, Any], images: dict[str, Any], device: str
+) -> None:
+    """UserError unless the checkpoint is of this workload, number of images and kind of device.
+
+    The recipe may differ: a run can go on with another one.
+    """
+    for key, here in workload.items():
+        there = content["workload"].get(key)
+        if key != "data" and there != here:
+            raise UserError(
+                f"{path}: checkpoint of another workload: {key} is {there!r} there, {here!r} here"
+            )
+    if content["images"] != images:
+        there = f"{content['images'].get('count')} {content['images'].get('source')}"
+        raise UserError(
+            f"{path}: trained on {there}, here are {images['count']} {images['source']}: give the same --data"
+        )
+    if content["device"] != device:  # its random state is of that device's generator
+        raise UserError(f"{path}: trained on {content['device']}: go on with --device {content['device']}")
+
+
+def restore(path: Path, content: dict[str, Any], step: TrainingStep) -> None:
+    """Load the state into a prepared step. UserError if its tensors do not fit."""
+    try:
+        step.load_state_dict(content["state"])
+    except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
+        raise UserError(f"{path}: damaged checkpoint: {one_line(str(error))}") from error
+
+
+class Copy:
+    """A copy of a step's state on its device, brought up to date in place: what is left of a step that breaks off."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, Any] | None = None
+        self.seconds = 0.0
+
+    def take(self, step: TrainingStep, seconds: float) -> None:
+        """Copy the state after a whole step; ``seconds`` of training up to it. Without memory for it there is none."""
+        now = step.state_dict()
+        try:
+            if self.state is None or not _alike(self.state, now):
+                self.state = None
+                self.state = copy.deepcopy(now)
+            else:
+                mine, theirs = _tensors(self.state), _tensors(now)
+                torch._foreach_copy_(mine, theirs)
+                self.state |= {key: value for key, value in now.items() if key in ("count", "data")}
+            self.seconds = seconds
+        except (MemoryError, RuntimeError) as error:
+            if mishaps.explain(error) is None:
+                raise
+            self.state = None
+
+    def sound(self) -> dict[str, Any] | None:
+        """Return the copy; None where there is none, or a weight in it is NaN or infinite."""
+        networks = {} if self.state is None else {name: self.state[name] for name in ("G", "D", "G_ema")}
+        return self.state if all(bool(each.isfinite().all()) for each in _tensors(networks)) else None
+
+
+def _tensors(state: Any) -> list[Tensor]:
+    if isinstance(state, Tensor):
+        return [state]
+    return (
+        [tensor for value in state.values() for tensor in _tensors(value)] if isinstance(state, dict) else []
+    )
+
+
+def _alike(mine: Any, theirs: Any) -> bool:
+    """Whether both hold the same tensors by name."""
+    if isinstance(mine, dict) and isinstance(theirs, dict):
+        return mine.keys() == theirs.keys() and all(_alike(mine[key], theirs[key]) for key in mine)
+    return isinstance(mine, dict) == isinstance(theirs, dict)

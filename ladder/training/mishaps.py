@@ -1,0 +1,100 @@
+"""What the machine may refuse in the midst of a training, each as one line: the cause, and what helps."""
+
+from __future__ import annotations
+
+import errno
+import os
+import re
+import resource
+import shutil
+import signal
+
+from ladder.base.errors import describe, one_line, words_of
+from stylegan_lite.dataworkers import FAILED
+
+MEMORY = (
+    "out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc",
+    "could not create a primitive", "could not create a memory",  # what oneDNN says on a CPU
+)  # fmt: skip
+_WORKERS = "fewer `workers` in the recipe"
+_SMALLER = "a smaller batch or 16-bit precision needs less"
+_SHM, _ROOM = "/dev/shm", 64 * 2**20  # bytes free, with which some batch had room
+
+
+def explain(error: BaseException) -> str | None:
+    """Return one line for what the machine refused, None for anything else, a mistake of ours say."""
+    text = words_of(error)
+    low = text.lower()
+    if isinstance(error, MemoryError) or any(sign in low for sign in MEMORY):
+        return _memory(error, text)
+    if found := re.search(r"DataLoader worker \(pid\(?s?\)? ?[\d, ]+\) (.*)", text):
+        return _worker(found[1])
+    if _SHM in low or "shared memory" in low or "unable to mmap" in low or "/torch_" in low:
+        return _shared_memory(text)
+    if "too many open files" in low or _number(error) in (errno.EMFILE, errno.ENFILE):
+        return _open_files()
+    if "can't start new thread" in low or _number(error) == errno.EAGAIN:
+        return f"no more processes or threads may be started (ulimit -u): end others, or have {_WORKERS}"
+    if isinstance(error, OSError):
+        name = f"{error.filename}: " if error.filename else ""
+        return f"{name}{error.strerror or one_line(text)}"
+    if "cuda error" in low or type(error).__name__ == "AcceleratorError":
+        return f"the GPU failed: {one_line(text)}"
+    return None
+
+
+def _number(error: BaseException) -> int | None:
+    return error.errno if isinstance(error, OSError) else None
+
+
+def _memory(error: BaseException, text: str) -> str:
+    where = (
+        "of the GPU"
+        if type(error).__name__ == "OutOfMemoryError" or "cuda" in text.lower()
+        else "of this machine"
+    )
+    said = one_line(text)
+    return f"the memory {where} is full{f' ({said})' if said else ''}: end what else uses it; {_SMALLER}"
+
+
+def _worker(ending: str) -> str:
+    """What became of a data worker, as torch says it."""
+    if "Bus error" in ending:
+        return _shared_memory(ending)
+    if found := re.search(r"killed by signal: ([^.]+)", ending):
+        killed = found[1].strip()
+        hint = (
+            f"; the system may have run out of memory: have {_WORKERS}"
+            if killed == signal.strsignal(9)
+            else ""
+        )
+        return f"a data worker was ended from outside ({killed}){hint}"
+    if (found := re.search(r"exit code (\d+)", ending)) and int(found[1]) > FAILED:
+        number = int(found[1]) - FAILED
+        if number in (errno.EMFILE, errno.ENFILE):
+            return _open_files()
+        return f"a data worker cannot hand over its batch: {os.strerror(number)}"
+    return f"a data worker ended; the system may have run out of memory: have {_WORKERS}"
+
+
+def _shared_memory(text: str) -> str:
+    """What data workers lack to share a batch: room, or leave to write at all."""
+    helps = "have `workers: 0` in the recipe"
+    try:
+        disk = shutil.disk_usage(_SHM)
+    except OSError:
+        return f"data workers need {_SHM}, which cannot be used here: {helps}"
+    if disk.free > _ROOM:
+        return f"data workers cannot use {_SHM} ({one_line(text)}): make it writable or {helps}"
+    size = f"{disk.free / 2**20:.1f} of {disk.total / 2**20:.1f} MiB are free"
+    return f"data workers found no room in {_SHM} ({size}): make it larger (docker: --shm-size) or {helps}"
+
+
+def _open_files() -> str:
+    limit = resource.getrlimit(resource.RLIMIT_NOFILE)[0]
+    return f"too many open files (at most {limit} here): raise it with `ulimit -n`, or have {_WORKERS}"
+
+
+def told(error: BaseException) -> str:
+    """Return one line for any error: as ``explain``, else its type and message."""
+    return explain(error) or describe(error)

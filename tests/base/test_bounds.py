@@ -1,0 +1,65 @@
+"""The oldest versions: declared for every dependency, installed and tested by a job, and refused below that."""
+
+import re
+from importlib import metadata
+from pathlib import Path
+
+import pytest
+import yaml
+from click.testing import CliRunner
+
+from ladder.base import bounds
+from ladder.base.errors import UserError
+from ladder.cli import examine as doctor
+from ladder.cli import main as cli
+from ladder.images.prepare import prepare_images
+from tests.support import pictures
+from tests.support.pictures import encode, fill, plain
+
+source, cache = pictures.source, pictures.cache
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def test_every_dependency_has_an_oldest_version_that_is_not_above_the_locked_one():
+    text = (ROOT / "pyproject.toml").read_text()
+    listed = text.split("\ndependencies = [", 1)[1].split("\n]", 1)[0]
+    names = {line.split('"')[1] for line in listed.splitlines() if '"' in line}
+    assert len(bounds.oldest()) == len(names), "a bound that `ladder.base.bounds` cannot read"
+    for name, version in bounds.oldest().items():
+        pins = re.findall(
+            rf"^{re.escape(name)}==([\d.]+)", (ROOT / "requirements.lock").read_text(), re.M | re.I
+        )
+        assert pins and all(bounds._numbers(version) <= bounds._numbers(pin) for pin in pins), name
+
+
+def test_a_job_of_ci_installs_the_oldest_versions_and_tests_them():
+    job = yaml.safe_load((ROOT / ".github" / "workflows" / "tests.yml").read_text())["jobs"]["oldest"]
+    script = "\n".join(step.get("run", "") for step in job["steps"])
+    assert "python -m ladder.base.bounds" in script  # what is declared, not a list of its own
+    named = re.findall(r"tests/\w+\.py", script)
+    assert {
+        "tests/images/test_images_users.py",
+        "tests/cli/test_cli.py",
+        "tests/report/test_report.py",
+    } <= set(named)
+    assert all((ROOT / name).exists() for name in named)
+
+
+def test_pillow_that_is_too_old_is_refused_in_one_line_and_doctor_says_it(source, cache, monkeypatch):
+    version = metadata.version
+    installed = lambda name: "9.5.0" if name.lower() == "pillow" else version(name)  # noqa: E731
+    monkeypatch.setattr(bounds.importlib.metadata, "version", installed)
+    least = bounds.oldest()["pillow"]
+    line = f"pillow 9.5.0 is older than {least}, which this project needs: pip install 'pillow>={least}'"
+    with pytest.raises(UserError) as refusal:
+        prepare_images(fill(source, {"a.png": encode(plain())}), 16, cache=cache)
+    assert str(refusal.value) == line and not cache.exists()
+    (check,) = [each for each in doctor._packages() if "9.5.0" in each.detail]
+    assert check.status == "warning" and check.remedy == f"pip install 'pillow>={least}'"
+    assert CliRunner().invoke(cli.main, ["list"]).exit_code == 0
+
+
+def test_versions_are_compared_as_numbers():
+    assert bounds._numbers("10.3") == bounds._numbers("10.3.0") < bounds._numbers("10.10.1")
+    assert bounds._numbers("2.13.0+cpu") == (2, 13, 0) and bounds._numbers("9.0.0.post1") == (9, 0, 0)
+    assert bounds.older("no-such-package") is None and bounds.older("pillow") is None

@@ -1,0 +1,134 @@
+"""Files that a user names: devices, pipes and descriptors are written to; others are there whole or not at all."""
+
+import errno
+import os
+import subprocess
+import sys
+import threading
+from pathlib import Path
+
+import pytest
+
+from ladder.base import files
+from ladder.base.errors import UserError
+from ladder.report import tables
+from ladder.results import store as results
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture
+def device(tmp_path):
+    """A private /dev/null."""
+    path = tmp_path / "null"
+    try:
+        os.mknod(path, 0o020666, os.makedev(1, 3))
+        path.open("wb").close()
+    except OSError as error:
+        pytest.skip(f"no device can be made here: {error}")
+    return path
+
+
+@pytest.mark.parametrize("write", [tables.write, lambda path, text: results.write(path, {"a": text})])
+def test_a_device_stays_a_device(device, write):
+    write(device, "gone")
+    assert device.is_char_device() and os.listdir(device.parent) == ["null"]
+
+
+def test_a_pipe_takes_what_is_written_and_stays(tmp_path):
+    os.mkfifo(tmp_path / "pipe")
+    seen = []
+    reader = threading.Thread(target=lambda: seen.append((tmp_path / "pipe").read_text()), daemon=True)
+    reader.start()
+    tables.write(tmp_path / "pipe", "rows")
+    reader.join(10)
+    assert seen == ["rows"] and (tmp_path / "pipe").is_fifo()
+
+
+@pytest.mark.parametrize("name", ["/dev/stdout", "/proc/self/fd/1", "link"])
+def test_standard_output_goes_on_where_it_stands(tmp_path, name):
+    """`> file` gives a descriptor of a plain file: a rename would leave the shell with a file that has no name."""
+    if name == "link":
+        (tmp_path / "link").symlink_to("/proc/self/fd/1")
+        name = str(tmp_path / "link")
+    write = f"tables.write({name!r}, 'rows\\n')"
+    code = f"from ladder.report import tables; print('before'); {write}; print('after')"
+    with open(tmp_path / "out", "w") as out:
+        subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=out, check=True)
+    assert (tmp_path / "out").read_text() == "before\nrows\nafter\n"
+
+
+def test_a_symlink_stays_one_and_its_file_is_replaced(tmp_path):
+    (tmp_path / "real").mkdir()
+    (tmp_path / "real" / "t.csv").write_text("old")
+    (tmp_path / "t.csv").symlink_to("real/t.csv")
+    (tmp_path / "new.csv").symlink_to("real/new.csv")
+    for name in ("t.csv", "new.csv"):
+        tables.write(tmp_path / name, "new")
+        assert (tmp_path / name).is_symlink() and (tmp_path / "real" / name).read_text() == "new"
+    assert len(os.listdir(tmp_path)) == 3  # nothing is left beside them
+    (tmp_path / "a").symlink_to("b")
+    (tmp_path / "b").symlink_to("a")
+    with pytest.raises(UserError, match="circle"):
+        tables.write(tmp_path / "a", "new")
+
+
+def test_mode_is_kept_and_a_new_file_has_the_user_s(tmp_path):
+    (tmp_path / "private").write_text("old")
+    (tmp_path / "private").chmod(0o600)
+    before = os.umask(0o027)
+    try:
+        for name in ("private", "fresh"):
+            tables.write(tmp_path / name, "new")
+    finally:
+        os.umask(before)
+    assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("private", "fresh")] == [0o600, 0o640]
+
+
+def test_a_read_only_file_and_a_folder_are_refused_in_one_line(tmp_path):
+    """For root as well, whom no permission stops."""
+    (tmp_path / "kept").write_text("old")
+    (tmp_path / "kept").chmod(0o444)
+    with pytest.raises(UserError, match="kept: cannot be written: the file there is read-only"):
+        tables.write(tmp_path / "kept", "new")
+    (tmp_path / "folder").mkdir()
+    with pytest.raises(UserError, match="folder: cannot be written: it is a folder"):
+        tables.write(tmp_path / "folder", "new")
+    assert (tmp_path / "kept").read_text() == "old" and sorted(os.listdir(tmp_path)) == ["folder", "kept"]
+
+
+def test_another_hard_link_and_a_full_disk_keep_the_old_content(tmp_path, monkeypatch):
+    (tmp_path / "a").write_text("old")
+    os.link(tmp_path / "a", tmp_path / "b")
+    tables.write(tmp_path / "a", "new")
+    assert (tmp_path / "b").read_text() == "old"
+
+    def full(handle):
+        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
+
+    monkeypatch.setattr(files.os, "fsync", full)
+    with pytest.raises(UserError, match="No space left"):
+        tables.write(tmp_path / "a", "newer")
+    assert (tmp_path / "a").read_text() == "new" and sorted(os.listdir(tmp_path)) == ["a", "b"]
+
+
+FACTS = {"name": "gpu", "gpu": "GPU", "cpu": "CPU", "cores": 2, "torch": "2.13.0"}
+
+
+def test_what_another_host_or_commit_left_under_a_machine_s_name_stays(tmp_path):
+    """The owner of a GPU that has committed results must not replace them by running a command."""
+    path = tmp_path / "gpu.json"
+    first = {"machine": FACTS, "commit": "a" * 40, "started": "2026-11-21T10:15:00+00:00"}
+    assert results.place(path, first) == path
+    results.write(path, first)
+    later = first | {"started": "2026-11-22T10:15:00+00:00"}
+    assert results.place(path, later) == path  # measured again, here
+    resumed = first | {"commit": "b" * 40}
+    assert results.place(path, resumed) == path  # gone on with
+    beside = tmp_path / "gpu-20261122T101500Z.json"
+    for other in (later | {"commit": "b" * 40}, later | {"machine": FACTS | {"cores": 64}}):
+        assert results.place(path, other) == beside
+    path.write_text("{")
+    assert results.place(path, later) == beside  # nobody knows whose it was
+    named = results.place(path, {"machine": FACTS}).name  # a kind that does not say when it began
+    assert named.startswith("gpu-2") and named.endswith("Z.json")

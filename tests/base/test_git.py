@@ -1,0 +1,272 @@
+"""Calls of git: the same answer whatever the environment and the user's settings are, and one line where none is."""
+
+import os
+import shutil
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from benches import ROOT
+from ladder.base import files, git
+from ladder.base.errors import UserError
+from ladder.cli import submission
+from ladder.machine import system
+from ladder.publish.history import screening as history
+from ladder.publish.regressions import checkouts
+from ladder.publish.validation import validate
+from ladder.results import record
+from tests.support import repositories
+from tests.support.repositories import commit_all
+
+SIGNED = """tree {tree}
+parent {parent}
+author n <a@b> 1700000000 +0000
+committer n <a@b> 1700000001 +0000
+gpgsig -----BEGIN SSH SIGNATURE-----
+ U1NIU0lHAAAAAQ==
+ -----END SSH SIGNATURE-----
+
+signed
+"""
+# What users have in ~/.gitconfig, each of which changed an answer of some command.
+SETTINGS = """
+[log]
+    showSignature = true
+    date = relative
+[color]
+    ui = always
+[core]
+    pager = false
+    quotePath = true
+    excludesFile = {ignored}
+[status]
+    showUntrackedFiles = no
+    short = true
+[diff]
+    noprefix = true
+    external = false
+[format]
+    pretty = oneline
+[gpg]
+    format = ssh
+[gpg "ssh"]
+    program = {keygen}
+    allowedSignersFile = {ignored}
+"""
+KEYGEN = """#!/bin/sh
+test "$2" = find-principals && echo a@b || echo 'Good "git" signature for a@b with ED25519 key SHA256:x'
+"""
+
+
+@pytest.fixture
+def root(tmp_path: Path) -> Path:
+    """A repository with code in two commits."""
+    folder = tmp_path / "clone"
+    (folder / "ladder").mkdir(parents=True)
+    (folder / "kernels").mkdir()
+    repositories.git(folder, "init", "-q", "-b", "main")
+    for number in (1, 2):
+        (folder / "ladder" / "a.py").write_text(f"{number}\n")
+        commit_all(folder, str(number))
+    return folder
+
+
+@pytest.fixture
+def other(tmp_path: Path) -> Path:
+    """Somebody else's repository."""
+    (tmp_path / "other").mkdir()
+    repositories.git(tmp_path / "other", "init", "-q")
+    repositories.git(tmp_path / "other", "commit", "-q", "--allow-empty", "-m", "other")
+    return tmp_path / "other"
+
+
+def answers(root: Path) -> tuple:
+    """Everything that is asked of a repository."""
+    commit = git.commit(root)
+    return (
+        commit,
+        record.commit_of(root),
+        git.changes(root, ["ladder", "kernels"]),
+        validate.commit_dates(root, {commit, "0" * 40}),
+        checkouts.commit_of("HEAD~1", "BASE", root),
+        git.is_shallow(root),
+    )
+
+
+VARIABLES = {
+    "GIT_DIR": "{other}/.git",
+    "GIT_WORK_TREE": "{other}",
+    "GIT_INDEX_FILE": "{other}/.git/index",
+    "GIT_COMMON_DIR": "{other}/.git",
+    "GIT_OBJECT_DIRECTORY": "{other}/.git/objects",
+    "GIT_CONFIG_PARAMETERS": "'core.worktree'='{other}'",
+    "GIT_NAMESPACE": "other",
+    "GIT_CEILING_DIRECTORIES": "{other}/..",
+    "GIT_LITERAL_PATHSPECS": "0",
+    "GIT_SHALLOW_FILE": "{other}/.git/none",
+    "GIT_TRACE": "1",
+}
+
+
+@pytest.mark.parametrize(
+    "names", [[name] for name in VARIABLES] + [["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"]]
+)
+def test_no_variable_of_git_leads_to_another_repository(root, other, monkeypatch, names):
+    """As git sets them for its hooks, and `git rebase --exec` for what it runs."""
+    (root / "kernels" / "new.py").touch()
+    expected = answers(root)
+    assert expected[2] == ["kernels/new.py"] and expected[1] == (expected[0], True)
+    for name in names:
+        monkeypatch.setenv(name, VARIABLES[name].format(other=other))
+    assert answers(root) == expected
+
+
+def test_settings_in_the_environment_redirect_nothing_but_say_whom_to_trust(root, other, monkeypatch):
+    pairs = {"core.worktree": str(other), "safe.directory": str(root), "status.showUntrackedFiles": "no"}
+    monkeypatch.setenv("GIT_CONFIG_COUNT", str(len(pairs)))
+    for number, (key, value) in enumerate(pairs.items()):
+        monkeypatch.setenv(f"GIT_CONFIG_KEY_{number}", key)
+        monkeypatch.setenv(f"GIT_CONFIG_VALUE_{number}", value)
+    monkeypatch.setattr(git, "KEPT", git.KEPT | {"GIT_TEST_ASSUME_DIFFERENT_OWNER"})
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    assert git.environment()["GIT_CONFIG_COUNT"] == "1"
+    assert len(git.commit(root)) == 40
+
+
+def test_no_setting_of_the_user_changes_an_answer(root, tmp_path, monkeypatch):
+    """The commit is a signed one, as log.showSignature writes about each of those in the middle of the output."""
+    names = {"tree": "HEAD^{tree}", "parent": "HEAD"}
+    made = SIGNED.format(**{key: repositories.git(root, "rev-parse", name) for key, name in names.items()})
+    (tmp_path / "signed").write_text(made)
+    signed = repositories.git(root, "hash-object", "-t", "commit", "-w", str(tmp_path / "signed"))
+    repositories.git(root, "reset", "-q", "--soft", signed)
+    (root / "kernels" / "größe.py").touch()  # it would be imported, whatever the user's .gitignore hides
+    expected = answers(root)
+    assert expected[1] == (signed, True) and expected[2] == ["kernels/größe.py"]
+    assert expected[3] == {signed: 1_700_000_000_000}
+    (tmp_path / "ignored").write_text("*.py\n")
+    (tmp_path / "keygen").write_text(KEYGEN)
+    (tmp_path / "keygen").chmod(0o755)
+    (tmp_path / "settings").write_text(
+        SETTINGS.format(ignored=tmp_path / "ignored", keygen=tmp_path / "keygen")
+    )
+    monkeypatch.setenv("GIT_CONFIG_GLOBAL", str(tmp_path / "settings"))
+    for name in ("LANG", "LC_ALL", "LANGUAGE"):
+        monkeypatch.setenv(name, "de_DE.UTF-8")
+    (root / ".git" / "info" / "exclude").write_text("*.py\n")
+    assert answers(root) == expected
+
+
+def test_a_folder_of_another_repository_has_no_commit_for_run_nor_for_submit(root, tmp_path, monkeypatch):
+    """An archive unpacked and committed inside somebody's repository."""
+    monkeypatch.setattr(system, "choose_device", lambda requested=None: "cpu")
+    shutil.copytree(root, tmp_path / "parent" / "copy", ignore=shutil.ignore_patterns(".git"))
+    repositories.git(tmp_path / "parent", "init", "-q")
+    commit_all(tmp_path / "parent", "vendored")
+    copy = tmp_path / "parent" / "copy"
+    assert record.commit_of(copy) == (None, None)
+    with pytest.raises(UserError, match="a folder of another git repository: clone the repository with git"):
+        submission.prepare(None, print, copy)
+    assert submission.prepare(None, print, root).commit == record.commit_of(root)[0]
+
+
+def untrusted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(git, "KEPT", git.KEPT | {"GIT_TEST_ASSUME_DIFFERENT_OWNER"})
+    monkeypatch.setenv("GIT_TEST_ASSUME_DIFFERENT_OWNER", "1")
+    monkeypatch.setenv("HOME", str(root.parent))
+
+
+WITHOUT = {
+    "no git": (lambda root, patch: patch.setenv("PATH", str(root)), "git was not found: install git"),
+    "no repository": (lambda root, patch: shutil.rmtree(root / ".git"), "no git repository, .*: clone the"),
+    "another's": (untrusted, r"another user owns it: git config --global --add safe\.directory /"),
+    "no commit": (
+        lambda root, patch: repositories.git(root, "checkout", "-q", "--orphan", "new"),
+        "no commit yet",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", WITHOUT)
+def test_where_git_knows_no_commit_one_line_says_what_helps(root, monkeypatch, case):
+    spoil, said = WITHOUT[case]
+    spoil(root, monkeypatch)
+    assert record.commit_of(root) == (None, None)
+    for ask in (submission.prepare, lambda budget, say, root: checkouts.commit_of("HEAD", "HEAD", root)):
+        with pytest.raises(UserError, match=said) as refused:
+            ask(None, print, root)
+        assert "\n" not in str(refused.value) and str(refused.value) == git.problem(root)
+
+
+def test_a_shallow_clone_says_how_to_get_what_it_lacks(root, tmp_path):
+    older = repositories.git(root, "rev-parse", "HEAD~1")
+    shallow = tmp_path / "shallow"
+    repositories.git(tmp_path, "clone", "-q", "--depth=1", f"file://{root}", str(shallow))
+    assert git.is_shallow(shallow) and not git.is_shallow(root)
+    assert git.commit(shallow) == git.commit(root)
+    with pytest.raises(UserError, match="no such commit; this clone is shallow: `git fetch --unshallow`"):
+        checkouts.commit_of(older, "BASE", shallow)
+    (line,) = history._left_out({older}, "HEAD", shallow)
+    assert "not in this shallow clone: left out; `git fetch --unshallow` gets them" in line
+    assert history._left_out({"0" * 40}, "HEAD", root) == ["1 measured commits are not on HEAD: left out"]
+    repositories.git(shallow, "fetch", "-q", "--unshallow")
+    assert checkouts.commit_of(older, "BASE", shallow) == older
+
+
+# --- line ends ------------------------------------------------------------------------------------------------------
+
+
+def test_line_ends_make_no_other_code_of_one_commit(root, tmp_path):
+    """A clone as Windows makes it: its files, a commit taken out of it, and digests of files with either line end."""
+    shutil.copy(ROOT / ".gitattributes", root)
+    (root / "kernels" / "b.py").write_text("1\n2\n")
+    attributed = commit_all(root, "with attributes")
+    repositories.git(root, "rm", "-q", ".gitattributes")
+    bare = commit_all(root, "without")
+
+    clone = tmp_path / "windows"
+    repositories.git(tmp_path, "clone", "-q", "-c", "core.autocrlf=true", str(root), str(clone))
+    lf, crlf = ((folder / "kernels" / "b.py") for folder in (root, clone))
+    assert lf.read_bytes() == b"1\n2\n" and crlf.read_bytes() == b"1\r\n2\r\n"
+    assert files.digest(root, [lf]) == files.digest(clone, [crlf])
+    assert record.commit_of(clone) == (bare, False)
+    with checkouts.checked_out([bare], clone) as (taken,):
+        assert (taken / "kernels" / "b.py").read_bytes() == lf.read_bytes()
+    repositories.git(clone, "checkout", "-q", attributed)
+    repositories.git(clone, "rm", "-q", "-r", "--cached", ".")
+    repositories.git(clone, "reset", "-q", "--hard")
+    assert crlf.read_bytes() == lf.read_bytes()
+
+
+def test_the_digest_of_a_file_with_plain_line_ends_is_what_it_was(tmp_path):
+    """Stored results hold such digests."""
+    (tmp_path / "a.py").write_bytes(b"x = 1\ny = 2\n")
+    found = files.digest(tmp_path, [tmp_path / "a.py"])
+    assert found == "be37e11d2b72807f4e43e8bfa703813d3439848a2bb8793866ee292445d06d42"
+
+
+# --- the kind -------------------------------------------------------------------------------------------------------
+
+
+def test_nobody_else_calls_git():
+    """A call of its own would read the environment and the settings again."""
+    calls = [
+        path.relative_to(ROOT).as_posix()
+        for package in ("kernels", "stylegan_lite", "ladder", "benches")
+        for path in (ROOT / package).rglob("*.py")
+        if '"git",' in path.read_text() or "'git'," in path.read_text()
+    ]
+    assert calls == ["ladder/base/git.py"]
+
+
+def test_what_git_lists_as_local_to_a_repository_is_dropped(monkeypatch):
+    listed = subprocess.run(
+        ["git", "rev-parse", "--local-env-vars"], capture_output=True, text=True, check=True
+    )
+    names = listed.stdout.split()
+    assert "GIT_DIR" in names
+    for name in names:
+        monkeypatch.setenv(name, "0")
+    assert not set(names) & git.environment().keys()
+    assert git.environment()["PATH"] == os.environ["PATH"]

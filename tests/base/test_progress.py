@@ -1,0 +1,138 @@
+"""What is seen while a command works: on a terminal, on a dumb one, in a log, and how long it may take."""
+
+import json
+import os
+import pty
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ladder.base import progress
+from ladder.base.paths import ROOT
+from ladder.cli import expecting
+from tests.support import made_up
+
+EVENTS = """
+import sys
+from ladder.base import progress
+first = progress.First("tiny on cpu: 4 rungs, 3 rounds, about 3 minutes", False)
+with progress.bar("images", False, first) as images:
+    for done in range(4): images(done, 3)
+first()
+with progress.ladder_progress("tiny on cpu", False) as tell:
+    for done in range(3):
+        common = {"rung": "channels_last", "round": done, "rounds": 3, "done": done, "total": 3, "left_s": 120.0}
+        tell({"event": "visit", **common})
+        tell({"event": "phase", "phase": "prepare", **common})
+        tell({"event": "visited", "step_ms": 12.5, **common, "done": done + 1})
+    tell({"event": "failed", "rung": "bf16", "status": "failed", "reason": "it is [bold]wrong[/bold]"})
+"""
+
+
+def on_a_terminal(columns: int = 100, **env: str) -> str:
+    """What the program writes to a terminal of so many columns."""
+    terminal, end = pty.openpty()
+    given = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
+    given |= {"COLUMNS": str(columns), **env}
+    with subprocess.Popen([sys.executable, "-c", EVENTS], cwd=ROOT, env=given, stderr=end) as process:
+        os.close(end)
+        said = b""
+        while True:
+            try:
+                part = os.read(terminal, 65536)
+            except OSError:  # Linux: the program has ended
+                break
+            if not part:
+                break
+            said += part
+    os.close(terminal)
+    assert process.returncode == 0
+    return said.decode()
+
+
+LINES = [
+    "tiny on cpu: 4 rungs, 3 rounds, about 3 minutes",
+    "images: 0/3",
+    "tiny on cpu: 1/3 visits  round 1/3  channels_last  12.5 ms  2 min left",
+    "tiny on cpu: 2/3 visits  round 2/3  channels_last  12.5 ms  2 min left",
+    "tiny on cpu: 3/3 visits  round 3/3  channels_last  12.5 ms  2 min left",
+    "bf16: failed: it is [bold]wrong[/bold]",
+]
+
+
+def test_a_log_gets_a_first_line_and_one_for_each_visit() -> None:
+    run = subprocess.run([sys.executable, "-c", EVENTS], cwd=ROOT, capture_output=True, text=True, check=True)
+    assert run.stderr.splitlines() == LINES
+
+
+@pytest.mark.parametrize("term", ["dumb", "unknown", "", "DUMB"])
+def test_a_terminal_that_cannot_move_its_cursor_gets_the_same_lines(term: str) -> None:
+    said = on_a_terminal(TERM=term)
+    assert said.split("\r\n")[:-1] == LINES and "\x1b" not in said
+
+
+@pytest.mark.parametrize("columns", [100, 40])
+def test_a_terminal_gets_a_bar_of_one_line_and_the_first_line(columns: int) -> None:
+    """A bar that wraps cannot be redrawn: each update would leave a line behind."""
+    said = on_a_terminal(columns, TERM="xterm-256color")
+    assert said.startswith(LINES[0]) and "\x1b" in said
+    assert "it is [bold]wrong[/bold]" in said
+    plain = re.sub(r"\x1b\[[0-9;?]*[A-Za-z]", "", said.removeprefix(LINES[0]))
+    assert "3/3" in plain and max(map(len, re.split(r"[\r\n]+", plain))) <= columns
+    assert "\x1b[1A\x1b[2K\x1b[1A" not in said  # two lines up: the mark of a bar of two
+
+
+def test_no_color_is_respected() -> None:
+    said = on_a_terminal(TERM="xterm-256color", NO_COLOR="1")
+    assert not re.search(r"\x1b\[[0-9;]*3[0-9]m|\x1b\[38;", said)
+
+
+def test_what_is_quiet_says_nothing(capsys) -> None:
+    progress.First("a line", True)()
+    with progress.bar("images", True) as tell:
+        tell(1, 2)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_first_line_is_said_once(capsys) -> None:
+    first = progress.First("a line", False)
+    first()
+    first()
+    assert capsys.readouterr().err == "a line\n"
+
+
+# --- how long it takes ---
+
+
+def test_the_time_comes_from_this_machines_newest_result(tmp_path: Path) -> None:
+    assert expecting.visit_seconds(tmp_path, "tiny") is None
+    result = made_up.cpu_run()
+    name, count = result["workload"]["name"], expecting._made(result)
+    old, new = result | {"seconds": 1.0 * count}, result | {"seconds": 6.0 * count}
+    (tmp_path / f"{name}-article-20250101T000000Z.json").write_text(json.dumps(old))
+    (tmp_path / f"{name}-article-20250201T000000Z.json").write_text(json.dumps(new))
+    (tmp_path / f"{name}-article-20250301T000000Z.json").write_text("{}")  # no result
+    assert expecting.visit_seconds(tmp_path, name) == pytest.approx(6.0)
+    assert expecting.of_run(tmp_path, name, "cpu", 1, True, None, None) == pytest.approx(6 * (1 + 3 * 2) / 60)
+
+
+def test_a_budget_holds_between_three_rounds_and_twelve() -> None:
+    def about(seconds: float, budget: float | None) -> float:
+        return expecting.minutes(4, seconds, rounds=None, budget_minutes=budget)
+
+    assert about(10.0, None) == 10 and about(10.0, 5) == 5
+    assert about(1.0, None) == pytest.approx((4 + 12 * 6) / 60)  # all rounds that are made take less
+    assert about(600.0, 2) == pytest.approx(10 * (4 + 3 * 6))
+
+
+def test_the_first_line_names_rungs_rounds_and_minutes(tmp_path: Path) -> None:
+    def line(*protocol: object, rungs: int = 4, workload: str = "tiny") -> str:
+        return expecting.first_line(tmp_path, workload, "cpu", rungs, protocol)
+
+    assert line(True, None, None) == "tiny on cpu: 4 rungs, 3 rounds, about 3 minutes"
+    assert line(False, 1, None, rungs=1) == "tiny on cpu: 1 rung, 1 round, about 1 minute"
+    assert line(False, None, None) == "tiny on cpu: 4 rungs, 5 to 12 rounds, about 10 minutes"
+    assert "the first visit will tell" in line(True, None, None, workload="large")

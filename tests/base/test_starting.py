@@ -1,0 +1,151 @@
+"""How the command is started: by which name, from which folder, in a Python that lacks something."""
+
+import ast
+import os
+import re
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ladder.base import starting
+from ladder.base.paths import ROOT
+from ladder.cli import version as about
+
+READ_FIRST = ("__init__.py", "__main__.py", "starting.py")  # of ladder, by whatever Python there is
+
+
+def bare(tmp_path: Path, *arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:
+    """Run this Python without anything that is installed; its first argument follows `-m`."""
+    if not (tmp_path / "bare").exists():
+        subprocess.run([sys.executable, "-m", "venv", "--without-pip", tmp_path / "bare"], check=True)
+    python = tmp_path / "bare" / "bin" / "python"
+    return subprocess.run(
+        [python, "-m", *arguments],
+        cwd=cwd,
+        env={"PATH": os.environ["PATH"], "PYTHONPATH": str(ROOT), **env},
+        capture_output=True,
+        text=True,
+    )
+
+
+@pytest.mark.parametrize("name", READ_FIRST)
+def test_what_is_read_first_is_plain_enough_for_an_old_python(name: str) -> None:
+    """Else a SyntaxError comes before the line that says which Python is needed."""
+    tree = ast.parse((ROOT / "ladder" / name).read_text(), feature_version=(3, 6))
+    modules = [node.module for node in ast.walk(tree) if isinstance(node, ast.ImportFrom)]
+    assert "__future__" not in modules  # `annotations` came in 3.7
+    assert not any(isinstance(node, (ast.NamedExpr, ast.Match)) for node in ast.walk(tree))
+
+
+@pytest.mark.parametrize("old", sorted(Path.home().glob(".pyenv/versions/3.[6-9].*/bin/python"))[:2])
+def test_an_old_python_is_refused_in_one_line(old: Path) -> None:
+    run = subprocess.run(
+        [old, "-m", "ladder.trial", "x"], cwd=ROOT, capture_output=True, text=True, errors="replace"
+    )
+    (line,) = run.stderr.splitlines()
+    assert run.returncode == 2 and "3.10 or newer is needed" in line
+
+
+def test_a_python_that_is_too_old_is_told_so(monkeypatch: pytest.MonkeyPatch, capsys) -> None:
+    monkeypatch.setattr(sys, "version_info", (3, 9, 1))
+    with pytest.raises(SystemExit) as ended:
+        starting.watch()
+    assert ended.value.code == 2 and "is Python 3.9; 3.10 or newer is needed" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "ladder",
+        "ladder doctor",
+        "ladder.trial",
+        "ladder.selfcheck.fuzz",
+        "ladder.selfcheck.sanitize",
+        "kernels.tuning",
+    ],
+)
+def test_a_missing_package_is_one_line_with_the_command_that_helps(asked: str, tmp_path: Path) -> None:
+    run = bare(tmp_path, *asked.split())
+    (line,) = run.stderr.splitlines()
+    assert run.returncode == 2 and not run.stdout
+    assert "is not installed for" in line and re.search(r"`make setup`|`\.venv/bin/\S+", line), line
+
+
+def test_only_what_a_command_needs_is_asked_for(tmp_path: Path) -> None:
+    """A page of results is made where there is no torch; what measures says that it needs it."""
+    site = tmp_path / "bare" / "lib" / f"python3.{sys.version_info[1]}" / "site-packages"
+    bare(tmp_path, "ladder")
+    for name in ("click", "yaml", "_yaml"):
+        found = next(Path(path) / name for path in sys.path if (Path(path) / name).is_dir())
+        shutil.copytree(found, site / name, ignore=shutil.ignore_patterns("__pycache__"))
+    assert bare(tmp_path, "ladder", "list").returncode == 0
+    run = bare(tmp_path, "ladder", "report")
+    (line,) = run.stderr.splitlines()
+    assert run.returncode == 2 and "ladder: numpy is not installed for" in line
+
+
+def test_another_error_is_not_taken_for_a_missing_package() -> None:
+    assert "pillow is not installed" in starting.missing(ModuleNotFoundError("no", name="PIL.Image"))
+    assert starting.missing(ModuleNotFoundError("no", name="ladder.nothing")) is None
+    assert starting.missing(ImportError("libcuda.so", name="torch")) is None
+    assert starting.missing(ValueError("other")) is None
+
+
+def test_texts_name_the_program_as_it_was_started(monkeypatch: pytest.MonkeyPatch) -> None:
+    text = "Start with `ladder doctor`.\n  ladder run --quick   a first look\na ladder of rungs; ladder: no"
+    assert starting.named(text) == text
+    monkeypatch.setattr(starting, "program", lambda: "python -m ladder")
+    assert starting.named(text) == (
+        "Start with `python -m ladder doctor`.\n  python -m ladder run --quick   a first look\n"
+        "a ladder of rungs; ladder: no"
+    )
+
+
+def ladder(*arguments: str, cwd: Path = ROOT) -> str:
+    run = subprocess.run(
+        [sys.executable, "-m", "ladder", *arguments],
+        cwd=cwd,
+        env=os.environ | {"PYTHONPATH": str(ROOT)},
+        capture_output=True,
+        text=True,
+    )
+    return run.stdout + run.stderr
+
+
+def test_help_and_errors_of_the_module_say_python_m_ladder(tmp_path: Path) -> None:
+    said = ladder("run", "--help", cwd=tmp_path)
+    assert said.startswith("Usage: python -m ladder run") and "  python -m ladder run --quick" in said
+    assert not re.search(r"(?m)^ +ladder ", said)
+    assert "`python -m ladder run` makes one" in ladder("report", str(tmp_path), cwd=tmp_path)
+
+
+def test_the_console_command_calls_itself_ladder(tmp_path: Path) -> None:
+    """As pip writes it, from any folder."""
+    script = tmp_path / "ladder"
+    script.write_text(
+        f"#!{sys.executable}\nimport sys; sys.path.append({str(ROOT)!r})\n"
+        "from ladder.__main__ import main\nsys.exit(main())\n"
+    )
+    script.chmod(0o755)
+    run = subprocess.run([script, "run", "--help"], cwd=tmp_path, capture_output=True, text=True)
+    assert run.stdout.startswith("Usage: ladder run") and "\n    ladder run --quick" in run.stdout, run.stderr
+
+
+def test_version_says_what_a_report_of_a_fault_needs() -> None:
+    names = [line.split()[0] for line in about.lines()]
+    assert names == ["ladder", "commit", "torch", "CUDA", "cuDNN"]
+    assert about.lines()[0] == f"ladder {about.version()}" and re.match(r"\d+\.\d+", about.version())
+
+
+def test_a_command_of_another_checkout_says_so(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.chdir(tmp_path)
+    assert starting.another_checkout() is None
+    (tmp_path / "ladder").mkdir()
+    (tmp_path / "ladder" / "__main__.py").write_text("")
+    (tmp_path / "stylegan_lite").mkdir()
+    assert "not of the checkout here" in starting.another_checkout()
+    monkeypatch.chdir(ROOT / "docs")
+    assert starting.another_checkout() is None

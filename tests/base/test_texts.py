@@ -1,0 +1,70 @@
+"""Numbers in words, and names from outside."""
+
+import os
+
+import pytest
+from click.testing import CliRunner
+
+from ladder.base.text import between, printable
+from ladder.cli import climb as climbing
+from ladder.cli import main as cli
+from ladder.cli import options
+from ladder.images import prepare as images
+from tests.support.pictures import encode, plain
+
+
+def test_an_interval_that_excludes_nothing_is_not_printed_in_digits():
+    """Two rounds of an eager rung gave 0.000-1256803395.677x, over three columns of the chart."""
+    assert between((1e-9, 1.2e9)) == "any" and between(None) == ""
+    assert between((0.9981, 1.0032)) == "0.998-1.003x" and between((0.5, 4.9)) == "0.500-4.900x"
+
+
+def test_a_name_from_outside_is_one_line_without_controls():
+    """ESC sets a terminal's title and colours, a newline forges a line, U+202E turns the text around."""
+    name = os.fsdecode(b"\x1b]0;owned\a\x1b[31m\r\nimages: 9000 used \xff") + "\u202egnp.exe"
+    assert printable(name) == r"\x1b]0;owned\x07\x1b[31m\r\nimages: 9000 used \udcff\u202egnp.exe"
+    assert printable("Fotos/Ünï 雪 (1).jpg") == "Fotos/Ünï 雪 (1).jpg"
+
+
+HOSTILE = "\x1b]0;owned\x07\x1b[31mred\nimages: 9000 used"
+
+
+@pytest.mark.parametrize("command", ["images", "refused", "validate", "report", "usage"])
+def test_whatever_the_commands_say_of_a_file_has_no_controls(command, tmp_path, monkeypatch):
+    monkeypatch.setattr(images, "CACHE", tmp_path / "cache")
+    folder = tmp_path / "photos"
+    bad = folder / f"{HOSTILE}.png"
+    folder.mkdir()
+    bad.write_bytes(b"no picture")
+    if command == "images":
+        (folder / "good.png").write_bytes(encode(plain()))
+        group = options.Group(
+            callback=lambda: climbing.prepare_images(
+                str(folder), {"resolution": 16, "batch": 1}, quiet=False
+            ),
+            invoke_without_command=True,
+        )
+        result = CliRunner().invoke(group, [])
+        assert result.exit_code == 0
+    else:
+        (folder / f"{HOSTILE}.json").write_text("{}")
+        arguments = {
+            "refused": [
+                "train",
+                "--device",
+                "cpu",
+                "--data",
+                str(folder),
+                "--out",
+                str(tmp_path / "out"),
+                "--steps",
+                "1",
+            ],
+            "validate": ["validate", str(folder)],
+            "report": ["report", str(folder)],
+            "usage": ["show", "baseline", str(folder / HOSTILE)],
+        }[command]
+        result = CliRunner().invoke(cli.main, arguments)
+        assert result.exit_code in (1, 2)
+    assert "owned" in result.output and not set("\x1b\x07") & set(result.output)
+    assert not any(line.startswith("images: 9000") for line in result.output.splitlines())

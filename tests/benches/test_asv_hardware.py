@@ -1,0 +1,303 @@
+"""The machine that asv's results belong to: hardware alone, kept in the checkout; updates are noted beside results."""
+
+import json
+import platform
+from pathlib import Path
+
+import pytest
+
+from benches import _hardware
+from ladder.base.errors import UserError
+from ladder.publish.history import machines as asvmachines
+from ladder.publish.history import notes as asvnotes
+from tests.support import toyhistory
+from tests.support.repositories import git
+from tests.support.toyhistory import STEP, asv
+
+H200 = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "gpu_memory_gb": 139.8, "cpu": "Intel Xeon", "cores": 16}
+H200 |= {"ram_gb": 126.0, "os": "Linux x86_64"}
+LONG = "checkout-py3.11-cuda13.0-torch2.13.0-triton3.7.1-" + "x" * 60
+
+
+@pytest.fixture
+def describe(tmp_path):
+    """describe(**facts): the record of a machine, whose facts are those of an H200 but for these."""
+    return lambda **facts: asvmachines.identify(H200 | facts, tmp_path / "asv")
+
+
+def keep(record: dict, folder: Path) -> None:
+    path = folder / "asv" / record["machine"] / "machine.json"
+    path.parent.mkdir(parents=True, exist_ok=True)
+    path.write_text(json.dumps({**record, "version": 1}))
+
+
+# --- identity -------------------------------------------------------------------------------------------------------
+
+
+def test_the_record_is_the_hardware_and_nothing_else(describe):
+    record = describe(driver="580.65.06", torch="2.13.0", cuda="13.0")
+    assert record == {
+        "machine": "nvidia-h200",
+        "os": "Linux",
+        "arch": "x86_64",
+        "cpu": "Intel Xeon",
+        "num_cpu": "16",
+        "ram": "126 GB",
+        "gpu": "NVIDIA H200",
+        "gpu_memory": "140 GB",
+    }
+    assert (
+        describe(gpu=None, gpu_memory_gb=None)["gpu_memory"] == "none"
+    )  # strings: asv's publish ends on others
+
+
+def test_this_machine_has_no_host_name_and_no_release():
+    words = " ".join(asvmachines.describe(_hardware.facts()).values())
+    assert platform.node() not in words.split() and platform.release() not in words
+
+
+def test_what_an_update_takes_of_the_memory_begins_no_series(describe, tmp_path):
+    first = describe()
+    keep(first, tmp_path)
+    assert describe(ram_gb=125.0, gpu_memory_gb=139.3) == first == describe(ram_gb=123.0)
+    assert describe(ram_gb=252.0)["machine"] != first["machine"]
+
+
+@pytest.mark.parametrize(
+    "other", [{"cpu": "AMD EPYC"}, {"cores": 32}, {"ram_gb": 504.0}, {"os": "Darwin arm64"}]
+)
+def test_two_machines_with_one_gpu_are_two(describe, tmp_path, other):
+    """asv names result files by machine, commit and environment: under one name they would overwrite each other."""
+    first = describe()
+    keep(first, tmp_path)
+    second = describe(**other)
+    assert second["machine"].startswith("nvidia-h200-") and second == describe(**other)
+    keep(second, tmp_path)
+    assert describe(**other) == second and describe() == first
+
+
+def test_damaged_and_foreign_records_do_not_matter(describe, tmp_path):
+    for name, text in (
+        ("a", "{"),
+        ("b", "[]"),
+        ("nvidia-h200", '{"machine": "c", "gpu": []}'),
+        ("d", "\xff"),
+    ):
+        (tmp_path / "asv" / name).mkdir(parents=True)
+        (tmp_path / "asv" / name / "machine.json").write_text(text, encoding="latin-1")
+    assert describe()["machine"] == "nvidia-h200"
+
+
+# --- the whole of asv, with a GPU that is made up -------------------------------------------------------------------
+
+FAKE_TORCH = """
+import os
+from types import SimpleNamespace as Some
+__version__ = "2.13.0"
+version = Some(cuda="13.0")
+GPUS = [("NVIDIA A100-SXM4-80GB", 85e9, [8, 0], "GPU-aaaa"), ("NVIDIA H200", 150e9, [9, 0], "GPU-bbbb")]
+def _visible():  # as CUDA reads it: indices or beginnings of UUIDs, up to the first that is neither
+    words = os.environ.get("CUDA_VISIBLE_DEVICES", "0,1").split(",")
+    for word in filter(None, words):
+        found = [g for i, g in enumerate(GPUS) if word == str(i) or word[:4] == "GPU-" and g[3].startswith(word)]
+        if not found:
+            return
+        yield found[0]
+def _properties(index):
+    name, memory, (major, minor), uuid = list(_visible())[index]
+    return Some(name=name, total_memory=int(memory), major=major, minor=minor, uuid=uuid[4:])
+def _init():
+    if not list(_visible()):
+        raise RuntimeError("No CUDA GPUs are available")
+cuda = Some(init=_init, get_device_properties=_properties, is_bf16_supported=lambda **_: True)
+backends = Some(cudnn=Some(version=lambda: 91900))
+class zeros:
+    def __init__(self, n, device): self.n = n
+    def add_(self, x): return self
+    def item(self): return 1.0
+    def sum(self): return self.n
+"""
+FAKE_TRITON = """
+class _Kernel:
+    def __init__(self, function): pass
+    def __getitem__(self, grid): return lambda *_, **__: None
+jit = _Kernel
+"""
+FAKE_NVML = """
+import os
+nvmlInit = nvmlShutdown = lambda: None
+nvmlSystemGetCudaDriverVersion = lambda: 13000
+nvmlSystemGetDriverVersion = lambda: os.environ.get("FAKE_DRIVER", "580.65.06")
+nvmlDeviceGetCount = lambda: 2
+nvmlDeviceGetHandleByIndex = lambda index: index
+nvmlDeviceGetName = lambda index: ["NVIDIA A100-SXM4-80GB", "NVIDIA H200"][index]
+"""
+
+
+@pytest.fixture(scope="module")
+def gpus(tmp_path_factory) -> Path:
+    """A Python whose torch, Triton and NVML know an A100 and an H200."""
+    files = toyhistory.torch_files("2.13.0", "3.7.1", code=FAKE_TORCH)
+    files |= {"pynvml.py": FAKE_NVML, "triton/__init__.py": FAKE_TRITON}
+    files |= {"triton/language.py": "constexpr = load = store = arange = program_id = None"}
+    without = (*toyhistory.TORCH, "pynvml")
+    return toyhistory.interpreter(tmp_path_factory.mktemp("gpus") / "venv", without=without, files=files)
+
+
+@pytest.mark.parametrize(
+    ("visible", "gpu"),
+    [("0", "A100"), ("1,0", "H200"), ("GPU-bbbb", "H200"), ("GPU-aaaa,GPU-bbbb", "A100")],
+)
+def test_the_visible_gpu_is_described(history, gpus, visible, gpu):
+    """By index or UUID; NVML, which does not heed the variable, would say A100 each time."""
+    run = asv(history, "machine", "--yes", python=gpus, CUDA_VISIBLE_DEVICES=visible)
+    assert run.returncode == 0, run.stdout + run.stderr
+    memory = {"A100": "79 GB", "H200": "140 GB"}[gpu]
+    assert f"gpu: NVIDIA {gpu}" in run.stdout and f"gpu_memory: {memory}" in run.stdout
+    assert "aaaa" not in run.stdout and "bbbb" not in run.stdout
+
+
+def test_a_hidden_gpu_stops_in_one_line(history, gpus):
+    run = asv(history, "run", python=gpus, CUDA_VISIBLE_DEVICES="")
+    assert run.returncode == 2 and "CUDA_VISIBLE_DEVICES hides it" in run.stderr
+    assert run.stderr.count("\n") == 1 and not (history / "results").exists()
+
+
+def test_a_new_driver_is_noted_and_splits_no_series(history, gpus):
+    for commits, driver in (("v1..v3", "580.65.06"), ("v3..v5", "590.10")):
+        run = asv(history, "run", commits, python=gpus, CUDA_VISIBLE_DEVICES="1", FAKE_DRIVER=driver)
+        assert run.returncode == 0, run.stdout + run.stderr
+
+    folder = history / "results/asv/nvidia-h200"
+    files = {git(history, "describe", "--tags", p.name[:8]): p for p in folder.glob("????????-*.json")}
+    (params,) = {json.dumps(json.loads(path.read_text())["params"]) for path in files.values()}
+    assert "580" not in params and platform.release() not in params
+    notes = {tag: asvnotes.of(path) for tag, path in files.items()}
+    assert {tag: note["driver"] for tag, note in sorted(notes.items())} == {
+        "v2": "580.65.06",
+        "v3": "580.65.06",
+        "v4": "590.10",
+        "v5": "590.10",
+    }
+    assert {note["kernel_release"] for note in notes.values()} == {platform.release()}
+    said = asvnotes.label(notes["v3"], notes["v4"], STEP)
+    assert said == "coincides with a driver change: 580.65.06 -> 590.10"
+    assert (
+        asvnotes.label(notes["v2"], notes["v3"], STEP)
+        is asvnotes.label(notes["v4"], notes["v5"], STEP)
+        is None
+    )
+
+    # One series on the page, and asv takes no note for a result.
+    for command in (("publish",), ("update",), ("show", "v4"), ("run", "NEW", "--skip-existing")):
+        run = asv(history, *command, python=gpus, CUDA_VISIBLE_DEVICES="1")
+        assert "notes" not in run.stdout + run.stderr and "Traceback" not in run.stderr
+    index = json.loads((history / ".asv/html/asv/index.json").read_text())
+    assert len(index["graph_param_list"]) == 1 and len(index["revision_to_hash"]) >= 4
+
+
+# --- other projects -------------------------------------------------------------------------------------------------
+
+
+DAMAGED = ("{", (("update",),))
+COMMANDS = (("machine", "--yes"), ("run", "v1..v2"), ("update",))
+
+
+@pytest.mark.parametrize(
+    ("stored", "commands"), [('{"other": {"machine": "other"},\n"version": 1}', COMMANDS), DAMAGED]
+)
+def test_other_projects_records_stay_as_they_are(history, stored, commands):
+    """To the byte, and nothing comes beside them; a damaged one does not matter here."""
+    home = history.parent / "home"
+    home.mkdir()
+    (home / ".asv-machine.json").write_text(stored)
+    (history / "results/asv").mkdir(parents=True)
+    (history / "results/asv/benchmarks.json").write_text('{"version": 2}')
+    for command in commands:
+        run = asv(history, *command)
+        assert run.returncode == 0, run.stdout + run.stderr
+    assert (home / ".asv-machine.json").read_text() == stored
+    assert [path.name for path in home.iterdir()] == [".asv-machine.json"]
+    names = [path.parent.name for path in (history / "results/asv").glob("*/machine.json")]
+    ours = _hardware.facts()["name"]
+    assert names == ([ours] if commands is COMMANDS else [])
+
+
+def test_a_machine_may_be_named_but_not_elsewhere(history):
+    ours = _hardware.facts()["name"]
+    for name in ("../../elsewhere", "mybox", f"{ours}-2"):
+        run = asv(history, "run", "--machine", name)
+        assert run.returncode == 2 and run.stderr.count("\n") == 1
+        assert f"this machine is {ours}: leave out --machine" in run.stderr
+        assert not (history / "results").exists()
+    chosen = f"{ours}-0a1b2c"
+    asv(history, "run", "--machine", chosen, "-b", "just-discover")
+    assert [path.parent.name for path in (history / "results/asv").glob("*/machine.json")] == [chosen]
+
+
+# --- notes ----------------------------------------------------------------------------------------------------------
+
+
+def note(commit: str = "a" * 40, environment: str = LONG, **given) -> asvnotes.Note:
+    return asvnotes.made(commit, environment, **{"driver": "580", "kernel_release": "6.1", **given})
+
+
+def test_what_was_measured_later_has_its_own_driver(tmp_path):
+    result = tmp_path / f"{'a' * 8}-{LONG}.json"
+    asvnotes.add(result, note(benchmarks=["early"]))
+    asvnotes.add(result, note(benchmarks=["late"], driver="590", choices={"s": ["fused_act: tile 128"]}))
+    path = asvnotes.add(result, note(benchmarks=["again"], driver="590"))
+    assert path == tmp_path / "notes" / result.name and [p.name for p in path.parent.iterdir()] == [path.name]
+    both, newer = asvnotes.of(result), note(driver="590", benchmarks=["early", "late"])
+    assert both["driver"] == "590" and both["choices"] == {"s": ["fused_act: tile 128"]}
+    assert both["environment"] == LONG
+    assert asvnotes.changed(both, newer, "early") == {"driver": "580 -> 590"}
+    assert asvnotes.changed(both, newer, "late") == {} == asvnotes.changed(both, newer)
+    assert list(asvnotes.every(tmp_path)) == [(path, both)]
+
+
+def test_what_is_not_known_is_not_called_a_change():
+    known, cpu = note(kernel_release="6.2"), note(driver=None)
+    assert asvnotes.changed(None, known) == asvnotes.changed(known, None) == {}
+    assert asvnotes.changed(cpu, known) == {"kernel_release": "6.1 -> 6.2"}
+    assert (
+        asvnotes.label(cpu, known) is None and asvnotes.label(note(), known) is None
+    )  # a kernel excuses nothing
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "[]",
+        "null",
+        "[" * 100_000,
+        '{"schema": 2}',
+        json.dumps(note() | {"driver": "<b>"}),
+        json.dumps(note() | {"driver": 580}),
+        json.dumps(note() | {"commit": "HEAD"}),
+        json.dumps(note() | {"environment": "<script>"}),
+        json.dumps(note() | {"started": "now"}),
+        json.dumps(note() | {"benchmarks": {"x": None}}),
+        json.dumps(note() | {"benchmarks": {"x<": note()}}),
+        json.dumps(note() | {"choices": {"s": [None]}}),
+        json.dumps(note() | {"more": 1}),
+        json.dumps({key: value for key, value in note().items() if key != "driver"}),
+        json.dumps(
+            note() | {"choices": {"s": ["x" * 90] * 1999, "t": ["x" * 90] * 1999, "u": ["x" * 600_000]}}
+        ),
+    ],
+)
+def test_a_note_that_is_none_is_refused_in_one_line_and_replaced(tmp_path, text):
+    result = tmp_path / "aaaaaaaa-env.json"
+    path = asvnotes.beside(result)
+    path.parent.mkdir()
+    path.write_text(text)
+    with pytest.raises(UserError) as refused:
+        asvnotes.read(path)
+    assert "\n" not in str(refused.value) and str(path) in str(refused.value)
+    assert asvnotes.of(result) is None and list(asvnotes.every(tmp_path)) == []
+    asvnotes.add(result, note())
+    assert asvnotes.of(result)["driver"] == "580"
+    asvnotes.add(result, note(commit="b" * 40))  # the same eight digits, another commit
+    assert asvnotes.of(result)["commit"] == "b" * 40

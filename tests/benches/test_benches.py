@@ -1,0 +1,474 @@
+"""asv's side: what is frozen stays frozen, the right code is measured, and a fresh clone needs nothing."""
+
+import json
+import os
+import platform
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+from asv_runner.benchmarks.mark import SkipNotImplemented
+
+from benches import ROOT, _measure, series, unfrozen
+from benches.rungs import Rung
+from ladder.engine import once, pool
+from ladder.machine import system
+from ladder.plan import catalog
+from ladder.rungs import data_loading, prefetch_stream
+from stylegan_lite.config import Recipe, Workload
+from tests.support.repositories import commit_all, git
+
+PAIRS = sorted(series.SERIES)
+TINY = series.SERIES["tiny", "baseline"]
+
+
+# --- what is frozen ---------------------------------------------------------------------------------------------
+
+
+def test_parameter_values_are_only_ever_appended():
+    """asv stores results by position: these lists may grow at the end and never change before it."""
+    assert series.WORKLOADS[:2] == ["article", "tiny"]
+    assert series.RUNGS[:8] == [
+        "baseline",
+        "channels_last",
+        "bf16",
+        "fused_norm",
+        "set_to_none",
+        "cuda_graphs",
+        "data_loading",
+        "fused_act",
+    ]
+    assert Rung.params == (series.WORKLOADS, series.RUNGS)
+    assert {w for w, _ in PAIRS} <= set(series.WORKLOADS) and {r for _, r in PAIRS} <= set(series.RUNGS)
+
+
+@pytest.mark.parametrize("pair", PAIRS)
+def test_a_frozen_series_keeps_its_fingerprint(pair):
+    frozen = series.SERIES[pair]
+    now = series.fingerprint(frozen.workload, frozen.recipe)
+    assert now == frozen.fingerprint, (
+        f"{pair} was edited and is now {now}. If results of it exist, add a new value instead: see benches/series.py."
+    )
+
+
+@pytest.mark.parametrize("pair", [pair for pair in PAIRS if pair not in series.RETIRED])
+def test_a_series_measures_what_the_ladder_climbs(pair, monkeypatch):
+    """A rung that changed its meaning must get a new name in benches/series.py, or its history lies."""
+    monkeypatch.setitem(
+        data_loading.change, "workers", 8
+    )  # in the ladder: as many as there are cores, at most 8
+    (name, rung), frozen = pair, series.SERIES[pair]
+    _, workload = catalog.load_workload(name)
+    assert Workload.from_dict(frozen.workload).to_dict() == workload | {"data": None}
+    planned = {p.name: p for p in catalog.climb(catalog.load_ladder("full"), _capabilities(frozen.device))}
+    assert planned[rung].recipe is not None, (
+        f"the ladder skips it on {frozen.device}: {planned[rung].skipped}"
+    )
+    assert Recipe.from_dict(frozen.recipe) == Recipe.from_dict(planned[rung].recipe)
+
+
+def test_every_rung_of_the_ladder_has_its_series():
+    """`full` begins with the article's; `python -m benches.unfrozen` prints the lines that are missing."""
+    ladder = [step.name for step in catalog.load_ladder("full").rungs]
+    on_cpu = [
+        p.name
+        for p in catalog.climb(catalog.load_ladder("full"), _capabilities("cpu"))
+        if p.recipe is not None
+    ]
+    current = [pair for pair in PAIRS if pair not in series.RETIRED]
+    assert {r for w, r in current if w == "article"} == set(ladder)
+    assert {r for w, r in current if w == "tiny"} == set(on_cpu)
+
+
+def test_a_series_needs_what_its_rungs_need():
+    """Of the machine: what they need of the workload is frozen with it."""
+    needs = {"cuda"}
+    for step in catalog.load_ladder("full").rungs:
+        needs |= set(catalog.load_rung(step.name).needs) & set(system.CAPABILITIES)
+        assert set(series.SERIES["article", step.name].needs) == needs, step.name
+
+
+def test_lines_for_rungs_without_a_series_are_printed(monkeypatch):
+    assert unfrozen.lines() == []
+    pair, small = ("article", "whole_step_graph"), ("tiny", "fused_adam")
+    gone = {p: series.SERIES[p].fingerprint for p in (pair, small)}
+    for p in gone:
+        monkeypatch.delitem(series.SERIES, p)
+    monkeypatch.setattr(series, "RUNGS", [name for name in series.RUNGS if name != "fused_adam"])
+    assert unfrozen.lines() == [
+        '_WHOLE_STEP_GRAPH = _PREFETCH_STREAM | {"whole_step_graph": True}',
+        f'("article", "whole_step_graph"): Series("cuda", _GRAPHS, _ARTICLE, _WHOLE_STEP_GRAPH, "{gone[pair]}"),',
+        'RUNGS: "fused_adam",',
+        '_CPU_FUSED_ADAM = _CPU_CONV_DOUBLE_BACKWARD | {"fused_adam": True, "ema": "foreach"}',
+        f'("tiny", "fused_adam"): Series("cpu", ("bf16",), _TINY, _CPU_FUSED_ADAM, "{gone[small]}"),',
+    ]
+
+
+def test_a_rung_that_means_something_else_now_is_named(monkeypatch):
+    monkeypatch.setitem(prefetch_stream.change, "prefetch_stream", False)
+    said = unfrozen.lines()
+    assert said and all(line.startswith("# article ") and "no longer" in line for line in said)
+    assert "prefetch_stream" in said[0] and "whole_step_graph" not in said[0]
+
+
+def _capabilities(device: str) -> dict[str, str | None]:
+    return system.capabilities("cpu") if device == "cpu" else dict.fromkeys(system.CAPABILITIES)
+
+
+# --- what a process of asv does -----------------------------------------------------------------------------------
+
+
+def test_discovery_imports_neither_torch_nor_triton_nor_pytest(tmp_path):
+    """One failing import ends discovery, and torch would cost seconds for every n/a."""
+    found = tmp_path / "found.json"
+    code = (
+        "import sys; from asv_runner.discovery import _discover\n"
+        f"_discover(({str(ROOT / 'benches')!r}, {str(found)!r}))\n"
+        "print(sorted({'torch', 'triton', 'pytest', 'scipy', 'matplotlib'} & set(sys.modules)))"
+    )
+    run = subprocess.run([sys.executable, "-c", code], cwd=tmp_path, capture_output=True, text=True)
+    assert run.stdout.strip() == "[]", run.stderr
+    benchmarks = {b["name"]: b for b in json.loads(found.read_text())}
+    assert set(benchmarks) == {
+        "rungs.Rung.samples_step_time",
+        "rungs.Rung.track_peak_memory",
+        "workloads.Workload.samples_step_time",
+        "workloads.Workload.track_peak_memory",
+        "phases.Phase.samples_time",
+        "loading.Loading.samples_seconds_per_image",
+        "preparing.Compiling.samples_seconds",
+        "preparing.Capturing.samples_seconds",
+        "kernels.Kernel.samples_cold",
+        "kernels.Kernel.samples_hot",
+        "kernels.Alternative.samples_cold",
+        "kernels.Alternative.samples_hot",
+    }
+    for benchmark in benchmarks.values():
+        assert (
+            benchmark["version"] == "1" and benchmark["timeout"] >= 600
+        )  # explicit: hashes of source orphan results
+    for name, benchmark in benchmarks.items():  # never a rate: asv takes less for better
+        assert benchmark["unit"] == ("bytes" if name.endswith("memory") else "seconds")
+
+
+@pytest.fixture
+def handover(tmp_path, monkeypatch):
+    """The folder that the plugin gives to benchmark processes, on a machine without a GPU."""
+    here = {"device": "cpu", "capabilities": system.capabilities("cpu")}
+    (tmp_path / "machine.json").write_text(json.dumps(here))
+    monkeypatch.setenv(_measure.HANDOVER, str(tmp_path))
+    return tmp_path
+
+
+@pytest.mark.parametrize("pair", [("article", "baseline"), ("tiny", "cuda_graphs"), ("tiny", "fused_act")])
+def test_what_the_machine_cannot_do_is_not_applicable(handover, pair):
+    with pytest.raises(NotImplementedError):  # in setup: asv's n/a
+        Rung().setup(*pair)
+
+
+def test_a_missing_capability_is_not_applicable(handover):
+    here = {
+        "device": "cuda",
+        "capabilities": dict.fromkeys(system.CAPABILITIES) | {"bf16": "needs BF16 arithmetic"},
+    }
+    (handover / "machine.json").write_text(json.dumps(here))
+    assert _measure.available("article", "channels_last")
+    with pytest.raises(NotImplementedError, match="BF16"):
+        _measure.available("article", "fused_act")
+
+
+def test_one_visit_yields_time_and_memory(handover, monkeypatch):
+    visits = []
+
+    def measure_once(workload, recipe, device, cycles, code=None, workers=None):
+        visits.append((recipe, device))
+        return {"samples_s": [0.5, 0.25], "peak_rss_bytes": 7, "peak_reserved_bytes": None, "recipe": recipe}
+
+    _without_images(monkeypatch)
+    monkeypatch.setattr(once, "measure_once", measure_once)
+    rung = Rung()
+    rung.setup("tiny", "bf16")
+    assert rung.samples_step_time("tiny", "bf16") == [0.5, 0.25]
+    assert rung.track_peak_memory("tiny", "bf16") == 7
+    assert visits == [(series.SERIES["tiny", "bf16"].recipe, "cpu")] and _measure.CYCLES >= 6
+    rung.samples_step_time("tiny", "bf16")  # asv's next round: a fresh process
+    assert len(visits) == 2
+
+
+class Workers:
+    """Stands for `pool.Pool`: how many it was asked to start ahead, and when."""
+
+    def __init__(self, told):
+        self.told = told
+
+    def __enter__(self):
+        return self
+
+    def __exit__(self, *_):
+        self.told.append("ended")
+
+    def start_ahead(self, count):
+        self.told.append(count)
+
+
+@pytest.fixture
+def told(handover, monkeypatch):
+    """What happens in a process of asv after which baseline, cuda_graphs (n/a), bf16 and set_to_none are asked for."""
+    told, names = [], {json.dumps(frozen.recipe): rung for (_, rung), frozen in series.SERIES.items()}
+
+    def measure_once(workload, recipe, device, cycles, code=None, workers=None):
+        rung = names[json.dumps(recipe)]
+        told.append(rung)
+        if rung == "bf16":
+            raise pool.WorkerFailure("oom", "out of memory in visit")
+        return {"samples_s": [float(len(told))], "peak_rss_bytes": len(rung), "recipe": recipe}
+
+    _without_images(monkeypatch)
+    monkeypatch.setattr(once, "measure_once", measure_once)
+    monkeypatch.setattr(once, "pool", lambda device, code: Workers(told))
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+    after = [("tiny", "baseline"), ("tiny", "cuda_graphs"), ("tiny", "bf16"), ("tiny", "set_to_none")]
+    monkeypatch.setenv(_measure.NEXT, json.dumps(after))
+    return told
+
+
+def step_time(rung):
+    benchmark = Rung()
+    benchmark.setup("tiny", rung)
+    return benchmark.samples_step_time("tiny", rung)
+
+
+def test_a_process_goes_on_with_what_asv_asks_for_next(told, monkeypatch):
+    assert step_time("channels_last") == [2.0]  # its own comes first
+    assert told == [4, "channels_last", "baseline", "bf16", "set_to_none", "ended"]
+    monkeypatch.delenv(_measure.NEXT)
+    assert step_time("baseline") == [3.0] and step_time("set_to_none") == [5.0]
+    with pytest.raises(RuntimeError, match="out of memory in visit"):
+        step_time("bf16")
+    assert len(told) == 6
+    step_time("baseline")  # asv's next round: a fresh process
+    assert told[6:] == ["baseline"]
+
+
+def test_what_is_there_already_is_not_measured_ahead(told, monkeypatch):
+    step_time("channels_last")
+    monkeypatch.setenv(_measure.NEXT, json.dumps([("tiny", "baseline"), ("tiny", "set_to_none")]))
+    step_time("channels_last")  # the next round: nobody has taken the other two
+    assert told[6:] == ["channels_last"]
+    step_time("set_to_none")
+    step_time("channels_last")
+    assert told[7:] == [2, "channels_last", "set_to_none", "ended"]
+
+
+def test_workers_import_a_group_at_a_time_between_visits(told, monkeypatch):
+    monkeypatch.setattr(os, "cpu_count", lambda: 2)
+    step_time("channels_last")
+    assert told == [2, "channels_last", "baseline", 2, "bf16", "set_to_none", "ended"]
+
+
+def test_a_process_that_took_long_leaves_the_rest_to_others(told, monkeypatch):
+    monkeypatch.setattr(_measure, "AHEAD_S", -1)
+    assert step_time("channels_last") == [2.0]
+    assert told == [4, "channels_last", "ended"]
+    assert _measure.AHEAD_S * 3 <= Rung.timeout
+
+
+def test_a_process_whose_asv_was_killed_measures_no_more_and_leaves_nothing(told, handover, monkeypatch):
+    """The folder may be the next run's by then, which measures other code."""
+    parents = iter([1000, 1000, 1, 1])
+    monkeypatch.setattr(os, "getppid", lambda: next(parents))
+    with pytest.raises(SystemExit):
+        step_time("channels_last")
+    assert told == [4, "channels_last", "baseline", "ended"]
+    left = {path.stem for path in handover.iterdir()}
+    assert left == {"machine", series.SERIES["tiny", "channels_last"].fingerprint}
+
+
+def test_alone_a_process_measures_its_own_series_only(told, monkeypatch):
+    monkeypatch.delenv(_measure.HANDOVER)
+    monkeypatch.setattr(_measure, "machine_here", lambda: {"device": "cpu", "capabilities": {"bf16": None}})
+    step_time("channels_last")
+    assert told == ["channels_last"]
+
+
+@pytest.mark.parametrize(
+    ("status", "reason", "raised"),
+    [
+        ("oom", "out of memory in visit", RuntimeError),
+        ("failed", "visit: ValueError: no", RuntimeError),
+        ("n/a", "stylegan_lite.CONTRACT is not 1", SkipNotImplemented),
+        (
+            "failed",
+            "build: ConfigError: recipe: unknown key 'fused_act'",
+            SkipNotImplemented,
+        ),  # an old commit
+    ],
+)
+def test_a_failure_is_reported_once_for_both_quantities(handover, monkeypatch, status, reason, raised):
+    visits = []
+
+    def measure_once(*_, **__):
+        visits.append(1)
+        raise pool.WorkerFailure(status, reason)
+
+    _without_images(monkeypatch)
+    monkeypatch.setattr(once, "measure_once", measure_once)
+    for quantity in ("time", "memory"):
+        with pytest.raises(raised):
+            _measure.measured(TINY, quantity)
+    assert visits == [1]
+
+
+def test_a_commit_that_gives_the_recipe_another_meaning_is_not_applicable(handover, monkeypatch):
+    answer = {"samples_s": [1.0], "recipe": TINY.recipe | {"resample": "depthwise"}}
+    _without_images(monkeypatch)
+    monkeypatch.setattr(once, "measure_once", lambda *_, **__: answer)
+    with pytest.raises(SkipNotImplemented, match="another meaning"):
+        _measure.measured(TINY, "time")
+
+
+def _without_images(monkeypatch):
+    from ladder.images import prepare as images
+
+    monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SimpleNamespace(path="unused"))
+
+
+# --- a fresh clone --------------------------------------------------------------------------------------------------
+
+TOY = '''
+"""A training step that keeps the contract and computes nothing."""
+import time
+CONTRACT = 1
+class make_step:
+    data_capacity = 0
+    def __init__(self, workload, recipe, *, device=None, seed=0):
+        self.recipe = type("Recipe", (), {{"to_dict": lambda _: recipe}})()
+    def prepare(self): return {{}}
+    def cycle(self, lazy=True): time.sleep({seconds})
+    def settings(self): return {{}}
+    def check_finite(self): return None
+    def close(self): pass
+'''
+
+
+@pytest.fixture
+def clone(tmp_path):
+    """This working tree on a branch of another name, with a toy for the model; nothing of the user's around it."""
+    clone = tmp_path / "clone"
+    for folder in ("benches", "ladder"):
+        shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
+    for file in ("asv.conf.json", "pyproject.toml", ".gitignore"):
+        shutil.copy(ROOT / file, clone / file)
+    (ROOT / ".cache").mkdir(exist_ok=True)
+    (clone / ".cache").symlink_to(ROOT / ".cache")  # the sample photographs take seconds to make
+    with (clone / ".gitignore").open("a") as ignored:
+        ignored.write(".cache\n")
+    (clone / "kernels").mkdir()
+    (clone / "kernels" / "__init__.py").touch()
+    (clone / "stylegan_lite").mkdir()
+    shutil.copy(ROOT / "stylegan_lite" / "config.py", clone / "stylegan_lite")  # publishing knows recipes
+    _toy(clone, 0.01)
+    git(clone, "init", "-q", "-b", "some-branch")
+    return clone
+
+
+def _toy(clone: Path, seconds: float) -> None:
+    (clone / "stylegan_lite" / "__init__.py").write_text(TOY.format(seconds=seconds))
+
+
+def _asv(clone: Path, *args: str) -> subprocess.CompletedProcess[str]:
+    home = clone.parent / "home"
+    home.mkdir(exist_ok=True)
+    env = os.environ | {
+        "HOME": str(home),
+        "CUDA_VISIBLE_DEVICES": "",
+        "PYTHONPATH": str(clone.parent / "decoy"),
+    }
+    env["TMPDIR"] = str(home.parent)  # holds the device lock: a ladder run beside this must not matter
+    env.pop(_measure.HANDOVER, None)
+    command = [sys.executable, "-m", "asv", *args]
+    return subprocess.run(
+        command, cwd=clone, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
+    )
+
+
+BASELINE_ONLY = ("-b", r"\('tiny', 'baseline'\)")
+
+
+def _times(clone: Path) -> dict[str, float]:
+    """Commit (and "dirty") -> seconds for one step of `tiny`, `baseline`."""
+    times = {}
+    for path in (clone / "results" / "asv").glob("*/*-checkout-*.json"):
+        data = json.loads(path.read_text())
+        (result, *_) = data["results"]["rungs.Rung.samples_step_time"]
+        times[data["commit_hash"] + data["requirements"].get("tree", "")] = next(v for v in result if v == v)
+    return times
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(system.gpus_seen()), reason="on a GPU, `tiny` is n/a")
+def test_a_fresh_clone_measures_its_commits_and_its_dirty_tree(clone):
+    planted = clone.parent / "home" / ".asv-machine.json"
+    planted.parent.mkdir()
+    planted.write_text('{"other": {"machine": "other"}, "version": 1}')
+    decoy = clone.parent / "decoy" / "ladder"
+    decoy.mkdir(parents=True)
+    (decoy / "__init__.py").write_text("raise SystemExit('the wrong ladder')")
+
+    # An old commit whose own `ladder` would time everything wrong, and a slower one with the right one.
+    good = (clone / "ladder" / "__init__.py").read_text()
+    (clone / "ladder" / "__init__.py").write_text("raise SystemExit('the wrong ladder')")
+    old = commit_all(clone, "old")
+    (clone / "ladder" / "__init__.py").write_text(good)
+    _toy(clone, 0.16)
+    new = commit_all(clone, "new")
+
+    run = _asv(clone, "run", *BASELINE_ONLY)  # no question, no terminal, no branch called main
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert set(_times(clone)) == {new}
+    assert _times(clone)[new] >= 0.01
+
+    run = _asv(clone, "run", "ALL", "--skip-existing-commits", *BASELINE_ONLY)
+    assert run.returncode == 0, run.stdout + run.stderr
+    times = _times(clone)
+    assert set(times) == {old, new}
+    assert 0.01 / 16 <= times[old] < 0.01  # the old commit's model, the working tree's clock
+
+    _toy(clone, 0.64)
+    run = _asv(clone, "run", "--python=same", *BASELINE_ONLY)
+    assert run.returncode == 0, run.stdout + run.stderr
+    assert set(_times(clone)) == {old, new, new + "dirty"}
+    assert _times(clone)[new + "dirty"] >= 0.04 and _times(clone)[new] == times[new]
+
+    # The record is the hardware's and kept here; other projects' is untouched; nothing of this machine leaks.
+    (record,) = (clone / "results" / "asv").glob("*/machine.json")
+    assert json.loads(record.read_text())["gpu"] == "none"
+    assert record.parent.name == system.facts("cpu")["name"]
+    assert planted.read_text() == '{"other": {"machine": "other"}, "version": 1}'
+    assert [p.name for p in planted.parent.iterdir()] == [planted.name]
+    for path in (clone / "results").rglob("*.json"):
+        text = path.read_text()
+        for private in (sys.prefix, str(clone), str(Path.home()) + "/", f'"{platform.node()}"'):
+            assert private not in text, f"{private} in {path.name}"
+
+
+@pytest.mark.slow
+@pytest.mark.skipif(bool(system.gpus_seen()), reason="on a GPU, `tiny` is n/a")
+def test_a_broken_commit_fails_the_run(clone):
+    (clone / "stylegan_lite" / "__init__.py").write_text(
+        "CONTRACT = 1\n\ndef make_step(*a, **k): raise ValueError('no')\n"
+    )
+    commit_all(clone, "broken")
+    run = _asv(clone, "run", "--show-stderr", *BASELINE_ONLY)
+    assert run.returncode == 2
+    assert "failed: build: ValueError: no" in run.stdout
+
+
+def test_another_python_is_refused_in_one_line(clone):
+    commit_all(clone, "any")
+    run = _asv(clone, "run", "--python=3.99")
+    assert run.returncode == 2
+    assert "there is no Python 3.99" in run.stderr and "Traceback" not in run.stderr

@@ -1,0 +1,410 @@
+"""The command from outside: what is printed where, what is written, and how it ends."""
+
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+from PIL import Image
+
+from ladder.cli import kernels as cli_kernels
+from ladder.cli import main as cli
+from ladder.cli import precision as cli_precision
+from ladder.engine import run as measure
+from ladder.images import prepare as images
+from ladder.machine import system
+from ladder.plan import catalog
+from ladder.publish.validation import validate
+from ladder.results import store as results
+from ladder.studies.claims import run as claims_run
+from tests.support import made_up
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = ROOT / "tests" / "support" / "fake_code"
+SET = images.ImageSet("/pictures", 9, "sample-photographs", ["upscaled"])
+
+
+def call(*arguments, **more):
+    return CliRunner().invoke(cli.main, [str(a) for a in arguments], prog_name="ladder", **more)
+
+
+def refused(*arguments):
+    """The one line of a refusal."""
+    seen = call(*arguments)
+    assert seen.exit_code == 2 and seen.stdout == "", seen.output
+    (line,) = seen.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Real workers and files around fake steps. `faults` maps a rung to what goes wrong in it."""
+    faults, real = {}, measure.run_ladder
+
+    def run_ladder(workload, name, rungs, planned, device, **options):
+        for rung in planned:
+            if rung.recipe is not None:
+                rung.recipe.update(faults.get(rung.name, {}))
+        return real(workload, name, rungs, planned, device, code=FAKE, **options)
+
+    monkeypatch.setattr(measure, "run_ladder", run_ladder)
+    monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SET)
+    monkeypatch.setattr(system, "choose_device", lambda requested: "cpu")
+    return faults
+
+
+def test_help_comes_with_examples_and_without_torch():
+    for command in ("run", "report", "train"):
+        assert "Examples:" in call(command, "--help").output
+    code = (
+        "import sys; sys.argv = ['ladder', *sys.argv[1:]]\nfrom ladder.cli.main import main\n"
+        "try: main(prog_name='ladder')\n"
+        "finally: print([m for m in ('torch', 'numpy', 'matplotlib') if m in sys.modules], file=sys.stderr)"
+    )
+    for arguments in (["list"], ["show", "bf16"], ["run", "--help"]):
+        run = subprocess.run(
+            [sys.executable, "-c", code, *arguments], cwd=ROOT, capture_output=True, text=True
+        )
+        assert run.returncode == 0 and run.stderr.strip() == "[]"
+
+
+def test_list_names_everything_in_a_line_each():
+    lines = call("list").output.splitlines()
+    for name in [*catalog.rungs(), *catalog.ladders(), *catalog.workloads()]:
+        assert any(line.split()[:1] == [name] and len(line.split()) > 3 for line in lines), name
+    names = [line.split()[0] for line in lines]
+    assert names.index("baseline") < names.index("cuda_graphs") < names.index("fused_act")
+    assert set(json.loads(call("list", "--json").output)) == {"rungs", "ladders", "workloads"}
+
+
+def test_show_teaches_and_tells_the_change():
+    said = call("show", "cuda_graphs").output
+    assert (
+        "When it does not." in said
+        and "Receipt. Every phase, or kind of step, is replayed" in said
+        and 'adam: "capturable"' in said
+        and "cuda_graphs: true" in said
+    )
+    assert "\x1b" not in said
+
+
+def test_what_cannot_be_is_one_line_on_stderr_and_status_2(tmp_path, fakes):
+    (tmp_path / "w.yaml").write_text("resolution: 32\nchannel_base: 1024\nbatch: 4\nbatchsize: 3\n")
+    (tmp_path / "r.yaml").write_text("cuda_graphs: true\nadam: capturable\n")
+    out = ("--out", tmp_path / "out")
+    assert "turbo" in refused("show", "turbo")
+    line = refused("run", "--workload", tmp_path / "w.yaml")
+    assert "w.yaml" in line and "batchsize" in line
+    assert "turbo" in refused("run", "--rungs", "baseline,turbo", *out)
+    assert "cuda_graphs" in refused("run", "--rungs", "cuda_graphs", *out)  # nothing left to run here
+    assert "no results here" in refused("report", tmp_path)
+    assert "cannot be read" in refused("report", tmp_path / "no.json")
+    assert "needs a CUDA" in refused("train", "--recipe", tmp_path / "r.yaml", *out)
+    assert "needs a CUDA" in refused("train", "--recipe", "cuda_graphs", *out)
+    assert not (tmp_path / "out").exists()
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        "run",
+        "run --mode leave-one-out",
+        "train",
+        "train --canary",
+        "precision",
+        "kernels",
+        "kernels --claims",
+    ],
+)
+def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(asked, tmp_path, monkeypatch):
+    """A measurement of minutes must not be lost at its end."""
+
+    def begun(*_, **__):
+        raise AssertionError("begun, and its result has nowhere to go")
+
+    for module, name in (
+        (images, "prepare_images"),
+        (measure, "run_ladder"),
+        (cli_precision, "run"),
+        (cli_kernels, "measure"),
+        (claims_run, "measure"),
+    ):
+        monkeypatch.setattr(module, name, begun)
+    monkeypatch.setenv("TRITON_INTERPRET", "1")  # as the command would, for longer
+    (tmp_path / "file").write_text("")
+    line = refused(*asked.split(), "--device", "cpu", "--out", tmp_path / "file" / "x")
+    assert "cannot be written: Not a directory" in line
+
+
+@pytest.mark.parametrize(
+    "asked", ["run --budget", "kernels --minutes", "kernels --claims --minutes", "submit --budget"]
+)
+@pytest.mark.parametrize("number", ["inf", "nan"])
+def test_minutes_without_end_are_refused_before_anything_is_done(asked, number):
+    """NaN is inside of every range, and no JSON file can say either: the result would be lost at its end."""
+    done = subprocess.run(
+        [sys.executable, "-m", "ladder", *asked.split(), number], cwd=ROOT, capture_output=True, text=True
+    )
+    assert done.returncode == 2 and re.search(r"is not a finite number|is not in the range", done.stderr)
+
+
+def test_a_chart_folder_that_cannot_be_written_is_refused_too(tmp_path, fakes):
+    """Charts lie beside the result: the machine's folder takes both, or the run is refused."""
+    folder = tmp_path / results.slug(system.facts("cpu")["name"])
+    folder.write_text("")
+    line = refused("run", "--workload", "tiny", "--rounds", 1, "--quick", "--out", tmp_path)
+    assert f"{folder.name}: cannot be written" in line
+    assert [path.name for path in tmp_path.iterdir()] == [folder.name]
+
+
+def test_run_writes_result_table_and_chart_and_shows_what_is_n_a(tmp_path, fakes):
+    seen = call("run", "--workload", "tiny", "--rounds", 2, "--cycles", 1, "--quick", "--out", tmp_path)
+    assert seen.exit_code == 0, seen.output
+    assert "quick: not to be quoted" in seen.stdout
+    assert "fused_norm, cuda_graphs, data_loading, fused_act: n/a: needs a CUDA GPU" in seen.stdout
+    assert "upscaled" in seen.stderr and "\x1b" not in seen.output
+    (file,) = tmp_path.glob("*/*.json")
+    result = results.load(file)
+    assert [rung["status"] for rung in result["rungs"]] == [
+        "ok",
+        "ok",
+        "ok",
+        "n/a",
+        "ok",
+        "n/a",
+        "n/a",
+        "n/a",
+    ]
+    assert result["workload"]["data"] == "sample-photographs"
+    written = sorted(path.name for path in file.parent.iterdir())
+    assert written == [f"{file.stem}.{suffix}" for suffix in ("csv", "json", "md", "png", "svg")]
+
+
+def test_json_is_all_that_is_printed(tmp_path, fakes):
+    arguments = (
+        "run",
+        "--workload",
+        "tiny",
+        "--rungs",
+        "bf16",
+        "--rounds",
+        1,
+        "--cycles",
+        1,
+        "--quick",
+        "--json",
+    )
+    seen = call(*arguments, "--out", tmp_path)
+    assert seen.exit_code == 0 and Path(seen.stderr.strip().removeprefix("result: ")).is_file()
+    result = json.loads(seen.stdout)
+    assert result["baseline"] == "bf16" and result["rungs"][0]["recipe"]["channels_last"] is True
+
+
+def test_a_failed_rung_is_status_1_and_the_others_are_kept(tmp_path, fakes):
+    fakes["channels_last"] = {"fault": "raise"}
+    arguments = (
+        "run",
+        "--workload",
+        "tiny",
+        "--rungs",
+        "baseline,channels_last,bf16",
+        "--rounds",
+        1,
+        "--quick",
+    )
+    seen = call(*arguments, "--out", tmp_path)
+    assert seen.exit_code == 1
+    assert (
+        "channels_last: failed: " in seen.stdout
+        and "RuntimeError: weight of model.py is wrong" in seen.stdout
+    )
+    assert "channels_last: failed" in seen.stderr  # at once, not only at the end
+    statuses = json.loads(next(tmp_path.glob("*/*.json")).read_text())["rungs"]
+    assert [rung["status"] for rung in statuses] == ["ok", "failed", "ok"]
+
+
+def test_ctrl_c_is_status_130_and_keeps_what_is_finished(tmp_path, fakes, monkeypatch):
+    def interrupted(self, number):
+        raise KeyboardInterrupt if number == 1 else AssertionError
+
+    order = measure._Run.order
+    monkeypatch.setattr(measure._Run, "order", lambda s, n: interrupted(s, n) if n else order(s, n))
+    arguments = ("run", "--workload", "tiny", "--rungs", "baseline", "--rounds", 3, "--cycles", 1, "--quick")
+    seen = call(*arguments, "--out", tmp_path)
+    assert seen.exit_code == 130
+    assert "incomplete: the run was interrupted" in seen.stdout
+    assert len(list(tmp_path.glob("*/tiny-article-*"))) == 5
+
+
+def test_report_reads_what_was_written_and_says_what_it_could_not(tmp_path):
+    results.write(tmp_path / "r" / "a.json", made_up.gpu_run())
+    (tmp_path / "r" / "torn.json").write_text("{")
+    outputs = [tmp_path / "t.md", tmp_path / "t.csv", tmp_path / "c.png", tmp_path / "c.svg"]
+    flags = ("--markdown", "--csv", "--chart", "--chart")
+    arguments = [part for pair in zip(flags, outputs, strict=True) for part in pair]
+    seen = call("report", tmp_path / "r", *arguments)
+    assert seen.exit_code == 1 and "torn.json" in seen.stderr
+    assert "3.81x" in seen.stdout and all(path.stat().st_size > 500 for path in outputs)
+    assert json.loads(call("report", tmp_path / "r" / "a.json", "--json").stdout)["baseline"] == "baseline"
+
+
+def test_one_chart_of_two_results_is_refused(tmp_path):
+    results.write(tmp_path / "a.json", made_up.gpu_run())
+    results.write(tmp_path / "b.json", made_up.cpu_run())
+    seen = call("report", tmp_path, "--chart", tmp_path / "c.png")
+    assert seen.exit_code == 2 and "name one file" in seen.stderr and not (tmp_path / "c.png").exists()
+
+
+def test_doctor_ends_with_2_where_no_ladder_can_be_climbed(monkeypatch):
+    assert call("doctor", "--device", "cpu").exit_code == 0
+    assert json.loads(call("doctor", "--device", "cpu", "--json").stdout)["blocked"] is None
+    monkeypatch.setattr(system, "gpus_seen", lambda: [])
+    monkeypatch.setattr(system, "_driver_library", lambda: False)
+    seen = call("doctor", "--device", "cuda")
+    assert seen.exit_code == 2 and "--device cpu" in seen.stdout
+
+
+def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path, fakes, monkeypatch):
+    import ladder.train
+    from ladder.training.losslog import Diverged
+
+    calls = []
+
+    def training(workload, recipe, pictures, **options):
+        calls.append((workload, recipe, options))
+        if options["seed"] == 1:
+            raise Diverged("D_r1 is NaN at step 48")
+        return {"step": options["steps"], "images": 192, "seconds": 1.5, "files": {"samples": "s.png"}}
+
+    monkeypatch.setattr(ladder.train, "train", training)
+    common = ("train", "--workload", "tiny", "--steps", 48, "--out", tmp_path / "t")
+    assert json.loads(succeed(*common, "--recipe", "channels_last", "--json").stdout)["step"] == 48
+    assert calls[0][1]["channels_last"] is True and "precision" not in calls[0][1]
+    assert "48 steps" in succeed(*common).stdout
+    assert calls[1][1]["set_to_none"] is True and "fused_norm" not in calls[1][1]  # the highest a CPU can do
+    seen = call(*common, "--seed", 1)
+    assert seen.exit_code == 1 and "D_r1 is NaN at step 48" in seen.stderr
+
+
+def test_the_canary_trains_every_rung_and_ends_with_1_where_one_is_worse(tmp_path, fakes, monkeypatch):
+    from ladder.training import canary
+
+    ends = {"seed": 0, "levels": {}, "reason": None}
+
+    def training(workload, recipe, images, real, device, steps, seed):
+        worse = recipe.get("precision") == "bf16" and not recipe.get("set_to_none")
+        return {**ends, "seed": seed, "distance": (200.0 if worse else 50.0) + seed}
+
+    monkeypatch.setattr(canary, "train", training)
+    monkeypatch.setattr(canary, "real_images", lambda *_: None)
+    common = ("train", "--canary", "--steps", 2, "--device", "cpu", "--out", tmp_path)
+    seen = call(*common)
+    assert seen.exit_code == 1, seen.output
+    lines = {line.split()[0]: line for line in seen.stdout.splitlines() if line.strip()}
+    assert "worse" in lines["bf16"] and "as good" in lines["set_to_none"] and "n/a" in lines["cuda_graphs"]
+    assert len(list(tmp_path.rglob("tiny-article-*.json"))) == 1
+    assert call(*common, "--recipe", "bf16").exit_code == 2
+    assert "--out" in call("train", "--steps", 2).stderr
+
+
+def succeed(*arguments):
+    seen = call(*arguments)
+    assert seen.exit_code == 0, seen.output
+    return seen
+
+
+def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):
+    """End to end: real images, real workers, the real step; the smallest workload and one cycle."""
+    (tmp_path / "photos").mkdir()
+    for index in range(8):
+        Image.effect_noise((40, 48), 90 + index).convert("RGB").save(tmp_path / "photos" / f"{index}.png")
+    (tmp_path / "least.yaml").write_text(
+        "resolution: 8\nchannel_base: 64\nchannel_max: 8\nz_dim: 8\nw_dim: 8\nmapping_layers: 1\nbatch: 2\n"
+    )
+    command = [
+        sys.executable,
+        "-m",
+        "ladder",
+        "run",
+        "--workload",
+        tmp_path / "least.yaml",
+        "--data",
+        tmp_path / "photos",
+    ]
+    command += [
+        "--rungs",
+        "baseline,cuda_graphs",
+        "--rounds",
+        "1",
+        "--cycles",
+        "1",
+        "--quick",
+        "--device",
+        "cpu",
+    ]
+    run = subprocess.run(
+        [str(c) for c in [*command, "--out", tmp_path / "out"]],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        timeout=280,
+    )
+    assert run.returncode == 0, run.stderr
+    (path,) = (tmp_path / "out").glob("*/*.json")
+    result = results.load(path)
+    baseline, graphs = result["rungs"]
+    assert baseline["status"] == "ok" and baseline["step_ms"] > 0 and baseline["images_per_s"] > 0
+    assert graphs["status"] == "n/a" and "GPU" in graphs["reason"]
+    assert result["complete"] and result["workload"]["data"] == "user-images"
+    assert str(tmp_path) not in path.read_text()
+    assert (
+        validate.problem_of(path) is None
+    )  # every key that a run writes is known to `ladder.results.schema`
+    assert len(list(path.parent.iterdir())) == 5
+
+
+def test_leave_one_out_advises_and_joins_the_staircase(tmp_path, fakes):
+    fakes["bf16"] = {"sleep": 0.02}  # the fake without bf16 is the slow one: bf16 is worth having
+    common = (
+        "--workload",
+        "tiny",
+        "--rungs",
+        "baseline,channels_last,bf16",
+        "--rounds",
+        3,
+        "--out",
+        tmp_path,
+    )
+    seen = succeed("run", "--mode", "leave-one-out", *common)
+    assert "gain at top" in seen.stdout and "all rungs" not in seen.stderr
+    (file,) = tmp_path.glob("*/*-leave-one-out-*.json")
+    result = results.load(file)
+    assert [rung["name"] for rung in result["rungs"]] == ["all", "channels_last", "bf16"]
+    assert [twin["of"] for twin in result["twins"]] == ["all"]
+    without = result["rungs"][2]
+    assert without["recipe"].get("precision") is None and without["gain"]["against"] == "all"
+    assert without["gain"]["ratio"] == pytest.approx(
+        without["step_ms"] / result["rungs"][0]["step_ms"], rel=0.3
+    )
+    assert without["gain"]["ratio"] > 2 and without["verdict"] in ("faster", "ambiguous")
+    assert file.with_suffix(".png").exists()
+    assert "at the top" in succeed("run", *common).stdout
+
+
+def test_a_run_is_resumed_from_its_file_alone(tmp_path, fakes):
+    common = ("--workload", "tiny", "--rungs", "baseline,bf16", "--quick", "--out", tmp_path)
+    fakes["bf16"] = {"fault": "kill"}
+    assert call("run", *common, "--rounds", 2, "--seed", 3).exit_code == 1
+    (file,) = tmp_path.glob("*/*.json")
+    fakes.clear()
+    seen = succeed("run", "--resume", file, "--out", tmp_path)
+    assert "quick: not to be quoted" in seen.stdout and list(tmp_path.glob("*/*.json")) == [file]
+    assert {path.stem for path in file.parent.iterdir()} == {file.stem}  # charts follow their result
+    result = results.load(file)
+    assert [len(rung["rounds"]) for rung in result["rungs"]] == [2, 2] and result["protocol"]["seed"] == 3
+    assert "another --mode" in refused("run", "--resume", file, "--mode", "solo", "--out", tmp_path)
+    assert "cannot be read" in refused("run", "--resume", tmp_path / "no.json", "--out", tmp_path)
+    assert "--rounds" in refused("run", "--budget", 5, "--rounds", 2, "--out", tmp_path)

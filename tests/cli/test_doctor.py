@@ -1,0 +1,136 @@
+"""What the doctor finds on machines that are not this one."""
+
+import importlib.util
+from types import SimpleNamespace
+
+import pytest
+
+from ladder.base.errors import UserError
+from ladder.cli import examine as doctor
+from ladder.machine import system
+from ladder.plan import catalog
+
+GPU = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "gpu_memory_gb": 139.8, "driver": "580"}
+
+
+@pytest.fixture
+def gpu(monkeypatch):
+    facts = {**system.facts("cpu"), **GPU}
+    monkeypatch.setattr(system, "choose_device", lambda requested: "cuda")
+    monkeypatch.setattr(system, "facts", lambda device: facts)
+    monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(catalog.NEEDS))
+
+
+def examine(device=None):
+    return doctor.examine(device, catalog.load_ladder("article"))
+
+
+def check(found, name):
+    return next(check for check in found["checks"] if check["name"] == name)
+
+
+def skipped(found):
+    return {rung["name"] for rung in found["rungs"] if rung["skipped"]}
+
+
+def test_on_a_cpu_it_says_which_rungs_can_run():
+    found = examine("cpu")
+    assert found["blocked"] is None and found["device"] == "cpu"
+    assert skipped(found) == {"fused_norm", "cuda_graphs", "data_loading", "fused_act"}
+
+
+def test_with_a_gpu_everything_can_run(gpu, capsys):
+    found = examine()
+    assert found["blocked"] is None and not skipped(found)
+    doctor.print_findings(found)
+    said = capsys.readouterr().out
+    assert "NVIDIA H200" in said and "can run   fused_act" in said and "\x1b" not in said
+
+
+def test_a_gpu_that_torch_cannot_use_blocks_and_says_what_helps(monkeypatch):
+    def refuse(requested):
+        raise UserError(
+            "NVIDIA H200 is here but torch cannot use it: built without CUDA. Try: pip install torch"
+        )
+
+    monkeypatch.setattr(system, "choose_device", refuse)
+    found = examine()
+    assert "pip install torch" in found["blocked"]
+    assert len(skipped(found)) == 8
+
+
+def test_another_package_named_kernels_is_named(monkeypatch):
+    real = importlib.util.find_spec
+    other = SimpleNamespace(origin="/usr/lib/python3/site-packages/kernels/__init__.py")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: other if name == "kernels" else real(name))
+    found = examine("cpu")
+    assert check(found, "kernels")["status"] == "missing" and "shadows" in found["blocked"]
+    assert "python -m ladder" in check(found, "kernels")["remedy"]
+
+
+def test_a_missing_package_comes_with_the_command_that_helps(monkeypatch):
+    real = importlib.util.find_spec
+    monkeypatch.setattr(
+        importlib.util, "find_spec", lambda name: None if name in ("skimage",) else real(name)
+    )
+    found = examine("cpu")
+    assert found["blocked"] is None  # --data still works
+    assert check(found, "skimage")["remedy"].startswith("pip install")
+    monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else real(name))
+    assert "torch" in examine("cpu")["blocked"]
+
+
+def test_an_old_torch_is_a_warning_and_no_refusal(monkeypatch):
+    monkeypatch.setattr(system, "torch_warning", lambda: "torch 2.8.0 is older than 2.11")
+    found = examine("cpu")
+    assert check(found, "torch")["status"] == "warning" and found["blocked"] is None
+
+
+def test_triton_without_a_compiler_says_which_package(gpu, monkeypatch):
+    reasons = {"triton": "RuntimeError: Failed to find C compiler"}
+    monkeypatch.setattr(system, "capabilities", lambda device: {**dict.fromkeys(catalog.NEEDS), **reasons})
+    monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
+    found = examine()
+    assert "C compiler" in check(found, "triton")["detail"] and "gcc" in check(found, "triton")["remedy"]
+    assert skipped(found) == {"fused_norm", "fused_act"}
+
+
+def test_a_containers_small_shared_memory_is_a_warning(gpu, monkeypatch):
+    monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(total=64 * 2**20))
+    found = examine()
+    assert "--shm-size" in check(found, "shared memory")["remedy"] and found["blocked"] is None
+
+
+@pytest.mark.parametrize(("device", "command"), [("cpu", "ladder run --quick"), ("cuda", "ladder run")])
+def test_it_ends_with_the_next_command_and_how_long_it_takes(device, command, monkeypatch, capsys, tmp_path):
+    monkeypatch.setattr(doctor, "ROOT", tmp_path)
+    facts = {**system.facts("cpu"), **GPU} if device == "cuda" else system.facts("cpu")
+    found = doctor._next(device, facts, 4, tmp_path)
+    assert found["command"] == command and 2 <= found["minutes"] <= 10
+    doctor.print_findings({**examine("cpu"), "next": found})
+    assert capsys.readouterr().out.splitlines()[-1].startswith(f"next  `{command}`: about ")
+
+
+def test_nothing_comes_next_where_no_ladder_can_be_climbed(monkeypatch, capsys):
+    def refuse(requested):
+        raise UserError("NVIDIA H200 is here but torch cannot use it")
+
+    monkeypatch.setattr(system, "choose_device", refuse)
+    found = examine()
+    doctor.print_findings(found)
+    assert found["next"] is None and "next" not in capsys.readouterr().out
+
+
+def test_a_console_command_of_a_moved_checkout_is_named(monkeypatch, tmp_path):
+    folder = tmp_path / ".venv" / "bin"
+    folder.mkdir(parents=True)
+    monkeypatch.setattr(doctor.starting, "VENV", tmp_path / ".venv")
+    assert doctor._command() == []  # none was installed
+    long = f"#!/bin/sh\n'''exec' {folder}/python3.11 \"$0\" \"$@\"\n"
+    for text, moved in (
+        (f"#!{folder}/python\n", False),
+        ("#!/old place/.venv/bin/python\n", True),
+        (long, False),
+    ):
+        (folder / "ladder").write_text(text)
+        assert bool(doctor._command()) == moved, text

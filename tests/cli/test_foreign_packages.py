@@ -1,0 +1,113 @@
+"""What is measured comes from the code that was asked for, whatever else is installed under the same names."""
+
+import os
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+from types import SimpleNamespace
+
+import pytest
+
+from ladder.base.paths import ROOT
+from ladder.engine import asides
+from ladder.engine.pool import Worker, WorkerFailure
+
+FAKE = ROOT / "tests" / "support" / "fake_code"
+USES_KERNELS = "\nimport kernels\n"
+
+
+@pytest.fixture
+def old_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A checkout without `kernels`, and another `kernels` that is installed."""
+    code, installed = tmp_path / "code", tmp_path / "installed"
+    shutil.copytree(FAKE, code, ignore=shutil.ignore_patterns("__pycache__"))
+    (installed / "kernels").mkdir(parents=True)
+    (installed / "kernels" / "__init__.py").write_text("FOREIGN = True\n")
+    monkeypatch.setenv("PYTHONPATH", str(installed))
+    monkeypatch.setenv("PYTHONSAFEPATH", "")
+    return code
+
+
+def reply(code: Path, *commands: tuple[str, dict]) -> str | None:
+    """Why a worker refused to measure this code, or None."""
+    worker = Worker(code=code, torch=False)
+    try:
+        for do, fields in commands:
+            worker.call(do, **fields)
+    except WorkerFailure as failure:
+        return f"{failure.status}: {failure.reason}"
+    finally:
+        worker.close()
+    return None
+
+
+BUILD = ("build", {"workload": {}, "recipe": {}, "device": "cpu", "seed": 0})
+PREPARE = ("prepare", {})
+
+
+@pytest.mark.parametrize("place", ["import", "build", "prepare"])
+def test_a_worker_refuses_kernels_of_another_checkout(place: str, old_commit: Path) -> None:
+    """At whatever time the measured code imports it."""
+    package = old_commit / "stylegan_lite" / "__init__.py"
+    text = package.read_text()
+    if place == "import":
+        text += USES_KERNELS
+    else:
+        name = {"build": "def __init__(self", "prepare": "def prepare(self"}[place]
+        head, _, tail = text.partition(name)
+        signature, _, body = tail.partition(":\n")
+        text = f"{head}{name}{signature}:\n        import kernels\n{body}"
+        assert "import kernels" in text
+    package.write_text(text)
+    said = reply(old_commit, BUILD, PREPARE)
+    assert said == "n/a: the measured code has no package kernels of its own: another was imported"
+
+
+def test_a_worker_measures_a_commit_with_kernels_of_its_own(old_commit: Path) -> None:
+    (old_commit / "kernels").mkdir()
+    (old_commit / "kernels" / "__init__.py").write_text("")
+    package = old_commit / "stylegan_lite" / "__init__.py"
+    package.write_text(package.read_text() + USES_KERNELS)
+    assert reply(old_commit, BUILD, PREPARE) is None
+
+
+def test_an_environment_inside_of_the_checkout_is_elsewhere(monkeypatch: pytest.MonkeyPatch) -> None:
+    """PyPI's `kernels` in `.venv` lies below the root, and is not the root's."""
+
+    def of(**modules: Path) -> str | None:
+        for name, file in modules.items():
+            monkeypatch.setitem(sys.modules, name.replace("__", "."), SimpleNamespace(__file__=str(file)))
+        return asides.foreign(ROOT)
+
+    for name in [name for name in sys.modules if name.partition(".")[0] in asides.MEASURED]:
+        monkeypatch.delitem(sys.modules, name)
+    assert of(kernels=ROOT / "kernels" / "__init__.py") is None
+    assert "no module kernels.tiles of" in of(kernels__tiles=ROOT.parent / "other" / "kernels" / "tiles.py")
+    for site in (ROOT / ".venv" / "lib" / "kernels" / "__init__.py", ROOT / "kernels.py"):
+        assert "no package kernels of" in of(kernels=site)
+
+
+@pytest.mark.parametrize("name", ["kernels", "stylegan_lite"])
+def test_asv_takes_the_measured_packages_from_the_commit_alone(name: str, tmp_path: Path) -> None:
+    (tmp_path / "commit").mkdir()
+    (tmp_path / "installed" / name).mkdir(parents=True)
+    (tmp_path / "installed" / name / "__init__.py").write_text("")
+    code = (
+        f"import sys; sys.path[:0] = [{str(tmp_path / 'installed')!r}, {str(ROOT)!r}]\n"
+        f"import benches\ntry:\n    import {name}\n    print({name}.__file__)\n"
+        "except ModuleNotFoundError as error:\n    print(error)"
+    )
+
+    def said(**more: str) -> str:
+        run = subprocess.run(
+            [sys.executable, "-c", code], env=os.environ | more, capture_output=True, text=True, check=True
+        )
+        return run.stdout.strip()
+
+    commit = tmp_path / "commit"
+    assert said(LADDER_ASV_CODE=str(commit)) == f"this commit has no package {name}"
+    (commit / name).mkdir()
+    (commit / name / "__init__.py").write_text("")
+    assert said(LADDER_ASV_CODE=str(commit)) == str(commit / name / "__init__.py")
+    assert "installed" in said()  # asv's own process measures nothing

@@ -1,0 +1,338 @@
+"""Before a rung is timed it must show that it is on and computes the same: what happens where it cannot."""
+
+import json
+import os
+import shutil
+import signal
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.base.files import COMPILED
+from ladder.engine import inspection
+from ladder.engine import run as measure
+from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.results import code_digest, schema
+from ladder.results import store as results
+from tests.engine.test_measure import by_name, run, stored
+
+OK = {"verdict": "ok", "reason": None, "problems": [], "phases": {}}
+WRONG = {
+    "verdict": "failed: parity",
+    "reason": "D_r1 gradient: error 1, budget 0.02",
+    "problems": ["D_r1 gradient: error 1, budget 0.02"],
+}
+ON = {"bf16": {"engaged": True, "lines": ["convolution FLOPs in BF16: 1.000"]}}
+OFF = {"bf16": {"engaged": False, "lines": ["not engaged: convolution FLOPs in BF16: 0.000"]}}
+EVIDENCE = {"device": "cuda", "graphs": {"busy_ms": 12.5, "kernels": 100.0}}
+
+
+@pytest.fixture
+def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, str]]:
+    """Workers of fake steps answer what their recipe's "parity" and "receipts" say; who was asked what is listed."""
+    monkeypatch.setattr(inspection, "CACHE", tmp_path / "cache")
+    asked, real = [], Worker.call
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "threads":  # of a worker that builds nothing
+            return real(worker, do, **fields)
+        if do == "build":
+            worker.recipe = fields["recipe"]
+        asked.append((worker.recipe["name"], do))
+        said = worker.recipe.get(do, {"parity": OK, "receipts": ON}.get(do))
+        if said is None:
+            return real(worker, do, **fields)
+        if isinstance(said, str):
+            raise WorkerFailure("failed", f"{do}: {said}")
+        return {"ok": True, "did": do} | (
+            said if do == "parity" else {"receipts": said, "evidence": EVIDENCE}
+        )
+
+    monkeypatch.setattr(Worker, "call", call)
+    return asked
+
+
+@pytest.mark.parametrize(
+    ("how", "status", "reason", "fault"),
+    [
+        (
+            {"parity": WRONG},
+            "failed: parity",
+            "D_r1 gradient: error 1, budget 0.02",
+            ("parity failed", "an error outside its budget"),
+        ),
+        (
+            {"receipts": OFF},
+            "not engaged",
+            "bf16: convolution FLOPs in BF16: 0.000",
+            ("silent fallback", "a receipt that speaks against the rung"),
+        ),
+        (
+            {"parity": "RuntimeError: sizes differ"},
+            "failed",
+            "parity: RuntimeError: sizes differ",
+            ("parity failed", "the comparison itself breaks"),
+        ),
+        (
+            {"receipts": "worker killed by SIGSEGV"},
+            "failed",
+            "receipts: worker killed by SIGSEGV",
+            ("silent fallback", "the inspector dies before it has seen anything"),
+        ),
+    ],
+)
+def test_a_rung_that_cannot_show_what_it_is_is_never_timed(
+    how: dict, status: str, reason: str, fault: tuple[str, str], asked: list, tmp_path: Path, outcome: Any
+) -> None:
+    result = run(tmp_path / "out", {"a": {}, "bad": how, "c": {}}, inspect=True)
+    bad, others = by_name(result)["bad"], [by_name(result)[name] for name in "ac"]
+    assert (bad["status"], bad["reason"]) == (status, reason) and bad["step_ms"] is None
+    assert bad["rounds"] == [] and ("bad", "visit") not in asked and ("a", "visit") in asked
+    for rung in others:
+        assert rung["status"] == "ok" and rung["receipts"] == ON and rung["parity"] == OK
+        assert rung["inspection"] == {"gpu_busy_ms": 12.5, "kernels_per_step": 100.0, "error": None}
+    if "parity" in how and isinstance(how["parity"], dict):
+        assert bad["parity"]["verdict"] == "failed: parity" and ("bad", "receipts") not in asked
+    if how.get("receipts") == OFF:
+        assert bad["receipts"] == OFF
+    assert stored(tmp_path / "out") == result
+    outcome(fault=fault[0], injected=fault[1], outcome=bad, kept=all(rung["step_ms"] for rung in others))
+
+
+def test_inspectors_come_first_and_end_before_the_timing(asked: list, tmp_path: Path) -> None:
+    run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True)
+    did = [do for _, do in asked]
+    assert did.count("parity") == did.count("receipts") == 2
+    assert max(i for i, do in enumerate(did) if do == "receipts") < did.index("visit")
+    assert did.index("parity") < did.index("receipts")  # receipts let the step train on
+
+
+def test_what_was_shown_is_not_asked_again_until_something_changes(
+    asked: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    rungs = {"a": {}, "bad": {"receipts": OFF}}
+    first = run(tmp_path / "1", rungs, inspect=True)
+    asked.clear()
+    again = run(tmp_path / "2", rungs, inspect=True)
+    assert [name for name, do in asked if do == "receipts"] == [
+        "bad"
+    ]  # what it could not show is asked again
+    assert by_name(again)["a"]["inspection"] == by_name(first)["a"]["inspection"]
+    asked.clear()
+    monkeypatch.setattr(inspection, "source_digest", lambda: "another commit")
+    run(tmp_path / "3", rungs, inspect=True)
+    assert [name for name, do in asked if do == "parity"] == ["a", "bad"]
+
+
+def test_a_rung_whose_check_broke_is_checked_again_before_a_resumed_run_times_it(
+    asked: list, tmp_path: Path
+) -> None:
+    run(tmp_path / "out", {"a": {}, "b": {"parity": "killed"}, "c": {"parity": WRONG}}, inspect=True)
+    (path,) = (tmp_path / "out").glob("*/*.json")
+    asked.clear()
+    after = by_name(run(tmp_path / "out", {"a": {}, "b": {}, "c": {}}, inspect=True, resume=path))
+    did = [do for name, do in asked if name == "b"]
+    assert did == ["build", "prepare", "parity", "receipts", "build", "prepare", "visit", "choices"]
+    assert after["b"]["status"] == "ok" and after["b"]["parity"] == OK
+    assert after["c"]["status"] == "failed: parity" and not [do for name, do in asked if name == "c"]
+
+
+def test_a_worker_on_another_gpu_stops_the_run_at_once(
+    asked: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any
+) -> None:
+    monkeypatch.setattr(measure.Visits, "check_gpu", lambda visits, seen: "the worker runs on another GPU")
+    with pytest.raises(measure.UserError, match="another GPU") as error:
+        run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True)
+    assert [do for _, do in asked] == ["build"]
+    assert not stored(tmp_path / "out")["complete"]
+    outcome(fault="wrong GPU", injected="in a run", outcome=f"the run ends: {error.value}", number=False)
+
+
+def test_the_result_of_an_inspected_run_is_a_valid_one(asked: list, tmp_path: Path) -> None:
+    run(tmp_path / "out", {"a": {}, "b": {"receipts": OFF}, "c": {"parity": WRONG}}, inspect=True)
+    (path,) = (tmp_path / "out").glob("*/*.json")
+    rungs = results.load(path)["rungs"]
+    for rung in rungs:
+        for key, rule in (("parity", "PARITY"), ("receipts", "RECEIPTS"), ("inspection", "INSPECTION")):
+            if rung.get(key) is not None:
+                assert getattr(schema, rule)(rung[key]) is None
+
+
+def test_a_cache_that_is_damaged_or_cannot_be_written_costs_time_alone(tmp_path: Path) -> None:
+    cache = inspection.Cache({"data": "/somewhere"}, {"gpu": "a"}, tmp_path / "cache")
+    found = {"parity": OK, "receipts": ON, "inspection": {"error": None}}
+    assert cache.get({}) is None
+    cache.put({}, found)
+    assert cache.get({}) == found and cache.get({"precision": "bf16"}) is None
+    assert inspection.Cache({"data": "/elsewhere"}, {"gpu": "a"}, tmp_path / "cache").get({}) == found
+    assert inspection.Cache({"data": None}, {"gpu": "a"}, tmp_path / "cache").get({}) is None
+    assert inspection.Cache({"data": "/somewhere"}, {"gpu": "b"}, tmp_path / "cache").get({}) is None
+    for damage in ("", "[]", "{}", json.dumps(found)[:-9]):
+        cache.path({}).write_text(damage)
+        assert cache.get({}) is None
+    (tmp_path / "file").touch()
+    inspection.Cache({}, {}, tmp_path / "file" / "cache").put({}, found)
+
+
+@pytest.fixture(scope="module")
+def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
+    """This project's sources, to be changed and put back, and their digest."""
+    root = tmp_path_factory.mktemp("copied")
+    for package in ("kernels", "stylegan_lite", "ladder"):
+        shutil.copytree(inspection.ROOT / package, root / package)
+    before = inspection.source_digest(root)
+    assert inspection.source_digest(root) == before == inspection.source_digest()
+    return root, before
+
+
+@pytest.mark.parametrize(
+    ("changed", "other"),
+    [
+        ("kernels/modulate.py", True),
+        ("stylegan_lite/losses.py", True),
+        ("ladder/rungs/bf16.py", True),  # its receipt; rungs are imported by name
+        ("ladder/engine/worker.py", True),
+        ("ladder/engine/inspection.py", True),
+        ("ladder/parity/check.py", True),  # imported inside a function of the worker
+        ("ladder/parity/exact.py", True),
+        ("ladder/receipts/evidence.py", True),
+        ("ladder/report/chart.py", False),
+        ("ladder/report/tables.py", False),
+        ("ladder/studies/kernelbench/bench.py", False),
+        ("ladder/ladders/full.yaml", False),  # an order of recipes; each finding belongs to one recipe
+    ],
+)
+def test_a_change_of_what_a_finding_depends_on_is_another_inspection(
+    changed: str, other: bool, copied: tuple[Path, str]
+) -> None:
+    root, before = copied
+    text = (root / changed).read_text()
+    (root / changed).write_text(text + "# changed\n")
+    after = inspection.source_digest(root)
+    (root / changed).write_text(text)
+    assert (after != before) is other
+
+
+@pytest.mark.parametrize("suffix", COMPILED)
+def test_a_change_of_a_compiled_source_or_of_what_it_includes_is_another_inspection(
+    suffix: str, tmp_path: Path
+) -> None:
+    (tmp_path / "kernels" / "cuda").mkdir(parents=True)
+    source = tmp_path / "kernels" / "cuda" / f"pixels{suffix}"
+    source.write_text("1\n")
+    before = inspection.source_digest(tmp_path), code_digest.digests(code=tmp_path)
+    source.write_text("#error\n")
+    after = inspection.source_digest(tmp_path), code_digest.digests(code=tmp_path)
+    assert after[0] != before[0] and after[1]["kernels"] != before[1]["kernels"]
+
+
+def test_every_compiled_source_that_is_there_is_one_of_them() -> None:
+    files = [path for path in (inspection.ROOT / "kernels" / "cuda").iterdir() if path.is_file()]
+    assert {path.suffix for path in files} <= {".py", *COMPILED}
+
+
+def test_without_a_profiler_the_busy_time_is_unknown_and_on_a_cpu_it_is_not_missed() -> None:
+    assert inspection.busy({"device": "cuda", "graphs": {"busy_ms": None}})["error"]
+    assert inspection.busy({"device": "cpu", "graphs": {}}) == {"error": None}
+
+
+# --- several at once ---
+
+
+@pytest.fixture
+def lanes(monkeypatch: pytest.MonkeyPatch, asked: list) -> dict[str, Any]:
+    """Three inspectors at a time, also on a CPU; counts who is at work when the receipts are read, and otherwise."""
+    monkeypatch.setattr(measure, "LANES", {"cpu": 3})
+    seen = {"at work": 0, "most": 0, "beside receipts": 0, "calls": []}
+    real, lock = Worker.call, threading.Lock()
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do not in ("prepare", "parity", "receipts"):
+            return real(worker, do, **fields)
+        with lock:
+            seen["at work"] += 1
+            seen["most"] = max(seen["most"], seen["at work"])
+            seen["calls"].append((worker.recipe["name"], do))
+            if do == "receipts":
+                seen["beside receipts"] = max(seen["beside receipts"], seen["at work"] - 1)
+        try:
+            time.sleep(0.05)
+            if (do, worker.recipe["name"]) == ("parity", "big") and seen["calls"].count(
+                ("big", "parity")
+            ) == 1:
+                raise WorkerFailure("oom", "out of memory in parity")
+            return real(worker, do, **fields)
+        finally:
+            with lock:
+                if do == "receipts":
+                    seen["beside receipts"] = max(seen["beside receipts"], seen["at work"] - 1)
+                seen["at work"] -= 1
+
+    monkeypatch.setattr(Worker, "call", call)
+    return seen
+
+
+def test_inspectors_work_side_by_side_but_for_the_receipts(lanes: dict, tmp_path: Path) -> None:
+    rungs = {name: {} for name in "abcdefg"} | {"bad": {"receipts": OFF}, "wrong": {"parity": WRONG}}
+    result = run(tmp_path / "out", rungs, inspect=True)
+    assert lanes["most"] == 3 and lanes["beside receipts"] == 0
+    inspections = [name for name, do in lanes["calls"] if do == "parity"]
+    assert sorted(inspections) == sorted(rungs)  # once each
+    assert lanes["calls"][:3] == [("a", "prepare"), ("a", "parity"), ("a", "receipts")]  # first, and alone
+    found = by_name(result)
+    assert {name for name in rungs if found[name]["status"] == "ok"} == set("abcdefg")
+    assert (found["bad"]["status"], found["wrong"]["status"]) == ("not engaged", "failed: parity")
+    assert stored(tmp_path / "out") == result and result["complete"]
+
+
+def test_what_chooses_by_measuring_is_inspected_alone(lanes: dict, tmp_path: Path) -> None:
+    """Inductor keeps what it chose for the processes that are timed."""
+    rungs = {name: {} for name in "abcd"} | {"tuned": {"compile": "autotune"}, "e": {}, "f": {}}
+    run(tmp_path / "out", rungs, inspect=True)
+    at = lanes["calls"].index(("tuned", "prepare"))
+    assert lanes["calls"][at : at + 3] == [("tuned", do) for do in ("prepare", "parity", "receipts")]
+    assert sorted(name for name, do in lanes["calls"][:at] if do == "receipts") == list("abcdef")
+
+
+def test_what_makes_the_longest_budget_is_the_first_of_them(lanes: dict, tmp_path: Path) -> None:
+    whole = {"whole_step_graph": True}
+    run(tmp_path / "out", {name: {} for name in "abcdef"} | {"x": whole, "y": whole}, inspect=True)
+    order = [name for name, do in lanes["calls"] if do == "prepare"]
+    assert order[0] == "a" and "x" in order[1:4] and "y" not in order[1:4]
+
+
+def test_what_runs_out_of_memory_beside_others_is_inspected_again_alone(lanes: dict, tmp_path: Path) -> None:
+    result = run(tmp_path / "out", {"a": {}, "big": {}, "b": {}}, inspect=True)
+    assert by_name(result)["big"]["status"] == "ok" and by_name(result)["big"]["parity"] == OK
+    assert lanes["calls"].count(("big", "parity")) == 2
+
+
+def test_who_is_killed_beside_others_is_inspected_again_alone(
+    lanes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may have run out of memory for them all."""
+    real, killed = Worker.call, []
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "prepare" and worker.recipe["name"] == "dies" and not killed:
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+        return real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    result = run(tmp_path / "out", {"a": {}, "dies": {}, "b": {}}, inspect=True)
+    assert killed and by_name(result)["dies"]["status"] == "ok" and by_name(result)["dies"]["parity"] == OK
+
+
+def test_a_stop_ends_all_inspectors(lanes: dict, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    started, real = [], Pool.take
+    monkeypatch.setattr(Pool, "take", lambda pool: started.append(real(pool)) or started[-1])
+    seen = iter([None, "the worker runs on another GPU"])
+    monkeypatch.setattr(measure.Visits, "check_gpu", lambda visits, uuid: next(seen, None))
+    with pytest.raises(measure.UserError, match="another GPU"):
+        run(tmp_path / "out", {name: {} for name in "abcdefg"}, inspect=True)
+    assert len(started) < 7 and all(worker.ended for worker in started)
+    assert not stored(tmp_path / "out")["complete"]

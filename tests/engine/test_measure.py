@@ -1,0 +1,402 @@
+"""Runs of a whole ladder of fake steps: what a fault in one rung does to the result, and what it must not do."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import pytest
+
+from ladder.engine import run as measure
+from ladder.engine.pool import Worker, WorkerFailure
+from ladder.results import record
+from ladder.results import store as results
+from tests.support import made_up
+from tests.support.repositories import commit_all, git
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = ROOT / "tests" / "support" / "fake_code"
+WORKLOAD = {"batch": 8, "data": "/home/someone/pictures"}
+
+
+class Planned(NamedTuple):
+    """One rung of a plan, like `ladder.plan.catalog.Planned`."""
+
+    name: str
+    recipe: dict[str, Any] | None = None
+    skipped: str | None = None
+    title: str = "a title"
+    article_ms: float | None = None
+
+
+class Ladder(NamedTuple):
+    name: str = "article"
+    title: str = "The article's ladder"
+
+
+def run(out: Path, rungs: dict[str, dict | None], **options: Any) -> dict[str, Any]:
+    """Measure `rungs`: the recipe of each by name, None where it is n/a. Settling is left out unless asked for."""
+    plan = [
+        Planned(name, skipped="needs a CUDA GPU")
+        if recipe is None
+        else Planned(name, {"name": name, **recipe})
+        for name, recipe in rungs.items()
+    ]
+    options = {"rounds": 1, "cycles": 1, "quick": True} | options
+    return measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=out, code=FAKE, **options)
+
+
+def test_a_result_holds_the_tile_choices_of_its_rungs_once(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, row = Worker.call, made_up.choices()[0]
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.uses = fields["recipe"]["name"] == "kernels"
+        return {"choices": [row] if worker.uses else []} if do == "choices" else real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    run(tmp_path, {"baseline": {}, "kernels": {}}, rounds=2)
+    assert stored(tmp_path)["choices"] == [row | {"rungs": ["kernels"]}]
+
+
+def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {rung["name"]: rung for rung in result["rungs"]}
+
+
+def stored(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("*/*.json")
+    return results.load(path)
+
+
+def test_every_fault_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:
+    result = run(
+        tmp_path,
+        {
+            "baseline": {"fault": "raise", "at": "build"},
+            "first": {"sleep": 0.01},
+            "none": None,
+            "memory": {"fault": "oom"},
+            "nan": {"fault": "nan"},
+            "killed": {"fault": "kill"},
+            "ended": {"fault": "exit", "at": "prepare"},
+            "chatty": {"fault": "print"},
+            "untidy": {"fault": "raise", "at": "close"},
+        },
+    )
+    rungs = by_name(result)
+    assert {name: rung["status"] for name, rung in rungs.items()} == {
+        "baseline": "failed",
+        "first": "ok",
+        "none": "n/a",
+        "memory": "oom",
+        "nan": "invalid",
+        "killed": "failed",
+        "ended": "failed",
+        "chatty": "ok",
+        "untidy": "ok",
+    }
+    assert rungs["baseline"]["reason"] == "build: RuntimeError: weight of model.py is wrong"
+    assert rungs["none"]["reason"] == "needs a CUDA GPU"
+    assert rungs["memory"]["reason"].startswith("out of memory in visit, at most 0.")
+    assert rungs["nan"]["reason"] == "D_r1: gradient of D.b4.conv.weight is NaN"
+    assert rungs["killed"]["reason"].startswith("visit: worker killed by SIGKILL")
+    assert rungs["ended"]["reason"] == "prepare: worker ended with status 1: no licence"
+    assert all(rung["step_ms"] is None for rung in rungs.values() if rung["status"] != "ok")
+    assert result["baseline"] == "first" and rungs["first"]["speedup_total"] == 1
+    assert rungs["first"]["speedup_previous"] is None and rungs["chatty"]["speedup_previous"] > 1
+    assert result["complete"] and stored(tmp_path) == result
+    assert "someone" not in json.dumps(result) and str(tmp_path) not in json.dumps(result)
+    assert result["workload"] == {"name": "fake", "batch": 8, "data": "user-images"}
+
+
+def test_a_rung_that_fails_in_a_later_round_has_no_number_and_keeps_its_samples(tmp_path: Path) -> None:
+    once = str(tmp_path / "once")
+    rungs = by_name(
+        run(tmp_path / "out", {"a": {}, "b": {"fault": "raise", "at": "prepare", "once": once}}, rounds=3)
+    )
+    assert rungs["b"]["status"] == "failed" and rungs["b"]["reason"].startswith(
+        "round 2: prepare: RuntimeError"
+    )
+    assert len(rungs["b"]["rounds"]) == 1 and rungs["b"]["step_ms"] is None
+    assert len(rungs["a"]["rounds"]) == 3 and rungs["a"]["interval_ms"]
+
+
+def test_what_contains_the_change_of_a_rung_that_is_out_is_skipped(tmp_path: Path, outcome: Any) -> None:
+    oom = {"fault": "oom"}
+    plan = [
+        Planned("a", {}),
+        Planned("b", oom),
+        Planned("c", oom | {"capacity": 1}),
+        Planned("d", {"log": None}),
+    ]
+    events: list[dict] = []
+    result = measure.run_ladder(
+        WORKLOAD, "fake", Ladder(), plan, "cpu", out=tmp_path, code=FAKE, rounds=2, on_event=events.append
+    )
+    rungs = by_name(result)
+    assert {name: rung["status"] for name, rung in rungs.items()} == {
+        "a": "ok",
+        "b": "oom",
+        "c": "skipped",
+        "d": "ok",
+    }
+    assert rungs["c"]["reason"] == "depends on b" and rungs["c"]["step_ms"] is None
+    # c is in vain at most once, where its turn came before b's
+    assert len([event for event in events if event["event"] == "visit" and event["rung"] == "c"]) <= 1
+    assert events[-1]["done"] == events[-1]["total"]
+    injected = "out of memory in the rung before, whose change it contains"
+    kept = rungs["a"]["step_ms"] is not None and rungs["d"]["step_ms"] is not None
+    outcome(fault="a rung failed", injected=injected, outcome=rungs["c"], kept=kept)
+
+
+def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(tmp_path: Path) -> None:
+    pids = tmp_path / "pids"
+    bystander = subprocess.Popen(["sleep", "60"])
+    try:
+        hung = {"fault": "hang", "pids": str(pids)}
+        rungs = by_name(run(tmp_path / "out", {"hung": hung, "fine": {}}, timeouts={"visit": 1.0}))
+        assert rungs["hung"]["status"] == "failed" and "no sign of life" in rungs["hung"]["reason"]
+        assert rungs["fine"]["status"] == "ok"
+        assert not any(alive(pid) for pid in json.loads(pids.read_text()))
+        assert bystander.poll() is None
+    finally:
+        bystander.kill()
+        bystander.wait()
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: neither gone nor a zombie that only waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path, sign: signal.Signals) -> None:
+    pids = tmp_path / "pids"
+    program = f"""
+import sys
+from pathlib import Path
+sys.path.insert(0, {str(ROOT / "tests")!r})
+import test_measure
+hang = dict(fault="hang", pids={str(pids)!r})
+rungs = dict(quick=dict(), hang=hang)
+result = test_measure.run(Path({str(tmp_path / "out")!r}), rungs, seed={seed_with_first("quick")})
+print("returned", result["complete"])
+"""
+    process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
+    wait_for(lambda: pids.exists() and pids.read_text().endswith("]"), process)
+    process.send_signal(sign)
+    assert process.communicate(timeout=20)[0].strip() == "returned False"
+    result = stored(tmp_path / "out")
+    rungs = by_name(result)
+    assert not result["complete"] and rungs["quick"]["status"] == "ok" and rungs["quick"]["step_ms"] > 0
+    assert (
+        rungs["hang"]["status"] == "n/a" and rungs["hang"]["reason"] == "not measured: the run ended before"
+    )
+    wait_for(lambda: not any(alive(pid) for pid in json.loads(pids.read_text())))
+
+
+def seed_with_first(name: str) -> int:
+    """A seed with which `name` comes first of (quick, hang) in round 0."""
+    for seed in range(100):
+        if order(["quick", "hang"], seed, 0)[0] == name:
+            return seed
+    raise AssertionError("the order does not depend on the seed")
+
+
+def order(names: list[str], seed: int, number: int) -> list[str]:
+    result = {
+        "protocol": {"seed": seed, "rounds": 1},
+        "rungs": [],
+        "started": "",
+        "workload": {"name": "w"},
+        "twins": [],
+        "seconds": 0,
+    }
+    result |= {"ladder": {"name": "l"}, "machine": {"name": "m"}}
+    return measure._Run(result, WORKLOAD, [Planned(n) for n in names], "cpu", Path("."), None).order(number)
+
+
+def wait_for(condition: Any, process: subprocess.Popen | None = None) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline and (process is None or process.poll() is None)
+        time.sleep(0.02)
+
+
+def test_rounds_come_in_seeded_random_orders() -> None:
+    names = list("abcdefgh")
+    orders = [order(names, 0, number) for number in range(6)]
+    assert all(sorted(o) == names for o in orders) and len({tuple(o) for o in orders}) == 6
+    assert orders == [order(names, 0, number) for number in range(6)]
+    assert orders != [order(names, 1, number) for number in range(6)]
+
+
+def test_a_visit_drains_the_loader_then_times_then_leaves_out_the_lazy_phases(tmp_path: Path) -> None:
+    log = tmp_path / "log"
+    rungs = {"first": {}, "a": {"log": str(log), "capacity": 33}}  # a quick run has a twin of the first alone
+    rung = by_name(run(tmp_path / "out", rungs, rounds=2, cycles=2))["a"]
+    lazy = [json.loads(line)[1] for line in log.read_text().splitlines()]
+    # 33 batches may wait in the loader: 3 cycles consume them. A quick run times `main` in the first round only.
+    assert lazy == [True] * 3 + [True] * 2 + [False] + [True] * 3 + [True] * 2
+    assert [r["lead_in_cycles"] for r in rung["rounds"]] == [3, 3]
+    assert len(rung["samples_ms"]) == 4 and rung["settings"] == {"seen": 0}
+
+
+def test_a_sample_is_the_time_of_one_step(tmp_path: Path) -> None:
+    rung = by_name(run(tmp_path, {"a": {"sleep": 0.16}}))["a"]
+    assert rung["step_ms"] >= 10 and rung["images_per_s"] == pytest.approx(8000 / rung["step_ms"])
+    assert rung["step_ms"] < 160  # not the time of a cycle, even on a busy machine
+
+
+def test_events_tell_how_far_a_run_is(tmp_path: Path) -> None:
+    events: list[dict] = []
+    run(tmp_path, {"a": {}, "b": {"fault": "raise"}, "c": None}, rounds=2, on_event=events.append)
+    assert events[0]["event"] == "start" and events[0]["total"] == 6  # a, its twin, b
+    assert events[-1]["event"] == "end" and Path(events[-1]["path"]).is_file()
+    assert events[-1]["done"] == events[-1]["total"] == 5  # b failed in round 1 and was not tried again
+    (failed,) = [event for event in events if event["event"] == "failed"]
+    assert failed["rung"] == "b" and failed["status"] == "failed" and "RuntimeError" in failed["reason"]
+
+
+def test_a_full_disk_leaves_one_line_and_the_last_whole_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, calls = results.write, []
+
+    def write(path: Path, data: dict) -> None:
+        calls.append(path)
+        if len(calls) > 2:
+            raise OSError(28, "No space left on device")
+        real(path, data)
+
+    monkeypatch.setattr(results, "write", write)
+    with pytest.raises(measure.UserError, match="No space left on device"):
+        run(tmp_path, {"a": {}, "b": {}})
+    assert sum(len(rung["rounds"]) for rung in stored(tmp_path)["rungs"]) == 1
+
+
+def test_measure_once_gives_seconds_for_a_step(tmp_path: Path) -> None:
+    once = measure.measure_once(WORKLOAD, {"sleep": 0.016}, "cpu", 3, code=FAKE)
+    assert len(once["samples_s"]) == 3 and min(once["samples_s"]) >= 0.001
+    assert once["peak_reserved_bytes"] is None and once["peak_rss_bytes"] > 2**20
+    with pytest.raises(WorkerFailure, match="out of memory") as failure:
+        measure.measure_once(WORKLOAD, {"fault": "oom", "at": "prepare"}, "cpu", 1, code=FAKE)
+    assert failure.value.status == "oom"
+
+
+def test_code_without_the_contract_is_not_applicable(tmp_path: Path) -> None:
+    with pytest.raises(WorkerFailure, match="no package stylegan_lite of its own") as failure:
+        measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
+    assert failure.value.status == "n/a"
+    (tmp_path / "stylegan_lite").mkdir()
+    (tmp_path / "stylegan_lite" / "__init__.py").write_text("CONTRACT = 2\n")
+    with pytest.raises(WorkerFailure, match="CONTRACT is not 1") as failure:
+        measure.measure_once(WORKLOAD, {}, "cpu", 1, code=tmp_path)
+    assert failure.value.status == "n/a"
+
+
+def test_the_commit_is_known_where_git_knows_it(tmp_path: Path) -> None:
+    assert record.commit_of(tmp_path) == (None, None)
+    (tmp_path / "ladder").mkdir()
+    code = tmp_path / "ladder" / "a.py"
+    code.write_text("1\n")
+    git(tmp_path, "init", "-q")
+    commit_all(tmp_path, "x")
+    (tmp_path / "results").mkdir()
+    (tmp_path / "results" / "r.json").write_text("{}")  # a result is no change of the code
+    commit, dirty = record.commit_of(tmp_path)
+    assert len(commit) == 40 and dirty is False
+    code.write_text("2\n")
+    assert record.commit_of(tmp_path) == (commit, True)
+    assert record.commit_of(tmp_path / "ladder") == (None, None)  # a folder inside somebody's repository
+
+
+def test_measuring_does_not_import_torch() -> None:
+    check = "import sys, ladder.engine.run; sys.exit('torch' in sys.modules)"
+    assert subprocess.run([sys.executable, "-c", check], cwd=ROOT, env=os.environ).returncode == 0
+
+
+def test_twins_of_the_lowest_and_the_highest_rung_are_in_every_round(tmp_path: Path) -> None:
+    rungs: dict[str, dict | None] = {"a": {}, "b": {}, "c": {"sleep": 0.01}, "gone": None}
+    result = run(tmp_path, rungs, rounds=3, quick=False)
+    assert [(twin["of"], len(twin["rounds"])) for twin in result["twins"]] == [("a", 3), ("c", 3)]
+    assert [rung["name"] for rung in result["rungs"]] == list(rungs)  # a twin is no rung
+    assert result["noise"]["host"]["rounds"] == 6 and result["noise"]["host"]["floor"] > 0
+    found = by_name(result)
+    assert found["a"]["verdict"] is None and found["b"]["verdict"] and found["gone"]["verdict"] is None
+    assert found["c"]["gain"]["against"] == "b" and found["c"]["gain"]["rounds"] == 3
+    assert found["c"]["gain"]["ratio"] == pytest.approx(found["c"]["speedup_previous"])
+    assert stored(tmp_path) == result
+    quick = run(tmp_path / "quick", rungs)
+    assert [twin["of"] for twin in quick["twins"]] == ["a"]
+
+
+def test_a_twin_goes_with_its_rung(tmp_path: Path) -> None:
+    result = run(tmp_path, {"a": {"fault": "raise"}, "b": {}}, rounds=2)
+    (twin,) = result["twins"]
+    assert len(twin["rounds"]) < 2 and result["noise"] == {}
+    assert by_name(result)["b"]["verdict"] is None  # without twins nobody knows what is noise
+
+
+def test_earlier_twins_of_the_machine_are_heard(tmp_path: Path) -> None:
+    rungs: dict[str, dict | None] = {"a": {}, "b": {}}
+    first = run(tmp_path, rungs, rounds=2, quick=False)
+    second = run(tmp_path, rungs, rounds=2, quick=False, seed=1)
+    assert second["noise"]["host"]["stored_rounds"] >= 4 == first["noise"]["host"]["rounds"]
+    assert first["noise"]["host"]["stored_rounds"] == 0
+
+
+def test_a_killed_rung_is_measured_when_the_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
+    once, log = str(tmp_path / "once"), tmp_path / "log"
+    rungs: dict[str, dict | None] = {"a": {"log": str(log)}, "b": {"fault": "kill", "once": once}}
+    Path(once).touch()
+    before = run(tmp_path / "out", rungs, rounds=2)
+    (path,) = (tmp_path / "out").glob("*/*.json")
+    kept, cycles = by_name(before)["a"]["rounds"], log.read_text()
+    assert by_name(before)["b"]["status"] == "failed"
+    rungs["b"] = {"fault": None}
+    after = run(tmp_path / "out", rungs, rounds=2, resume=path)
+    assert list((tmp_path / "out").glob("*/*.json")) == [path] and stored(tmp_path / "out") == after
+    found = by_name(after)
+    assert found["a"]["rounds"] == kept and log.read_text() == cycles
+    assert found["b"]["status"] == "ok" and len(found["b"]["rounds"]) == 2 and found["b"]["reason"] is None
+    assert after["complete"] and after["started"] == before["started"]
+    longer = run(tmp_path / "out", rungs, rounds=3, resume=path)
+    assert {len(rung["rounds"]) for rung in [*longer["rungs"], *longer["twins"]]} == {3}
+
+
+def test_a_run_is_not_resumed_as_something_else(tmp_path: Path) -> None:
+    run(tmp_path, {"a": {}, "b": {}})
+    (path,) = tmp_path.glob("*/*.json")
+    before = path.read_bytes()
+    with pytest.raises(measure.UserError, match="another ladder"):
+        run(tmp_path, {"a": {}}, resume=path)
+    data = json.loads(before)
+    data["machine"]["torch"] = "1.0"
+    path.write_text(json.dumps(data))
+    with pytest.raises(measure.UserError, match=r"torch was 1\.0 and is"):
+        run(tmp_path, {"a": {}, "b": {}}, resume=path)
+    del data["twins"]
+    path.write_text(json.dumps(data))
+    with pytest.raises(measure.UserError, match="earlier version"):
+        run(tmp_path, {"a": {}, "b": {}}, resume=path)
+
+
+def test_rounds_are_added_while_intervals_are_wide_and_the_budget_lasts(tmp_path: Path, monkeypatch) -> None:
+    answers = [True, True, False]
+    monkeypatch.setattr(measure._Run, "wants_rounds", lambda run: answers.pop(0))
+    extended = run(tmp_path / "1", {"a": {}}, rounds=None, quick=False, budget_s=600)
+    assert extended["protocol"]["rounds"] == len(by_name(extended)["a"]["rounds"]) == 7 and not answers
+    short = run(tmp_path / "2", {"a": {}}, rounds=None, cycles=3, quick=False, budget_s=0.01)
+    assert short["protocol"]["rounds"] == 3 and short["complete"]
+    assert [len(r["samples_ms"]) for r in by_name(short)["a"]["rounds"]] == [3, 1, 1]
+    assert any("to fit the budget" in note for note in short["protocol"]["notes"])

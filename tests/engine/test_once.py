@@ -1,0 +1,88 @@
+"""One recipe in one fresh worker, for benches, with the fake code that tests of the harness measure."""
+
+import json
+from pathlib import Path
+
+import pytest
+
+from ladder.engine import once
+from ladder.engine.pool import Worker, WorkerFailure
+
+FAKE = Path(__file__).resolve().parents[1] / "support" / "fake_code"
+WORKLOAD = {"batch": 8, "data": None}
+
+
+def test_preparing_once_gives_its_parts_and_times_nothing(monkeypatch):
+    asked, real = [], Worker.call
+
+    def call(self, do, **fields):
+        asked.append(do)
+        return real(self, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    found = once.prepare_once(WORKLOAD, {"name": "a"}, "cpu", code=FAKE)
+    assert asked == ["build", "prepare", "choices"]
+    assert found["prepare_s"] >= 0 and found["choices"] == [] and found["recipe"]["name"] == "a"
+    assert not {"ok", "did", "gpu_uuid"} & {*found}
+
+
+def test_what_the_measured_code_says_of_its_preparing_stands_in_no_place_of_a_clock():
+    lies = {
+        "prepare_s": 1000.0,
+        "capture_s": 1000.0,
+        "cache_s": -1000.0,
+        "compile_s": 1000.0,
+        "warmup_s": "1",
+    }
+    others = {"ok": False, "progress": "x", "build_s": 1000.0, "samples_s": [7.0], "peak_reserved_bytes": 1}
+    for recipe in ({"says": lies}, {"says": lies | others}):
+        found = once.prepare_once(WORKLOAD, recipe, "cpu", code=FAKE)
+        assert {*found} == {"build_s", "recipe", "settings", "prepare_s", "capture_s", "choices"}
+        assert found["capture_s"] == 0 and found["prepare_s"] < 1000 and found["build_s"] < 1000
+    found = once.measure_once(WORKLOAD, recipe, "cpu", 1, code=FAKE)
+    assert found["peak_reserved_bytes"] is None and found["prepare_s"] < 1000
+    found = once.prepare_once(WORKLOAD, {"prepare": 0.01, "says": {"warmup_s": 0.001}}, "cpu", code=FAKE)
+    assert found["warmup_s"] == 0.001  # which nobody else can tell, and which fits
+
+
+def test_timing_once_tells_the_choices_and_asks_for_them_afterwards(monkeypatch):
+    asked, real = [], Worker.call
+
+    def call(self, do, **fields):
+        asked.append(do)
+        return {"choices": None} if do == "choices" else real(self, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    found = once.measure_once(WORKLOAD, {}, "cpu", 2, code=FAKE)
+    assert asked == ["build", "prepare", "visit", "choices"]
+    assert found["choices"] is None and len(found["samples_s"]) == 2
+
+
+def test_timing_once_runs_no_cycle_that_asv_has_no_number_of(tmp_path):
+    log = tmp_path / "cycles"
+    once.measure_once(WORKLOAD, {"name": "a", "log": str(log)}, "cpu", 2, code=FAKE)
+    assert [json.loads(line) for line in log.read_text().splitlines()] == [["a", True]] * 3  # one leads in
+
+
+def test_workers_that_imported_ahead_are_taken_and_ended():
+    with once.pool("cpu", FAKE) as workers:
+        workers.start_ahead(2)
+        ahead = {worker.pid for worker in workers._ahead}
+        seen = set()
+        for left in (1, 0):
+            found = once.measure_once(WORKLOAD, {"name": "a"}, "cpu", 1, code=FAKE, workers=workers)
+            assert len(found["samples_s"]) == 1 and workers.ahead == left
+            seen.add(workers._taken[-1].pid)
+            assert workers._taken[-1].ended
+        assert seen == ahead
+        workers.start_ahead(1)
+        (idle,) = workers._ahead
+    assert idle.ended
+
+
+def test_a_worker_that_fails_is_ended(monkeypatch):
+    ended, real = [], Worker.kill
+    monkeypatch.setattr(Worker, "kill", lambda self: ended.append(self) or real(self))
+    with pytest.raises(WorkerFailure):
+        once.prepare_once(WORKLOAD, {"fault": "raise", "at": "prepare"}, "cpu", code=FAKE)
+    assert ended

@@ -1,0 +1,207 @@
+"""Inside the worker: when a step time stands still, how long a GPU was busy, what kind of failure it was."""
+
+import sys
+import types
+
+import pytest
+
+from ladder.engine import asides, capturing, worker
+from ladder.engine.worker import Invalid, NoContract, Rung, failure, is_settled
+from tests.support.small import SMALL
+
+
+@pytest.mark.parametrize(
+    ("times", "settled"),
+    [
+        ([], False),
+        ([1.0], False),
+        ([1.0, 1.004], True),
+        ([1.0, 1.01], False),
+        ([2.0, 1.5, 1.2, 1.0], False),  # still warming up
+        ([1.0, 1.1, 1.05, 1.06], True),  # noisy, but the same in both halves
+        ([5.0, 1.0, 1.001, 1.0, 1.001], True),  # the first cycle no longer counts
+    ],
+)
+def test_settled_is_when_two_windows_agree(times: list[float], settled: bool) -> None:
+    assert is_settled(times) == settled
+
+
+def test_the_lead_in_goes_on_until_the_time_stands_still(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung = Rung(None, None)
+    rung.step = type("Step", (), {"data_capacity": 20})
+    for times, limit_s, limit_cycles, expected in (
+        ([5, 4, 3, 3, 3, 3, 3], 30, 8, (7, True)),
+        ([9, 8, 7, 6, 5, 4, 3, 2, 1], 30, 8, (8, False)),
+        ([9, 8, 7], 30, 1, (2, False)),  # 20 batches in the loader: two cycles, whatever the limit
+        ([9, 8, 7], 0, 0, (2, None)),
+    ):
+        left = iter(times)
+        monkeypatch.setattr(rung, "timed_cycle", lambda left=left: (float(next(left)), None))
+        assert rung.lead_in(limit_s, limit_cycles) == expected
+
+
+class Stepping:
+    """A step whose phases take 1, 2, 3 and 4 seconds of a clock of its own, and the first of all a minute more."""
+
+    took = {"G_main": 1.0, "D_main": 2.0, "G_pl": 3.0, "D_r1": 4.0}
+
+    def __init__(self) -> None:
+        self.count, self.now = 0, 0.0
+
+    def phases(self, index: int, lazy: bool = True) -> tuple[str, ...]:
+        path, penalty = ("G_pl",) * (index % 4 == 0), ("D_r1",) * (index % 16 == 0)
+        return ("G_main", *path, "D_main", *penalty)
+
+    def step(self) -> None:
+        self.now += sum(self.took[phase] for phase in self.phases(self.count)) + 60 * (self.count == 0)
+        self.count += 1
+
+
+@pytest.mark.parametrize("count", [0, 16, 5])
+def test_what_a_lazy_phase_adds_to_a_step_that_has_it(monkeypatch: pytest.MonkeyPatch, count: int) -> None:
+    rung = Rung(None, type("Channel", (), {"send": lambda self, message: None})())
+    rung.device, rung.step = "cpu", Stepping()
+    rung.step.count = count
+    monkeypatch.setattr(rung, "mark", lambda: rung.step.now)
+    assert rung.lazy_costs() == {"G_pl": 3.0, "D_r1": 4.0}
+
+
+def test_nothing_is_added_where_no_two_kinds_of_steps_differ_by_one_phase() -> None:
+    assert asides.added([("a", "b", "c"), ("a",)], [3.0, 1.0]) == {}
+    rung = Rung(None, None)
+    rung.step = type("Step", (), {"cycle": lambda lazy=True: None})  # of an old commit
+    assert rung.lazy_costs() is None
+
+
+@pytest.mark.parametrize(
+    ("error", "status"),
+    [
+        (MemoryError(), "oom"),
+        (RuntimeError("CUDA out of memory. Tried to allocate 2.00 GiB"), "oom"),
+        (RuntimeError("cuDNN error: CUDNN_STATUS_ALLOC_FAILED"), "oom"),
+        (RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried to allocate 9 bytes"), "oom"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered"), "failed"),
+        (ValueError("capture"), "failed"),
+        (Invalid("G_main: loss is NaN"), "invalid"),
+        (NoContract("no package"), "n/a"),
+    ],
+)
+def test_each_failure_has_its_status(error: Exception, status: str) -> None:
+    reply = failure(error, "prepare", Rung(None, None))
+    assert reply["status"] == status and not reply["ok"] and reply["reason"]
+    assert worker.peak_rss() >= reply["peak_rss_bytes"] > 2**20
+
+
+def test_tile_choices_are_asked_of_the_measured_code_only(monkeypatch: pytest.MonkeyPatch) -> None:
+    rung = Rung(None, None)
+    for name in ("kernels", "kernels.choices"):
+        monkeypatch.delitem(sys.modules, name, raising=False)
+    assert rung.do_choices() == {"choices": []}  # kernels were never imported: none of ours ran
+    monkeypatch.setitem(sys.modules, "kernels", types.ModuleType("kernels"))
+    assert rung.do_choices() == {"choices": None}  # a commit whose kernels do not say
+    table = types.SimpleNamespace(used=lambda: [{"op": "modulate"}])
+    monkeypatch.setitem(sys.modules, "kernels.choices", table)
+    assert rung.do_choices() == {"choices": [{"op": "modulate"}]}
+
+
+class Graph:
+    """torch's, as far as captures go: `graph` makes the calls of `CUDAGraph` inside its own."""
+
+    def capture_begin(self, pool: object = None) -> None: ...
+
+    def capture_end(self) -> None: ...
+
+
+class graph:
+    def __init__(self, of: Graph) -> None:
+        self.of = of
+
+    def __enter__(self) -> None:
+        self.of.capture_begin(pool="a pool")
+
+    def __exit__(self, *_: object) -> None:
+        self.of.capture_end()
+
+
+def test_captures_are_timed_where_torch_begins_and_ends_them(monkeypatch: pytest.MonkeyPatch) -> None:
+    torch = types.SimpleNamespace(cuda=types.SimpleNamespace(CUDAGraph=Graph, graph=graph))
+    before = dict(vars(graph)), dict(vars(Graph))
+    ticks = iter((10.0, 10.5, 12.0, 20.0, 25.0))
+    monkeypatch.setattr(worker.time, "perf_counter", lambda: next(ticks))
+    with capturing.captures(torch) as took:
+        with graph(Graph()):
+            pass
+        other = Graph()
+        other.capture_begin()
+        other.capture_end()
+    assert took == [2.0, 5.0] and before == (dict(vars(graph)), dict(vars(Graph)))
+    with capturing.captures(None) as none:  # the measured code has not imported it
+        pass
+    assert none == []
+
+
+@pytest.mark.gpu
+def test_a_capture_takes_a_part_of_preparing() -> None:
+    import torch
+
+    x = torch.zeros(8, device="cuda")
+    torch.cuda.synchronize()
+
+    class Step:
+        def prepare(self) -> dict[str, float]:
+            with torch.cuda.graph(torch.cuda.CUDAGraph()):
+                x.add_(1)
+            return {"capture_s": 1000.0}
+
+    rung = Rung(None, None)
+    rung.step, rung.device = Step(), "cuda"
+    found = rung.do_prepare()
+    assert 0 < found["capture_s"] <= found["prepare_s"]
+
+
+@pytest.mark.gpu
+def test_the_profiler_sees_what_a_spin_kernel_takes() -> None:
+    import torch
+
+    from ladder.receipts import traces
+
+    rung = Rung(None, type("Channel", (), {"send": lambda self, message: None})())
+    rung.device = "cuda"
+
+    class Step:
+        data_capacity = 0
+
+        def cycle(self, lazy: bool = True) -> None:
+            for _ in range(16):
+                torch.cuda._sleep(10_000_000)
+
+    rung.step = Step()
+    for _ in range(4):  # the spin is counted in clock cycles: an idle GPU's clock has to rise first
+        rung.timed_cycle()
+    wall, event = rung.timed_cycle()
+    seen = traces.traced(rung.step.cycle)
+    assert seen["kernels"] == 1 and seen["busy_ms"] == pytest.approx(1000 * wall, rel=0.05)
+    assert event == pytest.approx(wall, rel=0.05)
+
+
+def test_what_is_measured_has_the_threads_that_pytorch_chose() -> None:
+    import torch
+
+    import stylegan_lite
+
+    rung, before = Rung(None, types.SimpleNamespace(send=lambda message: None)), torch.get_num_threads()
+    rung.package, small = stylegan_lite, SMALL
+    torch.set_num_threads(2)
+    try:
+        for threads, held in ((None, 2), (4, 2), (1, 1)):
+            built = rung.do_build(small, {}, "cpu", 0, threads=threads)
+            rung.do_prepare()
+            assert built["settings"]["cpu_threads"] == 2  # as it is measured, not as it is prepared
+            assert torch.get_num_threads() == held
+            rung.do_visit(cycles=1, settle_s=0, settle_cycles=0, main=False)
+            assert torch.get_num_threads() == 2
+        rung.do_build(small, {}, "cpu", 0, threads=1)
+        rung.do_receipts([])
+        assert torch.get_num_threads() == 2
+    finally:
+        torch.set_num_threads(before)

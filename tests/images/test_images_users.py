@@ -1,0 +1,226 @@
+"""Image preparation: users' folders and zips, pictures of every mode, hostile files."""
+
+import os
+import struct
+import threading
+import zlib
+from pathlib import Path
+
+import numpy as np
+import pytest
+from PIL import Image
+
+from ladder.base.errors import UserError
+from ladder.images import user as userimages
+from ladder.images.prepare import prepare_images
+from tests.support import pictures
+from tests.support.pictures import decoded, encode, fill, make_zip, plain, refused
+
+source, cache = pictures.source, pictures.cache
+
+# A user's images
+
+
+def test_folder_is_searched_centre_cropped_and_resized_once(source, cache):
+    wide = np.zeros((30, 90, 3), np.uint8)
+    wide[:, 30:60] = (0, 220, 0)  # the central square is green
+    data = fill(
+        source,
+        {
+            "wide.png": encode(wide),
+            "deep/er/b.JPG": encode(plain(), "JPEG"),
+            "c.jpeg": encode(plain(), "JPEG"),
+        },
+    )
+    found = prepare_images(data, 16, cache=cache)
+    assert (found.count, found.source, found.notes) == (3, "user-images", [])
+    green = decoded(found)[2]
+    assert green.shape == (16, 16, 3)
+    assert np.abs(green[2:-2, 2:-2] - (0, 220, 0)).max() < 12
+
+
+def test_zip_and_folder_give_the_same_images(source, cache, tmp_path):
+    files = {f"{k}.png": encode(plain((40 * k, 90, 200 - 20 * k))) for k in range(5)}
+    from_folder = prepare_images(fill(source, files), 16, cache=cache)
+    from_zip = prepare_images(make_zip(tmp_path / "photos.zip", files), 16, cache=cache)
+    assert all((a == b).all() for a, b in zip(decoded(from_folder), decoded(from_zip), strict=True))
+
+
+def modes() -> dict[str, bytes]:
+    """A 32x32 picture in every mode that cameras, scanners and web pages make: RGB (200, 100, 50) or grey."""
+    color = Image.new("RGB", (32, 32), (200, 100, 50))
+    grey16 = np.full((32, 32), 120 * 257, np.uint16)
+    half = color.copy()
+    half.putalpha(128)
+    palette = color.convert("P", palette=Image.Palette.ADAPTIVE)
+    return {
+        "cmyk.jpg": encode(color.convert("CMYK"), "JPEG", quality=95),
+        "palette.png": encode(palette),
+        "palette_clear.png": encode(palette, transparency=0),
+        "alpha.png": encode(half),
+        "grey.png": encode(Image.new("L", (32, 32), 120)),
+        "grey_alpha.png": encode(Image.new("LA", (32, 32), (120, 255))),
+        "grey16.png": encode(grey16),
+        "one_bit.png": encode(Image.new("1", (32, 32), 1)),
+        "rgb16.png": rgb16(),
+    }
+
+
+def rgb16() -> bytes:
+    """A 16-bit RGB PNG, which Pillow reads but does not write."""
+
+    def chunk(kind: bytes, content: bytes) -> bytes:
+        return (
+            struct.pack(">I", len(content)) + kind + content + struct.pack(">I", zlib.crc32(kind + content))
+        )
+
+    row = b"\0" + struct.pack(">3H", 200 * 257, 100 * 257, 50 * 257) * 32
+    head = struct.pack(">IIBBBBB", 32, 32, 16, 2, 0, 0, 0)
+    return (
+        b"\x89PNG\r\n\x1a\n"
+        + chunk(b"IHDR", head)
+        + chunk(b"IDAT", zlib.compress(row * 32))
+        + chunk(b"IEND", b"")
+    )
+
+
+MEANT = {
+    "cmyk.jpg": (200, 100, 50),
+    "palette.png": (200, 100, 50),
+    "palette_clear.png": (255, 255, 255),
+    "alpha.png": (227, 177, 152),
+    "grey.png": (120, 120, 120),
+    "grey_alpha.png": (120, 120, 120),
+    "grey16.png": (120, 120, 120),
+    "one_bit.png": (255, 255, 255),
+    "rgb16.png": (200, 100, 50),
+}
+
+
+@pytest.mark.parametrize("name", sorted(MEANT))
+def test_every_mode_keeps_its_colours(name):
+    picture, small = userimages.square(modes()[name], 16)
+    assert not small and picture.mode == "RGB" and picture.size == (16, 16)
+    assert np.abs(np.asarray(picture).astype(int) - MEANT[name]).max() <= 3
+
+
+def test_exif_orientation_is_applied():
+    pixels = np.zeros((32, 32, 3), np.uint8)
+    pixels[:16] = 255  # white above
+    exif = Image.Exif()
+    exif[0x0112] = 3  # turned by 180 degrees
+    upright = np.asarray(userimages.square(encode(pixels, "JPEG", exif=exif), 16)[0]).astype(int)
+    assert upright[:6].mean() < 20 and upright[-6:].mean() > 235
+
+
+def test_damaged_metadata_does_not_lose_the_picture():
+    picture, _ = userimages.square(encode(plain(), "JPEG", exif=b"Exif\0\0MM\0*\xff\xff\xff\xff"), 16)
+    assert picture.size == (16, 16)
+
+
+def test_unreadable_files_are_named_and_skipped(source, cache):
+    good = encode(np.random.default_rng(0).integers(0, 256, (64, 64, 3), np.uint8), "JPEG")
+    data = fill(
+        source,
+        {
+            "a_good.jpg": good,
+            "b_cut.jpg": good[: len(good) // 2],
+            "c_text.png": b"this is no image",
+            "d_empty.png": b"",
+            "e_really_gif.png": encode(plain(), "GIF"),
+            ".hidden.jpg": b"no",
+            "notes.txt": b"hello",
+        },
+    )
+    found = prepare_images(data, 16, cache=cache)
+    assert found.count == 1
+    notes = "\n".join(found.notes)
+    for name in ("b_cut.jpg", "c_text.png", "d_empty.png", "e_really_gif.png"):
+        assert f"skipped {name}: " in notes
+    assert "hidden" not in notes and "1 files are not JPEG or PNG (found .txt): ignored" in notes
+    assert str(source) not in notes
+
+
+def test_small_images_are_upscaled_and_said(source, cache):
+    found = prepare_images(fill(source, {"s.png": encode(plain(size=(8, 9)))}), 16, cache=cache)
+    assert found.notes == ["1 of 1 images are smaller than 16x16: upscaled"]
+
+
+def test_what_cannot_be_used_is_refused(source, cache, tmp_path):
+    assert "no such folder" in refused(str(tmp_path / "nowhere"), cache)
+    assert "holds no JPEG or PNG" in refused(str(source), cache)
+    (source / "x.webp").write_bytes(b"RIFF")
+    assert "found .webp" in refused(str(source), cache)
+    assert "neither a folder nor a zip" in refused(str(source / "x.webp"), cache)
+    (tmp_path / "bad.zip").write_bytes(b"PK\x03\x04" + bytes(50))
+    assert "neither a folder nor a zip" in refused(str(tmp_path / "bad.zip"), cache)
+    (source / "x.png").write_bytes(b"no")
+    assert "none of 1 images can be read; the first: x.png: not a JPEG or PNG" in refused(str(source), cache)
+    assert "holds no JPEG or PNG" in refused(make_zip(tmp_path / "empty.zip", {}), cache)
+
+
+def test_fewer_images_than_a_batch_are_refused(source, cache):
+    data = fill(source, {"a.png": encode(plain()), "b.png": encode(plain())})
+    for _ in range(2):  # made, then found in the cache
+        with pytest.raises(UserError, match="2 usable images, fewer than one batch of 3"):
+            prepare_images(data, 16, cache=cache, at_least=3)
+    assert prepare_images(data, 16, cache=cache, at_least=2).count == 2
+
+
+# Hostile files
+
+
+def test_zip_members_are_not_written_where_they_point(cache, tmp_path):
+    content = encode(plain())
+    data = make_zip(
+        tmp_path / "evil.zip", {"../../escaped.png": content, "/tmp/escaped.png": content, "ok.png": content}
+    )
+    before = set(tmp_path.rglob("*escaped*"))
+    found = prepare_images(data, 16, cache=cache)
+    assert found.count == 3
+    assert sorted(os.listdir(found.path)) == ["000000.jpg", "000001.jpg", "000002.jpg"]
+    assert set(tmp_path.rglob("*escaped*")) == before
+
+
+def test_bombs_are_skipped_before_they_are_unpacked(cache, tmp_path, monkeypatch):
+    monkeypatch.setattr(userimages, "MAX_BYTES", 100_000)
+    monkeypatch.setattr(userimages, "MAX_PIXELS", 1_000_000)
+    many_pixels = encode(Image.new("1", (3000, 3000)))  # a kilobyte that decodes to 9 million pixels
+    data = make_zip(
+        tmp_path / "b.zip",
+        {"many_bytes.png": bytes(10**6), "many_pixels.png": many_pixels, "ok.png": encode(plain())},
+    )
+    found = prepare_images(data, 16, cache=cache)
+    assert found.count == 1
+    assert "skipped many_pixels.png: 3000x3000 is more than 1 million pixels" in found.notes
+    assert any(note.startswith("skipped many_bytes.png: larger than") for note in found.notes)
+
+
+def test_damaged_and_lying_zip_members_are_skipped(cache, tmp_path):
+    data = make_zip(
+        tmp_path / "c.zip",
+        {
+            "a.png": encode(np.random.default_rng(1).integers(0, 256, (64, 64, 3), np.uint8)),
+            "b.png": encode(plain()),
+        },
+    )
+    content = bytearray(Path(data).read_bytes())
+    content[60:90] = bytes(30)  # inside the first member
+    Path(data).write_bytes(content)
+    found = prepare_images(data, 16, cache=cache)
+    assert found.count == 1 and found.notes[0].startswith("skipped a.png: ")
+
+
+def test_pipes_and_link_loops_do_not_hang(source, cache):
+    data = fill(source, {"deep/a.png": encode(plain())})
+    os.mkfifo(source / "pipe.png")
+    (source / "deep" / "loop").symlink_to(source)
+    (source / "gone.png").symlink_to(source / "nowhere")
+    release = threading.Timer(5, lambda: (source / "pipe.png").open("wb").close())  # ends a reader that waits
+    release.daemon = True
+    release.start()
+    found = prepare_images(data, 16, cache=cache)
+    release.cancel()
+    assert found.count == 1
+    reasons = ["skipped gone.png: No such file or directory", "skipped pipe.png: not a regular file"]
+    assert sorted(found.notes) == reasons

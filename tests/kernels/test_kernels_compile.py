@@ -1,0 +1,106 @@
+"""Every kernel compiles, without a GPU, for every GPU generation in use, fits its shared memory, sums as one.
+
+`make test` compiles for one of them, in few configurations; `make test-all` for all.
+"""
+
+import ast
+import json
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("triton")
+
+from kernels import choices
+from tests.support import compiling
+from tests.support.compiling import FULLY, SHARED_KIB
+from tests.support.lanes import contracted_sums
+
+ROOT = Path(__file__).parents[2]
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(1300)
+def test_every_kernel_compiles_and_fits(tmp_path):
+    """In short strips, both dtypes of a step and both memory formats: half a minute on a core of its own."""
+    assert_compiled(in_others(tmp_path, ["few"]))
+
+
+@pytest.mark.exhaustive
+@pytest.mark.timeout(1300)  # three minutes on two cores that have nothing else to do
+def test_every_kernel_compiles_and_fits_in_every_configuration(tmp_path):
+    first = ["80", "90"] if len(FULLY) == 1 else ["80", "90", "100"]  # as long as all others
+    found = in_others(tmp_path, first, [str(each) for each in SHARED_KIB if str(each) not in first])
+    assert_compiled(found)
+    used = {choices.Key(*row) for each in found for row in each["rows"]}
+    assert used == set(choices.TABLE)  # no row that the calls below do not come to
+
+
+def in_others(cache: Path, *arguments: list[str]) -> list[dict]:
+    """What processes of their own say, one for each list of arguments: this one may have Triton's interpreter on."""
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
+    others = [
+        subprocess.Popen([sys.executable, compiling.__file__, *each], env=env, **pipes) for each in arguments
+    ]
+    found = []
+    for other in others:
+        out, err = other.communicate(timeout=1250)
+        assert other.returncode == 0, err[-3000:]
+        found.append(json.loads(out))
+    return found
+
+
+def assert_compiled(found: list[dict]) -> None:
+    compiled = [row for each in found for row in each["compiled"]]
+    assert {name for name, *_ in compiled} == jit_kernels()
+    for name, capability, shared_bytes, differing in compiled:
+        where = f"{name} on sm_{capability}"
+        assert not differing, f"{where}: a sum over lanes is another number in each: {differing[0]}"
+        assert shared_bytes <= SHARED_KIB[capability] * 1024, where
+
+
+LANES = {  # of two values: what a thread does with them, and whether lanes then differ
+    "fma.rn.f32 %r4, %r1, %r2, %r9;": True,
+    "@%p1 fma.rn.f32 %r4, %r1, %r2, %r9;": True,
+    "fma.rn.f32 %r4, %r9, %r2, %r1;": False,  # a factor
+    "add.f32 %r4, %r3, %r9;": True,  # to the product: ptxas makes it an fma
+    "add.f32 %r4, %r9, %r3;": True,
+    "add.f32 %r4, %r5, %r9;": False,  # to a sum
+    "add.rn.f32 %r4, %r3, %r9;": False,
+    "mov.b32 %r8, %r9; add.f32 %r4, %r3, %r8;": True,
+    "mov.b64 %rd1, {%r7, %r9}; fma.rn.f64 %rd4, %rd2, %rd3, %rd1;": True,
+}
+
+
+@pytest.mark.parametrize("instructions", LANES)
+def test_a_product_that_takes_in_a_neighbours_sum_is_seen(instructions):
+    before = "mul.f32 %r3, %r1, %r2; add.f32 %r5, %r3, %r6; shfl.sync.bfly.b32 %r9, %r3, 1, 31, -1; "
+    lines = "\n".join(f"\t{each.strip()};" for each in (before + instructions).split(";") if each.strip())
+    assert bool(contracted_sums(lines)) == LANES[instructions]
+    assert not contracted_sums(lines.replace("bfly", "idx"))
+
+
+def jit_kernels() -> set[str]:
+    """The kernels that are there, by their source: whatever is launched is called <something>_kernel."""
+    lines = (line for path in (ROOT / "kernels").glob("*.py") for line in path.read_text().splitlines())
+    return {line[4:].split("(")[0] for line in lines if line.startswith("def ") and "_kernel(" in line}
+
+
+def test_no_kernel_has_a_default_that_an_older_triton_cannot_pass_on():
+    """Triton 3.6 hands a default on as it stands, and knows no text: `EVICT=""` stopped every kernel that loads."""
+    found = []
+    for path in sorted((ROOT / "kernels").glob("*.py")):
+        for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(node, ast.FunctionDef) and any(
+                "triton.jit" in ast.unparse(d) for d in node.decorator_list
+            ):
+                texts = [
+                    d for d in node.args.defaults if isinstance(d, ast.Constant) and isinstance(d.value, str)
+                ]
+                found += [f"{path.name}: {node.name}" for _ in texts]
+    assert not found

@@ -1,0 +1,213 @@
+"""instance_norm_act on NCHW maps that a program walks over plane by plane: what every op owes its user, asked of it."""
+
+from types import SimpleNamespace
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+
+import kernels
+from kernels import instance_norm_act_planes as planes
+from kernels.tiles import is_nhwc
+from tests.kernels import test_kernels_ops as ops
+from tests.support.kernel_checks import assert_no_worse
+
+every_case = pytest.mark.parametrize("case", ["instance_norm_act", "instance_norm_act noise"])
+
+
+@pytest.fixture(params=[False, True], ids=["plain", "hints, backwards"])
+def walked(monkeypatch, request):
+    """One multiprocessor with a large cache: two programs, blocks of 16 pixels. Yields which kernels were launched."""
+    hints = request.param
+    made, launch = [], planes._launch
+
+    def record(kernel, how, *arguments, **constants):
+        made.append((kernel.__name__, how.programs))
+        launch(kernel, how, *arguments, **constants)
+
+    monkeypatch.setattr(planes, "processor", lambda device: (90, 1))
+    monkeypatch.setattr(planes, "cache_bytes", lambda device: 1 << 30)
+    monkeypatch.setattr(planes, "LEAST_PIXELS", 1)
+    monkeypatch.setattr(planes, "CONFIGS", ((1.0, planes.Config(2, 16, 8, 3, 1, hints, hints)),))
+    monkeypatch.setattr(planes, "_launch", record)
+    yield made
+    assert {name for name, _ in made} == {
+        "instance_norm_act_planes_kernel",
+        "instance_norm_act_planes_grad_kernel",
+    }
+
+
+@pytest.mark.covering
+@every_case
+def test_gradients_of_gradients_are_those_of_the_function(case, walked):
+    ops.test_gradients_of_gradients_are_those_of_the_function(case, "nchw")
+
+
+@pytest.mark.covering("case", "walked")
+@every_case
+@pytest.mark.parametrize("size", [(3, 3), (4, 4), (3, 9), (8, 4), (7, 7)], ids=str)
+def test_blocks_that_fit_and_that_do_not_agree_with_the_reference(case, size, walked):
+    fused, reference = ops.functions(case)
+    inputs = ops.make_inputs(case, (2, 5, *size))
+    got, want = ops.values_and_grads(fused, inputs), ops.values_and_grads(reference, inputs)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-10)
+    assert {count for _, count in walked} == {2}  # each walks over five planes
+
+
+@every_case
+@hypothesis.settings(
+    max_examples=8,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[hypothesis.HealthCheck.function_scoped_fixture],
+)
+@hypothesis.given(
+    shape=st.tuples(st.integers(1, 4), st.integers(2, 19), st.integers(1, 7), st.integers(1, 7)),
+    seed=st.integers(0, 99),
+)
+def test_any_shape_agrees_with_the_reference(case, walked, shape, seed):
+    """Two planes at least, which is what a multiprocessor is kept busy with. Other layouts are not walked over."""
+    begin = len(walked)
+    fused, reference = ops.functions(case)
+    inputs = ops.make_inputs(case, shape, seed=seed)
+    got, want = ops.values_and_grads(fused, inputs), ops.values_and_grads(reference, inputs)
+    for a, b in zip(got, want, strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-7, atol=1e-7)
+    # One pixel or one channel is channels_last memory as much as NCHW: it goes that way.
+    expected = 2 if not is_nhwc(inputs[0]) else 0
+    assert len({name for name, _ in walked[begin:]}) == expected
+
+
+@every_case
+def test_an_empty_batch_is_no_launch(case, walked):
+    ops.test_an_empty_batch(case)
+    assert walked == []
+    test_blocks_that_fit_and_that_do_not_agree_with_the_reference(case, (3, 3), walked)
+
+
+@pytest.mark.covering("case", "dtype")
+@every_case
+@pytest.mark.parametrize("dtype", ops.LOW, ids=str)
+def test_low_precision_is_no_worse_than_plain_pytorch(case, dtype, walked):
+    ops.test_low_precision_is_no_worse_than_plain_pytorch(case, "nchw", dtype)
+
+
+def test_a_mean_far_from_zero_costs_no_digits(walked):
+    inputs = ops.make_inputs("instance_norm_act", (2, 4, 9, 11), dtype=torch.float32)
+    inputs[0] = (inputs[0].detach() + 1000).requires_grad_()
+    fused, reference = ops.functions("instance_norm_act")
+    exact = [t.detach().double().requires_grad_() for t in inputs]
+    results = (
+        ops.values_and_grads(f, i)[:2] for f, i in ((fused, inputs), (reference, inputs), (reference, exact))
+    )
+    assert_no_worse(*results, torch.float32)
+
+
+@every_case
+def test_mixed_strided_and_expanded_inputs(case, walked):
+    ops.test_mixed_dtypes(case)
+    ops.test_strided_inputs(case)
+    ops.test_autocast_gives_the_references_dtype(case)
+
+
+@every_case
+@pytest.mark.parametrize("value", [float("nan"), float("inf")], ids=str)
+def test_nan_and_inf_come_out_where_the_references_do(case, value, walked):
+    fused, reference = ops.functions(case)
+    inputs = ops.make_inputs(case, (2, 3, 5, 7))
+    with torch.no_grad():
+        inputs[0][1, 1, 0, 1] = value
+    wanted = [t for t in inputs if t.requires_grad]
+    for f in (lambda y: y.detach(), lambda y: torch.autograd.grad(y.sum(), wanted)[0]):
+        torch.testing.assert_close(f(fused(*inputs)), f(reference(*inputs)), equal_nan=True)
+
+
+@every_case
+def test_every_element_is_written(case, walked, monkeypatch):
+    new_empty, empty_like = torch.Tensor.new_empty, torch.empty_like
+    monkeypatch.setattr(torch.Tensor, "new_empty", lambda *a, **k: new_empty(*a, **k).fill_(float("nan")))
+    monkeypatch.setattr(torch, "empty_like", lambda *a, **k: empty_like(*a, **k).fill_(float("nan")))
+    for t in ops.values_and_grads(ops.functions(case)[0], ops.make_inputs(case, (2, 3, 3, 7))):
+        assert t.isfinite().all()
+
+
+def test_only_what_is_needed_is_computed(walked):
+    """The gradient of the scale alone, as for a frozen network below, and noise without x."""
+    x, scale, bias, strength, noise = ops.make_inputs("instance_norm_act noise", (2, 3, 5, 7))
+    for wanted in ([scale], [bias, strength], [x]):
+        results = []
+        for op in (kernels.instance_norm_act, kernels.instance_norm_act_reference):
+            inputs = {"x": x, "scale": scale, "bias": bias, "strength": strength}
+            inputs = {k: t if any(t is w for w in wanted) else t.detach() for k, t in inputs.items()}
+            y = op(inputs["x"], inputs["scale"], inputs["bias"], noise=noise, strength=inputs["strength"])
+            results.append(torch.autograd.grad(y.square().sum(), wanted))
+        for a, b in zip(*results, strict=True):
+            torch.testing.assert_close(a, b)
+
+
+@pytest.mark.parametrize(
+    ("shape", "layout", "dtype", "tensors", "count", "marks"),
+    [
+        ((8, 512, 256, 256), "nchw", torch.bfloat16, 1, 264, True),
+        ((8, 512, 128, 128), "nchw", torch.bfloat16, 1, 264, False),
+        ((8, 512, 128, 128), "nchw", torch.bfloat16, 2, 264, False),
+        ((8, 512, 128, 128), "nchw", torch.float32, 2, 264, True),
+        ((8, 512, 256, 256), "nchw", torch.bfloat16, 2, 132, True),
+        ((8, 512, 256, 256), "nchw", torch.float32, 1, 132, True),
+        ((8, 512, 256, 256), "nchw", torch.float32, 2, 132, True),
+        ((8, 512, 512, 512), "nchw", torch.bfloat16, 1, 0, False),  # more than twice what the cache holds
+        ((8, 512, 256, 256), "nhwc", torch.bfloat16, 1, 0, False),
+        ((8, 512, 16, 16), "nchw", torch.bfloat16, 1, 0, False),
+        ((1, 64, 256, 256), "nchw", torch.bfloat16, 1, 0, False),  # fewer than two for each multiprocessor
+        ((8, 64, 1024, 1024), "nchw", torch.bfloat16, 1, 0, False),
+    ],
+)
+def test_when_it_is_the_way(shape, layout, dtype, tensors, count, marks, monkeypatch):
+    """Marks where planes push each other out."""
+    monkeypatch.setattr(planes, "processor", lambda device: (90, 132))
+    monkeypatch.setattr(planes, "cache_bytes", lambda device: 60 << 20)
+    x = torch.empty(shape, dtype=dtype, device="meta").contiguous(memory_format=ops.FORMATS[layout])
+    how = planes.walk(x, tensors)
+    assert (how.programs, how.hints) == (count, marks) if how else not count
+
+
+@pytest.mark.parametrize(
+    ("shared_kib", "block", "pixel_bytes", "count"),
+    [
+        (227, 8192, 8, 3),  # an H200's: bfloat16 backward with noise
+        (227, 8192, 12, 3),
+        (163, 8192, 12, 2),
+        (99, 8192, 8, 2),  # a GeForce's
+        (99, 8192, 12, 2),
+        (48, 8192, 12, 1),
+    ],
+)
+def test_what_is_loaded_ahead_fits_into_shared_memory(shared_kib, block, pixel_bytes, count, monkeypatch):
+    monkeypatch.setattr(planes, "shared_bytes", lambda device: shared_kib << 10)
+    assert planes.stages(3, block, True, pixel_bytes, torch.device("cuda")) == count
+    assert planes.stages(1, block, True, pixel_bytes, torch.device("cuda")) == 1
+    assert (count - 1) * block * pixel_bytes <= shared_kib << 10
+
+
+def test_the_cache_is_asked_for_its_size(monkeypatch):
+    found = SimpleNamespace(L2_cache_size=40 << 20)
+    monkeypatch.setattr(torch.cuda, "get_device_properties", lambda device: found)
+    planes.cache_bytes.cache_clear()
+    assert planes.cache_bytes(torch.device("cuda", 7)) == 40 << 20
+    assert planes.cache_bytes(torch.device("cpu")) > 0
+    planes.cache_bytes.cache_clear()
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("dtype", [torch.bfloat16, torch.float32], ids=str)
+def test_planes_and_tiles_agree_on_the_gpu_and_runs_are_bit_identical(dtype, monkeypatch):
+    inputs = ops.make_inputs("instance_norm_act noise", (8, 128, 65, 64), dtype=dtype)
+    fused, reference = ops.functions("instance_norm_act noise")
+    assert planes.walk(inputs[0], 2)
+    first, again = ops.values_and_grads(fused, inputs), ops.values_and_grads(fused, inputs)
+    assert all(torch.equal(a, b) for a, b in zip(first, again, strict=True))
+    exact = [t.detach().double().requires_grad_(t.requires_grad) for t in inputs]
+    plain, exact = ops.values_and_grads(reference, inputs), ops.values_and_grads(reference, exact)
+    assert_no_worse(first, plain, exact, dtype)

@@ -1,0 +1,205 @@
+"""Offsets past 2^31 elements, and gradients that nobody asked for."""
+
+import gc
+
+import pytest
+import torch
+
+import kernels
+from kernels import tiles
+from kernels.choices import Choice
+from kernels.tiles import tl
+from ladder.machine import system
+from ladder.receipts.watch import launches
+from ladder.studies.kernelbench.cases import registry as kernelcases
+
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+
+
+@pytest.mark.skipif(not tiles.INTERPRETED, reason="on a GPU the test below does it in full")
+@pytest.mark.parametrize(
+    ("grid", "sizes", "columns", "offset"),
+    [
+        ((2, 1), (16, 2**27, 16, 1, 1, 1), 16, 2**31),  # the second sample's first tile
+        ((3, 1), (2**30, 3, 2**30, 1, 3, 3), 16, 2**31),  # the third pixel's first 16 channels
+        (
+            (1, 2),
+            (2, 2**31 - 64, 1, 2**31 - 64, 1, 1),
+            1,
+            2**31 - 64,
+        ),  # NCHW: the second channel's first pixel
+    ],
+    ids=["sample", "pixel", "channel"],
+)
+def test_a_tile_past_two_to_the_31_is_read_and_written_where_it_lies(grid, sizes, columns, offset):
+    """Only tiles at the ends are run: memory between them is never touched, so the system never provides it."""
+    from kernels.bias_act import bias_act_kernel
+
+    x = torch.empty(2**31 + 64, dtype=torch.float16)
+    x[:columns], x[offset : offset + columns] = 1, torch.arange(1, columns + 1)
+    bias_act_kernel[grid](
+        x, None, None, None, None, x, *sizes, 0,
+        SLOPE=1.0, GAIN=2.0, CLAMP=None, ACC=tl.float32, WALK=False, WHOLE=True, STAGES=1,
+        BLOCK_P=1, BLOCK_C=columns, DEPENDENT=False,
+    )  # fmt: skip
+    assert x[offset : offset + columns].tolist() == [2 * (i + 1) for i in range(columns)]
+    assert x[:columns].tolist() == [2] * columns
+
+
+def by_sample() -> list[str]:
+    """Ops over maps whose samples have nothing to do with each other, but for sums over all of them."""
+    return [
+        name
+        for name, entry in kernelcases.OPS.items()
+        if set("".join(entry.inputs.values())) <= set("NCHWR13")
+        if {"NCHW", "N3HW"} & set(entry.inputs.values())
+        if entry.function not in ("conv2d", "minibatch_std")  # cuDNN's, and one that compares samples
+    ]
+
+
+def in_every_direction(case, inputs, gs, along):
+    """Results of all directions by name, each tensor with whether it has a sample an entry."""
+    op, entry = case.fused(), case.entry
+    wanted = [inputs[name] for name in case.differentiated]
+    shapes = [entry.inputs[name] for name in case.differentiated]
+    found = op(**inputs)
+    ys = [found] if isinstance(found, torch.Tensor) else list(found)
+    results = {f"y{i}": (y.detach(), True) for i, y in enumerate(ys)}
+    gs = [g.requires_grad_() for g in gs(ys)]
+    through = [inputs[name] for name in entry.penalty]
+    first = torch.autograd.grad(ys, wanted, gs, create_graph=bool(through), allow_unused=True)
+    del found, ys
+    for name, shape, gradient in zip(case.differentiated, shapes, first, strict=True):
+        results[f"d{name}"] = (gradient.detach(), "N" in shape)
+    if through:
+        firsts = [first[case.differentiated.index(name)] for name in entry.penalty]
+        second = torch.autograd.grad(firsts, [*wanted, *gs], along(firsts), allow_unused=True)
+        for name, shape, gradient in zip(
+            [*case.differentiated, *(f"g{i}" for i in range(len(gs)))],
+            [*shapes, *("N" for _ in gs)],
+            second,
+            strict=True,
+        ):
+            if gradient is not None:
+                results[f"dd{name}"] = (gradient, "N" in shape)
+    return results
+
+
+@pytest.mark.covering
+@pytest.mark.parametrize("layout", kernelcases.LAYOUTS)
+@pytest.mark.parametrize("op", by_sample())
+@pytest.mark.parametrize(
+    ("samples", "channels", "pixels"), [(3, 6, 8), pytest.param(33, 64, 1024, marks=pytest.mark.gpu)]
+)
+def test_the_last_sample_is_treated_as_it_is_alone(samples, channels, pixels, op, layout):
+    """Forward, backward and double backward; on a GPU it lies past 2^31 elements. Nothing comes from the others."""
+    if any(system.capabilities(DEVICE)[need] for need in kernelcases.OPS[op].needs):
+        pytest.skip(f"needs {', '.join(kernelcases.OPS[op].needs)}")
+    if pixels > 100:
+        gc.collect()
+        torch.cuda.empty_cache()
+        if torch.cuda.mem_get_info()[0] < 100 << 30:
+            pytest.skip("needs 100 GiB of GPU memory")
+    assert not differences(samples, channels, pixels, op, layout)
+
+
+def differences(samples: int, channels: int, pixels: int, op: str, layout: str) -> list[str]:
+    """What is another for the last sample than alone. No tensor outlives this: of a failed test all locals are kept."""
+    entry = kernelcases.OPS[op]
+    letters = set("".join(entry.inputs.values()))
+    wide = pixels + ("R" in letters)  # a transposed convolution leaves a pixel more
+    sizes = [("N", samples), ("C", channels), ("H", wide), ("W", wide), ("R", pixels)]
+    case = kernelcases.Case(op, tuple((k, n) for k, n in sizes if k in letters), "bf16", layout)
+    torch.manual_seed(0)
+    inputs = case.tensors(DEVICE)
+    last = {
+        name: (
+            t.detach()[-1:].clone(memory_format=torch.preserve_format)
+            if "N" in entry.inputs[name]
+            else t.detach()
+        )
+        for name, t in inputs.items()
+    }
+    last = {name: t.requires_grad_(inputs[name].requires_grad) for name, t in last.items()}
+    kept = {}  # what comes in behind the last sample; nothing comes in behind the others
+
+    def of_all(what):
+        def make(tensors):
+            made = []
+            for number, t in enumerate(tensors):
+                g = torch.zeros_like(t)
+                g[-1].normal_()
+                kept[what, number] = g[-1:].clone(memory_format=torch.preserve_format)
+                made.append(g)
+            return made
+
+        return make
+
+    def of_one(what):
+        return lambda tensors: [kept[what, number] for number in range(len(tensors))]
+
+    together = {
+        name: (t[-1:].clone() if by_sample else t, by_sample)
+        for name, (t, by_sample) in in_every_direction(case, inputs, of_all("g"), of_all("along")).items()
+    }
+    alone = in_every_direction(case, last, of_one("g"), of_one("along"))
+    problems = []
+    for name, (expected, each) in alone.items():
+        found = together[name][0]
+        # Sums may be taken in another order: all gradients but the map's are some, and so are statistics of a map.
+        sums = entry.function == "instance_norm_act" or (name[:1] == "d" and name not in ("dx", "ddg0"))
+        if each and not sums:
+            if not torch.equal(found, expected):
+                problems.append(f"{name}: another number")
+            continue
+        scale = float(expected.float().abs().max())
+        try:
+            one_step = torch.finfo(expected.dtype).eps if expected.dtype.itemsize == 2 else 2e-3
+            torch.testing.assert_close(found, expected, rtol=one_step, atol=2e-3 * scale)
+        except AssertionError as error:
+            problems.append(f"{name}: {error}")
+    return problems
+
+
+def leaves(*shapes: tuple[int, ...]) -> list[torch.Tensor]:
+    return [torch.randn(shape, device=DEVICE, requires_grad=True) for shape in shapes]
+
+
+def test_path_length_pays_for_no_weight_gradient():
+    """It differentiates by the styles alone; that the weight could be differentiated, too, must cost nothing."""
+    weight, style = leaves((4, 3, 3, 3), (2, 3))
+    with launches() as seen:
+        torch.autograd.grad(kernels.demodulate(weight, style).sum(), style, create_graph=True)
+    assert "demodulate_dstyle_kernel" in seen
+    assert "demodulate_dweight_kernel" not in seen
+    with launches() as seen:
+        kernels.demodulate(weight, style).sum().backward()
+    assert "demodulate_dweight_kernel" in seen
+
+
+@pytest.mark.parametrize("asked", [0, 1, 2, 3])
+def test_a_gradient_asked_for_alone_is_the_same_as_among_others(asked):
+    x, bias, strength, scale = inputs = leaves((2, 5, 4, 3), (5,), (), (2, 5))
+    noise = torch.randn(2, 1, 4, 3, device=DEVICE)
+
+    def y():
+        return kernels.bias_act(x, bias, noise=noise, strength=strength, scale=scale).square().sum()
+
+    alone = torch.autograd.grad(y(), inputs[asked])
+    assert torch.equal(alone[0], torch.autograd.grad(y(), inputs)[asked])
+    y().backward()
+    assert torch.equal(alone[0], inputs[asked].grad)
+
+
+def test_sums_end_in_one_launch_and_only_where_asked_for(monkeypatch):
+    monkeypatch.setattr(tiles, "choose", lambda *key: Choice(tile=16, columns=4, warps=1, per_sm=1))
+    tiles.tiling.cache_clear()
+    x, bias, strength, scale = leaves((2, 5, 4, 3), (5,), (), (2, 5))
+    noise, counted = torch.randn(2, 1, 4, 3, device=DEVICE), []
+    for wanted in ((x,), (x, bias, strength, scale)):
+        y = kernels.bias_act(x, bias, noise=noise, strength=strength, scale=scale)
+        with launches() as seen:
+            torch.autograd.grad(y, wanted, torch.ones_like(y))
+        counted.append(seen.get("sum_partials_kernel", {}).get("calls", 0))
+    tiles.tiling.cache_clear()
+    assert counted == [0, 1]

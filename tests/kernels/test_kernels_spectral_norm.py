@@ -1,0 +1,306 @@
+"""spectral_norm, power_iteration: all layers at once against plain PyTorch, and PyTorch's own parametrization.
+
+Without a GPU the Triton kernels run in Triton's interpreter, so shapes are tiny and launches few.
+"""
+
+import sys
+
+import hypothesis
+import hypothesis.strategies as st
+import pytest
+import torch
+from torch import Tensor
+from torch.autograd import gradcheck, gradgradcheck
+from torch.nn.utils import parametrizations
+
+import kernels
+from ladder.receipts.watch import launches
+
+MODULE = sys.modules["kernels.spectral_norm"]
+DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
+SHAPES = ((5, 3, 3, 3), (7, 9), (1, 13), (6, 70, 1, 1), (34, 4, 3, 1))  # nothing divides anything
+GAINS = (1.0, 0.5**0.5, 2.0, 1.0, 0.3)
+torch.set_num_threads(1)
+
+
+def layers(shapes=SHAPES, nhwc=False, dtype=torch.float64, seed=0):
+    """Weights, us and vs, which have followed the weights for two steps: across random ones sigma would cancel."""
+    generator = torch.Generator().manual_seed(seed)
+
+    def normal(*size: int) -> Tensor:
+        return torch.randn(size, generator=generator, dtype=torch.float64)
+
+    weights = [normal(*shape).to(DEVICE, dtype) for shape in shapes]
+    if nhwc:
+        weights = [w.contiguous(memory_format=torch.channels_last) if w.dim() == 4 else w for w in weights]
+    wide = torch.float64 if dtype is torch.float64 else torch.float32
+    us, vs = (
+        [torch.nn.functional.normalize(normal(n), dim=0).to(DEVICE, wide) for n in sizes]
+        for sizes in zip(*((len(w), w[0].numel()) for w in weights), strict=True)
+    )
+    for _ in range(2):
+        kernels.power_iteration_reference(weights, us, vs)
+    return [w.requires_grad_() for w in weights], us, vs
+
+
+def values_and_grads(function, weights, us, vs, **how) -> list[Tensor]:
+    """Results, gradients along a fixed g, the same differentiated with a graph, and gradients of their squares."""
+    ys = function(weights, us, vs, **how)
+    gs = [torch.linspace(-1, 2, y.numel(), dtype=torch.float64).view(y.shape).to(y) for y in ys]
+    gs = [g.requires_grad_() for g in gs]
+    plain = torch.autograd.grad(ys, weights, gs, retain_graph=True)
+    first = torch.autograd.grad(ys, weights, gs, create_graph=True)
+    penalty = sum(d.to(torch.promote_types(d.dtype, torch.float32)).square().sum() for d in first)
+    second = torch.autograd.grad(penalty, [*weights, *gs])
+    return [t.detach() for t in (*ys, *plain, *first, *second)]
+
+
+@pytest.mark.parametrize("nhwc", [False, True], ids=["nchw", "nhwc"])
+def test_values_and_both_gradients_agree_with_plain_pytorch(nhwc):
+    made = layers(nhwc=nhwc)
+    found = [
+        values_and_grads(f, *made, gains=GAINS)
+        for f in (kernels.spectral_norm, kernels.spectral_norm_reference)
+    ]
+    torch.testing.assert_close(*found, rtol=1e-10, atol=1e-12)
+    wanted = [w.stride() for w in made[0]]
+    assert [t.stride() for t in found[0][: 2 * len(SHAPES)]] == 2 * wanted
+    assert [t.stride() for t in found[1][: len(SHAPES)]] == wanted
+
+
+@pytest.mark.parametrize("nhwc", [False, True], ids=["nchw", "nhwc"])
+def test_the_power_iteration_agrees_with_plain_pytorch_and_finds_the_norm(nhwc):
+    weights, us, vs = layers(nhwc=nhwc)
+    other = [[t.clone() for t in each] for each in (us, vs)]
+    for _ in range(3):
+        kernels.power_iteration(weights, us, vs)
+        kernels.power_iteration_reference(weights, *other)
+    torch.testing.assert_close([us, vs], other, rtol=1e-10, atol=1e-12)
+    for _ in range(40):
+        kernels.power_iteration_reference(weights, us, vs)
+    for y in kernels.spectral_norm(weights, us, vs):
+        assert float(torch.linalg.matrix_norm(y.detach().flatten(1), 2)) == pytest.approx(1, abs=0.02)
+
+
+def test_it_is_pytorch_s_own_parametrization():
+    weights, us, vs = layers()
+    for weight, u, v in zip(weights, us, vs, strict=True):
+        theirs = torch.nn.Module()
+        theirs.weight = torch.nn.Parameter(weight.detach().clone())
+        parametrizations.spectral_norm(theirs)
+        kept = theirs.parametrizations.weight[0]
+        kept._u.copy_(u)
+        kept._v.copy_(v)
+        expected = theirs.weight
+        kernels.power_iteration([weight], [u], [v])
+        (y,) = kernels.spectral_norm([weight], [u], [v])
+        torch.testing.assert_close((y, u, v), (expected, kept._u, kept._v))
+        g = torch.randn_like(y)
+        (got,) = torch.autograd.grad(y, weight, g)
+        (want,) = torch.autograd.grad(expected, theirs.parametrizations.weight.original, g)
+        torch.testing.assert_close(got, want)
+
+
+@pytest.mark.parametrize("nhwc", [False, True], ids=["nchw", "nhwc"])
+def test_gradients_of_gradients_are_those_of_the_function(nhwc):
+    weights, us, vs = layers(((2, 3, 2, 1), (3, 2)), nhwc=nhwc)
+
+    def function(*w):
+        return tuple(kernels.spectral_norm(w, us, vs, gains=(1.0, 0.7)))
+
+    assert gradcheck(function, weights, fast_mode=True)
+    assert gradgradcheck(function, weights, fast_mode=True)
+
+
+@hypothesis.settings(max_examples=8, deadline=None, derandomize=True)
+@hypothesis.given(
+    shapes=st.lists(
+        st.tuples(st.integers(1, 40), st.integers(1, 9), st.integers(1, 3), st.integers(1, 3)),
+        min_size=1,
+        max_size=4,
+    ),
+    nhwc=st.booleans(),
+    seed=st.integers(0, 99),
+)
+def test_any_shapes(shapes, nhwc, seed):
+    weights, us, vs = layers(shapes, nhwc, seed=seed)
+    found = []
+    for iterate, norm in (
+        (kernels.power_iteration, kernels.spectral_norm),
+        (kernels.power_iteration_reference, kernels.spectral_norm_reference),
+    ):
+        vectors = [[t.clone() for t in each] for each in (us, vs)]
+        iterate(weights, *vectors)
+        ys = norm(weights, *vectors)
+        gs = [torch.linspace(-1, 2, y.numel()).view(y.shape).to(y) for y in ys]
+        found.append([*vectors[0], *vectors[1], *ys, *torch.autograd.grad(ys, weights, gs)])
+    torch.testing.assert_close(*found, rtol=1e-8, atol=1e-10)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.float16, torch.bfloat16], ids=str)
+def test_sums_are_kept_in_full_precision(dtype):
+    weights, us, vs = layers(nhwc=True, dtype=dtype)
+    exact = [w.detach().double().requires_grad_() for w in weights]
+    wide = [[t.double() for t in each] for each in (us, vs)]
+    ys, want = (
+        kernels.spectral_norm(weights, us, vs),
+        kernels.spectral_norm_reference(exact, *wide),
+    )
+    eps = 4 * torch.finfo(dtype).eps
+    gs = [torch.randn_like(y) for y in ys]
+    got = [*ys, *torch.autograd.grad(ys, weights, gs)]
+    want = [*want, *torch.autograd.grad(want, exact, [g.double() for g in gs])]
+    assert all(t.dtype is dtype for t in got)
+    torch.testing.assert_close([t.double() for t in got], want, rtol=eps, atol=eps)
+
+
+def test_it_writes_what_convolutions_take_and_its_gradient_is_the_weight_s():
+    weights, us, vs = layers(dtype=torch.float32, nhwc=True)
+    with torch.autocast(DEVICE, torch.bfloat16):
+        ys = kernels.spectral_norm(weights, us, vs)
+        want = kernels.spectral_norm_reference(weights, us, vs)
+        assert {y.dtype for y in kernels.spectral_norm(weights, us, vs, dtype=torch.float32)} == {
+            torch.float32
+        }
+    assert {y.dtype for y in (*ys, *want)} == {torch.bfloat16}
+    torch.testing.assert_close(ys, want, rtol=2**-7, atol=1e-6)
+    grads = torch.autograd.grad(ys, weights, [torch.randn_like(y) for y in ys])
+    assert {g.dtype for g in grads} == {torch.float32}
+    assert [g.stride() for g in grads] == [w.stride() for w in weights]
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), 0.0], ids=str)
+def test_what_is_not_finite_comes_out_where_the_reference_s_does(value):
+    """And a weight of zeros, whose norm is none; neighbours of such a layer keep their values."""
+    found = []
+    for iterate, norm in (
+        (kernels.power_iteration, kernels.spectral_norm),
+        (kernels.power_iteration_reference, kernels.spectral_norm_reference),
+    ):
+        weights, us, vs = layers(nhwc=True)
+        with torch.no_grad():
+            if value == 0:
+                weights[1].zero_()
+            else:
+                weights[1][2, 3] = value
+        iterate(weights, us, vs)
+        ys = norm(weights, us, vs)
+        found.append([*us, *vs, *ys, *torch.autograd.grad(ys, weights, [torch.ones_like(y) for y in ys])])
+    torch.testing.assert_close(*found, equal_nan=True)
+    assert not found[0][2 * len(SHAPES) + 1].isfinite().all() and found[0][2 * len(SHAPES)].isfinite().all()
+
+
+@pytest.mark.parametrize("how", ["expanded", "transposed", "sliced"])
+def test_weights_that_are_no_block_of_memory(how):
+    made = torch.randn(6, 4, 3, 3, dtype=torch.float64, device=DEVICE)
+    weight = {
+        "expanded": made[:1].expand(6, -1, -1, -1),
+        "transposed": made.transpose(2, 3),
+        "sliced": made[:, ::2],
+    }
+    weight = weight[how].detach().requires_grad_()
+    _, us, vs = layers((tuple(weight.shape),))
+    found = (
+        values_and_grads(f, [weight], us, vs)
+        for f in (kernels.spectral_norm, kernels.spectral_norm_reference)
+    )
+    torch.testing.assert_close(*found)
+    other = [[t.clone() for t in each] for each in (us, vs)]
+    kernels.power_iteration([weight], us, vs)
+    kernels.power_iteration_reference([weight], *other)
+    torch.testing.assert_close([us, vs], other)
+
+
+def test_every_element_is_written(monkeypatch):
+    """Memory arrives full of NaN, counters of garbage; nothing of it may be left, nor be added up."""
+
+    def poisoned(make):
+        def made(*a, **k):
+            t = make(*a, **k)
+            return t.fill_(float("nan") if t.is_floating_point() else 1234)
+
+        return made
+
+    monkeypatch.setattr(Tensor, "new_empty", poisoned(Tensor.new_empty))
+    monkeypatch.setattr(torch, "empty_like", poisoned(torch.empty_like))
+    weights, us, vs = layers(nhwc=True)
+    before = [t.clone() for t in (*us, *vs)]
+    kernels.power_iteration(weights, us, vs)
+    assert not any(t.equal(b) for t, b in zip((*us, *vs), before, strict=True) if t.numel() > 1)
+    for t in (*us, *vs, *values_and_grads(kernels.spectral_norm, weights, us, vs)):
+        assert t.isfinite().all()
+
+
+def test_each_is_two_launches_for_all_layers():
+    weights, us, vs = layers(dtype=torch.float32)
+    with launches() as seen:
+        kernels.power_iteration(weights, us, vs)
+    assert {name: each["calls"] for name, each in seen.items()} == {
+        "spectral_rows_kernel": 1,
+        "spectral_columns_kernel": 1,
+    }
+    with launches() as seen:
+        ys = kernels.spectral_norm(weights, us, vs)
+    assert sorted(seen) == ["spectral_rows_kernel", "spectral_scale_kernel"]
+    with launches() as seen:
+        torch.autograd.grad(ys, weights, [torch.ones_like(y) for y in ys])
+    assert sorted(seen) == ["spectral_grad_kernel", "spectral_products_kernel"]
+
+
+def test_a_backward_pass_after_the_next_iteration_is_refused():
+    """u and v have moved under it: PyTorch's own error, instead of the gradient at another point."""
+    weights, us, vs = layers()
+    y = kernels.spectral_norm(weights, us, vs)[0]
+    kernels.power_iteration(weights, us, vs)
+    with pytest.raises(RuntimeError, match="modified by an inplace operation"):
+        y.sum().backward()
+
+
+def test_bytes_are_weights_and_results():
+    weights, us, vs = layers(((8, 4, 3, 3), (8, 16)), dtype=torch.float32)
+    outs = kernels.spectral_norm_reference(weights, us, vs, dtype=torch.bfloat16)
+    elements = 8 * 36 + 8 * 16
+    assert MODULE.bytes_moved(weights, outs) == elements * (4 + 2)
+    assert MODULE.bytes_moved(weights, outs, backward=True) == elements * (4 + 2 + 4)
+
+
+@pytest.mark.parametrize(
+    ("change", "message"),
+    [
+        (lambda w, u, v: (w, u[:-1], v), r"need weights \[O, ...\]"),
+        (lambda w, u, v: (w, v, u), r"need weights \[O, ...\]"),
+        (lambda w, u, v: ([], [], []), r"need weights \[O, ...\]"),
+        (lambda w, u, v: ([w[0][:0]], u[:1], v[:1]), "of some size"),
+        (lambda w, u, v: ([w[0].float(), *w[1:]], u, v), "must be of one float dtype"),
+    ],
+)
+def test_what_does_not_fit_is_refused_in_one_line(change, message):
+    made = change(*layers())
+    for function in (kernels.spectral_norm, kernels.spectral_norm_reference, kernels.power_iteration):
+        with pytest.raises(ValueError, match=message) as refused:
+            function(*made)
+        assert "\n" not in str(refused.value)
+
+
+def test_u_and_v_that_cannot_be_written_in_place_and_a_gain_too_few_are_refused():
+    weights, us, vs = layers(((4, 6),))
+    with pytest.raises(ValueError, match="must be contiguous"):
+        kernels.power_iteration(weights, [us[0].repeat_interleave(2)[::2]], vs)
+    with pytest.raises(ValueError, match="a gain for each of 1 weights, got 2"):
+        kernels.spectral_norm(weights, us, vs, gains=(1.0, 1.0))
+
+
+@pytest.mark.gpu
+def test_two_runs_are_bit_identical():
+    """Whichever program comes last takes the sum, and takes it in the same order."""
+    shapes = ((512, 512, 3, 3), (512, 8192), (64, 3, 1, 1), (512, 513, 3, 3), (256, 128, 3, 3))
+    found = []
+    for _ in range(20):
+        weights, us, vs = layers(shapes, nhwc=True, dtype=torch.float32)
+        kernels.power_iteration(weights, us, vs)
+        found.append([*us, *vs, *values_and_grads(kernels.spectral_norm, weights, us, vs)])
+    weights, *other = layers(shapes, nhwc=True, dtype=torch.float32)
+    kernels.power_iteration_reference(weights, *other)
+    torch.testing.assert_close(found[0][:10], [t for each in other for t in each], rtol=1e-4, atol=1e-5)
+    for each in found[1:]:
+        assert all(torch.equal(a, b) for a, b in zip(found[0], each, strict=True))

@@ -1,0 +1,164 @@
+"""How activations are cut into tiles, and what the package says of machines it cannot run on."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+
+import kernels
+from kernels import choices, tiles
+
+ROOT = Path(__file__).parents[2]
+FILTER = (0.125, 0.375, 0.375, 0.125)
+SHAPES = [
+    (8, 64, 256, 256),
+    (8, 512, 4, 4),
+    (32, 512, 1, 1),
+    (4, 3, 1024, 1024),
+    (5, 7, 3, 11),
+    (2, 1, 9, 9),
+    (6, 512),
+]
+
+
+@pytest.mark.parametrize("shape", SHAPES, ids=str)
+@pytest.mark.parametrize("nhwc", [False, True])
+@pytest.mark.parametrize("merge", [False, True])
+@pytest.mark.parametrize("direction", choices.DIRECTIONS)
+@pytest.mark.parametrize("op", choices.OPS)
+def test_tiles_cover_every_element_and_reductions_stay_small(shape, nhwc, merge, direction, op):
+    size, where = torch.Size(shape), (torch.bfloat16, torch.device("cpu"))
+    t = tiles.tiling(size, nhwc, op, direction, *where, merge)
+    channels, pixels, stride_p, stride_c, count, programs = t.sizes
+    block_p, block_c = t.options["BLOCK_P"], t.options["BLOCK_C"]
+    assert t.samples * channels * pixels == size.numel()
+    assert sorted((stride_p, stride_c)) == sorted((1, channels if nhwc else pixels))
+    assert (count - 1) * block_p < pixels <= count * block_p
+    assert (
+        -(-count // programs) - 1
+    ) * programs < count  # no program walks further than another by more than a tile
+    assert t.options["WALK"] == (programs < count)
+    assert t.options["WHOLE"] == (pixels % block_p == 0 and channels % block_c == 0)
+    assert t.grid == (t.samples * programs, -(-channels // block_c))
+    if direction != "forward":
+        assert t.rows * channels <= max(size.numel() / 8, t.samples * channels * 8)  # partial sums
+
+
+@pytest.mark.parametrize("shape", [(1, 2**20, 3, 2**20), (2**33, 4), (4, 2**31)], ids=str)
+@pytest.mark.parametrize("nhwc", [False, True])
+def test_offsets_within_a_tile_fit_32_bits_however_large_the_tensor(shape, nhwc):
+    where = ("bias_act", "backward", torch.bfloat16, torch.device("cpu"), True)
+    t = tiles.tiling(torch.Size(shape), nhwc, *where)
+    _, pixels, stride_p, stride_c, *_ = t.sizes
+    extent = (t.options["BLOCK_P"] - 1) * stride_p + (t.options["BLOCK_C"] - 1) * stride_c
+    assert extent < 2**31
+    assert t.samples == 1 or pixels < 2**30  # pixels merged over samples are counted in 32 bits
+
+
+def test_where_no_row_says_medium_one_of_large_maps_decides(monkeypatch):
+    table = {
+        choices.Key("modulate", "forward"): choices.Choice(64, 8, 1),
+        choices.Key("modulate", "forward", *choices.H200): choices.Choice(128, 8, 1),
+        choices.Key("modulate", "backward", *choices.H200): choices.Choice(256, 8, 1),
+        choices.Key("modulate", "backward", *choices.H200[:3], "medium"): choices.Choice(512, 8, 1),
+    }
+    monkeypatch.setattr(choices, "TABLE", table)
+    monkeypatch.setattr(choices, "_chosen", {})
+    sizes = [choices.size_of(n) for n in (1 << 20, (1 << 20) + 1, (1 << 26) - 1, 1 << 26)]
+    assert sizes == ["small", "medium", "medium", "large"]
+    for direction, tiles_ in (("forward", (64, 128, 128)), ("backward", (512, 256))):
+        wanted = ("small", "medium", "large") if direction == "forward" else ("medium", "large")
+        found = [choices.choose("modulate", direction, 2, "nhwc", 90, size).tile for size in wanted]
+        assert found == list(tiles_)
+    assert {row.get("size") for row in choices.used()} == {None, "large", "medium"}
+
+
+def test_the_most_specific_row_of_the_table_decides_and_can_be_asked_for(monkeypatch):
+    general, special = choices.Choice(64, 8, 1), choices.Choice(128, 8, 1)
+    table = {choices.Key("modulate", "forward"): general}
+    table[choices.Key("modulate", "forward", architecture=89)] = special
+    monkeypatch.setattr(choices, "TABLE", table)
+    monkeypatch.setattr(choices, "_chosen", {})
+    monkeypatch.setattr(choices, "_noted", {})
+    assert choices.choose("modulate", "forward", 2, "nhwc", 90, "large") == general
+    assert choices.choose("modulate", "forward", 2, "nhwc", 89, "large") == special
+    assert [(c["architecture"], c["tile"]) for c in choices.chosen()] == [(89, 128), (90, 64)]
+    assert choices.choose("modulate", "forward", 4, "nchw", 90, "small") == general
+    named = {"op": "modulate", "direction": "forward"}
+    assert choices.used() == [named | {"architecture": 89} | special._asdict(), named | general._asdict()]
+
+
+@pytest.mark.parametrize(
+    ("op", "shape", "run"),
+    [
+        ("upfirdn2d", (2, 4, 8, 8), lambda x: kernels.upfirdn2d(x, FILTER, up=2)),
+        ("filter_act", (2, 4, 8, 8), lambda x: kernels.filter_act(x, FILTER)),
+        ("rgb", (2, 4, 8, 8), lambda x: kernels.to_rgb(x, torch.ones(3, 4, 1, 1), torch.ones(2, 4))),
+        (
+            "instance_norm_act planes",
+            (3, 88, 32, 32),
+            lambda x: kernels.instance_norm_act(x, *torch.ones(2, 3, 88)),
+        ),
+    ],
+)
+def test_what_other_tables_decide_is_told_with_the_rest(op, shape, run, monkeypatch):
+    monkeypatch.setattr(choices, "_noted", {})
+    for module in ("upfirdn2d", "filtered_act_launch", "rgb_kernels"):
+        for value in vars(sys.modules[f"kernels.{module}"]).values():
+            getattr(value, "cache_clear", lambda: None)()
+    run(torch.ones(shape))
+    (row,) = (each for each in choices.used() if each["op"] == op)
+    assert row["case"] and ("rows " in row["entry"] or "per_sm " in row["entry"])
+
+
+def test_dense_copies_only_what_must_be_copied():
+    x = torch.zeros(2, 3, 4, 5)
+    nhwc = x.contiguous(memory_format=torch.channels_last)
+    assert tiles.dense(x) is x
+    assert tiles.dense(nhwc) is nhwc
+    assert tiles.dense(nhwc[:, :, ::2]).is_contiguous(memory_format=torch.channels_last)
+    assert tiles.dense(x[:, :, ::2]).is_contiguous()
+
+
+def in_fresh_process(code: str, **more: str) -> subprocess.CompletedProcess:
+    env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
+    env |= {"CUDA_VISIBLE_DEVICES": ""} | more
+    return subprocess.run([sys.executable, "-c", code], env=env, cwd=ROOT, capture_output=True, text=True)
+
+
+def test_without_a_gpu_it_says_so_and_points_to_the_reference():
+    done = in_fresh_process(
+        "import torch, kernels; print(kernels.available())\n"
+        "try: kernels.modulate(torch.zeros(1, 1, 1, 1), torch.zeros(1, 1))\n"
+        "except RuntimeError as e: print(e)"
+    )
+    assert done.stdout.splitlines()[0] == "no CUDA GPU that PyTorch can use"
+    assert "modulate_reference" in done.stdout or "_reference" in done.stdout
+
+
+def test_tritons_interpreter_needs_nothing_that_only_tests_do():
+    """`TRITON_INTERPRET=1` is documented; Triton's own, which these tests make faster, wants its language in sight."""
+    done = in_fresh_process(
+        "import torch, kernels\n"
+        "x, taps = torch.randn(1, 2, 4, 4, requires_grad=True), (0.25, 0.5, 0.25)\n"
+        "y = kernels.filter_act(kernels.modulate(x, torch.ones(1, 2)), taps, torch.zeros(2), padding=1)\n"
+        "(g,) = torch.autograd.grad(y.sum(), x)\n"
+        "print(torch.equal(y > 0, kernels.upfirdn2d_reference(x, taps, padding=1) > 0), bool(g.all()))",
+        TRITON_INTERPRET="1",
+    )
+    assert done.stdout.split() == ["True", "True"], done.stderr[-2000:]
+
+
+def test_without_triton_the_references_still_work():
+    done = in_fresh_process(
+        "import sys; sys.modules['triton'] = None\n"
+        "import torch, kernels; print(kernels.available())\n"
+        "print(kernels.bias_act_reference(torch.tensor([[1.0, -1.0]]), gain=1.0).tolist())"
+    )
+    assert done.stdout.splitlines() == [
+        "Triton is not installed (pip install triton)",
+        "[[1.0, -0.20000000298023224]]",
+    ]

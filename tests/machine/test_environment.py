@@ -1,0 +1,155 @@
+"""Environment variables that change what is measured: recorded without paths, refused where they falsify."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ladder.base.errors import UserError
+from ladder.cli import main as cli
+from ladder.machine import environment
+from ladder.results import identity, judging, schema
+from ladder.results.combine import belonging, comparing, resuming
+from tests.support import made_up
+
+
+@pytest.mark.parametrize("name", environment.FALSIFIES)
+@pytest.mark.parametrize("device", ["cuda", "cpu"])
+def test_a_variable_that_falsifies_is_refused_in_one_line_that_says_what_to_do(name, device):
+    with pytest.raises(UserError) as refusal:
+        environment.refuse(device, {name: "1"})
+    line = str(refusal.value)
+    assert line.endswith(f"unset {name}") and "\n" not in line
+
+
+@pytest.mark.parametrize(
+    "name", ["CUDA_LAUNCH_BLOCKING", "TORCHDYNAMO_DISABLE", "TORCH_ALLOW_TF32_CUBLAS_OVERRIDE"]
+)
+@pytest.mark.parametrize("off", ["0", ""])
+def test_a_switch_that_is_off_falsifies_nothing(name, off):
+    environment.refuse("cuda", {name: off})
+
+
+def test_pytorch_takes_its_allocator_away_whatever_the_variable_holds():
+    with pytest.raises(UserError, match="unset PYTORCH_NO_CUDA_MEMORY_CACHING"):
+        environment.refuse("cuda", {"PYTORCH_NO_CUDA_MEMORY_CACHING": "0"})
+
+
+def test_tritons_interpreter_is_for_cpus_alone():
+    environment.refuse("cpu", {"TRITON_INTERPRET": "1"})
+    with pytest.raises(UserError, match="unset TRITON_INTERPRET"):
+        environment.refuse("cuda", {"TRITON_INTERPRET": "1"})
+
+
+def test_several_are_named_at_once():
+    with pytest.raises(UserError, match=r"unset CUDA_LAUNCH_BLOCKING NVIDIA_TF32_OVERRIDE$"):
+        environment.refuse("cuda", {"NVIDIA_TF32_OVERRIDE": "0", "CUDA_LAUNCH_BLOCKING": "1"})
+
+
+CHANGING = {
+    "OMP_NUM_THREADS": "1",
+    "OMP_WAIT_POLICY": "PASSIVE",
+    "MKL_NUM_THREADS": "2",
+    "KMP_AFFINITY": "granularity=fine,compact,1,0",
+    "GOMP_SPINCOUNT": "0",
+    "PYTORCH_CUDA_ALLOC_CONF": "expandable_segments:True",
+    "PYTORCH_ALLOC_CONF": "max_split_size_mb:128",
+    "CUDA_DEVICE_MAX_CONNECTIONS": "1",
+    "CUDA_MODULE_LOADING": "EAGER",
+    "CUBLAS_WORKSPACE_CONFIG": ":4096:8",
+    "TORCH_CUDNN_V8_API_DISABLED": "1",
+    "TORCHINDUCTOR_MAX_AUTOTUNE": "1",
+    "TRITON_DEBUG": "1",
+    "MALLOC_ARENA_MAX": "2",
+    "CUDA_MPS_ACTIVE_THREAD_PERCENTAGE": "50",
+}
+
+
+@pytest.mark.parametrize("name", CHANGING)
+def test_what_changes_a_number_is_recorded_as_it_is_and_said(name):
+    seen = environment.recorded({name: CHANGING[name], "HOME": "/home/someone", "PATH": "/usr/bin"})
+    assert seen == {name: CHANGING[name]}
+    assert environment.said(seen) == [f"measured with {name}={CHANGING[name]}"]
+    assert schema.CONDITIONS[environment.KEY](seen) is None
+
+
+@pytest.mark.parametrize(
+    "name, value",
+    [
+        ("LD_PRELOAD", "/home/someone/lib/mine.bin"),
+        ("CUDNN_LOGDEST_DBG", "/home/someone/log.txt"),
+        ("MALLOC_TRACE", "/home/someone/trace"),
+        ("TRITON_DUMP", "~/someone/x\n<b>"),
+    ],
+)
+def test_a_path_is_never_in_a_result_but_another_path_is_another_environment(name, value):
+    seen, other = environment.recorded({name: value}), environment.recorded({name: value + "2"})
+    assert "someone" not in json.dumps(seen) and seen.keys() == {name} and seen != other
+    assert schema.CONDITIONS[environment.KEY](seen) is None
+
+
+def test_a_preloaded_library_is_named_without_its_folder():
+    seen = environment.recorded({"LD_PRELOAD": "/usr/lib/libjemalloc.so.2:/opt/libtcmalloc.so"})
+    assert seen == {"LD_PRELOAD": "libjemalloc.so.2 libtcmalloc.so"}
+
+
+@pytest.mark.parametrize(
+    "name",
+    ["CUDA_VISIBLE_DEVICES", "CUDA_HOME", "TRITON_CACHE_DIR", "TORCHINDUCTOR_CACHE_DIR", "TORCHINDUCTOR_REDIS_HOST",
+     "CUDA_VERSION", "TORCH_HOME", "PYTORCH_BUILD_NUMBER"],
+)  # fmt: skip
+def test_which_gpu_and_where_files_lie_are_not_recorded(name):
+    assert environment.recorded({name: "GPU-12345678"}) == {}
+
+
+COMMANDS = {
+    "run": ["run", "--workload", "tiny", "--device", "cpu", "--quick"],
+    "kernels": ["kernels", "--device", "cpu"],
+    "claims": ["kernels", "--claims", "--device", "cpu"],
+    "precision": ["precision", "--device", "cpu"],
+    "sustain": ["sustain", "--device", "cpu"],
+    "bench-compare": ["bench-compare", "--base", "HEAD", "--device", "cpu"],
+}
+
+
+@pytest.mark.parametrize("command", COMMANDS)
+def test_every_command_that_measures_refuses_before_anything_is_written(tmp_path, command):
+    asked = [*COMMANDS[command], "--out", str(tmp_path / "out")]
+    seen = CliRunner().invoke(cli.main, asked, prog_name="ladder", env={"CUDA_LAUNCH_BLOCKING": "1"})
+    assert seen.exit_code == 2 and seen.stderr.count("\n") == 1, seen.output
+    assert "unset CUDA_LAUNCH_BLOCKING" in seen.stderr and not (tmp_path / "out").exists()
+
+
+def made(**variables: str) -> dict:
+    return made_up.gpu_run() | {environment.KEY: variables}
+
+
+def test_results_of_two_environments_neither_merge_nor_compare_nor_share_noise():
+    one, other = made(OMP_NUM_THREADS="1"), made(OMP_NUM_THREADS="2")
+    assert belonging.other_work(one, other) == ["OMP_NUM_THREADS: 1 and 2"]
+    assert "OMP_NUM_THREADS: 1 and 2" in comparing.differences(one, other)
+    assert not judging._same(one, other) and judging._same(one, made(OMP_NUM_THREADS="1"))
+    old = made_up.gpu_run()  # an earlier version does not say
+    assert belonging.other_work(old, one) == [] and comparing.differences(old, one) == []
+
+
+def test_a_run_goes_on_in_its_own_environment_alone(tmp_path):
+    path = Path("run.json")
+    with pytest.raises(
+        UserError, match="OMP_NUM_THREADS was 1 and is not set here; set it as it was"
+    ) as refusal:
+        resuming.refuse_other_environment(path, made(OMP_NUM_THREADS="1"), made())
+    assert "\n" not in str(refusal.value)
+    resuming.refuse_other_environment(path, made_up.gpu_run(), made(OMP_NUM_THREADS="1"))
+
+
+def test_a_result_with_its_conditions_is_valid():
+    images = {"count": 8, "digest": "0123456789abcdef"}
+    result = made(OMP_NUM_THREADS="1", LD_PRELOAD="libjemalloc.so.2") | {identity.IMAGES: images}
+    result["workload"]["data"] = "user-images"
+    assert schema.RESULT(result) is None
+    result[environment.KEY]["OMP_PLACES"] = "<script>"
+    assert schema.RESULT(result)[0] == ".environment.OMP_PLACES"

@@ -1,0 +1,251 @@
+"""Workloads, ladders and climbs: what a user's YAML file can do, and each way it can be wrong in one line."""
+
+import json
+import subprocess
+import sys
+from itertools import pairwise
+
+import pytest
+
+from ladder.base.errors import UserError
+from ladder.plan import catalog, modes
+
+EVERYTHING = dict.fromkeys(catalog.NEEDS)
+NO_GPU = {need: None if need == "bf16" else "needs a CUDA GPU" for need in catalog.NEEDS}
+
+
+def refusal(load, *args) -> str:
+    with pytest.raises(UserError) as caught:
+        load(*args)
+    message = str(caught.value)
+    assert "\n" not in message and len(message) < 700
+    return message
+
+
+def test_the_issue_s_workloads_are_there():
+    sizes = {}
+    for name in catalog.workloads():
+        shown, w = catalog.load_workload(name)
+        assert shown == name
+        sizes[name] = (w["resolution"], w["channel_base"], w["batch"], w["norm"])
+    assert sizes == {
+        "article": (256, 16384, 8, "demod"),
+        "article-b32": (256, 16384, 32, "demod"),
+        "article-sn": (256, 16384, 8, "demod"),
+        "adain-256": (256, 16384, 8, "instance"),
+        "large": (256, 32768, 32, "demod"),
+        "stylegan2-512": (512, 32768, 8, "demod"),
+        "stylegan2-1024": (1024, 32768, 4, "demod"),
+        "tiny": (32, 1024, 4, "demod"),
+    }
+
+
+def test_the_article_s_ladder_in_its_order_with_its_numbers():
+    ladder = catalog.load_ladder("article")
+    assert [(rung.name, rung.article_ms) for rung in ladder.rungs] == [
+        ("baseline", 312), ("channels_last", 265), ("bf16", 158), ("fused_norm", 131),
+        ("set_to_none", 127), ("cuda_graphs", 119), ("data_loading", 112), ("fused_act", 104),
+    ]  # fmt: skip
+
+
+def test_a_users_workload_file(tmp_path):
+    (tmp_path / "photos").mkdir()
+    path = tmp_path / "My Work.yaml"
+    path.write_text("resolution: 64\nchannel_base: 2048\nbatch: 4\nlr: 2e-3\ndata: photos\n")
+    name, workload = catalog.load_workload(str(path))
+    assert name == "my-work"  # fit for a file name
+    assert workload["lr"] == 0.002  # YAML 1.1 would have read text
+    assert workload["data"] == str(tmp_path / "photos")  # from the file's folder, wherever the command runs
+
+
+BAD = {
+    "syntax": ("resolution: [64\nbatch: 4\n", ["line 2"]),
+    "unknown key": ("resolution: 64\nchannel_base: 2048\nbatch: 4\nbatchsize: 8\n", ["batchsize"]),
+    "wrong type": ("resolution: 64\nchannel_base: 2048\nbatch: four\n", ["batch", "integer"]),
+    "missing key": ("resolution: 64\n", ["channel_base"]),
+    "key twice": ("resolution: 64\nbatch: 4\nbatch: 8\nchannel_base: 2048\n", ["'batch' twice", "line 3"]),
+    "a list": ("- resolution: 64\n", ["list"]),
+    "nothing": ("# only a comment\n", ["nothing"]),
+    "a tag": ("!!python/object/apply:os.system ['echo pwned']\n", ["line 1"]),
+    "an alias": ("resolution: &a 64\nchannel_base: *a\nbatch: 4\n", ["aliases"]),
+    "a key that is a list": ("? [1, 2]\n: 3\n", ["key"]),
+    "a number for a key": ("64: resolution\n", ["64"]),
+    "too deep": ("a: " + "[" * 5000 + "\n", ["deep"]),
+    "not text": (b"\xff\xfe\x00\x01bad", []),
+    "a bad date": ("resolution: 2001-99-99\n", []),
+    "too large": ("# " + "x" * 70_000 + "\n", ["KiB"]),
+    "absurd resolution": (
+        "resolution: 1048576\nchannel_base: 1048576\nbatch: 4\n",
+        ["resolution", "4096", "1048576"],
+    ),
+    "infinite": ("resolution: 64\nchannel_base: 2048\nbatch: 4\nlr: .inf\n", ["lr"]),
+}
+
+
+@pytest.mark.parametrize("content, said", BAD.values(), ids=BAD.keys())
+def test_a_bad_workload_file_is_refused_in_one_line_that_names_it(tmp_path, content, said):
+    path = tmp_path / "mine.yaml"
+    path.write_bytes(content if isinstance(content, bytes) else content.encode())
+    message = refusal(catalog.load_workload, str(path))
+    assert "mine.yaml" in message
+    for words in said:
+        assert words in message
+
+
+def test_a_missing_name_tells_what_there_is(tmp_path):
+    assert "article-b32" in refusal(catalog.load_workload, "artcle")
+    assert "no such workload file" in refusal(catalog.load_workload, str(tmp_path / "no.yaml"))
+    assert "no such" in refusal(catalog.load_workload, str(tmp_path))  # a folder
+    assert f"({len(catalog.rungs())} in all)" in refusal(catalog.load_rung, "../cli")
+
+
+@pytest.mark.parametrize(
+    "content, said",
+    [
+        ("rungs: [baseline, turbo]\n", "turbo"),
+        ("rungs: [baseline, bf16, baseline]\n", "twice"),
+        ("rungs:\n  - baseline: fast\n", "milliseconds"),
+        ("rungs:\n  - baseline: -3\n", "milliseconds"),
+        ("rungs: []\n", "one or more"),
+        ("rungs: baseline\n", "list"),
+        ("steps: [baseline]\n", "'steps'"),
+        ("title: 3\nrungs: [baseline]\n", "title"),
+        ("rungs:\n  - [baseline]\n", "NAME"),
+        ("rungs: [baseline]\nrival: fulll\n", "fulll"),
+        ("rungs: [baseline]\nrival: [full]\n", "rival"),
+        ("rungs: [baseline, fused_act]\nrival: article\n", "fused_act"),
+    ],
+)
+def test_a_bad_ladder_file_is_refused_in_one_line(tmp_path, content, said):
+    path = tmp_path / "mine.yaml"
+    path.write_text(content)
+    message = refusal(catalog.load_ladder, str(path))
+    assert "mine.yaml" in message and said in message
+
+
+def test_recipes_are_cumulative():
+    planned = catalog.climb(catalog.load_ladder("article"), EVERYTHING)
+    assert all(rung.skipped is None for rung in planned)
+    for lower, higher in pairwise(planned):
+        assert set(lower.recipe) <= set(higher.recipe)
+    assert planned[0].recipe == {}
+    assert planned[-1].recipe["precision"] == "bf16" and planned[-1].recipe["fused_act"] is True
+
+
+def test_what_the_hardware_cannot_do_is_skipped_and_the_rest_goes_on_without_it():
+    planned = {rung.name: rung for rung in catalog.climb(catalog.load_ladder("article"), NO_GPU)}
+    skipped = {name for name, rung in planned.items() if rung.skipped}
+    assert skipped == {"fused_norm", "cuda_graphs", "data_loading", "fused_act"}
+    assert planned["cuda_graphs"].recipe is None and "GPU" in planned["cuda_graphs"].skipped
+    assert "fused_norm" not in planned["set_to_none"].recipe
+    assert planned["set_to_none"].recipe["precision"] == "bf16"
+
+
+def test_a_chosen_rung_keeps_its_recipe_of_the_whole_ladder():
+    ladder = catalog.load_ladder("article")
+    whole = {rung.name: rung.recipe for rung in catalog.climb(ladder, EVERYTHING)}
+    some = catalog.climb(ladder, EVERYTHING, ["cuda_graphs", "baseline"])
+    assert [rung.name for rung in some] == ["baseline", "cuda_graphs"]  # in the ladder's order
+    assert some[1].recipe == whole["cuda_graphs"]
+    assert "turbo" in refusal(catalog.climb, ladder, EVERYTHING, ["turbo"])
+    assert "name one" in refusal(catalog.climb, ladder, EVERYTHING, [])
+
+
+def test_the_top_of_another_ladder_is_measured_last_with_its_own_recipe(tmp_path):
+    ladder, top = catalog.load_ladder("compile"), catalog.climb(catalog.load_ladder("full"), EVERYTHING)[-1]
+    *own, rival = catalog.climb(ladder, EVERYTHING)
+    assert (rival.name, rival.recipe, rival.title) == (top.name, top.recipe, "the top of full")
+    assert [rung.name for rung in own] == [step.name for step in ladder.rungs]
+    assert [rung.name for rung in catalog.climb(ladder, EVERYTHING, [top.name])] == [top.name]
+    assert top.name not in [rung.name for rung in modes.plan(modes.LEAVE_ONE_OUT, ladder, EVERYTHING)]
+    (tmp_path / "mine.yaml").write_text("rungs: [baseline]\nrival: compile\n")
+    *_, last = catalog.climb(catalog.load_ladder(str(tmp_path / "mine.yaml")), EVERYTHING)
+    assert (last.name, last.recipe) == (own[-1].name, own[-1].recipe)  # not the top of the rival's rival
+    recipes = {rung.name: rung.recipe for rung in [*own, rival]}
+    assert modes.depends_on(modes.CUMULATIVE, recipes, top.name, ["compile_max_autotune"]) is None
+
+
+def test_a_new_rung_is_a_file_and_a_line_of_yaml(tmp_path, monkeypatch):
+    import ladder.rungs
+
+    (tmp_path / "mine.py").write_text(
+        '"""Mine."""\ntitle = "mine"\nchange = {"modconv": "grouped"}\nneeds = ()\n'
+        'def receipt(seen):\n    """Seen."""\n'
+    )
+    (tmp_path / "typo.py").write_text(
+        '"""Typo."""\ntitle = "typo"\nchange = {"fused_nrom": True}\nneeds = ()\n'
+    )
+    (tmp_path / "bare.py").write_text('title = "bare"\nchange = {}\nneeds = ()\n')
+    for path in catalog.RUNGS.glob("*.py"):
+        (tmp_path / path.name).write_text(path.read_text())
+    monkeypatch.setattr(catalog, "RUNGS", tmp_path)
+    monkeypatch.setattr(ladder.rungs, "__path__", [str(tmp_path), *ladder.rungs.__path__])
+    (tmp_path / "my.yaml").write_text("rungs: [baseline, mine]\n")
+    planned = catalog.climb(catalog.load_ladder(str(tmp_path / "my.yaml")), EVERYTHING)
+    assert planned[1].recipe == {"modconv": "grouped"}
+    assert "ladder/rungs/typo.py" in refusal(catalog.load_rung, "typo")
+    assert "docstring" in refusal(catalog.load_rung, "bare")
+    (tmp_path / "silent.py").write_text('"""Silent."""\ntitle = "silent"\nchange = {}\nneeds = ()\n')
+    assert "receipt" in refusal(catalog.load_rung, "silent")
+
+
+def test_a_recipe_contains_the_rungs_whose_whole_change_it_carries():
+    planned = catalog.climb(catalog.load_ladder("article"), EVERYTHING)
+    names = [rung.name for rung in planned]
+    for place, rung in enumerate(planned):
+        assert set(catalog.contained(rung.recipe)) == set(names[: place + 1])
+    assert catalog.contained({"adam": "capturable"}) == ["baseline"]  # half of a rung is not the rung
+
+
+def test_an_impossible_climb_names_the_rung(tmp_path, monkeypatch):
+    (tmp_path / "my.yaml").write_text("rungs: [cuda_graphs]\n")
+    ladder = catalog.load_ladder(str(tmp_path / "my.yaml"))
+    broken = catalog.Rung("cuda_graphs", "t", "s", "s", {"cuda_graphs": True}, ())
+    monkeypatch.setattr(catalog, "load_rung", lambda name: broken)
+    message = refusal(catalog.climb, ladder, EVERYTHING)
+    assert "cuda_graphs.py" in message and "adam" in message
+
+
+def test_reading_the_catalog_imports_no_torch():
+    code = (
+        "import json, sys; from ladder.plan import catalog; catalog.load_workload('article');"
+        "catalog.climb(catalog.load_ladder('article'), {}); [catalog.load_rung(r) for r in catalog.rungs()];"
+        "print(json.dumps([m for m in ('torch', 'triton', 'numpy', 'matplotlib') if m in sys.modules]))"
+    )
+    run = subprocess.run(
+        [sys.executable, "-c", code], cwd=catalog.HERE.parent, capture_output=True, text=True
+    )
+    assert json.loads(run.stdout or "null") == [], run.stderr
+
+
+@pytest.mark.parametrize(
+    ("names", "field"),
+    [
+        (["baseline", "fp16", "bf16"], "precision"),
+        (["baseline", "bf16", "set_to_none", "fp16"], "precision"),
+        (["baseline", "set_to_none", "compile", "compile_max_autotune"], "compile"),
+        (["baseline", "fused_resample", "shifted_resample"], "resample"),
+    ],
+)
+@pytest.mark.parametrize("able", [EVERYTHING, NO_GPU])
+def test_two_rungs_that_contradict_each_other_are_refused(names, field, able, tmp_path):
+    """On every machine alike: on a CPU the first of two precisions would be n/a and the second measured."""
+    (tmp_path / "mine.yaml").write_text(f"rungs: [{', '.join(names)}]\n")
+    ladder = catalog.load_ladder(str(tmp_path / "mine.yaml"))
+    for only in (None, names[:1], names[-1:]):
+        said = refusal(catalog.climb, ladder, able, only)
+        assert f"{field} is" in said and names[-1] in said and "solo" in said
+        assert said == refusal(modes.plan, modes.LEAVE_ONE_OUT, ladder, able, only)
+
+
+def test_each_alone_may_contradict_the_others(tmp_path):
+    (tmp_path / "mine.yaml").write_text("rungs: [baseline, bf16, fp16]\n")
+    ladder = catalog.load_ladder(str(tmp_path / "mine.yaml"))
+    planned = {rung.name: rung.recipe for rung in modes.plan(modes.SOLO, ladder, EVERYTHING)}
+    assert (planned["bf16"]["precision"], planned["fp16"]["precision"]) == ("bf16", "fp16")
+    assert "fused_adam" not in planned["bf16"]
+
+
+def test_no_ladder_of_ours_contradicts_itself():
+    for name in catalog.ladders():
+        catalog.refuse_contradictions(catalog.load_ladder(name))

@@ -1,0 +1,313 @@
+"""Faults injected from outside into a run: no bad number published, no hang, no finished result lost.
+
+`docs/faults.md` is the table of all faults; those of one module's own are tested beside it.
+"""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.base.errors import UserError
+from ladder.machine import system
+from ladder.report import tables
+from ladder.results import record
+from tests.cli import test_cli
+from tests.cli.test_cli import call
+from tests.engine import test_measure
+from tests.engine.test_measure import alive, by_name, run, stored, wait_for
+
+ROOT = Path(__file__).resolve().parents[2]
+fakes = test_cli.fakes
+
+
+def the_file(out: Path) -> Path:
+    (path,) = out.glob("*/*.json")
+    return path
+
+
+# --- workers --------------------------------------------------------------------------------------------------------
+
+
+TIME = "zero, negative or infinite time"
+WRONG = {  # how it is injected: the fault, the recipe that plants it, the status, what the reason says
+    "SIGKILL to itself in a cycle": ("worker killed", {"fault": "kill"}, "failed", "killed by SIGKILL"),
+    "sys.exit while preparing": (
+        "worker ends by itself",
+        {"fault": "exit", "at": "prepare"},
+        "failed",
+        "ended with status 1: no licence",
+    ),
+    "CUDA's error in a cycle": ("out of memory", {"fault": "oom"}, "oom", "out of memory in visit, at most"),
+    "a real MemoryError in build": (
+        "out of memory",
+        {"fault": "memory", "at": "build"},
+        "oom",
+        "out of memory in build",
+    ),
+    "a real MemoryError in a cycle": (
+        "out of memory",
+        {"fault": "memory"},
+        "oom",
+        "memory in visit, at most 0.",
+    ),
+    "the step reports a NaN gradient after the timing": (
+        "NaN or Inf in a loss or gradient",
+        {"fault": "nan"},
+        "invalid",
+        "gradient of D.b4.conv.weight is NaN",
+    ),
+    "an illegal access is raised": (
+        "CUDA error",
+        {"fault": "cuda"},
+        "failed",
+        "CUDA error: an illegal memory access",
+    ),
+    "bytes on every open pipe": (
+        "writes into the protocol",
+        {"fault": "garbage"},
+        "failed",
+        "something else wrote between",
+    ),
+    "a clock that stands still": (TIME, {"fault": "clock", "ticks": ["0"]}, "invalid", "a step of 0.0 s"),
+    "a clock that runs backwards": (
+        TIME,
+        {"fault": "clock", "ticks": ["0", "16"]},
+        "invalid",
+        "a step of -1.0 s",
+    ),
+    "a clock that jumps to infinity": (
+        TIME,
+        {"fault": "clock", "ticks": ["inf", "0"]},
+        "invalid",
+        "a step of inf s",
+    ),
+    "a clock that says NaN": (TIME, {"fault": "clock", "ticks": ["nan"]}, "invalid", "a step of nan s"),
+}
+
+
+@pytest.mark.parametrize("injected", WRONG)
+def test_a_rung_that_goes_wrong_has_a_reason_and_no_number(
+    tmp_path: Path, injected: str, outcome: Any
+) -> None:
+    fault, recipe, status, says = WRONG[injected]
+    rungs = by_name(run(tmp_path, {"before": {}, "wrong": recipe, "after": {}}, rounds=2))
+    assert rungs["wrong"]["status"] == status and says in rungs["wrong"]["reason"]
+    assert rungs["wrong"]["step_ms"] is None and rungs["wrong"]["samples_ms"] == []
+    kept = [len(rungs[name]["rounds"]) for name in ("before", "after")]  # in other processes
+    assert kept == [2, 2] and stored(tmp_path)["complete"]
+    outcome(fault=fault, injected=injected, outcome=rungs["wrong"], kept=kept == [2, 2])
+
+
+@pytest.mark.parametrize("where", ["build", "prepare", "cycle"])
+def test_a_hang_is_ended_by_the_watchdog(tmp_path: Path, where: str, outcome: Any) -> None:
+    hang = {"fault": "hang", "at": where, "pids": str(tmp_path / "pids")}
+    did = "visit" if where == "cycle" else where
+    rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hang}, timeouts={did: 1.0}))
+    assert rungs["hung"]["status"] == "failed" and f"{did}: no sign of life" in rungs["hung"]["reason"]
+    assert rungs["fine"]["status"] == "ok"
+    left = [pid for pid in json.loads((tmp_path / "pids").read_text()) if alive(pid)]
+    assert not left
+    said = f"sleeps for ever in {where}, with a child process"
+    outcome(fault="hang", injected=said, outcome=rungs["hung"], kept=rungs["fine"]["step_ms"] is not None)
+
+
+def test_a_worker_killed_from_outside_costs_its_rung_alone_and_resume_makes_up_for_it(
+    tmp_path: Path, outcome: Any
+) -> None:
+    pids, out = tmp_path / "pids", tmp_path / "out"
+
+    def kill() -> None:
+        wait_for(lambda: pids.exists() and pids.read_text().endswith("]"))
+        os.kill(json.loads(pids.read_text())[0], signal.SIGKILL)
+
+    killer = threading.Thread(target=kill)
+    killer.start()
+    rungs: dict[str, dict | None] = {"fine": {}, "victim": {"fault": "hang", "pids": str(pids)}}
+    before = by_name(run(out, rungs, rounds=2))
+    killer.join()
+    assert before["victim"]["status"] == "failed" and "killed by SIGKILL" in before["victim"]["reason"]
+    wait_for(lambda: not alive(json.loads(pids.read_text())[1]))  # nor does its data loader outlive it
+    after = run(out, {**rungs, "victim": {}}, rounds=2, resume=the_file(out))
+    assert by_name(after)["fine"]["rounds"] == before["fine"]["rounds"] and len(before["fine"]["rounds"]) == 2
+    assert by_name(after)["victim"]["status"] == "ok" and after["complete"]
+    same = by_name(after)["fine"]["rounds"] == before["fine"]["rounds"]
+    outcome(
+        fault="worker killed", injected="SIGKILL from outside in a cycle", outcome=before["victim"], kept=same
+    )
+
+
+def test_an_outlying_process_is_kept_and_shown(tmp_path: Path, outcome: Any) -> None:
+    log = tmp_path / "log"
+
+    def stop() -> None:
+        # A quick round is a lead-in and a timed cycle, the first also one without lazy phases: this is the second.
+        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) >= 4)
+        workers = children()
+        for sign in (signal.SIGSTOP, signal.SIGCONT):
+            for pid in workers:
+                with contextlib.suppress(ProcessLookupError):
+                    os.kill(pid, sign)
+            time.sleep(1.0 * (sign == signal.SIGSTOP))
+
+    stopper = threading.Thread(target=stop)
+    stopper.start()
+    rungs: dict[str, dict | None] = {"first": {}, "slow once": {"sleep": 0.2, "log": str(log)}}
+    assert run(tmp_path / "out", rungs, rounds=5)["complete"]
+    stopper.join()
+    rung = by_name(stored(tmp_path / "out"))["slow once"]
+    slow = [sample for sample in rung["samples_ms"] if sample > 50]
+    assert len(slow) == 1 and len(rung["samples_ms"]) == 5 and rung["status"] == "ok"
+    assert rung["step_ms"] < 50 and rung["interval_ms"][1] > 2 * rung["step_ms"]  # it is not hidden
+    said = (
+        f"{rung['status']}: {len(rung['samples_ms'])} of 5 rounds kept, {len(slow)} outlying, a wide interval"
+    )
+    injected = "a process that is stopped for a second while it is timed"
+    outcome(fault="outlying process", injected=injected, outcome=said, number=True, kept=True)
+
+
+def children() -> list[int]:
+    """The processes that this one started and that still run."""
+    found = []
+    for stat in Path("/proc").glob("[0-9]*/stat"):
+        with contextlib.suppress(OSError):
+            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
+                found.append(int(stat.parent.name))
+    return found
+
+
+def test_names_that_a_file_spells_otherwise_do_not_hinder_resuming(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(system, "cpu_name", lambda: "Genuine® [CPU] 50%")
+    monkeypatch.setattr(test_measure.Ladder, "title", "Mine & yours; <all>!")
+    run(tmp_path, {"a": {}})
+    assert stored(tmp_path)["machine"]["cpu"] == "Genuine- (CPU) 50 percent"
+    assert run(tmp_path, {"a": {}}, rounds=2, resume=the_file(tmp_path))["complete"]
+
+
+# --- the whole run --------------------------------------------------------------------------------------------------
+
+
+def another_process(program: str) -> subprocess.Popen:
+    """A Python process that has `run` and `results`."""
+    begin = f"import os, signal, sys\nfrom pathlib import Path\nsys.path.insert(0, {str(ROOT)!r})\n"
+    begin += "from ladder.results import store as results\nfrom tests.engine.test_measure import run\n"
+    pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
+    return subprocess.Popen([sys.executable, "-c", begin + program], cwd=ROOT, text=True, **pipes)
+
+
+@pytest.fixture
+def hanging(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
+    """A run in another process whose first rung is finished and whose second hangs, and its folder."""
+    pids, out = tmp_path / "pids", tmp_path / "out"
+    rungs = {"quick": {}, "hang": {"fault": "hang", "pids": str(pids)}}
+    seed = test_measure.seed_with_first("quick")
+    process = another_process(f"run(Path({str(out)!r}), {rungs!r}, seed={seed})")
+    wait_for(lambda: pids.exists() and pids.read_text().endswith("]"), process)
+    yield process, out
+    process.kill()
+    process.communicate()
+    wait_for(lambda: not any(alive(pid) for pid in json.loads(pids.read_text())))
+
+
+def test_a_run_killed_outright_leaves_a_whole_file_and_a_folder_that_is_free(
+    hanging: Any, outcome: Any
+) -> None:
+    process, out = hanging
+    process.kill()
+    process.communicate()
+    result = stored(out)
+    assert not result["complete"] and by_name(result)["quick"]["step_ms"] > 0
+    seed = result["protocol"]["seed"]
+    after = run(
+        out, {"quick": {}, "hang": {}}, seed=seed, resume=the_file(out)
+    )  # nobody holds the lock any more
+    assert after["complete"] and by_name(after)["hang"]["status"] == "ok"
+    kept = by_name(after)["quick"]["rounds"] == by_name(result)["quick"]["rounds"]
+    assert kept
+    said = "a whole file, complete: no, and resumed to complete: yes"
+    injected = "SIGKILL to the orchestrator in a cycle"
+    outcome(fault="run killed outright", injected=injected, outcome=said, number=False, kept=kept)
+
+
+def test_a_second_run_into_the_same_folder_is_refused_and_disturbs_nothing(
+    hanging: Any, outcome: Any
+) -> None:
+    process, out = hanging
+    before = the_file(out).read_bytes()
+    with pytest.raises(UserError, match="another run is writing here") as refusal:
+        run(out, {"quick": {}})
+    kept = the_file(out).read_bytes() == before and process.poll() is None
+    assert kept
+    said = f"refused: {str(refusal.value).partition(': ')[2].partition(';')[0]}"
+    injected = "a second run while the first is in it"
+    outcome(fault="two runs into one folder", injected=injected, outcome=said, number=False, kept=kept)
+
+
+def test_sigterm_to_a_run_leaves_a_whole_and_marked_result(hanging: Any, outcome: Any) -> None:
+    process, out = hanging
+    process.send_signal(signal.SIGTERM)
+    process.communicate(timeout=30)
+    result = stored(out)
+    assert process.returncode == 0 and not result["complete"]
+    assert "interrupted: what was finished is kept" in result["protocol"]["notes"]
+    assert list(out.rglob("*.tmp")) == list(out.rglob(".lock")) == []
+    assert by_name(result)["hang"]["step_ms"] is None and by_name(result)["quick"]["step_ms"] > 0
+    said = f"a whole file, complete: no; {result['protocol']['notes'][-1]}"
+    outcome(fault="SIGTERM", injected="to the orchestrator in a cycle", outcome=said, number=False, kept=True)
+
+
+def test_nothing_measured_is_a_failure(tmp_path: Path, fakes: dict[str, Any], outcome: Any) -> None:
+    fakes["baseline"] = {"fault": "raise"}
+    arguments = ("--workload", "tiny", "--rungs", "baseline", "--rounds", 1, "--cycles", 1, "--quick")
+    failed = call("run", *arguments, "--out", tmp_path).exit_code
+    assert failed == 1
+    assert call("validate", the_file(tmp_path)).exit_code == 1
+    refused = call("run", "--rungs", "cuda_graphs", "--out", tmp_path / "none").exit_code
+    assert refused == 2 and not (tmp_path / "none").exists()
+    nothing = {"fault": "nothing measured", "number": False}
+    said = f"exit status {failed}, and the file is refused by ladder validate"
+    outcome(injected="the only rung raises", outcome=said, **nothing)
+    outcome(injected="no rung can run here", outcome=f"exit status {refused}, and no file", **nothing)
+
+
+def test_a_dirty_work_tree_is_marked_wherever_the_result_is_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any
+) -> None:
+    monkeypatch.setattr(record, "commit_of", lambda root: ("0123456789" * 4, True))
+    result = run(tmp_path, {"a": {}})
+    assert result["dirty"] is True and stored(tmp_path)["dirty"] is True
+    result["workload"] |= {"resolution": 32}
+    assert "with changes" in tables.markdown(result)
+    said = f"dirty: {str(stored(tmp_path)['dirty']).lower()} in the file, with changes beside the commit"
+    outcome(fault="dirty work tree", injected="git reports changes of the code", outcome=said)
+
+
+@pytest.mark.parametrize("changed", ["torch", "cuda", "driver"])
+def test_other_software_is_another_series(tmp_path: Path, changed: str, outcome: Any) -> None:
+    rungs: dict[str, dict | None] = {"a": {}, "b": {}}
+    run(tmp_path, rungs, rounds=2, quick=False)
+    path = the_file(tmp_path)
+    old = json.loads(path.read_text())
+    old["machine"][changed] = "1.0"
+    path.write_text(json.dumps(old))
+    before = path.read_bytes()
+    with pytest.raises(UserError, match=rf"{changed} was 1\.0 and is") as refusal:
+        run(tmp_path, rungs, rounds=3, resume=path)
+    assert path.read_bytes() == before
+    new = run(tmp_path, rungs, rounds=2, quick=False, seed=1)
+    assert new["noise"]["host"]["stored_rounds"] == 0  # nor are the twins of the old one heard
+    said = "resuming is refused: " + str(refusal.value).partition("--resume: ")[2].partition(" and is")[0]
+    said += " there, and its twins are not counted"
+    injected = f"an earlier result was made with {changed} 1.0"
+    outcome(fault="torch or CUDA upgrade", injected=injected, outcome=said, kept=path.read_bytes() == before)

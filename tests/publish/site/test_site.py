@@ -1,0 +1,376 @@
+"""What `asv publish` writes: from valid results only, whole or not at all, and nothing that reaches outside."""
+
+from __future__ import annotations
+
+import html.parser
+import json
+import re
+import shutil
+from pathlib import Path
+from urllib.parse import unquote
+
+import pytest
+
+from ladder.base.errors import UserError
+from ladder.publish.history import series as asvseries
+from ladder.publish.site import asvpages, building, collected, figures, front, vendored
+from ladder.publish.validation import validate
+from ladder.report.themes import DARK, LIGHT
+from tests.publish.validation.test_asvfiles import HOSTILE, plant
+from tests.support import committed, made_up_asv, published
+from tests.support.hostile_asv import RESULT_FILES
+
+ROOT = Path(__file__).resolve().parents[3]
+
+
+class Page(html.parser.HTMLParser):
+    """Every tag of a page with its attributes, and its text."""
+
+    def __init__(self, path: Path) -> None:
+        super().__init__()
+        self.tags: list[tuple[str, dict[str, str]]] = []
+        self.text = ""
+        self.feed(path.read_text(encoding="utf-8"))
+
+    def handle_starttag(self, tag: str, attributes: list) -> None:
+        self.tags.append((tag, {key: value or "" for key, value in attributes}))
+
+    def handle_data(self, data: str) -> None:
+        self.text += data
+
+    def of(self, tag: str) -> list[dict[str, str]]:
+        return [attributes for name, attributes in self.tags if name == tag]
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """One GPU under the protocol, as it is with a checkout of ours today."""
+    folder = tmp_path_factory.mktemp("site") / "project"
+    commit = published.project(folder, 2)[1]
+    published.asv_result(folder, published.H200, commit, 1, published.TIMES)
+    slower = {rung: 1.7 * seconds for rung, seconds in published.TIMES.items()}
+    published.asv_result(folder, published.L40S, "f" * 40, 1, slower)  # of no commit here
+    published.ladder_result(folder)
+    broken = published.ladder_result(folder, "NVIDIA A100")
+    broken.write_text(broken.read_text().replace('"gpu": "NVIDIA A100"', '"gpu": "<b>A100</b>"'))
+    (folder / "results" / "asv" / "benchmarks.json").write_text('{"rungs.Rung.evil": null}')
+    done = published.publish(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    refused = [line for line in done.stderr.splitlines() if "refused" in line and "benchmarks" not in line]
+    assert len(refused) == 1 and "a100" in refused[0]
+    return folder / ".asv" / "html"
+
+
+def test_one_gpu_is_one_panel_with_its_verdicts(site):
+    page = Page(site / "index.html")
+    assert len(page.of("picture")) == 1 and "NVIDIA H200" in page.text
+    assert "110 to 60.0 ms a step" in page.text and "faster" in page.text and "1 machine." in page.text
+    assert "One commit so far: fused_act, 62.0 ms a step." in page.text
+    for word in ("A100", "a100", "L40S", "l40s", "single run", "<b>"):
+        assert word not in page.text, "drawn, though it was refused or is of no commit here"
+
+
+def test_no_page_can_run_a_script_that_is_no_file_of_the_site(site):
+    pages = sorted(site.rglob("*.html"))
+    assert [page.relative_to(site).as_posix() for page in pages] == ["asv/index.html", "index.html"]
+    for path in pages:
+        page = Page(path)
+        (policy,) = [
+            each["content"] for each in page.of("meta") if each.get("http-equiv") == "Content-Security-Policy"
+        ]
+        assert policy.startswith("default-src 'none'") and "script-src-attr" not in policy
+        assert "unsafe-eval" not in policy and "script-src 'unsafe" not in policy
+        for tag, attributes in page.tags:
+            assert not [name for name in attributes if name.startswith("on")], f"{tag} has a handler"
+            if tag == "script":
+                assert (path.parent / attributes["src"]).is_file()
+    assert not Page(site / "index.html").of("script") and "script-src" not in front.page(
+        [], {}, [], [], {}, {}
+    )
+
+
+def test_every_link_of_the_front_page_leads_to_a_file_of_the_site(site):
+    page = Page(site / "index.html")
+    links = [each["href"] for each in page.of("a")]
+    assert len(links) > 8
+    for link in links:
+        path, _, part = link.partition("#")
+        assert (
+            (site / unquote(path)).is_file() if path else any(each.get("id") == part for _, each in page.tags)
+        ), link
+    raw = site / "results" / "ladder" / "nvidia-h200" / published.LADDER
+    assert json.loads(raw.read_text())["machine"]["gpu"] == "NVIDIA H200"
+    for chart in ("", "-dark"):
+        assert (site / "charts" / f"nvidia-h200-article-article{chart}.svg").stat().st_size > 10_000
+
+
+def test_benchmarks_are_those_of_the_checkout_that_have_a_result(site):
+    index = json.loads((site / "asv" / "index.json").read_text())
+    assert list(index["benchmarks"]) == [asvseries.STEP]
+    assert "'cached_uint8'" in index["benchmarks"][asvseries.STEP]["params"][1]
+
+
+def test_a_step_in_the_history_is_called_a_regression_nowhere(tmp_path):
+    """Single processes of two commits, a quarter apart, as in the history of this repository: a candidate."""
+    folder = tmp_path / "project"
+    for number, commit in enumerate(published.project(folder, 6)):
+        times = {rung: seconds * (1.25 if number > 2 else 1) for rung, seconds in published.TIMES.items()}
+        published.asv_result(folder, published.H200, commit, number, times)
+    done = published.publish(folder)
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert "egression" not in done.stdout + done.stderr
+    asv = folder / ".asv" / "html" / "asv"
+    assert not [path for path in asv.rglob("*") if "regression" in path.name or path.suffix == ".xml"]
+    index = json.loads((asv / "index.json").read_text())
+    assert [name for name, *_ in index["pages"]] == ["", "summarylist", "frontpage"]
+    for path in (*asv.rglob("*.json"), *folder.rglob("html/**/*.html")):
+        assert "regression" not in path.read_text().lower(), path.name
+    page = Page(asv / "index.html")
+    assert "Benchmark list" in page.text
+    for tag, attributes in page.tags:
+        for name in ("src", "href"):
+            target = attributes.get(name, "")
+            assert target.startswith(("#", "http")) or not target or (asv / target).is_file(), (tag, target)
+
+
+def test_asv_publish_among_every_hostile_file_draws_the_genuine_ones(tmp_path):
+    """All in one folder, each of a machine of its own, and the command itself: a line each, and a whole site."""
+    folder = tmp_path / "project"
+    commit = published.project(folder, 2)[1]
+    published.asv_result(folder, published.H200, commit, 1, published.TIMES)
+    results, expected = folder / "results" / "asv", {}
+    for number, name in enumerate(HOSTILE):
+        machine = made_up_asv.facts(f"NVIDIA Some GPU {number}")
+        seconds = {"baseline": 0.11 + 1e-3 * number, "cuda_graphs": 0.07 + 1e-3 * number}
+        path, words = plant(results, name, machine=machine, seconds=seconds, commit=commit)
+        expected[validate.show_path(path.relative_to(results))] = words
+    assert len(expected) == len(HOSTILE)
+    done = published.publish(folder)
+    assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr
+    lines = done.stderr.splitlines()
+    assert all(line.startswith("asv: refused: ") and line.isprintable() for line in lines), lines
+    for where, words in expected.items():
+        said = [line for line in lines if line.startswith(f"asv: refused: {where}: ")]
+        assert len(said) == 1 and words in said[0], (where, words, said)
+    index = json.loads((folder / ".asv" / "html" / "asv" / "index.json").read_text())
+    drawn = {each["machine"] for each in index["graph_param_list"]}
+    assert published.H200["machine"] in drawn
+    for number, name in enumerate(HOSTILE):
+        if name in RESULT_FILES and name != "the same measurement for another commit":  # its first is genuine
+            assert f"nvidia-some-gpu-{number}" not in drawn, name
+    assert "NVIDIA H200" in Page(folder / ".asv" / "html" / "index.html").text
+    for path in (folder / ".asv" / "html").rglob("*"):
+        assert not path.is_symlink() and not (path.is_file() and b"onerror=alert(1)" in path.read_bytes()), (
+            path
+        )
+
+
+def test_an_old_site_stays_where_a_new_one_cannot_be_built(site, tmp_path):
+    folder = tmp_path / "project"
+    shutil.copytree(site.parent.parent, folder)
+    before = (folder / ".asv" / "html" / "index.html").read_bytes()
+    for path in (folder / "results" / "asv").glob("*/*-*.json"):
+        path.unlink()
+    done = published.publish(folder)
+    assert done.returncode == 2 and "nothing is published" in done.stderr
+    assert (folder / ".asv" / "html" / "index.html").read_bytes() == before
+    assert [path.name for path in (folder / ".asv").iterdir() if path.name.startswith(".")] == []
+
+
+def test_a_folder_that_holds_something_else_is_left_alone(tmp_path):
+    precious = tmp_path / "thesis"
+    precious.mkdir()
+    (precious / "thesis.tex").write_text("years")
+    with pytest.raises(UserError, match="something else than a published site"):
+        with building.replacing(precious) as made:
+            (made / "index.html").write_text("")
+    (tmp_path / "link").symlink_to(precious)
+    with pytest.raises(UserError, match="something else"):
+        with building.replacing(tmp_path / "link"):
+            pass
+    assert (precious / "thesis.tex").read_text() == "years"
+
+
+# --- scripts and pages of asv ---------------------------------------------------------------------------------------
+
+
+def test_vendored_files_are_those_of_the_manifest():
+    assets = vendored.load()  # compares every hash
+    assert {asset.package for asset in assets} == {package for package, *_ in vendored.PACKAGES}
+    assert all(asset.license == "MIT" for asset in assets)
+    listed = {asset.file for asset in assets} | {asset.license_file for asset in assets}
+    ours = {"manifest.json", "front.css", "front.html.jinja", *asvpages.OURS}
+    assert {path.name for path in vendored.ASSETS.iterdir()} == (listed - {None}) | ours
+
+
+def test_a_vendored_file_that_was_changed_is_not_published(tmp_path, monkeypatch):
+    shutil.copytree(vendored.ASSETS, tmp_path / "assets")
+    monkeypatch.setattr(vendored, "ASSETS", tmp_path / "assets")
+    with open(tmp_path / "assets" / "jquery.min-3.7.1.js", "a") as script:
+        script.write("\n")
+    with pytest.raises(UserError, match="jquery"):
+        vendored.load()
+
+
+def asv_www(folder: Path) -> Path:
+    import asv
+
+    return Path(shutil.copytree(Path(asv.__file__).parent / "www", folder / "www"))
+
+
+@pytest.mark.parametrize("name", ["graphdisplay.js", "index.html"])
+def test_another_asv_is_not_published_unsafely(tmp_path, name):
+    """A piece that is to be replaced and is not there: an asv whose pages nobody has looked at."""
+    www = asv_www(tmp_path)
+    text = (www / name).read_text()
+    text = text.replace("html: true", "html:true").replace("</head>", "<script>1</script></head>")
+    (www / name).write_text(text)
+    with pytest.raises(UserError, match=rf"asv's {re.escape(name)} is not the one"):
+        asvpages.secure(www)
+
+
+# --- colours --------------------------------------------------------------------------------------------------------
+
+
+def luminance(color: str) -> float:
+    """WCAG's relative luminance."""
+    parts = [int(color[at : at + 2], 16) / 255 for at in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+def contrast(one: str, other: str) -> float:
+    bright, dark = sorted((luminance(one), luminance(other)), reverse=True)
+    return (bright + 0.05) / (dark + 0.05)
+
+
+@pytest.mark.parametrize("theme", [LIGHT, DARK], ids=["light", "dark"])
+def test_text_and_bars_stand_out_from_their_ground(theme):
+    colors = front.colors(theme)
+    for name in ("ink", "muted", "article", "bad", "good", "mark", "link", "busy"):
+        assert contrast(colors[name], colors["ground"]) >= 4.5, name
+    for name in ("ink", "muted", "bad"):
+        assert contrast(colors[name], colors["gap"]) >= 4.5, f"{name} on a rung without a number"
+    assert contrast(colors["busy"], colors["idle"]) >= 2.5, "the two parts of a bar"
+
+
+# --- ladders beside each other --------------------------------------------------------------------------------------
+
+
+def test_machines_of_one_workload_share_one_scale(tmp_path, monkeypatch):
+    published.ladder_result(tmp_path)
+    published.ladder_result(tmp_path, "NVIDIA A100", 0.6)
+    found, refused = collected.publish(tmp_path / "results" / "ladder", tmp_path / "site")
+    (group,) = collected.groups(found, [], tmp_path / "site")
+    assert not refused and [panel.machine for panel in group.panels] == ["nvidia-a100", "nvidia-h200"]
+    asked, draw = [], figures.ladder
+    monkeypatch.setattr(figures, "ladder", lambda *args: asked.append(args) or draw(*args))
+    front.page([group], {}, [], [], {}, {})
+    tops = {figures._ladder(*args).axes[0].get_ylim()[1] for args in asked}
+    assert len(asked) == 4 and len(tops) == 1 and tops.pop() > 194  # the A100's highest bar
+
+
+def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
+    """An interrupted run, though newer, does not hide a whole one; it is listed among the raw results."""
+    whole = json.loads(published.ladder_result(tmp_path).read_text())
+    part = whole | {"complete": False, "started": "2027-01-01T00:00:00Z"}
+    part["rungs"] = [rung | {"rounds": []} for rung in whole["rungs"]]
+    found = [(tmp_path / "a.json", whole), (tmp_path / "b.json", part)]
+    (group,) = collected.groups(found, [], tmp_path)
+    assert [panel.raw for panel in group.panels] == [("a.json",)]
+    assert [each.path for each in collected.raw(found, tmp_path)] == ["b.json", "a.json"]
+
+
+# --- what is shown of asv's results ---------------------------------------------------------------------------------
+
+
+def point(commit: str, ms: dict[str, float], torch: str = "2.11.0", date: int = 0) -> asvseries.Point:
+    facts = (("gpu", "NVIDIA L40S"), ("machine", "nvidia-l40s"), ("torch", torch))
+    return asvseries.Point("nvidia-l40s", facts, commit, date, "article", tuple(ms.items()), "x.json")
+
+
+def test_a_line_is_named_by_what_tells_it_from_the_others():
+    cpu, cuda, older = (
+        ("torch 2.13.0", "cuda none"),
+        ("torch 2.13.0", "cuda 13.0"),
+        ("torch 2.11.0", "cuda 13.0"),
+    )
+    assert figures.named(cpu, [cpu, cuda]) == "torch 2.13.0, cuda none"
+    assert figures.named(older, [older, ("torch 2.12.0", "cuda 13.0")]) == "torch 2.11.0"
+
+
+def test_history_takes_the_highest_rung_of_each_commit_in_the_branchs_order():
+    found = [
+        point("b", {"baseline": 90.0, "bf16": 70.0}),
+        point("a", {"baseline": 95.0}),
+        point("elsewhere", {"baseline": 1.0}),
+        point("b", {"baseline": 80.0}, "2.13.0"),
+    ]
+    (steps,) = asvseries.history(found, {"a": 3, "b": 7}).values()
+    assert [(step.commit, step.rung, step.ms) for step in steps] == [
+        ("a", "baseline", 95.0), ("b", "bf16", 70.0), ("b", "baseline", 80.0)
+    ]  # fmt: skip
+    assert [step.software for step in steps] == [("torch 2.11.0",), ("torch 2.11.0",), ("torch 2.13.0",)]
+
+
+def test_a_commit_without_the_highest_rungs_is_in_the_table_and_no_step_of_the_line(monkeypatch):
+    drawn = []
+    monkeypatch.setattr(
+        figures, "history", lambda steps, look: drawn.append([step.commit for step in steps]) or b""
+    )
+    found = [
+        point("a", {"bf16": 95.0}), point("b", {"bf16": 70.0, "fused_act": 50.0}), point("c", {"bf16": 71.0}),
+        point("d", {"fused_act": 49.0}), point("c", {"bf16": 60.0}, "2.13.0"),
+    ]  # fmt: skip
+    (steps,) = asvseries.history(found, {"a": 1, "b": 2, "c": 3, "d": 4}).values()
+    assert [(step.commit, step.whole) for step in steps] == [
+        ("a", True), ("b", True), ("c", False), ("c", True), ("d", True)
+    ]  # fmt: skip
+    made = front._history(
+        "GPU", "gpu", "article", [step for step in steps if step.software[0] == "torch 2.11.0"]
+    )
+    assert made["about"] == (
+        "3 commits, from 95.0 ms (bf16) to 49.0 ms (fused_act)."
+        " 1 measured without the highest rungs, and in the table alone."
+    )
+    assert [row["commit"] for row in made["rows"]] == ["a", "b", "c", "d"] and drawn == [["a", "b", "d"]] * 2
+
+
+def test_labels_of_the_history_keep_off_its_lines(monkeypatch):
+    placed, save = [], figures.drawing.save
+    monkeypatch.setattr(
+        figures.drawing, "save", lambda draw, *more: save(lambda: placed.append(draw()) or placed[-1], *more)
+    )
+    times = [60.0, 90.0, 30.0, 31.0, 32.0, 80.0, 30.0]
+    rungs = ["baseline", "baseline", "bf16", "bf16", "bf16", "fused_act", "fused_act"]
+    steps = [
+        asvseries.Step(f"{n}" * 8, rung, ms, ("torch 2.11.0",))
+        for n, (rung, ms) in enumerate(zip(rungs, times, strict=True))
+    ]
+    figures.history(steps, LIGHT)
+    (figure,) = placed
+    axes = figure.axes[0]
+    line = axes.lines[0].get_transform().transform_path(axes.lines[0].get_path())
+    labels = [text for text in axes.texts if text.get_text()]
+    assert len(labels) == 4 + 1  # and what the axis shows
+    for label in labels:
+        assert not line.intersects_bbox(label.get_window_extent(), filled=False), label.get_text()
+
+
+def test_the_order_of_rungs_is_read_once_and_not_for_every_number(monkeypatch):
+    """Found by the fuzzer, which came to a tenth of its pace: each number had a YAML file read."""
+    read, load = [], asvseries.catalog.load_ladder
+    monkeypatch.setattr(asvseries.catalog, "load_ladder", lambda name: read.append(name) or load(name))
+    found = asvseries.points(committed.folder("results/asv"))
+    assert read == ["full"] and sum(len(point.ms) for point in found) > 20
+    heights = [asvseries._heights().get(rung, -1) for rung, _ in max(found, key=lambda each: len(each.ms)).ms]
+    assert heights == sorted(heights) and heights[-1] > 5
+
+
+def test_a_single_run_has_numbers_but_no_verdict_and_gives_way_to_the_protocol():
+    found = [point("a", {"baseline": 90.0}, date=1), point("b", {"baseline": 80.0, "bf16": 40.0}, date=2)]
+    ((used, shown),) = asvseries.single_runs(found, set(), ["baseline", "channels_last", "bf16"])
+    assert used.commit == "b" and [row.status for row in shown.rows] == ["ok", "n/a", "ok"]
+    assert [row.total for row in shown.rows] == [1.0, None, 2.0]
+    assert not any(row.verdict or row.interval or row.gain for row in shown.rows)
+    assert asvseries.single_runs(found, {("nvidia-l40s", "article")}, ["baseline"]) == []

@@ -1,0 +1,93 @@
+"""`ladder validate` of what is no ladder: kernels, rooflines and tunings are judged as strictly, others are named."""
+
+import json
+import random
+from pathlib import Path
+
+import pytest
+
+from ladder.publish.validation import validate
+from tests.publish.validation.test_validate import judge, mutate
+from tests.studies.roofline.test_roofline import gpu, run, workload  # noqa: F401  (fixtures)
+from tests.support import committed, made_up_kernels
+
+ROOT = Path(__file__).parents[3]
+TUNING = committed.file("results/kernels/nvidia-h200-tuning.json")
+
+
+@pytest.fixture
+def kernels():
+    rows = [
+        made_up_kernels.row(case, d)
+        for case in made_up_kernels.cases(quick=True)[:2]
+        for d in case.directions
+    ]
+    return json.loads(json.dumps(made_up_kernels.result(rows)))
+
+
+@pytest.fixture
+def roofline(gpu, workload, tmp_path):  # noqa: F811
+    assert run("--roofline", "--workload", workload, "--rung", "bf16").exit_code == 0
+    return json.loads((tmp_path / "roofline" / "nvidia-h200-small-full-bf16.json").read_text())
+
+
+def test_kernels_are_accepted_or_say_what_is_wrong(tmp_path, kernels):
+    assert judge(tmp_path, kernels) is None
+    for path, value, says in (
+        ("rows 0 where", "/home/x", "rows[0]: unknown key 'where'"),
+        ("rows 1 samples_us cold ours 0", "x", "rows[1].samples_us.cold.ours[0]: 'x' is not a number"),
+        ("rows 0 us cold ours median", 1e6, "the median of ours is not among its samples"),
+        ("machine name", "nvidia-b200", "is not made from its hardware"),
+        ("protocol notes", ["<b>"], "protocol.notes[0]"),
+    ):
+        changed = json.loads(json.dumps(kernels))
+        *way, last = (int(each) if each.isdigit() else each for each in path.split())
+        holder = changed
+        for key in way:
+            holder = holder[key]
+        holder[last] = value
+        assert says in judge(tmp_path, changed)
+
+
+def test_a_roofline_is_accepted_or_says_what_is_wrong(tmp_path, roofline):
+    assert judge(tmp_path, roofline) is None
+    assert judge(tmp_path, roofline | {"host": "x"}) == "unknown key 'host'"
+    roofline["recorded"]["copy"] = -1.0
+    assert "recorded.copy: -1.0 is not from" in judge(tmp_path, roofline)
+
+
+def test_a_tuning_is_accepted_or_says_what_is_wrong(tmp_path):
+    assert validate.problem_of(TUNING) is None
+    changed = json.loads(TUNING.read_text())
+    changed["timed"][0]["choice"]["tile"] = "2048"
+    assert judge(tmp_path, changed) == "timed[0].choice.tile: '2048' is not a whole number"
+
+
+def test_a_tuning_of_filters_is_accepted_or_says_what_is_wrong(tmp_path):
+    path = TUNING.with_name("nvidia-h200-filter-tuning.json")
+    assert validate.problem_of(path) is None
+    changed = json.loads(path.read_text())
+    changed["timed"][0]["config"]["rows"] = "8"
+    assert judge(tmp_path, changed).startswith("timed[0].config.rows: '8' is not")
+
+
+@pytest.mark.parametrize("kind", ["canaries", ["kernels"], None, "kernels "])
+def test_another_kind_is_named(tmp_path, kind):
+    says = judge(tmp_path, {"schema": 1, "kind": kind})
+    assert says.startswith("kind: ") and "is none that this project writes" in says
+
+
+def test_why_not_to_quote_them_is_said(tmp_path, kernels):
+    kernels["protocol"]["notes"] = ["quick: not to be quoted"]
+    (tmp_path / "a.json").write_text(json.dumps(kernels))
+    (judged,) = validate.validate([tmp_path / "a.json"])
+    assert judged.verdict == "accepted; quick: not to be quoted"
+
+
+def test_mutants_of_other_kinds_never_raise(tmp_path, kernels):
+    draw = random.Random(5)
+    for base in (kernels, json.loads(TUNING.read_text())):
+        for _ in range(150):
+            problem = judge(tmp_path, mutate(base, draw))
+            assert problem is None or (problem.isascii() and problem.isprintable() and len(problem) < 400)
+            assert problem is None or "Error" not in problem, problem  # the last resort names the exception

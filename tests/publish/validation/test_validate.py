@@ -1,0 +1,408 @@
+"""Results of strangers: what a genuine run writes is accepted, everything else is refused in one line."""
+
+import copy
+import json
+import os
+import random
+import re
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ladder.cli import main as cli
+from ladder.machine import gpu_state, nvml
+from ladder.publish.validation import kinds as schema_kinds
+from ladder.publish.validation import validate
+from ladder.report import checks, tables
+from ladder.results import record
+from ladder.results import store as results
+from tests.engine import test_measure
+from tests.machine import test_gpustate
+from tests.support import committed
+from tests.support.fake_nvml import FakeNvml
+
+GENUINE = Path(__file__).parents[2] / "support" / "data" / "article-article-20261121T015325Z.json"
+CPUS = """
+Intel(R) Xeon(R) CPU @ 2.20GHz
+Intel(R) Xeon(R) Processor
+Intel(R) Xeon(R) Platinum 8480C
+Intel(R) Xeon(R) Gold 6338 CPU @ 2.00GHz
+Intel(R) Xeon(R) CPU E5-2686 v4 @ 2.30GHz
+Intel(R) Core(TM) i9-14900K
+Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz
+Intel(R) Core(TM) Ultra 9 285K
+13th Gen Intel(R) Core(TM) i5-13600K
+Intel(R) N100
+AMD EPYC 9654 96-Core Processor
+AMD EPYC 7R32
+AMD EPYC-Milan Processor
+AMD Ryzen 9 7950X3D 16-Core Processor
+AMD Ryzen Threadripper PRO 5995WX 64-Cores
+AMD Ryzen 7 5800H with Radeon Graphics
+AMD Ryzen 7 PRO 4750U w/ Radeon Graphics
+Neoverse-V2
+Apple M3 Max
+ARMv8 Processor rev 0 (v8l)
+aarch64
+""".strip().splitlines()
+GPUS = """
+NVIDIA H200
+NVIDIA H100 80GB HBM3
+NVIDIA H100 NVL
+NVIDIA A100-SXM4-80GB
+NVIDIA A100-PCIE-40GB
+NVIDIA GeForce RTX 4090
+NVIDIA GeForce RTX 3080 Ti
+NVIDIA GeForce RTX 4060 Laptop GPU
+NVIDIA GeForce GTX 1660 SUPER
+NVIDIA RTX 6000 Ada Generation
+NVIDIA RTX PRO 6000 Blackwell Workstation Edition
+NVIDIA L4
+NVIDIA L40S
+Tesla T4
+Tesla V100-SXM2-16GB
+NVIDIA Graphics Device
+NVIDIA GH200 480GB
+NVIDIA B200
+NVIDIA TITAN RTX
+Quadro RTX 8000
+""".strip().splitlines()
+
+
+def genuine() -> dict[str, Any]:
+    return json.loads(GENUINE.read_text())
+
+
+def judge(folder: Path, content: bytes | str | dict[str, Any], name: str = "a.json") -> str | None:
+    """What is wrong with a file of that content."""
+    content = json.dumps(content) if isinstance(content, dict) else content
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return validate.problem_of(folder / name)
+
+
+def call(*arguments: Any) -> Any:
+    return CliRunner().invoke(cli.main, ["validate", *map(str, arguments)], prog_name="ladder")
+
+
+def test_a_result_of_a_real_gpu_is_accepted() -> None:
+    seen = call(GENUINE)
+    assert seen.exit_code == 0 and seen.stdout.endswith(".json: accepted\n1 accepted, 0 refused\n")
+
+
+def test_every_result_of_this_project_that_has_a_schema_is_accepted() -> None:
+    """Else its own commands refuse it: `--resume`, `--choose` and `--again` read a file as if from a stranger."""
+    root = committed.folder()
+    kinds = {path: json.loads(path.read_text()) for path in root.glob("*/*.json")}
+    found = [path for path, data in kinds.items() if data.get("kind") in schema_kinds.KINDS]
+    found += root.glob("ladder/*/*.json")
+    assert {path.relative_to(root).parts[0] for path in found} >= {
+        "kernels",
+        "ladder",
+        "roofline",
+        "upstream",
+    }
+    assert {path.name: problem for path in found if (problem := validate.problem_of(path))} == {}
+
+
+def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_path: Path) -> None:
+    """The fakes' recipes and settings are no genuine ones; everything else is as `ladder run` writes it."""
+    rungs = {"baseline": {"fault": "raise", "at": "build"}, "fine": {}, "none": None, "nan": {"fault": "nan"}}
+    result = test_measure.run(tmp_path / "out", rungs | {"late": {"fault": "long"}}, rounds=2)
+    for rung in [*result["rungs"], *result["twins"]]:
+        rung["recipe"] = rung["settings"] = None
+    result["workload"] |= {"resolution": 32}
+    result["ladder"]["name"] = "fakes"
+    readings = [
+        gpu_state.summarize([nvml.Gpu(None).read(frozenset())], nvml.Counters(), nvml.Counters(), None)
+    ]
+    readings += [test_gpustate.visit(FakeNvml(bits=0x4, compute={1: 1, 100: 2}, display={3: None}))]
+    for visit, reading in zip(result["rungs"][1]["rounds"], readings, strict=True):
+        visit |= {"gpu": reading, "canary_s": 1e-4, "rejected": ["SM clock 1500 MHz, usually 1980"]}
+    result["gpu"] = gpu_state.run_summary(readings, rejected=2)
+    result["rungs"][-1]["reason"] = 'Triton Error [CUDA]: "x" is 5% <b>; ' + "long " * 40
+    path = results.path_for(tmp_path, result)
+    results.write(path, result)
+    assert validate.problem_of(path) is None, validate.problem_of(path)
+    assert results.load(path)["rungs"][-1]["reason"].startswith(
+        "Triton Error (CUDA): 'x' is 5 percent (b), long"
+    )
+
+
+@pytest.mark.parametrize("name", [*CPUS, *GPUS])
+def test_the_names_of_real_machines_pass(tmp_path: Path, name: str) -> None:
+    result = genuine()
+    gpu = name in GPUS
+    result["machine"] |= {"gpu": name} if gpu else {"cpu": name, "gpu": None, "device": "cpu"}
+    result["machine"]["name"] = results.slug(name)
+    assert judge(tmp_path, result) is None
+    result["machine"]["name"] = "somebody-elses"
+    assert "not made from its hardware" in judge(tmp_path, result)
+
+
+def test_tile_choices_are_accepted_and_a_file_without_them(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    from kernels import choices as table
+
+    result = genuine()
+    assert "choices" not in result and judge(tmp_path, result) is None
+    monkeypatch.setattr(table, "_chosen", dict(table.TABLE))
+    monkeypatch.setattr(table, "_noted", {("upfirdn2d", "nhwc up 2 down 1"): "rows 8, cols 2"})
+    for rung in ("fused_norm", "fused_act", "fused_act"):
+        record.add_choices(result, rung, table.used())
+    record.add_choices(result, "baseline", [])
+    record.add_choices(result, "bf16", None)
+    assert judge(tmp_path, result) is None and len(result["choices"]) > 20
+    assert all(row["rungs"] == ["fused_norm", "fused_act"] for row in result["choices"])
+    assert any(
+        "upfirdn2d nhwc up 2 down 1: rows 8, cols 2; in" in line for line in checks.choice_lines(result)
+    )
+    result["choices"][0]["path"] = "x"
+    assert judge(tmp_path, result) == "choices[0]: unknown key 'path'"
+
+
+def put(*keys: Any) -> Callable[[dict[str, Any]], None]:
+    """A change that stores the last of `keys` under the path of the others."""
+
+    def change(data: Any) -> None:
+        *way, last, value = keys
+        for key in way:
+            data = data[key]
+        data[last] = value
+
+    change.said = f"{'.'.join(map(str, keys[:-1]))} = {ascii(keys[-1])[:40]}"
+    return change
+
+
+REFUSED = {
+    "unknown key": put("extra", 1),
+    "rungs[0]: unknown key 'html'": put("rungs", 0, "html", "x"),
+    "rungs[0].settings: unknown key '__class__'": put("rungs", 0, "settings", "__class__", "x"),
+    "machine: unknown key 'hostname'": put("machine", "hostname", "x"),
+    "machine.gpu: '<script>": put("machine", "gpu", "<script>alert(1)</script>"),
+    "machine.cpu: '/home/x\\n": put("machine", "cpu", "/home/x\nrm"),
+    "machine.cpu: 'a|b": put("machine", "cpu", "a|b"),
+    "machine.cpu: '$x^2$": put("machine", "cpu", "$x^2$"),
+    "machine.os: '\\u202e": put("machine", "os", "\u202ecod"),
+    "machine.os: '\\ud800' is not plain": put("machine", "os", "\ud800"),
+    "rungs[0].notes[0]": put("rungs", 0, "notes", 0, "n" * 97),
+    "machine.name: '../../etc'": put("machine", "name", "../../etc"),
+    "workload.name": put("workload", "name", "a/b"),
+    "ladder.name: '.hidden'": put("ladder", "name", ".hidden"),
+    "workload.data": put("workload", "data", "/home/someone/pictures"),
+    "machine.ram_gb: True": put("machine", "ram_gb", True),
+    "machine.cores: 0 is not from 1": put("machine", "cores", 0),
+    "rungs[0].step_ms: 0 is not": put("rungs", 0, "step_ms", 0),
+    "rungs[0].step_ms: -1.0 is not": put("rungs", 0, "step_ms", -1.0),
+    "rungs[0].rounds[1].samples_ms[0]: 0 is not": put("rungs", 0, "rounds", 1, "samples_ms", 0, 0),
+    "rungs[0].rounds[1].main_ms: 1e+300 is not": put("rungs", 0, "rounds", 1, "main_ms", 1e300),
+    "rungs[0].samples_ms[2]: 'x' is not a number": put("rungs", 0, "samples_ms", 2, "x"),
+    "rung baseline: step_ms is not among": put("rungs", 0, "step_ms", 0.5),
+    "rung baseline: samples_ms are not those of its rounds": put("rungs", 0, "samples_ms", 0, 110.0),
+    "rung baseline: a round is there twice": put("rungs", 0, "rounds", 1, "round", 0),
+    'rung baseline: a step time, but the status "n/a"': put("rungs", 0, "status", "n/a"),
+    "rungs[0].status: 'fine' is none of": put("rungs", 0, "status", "fine"),
+    "rungs: not those of ladder.rungs": put("ladder", "rungs", ["baseline"]),
+    "baseline: no rung": put("baseline", "nothing"),
+    "commit": put("commit", "main"),
+    "started": put("started", "yesterday"),
+    "protocol.seed: 1.5 is not a whole number": put("protocol", "seed", 1.5),
+    "schema": put("schema", 2),
+    "rungs: 0 entries": put("rungs", []),
+}
+
+
+@pytest.mark.parametrize("says", REFUSED)
+def test_a_result_that_no_run_writes_is_refused(
+    tmp_path: Path, says: str, hostile_file: Callable[..., None]
+) -> None:
+    result = genuine()
+    REFUSED[says](result)
+    problem = judge(tmp_path, result)
+    assert problem is not None and says in problem
+    hostile_file(file="a result of ladder run", planted=REFUSED[says].said, line=problem)
+
+
+@pytest.mark.parametrize(
+    ("raw", "says"),
+    [
+        (b"", "not a result file"),
+        (b"[]", "expected an object"),
+        (b"\xff\xfe{}", "not UTF-8"),
+        (b'{"schema": NaN}', "NaN is not allowed"),
+        (b'{"schema": -Infinity}', "-Infinity is not allowed"),
+        (b'{"schema": 1e999}', "too large"),
+        (b'{"schema": 1' + b"0" * 5000 + b"}", "a number of 5001 characters"),
+        (b'{"schema": 1, "schema": 1}', "'schema' is given twice"),
+        (b"[" * 9 + b"]" * 9, "nested too deep"),
+        (b"[" * 500_000, "nested too deep"),
+        (b'{"schema": "' + b"x" * 2**22 + b'"}', "more than 4194304 bytes"),
+    ],
+)
+def test_what_is_not_a_result_is_refused(
+    tmp_path: Path, raw: bytes, says: str, hostile_file: Callable[..., None]
+) -> None:
+    problem = judge(tmp_path, raw)
+    assert says in problem
+    hostile_file(file="a result of ladder run", planted=f"{len(raw)} bytes, {raw[:40]!a}", line=problem)
+
+
+def test_depth_is_of_brackets_outside_strings(tmp_path: Path) -> None:
+    assert "nested" not in judge(tmp_path, '{"schema": "[[[[[[[[[[ \\" [[[[[[[[["}')
+
+
+def test_nothing_measured_is_no_result(tmp_path: Path) -> None:
+    result = genuine()
+    for rung in result["rungs"]:
+        rung |= dict.fromkeys(results.NUMBERS) | {"samples_ms": [], "rounds": [], "status": "failed"}
+    assert judge(tmp_path, result) == "complete, but nothing was measured"
+    result["rungs"][0]["status"] = "ok"
+    assert 'status "ok" without "step_ms"' in judge(tmp_path, result)
+
+
+def test_truncated_files_are_refused_wherever_they_end(tmp_path: Path) -> None:
+    raw = GENUINE.read_bytes().rstrip()
+    for end in range(0, len(raw), 401):
+        assert judge(tmp_path, raw[:end]) is not None
+
+
+def test_a_folder_is_judged_to_the_last_file(tmp_path: Path) -> None:
+    deep = tmp_path / "r" / "nvidia-h200" / "more"
+    deep.mkdir(parents=True)
+    (deep.parent / GENUINE.name).write_bytes(GENUINE.read_bytes())
+    (deep / "again.json").write_text(json.dumps(genuine() | {"started": "2026-11-22T00:00:00+00:00"}))
+    (deep / "Bad Name.json").write_text("{}")
+    (deep / "new\n\x1b[2Jline.json").write_text("{}")
+    (deep / "notes.txt").write_text("no result, passed over")
+    (deep / "link.json").symlink_to("/etc/passwd")
+    (deep / "folder").symlink_to("/etc")
+    os.mkfifo(deep / "pipe.json")
+    seen = call(
+        tmp_path / "r", GENUINE, tmp_path / "r" / "nvidia-h200" / GENUINE.name, tmp_path / "none.json"
+    )
+    lines = seen.stdout.splitlines()
+    assert seen.exit_code == 1 and isinstance(seen.exception, SystemExit)
+    by_name = {line.split(": ")[0].rsplit("/", 1)[-1]: line for line in lines}
+    assert lines[-1] == "1 accepted, 8 refused" and "notes.txt" not in seen.stdout
+    assert "a symbolic link" in by_name["link.json"] and "a symbolic link" in by_name["folder"]
+    assert "not a regular file" in by_name["pipe.json"] and "name" in by_name["Bad Name.json"]
+    assert "new\\n\\x1b[2Jline.json" in seen.stdout and "\x1b" not in seen.stdout
+    assert "the same measurement as" in by_name["again.json"]  # another time and place, the same samples
+    assert "the same measurement as" in lines[-3] and "No such file" in lines[-2]
+
+
+def test_a_copy_in_another_folder_does_not_take_the_place_of_a_result(tmp_path: Path) -> None:
+    changed = genuine() | {"complete": False, "started": "2000-01-01T00:00:00+00:00"}
+    for folder, content in (("nvidia-a", changed), ("nvidia-h200", genuine())):
+        (tmp_path / folder).mkdir()
+        (tmp_path / folder / GENUINE.name).write_text(json.dumps(content))
+    copy, kept = validate.validate([tmp_path])
+    assert kept.problem is None and copy.problem == f"the same measurement as {kept.path}"
+
+
+def test_a_file_that_becomes_a_link_is_not_followed(tmp_path: Path) -> None:
+    (tmp_path / "a.json").symlink_to(GENUINE)
+    assert "cannot be read" in validate.problem_of(tmp_path / "a.json")
+
+
+def test_a_folder_without_results_is_a_failure(tmp_path: Path) -> None:
+    seen = call(tmp_path)
+    assert seen.exit_code == 1 and "no result in this folder" in seen.stdout
+
+
+def test_the_verdict_as_json(tmp_path: Path) -> None:
+    (tmp_path / "a.json").write_text("{")
+    found = json.loads(call("--json", GENUINE, tmp_path).stdout)
+    assert [each["problem"] is None for each in found] == [True, False]
+
+
+# --- mutants --------------------------------------------------------------------------------------------------------
+
+NASTY = [
+    None, True, False, 0, -1, 1, 0.5, 1e308, -1e308, 2**63, 10**30, "", "x", "x" * 97, "../x", "a\nb", "\x00",
+    "<b>", "=1+1", "é", "\ud800", [], {}, [[]], [None], {"x": {}}, {"": ""}, ["x"] * 200, [1, 2], "NaN",
+]  # fmt: skip
+
+
+def places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key) of everything in plain data."""
+    for key in list(data) if isinstance(data, dict) else range(len(data)):
+        yield data, key
+        if isinstance(data[key], dict | list):
+            yield from places(data[key])
+
+
+def mutate(data: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """One to three changes of structure: a value replaced, removed, added, doubled, or swapped with another."""
+    data = copy.deepcopy(data)
+    for _ in range(draw.randint(1, 3)):
+        (holder, key), (other, at) = draw.sample(list(places(data)), 2)
+        kind = draw.randrange(5)
+        if kind == 0:
+            holder[key] = copy.deepcopy(draw.choice(NASTY))
+        elif kind == 1:
+            del holder[key]
+            return data
+        elif kind == 2 and isinstance(holder, dict):
+            holder[draw.choice(["x", "", "\n", "schema", "k" * 300])] = draw.choice(NASTY)
+        elif kind == 3 and isinstance(holder, list):
+            holder.append(copy.deepcopy(holder[key]))
+        else:
+            holder[key] = copy.deepcopy(other[at])
+    return data
+
+
+def small() -> dict[str, Any]:
+    """The genuine result cut down to two rungs of two rounds, so that thousands of mutants take seconds."""
+    result = genuine()
+    result["rungs"] = result["rungs"][::5]
+    result["ladder"]["rungs"] = [rung["name"] for rung in result["rungs"]]
+    for rung in result["rungs"]:
+        rung["rounds"] = rung["rounds"][:5:4]
+        rung["samples_ms"] = [s for r in rung["rounds"] for s in r["samples_ms"]]
+        for key in ("q25_ms", "q75_ms", "step_ms"):
+            rung[key] = rung["samples_ms"][1]
+    return result
+
+
+def texts_and_numbers(data: Any) -> Iterator[Any]:
+    for holder, key in places(data):
+        if isinstance(holder[key], str | int | float):
+            yield holder[key]
+
+
+@pytest.mark.parametrize("count", [500, pytest.param(3000, marks=pytest.mark.exhaustive)])
+def test_thousands_of_mutants_are_judged_in_one_line_and_never_raise(count: int, tmp_path: Path) -> None:
+    base, draw, accepted = small(), random.Random(3), 0
+    assert judge(tmp_path, base) is None
+    raw = json.dumps(base).encode()
+    for number in range(count):
+        if number % 3:
+            content = json.dumps(mutated := mutate(base, draw)).encode()
+        else:
+            at = draw.randrange(len(raw))
+            content = raw[:at] + bytes(draw.randrange(256) for _ in range(draw.randint(0, 3))) + raw[at + 1 :]
+        problem = judge(tmp_path, content)
+        if problem is not None:
+            assert problem and problem.isascii() and problem.isprintable() and len(problem) < 400, problem
+            continue
+        accepted += 1
+        mutated = results.load(tmp_path / "a.json")
+        for value in texts_and_numbers(mutated):
+            assert re.fullmatch(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,96}", value) if isinstance(value, str) else True
+            assert isinstance(value, str) or abs(value) <= 2**50
+        tables.markdown(mutated), tables.csv_text([mutated])  # what is accepted can be shown
+    assert 0 < accepted < count / 2
+
+
+def test_an_accepted_result_that_must_not_be_quoted_says_so(tmp_path: Path) -> None:
+    result = genuine() | {"dirty": True}
+    result["protocol"]["quick"] = True
+    (tmp_path / "a.json").write_text(json.dumps(result))
+    seen = call(tmp_path)
+    assert seen.exit_code == 0 and "accepted; quick: not to be quoted; dirty: not publishable" in seen.stdout
+    (found,) = json.loads(call("--json", tmp_path).stdout)
+    assert found["problem"] is None and len(found["marks"]) == 2

@@ -1,0 +1,226 @@
+"""Receipts of what only a GPU shows: evidence in the shape that tests/receipts/test_evidence.py checks on one, and on
+one."""
+
+import copy
+import importlib
+
+import pytest
+import torch
+
+from ladder.plan import catalog
+from ladder.receipts import evidence
+from stylegan_lite import make_step
+from tests.support.rung_steps import gathered, receipt
+from tests.support.small import LEAST
+
+torch.set_num_threads(1)
+
+
+def seen_of(recipe: dict, sabotage=None, **workload) -> dict:
+    return gathered(make_step(LEAST | workload, recipe, device="cpu"), sabotage)
+
+
+# set_to_none
+
+
+def test_set_to_none_sabotaged(refused):
+    def zeros(step):
+        for optimizer in (step.opt_G, step.opt_D):
+            optimizer.zero_grad(set_to_none=False)
+            original = optimizer.zero_grad
+            optimizer.zero_grad = lambda set_to_none, f=original: f(set_to_none=False)
+        for p in [*step.G.parameters(), *step.D.parameters()]:
+            p.grad = torch.zeros_like(p)
+
+    seen = seen_of({"set_to_none": True}, zeros)
+    refused("set_to_none", seen, "kept", sabotage="zero_grad fills with zeros")
+    assert seen["gradients"]["filled"] > 0 < seen["gradients"]["accumulated"]
+
+
+@pytest.mark.parametrize(
+    "field, said", [("kept", "kept 3"), ("filled", "zeros: 3"), ("accumulated", "old one: 3")]
+)
+def test_each_sign_alone_speaks_against_set_to_none(on_gpu, field, said, refused):
+    assert receipt("set_to_none", on_gpu).engaged
+    refused(
+        "set_to_none",
+        changed(on_gpu, "gradients", **{field: 3}),
+        said,
+        sabotage=f"three gradients are {field}",
+        planted="evidence",
+    )
+
+
+@pytest.mark.parametrize(
+    "norm, op", [("demod", "modulate"), ("demod", "normalize"), ("instance", "normalize")]
+)
+def test_one_plain_operation_left_speaks_against_fused_norm(on_gpu, norm, op, refused):
+    names = importlib.import_module("ladder.rungs.fused_norm").KERNELS[norm]
+    kernels = {name: {"calls": 9, "dtypes": ["float32"]} for name in names}
+    seen = on_gpu | {"norm": norm, "kernels": kernels, "plain": {}}
+    assert receipt("fused_norm", seen).engaged
+    refused(
+        "fused_norm",
+        seen | {"plain": {op: {"ModulatedConv": 1}}},
+        "ModulatedConv 1x",
+        sabotage=f"one plain {op} is left, norm {norm}",
+        planted="evidence",
+    )
+    for name in names:
+        refused(
+            "fused_norm",
+            seen | {"kernels": {k: v for k, v in kernels.items() if k != name}},
+            f"{name} launched 0x",
+            sabotage=f"{name} is not launched, norm {norm}",
+            planted="evidence",
+        )
+
+
+def test_one_layer_s_share_of_flops_in_fp32_speaks_against_bf16(on_gpu, refused):
+    flops = {"forward": {"bfloat16": 100.0}, "backward": {"bfloat16": 196.0, "float32": 4.0}}
+    refused(
+        "bf16",
+        on_gpu | {"flops": flops},
+        "backward 0.980",
+        sabotage="2 percent of the FLOPs of the backward pass in FP32",
+        planted="evidence",
+    )
+    assert receipt("bf16", on_gpu | {"flops": {"forward": {"bfloat16": 100.0}}}).engaged
+
+
+def test_set_to_none_whose_graph_still_fills_is_not_engaged(refused):
+    seen = seen_of({"set_to_none": True})
+    assert receipt("set_to_none", seen).engaged
+    seen["gradients"]["zero_kernels"] = seen["gradients"]["tensors"]
+    refused(
+        "set_to_none",
+        seen,
+        "fills in a timed step",
+        sabotage="the graph still fills with zeros",
+        planted="evidence",
+    )
+
+
+# cuda_graphs, data_loading: what a GPU would report, in the shape that tests/receipts/test_evidence.py checks on one
+
+
+@pytest.fixture(scope="module")
+def on_gpu() -> dict:
+    seen = seen_of({"set_to_none": True})
+    batch = {
+        "to": "cuda",
+        "bytes": 1536,
+        "dtype": "uint8",
+        "pinned": True,
+        "non_blocking": True,
+        "side_stream": True,
+    }
+    seen["recipe"] |= {"cuda_graphs": True, "adam": "capturable", "workers": 2}
+    seen["graphs"] |= {"captured": sorted(evidence.PHASES), "operators": 6}
+    seen["graphs"] |= {"launches": 14.0, "replays": 2.3125, "kernels": 2310.0}
+    seen["adam"] |= {"capturable": True, "steps_on": ["cuda"]}
+    seen["data"] |= {"workers": 2, "crossings": [batch], "copy_ms": 0.04, "overlap": 0.9, "waiting_ms": 0.02}
+    return seen
+
+
+def changed(seen: dict, part: str, **fields) -> dict:
+    seen = copy.deepcopy(seen)
+    seen[part] |= fields
+    return seen
+
+
+@pytest.mark.parametrize(
+    "part, fields, said, sabotage",
+    [
+        ("graphs", {"captured": []}, "phases captured: none", "no phase is captured"),
+        (
+            "graphs",
+            {"captured": ["D_main", "G_main"]},
+            "phases captured: D_main, G_main",
+            "the lazy phases are not captured",
+        ),
+        ("graphs", {"operators": 4100}, "4100", "captured, and never replayed: operators of the CPU"),
+        ("graphs", {"launches": 2300.0}, "launches a step: 2300", "captured, and never replayed: launches"),
+        ("graphs", {"replays": 2.0}, "replays a step: 2.00", "the lazy phases run eagerly"),
+        ("adam", {"capturable": False}, "capturable: False", "Adam is not capturable"),
+        ("adam", {"steps_on": ["cpu"]}, "steps on: cpu", "Adam counts its steps on the CPU"),
+    ],
+)
+def test_cuda_graphs_sabotaged(on_gpu, part, fields, said, sabotage, refused):
+    assert receipt("cuda_graphs", on_gpu).engaged
+    refused("cuda_graphs", changed(on_gpu, part, **fields), said, sabotage=sabotage, planted="evidence")
+
+
+def test_cuda_graphs_without_a_profiler_are_judged_by_what_is_dispatched(on_gpu):
+    blind = changed(on_gpu, "graphs", launches=None, replays=None, kernels=None)
+    assert receipt("cuda_graphs", blind).engaged
+    assert not receipt("cuda_graphs", changed(blind, "graphs", operators=4100)).engaged
+
+
+@pytest.mark.parametrize(
+    "change, said, sabotage",
+    [
+        ({"pinned": False}, "from pinned memory: 0 of 1", "batches come from pageable memory"),
+        ({"non_blocking": False}, "side stream: 0 of 1", "copies block the CPU"),
+        ({"side_stream": False}, "side stream: 0 of 1", "copies are on the stream of the step"),
+        ({"dtype": "float32"}, "as uint8: 0 of 1", "batches cross as float32"),
+        ({"to": "meta"}, "0 of 0", "no copy is seen at all"),
+    ],
+)
+def test_data_loading_sabotaged(on_gpu, change, said, sabotage, refused):
+    assert receipt("data_loading", on_gpu).engaged
+    batch = on_gpu["data"]["crossings"][0] | change
+    refused(
+        "data_loading",
+        changed(on_gpu, "data", crossings=[batch]),
+        said,
+        sabotage=sabotage,
+        planted="evidence",
+    )
+
+
+def test_data_loading_without_its_workers_is_not_engaged(on_gpu, refused):
+    refused(
+        "data_loading",
+        changed(on_gpu, "data", workers=0),
+        "workers alive: 0 of 2",
+        sabotage="no worker is alive",
+        planted="evidence",
+    )
+
+
+@pytest.mark.parametrize("persistent", [True, False])
+def test_workers_that_run_are_counted(persistent):
+    step = make_step(LEAST, {"workers": 1, "persistent_workers": persistent}, device="cpu")
+    try:
+        assert gathered(step)["data"]["workers"] == 1
+    finally:
+        step.close()
+
+
+@pytest.mark.gpu
+def test_a_step_whose_graphs_were_thrown_away_is_not_engaged(refused):
+    step = make_step(LEAST, {"cuda_graphs": True, "adam": "capturable", "set_to_none": True}, device="cuda")
+    step.prepare()
+    assert receipt("cuda_graphs", evidence.gather(step)).engaged
+    step.graphs.clear()
+    refused(
+        "cuda_graphs", evidence.gather(step), "phases captured: none", sabotage="the graphs are thrown away"
+    )
+
+
+@pytest.mark.gpu
+def test_data_loading_from_pageable_memory_is_not_engaged(refused):
+    change = catalog.load_rung("data_loading").change | {"workers": 1}
+    step = make_step(LEAST, change, device="cuda")
+    step.prepare()
+    assert receipt("data_loading", evidence.gather(step)).engaged
+    fetch = step.feed._fetch
+    step.feed._fetch = lambda: fetch().clone()  # an ordinary tensor on the way
+    refused(
+        "data_loading",
+        evidence.gather(step),
+        "pinned memory: 0 of 1",
+        sabotage="batches come from pageable memory",
+    )
+    step.close()

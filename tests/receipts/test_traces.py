@@ -1,0 +1,39 @@
+"""What is read off a profiled cycle."""
+
+from ladder.receipts import traces
+
+
+def test_a_profiled_cycle_is_read_for_launches_replays_fills_and_overlap():
+    cpu = [(name, False, 0, 0, 1) for name in ["cudaGraphLaunch"] * 32 + ["cudaLaunchKernel"] * 64]
+    cpu += [("cudaMemcpyAsync", False, 0, 0, 1)] * 16 + [("cudaEventRecord", False, 0, 0, 1)] * 50
+    gpu = [("conv", True, 7, 0, 600), ("ZeroFunctor<float>", True, 7, 500, 1000)]
+    gpu += [("Memcpy HtoD (Pinned -> Device)", True, 20, 800, 1200), ("Stream Wait Event", True, 7, 0, 9000)]
+    gpu += [("Memset (Device)", True, 7, 0, 5), ("triton_poi_fused_add_0", True, 7, 600, 900)]
+    assert traces.digest(cpu + gpu) == {
+        "launches": 7.0,
+        "replays": 2.0,
+        "kernels": 3 / 16,
+        "inductor_kernels": 1 / 16,
+        "zero_kernels": 1 / 16,
+        "copy_ms": 0.0,
+        "overlap": 0.5,
+        "busy_ms": 1200 / 1e6 / 16,  # what waits is not at work
+        "parallel_ms": 400 / 1e6 / 16,
+    }
+    assert traces.digest(cpu) == {}  # a profiler that saw nothing says nothing
+
+
+def test_overlap_counts_a_moment_once():
+    span = ("copy", True, 20, 100, 200)
+    others = [
+        ("a", True, 7, 0, 120),
+        ("b", True, 7, 110, 150),
+        ("c", True, 8, 140, 145),
+        ("d", True, 7, 190, 400),
+    ]
+    assert traces.covered(span, others) == 60
+
+
+def test_kernels_on_parallel_streams_count_once() -> None:
+    assert traces.union([]) == 0
+    assert traces.union([(10, 20), (0, 5), (15, 30), (16, 18)]) == 25

@@ -1,0 +1,104 @@
+"""Charts do not hang on the user's settings of matplotlib, and a chart that fails costs nothing else."""
+
+import os
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ladder.base.errors import UserError
+from ladder.cli import main as cli
+from ladder.publish import gallery
+from ladder.report import chart, drawing
+from tests.cli.test_cli import call, fakes
+from tests.support import made_up
+
+__all__ = ["fakes"]  # a fixture
+ROOT = Path(__file__).resolve().parents[2]
+DRAW = """
+import hashlib, sys
+from ladder.report.tables import drawing
+def make():
+    from matplotlib.figure import Figure
+    figure = Figure(figsize=(2, 2))
+    figure.add_axes((0.1, 0.1, 0.8, 0.8)).plot([1, 2])
+    figure.text(0.1, 0.1, "a$b")
+    return figure
+print(hashlib.sha256(drawing.save(make, "png")).hexdigest())
+"""
+RC = b"backend: nonsense\ntext.usetex: True\nsavefig.bbox: tight\nfigure.dpi: 7\nno.such.key: 1\n"
+
+
+def drawn(folder, **environment):
+    run = subprocess.run(
+        [sys.executable, "-c", DRAW],
+        cwd=folder,
+        env=os.environ | {"PYTHONPATH": str(ROOT)} | environment,
+        capture_output=True,
+        text=True,
+    )
+    assert run.returncode == 0 and run.stderr == "", run.stderr
+    return run.stdout
+
+
+def test_the_same_picture_under_whatever_settings(tmp_path):
+    """A notebook's MPLBACKEND, which every command that it starts inherits, names a package that is not here."""
+    (tmp_path / "rc").mkdir()
+    (tmp_path / "rc" / "matplotlibrc").write_bytes(RC)
+    (tmp_path / "bad").write_bytes(b"\xff\xfe")
+    plain = drawn(tmp_path)
+    nowhere = {"HOME": "/nonexistent", "MPLCONFIGDIR": "/proc/nowhere"}
+    assert drawn(tmp_path, MPLBACKEND="module://matplotlib_inline.backend_inline", **nowhere) == plain
+    assert drawn(tmp_path / "rc", PYTHONWARNINGS="error", LC_ALL="C") == plain
+    assert drawn(tmp_path, MATPLOTLIBRC=str(tmp_path / "bad")) == plain
+
+
+def test_what_keeps_a_chart_from_being_drawn_is_one_line():
+    def broken():
+        raise RuntimeError("no\nfonts")
+
+    with pytest.raises(UserError, match="a chart cannot be drawn: RuntimeError: no fonts"):
+        drawing.save(broken, "png")
+
+
+def test_a_chart_that_fails_loses_neither_run_nor_table(tmp_path, fakes, monkeypatch):
+    def broken(result, kind):
+        raise UserError("a chart cannot be drawn: RuntimeError: no fonts")
+
+    monkeypatch.setattr(chart, "render", broken)
+    arguments = ("--workload", "tiny", "--rungs", "baseline", "--rounds", 1, "--cycles", 1, "--quick")
+    seen = call("run", *arguments, "--out", tmp_path)
+    assert seen.exit_code == 0 and "baseline" in seen.stdout
+    assert seen.stderr.splitlines()[-1] == "ladder: a chart cannot be drawn: RuntimeError: no fonts"
+    assert sorted(path.suffix for path in tmp_path.glob("*/*")) == [".csv", ".json", ".md"]
+
+
+def git(folder, *command):
+    identity = ["-c", "user.name=a", "-c", "user.email=a@b", "-c", "commit.gpgsign=false"]
+    subprocess.run(["git", *identity, *command], cwd=folder, check=True, capture_output=True)
+
+
+def test_the_gallery_is_of_committed_results_alone_and_of_the_best(tmp_path, monkeypatch):
+    from ladder.results import store as results
+
+    folder = tmp_path / "results" / "ladder" / "nvidia-h200"
+    whole = made_up.judged_run()
+    start = made_up.result([made_up.rung("fused_act", 11.6)], started="2026-12-01T00:00:00+00:00")
+    mine = made_up.judged_run(fused_act=9.9) | {"started": "2026-12-02T00:00:00+00:00"}
+    for name, result in (("a", whole), ("b", start), ("c", mine)):
+        results.write(folder / f"{name}.json", result)
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", "results/ladder/nvidia-h200/a.json", "results/ladder/nvidia-h200/b.json")
+    monkeypatch.setattr(chart, "render", lambda result, kind: kind.encode())
+    written = gallery.publish(tmp_path)
+    stem = "nvidia-h200-article-article"
+    assert [path.name for path in written] == [f"{stem}.{kind}" for kind in ("md", "csv", "png", "svg")]
+    text = written[0].read_text()
+    assert "FP32 baseline" in text and " 9.90 " not in text  # the staircase, and not the run of this user
+    monkeypatch.setattr(cli, "ROOT", tmp_path)
+    assert call("report", "--publish").stdout.splitlines() == [
+        path.relative_to(tmp_path).as_posix() for path in written
+    ]
+    assert "nothing beside it" in call("report", "--publish", "--all").stderr
+    assert "git was not found" in call("report", "--publish", env={"PATH": str(tmp_path)}).stderr

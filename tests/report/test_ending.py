@@ -1,0 +1,49 @@
+"""How the files of one result are written at the end of a command: whose stay, whose go, and what a chart may cost."""
+
+import json
+import os
+from typing import Any
+
+import pytest
+
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.report import output as ending
+from ladder.selfcheck.fuzz import bases as fuzzbases
+
+MACHINE = json.loads((ROOT / "results" / "claims" / "nvidia-h200.json").read_text())["machine"]
+
+
+@pytest.fixture
+def result() -> dict[str, Any]:
+    return json.loads(fuzzbases.of_sustained(MACHINE))
+
+
+def write(result, folder, render=lambda kind: kind.encode()):
+    return ending.write(result, folder, {"md": "table"}, render)
+
+
+def test_a_partial_file_goes_when_its_run_is_whole_and_another_host_s_stays(tmp_path, result):
+    theirs = result | {"machine": MACHINE | {"cores": 1}, "complete": False, "commit": "a" * 40}
+    theirs["started"] = "2025-01-01T00:00:00+00:00"
+    (old, *_) = write(theirs, tmp_path)
+    mine = result | {"complete": False}
+    (partial, *_) = write(mine, tmp_path)
+    assert old.stem.endswith("-partial") and partial != old
+    whole = write(mine | {"complete": True}, tmp_path)
+    left = sorted(path.name for path in tmp_path.iterdir())
+    assert left == sorted(
+        [path.name for path in whole] + [f"{old.stem}.{s}" for s in ("json", "md", "png", "svg")]
+    )
+    again = theirs | {"complete": True}
+    assert write(again, tmp_path)[0].stem == f"{whole[0].stem}-20250101T000000Z"
+    assert json.loads(whole[0].read_text())["machine"] == mine["machine"] and not old.exists()
+
+
+def test_a_chart_that_cannot_be_drawn_costs_neither_result_nor_table(tmp_path, result, capsys):
+    def broken(kind):
+        raise UserError("a chart cannot be drawn: RuntimeError: no fonts")
+
+    paths = write(result, tmp_path, broken)
+    assert [path.suffix for path in paths] == [".json", ".md"] and len(os.listdir(tmp_path)) == 2
+    assert capsys.readouterr().err == "ladder: a chart cannot be drawn: RuntimeError: no fonts\n"

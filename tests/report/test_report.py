@@ -1,0 +1,432 @@
+"""Table, Markdown and CSV: what a reader must find, and what a stranger's text must not do."""
+
+import csv
+import io
+import json
+
+import pytest
+
+from ladder.base.errors import UserError
+from ladder.plan import catalog
+from ladder.report import checks
+from ladder.report import tables as report
+from ladder.report.view import view
+from ladder.results import judging, publishable
+from ladder.results import store as results
+from tests.cli.test_cli import call
+from tests.support import committed, made_up
+
+HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
+
+
+def rows_of(result):
+    return {row.name: row for row in view(result).rows}
+
+
+def read_csv(*many):
+    return list(csv.DictReader(io.StringIO(report.csv_text(list(many)))))
+
+
+@pytest.fixture
+def folder(tmp_path):
+    for index, (made, started) in enumerate(
+        [
+            (made_up.gpu_run(), "2026-11-20T09:00:00+00:00"),
+            (made_up.gpu_run(), "2026-11-21T09:00:00+00:00"),
+            (made_up.cpu_run(), "2026-11-19T09:00:00+00:00"),
+        ]
+    ):
+        results.write(tmp_path / "results" / f"{index}.json", {**made, "started": started})
+    return tmp_path / "results"
+
+
+def test_the_table_shows_our_numbers_beside_the_article_s(capsys):
+    report.print_table(made_up.gpu_run())
+    lines = capsys.readouterr().out.splitlines()
+    line = next(line for line in lines if line.startswith("cuda_graphs"))
+    for cell in ("31.20", "30.73-31.70", "2.80x", "3.09x", "1%", "256", "14.2", "119", "2.62x"):
+        assert cell in line
+    assert not any("\x1b" in line for line in lines)  # piped: no colours
+
+
+def test_what_lazy_phases_add_is_told_of_the_first_and_the_last_rung(capsys):
+    rungs = [
+        made_up.rung(name, ms) for name, ms in (("baseline", 300.0), ("bf16", 200.0), ("cuda_graphs", 100.0))
+    ]
+    for number, each in enumerate(rungs):
+        each["rounds"] = [
+            {
+                "round": r,
+                "samples_ms": [1.0],
+                "settled": True,
+                "event_ms": None,
+                "lazy_ms": {"G_pl": number + r / 10},
+            }
+            for r in range(3)
+        ]
+    report.print_table(made_up.result(rungs))
+    seen = capsys.readouterr().out
+    assert "baseline: what path length adds is within the noise" in seen
+    assert "cuda_graphs: path length adds 2.1 ms" in seen and "bf16: path" not in seen
+
+
+def test_what_has_no_number_is_visible_with_its_reason(capsys):
+    report.print_table(made_up.faulty_run())
+    table = capsys.readouterr().out
+    page = report.markdown(made_up.faulty_run())
+    for text in (table, page.replace("\\", "")):
+        assert "quick: not to be quoted" in text
+        assert "incomplete" in text
+        assert "speedups refer to channels_last" in text
+        assert "baseline: oom: CUDA out of memory" in text
+        assert "fused_norm: failed: round 2: RuntimeError" in text
+
+
+def test_the_article_s_speedups_refer_to_the_same_rung_as_ours():
+    assert rows_of(made_up.gpu_run())["bf16"].article_total == pytest.approx(312 / 158)
+    assert rows_of(made_up.faulty_run())["bf16"].article_total == pytest.approx(265 / 158)
+
+
+def test_a_whole_run_has_no_marks():
+    assert view(made_up.gpu_run()).marks == ()
+
+
+def test_numbers_that_are_none_are_shown_as_missing(capsys):
+    made = made_up.gpu_run()
+    made["rungs"][2].update(
+        host_bound="NaN", article_ms=float("inf"), interval_ms=[1], notes="x", peak_reserved_bytes=-1
+    )
+    row = rows_of(made)["bf16"]
+    assert (row.host_bound, row.article_ms, row.interval, row.memory, row.notes) == (
+        None,
+        None,
+        None,
+        None,
+        (),
+    )
+    report.print_table(made)
+    assert "inf" not in capsys.readouterr().out.lower()
+
+
+def test_a_fully_busy_gpu_is_0_percent_host_bound_and_not_unknown():
+    made = made_up.gpu_run()
+    made["rungs"][5]["host_bound"] = 0.0
+    assert rows_of(made)["cuda_graphs"].host_bound == 0.0
+
+
+def test_markdown_leaves_a_strangers_text_as_text():
+    made = made_up.gpu_run()
+    made["rungs"][0]["title"] = made["machine"]["gpu"] = made["ladder"]["title"] = HOSTILE
+    page = report.markdown(made)
+    assert "<script" not in page and "\x1b" not in page and "\u202e" not in page
+    assert "http:" not in page and "![" not in page
+    table = [line for line in page.splitlines() if line.startswith("|")]
+    assert len(table) == 2 + len(made["rungs"])
+    cells = {line.replace("\\|", "").count("|") for line in table}
+    assert len(cells) == 1  # no cell breaks out of its column
+
+
+def test_csv_gives_numbers_in_full_and_text_that_is_no_formula():
+    made = made_up.gpu_run()
+    made["rungs"][0]["title"] = HOSTILE
+    made["rungs"][1]["title"] = ' leading, "quoted" -2+3'
+    first, second = read_csv(made)[:2]
+    assert first["title"].startswith("'=HYPERLINK") and "\n" not in first["title"]
+    assert second["title"] == 'leading, "quoted" -2+3'
+    assert float(second["step_ms"]) == made["rungs"][1]["step_ms"]
+    assert second["article_ms"] == "265.0" and second["quick"] == "false"
+    assert read_csv(made_up.faulty_run())[0]["step_ms"] == ""
+
+
+def test_csv_of_several_results_tells_them_apart():
+    rows = read_csv(made_up.gpu_run(), made_up.cpu_run())
+    assert len(rows) == 16 and {row["workload"] for row in rows} == {"article", "tiny"}
+
+
+def test_a_folder_gives_the_newest_of_each_and_names_what_is_no_result(folder):
+    (folder / "torn.json").write_text('{"schema": 1, "mach')
+    found, refused = report.collect([folder])
+    assert sorted((r["workload"]["name"], r["started"][:10]) for r in found) == [
+        ("article", "2026-11-21"),
+        ("tiny", "2026-11-19"),
+    ]
+    assert len(refused) == 1 and "torn.json" in refused[0]
+
+
+def test_nothing_to_report_is_said_in_one_line(tmp_path):
+    with pytest.raises(UserError, match="no results here"):
+        report.collect([tmp_path])
+    (tmp_path / "x.json").write_text(json.dumps({"schema": 99}))
+    with pytest.raises(UserError, match=r"x\.json"):
+        report.collect([tmp_path / "x.json"])
+
+
+def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
+    (tmp_path / "file").write_text("old")
+    with pytest.raises(UserError, match="cannot be written"):
+        report.write(tmp_path / "file" / "t.md", "new")
+    assert (tmp_path / "file").read_text() == "old"
+
+
+def test_committed_tables_are_what_the_report_of_a_committed_result_says():
+    """Else `ladder report RESULT --markdown ... --csv ... --chart ...` writes them again."""
+    tables = [path for path in committed.folder("results/charts").iterdir() if path.suffix in (".md", ".csv")]
+    stored = sorted(committed.folder("results/ladder").glob("*/*.json"), key=lambda path: path.name)
+    for path in reversed(stored):
+        if tables:  # most are of the newest results
+            result = report.collect([path])[0][0]
+            today = (report.markdown(result), report.csv_text([result]))
+            tables = [table for table in tables if table.read_text(encoding="utf-8") not in today]
+    assert not tables
+
+
+def test_a_difference_inside_the_noise_reads_no_measurable_gain_whatever_its_sign(capsys):
+    for ms in (31.19, 31.21):
+        made = made_up.judged_run(data_loading=ms)
+        row = rows_of(made)["data_loading"]
+        assert row.verdict == "no measurable gain" and row.previous == pytest.approx(31.2 / ms, abs=0.001)
+        report.print_table(made)
+        line = next(li for li in capsys.readouterr().out.splitlines() if li.startswith("data_loading"))
+        assert "no measurable gain" in line and "1.00x" not in line  # the interval says how much it could be
+    assert rows_of(made_up.judged_run(data_loading=29.0))["data_loading"].verdict == "faster"
+    assert rows_of(made_up.judged_run(data_loading=33.0))["data_loading"].verdict == "slower"
+
+
+def test_the_noise_floor_and_what_can_be_seen_are_said(capsys):
+    report.print_table(made_up.judged_run())
+    said = capsys.readouterr().out
+    assert (
+        "noise floor" in said and "host-bound rungs, differences from" in said and "GPU-bound rungs" in said
+    )
+    report.print_table(made_up.gpu_run())  # made before there were twins
+    said = capsys.readouterr().out
+    assert "noise floor" not in said and "no verdicts: no twin was measured" in said
+
+
+def test_why_there_are_no_verdicts_is_what_became_of_the_twins(capsys):
+    made = made_up.judged_run()
+    lowest, highest = made["twins"]
+    reason = "round 3: the worker ended with signal 9"
+    lowest.update(status="failed", reason=reason, rounds=lowest["rounds"][:2])
+    highest["rounds"] = highest["rounds"][:1]
+    judging.judge(made)
+    report.print_table(made)
+    said = capsys.readouterr().out
+    assert f"no verdicts: the twin of baseline is out (failed: {reason})" in said
+    assert "the twin of fused_act has too few rounds, so the noise is unknown" in said
+    assert "no twin was measured" not in said
+
+
+def test_rungs_that_were_not_measured_and_are_in_the_step_are_named():
+    """Of a run with `--rungs` the next rung shown is no one change: who reads its speedup must be told."""
+    able = dict.fromkeys(catalog.NEEDS)
+    recipes = {rung.name: rung.recipe for rung in catalog.climb(catalog.load_ladder("article"), able)}
+    made = made_up.result(
+        [made_up.rung(name, 90.0) for name in ("baseline", "bf16", "fused_norm", "fused_act")]
+    )
+    for rung in made["rungs"]:
+        rung["recipe"] = recipes[rung["name"]]
+    found = [remark for remark in view(made).remarks if remark.startswith("part of ")]
+    assert found == [
+        "part of bf16 and not measured here: channels_last",
+        "part of fused_act and not measured here: set_to_none, cuda_graphs, data_loading",
+    ]
+    assert "part of fused\\_act and not measured here: " in report.markdown(made)
+    made["rungs"][1]["recipe"] = "of a stranger"
+    assert not any("part of bf16" in remark for remark in view(made).remarks)
+    made["protocol"]["mode"] = "solo"
+    assert not any(remark.startswith("part of ") for remark in view(made).remarks)
+
+
+def test_the_rounds_that_are_named_are_those_that_there_are():
+    """A run that was stopped has fewer than it planned; what does not count is not counted."""
+    made = made_up.judged_run()
+    assert view(made).protocol.startswith("median of 5 rounds of 2 timed cycles")
+    for rung in made["rungs"]:
+        rung["rounds"] = rung["rounds"][:3]
+    made["rungs"][1]["rounds"][0]["alloc_retries"] = 1
+    assert view(made).protocol.startswith("median of 2 to 3 rounds of 2 timed cycles")
+    made["rungs"][1].update(status="failed")
+    made["merged"] = [{}, {}]
+    assert view(made).protocol.startswith("median of 3 rounds (of 2 runs) of")
+    for rung in made["rungs"]:
+        rung.update(status="failed")
+    assert view(made).protocol.startswith("5 rounds (of 2 runs) planned")
+
+
+def test_the_advice_comes_from_leaving_the_rung_out_at_the_top(tmp_path, capsys):
+    staircase = made_up.judged_run()
+    times = {"bf16": 20.0, "fused_norm": 25.3, "cuda_graphs": 85.0}
+    whole = made_up.judged_run("leave-one-out", **times)
+    results.write(tmp_path / "a.json", staircase)
+    results.write(tmp_path / "b.json", whole)
+    results.write(tmp_path / "c.json", {**whole, "started": "2020-01-01T00:00:00+00:00", "rungs": []})
+    found, refused = report.collect([tmp_path])
+    assert len(found) == 2 and not refused
+    joined = next(r for r in found if r["protocol"]["mode"] == "cumulative")
+    for rows in (rows_of(joined), rows_of(whole)):
+        assert rows["bf16"].advice == "SKIP" and rows["fused_norm"].advice == "NO DIFFERENCE"
+        assert rows["cuda_graphs"].advice == "ADOPT" and rows["cuda_graphs"].top_gain > 3
+    assert rows_of(joined)["bf16"].verdict == "slower" and rows_of(staircase)["bf16"].advice == ""
+    report.print_table(joined)
+    assert "NO DIFFERENCE" in capsys.readouterr().out
+    assert {row["advice"] for row in read_csv(joined)} >= {"ADOPT", "SKIP", "NO DIFFERENCE"}
+
+
+def test_a_narrow_terminal_keeps_the_verdict():
+    shown = view(made_up.judged_run())
+    columns = report._columns(shown)
+    for width in (240, 120, 90):
+        kept = [heading for heading, _ in report._fitting(columns, shown, width)]
+        assert {"ms/step", "vs previous", "verdict", "total"} <= set(kept)
+    assert (
+        len(report._fitting(columns, shown, 90)) < len(columns) == len(report._fitting(columns, shown, 240))
+    )
+
+
+def test_a_strangers_verdict_is_not_shown():
+    made = made_up.judged_run()
+    made["rungs"][3].update(verdict=HOSTILE, gain={"ratio": "x", "interval": [1]})
+    made["noise"] = {"host": {"floor": "NaN"}, "gpu": 3}
+    row = rows_of(made)["fused_norm"]
+    assert (row.verdict, row.gain) == ("", None) and "script" not in report.markdown(made)
+
+
+# Why not to publish
+
+
+def test_what_is_not_publishable_says_why_wherever_it_is_shown(capsys):
+    made = made_up.judged_run()
+    assert publishable.publishable(made) == []
+    made.update(
+        dirty=True, complete=False, gpu={"notes": ["noisy: not publishable: 1 foreign compute process"]}
+    )
+    made["protocol"]["quick"] = True
+    why = publishable.publishable(made)
+    assert [line.split(":")[0] for line in why] == ["quick", "incomplete", "dirty", "noisy"]
+    report.print_table(made)
+    table, page = capsys.readouterr().out, report.markdown(made)
+    for line in why:
+        assert line in table and line in page and line in read_csv(made)[0]["not_publishable"]
+
+
+def test_a_result_of_no_commit_or_impossible_speed_is_not_publishable():
+    made = {**made_up.judged_run(), "commit": None, "dirty": None}
+    assert [line.split(":")[0] for line in publishable.publishable(made)] == ["no commit"]
+    fast = made_up.gpu_run()
+    fast["workload"]["channel_base"] = 16384
+    fast["rungs"][3]["step_ms"] = 0.2
+    (why,) = publishable.publishable(fast)
+    assert "fused_norm" in why and "faster than this GPU can compute" in why
+
+
+# Receipts, parity, memory
+
+
+def test_the_table_says_whether_each_rung_was_on_and_computed_the_same(capsys):
+    made = made_up.checked_run()
+    rungs = {rung["name"]: rung for rung in made["rungs"]}
+    rungs["bf16"].update(receipts=made_up.receipts("not engaged: FLOPs in BF16 0 percent", engaged=False))
+    rungs["bf16"].update(status="not engaged", reason="bf16: FLOPs in BF16 0 percent")
+    rungs["fused_norm"].update(
+        parity=made_up.parity(3.2, "failed: parity"), status="failed: parity", reason="G_main"
+    )
+    del rungs["set_to_none"]["receipts"], rungs["set_to_none"]["parity"]
+    rows = rows_of(made)
+    assert (rows["baseline"].receipts, rows["baseline"].parity) == ("ok", "0.41 of budget")
+    assert (rows["bf16"].receipts, rows["fused_norm"].parity) == ("not engaged", "failed")
+    assert (rows["set_to_none"].receipts, rows["set_to_none"].parity) == ("", "")
+    report.print_table(made)
+    said = capsys.readouterr().out
+    assert (
+        "bf16: not engaged: bf16: FLOPs in BF16 0 percent" in said
+        and "fused_norm: failed: parity: G_main" in said
+    )
+    assert "visits rejected for the state of the GPU: 3 of 53" in said
+    by_name = {row["rung"]: row for row in read_csv(made)}
+    assert (
+        by_name["baseline"]["parity_of_budget"].startswith("0.4")
+        and by_name["bf16"]["rejected_visits"] == "1"
+    )
+
+
+def test_what_cannot_be_judged_is_no_error_of_the_rung():
+    rung = {"parity": made_up.parity(0.2)}  # a loss at 900 times its budget is there, unresolved
+    assert checks.parity_share(rung) == pytest.approx(0.2)
+    assert ["not judged" in row for row in checks.parity_cells(rung)] == [False, False, True]
+
+
+def test_every_receipt_and_parity_error_is_printed_and_in_the_markdown(tmp_path):
+    made = made_up.checked_run()
+    made["rungs"][2]["receipts"] = made_up.receipts(
+        "islands in FP32 6 of 6", "not engaged: FLOPs 3 percent", engaged=False
+    )
+    results.write(tmp_path / "a.json", made)
+    plain_page = report.markdown(made).replace("\\", "")
+    printed = call("report", tmp_path / "a.json", "--receipts").stdout
+    for text in (printed, plain_page):
+        assert "bf16: not engaged: islands in FP32 6 of 6" in text and "not engaged: FLOPs 3 percent" in text
+        assert (
+            "G.blocks.3.conv1.weight" in text
+            and "0.41" in text
+            and "reference: FP64 on cuda, batch 8" in text
+        )
+        assert (
+            "modulate backward: tile 2048, columns 512, warps 4, per_sm 10, stages 1; in fused_norm" in text
+        )
+        assert "(size large, itemsize 2, layout nhwc, architecture 90): tile 4096" in text
+    assert "islands" not in call("report", tmp_path / "a.json").stdout
+    results.write(tmp_path / "b.json", made_up.judged_run())
+    assert "no receipts and no parity check" in call("report", tmp_path / "b.json", "--receipts").stdout
+
+
+def test_three_figures_of_memory(capsys):
+    made = made_up.checked_run()
+    made["rungs"][5]["rounds"][2]["device_used_bytes"] = 40 * 2**30
+    made["rungs"][5]["peak_allocated_bytes"] = 7 * 2**30
+    row = rows_of(made)["cuda_graphs"]
+    assert (row.allocated, row.memory, row.device) == (
+        pytest.approx(7),
+        pytest.approx(14.2),
+        pytest.approx(40),
+    )
+    (line,) = [each for each in read_csv(made) if each["rung"] == "cuda_graphs"]
+    assert line["device_gib"] == "40.0" and line["allocated_gib"] == "7.0"
+    report.print_table(made)
+    said = capsys.readouterr().out
+    assert all(
+        word in said for word in ("allocated GiB", "reserved GiB", "device GiB", "in use on the whole GPU")
+    )
+
+
+def test_checks_of_a_stranger_are_taken_for_nothing_they_are_not(capsys):
+    made = made_up.judged_run()
+    for rung, junk in zip(
+        made["rungs"], ("x", [1], {"bf16": 3}, {"a": {"lines": "x"}}, {"phases": [1]}), strict=False
+    ):
+        rung.update(receipts=junk, parity=junk)
+    made["rungs"][5].update(receipts={HOSTILE: {"engaged": True, "lines": [HOSTILE]}})
+    made["rungs"][5].update(
+        parity={"verdict": "ok", "phases": {HOSTILE: {HOSTILE: {"error": "NaN"}, "x": 3}}}
+    )
+    made["gpu"] = {"notes": 3, "rejected_visits": "x"}
+    made["choices"] = [3, "x", {"op": HOSTILE, "tile": HOSTILE, "rungs": 3}, {"rungs": [HOSTILE, 3]}]
+    made["rungs"][6]["rounds"][0]["rejected"] = 3
+    report.print_table(made), report.print_checks(made)
+    said, page = capsys.readouterr().out, report.markdown(made)
+    assert "\x1b" not in said + page and "<script" not in page and "http:" not in page
+
+
+def test_the_gain_over_all_rungs_has_its_interval():
+    row = rows_of(made_up.judged_run())["fused_act"]
+    assert row.total_interval[0] < row.total < row.total_interval[1]
+    assert read_csv(made_up.judged_run())[-1]["speedup_total_low"]
+    whole = rows_of(made_up.judged_run("leave-one-out"))["fused_norm"]
+    assert whole.total is None  # nothing there is measured against a baseline
+
+
+def test_an_assumed_noise_floor_is_said_to_be_assumed(capsys):
+    report.print_table(made_up.judged_run("leave-one-out"))
+    assert "3% (host-bound rungs, assumed" in capsys.readouterr().out
+    report.print_table(made_up.judged_run())
+    assert "assumed" not in capsys.readouterr().out

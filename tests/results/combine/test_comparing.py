@@ -1,0 +1,83 @@
+"""Two results side by side: what is called slower, what is refused, and how the command ends."""
+
+import json
+
+import pytest
+
+from ladder.results.combine import comparing
+from ladder.results import store as results
+from ladder.base.errors import UserError
+from tests.support import made_up
+from tests.cli.test_cli import call
+
+
+def verdicts_of(before, after, **more):
+    return {row.name: row.verdict for row in comparing.compare(before, after, **more)}
+
+
+def test_only_what_changed_is_called_changed():
+    before = made_up.judged_run(seed=1)
+    same = verdicts_of(before, made_up.judged_run(seed=2))
+    assert not {"faster", "slower"} & set(same.values()) and same["fused_act"] == "no measurable gain"
+    after = made_up.judged_run(seed=2, fused_act=25.3 * 1.01, cuda_graphs=30.0, baseline=96.4 * 1.1)
+    changed = verdicts_of(before, after)
+    assert changed["fused_act"] == "slower" and changed["cuda_graphs"] == "faster"
+    assert changed["baseline"] == "slower" and changed["data_loading"] == "no measurable gain"
+
+
+def test_what_is_not_comparable_is_refused_unless_told_to():
+    before, after = made_up.judged_run(seed=1), made_up.judged_run(seed=2)
+    after["machine"]["torch"] = "2.14.0"  # what one wants to compare
+    assert verdicts_of(before, after)
+    for part, key, value in (
+        ("machine", "gpu", "A100"),
+        ("workload", "batch", 16),
+        ("protocol", "quick", True),
+    ):
+        other = {**after, part: {**after[part], key: value}}
+        with pytest.raises(UserError, match=f"not comparable: .*{key}"):
+            comparing.compare(before, other)
+        assert verdicts_of(before, other, anyway=True)
+    with pytest.raises(UserError, match="no rung is in both"):
+        comparing.compare(before, {**after, "rungs": []})
+
+
+def test_another_software_is_compared_but_named_as_another_series(tmp_path):
+    before, after = made_up.judged_run(seed=1), made_up.judged_run(seed=2)
+    results.write(tmp_path / "a.json", before)
+    results.write(tmp_path / "same.json", after)
+    after["machine"] |= {"torch": "2.14.0", "triton": "3.8.0"}
+    results.write(tmp_path / "b.json", after)
+    said = call("compare", tmp_path / "a.json", tmp_path / "b.json").stdout
+    assert "another series: torch: 2.11.0 and 2.14.0" in said and "another series: triton" in said
+    assert "series" not in call("compare", tmp_path / "a.json", tmp_path / "same.json").stdout
+
+
+def test_a_rung_without_a_number_or_another_recipe_has_a_reason_and_no_verdict():
+    before, after = made_up.judged_run(seed=1), made_up.judged_run(seed=2)
+    after["rungs"][1].update(status="oom")
+    before["rungs"][2]["recipe"], after["rungs"][2]["recipe"] = {"precision": "fp32"}, {"precision": "bf16"}
+    after["rungs"][3]["recipe"] = {"a field of a later commit": False}
+    rows = {row.name: row for row in comparing.compare(before, after)}
+    assert rows["channels_last"].reason == "oom in the second" and rows["channels_last"].verdict == ""
+    assert rows["bf16"].reason == "another recipe" and rows["fused_norm"].verdict
+    del before["noise"]  # made before there were twins
+    assert {row.verdict for row in comparing.compare(before, after)} == {""}
+
+
+def test_slower_is_status_1_and_a_refusal_2(tmp_path):
+    paths = [tmp_path / name for name in ("a.json", "b.json", "slow.json", "other.json")]
+    slow, other = made_up.judged_run(seed=2, fused_act=26.0), made_up.judged_run(seed=2)
+    other["machine"]["gpu"] = "NVIDIA A100"
+    for path, made in zip(
+        paths, [made_up.judged_run(seed=1), made_up.judged_run(seed=2), slow, other], strict=True
+    ):
+        results.write(path, made)
+    fine = call("compare", paths[0], paths[1])
+    assert fine.exit_code == 0 and "no measurable gain" in fine.stdout
+    assert call("compare", paths[0], paths[2]).exit_code == 1
+    rows = json.loads(call("compare", paths[0], paths[2], "--json").stdout)
+    assert rows[-1]["verdict"] == "slower" and rows[-1]["ratio"] == pytest.approx(25.3 / 26, rel=0.01)
+    refusal = call("compare", paths[0], paths[3])
+    assert refusal.exit_code == 2 and "A100" in refusal.stderr and refusal.stdout == ""
+    assert "warning: gpu" in call("compare", paths[0], paths[3], "--anyway").stdout

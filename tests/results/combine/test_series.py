@@ -1,0 +1,87 @@
+"""Which results belong together: what a new torch, another commit or a quick run must not be mixed with."""
+
+import copy
+
+import pytest
+
+from ladder.results import judging, store as results
+from ladder.report import tables
+from ladder.results.combine import resuming, series
+from ladder.base.errors import UserError
+from ladder.report.view import view
+from tests.support import made_up
+
+SOFTWARE = {"torch": "2.14.0", "cuda": "13.2", "cudnn": "9.99", "triton": "3.8.0"}
+
+
+def other(result, part=None, **changes):
+    """A copy with some fields of a part (or of the top) changed."""
+    made = copy.deepcopy(result)
+    (made if part is None else made[part]).update(changes)
+    return made
+
+
+@pytest.mark.parametrize("key", SOFTWARE)
+def test_a_folder_shows_the_newest_of_each_software(tmp_path, key):
+    old = other(made_up.judged_run(), started="2026-01-01T00:00:00+00:00")
+    new = other(made_up.judged_run(), "machine", **{key: SOFTWARE[key]})
+    for index, each in enumerate((old, new, other(new, started="2026-02-01T00:00:00+00:00"))):
+        results.write(tmp_path / f"{index}.json", each)
+    found, _ = tables.collect([tmp_path])
+    assert sorted((r["machine"][key], r["started"][:10]) for r in found) == sorted(
+        [(old["machine"][key], "2026-01-01"), (SOFTWARE[key], "2026-11-21")]
+    )
+
+
+def test_a_quick_run_does_not_hide_a_whole_one(tmp_path):
+    whole = other(made_up.judged_run(), started="2026-01-01T00:00:00+00:00")
+    results.write(tmp_path / "a.json", whole)
+    results.write(tmp_path / "b.json", other(made_up.judged_run(), "protocol", quick=True))
+    found, _ = tables.collect([tmp_path])
+    assert sorted(r["protocol"]["quick"] for r in found) == [False, True]
+
+
+def test_advice_is_of_the_same_software_code_and_workload():
+    stairs, whole = made_up.judged_run(), made_up.judged_run("leave-one-out", bf16=20.0)
+    assert {row.name: row.advice for row in view(series.with_top(stairs, [whole])).rows}["bf16"] == "SKIP"
+    for wrong in (
+        other(whole, "machine", torch="2.14.0"),
+        other(whole, "machine", triton="3.8.0"),
+        other(whole, "machine", cpu="another"),
+        other(whole, "workload", batch=16),
+        other(whole, commit="f" * 40),
+        other(whole, dirty=True),
+        other(whole, "protocol", quick=True),
+    ):
+        assert "at_top" not in series.with_top(stairs, [wrong])
+    newer = other(whole, "machine", torch="2.14.0") | {"started": "2027-01-01T00:00:00+00:00"}
+    assert "at_top" in series.with_top(stairs, [newer, whole])  # the newest that fits, not the newest
+
+
+def test_the_advice_of_an_older_commit_s_newest_run_is_found_behind_a_newer_commit(tmp_path):
+    """A folder shows one leave-one-out run, the newest; the staircase may go with an older one."""
+    stairs, fits = made_up.judged_run(), made_up.judged_run("leave-one-out")
+    newer = other(fits, commit="f" * 40, started="2027-01-01T00:00:00+00:00")
+    for index, each in enumerate((stairs, fits, newer)):
+        results.write(tmp_path / f"{index}.json", each)
+    found, _ = tables.collect([tmp_path])
+    assert len(found) == 2 and any("at_top" in each for each in found)
+    (named,), _ = tables.collect([tmp_path / "0.json"])  # a file that is named has its advice as well
+    assert "at_top" in named
+
+
+@pytest.mark.parametrize("key", SOFTWARE)
+def test_stored_twins_are_of_the_same_software(tmp_path, key):
+    now = made_up.judged_run()
+    results.write(tmp_path / "a.json", made_up.judged_run(seed=1))
+    assert judging.stored_twins(tmp_path, now)["gpu"]
+    results.write(tmp_path / "a.json", other(made_up.judged_run(seed=1), "machine", **{key: SOFTWARE[key]}))
+    assert judging.stored_twins(tmp_path, now) == {"host": [], "gpu": []}
+
+
+@pytest.mark.parametrize("key", SOFTWARE)
+def test_a_run_is_not_taken_up_by_another_software(tmp_path, key):
+    made = made_up.judged_run()
+    results.write(tmp_path / "a.json", made)
+    with pytest.raises(UserError, match=f"{key} was .* and is {SOFTWARE[key]}"):
+        resuming.take_up(tmp_path / "a.json", other(made, "machine", **{key: SOFTWARE[key]}))

@@ -1,0 +1,260 @@
+"""What a result is of, by what it holds: workloads, ladders and images, whatever they are called."""
+
+from __future__ import annotations
+
+import json
+from pathlib import Path
+
+import pytest
+from PIL import Image
+
+from ladder.results.combine import belonging, comparing, resuming, series
+from ladder.plan import catalog
+from ladder.machine import environment
+from ladder.results import identity, judging, code_digest
+from ladder.images import prepare as images
+from ladder.publish.validation import validate
+from ladder.base.errors import UserError
+from tests.support import made_up
+
+TINY = (catalog.WORKLOADS / "tiny.yaml").read_text()
+
+
+def judged() -> dict:
+    """A result that is accepted."""
+    result = made_up.judged_run(seed=1)
+    result["workload"]["data"] = None
+    return result
+
+
+def user_file(folder: Path, text: str, name: str = "tiny.yaml") -> str:
+    folder.mkdir(exist_ok=True)
+    (folder / name).write_text(text)
+    return str(folder / name)
+
+
+# --- workloads ------------------------------------------------------------------------------------------------------
+
+
+def test_a_users_file_is_the_preset_only_if_its_fields_are(tmp_path):
+    assert catalog.load_workload(user_file(tmp_path, TINY))[0] == "tiny"
+    assert catalog.load_workload(user_file(tmp_path, TINY.replace("lr: 0.01", "lr: 1.0e-2")))[0] == "tiny"
+    narrow = TINY.replace("channel_max: 64", "channel_max: 8")
+    name, fields = catalog.load_workload(user_file(tmp_path, narrow))
+    assert name == f"tiny-{identity.of_workload(fields)}" and fields["channel_max"] == 8
+    assert name != catalog.load_workload(user_file(tmp_path, narrow.replace("lr: 0.01", "lr: 0.02")))[0]
+    assert catalog.load_workload(user_file(tmp_path, narrow, "mine.yaml"))[0] == "mine"
+
+
+def test_the_folder_of_the_images_is_no_part_of_what_a_workload_is(tmp_path):
+    assert catalog.load_workload(user_file(tmp_path, TINY + "data: photos\n"))[0] == "tiny"
+
+
+def test_a_file_that_lacks_a_newer_field_is_of_the_preset_still():
+    fields = catalog.load_workload("article")[1]
+    older = {key: value for key, value in fields.items() if key not in ("flips", "r1_interval")}
+    assert identity.of_workload(older) == identity.of_workload(fields)
+    assert identity.misnamed({"name": "article", **older}) is None
+    assert identity.misnamed({"name": "article", **fields, "flips": False}) is not None
+
+
+def test_what_a_preset_was_once_keeps_its_name():
+    fields = catalog.load_workload("tiny")[1]
+    older = fields | {"lr": 0.002, "r1_gamma": None, "ema_images": 10_000}
+    assert identity.misnamed({"name": "tiny", **older}) is None
+    assert "lr" in identity.misnamed(
+        {"name": "tiny", **older, "lr": 0.003, "ema_images": 200, "r1_gamma": 1.0}
+    )
+
+
+def test_a_strangers_result_under_a_presets_name_is_refused_in_one_line():
+    result = judged()
+    assert validate.check(result) is None
+    result["workload"]["channel_max"] = 8
+    line = validate.check(result)
+    assert "named like the preset article" in line and "channel_max is 512, not 8" in line
+    result["workload"]["name"] = "mine"
+    assert validate.check(result) is None
+
+
+def test_two_workloads_of_one_name_are_two_series_and_share_no_noise():
+    one, other = made_up.gpu_run(), made_up.gpu_run()
+    for each, width in ((one, 64), (other, 8)):
+        each["workload"] |= {"name": "mine", "channel_max": width}
+    assert series.key(one) != series.key(other) and not judging._same(one, other)
+    assert belonging.other_work(one, other) == ["workload.channel_max: 64 and 8"]
+    assert "workload channel_max: 64 and 8" in comparing.differences(one, other)
+    labels = identity.labels([one["workload"], other["workload"], {"name": "article", "resolution": 256}])
+    assert len(set(labels.values())) == 3 and "article" in labels.values()
+    other["workload"]["channel_max"] = 64
+    assert series.key(one) == series.key(other) and judging._same(one, other)
+
+
+def test_a_field_that_a_file_lacks_is_at_its_default_in_a_comparison():
+    one, other = made_up.gpu_run(), made_up.gpu_run()
+    other["workload"]["spectral_norm"] = False  # as a newer version writes it
+    assert comparing.differences(one, other) == [] and belonging.other_work(one, other) == []
+
+
+def test_copies_are_found_whatever_workload_they_name():
+    one, other = judged(), judged()
+    other["workload"]["name"] = "mine"
+    assert validate.fingerprint(one) == validate.fingerprint(other)
+
+
+# --- ladders --------------------------------------------------------------------------------------------------------
+
+
+def test_a_users_ladder_that_is_named_like_ours_is_ours_only_if_it_says_the_same(tmp_path):
+    text = (catalog.LADDERS / "article.yaml").read_text()
+    same = catalog.load_ladder(user_file(tmp_path, text, "article.yaml"))
+    assert (same.name, same.digest) == ("article", None)
+    swapped = "rungs: [baseline, bf16, channels_last]\n"
+    other = catalog.load_ladder(user_file(tmp_path, swapped, "article.yaml"))
+    assert other.name == f"article-{other.digest}" and len(other.digest) == 6
+    mine = catalog.load_ladder(user_file(tmp_path, swapped, "mine.yaml"))
+    again = catalog.load_ladder(user_file(tmp_path, "rungs: [baseline, channels_last, bf16]\n", "mine.yaml"))
+    assert mine.name == again.name == "mine" and mine.digest != again.digest
+
+
+def test_results_of_two_orders_of_a_users_ladder_are_two_series():
+    one, other = made_up.gpu_run(), made_up.gpu_run()
+    for each, digest in ((one, "aaaaaa"), (other, "bbbbbb")):
+        each["ladder"] |= {"name": "mine", "digest": digest}
+    assert series.key(one) != series.key(other)
+    assert "ladder.digest: aaaaaa and bbbbbb" in belonging.differences(one, other)
+    del one["ladder"]["digest"]  # of an earlier version: not known
+    assert not any("digest" in line for line in belonging.differences(one, other))
+
+
+def test_a_strangers_ladder_in_another_order_is_not_the_articles():
+    result = judged()
+    rungs = result["rungs"]
+    rungs[1], rungs[2] = rungs[2], rungs[1]
+    result["ladder"]["rungs"] = [rung["name"] for rung in rungs]
+    assert "named like article" in validate.check(result)
+    result["ladder"]["name"] = "mine"
+    assert validate.check(result) is None
+
+
+def test_other_ladders_are_held_to_what_they_are_now_by_results_of_now():
+    result = judged()
+    result["ladder"]["name"] = "full"
+    rungs = result["rungs"]
+    rungs[1], rungs[2] = rungs[2], rungs[1]
+    result["ladder"]["rungs"] = [rung["name"] for rung in rungs]
+    assert validate.check(result) is None  # full was in another order at some commits
+    result[code_digest.KEY] = code_digest.digests()
+    assert "named like full" in validate.check(result)
+
+
+def test_a_rung_whose_recipe_lacks_its_change_is_refused_by_results_of_now():
+    result = judged()
+    climbed = {rung.name: rung.recipe for rung in catalog.climb(catalog.load_ladder("article"), HAS_ALL)}
+    for rung in result["rungs"]:
+        rung["recipe"] = climbed[rung["name"]]
+    result[code_digest.KEY] = code_digest.digests()
+    assert validate.check(result) is None
+    bf16 = next(rung for rung in result["rungs"] if rung["name"] == "bf16")
+    bf16["recipe"] = bf16["recipe"] | {"precision": "fp32"}
+    assert validate.check(result) == "rung bf16: its recipe's precision is fp32, not bf16"
+
+
+HAS_ALL = dict.fromkeys(catalog.NEEDS)
+
+
+# --- images ---------------------------------------------------------------------------------------------------------
+
+
+def pictures(folder: Path, shade: int, count: int = 4) -> str:
+    folder.mkdir()
+    for number in range(count):
+        Image.new("RGB", (8, 8), (shade, 10 * number, 0)).save(folder / f"{number}.png")
+    return str(folder)
+
+
+def prepared(tmp_path: Path, name: str, shade: int, count: int = 4) -> dict | None:
+    found = images.prepare_images(
+        pictures(tmp_path / name, shade, count), 8, cache=tmp_path / f"{name}-cache"
+    )
+    return identity.of_images(found.path)
+
+
+def test_images_are_told_by_what_they_hold_not_by_where_they_lie(tmp_path):
+    one = prepared(tmp_path, "one", 0)
+    assert one["count"] == 4 and one == prepared(tmp_path, "a-copy", 0)
+    assert one["digest"] != prepared(tmp_path, "other", 200)["digest"]
+    assert one != prepared(tmp_path, "more", 0, count=5)
+    assert identity.of_images(None) is None and identity.of_images(tmp_path / "nowhere") is None
+
+
+def test_a_folder_that_cannot_be_written_costs_only_time(tmp_path, monkeypatch):
+    def refuse(*_, **__):
+        raise OSError(30, "Read-only file system")
+
+    monkeypatch.setattr(Path, "write_text", lambda self, *a, **k: refuse() if self.name == "digest" else None)
+    folder = tmp_path / "entry" / "images"
+    folder.mkdir(parents=True)
+    (folder / "000000.jpg").write_bytes(b"a picture")
+    with open(folder.parent / "manifest.json", "w") as file:
+        json.dump({"count": 1, "source": images.USER, "notes": []}, file)
+    assert identity.of_images(folder)["count"] == 1
+
+
+def with_images(digest: str | None) -> dict:
+    result = made_up.gpu_run() | {environment.KEY: {}}
+    result["workload"]["data"] = images.USER if digest else images.SAMPLE
+    return result | ({identity.IMAGES: {"count": 8, "digest": digest * 16}} if digest else {})
+
+
+def test_a_run_does_not_go_on_with_other_pictures_nor_merge_with_theirs():
+    path = Path("run.json")
+    with pytest.raises(
+        UserError, match=r"other pictures: it was made with 8 images \(#aaaaaaaa\), and 8 images"
+    ):
+        resuming.refuse_other_workload(path, with_images("a"), with_images("b"))
+    with pytest.raises(UserError, match="its images were user-images and are sample-photographs here"):
+        resuming.refuse_other_workload(path, with_images("a"), with_images(None))
+    resuming.refuse_other_workload(path, with_images("a"), with_images("a"))
+    assert any(
+        line.startswith("images: ") for line in belonging.other_work(with_images("a"), with_images("b"))
+    )
+    assert any(
+        line.startswith("images: ") for line in comparing.differences(with_images("a"), with_images("b"))
+    )
+    old = with_images("a")
+    del old[environment.KEY], old[identity.IMAGES]  # of an earlier version: not known
+    resuming.refuse_other_workload(path, old, with_images("b"))
+
+
+@pytest.mark.parametrize(
+    "made_with, data, own, line",
+    [
+        ("a", None, None, "give the same ones with --data"),
+        (None, "folder", None, "leave out --data"),
+        ("a", "folder", None, None),
+        ("a", None, "of-the-yaml", None),
+        (None, None, None, None),
+    ],
+)
+def test_a_run_that_goes_on_asks_for_the_images_it_was_made_with(made_with, data, own, line):
+    try:
+        resuming.ask_for_images(Path("run.json"), with_images(made_with), data, own)
+        said = None
+    except UserError as refusal:
+        said = str(refusal)
+    assert (said is None) if line is None else line in said
+
+
+def test_a_run_does_not_go_on_with_another_recipe_or_workload():
+    before, now = made_up.gpu_run(), made_up.gpu_run()
+    before["rungs"][2]["rounds"] = [{"round": 0, "samples_ms": [1.0]}]
+    for each, precision in ((before, "bf16"), (now, "fp16")):
+        each["rungs"][2]["recipe"] = {"precision": precision}
+    with pytest.raises(UserError, match="another recipe of bf16: precision was bf16 and is fp16 here"):
+        resuming.refuse_other_recipes(Path("run.json"), before, now)
+    now["rungs"][2]["recipe"] = {"precision": "bf16", "channels_last": False}  # said, and at its default
+    resuming.refuse_other_recipes(Path("run.json"), before, now)
+    now["workload"]["batch"] = 16
+    with pytest.raises(UserError, match="another workload: batch was 8 and is 16 here"):
+        resuming.refuse_other_workload(Path("run.json"), before, now)

@@ -1,0 +1,223 @@
+"""What becomes of a rung: twins, skipped rungs, leave-one-out without a baseline, visits short of memory."""
+
+import copy
+
+import pytest
+
+from ladder.plan import catalog, modes
+from ladder.cli import climb as climbing
+from ladder.results import judging, code_digest, record, store as results, schema
+from ladder.results.combine import resuming
+from ladder.publish.validation import validate
+from ladder.stats import verdicts
+from tests.support import made_up
+from tests.engine import test_measure
+from tests.cli.test_cli import call
+
+
+def planned(mode="cumulative"):
+    """Planned recipes of the article's ladder on a machine that can do everything."""
+    found = modes.plan(mode, catalog.load_ladder("article"), dict.fromkeys(catalog.NEEDS))
+    return {p.name: p.recipe for p in found}
+
+
+def by_name(result):
+    return {rung["name"]: rung for rung in [*result["rungs"], *result["twins"]]}
+
+
+def judged_anew(made):
+    made["baseline"] = record.derive(made["rungs"], 8)
+    judging.judge(made)
+    return by_name(made)
+
+
+def test_a_twin_that_was_measured_has_no_reason(tmp_path):
+    """It said "not measured: the run ended before" for ever."""
+    result = test_measure.run(tmp_path, {"baseline": {}, "b": {}}, rounds=2, quick=False)
+    assert [twin["status"] for twin in result["twins"]] == ["ok", "ok"]
+    assert [twin["reason"] for twin in result["twins"]] == [None, None]
+
+
+@pytest.mark.parametrize("status", results.OUT)
+def test_what_contains_a_rung_that_is_out_is_skipped_with_its_twin(status):
+    made = made_up.judged_run()
+    by_name(made)["cuda_graphs"].update(status=status, reason="why", failed_at={"round": 2})
+    assert record.mark_skipped(made, planned()) == ["data_loading", "fused_act", "fused_act.twin"]
+    rungs = judged_anew(made)
+    for name in ("data_loading", "fused_act", "fused_act.twin"):
+        assert (rungs[name]["status"], rungs[name]["reason"]) == ("skipped", "depends on cuda_graphs")
+        assert rungs[name].get("step_ms") is None and rungs[name]["rounds"]  # kept, but no result
+    assert rungs["set_to_none"]["status"] == "ok" and rungs["baseline.twin"]["status"] == "ok"
+    assert record.mark_skipped(made, planned()) == []
+
+
+def test_a_baseline_that_is_out_takes_nothing_with_it_on_the_staircase():
+    made = made_up.judged_run()
+    by_name(made)["baseline"].update(status="oom", reason="out of memory")
+    assert record.mark_skipped(made, planned()) == []
+
+
+def test_without_its_reference_no_other_mode_measures_on():
+    for mode, first in (("solo", "baseline"), ("leave-one-out", "all")):
+        made = made_up.judged_run(mode)
+        made["rungs"][0].update(status="failed", reason="why")
+        assert len(record.mark_skipped(made, planned(mode))) >= 7
+        assert judged_anew(made)["bf16"]["reason"] == f"depends on {first}"
+        assert all(rung["verdict"] is None for rung in made["rungs"])
+        made = made_up.judged_run(
+            mode
+        )  # and if they were measured nevertheless, nothing else stands in for it
+        made["rungs"][0].update(status="failed", reason="why")
+        judged_anew(made)
+        assert all(rung["verdict"] is None for rung in made["rungs"])
+
+
+@pytest.mark.parametrize(
+    ("status", "here", "elsewhere"),
+    [
+        ("failed", True, True),
+        ("oom", False, False),
+        ("invalid", False, False),
+        ("failed: parity", False, True),  # another commit may have put right what judges
+        ("not engaged", False, True),
+    ],
+)
+def test_a_resumed_run_tries_again_what_failed_and_at_another_commit_what_was_refused(
+    status, here, elsewhere, tmp_path
+):
+    fresh = made_up.judged_run() | {code_digest.KEY: code_digest.digests(), "commit": "1" * 40, "dirty": False}
+    for rung in fresh["rungs"]:
+        rung["recipe"] = planned()[rung["name"]]
+    for commit, again in (("1" * 40, here), ("2" * 40, elsewhere), (None, here)):
+        made = copy.deepcopy(fresh)
+        made["protocol"] |= {"fixed": True, "budget_s": None}
+        found = {"inspection": None, "parity": {"verdict": "failed"}, "receipts": {}}
+        by_name(made)["bf16"].update(found, status=status, reason="why", failed_at={"round": 0})
+        record.mark_skipped(made, planned())
+        judged_anew(made)
+        results.write(tmp_path / "a.json", made)
+        asked = copy.deepcopy(fresh) | {"commit": commit}
+        rungs = by_name(resuming.take_up(tmp_path / "a.json", asked))
+        assert rungs["bf16"]["status"] == ("ok" if again else status)
+        assert ("parity" in rungs["bf16"]) is not again
+        for name in ("fused_norm", "fused_act", "fused_act.twin"):
+            assert rungs[name]["status"] == ("ok" if again else "skipped"), (status, name)
+            assert rungs[name]["reason"] == (None if again else "depends on bf16")
+        assert rungs["channels_last"]["status"] == "ok"
+
+
+def test_leave_one_out_has_twins_of_all_alone():
+    names = list(planned("leave-one-out"))
+    assert judging.twins_of(names, quick=False) == judging.twins_of(names, quick=True) == ["all"]
+    made = made_up.judged_run("leave-one-out")
+    assert [twin["of"] for twin in made["twins"]] == ["all"] and made["baseline"] == "all"
+    rungs = by_name(made)
+    assert rungs["all"]["verdict"] is None and rungs["bf16"]["gain"]["against"] == "all"
+    assert all(rung["verdict"] for rung in made["rungs"][1:])
+
+
+def test_a_host_bound_rung_without_a_host_bound_twin_takes_stored_ones_or_three_percent():
+    made = made_up.judged_run("leave-one-out")
+    assert by_name(made)["cuda_graphs"]["gain"]["floor"] == 0.03
+    made["stored_twins"] = {"host": [0.004, -0.005, 0.003, -0.002, 0.006], "gpu": []}
+    floor = judged_anew(made)["cuda_graphs"]["gain"]["floor"]
+    assert 0.001 < floor < 0.01
+    assert made["noise"]["host"]["stored_rounds"] == 5 and made["noise"]["host"]["rounds"] == 0
+
+
+def test_an_older_leave_one_out_file_with_a_baseline_is_still_judged():
+    made = made_up.judged_run("leave-one-out")
+    base = made_up.rung("baseline", 96.4, 0.6)
+    base["inspection"] = {"gpu_busy_ms": base["gpu_busy_ms"], "error": None}
+    base["rounds"] = [{**r, "samples_ms": [96.4, 96.5]} for r in made["rungs"][0]["rounds"]]
+    made["rungs"].insert(0, base)
+    rungs = judged_anew(made)
+    assert made["baseline"] == "baseline" and rungs["baseline"]["verdict"] is None
+    assert rungs["all"]["verdict"] is None and rungs["bf16"]["gain"]["against"] == "all"
+
+
+def test_a_visit_in_which_the_allocator_retried_is_void():
+    assert record.void_memory({}) is record.void_memory({"alloc_retries": 0}) is None
+    assert record.void_memory({"alloc_retries": None}) is None
+    assert "retried 3 times" in record.void_memory({"alloc_retries": 3})
+
+
+def test_rounds_of_older_files_with_allocator_retries_do_not_count():
+    made = made_up.judged_run()
+    rung = by_name(made)["bf16"]
+    before = rung["step_ms"]
+    rung["rounds"][0].update(alloc_retries=2, samples_ms=[400.0, 400.0])
+    judged_anew(made)
+    assert rung["step_ms"] == pytest.approx(before, rel=0.02) and 400.0 not in rung["samples_ms"]
+    assert rung["gain"]["rounds"] == 4 and "in 1 of 5 rounds" in rung["notes"][0]
+    for each in rung["rounds"]:
+        each["alloc_retries"] = 1
+    rungs = judged_anew(made)
+    assert rungs["bf16"]["status"] == "invalid" and "memory is too tight" in rungs["bf16"]["reason"]
+    assert rungs["fused_norm"]["gain"]["against"] == "channels_last"
+
+
+def test_a_twin_short_of_memory_is_no_measure_of_noise():
+    made = made_up.judged_run()
+    for each in made["twins"][1]["rounds"]:
+        each["alloc_retries"] = 1
+    rungs = judged_anew(made)
+    assert rungs["fused_act.twin"]["status"] == "invalid" and set(made["noise"]) == {"host"}
+
+
+def test_a_round_tells_where_its_seconds_went():
+    seen = {"samples_s": [0.1], "event_s": None, "main_s": None, "lead_in_cycles": 3, "settled": True}
+    prepared = {"prepare_s": 4.0, "start_s": 1.5, "build_s": 2.5}
+    made = record.new_round(0, prepared, seen | {"visit_s": 9.0})
+    assert [made[key] for key in ("start_s", "build_s", "prepare_s", "visit_s")] == [1.5, 2.5, 4.0, 9.0]
+    assert schema.ROUND(made) is None
+    assert record.new_round(0, {"prepare_s": 4.0}, seen)["visit_s"] is None
+
+
+def test_skipped_and_failed_checks_are_results_that_validate_accepts():
+    made = made_up.checked_run()
+    made["machine"].pop("name")
+    made["machine"]["name"] = "nvidia-h200"
+    made["workload"] |= {"data": None}
+    for twin in made["twins"]:
+        twin.pop("inspection", None)
+    bf16 = by_name(made)["bf16"]
+    bf16.update(status="failed: parity", reason="G_main", parity=made_up.parity(3.0, "failed: parity"))
+    by_name(made)["channels_last"].update(status="not engaged", reason="channels_last: weights NCHW")
+    record.mark_skipped(made, planned())
+    judged_anew(made)
+    assert {rung["status"] for rung in made["rungs"][3:]} == {"skipped"}
+    assert validate.check(results.fit(made)) is None
+
+
+def test_two_rounds_that_differ_much_are_a_result_that_validate_accepts():
+    """The level of Holm's first interval and one degree of freedom: factors beyond what a file may hold."""
+    made = made_up.judged_run()
+    for rung in [*made["rungs"], *made["twins"]]:
+        del rung["rounds"][2:]
+        rung.pop("inspection", None)
+    noisy = by_name(made)["data_loading"]["rounds"][1]
+    noisy["samples_ms"] = [30 * ms for ms in noisy["samples_ms"]]
+    judged = judged_anew(made)["data_loading"]
+    assert judged["verdict"] == "ambiguous" and judged["gain"]["interval"][1] > 1e9
+    made["machine"]["name"], made["workload"]["data"] = "nvidia-h200", None
+    assert validate.check(results.fit(made)) is None
+
+
+@pytest.mark.parametrize("status", results.STATUSES)
+def test_a_run_with_a_rung_that_is_out_is_no_success(status, monkeypatch):
+    found = {"complete": True, "rungs": [{"status": "ok"}, {"status": status}]}
+    monkeypatch.setattr(climbing, "run", lambda request, **_: found)
+    assert call("run").exit_code == (0 if status in ("ok", "n/a") else 1)
+
+
+def test_a_gpu_that_is_busy_for_longer_than_the_step_is_no_unknown_host():
+    """Files from before the timed capture was the profiled one have such rungs."""
+    for busy, share, kind in (
+        (9.0, 0.1, verdicts.HOST),
+        (10.3, None, verdicts.GPU),
+        (None, None, verdicts.HOST),
+    ):
+        rung = {"host_bound": share, "gpu_busy_ms": busy}
+        assert judging._kind(rung, "cuda") == kind
+    assert judging._kind({"host_bound": None, "gpu_busy_ms": 10.3}, "cpu") == verdicts.HOST

@@ -1,0 +1,335 @@
+"""Which code a number depends on: what changes its digest, and what rounds of two commits may do for that."""
+
+import copy
+import json
+import shutil
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+
+from ladder.results import code_digest, sources
+from ladder.results.combine import merging, resuming, series
+from ladder.stats import estimates
+from ladder.publish.validation import validate
+from ladder.base.errors import UserError
+from ladder.results.record import round_medians
+from tests.support import made_up
+from tests.cli.test_cli import FAKE, call, refused
+from tests.results.test_judging import planned
+from tests.results.combine.test_merging import cut, run, rung, write
+
+ROOT = Path(__file__).resolve().parents[2]
+ONE, OTHER, THIRD = ("1" * 40, "2" * 40, "3" * 40)
+CODE = code_digest.digests()
+
+
+def at(made, commit, **changed):
+    """The run as if it had been measured at `commit`, with other digests of the parts that were `changed`."""
+    return made | {"commit": commit, code_digest.KEY: CODE | changed}
+
+
+# --- what changes the digest ----------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def checkout(tmp_path_factory):
+    root = tmp_path_factory.mktemp("checkout")
+    for package in ("kernels", "stylegan_lite", "ladder"):
+        shutil.copytree(ROOT / package, root / package, ignore=shutil.ignore_patterns("__pycache__"))
+    return root
+
+
+TIMED = {
+    "kernels/bias_act.py": "kernels",
+    "stylegan_lite/step.py": "stylegan_lite",
+    **{
+        f"ladder/{name}.py": "engine"
+        for name in ("engine/worker", "engine/visit", "engine/pool", "machine/gpu_state", "engine/run", "images/prepare")
+    },
+}
+JUDGES = (
+    *("report/chart", "report/tables", "report/view", "stats/verdicts", "results/judging", "results/schema"),
+    *("results/combine/merging", "cli/main", "cli/doctor", "parity/check"),
+)
+
+
+def test_a_digest_changes_with_what_is_timed_and_with_what_times_it(checkout):
+    before = code_digest.digests(checkout)
+    assert before == CODE and len(set(before.values())) == 4
+    for name, part in TIMED.items():
+        path = checkout / name
+        text = path.read_bytes()
+        path.write_bytes(text + b"\n")
+        after = code_digest.digests(checkout)
+        assert [key for key in before if after[key] != before[key]] == [part], name
+        path.write_bytes(text)
+    (checkout / "kernels" / "another.py").write_text("")
+    assert code_digest.digests(checkout)["kernels"] != before["kernels"]
+    (checkout / "kernels" / "another.py").rename(checkout / "kernels" / "renamed.py")
+    assert len({code_digest.digests(root)["kernels"] for root in (checkout, ROOT)}) == 2
+    (checkout / "kernels" / "renamed.py").unlink()
+    assert code_digest.digests(checkout) == before
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "now"),
+    [
+        ("rungs/bf16.py", '{"precision": "bf16"}', '{"precision": "fp16"}'),
+        ("rungs/bf16.py", 'needs = ("bf16",)', "needs = ()"),
+        ("rungs/data_loading.py", "os.cpu_count() or 1", "1"),  # what a change is made of
+        ("ladders/full.yaml", "  - bf16: 158\n  - fused_norm: 131\n", "  - fused_norm: 131\n  - bf16: 158\n"),
+        ("ladders/compile.yaml", "rival: full", "rival: article"),
+    ],
+)
+def test_a_rung_is_what_it_changes_and_needs_and_a_ladder_its_order(name, was, now, checkout):
+    path = checkout / "ladder" / name
+    text = path.read_text()
+    assert was in text
+    path.write_text(text.replace(was, now))
+    found = code_digest.digests(checkout)
+    path.write_text(text)
+    assert [key for key in CODE if found[key] != CODE[key]] == ["rungs"]
+
+
+@pytest.mark.parametrize(
+    ("name", "was", "now"),
+    [
+        ("rungs/fused_norm.py", "def receipt", "OTHER = 1\n\n\ndef receipt"),
+        ("rungs/fused_norm.py", "return judge(", "return judge((True, ''), "),
+        ("rungs/bf16.py", '"""', '"""Taught in other words. '),
+        ("ladders/full.yaml", "title: ", "title: Other words: "),
+        ("ladders/full.yaml", "baseline: 312", "baseline: 313"),
+    ],
+)
+def test_a_receipt_and_what_teaches_may_be_put_right(name, was, now, checkout):
+    path = checkout / "ladder" / name
+    text = path.read_text()
+    assert was in text
+    path.write_text(text.replace(was, now, 1).replace("title: Other words: The", "title: Other words, the"))
+    assert path.read_text() != text
+    found = code_digest.digests(checkout)
+    path.write_text(text)
+    assert found == CODE
+
+
+def test_files_from_when_every_byte_of_a_rung_counted_are_of_today_s_rungs():
+    (old, today), one = next(iter(code_digest.EARLIER.items())), run(1)
+    for theirs, same in ((today, True), (old, True), ("0" * 16, False)):
+        pair = at(one, ONE, rungs=old), at(one, OTHER, rungs=theirs)
+        assert (not code_digest.differences(*pair)) is same and (not code_digest.differences(*pair[::-1])) is same
+
+
+def test_it_does_not_change_with_what_only_judges_or_shows(checkout):
+    for name in JUDGES:
+        path = checkout / "ladder" / f"{name}.py"
+        path.write_text(path.read_text() + "\n")
+    assert code_digest.digests(checkout) == CODE
+
+
+def test_the_packages_that_are_measured_may_come_from_elsewhere(tmp_path):
+    (tmp_path / "stylegan_lite").mkdir()
+    (tmp_path / "stylegan_lite" / "__init__.py").write_text("CONTRACT = 1\n")
+    found = code_digest.digests(code=tmp_path)
+    assert [part for part in CODE if found[part] == CODE[part]] == ["rungs", "engine"]
+
+
+TIME = """
+import sys
+from pathlib import Path
+from ladder.engine import worker
+rung = worker.Rung(Path(sys.argv[1]), type("Channel", (), {"send": lambda self, message: None})())
+rung.do_import(False)
+rung.do_build({}, {}, "cpu", 0)
+rung.do_prepare()
+rung.do_visit(1, 0, 0, True)
+rung.do_choices()
+rung.do_exit()
+print(*[name for name in sys.modules if name.startswith("ladder.")])
+"""
+
+
+def test_whatever_a_worker_has_loaded_when_it_has_timed_a_step_is_in_the_list():
+    """A fake step, since nothing that is measured imports the ladder (`test_project.py`)."""
+    for name in code_digest.ENGINE:
+        assert (ROOT / "ladder" / f"{name}.py").is_file(), name
+    command = [sys.executable, "-c", TIME, str(FAKE)]
+    seen = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
+    loaded = {name.removeprefix("ladder.").replace(".", "/") for name in seen.stdout.split()}
+    rooms = {name for name in loaded if (ROOT / "ladder" / name).is_dir()}
+    assert "engine/worker" in loaded and loaded - rooms <= set(code_digest.ENGINE)
+
+
+# --- rounds of two commits ------------------------------------------------------------------------------------------
+
+
+def test_rounds_of_two_commits_that_measured_the_same_are_one_result_that_names_both(tmp_path):
+    paths = write(tmp_path, at(run(1), ONE), at(run(2), OTHER))
+    out = tmp_path / "whole.json"
+    said = call("merge", *paths, "--out", out)
+    assert said.exit_code == 0 and "commits 1111111111, 2222222222, 2026" in said.stdout
+    assert "not publishable" not in said.stdout and validate.problem_of(out) is None
+    merged = json.loads(out.read_text())
+    assert merged["commit"] == OTHER and merged["commits"] == [ONE, OTHER]
+    assert merged[code_digest.KEY] == CODE and rung(merged, "fused_act")["gain"]["rounds"] == 10
+    assert "merged: 10 rounds of 2 runs at 2 commits" in merged["protocol"]["notes"]
+    csv = tmp_path / "table.csv"
+    assert call("report", out, "--csv", csv, "--chart", tmp_path / "chart.png").exit_code == 0
+    assert f"{ONE} {OTHER}" in csv.read_text()
+    third = write(tmp_path, at(run(3), THIRD), name="third")
+    again = merging.merge([out, *third])
+    assert again["commits"] == [ONE, OTHER, THIRD] and sources.end(again) == 15
+    assert again["rungs"] == merging.merge([*paths, *third])["rungs"]
+    assert "commit 1111111111, 2222222222" in call("compare", out, paths[0]).stdout.replace(
+        "commits", "commit"
+    )
+
+
+@pytest.mark.parametrize("part", CODE)
+def test_other_measured_code_is_refused_in_one_line_that_says_which(part, tmp_path):
+    paths = write(tmp_path, at(run(1), ONE), at(run(2), OTHER, **{part: "0" * 16}))
+    for more in ((), ("--anyway",)):
+        line = refused("merge", *paths, "--out", tmp_path / "out.json", *more)
+        assert (
+            f"measured_code.{part}: {CODE[part]} and {'0' * 16}" in line
+            and f"commit: {ONE} and {OTHER}" in line
+        )
+        assert "--anyway" not in line and not (tmp_path / "out.json").exists()
+    same = write(tmp_path, at(run(1), ONE), at(run(2), ONE, **{part: "0" * 16}), name="changed")
+    line = refused("merge", *same)  # of one commit, of which one was changed before it was measured
+    assert f"measured_code.{part}: " in line and "commit" not in line
+
+
+def test_an_edited_kernel_is_refused(tmp_path, checkout):
+    """From the source to the line: the digests are those of two real checkouts."""
+    (checkout / "kernels" / "modulate.py").write_text("slower = True\n")
+    edited = code_digest.digests(checkout)
+    shutil.copy(ROOT / "kernels" / "modulate.py", checkout / "kernels" / "modulate.py")
+    line = refused("merge", *write(tmp_path, at(run(1), ONE), at(run(2), ONE, **edited)))
+    assert "measured_code.kernels: " in line and "engine" not in line
+
+
+def test_a_result_without_digests_merges_with_its_own_commit_alone(tmp_path):
+    old = run(1) | {"commit": ONE}
+    assert f"commit: {ONE} and {OTHER}" in refused("merge", *write(tmp_path, old, at(run(2), OTHER)))
+    merged = merging.merge(write(tmp_path, old, at(run(2), ONE)))
+    assert merged["commit"] == ONE and code_digest.KEY not in merged and "commits" not in merged
+    several = merging.merge(write(tmp_path, at(run(2), ONE), at(run(3), OTHER)))
+    (path,) = write(tmp_path, several, name="several")
+    assert f"commit: {ONE} and {ONE}, {OTHER}" in refused("merge", *write(tmp_path, old, name="old"), path)
+
+
+def test_code_that_was_never_committed_merges_by_its_digests_and_stays_marked(tmp_path):
+    for changed in ({"commit": None, "dirty": None}, {"dirty": True}):
+        paths = write(tmp_path, at(run(1), ONE) | changed, at(run(2), OTHER))
+        said = call("merge", *paths, "--out", tmp_path / "out.json")
+        assert said.exit_code == 0 and "not publishable" in said.stdout
+        assert validate.problem_of(tmp_path / "out.json") is None
+        (tmp_path / "out.json").unlink()
+
+
+@pytest.mark.parametrize(
+    ("planted", "words"),
+    [
+        ({"commits": [ONE, ONE]}, "commits"),
+        ({"commits": [OTHER, THIRD]}, "commits"),
+        ({"commits": [ONE]}, "commits"),
+        ({"commits": [ONE, "main"]}, "commits"),
+        ({"commits": [ONE, OTHER], code_digest.KEY: {}}, "no measured_code"),
+        ({code_digest.KEY: CODE | {"kernels": "short"}}, "measured_code"),
+        ({code_digest.KEY: []}, "measured_code"),
+    ],
+)
+def test_a_stranger_s_commits_and_digests_are_checked(planted, words, tmp_path):
+    (path,) = write(tmp_path, at(run(1), ONE) | planted)
+    said = call("validate", path)
+    assert said.exit_code == 1 and words in said.stdout.partition("refused: ")[2]
+    assert call("report", path).exit_code in (0, 2)  # shown or refused, and in no case an exception's 1
+
+
+def test_advice_of_another_commit_is_shown_where_it_measured_the_same(tmp_path):
+    stairs, top = at(made_up.judged_run(), ONE), at(made_up.judged_run("leave-one-out"), OTHER)
+    assert "at_top" in series.with_top(stairs, [top])
+    assert "at_top" in series.with_top(stairs | {"dirty": True}, [top])
+    assert "at_top" not in series.with_top(stairs, [at(top, OTHER, kernels="0" * 16)])
+    old = {key: value for key, value in top.items() if key != code_digest.KEY}
+    assert "at_top" not in series.with_top(stairs, [old])
+    assert "at_top" in series.with_top(stairs, [old | {"commit": ONE}])
+    assert "at_top" not in series.with_top(stairs, [old | {"commit": ONE, "dirty": True}])
+
+
+# --- taken up at another commit -------------------------------------------------------------------------------------
+
+
+def test_a_run_is_taken_up_at_another_commit_that_measures_the_same(tmp_path):
+    begun = at(cut(run(1), 3), ONE)
+    for each in begun["rungs"]:
+        each["recipe"] = planned()[each["name"]]
+    begun["protocol"] |= {"fixed": True, "budget_s": None}
+    (path,) = write(tmp_path, begun)
+    taken = resuming.take_up(path, at(copy.deepcopy(begun), OTHER))
+    assert taken["commit"] == OTHER and taken["commits"] == [ONE, OTHER]
+    assert "commits" not in resuming.take_up(path, copy.deepcopy(begun))
+    with pytest.raises(
+        UserError, match=r"--resume: other code is measured here: measured_code\.engine: "
+    ) as refusal:
+        resuming.take_up(path, at(copy.deepcopy(begun), ONE, engine="0" * 16))
+    assert "\n" not in str(refusal.value)
+    del begun[code_digest.KEY]
+    write(tmp_path, begun)
+    with pytest.raises(UserError, match=f"commit: {ONE} and {OTHER}"):
+        resuming.take_up(path, at(copy.deepcopy(begun), OTHER))
+    assert code_digest.KEY not in resuming.take_up(path, at(copy.deepcopy(begun), ONE))
+
+
+# --- runs of some rungs ---------------------------------------------------------------------------------------------
+
+
+def part(made, *names):
+    """What `--rungs` would have measured of the run: the lowest and the highest of these have a twin."""
+    made["ladder"]["rungs"] = list(names)
+    made["rungs"] = [each for each in made["rungs"] if each["name"] in names]
+    made["twins"] = [each for each in made["twins"] if each["of"] in names]
+    return merging.judge_anew(made)
+
+
+def test_rounds_of_some_rungs_join_those_of_the_whole_ladder(tmp_path):
+    whole, some = run(1), part(run(2), "cuda_graphs", "fused_act")
+    merged = merging.merge(write(tmp_path, some, whole))
+    assert merged["ladder"]["rungs"] == whole["ladder"]["rungs"] == [each["name"] for each in merged["rungs"]]
+    assert {each["name"]: len(each["rounds"]) for each in merged["rungs"]} == {
+        each["name"]: 10 if each["name"] in some["ladder"]["rungs"] else 5 for each in whole["rungs"]
+    }
+    top, before = (rung(merged, name) for name in ("fused_act", "data_loading"))
+    assert top["gain"]["against"] == "data_loading" and top["gain"]["rounds"] == 5
+    assert rung(merged, "fused_act.twin")["rounds"][-1]["round"] == 9
+    ratios = estimates.log_ratios(round_medians(before), round_medians(top))
+    assert top["gain"]["ratio"] == pytest.approx(2.718281828459045 ** estimates.median(ratios))
+    (out,) = write(tmp_path, merged, name="merged")
+    assert validate.problem_of(out) is None
+    said = [note for note in merged["protocol"]["notes"] if note.startswith("only")]
+    assert said == ["only 2 of 8 rungs in the run of 2026-11-22T10:15"]
+    again = merging.merge([out, *write(tmp_path, run(3), name="third")])
+    assert said[0] in again["protocol"]["notes"]
+
+
+def test_a_ladder_measured_in_pieces_needs_a_rung_in_common_to_be_in_order(tmp_path):
+    names = run(1)["ladder"]["rungs"]
+    low, high = part(run(1), *names[:4]), part(run(2), names[0], *names[3:])
+    merged = merging.merge(write(tmp_path, low, high))
+    assert [each["name"] for each in merged["rungs"]] == names and merged["complete"]
+    assert all(each["verdict"] for each in merged["rungs"][1:])
+    apart = part(run(2), names[0], *names[4:])
+    line = refused("merge", *write(tmp_path, low, apart))
+    assert f"which of {names[1]} and {names[4]} comes first" in line
+    low["ladder"]["name"] = high["ladder"]["name"] = "mine"  # the article's order is known
+    high["ladder"]["rungs"].reverse()
+    high["rungs"].reverse()
+    assert "comes first" in refused("merge", *write(tmp_path, low, high))
+
+
+def test_a_rung_in_common_must_still_be_the_same_program(tmp_path):
+    whole, some = run(1), part(run(2), "baseline", "bf16")
+    rung(whole, "bf16")["recipe"], rung(some, "bf16")["recipe"] = {"precision": "bf16"}, {"precision": "fp16"}
+    assert "rung bf16.recipe.precision: bf16 and fp16" in refused("merge", *write(tmp_path, whole, some))

@@ -1,0 +1,341 @@
+"""torch.compile of the main phases: one graph each, the same numbers, and a failure that is never called compiled.
+
+On the CPU the compiler is Dynamo with its graphs run as they are, or by AOTAutograd: Inductor takes a C++ compiler and
+minutes. What Inductor makes of them is for the GPU.
+"""
+
+import copy
+
+import pytest
+import torch
+
+from ladder.parity import check as parity
+from ladder.plan import catalog
+from ladder.receipts import evidence
+from ladder.results import record, schema
+from ladder.results import store as results
+from stylegan_lite import ConfigError, Recipe, compiled, make_step, resample
+from tests.support.small import SMALL
+
+TINY = SMALL | {"resolution": 8}
+LAST = {"channels_last": True, "instance_norm": "var_mean"}
+BF16 = LAST | {"precision": "bf16"}
+DEFAULT = {"compile": "default"}
+torch.set_num_threads(1)
+
+
+def as_it_is(graph, inputs, mode):
+    return graph
+
+
+def by_autograd(graph, inputs, mode):
+    from torch._dynamo.backends.registry import lookup_backend
+
+    return lookup_backend("aot_eager")(graph, inputs)
+
+
+@pytest.fixture(autouse=True)
+def dynamo_alone(request, monkeypatch):
+    if not request.node.get_closest_marker("gpu"):
+        monkeypatch.setattr(compiled, "inductor", as_it_is)
+
+
+def prepared(recipe, **workload):
+    step = make_step(TINY | workload, recipe, device="cpu")
+    step.keep_gradients = True
+    step.took = step.prepare()
+    return step
+
+
+def receipt(rung, seen):
+    found = catalog.load_rung(rung).receipt(seen)
+    assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+    return found
+
+
+def gathered(step, trace=None):
+    step.keep_gradients = False
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "traced_cycle", lambda step: (step.cycle(), (trace or {}, 0.5))[1])
+        return evidence.gather(step)
+
+
+@pytest.fixture(scope="module")
+def once():
+    """A compiled step that tests only look at, or put back as it was."""
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(compiled, "inductor", as_it_is)
+        return prepared(DEFAULT)
+
+
+# The recipe
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"compile": "fast"}, ["compile", "off, default, autotune, reduce-overhead, max-autotune"]),
+        ({"compile": "reduce-overhead", "cuda_graphs": True, "adam": "capturable"}, ["reduce-overhead", "cuda_graphs"]),
+        ({"compile": "reduce-overhead"}, ["reduce-overhead", "set_to_none: true"]),
+        ({"compile": "max-autotune"}, ["max-autotune", "set_to_none: true"]),
+        ({"resample": "shifts"}, ["shifts", "compile"]),
+    ],
+)  # fmt: skip
+def test_an_impossible_recipe_is_refused_in_one_line(values, words):
+    with pytest.raises(ConfigError) as refusal:
+        Recipe.from_dict(values)
+    assert all(word in str(refusal.value) for word in words) and "\n" not in str(refusal.value)
+
+
+def test_inside_our_graphs_no_mode_brings_its_own():
+    ours = {"cuda_graphs": True, "adam": "capturable", "set_to_none": True}
+    modes = {"default": "default", "autotune": "autotune", "max-autotune": "max-autotune-no-cudagraphs"}
+    for mode, inside in modes.items():
+        recipe = Recipe.from_dict(ours | {"compile": mode})
+        assert compiled.mode_of(recipe) == inside and not compiled.brings_graphs(recipe)
+        assert not compiled.options_of(inside).get("triton.cudagraphs")
+    for mode in ("max-autotune", "reduce-overhead"):
+        recipe = Recipe.from_dict({"set_to_none": True, "compile": mode})
+        assert compiled.mode_of(recipe) == mode and compiled.brings_graphs(recipe)
+        assert torch._inductor.list_mode_options(mode)["triton.cudagraphs"]
+
+
+def test_autotune_is_max_autotune_without_its_descent_and_without_templates_for_matmuls():
+    whole, ours = compiled.options_of("max-autotune-no-cudagraphs"), dict(compiled.options_of("autotune"))
+    assert ours.pop("max_autotune_gemm_backends") == "ATEN"
+    assert ours | {"coordinate_descent_tuning": True} == whole
+
+
+@pytest.mark.parametrize(
+    "name", ["compile", "compile_autotune", "compile_default", "compile_reduce_overhead"]
+)
+def test_a_ladder_of_an_alternative_contains_its_rungs_and_no_kernel_of_ours(name):
+    ladder = catalog.load_ladder(name)
+    top = catalog.climb(ladder, dict.fromkeys(catalog.NEEDS))[
+        len(ladder.rungs) - 1
+    ].recipe  # a rival comes after
+    assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}
+    assert not any(top.get(field) for field in ("fused_act", "fused_norm")) and top["resample"] == "shifts"
+
+
+# The step
+
+
+def test_each_main_phase_is_one_graph_compiled_once_and_the_lazy_phases_are_not(once):
+    found = once.compiled
+    assert found.failed is None and found.own_graphs is False
+    assert dict(found.graphs) == {"G_main": 1, "D_main": 1} and not found.breaks
+    ran = []
+    functions = dict(found.functions)
+    found.functions = {
+        phase: lambda phase=phase: (ran.append(phase), functions[phase]())[1] for phase in functions
+    }
+    before = dict(found.runs)
+    once.cycle()
+    found.functions = functions
+    assert ran == ["G_main", "D_main"] * 16
+    assert {phase: found.runs[phase] - before.get(phase, 0) for phase in functions} == {
+        "G_main": 16,
+        "D_main": 16,
+    }
+    assert sum(found.late.values()) == 0
+
+
+def test_compiling_is_part_of_preparing_and_is_reported(once):
+    assert once.took["compile_s"] > once.took["warmup_s"] > 0
+    seen = {"samples_s": [0.1], "event_s": None, "main_s": None, "lead_in_cycles": 1, "settled": None}
+    kept = record.new_round(0, once.took | {"prepare_s": 1.0}, seen)
+    assert kept["compile_s"] == once.took["compile_s"] and schema.ROUND(kept) is None
+
+
+def test_preparing_leaves_weights_and_random_state_as_they_were(once):
+    fresh = make_step(TINY, DEFAULT, device="cpu")
+    before = copy.deepcopy(fresh.state_dict())
+    fresh.compiled.functions = dict.fromkeys(compiled.PHASES, None)  # as if compiled: a mistake would show
+    fresh.compiled.prepare = lambda run: fresh.compiled.functions.clear()
+    fresh.prepare()
+    after = fresh.state_dict()
+    assert torch.equal(before["rng"], after["rng"])
+    assert all(torch.equal(before["G"][name], after["G"][name]) for name in before["G"])
+
+
+def test_steps_of_one_process_do_not_share_what_was_compiled(once):
+    other = prepared(DEFAULT, batch=8)
+    assert dict(other.compiled.graphs) == {"G_main": 1, "D_main": 1}
+    once.cycle()
+    assert dict(once.compiled.graphs) == {"G_main": 1, "D_main": 1}
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(900)
+@pytest.mark.parametrize(
+    "recipe",
+    [
+        BF16 | DEFAULT | {"conv": "double_backward"},
+        pytest.param(DEFAULT, marks=pytest.mark.exhaustive),
+        pytest.param(BF16 | DEFAULT | {"resample": "shifts"}, marks=pytest.mark.exhaustive),
+    ],
+    ids=str,
+)
+def test_compiled_phases_agree_with_the_reference(recipe, references, monkeypatch):
+    monkeypatch.setattr(compiled, "inductor", by_autograd)
+    step = prepared(recipe, channel_base=256)
+    assert step.compiled.failed is None and dict(step.compiled.graphs) == {"G_main": 1, "D_main": 1}
+    found = parity.check(step, cache=references)
+    assert found["verdict"] == "ok", found["problems"]
+    assert sum(step.compiled.late.values()) == 0 and step.compiled.runs["G_main"] > 1
+
+
+def test_the_filter_as_shifted_slices_is_the_filter():
+    x = torch.randn(2, 3, 7, 10, dtype=torch.float64).to(memory_format=torch.channels_last)
+    for how in (
+        {"padding": 1},
+        {"padding": 2},
+        {"padding": 1, "stride": 2},
+        {"padding": 1, "stride": 2, "up": True},
+    ):
+        want = resample._filter(x, "depthwise", 4.0, **how)
+        got = resample._shifted(x, 4.0, how["padding"], how.get("stride", 1), how.get("up", False))
+        torch.testing.assert_close(got, want)
+    assert resample._shifted(x.bfloat16(), 1.0, 1, 1, False).dtype == torch.bfloat16
+
+
+def test_a_compiled_graph_makes_its_filter_on_the_device(monkeypatch):
+    for dtype in (torch.float64, torch.bfloat16):
+        want = resample.fir(torch.device("cpu"), dtype, 4.0)
+        with monkeypatch.context() as patch:
+            patch.setattr(torch.compiler, "is_compiling", lambda: True)
+            assert torch.equal(resample.fir(torch.device("cpu"), dtype, 4.0), want)
+
+
+# Failures and receipts
+
+
+def broken(graph, inputs, mode):
+    raise RuntimeError("no C++ compiler\nhere is how to get one")
+
+
+def breaking(graph, inputs, mode):
+    """Fails in the backward pass only, which Inductor compiles when it first runs."""
+    from torch._dynamo.backends.common import aot_autograd
+
+    return aot_autograd(fw_compiler=lambda gm, _: gm.forward, bw_compiler=lambda gm, _: broken(gm, _, mode))(
+        graph, inputs
+    )
+
+
+@pytest.mark.parametrize("compiler", [broken, breaking])
+def test_what_cannot_be_compiled_runs_as_it_is_and_says_so(compiler, monkeypatch, refused):
+    monkeypatch.setattr(compiled, "inductor", compiler)
+    step = prepared(DEFAULT)
+    assert step.compiled.failed == "RuntimeError: no C++ compiler" and not step.compiled.functions
+    plain = prepared({})
+    for each in (plain, step):
+        torch.manual_seed(1)
+        each.cycle()
+    assert step.losses() == plain.losses()
+    refused(
+        "compile", gathered(step), "no C++ compiler", sabotage=f"the compiler fails ({compiler.__name__})"
+    )
+
+
+def test_out_of_memory_is_not_taken_for_a_compiler_s_failure(monkeypatch):
+    def full(graph, inputs, mode):
+        return lambda *args: (_ for _ in ()).throw(torch.OutOfMemoryError("CUDA out of memory"))
+
+    monkeypatch.setattr(compiled, "inductor", full)
+    with pytest.raises(torch.OutOfMemoryError):
+        prepared(DEFAULT)
+
+
+def test_compile_shows_its_receipt_beside_those_of_the_rungs_below(once):
+    seen = gathered(once, {"inductor_kernels": 210.0})
+    found = receipt("compile", seen)
+    assert (
+        found.engaged
+        and "graph breaks: 0" in found.lines
+        and "kernels by the compiler: 210 a step" in found.lines
+    )
+    assert seen["graphs"]["operators_eager"] > 500  # the watch saw the modules, not the compiled graph
+    assert receipt("compile", gathered(once)).engaged  # where the profiler may not be used
+    assert once.compiled is not None
+    for mode in ("autotune", "max_autotune", "reduce_overhead"):
+        assert not receipt(f"compile_{mode}", seen).engaged
+        tuned = seen | {"compile": seen["compile"] | {"mode": mode.replace("_", "-")}}
+        assert receipt(f"compile_{mode}", tuned).engaged
+    assert not receipt("shifted_resample", seen).engaged
+    assert receipt("shifted_resample", seen | {"compile": seen["compile"] | {"filters": 0}}).engaged
+
+
+def test_compile_sabotaged_in_a_step(once, refused):
+    functions, once.compiled.functions = once.compiled.functions, {}
+    once.compiled.settle()
+    refused("compile", gathered(once), "ran compiled: none", sabotage="the step runs its plain losses")
+    once.compiled.functions = {"D_main": functions["D_main"]}
+    once.compiled.settle()
+    refused("compile", gathered(once), "ran compiled: D_main", sabotage="only D_main runs compiled")
+    once.compiled.functions = functions
+    refused("compile", gathered(prepared({})), "nothing was given", sabotage="nothing is compiled")
+
+
+def test_compile_sabotaged_by_what_the_compiler_cannot_see_through(monkeypatch, refused):
+    from stylegan_lite import networks
+
+    honest = networks.minibatch_std
+    monkeypatch.setattr(networks, "minibatch_std", torch._dynamo.disable(lambda *given: honest(*given)))
+    step = prepared(DEFAULT)
+    assert step.compiled.failed is None
+    refused("compile", gathered(step), "graph breaks: ", sabotage="a layer that Dynamo may not enter")
+
+
+def test_compile_sabotaged_by_shapes_that_change(refused):
+    step = prepared(DEFAULT)
+    step.real = torch.zeros(8, 3, 8, 8)
+    step.run_phase("D_main")
+    refused("compile", gathered(step), "compiled after warm-up: ", sabotage="a batch of another size")
+
+
+def test_what_only_a_gpu_shows_is_refused(once, refused):
+    seen = gathered(once)
+    for bad, rung, what in (
+        ({"kernels": 0.0}, "compile", "the timed step runs no generated kernel"),
+        ({"mode": "max-autotune"}, "compile", "another mode than the rung's"),
+        ({"mode": "default"}, "compile_max_autotune", "another mode than the rung's"),
+        ({"mode": "default"}, "compile_autotune", "another mode than the rung's"),
+        ({"mode": "default"}, "compile_reduce_overhead", "another mode than the rung's"),
+        ({"filters": 16}, "shifted_resample", "compiled graphs convolve with the filter"),
+    ):
+        words = {"filters": "with the filter", "mode": "mode", "kernels": "0 a step"}[next(iter(bad))]
+        refused(rung, seen | {"compile": seen["compile"] | bad}, words, sabotage=what, planted="evidence")
+    inside = seen | {"recipe": seen["recipe"] | {"cuda_graphs": True}}
+    bad = inside | {"compile": seen["compile"] | {"mode": "max-autotune"}}
+    refused(
+        "compile_max_autotune",
+        bad,
+        "max-autotune",
+        sabotage="graphs of its own inside ours",
+        planted="evidence",
+    )
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("graphs", [True, False])
+def test_inductor_s_phases_agree_are_captured_and_show_their_receipts(graphs, references):
+    ours = {"cuda_graphs": True, "adam": "capturable"} if graphs else {}
+    recipe = BF16 | DEFAULT | {"set_to_none": True, "conv": "double_backward"} | ours
+    for changed in ({}, {"resample": "shifts"}, {} if graphs else {"compile": "reduce-overhead"}):
+        step = make_step(SMALL, recipe | changed, device="cuda")
+        step.keep_gradients = True
+        step.prepare()
+        assert step.compiled.failed is None, step.compiled.failed
+        found = parity.check(step, cache=references)
+        assert found["verdict"] == "ok", found["problems"]
+        step.keep_gradients = False
+        seen = evidence.gather(step)
+        assert seen["compile"]["kernels"] is None or seen["compile"]["kernels"] > 0
+        for name in catalog.contained(step.recipe.to_dict()):
+            issued = receipt(name, seen)
+            assert issued.engaged, (name, issued.lines)
+        step.close()

@@ -1,0 +1,83 @@
+"""The ladder beyond the article's rungs: it goes on from them, refuses what is impossible, computes the same."""
+
+import pytest
+import torch
+
+from ladder.plan import catalog
+from ladder.receipts import evidence
+from stylegan_lite import ConfigError, Recipe
+from tests.support.rung_steps import assert_engaged, checked, small
+
+OURS = {"conv": "double_backward"}
+BF16 = {"channels_last": True, "instance_norm": "var_mean", "precision": "bf16"}
+FUSED_ADAM = {"fused_adam": True, "ema": "foreach"}
+torch.set_num_threads(1)
+
+
+def test_the_full_ladder_is_the_article_s_and_more():
+    article, full = (catalog.load_ladder(name) for name in ("article", "full"))
+    assert full.rungs[: len(article.rungs)] == article.rungs
+    planned = catalog.climb(full, dict.fromkeys(catalog.NEEDS))
+    top = planned[-1].recipe
+    assert set(catalog.contained(top)) == {rung.name for rung in full.rungs}  # none undoes another
+    planned = catalog.climb(catalog.load_ladder("tf32"), dict.fromkeys(catalog.NEEDS))
+    assert [rung.name for rung in planned][:2] == ["baseline", "tf32"]
+
+
+@pytest.mark.parametrize(
+    ("values", "words"),
+    [
+        ({"prefetch_stream": True}, ["prefetch_stream", "async_copy"]),
+        ({"conv": "cudnn"}, ["conv", "aten, double_backward"]),
+        ({"ema": "fused"}, ["ema", "loop, foreach"]),
+        ({"fp32_precision": "bf16"}, ["fp32_precision", "ieee"]),
+    ],
+)
+def test_an_impossible_recipe_is_refused_in_one_line(values, words):
+    with pytest.raises(ConfigError) as refusal:
+        Recipe.from_dict(values)
+    assert all(word in str(refusal.value) for word in words) and "\n" not in str(refusal.value)
+
+
+@pytest.mark.parametrize("values", [{"cudnn_benchmark": True}, {"fp32_precision": "tf32"}])
+def test_switches_of_cuda_s_libraries_are_refused_on_the_cpu(values):
+    with pytest.raises(ConfigError, match=next(iter(values))):
+        small(values)
+
+
+@pytest.mark.parametrize("recipe", [OURS, BF16 | OURS, FUSED_ADAM, BF16 | OURS | FUSED_ADAM], ids=str)
+def test_rungs_agree_with_the_reference(recipe, references):
+    found = checked(small(recipe, channel_base=256), references)
+    assert found["verdict"] == "ok", found["problems"]
+
+
+@pytest.mark.gpu
+@pytest.mark.parametrize("norm", ["demod", "instance"])
+def test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu(norm, references):
+    able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
+    climbed = [rung for rung in catalog.climb(catalog.load_ladder("full"), able) if rung.recipe is not None]
+    for rung in climbed[8:]:
+        step = small(rung.recipe | {"workers": 1}, "cuda", norm=norm)
+        found = checked(step, references)
+        step.keep_gradients = False
+        seen = evidence.gather(step)
+        step.close()
+        assert found["verdict"] == "ok", (rung.name, found["problems"])
+        assert_engaged(seen, catalog.contained(rung.recipe))
+
+
+@pytest.mark.gpu
+@pytest.mark.slow
+@pytest.mark.timeout(1800)
+@pytest.mark.parametrize("norm", ["demod", "instance"])
+def test_the_compiled_top_agrees_and_all_its_rungs_are_engaged_on_the_gpu(norm, references):
+    able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
+    climbed = catalog.climb(catalog.load_ladder("full_compile"), able)
+    step = small(climbed[-1].recipe | {"workers": 1}, "cuda", norm=norm)
+    found = checked(step, references)
+    assert step.compiled.failed is None, step.compiled.failed
+    step.keep_gradients = False
+    seen = evidence.gather(step)
+    step.close()
+    assert found["verdict"] == "ok", found["problems"]
+    assert_engaged(seen, [rung.name for rung in climbed if rung.recipe is not None])

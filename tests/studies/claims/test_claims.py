@@ -1,0 +1,500 @@
+"""`ladder kernels --claims`: what is timed, what is made of it, and what is said of it."""
+
+import functools
+import io
+import json
+import re
+import sys
+import types
+
+import pytest
+import rich.console
+import torch
+
+import kernels
+from ladder.publish.validation import validate
+from ladder.results import store as results
+from ladder.studies.claims import (
+    chart,
+    experiments,
+    launching,
+    page,
+    redraw,
+    registry,
+    report,
+    spectral,
+    timed,
+)
+from ladder.studies.claims.hardware import counters
+from ladder.studies.claims.timed import Experiment, Missing, Setting, Stopwatch, Timed
+from ladder.studies.claims.view import EQUAL
+from ladder.studies.kernelbench import cuda
+from ladder.studies.kernelbench.launches import watched_launches
+from ladder.studies.kernelbench.timing import SMOKE, Cpu, Timer
+from tests.support import committed, made_up_claims
+
+SETTING = Setting("cpu", (2, 3, 4, 4), True)
+
+
+def adding(number):
+    def make(setting):
+        x = torch.randn(setting.shape)
+        return lambda: x + number
+
+    return make
+
+
+def lacking(setting):
+    raise Missing("no compiler here")
+
+
+@pytest.fixture
+def stopwatch():
+    return Stopwatch(Cpu(), Timer(Cpu(), SMOKE))
+
+
+def prepared(stopwatch, contenders, **more):
+    found = Timed(Experiment("toy", "a toy", contenders, 2, 4, **more), SETTING)
+    stopwatch.prepare(found)
+    return found
+
+
+# ---- timing ----------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_wrong_or_missing_has_a_reason_and_no_number(stopwatch):
+    contenders = {
+        "plain": adding(0.0),
+        "same": adding(1e-6),
+        "wrong": adding(1.0),
+        "none": lacking,
+        "else": adding(5.0),
+    }
+    found = prepared(stopwatch, contenders, unlike=("else",))
+    for _ in timed.repeats(stopwatch, [found], 3, 3, lambda: 1.0):
+        pass
+    assert set(found.reasons) == {"wrong", "none"} and found.reasons["none"] == "no compiler here"
+    assert "differs from plain PyTorch" in found.reasons["wrong"]
+    assert {name: len(v) for name, v in found.samples.items()} == {"plain": 3, "same": 3, "else": 3}
+
+
+def test_all_contenders_of_a_repeat_have_the_same_inputs_and_each_repeat_has_new_ones(stopwatch):
+    seen = []
+
+    def make(setting):
+        x = torch.randn(4)
+        seen.append(x.tolist())
+        return lambda: x
+
+    found = prepared(stopwatch, {"a": make, "b": make})
+    assert seen[0] == seen[1]
+    seen.clear()
+    stopwatch.repeat(found)
+    sets = len(seen) // 2
+    assert seen[:sets] == seen[sets:]
+    stopwatch.repeat(found)
+    assert seen[2 * sets] != seen[0]
+
+
+def test_time_that_is_used_up_is_said_and_what_has_begun_gets_its_least_repeats(stopwatch):
+    first, second = (prepared(stopwatch, {"a": adding(0.0)}) for _ in range(2))
+    left = iter([1.0] + [-1.0] * 100)
+    list(timed.repeats(stopwatch, [first, second], 3, 9, lambda: next(left)))
+    assert len(first.samples["a"]) == 3
+    assert not second.samples and second.reasons == {"a": timed.NO_TIME}
+
+
+def test_a_contender_that_fails_later_loses_the_numbers_it_had(stopwatch):
+    left = [4]
+
+    def make(setting):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return lambda: torch.zeros(3)
+
+    found = prepared(stopwatch, {"a": make})
+    for _ in range(3):
+        stopwatch.repeat(found)
+    assert not found.samples and "illegal memory access" in found.reasons["a"]
+
+
+def test_launches_are_timed_and_what_cannot_run_says_why(monkeypatch):
+    x = torch.zeros(1)
+    made = {"op": lambda: lambda: x.add_(1), "none": lambda: lacking(None)}
+    monkeypatch.setattr(launching, "contenders", lambda device: made)
+    found = launching.measure(Cpu(), 2, smoke=True)
+    assert set(found["samples_us"]) == {
+        f"{w}: op" for w in (launching.LAUNCH, launching.REPLAY, launching.WHOLE)
+    }
+    assert found["reasons"] == {"none": "no compiler here"}
+    assert all(len(v) == 2 and min(v) > 0 for v in found["samples_us"].values())
+
+
+def test_a_fallback_of_the_cuda_norm_is_not_timed_as_cuda(monkeypatch):
+    """`kernels.cuda.instance_norm_act` goes on in Triton where it cannot be built; its time would pass for CUDA's."""
+    package = types.SimpleNamespace(available=lambda: "needs nvcc", instance_norm_act=lambda x, *a, **k: x)
+    monkeypatch.setitem(sys.modules, "kernels.cuda", package)
+    monkeypatch.setattr(kernels, "cuda", package, raising=False)
+    with pytest.raises(Missing, match="needs nvcc"):
+        cuda.package()
+
+
+def test_the_bytes_saved_by_fusion_are_two_intermediates_written_and_read():
+    whole = experiments.setting("cuda", False)
+    fusion = experiments.fusion()
+    record = timed.Timed(fusion, whole).record()
+    saved = registry.View({"experiments": [record]}).saved_by_fusion(None)
+    assert saved * 1e6 == 4 * 2 * 512 * 256 * 256 == 256 * 2**20
+
+
+# ---- what is said of it ----------------------------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def result():
+    return made_up_claims.result()
+
+
+def claim_of(result, name):
+    return next(row for row in result["claims"] if row["name"] == name)
+
+
+def said(result, name):
+    return registry.sentence(registry.BY_NAME[name], result)
+
+
+def test_every_claim_has_its_number_and_its_interval(result):
+    for row in result["claims"]:
+        if not row["name"].startswith("16-bit"):
+            assert row["ours"] is not None and row["reason"] is None, row
+            low, high = row["ours"]["interval"] or (row["ours"]["median"],) * 2
+            assert low <= row["ours"]["median"] <= high
+        assert said(result, row["name"])
+    assert claim_of(result, "CUDA C++ against PyTorch")["ours"]["median"] == pytest.approx(3.0, rel=0.01)
+    assert claim_of(result, "Triton against CUDA C++")["ours"]["median"] == pytest.approx(75, rel=0.01)
+    assert claim_of(result, "launches of a step")["ours"]["median"] == pytest.approx(16.0, rel=0.02)
+
+
+@pytest.mark.parametrize(
+    ("figure", "ours", "verdict"),
+    [
+        ((2.3, 2.3), (2.2, 2.4), "holds"),
+        ((2.3, 2.3), (2.54, 2.6), "more"),
+        ((85, 95), (70, 76), "less"),
+        ((85, 95), (70, 80), "holds"),
+        (None, (1.1, 1.2), "holds"),
+        (None, (0.9, 1.01), "does not hold"),
+        (None, (0.9, 1.2), "ambiguous"),
+    ],
+)
+def test_a_verdict_is_about_the_interval(figure, ours, verdict):
+    claim = registry.Claim("c", "c", figure, "x", (), lambda view: None, lambda view: "")
+    assert registry.verdict(claim, {"median": sum(ours) / 2, "interval": list(ours)}) == verdict
+    assert registry.verdict(claim, None) == "n/a"
+
+
+def test_the_share_of_coalescing_and_that_of_the_grid_are_told_apart(result):
+    assert claim_of(result, "coalescing")["ours"]["median"] == pytest.approx(60_000 / 511, rel=0.02)
+    words = said(result, "coalescing")
+    assert "access pattern, then full grid: 6.6" in words and "full grid, then access pattern: 31.6" in words
+    assert "sectors a load 32 and 4" in words and "too few for the GPU" not in words
+    for way in re.findall(
+        r"[a-z], then [a-z ]+: ([\d.]+)x and ([\d.]+)x", words
+    ):  # each of them is all of it
+        assert float(way[0]) * float(way[1]) == pytest.approx(60_000 / 511, rel=0.02)
+    few = {"strided, N blocks": 44_000, "coalesced, N blocks": 25_700, "strided": 6160, "coalesced": 971}
+    other = said(made_up_claims.result({"coalescing": few}), "coalescing")
+    assert "1.72x and 26.46x" in other and "on N blocks, too few for the GPU, the pattern costs less" in other
+
+
+def test_sentences_follow_the_numbers_and_not_what_was_expected():
+    found = made_up_claims.result({"divergence": {"divergent": 1210}}, counted=False)
+    assert said(found, "warp divergence").startswith("no difference to speak of")
+    assert claim_of(found, "warp divergence")["verdict"] == "does not hold"
+    assert "DRAM was not counted" in said(found, "fusion saves traffic")
+    assert "sectors" not in said(found, "coalescing")
+
+
+def without(result, *names):
+    """As if these experiments had not been measured."""
+    kept = [each for each in result["experiments"] if each["name"] not in names]
+    found = json.loads(json.dumps(result | {"experiments": kept}))
+    return found | {"claims": registry.judged(found)}
+
+
+def test_the_advice_on_block_sizes_is_about_every_kernel_that_was_swept(result):
+    assert claim_of(result, "block size")["verdict"] == "holds"
+    for name in ("block size", "block size in CUDA", "block size of the norm"):
+        times = dict.fromkeys((f"{n} threads" for n in experiments.THREADS), 600) | {"512 threads": 500}
+        found = made_up_claims.result({name: times})
+        claim = claim_of(found, "block size")
+        assert claim["verdict"] == "does not hold" and claim["ours"]["median"] == pytest.approx(1.2, rel=0.01)
+        assert "512 threads are the quickest, 128 threads 1.20x, 256 threads 1.2" in said(found, "block size")
+        one = without(found, *{"block size", "block size in CUDA", "block size of the norm"} - {name})
+        assert claim_of(one, "block size")["verdict"] == "does not hold"
+        assert said(one, "block size").count("not measured") == 2
+    either = {"128 threads": 900, "256 threads": 500}
+    found = made_up_claims.result({"block size in CUDA": either | {"512 threads": 501}})
+    assert claim_of(found, "block size")["verdict"] == "holds"
+
+
+def test_occupancy_is_judged_at_equal_work_and_else_not_at_all():
+    slow = {"2 blocks": 2000, "4 blocks": 900, "8 blocks": 505, "16 blocks": 500}
+    found = made_up_claims.result({EQUAL: slow})
+    view = registry.View(found)
+    assert [view.occupancy(EQUAL, f"{n} blocks") for n in (2, 4, 8, 16)] == [0.125, 0.25, 0.5, 1.0]
+    claim = claim_of(found, "occupancy")
+    assert claim["verdict"] == "holds" and claim["ours"]["median"] == pytest.approx(1.8, rel=0.01)
+    assert "as many bytes on their way a thread" in said(found, "occupancy")
+    as_fast = made_up_claims.result({EQUAL: dict.fromkeys(slow, 500)})
+    assert claim_of(as_fast, "occupancy")["verdict"] == "does not hold"
+    # More registers for more elements a thread is another variable, whatever it does to the time.
+    elements = dict.fromkeys(("32 elements", "64 elements", "128 elements"), 900)
+    confused = without(made_up_claims.result({"occupancy": elements}), EQUAL)
+    assert claim_of(confused, "occupancy")["verdict"] == "not separated"
+    assert "a thread's work differs" in said(confused, "occupancy")
+    for row in found["kernels"]:
+        row["blocks"] = 8 if row["source"].startswith(EQUAL) else row["blocks"]
+    assert view.occupancy(EQUAL, "16 blocks") is None and view.occupancy(EQUAL, "8 blocks") == 1.0
+
+
+def test_blocks_that_walk_over_the_activation_do_the_same_however_many_there_are(monkeypatch):
+    pytest.importorskip("triton")
+    launched = []
+    monkeypatch.setattr("kernels.tiles.processor", lambda device: (90, 3))
+    for shape in ((2, 3, 64, 65), (1, 1, 5, 7)):
+        torch.manual_seed(0)
+        expected = torch.nn.functional.leaky_relu(torch.randn(shape), 0.2)
+        for make in experiments.occupancies().contenders.values():
+            torch.manual_seed(0)
+            with watched_launches(noting(launched)):
+                torch.testing.assert_close(make(Setting("cpu", shape, True))(), expected)
+    assert [grid for grid, _ in launched[:4]] == [(6,), (12,), (24,), (48,)]
+    assert len({str(how) for _, how in launched}) == 1  # nothing but the grid differs
+
+
+def noting(launched):
+    def watching(run):
+        def watched(kernel, *args, grid, **kwargs):
+            launched.append((grid, kwargs))
+            return run(kernel, *args, grid=grid, **kwargs)
+
+        return watched
+
+    return watching
+
+
+def test_the_claim_about_spectral_norm_names_as_many_launches_as_there_are():
+    pytest.importorskip("triton")
+    launched, call = [], spectral.triton(SETTING)
+    with watched_launches(noting(launched)):
+        call()
+    words = {1: "one", 2: "two", 3: "three", 4: "four"}[len(launched)]
+    assert registry.BY_NAME["spectral norm"].statement.startswith(f"{words} Triton launch")
+
+
+def test_the_norm_is_timed_in_channels_last_too_in_every_language():
+    found = {each.name: each for each in experiments.all_experiments()}
+    for direction in ("forward", "backward"):
+        experiment = found[f"norm {direction} bf16 channels_last"]
+        assert list(experiment.contenders) == ["PyTorch", "CUDA C++", "Triton"]
+        assert experiment.name not in counters.UNCOUNTED
+    seen = []
+    experiments.forward(lambda x: seen.append(x), torch.bfloat16, "channels_last")(SETTING)()
+    experiments.backward(lambda x: seen.append(x) or x * 2, torch.bfloat16, "channels_last")(SETTING)()
+    assert len(seen) == 2
+    assert all(x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous() for x in seen)
+
+
+def test_a_row_without_achieved_occupancy_says_why(result):
+    stored = page.quotable(committed.file("results/claims/nvidia-h200.json"))
+    for found in (result, made_up_claims.result(counted=False), stored):
+        for row in found["kernels"]:
+            assert "%" in (cell := report.kernel_cells(row, found)[-2]) or re.fullmatch(r"n/a: [\w, ]+", cell)
+    row = result["kernels"][0] | {"achieved": None}
+    for source, why in (
+        ("step", "only a step launches it"),
+        ("launch bounds: 256 threads", "left out, to save time"),
+    ):
+        assert report.kernel_cells(row | {"source": source}, result)[-2] == f"n/a: {why}"
+
+
+@pytest.mark.parametrize("width", [80, 149, 150, 200])
+def test_a_terminal_of_any_width_has_the_intervals(result, width, monkeypatch):
+    out = io.StringIO()
+    narrow = functools.partial(rich.console.Console, force_terminal=True, width=width, file=out)
+    monkeypatch.setattr(rich.console, "Console", narrow)
+    report.print_table(result)
+    text = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
+    assert "counted" in text  # DRAM, which has none
+    low, high = claim_of(result, "CUDA C++ against PyTorch")["ours"]["interval"]
+    assert f"{low:.2f}x" in text and f"{high:.2f}x" in text
+
+
+def test_traffic_saved_is_what_dram_saw_and_else_what_was_counted(result):
+    name = "fusion saves traffic"
+    assert claim_of(result, name)["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+    assert "second read" not in said(result, name)
+    result = json.loads(json.dumps(result))
+    result["counters"]["fusion: three operators"]["dram_read"] *= 2
+    assert registry.judged(result)[5]["ours"]["median"] > 400
+    assert "second read of x" in said(result, name)
+    result["counters"]["fusion: one"]["dram_written"] = None
+    assert registry.judged(result)[5]["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+
+
+def test_a_bound_is_compared_with_none_and_not_with_itself():
+    unbounded, bounds = 500, dict.fromkeys(experiments.LAUNCH_BOUNDS, 600)
+    for quickest, says in ((600, "does not hold"), (400, "holds")):
+        times = bounds | {"1024 threads": unbounded, "256 threads, 4 blocks": quickest}
+        found = made_up_claims.result({"launch bounds": times})
+        claim = claim_of(found, "launch bounds")
+        assert claim["verdict"] == says and claim["ours"]["median"] == pytest.approx(
+            unbounded / quickest, rel=0.01
+        )
+        assert "against one of 1024 threads" in said(found, "launch bounds")
+
+
+def test_what_else_a_block_s_size_changes_is_said():
+    sizes = {32: 1000, 64: 500, 128: 260, 256: 200, 512: 180, 1024: 190}
+    found = made_up_claims.result({"block size in CUDA": {f"{n} threads": us for n, us in sizes.items()}})
+    for row in found["kernels"]:
+        if row["source"].startswith("block size in CUDA: "):
+            row["grid"] = [2**20 // int(row["source"].split()[-2])]
+    assert "wait to be started, 33 a us" in said(found, "block size")
+
+
+def test_the_low_occupancies_are_those_that_were_found_and_not_those_that_were_hoped_for(result):
+    view = registry.View(result)
+    assert view.occupancy("occupancy", "4 elements") == 1.0
+    assert view.occupancy("occupancy", view.by_occupancy("occupancy", 0, 0.5)) < 0.5
+
+
+def test_the_page_has_every_claim_every_contender_and_every_kernel(result):
+    page = report.markdown(result)
+    for claim in registry.CLAIMS:
+        assert f"| {report.escaped(claim.name)} |" in page
+    for experiment in experiments.all_experiments():
+        assert f"### {report.escaped(experiment.name)}" in page
+        for contender in experiment.contenders:
+            assert f"| {contender} |" in page
+    assert "| bias\\_act\\_kernel | Triton | 128 | 40 |" in page
+
+
+def test_the_table_says_why_there_is_no_number(capsys):
+    found = made_up_claims.result(counted=False)
+    for each in found["experiments"]:
+        if each["name"] == "coalescing":
+            each["samples_us"], each["us"] = {}, {}
+            each["reasons"] = {"strided": "CUDA C++ needs nvcc"}
+    found["claims"] = registry.judged(found)
+    report.print_table(found)
+    text = capsys.readouterr().out
+    assert (
+        "CUDA C++ needs nvcc" in text and "hardware counters: Nsight Compute (ncu) is not installed" in text
+    )
+    assert chart.render(found, "png")[:4] == b"\x89PNG"  # with a gap for it
+
+
+def test_the_same_result_gives_the_same_chart(result):
+    first = chart.render(result, "svg")
+    assert first == chart.render(json.loads(json.dumps(result)), "svg") and len(first) > 10_000
+
+
+def test_a_file_that_its_own_samples_contradict_is_refused(result, tmp_path):
+    def judge(data):
+        path = tmp_path / "nvidia-h200.json"
+        path.write_text(json.dumps(results.fit(data)))
+        return validate.problem_of(path)
+
+    def changed(change):
+        data = json.loads(json.dumps(result))
+        change(data)
+        return judge(data)
+
+    assert judge(result) is None
+    assert "not what the samples say" in changed(lambda d: d["claims"][0]["ours"].update(median=9.0))
+    assert "among its samples" in changed(lambda d: d["experiments"][0]["us"]["PyTorch"].update(median=1.0))
+    assert changed(lambda d: d.update(host="x")) == "unknown key 'host'"
+    assert "made from its hardware" in changed(lambda d: d["machine"].update(name="nvidia-b200"))
+
+
+def rounded(data: dict) -> dict:
+    """Floats to 12 digits: the last ones of an interval differ from CPU to CPU."""
+    return json.loads(json.dumps(data), parse_float=lambda text: float(f"{float(text):.12g}"))
+
+
+@pytest.mark.parametrize("path", committed.listed("results/claims/*.json"), ids=lambda path: path.stem)
+def test_what_is_committed_says_what_its_samples_say_today(path):
+    data = redraw.judged_anew(path)
+    assert rounded(data) == rounded(json.loads(path.read_text())), "run python -m ladder.claims.redraw"
+    text = path.with_suffix(".md").read_text()
+    assert report.markdown(data) == text, "run python -m ladder.claims.redraw"
+
+
+def test_a_result_is_judged_anew_by_its_samples_alone(result, tmp_path, capsys):
+    path = tmp_path / "nvidia-h200.json"
+    stale = json.loads(json.dumps(result))
+    stale["claims"][0] |= {"verdict": "holds", "ours": {"median": 2.3, "interval": None}}
+    results.write(path, stale)
+    assert "not what the samples say" in validate.problem_of(
+        path
+    ) or "but the samples" in validate.problem_of(path)
+    assert redraw.main([str(path)]) == 0
+    assert {each.suffix for each in tmp_path.iterdir()} == {".json", ".md", ".png", ".svg"}
+    again = json.loads(path.read_text())
+    assert again["claims"] == json.loads(json.dumps(result["claims"])) and validate.problem_of(path) is None
+    assert again["experiments"] == stale["experiments"] and again["precision"] == stale["precision"]
+    for bad in (b"{", b"{}", b"[]"):
+        path.write_bytes(bad)
+        assert redraw.main([str(path)]) == 2
+    assert redraw.main([str(tmp_path / "none.json")]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 4
+
+
+def test_what_the_other_command_says_is_taken_from_its_file_of_today(result, tmp_path):
+    path = tmp_path / "claims" / "nvidia-h200.json"
+    for folder in ("claims", "precision"):
+        (tmp_path / folder).mkdir()
+    results.write(path, result)
+    said = {"claim": "batch", "precision": "bf16", "on": "baseline", "ours": 1.75, "interval": None}
+    made = {"claims": [said | {"against": "fp32", "article": 2.0}]}
+    (tmp_path / "precision" / "nvidia-h200.json").write_text(json.dumps(made))
+    data = redraw.judged_anew(path)
+    assert data["precision"] == [said]
+    assert {each["name"]: each for each in data["claims"]}["16-bit batch"]["ours"]["median"] == 1.75
+
+
+# ---- the page in docs ------------------------------------------------------------------------------------------------
+
+
+def test_the_page_has_a_place_for_every_claim_and_says_what_the_result_says(result, tmp_path, monkeypatch):
+    text = page.PAGE.read_text()
+    assert sorted(page.CLAIM.findall(text)) == sorted(registry.BY_NAME)
+    filled = page.filled(text, result, "nvidia-h200")
+    assert "> **118x** (117x to 118x) for the article's 8x, more: access pattern, then" in filled
+    assert "results/charts/nvidia-h200-claims.png" in filled and "No machine's result" not in filled
+    other = made_up_claims.result({"coalescing": {"strided, N blocks": 4100}})
+    again = page.filled(filled, other, "nvidia-h200")
+    assert again == page.filled(text, other, "nvidia-h200") and "**118x**" not in again
+
+
+def test_the_page_is_that_of_the_newest_result_in_the_repository():
+    if (newest := page.newest(committed.folder("results/claims"))) is None:
+        assert "No machine's result is in the repository yet" in page.PAGE.read_text()
+        return
+    text = page.PAGE.read_text()
+    assert page.filled(text, page.quotable(newest), newest.stem) == text, "run python -m ladder.claims.page"
+
+
+def test_a_smoke_test_is_not_put_on_the_page(result, tmp_path, monkeypatch, capsys):
+    monkeypatch.setattr(page, "PAGE", tmp_path / "claims.md")
+    page.PAGE.write_text("<!-- claim: coalescing -->\n\nrest\n")
+    path = tmp_path / "nvidia-h200.json"
+    results.write(path, result | {"protocol": result["protocol"] | {"smoke": True}})
+    assert page.main([str(path)]) == 2 and "not to be quoted" in capsys.readouterr().err
+    assert page.newest(tmp_path) is None
+    results.write(path, result)
+    assert page.newest(tmp_path) == path and page.main([str(path)]) == 0
+    assert page.PAGE.read_text().startswith("<!-- claim: coalescing -->\n> **118x**")

@@ -1,0 +1,147 @@
+"""From samples to verdicts, tables and the chart of `ladder kernels`."""
+
+import warnings
+
+import numpy as np
+import pytest
+
+from ladder.base.text import NO_TIME
+from ladder.report import drawing
+from ladder.studies.kernelbench import chart as kernelchart
+from ladder.studies.kernelbench import report as kernelreport
+from ladder.studies.kernelbench import verdicts as kernelverdicts
+from ladder.studies.kernelbench.bench import skipped
+from tests.support import made_up_kernels
+
+CASE = made_up_kernels.cases(quick=True, ops=["modulate"])[0]
+
+
+def judged(*factors, **more):
+    """Verdict of one forward row whose contenders are behind the copy by these factors."""
+    slower = dict(zip(("ours", "plain", "compile"), factors, strict=False))
+    rows = [made_up_kernels.row(CASE, "forward", slower={k: v for k, v in slower.items() if v}, **more)]
+    kernelverdicts.derive(rows)
+    return rows[0]
+
+
+@pytest.mark.parametrize(
+    ("factors", "verdict"),
+    [
+        ((1.1, 3.0, 1.3), "ours faster"),
+        ((1.3, 3.0, 1.1), "compile faster"),
+        ((1.3, 1.1, 1.2), "plain faster"),
+        ((1.3, 1.2, 1.1), "compile faster"),
+        ((1.1, 3.0), "ours faster"),
+        ((1.1,), "nothing to compare with"),
+        ((None, 3.0), "not measured"),
+    ],
+)
+def test_the_quickest_is_named(factors, verdict):
+    assert judged(*factors)["verdict"] == verdict
+
+
+def test_a_winner_is_never_forced():
+    assert judged(1.1, 3.0, 1.1, noise=0.01)["verdict"] in ("ambiguous", "no measurable gain")
+    assert judged(1.1, 3.0, 1.12, noise=0.05)["verdict"] == "ambiguous"
+    assert judged(1.1, 3.0, 1.1, noise=1e-5)["verdict"] == "no measurable gain"
+    assert judged(1.1, 3.0, 1.1015, noise=1e-6)["verdict"] == "no measurable gain"  # below 0.25%: of no use
+    assert judged(1.1, 3.0, 1.3, repeats=1)["verdict"] == "ambiguous"
+
+
+def test_noisy_twins_hide_what_they_differ_by():
+    row = made_up_kernels.row(CASE, "forward", noise=1e-4)
+    row["samples_us"]["cold"]["twin"] = [1.2 * t for t in row["samples_us"]["cold"]["ours"]]
+    kernelverdicts.derive([row])
+    assert row["floor"] > 0.18
+    assert row["against"]["compile"]["verdict"] != "faster"
+
+
+def test_the_share_is_the_copys_time_by_the_ops():
+    row = judged(1.25, 2.5, 2.0, noise=1e-6)
+    assert row["share"]["ours"]["median"] == pytest.approx(0.8, rel=1e-3)
+    assert row["share"]["plain"]["median"] == pytest.approx(0.4, rel=1e-3)
+    low, high = row["share"]["ours"]["interval"]
+    assert low < row["share"]["ours"]["median"] < high
+    assert row["against"]["plain"]["times_faster"] == pytest.approx(2.0, rel=1e-3)
+    double = made_up_kernels.row(CASE, "double backward")
+    kernelverdicts.derive([double])
+    assert double["share"] == {} and double["verdict"] == "ours faster"
+
+
+def with_gaps():
+    rows = []
+    for index, case in enumerate(made_up_kernels.cases()):
+        for place, direction in enumerate(case.directions):
+            if index % 7 == 3:
+                rows.append(skipped(case, NO_TIME)[place].record())
+            else:
+                rows.append(
+                    made_up_kernels.row(case, direction, slower={"ours": 0.9 + index / 20, "plain": 4.0})
+                )
+    return made_up_kernels.result(rows)
+
+
+def nothing():
+    return made_up_kernels.result(
+        [row.record() for case in made_up_kernels.cases() for row in skipped(case, NO_TIME)]
+    )
+
+
+RESULTS = [made_up_kernels.result, with_gaps, nothing, lambda: made_up_kernels.result([])]
+
+
+@pytest.mark.parametrize("make", RESULTS)
+def test_terminal_and_markdown_show_every_row_that_there_was_time_for(make, capsys):
+    result = make()
+    reached = [row for row in result["rows"] if NO_TIME not in row["reasons"].values()]
+    kernelreport.print_table(result)
+    printed, text = capsys.readouterr().out, kernelreport.markdown(result)
+    table = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| shape")]
+    assert len(table) == len(reached)
+    assert {line.count(" | ") for line in table} <= {12}
+    for row in reached:
+        assert row["verdict"] in printed and "x".join(map(str, row["shape"])) in printed
+
+
+def test_what_is_missing_says_why_once():
+    said = "\n".join(kernelreport.remarks(with_gaps()))
+    cases = made_up_kernels.cases()
+    assert f"{len(cases[3::7])} of {len(cases)} cases not measured: {NO_TIME}" in said
+    assert said.count(NO_TIME) == 1
+    assert "least share from 128x128 on" in said and ", conv" not in said
+    assert "not measured" in kernelreport.event_line(
+        nothing()["rows"][0]
+    ) or "n/a" in kernelreport.event_line(nothing()["rows"][0])
+
+
+@pytest.mark.parametrize("make", RESULTS)
+def test_no_text_of_the_chart_overlaps_another_or_leaves_it(make):
+    import matplotlib
+    from matplotlib.backends.backend_agg import FigureCanvasAgg
+    from matplotlib.text import Text
+
+    with matplotlib.rc_context(drawing.STYLE), warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        figure = kernelchart.figure(make())
+        canvas = FigureCanvasAgg(figure)
+        canvas.draw()
+        found = [t for t in figure.findobj(Text) if t.get_text().strip() and t.get_visible()]
+        texts = [t.get_text() for t in found]
+        x0, y0, x1, y1 = np.array([t.get_window_extent(canvas.get_renderer()).extents for t in found]).T
+    outside = (x0 < 0) | (y0 < 0) | (x1 > figure.bbox.width) | (y1 > figure.bbox.height)
+    assert not outside.any(), texts[outside.argmax()]
+    wide = np.minimum.outer(x1, x1) - np.maximum.outer(x0, x0)
+    high = np.minimum.outer(y1, y1) - np.maximum.outer(y0, y0)
+    pairs = np.argwhere(np.triu((wide > 2) & (high > 3), k=1))
+    assert not len(pairs), " overlaps ".join(repr(texts[i]) for i in pairs[0])
+
+
+def test_the_same_result_gives_the_same_picture():
+    def small(factor):
+        slower = {"ours": factor, "plain": 4.0, "compile": 1.5}
+        return made_up_kernels.result([made_up_kernels.row(CASE, "forward", slower=slower)])
+
+    for kind, start in (("png", b"\x89PNG"), ("svg", b"<?xml")):
+        first = kernelchart.render(small(1.1), kind)
+        assert first.startswith(start) and kernelchart.render(small(1.1), kind) == first
+        assert first != kernelchart.render(small(1.2), kind)

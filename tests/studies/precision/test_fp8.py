@@ -1,0 +1,81 @@
+"""FP8 in the fully connected layers: as near as four bits allow, differentiable twice, and outside parity's budget."""
+
+import json
+
+import torch
+
+from ladder.plan import catalog
+from ladder.studies.precision import fp8trial
+from stylegan_lite import fp8
+from stylegan_lite.layers import Dense
+from tests.support import committed
+from tests.support.rung_steps import checked, gathered, receipt, small
+from tests.support.small import SMALL
+
+torch.set_num_threads(1)
+RECIPE = {"precision": "bf16", "dense": "fp8"}
+
+
+def test_a_product_is_rounded_to_fp8_whatever_its_size():
+    torch.manual_seed(0)
+    for size in (1e-6, 1.0, 1e6):
+        x, weight = size * torch.randn(5, 64), torch.randn(32, 64) / size
+        found, exact = fp8.linear(x, weight), x.double() @ weight.double().t()
+        assert found.dtype == torch.float32
+        assert 1e-4 < float((found - exact).norm() / exact.norm()) < 0.05
+    assert torch.equal(fp8.linear(torch.zeros(3, 16), torch.randn(16, 16)), torch.zeros(3, 16))
+    assert fp8.linear(torch.zeros(0, 16), torch.randn(32, 16)).shape == (0, 32)
+    assert not torch.isfinite(fp8.linear(torch.full((1, 16), torch.nan), torch.randn(16, 16))).any()
+
+
+def test_gradients_are_those_of_a_product_and_of_their_own():
+    torch.manual_seed(1)
+    x, weight = torch.randn(4, 16, requires_grad=True), torch.randn(16, 16, requires_grad=True)
+
+    def second(product):
+        (g,) = torch.autograd.grad(product(x, weight).square().sum() / 2, x, create_graph=True)
+        return torch.autograd.grad(g.sum(), [x, weight])
+
+    for a, b in zip(second(fp8.linear), second(lambda x, w: x @ w.t()), strict=True):
+        assert float((a - b).norm() / b.norm()) < 0.2
+    y = torch.randn(4, 16)
+    for a, b in zip(
+        torch.autograd.grad(fp8.linear(x, weight), [x, weight], y),
+        torch.autograd.grad(x @ weight.t(), [x, weight], y),
+        strict=True,
+    ):
+        torch.testing.assert_close(a, b)
+
+
+def test_a_step_uses_it_where_sizes_allow_and_parity_refuses_it(references, refused):
+    step = small(RECIPE)
+    dense = [m for m in (*step.G.modules(), *step.D.modules()) if isinstance(m, Dense)]
+    assert {layer.fp8 for layer in dense} == {True, False}  # one logit is no multiple of 16
+    found = checked(step, references)
+    assert found["verdict"] == "failed: parity"
+    assert receipt("fp8_dense", gathered(small(RECIPE))).engaged
+    said = "products in FP8 in one run of each phase: 0"
+    refused("fp8_dense", gathered(small({"precision": "bf16"})), said, sabotage="layers in full precision")
+
+
+def test_a_trial_records_that_parity_refuses_it_and_what_pytorch_offers(tmp_path, monkeypatch):
+    monkeypatch.setattr(fp8trial.fp8probe, "ask", lambda device: {"convolution": "not offered"})
+    found = fp8trial.run("small", SMALL, "cpu", tmp_path, tmp_path / "cache")
+    assert [row["verdict"] for row in found["recipes"].values()] == ["ok", "failed: parity"]
+    (path,) = tmp_path.glob("*-fp8.json")
+    assert json.loads(path.read_text())["offers"] == {"convolution": "not offered"}
+    assert "failed: parity" in path.with_suffix(".md").read_text()
+
+
+def test_the_recorded_trial_is_why_it_is_in_no_ladder():
+    """Whoever puts it into a ladder needs a record in which parity holds, on that machine."""
+    paths = sorted(committed.folder(fp8trial.OUT.relative_to(committed.ROOT).as_posix()).glob("*-fp8.json"))
+    assert paths
+    refused = [
+        row["verdict"] != "ok"
+        for path in paths
+        for title, row in json.loads(path.read_text())["recipes"].items()
+        if "FP8" in title
+    ]
+    ladders = [name for name in catalog.ladders() if "fp8" in str(catalog.load_ladder(name).rungs)]
+    assert all(refused) and not ladders

@@ -1,0 +1,381 @@
+"""`ladder precision` on a GPU: rows checked side by side and timed one by one; what becomes of failures."""
+
+import os
+import signal
+import threading
+import time
+from collections.abc import Iterator
+from typing import Any
+
+import pytest
+
+from ladder.engine import lanes as sidebyside
+from ladder.engine import run as ladder_measure
+from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.studies.precision import plan as precision
+from ladder.studies.precision.run import Run, TimeUp
+from tests.engine.test_measure import FAKE, alive
+
+GIB = 2**30
+WORKLOAD = {"batch": 8, "mbstd_group": 4, "data": None}
+PARITY = {
+    "verdict": "ok",
+    "reason": None,
+    "phases": {"G_main": {"gradient": {"error": 0.01, "budget": 0.1, "nearest_error": 1, "nearest_budget": 2}}},
+    "budget": {"precision": "fp32"},
+}  # fmt: skip
+MEMORY = {"device_used_bytes": 9 * GIB, "peak_reserved_bytes": 4 * GIB, "peak_allocated_bytes": 3 * GIB}
+
+
+class Seen:
+    """What workers were asked: (row, call, begin, end) on one count, and what was wrong at once."""
+
+    def __init__(self) -> None:
+        self.calls: list[tuple[str, str, int, int]] = []
+        self.started: list[Worker] = []
+        self.wrong: list[str] = []
+        self.first: dict[tuple[str, str], Any] = {}  # what the first such call of a row raises or adds
+        self.ticks, self.lock = 0, threading.Lock()
+
+    def tick(self) -> int:
+        with self.lock:
+            self.ticks += 1
+            return self.ticks
+
+    def of(self, do: str, name: str | None = None) -> list[tuple[str, str, int, int]]:
+        return [each for each in self.calls if each[1] == do and name in (None, each[0])]
+
+    def company(self, one: tuple[str, str, int, int]) -> int:
+        """How many other calls overlap this one."""
+        return sum(other is not one and other[2] < one[3] and one[2] < other[3] for other in self.calls)
+
+    def most(self, do: str) -> int:
+        """How many such calls there were at once."""
+        calls = self.of(do)
+        return max(sum(other[2] <= one[2] < other[3] for other in calls) for one in calls)
+
+
+@pytest.fixture
+def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
+    """Workers of fake steps that pass for those of a GPU with 16 cores beside it; ten rows are six and four."""
+    asked, real, start = Seen(), Worker.call, Worker.__init__
+    monkeypatch.setitem(ladder_measure.PREPARED, "cuda", 6)
+    monkeypatch.setattr(os, "cpu_count", lambda: 16)
+
+    def init(worker: Worker, **how: Any) -> None:
+        start(worker, **how)
+        asked.started.append(worker)
+
+    def answer(worker: Worker, do: str, fields: dict[str, Any]) -> dict[str, Any]:
+        name = worker.named
+        with asked.lock:
+            how = asked.first.pop((name, do), {})
+        if how == "killed":
+            os.kill(worker.pid, signal.SIGKILL)
+            how = {}
+        if isinstance(how, WorkerFailure):
+            raise how
+        if do == "parity":
+            return PARITY | how
+        if do == "visit":
+            fields |= {"settle_s": 0, "settle_cycles": 0}
+            return real(worker, do, **fields) | MEMORY | how
+        return real(worker, do, **fields)
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.named = fields["recipe"]["name"]
+            return real(worker, do, **fields | {"device": "cpu"})
+        if do == "visit" and any(not other._imported and not other.ended for other in asked.started):
+            asked.wrong.append("a worker imported while another was timed")
+        begin = asked.tick()
+        time.sleep(0.05)
+        try:
+            return answer(worker, do, fields)
+        finally:
+            with asked.lock:
+                asked.calls.append((worker.named, do, begin, asked.ticks + 1))
+                asked.ticks += 1
+
+    monkeypatch.setattr(Worker, "__init__", init)
+    monkeypatch.setattr(Worker, "call", call)
+    yield asked
+    assert not asked.wrong
+    assert all(asked.company(each) == 0 for each in asked.of("visit")), "something ran while a row was timed"
+    assert all(worker.ended for worker in asked.started)
+
+
+def rows(**recipes: dict[str, Any]) -> list[dict[str, Any]]:
+    """All ten rows; a recipe's name is its row's, as in `top_fp32`."""
+    found = []
+    for base in precision.BASES:
+        for name in precision.NAMES:
+            recipe = {"name": f"{base}_{name}"} | recipes.get(f"{base}_{name}", {})
+            found.append({"precision": name, "on": base, "status": "ok", "reason": None, "recipe": recipe})
+    return [row | {"rounds": [], "parity": None, "largest": None} for row in found]
+
+
+def measure(found: list[dict[str, Any]], save: Any = lambda history: None, **how: Any) -> Any:
+    how = {
+        "device": "cuda",
+        "rounds": 1,
+        "cycles": 1,
+        "memory_gib": 140.0,
+        "steps": 0,
+        "batch_seconds": 0,
+    } | how
+    workers = Pool(code=FAKE, torch=False)
+    return precision.measure(precision.Plan(WORKLOAD, **how), found, lambda line: None, None, save, workers)
+
+
+def by_name(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
+    return {row["recipe"]["name"]: row for row in found}
+
+
+def statuses(found: list[dict[str, Any]]) -> set[str]:
+    return {row["status"] for row in found}
+
+
+def test_parity_is_checked_side_by_side_after_the_first_and_before_any_is_timed(seen: Seen) -> None:
+    found = rows()
+    measure(found)
+    checked = seen.of("parity")
+    assert len(checked) == 10 and statuses(found) == {"ok"} and all(row["parity"] for row in found)
+    first = seen.of("parity", "baseline_fp32")[0]
+    assert first == checked[0] and seen.company(first) == 0
+    assert 2 <= seen.most("parity") <= 6
+    assert max(each[3] for each in checked) < min(each[2] for each in seen.of("visit"))
+
+
+def test_what_compiles_most_is_checked_first_and_what_shares_its_kernels_last(
+    monkeypatch: pytest.MonkeyPatch, seen: Seen
+) -> None:
+    asked: list[str] = []
+    monkeypatch.setattr(sidebyside, "inspect", lambda run, pool, names, lanes: asked.extend([*names, lanes]))
+    measure(rows(), rounds=0)
+    assert asked[:3] == ["FP32 on the top", "BF16 on the top", "FP16 on the top"]
+    assert asked[7:] == ["TF32 on the top", "FP8 dense, BF16 on the top", 6]
+    asked.clear()
+    measure(rows(), rounds=0, memory_gib=45.0)
+    assert asked[-1] == 2
+    asked.clear()
+    measure(rows(), rounds=0, memory_gib=24.0)
+    assert not asked
+
+
+@pytest.mark.parametrize(
+    "how",
+    ["killed", WorkerFailure("oom", "out of memory in parity"), WorkerFailure("invalid", "NaN")],
+    ids=["killed", "oom", "invalid"],
+)
+@pytest.mark.parametrize("do", ["prepare", "parity"])
+def test_what_fails_beside_others_is_checked_again_alone(seen: Seen, how: Any, do: str) -> None:
+    found = rows()
+    if how == "killed" and do == "parity":
+        how = WorkerFailure("failed", "worker killed by SIGKILL", {"signal": "SIGKILL"})
+    seen.first["top_bf16", do] = how
+    measure(found, rounds=0)
+    assert statuses(found) == {"ok"} and all(row["parity"] for row in found)
+    tries = seen.of(do, "top_bf16")
+    assert len(tries) == 2 and seen.company(tries[1]) == 0
+    assert seen.company(tries[0]) or how == "killed"
+
+
+def test_what_is_no_matter_of_memory_is_not_asked_again_nor_timed(seen: Seen) -> None:
+    found = rows()
+    wrong = {"verdict": "failed: parity", "reason": "G_main: error 1, budget 0.1"}
+    seen.first["top_tf32", "parity"] = WorkerFailure("failed", "parity: sizes differ")
+    seen.first["top_fp16", "parity"] = seen.first["baseline_fp8", "parity"] = wrong
+    measure(found)
+    status = {name: (row["status"], len(row["rounds"])) for name, row in by_name(found).items()}
+    assert status["top_tf32"] == ("failed", 0) and status["top_fp16"] == ("failed: parity", 0)
+    assert status["baseline_fp8"] == ("ok", 1)  # is here to be tried
+    assert [by_name(found)["baseline_fp8"]["parity"][key] for key in wrong] == list(wrong.values())
+    assert set(status.values()) == {("ok", 1), ("failed", 0), ("failed: parity", 0)}
+    assert len(seen.of("parity")) == 10
+
+
+def test_a_row_is_alone_the_first_time_and_prepared_beside_others_after_that(seen: Seen) -> None:
+    found = rows()
+    measure(found, rounds=3, parity=False)
+    for row in found:
+        assert [(each["round"], each["beside"], each["device_gib"]) for each in row["rounds"][:1]] == [
+            (0, 0, 9)
+        ]
+        assert all(each["beside"] and each["device_gib"] is None for each in row["rounds"][1:])
+        assert all((each["reserved_gib"], each["allocated_gib"]) == (4, 3) for each in row["rounds"])
+        assert len(row["rounds"]) == 3
+    prepared = seen.of("prepare")
+    assert all(seen.company(each) == 0 for each in prepared[:10])
+    assert seen.most("prepare") == 6
+    precision.derive(found)
+    assert {(row["device_gib"], row["reserved_gib"]) for row in found} == {(9, 4)}
+    orders = [[name for name, *_ in seen.of("visit")][10 * k : 10 * k + 10] for k in range(3)]
+    assert len({tuple(order) for order in orders}) == 3
+
+
+def test_rows_of_a_round_are_timed_in_the_order_of_the_seed(seen: Seen) -> None:
+    for _ in range(2):
+        measure(rows(), rounds=2, parity=False, seed=5)
+    visits = [name for name, *_ in seen.of("visit")]
+    assert visits[:20] == visits[20:]
+
+
+@pytest.mark.parametrize("do", ["prepare", "visit"])
+def test_what_fails_beside_others_is_timed_again_alone(seen: Seen, do: str) -> None:
+    found = rows()
+    measure(found, parity=False)
+    seen.first["top_fp8", do] = WorkerFailure("oom", f"out of memory in {do}")
+    seen.first["top_fp32", "visit"] = {"alloc_retries": 2}
+    measure(found, rounds=2, parity=False)
+    assert statuses(found) == {"ok"} and all(len(row["rounds"]) == 2 for row in found)
+    again = {name for name, row in by_name(found).items() if not row["rounds"][1]["beside"]}
+    assert again == {"top_fp8", "top_fp32"}
+    assert by_name(found)["top_fp8"]["rounds"][1]["device_gib"] == 9
+
+
+def test_what_measures_while_it_prepares_is_prepared_alone(seen: Seen) -> None:
+    found = rows(top_bf16={"compile": "default"}, top_fp16={"cudnn_benchmark": True})
+    measure(found, rounds=2, parity=False)
+    for name in ("top_bf16", "top_fp16"):
+        assert len(seen.of("prepare", name)) == 2
+        assert not any(seen.company(each) for each in seen.of("prepare", name))
+        assert [each["beside"] for each in by_name(found)[name]["rounds"]] == [0, 0]
+
+
+def test_one_that_fails_for_good_is_out_and_the_others_go_on(seen: Seen) -> None:
+    found = rows(top_fp32={"fault": "oom", "at": "prepare"})
+    measure(found, rounds=2)
+    named = by_name(found)
+    assert named["top_fp32"]["status"] == "oom" and not named.pop("top_fp32")["rounds"]
+    assert all(len(row["rounds"]) == 2 for row in named.values())
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_while_rows_are_checked_keeps_those_that_were(
+    seen: Seen, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
+) -> None:
+    from ladder.base.stopping import stop_on_sigterm
+
+    found = rows(**{f"top_{name}": {"prepare": 30} for name in precision.NAMES})
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
+    checked: list[str] = []
+
+    def save(history: Any) -> None:
+        checked[:] = [name for name, row in by_name(found).items() if row["parity"]]
+        if len(checked) == 5:
+            threading.Timer(0.2, os.kill, (os.getpid(), sign)).start()
+
+    begin = time.monotonic()
+    try:
+        with pytest.raises(KeyboardInterrupt) as stopped, stop_on_sigterm():
+            measure(found, save)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert stopped.type is KeyboardInterrupt and time.monotonic() - begin < 25
+    assert statuses(found) == {"ok"} and not any(row["rounds"] for row in found)
+    assert [name for name, row in by_name(found).items() if row["parity"]] == checked
+    assert sorted(checked) == sorted(f"baseline_{name}" for name in precision.NAMES)
+    assert not any(alive(worker.pid) for worker in seen.started)
+
+
+def test_the_end_of_the_minutes_waits_for_what_runs_beside_others(seen: Seen) -> None:
+    found = rows()
+    saved = []
+
+    def save(history: Any) -> None:
+        saved.append(sum(row["parity"] is not None for row in found))
+        if len(saved) >= 2:
+            raise TimeUp
+
+    with pytest.raises(TimeUp):
+        measure(found, save)
+    finished = sum(row["parity"] is not None for row in found)
+    assert len(seen.of("prepare")) == finished == len(saved) and 2 <= finished <= 8
+    assert statuses(found) == {"ok"} and not seen.of("visit")
+    measure(found)
+    assert len(seen.of("parity")) == 10 and all(len(row["rounds"]) == 1 for row in found)
+
+
+def test_the_end_of_the_minutes_ends_a_round_after_the_row_that_is_timed(seen: Seen) -> None:
+    found = rows()
+    measure(found, parity=False)
+
+    def save(history: Any) -> None:
+        raise TimeUp
+
+    with pytest.raises(TimeUp):
+        measure(found, save, rounds=2, parity=False)
+    assert sorted(len(row["rounds"]) for row in found) == [1] * 9 + [2]
+
+
+def test_on_a_cpu_one_at_a_time_and_nobody_imports_ahead(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    begun = []
+    monkeypatch.setattr(Pool, "begin_ahead", lambda pool, count: begun.append(count))
+    found = rows()[:4]
+    measure(found, device="cpu", memory_gib=None, rounds=2)
+    assert statuses(found) == {"ok"} and all(row["parity"] and len(row["rounds"]) == 2 for row in found)
+    assert not any(map(seen.company, seen.calls)) and not any(begun)
+    assert len(seen.started) == 4 + 2 * 4
+
+
+def test_tries_of_a_batch_find_their_workers_imported(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    found = rows()
+    found[0]["rounds"] = [{"reserved_gib": 4.0, "device_gib": 5.0}]
+    waited, take = [], Pool.take
+
+    def taken(pool: Pool) -> Worker:
+        waited.append(pool.ahead == 0)
+        return take(pool)
+
+    def build(session: precision.Session) -> None:
+        if session.workload["batch"] > 100:
+            raise WorkerFailure("oom", "out of memory in prepare")
+
+    monkeypatch.setattr(Pool, "take", taken)
+    monkeypatch.setattr(precision.Session, "build", build)
+    how = {"memory_gib": 140.0, "batch_seconds": 60.0}
+    with Pool(code=FAKE, torch=False) as workers:
+        for row in found[:2]:
+            asked = precision.Plan(WORKLOAD, "cuda", **how)
+            precision.find_largest_batch(asked, row, lambda line: None, workers)
+    assert waited and not any(waited)
+    assert [each["batch"] for each in found[0]["largest"]["tried"]][:2] == [64, 128]  # 64 needs 40 of 140 GiB
+    assert [each["batch"] for each in found[1]["largest"]["tried"]][:2] == [8, 16]  # nothing is known of it
+    assert {row["largest"]["settled"] for row in found[:2]} == {True}
+
+
+def test_a_search_that_was_interrupted_is_gone_on_with(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
+    (row,) = found = rows()[:1]
+    tried: list[int] = []
+
+    def build(session: precision.Session) -> None:
+        tried.append(session.workload["batch"])
+        if tried == [8, 16, 32]:
+            raise KeyboardInterrupt
+        if session.workload["batch"] > 100:
+            raise WorkerFailure("oom", "out of memory in prepare")
+
+    monkeypatch.setattr(precision.Session, "build", build)
+
+    how = {"parity": False, "rounds": 0, "batch_seconds": 60.0}
+    with pytest.raises(KeyboardInterrupt):
+        measure(found, **how)
+    fits = [{"batch": batch, "reason": None} for batch in (8, 16)]
+    assert row["largest"] == {"batch": 16, "settled": False, "tried": fits}
+    measure(found, **how)
+    assert tried[3:5] == [32, 64] and row["largest"]["settled"] and 93 < row["largest"]["batch"] <= 100
+    before = len(tried)
+    measure(found, **how)
+    assert len(tried) == before  # it has come to its end
+
+
+def test_a_row_of_which_nothing_is_due_starts_no_worker(seen: Seen) -> None:
+    found = rows()
+    for row in found:
+        row["status"] = "failed: parity"
+    run = Run(precision.Plan(WORKLOAD, "cuda"), {}, Pool(code=FAKE, torch=False), print, lambda: None)
+    run.inspect_all()
+    run.round(0, lambda names: None)
+    measure(found)
+    assert not seen.started

@@ -1,0 +1,355 @@
+"""`ladder upstream`: a stand-in for NVIDIA's repository, its step beside ours, and files that validate."""
+
+import importlib
+import json
+import multiprocessing
+import sys
+import tempfile
+import textwrap
+import types
+from pathlib import Path
+
+import pytest
+import torch
+from click.testing import CliRunner
+from PIL import Image
+
+from ladder.base.errors import UserError
+from ladder.cli import main as cli
+from ladder.cli import upstream as cli_upstream
+from ladder.publish.validation import validate
+from ladder.results import store as results
+from ladder.studies.upstream import measure as measuring
+from ladder.studies.upstream import source, step
+from stylegan_lite.config import Workload
+from tests.support.small import LEAST
+
+WORKLOAD = Workload.from_dict(LEAST).to_dict()
+
+# What a step needs of the repository, with none of its arithmetic: layers of the right sizes, and losses that notice
+# which phase asked for them.
+FILES = {
+    "dnnlib/__init__.py": "",
+    "torch_utils/__init__.py": "",
+    "torch_utils/misc.py": "",
+    "torch_utils/ops/__init__.py": "",
+    "torch_utils/ops/bias_act.py": "import warnings\ndef _init():\n    warnings.warn('no nvcc')\n    return False\n",
+    "torch_utils/ops/upfirdn2d.py": "def _init():\n    return True\n",
+    "torch_utils/ops/conv2d_gradfix.py": """
+        import contextlib, warnings
+        enabled = False
+        @contextlib.contextmanager
+        def no_weight_gradients():
+            yield
+        def _should_use_custom_op(x):
+            warnings.warn('not supported')
+            return False
+        """,
+    "training/__init__.py": "import requests, distutils.util\n",
+    "training/networks_stylegan2.py": """
+        import torch
+        class SynthesisBlock(torch.nn.Module):
+            def __init__(self, fused_modconv_default=True):
+                super().__init__()
+        class Generator(torch.nn.Module):
+            def __init__(self, z_dim, c_dim, w_dim, img_resolution, img_channels, mapping_kwargs, **more):
+                super().__init__()
+                self.more, self.mapping_kwargs = more, mapping_kwargs
+                self.weight = torch.nn.Parameter(torch.ones(COUNT_G))
+        class Discriminator(torch.nn.Module):
+            def __init__(self, c_dim, img_resolution, img_channels, epilogue_kwargs, **more):
+                super().__init__()
+                self.weight = torch.nn.Parameter(torch.ones(COUNT_D))
+        """,
+    "training/loss.py": """
+        from torch_utils.ops import conv2d_gradfix
+        class StyleGAN2Loss:
+            def __init__(self, device, G, D, r1_gamma, style_mixing_prob, pl_weight, pl_batch_shrink, pl_decay,
+                         pl_no_weight_grad=False):
+                self.G, self.D, self.seen, self.gamma, self.pl = G, D, [], r1_gamma, pl_no_weight_grad
+            def accumulate_gradients(self, phase, real_img, real_c, gen_z, gen_c, gain, cur_nimg):
+                with conv2d_gradfix.no_weight_gradients(True), conv2d_gradfix.no_weight_gradients(False):
+                    net = self.G if phase[0] == 'G' else self.D
+                    (net.weight.sum() * gen_z.mean() * gain + real_img.mean()).backward()
+                self.seen.append((phase, gain, cur_nimg))
+        """,
+    "training/dataset.py": """
+        import torch
+        from pathlib import Path
+        from PIL import Image
+        import numpy
+        class ImageFolderDataset(torch.utils.data.Dataset):
+            def __init__(self, path, resolution, xflip):
+                self.paths = sorted(Path(path).rglob('*.jpg'))
+            def __len__(self):
+                return len(self.paths)
+            def __getitem__(self, i):
+                return numpy.asarray(Image.open(self.paths[i]).convert('RGB')).transpose(2, 0, 1).copy(), 0
+        """,
+}
+
+
+@pytest.fixture(autouse=True)
+def kept(tmp_path, monkeypatch):
+    """No finding of a run outside of these tests."""
+    monkeypatch.setattr(measuring.inspecting, "CACHE", tmp_path / "kept")
+
+
+@pytest.fixture
+def clone(tmp_path, monkeypatch):
+    """The stand-in's folder; its modules leave with the test, and so do the settings of its step."""
+    weights = cli_upstream.weights(WORKLOAD)
+    for path, text in FILES.items():
+        (tmp_path / "clone" / path).parent.mkdir(parents=True, exist_ok=True)
+        for net in ("G", "D"):
+            text = text.replace(f"COUNT_{net}", str(weights[net]))
+        (tmp_path / "clone" / path).write_text(textwrap.dedent(text))
+    monkeypatch.setattr(sys, "path", [*sys.path])
+    cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
+    before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
+    yield tmp_path / "clone"
+    cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
+    for name in [name for name in sys.modules if name.split(".")[0] in source.PARTS]:
+        del sys.modules[name]
+
+
+@pytest.fixture
+def workload(tmp_path):
+    path = tmp_path / "least.yaml"
+    path.write_text("".join(f"{key}: {value}\n" for key, value in LEAST.items()))
+    return path
+
+
+def test_a_step_is_an_iteration_of_its_training_loop(clone):
+    made = step.make_step(WORKLOAD | {"data": None, "r1_gamma": None}, {"folder": str(clone)}, device="cpu")
+    made.prepare()
+    assert [name for name, *_ in made.loss.seen] == ["Gmain", "Greg", "Dmain", "Dreg"]
+    del made.loss.seen[:]
+    before = made.G_ema.weight.clone()
+    made.cycle()
+    names = [name for name, *_ in made.loss.seen]
+    assert {name: names.count(name) for name in set(names)} == {
+        "Gmain": 16,
+        "Greg": 4,
+        "Dmain": 16,
+        "Dreg": 1,
+    }
+    assert names[:4] == ["Gmain", "Greg", "Dmain", "Dreg"] and names[4:6] == ["Gmain", "Dmain"]
+    assert {gain for name, gain, _ in made.loss.seen if name == "Greg"} == {WORKLOAD["pl_interval"]}
+    assert not torch.equal(before, made.G_ema.weight) and made.check_finite() is None
+    del made.loss.seen[:]
+    made.cycle(lazy=False)
+    assert {name for name, *_ in made.loss.seen} == {"Gmain", "Dmain"}
+    assert made.loss.gamma == pytest.approx(0.0002 * WORKLOAD["resolution"] ** 2 / WORKLOAD["batch"])
+    with torch.no_grad():
+        made.D.weight[0] = float("nan")
+    assert made.check_finite() == "D.weight is not finite"
+
+
+def test_its_data_workers_need_no_short_temporary_folder(clone, tmp_path, monkeypatch):
+    for name in ("a", "b", "c", "d"):
+        Image.new("RGB", (WORKLOAD["resolution"],) * 2).save(tmp_path / f"{name}.jpg")
+    long = tmp_path / ("x" * 100)
+    long.mkdir()
+    monkeypatch.setattr(tempfile, "tempdir", str(long))
+    monkeypatch.setitem(multiprocessing.current_process()._config, "tempdir", None)
+    made = step.make_step(WORKLOAD | {"data": str(tmp_path)}, {"folder": str(clone)}, device="cpu")
+    try:
+        assert len(next(made.images)[0]) == WORKLOAD["batch"]
+    finally:
+        made.images._shutdown_workers()
+    assert not list(long.iterdir())
+
+
+def test_its_configuration_is_that_of_its_command_line(clone):
+    made = step.make_step(WORKLOAD | {"data": None}, {"folder": str(clone)}, device="cpu")
+    assert made.G.more["num_fp16_res"] == 4 and made.G.more["conv_clamp"] == 256 and made.loss.pl
+    assert made.G.more["fused_modconv_default"] == "inference_only"
+    assert made.G.more["channel_base"] == WORKLOAD["channel_base"]
+    adam = {name: each.param_groups[0] for name, _, each, _ in made.phases}
+    assert adam["Gmain"]["lr"] == pytest.approx(WORKLOAD["lr"] * 4 / 5) and adam["Gmain"] is adam["Greg"]
+    assert adam["Dmain"]["betas"] == (0.0, pytest.approx(WORKLOAD["beta2"] ** (16 / 17)))
+    assert made.settings()["fast_double_backward"] is False
+    with pytest.raises(RuntimeError, match="NVIDIA's bias_act did not build: no nvcc"):
+        source.build_ops(made.modules)
+
+
+def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch):
+    """As NVIDIA's loader does, although torch no longer enters what it loads into `sys.modules`."""
+    from torch.utils import cpp_extension
+
+    built = types.ModuleType("made_up_plugin")
+    monkeypatch.setattr(cpp_extension, "load", lambda name, **options: built)
+    monkeypatch.setitem(sys.modules, "made_up_plugin", built)
+    monkeypatch.delitem(sys.modules, "made_up_plugin")  # and again after the test
+    before = cpp_extension.load
+
+    def build():
+        cpp_extension.load(name="made_up_plugin", sources=["a.cpp"])
+        return importlib.import_module("made_up_plugin") is built
+
+    ops = dict.fromkeys(source._OPS, types.SimpleNamespace(_init=build))
+    source.build_ops(source.Modules(None, None, None, ops))
+    assert cpp_extension.load is before
+
+
+def test_both_are_timed_in_turn_and_the_file_is_accepted(clone, workload, tmp_path):
+    out = tmp_path / "out"
+    asked = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out", str(out)]
+    run = CliRunner().invoke(cli.main, [*asked, "--no-inspect", "--rounds", "2"])
+    assert run.exit_code == 0, run.output
+    path = out / next(out.glob("*.json"))
+    result = json.loads(path.read_text())
+    assert validate.problem_of(path) is None
+    theirs, ours = result["programs"]
+    assert [len(each["rounds"]) for each in (theirs, ours)] == [2, 2] and theirs["settings"][
+        "loader_workers"
+    ] == 3
+    ratios = [
+        a["samples_ms"][0] / b["samples_ms"][0] for a, b in zip(theirs["rounds"], ours["rounds"], strict=True)
+    ]
+    assert min(ratios) <= result["ratio"]["median"] <= max(ratios)
+    assert str(tmp_path) not in path.read_text()
+    page = path.with_suffix(".md").read_text()
+    assert "times as fast" in page and "neither parity nor receipts" in page and results.SMOKE_NOTE in page
+    for change, says in (
+        (lambda r: r["programs"][0].update(step_ms=1.0), "upstream: step_ms is not what its rounds say"),
+        (lambda r: r["ratio"].update(median=50.0), "ratio: not what the rounds say"),
+        (lambda r: r["programs"].reverse(), "programs: not NVIDIA's and ours"),
+        (lambda r: r["protocol"].update(notes=[]), "protocol.notes: lack"),
+        (lambda r: r["programs"][0]["settings"].update(host="x"), "unknown key 'host'"),
+    ):
+        changed = json.loads(json.dumps(result))
+        change(changed)
+        assert says in validate.check(changed)
+
+
+def test_a_run_goes_on_where_it_was_stopped(clone, workload, tmp_path):
+    """Both steps of a pair come from one sitting: half a round is made again, a whole one is kept as it is."""
+
+    def ask(*more):
+        asked = ["upstream", str(clone), "--device", "cpu", "--out", str(tmp_path / "out"), *map(str, more)]
+        return CliRunner().invoke(cli.main, [*asked, "--no-inspect"])
+
+    assert ask("-w", workload, "--rounds", 2).exit_code == 0
+    (path,) = (tmp_path / "out").glob("*.json")
+    stopped, begun = tmp_path / "stopped.json", json.loads(path.read_text())
+    del begun["programs"][1]["rounds"][1]
+    begun |= {"complete": False, "commit": "a" * 40, "dirty": False, "gpu": None}
+    begun["protocol"]["rounds"] = 1
+    measuring.derive(begun)
+    stopped.write_text(json.dumps(begun))
+
+    run = ask("-w", workload, "--resume", stopped, "--rounds", 2)
+    assert run.exit_code == 0, run.output
+    result = json.loads(path.read_text())
+    assert validate.problem_of(path) is None and result["complete"] and result["protocol"]["rounds"] == 2
+    for was, each in zip(begun["programs"], result["programs"], strict=True):
+        assert [visit["round"] for visit in each["rounds"]] == [0, 1] and each["status"] == "ok"
+        assert each["rounds"][0] == was["rounds"][0]
+    assert result["programs"][0]["rounds"][1] != begun["programs"][0]["rounds"][1]
+    assert result["seconds"] > begun["seconds"] and result["started"] == begun["started"]
+    assert result["commits"][0] == "a" * 40
+
+    def refused(says, *more, **changes):
+        changed = json.loads(json.dumps(begun))
+        for key, value in changes.items():
+            changed[key] = changed[key] | value
+        stopped.write_text(json.dumps(changed))
+        run = ask("--resume", stopped, *more)
+        assert run.exit_code == 2 and "Traceback" not in run.output, run.output
+        assert says in run.output.splitlines()[-1], run.output
+
+    refused("its workload is a file of yours")
+    named = ("-w", workload)
+    refused("torch was 2.0.0 and is", *named, machine={"torch": "2.0.0"})
+    refused("another clone, by its sources,", *named, source={"digest": "0" * 16})
+    refused("other code is measured here: measured_code.kernels", *named, measured_code={"kernels": "0" * 16})
+    refused("another workload: batch was 2 and is 4 here", "-w", "tiny")
+    refused("cycles was 1 and is 2 here", *named, "--cycles", 2)
+    stopped.write_text("{}")
+    assert "stopped.json" in ask("--resume", stopped).output
+    assert json.loads(path.read_text()) == result
+
+
+def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypatch):
+    monkeypatch.setattr(
+        measuring.inspecting, "inspect",
+        lambda worker, tell: (_ for _ in ()).throw(
+            measuring.inspecting.Objection("failed: parity", "G_main: error 1", {"parity": None})
+        ),
+    )  # fmt: skip
+    out = tmp_path / "out"
+    asked = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out", str(out)]
+    run = CliRunner().invoke(cli.main, asked)
+    assert run.exit_code == 1 and "failed: parity: G_main: error 1" in run.output
+    result = json.loads(next(out.glob("*.json")).read_text())
+    assert result["ratio"] is None and [len(each["rounds"]) for each in result["programs"]] == [1, 0]
+
+
+def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, workload, tmp_path, monkeypatch):
+    """Whether a run of the ladder saw it or this command did: both keep it by recipe, workload and source."""
+    asked, found = [], {"inspection": {"error": None}, "parity": None, "receipts": {}}
+    monkeypatch.setattr(measuring.inspecting, "inspect", lambda *_: asked.append("inspected") or found)
+    monkeypatch.setattr(measuring.Interleaved, "round", lambda *_: (each for each in ()))
+    arguments = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out"]
+    for each in ("1", "2"):
+        CliRunner().invoke(cli.main, [*arguments, str(tmp_path / each)])
+    assert asked == ["inspected"]
+    for each in ("1", "2"):
+        result = json.loads(next((tmp_path / each).glob("*.json")).read_text())
+        assert result["inspection"] == found["inspection"] and result["receipts"] == {}
+    monkeypatch.setattr(measuring.inspecting, "source_digest", lambda: "another commit")
+    CliRunner().invoke(cli.main, [*arguments, str(tmp_path / "3")])
+    assert asked == ["inspected"] * 2
+
+
+def test_networks_of_another_size_are_no_comparison(clone, workload, tmp_path):
+    path = clone / "training/networks_stylegan2.py"
+    path.write_text(path.read_text().replace("torch.ones(", "torch.ones(1 + "))
+    out = tmp_path / "out"
+    asked = [
+        "upstream",
+        str(clone),
+        "-w",
+        str(workload),
+        "--device",
+        "cpu",
+        "--out",
+        str(out),
+        "--no-inspect",
+    ]
+    run = CliRunner().invoke(cli.main, asked)
+    assert run.exit_code == 1 and "failed: weights: " in run.output and ", where ours has " in run.output
+    result = json.loads(next(out.glob("*.json")).read_text())
+    assert result["ratio"] is None and result["programs"][1]["status"] == "ok"
+
+
+def test_bad_input_is_one_line(clone, workload, tmp_path):
+    def refused(*arguments):
+        run = CliRunner().invoke(cli.main, ["upstream", *map(str, arguments), "--out", str(tmp_path / "out")])
+        assert run.exit_code == 2 and run.output.count("\n") == 1, run.output
+        return run.output
+
+    assert "no training/networks_stylegan2.py: give the folder of a clone of https://" in refused(tmp_path)
+    assert "workload: norm: NVIDIA's networks have 'demod' alone" in refused(clone, "-w", "adain-256")
+    (clone / "training/loss.py").unlink()
+    assert "no training/loss.py" in refused(clone)
+    assert not (tmp_path / "out").exists()
+
+
+def test_ours_have_as_many_weights_as_nvidias():
+    """24,767,458 and 24,001,089 are what NVIDIA's networks of these widths have."""
+    from ladder.plan import catalog
+
+    assert cli_upstream.weights(catalog.load_workload("article")[1]) == {"G": 24_767_458, "D": 24_001_089}
+
+
+def test_a_digest_follows_the_sources(clone):
+    before = source.digest_of(clone)
+    (clone / "README.md").write_text("x")
+    assert source.digest_of(clone) == before
+    (clone / "training" / "loss.py").write_text("x = 1\n")
+    assert source.digest_of(clone) != before
+    with pytest.raises(UserError, match="/nonexistent: no such folder"):
+        source.networks_of(Path("/nonexistent"))

@@ -1,0 +1,394 @@
+"""What `tests/kernels/test_kernels_compile.py` runs in processes of their own: kernels compiled for GPUs that are not
+there."""
+
+import json
+import os
+import sys
+
+from kernels import choices
+from tests.support.lanes import contracted_sums
+
+# Shared memory one block may use, by compute capability (CUDA C++ Programming Guide, technical specifications).
+SHARED_KIB = {80: 163, 86: 99, 89: 99, 90: 227, 100: 227, 120: 99}
+BINOMIAL = (0.125, 0.375, 0.375, 0.125)
+# Here also NCHW, float32 and float16, which are the same code with other strides and types, and filters as they are.
+FULLY = [90]
+if os.environ.get("COMPILE_FULLY") == "all":  # eleven minutes on two cores, not three
+    FULLY = list(SHARED_KIB)
+TABLES = {}  # in the other process: how an op finds its tiles, before tests shorten them
+MEDIUM = choices.MEDIUM
+OPTIONS = ("num_warps", "enable_fp_fusion")  # that launches give Triton
+
+
+def record_launches() -> list[tuple]:
+    """From now on nothing is launched; returns the list that (kernel, arguments by name) will be added to."""
+    from triton.runtime.jit import JITFunction
+
+    import kernels  # noqa: F401
+
+    launches = []
+
+    def record(self, *args, grid, warmup, **kwargs):
+        launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
+
+    JITFunction.run = record
+    ops = (
+        "bias_act",
+        "modulate",
+        "demodulate",
+        "demodulate_group",
+        "instance_norm_act",
+        "upfirdn2d",
+        "filtered_act",
+        "filter_act_modulate",
+        "dense",
+    )
+    for name in (*ops, "residual", "minibatch_std", "adam", "rgb", "spectral_norm"):
+        sys.modules[f"kernels.{name}"].check_device = lambda x: None
+    for name in ("upfirdn2d", "filtered_act_launch"):
+        sys.modules[f"kernels.{name}"].PROGRAMS = 1  # strips as long as for large images
+    return launches
+
+
+def run(function, *inputs) -> None:
+    """A function, its gradients and theirs."""
+    import torch
+
+    inputs = [t.detach().requires_grad_() for t in inputs]
+    y = function(*inputs)
+    g = torch.zeros_like(y).requires_grad_()
+    grads = torch.autograd.grad(y, inputs, g, create_graph=True)
+    torch.autograd.grad(grads, [*inputs, g], [torch.zeros_like(d) for d in grads], allow_unused=True)
+
+
+def run_maps(shape: tuple[int, ...], dtype, layout) -> None:
+    """What works on one pixel at a time, or on whole channels: its tiles grow with them, to 512."""
+    import torch
+
+    import kernels
+
+    n, c, h, w = shape
+    x = torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout)
+    bias, scale, strength = torch.zeros(c), torch.zeros(n, c), torch.zeros(())
+    noise = torch.zeros(n, 1, h, w)
+    run(kernels.bias_act, x, bias)
+    run(lambda x, b, t, s: kernels.bias_act(x, b, noise=noise, strength=t, scale=s), x, bias, strength, scale)
+    run(kernels.bias_act_residual, x, bias, x)
+    run(kernels.modulate, x, scale)
+    run(
+        lambda x, s, b, t: kernels.instance_norm_act(x, s, b, noise=noise, strength=t),
+        x,
+        scale,
+        scale,
+        strength,
+    )
+
+
+def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
+    """All ops of StyleGAN2 and AdaIN layers on x [N, 64, H, W], gradients of gradients included."""
+    import torch
+
+    import kernels
+
+    n, c, h, w = shape
+    run_maps(shape, dtype, layout)
+    x = torch.zeros(shape, dtype=dtype).contiguous(memory_format=layout)
+    bias, scale, strength = torch.zeros(c), torch.zeros(n, c), torch.zeros(())
+    noise = torch.zeros(n, 1, h, w)
+    run(lambda x: kernels.minibatch_std(x, 4, multiple=8), x)
+    torch.autograd.grad(kernels.minibatch_std(x.requires_grad_(), 4, multiple=8).sum(), x)
+    x = x.detach()
+    run(lambda x: sum(t.sum() for t in kernels.fork_upfirdn2d(x, (0.125, 0.375, 0.375, 0.125), down=2)), x)
+    for up, down in ((1, 1), (2, 1), (2, 2)):  # the gradient of up is down
+        run(lambda x, u=up, d=down: kernels.upfirdn2d(x, BINOMIAL, up=u, down=d), x)
+    run(lambda x, b: kernels.act_filter(x, b, BINOMIAL, padding=2), x, bias)
+    how = {"noise": noise, "padding": (2, 1)}
+    run(
+        lambda x, b, t, s: kernels.filter_act(x, BINOMIAL, b, strength=t, scale=s, **how),
+        x,
+        bias,
+        strength,
+        scale,
+    )
+    how |= {"strength": strength, "scale": scale.requires_grad_()}
+    y = kernels.filter_act(x.requires_grad_(), BINOMIAL, bias, **how)
+    torch.autograd.grad(y, (x, scale), y)  # differentiated once, by a kernel of its own
+    y = kernels.filter_act_modulate(x, BINOMIAL, scale, bias, **how)
+    torch.autograd.grad(y, (x, scale), y)
+    run(kernels.demodulate, torch.zeros(128, c, 3, 3), scale)
+    run_group(torch.zeros(128, c, 3, 3).contiguous(memory_format=layout), scale)
+    weight, image = torch.zeros(3, c, 1, 1), torch.zeros(n, 3, h, w).contiguous(memory_format=layout)
+    run_rgb(x, weight, scale, torch.zeros(3), image, bias, run)
+
+
+def run_planes(dtype, fully: bool) -> None:
+    """Instance norm of large NCHW maps in every configuration; gradients, which have no second kernel of their own.
+
+    fully: partial blocks that are not aligned, and (16 bits) maps without noise, too: the same code with less in it.
+    """
+    import torch
+
+    import kernels
+
+    planes = sys.modules["kernels.instance_norm_act_planes"]
+    for size in ((64, 128), (65, 63)) if fully else ((64, 128),):  # whole blocks, partial ones
+        x, style = torch.zeros(8, 64, *size, dtype=dtype), torch.zeros(8, 64)
+        for _, how in planes.CONFIGS:  # for one program on a multiprocessor, for two
+            for noise in (torch.zeros(8, 1, *size), None)[: 1 + (fully and dtype.itemsize == 2)]:
+                strength = None if noise is None else torch.zeros((), requires_grad=True)
+                inputs = [t.detach().requires_grad_() for t in (x, style, style)]
+                with planes.forced(how):
+                    kernels.instance_norm_act(*inputs, noise=noise, strength=strength).sum().backward()
+
+
+def run_group(weight, style) -> None:
+    """Demodulation of two layers together: as main phases differentiate it, and as path length does."""
+    import torch
+
+    import kernels
+
+    inputs = [t.requires_grad_() for t in (weight, weight.detach()[:64], style, style.clone())]
+    ds = kernels.demodulate_group(kernels.weight_energies(inputs[:2]), inputs[2:])
+    gs = [torch.zeros_like(d, requires_grad=True) for d in ds]
+    torch.autograd.grad(ds, inputs, gs, retain_graph=True)
+    first = torch.autograd.grad(ds, inputs[2:], gs, create_graph=True)
+    torch.autograd.grad(first, [*inputs, *gs], [torch.zeros_like(d) for d in first])
+
+
+def run_rgb(x, weight, style, bias, image, wide_bias, run) -> None:
+    """To and from 3 channels: where gradients are differentiated again, and where not, which are other kernels."""
+    import torch
+
+    import kernels
+
+    run(lambda x, w, s, b: kernels.to_rgb(x, w, s, b, dtype=torch.float32), x, weight, style, bias)
+    run(lambda i, w, b: kernels.from_rgb(i.to(x.dtype), w, b), image, weight.view(-1, 3), wide_bias)
+    for function, inputs in (
+        (kernels.to_rgb, (x, weight, style, bias)),
+        (kernels.from_rgb, (image, weight, wide_bias)),
+    ):
+        inputs = [t.detach().clone().requires_grad_() for t in inputs]
+        function(
+            *(t.view(-1, 3) if t is inputs[1] and function is kernels.from_rgb else t for t in inputs)
+        ).sum().backward()
+
+
+def run_rgb_odd(dtype, layout) -> None:
+    """Where a lane may hold one product of a pixel's sum: odd channels, small maps, small tiles, no alignment."""
+    import torch
+
+    import kernels
+
+    shapes = ((2, 5, 3, 7), (2, 100, 4, 4), (2, 8, 4, 4), (2, 16, 2, 2), (2, 272, 4, 4), (2, 32, 8, 8))
+    for n, c, h, w in shapes:
+        offset = int((c, h) == (32, 8))
+        x = torch.zeros(n * c * h * w + offset, dtype=dtype)[offset:].view(n, c, h, w)
+        if layout is torch.channels_last:
+            x = x.view(n, h, w, c).permute(0, 3, 1, 2)
+        weight, style, bias = torch.zeros(3, c), torch.zeros(n, c), torch.zeros(3)
+        kernels.to_rgb(x, weight, style, bias)
+        image = torch.zeros(n, 3, h, w, dtype=dtype, requires_grad=True)
+        y = kernels.from_rgb(image, weight.t(), torch.zeros(c), channels_last=layout is torch.channels_last)
+        torch.autograd.grad(y, image, torch.zeros_like(y))
+
+
+def shorten_filters(short: bool) -> None:
+    """Short strips for the kernels that walk down one without a loop: at full length one compiles for 10 s."""
+    filters, fused = (sys.modules[f"kernels.{name}"] for name in ("upfirdn2d", "filtered_act_launch"))
+    row = filters.Config(1, 1, 0, 64, 0.5, 4) if short else None
+    table = fused.STRIPS if short else {}
+    fused.config = lambda name, nhwc, _, strips=False: (
+        (table.get(name) if strips else None) or row or fused.CONFIGS[name, nhwc]
+    )
+    filters.config = lambda nhwc, up, *more: (
+        filters.Config(2, up, 0, 64, 1, 4) if short else TABLES["upfirdn2d"](nhwc, up, *more)
+    )
+    for module in (filters, fused):
+        module._cover.cache_clear()
+
+
+def run_dense(twice: bool) -> None:
+    """Layers as in StyleGAN2: one whose sum is split, as D's is, and some affines; gradients of gradients if asked."""
+    import torch
+
+    import kernels
+
+    def run(function, *inputs):
+        inputs = [t.requires_grad_() for t in inputs]
+        ys = function(*inputs)
+        gs = [torch.zeros_like(y, requires_grad=twice) for y in ys]
+        torch.autograd.grad(ys, inputs, gs, retain_graph=True)
+        if twice:
+            first = torch.autograd.grad(ys, inputs, gs, create_graph=True)
+            directions = [torch.zeros_like(d) for d in first]
+            torch.autograd.grad(first, [*inputs, *gs], directions, allow_unused=True)
+
+    x, w, b = torch.zeros(8, 8192), torch.zeros(512, 8192), torch.zeros(512)
+    run(lambda *t: (kernels.dense(*t, weight_gain=0.04, act=True, gain=1.4),), x, w, b)
+    weights = [torch.zeros(o, 512) for o in (512, 64, 3)]
+    biases = [torch.zeros(len(w)) for w in weights]
+    run(
+        lambda x, *t: kernels.dense_group(x, t[:3], t[3:], (0, 1, 1)),
+        torch.zeros(8, 2, 512),
+        *weights,
+        *biases,
+    )
+
+
+def run_spectral(dtype, layout) -> None:
+    """The power iteration, W / sigma and its gradient, of a discriminator's layers, results in this dtype."""
+    import torch
+
+    import kernels
+
+    shapes = ((64, 3, 1, 1), (128, 64, 3, 3), (512, 513, 3, 3))
+    weights = [torch.zeros(s).contiguous(memory_format=layout) for s in shapes] + [torch.zeros(512, 8192)]
+    for layers in (weights, weights[:1]):
+        sizes = [(len(w), w[0].numel()) for w in layers]
+        us, vs = ([torch.zeros(n) for n in each] for each in zip(*sizes, strict=True))
+        kernels.power_iteration(layers, us, vs)
+        inputs = [w.detach().requires_grad_() for w in layers]
+        ys = kernels.spectral_norm(inputs, us, vs, gains=[0.5**0.5] * len(layers), dtype=dtype)
+        torch.autograd.grad(ys, inputs, [torch.zeros_like(y) for y in ys])
+
+
+def run_adam(dtype, layout, beta1: float, scaled: bool = False) -> None:
+    """Adam for a weight, one with a copy, and one with a turned copy; ``scaled``: with a loss scale."""
+    import torch
+
+    from kernels.adam import AdamPlan, Item, Rates
+
+    weight = torch.zeros(128, 64, 3, 3).contiguous(memory_format=layout)
+    turned = torch.empty_like(weight.transpose(0, 1), dtype=dtype, memory_format=layout).transpose(0, 1)
+    copies, energy = (None, torch.empty_like(weight, dtype=dtype), turned), torch.zeros(128, 64)
+    items = [Item(weight, weight, weight, torch.zeros(()), c) for c in copies]
+    plan = AdamPlan([*items, items[1]._replace(energy=energy)], Rates(0.1, beta1, 0.9, 0.1))
+    plan.launch(*plan.gradient_tables(), *(torch.zeros(()) for _ in range(2 * scaled)))
+
+
+def take_for_large(large: bool) -> None:
+    """Maps here are small and medium ones; large ones take other rows of the tables, whatever their sizes."""
+    choices.MEDIUM = 0 if large else MEDIUM
+    sys.modules["kernels.tiles"].tiling.cache_clear()
+    sys.modules["kernels.upfirdn2d"]._cover.cache_clear()
+
+
+def pretend(capability: int) -> None:
+    """From now on tiles are chosen as on a GPU of this architecture."""
+    from kernels import tiles
+
+    tiles.processor = lambda device: (capability, 132)
+    tiles.tiling.cache_clear()
+    planes = sys.modules["kernels.instance_norm_act_planes"]
+    planes.shared_bytes = lambda device: SHARED_KIB[capability] << 10
+
+
+def launch_few() -> None:
+    """Each kernel as BF16 steps take it, in channels_last and short strips; and of one size in FP32 and NCHW."""
+    import torch
+
+    shorten_filters(True)
+    run_layers((2, 64, 16, 16), torch.bfloat16, torch.channels_last)
+    run_layers((2, 64, 16, 16), torch.float32, torch.contiguous_format)
+    run_maps((2, 512, 16, 16), torch.bfloat16, torch.channels_last)
+    run_dense(twice=False)
+    run_adam(torch.bfloat16, torch.channels_last, 0.0)
+    run_spectral(torch.bfloat16, torch.channels_last)
+    run_planes(torch.bfloat16, False)
+
+
+def launch_all(capability: int) -> None:
+    """As `launch_few` in all sizes, and for architectures that are compiled fully everything else."""
+    import torch
+
+    planes = sys.modules["kernels.instance_norm_act_planes"]
+    for shape in ((8, 64, 64, 64), (2, 64, 16, 16)):
+        shorten_filters(capability not in FULLY or shape[0] == 2)
+        run_layers(shape, torch.bfloat16, torch.channels_last)
+    run_maps((2, 512, 16, 16), torch.bfloat16, torch.channels_last)
+    if capability in FULLY:
+        take_for_large(True)
+        shorten_filters(False)
+        run_layers((8, 64, 64, 64), torch.bfloat16, torch.channels_last)
+        take_for_large(False)
+    run_dense(twice=capability in FULLY)
+    run_adam(torch.bfloat16, torch.channels_last, 0.0)
+    run_spectral(torch.bfloat16, torch.channels_last)
+    run_planes(torch.bfloat16, capability in FULLY)
+    run_planes(torch.float32, capability in FULLY)
+    if capability in FULLY:
+        run_adam(torch.float32, torch.contiguous_format, 0.9)
+        run_adam(torch.float16, torch.channels_last, 0.0, scaled=True)
+        shorten_filters(True)
+        run_planes(torch.float64, True)
+        least = 1 << 40
+        planes.LEAST_PIXELS, least = least, planes.LEAST_PIXELS  # in tiles, as smaller maps
+        run_layers((8, 64, 64, 64), torch.bfloat16, torch.contiguous_format)
+        planes.LEAST_PIXELS = least
+        run_layers((8, 64, 64, 64), torch.float32, torch.channels_last)
+        run_layers((8, 64, 64, 64), torch.float16, torch.channels_last)
+        run_maps((2, 512, 16, 16), torch.float32, torch.channels_last)
+        for dtype in (torch.bfloat16, torch.float32):
+            for layout in (torch.channels_last, torch.contiguous_format):
+                run_rgb_odd(dtype, layout)
+
+
+def sources(launches: list[tuple]) -> dict[tuple, object]:
+    """What a GPU would be asked to compile: {cache key: (source, options)}."""
+    wanted = {}
+    for kernel, arguments in launches:
+        code = source(kernel, arguments)
+        options = {name: arguments[name] for name in OPTIONS if name in arguments}
+        wanted[(kernel.__name__, code.hash(), *options.values())] = code, options
+    return wanted
+
+
+def source(kernel, arguments: dict):
+    """What Triton would compile for these arguments: types, constants, and what is a multiple of 16."""
+    import torch
+    from triton.compiler import ASTSource
+
+    pointers = {torch.bfloat16: "*bf16", torch.float32: "*fp32", torch.float64: "*fp64"}
+    pointers |= {torch.float16: "*fp16", torch.int64: "*i64", torch.int32: "*i32"}
+    types, constants, attributes = {}, {}, {}
+    for i, parameter in enumerate(kernel.params):
+        value = arguments[parameter.name]
+        if isinstance(value, torch.Tensor):
+            types[parameter.name] = pointers[value.dtype]
+            attributes |= {(i,): [["tt.divisibility", 16]]} if value.data_ptr() % 16 == 0 else {}
+        elif isinstance(value, tuple) and not parameter.is_constexpr:  # of tensors
+            types[parameter.name] = tuple(pointers[each.dtype] for each in value)
+            attributes |= {(i, k): [["tt.divisibility", 16]] for k in range(len(value))}
+        elif parameter.is_constexpr or value is None or (value == 1 and not parameter.do_not_specialize):
+            types[parameter.name], constants[(i,)] = "constexpr", value
+        elif isinstance(value, float):
+            types[parameter.name] = "fp32"
+        else:
+            types[parameter.name] = "i32"
+            if value % 16 == 0 and not parameter.do_not_specialize:
+                attributes[(i,)] = [["tt.divisibility", 16]]
+    return ASTSource(kernel, types, constexprs=constants, attrs=attributes)
+
+
+def main(arguments: list[str]) -> None:
+    """Compile for these architectures, or for one in few configurations; say what came of it."""
+    import triton
+    from triton.backends.compiler import GPUTarget
+
+    from kernels import choices
+
+    launches, compiled = record_launches(), []
+    TABLES["upfirdn2d"] = sys.modules["kernels.upfirdn2d"].config
+    few = arguments == ["few"]
+    for capability in [90] if few else map(int, arguments):
+        pretend(capability)
+        launches.clear()
+        launch_few() if few else launch_all(capability)
+        for (name, *_), (source, options) in sources(launches).items():
+            code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
+            compiled.append((name, capability, code.metadata.shared, contracted_sums(code.asm["ptx"])))
+    json.dump({"compiled": compiled, "rows": [choices.row(key) for key in choices._chosen]}, sys.stdout)
+
+
+if __name__ == "__main__":
+    main(sys.argv[1:])

@@ -1,0 +1,61 @@
+"""What tests judge kernels by: errors beside plain PyTorch's own, and memory that shows what was written."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable
+
+import pytest
+import torch
+from torch import Tensor
+
+from ladder.studies.kernelbench import calls as kernelcalls
+from ladder.studies.kernelbench.cases.registry import Case
+
+Tensors = Iterable[Tensor]
+
+
+def error(got: Tensor, want: Tensor) -> float:
+    """Relative L2 error."""
+    got, want = got.detach().double(), want.detach().double()
+    return float((got - want).norm() / want.norm().clamp_min(1e-30))
+
+
+def assert_no_worse(got: Tensors, plain: Tensors, exact: Tensors, dtype: torch.dtype) -> None:
+    """The budget of each is plain PyTorch's own error against float64 in this dtype, times 1.5, and four roundings."""
+    for ours, theirs, want in zip(got, plain, exact, strict=True):
+        assert error(ours, want) <= 1.5 * error(theirs, want) + 4 * torch.finfo(dtype).eps
+
+
+def poison_memory(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
+    """From now on memory that a kernel asks for is full of NaN, with 32 more on either side.
+
+    Returns:
+        what was asked for since, with what lies around it
+    """
+    new_empty, around = Tensor.new_empty, []
+
+    def poisoned(self: Tensor, size: tuple[int, ...], **options: object) -> Tensor:
+        if not isinstance(size, tuple):
+            return new_empty(self, size, **options)
+        store = new_empty(self, torch.Size(size).numel() + 64, **options).fill_(float("nan"))
+        around.append(store)
+        return store[32:-32].view(size)
+
+    monkeypatch.setattr(Tensor, "new_empty", poisoned)
+    return around
+
+
+def assert_untouched(around: list[Tensor]) -> None:
+    """Nothing was written beside the memory that was asked for."""
+    assert all(store[:32].isnan().all() and store[-32:].isnan().all() for store in around)
+
+
+def assert_agrees(case: Case, directions: Iterable[str]) -> None:
+    """The op computes what plain PyTorch does, and not nothing, in each direction."""
+    for direction in directions:
+        results = []
+        for function in (case.fused(), case.plain()):
+            torch.manual_seed(0)
+            results.append(kernelcalls.flat(kernelcalls.call_of(case, direction, function, "cpu")()))
+        kernelcalls.disagree(*results)
+        assert any(t is not None and t.any() for t in results[0])

@@ -1,0 +1,101 @@
+"""What the tests of rungs share: one run of every phase, a prepared step's evidence without a GPU's trace, receipts."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+
+from ladder.parity import check as parity
+from ladder.plan import catalog
+from ladder.receipts import evidence
+from ladder.receipts.receipt import Receipt
+from ladder.results import store as results
+from stylegan_lite import make_step
+from stylegan_lite.step import PHASES, TrainingStep
+from tests.support.small import SMALL
+
+Computed = tuple[dict[str, float], dict[str, dict[str, torch.Tensor]]]  # losses, gradients by phase and name
+
+
+def small(recipe: dict | None = None, device: str = "cpu", **workload: Any) -> TrainingStep:
+    """A step of the smallest workload, or of one that differs from it in these fields."""
+    return make_step(SMALL | workload, recipe or {}, device=device)
+
+
+def every_phase(
+    step: TrainingStep, *, rounds: int = 1, phases: Iterable[str] = PHASES, noise: bool = False
+) -> Computed:
+    """Losses and gradients after each phase was run, `rounds` times, on the numbers of one seed.
+
+    `noise` replaces the real images, which say little about a layer that only they reach.
+    """
+    step.keep_gradients = True
+    torch.manual_seed(3)
+    for _ in range(rounds):
+        step.feed.next()
+        if noise:
+            step.real.normal_()
+        for phase in phases:
+            step.run_phase(phase)
+    return step.losses(), step.gradients
+
+
+def assert_the_same(found: Computed, expected: Computed, atol: float = 1e-12) -> None:
+    """Two results of `every_phase` in float64 agree but for rounding."""
+    assert found[0] == pytest.approx(expected[0], rel=1e-9)
+    assert found[1].keys() == expected[1].keys()
+    for phase, gradients in expected[1].items():
+        assert found[1][phase].keys() == gradients.keys()
+        for name, gradient in gradients.items():
+            torch.testing.assert_close(
+                found[1][phase][name],
+                gradient,
+                rtol=1e-7,
+                atol=atol,
+                msg=lambda said, where=f"{phase} {name}": f"{where}: {said}",
+            )
+
+
+def checked(step: TrainingStep, cache: Path) -> dict[str, Any]:
+    """The step, prepared, against the FP64 reference."""
+    step.keep_gradients = True
+    if not step.prepared:
+        step.prepare()
+    return parity.check(step, cache=cache)
+
+
+def gathered(
+    step: TrainingStep, sabotage: Callable[[TrainingStep], Any] | None = None, steps: int = 0
+) -> dict[str, Any]:
+    """Evidence of the prepared step as if the profiler had seen nothing, in a cycle of so many `steps`."""
+    if not step.prepared:
+        step.prepare()
+    if sabotage:
+        sabotage(step)
+
+    def traced(step: TrainingStep) -> tuple[dict, float]:
+        for _ in range(steps):
+            step.step()
+        return {}, 0.5
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(evidence, "traced_cycle", traced)
+        return evidence.gather(step)
+
+
+def receipt(rung: str, seen: dict[str, Any]) -> Receipt:
+    """The rung's judgement of the evidence; its lines are fit to be stored."""
+    found = catalog.load_rung(rung).receipt(seen)
+    assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+    return found
+
+
+def assert_engaged(seen: dict[str, Any], rungs: Iterable[str]) -> None:
+    """Every one of the rungs finds its receipt in the evidence."""
+    for rung in rungs:
+        found = receipt(rung, seen)
+        assert found.engaged, (rung, found.lines)

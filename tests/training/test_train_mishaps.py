@@ -1,0 +1,337 @@
+"""What ends a training before its time: the last whole step is saved, and one line says why."""
+
+# ruff: noqa: F401, F811 (fixtures of another module)
+
+import os
+import signal
+from contextlib import contextmanager
+
+import pytest
+import torch
+
+from ladder.base import stopping
+from ladder.base.errors import UserError
+from ladder.training import checkpoint, mishaps
+from ladder.training.losslog import Diverged
+from stylegan_lite import losses
+from stylegan_lite.step import PHASES, TrainingStep
+from tests.training.test_train import eleven, go, images, lines, losses_of, one_thread, refused, weights
+
+OOM = torch.OutOfMemoryError(
+    "CUDA out of memory. Tried to allocate 2.00 GiB. GPU 0 has a total capacity of 8 GiB"
+)
+
+
+@contextmanager
+def set_to(number: int, handler):
+    before = signal.signal(number, handler)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+def at(step: int, do):
+    """What is done when the line of a step is written."""
+    return lambda event: do() if event["event"] == "log" and event["step"] == step else None
+
+
+def same_as_unbroken(out, unbroken) -> bool:
+    expected = weights(unbroken)
+    return losses_of(out) == losses_of(unbroken) and all(
+        torch.equal(value, expected[name]) for name, value in weights(out).items()
+    )
+
+
+# Signals
+
+
+def nothing(*_) -> None:
+    """A handler that lets a signal pass which should have been minded."""
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_saves_as_ctrl_c_does_however_often_it_comes(images, eleven, tmp_path, number):
+    with set_to(number, nothing):
+        with pytest.raises(KeyboardInterrupt):
+            go(images, tmp_path, 11, on_event=at(4, lambda: [os.kill(os.getpid(), number) for _ in range(3)]))
+        assert signal.getsignal(number) is nothing
+    assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 4
+    go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
+    assert same_as_unbroken(tmp_path, eleven)
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM, signal.SIGHUP])
+def test_a_signal_that_is_ignored_stays_so(images, tmp_path, number):
+    with set_to(number, signal.SIG_IGN):
+        try:
+            go(images, tmp_path, 3, on_event=at(2, lambda: os.kill(os.getpid(), number)))
+        except KeyboardInterrupt:
+            pytest.fail("the training stopped")
+        with stopping.stop_on_sigterm():
+            assert signal.getsignal(number) is signal.SIG_IGN
+        assert signal.getsignal(number) is signal.SIG_IGN
+    assert len(lines(tmp_path)) == 3
+
+
+def test_sighup_ends_a_run_and_what_follows_does_not_break_into_its_saving():
+    saved = False
+    with set_to(signal.SIGHUP, nothing), set_to(signal.SIGTERM, nothing), stopping.stop_on_sigterm():
+        try:
+            os.kill(os.getpid(), signal.SIGHUP)
+        except KeyboardInterrupt:
+            os.kill(os.getpid(), signal.SIGTERM)
+            os.kill(os.getpid(), signal.SIGHUP)
+            saved = True
+    assert saved
+
+
+def test_after_a_terminal_is_gone_words_to_it_are_no_error():
+    master, slave = os.openpty()
+    kept = os.dup(2)
+    os.dup2(slave, 2)
+    os.close(slave)
+    os.close(master)
+    try:
+        with pytest.raises(OSError):
+            os.write(2, b"x")
+        with stopping.stop_between() as stopped:
+            os.kill(os.getpid(), signal.SIGHUP)
+            assert stopped() and os.write(2, b"x") == 1
+    finally:
+        os.dup2(kept, 2)
+        os.close(kept)
+
+
+def test_a_display_that_is_gone_ends_no_training(images, tmp_path):
+    def gone(event):
+        raise BrokenPipeError(32, "Broken pipe")
+
+    assert go(images, tmp_path, 2, on_event=gone)["step"] == 2
+
+
+# Errors of the machine
+
+
+def break_in(monkeypatch, phase: str, number: int, error: Exception) -> None:
+    """Let a phase of one step fail, after those before it have changed their network."""
+    real, step, now = getattr(losses, phase), TrainingStep.step, [0]
+
+    def failing(*args, **more):
+        if now[0] == number:
+            raise error
+        return real(*args, **more)
+
+    def count(self, lazy=True):
+        now[0] = self.count + 1
+        step(self, lazy)
+
+    monkeypatch.setattr(losses, phase, failing)
+    monkeypatch.setattr(TrainingStep, "step", count)
+
+
+@pytest.mark.parametrize("log_every", [1, 16])
+@pytest.mark.parametrize(
+    ("phase", "error", "words"),
+    [
+        ("g_main", MemoryError(), "the memory of this machine is full"),
+        ("d_main", OOM, "the memory of the GPU is full (CUDA out of memory."),
+        ("d_r1", RuntimeError("DefaultCPUAllocator: can't allocate memory: you tried"), "the memory of this ma"),
+        ("d_main", OSError(24, "Too many open files"), "too many open files"),
+    ],
+)  # fmt: skip
+def test_the_last_whole_step_is_saved_when_memory_is_full(
+    images,
+    eleven,
+    tmp_path,
+    monkeypatch,
+    phase,
+    error,
+    words,
+    log_every,
+):
+    with monkeypatch.context() as patch:
+        break_in(patch, phase, 5, error)
+        said = refused(images, tmp_path, 11, log_every=log_every)
+    assert f"training stopped after step 4: {words}" in said
+    assert said.endswith(f"go on from step 4 with --resume {tmp_path / 'checkpoint.pt'}")
+    go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
+    if log_every == 1:
+        assert same_as_unbroken(tmp_path, eleven)
+    else:
+        assert losses_of(tmp_path) == losses_of(eleven)  # lines of steps that had none yet, too
+
+
+def test_without_a_copy_a_broken_step_is_not_saved(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(checkpoint.Copy, "take", lambda *_: None)
+    break_in(monkeypatch, "d_main", 5, MemoryError())
+    said = refused(images, tmp_path, 11, checkpoint_every=3)
+    assert said.endswith("the checkpoint of step 3 is kept")
+    assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 3
+
+
+def test_memory_that_is_full_at_the_first_step_leaves_nothing_to_save(images, tmp_path, monkeypatch):
+    break_in(monkeypatch, "d_main", 1, MemoryError())
+    said = refused(images, tmp_path / "out", 11)
+    assert "training stopped after step 0" in said and said.endswith("there is no checkpoint yet")
+    assert not (tmp_path / "out").exists()
+
+
+def test_memory_that_is_full_before_the_first_step_is_one_line(images, tmp_path, monkeypatch):
+    monkeypatch.setattr(TrainingStep, "prepare", lambda self: (_ for _ in ()).throw(OOM))
+    assert "training cannot begin: the memory of the GPU is full" in refused(images, tmp_path, 2)
+
+
+def test_an_error_that_nobody_foresaw_is_shown_as_it_is_and_the_state_saved(images, tmp_path, monkeypatch):
+    break_in(monkeypatch, "d_main", 4, ZeroDivisionError("ours"))
+    with pytest.raises(ZeroDivisionError, match="ours"):
+        go(images, tmp_path, 11)
+    assert checkpoint.load(tmp_path / "checkpoint.pt")["state"]["count"] == 3
+
+
+def test_a_state_that_is_not_finite_is_not_saved_when_memory_is_full(images, tmp_path, monkeypatch):
+    def spoil(event):
+        if event["event"] == "log" and event["step"] == 4:
+            next(made[0].G.parameters()).data.view(-1)[0] = float("nan")
+
+    made, prepare = [], TrainingStep.prepare
+    monkeypatch.setattr(TrainingStep, "prepare", lambda self: made.append(self) or prepare(self))
+    break_in(monkeypatch, "g_main", 5, MemoryError())
+    with pytest.raises((UserError, Diverged)):
+        go(images, tmp_path, 11, on_event=spoil)
+    assert not (tmp_path / "checkpoint.pt").exists()
+
+
+# The log of a run that was stopped inside an interval
+
+
+def log(out) -> list[dict]:
+    return [{key: value for key, value in line.items() if key != "seconds"} for line in lines(out)]
+
+
+@pytest.mark.parametrize(("every", "then"), [(4, 4), (8, 4), (2, 5), (16, 16)])
+@pytest.mark.parametrize("stop", ["Ctrl-C", "the end"])
+def test_a_line_is_the_mean_of_all_its_steps_whenever_the_run_stopped(
+    images,
+    eleven,
+    tmp_path,
+    every,
+    then,
+    stop,
+):
+    """At step 6: R1 ran in steps 1 and 5 alone. ``--log-every`` may change."""
+    if stop == "the end":
+        go(images, tmp_path, 6, log_every=every)
+    else:
+        with pytest.raises(KeyboardInterrupt):
+            interrupted_after(6, images, tmp_path, log_every=every)
+    go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt", log_every=then)
+    found, each = log(tmp_path), log(eleven)
+    begins = [0, *(line["step"] for line in found)]
+    assert begins[-1] == 11
+    for line, first in zip(found, begins, strict=False):
+        for phase in PHASES:
+            ran = [s[phase] for s in each[first : line["step"]] if s[phase] is not None]
+            assert line[phase] == (pytest.approx(sum(ran) / len(ran), rel=1e-12) if ran else None)
+    seconds = [line["seconds"] for line in lines(tmp_path)]
+    assert seconds == sorted(seconds)
+
+
+def interrupted_after(number: int, images, out, **options):
+    real = TrainingStep.step
+
+    def step(self, lazy=True):
+        real(self, lazy)
+        if self.count == number:
+            os.kill(os.getpid(), signal.SIGINT)
+
+    TrainingStep.step = step
+    try:
+        go(images, out, 11, **options)
+    finally:
+        TrainingStep.step = real
+
+
+def test_a_log_that_cannot_be_written_loses_no_step(images, eleven, tmp_path, monkeypatch):
+    def full(path, text):
+        raise UserError(f"{path}: cannot be written: No space left on device")
+
+    with monkeypatch.context() as patch:
+        patch.setattr("ladder.training.losslog.append", full)
+        said = refused(images, tmp_path, 11)
+    assert "losses.jsonl: cannot be written: No space left on device; go on from step 1 with" in said
+    go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
+    assert same_as_unbroken(tmp_path, eleven)
+
+
+# Causes
+
+
+WORKER = "DataLoader worker (pid 7) "
+
+
+@pytest.mark.parametrize(
+    ("error", "words"),
+    [
+        (RuntimeError(WORKER + "is killed by signal: Killed. "), "ended from outside (Killed); the system may"),
+        (RuntimeError("DataLoader worker (pid(s) 7, 8) exited unexpectedly"), "a data worker ended"),
+        (RuntimeError(WORKER + "is killed by signal: Bus error. It is"), "/dev/shm ("),
+        (RuntimeError("unable to write to file </torch_1_2_3>: No space left on device (28)"), "/dev/shm ("),
+        (RuntimeError(WORKER + "exited unexpectedly with exit code 124. Details"), "too many open files"),
+        (RuntimeError(WORKER + "exited unexpectedly with exit code 128. Details"), "No space left on device"),
+        (RuntimeError("can't start new thread"), "ulimit -u"),
+        (RuntimeError("could not create a primitive"), "memory of this machine is full (could not create a prim"),
+        (OSError(30, "Read-only file system", "/x/y"), "/x/y: Read-only file system"),
+        (RuntimeError("CUDA error: an illegal memory access was encountered\nmore"), "the GPU failed: CUDA error: an"),
+    ],
+)  # fmt: skip
+def test_a_cause_is_one_line_with_what_helps(error, words):
+    said = mishaps.explain(error)
+    assert words in said and "\n" not in said
+
+
+def test_a_worker_s_error_is_what_it_said_there():
+    trace = "Original Traceback (most recent call last):\n  File x\n"
+    text = "Caught {0} in DataLoader worker process 0.\n" + trace + "{0}: no memory\n"
+    assert "(no memory)" in mishaps.explain(MemoryError(text.format("MemoryError")))
+    assert mishaps.told(ValueError(text.format("ValueError"))) == "ValueError: no memory"
+
+
+# Data workers
+
+
+def worker_of(step: TrainingStep) -> int:
+    return step.feed.loader._iterator._workers[0].pid
+
+
+@pytest.mark.parametrize("number", [signal.SIGKILL, signal.SIGTERM])
+def test_a_data_worker_that_is_ended_costs_no_step(images, eleven, tmp_path, monkeypatch, number):
+    real, recipe = TrainingStep.step, {"workers": 1, "persistent_workers": True}
+
+    def step(self, lazy=True):
+        real(self, lazy)
+        if self.count == 4:
+            os.kill(worker_of(self), number)
+            os.waitid(os.P_PID, worker_of(self), os.WEXITED | os.WNOWAIT)
+
+    with monkeypatch.context() as patch:
+        patch.setattr(TrainingStep, "step", step)
+        said = refused(images, tmp_path, 40, recipe=recipe)
+    assert "step 4: a data worker " in said and "ended" in said and "go on from step" in said
+    go(images, tmp_path, 11, resume=tmp_path / "checkpoint.pt")
+    assert same_as_unbroken(tmp_path, eleven)
+
+
+def test_ctrl_c_leaves_data_workers_to_the_training(images, eleven, tmp_path, monkeypatch):
+    real, recipe, seen = TrainingStep.step, {"workers": 1, "persistent_workers": True}, []
+
+    def step(self, lazy=True):
+        real(self, lazy)
+        if self.count == 4:
+            os.kill(worker_of(self), signal.SIGINT)
+            os.kill(worker_of(self), signal.SIGHUP)
+        seen.append(self.count)
+
+    monkeypatch.setattr(TrainingStep, "step", step)
+    go(images, tmp_path, 11, recipe=recipe)
+    assert same_as_unbroken(tmp_path, eleven)
