@@ -15,6 +15,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text as texts
 from ladder.base.paths import ROOT
 
 OUT = ROOT / "results" / "spellings"
@@ -164,7 +165,7 @@ def measure(workload_name: str, workload: dict[str, Any], device: str) -> list[P
         )
 
     data = result(workload_name, workload, device, say)
-    stem = f"{results.slug(data['machine']['name'])}-{results.slug(workload_name)}"
+    stem = f"{texts.slug(data['machine']['name'])}-{texts.slug(workload_name)}"
     OUT.mkdir(parents=True, exist_ok=True)
     path = results.place(OUT / f"{stem}.json", data)
     paths = [path, path.with_suffix(".md")]

@@ -20,6 +20,7 @@ from typing import Any
 
 import click
 
+from ladder.base import text
 from ladder.base.errors import UserError, describe
 from ladder.base.paths import ROOT
 from ladder.machine import environment, system
@@ -27,7 +28,6 @@ from ladder.plan import catalog, modes
 from ladder.receipts import kernel_families
 from ladder.report import tables
 from ladder.results import record
-from ladder.results import store as results
 
 OUT = ROOT / "results" / "trials"
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
@@ -127,7 +127,7 @@ def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: 
         apart = dataclasses.replace(whole, whole_step_graph=False)
         row |= phases(fields, apart.to_dict(), device, kernels)
     except Exception as error:  # a variant that cannot run is a row, not the end
-        row["error"] = results.display(describe(error))
+        row["error"] = text.display(describe(error))
     if device == "cuda":
         torch.cuda.empty_cache()
     return row | {"seconds": round(time.perf_counter() - begin, 1)}

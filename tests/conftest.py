@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from ladder.base import git
+from ladder.base import git, text
 from tests.support import interpreter, sweeps
 
 pytest.register_assert_rewrite("tests.support.rung_steps")
@@ -174,12 +174,11 @@ def refused(sabotaged_rung: Callable[..., None], outcome: Callable[..., None]) -
     """refused(rung, evidence, words of the reason, sabotage=what was done, planted="step" or "evidence")."""
     from ladder.plan import catalog
     from ladder.receipts import receipt as receipts
-    from ladder.results import store as results
 
     def check(rung: str, seen: dict, *words: str, sabotage: str, planted: str = "step") -> None:
         found = catalog.load_rung(rung).receipt(seen)
         assert not found.engaged
-        assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+        assert all(text.TEXT.fullmatch(line) for line in found.lines), found.lines
         for word in words:
             assert word in found.reason, found.lines
         against = [line for line in found.lines if line.startswith(receipts.NOT)]

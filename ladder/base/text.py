@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import math
+import re
 from collections.abc import Sequence
+from typing import Any
 
 WIDEST = 10.0  # times as high at its upper end: two rounds of a noisy rung say nothing, in nine digits
 NO_TIME = "the time (--minutes) was used up"
@@ -73,3 +75,54 @@ def number(value: object, zero: bool = False) -> float | None:
     if isinstance(value, (int, float)) and not isinstance(value, bool) and math.isfinite(value):
         return float(value) if value > 0 or (zero and value == 0) else None
     return None
+
+
+LONGEST_TEXT = 96
+
+TEXT = re.compile(rf"[A-Za-z0-9 ._()+:@,/'#=-]{{1,{LONGEST_TEXT}}}")
+
+_SPELLED = str.maketrans(
+    {
+        "[": "(",
+        "]": ")",
+        "{": "(",
+        "}": ")",
+        "<": "(",
+        ">": ")",
+        '"': "'",
+        "`": "'",
+        ";": ",",
+        "|": "/",
+        "\\": "/",
+    }
+    | {"%": " percent", "&": "+", "*": "x", "×": "x", "µ": "u", "!": ".", "?": "."}
+)
+
+
+def slug(text: str) -> str:
+    """`text` as a file-name part of [a-z0-9._-]: 'Intel(R) Xeon(R) CPU @ 2.20GHz' -> 'intel-xeon-cpu-2.20ghz'."""
+    text = re.sub(r"\((r|tm|c)\)", " ", text.lower())
+    return re.sub(r"-{2,}", "-", re.sub(r"[^a-z0-9._]+", "-", text)).strip("-._") or "unknown"
+
+
+def stamp(time: str) -> str:
+    """Return a UTC time as a file-name part: 2026-11-21T10:15:00+00:00 -> 20261121T101500Z."""
+    return re.sub(r"[-:]|\.\d+|\+00:00$", "", time).rstrip("Z") + "Z"
+
+
+def display(text: str) -> str:
+    """`text` as a result may hold it: at most 96 characters, each a letter, digit or one of ` ._()+:@,/'#=-`.
+
+    An exception's message becomes a reason this way: "Triton Error [CUDA]" -> "Triton Error (CUDA)".
+    """
+    text = re.sub(r"[^A-Za-z0-9 ._()+:@,/'#=-]", "-", " ".join(text.split()).translate(_SPELLED))
+    return (text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3].rstrip() + "...") or "-"
+
+
+def fit(data: Any) -> Any:
+    """A copy of plain data in which every text is one that `ladder validate` accepts; keys are left alone."""
+    if isinstance(data, str):
+        return data if TEXT.fullmatch(data) else display(data)
+    if isinstance(data, dict):
+        return {key: fit(value) for key, value in data.items()}
+    return [fit(value) for value in data] if isinstance(data, list | tuple) else data

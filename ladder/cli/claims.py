@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ladder.base import text
 from ladder.base.paths import ROOT
 
 OUT = ROOT / "results" / "claims"
@@ -27,7 +28,7 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
     folder = out or OUT
     files.refuse_unwritable(folder)
     First(f"claims: every claim about kernels on {device}, about {minutes:g} minutes", as_json)()
-    with results.folder_lock(folder, results.slug(system.facts(device)["name"])):
+    with results.folder_lock(folder, text.slug(system.facts(device)["name"])):
         with run.locked(device), kernels_progress(as_json, str) as on_event:
             result = run.measure(
                 device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event
@@ -47,10 +48,9 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
 def write(result: dict[str, Any], out: Path) -> list[Path]:
     """JSON, Markdown and chart, each whole or not at all; a quick or unfinished run never replaces a whole one."""
     from ladder.report import output as ending
-    from ladder.results import store as results
     from ladder.studies.claims import chart, report
 
     rules = result["protocol"]
     words = [result["machine"]["name"], *["quick"] * rules["quick"], *["smoke"] * rules["smoke"]]
-    stem, pages = "-".join(results.slug(word) for word in words), {"md": report.markdown(result)}
+    stem, pages = "-".join(text.slug(word) for word in words), {"md": report.markdown(result)}
     return ending.write_named(result, out, stem, pages, lambda kind: chart.render(result, kind), "-claims")

@@ -21,7 +21,6 @@ from ladder.machine import environment, system
 from ladder.plan import catalog, modes
 from ladder.report import output as ending
 from ladder.results import identity
-from ladder.results import store as results
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
 from stylegan_lite.config import Recipe
@@ -294,4 +293,4 @@ def canary(
 
 def _of_machine(out: Path, device: str) -> Path:
     """The folder of this machine's results."""
-    return out / results.slug(system.facts(device)["name"])
+    return out / texts.slug(system.facts(device)["name"])

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ladder.base import files
+from ladder.base import files, text
 from ladder.base.errors import EnvironmentFailure, UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
@@ -125,7 +125,7 @@ def kernels(
     from ladder.results import store as results
     from ladder.studies.kernelbench import verdicts as kernelverdicts
 
-    with results.folder_lock(folder, results.slug(system.facts(chosen)["name"])):
+    with results.folder_lock(folder, text.slug(system.facts(chosen)["name"])):
         result = measure(asked, as_json, folder)
         paths = write(result, folder)
     if as_json:
@@ -338,14 +338,13 @@ def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> d
 
 def stem(result: dict[str, Any]) -> str:
     """What its files are called: a quick look or a part of the ops never replaces the whole."""
-    from ladder.results import store as results
     from ladder.studies.kernelbench.cases import registry as kernelcases
 
     rules = result["protocol"]
     usual = rules["smoke"] or rules["workloads"] == list(kernelcases.WORKLOADS)
     words = [result["machine"]["name"], *rules["ops"], *([] if usual else rules["workloads"])]
     words += ["quick"] * rules["quick"] + ["smoke"] * rules["smoke"]
-    return "-".join(results.slug(word) for word in words)
+    return "-".join(text.slug(word) for word in words)
 
 
 def write(result: dict[str, Any], out: Path) -> list[Path]:

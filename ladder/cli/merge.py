@@ -9,6 +9,7 @@ from typing import Any
 
 import click
 
+from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.cli import options
 
@@ -68,7 +69,7 @@ def write(out: Path, result: dict[str, Any], refuse: Callable[[], None] = lambda
     from ladder.publish.validation import validate
     from ladder.results import store as results
 
-    size = len(json.dumps(results.fit(result), indent=1)) + 1
+    size = len(json.dumps(text.fit(result), indent=1)) + 1
     if size > validate.MOST_BYTES:
         raise UserError(
             f"--out {out}: {size} bytes, and a result has at most {validate.MOST_BYTES}: merge fewer"

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ladder.base import files
+from ladder.base import files, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
@@ -129,7 +129,7 @@ def precision(
     rows = f"{len(names)} precisions on {' and '.join(plan.bases)}"
     First(f"{name} on {chosen}: {rows}, {plan.rounds} rounds; begun parts are told one by one", as_json)()
     environment.tell(as_json)
-    with results.folder_lock(folder, results.slug(facts["name"])):
+    with results.folder_lock(folder, text.slug(facts["name"])):
         before = None if resume is None else earlier(resume, name, plan, facts)
         result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
         paths = write(result, folder)
@@ -181,7 +181,7 @@ def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str
             raise UserError(f"{path}: of another {key}: cannot be gone on with")
     if differing := code_digest.differences(found, head):
         raise UserError(f"{path}: of other code: cannot be gone on with: {'; '.join(differing)}")
-    resuming.refuse_other_environment(path, found, results.fit(head))
+    resuming.refuse_other_environment(path, found, text.fit(head))
     return found
 
 
@@ -286,12 +286,11 @@ def assemble(
 
 def stem_of(result: dict[str, Any]) -> str:
     """What its files are called: a smoke test never replaces a measurement."""
-    from ladder.results import store as results
 
     words = [result["machine"]["name"]]
     words += [result["workload"]["name"]] * (result["workload"]["name"] != "article")
     words += ["smoke"] * (result["machine"]["device"] == "cpu")
-    return "-".join(results.slug(word) for word in words)
+    return "-".join(text.slug(word) for word in words)
 
 
 def write_partial(result: dict[str, Any], out: Path) -> None:

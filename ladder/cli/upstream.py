@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ladder.base import files
+from ladder.base import files, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
@@ -106,7 +106,7 @@ def upstream(
 
     result = measuring.new_result(asked, facts, photographs)
     environment.tell(as_json)
-    with results.folder_lock(folder, results.slug(facts["name"])):
+    with results.folder_lock(folder, text.slug(facts["name"])):
         if resume:  # read again: another run may have gone on with it meanwhile
             result = taking_up.take_up(resume, _before(resume), result)
         result = measuring.measure(asked, result, tell, save)

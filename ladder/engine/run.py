@@ -19,6 +19,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.errors import EnvironmentFailure, UserError
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
@@ -81,7 +82,7 @@ def run_ladder(
     another GPU, or the system fails (a full disk): what was finished is in the file then, and no rung is blamed.
     """
     facts = system.facts(device)
-    folder = Path(out) / results.slug(facts["name"]) if resume is None else Path(resume).parent
+    folder = Path(out) / text.slug(facts["name"]) if resume is None else Path(resume).parent
     with results.folder_lock(folder):
         result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code, images)
         result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s)

@@ -15,8 +15,8 @@ from typing import Any
 
 import click
 
+from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.results import store as results
 
 KEY = "environment"
 MOST = 64  # variables of one result
@@ -90,9 +90,9 @@ def _published(name: str, value: str) -> str:
     if name == "LD_PRELOAD":
         shown = [PurePath(each).name for each in re.split(r"[ :]+", value) if each]
         if shown and all(map(_LIBRARY.fullmatch, shown)):
-            return results.display(" ".join(shown))
+            return text.display(" ".join(shown))
     elif _PLAIN.fullmatch(value):
-        return results.display(value)
+        return text.display(value)
     return f"not shown, #{hashlib.sha256(value.encode('utf-8', 'surrogateescape')).hexdigest()[:8]}"
 
 
@@ -109,7 +109,7 @@ def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
 def said(recorded: Mapping[str, str] | None) -> list[str]:
     """A line that names the variables that were set; none where there were none, or nobody knows."""
     known = recorded if isinstance(recorded, Mapping) else {}
-    return [results.display(f"measured with {name}={value}") for name, value in sorted(known.items())]
+    return [text.display(f"measured with {name}={value}") for name, value in sorted(known.items())]
 
 
 def tell(quiet: bool = False) -> None:

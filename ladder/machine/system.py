@@ -23,8 +23,8 @@ from typing import Any
 from ladder.base import starting
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
+from ladder.base.text import slug
 from ladder.machine import gpu_causes
-from ladder.results.store import slug
 
 OLDEST_TORCH = (2, 11)
 SLOW_S = 3.0  # of silence; then it is said what is waited for

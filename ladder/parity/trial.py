@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text as texts
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.parity import reference
@@ -54,7 +55,7 @@ def run(
     commit, dirty = record.commit_of(record.ROOT)
     found: dict[str, Any] = {"schema": 1, "what": "parity-trial", "machine": facts}
     found |= {"commit": commit, "dirty": dirty, "factor": FACTOR, "trials": []}
-    path = results.place(out / f"{results.slug(facts['name'])}-trial.json", found)
+    path = results.place(out / f"{texts.slug(facts['name'])}-trial.json", found)
     for name, fields in named(workloads, device):
         workload = Workload.from_dict({**fields, "data": None}, where=name)
         ref = reference.get(workload, device, cache, lambda text, name=name: tell(f"{name}: {text}"))
@@ -74,7 +75,7 @@ def run(
         found["cases"] = sum(len(trial["spellings"]) for trial in found["trials"])
         found["seconds"] = round(time.monotonic() - begin, 1)
         results.write(path, found)
-        write(path.with_suffix(".md"), markdown(results.fit(found)))
+        write(path.with_suffix(".md"), markdown(texts.fit(found)))
     return {**found, "path": path}
 
 

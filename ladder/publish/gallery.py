@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git
+from ladder.base import git, text
 from ladder.plan import catalog, modes
 from ladder.report import chart, tables
 from ladder.results import ranking, sources
@@ -80,7 +80,7 @@ def stem(result: Result) -> str:
     words += [mode for mode in [ranking.mode(result)] if mode != modes.CUMULATIVE]
     words += ["quick"] * bool(result["protocol"]["quick"])
     words += ["partial"] * (not result["complete"] or not _whole(result))
-    return "-".join(map(results.slug, words))
+    return "-".join(map(text.slug, words))
 
 
 def _whole(result: Result) -> bool:

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder.base.text import display
 from ladder.receipts.receipt import Receipt, judge
-from ladder.results.store import display
 
 
 def evidence(step: Any, trace: dict[str, Any]) -> dict[str, Any]:

@@ -12,6 +12,7 @@ import click
 from click.core import ParameterSource
 
 from ladder.base import starting
+from ladder.base import text as texts
 from ladder.base.starting import near
 from ladder.report import tables
 from ladder.results import store as results
@@ -28,7 +29,7 @@ def write(
     They are "-partial" until the result is complete, and then the partial files that led to it go. Files of another
     host or commit stay (`results.place`). A picture that cannot be drawn is a line on stderr.
     """
-    stem = "-".join(results.slug(word) for word in (result["machine"]["name"], result["workload"]["name"]))
+    stem = "-".join(texts.slug(word) for word in (result["machine"]["name"], result["workload"]["name"]))
     return write_named(result, folder, stem, pages, render)
 
 
@@ -43,7 +44,7 @@ def write_named(
     """Write as `write` does, under ``stem``; ``picture`` is appended to the names of the pictures."""
     parts = results.place(folder / f"{stem}-partial.json", result)
     path = results.place(folder / f"{stem}.json", result) if result["complete"] else parts
-    tables.write_json(path, results.fit(result))
+    tables.write_json(path, texts.fit(result))
     paths = [path, *(path.with_suffix(f".{suffix}") for suffix in pages)]
     for page, text in zip(paths[1:], pages.values(), strict=True):
         tables.write(page, text)

@@ -4,6 +4,7 @@ Nothing here imports numpy or torch: `ladder list` and `ladder show` look into s
 """
 
 from __future__ import annotations
+from ladder.base import text
 
 import contextlib
 from collections.abc import Iterable
@@ -50,7 +51,7 @@ def mode(result: Result) -> str:
 def machines_here() -> list[str]:
     """Return the names under which this machine's results are stored: its GPUs', then its CPU's. Without torch."""
     names = [gpu["name"] for gpu in system.gpus_seen()]
-    return list(dict.fromkeys(map(results.slug, [*names, system.cpu_name()])))
+    return list(dict.fromkeys(map(text.slug, [*names, system.cpu_name()])))
 
 
 def stored(folder: Path, machines: Iterable[str]) -> list[Stored]:

@@ -3,6 +3,7 @@
 Whoever writes a new key into results adds it here: a key that is not named is refused. Results without the newer keys
 (optional ones) stay valid.
 """
+from ladder.base import text
 
 import dataclasses
 
@@ -12,7 +13,7 @@ from ladder.base.rules import either, fields, items, mapping, maybe, number, one
 from stylegan_lite.config import Recipe, Workload
 
 TEXT = pattern(
-    results.TEXT.pattern, f"plain text (1 to {results.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)"
+    text.TEXT.pattern, f"plain text (1 to {text.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)"
 )
 PART = pattern(r"[a-z0-9][a-z0-9._-]{0,95}", "a name of a-z, 0-9, dot, underscore and hyphen")
 IDENTIFIER = pattern(r"[A-Za-z][A-Za-z0-9_. ]{0,63}", "a name")

@@ -4,6 +4,7 @@ One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.
 missing number is null; NaN and infinity are refused, on the way out and on the way in. What is checked here keeps
 the project's own readers safe; `ladder.publish.validation.validate` is stricter, for files that come from a stranger.
 """
+from ladder.base.text import fit, slug, stamp
 
 import contextlib
 import datetime
@@ -57,32 +58,8 @@ NUMBERS = (
 MOST_DEPTH = 8
 _LONGEST_NUMBER = 32  # characters; an integer of 400 digits overflows a float, one of 100,000 takes seconds
 
-LONGEST_TEXT = 96
-TEXT = re.compile(rf"[A-Za-z0-9 ._()+:@,/'#=-]{{1,{LONGEST_TEXT}}}")
-_SPELLED = str.maketrans(
-    {
-        "[": "(",
-        "]": ")",
-        "{": "(",
-        "}": ")",
-        "<": "(",
-        ">": ")",
-        '"': "'",
-        "`": "'",
-        ";": ",",
-        "|": "/",
-        "\\": "/",
-    }
-    | {"%": " percent", "&": "+", "*": "x", "×": "x", "µ": "u", "!": ".", "?": "."}
-)
 # A JSON string, or its beginning if the file ends inside. It always matches, so that no file can make it slow.
 _STRING = re.compile(rb'"[^"\\]*(?:\\.[^"\\]*)*(?:"|\\?\Z)', re.DOTALL)
-
-
-def slug(text: str) -> str:
-    """`text` as a file-name part of [a-z0-9._-]: 'Intel(R) Xeon(R) CPU @ 2.20GHz' -> 'intel-xeon-cpu-2.20ghz'."""
-    text = re.sub(r"\((r|tm|c)\)", " ", text.lower())
-    return re.sub(r"-{2,}", "-", re.sub(r"[^a-z0-9._]+", "-", text)).strip("-._") or "unknown"
 
 
 def path_for(out: Path, result: dict[str, Any]) -> Path:
@@ -91,11 +68,6 @@ def path_for(out: Path, result: dict[str, Any]) -> Path:
         f"{slug(result['workload']['name'])}-{slug(result['ladder']['name'])}-{stamp(result['started'])}.json"
     )
     return Path(out) / slug(result["machine"]["name"]) / name
-
-
-def stamp(time: str) -> str:
-    """Return a UTC time as a file-name part: 2026-11-21T10:15:00+00:00 -> 20261121T101500Z."""
-    return re.sub(r"[-:]|\.\d+|\+00:00$", "", time).rstrip("Z") + "Z"
 
 
 def place(path: Path, result: dict[str, Any]) -> Path:
@@ -131,24 +103,6 @@ def write(path: Path, data: dict[str, Any]) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     with replacing(path) as temporary:
         temporary.write_text(text, encoding="utf-8")
-
-
-def display(text: str) -> str:
-    """`text` as a result may hold it: at most 96 characters, each a letter, digit or one of ` ._()+:@,/'#=-`.
-
-    An exception's message becomes a reason this way: "Triton Error [CUDA]" -> "Triton Error (CUDA)".
-    """
-    text = re.sub(r"[^A-Za-z0-9 ._()+:@,/'#=-]", "-", " ".join(text.split()).translate(_SPELLED))
-    return (text if len(text) <= LONGEST_TEXT else text[: LONGEST_TEXT - 3].rstrip() + "...") or "-"
-
-
-def fit(data: Any) -> Any:
-    """A copy of plain data in which every text is one that `ladder validate` accepts; keys are left alone."""
-    if isinstance(data, str):
-        return data if TEXT.fullmatch(data) else display(data)
-    if isinstance(data, dict):
-        return {key: fit(value) for key, value in data.items()}
-    return [fit(value) for value in data] if isinstance(data, list | tuple) else data
 
 
 def cautions(

@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
+from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.stopping import stop_on_sigterm
@@ -260,7 +261,7 @@ def markdown(result: dict[str, Any]) -> str:
         reason = next((r["reason"] for r in rung["runs"] if r["reason"]), rung["skipped"])
         mean = "" if rung["distance"] is None else f"{rung['distance']:.1f}"
         verdict = rung["verdict"] or ("n/a" if rung["skipped"] else "")
-        told = "; ".join(filter(None, (each, reason and results.display(reason))))
+        told = "; ".join(filter(None, (each, reason and text.display(reason))))
         lines.append(f"| {rung['name']} | {mean} | {verdict} | {told} |")
     return "\n".join(lines) + "\n"
 
@@ -280,7 +281,7 @@ def _new(
     return {
         "schema": 1,
         "kind": "canary",
-        "machine": facts | {"name": results.slug(facts["name"])},
+        "machine": facts | {"name": text.slug(facts["name"])},
         "workload": {"name": name, **workload, "data": images.source},
         "ladder": ladder,
         "steps": steps,
@@ -310,6 +311,6 @@ def _save(path: Path, result: dict[str, Any], begin: float) -> None:
     judge(result)
     result["seconds"] = round(time.monotonic() - begin, 1)
     try:
-        results.write(path, results.fit(result))
+        results.write(path, text.fit(result))
     except OSError as error:
         raise UserError(f"{path}: cannot write the result: {error.strerror or error}") from None

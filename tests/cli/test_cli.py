@@ -10,6 +10,7 @@ import pytest
 from click.testing import CliRunner
 from PIL import Image
 
+from ladder.base import text
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
 from ladder.cli import precision as cli_precision
@@ -153,7 +154,7 @@ def test_minutes_without_end_are_refused_before_anything_is_done(asked, number):
 
 def test_a_chart_folder_that_cannot_be_written_is_refused_too(tmp_path, fakes):
     """Charts lie beside the result: the machine's folder takes both, or the run is refused."""
-    folder = tmp_path / results.slug(system.facts("cpu")["name"])
+    folder = tmp_path / text.slug(system.facts("cpu")["name"])
     folder.write_text("")
     line = refused("run", "--workload", "tiny", "--rounds", 1, "--quick", "--out", tmp_path)
     assert f"{folder.name}: cannot be written" in line

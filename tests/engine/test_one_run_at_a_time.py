@@ -8,6 +8,7 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
+from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
@@ -26,7 +27,7 @@ __all__ = ["images"]  # a fixture
 @contextmanager
 def held(folder):
     """As another run on this machine holds it."""
-    with results.folder_lock(folder, results.slug(system.facts("cpu")["name"])):
+    with results.folder_lock(folder, text.slug(system.facts("cpu")["name"])):
         yield
 
 
@@ -63,7 +64,7 @@ PLAN = {
 
 
 def test_a_second_canary_into_one_folder_is_refused(images, tmp_path):
-    name = results.slug(system.facts("cpu")["name"])
+    name = text.slug(system.facts("cpu")["name"])
     with results.folder_lock(tmp_path / name), pytest.raises(UserError, match="another run is writing here"):
         go(images, tmp_path, steps=1)
 

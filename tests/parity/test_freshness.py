@@ -13,8 +13,8 @@ import pytest
 import torch
 from PIL import Image
 
+from ladder.base import text
 from ladder.parity import freshness, spread
-from ladder.results import store as results
 from stylegan_lite import imagecache
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.data import DataFeed, EpochSampler
@@ -169,7 +169,7 @@ def test_a_cycle_that_goes_otherwise_is_found(
     bug(monkeypatch)
     problems = freshness.schedule(made(whole))
     assert problems and re.search(said, problems[0]), problems
-    assert all(results.TEXT.fullmatch(line) for line in problems)
+    assert all(text.TEXT.fullmatch(line) for line in problems)
 
 
 def test_what_was_planted_in_a_step_is_still_there_afterwards() -> None:
@@ -307,7 +307,7 @@ def test_other_images_are_found(plant, loader: str, monkeypatch: pytest.MonkeyPa
         plant(step)
         (problem,) = freshness.images(step)
         assert re.fullmatch(r"image \d of batch [1-6] is not the one that was drawn: off by \S+", problem)
-        assert results.TEXT.fullmatch(problem)
+        assert text.TEXT.fullmatch(problem)
 
 
 def test_a_batch_that_comes_too_early_is_found(monkeypatch: pytest.MonkeyPatch) -> None:

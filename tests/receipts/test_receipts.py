@@ -6,9 +6,9 @@ import types
 import pytest
 import torch
 
+from ladder.base import text
 from ladder.engine import worker
 from ladder.receipts import receipt as receipts
-from ladder.results import store as results
 from stylegan_lite import layers, losses, make_step, networks
 from tests.support.rung_steps import gathered, receipt
 from tests.support.small import LEAST
@@ -29,7 +29,7 @@ def test_a_cumulative_recipe_shows_the_receipts_of_all_its_rungs(norm):
     assert list(issued) == ["baseline", "bf16", "channels_last", "set_to_none"]
     assert all(r["engaged"] and r["lines"] for r in issued.values()), issued
     assert receipts.reason(issued) is None
-    assert all(results.TEXT.fullmatch(line) for r in issued.values() for line in r["lines"]), issued
+    assert all(text.TEXT.fullmatch(line) for r in issued.values() for line in r["lines"]), issued
     assert all(len(json.dumps(r)) < 1024 for r in issued.values())
 
 

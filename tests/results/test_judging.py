@@ -1,4 +1,5 @@
 """What becomes of a rung: twins, skipped rungs, leave-one-out without a baseline, visits short of memory."""
+from ladder.base import text
 
 import copy
 
@@ -187,7 +188,7 @@ def test_skipped_and_failed_checks_are_results_that_validate_accepts():
     record.mark_skipped(made, planned())
     judged_anew(made)
     assert {rung["status"] for rung in made["rungs"][3:]} == {"skipped"}
-    assert validate.check(results.fit(made)) is None
+    assert validate.check(text.fit(made)) is None
 
 
 def test_two_rounds_that_differ_much_are_a_result_that_validate_accepts():
@@ -201,7 +202,7 @@ def test_two_rounds_that_differ_much_are_a_result_that_validate_accepts():
     judged = judged_anew(made)["data_loading"]
     assert judged["verdict"] == "ambiguous" and judged["gain"]["interval"][1] > 1e9
     made["machine"]["name"], made["workload"]["data"] = "nvidia-h200", None
-    assert validate.check(results.fit(made)) is None
+    assert validate.check(text.fit(made)) is None
 
 
 @pytest.mark.parametrize("status", results.STATUSES)

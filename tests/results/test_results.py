@@ -1,4 +1,5 @@
 """Result files: names, atomic writing, what is refused when read."""
+from ladder.base import text as texts
 
 import copy
 import json
@@ -45,10 +46,10 @@ def a_round(number: int, time: float) -> dict[str, Any]:
 
 
 def test_names_are_made_from_the_hardware() -> None:
-    assert results.slug("NVIDIA H200") == "nvidia-h200"
-    assert results.slug("NVIDIA A100-SXM4-80GB") == "nvidia-a100-sxm4-80gb"
-    assert results.slug("Intel(R) Xeon(R) CPU @ 2.20GHz") == "intel-xeon-cpu-2.20ghz"
-    assert results.slug("../..") == "unknown"
+    assert texts.slug("NVIDIA H200") == "nvidia-h200"
+    assert texts.slug("NVIDIA A100-SXM4-80GB") == "nvidia-a100-sxm4-80gb"
+    assert texts.slug("Intel(R) Xeon(R) CPU @ 2.20GHz") == "intel-xeon-cpu-2.20ghz"
+    assert texts.slug("../..") == "unknown"
     path = results.path_for(Path("out"), make([1.0]))
     assert path == Path("out/nvidia-h200/article-article-20261121T101500Z.json")
 
@@ -117,7 +118,7 @@ def test_host_bound_is_what_the_gpu_was_idle() -> None:
         "host-bound share unknown: GPU busy for 10.30 ms in the profiled step, of 10.00 ms timed"
     ]
     record.derive(rungs, 8)
-    assert len(rungs[2]["notes"]) == 1 and results.TEXT.fullmatch(rungs[2]["notes"][0])
+    assert len(rungs[2]["notes"]) == 1 and texts.TEXT.fullmatch(rungs[2]["notes"][0])
 
 
 def test_notes_tell_what_was_wrong_with_the_rounds() -> None:

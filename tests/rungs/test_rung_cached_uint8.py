@@ -10,11 +10,11 @@ import pytest
 import torch
 from PIL import Image
 
+from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.receipts import evidence
 from ladder.results import record, schema
-from ladder.results import store as results
 from stylegan_lite import ConfigError, Recipe, Workload, imagecache, make_step
 from stylegan_lite.data import DataFeed, ImageFolder
 from tests.support.small import SMALL
@@ -232,7 +232,7 @@ def test_the_rung_is_engaged_unless_images_are_decoded(folder, refused, referenc
     assert found["verdict"] == "ok", found["problems"]
     rung = catalog.load_rung("cached_uint8")
     issued = rung.receipt(gathered(CACHED))
-    assert issued.engaged and all(results.TEXT.fullmatch(line) for line in issued.lines)
+    assert issued.engaged and all(text.TEXT.fullmatch(line) for line in issued.lines)
 
     def decoding(step):
         plain = feed(folder)

@@ -9,11 +9,11 @@ import copy
 import pytest
 import torch
 
+from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.receipts import evidence
 from ladder.results import record, schema
-from ladder.results import store as results
 from stylegan_lite import ConfigError, Recipe, compiled, make_step, resample
 from tests.support.small import SMALL
 
@@ -49,7 +49,7 @@ def prepared(recipe, **workload):
 
 def receipt(rung, seen):
     found = catalog.load_rung(rung).receipt(seen)
-    assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+    assert all(text.TEXT.fullmatch(line) for line in found.lines), found.lines
     return found
 
 

@@ -6,10 +6,10 @@ import pytest
 import torch
 
 import kernels
+from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog, modes
 from ladder.receipts import evidence
-from ladder.results import store as results
 from ladder.rungs.grouped_demod import MOST
 from stylegan_lite import ConfigError, Recipe, make_step, networks
 from stylegan_lite.step import PHASES
@@ -55,7 +55,7 @@ def gathered(recipe, sabotage=None, **workload):
 
 def receipt(rung, seen):
     found = catalog.load_rung(rung).receipt(seen)
-    assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+    assert all(text.TEXT.fullmatch(line) for line in found.lines), found.lines
     return found
 
 

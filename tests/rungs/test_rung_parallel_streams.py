@@ -7,10 +7,10 @@ import pytest
 import torch
 
 from kernels.weight_gradients import WeightGradients
+from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.receipts import evidence
-from ladder.results import store as results
 from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.step import PHASES
 from tests.rungs.test_rung_lean_weights import assert_same_training, trained
@@ -121,7 +121,7 @@ def test_it_shows_its_receipt_and_so_do_the_rungs_below():
     for rung in {*catalog.contained(BELOW | TWO | UPDATE), "parallel_streams"} - {"baseline"}:
         found = catalog.load_rung(rung).receipt(seen)
         assert found.engaged, (rung, found.lines)
-        assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+        assert all(text.TEXT.fullmatch(line) for line in found.lines), found.lines
     assert not catalog.load_rung("parallel_streams").receipt(gathered(BELOW)).engaged
 
 

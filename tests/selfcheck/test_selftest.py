@@ -3,8 +3,8 @@
 import numpy as np
 import pytest
 
+from ladder.base import text
 from ladder.cli import doctor as cli_doctor
-from ladder.results import store as results
 from ladder.selfcheck.selftest import simulate as selftest
 from ladder.stats import estimates, verdicts
 from tests.cli.test_cli import call
@@ -61,7 +61,7 @@ def test_a_broken_promise_is_said_and_is_status_1(tmp_path, monkeypatch) -> None
     seen = call("doctor", "--selftest", "--device", "cpu")
     assert seen.exit_code == 0 and "everything promised was kept" in seen.output
     (file,) = (tmp_path / "results" / "selftest").iterdir()
-    assert '"false": 0' in file.read_text() and results.slug(file.stem) == file.stem
+    assert '"false": 0' in file.read_text() and text.slug(file.stem) == file.stem
     monkeypatch.setattr(verdicts, "noise_floor", lambda *_: 0.0)  # twins that are not listened to
     monkeypatch.setattr(verdicts, "word_for", lambda interval, least: "faster")
     seen = call("doctor", "--selftest", "--device", "cpu")

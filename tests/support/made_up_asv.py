@@ -9,8 +9,8 @@ from asv.machine import Machine
 from asv.results import Results
 from asv.runner import BenchmarkResult
 
+from ladder.base import text
 from ladder.publish.history import series as asvseries
-from ladder.results import store as results
 
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 LIBRARIES = {"torch": "2.13.0", "triton": "3.7.1", "cuda": "13.0"}
@@ -23,7 +23,7 @@ NOTE = {"driver": "580.65.06", "kernel_release": "6.8.0-45-generic", "started": 
 def facts(gpu: str = "NVIDIA Some GPU", cpu: str = "Some CPU @ 2.20GHz") -> dict[str, str]:
     hardware = cpu if gpu == "none" else gpu
     memory = "none" if gpu == "none" else "80 GB"
-    named = {"machine": results.slug(hardware), "os": "Linux", "arch": "x86_64", "cpu": cpu, "num_cpu": "16"}
+    named = {"machine": text.slug(hardware), "os": "Linux", "arch": "x86_64", "cpu": cpu, "num_cpu": "16"}
     return named | {"ram": "126 GB", "gpu": gpu, "gpu_memory": memory}
 
 

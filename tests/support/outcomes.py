@@ -12,6 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import git
+from ladder.base import text as texts
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -126,7 +127,7 @@ def sabotaged_rung(*, rung: str, sabotage: str, planted: str, line: str, test: s
 
 def hostile_file(*, file: str, planted: str, line: str, test: str) -> dict[str, Any]:
     """A row of the hostile files: what was planted in which file, and the one line that refused it."""
-    from ladder.results.store import display
+    from ladder.base.text import display
 
     return {"file": file, "planted": display(planted), "refused": line, "test": test}
 
@@ -144,7 +145,7 @@ def write(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
     for what, found in rows.items():
         facts = system.facts(system.choose_device())
         data = {"schema": 1, "what": what, "machine": facts, "commit": commit, "dirty": dirty}
-        data = results.fit(data | {"rows": _merged(found)})
+        data = texts.fit(data | {"rows": _merged(found)})
         path = folder / f"{what}.json"
         results.write(path, data)
         with replacing(path.with_suffix(".md")) as temporary:
@@ -185,7 +186,7 @@ def _cell(value: Any) -> str:
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
     """What the test wrote itself must be storable as it is; what the run said is cut to fit, like any reason."""
-    from ladder.results.store import TEXT
+    from ladder.base.text import TEXT
 
     for key in ("injected", "bug", "planted", "rung", "sabotage"):
         if key in row and not TEXT.fullmatch(row[key]):

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 import torch
 
+from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.receipts import evidence
 from ladder.receipts.receipt import Receipt
-from ladder.results import store as results
 from stylegan_lite import make_step
 from stylegan_lite.step import PHASES, TrainingStep
 from tests.support.small import SMALL
@@ -90,7 +90,7 @@ def gathered(
 def receipt(rung: str, seen: dict[str, Any]) -> Receipt:
     """The rung's judgement of the evidence; its lines are fit to be stored."""
     found = catalog.load_rung(rung).receipt(seen)
-    assert all(results.TEXT.fullmatch(line) for line in found.lines), found.lines
+    assert all(text.TEXT.fullmatch(line) for line in found.lines), found.lines
     return found
 
 

@@ -19,6 +19,7 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.publish.history import notes as asvnotes
 from ladder.results import store as results
 
@@ -50,7 +51,7 @@ def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
 
 def leave(folder: Path, series: str, rows: Iterable[Mapping[str, Any]]) -> None:
     """Called in a benchmark's process: for the note of the result that asv will save."""
-    told = [results.display(line) for line in lines(rows)]
+    told = [text.display(line) for line in lines(rows)]
     results.write(Path(folder) / f"choices-{uuid.uuid4().hex}.json", {"series": series, "lines": told})
 
 

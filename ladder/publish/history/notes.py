@@ -15,7 +15,7 @@ from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
-from ladder.base import files
+from ladder.base import files, text
 from ladder.base.errors import UserError
 from ladder.results import store as results
 
@@ -50,8 +50,8 @@ def made(
     `variables` are those of `ladder.machine.environment`.
     """
     seen = {
-        "driver": driver and results.display(driver),
-        "kernel_release": kernel_release and results.display(kernel_release),
+        "driver": driver and text.display(driver),
+        "kernel_release": kernel_release and text.display(kernel_release),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
     told = (
@@ -173,7 +173,7 @@ def _check_conditions(seen: Any) -> str | None:
 
 
 def _is_text(value: Any) -> bool:
-    return isinstance(value, str) and results.TEXT.fullmatch(value) is not None
+    return isinstance(value, str) and text.TEXT.fullmatch(value) is not None
 
 
 # --- what a step between two commits coincides with ---------------------------------------------------------------

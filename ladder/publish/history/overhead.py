@@ -20,6 +20,7 @@ from typing import Any
 import click
 
 from ladder.base import files, git
+from ladder.base import text as base_text
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
 from ladder.machine import system
@@ -134,7 +135,7 @@ def main(commits: int, repeats: int, out: Path) -> None:
     try:
         data = measure(commits, repeats)
         out.mkdir(parents=True, exist_ok=True)
-        stem = results.place(out / f"{results.slug(data['machine']['name'])}.json", data).stem
+        stem = results.place(out / f"{base_text.slug(data['machine']['name'])}.json", data).stem
         texts = {".json": json.dumps(data, indent=1, allow_nan=False) + "\n", ".md": markdown(data)}
         for suffix, text in texts.items():
             with files.replacing(out / f"{stem}{suffix}") as temporary:

@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.stopping import stop_on_sigterm
@@ -80,7 +81,7 @@ def new_result(
     for key, side in ((BASE, base), (HEAD, head)):
         digests = code_digest.digests(code=side.code)
         code = {part: digests[part] for part in PARTS}
-        sides[key] = {"commit": side.commit, "name": results.display(side.name), code_digest.KEY: code}
+        sides[key] = {"commit": side.commit, "name": texts.display(side.name), code_digest.KEY: code}
     return {
         "schema": SCHEMA,
         "kind": KIND,
@@ -129,8 +130,8 @@ def new_path(out: Path, result: dict[str, Any]) -> Path:
     """`out`/<machine>/<workload>-<base>-<head>-<UTC time>.json, with a number where that is there already."""
     stamp = re.sub(r"[-:]|\+00:00$", "", result["started"]) + "Z"
     commits = [result[side]["commit"][:8] for side in (BASE, HEAD)]
-    stem = "-".join([results.slug(result["workload"]["name"]), *commits, stamp])
-    folder = Path(out) / results.slug(result["machine"]["name"])
+    stem = "-".join([texts.slug(result["workload"]["name"]), *commits, stamp])
+    folder = Path(out) / texts.slug(result["machine"]["name"])
     path, number = folder / f"{stem}.json", 2
     while path.exists():
         path, number = folder / f"{stem}-{number}.json", number + 1
@@ -223,9 +224,7 @@ class Comparison:
         """Keep what came of a visit, and write the file."""
         each = self.records[visited.program.rung, visited.program.side]
         if visited.round is None:
-            each.update(
-                status=visited.status, reason=results.display(visited.reason or "no reason was given")
-            )
+            each.update(status=visited.status, reason=texts.display(visited.reason or "no reason was given"))
             self.tell(f"{visited.program.rung}, {visited.program.side}: {each['status']}: {each['reason']}")
         else:
             each["rounds"].append(visited.round)
@@ -269,7 +268,7 @@ def run(
     settle_known: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> tuple[dict[str, Any], Path]:
     """Measure and write; returns the result and its file. Raises `UserError` where it cannot be written."""
-    with results.folder_lock(Path(out) / results.slug(facts["name"])):
+    with results.folder_lock(Path(out) / texts.slug(facts["name"])):
         result = new_result(facts, workload, rungs, base, head, options)
         path = new_path(out, result)
         return Comparison(result, rungs, base, head, path, options, tell, settle_known).run(), path

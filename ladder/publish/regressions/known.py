@@ -9,11 +9,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from ladder.base import yamlfile
+from ladder.base import text, yamlfile
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.publish.regressions import checkouts
-from ladder.results import store as results
 from ladder.stats import verdicts
 
 FILE = ROOT / "benches" / "known-regressions.yaml"
@@ -65,7 +64,7 @@ def mark(result: dict[str, Any], entries: list[Entry]) -> None:
         series = f"{result['workload']['name']}/{rung['name']}"
         found = [each for each in entries if each.is_of(series, result["machine"]["name"])]
         slower = rung["verdict"] == verdicts.SLOWER  # what is broken is never accepted
-        rung["known"] = results.display(found[0].said) if found and slower else None
+        rung["known"] = text.display(found[0].said) if found and slower else None
 
 
 def today() -> datetime.date:
@@ -115,7 +114,7 @@ def _entry(entry: Any, where: str) -> Entry:
         )
     for key, pattern, wanted in (
         ("series", _SERIES, "a series like article/cuda_graphs"),
-        ("reason", results.TEXT, "one line of plain text, at most 96 characters"),
+        ("reason", text.TEXT, "one line of plain text, at most 96 characters"),
         ("machine", _MACHINE, "a machine's name like nvidia-h200"),
     ):
         value = entry.get(key)

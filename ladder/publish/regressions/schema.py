@@ -11,6 +11,7 @@ import stat
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.rules import Rule, fields, items, maybe, number, one_of, pattern
 from ladder.publish.regressions import judging
@@ -110,7 +111,7 @@ RULE = fields(
 
 def load(path: Path) -> dict[str, Any]:
     """The comparison in a file, judged anew. Raises `UserError`: one line that says what is wrong."""
-    name = results.display(Path(path).name)
+    name = text.display(Path(path).name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
         with os.fdopen(handle, "rb") as file:

@@ -11,11 +11,11 @@ from contextlib import contextmanager
 from pathlib import Path
 
 from ladder.base.errors import UserError
+from ladder.base.text import slug
 from ladder.publish.history import series as asvseries
 from ladder.publish.site import collected, front
 from ladder.report import chart
 from ladder.report.themes import DARK, LIGHT
-from ladder.results.store import slug
 
 ASV = "asv"  # asv's pages are in this folder of the site
 _OURS = (f"{ASV}/info.json", "info.json")  # of ours, and of an asv without this publisher

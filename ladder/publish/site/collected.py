@@ -8,6 +8,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.text import plain
 from ladder.plan import catalog, modes
@@ -92,7 +93,7 @@ def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]]
             refused.append(f"{judged.path}: not a result of `ladder run`, whose folder this is")
             continue
         copy = (
-            into / results.slug(result["machine"]["name"]) / source.name
+            into / text.slug(result["machine"]["name"]) / source.name
         )  # not under a folder's name as it came
         if copy.exists():
             refused.append(f"{judged.path}: another file of this machine has its name")

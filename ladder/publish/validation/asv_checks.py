@@ -18,6 +18,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.rules import shown
 from ladder.plan import catalog
 from ladder.publish.validation import asv_schema
@@ -96,7 +97,7 @@ def combinations(row: list[Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
 
 def _machine_problem(facts: dict[str, Any], folder: str) -> str | None:
     hardware = facts["cpu"] if facts["gpu"] == "none" else facts["gpu"]
-    made = results.slug(hardware)
+    made = text.slug(hardware)
     if not re.fullmatch(
         rf"{re.escape(made)}(-[0-9a-f]{{6}})?", facts["machine"]
     ):  # digits: of two with one GPU

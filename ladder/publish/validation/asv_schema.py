@@ -10,6 +10,7 @@ from __future__ import annotations
 import math
 from typing import Any
 
+from ladder.base import text
 from ladder.base.rules import (
     Problem,
     Rule,
@@ -24,7 +25,6 @@ from ladder.base.rules import (
     shown,
 )
 from ladder.machine import environment
-from ladder.results import store as results
 from ladder.results.schema import COMMIT, PART, STARTED, TEXT
 from ladder.results.schema import CONDITIONS as CONDITIONS_OF_A_RUN
 
@@ -63,8 +63,8 @@ BOUND = number(-1e15, 2.0**51)  # of an interval: with two samples it reaches be
 WHOLE = number(1, 1e9, whole=True)
 
 PLAIN = pattern(  # a path of somebody's machine is no fact of it
-    rf"(?!(.*[ '=:(,])?/\w)({results.TEXT.pattern})",
-    f"plain text without absolute paths (1 to {results.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)",
+    rf"(?!(.*[ '=:(,])?/\w)({text.TEXT.pattern})",
+    f"plain text without absolute paths (1 to {text.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)",
 )
 FACTS = {
     "machine": PART,

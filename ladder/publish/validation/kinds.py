@@ -11,6 +11,7 @@ from __future__ import annotations
 import dataclasses
 from typing import Any
 
+from ladder.base import text
 from ladder.base.rules import Problem, Rule, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.machine import neighbours
 from ladder.publish.regressions import schema as accepting
@@ -295,8 +296,8 @@ def contradiction(data: dict[str, Any]) -> str | None:
     hardware = machine["gpu"] if machine.get("device", "cpu") == "cuda" else machine["cpu"]
     hardware = hardware["brand_raw"] if isinstance(hardware, dict) else hardware
     if hardware is None or machine["name"] not in (
-        results.slug(hardware),
-        results.slug(machine["gpu"] or hardware),
+        text.slug(hardware),
+        text.slug(machine["gpu"] or hardware),
     ):
         return f"machine.name: {machine['name']!r} is not made from its hardware"
     if isinstance(data.get("workload"), dict) and (problem := identity.misnamed(data["workload"])):

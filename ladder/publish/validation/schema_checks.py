@@ -8,6 +8,7 @@ from __future__ import annotations
 
 from typing import Any
 
+from ladder.base import text
 from ladder.base.rules import Problem, Rule, either, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.publish.regressions import schema as accepting
 from ladder.results import code_digest
@@ -207,7 +208,7 @@ _GROUP = fields(
 
 def _named(workload: Any) -> Any:
     if isinstance(workload, dict) and TEXT(workload.get("name")) is None:
-        return workload | {"name": results.slug(workload["name"])}
+        return workload | {"name": text.slug(workload["name"])}
     return workload
 
 

@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import git
+from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.rules import shown
@@ -301,7 +302,7 @@ def nearest(kind: Any) -> str:
 def _contradiction(data: dict[str, Any]) -> str | None:
     machine, rungs = data["machine"], data["rungs"]
     hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]
-    if hardware is None or machine["name"] != results.slug(hardware):
+    if hardware is None or machine["name"] != texts.slug(hardware):
         return f"machine.name: {machine['name']!r} is not made from its hardware, {shown(hardware)}"
     names = [rung["name"] for rung in rungs]
     if names != data["ladder"]["rungs"] or len(set(names)) < len(names):

@@ -8,6 +8,7 @@ as they are; a round only gets another number. Every derived number is computed 
 """
 
 from __future__ import annotations
+from ladder.base import text
 
 import copy
 import dataclasses
@@ -46,7 +47,7 @@ def merge(paths: Sequence[Path], anyway: bool = False) -> Result:
         if not anyway and (why := belonging.unknown_code(result)):
             raise UserError(f"{path}: {why}; --anyway merges it nevertheless")
     merged = judge_anew(_merged([result for _, result in found]))
-    if problem := validate.check(results.fit(merged)):
+    if problem := validate.check(text.fit(merged)):
         raise UserError(f"these cannot be one result: {problem}")
     return merged
 
@@ -196,7 +197,7 @@ def _weight(status: str) -> int:
 
 
 def _elsewhere(part: dict[str, Any], run: Result) -> str:
-    return results.display(f"{part['status']} in the run of {run['started'][:16]}: {part['reason']}")
+    return text.display(f"{part['status']} in the run of {run['started'][:16]}: {part['reason']}")
 
 
 def _protocol(found: list[Result], made: Result) -> dict[str, Any]:

@@ -3,6 +3,7 @@
 What decides a number must be what it was: machine, software, code, workload, images, recipes, CPU threads and the
 environment variables of `ladder.machine.environment`. A file of an earlier version is held to what it says.
 """
+from ladder.base import text
 
 import dataclasses
 from pathlib import Path
@@ -139,7 +140,7 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
     Raises `UserError` that says what differs: machine, software, workload, images, rungs, code or environment.
     """
     planned = {rung["name"]: rung["recipe"] for rung in fresh["rungs"] if rung["recipe"] is not None}
-    result, fresh = load(path), results.fit(fresh)  # the file's texts were made fit when it was written
+    result, fresh = load(path), text.fit(fresh)  # the file's texts were made fit when it was written
     refuse_another_machine(path, result, fresh)
     refuse_other_workload(path, result, fresh)
     ladders = [{"digest": None, **each["ladder"]} for each in (result, fresh)]

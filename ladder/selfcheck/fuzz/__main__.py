@@ -20,6 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.errors import describe
 from ladder.base.paths import ROOT
 from ladder.machine import system
@@ -90,7 +91,7 @@ class Fuzz:
             row.refused += 1
         else:
             row.exceptions += 1
-            row.findings.append(results.display(f"{kind} {index}: {verdict}"))
+            row.findings.append(text.display(f"{kind} {index}: {verdict}"))
         path.write_bytes(target.bases[0])  # it lies beside the next one that is damaged
         row.slowest_s = max(row.slowest_s, seconds)
         if seconds > self.slowest.get("seconds", 0):
@@ -108,7 +109,7 @@ class Fuzz:
             seconds = max(time.process_time() - begin, (time.perf_counter() - began) / WAITING)
             if outside:
                 row.writes_outside += len(outside)
-                row.findings.append(results.display(f"wrote to {os.path.basename(outside[0])}"))
+                row.findings.append(text.display(f"wrote to {os.path.basename(outside[0])}"))
         return verdict, seconds
 
     def lay_out(self, among: list[Target]) -> None:
@@ -213,7 +214,7 @@ def main(arguments: list[str] | None = None) -> int:
             kept[kind] = outcome(fuzz, *code)
             findings += kept[kind]["findings"]
     data = {"schema": 1, "what": "fuzz", "machine": system.facts("cpu"), "limit_s": LIMIT_S}
-    data = results.fit(data | {"kinds": {kind: kept[kind] for kind in TITLES if kind in kept}})
+    data = text.fit(data | {"kinds": {kind: kept[kind] for kind in TITLES if kind in kept}})
     results.write(path, data)
     (asked.out / "fuzz.md").write_text(markdown(data), encoding="utf-8")
     print(f"{asked.results + asked.yaml} files, {len(findings)} findings: {asked.out / 'fuzz.md'}")

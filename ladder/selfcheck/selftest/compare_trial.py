@@ -17,6 +17,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
 from ladder.base.paths import ROOT
@@ -75,7 +76,7 @@ def on_gpu(kind: str, workload_name: str, copies: int, minutes: float, tell: Tel
     runnable = [each for each in planned if each.recipe is not None]
     rung = runnable[-1] if kind == "captured" else runnable[0]
     pictures = images.prepare_images(None, workload["resolution"], at_least=workload["batch"])
-    path = OUT / f"{results.slug(facts['name'])}-{results.slug(name)}-bench-compare-{kind}.json"
+    path = OUT / f"{texts.slug(facts['name'])}-{texts.slug(name)}-bench-compare-{kind}.json"
     shown = {"name": name, **workload, "data": pictures.source}
     result = fresh = _new(kind, facts, shown, rung, copies)
     if path.is_file() and _same(kept := results.parse(path.read_bytes()), fresh):
@@ -208,9 +209,7 @@ class Trial:
     def take(self, visited: Any) -> None:
         each = self.records[visited.program.name]
         if visited.round is None:
-            each.update(
-                status=visited.status, reason=results.display(visited.reason or "no reason was given")
-            )
+            each.update(status=visited.status, reason=texts.display(visited.reason or "no reason was given"))
         else:
             each["rounds"].append(visited.round)
             each["status"] = "ok"

@@ -16,6 +16,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
 from ladder.base.paths import ROOT
@@ -92,7 +93,7 @@ def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: No
         if capabilities[need]:
             raise UserError(f"--selftest: no waits can be planted on this GPU: {capabilities[need]}")
     now = {"machine": facts, "commit": record.commit_of(record.ROOT)[0]}
-    path = results.place(Path(folder) / f"{results.slug(facts['name'])}-real.json", now)
+    path = results.place(Path(folder) / f"{texts.slug(facts['name'])}-real.json", now)
     test = SelfTest(facts, groups(capabilities), path, minutes or MINUTES, tell=tell)
     with device_lock(system.device_key("cuda"), lambda: tell("waiting for another run on this GPU")):
         return {**test.run(), "path": path}
@@ -235,7 +236,7 @@ class SelfTest:
         self._save()
 
     def _fail(self, each: dict[str, Any], reason: str) -> None:
-        each["status"], each["reason"] = "failed", results.display(reason)
+        each["status"], each["reason"] = "failed", texts.display(reason)
 
     def _save(self) -> None:
         """Bring everything derived up to date and write both files."""

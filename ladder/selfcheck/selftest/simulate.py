@@ -14,6 +14,7 @@ from typing import Any
 
 import numpy as np
 
+from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.machine import system
 from ladder.results import store as results
@@ -182,7 +183,7 @@ def run(folder: Path, device: str) -> dict[str, Any]:
     """Measure and write `folder`/<machine>.json; returns what was written with "path". UserError if it cannot be."""
     facts = system.facts(device)
     found = {"schema": 1, "what": "selftest", "machine": facts, **measure()}
-    path = results.place(folder / f"{results.slug(facts['name'])}.json", found)
+    path = results.place(folder / f"{texts.slug(facts['name'])}.json", found)
     try:
         results.write(path, found)
     except OSError as error:

@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.results import sources
-from ladder.results import store as results
 from ladder.results.combine import resuming
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.bench import OURS, OUT_OF_MEMORY
@@ -45,14 +45,14 @@ def load(path: Path) -> Result:
 
 def check(path: Path, before: Result, fresh: Result, cases: Sequence[Case]) -> None:
     """UserError, one line, unless `fresh`, what would begin now with these cases, is the same measurement."""
-    resuming.refuse_another_machine(path, before, {"machine": results.fit(fresh["machine"])})
+    resuming.refuse_another_machine(path, before, {"machine": text.fit(fresh["machine"])})
     for key in RULES:
         if before["protocol"][key] != fresh["protocol"][key]:
             raise UserError(
                 f"{path}: --resume: another --{key.removesuffix('s')} than this file's was asked for"
             )
     resuming.refuse_other_code(path, before, fresh)
-    resuming.refuse_other_environment(path, before, results.fit(fresh))
+    resuming.refuse_other_environment(path, before, text.fit(fresh))
     planned = {case.name for case in cases}
     if strange := [row["case"] for row in before["rows"] if row["case"] not in planned]:
         raise UserError(f"{path}: --resume: {strange[0]!r} would not be measured here; start a new run")

@@ -11,6 +11,7 @@ import time
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.parity import check as parity
@@ -56,9 +57,9 @@ def run(
         share = checks.parity_share({"parity": seen})
         found["recipes"][title] = {"verdict": seen["verdict"], "reason": seen["reason"], "share": share}
     found["seconds"] = round(time.monotonic() - begin, 1)
-    path = results.place(out / f"{results.slug(facts['name'])}-fp8.json", found)
-    results.write(path, results.fit(found))
-    write(path.with_suffix(".md"), markdown(results.fit(found)))
+    path = results.place(out / f"{text.slug(facts['name'])}-fp8.json", found)
+    results.write(path, text.fit(found))
+    write(path.with_suffix(".md"), markdown(text.fit(found)))
     return found
 
 

@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
@@ -295,7 +296,7 @@ def write(found: Found, out: Path) -> list[Path]:
     Older files are named without ladder and rung; their rates are read all the same.
     """
     name = (found["machine"]["name"], found["workload"]["name"], found["ladder"], found["rung"])
-    path = results.place(out / f"{'-'.join(map(results.slug, name))}.json", found)
+    path = results.place(out / f"{'-'.join(map(texts.slug, name))}.json", found)
     kept = recorded.Rates(found["gpu"])
     kept.add(recorded.recorded(path, found["machine"]["name"]), path.name)
     kept.add(found["recorded"], "today")

@@ -16,7 +16,7 @@ from typing import Any
 
 from ladder.base import yamlfile
 from ladder.base.errors import UserError
-from ladder.results.store import slug
+from ladder.base.text import slug
 from stylegan_lite.config import suggestion
 
 HERE = Path(__file__).resolve().parent

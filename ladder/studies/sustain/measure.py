@@ -15,6 +15,7 @@ from dataclasses import dataclass
 from datetime import datetime, timezone
 from typing import Any
 
+from ladder.base import text as texts
 from ladder.base.rules import alike
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
@@ -114,7 +115,7 @@ def _one(plan: Plan, rung: dict[str, Any], pool: Pool, visits: Visits, tell: Cal
         rung[neighbours.KEY] = neighbours.share(before, neighbours.sample())
         tell(f"{rung['name']}: {rung['windows'][0]['step_ms']:.4g} ms at first, {row['step_ms']:.4g} at last")
     except WorkerFailure as failure:
-        rung |= {"status": failure.status, "reason": results.display(failure.reason)}
+        rung |= {"status": failure.status, "reason": texts.display(failure.reason)}
     finally:
         worker.close()
 

@@ -11,6 +11,7 @@ from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.paths import ROOT
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
@@ -146,7 +147,7 @@ def inspect(plan: Plan, result: Result, ours: dict[str, Any], tell: Tell) -> Non
             seen.put(plan.recipe, found)
         except WorkerFailure as failure:
             found = getattr(failure, "found", {})
-            ours |= {"status": failure.status, "reason": results.display(failure.reason)}
+            ours |= {"status": failure.status, "reason": text.display(failure.reason)}
     result |= {key: found.get(key) for key in ("parity", "receipts", "inspection")}
 
 
@@ -175,7 +176,7 @@ def take(plan: Plan, visited: Visited, program: dict[str, Any]) -> None:
             ]
             status, reason = "failed", f"weights: {counts[0]}, where ours has {counts[1]}"
     if status != "ok" or visited.round is None:
-        said_why = results.display(reason or "no reason was given")
+        said_why = text.display(reason or "no reason was given")
         program |= {"status": "failed" if status == "n/a" else status, "reason": said_why}
         return
     program["rounds"].append(visited.round)

@@ -6,9 +6,9 @@ import itertools
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.results import sources
-from ladder.results import store as results
 from ladder.results.combine import resuming
 
 RULES = ("cycles", "seed", "inspected")  # of the protocol: how a round is made
@@ -23,7 +23,7 @@ def take_up(path: Path, before: Result, fresh: Result) -> Result:
     A pair of steps comes from one sitting, so a round in which one of the two was not timed is made anew. What failed
     is tried again; what shows no parity, no receipt or needs more memory is not.
     """
-    fresh = results.fit(fresh)
+    fresh = text.fit(fresh)
     resuming.refuse_another_machine(path, before, fresh)
     resuming.refuse_other_workload(path, before, fresh)
     if before["source"] != fresh["source"]:

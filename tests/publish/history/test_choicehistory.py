@@ -5,9 +5,9 @@ import os
 import pytest
 
 from kernels import choices as table
+from ladder.base import text
 from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
-from ladder.results import store as results
 from tests.support import made_up
 
 STEP = "rungs.Rung.samples_step_time"
@@ -27,7 +27,7 @@ def test_a_row_is_one_line_that_a_note_takes_whole():
     rows = [key._asdict() | choice._asdict() for key, choice in table.TABLE.items()]
     lines = choicehistory.lines([*rows, *made_up.choices()])
     assert len({line.rpartition(":")[0] for line in lines[: len(rows)]}) == len(rows)  # a call names its row
-    assert all(results.TEXT.fullmatch(line) for line in lines)
+    assert all(text.TEXT.fullmatch(line) for line in lines)
 
 
 @pytest.mark.parametrize(

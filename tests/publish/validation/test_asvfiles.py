@@ -12,10 +12,10 @@ from click.testing import CliRunner
 
 from benches import kernels
 from ladder.base.errors import UserError
+from ladder.base.text import display
 from ladder.cli import main as cli
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_accepted, validate
-from ladder.results.store import display
 from tests.publish.validation.test_validate import CPUS, GPUS
 from tests.support import committed, hostile_asv, made_up_asv
 from tests.support.repositories import commit_all, git

@@ -12,6 +12,7 @@ from typing import Any
 import pytest
 from click.testing import CliRunner
 
+from ladder.base import text
 from ladder.cli import main as cli
 from ladder.machine import gpu_state, nvml
 from ladder.publish.validation import kinds as schema_kinds
@@ -136,7 +137,7 @@ def test_the_names_of_real_machines_pass(tmp_path: Path, name: str) -> None:
     result = genuine()
     gpu = name in GPUS
     result["machine"] |= {"gpu": name} if gpu else {"cpu": name, "gpu": None, "device": "cpu"}
-    result["machine"]["name"] = results.slug(name)
+    result["machine"]["name"] = text.slug(name)
     assert judge(tmp_path, result) is None
     result["machine"]["name"] = "somebody-elses"
     assert "not made from its hardware" in judge(tmp_path, result)

@@ -1,4 +1,5 @@
 """Rounds of several runs as one result: what merges, what is refused, and what a merged file must not do twice."""
+from ladder.base import text as texts
 
 import copy
 import json
@@ -251,7 +252,7 @@ def test_rounds_of_two_hosts_are_marked_and_on_a_cpu_never_merged(tmp_path):
     assert "several hosts" in call("validate", out).stdout
     for each in (a, b):
         cpu = each["machine"]["cpu"]
-        each["machine"] |= {"device": "cpu", "gpu": None, "name": results.slug(cpu)}
+        each["machine"] |= {"device": "cpu", "gpu": None, "name": texts.slug(cpu)}
     assert "cores: 16 and 32" in refused("merge", *write(tmp_path, a, b), "--anyway")
 
 

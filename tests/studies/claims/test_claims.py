@@ -12,6 +12,7 @@ import rich.console
 import torch
 
 import kernels
+from ladder.base import text as texts
 from ladder.publish.validation import validate
 from ladder.results import store as results
 from ladder.studies.claims import (
@@ -405,7 +406,7 @@ def test_the_same_result_gives_the_same_chart(result):
 def test_a_file_that_its_own_samples_contradict_is_refused(result, tmp_path):
     def judge(data):
         path = tmp_path / "nvidia-h200.json"
-        path.write_text(json.dumps(results.fit(data)))
+        path.write_text(json.dumps(texts.fit(data)))
         return validate.problem_of(path)
 
     def changed(change):
