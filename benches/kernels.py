@@ -282,7 +282,7 @@ def _measured(name: str, direction: str, temperature: str, contender: str = "our
         if error.name != "kernels":
             raise
         raise SkipNotImplemented("this commit has no package kernels") from None
-    from ladder.engine.pool import device_lock
+    from ladder.base.locks import device_lock
 
     case = kernelcases.named(name)
     if kernelcases.fingerprint(case.op) != FINGERPRINTS[case.op]:

@@ -10,6 +10,8 @@ from typing import Any
 
 import pytest
 
+from ladder.base import git
+
 NOTE = "CPU smoke test: Triton's interpreter at tiny sizes, not to be quoted"
 ROOT = Path(__file__).resolve().parent.parent
 
@@ -39,9 +41,8 @@ def pytest_benchmark_generate_machine_info(config: pytest.Config) -> dict[str, A
 
 @pytest.hookimpl(tryfirst=True)
 def pytest_benchmark_generate_commit_info(config: pytest.Config) -> dict[str, Any]:
-    from ladder.results import record
 
-    commit, dirty = record.commit_of(ROOT)
+    commit, dirty = git.commit_of(ROOT)
     return {"id": commit or "unknown", "dirty": bool(dirty)}
 
 
@@ -52,10 +53,9 @@ def pytest_benchmark_update_json(config: pytest.Config, benchmarks: list[Any], o
 def free_name() -> str:
     """The name for a new file: with the time where another host's result has the machine's."""
     from ladder.machine import system
-    from ladder.results import record
     from ladder.results import store as results
 
-    now = {"machine": system.facts(device()), "commit": record.commit_of(ROOT)[0]}
+    now = {"machine": system.facts(device()), "commit": git.commit_of(ROOT)[0]}
     return results.place(ROOT / "results" / "benchmarks" / f"{name()}.json", now).stem
 
 

@@ -30,6 +30,7 @@ LF = ("-c", "core.autocrlf=false", "-c", "core.eol=lf")  # for trees that git wr
 CLONE = "clone the repository with git and run this in the clone"
 DEEPEN = "`git fetch --unshallow` gets them"
 SECONDS = 120
+CODE = ("kernels", "stylegan_lite", "ladder", "requirements.lock")  # what a result's "dirty" is about
 
 
 def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
@@ -156,3 +157,14 @@ def dates(root: Path, commits: Iterable[str]) -> dict[str, int]:
 def is_shallow(root: Path) -> bool:
     """Return whether the clone at `root` lacks older commits (`git clone --depth`). Raises `UserError`."""
     return read(root, "rev-parse", "--is-shallow-repository") == "true"
+
+
+def commit_of(root: Path) -> tuple[str | None, bool | None]:
+    """Return (commit, whether the code differs from it) of the checkout at `root`.
+
+    (None, None) where no commit is known: `problem` says why.
+    """
+    try:
+        return commit(root), bool(changes(root, CODE))
+    except UserError:
+        return None, None

@@ -126,3 +126,10 @@ def fit(data: Any) -> Any:
     if isinstance(data, dict):
         return {key: fit(value) for key, value in data.items()}
     return [fit(value) for value in data] if isinstance(data, list | tuple) else data
+
+
+def escaped(text: str) -> str:
+    """Text that Markdown and HTML leave alone, also inside a table cell and behind a bullet."""
+    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
+    text = re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
+    return re.sub(r"(?i)(https?|www)([:.])", r"\1&#8203;\2", text)  # no autolinks

@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ladder.base import text
+from ladder.base import locks, text
 from ladder.base.paths import ROOT
 
 OUT = ROOT / "results" / "claims"
@@ -22,13 +22,12 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
     from ladder.base.progress import First, kernels_progress
     from ladder.machine import system
     from ladder.report import output as ending
-    from ladder.results import store as results
     from ladder.studies.claims import report, run
 
     folder = out or OUT
     files.refuse_unwritable(folder)
     First(f"claims: every claim about kernels on {device}, about {minutes:g} minutes", as_json)()
-    with results.folder_lock(folder, text.slug(system.facts(device)["name"])):
+    with locks.folder_lock(folder, text.slug(system.facts(device)["name"])):
         with run.locked(device), kernels_progress(as_json, str) as on_event:
             result = run.measure(
                 device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event

@@ -13,7 +13,7 @@ from typing import Any
 
 import click
 
-from ladder.base import files, text
+from ladder.base import files, git, locks, text
 from ladder.base.errors import EnvironmentFailure, UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
@@ -122,10 +122,9 @@ def kernels(
     files.refuse_unwritable(folder)
     asked = Asked(chosen, ops, names, quick, seed, minutes or MINUTES, first, resume)
     from ladder.report import output as ending
-    from ladder.results import store as results
     from ladder.studies.kernelbench import verdicts as kernelverdicts
 
-    with results.folder_lock(folder, text.slug(system.facts(chosen)["name"])):
+    with locks.folder_lock(folder, text.slug(system.facts(chosen)["name"])):
         result = measure(asked, as_json, folder)
         paths = write(result, folder)
     if as_json:
@@ -194,9 +193,9 @@ def _failed(row: dict[str, Any]) -> bool:
 
 def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any]:
     """The whole result, derived numbers included. What is finished is written to `out` now and then on the way."""
+    from ladder.base.locks import device_lock
     from ladder.base.progress import First, kernels_progress
     from ladder.base.stopping import stop_on_sigterm
-    from ladder.engine.pool import device_lock
     from ladder.machine import environment, system
     from ladder.results import store as results
     from ladder.studies.kernelbench import bench as kernelbench
@@ -299,7 +298,7 @@ def _head(asked: Asked, workloads: dict[str, Any], lacking: dict[str, str]) -> d
     from ladder.studies.kernelbench import timing as kerneltiming
 
     smoke = asked.device == "cpu"
-    commit, dirty = record.commit_of(ROOT)
+    commit, dirty = git.commit_of(ROOT)
     notes = ["quick: not to be quoted"] * asked.quick + [kerneltiming.SMOKE_NOTE] * smoke
     notes += [f"without CUDA C++: {reason}" for reason in sorted(set(lacking.values()))]
     notes += environment.said(environment.recorded())

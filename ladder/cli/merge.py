@@ -9,7 +9,7 @@ from typing import Any
 
 import click
 
-from ladder.base import text
+from ladder.base import locks, text
 from ladder.base.errors import UserError
 from ladder.cli import options
 
@@ -74,7 +74,7 @@ def write(out: Path, result: dict[str, Any], refuse: Callable[[], None] = lambda
         raise UserError(
             f"--out {out}: {size} bytes, and a result has at most {validate.MOST_BYTES}: merge fewer"
         )
-    with results.folder_lock(out.parent):
+    with locks.folder_lock(out.parent):
         refuse()
         try:
             results.write(out, result)

@@ -11,7 +11,7 @@ from typing import Any
 
 import click
 
-from ladder.base import files, text
+from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
@@ -129,7 +129,7 @@ def precision(
     rows = f"{len(names)} precisions on {' and '.join(plan.bases)}"
     First(f"{name} on {chosen}: {rows}, {plan.rounds} rounds; begun parts are told one by one", as_json)()
     environment.tell(as_json)
-    with results.folder_lock(folder, text.slug(facts["name"])):
+    with locks.folder_lock(folder, text.slug(facts["name"])):
         before = None if resume is None else earlier(resume, name, plan, facts)
         result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
         paths = write(result, folder)
@@ -207,8 +207,9 @@ def run(
 
     What is there is written to ``out`` after each part, for whoever is not given the time to end.
     """
+    from ladder.base.locks import device_lock
     from ladder.base.stopping import stop_on_sigterm
-    from ladder.engine.pool import Pool, device_lock
+    from ladder.engine.pool import Pool
     from ladder.machine import system
     from ladder.results import sources
     from ladder.studies.precision import fp8 as fp8probe

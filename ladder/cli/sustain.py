@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ladder.base import files, text
+from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
@@ -51,7 +51,6 @@ def sustain(
     from ladder.base.progress import First
     from ladder.machine import environment, system
     from ladder.report import output as ending
-    from ladder.results import store as results
     from ladder.studies.sustain import measure as sustaining
 
     chosen = system.choose_device(device)
@@ -69,7 +68,7 @@ def sustain(
     First(f"{asked.name} on {chosen}: {chosen_rungs}, {seconds:g} s each once it is prepared", as_json)()
     result = sustaining.new_result(asked, system.facts(chosen), photographs)
     environment.tell(as_json)
-    with results.folder_lock(folder, text.slug(result["machine"]["name"])):
+    with locks.folder_lock(folder, text.slug(result["machine"]["name"])):
         result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
     ending.end(result, sustaining.text(result), paths, as_json, result["rungs"])
 

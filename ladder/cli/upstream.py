@@ -7,7 +7,7 @@ from typing import Any
 
 import click
 
-from ladder.base import files, text
+from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
@@ -70,7 +70,6 @@ def upstream(
     from ladder.machine import environment, system
     from ladder.plan import catalog
     from ladder.report import output as ending
-    from ladder.results import store as results
     from ladder.results.combine import resuming
     from ladder.studies.upstream import measure as measuring
     from ladder.studies.upstream import report, source
@@ -106,7 +105,7 @@ def upstream(
 
     result = measuring.new_result(asked, facts, photographs)
     environment.tell(as_json)
-    with results.folder_lock(folder, text.slug(facts["name"])):
+    with locks.folder_lock(folder, text.slug(facts["name"])):
         if resume:  # read again: another run may have gone on with it meanwhile
             result = taking_up.take_up(resume, _before(resume), result)
         result = measuring.measure(asked, result, tell, save)

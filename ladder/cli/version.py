@@ -9,15 +9,15 @@ from pathlib import Path
 
 import click
 
+from ladder.base import git
 from ladder.base.errors import describe
 from ladder.base.starting import ROOT
 
 
 def lines() -> list[str]:
     """Return version, commit, torch, CUDA and cuDNN, a line each. No CUDA context is made."""
-    from ladder.results import record
 
-    commit, dirty = record.commit_of(ROOT)
+    commit, dirty = git.commit_of(ROOT)
     code = "unknown" if commit is None else commit[:12] + (" (dirty)" if dirty else "")
     shown = {"ladder": version(), "commit": code, **_torch()}
     return [f"{name} {value or 'none'}" for name, value in shown.items()]

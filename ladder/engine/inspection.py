@@ -21,13 +21,13 @@ from ladder.base.paths import ROOT
 from ladder.engine.pool import Worker, WorkerFailure, plain
 from ladder.receipts import receipt as receipts
 from ladder.results import closure
+from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 
 CACHE = files.cache("inspections")
 KEPT = 500  # files of some ten kilobytes
 SOURCES = ("kernels", "stylegan_lite", "ladder/rungs")  # what a finding depends on, and on who finds:
 FINDERS = ("ladder.engine.worker", "ladder.engine.inspection")
 MACHINE = ("gpu", "cpu", "device", "driver", "cuda", "cudnn", "torch", "triton", "python")
-NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"
 
 Alone = Callable[[], contextlib.AbstractContextManager]
 Found = dict[str, Any]  # "inspection", "parity" and "receipts", as they are stored with a rung

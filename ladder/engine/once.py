@@ -5,7 +5,8 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder.engine.pool import Pool, Worker, device_lock, plain
+from ladder.base.locks import device_lock
+from ladder.engine.pool import Pool, Worker, plain
 from ladder.machine import system
 
 

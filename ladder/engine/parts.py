@@ -14,8 +14,9 @@ from contextlib import contextmanager
 from typing import Any
 
 from ladder.base.errors import raise_if_environment
+from ladder.base.locks import device_lock
 from ladder.engine import worker
-from ladder.engine.pool import WorkerFailure, device_lock
+from ladder.engine.pool import WorkerFailure
 from ladder.machine import system
 
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")

@@ -5,8 +5,6 @@ a Ctrl-C in the terminal reaches the orchestrator alone. The orchestrator itself
 """
 
 import contextlib
-import fcntl
-import hashlib
 import json
 import math
 import os
@@ -17,7 +15,7 @@ import sys
 import tempfile
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -320,43 +318,3 @@ class Pool:
             except WorkerFailure:
                 worker.kill()
                 self._ahead.remove(worker)
-
-
-@contextlib.contextmanager
-def device_lock(key: str | None, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
-    """Hold this host's lock on one GPU: two runs that tune or time on it together would both be wrong.
-
-    `key` says which one (None: nothing to lock); calls `on_wait` once if another process holds it. Waits without a
-    limit: a run that began earlier may end first. Without a usable temporary folder there is no lock.
-    """
-    if key is None:
-        yield
-        return
-    name = hashlib.sha256(key.encode()).hexdigest()[:16]
-    try:
-        handle = _open_shared(Path(tempfile.gettempdir()) / f"stylegan-ladder-{name}.lock")
-    except OSError:
-        yield
-        return
-    try:
-        waited = False
-        while True:
-            try:
-                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                break
-            except BlockingIOError:
-                if on_wait and not waited:
-                    on_wait()
-                waited = True
-                time.sleep(0.2)
-        yield
-    finally:
-        os.close(handle)
-
-
-def _open_shared(path: Path) -> int:
-    """Open a lock file that another user may have made: the kernel refuses O_CREAT on those in a sticky folder."""
-    try:
-        return os.open(path, os.O_RDONLY)
-    except FileNotFoundError:
-        return os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)

@@ -17,14 +17,15 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.base import protocol
 from ladder.base.errors import UserError
+from ladder.base.locks import device_lock
 from ladder.engine import lanes
 from ladder.engine import run as measure
-from ladder.engine.pool import Pool, Worker, WorkerFailure, device_lock
+from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import system
 from ladder.machine.threads import share
-from ladder.results import record
 
 
 @dataclass(frozen=True)
@@ -241,8 +242,8 @@ class Interleaved:
             others,
             alive=alive,
             cycles=self.cycles,
-            settle_s=record.SETTLE_S if self.settle else 0,
-            settle_cycles=record.SETTLE_CYCLES if self.settle else 0,
+            settle_s=protocol.SETTLE_S if self.settle else 0,
+            settle_cycles=protocol.SETTLE_CYCLES if self.settle else 0,
             main=False,
         )
         accepted.append(made)

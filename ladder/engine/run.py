@@ -19,13 +19,14 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.base import text
+from ladder.base import locks, text
 from ladder.base.errors import EnvironmentFailure, UserError
+from ladder.base.locks import device_lock
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
 from ladder.engine import lanes as sidebyside
 from ladder.engine.once import measure_once as measure_once
-from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure, device_lock
+from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import system
 from ladder.plan import modes
@@ -83,7 +84,7 @@ def run_ladder(
     """
     facts = system.facts(device)
     folder = Path(out) / text.slug(facts["name"]) if resume is None else Path(resume).parent
-    with results.folder_lock(folder):
+    with locks.folder_lock(folder):
         result = record.new_result(facts, workload_name, workload, data_source, ladder, planned, code, images)
         result["protocol"] = record.protocol(rounds, cycles, seed, quick, mode, budget_s)
         judging.add_twins(result)

@@ -49,12 +49,12 @@ from typing import Any
 
 from ladder.base.errors import describe, of_environment, one_line
 from ladder.base.paths import ROOT
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine import capturing
 from ladder.engine.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
 from ladder.machine import gpu_state
 from ladder.machine.threads import Threads
 
-CYCLE_STEPS = 16
 CONTRACT = 1
 ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 # Of preparing, what only the measured code can tell.

@@ -17,7 +17,7 @@ import torch
 from PIL import Image
 from torch import Tensor
 
-from ladder.engine.worker import CYCLE_STEPS
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.receipts.evidence import replaced
 from stylegan_lite.config import Workload
 from stylegan_lite.data import EpochSampler, ImageFolder, RandomImages

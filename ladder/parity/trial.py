@@ -12,6 +12,7 @@ from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
+from ladder.base import git
 from ladder.base import text as texts
 from ladder.base.paths import ROOT
 from ladder.machine import system
@@ -29,7 +30,6 @@ from ladder.parity.spread import (
 )
 from ladder.plan import catalog
 from ladder.report.tables import write
-from ladder.results import record
 from ladder.results import store as results
 from stylegan_lite.config import Workload
 
@@ -52,7 +52,7 @@ def run(
 ) -> dict[str, Any]:
     """Try every spelling of every workload and precision; writes <machine>-trial.json and .md after each workload."""
     begin, facts = time.monotonic(), system.facts(device)
-    commit, dirty = record.commit_of(record.ROOT)
+    commit, dirty = git.commit_of(ROOT)
     found: dict[str, Any] = {"schema": 1, "what": "parity-trial", "machine": facts}
     found |= {"commit": commit, "dirty": dirty, "factor": FACTOR, "trials": []}
     path = results.place(out / f"{texts.slug(facts['name'])}-trial.json", found)

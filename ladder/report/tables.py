@@ -5,7 +5,6 @@ from __future__ import annotations
 import csv
 import io
 import json
-import re
 import sys
 from collections.abc import Callable
 from pathlib import Path
@@ -13,7 +12,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
-from ladder.base.text import amount, between, factor, ms, plain
+from ladder.base.text import amount, between, escaped, factor, ms, plain
 from ladder.plan import modes
 from ladder.report import checks
 from ladder.report.view import View, shown_gain, shown_top, view
@@ -184,13 +183,6 @@ def print_checks(result: dict[str, Any]) -> None:
     for line in checks.choice_lines(result):
         print(plain(f"tiles of {line}"))
     print()
-
-
-def escaped(text: str) -> str:
-    """Text that Markdown and HTML leave alone, also inside a table cell and behind a bullet."""
-    text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-    text = re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
-    return re.sub(r"(?i)(https?|www)([:.])", r"\1&#8203;\2", text)  # no autolinks
 
 
 CSV_COLUMNS = (

@@ -15,6 +15,7 @@ from ladder.plan import catalog, modes
 from ladder.report import checks
 from ladder.results import record, sources
 from ladder.results import store as results
+from ladder.results.judging import top_gains
 from ladder.results.publishable import publishable
 from ladder.stats import verdicts
 
@@ -121,17 +122,6 @@ def view(result: dict[str, Any]) -> View:
         baseline=base,
         rows=rows,
     )
-
-
-def top_gains(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """From a leave-one-out result: for each rung its gain at the top, interval, and what to do about it."""
-    found = {}
-    for rung in result["rungs"]:
-        gain = rung.get("gain")
-        if isinstance(gain, dict) and rung.get("verdict") in modes.ADVICE:
-            gained = {"gain": gain.get("ratio"), "interval": gain.get("interval")}
-            found[rung["name"]] = {**gained, "advice": modes.ADVICE[rung["verdict"]]}
-    return found
 
 
 def _row(

@@ -6,6 +6,14 @@
 
 A twin is a rung that is measured twice in every round; the two differ by nothing but noise.
 """
+from ladder.stats import verdicts
+from ladder.results.publishable import publishable
+from ladder.results import store as results
+from ladder.results import record, sources
+from ladder.report import checks
+from ladder.plan import catalog, modes
+from ladder.base.text import at_commits, factor, number, pair, percent, plain
+from dataclasses import dataclass
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -209,3 +217,14 @@ def _timed(rung: dict[str, Any]) -> bool:
 
 def _pair(interval: tuple[float, float] | None) -> list[float] | None:
     return None if interval is None else list(interval)
+
+
+def top_gains(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    """From a leave-one-out result: for each rung its gain at the top, interval, and what to do about it."""
+    found = {}
+    for rung in result["rungs"]:
+        gain = rung.get("gain")
+        if isinstance(gain, dict) and rung.get("verdict") in modes.ADVICE:
+            gained = {"gain": gain.get("ratio"), "interval": gain.get("interval")}
+            found[rung["name"]] = {**gained, "advice": modes.ADVICE[rung["verdict"]]}
+    return found

@@ -3,6 +3,8 @@
 Raw samples are kept in time order; every other number of a rung is computed from its `rounds` by `derive`, so
 that runs can be merged, and judged anew, later. A missing number is None.
 """
+from ladder.base.git import commit_of
+from ladder.base.protocol import SETTLE_CYCLES, SETTLE_S
 
 import datetime
 from collections.abc import Sequence
@@ -16,13 +18,10 @@ from ladder.plan import modes
 from ladder.stats import estimates, verdicts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.engine.worker import CYCLE_STEPS
+from ladder.base.protocol import CYCLE_STEPS
 
-SETTLE_S = 2.5  # on top of prepare(); ten minutes must fit 8 rungs x 5 rounds
-SETTLE_CYCLES = 16
 _WALL_BEYOND_EVENT = 0.02
 _BUSY_BEYOND_STEP = 0.02  # noise between the inspector's process and the timed ones
-_CODE = ("kernels", "stylegan_lite", "ladder", "requirements.lock")
 
 
 def new_result(
@@ -334,12 +333,3 @@ def new_path(out: Path, result: dict[str, Any]) -> Path:
     return free
 
 
-def commit_of(root: Path) -> tuple[str | None, bool | None]:
-    """Return (commit, whether the code differs from it) of the checkout at `root`.
-
-    (None, None) where no commit is known: `git.problem` says why.
-    """
-    try:
-        return git.commit(root), bool(git.changes(root, _CODE))
-    except UserError:
-        return None, None

@@ -4,6 +4,14 @@ One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.
 missing number is null; NaN and infinity are refused, on the way out and on the way in. What is checked here keeps
 the project's own readers safe; `ladder.publish.validation.validate` is stricter, for files that come from a stranger.
 """
+from ladder.results import closure
+from ladder.receipts import receipt as receipts
+from ladder.engine.pool import Worker, WorkerFailure, plain
+from ladder.base.paths import ROOT
+from ladder.base.files import COMPILED, below, digest, replacing
+from ladder.base import files
+from collections.abc import Callable
+import hashlib
 from ladder.base.text import fit, slug, stamp
 
 import contextlib
@@ -254,55 +262,4 @@ def _positive(value: Any) -> bool:
     return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
-@contextlib.contextmanager
-def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
-    """Hold `folder` for one run; it is made if missing, and goes again if nothing came into it.
-
-    `name` says which results of the folder are held, where runs with others may write beside them.
-
-    Raises `UserError` if another run has it or it cannot be written.
-    """
-    folder = Path(folder)
-    path = folder / f".{name}.lock" if name else folder / ".lock"
-    made: list[Path] = []
-    try:
-        handle = _take_lock(path, made)
-    except BlockingIOError:
-        raise UserError(
-            f"{folder}: another run is writing here; wait for it or name another folder with --out"
-        ) from None
-    except OSError as error:
-        why = error.strerror
-        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
-            why = "its file system has no locks; name a folder of another one with --out"
-        raise UserError(f"{folder}: results cannot be written here: {why}") from None
-    try:
-        yield
-    finally:
-        path.unlink(
-            missing_ok=True
-        )  # while still held: whoever opened it meanwhile sees that it is gone and tries again
-        os.close(handle)
-        with contextlib.suppress(OSError):  # what is not empty stays
-            for each in made:
-                each.rmdir()
-
-
-def _take_lock(path: Path, made: list[Path]) -> int:
-    """Open and lock the file, or raise OSError; folders that are made for it, the deepest first, go into `made`."""
-    while True:
-        made += [each for each in path.parents if not each.exists()]
-        path.parent.mkdir(parents=True, exist_ok=True)
-        try:
-            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
-        except FileNotFoundError:  # another run has just removed the folder that it had made
-            continue
-        try:
-            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
-        except OSError:
-            os.close(handle)
-            raise
-        with contextlib.suppress(FileNotFoundError):
-            if os.fstat(handle).st_ino == os.stat(path).st_ino:
-                return handle
-        os.close(handle)
+NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"

@@ -20,14 +20,13 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder.base import text
+from ladder.base import git, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.stopping import stop_on_sigterm
 from ladder.images.prepare import ImageSet
 from ladder.machine import system
 from ladder.plan.catalog import Planned
-from ladder.results import record
 from ladder.results import store as results
 from ladder.stats import estimates
 from ladder.training import mishaps, swd, trainings
@@ -75,7 +74,7 @@ def run(
     tell, begin = on_event or (lambda event: None), time.monotonic()
     result = _new(name, workload, ladder, planned, images, device, steps, seeds)
     folder = Path(out) / result["machine"]["name"]
-    with results.folder_lock(folder), stop_on_sigterm():
+    with locks.folder_lock(folder), stop_on_sigterm():
         started = datetime.now(timezone.utc)
         path = folder / f"{name}-{ladder}-{started:%Y%m%dT%H%M%SZ}.json"
         runnable = [rung for rung in planned if not rung.skipped]
@@ -276,7 +275,7 @@ def _new(
     steps: int,
     seeds: int,
 ) -> dict[str, Any]:
-    commit, dirty = record.commit_of(record.ROOT)
+    commit, dirty = git.commit_of(ROOT)
     facts = system.facts(device)
     return {
         "schema": 1,

@@ -18,10 +18,10 @@ from typing import Any
 import torch
 
 import stylegan_lite
+from ladder.base import locks
 from ladder.base.errors import UserError, words_of
 from ladder.base.stopping import stop_between
 from ladder.images.prepare import ImageSet
-from ladder.results import store as results
 from ladder.training import checkpoint, grid, mishaps
 from ladder.training import folder as trainingfolder
 from ladder.training.losslog import Diverged, LossLog, Row
@@ -72,7 +72,7 @@ def train(
         KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. A second one ends at once.
     """
     out, resume = Path(out), None if resume is None else Path(resume)
-    with results.folder_lock(out):
+    with locks.folder_lock(out):
         content = _open(out, resume, workload, images, device, steps)
         begin = content or {"seed": seed, "run": "", "seconds": 0.0}
         name = begin["run"]

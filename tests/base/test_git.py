@@ -15,7 +15,6 @@ from ladder.machine import system
 from ladder.publish.history import screening as history
 from ladder.publish.regressions import checkouts
 from ladder.publish.validation import validate
-from ladder.results import record
 from tests.support import repositories
 from tests.support.repositories import commit_all
 
@@ -86,7 +85,7 @@ def answers(root: Path) -> tuple:
     commit = git.commit(root)
     return (
         commit,
-        record.commit_of(root),
+        git.commit_of(root),
         git.changes(root, ["ladder", "kernels"]),
         validate.commit_dates(root, {commit, "0" * 40}),
         checkouts.commit_of("HEAD~1", "BASE", root),
@@ -165,10 +164,10 @@ def test_a_folder_of_another_repository_has_no_commit_for_run_nor_for_submit(roo
     repositories.git(tmp_path / "parent", "init", "-q")
     commit_all(tmp_path / "parent", "vendored")
     copy = tmp_path / "parent" / "copy"
-    assert record.commit_of(copy) == (None, None)
+    assert git.commit_of(copy) == (None, None)
     with pytest.raises(UserError, match="a folder of another git repository: clone the repository with git"):
         submission.prepare(None, print, copy)
-    assert submission.prepare(None, print, root).commit == record.commit_of(root)[0]
+    assert submission.prepare(None, print, root).commit == git.commit_of(root)[0]
 
 
 def untrusted(root: Path, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -192,7 +191,7 @@ WITHOUT = {
 def test_where_git_knows_no_commit_one_line_says_what_helps(root, monkeypatch, case):
     spoil, said = WITHOUT[case]
     spoil(root, monkeypatch)
-    assert record.commit_of(root) == (None, None)
+    assert git.commit_of(root) == (None, None)
     for ask in (submission.prepare, lambda budget, say, root: checkouts.commit_of("HEAD", "HEAD", root)):
         with pytest.raises(UserError, match=said) as refused:
             ask(None, print, root)
@@ -230,7 +229,7 @@ def test_line_ends_make_no_other_code_of_one_commit(root, tmp_path):
     lf, crlf = ((folder / "kernels" / "b.py") for folder in (root, clone))
     assert lf.read_bytes() == b"1\n2\n" and crlf.read_bytes() == b"1\r\n2\r\n"
     assert files.digest(root, [lf]) == files.digest(clone, [crlf])
-    assert record.commit_of(clone) == (bare, False)
+    assert git.commit_of(clone) == (bare, False)
     with checkouts.checked_out([bare], clone) as (taken,):
         assert (taken / "kernels" / "b.py").read_bytes() == lf.read_bytes()
     repositories.git(clone, "checkout", "-q", attributed)

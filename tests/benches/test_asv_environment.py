@@ -160,7 +160,7 @@ def test_a_fresh_clone_without_a_terminal_needs_nothing(history):
 
 def test_the_overhead_for_each_commit_is_measured(history, monkeypatch, tmp_path):
     monkeypatch.setattr(asvoverhead, "ROOT", history)
-    monkeypatch.setattr(asvoverhead.record, "commit_of", lambda root: (git(root, "rev-parse", "HEAD"), False))
+    monkeypatch.setattr(asvoverhead.git, "commit_of", lambda root: (git(root, "rev-parse", "HEAD"), False))
     run = CliRunner().invoke(
         asvoverhead.main, ["--commits", "2", "--repeats", "1", "--out", str(tmp_path / "out")]
     )

@@ -11,9 +11,9 @@ from typing import Any, NamedTuple
 
 import pytest
 
+from ladder.base import git as gits
 from ladder.engine import run as measure
 from ladder.engine.pool import Worker, WorkerFailure
-from ladder.results import record
 from ladder.results import store as results
 from tests.support import made_up
 from tests.support.repositories import commit_all, git
@@ -305,7 +305,7 @@ def test_code_without_the_contract_is_not_applicable(tmp_path: Path) -> None:
 
 
 def test_the_commit_is_known_where_git_knows_it(tmp_path: Path) -> None:
-    assert record.commit_of(tmp_path) == (None, None)
+    assert gits.commit_of(tmp_path) == (None, None)
     (tmp_path / "ladder").mkdir()
     code = tmp_path / "ladder" / "a.py"
     code.write_text("1\n")
@@ -313,11 +313,11 @@ def test_the_commit_is_known_where_git_knows_it(tmp_path: Path) -> None:
     commit_all(tmp_path, "x")
     (tmp_path / "results").mkdir()
     (tmp_path / "results" / "r.json").write_text("{}")  # a result is no change of the code
-    commit, dirty = record.commit_of(tmp_path)
+    commit, dirty = gits.commit_of(tmp_path)
     assert len(commit) == 40 and dirty is False
     code.write_text("2\n")
-    assert record.commit_of(tmp_path) == (commit, True)
-    assert record.commit_of(tmp_path / "ladder") == (None, None)  # a folder inside somebody's repository
+    assert gits.commit_of(tmp_path) == (commit, True)
+    assert gits.commit_of(tmp_path / "ladder") == (None, None)  # a folder inside somebody's repository
 
 
 def test_measuring_does_not_import_torch() -> None:

@@ -8,7 +8,7 @@ from contextlib import contextmanager
 import pytest
 from click.testing import CliRunner
 
-from ladder.base import text
+from ladder.base import locks, text
 from ladder.base.errors import UserError
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
@@ -27,7 +27,7 @@ __all__ = ["images"]  # a fixture
 @contextmanager
 def held(folder):
     """As another run on this machine holds it."""
-    with results.folder_lock(folder, text.slug(system.facts("cpu")["name"])):
+    with locks.folder_lock(folder, text.slug(system.facts("cpu")["name"])):
         yield
 
 
@@ -65,7 +65,7 @@ PLAN = {
 
 def test_a_second_canary_into_one_folder_is_refused(images, tmp_path):
     name = text.slug(system.facts("cpu")["name"])
-    with results.folder_lock(tmp_path / name), pytest.raises(UserError, match="another run is writing here"):
+    with locks.folder_lock(tmp_path / name), pytest.raises(UserError, match="another run is writing here"):
         go(images, tmp_path, steps=1)
 
 
@@ -127,11 +127,11 @@ def test_two_merges_at_a_time_leave_the_first_s_file(tmp_path, monkeypatch):
 
 
 def test_a_folder_that_was_made_for_nothing_goes_again(tmp_path):
-    with pytest.raises(UserError), results.folder_lock(tmp_path / "a" / "b"):
+    with pytest.raises(UserError), locks.folder_lock(tmp_path / "a" / "b"):
         assert (tmp_path / "a" / "b" / ".lock").exists()
         raise UserError("refused")
     assert not list(tmp_path.iterdir())
-    with results.folder_lock(tmp_path / "a" / "b"):
+    with locks.folder_lock(tmp_path / "a" / "b"):
         (tmp_path / "a" / "b" / "result.json").write_text("{}")
     assert [path.name for path in (tmp_path / "a" / "b").iterdir()] == ["result.json"]
 
@@ -143,6 +143,6 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     monkeypatch.setattr(results.fcntl, "flock", refuse)
     with (
         pytest.raises(UserError, match="its file system has no locks; name a folder of another one"),
-        results.folder_lock(tmp_path),
+        locks.folder_lock(tmp_path),
     ):
         pass

@@ -10,8 +10,9 @@ from typing import Any
 
 import pytest
 
+from ladder.base.locks import device_lock
 from ladder.engine import pool
-from ladder.engine.pool import Pool, Worker, WorkerFailure, device_lock
+from ladder.engine.pool import Pool, Worker, WorkerFailure
 
 ROOT = Path(__file__).resolve().parents[2]
 FAKE = ROOT / "tests" / "support" / "fake_code"

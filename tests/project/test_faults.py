@@ -20,7 +20,6 @@ import pytest
 from ladder.base.errors import UserError
 from ladder.machine import system
 from ladder.report import tables
-from ladder.results import record
 from tests.cli import test_cli
 from tests.cli.test_cli import call
 from tests.engine import test_measure
@@ -284,7 +283,7 @@ def test_nothing_measured_is_a_failure(tmp_path: Path, fakes: dict[str, Any], ou
 def test_a_dirty_work_tree_is_marked_wherever_the_result_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
-    monkeypatch.setattr(record, "commit_of", lambda root: ("0123456789" * 4, True))
+    monkeypatch.setattr(git, "commit_of", lambda root: ("0123456789" * 4, True))
     result = run(tmp_path, {"a": {}})
     assert result["dirty"] is True and stored(tmp_path)["dirty"] is True
     result["workload"] |= {"resolution": 32}

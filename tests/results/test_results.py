@@ -1,4 +1,5 @@
 """Result files: names, atomic writing, what is refused when read."""
+from ladder.base import locks
 from ladder.base import text as texts
 
 import copy
@@ -176,11 +177,11 @@ def test_a_missing_file_is_refused(tmp_path: Path) -> None:
 
 def test_two_runs_cannot_write_into_one_folder(tmp_path: Path) -> None:
     (tmp_path / "machine").mkdir()
-    with results.folder_lock(tmp_path / "machine"):
+    with locks.folder_lock(tmp_path / "machine"):
         with pytest.raises(UserError, match="another run is writing here"):
-            with results.folder_lock(tmp_path / "machine"):
+            with locks.folder_lock(tmp_path / "machine"):
                 pass
-    with results.folder_lock(tmp_path / "machine"):
+    with locks.folder_lock(tmp_path / "machine"):
         pass
     assert list((tmp_path / "machine").iterdir()) == []
 
@@ -188,5 +189,5 @@ def test_two_runs_cannot_write_into_one_folder(tmp_path: Path) -> None:
 def test_a_folder_that_cannot_be_made_is_one_line(tmp_path: Path) -> None:
     (tmp_path / "file").write_text("")
     with pytest.raises(UserError, match="cannot be written here"):
-        with results.folder_lock(tmp_path / "file" / "machine"):
+        with locks.folder_lock(tmp_path / "file" / "machine"):
             pass

@@ -136,10 +136,9 @@ def write(folder: Path, rows: dict[str, list[dict[str, Any]]]) -> list[Path]:
     """The files of each table that has rows; returns their paths. Nothing in them depends on time or order of tests."""
     from ladder.base.files import replacing
     from ladder.machine import system
-    from ladder.results import record
     from ladder.results import store as results
 
-    commit, dirty = record.commit_of(ROOT)
+    commit, dirty = git.commit_of(ROOT)
     dirty = dirty if dirty is None else dirty or _tests_changed()
     paths = []
     for what, found in rows.items():

@@ -1,7 +1,6 @@
 """A training's folder: one run at a time, and none writes over another's files."""
 
 # ruff: noqa: F401, F811 (fixtures of another module)
-
 import json
 import shutil
 from pathlib import Path
@@ -9,6 +8,7 @@ from pathlib import Path
 import pytest
 import torch
 
+from ladder.base import locks
 from ladder.base.errors import UserError
 from ladder.results import store as results
 from ladder.training import checkpoint
@@ -113,14 +113,14 @@ def test_a_folder_is_held_for_the_whole_training(images, tmp_path):
 
 def test_the_folder_is_looked_at_once_it_is_held(images, tmp_path, monkeypatch):
     """A training that ended while this one waited to begin has left its files."""
-    real = results._take_lock
+    real = locks._take_lock
 
     def late(path, made):
         handle = real(path, made)
         (path.parent / "losses.jsonl").write_text('{"step": 1}\n')
         return handle
 
-    monkeypatch.setattr(results, "_take_lock", late)
+    monkeypatch.setattr(locks, "_take_lock", late)
     assert "holds the loss log" in refused(images, tmp_path / "out", 2)
 
 

@@ -24,7 +24,6 @@ from ladder.base import text as base_text
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
 from ladder.machine import system
-from ladder.results import record
 from ladder.results import store as results
 
 OUT = ROOT / "results" / "asv-overhead"
@@ -34,7 +33,7 @@ NOTHING = "def track_nothing():\n    return 1\n"
 
 def measure(commits: int, repeats: int) -> dict[str, Any]:
     """The result as it is stored. UserError: asv failed."""
-    head, dirty = record.commit_of(ROOT)
+    head, dirty = git.commit_of(ROOT)
     facts = system.facts(system.choose_device())
     with tempfile.TemporaryDirectory(prefix="asv-overhead-") as folder:
         clone = Path(folder) / "clone"

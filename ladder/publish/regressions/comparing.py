@@ -15,6 +15,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.base import git, locks
+from ladder.base import protocol as protocols
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
@@ -75,7 +77,7 @@ def new_result(
     options: Options,
 ) -> dict[str, Any]:
     """The result of a comparison that has not begun; `workload` as it may be published."""
-    commit, dirty = record.commit_of(ROOT)
+    commit, dirty = git.commit_of(ROOT)
     engine = code_digest.digests()
     sides = {}
     for key, side in ((BASE, base), (HEAD, head)):
@@ -101,8 +103,8 @@ def new_result(
             "cycles": options.cycles,
             "cycle_steps": record.CYCLE_STEPS,
             "seed": options.seed,
-            "settle_s": record.SETTLE_S if options.settle else 0.0,
-            "settle_cycles": record.SETTLE_CYCLES if options.settle else 0,
+            "settle_s": protocols.SETTLE_S if options.settle else 0.0,
+            "settle_cycles": protocols.SETTLE_CYCLES if options.settle else 0,
         },
         "complete": False,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
@@ -268,7 +270,7 @@ def run(
     settle_known: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> tuple[dict[str, Any], Path]:
     """Measure and write; returns the result and its file. Raises `UserError` where it cannot be written."""
-    with results.folder_lock(Path(out) / texts.slug(facts["name"])):
+    with locks.folder_lock(Path(out) / texts.slug(facts["name"])):
         result = new_result(facts, workload, rungs, base, head, options)
         path = new_path(out, result)
         return Comparison(result, rungs, base, head, path, options, tell, settle_known).run(), path

@@ -12,7 +12,7 @@ from typing import Any
 from ladder.machine import environment
 from ladder.results import identity, code_digest, record, store as results, sources
 from ladder.base.errors import UserError
-from ladder.engine.inspection import FAILED_PARITY, NOT_ENGAGED
+from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 from ladder.engine.pool import Pool, WorkerFailure
 
 TRIED_AGAIN = ("failed", "skipped")  # statuses of rungs

@@ -16,7 +16,7 @@ from ladder.results import identity, code_digest, ranking, store as results, sou
 from ladder.plan import modes
 from ladder.base.errors import UserError
 from ladder.base.text import plain
-from ladder.report.view import top_gains
+from ladder.results.judging import top_gains
 
 
 def key(result: dict[str, Any], mode: str | None = None) -> tuple[Any, ...]:

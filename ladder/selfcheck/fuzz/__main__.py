@@ -20,11 +20,10 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.base import text
+from ladder.base import git, text
 from ladder.base.errors import describe
 from ladder.base.paths import ROOT
 from ladder.machine import system
-from ladder.results import record
 from ladder.results import store as results
 from ladder.selfcheck.fuzz import mutations
 from ladder.selfcheck.fuzz import targets as fuzztargets
@@ -209,7 +208,7 @@ def main(arguments: list[str] | None = None) -> int:
     kept = json.loads(path.read_text())["kinds"] if path.is_file() else {}
     for kind, count in (("results", asked.results), ("yaml", asked.yaml)):
         if count:
-            code = record.commit_of(ROOT)
+            code = git.commit_of(ROOT)
             fuzz = run(kind, count, asked.seed, lambda line: print(line, file=sys.stderr, flush=True))
             kept[kind] = outcome(fuzz, *code)
             findings += kept[kind]["findings"]

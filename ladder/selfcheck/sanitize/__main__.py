@@ -23,11 +23,10 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder.base import stopping
+from ladder.base import git, stopping
 from ladder.base.errors import UserError
 from ladder.base.files import refuse_unwritable, replacing
 from ladder.base.paths import ROOT
-from ladder.results import record
 from ladder.results import store as results
 from ladder.selfcheck.sanitize import launches as sanitizelaunches
 from ladder.selfcheck.sanitize import parts as sanitizeparts
@@ -181,7 +180,7 @@ def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any]
             raise UserError(f"no tool could run here: {parts[0]['summary']}")
         print(f"{REFUSED}interrupted before a part was finished", file=sys.stderr)
         return 130
-    commit, dirty = record.commit_of(ROOT)
+    commit, dirty = git.commit_of(ROOT)
     found = {
         "machine": facts,
         "commit": commit,

@@ -17,6 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ladder.base import git
+from ladder.base import protocol as protocols
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
@@ -28,7 +30,7 @@ from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import LEAST_ROUNDS, MOST_ROUNDS
-from ladder.results import code_digest, record, sources
+from ladder.results import code_digest, sources
 from ladder.results import store as results
 from ladder.selfcheck.selftest import compare_simulate, planting
 from ladder.selfcheck.selftest.compare_judging import PLANTED, judge, markdown, questions
@@ -88,7 +90,7 @@ def on_gpu(kind: str, workload_name: str, copies: int, minutes: float, tell: Tel
 
 
 def _new(kind: str, facts: dict[str, Any], workload: dict[str, Any], rung: Any, copies: int) -> Result:
-    commit, dirty = record.commit_of(ROOT)
+    commit, dirty = git.commit_of(ROOT)
     code = code_digest.digests(also=ENGINE)
     names = [f"copy {number + 1}" for number in range(copies)] + [PLANTED]
     return {
@@ -104,7 +106,7 @@ def _new(kind: str, facts: dict[str, Any], workload: dict[str, Any], rung: Any, 
         "recipe": rung.recipe,
         "share": compare_simulate.PLANTED[kind],
         "planted_ms": None,
-        "protocol": {"rounds": 0, "cycles": 2, "settle_s": record.SETTLE_S, "seed": 0},
+        "protocol": {"rounds": 0, "cycles": 2, "settle_s": protocols.SETTLE_S, "seed": 0},
         "complete": False,
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
         "seconds": 0.0,

@@ -16,16 +16,16 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.base import git, protocol
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
+from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.stopping import stop_on_sigterm
-from ladder.engine.pool import device_lock
-from ladder.engine.worker import CYCLE_STEPS
 from ladder.machine import system
 from ladder.plan import catalog
-from ladder.results import record
 from ladder.results import store as results
 from ladder.selfcheck.selftest import planting, spin
 from ladder.selfcheck.selftest.judging import judge, markdown, wants_rounds
@@ -92,7 +92,7 @@ def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: No
     for need in ("triton", "cuda_graphs", "bf16"):
         if capabilities[need]:
             raise UserError(f"--selftest: no waits can be planted on this GPU: {capabilities[need]}")
-    now = {"machine": facts, "commit": record.commit_of(record.ROOT)[0]}
+    now = {"machine": facts, "commit": git.commit_of(ROOT)[0]}
     path = results.place(Path(folder) / f"{texts.slug(facts['name'])}-real.json", now)
     test = SelfTest(facts, groups(capabilities), path, minutes or MINUTES, tell=tell)
     with device_lock(system.device_key("cuda"), lambda: tell("waiting for another run on this GPU")):
@@ -120,7 +120,7 @@ class SelfTest:
         self.device, self.lengths_us = facts["device"], lengths_us
         self.begin, self.budget_s = time.monotonic(), 60 * minutes
         self.visitor = Visitor(facts, cycles=cycles, seed=seed, torch=torch)
-        commit, dirty = record.commit_of(ROOT)
+        commit, dirty = git.commit_of(ROOT)
         self.result: dict[str, Any] = {
             "schema": 1,
             "what": "selftest on a device",
@@ -136,8 +136,8 @@ class SelfTest:
                 "cycles": cycles,
                 "cycle_steps": CYCLE_STEPS,
                 "seed": seed,
-                "settle_s": record.SETTLE_S,
-                "settle_cycles": record.SETTLE_CYCLES,
+                "settle_s": protocol.SETTLE_S,
+                "settle_cycles": protocol.SETTLE_CYCLES,
                 "built_together": self.visitor.ahead,
             },
             "spin": [],

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.paths import ROOT
-from ladder.engine.worker import CYCLE_STEPS
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.selfcheck.selftest import spin
 
 PACKAGES = ("kernels", "stylegan_lite")

@@ -13,10 +13,10 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from ladder.base import protocol
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import system
-from ladder.results import record
 
 MOST_AHEAD = 16  # workers with a built step
 RAM_GB, GPU_GB = 3, 4  # what one may hold
@@ -124,8 +124,8 @@ class Visitor:
             (),
             alive=alive,
             cycles=self.cycles,
-            settle_s=record.SETTLE_S,
-            settle_cycles=record.SETTLE_CYCLES,
+            settle_s=protocol.SETTLE_S,
+            settle_cycles=protocol.SETTLE_CYCLES,
             main=False,
         )
         accepted.append(made)

@@ -12,8 +12,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine.pool import Worker, WorkerFailure
-from ladder.engine.worker import CYCLE_STEPS
 from ladder.stats.estimates import median
 
 LENGTHS_US = (20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)

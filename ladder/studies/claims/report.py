@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.report.tables import escaped
+from ladder.base.text import escaped
 from ladder.studies.claims import registry
 from ladder.studies.claims.hardware.counters import UNCOUNTED
 from ladder.studies.claims.view import View

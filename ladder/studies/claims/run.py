@@ -11,6 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
+from ladder.base import git
 from ladder.base.errors import describe, raise_if_environment
 from ladder.base.paths import ROOT
 from ladder.base.stopping import stop_on_sigterm
@@ -42,7 +43,7 @@ def measure(
     session = Session(timer.gpu, timer, smoke, quick or smoke, seed, begun + 60 * minutes)
     with stop_on_sigterm():
         complete = session.run(on_event, count)
-    commit, dirty = record.commit_of(ROOT)
+    commit, dirty = git.commit_of(ROOT)
     facts = system.facts(device)
     notes = [kerneltiming.SMOKE_NOTE] * smoke + ["quick: not to be quoted"] * (quick and not smoke)
     notes += ["dirty work tree: not to be published"] * bool(dirty) + ["interrupted"] * (not complete)
@@ -285,7 +286,7 @@ def precision_claims(name: str, folder: Path | None = None) -> list[Row]:
 
 @contextmanager
 def locked(device: str) -> Iterator[None]:
-    from ladder.engine.pool import device_lock
+    from ladder.base.locks import device_lock
 
     with device_lock(system.device_key(device)):
         yield

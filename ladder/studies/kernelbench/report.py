@@ -5,8 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from typing import Any
 
-from ladder.base.text import NO_TIME
-from ladder.report.tables import escaped
+from ladder.base.text import NO_TIME, escaped
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 
 CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}

@@ -11,14 +11,13 @@ import time
 from pathlib import Path
 from typing import Any
 
-from ladder.base import text
+from ladder.base import git, text
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.report import checks
 from ladder.report.tables import write
-from ladder.results import record
 from ladder.results import store as results
 from ladder.studies.precision import fp8 as fp8probe
 from stylegan_lite import make_step
@@ -36,7 +35,7 @@ def run(
 ) -> dict[str, Any]:
     """Both recipes on one workload; what was found, written."""
     begin, facts = time.monotonic(), system.facts(device)
-    commit, dirty = record.commit_of(record.ROOT)
+    commit, dirty = git.commit_of(ROOT)
     found: dict[str, Any] = {
         "schema": 1,
         "what": "fp8-trial",

@@ -15,20 +15,22 @@ import threading
 from collections.abc import Callable, Sequence
 from typing import TYPE_CHECKING, Any
 
+from ladder.base import protocol
 from ladder.engine import lanes as sidebyside
 from ladder.engine import run as measure
-from ladder.engine.inspection import FAILED_PARITY, Alone
+from ladder.engine.inspection import Alone
 from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.machine import neighbours
 from ladder.report import checks
 from ladder.results import record
+from ladder.results.store import FAILED_PARITY
 
 if TYPE_CHECKING:
     from ladder.studies.precision.plan import Plan
 
 GIB = 2**30
 SHARES_KERNELS = ("tf32", "fp8")  # with FP32 and BF16, for the most part
-SETTLE = {"settle_s": record.SETTLE_S, "settle_cycles": record.SETTLE_CYCLES}
+SETTLE = {"settle_s": protocol.SETTLE_S, "settle_cycles": protocol.SETTLE_CYCLES}
 
 
 class TimeUp(KeyboardInterrupt):

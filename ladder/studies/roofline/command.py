@@ -17,6 +17,7 @@ from typing import Any
 
 import click
 
+from ladder.base import git
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
@@ -227,7 +228,7 @@ def measure(
     name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any], out: Path
 ) -> Found:
     """Time the step, trace it, then measure the ceilings: their cuDNN algorithms would stay with the step."""
-    from ladder.engine.pool import device_lock
+    from ladder.base.locks import device_lock
     from ladder.studies.roofline import ceilings
 
     facts = system.facts("cuda")
@@ -282,7 +283,7 @@ def again(path: Path, out: Path) -> Found:
     rates.join(recorded.load(rates.gpu, out))
     rates.add(before["recorded"], path.name)
     found = _compare(floors_of(fields, recipe), fields, recipe, rates, before["measured"], before["recorded"])
-    return before | found | {"floors_commit": record.commit_of(ROOT)[0]}
+    return before | found | {"floors_commit": git.commit_of(ROOT)[0]}
 
 
 def _tell(text: str) -> None:

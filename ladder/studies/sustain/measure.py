@@ -16,13 +16,14 @@ from datetime import datetime, timezone
 from typing import Any
 
 from ladder.base import text as texts
+from ladder.base.locks import device_lock
 from ladder.base.rules import alike
 from ladder.base.stopping import stop_on_sigterm
+from ladder.base.text import escaped
 from ladder.engine import inspection
-from ladder.engine.pool import Pool, WorkerFailure, device_lock
+from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import environment, neighbours, system
-from ladder.report.tables import escaped
 from ladder.results import code_digest, identity, plausible, record
 from ladder.results import store as results
 

@@ -12,10 +12,11 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import text
+from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
-from ladder.engine.pool import Pool, WorkerFailure, device_lock
+from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.rounds import Interleaved, Program, Visited
 from ladder.machine import environment, neighbours, system
 from ladder.results import code_digest, identity, record

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from ladder.report.tables import escaped
+from ladder.base.text import escaped
 from ladder.results import store as results
 from ladder.studies.upstream import source
 from ladder.studies.upstream.measure import UPSTREAM

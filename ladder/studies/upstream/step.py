@@ -17,7 +17,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.engine.worker import CYCLE_STEPS
+from ladder.base.protocol import CYCLE_STEPS
 from ladder.studies.upstream import source
 
 CONTRACT = 1

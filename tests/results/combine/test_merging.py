@@ -1,4 +1,5 @@
 """Rounds of several runs as one result: what merges, what is refused, and what a merged file must not do twice."""
+from ladder.base import locks
 from ladder.base import text as texts
 
 import copy
@@ -305,7 +306,7 @@ def test_files_are_not_written_over_but_a_single_one(tmp_path):
 
 def test_a_run_that_is_still_writing_there_is_not_disturbed(tmp_path):
     (a,) = write(tmp_path, run(1))
-    with results.folder_lock(tmp_path):
+    with locks.folder_lock(tmp_path):
         assert "another run is writing" in refused("merge", a, "--out", a)
 
 

@@ -6,12 +6,12 @@ import pytest
 from click.testing import CliRunner
 
 import stylegan_lite
+from ladder.base import git
 from ladder.cli import main as cli
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.receipts import evidence, kernel_families
-from ladder.results import record
 from ladder.studies.roofline import ceilings, distance, in_step
 from ladder.studies.roofline import command as roofline
 from ladder.studies.roofline import view as roofline_view
@@ -244,7 +244,7 @@ def test_floors_of_an_earlier_result_are_computed_again(gpu, workload, tmp_path)
     assert done.exit_code == 0, done.output
     found = json.loads(old.read_text())
     assert (
-        found.pop("floors_commit") == record.commit_of(roofline.ROOT)[0]
+        found.pop("floors_commit") == git.commit_of(roofline.ROOT)[0]
         and found.pop("in_step") == before["in_step"]
     )
     assert {key: found[key] for key in stale} == {key: before[key] for key in stale}

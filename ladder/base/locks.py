@@ -1,0 +1,107 @@
+"""Locks of this host: on one GPU, and on a folder of results."""
+
+import contextlib
+import errno
+import fcntl
+import hashlib
+import os
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+from ladder.base.errors import UserError
+
+
+@contextlib.contextmanager
+def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
+    """Hold `folder` for one run; it is made if missing, and goes again if nothing came into it.
+
+    `name` says which results of the folder are held, where runs with others may write beside them.
+
+    Raises `UserError` if another run has it or it cannot be written.
+    """
+    folder = Path(folder)
+    path = folder / f".{name}.lock" if name else folder / ".lock"
+    made: list[Path] = []
+    try:
+        handle = _take_lock(path, made)
+    except BlockingIOError:
+        raise UserError(
+            f"{folder}: another run is writing here; wait for it or name another folder with --out"
+        ) from None
+    except OSError as error:
+        why = error.strerror
+        if error.errno in (errno.ENOLCK, errno.ENOSYS, errno.ENOTSUP):
+            why = "its file system has no locks; name a folder of another one with --out"
+        raise UserError(f"{folder}: results cannot be written here: {why}") from None
+    try:
+        yield
+    finally:
+        path.unlink(
+            missing_ok=True
+        )  # while still held: whoever opened it meanwhile sees that it is gone and tries again
+        os.close(handle)
+        with contextlib.suppress(OSError):  # what is not empty stays
+            for each in made:
+                each.rmdir()
+
+
+def _take_lock(path: Path, made: list[Path]) -> int:
+    """Open and lock the file, or raise OSError; folders that are made for it, the deepest first, go into `made`."""
+    while True:
+        made += [each for each in path.parents if not each.exists()]
+        path.parent.mkdir(parents=True, exist_ok=True)
+        try:
+            handle = os.open(path, os.O_RDWR | os.O_CREAT, 0o644)
+        except FileNotFoundError:  # another run has just removed the folder that it had made
+            continue
+        try:
+            fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except OSError:
+            os.close(handle)
+            raise
+        with contextlib.suppress(FileNotFoundError):
+            if os.fstat(handle).st_ino == os.stat(path).st_ino:
+                return handle
+        os.close(handle)
+
+
+@contextlib.contextmanager
+def device_lock(key: str | None, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
+    """Hold this host's lock on one GPU: two runs that tune or time on it together would both be wrong.
+
+    `key` says which one (None: nothing to lock); calls `on_wait` once if another process holds it. Waits without a
+    limit: a run that began earlier may end first. Without a usable temporary folder there is no lock.
+    """
+    if key is None:
+        yield
+        return
+    name = hashlib.sha256(key.encode()).hexdigest()[:16]
+    try:
+        handle = _open_shared(Path(tempfile.gettempdir()) / f"stylegan-ladder-{name}.lock")
+    except OSError:
+        yield
+        return
+    try:
+        waited = False
+        while True:
+            try:
+                fcntl.flock(handle, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                break
+            except BlockingIOError:
+                if on_wait and not waited:
+                    on_wait()
+                waited = True
+                time.sleep(0.2)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _open_shared(path: Path) -> int:
+    """Open a lock file that another user may have made: the kernel refuses O_CREAT on those in a sticky folder."""
+    try:
+        return os.open(path, os.O_RDONLY)
+    except FileNotFoundError:
+        return os.open(path, os.O_RDONLY | os.O_CREAT, 0o644)
