@@ -9,24 +9,22 @@ measured again by `ladder run`. docs/log.md quotes these files as trials, and no
 
 from __future__ import annotations
 
-import contextlib
 import dataclasses
 import sys
 import time
-from collections.abc import Iterator
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ladder.base import text
+from ladder.base import files, text
 from ladder.base.errors import UserError, describe
 from ladder.base.paths import ROOT
+from ladder.engine.in_process import prepared
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes
 from ladder.receipts import kernel_families
-from ladder.report import tables
 from ladder.results import record
 
 OUT = ROOT / "results" / "trials"
@@ -68,7 +66,7 @@ def command(
         click.echo(heading())
         for variant, recipe in variants.items():
             found["variants"][variant] = row = trial(fields, recipe, device, kernels)
-            tables.write_json(path, found)  # after each: what is there stays if the next one dies
+            files.write_json(path, found)  # after each: what is there stays if the next one dies
             click.echo(line(variant, row))
         click.echo(f"one process, no protocol: to choose by, not to quote. {path}")
     except UserError as error:
@@ -175,20 +173,6 @@ def traced(step: Any, phase: str, kernels: bool) -> Found:
     if kernels:
         found["sequence"] = [[kernel_families.short(e[0], 100), round((e[4] - e[3]) / 1000, 2)] for e in ran]
     return found
-
-
-@contextlib.contextmanager
-def prepared(
-    fields: dict[str, Any], recipe: dict[str, Any], device: str
-) -> Iterator[tuple[Any, dict[str, float]]]:
-    """A step that is ready, and what took how many seconds: ``with prepared(...) as (step, seconds)``."""
-    from stylegan_lite import make_step
-
-    step = make_step(fields | {"data": None}, recipe, device=device)
-    try:
-        yield step, {name: round(value, 3) for name, value in step.prepare().items()}
-    finally:
-        step.close()
 
 
 def _cycle_ms(step: Any, lazy: bool) -> float:

@@ -89,3 +89,7 @@ def describe(error: BaseException) -> str:
     message = one_line(words_of(error))
     name = type(error).__name__
     return one_line(f"{name}: {message}") if message else name
+
+
+class Missing(Exception):
+    """A contender that this machine or this checkout does not have; the message is its reason."""

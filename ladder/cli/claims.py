@@ -5,15 +5,11 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
 
 import click
 
 from ladder.base import locks, text
-from ladder.base.paths import ROOT
-
-OUT = ROOT / "results" / "claims"
-MINUTES = 5.0
+from ladder.studies.claims.run import OUT, write
 
 
 def command(device: str, minutes: float, seed: int, quick: bool, out: Path | None, as_json: bool) -> None:
@@ -42,14 +38,3 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
         sys.exit(130)
     if not any(claim["ours"] for claim in result["claims"]):
         sys.exit(1)
-
-
-def write(result: dict[str, Any], out: Path) -> list[Path]:
-    """JSON, Markdown and chart, each whole or not at all; a quick or unfinished run never replaces a whole one."""
-    from ladder.report import output as ending
-    from ladder.studies.claims import chart, report
-
-    rules = result["protocol"]
-    words = [result["machine"]["name"], *["quick"] * rules["quick"], *["smoke"] * rules["smoke"]]
-    stem, pages = "-".join(text.slug(word) for word in words), {"md": report.markdown(result)}
-    return ending.write_named(result, out, stem, pages, lambda kind: chart.render(result, kind), "-claims")

@@ -16,7 +16,7 @@ from ladder.base.errors import UserError
 from ladder.base.starting import near
 from ladder.cli import expecting
 from ladder.engine import run as measure
-from ladder.images import prepare as images
+from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes
 from ladder.report import output as ending
@@ -24,8 +24,6 @@ from ladder.results import identity
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
 from stylegan_lite.config import Recipe
-
-DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
 
 
 @dataclass(frozen=True)
@@ -161,25 +159,6 @@ def publish(result: dict[str, Any], path: Path, quiet: bool) -> None:
             click.echo(f"ladder: {error}", err=True)
     if made and not quiet:
         click.echo(f"{near(stem)}{', '.join(each.suffix for each in made)}")
-
-
-def prepare_images(
-    data: str | None, workload: dict[str, Any], quiet: bool, first: progress.First | None = None
-) -> images.ImageSet:
-    """The workload's images, with a progress bar while they are made and their notes on stderr.
-
-    ``first`` is said once it is certain that the images can be had, before they are made.
-    """
-    with progress.bar("images", quiet, first) as on_progress:
-        found = images.prepare_images(
-            data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
-        )
-    if first is not None:
-        first()
-    if not quiet:
-        for note in found.notes:
-            click.echo(f"images: {texts.printable(note)}", err=True)
-    return found
 
 
 def choose_recipe(

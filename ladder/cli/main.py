@@ -16,6 +16,7 @@ from pathlib import Path
 
 import click
 
+from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import doctor as cli_doctor
@@ -240,9 +241,9 @@ def report(
     for line in remarks:
         click.echo(line, err=as_json)
     if markdown is not None:
-        reporting.write(markdown, "\n".join(reporting.markdown(result) for result in results))
+        files.write(markdown, "\n".join(reporting.markdown(result) for result in results))
     if csv_path is not None:
-        reporting.write(csv_path, reporting.csv_text(results))
+        files.write(csv_path, reporting.csv_text(results))
     if charts:
         if len(results) != 1:
             raise UserError(f"--chart draws one result, and {len(results)} were found; name one file")

@@ -15,6 +15,7 @@ from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
+from ladder.images import for_workload
 
 OUT = ROOT / "results" / "precision"
 ENGINE = ("studies/precision/run",)  # what times a row, beside what times a rung
@@ -154,10 +155,9 @@ def _of(bases: str) -> tuple[str, ...]:
 
 def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) -> str | None:
     """Images for the training that is followed: the user's, else the sample photographs; on a CPU random ones."""
-    from ladder.cli import climb as climbing
 
     wanted = data or fields["data"]
-    return None if cpu and wanted is None else climbing.prepare_images(wanted, fields, quiet).path
+    return None if cpu and wanted is None else for_workload.prepare_images(wanted, fields, quiet).path
 
 
 def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str, Any]:
@@ -295,10 +295,9 @@ def stem_of(result: dict[str, Any]) -> str:
 
 
 def write_partial(result: dict[str, Any], out: Path) -> None:
-    from ladder.report import tables
     from ladder.results import store as results
 
-    tables.write_json(results.place(out / f"{stem_of(result)}-partial.json", result), result)
+    files.write_json(results.place(out / f"{stem_of(result)}-partial.json", result), result)
 
 
 def write(result: dict[str, Any], out: Path) -> list[Path]:

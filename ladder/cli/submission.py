@@ -20,6 +20,7 @@ from ladder.base import git
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
 from ladder.cli import climb as climbing
+from ladder.images import for_workload
 from ladder.machine import environment
 from ladder.machine import system as machine
 from ladder.plan import catalog
@@ -52,7 +53,7 @@ class Submission:
 
     @property
     def workload(self) -> str:
-        return climbing.DEFAULT_WORKLOAD[self.device]
+        return for_workload.DEFAULT_WORKLOAD[self.device]
 
     @property
     def machine(self) -> str:

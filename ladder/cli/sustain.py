@@ -11,6 +11,7 @@ from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
+from ladder.images import for_workload
 from stylegan_lite.config import suggestion
 
 OUT = ROOT / "results" / "sustained"
@@ -77,11 +78,10 @@ def _plan(
     rungs: tuple[str, ...], workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
 ) -> tuple[dict[str, Any], str | None]:
     """The rungs' recipes on this workload; where the images come from."""
-    from ladder.cli import climb as climbing
     from ladder.machine import system
     from ladder.plan import catalog
 
-    name, fields = catalog.load_workload(workload or climbing.DEFAULT_WORKLOAD[device])
+    name, fields = catalog.load_workload(workload or for_workload.DEFAULT_WORKLOAD[device])
     able = catalog.possible(system.capabilities(device), fields)
     climbed = {each.name: each for each in catalog.climb(catalog.load_ladder(ladder_name), able)}
     runs = [each.name for each in climbed.values() if each.recipe is not None]
@@ -93,7 +93,7 @@ def _plan(
             raise UserError(f"ladder {ladder_name} has no rung {rung!r}{has}")
         if rung not in runs:
             raise UserError(f"rung {rung} cannot run here: {climbed[rung].skipped}")
-    pictures = climbing.prepare_images(data or fields["data"], fields, quiet)
+    pictures = for_workload.prepare_images(data or fields["data"], fields, quiet)
     chosen = dict.fromkeys(rungs or runs[-1:])
     return {
         "name": name,

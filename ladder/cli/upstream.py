@@ -11,6 +11,7 @@ from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
+from ladder.images import for_workload
 
 OUT = ROOT / "results" / "upstream"
 
@@ -122,12 +123,11 @@ def _plan(
     clone: Path, workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
 ) -> tuple[dict[str, Any], str | None]:
     """What both train, and the recipe of our top; where the images come from."""
-    from ladder.cli import climb as climbing
     from ladder.machine import system
     from ladder.plan import catalog
     from ladder.studies.upstream import step
 
-    name, fields = catalog.load_workload(workload or climbing.DEFAULT_WORKLOAD[device])
+    name, fields = catalog.load_workload(workload or for_workload.DEFAULT_WORKLOAD[device])
     step.refuse(fields)
     able = catalog.possible(system.capabilities(device), fields)
     climbed = [
@@ -135,7 +135,7 @@ def _plan(
     ]
     if not climbed:
         raise UserError(f"ladder {ladder_name}: none of its rungs runs here")
-    pictures = climbing.prepare_images(data or fields["data"], fields, quiet)
+    pictures = for_workload.prepare_images(data or fields["data"], fields, quiet)
     plan = {
         "folder": clone.resolve(),
         "name": name,

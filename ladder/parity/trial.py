@@ -14,6 +14,7 @@ from typing import Any
 
 from ladder.base import git
 from ladder.base import text as texts
+from ladder.base.files import write
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.parity import reference
@@ -29,7 +30,6 @@ from ladder.parity.spread import (
     worst,
 )
 from ladder.plan import catalog
-from ladder.report.tables import write
 from ladder.results import store as results
 from stylegan_lite.config import Workload
 

@@ -9,7 +9,7 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git, text
+from ladder.base import files, git, text
 from ladder.plan import catalog, modes
 from ladder.report import chart, tables
 from ladder.results import ranking, sources
@@ -36,7 +36,7 @@ def publish(root: Path) -> list[Path]:
         for path in tracked(root, f"results/{kind}"):
             result = results.read(path)
             if isinstance(result, dict) and (result.get("kind") == kind):
-                written += tables.draw(
+                written += files.draw(
                     into / f"{path.stem}-{kind}", lambda suffix, r=result, f=render: f(r, suffix)
                 )
     return written
@@ -94,14 +94,14 @@ def _whole(result: Result) -> bool:
 
 def write_tables(result: Result, stem: Path) -> list[Path]:
     """Write the tables of a result of `ladder run`, named ``stem`` with .md and .csv. Raises UserError."""
-    tables.write(markdown := Path(f"{stem}.md"), tables.markdown(result))
-    tables.write(csv := Path(f"{stem}.csv"), tables.csv_text([result]))
+    files.write(markdown := Path(f"{stem}.md"), tables.markdown(result))
+    files.write(csv := Path(f"{stem}.csv"), tables.csv_text([result]))
     return [markdown, csv]
 
 
 def write_charts(result: Result, stem: Path) -> list[Path]:
     """Draw a result of `ladder run` as ``stem`` with .png and .svg. Raises UserError."""
-    return tables.draw(stem, lambda kind: chart.render(result, kind))
+    return files.draw(stem, lambda kind: chart.render(result, kind))
 
 
 def _renderers() -> dict[str, Callable[[Result, str], bytes]]:

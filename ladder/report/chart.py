@@ -12,10 +12,11 @@ import textwrap
 from pathlib import Path
 from typing import Any
 
+from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.text import factor
 from ladder.plan import modes
-from ladder.report import drawing, tables
+from ladder.report import drawing
 from ladder.report.drawing import fitted
 from ladder.report.panels import (
     LEFT,
@@ -44,7 +45,7 @@ def draw(result: dict[str, Any], path: Path) -> None:
     kind = Path(path).suffix.lower()
     if kind not in (".png", ".svg"):
         raise UserError(f"{path}: a chart is written as .png or .svg")
-    tables.write(path, render(result, kind[1:]))
+    files.write(path, render(result, kind[1:]))
 
 
 def render(result: dict[str, Any], kind: str, theme: Theme = LIGHT) -> bytes:

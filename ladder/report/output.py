@@ -11,10 +11,9 @@ from typing import Any
 import click
 from click.core import ParameterSource
 
-from ladder.base import starting
+from ladder.base import files, starting
 from ladder.base import text as texts
 from ladder.base.starting import near
-from ladder.report import tables
 from ladder.results import store as results
 
 
@@ -44,12 +43,12 @@ def write_named(
     """Write as `write` does, under ``stem``; ``picture`` is appended to the names of the pictures."""
     parts = results.place(folder / f"{stem}-partial.json", result)
     path = results.place(folder / f"{stem}.json", result) if result["complete"] else parts
-    tables.write_json(path, texts.fit(result))
+    files.write_json(path, texts.fit(result))
     paths = [path, *(path.with_suffix(f".{suffix}") for suffix in pages)]
     for page, text in zip(paths[1:], pages.values(), strict=True):
-        tables.write(page, text)
+        files.write(page, text)
     if render is not None:
-        paths += tables.try_draw(path.with_name(f"{path.stem}{picture}"), render)
+        paths += files.try_draw(path.with_name(f"{path.stem}{picture}"), render)
     if result["complete"] and parts.exists():
         for each in paths:
             each.with_name(each.name.replace(path.stem, parts.stem, 1)).unlink(missing_ok=True)

@@ -4,14 +4,9 @@ from __future__ import annotations
 
 import csv
 import io
-import json
 import sys
-from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
-from ladder.base.errors import UserError
-from ladder.base.files import replacing
 from ladder.base.text import amount, between, escaped, factor, ms, plain
 from ladder.plan import modes
 from ladder.report import checks
@@ -252,36 +247,3 @@ def _csv(cell: object) -> object:
         return cell
     text = plain(cell)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text  # a spreadsheet would compute it
-
-
-def write_json(path: Path, found: dict[str, Any]) -> None:
-    """Write plain data as `write` does. A number that is not finite is a ValueError."""
-    write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
-
-
-def write(path: Path, content: str | bytes) -> None:
-    """Write one file whole or not at all; the folder is made. Raises UserError if it cannot be."""
-    path = Path(path)
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
-        with replacing(path) as temporary:
-            temporary.write_bytes(content.encode() if isinstance(content, str) else content)
-    except OSError as error:
-        raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
-
-
-def draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
-    """Write the picture that ``render`` makes as "png" and "svg", named ``stem`` and the suffix. Raises UserError."""
-    paths = [Path(f"{stem}.{kind}") for kind in ("png", "svg")]
-    for path in paths:
-        write(path, render(path.suffix[1:]))
-    return paths
-
-
-def try_draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
-    """Draw as `draw` does, after a measurement that is written: what cannot be drawn is one line on stderr."""
-    try:
-        return draw(stem, render)
-    except UserError as error:
-        print(f"ladder: {error}", file=sys.stderr)
-        return []

@@ -17,9 +17,9 @@ from typing import Any
 
 import yaml
 
-from ladder.results import sources
 from ladder.base.files import COMPILED, below, digest
 from ladder.base.paths import ROOT
+from ladder.results import sources
 
 KEY = "measured_code"
 DIGITS = 16
@@ -32,7 +32,14 @@ ENGINE = (
     *("engine/worker", "engine/asides", "engine/capturing", "base/errors", "base/paths"),
     *("machine/gpu_state", "machine/nvml", "machine/threads", "machine/neighbours"),
     *("engine/run", "engine/lanes", "engine/visit", "engine/pool", "results/record"),
-    *("images/prepare", "images/store", "images/photographs", "images/user", "images/colour", "images/damage"),
+    *(
+        "images/prepare",
+        "images/store",
+        "images/photographs",
+        "images/user",
+        "images/colour",
+        "images/damage",
+    ),
 )
 Result = dict[str, Any]
 

@@ -6,14 +6,6 @@
 
 A twin is a rung that is measured twice in every round; the two differ by nothing but noise.
 """
-from ladder.stats import verdicts
-from ladder.results.publishable import publishable
-from ladder.results import store as results
-from ladder.results import record, sources
-from ladder.report import checks
-from ladder.plan import catalog, modes
-from ladder.base.text import at_commits, factor, number, pair, percent, plain
-from dataclasses import dataclass
 
 from collections.abc import Iterable
 from pathlib import Path
@@ -21,11 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ladder.machine import environment
-from ladder.results import plausible as floor, identity, record, store as results, sources
-from ladder.plan import modes
-from ladder.stats import estimates, verdicts
 from ladder.base.errors import UserError
+from ladder.machine import environment
+from ladder.plan import modes
+from ladder.results import identity, record, sources
+from ladder.results import plausible as floor
+from ladder.results import store as results
+from ladder.stats import estimates, verdicts
 
 KINDS = (verdicts.HOST, verdicts.GPU)
 MOST_STORED = 200  # log ratios of earlier twins of each kind: enough to know a spread

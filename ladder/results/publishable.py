@@ -5,8 +5,9 @@ from __future__ import annotations
 from collections.abc import Mapping
 from typing import Any
 
-from ladder.results import plausible, ranking, store as results, sources
 from ladder.machine import neighbours
+from ladder.results import plausible, ranking, sources
+from ladder.results import store as results
 
 QUICK = "quick: not to be quoted"
 FEW = f"fewer than {results.FEWEST_ROUNDS} rounds: not to be quoted"

@@ -4,16 +4,16 @@ Nothing here imports numpy or torch: `ladder list` and `ladder show` look into s
 """
 
 from __future__ import annotations
-from ladder.base import text
 
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
+from ladder.base import text
+from ladder.base.errors import UserError
 from ladder.machine import system
 from ladder.results import store as results
-from ladder.base.errors import UserError
 
 Result = dict[str, Any]
 Stored = tuple[Path, Result]

@@ -3,22 +3,20 @@
 Raw samples are kept in time order; every other number of a rung is computed from its `rounds` by `derive`, so
 that runs can be merged, and judged anew, later. A missing number is None.
 """
-from ladder.base.git import commit_of
-from ladder.base.protocol import SETTLE_CYCLES, SETTLE_S
 
 import datetime
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.machine import environment, neighbours
-from ladder.base import git
-from ladder.results import identity, code_digest, store as results
-from ladder.plan import modes
-from ladder.stats import estimates, verdicts
-from ladder.base.errors import UserError
+from ladder.base.git import commit_of
 from ladder.base.paths import ROOT
-from ladder.base.protocol import CYCLE_STEPS
+from ladder.base.protocol import CYCLE_STEPS, SETTLE_CYCLES, SETTLE_S
+from ladder.machine import environment, neighbours
+from ladder.plan import modes
+from ladder.results import code_digest, identity
+from ladder.results import store as results
+from ladder.stats import estimates, verdicts
 
 _WALL_BEYOND_EVENT = 0.02
 _BUSY_BEYOND_STEP = 0.02  # noise between the inspector's process and the timed ones
@@ -331,5 +329,3 @@ def new_path(out: Path, result: dict[str, Any]) -> Path:
     while free.exists():
         free, number = path.with_stem(f"{path.stem}-{number}"), number + 1
     return free
-
-

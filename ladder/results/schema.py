@@ -3,13 +3,14 @@
 Whoever writes a new key into results adds it here: a key that is not named is refused. Results without the newer keys
 (optional ones) stay valid.
 """
-from ladder.base import text
 
 import dataclasses
 
-from ladder.machine import environment, neighbours
-from ladder.results import identity, code_digest, store as results
+from ladder.base import text
 from ladder.base.rules import either, fields, items, mapping, maybe, number, one_of, pattern
+from ladder.machine import environment, neighbours
+from ladder.results import code_digest, identity
+from ladder.results import store as results
 from stylegan_lite.config import Recipe, Workload
 
 TEXT = pattern(
@@ -320,3 +321,23 @@ RESULT = fields(
         "choices": items(either(NOTED, CHOICE), 100),
     },
 )
+
+
+COMMIT = maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits"))
+
+REAL = number(-1e30, 1e30)
+
+RATE = number(1e-30, 1e30)
+
+SHAPED = pattern(r"[A-Za-z0-9 ,.*_x-]{1,120}", "an op with its shape")
+
+VERDICT = pattern(r"[a-z][a-z ]{0,40}", "a verdict")
+
+
+LAYOUT = one_of("channels_last", "NCHW", "nchw", "nhwc")
+
+SHAPE = items(number(0, 2**31, whole=True), 8, least=1)
+
+AMOUNT = number(0, 1e30)
+
+LINE = pattern(r"[ -~]{1,1000}", "a line of printable ASCII")

@@ -4,30 +4,18 @@ One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.
 missing number is null; NaN and infinity are refused, on the way out and on the way in. What is checked here keeps
 the project's own readers safe; `ladder.publish.validation.validate` is stricter, for files that come from a stranger.
 """
-from ladder.results import closure
-from ladder.receipts import receipt as receipts
-from ladder.engine.pool import Worker, WorkerFailure, plain
-from ladder.base.paths import ROOT
-from ladder.base.files import COMPILED, below, digest, replacing
-from ladder.base import files
-from collections.abc import Callable
-import hashlib
-from ladder.base.text import fit, slug, stamp
 
-import contextlib
 import datetime
-import errno
-import fcntl
 import json
 import math
-import os
 import re
-from collections.abc import Iterator, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
+from ladder.base.text import fit, slug, stamp
 
 SCHEMA = 1
 SMOKE_NOTE = "CPU smoke test: not to be quoted"

@@ -20,7 +20,7 @@ import torch
 from torch import Tensor
 
 import stylegan_lite
-from ladder.base import git, locks, text
+from ladder.base import files, git, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.stopping import stop_on_sigterm
@@ -98,9 +98,8 @@ def run(
         except KeyboardInterrupt:
             result["notes"].append("interrupted: what was finished is kept")
         _save(path, result, begin)
-    from ladder.report import tables
 
-    tables.write(path.with_suffix(".md"), markdown(result))
+    files.write(path.with_suffix(".md"), markdown(result))
     tell({"event": "end", "path": str(path)})
     return result
 

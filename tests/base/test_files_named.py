@@ -11,7 +11,6 @@ import pytest
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.report import tables
 from ladder.results import store as results
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -29,7 +28,7 @@ def device(tmp_path):
     return path
 
 
-@pytest.mark.parametrize("write", [tables.write, lambda path, text: results.write(path, {"a": text})])
+@pytest.mark.parametrize("write", [files.write, lambda path, text: results.write(path, {"a": text})])
 def test_a_device_stays_a_device(device, write):
     write(device, "gone")
     assert device.is_char_device() and os.listdir(device.parent) == ["null"]
@@ -40,7 +39,7 @@ def test_a_pipe_takes_what_is_written_and_stays(tmp_path):
     seen = []
     reader = threading.Thread(target=lambda: seen.append((tmp_path / "pipe").read_text()), daemon=True)
     reader.start()
-    tables.write(tmp_path / "pipe", "rows")
+    files.write(tmp_path / "pipe", "rows")
     reader.join(10)
     assert seen == ["rows"] and (tmp_path / "pipe").is_fifo()
 
@@ -64,13 +63,13 @@ def test_a_symlink_stays_one_and_its_file_is_replaced(tmp_path):
     (tmp_path / "t.csv").symlink_to("real/t.csv")
     (tmp_path / "new.csv").symlink_to("real/new.csv")
     for name in ("t.csv", "new.csv"):
-        tables.write(tmp_path / name, "new")
+        files.write(tmp_path / name, "new")
         assert (tmp_path / name).is_symlink() and (tmp_path / "real" / name).read_text() == "new"
     assert len(os.listdir(tmp_path)) == 3  # nothing is left beside them
     (tmp_path / "a").symlink_to("b")
     (tmp_path / "b").symlink_to("a")
     with pytest.raises(UserError, match="circle"):
-        tables.write(tmp_path / "a", "new")
+        files.write(tmp_path / "a", "new")
 
 
 def test_mode_is_kept_and_a_new_file_has_the_user_s(tmp_path):
@@ -79,7 +78,7 @@ def test_mode_is_kept_and_a_new_file_has_the_user_s(tmp_path):
     before = os.umask(0o027)
     try:
         for name in ("private", "fresh"):
-            tables.write(tmp_path / name, "new")
+            files.write(tmp_path / name, "new")
     finally:
         os.umask(before)
     assert [(tmp_path / name).stat().st_mode & 0o777 for name in ("private", "fresh")] == [0o600, 0o640]
@@ -90,17 +89,17 @@ def test_a_read_only_file_and_a_folder_are_refused_in_one_line(tmp_path):
     (tmp_path / "kept").write_text("old")
     (tmp_path / "kept").chmod(0o444)
     with pytest.raises(UserError, match="kept: cannot be written: the file there is read-only"):
-        tables.write(tmp_path / "kept", "new")
+        files.write(tmp_path / "kept", "new")
     (tmp_path / "folder").mkdir()
     with pytest.raises(UserError, match="folder: cannot be written: it is a folder"):
-        tables.write(tmp_path / "folder", "new")
+        files.write(tmp_path / "folder", "new")
     assert (tmp_path / "kept").read_text() == "old" and sorted(os.listdir(tmp_path)) == ["folder", "kept"]
 
 
 def test_another_hard_link_and_a_full_disk_keep_the_old_content(tmp_path, monkeypatch):
     (tmp_path / "a").write_text("old")
     os.link(tmp_path / "a", tmp_path / "b")
-    tables.write(tmp_path / "a", "new")
+    files.write(tmp_path / "a", "new")
     assert (tmp_path / "b").read_text() == "old"
 
     def full(handle):
@@ -108,7 +107,7 @@ def test_another_hard_link_and_a_full_disk_keep_the_old_content(tmp_path, monkey
 
     monkeypatch.setattr(files.os, "fsync", full)
     with pytest.raises(UserError, match="No space left"):
-        tables.write(tmp_path / "a", "newer")
+        files.write(tmp_path / "a", "newer")
     assert (tmp_path / "a").read_text() == "new" and sorted(os.listdir(tmp_path)) == ["a", "b"]
 
 

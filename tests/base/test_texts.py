@@ -6,9 +6,9 @@ import pytest
 from click.testing import CliRunner
 
 from ladder.base.text import between, printable
-from ladder.cli import climb as climbing
 from ladder.cli import main as cli
 from ladder.cli import options
+from ladder.images import for_workload
 from ladder.images import prepare as images
 from tests.support.pictures import encode, plain
 
@@ -39,7 +39,7 @@ def test_whatever_the_commands_say_of_a_file_has_no_controls(command, tmp_path, 
     if command == "images":
         (folder / "good.png").write_bytes(encode(plain()))
         group = options.Group(
-            callback=lambda: climbing.prepare_images(
+            callback=lambda: for_workload.prepare_images(
                 str(folder), {"resolution": 16, "batch": 1}, quiet=False
             ),
             invoke_without_command=True,

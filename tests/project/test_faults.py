@@ -17,6 +17,7 @@ from typing import Any
 
 import pytest
 
+from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.machine import system
 from ladder.report import tables

@@ -6,6 +6,7 @@ import json
 
 import pytest
 
+from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.plan import catalog
 from ladder.report import checks
@@ -164,7 +165,7 @@ def test_nothing_to_report_is_said_in_one_line(tmp_path):
 def test_a_file_that_cannot_be_written_leaves_the_old_one(tmp_path):
     (tmp_path / "file").write_text("old")
     with pytest.raises(UserError, match="cannot be written"):
-        report.write(tmp_path / "file" / "t.md", "new")
+        files.write(tmp_path / "file" / "t.md", "new")
     assert (tmp_path / "file").read_text() == "old"
 
 

@@ -5,8 +5,8 @@ from pathlib import Path
 
 import pytest
 
-from ladder.results import plausible, judging, record
 from ladder.publish.validation import validate
+from ladder.results import judging, plausible, record
 from stylegan_lite.config import Workload
 from tests.support import committed, made_up
 

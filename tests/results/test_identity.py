@@ -8,13 +8,13 @@ from pathlib import Path
 import pytest
 from PIL import Image
 
-from ladder.results.combine import belonging, comparing, resuming, series
-from ladder.plan import catalog
-from ladder.machine import environment
-from ladder.results import identity, judging, code_digest
-from ladder.images import prepare as images
-from ladder.publish.validation import validate
 from ladder.base.errors import UserError
+from ladder.images import prepare as images
+from ladder.machine import environment
+from ladder.plan import catalog
+from ladder.publish.validation import validate
+from ladder.results import code_digest, identity, judging
+from ladder.results.combine import belonging, comparing, resuming, series
 from tests.support import made_up
 
 TINY = (catalog.WORKLOADS / "tiny.yaml").read_text()

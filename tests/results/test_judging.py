@@ -1,19 +1,20 @@
 """What becomes of a rung: twins, skipped rungs, leave-one-out without a baseline, visits short of memory."""
-from ladder.base import text
 
 import copy
 
 import pytest
 
-from ladder.plan import catalog, modes
+from ladder.base import text
 from ladder.cli import climb as climbing
-from ladder.results import judging, code_digest, record, store as results, schema
-from ladder.results.combine import resuming
+from ladder.plan import catalog, modes
 from ladder.publish.validation import validate
+from ladder.results import code_digest, judging, record, schema
+from ladder.results import store as results
+from ladder.results.combine import resuming
 from ladder.stats import verdicts
-from tests.support import made_up
-from tests.engine import test_measure
 from tests.cli.test_cli import call
+from tests.engine import test_measure
+from tests.support import made_up
 
 
 def planned(mode="cumulative"):
@@ -86,7 +87,11 @@ def test_without_its_reference_no_other_mode_measures_on():
 def test_a_resumed_run_tries_again_what_failed_and_at_another_commit_what_was_refused(
     status, here, elsewhere, tmp_path
 ):
-    fresh = made_up.judged_run() | {code_digest.KEY: code_digest.digests(), "commit": "1" * 40, "dirty": False}
+    fresh = made_up.judged_run() | {
+        code_digest.KEY: code_digest.digests(),
+        "commit": "1" * 40,
+        "dirty": False,
+    }
     for rung in fresh["rungs"]:
         rung["recipe"] = planned()[rung["name"]]
     for commit, again in (("1" * 40, here), ("2" * 40, elsewhere), (None, here)):

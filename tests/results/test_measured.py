@@ -9,16 +9,16 @@ from pathlib import Path
 
 import pytest
 
+from ladder.base.errors import UserError
+from ladder.publish.validation import validate
 from ladder.results import code_digest, sources
 from ladder.results.combine import merging, resuming, series
-from ladder.stats import estimates
-from ladder.publish.validation import validate
-from ladder.base.errors import UserError
 from ladder.results.record import round_medians
-from tests.support import made_up
+from ladder.stats import estimates
 from tests.cli.test_cli import FAKE, call, refused
-from tests.results.test_judging import planned
 from tests.results.combine.test_merging import cut, run, rung, write
+from tests.results.test_judging import planned
+from tests.support import made_up
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE, OTHER, THIRD = ("1" * 40, "2" * 40, "3" * 40)
@@ -46,7 +46,14 @@ TIMED = {
     "stylegan_lite/step.py": "stylegan_lite",
     **{
         f"ladder/{name}.py": "engine"
-        for name in ("engine/worker", "engine/visit", "engine/pool", "machine/gpu_state", "engine/run", "images/prepare")
+        for name in (
+            "engine/worker",
+            "engine/visit",
+            "engine/pool",
+            "machine/gpu_state",
+            "engine/run",
+            "images/prepare",
+        )
     },
 }
 JUDGES = (
@@ -118,7 +125,9 @@ def test_files_from_when_every_byte_of_a_rung_counted_are_of_today_s_rungs():
     (old, today), one = next(iter(code_digest.EARLIER.items())), run(1)
     for theirs, same in ((today, True), (old, True), ("0" * 16, False)):
         pair = at(one, ONE, rungs=old), at(one, OTHER, rungs=theirs)
-        assert (not code_digest.differences(*pair)) is same and (not code_digest.differences(*pair[::-1])) is same
+        assert (not code_digest.differences(*pair)) is same and (
+            not code_digest.differences(*pair[::-1])
+        ) is same
 
 
 def test_it_does_not_change_with_what_only_judges_or_shows(checkout):

@@ -5,14 +5,16 @@ import json
 
 import pytest
 
-from ladder.report import chart, tables
-from ladder.cli import main as cli, listing
-from ladder.results.combine import comparing, series
-from ladder.results import publishable, ranking, store as results
+from ladder.cli import listing
+from ladder.cli import main as cli
 from ladder.publish.site import collected
+from ladder.report import chart, tables
 from ladder.report.view import view
-from tests.support import made_up
+from ladder.results import publishable, ranking
+from ladder.results import store as results
+from ladder.results.combine import comparing, series
 from tests.cli.test_cli import call, refused
+from tests.support import made_up
 
 MARK = "fewer than 3 rounds: not to be quoted"
 

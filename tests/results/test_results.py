@@ -1,6 +1,4 @@
 """Result files: names, atomic writing, what is refused when read."""
-from ladder.base import locks
-from ladder.base import text as texts
 
 import copy
 import json
@@ -10,8 +8,11 @@ from typing import Any
 
 import pytest
 
-from ladder.results import record, store as results
+from ladder.base import locks
+from ladder.base import text as texts
 from ladder.base.errors import UserError
+from ladder.results import record
+from ladder.results import store as results
 
 GIB = 2**30
 

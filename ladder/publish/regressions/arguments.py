@@ -11,7 +11,7 @@ from typing import Any
 from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.cli import climb as climbing
+from ladder.images import for_workload
 from ladder.machine import environment, system
 from ladder.plan import catalog
 from ladder.publish.regressions import checkouts, comparing, known
@@ -69,11 +69,11 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, 
     environment.refuse(device)
     for line in environment.said(environment.recorded()):
         tell(line)
-    name, workload = catalog.load_workload(request.workload or climbing.DEFAULT_WORKLOAD[device])
+    name, workload = catalog.load_workload(request.workload or for_workload.DEFAULT_WORKLOAD[device])
     if workload["data"] is not None:
         raise UserError(f"--workload {name}: its images are yours; comparisons use the sample photographs")
     plan(request.ladder, request.rungs, system.capabilities(device), workload)  # before anything slow
-    pictures = climbing.prepare_images(None, workload, quiet=True)
+    pictures = for_workload.prepare_images(None, workload, quiet=True)
     there = {**workload, "data": pictures.path}
     rungs = plan(request.ladder, request.rungs, system.capabilities(device), there)
     if git.changes(root, checkouts.PACKAGES):

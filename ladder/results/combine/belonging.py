@@ -5,10 +5,11 @@ from __future__ import annotations
 from collections.abc import Sequence
 from typing import Any
 
-from ladder.machine import environment
-from ladder.results import identity, code_digest, store as results
-from ladder.plan import modes
 from ladder.base.errors import UserError
+from ladder.machine import environment
+from ladder.plan import modes
+from ladder.results import code_digest, identity
+from ladder.results import store as results
 
 Result = dict[str, Any]
 _MACHINE = ("name", "gpu", "gpu_memory_gb", "device", *results.SOFTWARE, "driver", "python", "os")

@@ -13,12 +13,13 @@ from typing import Any
 
 import numpy as np
 
-from ladder.machine import environment
-from ladder.results import identity, record, store as results, sources
-from ladder.stats import estimates, verdicts
 from ladder.base import text as texts
 from ladder.base.errors import UserError
+from ladder.machine import environment
+from ladder.results import identity, record, sources
+from ladder.results import store as results
 from ladder.results.publishable import publishable
+from ladder.stats import estimates, verdicts
 
 _MACHINE = ("gpu", "cpu", "cores", "device")
 _PROTOCOL = ("quick", "mode", "cycle_steps")

@@ -8,7 +8,6 @@ as they are; a round only gets another number. Every derived number is computed 
 """
 
 from __future__ import annotations
-from ladder.base import text
 
 import copy
 import dataclasses
@@ -16,11 +15,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from ladder.results.combine import belonging
-from ladder.results import judging, code_digest, record, store as results, sources
-from ladder.publish.validation import validate
-from ladder.stats import verdicts
+from ladder.base import text
 from ladder.base.errors import UserError
+from ladder.publish.validation import validate
+from ladder.results import code_digest, judging, record, sources
+from ladder.results import store as results
+from ladder.results.combine import belonging
+from ladder.stats import verdicts
 from stylegan_lite.config import Recipe
 
 Result = dict[str, Any]

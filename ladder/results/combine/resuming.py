@@ -3,17 +3,18 @@
 What decides a number must be what it was: machine, software, code, workload, images, recipes, CPU threads and the
 environment variables of `ladder.machine.environment`. A file of an earlier version is held to what it says.
 """
-from ladder.base import text
 
 import dataclasses
 from pathlib import Path
 from typing import Any
 
-from ladder.machine import environment
-from ladder.results import identity, code_digest, record, store as results, sources
+from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 from ladder.engine.pool import Pool, WorkerFailure
+from ladder.machine import environment
+from ladder.results import code_digest, identity, record, sources
+from ladder.results import store as results
+from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 
 TRIED_AGAIN = ("failed", "skipped")  # statuses of rungs
 MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed

@@ -11,11 +11,12 @@ import contextlib
 from pathlib import Path
 from typing import Any
 
-from ladder.results.combine import belonging
-from ladder.results import identity, code_digest, ranking, store as results, sources
-from ladder.plan import modes
 from ladder.base.errors import UserError
 from ladder.base.text import plain
+from ladder.plan import modes
+from ladder.results import code_digest, identity, ranking, sources
+from ladder.results import store as results
+from ladder.results.combine import belonging
 from ladder.results.judging import top_gains
 
 
@@ -105,7 +106,9 @@ def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, 
     same = [
         other
         for other in others
-        if key(other) == wanted and not belonging.other_work(other, result) and code_digest.same(other, result)
+        if key(other) == wanted
+        and not belonging.other_work(other, result)
+        and code_digest.same(other, result)
     ]
     chosen = max(same, key=ranking.rank, default=None)
     return result if chosen is None else {**result, "at_top": top_gains(chosen)}

@@ -14,7 +14,6 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import UserError
-from ladder.cli import claims as command
 from ladder.publish.validation import validate
 from ladder.results import store as results
 from ladder.studies.claims import experiments, page, registry, run
@@ -48,8 +47,8 @@ def count_bytes(data: dict[str, Any]) -> None:
 def main(arguments: list[str]) -> int:
     named = [Path(argument) for argument in arguments]
     try:
-        for path in named or sorted(command.OUT.glob("*.json")):
-            for written in command.write(judged_anew(path), path.parent):
+        for path in named or sorted(run.OUT.glob("*.json")):
+            for written in run.write(judged_anew(path), path.parent):
                 print(written)
     except (UserError, OSError) as error:
         print(f"claims: {error}", file=sys.stderr)

@@ -11,7 +11,7 @@ from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git
+from ladder.base import git, text
 from ladder.base.errors import describe, raise_if_environment
 from ladder.base.paths import ROOT
 from ladder.base.stopping import stop_on_sigterm
@@ -290,3 +290,19 @@ def locked(device: str) -> Iterator[None]:
 
     with device_lock(system.device_key(device)):
         yield
+
+
+OUT = ROOT / "results" / "claims"
+
+MINUTES = 5.0
+
+
+def write(result: dict[str, Any], out: Path) -> list[Path]:
+    """JSON, Markdown and chart, each whole or not at all; a quick or unfinished run never replaces a whole one."""
+    from ladder.report import output as ending
+    from ladder.studies.claims import chart, report
+
+    rules = result["protocol"]
+    words = [result["machine"]["name"], *["quick"] * rules["quick"], *["smoke"] * rules["smoke"]]
+    stem, pages = "-".join(text.slug(word) for word in words), {"md": report.markdown(result)}
+    return ending.write_named(result, out, stem, pages, lambda kind: chart.render(result, kind), "-claims")

@@ -9,7 +9,9 @@ from __future__ import annotations
 from typing import Any
 
 from ladder.base.errors import describe, raise_if_environment
+from ladder.engine import in_process
 from ladder.studies.claims.hardware.resources import Kernels
+from ladder.studies.kernelbench import session
 
 STEP, OPS, ALSO = "step", "ops", "calls"
 SMOKE_OPS = 2
@@ -39,10 +41,9 @@ def watch(kernels: Kernels, device: str, smoke: bool) -> list[str]:
 def largest_cases(device: str) -> list[Any]:
     """Of each op of `ladder.studies.kernelbench.cases.registry` the case with the most work, as the ladder's top runs
     it."""
-    from ladder.cli import kernels as cli_kernels
     from ladder.studies.kernelbench.cases import registry as kernelcases
 
-    workloads = cli_kernels._workloads(device, (), ("article", "adain-256"))
+    workloads = session._workloads(device, (), ("article", "adain-256"))
     found: dict[str, Any] = {}
     for case in kernelcases.cases(workloads, quick=True):
         found.setdefault(case.op, case)  # the most work comes first
@@ -68,7 +69,7 @@ def _step(device: str, smoke: bool) -> None:
     ladder = catalog.load_ladder("full")
     possible = catalog.possible(system.capabilities(device), fields)
     recipe: dict[str, Any] = trial.plan(ladder, possible, (), False, False)[modes.ALL]
-    with trial.prepared(fields, recipe, device) as (step, _):
+    with in_process.prepared(fields, recipe, device) as (step, _):
         step.cycle()
 
 

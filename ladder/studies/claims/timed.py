@@ -13,10 +13,9 @@ from typing import Any
 
 import torch
 
-from ladder.base.errors import describe, raise_if_environment
+from ladder.base.errors import Missing, describe, raise_if_environment
 from ladder.base.text import NO_TIME
 from ladder.stats import estimates
-from ladder.studies.claims.missing import Missing
 from ladder.studies.kernelbench.calls import disagree, flat
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, Call, Timer
 

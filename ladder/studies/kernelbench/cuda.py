@@ -19,9 +19,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from ladder.base.errors import describe
+from ladder.base.errors import Missing, describe
 from ladder.base.paths import ROOT
-from ladder.studies.claims.missing import Missing
 
 BUILDING_S = 240
 SLOPE = 0.2

@@ -3,14 +3,9 @@
 
 from __future__ import annotations
 
-from ladder.base.rules import Rule, fields, items, mapping, maybe, number, one_of, pattern
+from ladder.base.rules import Rule, fields, items, mapping, maybe, number, one_of
 from ladder.results import store as results
-from ladder.results.schema import BYTES, COUNT, FLAG, IDENTIFIER, TEXT
-
-LAYOUT = one_of("channels_last", "NCHW", "nchw", "nhwc")
-SHAPE = items(number(0, 2**31, whole=True), 8, least=1)
-AMOUNT = number(0, 1e30)
-LINE = pattern(r"[ -~]{1,1000}", "a line of printable ASCII")
+from ladder.results.schema import AMOUNT, BYTES, COUNT, FLAG, IDENTIFIER, LAYOUT, LINE, SHAPE, TEXT
 
 TUNED_RUNS = items(
     fields(

@@ -12,12 +12,12 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import git, text
+from ladder.base.files import write
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.report import checks
-from ladder.report.tables import write
 from ladder.results import store as results
 from ladder.studies.precision import fp8 as fp8probe
 from stylegan_lite import make_step

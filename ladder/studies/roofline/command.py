@@ -17,14 +17,13 @@ from typing import Any
 
 import click
 
-from ladder.base import git
+from ladder.base import files, git
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
 from ladder.machine import environment, system
 from ladder.plan import catalog
-from ladder.report import tables
 from ladder.results import record
 from ladder.results import store as results
 from ladder.studies.roofline import distance, in_step
@@ -307,6 +306,6 @@ def write(found: Found, out: Path) -> list[Path]:
 
 def save(found: Found, path: Path) -> list[Path]:
     """The result, and beside it its page."""
-    tables.write_json(path, found)
-    tables.write(path.with_suffix(".md"), roofline_view.markdown(found))
+    files.write_json(path, found)
+    files.write(path.with_suffix(".md"), roofline_view.markdown(found))
     return [path, path.with_suffix(".md")]

@@ -4,11 +4,11 @@ import json
 
 import pytest
 
-from ladder.results.combine import comparing
-from ladder.results import store as results
 from ladder.base.errors import UserError
-from tests.support import made_up
+from ladder.results import store as results
+from ladder.results.combine import comparing
 from tests.cli.test_cli import call
+from tests.support import made_up
 
 
 def verdicts_of(before, after, **more):

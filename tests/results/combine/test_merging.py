@@ -1,18 +1,19 @@
 """Rounds of several runs as one result: what merges, what is refused, and what a merged file must not do twice."""
-from ladder.base import locks
-from ladder.base import text as texts
 
 import copy
 import json
 
 import pytest
 
-from ladder.results import judging, record, store as results, sources
+from ladder.base import locks
+from ladder.base import text as texts
+from ladder.publish.validation import validate
+from ladder.results import judging, record, sources
+from ladder.results import store as results
 from ladder.results.combine import merging, resuming, series
 from ladder.stats import estimates
-from ladder.publish.validation import validate
-from tests.support import made_up
 from tests.cli.test_cli import call, refused
+from tests.support import made_up
 
 WHEN = "2026-11-2{}T10:15:00+00:00"
 

@@ -4,11 +4,12 @@ import copy
 
 import pytest
 
-from ladder.results import judging, store as results
-from ladder.report import tables
-from ladder.results.combine import resuming, series
 from ladder.base.errors import UserError
+from ladder.report import tables
 from ladder.report.view import view
+from ladder.results import judging
+from ladder.results import store as results
+from ladder.results.combine import resuming, series
 from tests.support import made_up
 
 SOFTWARE = {"torch": "2.14.0", "cuda": "13.2", "cudnn": "9.99", "triton": "3.8.0"}

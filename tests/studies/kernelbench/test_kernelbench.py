@@ -13,10 +13,10 @@ from click.testing import CliRunner
 
 import kernels
 from ladder.base import text as texts
-from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
 from ladder.studies.kernelbench import bench as kernelbench
 from ladder.studies.kernelbench import calls as kernelcalls
+from ladder.studies.kernelbench import session
 from ladder.studies.kernelbench import timing as kerneltiming
 from ladder.studies.kernelbench.bench import COMPILE, COPY, OURS, PLAIN, TWIN, Allowance, Bench, run
 from ladder.studies.kernelbench.cases import registry as kernelcases
@@ -264,9 +264,7 @@ def test_a_time_limit_keeps_the_cases_that_were_finished(monkeypatch, tmp_path):
             signal.raise_signal(signal.SIGTERM)
         yield kernelbench.skipped(case, "a reason")
 
-    first = kernelcases.cases(
-        cli_kernels._workloads("cpu", (), ()), ops=["modulate", "bias_act"], quick=True
-    )[0]
+    first = kernelcases.cases(session._workloads("cpu", (), ()), ops=["modulate", "bias_act"], quick=True)[0]
     monkeypatch.setattr(Bench, "case", case)
     monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *how: None)
     said = invoke("--device", "cpu", "--op", "modulate", "--op", "bias_act", "--out", str(tmp_path))

@@ -8,6 +8,7 @@ import torch
 import kernels
 import kernels.cuda
 from ladder.studies.claims.timed import Missing
+from ladder.studies.kernelbench import session
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.groups import GROUPS, LAYERS
 from ladder.studies.kernelbench.cases.registry import Case
@@ -119,7 +120,6 @@ def test_sizes_are_those_of_layers_that_the_networks_give_to_a_group(monkeypatch
 def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):
     """A row without a number would end `ladder kernels` with status 1, on every machine without a compiler."""
     from ladder.base.errors import UserError
-    from ladder.cli import kernels as cli_kernels
     from ladder.machine import system
     from ladder.studies.kernelbench import bench as kernelbench
 
@@ -130,7 +130,7 @@ def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):
     monkeypatch.setattr("ladder.studies.kernelbench.compiling.compile_ours", lambda *_: None)
 
     def measure(*ops):
-        return cli_kernels.measure(cli_kernels.Asked("cpu", ops, quick=True), quiet=True)
+        return session.measure(session.Asked("cpu", ops, quick=True), quiet=True)
 
     ops = ("cuda instance_norm_act", "scale_act", "instance_norm_act")
     found = measure(*ops)

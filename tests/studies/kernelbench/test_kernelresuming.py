@@ -14,6 +14,7 @@ from ladder.publish.validation import validate
 from ladder.results import code_digest
 from ladder.studies.kernelbench import bench as kernelbench
 from ladder.studies.kernelbench import report as kernelreport
+from ladder.studies.kernelbench import session
 from ladder.studies.kernelbench.bench import OUT_OF_MEMORY, Bench, Row
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.timing import COLD, HOT
@@ -56,7 +57,7 @@ def bench(monkeypatch):
 
 
 def planned(ops=OPS):
-    return [c.name for c in kernelcases.cases(cli_kernels._workloads("cpu", (), ()), ops=ops, quick=True)]
+    return [c.name for c in kernelcases.cases(session._workloads("cpu", (), ()), ops=ops, quick=True)]
 
 
 def invoke(out, *args, ops=OPS):

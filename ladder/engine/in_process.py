@@ -1,0 +1,21 @@
+"""Steps in this process, for a look or a trace: no worker, no protocol."""
+
+from __future__ import annotations
+
+import contextlib
+from collections.abc import Iterator
+from typing import Any
+
+
+@contextlib.contextmanager
+def prepared(
+    fields: dict[str, Any], recipe: dict[str, Any], device: str
+) -> Iterator[tuple[Any, dict[str, float]]]:
+    """A step that is ready, and what took how many seconds: ``with prepared(...) as (step, seconds)``."""
+    from stylegan_lite import make_step
+
+    step = make_step(fields | {"data": None}, recipe, device=device)
+    try:
+        yield step, {name: round(value, 3) for name, value in step.prepare().items()}
+    finally:
+        step.close()

@@ -1,0 +1,32 @@
+"""The images that a workload is trained on, with progress and notes for the terminal."""
+
+from __future__ import annotations
+
+from typing import Any
+
+import click
+
+from ladder.base import progress
+from ladder.base import text as texts
+from ladder.images import prepare as images
+
+DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
+
+
+def prepare_images(
+    data: str | None, workload: dict[str, Any], quiet: bool, first: progress.First | None = None
+) -> images.ImageSet:
+    """The workload's images, with a progress bar while they are made and their notes on stderr.
+
+    ``first`` is said once it is certain that the images can be had, before they are made.
+    """
+    with progress.bar("images", quiet, first) as on_progress:
+        found = images.prepare_images(
+            data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
+        )
+    if first is not None:
+        first()
+    if not quiet:
+        for note in found.notes:
+            click.echo(f"images: {texts.printable(note)}", err=True)
+    return found
