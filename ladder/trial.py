@@ -23,7 +23,7 @@ from ladder.base.errors import UserError, describe
 from ladder.base.paths import ROOT
 from ladder.engine.in_process import prepared
 from ladder.machine import environment, system
-from ladder.plan import catalog, modes
+from ladder.plan import catalog, modes, needs
 from ladder.receipts import kernel_families
 from ladder.results import record
 
@@ -59,7 +59,7 @@ def command(
         environment.refuse(device)
         name, fields = catalog.load_workload(workload or ("article" if device == "cuda" else "tiny"))
         ladder = catalog.load_ladder(ladder_name)
-        variants = plan(ladder, catalog.possible(system.capabilities(device), fields), without, each, only)
+        variants = plan(ladder, needs.possible(system.capabilities(device), fields), without, each, only)
         found = frame(name, fields, ladder.name, device)
         path = out or OUT / f"{found['machine']['name']}-{name}-{found['started']:%Y%m%dT%H%M%SZ}.json"
         found["started"] = found["started"].isoformat(timespec="seconds")

@@ -18,7 +18,7 @@ from ladder.cli import expecting
 from ladder.engine import run as measure
 from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import environment, system
-from ladder.plan import catalog, modes
+from ladder.plan import catalog, modes, needs
 from ladder.report import output as ending
 from ladder.results import identity
 from ladder.results.combine import resuming
@@ -66,7 +66,7 @@ def run(
     environment.refuse(device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
     mode = request.mode or modes.CUMULATIVE
-    there = catalog.possible(system.capabilities(device), workload)
+    there = needs.possible(system.capabilities(device), workload)
     planned = modes.plan(mode, ladder, there, request.rungs)
     if all(rung.skipped for rung in planned):
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")
@@ -198,7 +198,7 @@ def train(
     ladder = catalog.load_ladder(ladder_name)
     device = system.choose_device(device)
     _, workload = catalog.load_workload(workload_name or DEFAULT_WORKLOAD[device])
-    there = catalog.possible(system.capabilities(device), workload)
+    there = needs.possible(system.capabilities(device), workload)
     chosen = choose_recipe(recipe, ladder, there, device)
     files.refuse_unwritable(options["out"])
     name = workload_name or DEFAULT_WORKLOAD[device]
@@ -235,7 +235,7 @@ def canary(
 
     out = out or canaries.OUT
     files.refuse_unwritable(_of_machine(out, device))
-    planned = catalog.climb(ladder, catalog.possible(system.capabilities(device), workload))
+    planned = catalog.climb(ladder, needs.possible(system.capabilities(device), workload))
     number = seeds * sum(rung.recipe is not None for rung in planned)
     first = progress.First(f"canary: {name} on {device}, {number} trainings of {steps} steps", quiet)
     pictures = prepare_images(data or workload["data"], workload, quiet, first)

@@ -15,7 +15,7 @@ from ladder.base import bounds, starting
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.machine import system
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 
 INSTALL = "pip install -r requirements.lock"
 PACKAGES = {  # module -> what cannot be done without it
@@ -55,7 +55,7 @@ def examine(device: str | None, ladder: catalog.Ladder) -> dict[str, Any]:
         checks.append(_device(facts))
     except UserError as error:
         found, facts = None, system.facts("cpu")
-        capabilities = dict.fromkeys(catalog.NEEDS, "")
+        capabilities = dict.fromkeys(needs.NEEDS, "")
         checks.append(Check("device", "missing", str(error)))
     checks += _torch_version()
     if found == "cuda":

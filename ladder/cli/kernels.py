@@ -15,7 +15,7 @@ from ladder.base.errors import UserError
 from ladder.base.starting import near
 from ladder.cli import options
 from ladder.studies.claims import run
-from ladder.studies.kernelbench.session import MINUTES, ORDERS, OUT, Asked, measure, write
+from ladder.studies.kernelbench.measure import MINUTES, ORDERS, OUT, Asked, measure, write
 
 
 @click.command(
@@ -138,10 +138,11 @@ def kernels(
 
 def _choose(path: Path) -> None:
     """The table on stdout; what may be faster and stays with ours on stderr."""
-    from ladder.results.combine import resuming
+    from ladder.results import loading
     from ladder.studies.kernelbench import choosing as kernelchoosing
+    from ladder.studies.kernelbench import schema
 
-    found = resuming.load_kind(path, "kernels")
+    found = loading.load_kind(path, schema.KIND)
     kernelchoosing.check(found, path)
     judged = kernelchoosing.judge(found["rows"])
     rows = kernelchoosing.chosen(judged)

@@ -12,6 +12,7 @@ import click
 from ladder.base import locks, text
 from ladder.base.errors import UserError
 from ladder.cli import options
+from ladder.results import loading
 
 
 @click.command(
@@ -56,9 +57,8 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
 
 
 def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
-    from ladder.publish.validation import validate
 
-    if problem := validate.name_problem(out):
+    if problem := loading.name_problem(out):
         raise UserError(f"--out {out}: {problem}")
     if out.exists() and not (len(files) == 1 and out.samefile(files[0])):
         raise UserError(f"--out {out}: is there already; name a new file")
@@ -66,13 +66,12 @@ def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
 
 def write(out: Path, result: dict[str, Any], refuse: Callable[[], None] = lambda: None) -> None:
     """Write a result where no run is writing. Raises `UserError`, also where `refuse`, asked once it is held, does."""
-    from ladder.publish.validation import validate
     from ladder.results import store as results
 
     size = len(json.dumps(text.fit(result), indent=1)) + 1
-    if size > validate.MOST_BYTES:
+    if size > loading.MOST_BYTES:
         raise UserError(
-            f"--out {out}: {size} bytes, and a result has at most {validate.MOST_BYTES}: merge fewer"
+            f"--out {out}: {size} bytes, and a result has at most {loading.MOST_BYTES}: merge fewer"
         )
     with locks.folder_lock(out.parent):
         refuse()

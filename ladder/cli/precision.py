@@ -4,21 +4,16 @@ from __future__ import annotations
 
 import json
 import sys
-import time
-from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import click
 
 from ladder.base import files, locks, text
-from ladder.base.errors import UserError
-from ladder.base.paths import ROOT
 from ladder.cli import options
 from ladder.images import for_workload
+from ladder.studies.precision.measure import OUT, earlier, run, write
 
-OUT = ROOT / "results" / "precision"
-ENGINE = ("studies/precision/run",)  # what times a row, beside what times a rung
 SMOKE = {
     "resolution": 8,
     "channel_base": 128,
@@ -158,155 +153,3 @@ def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) ->
 
     wanted = data or fields["data"]
     return None if cpu and wanted is None else for_workload.prepare_images(wanted, fields, quiet).path
-
-
-def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str, Any]:
-    """The result to go on with. UserError, one line, where it is of something else, or of other code."""
-    from ladder.publish.validation import validate
-    from ladder.results import code_digest
-    from ladder.results import store as results
-    from ladder.results.combine import resuming
-
-    if problem := validate.problem_of(path):
-        raise UserError(f"{path}: {problem}")
-    found = results.parse(path.read_bytes())
-    if found.get("kind") != "precision":
-        raise UserError(f"{path}: not a result of ladder precision")
-    head = head_of(name, plan)
-    now = head | {"machine": facts["name"], "torch": facts["torch"]}
-    then = found | {"machine": found["machine"]["name"], "torch": found["machine"]["torch"]}
-    resuming.refuse_other_workload(path, found, head)
-    for key in ("machine", "torch"):
-        if then[key] != now[key]:
-            raise UserError(f"{path}: of another {key}: cannot be gone on with")
-    if differing := code_digest.differences(found, head):
-        raise UserError(f"{path}: of other code: cannot be gone on with: {'; '.join(differing)}")
-    resuming.refuse_other_environment(path, found, text.fit(head))
-    return found
-
-
-def head_of(name: str, plan: Any) -> dict[str, Any]:
-    """What a result that begins now says of itself and of the code that it measures."""
-    from ladder.results import code_digest, identity, record
-
-    head = record.head("precision", name, plan.workload)
-    head |= record.conditions(identity.of_images(plan.workload["data"]))
-    return head | {code_digest.KEY: code_digest.digests(also=ENGINE)}
-
-
-def run(
-    plan: Any,
-    name: str,
-    facts: dict[str, Any],
-    tell: Any,
-    minutes: float | None = None,
-    before: dict[str, Any] | None = None,
-    out: Path | None = None,
-) -> dict[str, Any]:
-    """The whole result, derived numbers included; Ctrl-C, or the end of the ``minutes``, keeps what is finished.
-
-    What is there is written to ``out`` after each part, for whoever is not given the time to end.
-    """
-    from ladder.base.locks import device_lock
-    from ladder.base.stopping import stop_on_sigterm
-    from ladder.engine.pool import Pool
-    from ladder.machine import system
-    from ladder.results import sources
-    from ladder.studies.precision import fp8 as fp8probe
-    from ladder.studies.precision import plan as measuring
-
-    begin = time.monotonic()
-    found = measuring.rows(plan)
-    if before:
-        measuring.resumed(found, before["rows"])
-    known = before or {"fp8": {}, "history": None}
-    seen: dict[str, Any] = {"fp8": known["fp8"], "history": known["history"]}
-    head = head_of(name, plan)
-    head |= sources.gone_on_with(before, head) if before else {}
-    started = before["started"] if before else datetime.now(timezone.utc).isoformat(timespec="seconds")
-
-    def result(complete: bool) -> dict[str, Any]:
-        took = round(time.monotonic() - begin + (before["seconds"] if before else 0), 1)
-        made = assemble(plan, head, facts, found, seen, complete)
-        return made | {"started": started, "seconds": took}
-
-    def save(history: dict[str, Any] | None) -> None:
-        seen["history"] = history
-        if out is not None:
-            write_partial(result(False), out)
-        if minutes is not None and time.monotonic() - begin > 60 * minutes:
-            raise measuring.TimeUp
-
-    with device_lock(system.device_key(plan.device)):
-        try:
-            with stop_on_sigterm(), Pool() as workers:
-                measuring.begin_ahead(plan, found, workers)
-                if not seen["fp8"] or "probe" in seen["fp8"]:
-                    seen["fp8"] = fp8probe.ask(plan.device)
-                seen["history"] = measuring.measure(plan, found, tell, seen["history"], save, workers)
-        except KeyboardInterrupt:
-            return result(False)
-    return result(True)
-
-
-def assemble(
-    plan: Any,
-    head: dict[str, Any],
-    facts: dict[str, Any],
-    found: list[dict[str, Any]],
-    seen: dict[str, Any],
-    complete: bool,
-) -> dict[str, Any]:
-    """The result as it stands, without when it was made."""
-    from ladder.machine import environment, neighbours
-    from ladder.results import store as results
-    from ladder.studies.precision import plan as measuring
-    from ladder.studies.precision import report as precisionreport
-
-    said = neighbours.marks(each for row in found for each in row["rounds"])
-    said += environment.said(head.get(environment.KEY))
-    measuring.derive(found)
-    return head | {
-        "machine": facts,
-        "complete": complete,
-        "protocol": {
-            "rounds": plan.rounds,
-            "cycles": plan.cycles,
-            "seed": plan.seed,
-            "ladder": plan.ladder,
-            "parity": plan.parity,
-            "batch_seconds": plan.batch_seconds,
-            "steps": plan.steps,
-            "notes": results.cautions(plan.device, plan.rounds, head["dirty"], complete, said),
-        },
-        "rows": found,
-        **seen,
-        "claims": precisionreport.claims(found),
-    }
-
-
-def stem_of(result: dict[str, Any]) -> str:
-    """What its files are called: a smoke test never replaces a measurement."""
-
-    words = [result["machine"]["name"]]
-    words += [result["workload"]["name"]] * (result["workload"]["name"] != "article")
-    words += ["smoke"] * (result["machine"]["device"] == "cpu")
-    return "-".join(text.slug(word) for word in words)
-
-
-def write_partial(result: dict[str, Any], out: Path) -> None:
-    from ladder.results import store as results
-
-    files.write_json(results.place(out / f"{stem_of(result)}-partial.json", result), result)
-
-
-def write(result: dict[str, Any], out: Path) -> list[Path]:
-    """JSON, Markdown and chart, each whole or not at all; the partial file that led to a whole one goes."""
-    from ladder.report import output as ending
-    from ladder.studies.precision import chart as precisionchart
-    from ladder.studies.precision import report as precisionreport
-
-    pages = {"md": precisionreport.markdown(result)}
-    return ending.write_named(
-        result, out, stem_of(result), pages, lambda kind: precisionchart.render(result, kind), "-precision"
-    )

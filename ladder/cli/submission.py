@@ -23,11 +23,11 @@ from ladder.cli import climb as climbing
 from ladder.images import for_workload
 from ladder.machine import environment
 from ladder.machine import system as machine
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_checks, validate
-from ladder.results import code_digest
+from ladder.results import code_digest, loading
 from ladder.results import store as results
 
 CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
@@ -73,7 +73,7 @@ def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
     if changed := git.changes(root, CODE):
         more = f" and {len(changed) - 1} more" if len(changed) > 1 else ""
         raise UserError(
-            f"uncommitted changes in {validate.show_path(changed[0])}{more}: commit or stash them, so that others can"
+            f"uncommitted changes in {loading.show_path(changed[0])}{more}: commit or stash them, so that others can"
             " look up what was measured"
         )
     device = machine.choose_device()
@@ -193,7 +193,7 @@ def _asv(submission: Submission, regex: str) -> int:
 
 def _rungs(submission: Submission) -> list[str]:
     """Rungs of which asv keeps a series here, without those that this machine cannot do, in the order of the ladder."""
-    there = catalog.possible(
+    there = needs.possible(
         machine.capabilities(submission.device), catalog.load_workload(submission.workload)[1]
     )
     planned = catalog.climb(catalog.load_ladder("full"), there)

@@ -12,6 +12,8 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
 from ladder.images import for_workload
+from ladder.plan import needs
+from ladder.studies.sustain import report
 from stylegan_lite.config import suggestion
 
 OUT = ROOT / "results" / "sustained"
@@ -71,7 +73,7 @@ def sustain(
     environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(result["machine"]["name"])):
         result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
-    ending.end(result, sustaining.text(result), paths, as_json, result["rungs"])
+    ending.end(result, report.text(result), paths, as_json, result["rungs"])
 
 
 def _plan(
@@ -82,7 +84,7 @@ def _plan(
     from ladder.plan import catalog
 
     name, fields = catalog.load_workload(workload or for_workload.DEFAULT_WORKLOAD[device])
-    able = catalog.possible(system.capabilities(device), fields)
+    able = needs.possible(system.capabilities(device), fields)
     climbed = {each.name: each for each in catalog.climb(catalog.load_ladder(ladder_name), able)}
     runs = [each.name for each in climbed.values() if each.recipe is not None]
     if not runs:
@@ -107,7 +109,6 @@ def write(result: dict[str, Any], folder: Path) -> list[Path]:
     """JSON, Markdown and charts."""
     from ladder.report import output as ending
     from ladder.studies.sustain import chart as sustainedchart
-    from ladder.studies.sustain import measure as sustaining
 
-    pages = {"md": sustaining.markdown(result)}
+    pages = {"md": report.markdown(result)}
     return ending.write(result, folder, pages, lambda kind: sustainedchart.render(result, kind))

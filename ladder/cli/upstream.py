@@ -12,6 +12,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.cli import options
 from ladder.images import for_workload
+from ladder.plan import needs
 
 OUT = ROOT / "results" / "upstream"
 
@@ -114,9 +115,10 @@ def upstream(
 
 
 def _before(resume: Path | None) -> dict[str, Any] | None:
-    from ladder.results.combine import resuming
+    from ladder.results import loading
+    from ladder.studies.upstream import schema
 
-    return resuming.load_kind(resume, "upstream") if resume else None
+    return loading.load_kind(resume, schema.KIND) if resume else None
 
 
 def _plan(
@@ -129,7 +131,7 @@ def _plan(
 
     name, fields = catalog.load_workload(workload or for_workload.DEFAULT_WORKLOAD[device])
     step.refuse(fields)
-    able = catalog.possible(system.capabilities(device), fields)
+    able = needs.possible(system.capabilities(device), fields)
     climbed = [
         each for each in catalog.climb(catalog.load_ladder(ladder_name), able) if each.recipe is not None
     ]

@@ -30,7 +30,7 @@ from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import system
 from ladder.plan import modes
-from ladder.results import judging, record
+from ladder.results import judging, record, sources
 from ladder.results import store as results
 from ladder.results.combine import resuming
 from ladder.stats import estimates, rounds_budget, verdicts
@@ -99,7 +99,7 @@ def run_ladder(
             Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
         ):
             if resume is not None:
-                resuming.refuse_other_threads(resume, result, pool)
+                refuse_other_threads(resume, result, pool)
             run.measure(pool)
         return result
 
@@ -391,3 +391,17 @@ class _Run:
             left = elapsed / self.done * todo if self.done else None
             common = {"rounds": self.protocol["rounds"], "done": self.done, "total": self.done + todo}
             self.on_event({"event": event, **at, **common, "elapsed_s": elapsed, "left_s": left, **more})
+
+
+def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None:
+    """`UserError`, one line, where the timed rungs computed with another number of CPU threads than a worker has."""
+    try:
+        threads = pool.first().call("threads")["cpu_threads"]
+    except WorkerFailure:
+        return  # the visits will say what is wrong
+    timed = [rung for rung in sources.records(before) if rung["rounds"]]
+    seen = [(rung.get("settings") or {}).get("cpu_threads") for rung in timed]
+    if other := [count for count in seen if count is not None and threads is not None and count != threads]:
+        raise UserError(
+            f"{path}: --resume: PyTorch computed with {other[0]} CPU threads and has {threads} here; start a new run"
+        )

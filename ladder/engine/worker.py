@@ -288,7 +288,11 @@ class Rung:
 
         self.threads.release()
         seen = evidence.gather(self.step, lambda: self.channel.send({"progress": "traced"}))
-        return {"receipts": receipts.issue(seen["recipe"], seen, rungs), "evidence": seen}
+        if rungs is None:
+            from ladder.plan import catalog
+
+            rungs = catalog.contained(seen["recipe"])
+        return {"receipts": receipts.issue(rungs, seen), "evidence": seen}
 
     def do_parity(self) -> dict[str, Any]:
         """Compare the prepared step with the FP64 reference, and leave it as it is timed: gradients no longer kept."""

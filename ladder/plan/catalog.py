@@ -7,6 +7,7 @@ Every refusal is a ``UserError`` of one line that names the file and the key. No
 
 from __future__ import annotations
 
+import functools
 import importlib
 import math
 import re
@@ -18,8 +19,10 @@ from typing import Any
 from ladder.base import yamlfile
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.plan import content as contents
+from ladder.plan.content import of_workload
+from ladder.plan.needs import NEEDS, OF_WORKLOAD
 from ladder.receipts.receipt import Receipt
-from ladder.results import identity
 from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
 
 HERE = ROOT / "ladder"
@@ -32,11 +35,6 @@ MOST_RESOLUTION = (
 )
 KEYS = ("title", "reference", "rungs", "rival")  # of a ladder's file
 _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
-# What a rung may need of what is trained: see `possible`.
-OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights")
-# ladder.machine.system.capabilities
-OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
-NEEDS = (*OF_MACHINE, *OF_WORKLOAD)
 
 
 @dataclass(frozen=True)
@@ -128,8 +126,8 @@ def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
     if workload["data"] is not None:
         workload["data"] = str((path.parent / Path(workload["data"]).expanduser()).resolve())
     name = _slug(path)
-    if path.parent != WORKLOADS and (preset := identity.of_a_preset(name)):
-        content = identity.of_workload(workload)
+    if path.parent != WORKLOADS and (preset := of_a_preset(name)):
+        content = contents.of_workload(workload)
         name = name if content == preset else f"{name}-{content}"
     return name, workload
 
@@ -193,7 +191,7 @@ def _named(ladder: Ladder) -> Ladder:
         preset = load_ladder(ladder.name)
         if replace(preset, title=ladder.title) == ladder:
             return ladder
-    content = identity.digest(
+    content = contents.digest(
         [[step.name, step.article_ms] for step in ladder.rungs] + [ladder.reference, ladder.rival]
     )
     name = f"{ladder.name}-{content}" if ladder.name in ladders() else ladder.name
@@ -250,25 +248,6 @@ def contained(recipe: Mapping[str, Any]) -> list[str]:
     fields = Recipe.from_dict(dict(recipe)).to_dict()
     names = [name for name in rungs() if load_rung(name).change.items() <= fields.items()]
     return sorted(names, key=lambda name: (bool(load_rung(name).change), name))
-
-
-def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -> dict[str, str | None]:
-    """A machine's capabilities, and what rungs may need of the workload: None where it has it, else one line."""
-    norm = workload["norm"]
-    missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
-    instance = None if norm == "instance" else f"needs norm: instance, this workload has norm: {norm}"
-    normed = workload.get("spectral_norm")
-    spectral = None if normed else "needs a workload with spectral_norm: true"
-    kept = (
-        "needs weights that convolutions take as they are kept, not spectral_norm: true" if normed else None
-    )
-    return {
-        **capabilities,
-        "demodulation": missing,
-        "instance_norm": instance,
-        "spectral_norm": spectral,
-        "kept_weights": kept,
-    }
 
 
 def climb(
@@ -388,3 +367,14 @@ def _slug(path: Path) -> str:
 def _size(name: str) -> tuple[int, int]:
     fields = yamlfile.read(WORKLOADS / f"{name}.yaml")
     return fields.get("resolution", 0), fields.get("channel_base", 0) * fields.get("batch", 0)
+
+
+@functools.cache
+def _preset(name: str) -> dict[str, Any] | None:
+    return load_workload(name)[1] if name in workloads() else None
+
+
+def of_a_preset(name: str) -> str | None:
+    """The content of the preset of this name, or None where there is no such preset."""
+    preset = _preset(name)
+    return None if preset is None else of_workload(preset)

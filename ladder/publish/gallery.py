@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import files, git, text
-from ladder.plan import catalog, modes
+from ladder.plan import catalog, modes, needs
 from ladder.report import chart, tables
 from ladder.results import ranking, sources
 from ladder.results import store as results
@@ -88,7 +88,7 @@ def _whole(result: Result) -> bool:
     name = ladder_of(result)
     if name not in catalog.ladders():
         return True
-    planned = modes.plan(ranking.mode(result), catalog.load_ladder(name), dict.fromkeys(catalog.NEEDS))
+    planned = modes.plan(ranking.mode(result), catalog.load_ladder(name), dict.fromkeys(needs.NEEDS))
     return [rung["name"] for rung in result["rungs"]] == [rung.name for rung in planned]
 
 

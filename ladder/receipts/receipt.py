@@ -44,14 +44,8 @@ def judge(*checks: tuple[bool | None, str]) -> Receipt:
     return Receipt(not any(line.startswith(NOT) for line in lines), lines)
 
 
-def issue(
-    recipe: Mapping[str, Any], evidence: dict[str, Any], names: Iterable[str] | None = None
-) -> dict[str, dict]:
-    """Receipts of all the rungs that ``recipe`` contains (or of ``names``): {rung: {"engaged", "lines"}}."""
-    if names is None:
-        from ladder.plan import catalog
-
-        names = catalog.contained(recipe)
+def issue(names: Iterable[str], evidence: dict[str, Any]) -> dict[str, dict]:
+    """Return the receipt of each of these rungs: {rung: {"engaged", "lines"}}."""
     modules = {name: importlib.import_module(f"ladder.rungs.{name}") for name in names}
     return {name: module.receipt(evidence).to_dict() for name, module in modules.items()}
 

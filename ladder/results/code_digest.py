@@ -1,10 +1,11 @@
 """What a measured number depends on: the sources of what is timed and of what times it, one digest for each part.
 
-Commits that differ in documents, charts, verdicts or tests alone measure one program in one way, so rounds of both may
-stand in one result (`ladder.results.combine.merging`, `ladder.results.combine.resuming`). What only judges is not listed: verdicts, noise floors and
-tables are computed anew from the rounds, and a rung that shows other receipts or another parity is refused for that.
-So of a rung its change and its needs count, of a ladder its order; a receipt and what teaches may be put right. Nor is
-what a result says itself listed: recipes, settings, workload, protocol and software are compared value by value.
+Commits that differ in documents, charts, verdicts or tests alone measure one program in one way, so rounds of both
+may stand in one result (`ladder.results.combine.merging`, `ladder.results.combine.resuming`). What only judges is not
+listed: verdicts, noise floors and tables are computed anew from the rounds, and a rung that shows other receipts or
+another parity is refused for that. So of a rung its change and its needs count, of a ladder its order; a receipt and
+what teaches may be put right. Nor is what a result says itself listed: recipes, settings, workload, protocol and
+software are compared value by value.
 """
 
 from __future__ import annotations

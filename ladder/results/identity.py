@@ -7,7 +7,6 @@ that does so is refused. Two workloads of one name with other fields are two ser
 from __future__ import annotations
 
 import contextlib
-import dataclasses
 import functools
 import hashlib
 import json
@@ -15,60 +14,13 @@ from collections.abc import Iterable, Mapping
 from pathlib import Path
 from typing import Any
 
+from ladder.plan.catalog import _preset, of_a_preset
+from ladder.plan.content import fields_of, of_workload
+
 IMAGES = "images"  # the key of a result
 ARTICLE = "article"  # a ladder
-DIGITS = 6  # of a workload's or ladder's content
 # What presets held until they were changed: results of then keep their name. Whoever changes a preset adds to it.
 EARLIER = {"tiny": ("43b5b3",)}  # lr, r1_gamma and ema_images of StyleGAN2, until 21 November 2026
-_NOT_CONTENT = ("name", "data")
-
-
-@functools.cache
-def _defaults() -> dict[str, Any]:
-    """The fields that a workload need not name. Imported late: where asv measures a commit, the class is its own."""
-    from stylegan_lite.config import Workload
-
-    found = {field.name: field.default for field in dataclasses.fields(Workload)}
-    return {k: v for k, v in found.items() if k not in _NOT_CONTENT and v is not dataclasses.MISSING}
-
-
-def digest(content: Any, digits: int = DIGITS) -> str:
-    """The first hexadecimal digits of the SHA-256 of plain data."""
-    return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:digits]
-
-
-def fields_of(workload: Mapping[str, Any]) -> dict[str, Any]:
-    """What decides the work of a step: every field, those that a file leaves out at their default.
-
-    Neither the name is among them nor the images.
-    """
-    held = {key: value for key, value in workload.items() if key not in _NOT_CONTENT}
-    return {key: _one_number(value) for key, value in (_defaults() | held).items()}
-
-
-def _one_number(value: Any) -> Any:
-    """1 for 1.0, as YAML and JSON write both."""
-    return int(value) if isinstance(value, float) and value.is_integer() else value
-
-
-def of_workload(workload: Mapping[str, Any]) -> str:
-    """Equal for two workloads exactly if their fields are, whatever their names. A new field changes no digest."""
-    usual = fields_of({})
-    told = {k: v for k, v in fields_of(workload).items() if k not in usual or v != usual[k]}
-    return digest(told)
-
-
-@functools.cache
-def _preset(name: str) -> dict[str, Any] | None:
-    from ladder.plan import catalog
-
-    return catalog.load_workload(name)[1] if name in catalog.workloads() else None
-
-
-def of_a_preset(name: str) -> str | None:
-    """The content of the preset of this name, or None where there is no such preset."""
-    preset = _preset(name)
-    return None if preset is None else of_workload(preset)
 
 
 def misnamed(workload: Mapping[str, Any]) -> str | None:

@@ -15,9 +15,9 @@ import numpy as np
 
 from ladder.base.errors import UserError
 from ladder.machine import environment
-from ladder.plan import modes
-from ladder.results import identity, record, sources
+from ladder.plan import content, modes
 from ladder.results import plausible as floor
+from ladder.results import record, sources
 from ladder.results import store as results
 from ladder.stats import estimates, verdicts
 
@@ -199,7 +199,7 @@ def _same(other: dict[str, Any], result: dict[str, Any]) -> bool:
     workloads = (other["workload"], result["workload"])
     return (
         all(machines[0].get(key) == machines[1].get(key) for key in _SAME_MACHINE)
-        and identity.of_workload(workloads[0]) == identity.of_workload(workloads[1])
+        and content.of_workload(workloads[0]) == content.of_workload(workloads[1])
         and workloads[0].get("data") == workloads[1].get("data")
         and not environment.differences(other, result)
     )

@@ -9,6 +9,7 @@ import dataclasses
 from ladder.base import text
 from ladder.base.rules import either, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.machine import environment, neighbours
+from ladder.plan import content
 from ladder.results import code_digest, identity
 from ladder.results import store as results
 from stylegan_lite.config import Recipe, Workload
@@ -61,7 +62,7 @@ WORKLOAD = fields(
 )
 LADDER = fields(
     {"name": PART, "title": TEXT, "rungs": items(PART, 100, least=1)},
-    {"digest": pattern(rf"[0-9a-f]{{{identity.DIGITS}}}", f"a digest of {identity.DIGITS} digits")},
+    {"digest": pattern(rf"[0-9a-f]{{{content.DIGITS}}}", f"a digest of {content.DIGITS} digits")},
 )
 CONDITIONS = {  # of every kind of result that is measured; where they say it
     environment.KEY: mapping(

@@ -1,8 +1,9 @@
 """Result files: where they go, how they are written and what is accepted as one.
 
-One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.json`; `ladder.results.record` makes it. A
-missing number is null; NaN and infinity are refused, on the way out and on the way in. What is checked here keeps
-the project's own readers safe; `ladder.publish.validation.validate` is stricter, for files that come from a stranger.
+One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.json`; `ladder.results.record` makes
+it. A missing number is null; NaN and infinity are refused, on the way out and on the way in. What is checked here
+keeps the project's own readers safe; `ladder.publish.validation.validate` is stricter, for files that come from a
+stranger.
 """
 
 import datetime

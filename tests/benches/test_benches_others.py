@@ -9,7 +9,7 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 from benches import _frozen, _measure, loading, phases, preparing, series, workloads
 from ladder.engine import once, parts, pool
 from ladder.machine import caches, system
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.publish.history import choices as choicehistory
 from ladder.rungs import data_loading
 from stylegan_lite.config import Recipe, Workload
@@ -48,7 +48,7 @@ def test_a_series_measures_what_the_ladder_climbs(workload, rung, frozen, monkey
     _, fields = catalog.load_workload(workload)
     here = system.capabilities("cpu") if frozen.device == "cpu" else EVERYTHING
     ladder = catalog.load_ladder("compile_default" if rung == "compile" else "full")
-    climbed = {rung.name: rung for rung in catalog.climb(ladder, catalog.possible(here, fields))}
+    climbed = {rung.name: rung for rung in catalog.climb(ladder, needs.possible(here, fields))}
     assert Recipe.from_dict(frozen.recipe) == Recipe.from_dict(climbed[rung].recipe)
 
 
@@ -57,7 +57,7 @@ def test_every_other_workload_has_its_baseline_and_the_ladders_top():
     known = set(series.WORKLOADS) | {"article-sn"}  # of another ladder, `more`
     assert set(workloads.WORKLOADS) == set(catalog.workloads()) - known
     for name in workloads.WORKLOADS:
-        climbed = catalog.climb(ladder, catalog.possible(EVERYTHING, catalog.load_workload(name)[1]))
+        climbed = catalog.climb(ladder, needs.possible(EVERYTHING, catalog.load_workload(name)[1]))
         top = [rung.name for rung in climbed if not rung.skipped][-1]  # of adain-256 a rung less
         assert {(name, "baseline"), (name, top)} <= set(workloads.SERIES)
     assert ("article", ladder.rungs[-1].name) in preparing.SERIES

@@ -8,7 +8,7 @@ import pytest
 from ladder.base.errors import UserError
 from ladder.cli import examine as doctor
 from ladder.machine import system
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 
 GPU = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "gpu_memory_gb": 139.8, "driver": "580"}
 
@@ -18,7 +18,7 @@ def gpu(monkeypatch):
     facts = {**system.facts("cpu"), **GPU}
     monkeypatch.setattr(system, "choose_device", lambda requested: "cuda")
     monkeypatch.setattr(system, "facts", lambda device: facts)
-    monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(catalog.NEEDS))
+    monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(needs.NEEDS))
 
 
 def examine(device=None):
@@ -88,7 +88,7 @@ def test_an_old_torch_is_a_warning_and_no_refusal(monkeypatch):
 
 def test_triton_without_a_compiler_says_which_package(gpu, monkeypatch):
     reasons = {"triton": "RuntimeError: Failed to find C compiler"}
-    monkeypatch.setattr(system, "capabilities", lambda device: {**dict.fromkeys(catalog.NEEDS), **reasons})
+    monkeypatch.setattr(system, "capabilities", lambda device: {**dict.fromkeys(needs.NEEDS), **reasons})
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     found = examine()
     assert "C compiler" in check(found, "triton")["detail"] and "gcc" in check(found, "triton")["remedy"]

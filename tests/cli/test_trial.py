@@ -6,7 +6,7 @@ import pytest
 from click.testing import CliRunner
 
 from ladder import trial
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from stylegan_lite.step import TrainingStep
 
 ROW = {
@@ -16,7 +16,7 @@ ROW = {
     "reserved_gib": 1.0,
     "seconds": 1.0,
 }
-ALL_CAN = dict.fromkeys(catalog.NEEDS)
+ALL_CAN = dict.fromkeys(needs.NEEDS)
 
 
 @pytest.fixture

@@ -8,10 +8,10 @@ from itertools import pairwise
 import pytest
 
 from ladder.base.errors import UserError
-from ladder.plan import catalog, modes
+from ladder.plan import catalog, modes, needs
 
-EVERYTHING = dict.fromkeys(catalog.NEEDS)
-NO_GPU = {need: None if need == "bf16" else "needs a CUDA GPU" for need in catalog.NEEDS}
+EVERYTHING = dict.fromkeys(needs.NEEDS)
+NO_GPU = {need: None if need == "bf16" else "needs a CUDA GPU" for need in needs.NEEDS}
 
 
 def refusal(load, *args) -> str:

@@ -3,10 +3,10 @@
 import pytest
 
 from ladder.base.errors import UserError
-from ladder.plan import catalog, modes
+from ladder.plan import catalog, modes, needs
 
-EVERYTHING = dict.fromkeys(catalog.NEEDS)
-NO_GPU = dict.fromkeys(catalog.NEEDS, "needs a CUDA GPU") | {"bf16": None}
+EVERYTHING = dict.fromkeys(needs.NEEDS)
+NO_GPU = dict.fromkeys(needs.NEEDS, "needs a CUDA GPU") | {"bf16": None}
 NAMES = [rung.name for rung in catalog.load_ladder("article").rungs]
 
 

@@ -8,6 +8,7 @@ import torch
 
 from ladder.base import text
 from ladder.engine import worker
+from ladder.plan import catalog
 from ladder.receipts import receipt as receipts
 from stylegan_lite import layers, losses, make_step, networks
 from tests.support.rung_steps import gathered, receipt
@@ -25,7 +26,7 @@ def seen_of(recipe: dict, sabotage=None, **workload) -> dict:
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_a_cumulative_recipe_shows_the_receipts_of_all_its_rungs(norm):
     seen = seen_of(LAST | BF16 | {"set_to_none": True}, norm=norm)
-    issued = receipts.issue(seen["recipe"], seen)
+    issued = receipts.issue(catalog.contained(seen["recipe"]), seen)
     assert list(issued) == ["baseline", "bf16", "channels_last", "set_to_none"]
     assert all(r["engaged"] and r["lines"] for r in issued.values()), issued
     assert receipts.reason(issued) is None

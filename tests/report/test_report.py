@@ -8,7 +8,7 @@ import pytest
 
 from ladder.base import files
 from ladder.base.errors import UserError
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.report import checks
 from ladder.report import tables as report
 from ladder.report.view import view
@@ -220,7 +220,7 @@ def test_why_there_are_no_verdicts_is_what_became_of_the_twins(capsys):
 
 def test_rungs_that_were_not_measured_and_are_in_the_step_are_named():
     """Of a run with `--rungs` the next rung shown is no one change: who reads its speedup must be told."""
-    able = dict.fromkeys(catalog.NEEDS)
+    able = dict.fromkeys(needs.NEEDS)
     recipes = {rung.name: rung.recipe for rung in catalog.climb(catalog.load_ladder("article"), able)}
     made = made_up.result(
         [made_up.rung(name, 90.0) for name in ("baseline", "bf16", "fused_norm", "fused_act")]

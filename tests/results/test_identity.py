@@ -11,7 +11,7 @@ from PIL import Image
 from ladder.base.errors import UserError
 from ladder.images import prepare as images
 from ladder.machine import environment
-from ladder.plan import catalog
+from ladder.plan import catalog, content, needs
 from ladder.publish.validation import validate
 from ladder.results import code_digest, identity, judging
 from ladder.results.combine import belonging, comparing, resuming, series
@@ -41,7 +41,7 @@ def test_a_users_file_is_the_preset_only_if_its_fields_are(tmp_path):
     assert catalog.load_workload(user_file(tmp_path, TINY.replace("lr: 0.01", "lr: 1.0e-2")))[0] == "tiny"
     narrow = TINY.replace("channel_max: 64", "channel_max: 8")
     name, fields = catalog.load_workload(user_file(tmp_path, narrow))
-    assert name == f"tiny-{identity.of_workload(fields)}" and fields["channel_max"] == 8
+    assert name == f"tiny-{content.of_workload(fields)}" and fields["channel_max"] == 8
     assert name != catalog.load_workload(user_file(tmp_path, narrow.replace("lr: 0.01", "lr: 0.02")))[0]
     assert catalog.load_workload(user_file(tmp_path, narrow, "mine.yaml"))[0] == "mine"
 
@@ -53,7 +53,7 @@ def test_the_folder_of_the_images_is_no_part_of_what_a_workload_is(tmp_path):
 def test_a_file_that_lacks_a_newer_field_is_of_the_preset_still():
     fields = catalog.load_workload("article")[1]
     older = {key: value for key, value in fields.items() if key not in ("flips", "r1_interval")}
-    assert identity.of_workload(older) == identity.of_workload(fields)
+    assert content.of_workload(older) == content.of_workload(fields)
     assert identity.misnamed({"name": "article", **older}) is None
     assert identity.misnamed({"name": "article", **fields, "flips": False}) is not None
 
@@ -160,7 +160,7 @@ def test_a_rung_whose_recipe_lacks_its_change_is_refused_by_results_of_now():
     assert validate.check(result) == "rung bf16: its recipe's precision is fp32, not bf16"
 
 
-HAS_ALL = dict.fromkeys(catalog.NEEDS)
+HAS_ALL = dict.fromkeys(needs.NEEDS)
 
 
 # --- images ---------------------------------------------------------------------------------------------------------

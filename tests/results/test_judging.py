@@ -6,7 +6,7 @@ import pytest
 
 from ladder.base import text
 from ladder.cli import climb as climbing
-from ladder.plan import catalog, modes
+from ladder.plan import catalog, modes, needs
 from ladder.publish.validation import validate
 from ladder.results import code_digest, judging, record, schema
 from ladder.results import store as results
@@ -19,7 +19,7 @@ from tests.support import made_up
 
 def planned(mode="cumulative"):
     """Planned recipes of the article's ladder on a machine that can do everything."""
-    found = modes.plan(mode, catalog.load_ladder("article"), dict.fromkeys(catalog.NEEDS))
+    found = modes.plan(mode, catalog.load_ladder("article"), dict.fromkeys(needs.NEEDS))
     return {p.name: p.recipe for p in found}
 
 

@@ -11,7 +11,7 @@ import torch
 
 from ladder.base import text
 from ladder.parity import check as parity
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from ladder.results import record, schema
 from stylegan_lite import ConfigError, Recipe, compiled, make_step, resample
@@ -111,7 +111,7 @@ def test_autotune_is_max_autotune_without_its_descent_and_without_templates_for_
 )
 def test_a_ladder_of_an_alternative_contains_its_rungs_and_no_kernel_of_ours(name):
     ladder = catalog.load_ladder(name)
-    top = catalog.climb(ladder, dict.fromkeys(catalog.NEEDS))[
+    top = catalog.climb(ladder, dict.fromkeys(needs.NEEDS))[
         len(ladder.rungs) - 1
     ].recipe  # a rival comes after
     assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}

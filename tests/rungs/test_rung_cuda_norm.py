@@ -8,7 +8,7 @@ import torch
 
 import kernels
 from kernels import cuda
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from stylegan_lite import ConfigError, Recipe
 from tests.support import cuda_on_cpu
 from tests.support.rung_steps import assert_engaged, assert_the_same, checked, every_phase, gathered, small
@@ -98,7 +98,7 @@ def test_a_workload_with_demodulation_or_a_machine_without_nvcc_goes_on_without_
         ("instance", able | {"nvcc": "CUDA C++ needs nvcc, which was not found"}, "needs nvcc"),
         ("instance", able, None),
     ):
-        planned = {p.name: p for p in catalog.climb(ladder, catalog.possible(capabilities, {"norm": norm}))}
+        planned = {p.name: p for p in catalog.climb(ladder, needs.possible(capabilities, {"norm": norm}))}
         for name in ("cuda_norm", "fast_math"):
             skipped = planned[name].skipped
             assert skipped is None if reason is None else reason in skipped

@@ -14,7 +14,7 @@ import torch
 
 import kernels
 from kernels import dependent_launch
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.receipts import watch
 from stylegan_lite import ConfigError, Recipe, make_step
 from stylegan_lite.settings import global_flags
@@ -108,7 +108,7 @@ def test_launches_the_plain_way_are_counted_as_such(refused):
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_every_phase_computes_the_same_captured(norm):
     """A kernel that reads before the one in front has written reads what a graph's memory held before."""
-    able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
+    able = needs.possible(dict.fromkeys(needs.OF_MACHINE), {"norm": norm})
     climbed = catalog.climb(catalog.load_ladder("dependent_launch"), able)
     top = [rung for rung in climbed if rung.recipe is not None][-1].recipe | {"workers": 1}
     size = {"resolution": 64, "channel_base": 2048, "channel_max": 64, "batch": 8, "norm": norm}
@@ -129,7 +129,7 @@ def test_every_phase_computes_the_same_captured(norm):
 def test_it_stands_on_the_whole_of_full():
     ladder = catalog.load_ladder("dependent_launch")
     assert ladder.rungs[-1].name == "dependent_launch"
-    top = catalog.climb(ladder, dict.fromkeys(catalog.NEEDS))[-1].recipe
+    top = catalog.climb(ladder, dict.fromkeys(needs.NEEDS))[-1].recipe
     assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}  # none undoes another
 
 

@@ -5,7 +5,7 @@ import functools
 import pytest
 import torch
 
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from stylegan_lite import losses
 from stylegan_lite.scaling import LossScale, describe
@@ -110,7 +110,7 @@ def test_a_replay_whose_gradients_overflow_moves_nothing(more):
 
 @pytest.mark.gpu
 def test_every_rung_of_the_full_ladder_takes_fp16(references):
-    for rung in catalog.climb(catalog.load_ladder("full"), dict.fromkeys(catalog.NEEDS))[-1:]:
+    for rung in catalog.climb(catalog.load_ladder("full"), dict.fromkeys(needs.NEEDS))[-1:]:
         step = small(rung.recipe | RUNG | {"workers": 1}, "cuda")
         found = checked(step, references)
         step.keep_gradients = False

@@ -7,7 +7,7 @@ from torch.nn.utils import parametrizations
 
 import kernels
 from ladder.parity import reference, spread
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from stylegan_lite import ConfigError, Recipe, Workload, make_step, spectral
 from stylegan_lite.networks import Discriminator
 from tests.support.rung_steps import (
@@ -114,7 +114,7 @@ def test_a_second_stream_for_weights_gradients_is_refused_in_one_line():
     with pytest.raises(ConfigError, match=r"streams: two needs weights .*spectral_norm: true$"):
         least(streams)
     make_step(LEAST, streams, device="cpu")
-    able = catalog.possible(dict.fromkeys(catalog.NEEDS), catalog.load_workload("article-sn")[1])
+    able = needs.possible(dict.fromkeys(needs.NEEDS), catalog.load_workload("article-sn")[1])
     planned = {rung.name: rung for rung in catalog.climb(catalog.load_ladder("full"), able)}
     assert "spectral_norm: true" in planned["parallel_streams"].skipped
     assert planned["cached_uint8"].recipe is not None and "streams" not in planned["cached_uint8"].recipe
@@ -225,9 +225,9 @@ def test_fused_spectral_sabotaged(monkeypatch, refused):
 
 
 def test_it_is_not_applicable_where_a_workload_has_none():
-    able = dict.fromkeys(catalog.NEEDS)
+    able = dict.fromkeys(needs.NEEDS)
     for name, missing in (("article", True), ("article-sn", False)):
-        capabilities = catalog.possible(able, catalog.load_workload(name)[1])
+        capabilities = needs.possible(able, catalog.load_workload(name)[1])
         rung = {r.name: r for r in catalog.climb(catalog.load_ladder("more"), capabilities)}["fused_spectral"]
         assert (rung.recipe is None) == missing
         assert not missing or "spectral_norm: true" in rung.skipped

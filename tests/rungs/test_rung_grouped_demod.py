@@ -8,7 +8,7 @@ import torch
 import kernels
 from ladder.base import text
 from ladder.parity import check as parity
-from ladder.plan import catalog, modes
+from ladder.plan import catalog, modes, needs
 from ladder.receipts import evidence
 from ladder.rungs.grouped_demod import MOST
 from stylegan_lite import ConfigError, Recipe, make_step, networks
@@ -105,9 +105,9 @@ def test_what_it_cannot_be_joined_with_is_said():
 
 
 def test_a_workload_without_demodulation_goes_on_without_it():
-    ladder, everything = catalog.load_ladder("full"), dict.fromkeys(catalog.NEEDS)
+    ladder, everything = catalog.load_ladder("full"), dict.fromkeys(needs.NEEDS)
     for name, skipped in (("article", False), ("adain-256", True)):
-        there = catalog.possible(everything, catalog.load_workload(name)[1])
+        there = needs.possible(everything, catalog.load_workload(name)[1])
         planned = {rung.name: rung for rung in modes.plan(modes.CUMULATIVE, ladder, there)}
         assert ("norm: instance" in (planned["grouped_demod"].skipped or "")) == skipped
         assert ("demodulation" in planned["cached_uint8"].recipe) != skipped

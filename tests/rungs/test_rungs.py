@@ -4,7 +4,7 @@ from itertools import pairwise
 
 import pytest
 
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from stylegan_lite.config import Recipe
 
 
@@ -23,7 +23,7 @@ def test_the_baseline_is_the_recipe_defaults():
 
 
 def test_every_rung_of_the_article_changes_the_recipe_below_it():
-    planned = catalog.climb(catalog.load_ladder("article"), dict.fromkeys(catalog.NEEDS))
+    planned = catalog.climb(catalog.load_ladder("article"), dict.fromkeys(needs.NEEDS))
     recipes = [Recipe.from_dict(rung.recipe) for rung in planned]
     for lower, higher in pairwise(recipes):
         assert lower != higher

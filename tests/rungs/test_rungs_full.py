@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.receipts import evidence
 from stylegan_lite import ConfigError, Recipe
 from tests.support.rung_steps import assert_engaged, checked, small
@@ -17,10 +17,10 @@ torch.set_num_threads(1)
 def test_the_full_ladder_is_the_article_s_and_more():
     article, full = (catalog.load_ladder(name) for name in ("article", "full"))
     assert full.rungs[: len(article.rungs)] == article.rungs
-    planned = catalog.climb(full, dict.fromkeys(catalog.NEEDS))
+    planned = catalog.climb(full, dict.fromkeys(needs.NEEDS))
     top = planned[-1].recipe
     assert set(catalog.contained(top)) == {rung.name for rung in full.rungs}  # none undoes another
-    planned = catalog.climb(catalog.load_ladder("tf32"), dict.fromkeys(catalog.NEEDS))
+    planned = catalog.climb(catalog.load_ladder("tf32"), dict.fromkeys(needs.NEEDS))
     assert [rung.name for rung in planned][:2] == ["baseline", "tf32"]
 
 
@@ -54,7 +54,7 @@ def test_rungs_agree_with_the_reference(recipe, references):
 @pytest.mark.gpu
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu(norm, references):
-    able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
+    able = needs.possible(dict.fromkeys(needs.OF_MACHINE), {"norm": norm})
     climbed = [rung for rung in catalog.climb(catalog.load_ladder("full"), able) if rung.recipe is not None]
     for rung in climbed[8:]:
         step = small(rung.recipe | {"workers": 1}, "cuda", norm=norm)
@@ -71,7 +71,7 @@ def test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu(norm, references):
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 def test_the_compiled_top_agrees_and_all_its_rungs_are_engaged_on_the_gpu(norm, references):
-    able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
+    able = needs.possible(dict.fromkeys(needs.OF_MACHINE), {"norm": norm})
     climbed = catalog.climb(catalog.load_ladder("full_compile"), able)
     step = small(climbed[-1].recipe | {"workers": 1}, "cuda", norm=norm)
     found = checked(step, references)

@@ -5,7 +5,7 @@ import torch
 
 import kernels
 from ladder.parity import check as parity
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from stylegan_lite import compiled
 from tests.parity.test_parity import cache, prepared, rounding  # noqa: F401  (fixtures)
 from tests.support.rung_steps import assert_engaged, assert_the_same, every_phase, gathered, small
@@ -40,7 +40,7 @@ SIZE = {"resolution": 8, "channel_base": 64}
 
 def climbed(ladder: str = "full", norm: str = "demod") -> list[catalog.Planned]:
     """The rungs of a ladder that a workload of this norm can have."""
-    able = catalog.possible(dict.fromkeys(catalog.OF_MACHINE), {"norm": norm})
+    able = needs.possible(dict.fromkeys(needs.OF_MACHINE), {"norm": norm})
     return [rung for rung in catalog.climb(catalog.load_ladder(ladder), able) if rung.recipe is not None]
 
 
@@ -63,7 +63,7 @@ def test_the_compiled_ladder_is_the_full_one_but_for_the_second_stream():
     full, ladder = (catalog.load_ladder(name) for name in ("full", "full_compile"))
     kept = [rung for rung in full.rungs if rung.name != "parallel_streams"]
     assert ladder.rungs[:-1] == kept and ladder.rungs[-1].name == "compile"
-    top = catalog.climb(ladder, dict.fromkeys(catalog.NEEDS))[-1].recipe
+    top = catalog.climb(ladder, dict.fromkeys(needs.NEEDS))[-1].recipe
     assert set(catalog.contained(top)) == {rung.name for rung in ladder.rungs}  # none undoes another
 
 

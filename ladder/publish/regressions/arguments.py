@@ -13,7 +13,7 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.images import for_workload
 from ladder.machine import environment, system
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.publish.regressions import checkouts, comparing, known
 from ladder.publish.regressions import schema as accepting
 from ladder.publish.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_ROUNDS
@@ -47,7 +47,7 @@ def plan(
     Raises `UserError` if none can run here.
     """
     ladder = catalog.load_ladder(ladder_name)
-    planned = catalog.climb(ladder, catalog.possible(capabilities, workload), rungs)
+    planned = catalog.climb(ladder, needs.possible(capabilities, workload), rungs)
     able = [each for each in planned if each.skipped is None]
     if not able:
         raise UserError(f"none of these rungs can run here: {planned[0].name}: {planned[0].skipped}")

@@ -11,11 +11,11 @@ from typing import Any
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.text import plain
-from ladder.plan import catalog, modes
+from ladder.plan import catalog, content, modes
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import validate
 from ladder.report.view import View, view
-from ladder.results import identity, ranking, sources
+from ladder.results import identity, loading, ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
@@ -81,7 +81,7 @@ def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]]
         (the copies with what they hold, one line for each file that was refused)
     """
     found, refused = [], []
-    there = {validate.show_path(path): path for path in sorted(folder.rglob("*.json"))}
+    there = {loading.show_path(path): path for path in sorted(folder.rglob("*.json"))}
     for judged in validate.validate([folder]) if there else []:
         if judged.problem:
             refused.append(f"{judged.path}: {judged.problem}")
@@ -134,7 +134,7 @@ def groups(
     for result in kept:
         if result["protocol"].get("mode", modes.CUMULATIVE) == modes.CUMULATIVE:
             work, ladder = result["workload"], result["ladder"]
-            names = called[work["name"], identity.of_workload(work)], ladder["name"]
+            names = called[work["name"], content.of_workload(work)], ladder["name"]
             said = ladder.get("digest")  # of a user's: two of one name may be in another order
             if said and not names[1].endswith(said):
                 names = names[0], f"{names[1]}-{said}"

@@ -23,6 +23,7 @@ from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
 from ladder.publish.validation import asv_checks, asv_schema, validate
 from ladder.publish.validation.validate import Judged
+from ladder.results import loading
 
 UNKNOWN_COMMIT = "its commit is not in this repository: not drawn"
 NO_RESULTS = "no result of this machine was accepted: left out"
@@ -62,7 +63,7 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
             taken.add(where)
             if dates is not None and "commit_hash" in data and data["commit_hash"] not in dates:
                 marks.append(UNKNOWN_COMMIT)
-        rows[file] = Judged(validate.show_path(where), problem, tuple(marks))
+        rows[file] = Judged(loading.show_path(where), problem, tuple(marks))
     for file, _, _ in found:
         where = file.relative_to(source)
         if where in taken and where.name == "machine.json" and not any(_results_beside(where, taken)):

@@ -13,6 +13,7 @@ from ladder.base.rules import Problem, Rule, either, fields, items, mapping, may
 from ladder.publish.regressions import schema as accepting
 from ladder.results import code_digest
 from ladder.results import store as results
+from ladder.results.check import Kind
 from ladder.results.schema import (
     BYTES,
     CODE,
@@ -363,10 +364,9 @@ _TEXTS = {
     ),
     "sabotaged-rungs": _table("sabotaged-rungs", "rung", "sabotage", "planted", "caught_by", "test"),
 }  # fmt: skip
-KINDS: dict[str, Rule] = _TEXTS | {
+_RULES = _TEXTS | {
     "asv overhead": ASV_OVERHEAD,
     "canary": CANARY,
-    "compare": accepting.RULE,
     "fp8-trial": FP8_TRIAL,
     "fuzz": FUZZ,
     "parity-trial": PARITY_TRIAL,
@@ -379,3 +379,7 @@ KINDS: dict[str, Rule] = _TEXTS | {
     "spellings": SPELLINGS,
     "trial": TRIAL,
 }
+KINDS = (
+    *(Kind(name, rule) for name, rule in _RULES.items()),
+    Kind("compare", accepting.RULE, accepting.problem_of),
+)

@@ -20,23 +20,17 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base import git
-from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.rules import shown
 from ladder.publish.validation import asv_checks, kinds
-from ladder.results import code_digest as measured
-from ladder.results import identity, plausible, schema
+from ladder.results import check as checks
 from ladder.results import store as results
+from ladder.results.loading import name_problem, printable, read_bytes, show_path, why
 from ladder.results.publishable import publishable
 
-MOST_BYTES = (
-    2**22
-)  # a ladder takes some hundred kilobytes, all kernels with every sample more than a megabyte
 MOST_FILES = 10_000
 _FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
-_FILE = re.compile(r"[a-z0-9][a-z0-9._-]*(-\d{8}T\d{6}Z)?(-\d+)?\.json")
-_LONGEST_NAME = 240
 
 
 @dataclass(frozen=True)
@@ -96,7 +90,7 @@ def read_and_judge(
             )
     _refuse_copies(found)
     for one in found:
-        yield one.file, one.data, Judged(one.name, one.problem, tuple(map(_clean, one.marks)))
+        yield one.file, one.data, Judged(one.name, one.problem, tuple(map(printable, one.marks)))
 
 
 @dataclass
@@ -176,15 +170,6 @@ def problem_of(path: Path) -> str | None:
     return _judge(Path(path), [])[0]
 
 
-def name_problem(path: Path) -> str | None:
-    """What is wrong with the name of a result file, in one line, or None."""
-    if _FILE.fullmatch(path.name) and len(path.name) <= _LONGEST_NAME:
-        return None
-    if not path.name.lower().endswith(".json"):
-        return "not a result: its name does not end in .json"
-    return "the file's name must be of a-z, 0-9, dot, underscore and hyphen, like WORKLOAD-LADDER-TIME.json"
-
-
 def _files(path: Path) -> Iterator[tuple[Path, str | None]]:
     """Every file to be judged under `path`, and what is already wrong with it."""
     kind = _kind(path)
@@ -197,7 +182,7 @@ def _files(path: Path) -> Iterator[tuple[Path, str | None]]:
         try:
             entries = sorted(os.scandir(folder), key=lambda entry: entry.name)
         except (OSError, ValueError) as error:
-            yield folder, f"cannot be read: {_why(error)}"
+            yield folder, f"cannot be read: {why(error)}"
             continue
         below = []
         for entry in entries:
@@ -224,7 +209,7 @@ def _kind(path: Path) -> str | None:
     try:
         mode = os.lstat(path).st_mode
     except (OSError, ValueError) as error:
-        return f"cannot be read: {_why(error)}"
+        return f"cannot be read: {why(error)}"
     if stat.S_ISREG(mode):
         return None
     if stat.S_ISDIR(mode):
@@ -241,10 +226,10 @@ def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
             return problem, None, None
         kind = asv_checks.kind_of(path)
         if kind is not None:
-            data = asv_checks.parse(_read(path, asv_checks.MOST_BYTES), kind)
+            data = asv_checks.parse(read_bytes(path, asv_checks.MOST_BYTES), kind)
             problem = asv_checks.check(data, kind, path)
         else:
-            data = results.parse(_read(path))
+            data = results.parse(read_bytes(path))
             problem = check(data)
         if problem:
             return problem, None, None
@@ -255,26 +240,12 @@ def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
             mark = fingerprint(data)
             marks += publishable(data) if kinds.kind_of(data) is None else kinds.marks(data)
     except OSError as error:
-        return f"cannot be read: {_why(error)}", None, None
+        return f"cannot be read: {why(error)}", None, None
     except ValueError as error:
-        return f"not a result file: {_clean(str(error))}", None, None
+        return f"not a result file: {printable(str(error))}", None, None
     except Exception as error:  # the last resort: a file must not stop the judging of the others
-        return f"not a result file: {_clean(type(error).__name__)}", None, None
+        return f"not a result file: {printable(type(error).__name__)}", None, None
     return None, data, mark
-
-
-def _read(path: Path, most: int = MOST_BYTES) -> bytes:
-    """The bytes of a regular file that is not too large; it is checked again once open, when it can no longer change
-    its kind. OSError or ValueError.
-    """
-    handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK | os.O_CLOEXEC)
-    with os.fdopen(handle, "rb") as file:
-        if not stat.S_ISREG(os.fstat(handle).st_mode):
-            raise ValueError("not a regular file")
-        raw = file.read(most + 1)
-    if len(raw) > most:
-        raise ValueError(f"more than {most} bytes")
-    return raw
 
 
 def check(data: Any) -> str | None:
@@ -285,62 +256,17 @@ def check(data: Any) -> str | None:
     if kind not in kinds.UNNAMED.values() and "schema" not in data:
         return 'not a result file: expected an object with "schema"'
     named = "what" in data or "kind" in data
-    if named and kind not in tuple(kinds.KINDS):  # a list has no hash
+    if not named and kind is None:
+        return checks.problem_of(data)
+    if kind not in tuple(kinds.KINDS):  # a list has no hash
         return f"kind: {shown(kind)} is none that this project writes{nearest(kind)}"
-    if problem := (schema.RESULT if kind is None else kinds.KINDS[kind])(data):
-        where, what = problem
-        return f"{where.lstrip('.')}: {what}" if where else what
-    return results.check(data) or _contradiction(data) if kind is None else kinds.contradiction(data)
+    return checks.problem_of_kind(data, kinds.KINDS[kind])
 
 
 def nearest(kind: Any) -> str:
     """Return which kind is meant, perhaps, as the end of a line."""
     like = difflib.get_close_matches(kind, kinds.KINDS, n=1) if isinstance(kind, str) else []
     return f"; did you mean {like[0]!r}?" if like else ""
-
-
-def _contradiction(data: dict[str, Any]) -> str | None:
-    machine, rungs = data["machine"], data["rungs"]
-    hardware = machine["gpu"] if machine["device"] == "cuda" else machine["cpu"]
-    if hardware is None or machine["name"] != texts.slug(hardware):
-        return f"machine.name: {machine['name']!r} is not made from its hardware, {shown(hardware)}"
-    names = [rung["name"] for rung in rungs]
-    if names != data["ladder"]["rungs"] or len(set(names)) < len(names):
-        return "rungs: not those of ladder.rungs, each once and in that order"
-    if data["baseline"] not in (None, *names):
-        return f"baseline: no rung is named {data['baseline']!r}"
-    if problem := (
-        measured.contradiction(data) or identity.misnamed(data["workload"]) or identity.misordered(data)
-    ):
-        return problem
-    least = plausible.floor_ms(machine, data["workload"])
-    for rung in [*rungs, *data.get("twins", [])]:
-        problem = None if "of" in rung else _rung_contradiction(rung)
-        if rung["status"] == "ok":
-            problem = problem or plausible.too_fast(rung, least)
-        if problem:
-            return f"rung {rung['name']}: {problem}"
-    if data["complete"] and not any(rung["samples_ms"] for rung in rungs):
-        return "complete, but nothing was measured"
-    return None
-
-
-def _rung_contradiction(rung: dict[str, Any]) -> str | None:
-    samples, numbers = rung["samples_ms"], [r["round"] for r in rung["rounds"]]
-    if len(set(numbers)) < len(numbers):
-        return "a round is there twice"
-    if rung["rounds"] and not set(samples) <= {each for r in rung["rounds"] for each in r["samples_ms"]}:
-        return "samples_ms are not those of its rounds"
-    if rung["step_ms"] is None:
-        return None
-    if rung["status"] != "ok":
-        return f'a step time, but the status "{rung["status"]}"'
-    if not samples:
-        return "a step time without samples"
-    for key in ("step_ms", "q25_ms", "q75_ms"):
-        if rung[key] is not None and not min(samples) * 0.999999 <= rung[key] <= max(samples) * 1.000001:
-            return f"{key} is not among its samples"
-    return None
 
 
 def fingerprint(data: dict[str, Any]) -> str:
@@ -351,17 +277,3 @@ def fingerprint(data: dict[str, Any]) -> str:
     samples = [data["machine"]["name"], times]
     measured = any(rung["samples_ms"] for rung in data["rungs"])
     return hashlib.sha256(json.dumps(samples if measured else data, sort_keys=True).encode()).hexdigest()
-
-
-def show_path(path: Path | str) -> str:
-    """A path as any terminal can print it: a name may hold line ends and escape sequences."""
-    return _clean(str(path), 400)
-
-
-def _why(error: Exception) -> str:
-    return _clean(getattr(error, "strerror", None) or str(error))
-
-
-def _clean(text: str, longest: int = 160) -> str:
-    text = "".join(c if c.isascii() and c.isprintable() else ascii(c)[1:-1] for c in text[:longest])
-    return text[:longest]

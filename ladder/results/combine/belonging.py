@@ -1,4 +1,5 @@
-"""Which rounds may merge: what two runs must agree in, and what one must not hold. See `ladder.results.combine.merging`."""
+"""Which rounds may merge: what two runs must agree in, and what one must not hold. See
+`ladder.results.combine.merging`."""
 
 from __future__ import annotations
 
@@ -7,7 +8,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.machine import environment
-from ladder.plan import modes
+from ladder.plan import content, modes
 from ladder.results import code_digest, identity
 from ladder.results import store as results
 
@@ -45,7 +46,7 @@ def differences(first: Result, other: Result, anyway: bool = False) -> list[str]
 def other_work(first: Result, other: Result) -> list[str]:
     """What the two trained, on which images and in which environment, as far as both say: each with both values."""
     pair = (first, other)
-    works = [identity.fields_of(each["workload"]) | {"data": each["workload"].get("data")} for each in pair]
+    works = [content.fields_of(each["workload"]) | {"data": each["workload"].get("data")} for each in pair]
     names = [each["workload"]["name"] for each in pair]
     found = _differ("workload", *works, sorted({*works[0], *works[1]}))
     if names[0] != names[1]:

@@ -16,6 +16,7 @@ import numpy as np
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.machine import environment
+from ladder.plan import content
 from ladder.results import identity, record, sources
 from ladder.results import store as results
 from ladder.results.publishable import publishable
@@ -46,7 +47,7 @@ def differences(before: dict[str, Any], after: dict[str, Any]) -> list[str]:
         if was != now:
             found.append(f"{key}: {was} and {now}")
     works = [
-        identity.fields_of(each["workload"]) | {k: each["workload"].get(k) for k in ("name", "data")}
+        content.fields_of(each["workload"]) | {k: each["workload"].get(k) for k in ("name", "data")}
         for each in (before, after)
     ]
     for key in sorted({*works[0], *works[1]}):

@@ -1,10 +1,10 @@
 """Several runs of one measurement become one result, judged by today's rules: what they measured merges as rounds.
 
-A comparison is made inside a round, so rounds of several runs may stand side by side as long as every run measured the
-same program in the same way on the same GPU and software. Which program that was is told by a digest of its sources
-(`ladder.results.code_digest`), by the commit where a result has none. A run may have measured some rungs of the ladder only. What
-a host-bound rung takes belongs to its host, so another CPU is refused as well, unless it is asked for. Samples are kept
-as they are; a round only gets another number. Every derived number is computed anew.
+A comparison is made inside a round, so rounds of several runs may stand side by side as long as every run measured
+the same program in the same way on the same GPU and software. Which program that was is told by a digest of its
+sources (`ladder.results.code_digest`), by the commit where a result has none. A run may have measured some rungs of
+the ladder only. What a host-bound rung takes belongs to its host, so another CPU is refused as well, unless it is
+asked for. Samples are kept as they are; a round only gets another number. Every derived number is computed anew.
 """
 
 from __future__ import annotations
@@ -17,8 +17,7 @@ from typing import Any
 
 from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.publish.validation import validate
-from ladder.results import code_digest, judging, record, sources
+from ladder.results import check, code_digest, judging, record, sources
 from ladder.results import store as results
 from ladder.results.combine import belonging
 from ladder.stats import verdicts
@@ -48,7 +47,7 @@ def merge(paths: Sequence[Path], anyway: bool = False) -> Result:
         if not anyway and (why := belonging.unknown_code(result)):
             raise UserError(f"{path}: {why}; --anyway merges it nevertheless")
     merged = judge_anew(_merged([result for _, result in found]))
-    if problem := validate.check(text.fit(merged)):
+    if problem := check.problem_of(text.fit(merged)):
         raise UserError(f"these cannot be one result: {problem}")
     return merged
 
@@ -56,7 +55,7 @@ def merge(paths: Sequence[Path], anyway: bool = False) -> Result:
 def load(path: Path) -> Result:
     """Read a result that can be derived anew. Raises `UserError`."""
     result = results.load(path)
-    if problem := validate.check(result):
+    if problem := check.problem_of(result):
         raise UserError(f"{path}: {problem}")
     for each in sources.records(result):
         for visit in each["rounds"]:

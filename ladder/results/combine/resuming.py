@@ -10,8 +10,8 @@ from typing import Any
 
 from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine import environment
+from ladder.plan import content
 from ladder.results import code_digest, identity, record, sources
 from ladder.results import store as results
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
@@ -26,18 +26,6 @@ def load(path: Path) -> dict[str, Any]:
     if "twins" not in result:
         raise UserError(f"{path}: --resume: made by an earlier version, without twins; start a new run")
     return result
-
-
-def load_kind(path: Path, kind: str) -> dict[str, Any]:
-    """Another command's file, judged as if from a stranger. `UserError`, one line, where it is not of this kind."""
-    from ladder.publish.validation import validate
-
-    if problem := validate.problem_of(path):
-        raise UserError(f"{path}: {problem}")
-    found = results.parse(path.read_bytes())
-    if found.get("kind") != kind:
-        raise UserError(f"{path}: not a result of ladder {kind}")
-    return found
 
 
 def refuse_another_machine(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
@@ -57,7 +45,7 @@ def refuse_other_code(path: Path, before: dict[str, Any], fresh: dict[str, Any])
 def refuse_other_workload(path: Path, before: dict[str, Any], fresh: dict[str, Any]) -> None:
     """`UserError`, one line, unless the file and `fresh` train the same on the same images: by fields, not by name."""
     was, now = before["workload"], fresh["workload"]
-    held = [identity.fields_of(each) for each in (was, now)]
+    held = [content.fields_of(each) for each in (was, now)]
     for key in sorted({*held[0], *held[1]}):
         if held[0].get(key) != held[1].get(key):
             raise UserError(
@@ -116,20 +104,6 @@ def refuse_other_recipes(path: Path, before: dict[str, Any], fresh: dict[str, An
             raise UserError(
                 f"{path}: --resume: another recipe of {rung['name']}: {key} was {was.get(key)} and is {now[key]} here"
             )
-
-
-def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None:
-    """`UserError`, one line, where the timed rungs computed with another number of CPU threads than a worker has."""
-    try:
-        threads = pool.first().call("threads")["cpu_threads"]
-    except WorkerFailure:
-        return  # the visits will say what is wrong
-    timed = [rung for rung in sources.records(before) if rung["rounds"]]
-    seen = [(rung.get("settings") or {}).get("cpu_threads") for rung in timed]
-    if other := [count for count in seen if count is not None and threads is not None and count != threads]:
-        raise UserError(
-            f"{path}: --resume: PyTorch computed with {other[0]} CPU threads and has {threads} here; start a new run"
-        )
 
 
 def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dict[str, Any]:

@@ -1,8 +1,9 @@
 """Which results belong together: a newer torch, CUDA, cuDNN or Triton begins a new series.
 
 
-A series is one machine, software, workload (by its fields), ladder and mode, quick runs apart. `ladder.results.ranking` says
-which result is shown of each series. A rung's gain at the top is shown beside a staircase of the same series and code.
+A series is one machine, software, workload (by its fields), ladder and mode, quick runs apart.
+`ladder.results.ranking` says which result is shown of each series. A rung's gain at the top is shown beside a
+staircase of the same series and code.
 """
 
 from __future__ import annotations
@@ -13,8 +14,8 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.text import plain
-from ladder.plan import modes
-from ladder.results import code_digest, identity, ranking, sources
+from ladder.plan import content, modes
+from ladder.results import code_digest, ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import belonging
 from ladder.results.judging import top_gains
@@ -28,7 +29,7 @@ def key(result: dict[str, Any], mode: str | None = None) -> tuple[Any, ...]:
     protocol = result["protocol"]
     names = [result[part]["name"] for part in ("machine", "workload", "ladder")]
     found = [mode or protocol.get("mode", modes.CUMULATIVE), bool(protocol.get("quick"))]
-    found += [identity.of_workload(result["workload"]), result["ladder"].get("digest")]
+    found += [content.of_workload(result["workload"]), result["ladder"].get("digest")]
     return (*names, *map(str, found), *(str(result["machine"].get(name)) for name in results.SERIES))
 
 

@@ -12,10 +12,10 @@ from typing import Any
 from ladder.plan.catalog import load_workload
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.cases import registry as kernelcases
-from ladder.studies.precision import plan as precision
-from ladder.studies.precision import report as precisionreport
+from ladder.studies.precision import record
 from ladder.studies.sustain import measure as sustaining
-from ladder.studies.upstream import measure as measuring
+from ladder.studies.sustain import record as records
+from ladder.studies.upstream import record as base_record
 from stylegan_lite.config import Recipe, Workload
 
 HEAD = {"schema": 1, "commit": "a" * 40, "dirty": False, "complete": True, "seconds": 200.0}
@@ -57,7 +57,7 @@ def of_precision(machine: dict[str, Any]) -> bytes:
         row |= {"recipe": Recipe(precision=name).to_dict(), "step_ms": None, "interval_ms": None}
         row |= {"parity": parity | {"gradient_errors": {"G_main": 0.01}}, **dict.fromkeys(memory)}
         rows.append(row | {"largest": {"batch": 96, "settled": True, "tried": tried}})
-    precision.derive(rows)
+    record.derive(rows)
     history = {"on": "top", "steps": 40, "initial": 65536.0, "interval": 2000, "images": True}
     history |= {"changes": [[1, 32768.0, 65536.0, 1, 0], [2, 512.0, 65536.0, 7, 0]]}
     history |= {"updates": {"G": 50, "D": 42}, "skipped": {"G": 7, "D": 0}}
@@ -66,7 +66,7 @@ def of_precision(machine: dict[str, Any]) -> bytes:
     made = HEAD | {"kind": "precision", "workload": {"name": name, **fields, "data": None}}
     made |= {"machine": machine, "protocol": protocol | {"batch_seconds": 75.0, "steps": 40}, "rows": rows}
     made |= {"fp8": {"convolution": "not offered: RuntimeError"}, "history": history}
-    return json.dumps(made | {"claims": precisionreport.claims(rows)}).encode()
+    return json.dumps(made | {"claims": record.claims(rows)}).encode()
 
 
 def of_upstream(machine: dict[str, Any]) -> bytes:
@@ -90,7 +90,7 @@ def of_upstream(machine: dict[str, Any]) -> bytes:
     made |= {"source": {"networks": "networks_stylegan2", "digest": "0" * 16}, "programs": programs}
     made |= {"protocol": {"rounds": 3, "cycles": 2, "seed": 0, "inspected": True, "notes": []}}
     made |= dict.fromkeys(("parity", "receipts", "inspection", "ratio", "gpu"))
-    measuring.derive(made)
+    base_record.derive(made)
     return json.dumps(made).encode()
 
 
@@ -98,7 +98,7 @@ def of_sustained(machine: dict[str, Any]) -> bytes:
     """As `ladder sustain` would have written it of two rungs, one of which grows slower."""
     name, fields = load_workload("article")
     state = {"sm_mhz": 1980.0, "power_w": 690.5, "temperature_c": 55, "reasons": ["power_cap"]}
-    empty = {"status": "ok", "reason": None, "inspected": True} | dict.fromkeys(sustaining.DERIVED)
+    empty = {"status": "ok", "reason": None, "inspected": True} | dict.fromkeys(records.DERIVED)
     rungs = [
         empty
         | {
@@ -113,5 +113,5 @@ def of_sustained(machine: dict[str, Any]) -> bytes:
     made = HEAD | {"kind": "sustained", "workload": {"name": name, **fields, "data": "sample-photographs"}}
     made |= {"measured_code": {"kernels": "0" * 16}, "machine": machine, "rungs": rungs}
     made |= {"protocol": {"seconds": 6.0, "window_s": 2.0, "seed": 0, "notes": []}}
-    sustaining.derive(made)
+    records.derive(made)
     return json.dumps(made).encode()

@@ -27,7 +27,7 @@ from ladder.base.stopping import stop_on_sigterm
 from ladder.engine.rounds import Interleaved, Program
 from ladder.images import prepare as images
 from ladder.machine import system
-from ladder.plan import catalog
+from ladder.plan import catalog, needs
 from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import LEAST_ROUNDS, MOST_ROUNDS
 from ladder.results import code_digest, sources
@@ -74,7 +74,7 @@ def on_gpu(kind: str, workload_name: str, copies: int, minutes: float, tell: Tel
         if able[need]:
             raise UserError(f"--selftest {kind}: {able[need]}")
     name, workload = catalog.load_workload(workload_name)
-    planned = catalog.climb(catalog.load_ladder("full"), catalog.possible(able, workload))
+    planned = catalog.climb(catalog.load_ladder("full"), needs.possible(able, workload))
     runnable = [each for each in planned if each.recipe is not None]
     rung = runnable[-1] if kind == "captured" else runnable[0]
     pictures = images.prepare_images(None, workload["resolution"], at_least=workload["batch"])

@@ -14,10 +14,10 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import UserError
-from ladder.publish.validation import validate
+from ladder.results import check
 from ladder.results import store as results
 from ladder.studies.claims import experiments, page, registry, run
-from ladder.studies.claims.schema import CLAIMS
+from ladder.studies.claims.schema import CLAIMS, KIND
 from ladder.studies.claims.timed import Setting
 
 
@@ -30,7 +30,7 @@ def judged_anew(path: Path) -> dict[str, Any]:
     data["precision"] = run.precision_claims(name, folder) or data["precision"]
     count_bytes(data)
     data["claims"] = registry.judged(data)
-    if problem := validate.check(data):
+    if problem := check.problem_of_kind(data, KIND):
         raise UserError(f"{path}: {problem}")
     return data
 

@@ -7,6 +7,7 @@ from typing import Any
 
 from ladder.base.rules import fields, items, mapping, maybe, number, one_of, pattern
 from ladder.results import store as results
+from ladder.results.check import Kind
 from ladder.results.schema import (
     BYTES,
     CONDITIONS,
@@ -124,3 +125,6 @@ def contradicted(data: dict[str, Any]) -> str | None:
             if theirs is None or abs(theirs - row["ours"]["median"]) > 1e-6 * abs(row["ours"]["median"]):
                 return f"claim {row['name']}: not what the samples say"
     return None
+
+
+KIND = Kind("claims", CLAIMS, contradicted, notes=True)

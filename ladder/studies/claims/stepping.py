@@ -10,8 +10,9 @@ from typing import Any
 
 from ladder.base.errors import describe, raise_if_environment
 from ladder.engine import in_process
+from ladder.plan import needs
 from ladder.studies.claims.hardware.resources import Kernels
-from ladder.studies.kernelbench import session
+from ladder.studies.kernelbench import measure as session
 
 STEP, OPS, ALSO = "step", "ops", "calls"
 SMOKE_OPS = 2
@@ -61,14 +62,13 @@ def _ops(device: str, smoke: bool) -> None:
 
 
 def _step(device: str, smoke: bool) -> None:
-    from ladder import trial
     from ladder.machine import system
-    from ladder.plan import catalog, modes
+    from ladder.plan import catalog
 
     _, fields = catalog.load_workload("article")
     ladder = catalog.load_ladder("full")
-    possible = catalog.possible(system.capabilities(device), fields)
-    recipe: dict[str, Any] = trial.plan(ladder, possible, (), False, False)[modes.ALL]
+    possible = needs.possible(system.capabilities(device), fields)
+    recipe = [each.recipe for each in catalog.climb(ladder, possible) if each.recipe is not None][-1]
     with in_process.prepared(fields, recipe, device) as (step, _):
         step.cycle()
 

@@ -12,8 +12,9 @@ from typing import Any
 
 from ladder.base import text
 from ladder.base.errors import UserError
-from ladder.results import sources
+from ladder.results import loading, sources
 from ladder.results.combine import resuming
+from ladder.studies.kernelbench import schema
 from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.bench import OURS, OUT_OF_MEMORY
 from ladder.studies.kernelbench.cases.registry import Case
@@ -37,7 +38,7 @@ Rows = dict[str, list[dict[str, Any]]]  # by case
 
 def load(path: Path) -> Result:
     """The file to go on with. UserError where it is no result of `ladder kernels` that can be."""
-    found = resuming.load_kind(path, "kernels")
+    found = loading.load_kind(path, schema.KIND)
     if "sittings" not in found:
         raise UserError(f"{path}: --resume: made by an earlier version; start a new run")
     return found

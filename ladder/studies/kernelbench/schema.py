@@ -1,7 +1,11 @@
 """What a result of `ladder kernels` may hold; see `ladder.results.schema`."""
 
+from typing import Any
+
 from ladder.base.rules import Rule, fields, items, mapping, maybe, number, one_of, pattern
+from ladder.results import code_digest
 from ladder.results import store as results
+from ladder.results.check import Kind
 from ladder.results.schema import (
     AMOUNT,
     BYTES,
@@ -119,3 +123,21 @@ KERNELS = fields(
     },
     {"sittings": items(SITTING, 1000, least=1)} | CODE | CONDITIONS,
 )
+
+
+def contradiction(data: dict[str, Any]) -> str | None:
+    """Return what cannot be in a file that the schema takes, in one line, or None."""
+    if problem := code_digest.contradiction(data):
+        return problem
+    for row in data["rows"]:
+        if row.get("sitting", 0) >= len(data.get("sittings", [None])):
+            return f"{row['case']}: there was no sitting {row['sitting']}"
+        for temperature, found in row["us"].items():
+            for name, summary in found.items():
+                samples = row["samples_us"].get(temperature, {}).get(name)
+                if not samples or not min(samples) * 0.999999 <= summary["median"] <= max(samples) * 1.000001:
+                    return f"{row['case']}: the median of {name} is not among its samples"
+    return None
+
+
+KIND = Kind("kernels", KERNELS, contradiction, notes=True)

@@ -5,6 +5,7 @@ from __future__ import annotations
 
 from ladder.base.rules import Rule, fields, items, mapping, maybe, number, one_of
 from ladder.results import store as results
+from ladder.results.check import Kind
 from ladder.results.schema import AMOUNT, BYTES, COUNT, FLAG, IDENTIFIER, LAYOUT, LINE, SHAPE, TEXT
 
 TUNED_RUNS = items(
@@ -81,9 +82,9 @@ SUMMED = fields(
 )
 SUMS_TUNING = tuning("sums tuning", SUMMED)
 
-KINDS: dict[str, Rule] = {
-    "filter tuning": FILTER_TUNING,
-    "planes tuning": PLANES_TUNING,
-    "sums tuning": SUMS_TUNING,
-    "tuning": TUNING,
-}
+KINDS = (
+    Kind("filter tuning", FILTER_TUNING, hardware=False),
+    Kind("planes tuning", PLANES_TUNING, hardware=False),
+    Kind("sums tuning", SUMS_TUNING, hardware=False),
+    Kind("tuning", TUNING, hardware=False),
+)

@@ -7,7 +7,7 @@ from typing import Any
 from ladder.report import drawing
 from ladder.report.drawing import fitted
 from ladder.report.panels import ARTICLE, BUSY, GRID, IDLE, INK, MUTED
-from ladder.studies.precision import plan as precision
+from ladder.studies.precision import record
 
 COLORS = {"baseline": IDLE, "top": BUSY}
 PANELS = {"step_ms": "ms a step", "memory": "GiB, at most", "batch": "largest batch"}
@@ -69,7 +69,7 @@ def _bars(axes: Any, rows: list[dict[str, Any]], key: str) -> None:
         )
     axes.set_ylim(0, 1.3 * top)
     axes.set_xlim(-0.6, max(len(names), 1) - 0.4)
-    axes.set_xticks(range(len(names)), [precision.NAMES[name].replace(", ", "\n") for name in names])
+    axes.set_xticks(range(len(names)), [record.NAMES[name].replace(", ", "\n") for name in names])
     _quiet(axes)
 
 

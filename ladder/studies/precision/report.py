@@ -6,57 +6,8 @@ from collections.abc import Iterator
 from typing import Any
 
 from ladder.results import store as results
-from ladder.stats import estimates
-from ladder.studies.precision import plan as precision
-
-CLAIMS = {  # what the article says of FP16 and BF16 against FP32
-    "throughput": ("twice the throughput", 2.0),
-    "memory": ("memory halved", 0.5),
-    "batch": ("batch doubled", 2.0),
-}
-MEMORY = {"baseline": "allocated_gib", "top": "device_gib"}  # pools of graphs hide from PyTorch's allocator
-
-
-def claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each claim, precision, base and yardstick: {"claim", "article", "ours", "interval", ...}."""
-    made = []
-    for against, row in precision.pairs(found):
-        key = MEMORY[row["on"]]
-        ratio, interval = _throughput(against, row)
-        values = {
-            "throughput": (ratio, interval),
-            "memory": (_ratio(row.get(key), against.get(key)), None),
-            "batch": (_ratio(_batch(row), _batch(against)), None),
-        }
-        for claim, (ours, bounds) in values.items():
-            made.append(
-                {
-                    "claim": claim,
-                    "article": CLAIMS[claim][1],
-                    "precision": row["precision"],
-                    "against": against["precision"],
-                    "on": row["on"],
-                    "ours": ours,
-                    "interval": bounds and list(bounds),
-                }
-            )
-    return made
-
-
-def _throughput(against: dict[str, Any], row: dict[str, Any]) -> tuple[float | None, Any]:
-    """How many times as many images a second at the same batch, paired by round."""
-    slow, fast = precision.medians(against), precision.medians(row)
-    return estimates.speedup(slow, fast), estimates.log_interval(estimates.paired_ratios(slow, fast))
-
-
-def _ratio(a: float | None, b: float | None) -> float | None:
-    return a / b if a and b else None
-
-
-def _batch(row: dict[str, Any]) -> int | None:
-    """The largest batch, where the search came to its end."""
-    largest = row["largest"]
-    return largest["batch"] if largest and largest["settled"] else None
+from ladder.studies.precision import record
+from ladder.studies.precision.record import CLAIMS
 
 
 def claim_lines(result: dict[str, Any]) -> list[str]:
@@ -69,7 +20,7 @@ def claim_lines(result: dict[str, Any]) -> list[str]:
 
 
 def _said(claim: dict[str, Any]) -> str:
-    names = precision.NAMES
+    names = record.NAMES
     bounds = "" if not claim["interval"] else " ({:.2f}-{:.2f})".format(*claim["interval"])
     what = f"{names[claim['precision']]} for {names[claim['against']]} on the {claim['on']}"
     return f"{what} {claim['ours']:.2f}x{bounds}"
@@ -95,7 +46,7 @@ def cells(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
         interval = "" if not row["interval_ms"] else "{:.2f}-{:.2f}".format(*row["interval_ms"])
         ms = f"{row['step_ms']:.2f}" if row["step_ms"] else row["status"]
         yield (
-            precision.NAMES[row["precision"]], row["on"], ms, interval,
+            record.NAMES[row["precision"]], row["on"], ms, interval,
             _gib(row["allocated_gib"]), _gib(row["device_gib"]), _parity(row["parity"]), _largest(row["largest"]),
         )  # fmt: skip
 
@@ -121,7 +72,7 @@ def _largest(largest: dict[str, Any] | None) -> str:
 
 def reasons(result: dict[str, Any]) -> list[str]:
     """Why rows have no number, and what FP8 met."""
-    names = precision.NAMES
+    names = record.NAMES
     lines = [
         f"{names[row['precision']]} on the {row['on']}: {row['status']}: {row['reason']}"
         for row in result["rows"]

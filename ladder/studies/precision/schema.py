@@ -9,6 +9,7 @@ from ladder.base.rules import alike, fields, items, mapping, maybe, number, one_
 from ladder.machine import neighbours
 from ladder.results import code_digest
 from ladder.results import store as results
+from ladder.results.check import Kind
 from ladder.results.schema import (
     CODE,
     CONDITIONS,
@@ -25,6 +26,7 @@ from ladder.results.schema import (
     STARTED,
     WORKLOAD,
 )
+from ladder.studies.precision import record
 from ladder.studies.precision.batch_search import largest
 
 PRECISION = one_of("fp32", "tf32", "bf16", "fp16", "fp8")
@@ -134,15 +136,13 @@ RESULT = fields(
 
 def contradiction(data: dict[str, Any]) -> str | None:
     """Numbers that do not follow from the samples they claim to come from, in one line, or None."""
-    from ladder.studies.precision import plan as precision
-    from ladder.studies.precision import report as precisionreport
 
     if problem := code_digest.contradiction(data):
         return problem
     for row in data["rows"]:
         derived = dict(row)
-        precision.derive([derived])
-        for key in ("step_ms", *precision.TIMED):
+        record.derive([derived])
+        for key in ("step_ms", *record.TIMED):
             if not alike(row[key], derived[key]):
                 return f"{row['precision']} on the {row['on']}: {key} is not what its rounds say"
         if any(each.get("beside") and each["device_gib"] is not None for each in row["rounds"]):
@@ -152,9 +152,12 @@ def contradiction(data: dict[str, Any]) -> str | None:
                 return (
                     f"{row['precision']} on the {row['on']}: the largest batch is none of those that fitted"
                 )
-    ours = [claim["ours"] for claim in precisionreport.claims(data["rows"])]
+    ours = [claim["ours"] for claim in record.claims(data["rows"])]
     if len(ours) != len(data["claims"]) or not all(
         alike(claim["ours"], wanted) for claim, wanted in zip(data["claims"], ours, strict=True)
     ):
         return "claims: not what the rows say"
     return None
+
+
+KIND = Kind("precision", RESULT, contradiction, notes=True)

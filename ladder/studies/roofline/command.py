@@ -23,8 +23,8 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.starting import near
 from ladder.machine import environment, system
-from ladder.plan import catalog
-from ladder.results import record
+from ladder.plan import catalog, needs
+from ladder.results import loading, record
 from ladder.results import store as results
 from ladder.studies.roofline import distance, in_step
 from ladder.studies.roofline import rates as recorded
@@ -58,7 +58,7 @@ def command(
         found = again(file, out)
         paths = save(found, file)
     elif gpu is not None:
-        chosen, recipe = plan(ladder, rung, catalog.possible(dict.fromkeys(catalog.NEEDS), fields))
+        chosen, recipe = plan(ladder, rung, needs.possible(dict.fromkeys(needs.NEEDS), fields))
         found = frame(name, fields, ladder, chosen, recipe) | light(
             floors_of(fields, recipe), fields, recipe, recorded.choose(gpu, out)
         )
@@ -71,7 +71,7 @@ def command(
             raise UserError(
                 f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
             )
-        chosen, recipe = plan(ladder, rung, catalog.possible(system.capabilities("cuda"), fields))
+        chosen, recipe = plan(ladder, rung, needs.possible(system.capabilities("cuda"), fields))
         found = measure(name, fields, ladder, chosen, recipe, out)
         paths = write(found, out)
     click.echo(json.dumps(found, indent=1, allow_nan=False) if as_json else roofline_view.text(found))
@@ -265,13 +265,12 @@ def again(path: Path, out: Path) -> Found:
 
     What was measured stays as it is, and so do machine and commit of the measurement.
     """
-    from ladder.publish.validation import validate
+    from ladder.studies.roofline import schema
 
-    if problem := validate.problem_of(path):
-        raise UserError(f"--again: {path}: {problem}")
-    before = results.read(path)
-    if before.get("kind") != "roofline":
-        raise UserError(f"--again: {path}: not a result of --roofline")
+    try:
+        before = loading.load_kind(path, schema.KIND)
+    except UserError as error:
+        raise UserError(f"--again: {error}") from None
     from stylegan_lite.config import Recipe, Workload
 
     fields = {key: value for key, value in before["workload"].items() if key != "name"}

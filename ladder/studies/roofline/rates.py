@@ -156,13 +156,12 @@ def recorded(path: Path, gpu: str) -> dict[str, float]:
 
 def copied(path: Path, gpu: str) -> dict[str, float]:
     """The highest rate of a copy in a file of kernels.tuning; none if it is of another GPU or no such file."""
-    from ladder.publish.validation import kinds
+    from ladder.studies.kernelbench.tuning_schema import KINDS
 
     result = _read(path)
     kind = result.get("kind") if isinstance(result, dict) else None
-    if not (isinstance(kind, str) and kind.endswith("tuning") and kind in kinds.KINDS):
-        return {}
-    if kinds.KINDS[kind](result) or slug(result["gpu"]) != gpu:
+    rule = next((each.rule for each in KINDS if each.name == kind), None)
+    if rule is None or rule(result) or slug(result["gpu"]) != gpu:
         return {}
     times = [
         (run["bytes"], run[key])

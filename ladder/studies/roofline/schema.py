@@ -7,6 +7,7 @@ from typing import Any
 
 from ladder.base.rules import Problem, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.results import store as results
+from ladder.results.check import Kind
 from ladder.results.schema import (
     AMOUNT,
     COMMIT,
@@ -103,3 +104,6 @@ ROOFLINE = fields(
         ),
     },
 )
+
+
+KIND = Kind("roofline", ROOFLINE)

@@ -4,6 +4,7 @@ from ladder.base.rules import fields, items, maybe, number, one_of
 from ladder.machine import neighbours
 from ladder.results import code_digest
 from ladder.results import store as results
+from ladder.results.check import Kind
 from ladder.results.schema import (
     AMOUNT,
     CODE,
@@ -22,6 +23,7 @@ from ladder.results.schema import (
     TEXT,
     WORKLOAD,
 )
+from ladder.studies.sustain.record import contradiction
 
 # ---- ladder sustain ----------------------------------------------------------------------------------------------
 SUSTAINED = fields(
@@ -66,3 +68,6 @@ SUSTAINED = fields(
     },
     CONDITIONS,
 )
+
+
+KIND = Kind("sustained", SUSTAINED, contradiction, notes=True)

@@ -18,13 +18,11 @@ from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.rounds import Interleaved, Program, Visited
-from ladder.machine import environment, neighbours, system
+from ladder.machine import system
 from ladder.results import code_digest, identity, record
-from ladder.results import store as results
-from ladder.stats import estimates
 from ladder.studies.upstream import source, step
+from ladder.studies.upstream.record import OURS, UPSTREAM, derive
 
-UPSTREAM, OURS = "upstream", "ours"
 ENGINE = ("studies/upstream/step", "studies/upstream/source", "engine/rounds")
 Tell = Callable[[str], None]
 Result = dict[str, Any]
@@ -183,30 +181,6 @@ def take(plan: Plan, visited: Visited, program: dict[str, Any]) -> None:
     program["rounds"].append(visited.round)
     program |= {"status": "ok", "settings": visited.settings}
     record.settle_status(program)
-
-
-def derive(result: Result) -> None:
-    """Everything that follows from the rounds, in place: medians, intervals, and how many times as fast ours is."""
-    times = {}
-    for program in result["programs"]:
-        times[program["side"]] = medians = record.round_medians(program)
-        interval = estimates.log_interval(list(medians.values()))
-        program["step_ms"] = estimates.median(list(medians.values()))
-        program["interval_ms"] = interval and list(interval)
-    interval = estimates.log_interval(estimates.paired_ratios(times[UPSTREAM], times[OURS]))
-    factor = estimates.speedup(times[UPSTREAM], times[OURS])
-    result["ratio"] = factor and {"median": factor, "interval": interval and list(interval)}
-    result["protocol"]["notes"] = notes(result)
-
-
-def notes(result: Result) -> list[str]:
-    """Why the figure must not be quoted, if it must not."""
-    counted = min(len(program["rounds"]) for program in result["programs"])
-    unseen = ["neither parity nor receipts of ours were asked for: not to be quoted"]
-    rounds = [each for program in result["programs"] for each in program["rounds"]]
-    also = neighbours.marks(rounds) + unseen * (not result["protocol"]["inspected"])
-    also += environment.said(result.get(environment.KEY))
-    return results.cautions(result["machine"]["device"], counted, result["dirty"], result["complete"], also)
 
 
 def said(result: Result) -> str:

@@ -7,7 +7,7 @@ from typing import Any
 from ladder.base.text import escaped
 from ladder.results import store as results
 from ladder.studies.upstream import source
-from ladder.studies.upstream.measure import UPSTREAM
+from ladder.studies.upstream.record import UPSTREAM
 
 NAMES = {UPSTREAM: "NVIDIA's stylegan2"}
 HEADINGS = ("step", "ms/step", "95% interval", "images/s", "allocated GiB", "status")

@@ -8,8 +8,8 @@ from typing import Any
 from ladder.base.rules import alike, fields, items, maybe, number, one_of, pattern
 from ladder.results import code_digest, plausible, schema
 from ladder.results import store as results
-from ladder.studies.upstream import measure as measuring
-from ladder.studies.upstream import source
+from ladder.results.check import Kind
+from ladder.studies.upstream import record, source
 
 SETTINGS = fields(
     {},
@@ -34,11 +34,11 @@ def program(**differs: Any) -> Any:
 
 
 _BY_SIDE = {
-    measuring.UPSTREAM: program(
-        side=one_of(measuring.UPSTREAM), rung=one_of(None), recipe=one_of(None), settings=maybe(SETTINGS)
+    record.UPSTREAM: program(
+        side=one_of(record.UPSTREAM), rung=one_of(None), recipe=one_of(None), settings=maybe(SETTINGS)
     ),
-    measuring.OURS: program(
-        side=one_of(measuring.OURS), rung=schema.PART, recipe=schema.RECIPE, settings=maybe(schema.SETTINGS)
+    record.OURS: program(
+        side=one_of(record.OURS), rung=schema.PART, recipe=schema.RECIPE, settings=maybe(schema.SETTINGS)
     ),
 }
 
@@ -46,7 +46,7 @@ _BY_SIDE = {
 def PROGRAM(value: Any) -> Any:
     """One of the two, each with settings of its own."""
     side = value.get("side") if isinstance(value, dict) else None
-    return _BY_SIDE[side if side == measuring.OURS else measuring.UPSTREAM](value)
+    return _BY_SIDE[side if side == record.OURS else record.UPSTREAM](value)
 
 
 RESULT = fields(
@@ -88,13 +88,13 @@ def contradiction(data: dict[str, Any]) -> str | None:
     """Numbers that do not follow from the rounds they claim to come from, in one line, or None."""
     if problem := code_digest.contradiction(data):
         return problem
-    if [each["side"] for each in data["programs"]] != [measuring.UPSTREAM, measuring.OURS]:
+    if [each["side"] for each in data["programs"]] != [record.UPSTREAM, record.OURS]:
         return "programs: not NVIDIA's and ours, in that order"
     derived = data | {
         "programs": [dict(each) for each in data["programs"]],
         "protocol": dict(data["protocol"]),
     }
-    measuring.derive(derived)
+    record.derive(derived)
     for found, wanted in zip(data["programs"], derived["programs"], strict=True):
         if not alike(found["step_ms"], wanted["step_ms"]):
             return f"{found['side']}: step_ms is not what its rounds say"
@@ -110,3 +110,6 @@ def contradiction(data: dict[str, Any]) -> str | None:
     ):
         return f"ours: {problem}"
     return None
+
+
+KIND = Kind("upstream", RESULT, contradiction, notes=True)

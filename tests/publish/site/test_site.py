@@ -14,8 +14,8 @@ import pytest
 from ladder.base.errors import UserError
 from ladder.publish.history import series as asvseries
 from ladder.publish.site import asvpages, building, collected, figures, front, vendored
-from ladder.publish.validation import validate
 from ladder.report.themes import DARK, LIGHT
+from ladder.results import loading
 from tests.publish.validation.test_asvfiles import HOSTILE, plant
 from tests.support import committed, made_up_asv, published
 from tests.support.hostile_asv import RESULT_FILES
@@ -143,7 +143,7 @@ def test_asv_publish_among_every_hostile_file_draws_the_genuine_ones(tmp_path):
         machine = made_up_asv.facts(f"NVIDIA Some GPU {number}")
         seconds = {"baseline": 0.11 + 1e-3 * number, "cuda_graphs": 0.07 + 1e-3 * number}
         path, words = plant(results, name, machine=machine, seconds=seconds, commit=commit)
-        expected[validate.show_path(path.relative_to(results))] = words
+        expected[loading.show_path(path.relative_to(results))] = words
     assert len(expected) == len(HOSTILE)
     done = published.publish(folder)
     assert done.returncode == 0 and "Traceback" not in done.stdout + done.stderr, done.stdout + done.stderr

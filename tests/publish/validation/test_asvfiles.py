@@ -16,6 +16,7 @@ from ladder.base.text import display
 from ladder.cli import main as cli
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_accepted, validate
+from ladder.results import loading
 from tests.publish.validation.test_validate import CPUS, GPUS
 from tests.support import committed, hostile_asv, made_up_asv
 from tests.support.repositories import commit_all, git
@@ -100,7 +101,7 @@ def folder(tmp_path: Path) -> Path:
 def check_refused(folder: Path, tmp_path: Path, planted: Path, words: str) -> str:
     """The line that refused what was planted, after everything else was looked at."""
     rows = judged(folder, tmp_path)
-    where = validate.show_path(planted.relative_to(folder))
+    where = loading.show_path(planted.relative_to(folder))
     row = rows[where]
     assert row.problem is not None and words in row.problem, row.problem
     assert row.problem.isascii() and row.problem.isprintable() and len(row.problem) < 300
@@ -155,7 +156,7 @@ def test_the_recorded_table_is_what_is_planted_and_what_is_said_of_it_today(tmp_
     for number, name in enumerate(HOSTILE):
         path, _ = plant(tmp_path / str(number), name)
         source, into = tmp_path / str(number), tmp_path / f"{number}-into"
-        where = validate.show_path(path.relative_to(source))
+        where = loading.show_path(path.relative_to(source))
         (row,) = [row for row in asv_accepted.accepted(source, into, root=tmp_path) if row.path == where]
         now[display(name)] = display(row.problem)
     assert now == said

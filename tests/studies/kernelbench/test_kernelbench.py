@@ -16,7 +16,7 @@ from ladder.base import text as texts
 from ladder.cli import main as cli
 from ladder.studies.kernelbench import bench as kernelbench
 from ladder.studies.kernelbench import calls as kernelcalls
-from ladder.studies.kernelbench import session
+from ladder.studies.kernelbench import measure as session
 from ladder.studies.kernelbench import timing as kerneltiming
 from ladder.studies.kernelbench.bench import COMPILE, COPY, OURS, PLAIN, TWIN, Allowance, Bench, run
 from ladder.studies.kernelbench.cases import registry as kernelcases

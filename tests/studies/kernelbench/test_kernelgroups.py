@@ -8,7 +8,7 @@ import torch
 import kernels
 import kernels.cuda
 from ladder.studies.claims.timed import Missing
-from ladder.studies.kernelbench import session
+from ladder.studies.kernelbench import measure as session
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.cases.groups import GROUPS, LAYERS
 from ladder.studies.kernelbench.cases.registry import Case

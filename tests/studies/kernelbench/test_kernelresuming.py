@@ -7,14 +7,13 @@ import pytest
 from click.testing import CliRunner
 
 from ladder.base.text import NO_TIME
-from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
 from ladder.machine import system
 from ladder.publish.validation import validate
 from ladder.results import code_digest
 from ladder.studies.kernelbench import bench as kernelbench
+from ladder.studies.kernelbench import measure as session
 from ladder.studies.kernelbench import report as kernelreport
-from ladder.studies.kernelbench import session
 from ladder.studies.kernelbench.bench import OUT_OF_MEMORY, Bench, Row
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.timing import COLD, HOT
@@ -181,7 +180,7 @@ def test_options_that_are_not_the_file_s_are_refused(bench, tmp_path):
 
 def test_what_is_finished_is_on_disk_before_the_end(bench, tmp_path, monkeypatch):
     """A machine that is taken away sends no signal."""
-    monkeypatch.setattr(cli_kernels, "SAVE_EVERY_S", 0.0)
+    monkeypatch.setattr(session, "SAVE_EVERY_S", 0.0)
     seen, real = [], Bench.case
 
     def case(self, case, *how):

@@ -7,11 +7,11 @@ from click.testing import CliRunner
 
 from ladder.base.errors import UserError
 from ladder.cli import main as cli
-from ladder.cli import precision as cli_precision
 from ladder.engine import loss_scales, pool
 from ladder.machine import system
 from ladder.results import store as results
 from ladder.studies.precision import chart as precisionchart
+from ladder.studies.precision import measure, record
 from ladder.studies.precision import plan as precision
 from ladder.studies.precision import report as precisionreport
 from stylegan_lite.config import Workload
@@ -99,8 +99,8 @@ def test_a_row_that_cannot_run_is_a_row(monkeypatch):
     monkeypatch.setattr(precision.Session, "build", fails)
     asked = plan(precisions=("fp16",), bases=("baseline",), parity=False)
     found = precision.rows(asked)
-    assert precision.measure(asked, found, lambda line: None) is None
-    precision.derive(found)
+    assert measure.measure(asked, found, lambda line: None) is None
+    record.derive(found)
     assert (found[0]["status"], found[0]["step_ms"]) == ("oom", None)
 
 
@@ -117,17 +117,17 @@ def made(**more):
         row["parity"] = {
             "verdict": "ok", "reason": None, "share": 0.4, "gradient_errors": {"G_main": 0.01}, "budget": "fp32"
         }  # fmt: skip
-    result = cli_precision.run(
+    result = measure.run(
         precision.Plan(WORKLOAD, "cpu", rounds=0, steps=0, parity=False, batch_seconds=0, precisions=()),
         "least", dict(made_up.gpu_run()["machine"]), lambda line: None,
     )  # fmt: skip
-    precision.derive(found)
+    record.derive(found)
     history = {
         "on": "top", "steps": 40, "initial": 65536.0, "interval": 2000, "images": True,
         "changes": [[1, 32768.0, 65536.0, 1, 0], [2, 512.0, 65536.0, 7, 0]],
         "updates": {"G": 50, "D": 42}, "skipped": {"G": 7, "D": 0},
     }  # fmt: skip
-    result |= {"rows": found, "claims": precisionreport.claims(found), "history": history}
+    result |= {"rows": found, "claims": record.claims(found), "history": history}
     return json.loads(json.dumps(result | more))
 
 
@@ -155,7 +155,7 @@ def test_claims_follow_from_the_samples(result):
 def test_a_search_that_was_cut_short_makes_no_claim(result):
     rows = json.loads(json.dumps(result["rows"]))
     rows[1]["largest"]["settled"] = False
-    ours = {claim["claim"]: claim["ours"] for claim in precisionreport.claims(rows)}
+    ours = {claim["claim"]: claim["ours"] for claim in record.claims(rows)}
     assert ours["batch"] is None and ours["memory"] is not None
 
 

@@ -12,7 +12,9 @@ import pytest
 from ladder.engine import lanes as sidebyside
 from ladder.engine import run as ladder_measure
 from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.studies.precision import measure as measures
 from ladder.studies.precision import plan as precision
+from ladder.studies.precision import record
 from ladder.studies.precision.run import Run, TimeUp
 from tests.engine.test_measure import FAKE, alive
 
@@ -109,7 +111,7 @@ def rows(**recipes: dict[str, Any]) -> list[dict[str, Any]]:
     """All ten rows; a recipe's name is its row's, as in `top_fp32`."""
     found = []
     for base in precision.BASES:
-        for name in precision.NAMES:
+        for name in record.NAMES:
             recipe = {"name": f"{base}_{name}"} | recipes.get(f"{base}_{name}", {})
             found.append({"precision": name, "on": base, "status": "ok", "reason": None, "recipe": recipe})
     return [row | {"rounds": [], "parity": None, "largest": None} for row in found]
@@ -125,7 +127,7 @@ def measure(found: list[dict[str, Any]], save: Any = lambda history: None, **how
         "batch_seconds": 0,
     } | how
     workers = Pool(code=FAKE, torch=False)
-    return precision.measure(precision.Plan(WORKLOAD, **how), found, lambda line: None, None, save, workers)
+    return measures.measure(precision.Plan(WORKLOAD, **how), found, lambda line: None, None, save, workers)
 
 
 def by_name(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
@@ -208,7 +210,7 @@ def test_a_row_is_alone_the_first_time_and_prepared_beside_others_after_that(see
     prepared = seen.of("prepare")
     assert all(seen.company(each) == 0 for each in prepared[:10])
     assert seen.most("prepare") == 6
-    precision.derive(found)
+    record.derive(found)
     assert {(row["device_gib"], row["reserved_gib"]) for row in found} == {(9, 4)}
     orders = [[name for name, *_ in seen.of("visit")][10 * k : 10 * k + 10] for k in range(3)]
     assert len({tuple(order) for order in orders}) == 3
@@ -257,7 +259,7 @@ def test_an_interrupt_while_rows_are_checked_keeps_those_that_were(
 ) -> None:
     from ladder.base.stopping import stop_on_sigterm
 
-    found = rows(**{f"top_{name}": {"prepare": 30} for name in precision.NAMES})
+    found = rows(**{f"top_{name}": {"prepare": 30} for name in record.NAMES})
     before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
     checked: list[str] = []
 
@@ -275,7 +277,7 @@ def test_an_interrupt_while_rows_are_checked_keeps_those_that_were(
     assert stopped.type is KeyboardInterrupt and time.monotonic() - begin < 25
     assert statuses(found) == {"ok"} and not any(row["rounds"] for row in found)
     assert [name for name, row in by_name(found).items() if row["parity"]] == checked
-    assert sorted(checked) == sorted(f"baseline_{name}" for name in precision.NAMES)
+    assert sorted(checked) == sorted(f"baseline_{name}" for name in record.NAMES)
     assert not any(alive(worker.pid) for worker in seen.started)
 
 
@@ -338,7 +340,7 @@ def test_tries_of_a_batch_find_their_workers_imported(seen: Seen, monkeypatch: p
     with Pool(code=FAKE, torch=False) as workers:
         for row in found[:2]:
             asked = precision.Plan(WORKLOAD, "cuda", **how)
-            precision.find_largest_batch(asked, row, lambda line: None, workers)
+            measures.find_largest_batch(asked, row, lambda line: None, workers)
     assert waited and not any(waited)
     assert [each["batch"] for each in found[0]["largest"]["tried"]][:2] == [64, 128]  # 64 needs 40 of 140 GiB
     assert [each["batch"] for each in found[1]["largest"]["tried"]][:2] == [8, 16]  # nothing is known of it

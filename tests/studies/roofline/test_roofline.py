@@ -9,7 +9,7 @@ import stylegan_lite
 from ladder.base import git
 from ladder.cli import main as cli
 from ladder.machine import system
-from ladder.plan import catalog
+from ladder.plan import needs as needss
 from ladder.publish.validation import validate
 from ladder.receipts import evidence, kernel_families
 from ladder.studies.roofline import ceilings, distance, in_step
@@ -44,7 +44,7 @@ def gpu(monkeypatch, tmp_path):
     monkeypatch.setattr(system, "facts", lambda device: {**GPU})
     monkeypatch.setattr(system, "device_key", lambda device: None)
     monkeypatch.delenv("TRITON_INTERPRET", raising=False)  # set for the tests of kernels
-    monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(catalog.NEEDS))
+    monkeypatch.setattr(system, "capabilities", lambda device: dict.fromkeys(needss.NEEDS))
     monkeypatch.setattr(roofline, "OUT", tmp_path / "roofline")
 
     def observe(fields, recipe):
@@ -310,7 +310,7 @@ def test_what_cannot_be_done_is_one_line_and_status_2(args, said):
 
 
 def test_a_rung_that_cannot_run_here_is_refused(gpu, monkeypatch):
-    needs = dict.fromkeys(catalog.NEEDS) | {"bf16": "needs BF16 arithmetic"}
+    needs = dict.fromkeys(needss.NEEDS) | {"bf16": "needs BF16 arithmetic"}
     monkeypatch.setattr(system, "capabilities", lambda device: needs)
     done = run("--roofline", "--rung", "bf16")
     assert done.exit_code == 2 and "bf16 cannot run here: needs BF16 arithmetic" in done.stderr
@@ -324,7 +324,7 @@ def test_numbers_stand_on_the_right():
 
 @pytest.mark.gpu
 def test_a_step_on_a_gpu_is_timed_and_traced():
-    name, recipe = roofline.plan("article", "cuda_graphs", dict.fromkeys(catalog.NEEDS))
+    name, recipe = roofline.plan("article", "cuda_graphs", dict.fromkeys(needss.NEEDS))
     seen = distance.observe(SMALL, recipe)
     assert name == "cuda_graphs" and seen["families"] and 0 < seen["busy_ms"] <= 1.1 * seen["step_ms"]
     assert all(ms > 0 for ms in seen["phases_ms"].values())

@@ -17,6 +17,7 @@ from ladder.publish.validation import kinds, validate
 from ladder.selfcheck.fuzz import bases as fuzzbases
 from ladder.studies.sustain import chart as sustainedchart
 from ladder.studies.sustain import measure as sustaining
+from ladder.studies.sustain import record, report
 from tests.support import committed
 from tests.support.small import LEAST
 
@@ -135,10 +136,10 @@ def test_an_interrupt_keeps_what_was_seen(command, monkeypatch):
 def test_the_first_row_stands_against_the_later_half(result):
     rung = result["rungs"][0] | {"windows": rows(12.0, 14.0, 12.5, 13.0, 13.2)}
     found = result | {"rungs": [rung]}
-    sustaining.derive(found)
+    record.derive(found)
     assert (rung["first_ms"], rung["sustained_ms"]) == (12.0, 13.0)
     assert rung["factor"] == pytest.approx(13 / 12)
-    assert "in 5 of 5" in sustaining.text(found) and "1.083" in sustaining.markdown(found)
+    assert "in 5 of 5" in report.text(found) and "1.083" in report.markdown(found)
 
 
 def change(result: dict[str, Any], what: str) -> None:
@@ -156,7 +157,7 @@ def change(result: dict[str, Any], what: str) -> None:
     elif what == "the speed":
         for row in rung["windows"]:
             row["step_ms"] /= 100
-        sustaining.derive(result)
+        record.derive(result)
     elif what == "the machine":
         result["machine"]["name"] = "another"
 

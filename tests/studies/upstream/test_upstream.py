@@ -20,7 +20,7 @@ from ladder.cli import upstream as cli_upstream
 from ladder.publish.validation import validate
 from ladder.results import store as results
 from ladder.studies.upstream import measure as measuring
-from ladder.studies.upstream import source, step
+from ladder.studies.upstream import record, source, step
 from stylegan_lite.config import Workload
 from tests.support.small import LEAST
 
@@ -237,7 +237,7 @@ def test_a_run_goes_on_where_it_was_stopped(clone, workload, tmp_path):
     del begun["programs"][1]["rounds"][1]
     begun |= {"complete": False, "commit": "a" * 40, "dirty": False, "gpu": None}
     begun["protocol"]["rounds"] = 1
-    measuring.derive(begun)
+    record.derive(begun)
     stopped.write_text(json.dumps(begun))
 
     run = ask("-w", workload, "--resume", stopped, "--rounds", 2)

@@ -1,0 +1,33 @@
+"""What a rung may need, of the machine and of what is trained."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from typing import Any
+
+# What a rung may need of what is trained: see `possible`.
+OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights")
+
+# ladder.machine.system.capabilities
+OF_MACHINE = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
+
+NEEDS = (*OF_MACHINE, *OF_WORKLOAD)
+
+
+def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -> dict[str, str | None]:
+    """A machine's capabilities, and what rungs may need of the workload: None where it has it, else one line."""
+    norm = workload["norm"]
+    missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
+    instance = None if norm == "instance" else f"needs norm: instance, this workload has norm: {norm}"
+    normed = workload.get("spectral_norm")
+    spectral = None if normed else "needs a workload with spectral_norm: true"
+    kept = (
+        "needs weights that convolutions take as they are kept, not spectral_norm: true" if normed else None
+    )
+    return {
+        **capabilities,
+        "demodulation": missing,
+        "instance_norm": instance,
+        "spectral_norm": spectral,
+        "kept_weights": kept,
+    }
