@@ -9,7 +9,6 @@ from pathlib import Path
 import click
 
 from ladder.base import locks, text
-from ladder.studies.claims.run import OUT, write
 
 
 def command(device: str, minutes: float, seed: int, quick: bool, out: Path | None, as_json: bool) -> None:
@@ -20,7 +19,7 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
     from ladder.report import output as ending
     from ladder.studies.claims import report, run
 
-    folder = out or OUT
+    folder = out or run.OUT
     files.refuse_unwritable(folder)
     First(f"claims: every claim about kernels on {device}, about {minutes:g} minutes", as_json)()
     with locks.folder_lock(folder, text.slug(system.facts(device)["name"])):
@@ -28,7 +27,7 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
             result = run.measure(
                 device, minutes=minutes, seed=seed, quick=quick, count=not quick, on_event=on_event
             )
-        paths = write(result, folder)
+        paths = run.write(result, folder)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:

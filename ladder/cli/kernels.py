@@ -14,7 +14,6 @@ from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.starting import near
 from ladder.cli import options
-from ladder.studies.claims import run
 from ladder.studies.kernelbench.measure import MINUTES, ORDERS, OUT, Asked, measure, write
 
 
@@ -107,6 +106,7 @@ def kernels(
         if ops or names or resume:
             raise UserError("--claims has shapes of its own: leave out --op, --workload and --resume")
         from ladder.cli import claims as command
+        from ladder.studies.claims import run
 
         command.command(chosen, minutes or run.MINUTES, seed or 0, quick, out, as_json)
         return

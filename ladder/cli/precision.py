@@ -12,7 +12,6 @@ import click
 from ladder.base import files, locks, text
 from ladder.cli import options
 from ladder.images import for_workload
-from ladder.studies.precision.measure import OUT, earlier, run, write
 
 SMOKE = {
     "resolution": 8,
@@ -91,6 +90,7 @@ def precision(
     from ladder.plan import catalog
     from ladder.report import output as ending
     from ladder.results import store as results
+    from ladder.studies.precision import measure
     from ladder.studies.precision import plan as measuring
     from stylegan_lite.config import Workload
 
@@ -102,7 +102,7 @@ def precision(
         name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
     else:
         name, fields = catalog.load_workload(workload or "article")
-    folder = out or OUT
+    folder = out or measure.OUT
     files.refuse_unwritable(folder)
     facts = system.facts(chosen)
     plan = measuring.Plan(
@@ -126,9 +126,11 @@ def precision(
     First(f"{name} on {chosen}: {rows}, {plan.rounds} rounds; begun parts are told one by one", as_json)()
     environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(facts["name"])):
-        before = None if resume is None else earlier(resume, name, plan, facts)
-        result = run(plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder)
-        paths = write(result, folder)
+        before = None if resume is None else measure.earlier(resume, name, plan, facts)
+        result = measure.run(
+            plan, name, facts, lambda line: click.echo(line, err=True), minutes, before, folder
+        )
+        paths = measure.write(result, folder)
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:

@@ -13,7 +13,6 @@ from ladder.base.paths import ROOT
 from ladder.cli import options
 from ladder.images import for_workload
 from ladder.plan import needs
-from ladder.studies.sustain import report
 from stylegan_lite.config import suggestion
 
 OUT = ROOT / "results" / "sustained"
@@ -55,6 +54,7 @@ def sustain(
     from ladder.machine import environment, system
     from ladder.report import output as ending
     from ladder.studies.sustain import measure as sustaining
+    from ladder.studies.sustain import report
 
     chosen = system.choose_device(device)
     environment.refuse(chosen)
@@ -109,6 +109,7 @@ def write(result: dict[str, Any], folder: Path) -> list[Path]:
     """JSON, Markdown and charts."""
     from ladder.report import output as ending
     from ladder.studies.sustain import chart as sustainedchart
+    from ladder.studies.sustain import report
 
     pages = {"md": report.markdown(result)}
     return ending.write(result, folder, pages, lambda kind: sustainedchart.render(result, kind))

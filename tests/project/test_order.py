@@ -1,0 +1,151 @@
+"""The order of the packages: a room imports only those before it, also inside functions, and in no circle."""
+
+import ast
+import functools
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).resolve().parents[2]
+# Lowest first. Whoever adds a package enters it here.
+ORDER = (
+    *(
+        "base",
+        "machine",
+        "images",
+        "stats",
+        "receipts",
+        "rungs",
+        "plan",
+        "results",
+        "results.combine",
+        "parity",
+    ),
+    *("engine", "report", "studies.kernelbench", "studies.claims", "studies.precision", "studies.upstream"),
+    *("studies.sustain", "studies.roofline", "training", "publish.regressions", "publish.validation"),
+    *("publish.history", "selfcheck.selftest", "publish.gallery", "publish.site", "selfcheck.sanitize"),
+    *("selfcheck.fuzz", "trial", "spellings", "cli"),
+)
+PACKAGES = ("kernels", "stylegan_lite", "ladder", "benches")  # the same for the top level
+Edge = tuple[str, str, int]
+
+
+def modules(root: Path) -> dict[str, Path]:
+    """Dotted name -> file of every module of the four packages."""
+    found = {}
+    for package in PACKAGES:
+        for path in sorted((root / package).rglob("*.py")):
+            name = ".".join(path.relative_to(root).with_suffix("").parts)
+            found[name.removesuffix(".__init__")] = path
+    return found
+
+
+@functools.cache
+def edges(root: Path) -> list[Edge]:
+    """(importing module, imported module, line) of every import, wherever in a file it stands."""
+    known = modules(root)
+    found = []
+    for name, path in known.items():
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.ImportFrom) and node.module and not node.level:
+                for alias in node.names:
+                    full = f"{node.module}.{alias.name}"
+                    found.append((name, full if full in known else node.module, node.lineno))
+            elif isinstance(node, ast.Import):
+                found += [(name, alias.name, node.lineno) for alias in node.names]
+    return [each for each in found if each[1] in known and each[0] != each[1]]
+
+
+def room_of(name: str) -> str | None:
+    """The longest entry of `ORDER` that a module lies in, or None: the root, and the doors' own `__init__`."""
+    inside = name.removeprefix("ladder.")
+    rooms = [room for room in ORDER if f"{inside}.".startswith(f"{room}.")]
+    return max(rooms, key=len) if rooms else None
+
+
+def upward(found: list[Edge]) -> list[str]:
+    """One line for each import that runs against the order."""
+    lines = []
+    for name, imported, line in found:
+        tops = [PACKAGES.index(each.partition(".")[0]) for each in (name, imported)]
+        if tops[0] < tops[1]:
+            lines.append(f"{name}:{line} imports {imported}, a package above")
+        if not (name.startswith("ladder.") and imported.startswith("ladder.")):
+            continue
+        here, there = room_of(name), room_of(imported)
+        if here and there and ORDER.index(there) > ORDER.index(here):
+            lines.append(f"{name}:{line} imports {imported}: {there} comes after {here}")
+    return lines
+
+
+def circles(found: list[Edge]) -> list[list[str]]:
+    """Modules of `ladder` that import each other, directly or by way of others."""
+    below: dict[str, set[str]] = {}
+    for name, imported, _ in found:
+        if name.startswith("ladder") and imported.startswith("ladder"):
+            below.setdefault(name, set()).add(imported)
+    reached: dict[str, set[str]] = {}
+    for name in below:
+        seen: set[str] = set()
+        waiting = [*below[name]]
+        while waiting:
+            if (each := waiting.pop()) not in seen:
+                seen.add(each)
+                waiting += below.get(each, ())
+        reached[name] = seen
+    inside = {frozenset(o for o in seen if name in reached.get(o, ())) for name, seen in reached.items()}
+    return [sorted(each) for each in inside if len(each) > 1]
+
+
+def test_imports_run_down_the_order_of_packages() -> None:
+    assert upward(edges(ROOT)) == []
+
+
+def test_no_modules_import_each_other() -> None:
+    assert circles(edges(ROOT)) == []
+
+
+def test_every_package_has_its_place_in_the_order() -> None:
+    names = [name for name in modules(ROOT) if name.startswith("ladder.")]
+    doors = {
+        "ladder.studies",
+        "ladder.publish",
+        "ladder.selfcheck",
+        "ladder.__main__",
+        "ladder.ladders",
+        "ladder.workloads",
+    }
+    forwarders = {
+        "ladder.fuzz",
+        "ladder.sanitize",
+        "ladder.claims.page",
+        "ladder.claims.redraw",
+        "ladder.site.vendored",
+    }
+    assert [name for name in names if room_of(name) is None and name not in doors | forwarders] == []
+
+
+@pytest.mark.parametrize(
+    "line, says",
+    [
+        ("from ladder.report import tables", "report comes after base"),
+        ("def late():\n    from ladder.report import tables", "report comes after base"),
+        ("from benches import kernels", "a package above"),
+    ],
+)
+def test_an_import_against_the_order_is_seen(tmp_path: Path, line: str, says: str) -> None:
+    for name in ("ladder/base", "ladder/report", "benches"):
+        (tmp_path / name).mkdir(parents=True)
+        (tmp_path / name / "__init__.py").write_text("")
+    (tmp_path / "ladder/report/tables.py").write_text("")
+    (tmp_path / "benches/kernels.py").write_text("")
+    (tmp_path / "ladder/base/text.py").write_text(f"{line}\n")
+    (said,) = upward(edges(tmp_path))
+    assert "ladder.base.text" in said and says in said
+
+
+def test_a_circle_by_way_of_a_late_import_is_seen(tmp_path: Path) -> None:
+    (tmp_path / "ladder/base").mkdir(parents=True)
+    (tmp_path / "ladder/base/a.py").write_text("from ladder.base import b\n")
+    (tmp_path / "ladder/base/b.py").write_text("def late():\n    from ladder.base.a import name\n")
+    assert circles(edges(tmp_path)) == [["ladder.base.a", "ladder.base.b"]]
