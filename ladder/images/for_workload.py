@@ -2,24 +2,28 @@
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from ladder.base import progress
 from ladder.base import text as texts
-from ladder.images import prepare as images
+
+if TYPE_CHECKING:
+    from ladder.images.prepare import ImageSet
 
 DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
 
 
 def prepare_images(
     data: str | None, workload: dict[str, Any], quiet: bool, first: progress.First | None = None
-) -> images.ImageSet:
+) -> ImageSet:
     """The workload's images, with a progress bar while they are made and their notes on stderr.
 
     ``first`` is said once it is certain that the images can be had, before they are made.
     """
+    from ladder.images import prepare as images
+
     with progress.bar("images", quiet, first) as on_progress:
         found = images.prepare_images(
             data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
