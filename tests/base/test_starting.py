@@ -14,7 +14,13 @@ from ladder.base import starting
 from ladder.base.paths import ROOT
 from ladder.cli import version as about
 
-READ_FIRST = ("__init__.py", "__main__.py", "starting.py")  # of ladder, by whatever Python there is
+READ_FIRST = (
+    "__init__.py",
+    "__main__.py",
+    "base/__init__.py",
+    "base/paths.py",
+    "base/starting.py",
+)  # of ladder, by whatever Python there is
 
 
 def bare(tmp_path: Path, *arguments: str, cwd: Path = ROOT, **env: str) -> subprocess.CompletedProcess[str]:

@@ -21,6 +21,7 @@ from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.results import store as results
 from ladder.studies.claims import run as claims_run
+from ladder.training import train
 from tests.support import made_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -269,7 +270,6 @@ def test_doctor_ends_with_2_where_no_ladder_can_be_climbed(monkeypatch):
 
 
 def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path, fakes, monkeypatch):
-    import ladder.train
     from ladder.training.losslog import Diverged
 
     calls = []
@@ -280,7 +280,7 @@ def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path
             raise Diverged("D_r1 is NaN at step 48")
         return {"step": options["steps"], "images": 192, "seconds": 1.5, "files": {"samples": "s.png"}}
 
-    monkeypatch.setattr(ladder.train, "train", training)
+    monkeypatch.setattr(train, "train", training)
     common = ("train", "--workload", "tiny", "--steps", 48, "--out", tmp_path / "t")
     assert json.loads(succeed(*common, "--recipe", "channels_last", "--json").stdout)["step"] == 48
     assert calls[0][1]["channels_last"] is True and "precision" not in calls[0][1]

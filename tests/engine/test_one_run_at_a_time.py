@@ -16,7 +16,6 @@ from ladder.cli import merge as cli_merge
 from ladder.cli import precision as cli_precision
 from ladder.cli import sustain as cli_sustain
 from ladder.machine import system
-from ladder.results import store as results
 from ladder.studies.claims import run as claims
 from ladder.training import canary
 from tests.training.test_canary import go, images
@@ -140,7 +139,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(results.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
     with (
         pytest.raises(UserError, match="its file system has no locks; name a folder of another one"),
         locks.folder_lock(tmp_path),

@@ -92,7 +92,7 @@ FILES = {
 @pytest.fixture(autouse=True)
 def kept(tmp_path, monkeypatch):
     """No finding of a run outside of these tests."""
-    monkeypatch.setattr(measuring.inspecting, "CACHE", tmp_path / "kept")
+    monkeypatch.setattr(measuring.inspection, "CACHE", tmp_path / "kept")
 
 
 @pytest.fixture
@@ -274,9 +274,9 @@ def test_a_run_goes_on_where_it_was_stopped(clone, workload, tmp_path):
 
 def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        measuring.inspecting, "inspect",
+        measuring.inspection, "inspect",
         lambda worker, tell: (_ for _ in ()).throw(
-            measuring.inspecting.Objection("failed: parity", "G_main: error 1", {"parity": None})
+            measuring.inspection.Objection("failed: parity", "G_main: error 1", {"parity": None})
         ),
     )  # fmt: skip
     out = tmp_path / "out"
@@ -290,7 +290,7 @@ def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypat
 def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, workload, tmp_path, monkeypatch):
     """Whether a run of the ladder saw it or this command did: both keep it by recipe, workload and source."""
     asked, found = [], {"inspection": {"error": None}, "parity": None, "receipts": {}}
-    monkeypatch.setattr(measuring.inspecting, "inspect", lambda *_: asked.append("inspected") or found)
+    monkeypatch.setattr(measuring.inspection, "inspect", lambda *_: asked.append("inspected") or found)
     monkeypatch.setattr(measuring.Interleaved, "round", lambda *_: (each for each in ()))
     arguments = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out"]
     for each in ("1", "2"):
@@ -299,7 +299,7 @@ def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, worklo
     for each in ("1", "2"):
         result = json.loads(next((tmp_path / each).glob("*.json")).read_text())
         assert result["inspection"] == found["inspection"] and result["receipts"] == {}
-    monkeypatch.setattr(measuring.inspecting, "source_digest", lambda: "another commit")
+    monkeypatch.setattr(measuring.inspection, "source_digest", lambda: "another commit")
     CliRunner().invoke(cli.main, [*arguments, str(tmp_path / "3")])
     assert asked == ["inspected"] * 2
 
