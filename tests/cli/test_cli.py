@@ -13,7 +13,6 @@ from PIL import Image
 from ladder.base import text
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
-from ladder.cli import precision as cli_precision
 from ladder.engine import run as measure
 from ladder.images import prepare as images
 from ladder.machine import system
@@ -21,6 +20,7 @@ from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.results import store as results
 from ladder.studies.claims import run as claims_run
+from ladder.studies.precision import measure as precision_measure
 from ladder.training import train
 from tests.support import made_up
 
@@ -130,7 +130,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(aske
     for module, name in (
         (images, "prepare_images"),
         (measure, "run_ladder"),
-        (cli_precision, "run"),
+        (precision_measure, "run"),
         (cli_kernels, "measure"),
         (claims_run, "measure"),
     ):

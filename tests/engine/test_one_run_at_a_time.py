@@ -13,10 +13,10 @@ from ladder.base.errors import UserError
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
 from ladder.cli import merge as cli_merge
-from ladder.cli import precision as cli_precision
 from ladder.cli import sustain as cli_sustain
 from ladder.machine import system
 from ladder.studies.claims import run as claims
+from ladder.studies.precision import measure as precision_measure
 from ladder.training import canary
 from tests.training.test_canary import go, images
 
@@ -39,7 +39,7 @@ def measured(*_, **__):
     [
         (["kernels", "--op", "bias_act"], cli_kernels, "measure"),
         (["kernels", "--claims"], claims, "measure"),
-        (["precision"], cli_precision, "run"),
+        (["precision"], precision_measure, "run"),
         (["sustain", "baseline"], None, ""),
     ],
 )
