@@ -174,23 +174,30 @@ def test_its_configuration_is_that_of_its_command_line(clone):
         source.build_ops(made.modules)
 
 
-def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch):
+def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path):
     """As NVIDIA's loader does, although torch no longer enters what it loads into `sys.modules`."""
     from torch.utils import cpp_extension
 
-    built = types.ModuleType("made_up_plugin")
-    monkeypatch.setattr(cpp_extension, "load", lambda name, **options: built)
+    built, seen = types.ModuleType("made_up_plugin"), []
+
+    def load(name, build_directory, **options):
+        seen.append((tmp_path / "build" / "lock").exists())  # torch would wait for it without an end
+        return built
+
+    monkeypatch.setattr(cpp_extension, "load", load)
     monkeypatch.setitem(sys.modules, "made_up_plugin", built)
     monkeypatch.delitem(sys.modules, "made_up_plugin")  # and again after the test
     before = cpp_extension.load
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "lock").touch()  # of a build that was killed
 
     def build():
-        cpp_extension.load(name="made_up_plugin", sources=["a.cpp"])
+        cpp_extension.load(name="made_up_plugin", build_directory=str(tmp_path / "build"), sources=["a.cpp"])
         return importlib.import_module("made_up_plugin") is built
 
     ops = dict.fromkeys(source._OPS, types.SimpleNamespace(_init=build))
     source.build_ops(source.Modules(None, None, None, ops))
-    assert cpp_extension.load is before
+    assert cpp_extension.load is before and seen and not any(seen)
 
 
 def test_both_are_timed_in_turn_and_the_file_is_accepted(clone, workload, tmp_path):
