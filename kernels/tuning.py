@@ -12,6 +12,7 @@ import argparse
 import itertools
 import json
 import math
+import os
 import statistics
 import sys
 import time
@@ -267,9 +268,19 @@ def report(key: Key, rows: list[dict]) -> str:
 
 
 def write(path: Path, kind: str, timed: list[dict]) -> None:
-    """A result file of this kind."""
+    """Write a result file of this kind, whole or not at all; what is no plain file (/dev/stdout) takes the text."""
     gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
-    path.write_text(json.dumps({"schema": 1, "kind": kind} | gpu | {"timed": timed}, indent=1))
+    text = json.dumps({"schema": 1, "kind": kind} | gpu | {"timed": timed}, indent=1)
+    path = path.resolve()
+    if path.exists() and not path.is_file():
+        path.write_text(text)
+        return
+    temporary = path.with_name(f".{path.name}.{os.getpid()}.tmp")
+    try:
+        temporary.write_text(text)
+        os.replace(temporary, path)
+    finally:
+        temporary.unlink(missing_ok=True)
 
 
 def refused(program: str) -> bool:

@@ -21,6 +21,7 @@ import click
 from ladder.base import files, text
 from ladder.base.errors import UserError, describe
 from ladder.base.paths import ROOT
+from ladder.cli import options
 from ladder.engine.in_process import prepared
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes, needs
@@ -43,7 +44,7 @@ Found = dict[str, Any]
 @click.option("--only", is_flag=True, help="The variants of --without alone, not the whole ladder.")
 @click.option("--kernels", is_flag=True, help="Also every kernel of each phase.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="JSON file.")
+@click.option("--out", type=options.FILE, default=None, help="JSON file.")
 def command(
     workload: str | None,
     ladder_name: str,

@@ -129,14 +129,29 @@ def changes(root: Path, paths: Iterable[str]) -> list[str]:
     """Return the files below `paths` that differ from the commit, untracked ones too. Raises `UserError`.
 
     Only the project's own .gitignore hides a file. What a user hides (core.excludesFile, .git/info/exclude,
-    status.showUntrackedFiles) is imported all the same.
+    status.showUntrackedFiles, git update-index --assume-unchanged or --skip-worktree) is imported all the same.
     """
     paths = tuple(paths)
     asked = ("--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=none")
     tracked = os.fsdecode(read_bytes(root, "status", *asked, "--", *paths)).split("\0")
     others = ("--others", "--exclude-per-directory=.gitignore", "-z")
     untracked = os.fsdecode(read_bytes(root, "ls-files", *others, "--", *paths)).split("\0")
-    return [*(entry[3:] for entry in tracked if entry), *filter(None, untracked)]
+    hidden = _changed_unseen(root, paths)
+    return [*dict.fromkeys([*(entry[3:] for entry in tracked if entry), *hidden, *filter(None, untracked)])]
+
+
+def _changed_unseen(root: Path, paths: tuple[str, ...]) -> list[str]:
+    """Return the changed files among those that git was told not to look at; a missing one has changed."""
+    listed = os.fsdecode(read_bytes(root, "ls-files", "-v", "-z", "--full-name", "--", *paths)).split("\0")
+    names = [entry[2:] for entry in listed if entry and (entry[0] == "S" or entry[0].islower())]
+    there = [name for name in names if (root / name).is_file() and "\n" not in name]
+    if not names:
+        return []
+    said = read(root, "hash-object", "--stdin-paths", stdin="".join(f"{name}\n" for name in there))
+    now = dict(zip(there, said.split(), strict=True))
+    staged = os.fsdecode(read_bytes(root, "ls-files", "-s", "-z", "--", *names)).split("\0")
+    was = {entry.partition("\t")[2]: entry.split()[1] for entry in staged if entry}
+    return [name for name in names if now.get(name) != was.get(name)]
 
 
 def dates(root: Path, commits: Iterable[str]) -> dict[str, int]:

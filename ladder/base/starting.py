@@ -58,9 +58,23 @@ def near(path: object) -> str:
 
 
 def watch() -> None:
-    """Refuse a Python that is too old. From now on end with one line and status 2 where a package is missing."""
+    """Refuse a Python that is too old. From now on end with one line and status 2 where a package is missing.
+
+    Where standard input, output or error is closed (`2>&-`), /dev/null takes its place: the next file or pipe that is
+    opened would.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
     if sys.version_info < OLDEST:
         print(_too_old(), file=sys.stderr)
+        sys.exit(2)
+    if sys.flags.optimize > 1:
+        print("ladder: Python drops docstrings, which name the rungs: unset PYTHONOPTIMIZE", file=sys.stderr)
         sys.exit(2)
     before = sys.excepthook
 

@@ -10,6 +10,8 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,6 +25,8 @@ VARIABLES = {
     "CUDA_CACHE_PATH": "driver",  # PTX that the driver has compiled
 }
 BUILDS = ROOT / ".cache" / "extensions"
+MOST_BUILDS = 20  # states of the sources; each is built again in about a minute
+IN_USE_S = 24 * 3600.0  # a run that began with a build within this time may still read it
 
 
 def inside(folder: Path) -> dict[str, str]:
@@ -41,7 +45,20 @@ def builds(code: Path, root: Path = BUILDS) -> dict[str, str]:
         return {}
     digest = files.digest(Path(code), sources)[:16]
     about = f"torch{importlib.metadata.version('torch')}-py{platform.python_version()}"
-    return {"TORCH_EXTENSIONS_DIR": str(Path(root) / f"{digest}-{about}")}
+    folder = Path(root) / f"{digest}-{about}"
+    _forget(folder)
+    return {"TORCH_EXTENSIONS_DIR": str(folder)}
+
+
+def _forget(wanted: Path) -> None:
+    """Note that these builds are used; of the others keep the last used ones and those that may be in use."""
+    with contextlib.suppress(OSError):
+        if wanted.is_dir():
+            os.utime(wanted)
+        used = sorted(((each.stat().st_mtime, each) for each in wanted.parent.glob("*-torch*")), reverse=True)
+        for last, each in used[MOST_BUILDS:]:
+            if each != wanted and time.time() - last > IN_USE_S:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 @contextlib.contextmanager

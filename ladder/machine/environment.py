@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 
-from ladder.base import text
+from ladder.base import git, text
 from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
 
 KEY = "environment"
 MOST = 64  # variables of one result
@@ -113,8 +114,12 @@ def said(recorded: Mapping[str, str] | None) -> list[str]:
 
 
 def tell(quiet: bool = False) -> None:
-    """Name on stderr what is set here and changes what is measured."""
-    for line in [] if quiet else said(recorded()):
+    """Name on stderr what is set here and changes what is measured, and why the result will belong to no commit."""
+    if quiet:
+        return
+    problem = git.problem(ROOT)
+    lines = said(recorded()) + [f"without a commit: {problem}"] * bool(problem)
+    for line in lines:
         click.echo(line, err=True)
 
 

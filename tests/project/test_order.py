@@ -24,7 +24,7 @@ ORDER = (
     *("engine", "report", "studies.kernelbench", "studies.claims", "studies.precision", "studies.upstream"),
     *("studies.sustain", "studies.roofline", "training", "publish.regressions", "publish.validation"),
     *("publish.history", "selfcheck.selftest", "publish.gallery", "publish.site", "selfcheck.sanitize"),
-    *("selfcheck.fuzz", "trial", "spellings", "cli"),
+    *("selfcheck.fuzz", "spellings", "cli", "trial"),
 )
 PACKAGES = ("kernels", "stylegan_lite", "ladder", "benches")  # the same for the top level
 Edge = tuple[str, str, int]

@@ -23,6 +23,7 @@ from ladder.base import files, git
 from ladder.base import text as base_text
 from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
+from ladder.cli import options
 from ladder.machine import system
 from ladder.results import store as results
 
@@ -126,9 +127,7 @@ def markdown(data: dict[str, Any]) -> str:
 @click.command()
 @click.option("--commits", type=click.IntRange(1, 1000), default=8, show_default=True)
 @click.option("--repeats", type=click.IntRange(1, 100), default=3, show_default=True)
-@click.option(
-    "--out", type=click.Path(path_type=Path), default=OUT, help="Folder for MACHINE.json and MACHINE.md."
-)
+@click.option("--out", type=options.FOLDER, default=OUT, help="Folder for MACHINE.json and MACHINE.md.")
 def main(commits: int, repeats: int, out: Path) -> None:
     """Measure what asv costs for each commit besides measuring it."""
     try:

@@ -20,7 +20,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git, text
+from ladder.base import files, git, text
 from ladder.base.errors import describe
 from ladder.base.paths import ROOT
 from ladder.machine import system
@@ -215,7 +215,7 @@ def main(arguments: list[str] | None = None) -> int:
     data = {"schema": 1, "what": "fuzz", "machine": system.facts("cpu"), "limit_s": LIMIT_S}
     data = text.fit(data | {"kinds": {kind: kept[kind] for kind in TITLES if kind in kept}})
     results.write(path, data)
-    (asked.out / "fuzz.md").write_text(markdown(data), encoding="utf-8")
+    files.write(asked.out / "fuzz.md", markdown(data))
     print(f"{asked.results + asked.yaml} files, {len(findings)} findings: {asked.out / 'fuzz.md'}")
     for line in findings:
         print(line)

@@ -12,6 +12,7 @@ import sys
 from pathlib import Path
 from typing import Any
 
+from ladder.base import files
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.results import store as results
@@ -67,7 +68,9 @@ def main(arguments: list[str]) -> int:
             raise UserError(
                 f"{path}: smoke tests, quick or half runs and those of changed code are not to be quoted"
             )
-        PAGE.write_text(filled(PAGE.read_text(encoding="utf-8"), result, path.stem), encoding="utf-8")
+        text = filled(PAGE.read_text(encoding="utf-8"), result, path.stem)
+        with files.replacing(PAGE) as temporary:
+            temporary.write_text(text, encoding="utf-8")
     except (UserError, OSError, ValueError, KeyError) as error:
         print(f"claims: {error}", file=sys.stderr)
         return 2
