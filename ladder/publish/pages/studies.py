@@ -143,6 +143,27 @@ def _kernel_cells(rows: list[dict[str, Any]]) -> list[str]:
     return cells
 
 
+DIRECTIONS = ("forward", "backward", "double backward")
+JOINED = {"filter_act": ("upfirdn2d after up", "bias_act noise scale")}
+JOINED["filter_act_modulate"] = (*JOINED["filter_act"], "modulate")
+
+
+def filters(committed: Committed, machine: str) -> str:
+    """Microseconds of a filter with its activation as separate ops and as one pass, at the largest shape."""
+    result = committed.read(f"kernels/{machine}-partial.json")
+    at = {(row["op"], row["direction"]): row["us"]["cold"] for row in result["rows"] if row["batch"] == 32
+          if row["shape"][1] == 64 and row["shape"][2:] in ([256, 256], [257, 257]) and row["setting"] == 0}  # fmt: skip
+    head = ["", *(words for each in DIRECTIONS for words in (f"separate ops, {each}", "one pass"))]
+    rows = []
+    for op, parts in JOINED.items():
+        cells = []
+        for direction in DIRECTIONS:
+            separate = sum(at[part, direction]["ours"]["median"] for part in parts)
+            cells += [f"{separate:,.0f}", f"{at[op, direction]['ours']['median']:,.0f}"]
+        rows.append([f"`{op}`", *cells])
+    return table(head, rows)
+
+
 def canary(committed: Committed, machine: str) -> str:
     """The distance of each rung's images to the data, and the band of the baseline's seeds."""
     (name,) = committed.names(f"canary/{machine}/*.json")[-1:] or [f"canary/{machine}/*.json"]
@@ -273,5 +294,5 @@ def _rungs_and_seconds(result: Result) -> tuple[int, float]:
 TABLES = {
     "upstream": upstream, "precision": precision, "sustained": sustained, "roofline": roofline, "kernels": kernels,
     "canary": canary, "selftest": selftest, "comparisons": comparisons, "parity-trials": parity_trials,
-    "asv": asv, "claims": claims, "claim": claim,
+    "asv": asv, "claims": claims, "claim": claim, "filters": filters,
 }  # fmt: skip
