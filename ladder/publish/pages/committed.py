@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import functools
+import json
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -30,6 +31,10 @@ class Committed:
         if not (path := self.root / name).is_file():
             raise UserError(f"results/{name} is not among the committed results")
         return results.read(path)
+
+    def read_asv(self, name: str) -> Result:
+        """Return a result file of asv's, which marks a missing number with NaN."""
+        return json.loads((self.root / name).read_text(encoding="utf-8"))
 
     def names(self, pattern: str) -> list[str]:
         """Return the paths of the committed files that match, sorted."""

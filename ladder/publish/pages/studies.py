@@ -151,8 +151,9 @@ JOINED["filter_act_modulate"] = (*JOINED["filter_act"], "modulate")
 def filters(committed: Committed, machine: str) -> str:
     """Microseconds of a filter with its activation as separate ops and as one pass, at the largest shape."""
     result = committed.read(f"kernels/{machine}-partial.json")
-    at = {(row["op"], row["direction"]): row["us"]["cold"] for row in result["rows"] if row["batch"] == 32
-          if row["shape"][1] == 64 and row["shape"][2:] in ([256, 256], [257, 257]) and row["setting"] == 0}  # fmt: skip
+    sizes = ([32, 64, 256, 256], [32, 64, 257, 257])
+    rows_there = [row for row in result["rows"] if row["shape"] in sizes and row["setting"] == 0]
+    at = {(row["op"], row["direction"]): row["us"]["cold"] for row in rows_there}
     head = ["", *(words for each in DIRECTIONS for words in (f"separate ops, {each}", "one pass"))]
     rows = []
     for op, parts in JOINED.items():
@@ -272,7 +273,7 @@ def asv(committed: Committed) -> str:
     rows = []
     for folder in sorted({name.split("/")[1] for name in committed.names("asv/*/machine.json")}):
         names = [name for name in committed.names(f"asv/{folder}/*.json") if "machine.json" not in name]
-        found = [_rungs_and_seconds(committed.read(name)) for name in names]
+        found = [_rungs_and_seconds(committed.read_asv(name)) for name in names]
         most = max(count for count, _ in found)
         took = sorted(seconds for count, seconds in found if count == most)
         between = "-".join(f"{each:.0f}" for each in sorted({took[0], took[-1]}))
