@@ -49,9 +49,10 @@ def _gpu(committed: Committed, machine: str, result: Result) -> str:
         for row in shown.rows
     ]
     full = committed.best.get((machine, "article", "full", CUMULATIVE))
-    if full is not None and (timed := _timed(view(full))):
+    if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
-        name = f"all {len(full['rungs'])} rungs of {link('`full`', _chart(full))}, {_rounds(full)} rounds"
+        name = f"all {len(full['rungs'])} rungs of {link('`full`', _chart(full))}, rounds: {_rounds(full)}"
+        name += ", not to be quoted" * bool(all_rungs.marks)
         rows.append([name, *_step(top), "", "", "", factor(top.total), "", ""])
     name = result["machine"]["gpu"]
     return f"**{name}**, `article`\n\n{table(head, rows)}{_source(committed, result, shown)}"
