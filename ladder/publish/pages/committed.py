@@ -25,6 +25,7 @@ class Committed:
 
     def __init__(self, root: Path) -> None:
         self.root = root / "results"
+        self._charts: dict[str, str] = {}
 
     def read(self, name: str) -> Result:
         """Return one result. Raises UserError where the file is missing or holds no result."""
@@ -71,6 +72,13 @@ class Committed:
     def is_best(self, result: Result) -> bool:
         """Return whether `results/charts` shows this result."""
         return _identity(self.best[self._key(result)]) == _identity(result)
+
+    def chart(self, result: Result) -> str:
+        """Return the path of a result's table in `results/charts`."""
+        name = self.path_of(result)
+        if name not in self._charts:
+            self._charts[name] = f"charts/{gallery.stem(result)}.md"
+        return self._charts[name]
 
     @staticmethod
     def _key(result: Result) -> Key:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from ladder.base.text import between, factor, ms
 from ladder.plan import modes
-from ladder.publish import gallery
 from ladder.publish.pages.committed import Committed, Result
 from ladder.publish.pages.markdown import link, span, table, text, under
 from ladder.report.view import Row, View, shown_gain, shown_top, view
@@ -51,7 +50,7 @@ def _gpu(committed: Committed, machine: str, result: Result) -> str:
     full = committed.best.get((machine, "article", "full", CUMULATIVE))
     if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
-        name = f"all {len(full['rungs'])} rungs of {link('`full`', _chart(full))}, rounds: {_rounds(full)}"
+        name = f"all {len(full['rungs'])} rungs of {link('`full`', committed.chart(full))}, rounds: {_rounds(full)}"
         name += ", not to be quoted" * bool(all_rungs.marks)
         rows.append([name, *_step(top), "", "", "", factor(top.total), "", ""])
     name = result["machine"]["gpu"]
@@ -70,10 +69,6 @@ def _timed(shown: View) -> list[Row]:
     return [row for row in shown.rows if row.status == "ok"]
 
 
-def _chart(result: Result) -> str:
-    return f"charts/{gallery.stem(result)}.md"
-
-
 def _rounds(result: Result) -> str:
     """The rounds of the rungs with a number: `3`, or `2 to 4`."""
     counts = sorted({len(record.counted(rung)) for rung in result["rungs"] if rung["status"] == "ok"})
@@ -82,7 +77,7 @@ def _rounds(result: Result) -> str:
 
 def _source(committed: Committed, result: Result, shown: View) -> str:
     path = committed.path_of(result)
-    page = [link("table", _chart(result))] * committed.is_best(result)
+    page = [link("table", committed.chart(result))] * committed.is_best(result)
     visits = [visit for rung in result["rungs"] for visit in rung["rounds"]]
     loose = sum(visit.get("settled") is False for visit in visits)
     unsettled = [f"{loose} of {len(visits)} visits unsettled"] * bool(loose)
@@ -126,15 +121,15 @@ def gains(committed: Committed, name: str) -> str:
 def workloads(committed: Committed, machine: str, ladder: str) -> str:
     """One row for each workload that climbed a ladder on a machine."""
     times = [
-        "baseline",
-        "the article's eight",
-        "top",
+        "baseline, ms",
+        "the article's eight, ms",
+        "top, ms",
         "interval",
         "speedup",
         "interval",
         "without R1, path length",
     ]
-    rows = [_workload_row(result) for result in _climbed(committed, machine, ladder)]
+    rows = [_workload_row(committed, result) for result in _climbed(committed, machine, ladder)]
     return table(["workload", *times, "rounds", "run"], rows)
 
 
@@ -146,11 +141,11 @@ def _climbed(committed: Committed, machine: str, ladder: str) -> list[Result]:
     ]
 
 
-def _workload_row(result: Result) -> list[str]:
+def _workload_row(committed: Committed, result: Result) -> list[str]:
     timed = {row.name: row for row in _timed(view(result))}
     top, eight = list(timed.values())[-1], timed.get("fused_act")
     work = result["workload"]
-    name = link(f"`{work['name']}`", _chart(result))
+    name = link(f"`{work['name']}`", committed.chart(result))
     few = ranking.fewest_rounds(result) < results.FEWEST_ROUNDS
     return [
         f"{name}: {work['resolution']}x{work['resolution']}, batch {work['batch']}",
@@ -187,9 +182,9 @@ def hosts(committed: Committed, machine: str, workload: str, ladder: str) -> str
     """The lowest and the highest rung of every whole staircase of one ladder, the newest first."""
     head = [
         "run",
-        "baseline",
+        "baseline, ms",
         "interval",
-        "last rung",
+        "last rung, ms",
         "interval",
         "speedup",
         "interval",
