@@ -8,6 +8,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.starting import near
+from ladder.machine import neighbours
 from ladder.results import store as results
 from ladder.stats import rounds_budget, verdicts
 
@@ -17,20 +18,32 @@ QUICK_ROUNDS = 3
 
 
 def visit_seconds(folder: Path, workload: str) -> float | None:
-    """Return the seconds of one visit in the newest result of a workload in a machine's folder; None without one."""
+    """Return the seconds of one visit in the newest result of a workload in a machine's folder; None without one.
+
+    A result that other programs disturbed counts only where there is no other.
+    """
+    disturbed = None
     for path in sorted(folder.glob(f"{workload}-*-2*.json"), key=lambda path: path.stem[-16:], reverse=True):
         try:
             result = results.load(path)
         except UserError:
             continue
         if count := _made(result):
-            return result["seconds"] / count
-    return None
+            seconds = result["seconds"] / count
+            if not neighbours.marks(each for part in _parts(result) for each in part["rounds"]):
+                return seconds
+            disturbed = disturbed or seconds
+    return disturbed
+
+
+def _parts(result: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the rungs of a result and their twins."""
+    return [*result["rungs"], *result.get("twins", ())]
 
 
 def _made(result: dict[str, Any]) -> int:
     """Return how many visits a result holds, inspections included."""
-    parts = [*result["rungs"], *result.get("twins", ())]
+    parts = _parts(result)
     return sum(len(part["rounds"]) for part in parts) + sum(bool(part.get("inspection")) for part in parts)
 
 

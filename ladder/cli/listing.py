@@ -59,7 +59,7 @@ def _listed(found: dict[str, dict[str, str]]) -> list[str]:
         lines += [f"{click.style(ladder, bold=True)}  ladder of {_so_many(len(steps), 'rung')}: {text}"]
         rows = [_listed_rung(name, left.pop(name), ladder, here) for name in new]
         if len(lines) == 1:
-            rows.insert(0, ["rung", "needs", "gain here" * bool(here), "what it does"])
+            rows.insert(0, ["rung", "needs", "gain here (?: ambiguous)" * bool(here), "what it does"])
         lines += [f"  {line}" for line in _table(rows)]
         if len(new) < len(steps):
             lines.append(f"  ({len(steps) - len(new)} more are above; their order: `ladder show {ladder}`)")

@@ -119,6 +119,20 @@ def test_the_time_comes_from_this_machines_newest_result(tmp_path: Path) -> None
     assert expecting.of_run(tmp_path, name, "cpu", 1, True, None, None) == pytest.approx(6 * (1 + 3 * 2) / 60)
 
 
+def test_a_disturbed_run_does_not_say_how_long_the_next_takes(tmp_path: Path) -> None:
+    busy = made_up.cpu_run()
+    name, count = busy["workload"]["name"], expecting._made(busy)
+    busy["seconds"] = 300.0 * count
+    for part in busy["rungs"]:
+        for each in part["rounds"]:
+            each["others_cpu"] = 0.7
+    quiet = made_up.cpu_run() | {"seconds": 6.0 * count}
+    (tmp_path / f"{name}-article-20250201T000000Z.json").write_text(json.dumps(busy))
+    assert expecting.visit_seconds(tmp_path, name) == pytest.approx(300.0)
+    (tmp_path / f"{name}-article-20250101T000000Z.json").write_text(json.dumps(quiet))
+    assert expecting.visit_seconds(tmp_path, name) == pytest.approx(6.0)
+
+
 def test_a_budget_holds_between_three_rounds_and_twelve() -> None:
     def about(seconds: float, budget: float | None) -> float:
         return expecting.minutes(4, seconds, rounds=None, budget_minutes=budget)

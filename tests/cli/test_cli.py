@@ -13,7 +13,6 @@ from PIL import Image
 from ladder.base import text
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
-from ladder.cli import precision as cli_precision
 from ladder.engine import run as measure
 from ladder.images import prepare as images
 from ladder.machine import system
@@ -21,6 +20,8 @@ from ladder.plan import catalog
 from ladder.publish.validation import validate
 from ladder.results import store as results
 from ladder.studies.claims import run as claims_run
+from ladder.studies.precision import measure as precision_measure
+from ladder.training import train
 from tests.support import made_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -129,7 +130,7 @@ def test_a_folder_that_cannot_be_written_is_refused_before_anything_is_done(aske
     for module, name in (
         (images, "prepare_images"),
         (measure, "run_ladder"),
-        (cli_precision, "run"),
+        (precision_measure, "run"),
         (cli_kernels, "measure"),
         (claims_run, "measure"),
     ):
@@ -269,7 +270,6 @@ def test_doctor_ends_with_2_where_no_ladder_can_be_climbed(monkeypatch):
 
 
 def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path, fakes, monkeypatch):
-    import ladder.train
     from ladder.training.losslog import Diverged
 
     calls = []
@@ -280,7 +280,7 @@ def test_train_gets_the_recipe_of_the_rung_and_a_divergence_is_status_1(tmp_path
             raise Diverged("D_r1 is NaN at step 48")
         return {"step": options["steps"], "images": 192, "seconds": 1.5, "files": {"samples": "s.png"}}
 
-    monkeypatch.setattr(ladder.train, "train", training)
+    monkeypatch.setattr(train, "train", training)
     common = ("train", "--workload", "tiny", "--steps", 48, "--out", tmp_path / "t")
     assert json.loads(succeed(*common, "--recipe", "channels_last", "--json").stdout)["step"] == 48
     assert calls[0][1]["channels_last"] is True and "precision" not in calls[0][1]

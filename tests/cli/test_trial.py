@@ -31,8 +31,8 @@ def tried(monkeypatch, tmp_path):
         return ROW | {"recipe": recipe}
 
     monkeypatch.setattr(trial, "trial", pretend)
-    monkeypatch.setattr(trial.machine, "choose_device", lambda device: "cpu")
-    monkeypatch.setattr(trial.machine, "capabilities", lambda device: ALL_CAN)
+    monkeypatch.setattr(trial.system, "choose_device", lambda device: "cpu")
+    monkeypatch.setattr(trial.system, "capabilities", lambda device: ALL_CAN)
 
     def run(*arguments):
         out = tmp_path / "trial.json"

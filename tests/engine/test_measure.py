@@ -184,8 +184,8 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path, sign: signal.
     program = f"""
 import sys
 from pathlib import Path
-sys.path.insert(0, {str(ROOT / "tests")!r})
-import test_measure
+sys.path.insert(0, {str(ROOT)!r})
+from tests.engine import test_measure
 hang = dict(fault="hang", pids={str(pids)!r})
 rungs = dict(quick=dict(), hang=hang)
 result = test_measure.run(Path({str(tmp_path / "out")!r}), rungs, seed={seed_with_first("quick")})

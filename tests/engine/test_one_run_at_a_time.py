@@ -13,11 +13,10 @@ from ladder.base.errors import UserError
 from ladder.cli import kernels as cli_kernels
 from ladder.cli import main as cli
 from ladder.cli import merge as cli_merge
-from ladder.cli import precision as cli_precision
 from ladder.cli import sustain as cli_sustain
 from ladder.machine import system
-from ladder.results import store as results
 from ladder.studies.claims import run as claims
+from ladder.studies.precision import measure as precision_measure
 from ladder.training import canary
 from tests.training.test_canary import go, images
 
@@ -40,7 +39,7 @@ def measured(*_, **__):
     [
         (["kernels", "--op", "bias_act"], cli_kernels, "measure"),
         (["kernels", "--claims"], claims, "measure"),
-        (["precision"], cli_precision, "run"),
+        (["precision"], precision_measure, "run"),
         (["sustain", "baseline"], None, ""),
     ],
 )
@@ -140,7 +139,7 @@ def test_a_file_system_without_locks_is_said(tmp_path, monkeypatch):
     def refuse(*_):
         raise OSError(38, "Function not implemented")
 
-    monkeypatch.setattr(results.fcntl, "flock", refuse)
+    monkeypatch.setattr(locks.fcntl, "flock", refuse)
     with (
         pytest.raises(UserError, match="its file system has no locks; name a folder of another one"),
         locks.folder_lock(tmp_path),

@@ -205,6 +205,8 @@ def test_results_are_kept_and_working_files_are_not():
         "ladder/__pycache__/x.pyc",
         ".asv/env/x",
         "results/ladder/m/a.json.tmp",
+        "results/ladder/m/.lock",
+        "results/upstream/.m-article.lock",
     ]
     kept = [
         "results/asv/m/machine.json",

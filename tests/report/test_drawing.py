@@ -18,7 +18,7 @@ __all__ = ["fakes"]  # a fixture
 ROOT = Path(__file__).resolve().parents[2]
 DRAW = """
 import hashlib, sys
-from ladder.report.tables import drawing
+from ladder.report import drawing
 def make():
     from matplotlib.figure import Figure
     figure = Figure(figsize=(2, 2))

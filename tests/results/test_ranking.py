@@ -137,6 +137,7 @@ def test_list_is_by_ladder_in_its_order_with_needs_and_gains(stored):
     lines = call("list").stdout.splitlines()
     head, *rows = [line.split() for line in lines[1:10]]
     assert head[:4] == ["rung", "needs", "gain", "here"]
+    assert "gain here (?: ambiguous)" in lines[1]  # says what the mark behind a gain is
     assert [row[0] for row in rows] == list(made_up.H200)
     known = {row[0]: row[1:] for row in rows}
     assert known["cuda_graphs"][:2] == ["cuda,", "cuda_graphs"] and known["cuda_graphs"][2].startswith("2.8")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import contextlib
+import fcntl
 import importlib
 import inspect
 import shutil
@@ -102,14 +103,22 @@ def build_ops(modules: Modules) -> None:
 
 @contextlib.contextmanager
 def _importable_extensions() -> Iterator[None]:
-    """NVIDIA's loader imports by name what `cpp_extension.load` has just loaded: with the pybind11 of newer torch
-    (multi-phase initialization) nothing enters that name into `sys.modules`."""
+    """Make `cpp_extension.load` enter into `sys.modules` the extension that it loads, and wait for no dead build.
+
+    NVIDIA's loader imports an extension by name. The pybind11 of newer torch (multi-phase initialization) does not
+    enter the name. A build that was killed leaves the file `lock`, which torch would wait for without an end.
+    """
     from torch.utils import cpp_extension
 
     load = cpp_extension.load
 
     def entered(name: str, *arguments: Any, **options: Any) -> Any:
-        return sys.modules.setdefault(name, load(name, *arguments, **options))
+        folder = Path(options.get("build_directory") or cpp_extension._get_build_directory(name, False))
+        folder.mkdir(parents=True, exist_ok=True)
+        with open(folder / "building", "w") as file:  # this lock goes with the process that holds it
+            fcntl.flock(file, fcntl.LOCK_EX)
+            (folder / "lock").unlink(missing_ok=True)
+            return sys.modules.setdefault(name, load(name, *arguments, **options))
 
     cpp_extension.load = entered
     try:

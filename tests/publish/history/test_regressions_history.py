@@ -298,8 +298,8 @@ def test_a_rung_that_has_left_the_ladder_stops_no_night(
         if request.base == toy.commits[2]:
             raise UserError("this commit has no such recipe")
 
-    monkeypatch.setattr(issues.asking, "measure", measure)
-    monkeypatch.setattr(issues.machine, "facts", lambda device: {"name": MACHINE, "torch": "2.13.0"})
+    monkeypatch.setattr(issues.arguments, "measure", measure)
+    monkeypatch.setattr(issues.system, "facts", lambda device: {"name": MACHINE, "torch": "2.13.0"})
     toy.slower_from(7)
     step, told = toy.only(), []
     steps = [

@@ -10,10 +10,11 @@ from ladder.cli import main as cli
 from ladder.engine import loss_scales, pool
 from ladder.machine import system
 from ladder.results import store as results
+from ladder.studies.precision import batch_search, measure, record
 from ladder.studies.precision import chart as precisionchart
-from ladder.studies.precision import measure, record
 from ladder.studies.precision import plan as precision
 from ladder.studies.precision import report as precisionreport
+from ladder.studies.precision import run as precision_run
 from stylegan_lite.config import Workload
 from tests.publish.validation.test_validate import judge
 from tests.support import made_up
@@ -30,7 +31,7 @@ def found_by(capacity, start=8, limit_s=1e9, most=4096, seconds=1.0, group=4, tr
         now[0] += seconds
         return None if batch <= capacity else "out of memory"
 
-    return precision.search(fits, start, group, limit_s, most, lambda: now[0], tried)
+    return batch_search.search(fits, start, group, limit_s, most, lambda: now[0], tried)
 
 
 @pytest.mark.parametrize("capacity", [4, 7, 8, 20, 63, 100, 1000, 1023])
@@ -61,7 +62,7 @@ def test_a_search_that_was_cut_short_is_gone_on_with(tries):
     assert len(whole["tried"]) > 7
     begun = found_by(100, limit_s=tries - 0.5)
     assert begun["tried"] == whole["tried"][:tries] and not begun["settled"]
-    assert precision.cut_short(begun["tried"]) == begun
+    assert batch_search.cut_short(begun["tried"]) == begun
     assert found_by(100, tried=begun["tried"]) == whole
 
 
@@ -96,7 +97,7 @@ def test_a_row_that_cannot_run_is_a_row(monkeypatch):
     def fails(session, **more):
         raise pool.WorkerFailure("oom", "out of memory in prepare")
 
-    monkeypatch.setattr(precision.Session, "build", fails)
+    monkeypatch.setattr(precision_run.Session, "build", fails)
     asked = plan(precisions=("fp16",), bases=("baseline",), parity=False)
     found = precision.rows(asked)
     assert measure.measure(asked, found, lambda line: None) is None

@@ -15,6 +15,7 @@ from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.studies.precision import measure as measures
 from ladder.studies.precision import plan as precision
 from ladder.studies.precision import record
+from ladder.studies.precision import run as precision_run
 from ladder.studies.precision.run import Run, TimeUp
 from tests.engine.test_measure import FAKE, alive
 
@@ -330,12 +331,12 @@ def test_tries_of_a_batch_find_their_workers_imported(seen: Seen, monkeypatch: p
         waited.append(pool.ahead == 0)
         return take(pool)
 
-    def build(session: precision.Session) -> None:
+    def build(session: precision_run.Session) -> None:
         if session.workload["batch"] > 100:
             raise WorkerFailure("oom", "out of memory in prepare")
 
     monkeypatch.setattr(Pool, "take", taken)
-    monkeypatch.setattr(precision.Session, "build", build)
+    monkeypatch.setattr(precision_run.Session, "build", build)
     how = {"memory_gib": 140.0, "batch_seconds": 60.0}
     with Pool(code=FAKE, torch=False) as workers:
         for row in found[:2]:
@@ -351,14 +352,14 @@ def test_a_search_that_was_interrupted_is_gone_on_with(seen: Seen, monkeypatch: 
     (row,) = found = rows()[:1]
     tried: list[int] = []
 
-    def build(session: precision.Session) -> None:
+    def build(session: precision_run.Session) -> None:
         tried.append(session.workload["batch"])
         if tried == [8, 16, 32]:
             raise KeyboardInterrupt
         if session.workload["batch"] > 100:
             raise WorkerFailure("oom", "out of memory in prepare")
 
-    monkeypatch.setattr(precision.Session, "build", build)
+    monkeypatch.setattr(precision_run.Session, "build", build)
 
     how = {"parity": False, "rounds": 0, "batch_seconds": 60.0}
     with pytest.raises(KeyboardInterrupt):

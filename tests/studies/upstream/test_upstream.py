@@ -92,7 +92,7 @@ FILES = {
 @pytest.fixture(autouse=True)
 def kept(tmp_path, monkeypatch):
     """No finding of a run outside of these tests."""
-    monkeypatch.setattr(measuring.inspecting, "CACHE", tmp_path / "kept")
+    monkeypatch.setattr(measuring.inspection, "CACHE", tmp_path / "kept")
 
 
 @pytest.fixture
@@ -174,23 +174,30 @@ def test_its_configuration_is_that_of_its_command_line(clone):
         source.build_ops(made.modules)
 
 
-def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch):
+def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path):
     """As NVIDIA's loader does, although torch no longer enters what it loads into `sys.modules`."""
     from torch.utils import cpp_extension
 
-    built = types.ModuleType("made_up_plugin")
-    monkeypatch.setattr(cpp_extension, "load", lambda name, **options: built)
+    built, seen = types.ModuleType("made_up_plugin"), []
+
+    def load(name, build_directory, **options):
+        seen.append((tmp_path / "build" / "lock").exists())  # torch would wait for it without an end
+        return built
+
+    monkeypatch.setattr(cpp_extension, "load", load)
     monkeypatch.setitem(sys.modules, "made_up_plugin", built)
     monkeypatch.delitem(sys.modules, "made_up_plugin")  # and again after the test
     before = cpp_extension.load
+    (tmp_path / "build").mkdir()
+    (tmp_path / "build" / "lock").touch()  # of a build that was killed
 
     def build():
-        cpp_extension.load(name="made_up_plugin", sources=["a.cpp"])
+        cpp_extension.load(name="made_up_plugin", build_directory=str(tmp_path / "build"), sources=["a.cpp"])
         return importlib.import_module("made_up_plugin") is built
 
     ops = dict.fromkeys(source._OPS, types.SimpleNamespace(_init=build))
     source.build_ops(source.Modules(None, None, None, ops))
-    assert cpp_extension.load is before
+    assert cpp_extension.load is before and seen and not any(seen)
 
 
 def test_both_are_timed_in_turn_and_the_file_is_accepted(clone, workload, tmp_path):
@@ -274,9 +281,9 @@ def test_a_run_goes_on_where_it_was_stopped(clone, workload, tmp_path):
 
 def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypatch):
     monkeypatch.setattr(
-        measuring.inspecting, "inspect",
+        measuring.inspection, "inspect",
         lambda worker, tell: (_ for _ in ()).throw(
-            measuring.inspecting.Objection("failed: parity", "G_main: error 1", {"parity": None})
+            measuring.inspection.Objection("failed: parity", "G_main: error 1", {"parity": None})
         ),
     )  # fmt: skip
     out = tmp_path / "out"
@@ -290,7 +297,7 @@ def test_what_ours_cannot_show_is_not_timed(clone, workload, tmp_path, monkeypat
 def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, workload, tmp_path, monkeypatch):
     """Whether a run of the ladder saw it or this command did: both keep it by recipe, workload and source."""
     asked, found = [], {"inspection": {"error": None}, "parity": None, "receipts": {}}
-    monkeypatch.setattr(measuring.inspecting, "inspect", lambda *_: asked.append("inspected") or found)
+    monkeypatch.setattr(measuring.inspection, "inspect", lambda *_: asked.append("inspected") or found)
     monkeypatch.setattr(measuring.Interleaved, "round", lambda *_: (each for each in ()))
     arguments = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out"]
     for each in ("1", "2"):
@@ -299,7 +306,7 @@ def test_what_was_seen_of_ours_is_not_asked_again_of_the_same_code(clone, worklo
     for each in ("1", "2"):
         result = json.loads(next((tmp_path / each).glob("*.json")).read_text())
         assert result["inspection"] == found["inspection"] and result["receipts"] == {}
-    monkeypatch.setattr(measuring.inspecting, "source_digest", lambda: "another commit")
+    monkeypatch.setattr(measuring.inspection, "source_digest", lambda: "another commit")
     CliRunner().invoke(cli.main, [*arguments, str(tmp_path / "3")])
     assert asked == ["inspected"] * 2
 
