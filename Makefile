@@ -51,8 +51,9 @@ publish: $(READY)  ## build the site of all results in results/ into .asv/html
 	@$(PY) -m ladder.base.installed asv
 	$(PY) -m asv publish $(ARGS)
 
-docs: $(READY)  ## draw results/charts anew: what README and docs show of the committed results
+docs: $(READY)  ## draw results/charts and fill the tables of README and docs, from the committed results
 	$(PY) -m ladder report --publish
+	$(PY) -m ladder.publish.pages
 
 # Files with slow tests begin first (tests/conftest.py): else one of them is left for one process at the end.
 SIDE_BY_SIDE := -q -n auto --maxprocesses 4 --dist loadfile --no-loadscope-reorder

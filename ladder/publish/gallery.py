@@ -1,10 +1,11 @@
-"""The charts and tables of results/charts, which README and docs show: made anew from the committed results.
+"""The charts and tables of results/charts, which the documents show: made anew from the committed results.
 
-A command that measures writes its pictures beside its own result, so nobody's run changes what the documents show.
+A command that measures writes its pictures beside its own result, so no user's run changes the documents.
 """
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -20,9 +21,9 @@ Result = dict[str, Any]
 
 
 def publish(root: Path) -> list[Path]:
-    """Write the gallery of a checkout and return its files. A chart that nobody's result asks for any more stays.
+    """Write the gallery of a checkout and return its files. A chart whose result is gone stays.
 
-    For each machine, workload, ladder and mode the best committed result is drawn; of the other commands' results each.
+    For each machine, workload, ladder and mode the best committed result is drawn, and each result of other commands.
 
     Raises:
         UserError: git does not know the checkout's files, a committed result is none, or a file cannot be written.
@@ -53,7 +54,7 @@ def tracked(root: Path, folder: str) -> list[Path]:
 def chosen(found: list[Result]) -> list[Result]:
     """Return the best result of each machine, workload, ladder and mode, with the gains at the top where known.
 
-    Between results of equal rank one with gains at the top stands before a newer one without: its chart says more.
+    Among results of equal rank, one with gains at the top goes before a newer one without: its chart says more.
     """
     best: dict[tuple[str, ...], tuple[Any, Result]] = {}
     for result in sources.without_sources(found):
@@ -69,9 +70,15 @@ def chosen(found: list[Result]) -> list[Result]:
 def ladder_of(result: Result) -> str:
     """Return the ladder that a run belongs to: its own, or the one that a rung of it has moved to since."""
     name, rungs = result["ladder"]["name"], {rung["name"] for rung in result["rungs"]} - {modes.ALL}
-    known = catalog.ladders()
-    holders = [each for each in known if rungs <= {step.name for step in catalog.load_ladder(each).rungs}]
+    known = _ladders()
+    holders = [each for each, steps in known.items() if rungs <= steps]
     return name if name not in known or name in holders or not holders else holders[0]
+
+
+@functools.cache
+def _ladders() -> dict[str, set[str]]:
+    """Return the rungs of each ladder of the project."""
+    return {name: {step.name for step in catalog.load_ladder(name).rungs} for name in catalog.ladders()}
 
 
 def stem(result: Result) -> str:
@@ -84,7 +91,7 @@ def stem(result: Result) -> str:
 
 
 def _whole(result: Result) -> bool:
-    """Return whether a run planned every rung that its ladder has today; the length of a user's own is not known."""
+    """Return whether a run planned every rung that its ladder has today. A user's own ladder counts as whole."""
     name = ladder_of(result)
     if name not in catalog.ladders():
         return True

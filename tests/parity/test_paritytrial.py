@@ -81,9 +81,7 @@ def test_honest_code_that_fails_is_status_1(monkeypatch):
     assert seen.exit_code == 1 and "OUTSIDE the factor 2.5" in seen.stdout
 
 
-def test_the_factor_is_wide_enough_in_every_trial_that_is_kept_and_the_document_quotes_it():
-    text = (paritytrial.OUT.parent.parent / "docs" / "parity.md").read_text()
+def test_the_factor_is_wide_enough_in_every_trial_that_is_kept():
     trials = committed.folder(paritytrial.OUT.relative_to(committed.ROOT).as_posix())
     kept = {path.name: json.loads(path.read_text()) for path in trials.glob("*-trial.json")}
     assert kept and all(found["worst"] <= FACTOR == found["factor"] for found in kept.values())
-    assert f"{kept['amd-epyc-trial.json']['worst']:.2f} at most" in text

@@ -23,7 +23,14 @@ ORDER = (
     ),
     *("engine", "report", "studies.kernelbench", "studies.claims", "studies.precision", "studies.upstream"),
     *("studies.sustain", "studies.roofline", "training", "publish.regressions", "publish.validation"),
-    *("publish.history", "selfcheck.selftest", "publish.gallery", "publish.site", "selfcheck.sanitize"),
+    *(
+        "publish.history",
+        "selfcheck.selftest",
+        "publish.gallery",
+        "publish.pages",
+        "publish.site",
+        "selfcheck.sanitize",
+    ),
     *("selfcheck.fuzz", "spellings", "cli", "trial"),
 )
 PACKAGES = ("kernels", "stylegan_lite", "ladder", "benches")  # the same for the top level

@@ -1,10 +1,9 @@
-"""`python -m ladder.claims.redraw [RESULT.json...]`: judges results anew, by the samples in them, and draws them again.
+"""Judge stored claims anew by their samples, and draw them again: `python -m ladder.claims.redraw [RESULT.json...]`.
 
-Verdicts and sentences are made from samples, so they follow when the code that makes them changes: the file gets the
-claims that it says now and bytes as they are counted now, table and chart are written beside it, and docs/claims.md
-from the newest. No sample changes. `make docs` draws the chart of results/charts.
-What `ladder precision` says of the same machine is taken from the file that lies in the folder `precision` beside now.
-Without a file named, every one in results/claims.
+Verdicts and sentences are made from samples, so they change with the code that makes them. Each file gets the new
+claims and the bytes as they are counted now; table and chart are written beside it. No sample changes. The claims of
+`ladder precision` come from the file of the same machine in the folder `precision` beside. Without an argument every
+file in results/claims is judged. `make docs` then fills docs/claims.md and draws the chart of results/charts.
 """
 
 from __future__ import annotations
@@ -16,13 +15,13 @@ from typing import Any
 from ladder.base.errors import UserError
 from ladder.results import check
 from ladder.results import store as results
-from ladder.studies.claims import experiments, page, registry, run
+from ladder.studies.claims import experiments, registry, run
 from ladder.studies.claims.schema import CLAIMS, KIND
 from ladder.studies.claims.timed import Setting
 
 
 def judged_anew(path: Path) -> dict[str, Any]:
-    """The result of a file with the claims that its samples say. UserError where it is none."""
+    """Return the result of a file, with the claims that its samples give now. Raises UserError for another file."""
     data = results.read(path)
     if problem := CLAIMS(data):
         raise UserError(f"{path}: {problem[0].lstrip('.') or 'the file'}: {problem[1]}")
@@ -36,7 +35,7 @@ def judged_anew(path: Path) -> dict[str, Any]:
 
 
 def count_bytes(data: dict[str, Any]) -> None:
-    """Bytes that must cross memory, as experiments of these shapes have them now; they are no measurement."""
+    """Set the bytes that must cross memory, as the experiments count them now. They are not measured."""
     known = {each.name: each for each in experiments.all_experiments() if each.moved is None}
     for record in data["experiments"]:
         if experiment := known.get(record["name"]):
@@ -45,6 +44,7 @@ def count_bytes(data: dict[str, Any]) -> None:
 
 
 def main(arguments: list[str]) -> int:
+    """Judge and draw the named results, or all. Return the exit status."""
     named = [Path(argument) for argument in arguments]
     try:
         for path in named or sorted(run.OUT.glob("*.json")):
@@ -53,7 +53,7 @@ def main(arguments: list[str]) -> int:
     except (UserError, OSError) as error:
         print(f"claims: {error}", file=sys.stderr)
         return 2
-    return 0 if named else page.main([])
+    return 0
 
 
 if __name__ == "__main__":

@@ -4,7 +4,6 @@ import dataclasses
 import datetime
 import itertools
 import json
-import re
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -142,22 +141,6 @@ def test_what_real_notes_name_is_found_by_the_series_of_their_results() -> None:
     assert not lines and any(notes.values())
     for path, choices in notes.items():
         assert set(choices or ()) <= keys[path], path.name
-
-
-def test_the_history_that_the_docs_tell_of_is_the_one_in_the_repository() -> None:
-    every, _ = recorded.read(committed.folder("results/asv"))
-    lines: dict[str, set[str]] = {}
-    for one in every:
-        if one.machine == "amd-epyc":
-            lines.setdefault(one.environment, set()).update(one.values)
-    told = re.search(
-        r"history of (\d+) commits[^;]*; (\d+) are one line", (ROOT / "docs/regressions.md").read_text()
-    )
-    assert (
-        told
-        and int(told[1]) <= len(set().union(*lines.values()))  # commits may have been measured since
-        and int(told[2]) <= max(map(len, lines.values()))
-    )
 
 
 def test_more_choices_than_a_reader_wants_are_counted(toy: Toy) -> None:

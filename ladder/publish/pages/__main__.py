@@ -1,0 +1,26 @@
+"""Fill the generated tables of the documents: `python -m ladder.publish.pages`, which `make docs` runs."""
+
+from __future__ import annotations
+
+import sys
+
+from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
+from ladder.publish.pages import filling
+
+
+def main(arguments: list[str]) -> int:
+    """Fill every document and print the names of the changed ones. Return the exit status: 0, or 2 with one line."""
+    try:
+        if arguments:
+            raise UserError("this command takes no arguments: tables come from all committed results")
+        for path in filling.fill(ROOT):
+            print(path.relative_to(ROOT))
+    except UserError as error:
+        print(f"docs: {error}", file=sys.stderr)
+        return 2
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

@@ -1,0 +1,100 @@
+"""The results that git has, by path and by what they measure."""
+
+from __future__ import annotations
+
+import functools
+import json
+import tempfile
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+from ladder.base import git
+from ladder.base.errors import UserError
+from ladder.publish import gallery
+from ladder.results import ranking
+from ladder.results import store as results
+
+Result = dict[str, Any]
+Key = tuple[str, str, str, str]
+
+
+class Committed:
+    """The committed results below a folder. A path of a file begins below `results/`."""
+
+    def __init__(self, root: Path) -> None:
+        self.root = root / "results"
+        self._charts: dict[str, str] = {}
+
+    def read(self, name: str) -> Result:
+        """Return one result. Raises UserError where the file is missing or holds no result."""
+        if not (path := self.root / name).is_file():
+            raise UserError(f"results/{name} is not among the committed results")
+        return results.read(path)
+
+    def read_asv(self, name: str) -> Result:
+        """Return a result file of asv's, which marks a missing number with NaN."""
+        return json.loads((self.root / name).read_text(encoding="utf-8"))
+
+    def names(self, pattern: str) -> list[str]:
+        """Return the paths of the committed files that match, sorted."""
+        return sorted(path.relative_to(self.root).as_posix() for path in self.root.glob(pattern))
+
+    @functools.cached_property
+    def _ladders(self) -> dict[str, Result]:
+        return {name: results.load(self.root / name) for name in self.names("ladder/*/*.json")}
+
+    @functools.cached_property
+    def best(self) -> dict[Key, Result]:
+        """The best result of each (machine, workload, ladder, mode), as in `results/charts`."""
+        return {self._key(each): each for each in gallery.chosen(list(self._ladders.values()))}
+
+    def ladder(self, name: str) -> Result:
+        """Return a result of `ladder run`: the file NAME.json, or the best of MACHINE/WORKLOAD/LADDER[/MODE].
+
+        Raises:
+            UserError: no committed result has that name.
+        """
+        if name.endswith(".json"):
+            if name not in self._ladders:
+                raise UserError(f"results/{name} is not among the committed results")
+            return self._ladders[name]
+        key = tuple([*name.split("/"), "cumulative"][:4])
+        if key not in self.best:
+            raise UserError(f"no committed result of {name} (MACHINE/WORKLOAD/LADDER[/MODE])")
+        return self.best[key]  # type: ignore[index]
+
+    def path_of(self, result: Result) -> str:
+        """Return the path of a result of `ladder run`."""
+        return next(name for name, each in self._ladders.items() if _identity(each) == _identity(result))
+
+    def is_best(self, result: Result) -> bool:
+        """Return whether `results/charts` shows this result."""
+        return _identity(self.best[self._key(result)]) == _identity(result)
+
+    def chart(self, result: Result) -> str:
+        """Return the path of a result's table in `results/charts`."""
+        name = self.path_of(result)
+        if name not in self._charts:
+            self._charts[name] = f"charts/{gallery.stem(result)}.md"
+        return self._charts[name]
+
+    @staticmethod
+    def _key(result: Result) -> Key:
+        """Return (machine, workload, ladder, mode)."""
+        names = result["machine"]["name"], result["workload"]["name"], gallery.ladder_of(result)
+        return (*names, ranking.mode(result))
+
+
+def _identity(result: Result) -> tuple[str, str]:
+    return result["machine"]["name"], result["started"]
+
+
+@contextmanager
+def checked_out(root: Path) -> Iterator[Committed]:
+    """Yield the results that git has staged, whatever the checkout holds. Raises UserError where git cannot say."""
+    names = git.read(root, "ls-files", "-z", "--", "results")
+    with tempfile.TemporaryDirectory(prefix="ladder-committed-") as folder:
+        git.read(root, *git.LF, "checkout-index", "-z", "--stdin", f"--prefix={folder}/", stdin=names)
+        yield Committed(Path(folder))

@@ -1,0 +1,207 @@
+"""Tables of `ladder run`: staircases, gains at the top, one row for each workload."""
+
+from __future__ import annotations
+
+from ladder.base.text import between, factor, ms
+from ladder.plan import modes
+from ladder.publish.pages.committed import Committed, Result
+from ladder.publish.pages.markdown import link, span, table, text, under
+from ladder.report.view import Row, View, shown_gain, shown_top, view
+from ladder.results import ranking, record
+from ladder.results import store as results
+
+CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
+
+
+def gpus(committed: Committed) -> str:
+    """The article's ladder on every GPU, and one row of the ladder `full`."""
+    parts = []
+    for (machine, workload, ladder, mode), result in committed.best.items():
+        if (workload, ladder, mode) == ("article", "article", CUMULATIVE) and result["machine"]["gpu"]:
+            parts.append(_gpu(committed, machine, result))
+    return "\n".join(parts)
+
+
+def _gpu(committed: Committed, machine: str, result: Result) -> str:
+    shown = view(result)
+    head = [
+        "rung",
+        "ms/step",
+        "95% interval",
+        "verdict",
+        "gain at top",
+        "advice",
+        "total",
+        "article, A100",
+        "total",
+    ]
+    rows = [
+        [
+            text(row.title),
+            *_step(row),
+            row.verdict,
+            shown_top(row),
+            row.advice,
+            factor(row.total),
+            *_article(row),
+        ]
+        for row in shown.rows
+    ]
+    full = committed.best.get((machine, "article", "full", CUMULATIVE))
+    if full is not None and (timed := _timed(all_rungs := view(full))):
+        top = timed[-1]
+        name = f"all {len(full['rungs'])} rungs of {link('`full`', committed.chart(full))}, rounds: {_rounds(full)}"
+        name += ", not to be quoted" * bool(all_rungs.marks)
+        rows.append([name, *_step(top), "", "", "", factor(top.total), "", ""])
+    name = result["machine"]["gpu"]
+    return f"**{name}**, `article`\n\n{table(head, rows)}{_source(committed, result, shown)}"
+
+
+def _step(row: Row) -> list[str]:
+    return [ms(row.step_ms) if row.status == "ok" else text(row.status), span(row.interval)]
+
+
+def _article(row: Row) -> list[str]:
+    return ["" if row.article_ms is None else f"{row.article_ms:g}", factor(row.article_total)]
+
+
+def _timed(shown: View) -> list[Row]:
+    return [row for row in shown.rows if row.status == "ok"]
+
+
+def _rounds(result: Result) -> str:
+    """The rounds of the rungs with a number: `3`, or `2 to 4`."""
+    counts = sorted({len(record.counted(rung)) for rung in result["rungs"] if rung["status"] == "ok"})
+    return " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0"
+
+
+def _source(committed: Committed, result: Result, shown: View) -> str:
+    path = committed.path_of(result)
+    page = [link("table", committed.chart(result))] * committed.is_best(result)
+    visits = [visit for rung in result["rungs"] for visit in rung["rounds"]]
+    loose = sum(visit.get("settled") is False for visit in visits)
+    unsettled = [f"{loose} of {len(visits)} visits unsettled"] * bool(loose)
+    marks = map(text, shown.marks)
+    return under(f"rounds: {_rounds(result)}", *unsettled, *page, link("samples", path), *marks)
+
+
+def rungs(committed: Committed, name: str) -> str:
+    """Every rung of one result, with its verdict."""
+    result = committed.ladder(name)
+    shown = view(result)
+    head = [
+        "rung",
+        "ms/step",
+        "95% interval",
+        shown.versus,
+        "interval",
+        "verdict",
+        "total",
+        "total interval",
+        "without R1, path length",
+    ]
+    rows = [
+        [text(row.title), *_step(row), shown_gain(row), between(row.gain), row.verdict, factor(row.total),
+         between(row.total_interval), ms(row.main_ms)]
+        for row in shown.rows
+    ]  # fmt: skip
+    return table(head, rows) + _source(committed, result, shown)
+
+
+def gains(committed: Committed, name: str) -> str:
+    """The rungs of a leave-one-out result, the largest gain first."""
+    result = committed.ladder(name)
+    shown = view(result)
+    head = ["left out", "ms/step", "95% interval", "gain at top", "interval", "advice"]
+    order = sorted(shown.rows, key=lambda row: -(row.previous or 0))
+    rows = [[text(row.title), *_step(row), shown_gain(row), between(row.gain), row.advice] for row in order]
+    return table(head, rows) + _source(committed, result, shown)
+
+
+def workloads(committed: Committed, machine: str, ladder: str) -> str:
+    """One row for each workload that climbed a ladder on a machine."""
+    times = [
+        "baseline, ms",
+        "the article's eight, ms",
+        "top, ms",
+        "interval",
+        "speedup",
+        "interval",
+        "without R1, path length",
+    ]
+    rows = [_workload_row(committed, result) for result in _climbed(committed, machine, ladder)]
+    return table(["workload", *times, "rounds", "run"], rows)
+
+
+def _climbed(committed: Committed, machine: str, ladder: str) -> list[Result]:
+    """The best staircase of each workload."""
+    wanted = (machine, ladder, CUMULATIVE)
+    return [
+        each for (where, _, which, mode), each in committed.best.items() if (where, which, mode) == wanted
+    ]
+
+
+def _workload_row(committed: Committed, result: Result) -> list[str]:
+    timed = {row.name: row for row in _timed(view(result))}
+    top, eight = list(timed.values())[-1], timed.get("fused_act")
+    work = result["workload"]
+    name = link(f"`{work['name']}`", committed.chart(result))
+    few = ranking.fewest_rounds(result) < results.FEWEST_ROUNDS
+    return [
+        f"{name}: {work['resolution']}x{work['resolution']}, batch {work['batch']}",
+        ms(timed["baseline"].step_ms),
+        ms(eight.step_ms) if eight else "not measured",
+        ms(top.step_ms),
+        span(top.interval),
+        factor(top.total),
+        between(top.total_interval),
+        factor(top.main_total),
+        _rounds(result) + f", fewer than {results.FEWEST_ROUNDS}" * few,
+        "complete" if result["complete"] else "stopped",
+    ]
+
+
+def lazy(committed: Committed, machine: str, ladder: str) -> str:
+    """Milliseconds that R1 and path length add to a step that has them, at both ends of a ladder."""
+    head = ["workload", "rung", "R1 adds, ms", "95% interval", "path length adds, ms", "95% interval"]
+    rows = []
+    for result in _climbed(committed, machine, ladder):
+        timed = [rung for rung in result["rungs"] if rung["status"] == "ok"]
+        for rung in (timed[0], timed[-1]):
+            costs = record.lazy_costs(rung)
+            cells = [cell for phase in ("D_r1", "G_pl") for cell in _cost(costs.get(phase))]
+            rows.append([f"`{result['workload']['name']}`", text(rung["title"]), *cells])
+    return table(head, rows, 2)
+
+
+def _cost(cost: tuple[float, tuple[float, float] | None] | None) -> list[str]:
+    return ["", ""] if cost is None else [ms(cost[0]), span(cost[1])]
+
+
+def hosts(committed: Committed, machine: str, workload: str, ladder: str) -> str:
+    """The lowest and the highest rung of every whole staircase of one ladder, the newest first."""
+    head = [
+        "run",
+        "baseline, ms",
+        "interval",
+        "last rung, ms",
+        "interval",
+        "speedup",
+        "interval",
+        "ambiguous verdicts",
+        "rounds",
+    ]
+    rows = []
+    for name in reversed(committed.names(f"ladder/{machine}/{workload}-{ladder}-2*.json")):
+        result = committed.ladder(name)
+        shown = view(result)
+        if not (timed := _timed(shown)):
+            continue
+        unclear = sum(row.verdict == "ambiguous" for row in timed)
+        first = [text(result["started"][:16].replace("T", " ")), *_step(timed[0])]
+        rows.append([link(first[0], name), *first[1:], *_step(timed[-1]), factor(timed[-1].total),
+                     between(timed[-1].total_interval), f"{unclear} of {len(timed) - 1}", _rounds(result)])  # fmt: skip
+    return table(head, rows)
+
+
+TABLES = {"hosts": hosts, "gpus": gpus, "rungs": rungs, "gains": gains, "workloads": workloads, "lazy": lazy}

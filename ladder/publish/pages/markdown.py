@@ -1,0 +1,37 @@
+"""Pieces of generated Markdown: tables, links, intervals."""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+
+from ladder.base.text import escaped, ms
+
+
+def table(head: Sequence[str], rows: Iterable[Sequence[str]], words: int = 1) -> str:
+    """Return a Markdown table. The first `words` columns are text, the others numbers."""
+    rule = "|---" * words + "|---:" * (len(head) - words) + "|"
+    lines = ["| " + " | ".join(cells) + " |" for cells in [list(head), *map(list, rows)]]
+    return "\n".join([lines[0], rule, *lines[1:]]) + "\n"
+
+
+def link(words: str, path: str) -> str:
+    """Return a link to a file below `results/`."""
+    return f"[{words}](@/results/{path})"
+
+
+def span(interval: Sequence[float] | None, form: str = "") -> str:
+    """Return `LOW-HIGH` in a format, as milliseconds without one; empty where there is no interval."""
+    if not interval:
+        return ""
+    low, high = (format(each, form) if form else ms(each) for each in interval)
+    return f"{low}-{high}"
+
+
+def under(*parts: str) -> str:
+    """Return the line below a table: where it comes from, and why not to quote it."""
+    return "\n*" + " · ".join(part for part in parts if part) + "*\n"
+
+
+def text(words: str) -> str:
+    """Return text of a result for a table's cell."""
+    return escaped(words)

@@ -1,0 +1,299 @@
+"""Tables of the other commands' results: kernels, precisions, opponents, floors, self-tests."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from ladder.base.errors import UserError
+from ladder.base.text import factor, ms
+from ladder.publish.pages.committed import Committed, Result
+from ladder.publish.pages.markdown import link, span, table, text, under
+from ladder.studies.claims import page, registry
+from ladder.studies.kernelbench.report import COMPUTE_BOUND
+from ladder.studies.precision import report as precisions
+from ladder.studies.sustain import report as sustaining
+
+LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
+ENOUGH = 0.85  # of a cold copy
+COMPARED = ("ours faster", "compile faster", "plain faster", "ambiguous", "no measurable gain")
+
+
+def upstream(committed: Committed, machine: str) -> str:
+    """NVIDIA's step and ours, one row for each workload."""
+    head = ["workload", "NVIDIA's, ms/step", "interval", "ours, ms/step", "interval", "ours is faster by", "interval",
+            "rounds", "networks", "fast double backward"]  # fmt: skip
+    rows = []
+    for name in committed.names(f"upstream/{machine}-*.json"):
+        result = committed.read(name)
+        theirs, ours = result["programs"]
+        ratio = result["ratio"] or {"median": None, "interval": None}
+        on = {True: "on", False: "off"}[theirs["settings"]["fast_double_backward"]]
+        rounds = f"{min(len(theirs['rounds']), len(ours['rounds']))}{_stopped(result)}"
+        rows.append(
+            [_linked(result, name), ms(theirs["step_ms"]), span(theirs["interval_ms"]), ms(ours["step_ms"]),
+             span(ours["interval_ms"]), factor(ratio["median"]), span(ratio["interval"], ".2f"), rounds,
+             f"`training/{result['source']['networks']}.py`", on]
+        )  # fmt: skip
+    return table(head, rows)
+
+
+def _linked(result: Result, name: str, suffix: str = ".md") -> str:
+    return link(f"`{result['workload']['name']}`", name.removesuffix(".json") + suffix)
+
+
+def _stopped(result: Result) -> str:
+    return "" if result["complete"] else ", stopped"
+
+
+def precision(committed: Committed, machine: str) -> str:
+    """Step time, memory, parity and largest batch of each precision, and the ratios to IEEE FP32 and TF32."""
+    name = f"precision/{machine}.json"
+    result = committed.read(name)
+    rows = [map(text, cells) for cells in precisions.cells(result)]
+    claims = [text(line) for line in precisions.claim_lines(result)]
+    return (
+        table(precisions.HEADINGS, rows, 2)
+        + under(f"rounds: {result['protocol']['rounds']}", link("page", name.replace(".json", ".md")))
+        + "\n"
+        + "".join(f"- {line}\n" for line in claims)
+    )
+
+
+def sustained(committed: Committed, machine: str) -> str:
+    """The step of one process at first and later, one row for each workload and rung."""
+    rows = []
+    for name in committed.names(f"sustained/{machine}-*.json"):
+        result = committed.read(name)
+        seconds = f"{result['protocol']['seconds']:g}"
+        rows += [[_linked(result, name), seconds, *map(text, cells)] for cells in sustaining.cells(result)]
+    return table(["workload", "seconds", *sustaining.HEADINGS], rows, 3)
+
+
+def roofline(committed: Committed, machine: str) -> str:
+    """The speed of light beside the traced step, one row for each result."""
+    groups = ["convolutions above their floor, ms", "other kernels above their bytes, ms", "nothing runs, ms"]
+    head = ["workload and rung", "speed of light, ms", "traced step, ms", "times the speed of light", *groups]
+    rows = []
+    for name in committed.names(f"roofline/{machine}-*.json"):
+        result = committed.read(name)
+        step, light = result["measured"]["step_ms"], result["step"]["light_ms"]
+        above = [ms(each["ms"] - each["floor_ms"]) for each in result["measured"]["groups"].values()]
+        words = " ".join(filter(None, (result["workload"]["name"], result.get("rung"))))
+        rows.append(
+            [
+                link(f"`{words}`", name.replace(".json", ".md")),
+                ms(light),
+                ms(step),
+                f"{step / light:.2f}",
+                *above,
+            ]
+        )
+    return table(head, rows)
+
+
+def share(row: dict[str, Any]) -> float:
+    """The time of a cold copy of the same bytes, divided by ours."""
+    return row["share"]["ours"]["median"]
+
+
+def large(result: Result) -> list[dict[str, Any]]:
+    """The rows of a result of `ladder kernels` whose maps are large and whose time should be a copy's."""
+    return [
+        row
+        for row in result["rows"]
+        if "ours" in row["share"] and len(row["shape"]) == 4 and row["shape"][2] in LARGE
+        if row["function"] not in COMPUTE_BOUND
+    ]
+
+
+def kernels(committed: Committed, machine: str) -> str:
+    """How near each op comes to a copy, and how often an alternative is faster."""
+    name = max(committed.names(f"kernels/{machine}*.json"), key=lambda each: _when(committed, each))
+    result = committed.read(name)
+    head = ["op", "figures at 128x128 and 256x256", "share of a cold copy", "at least 85%", "comparisons, all sizes",
+            "torch.compile faster", "by at most", "plain PyTorch faster", "by at most"]  # fmt: skip
+    groups = {op: [row for row in result["rows"] if row["function"] == op] for op in _ops(result)}
+    rows = [[f"`{op}`", *_kernel_cells(group)] for op, group in sorted(groups.items())]
+    rows.append(["all", *_kernel_cells(result["rows"])])
+    cases = len({row["case"] for row in result["rows"]})
+    return table(head, rows) + under(
+        f"{cases} cases{_stopped(result)}", link("every shape", name.replace(".json", ".md"))
+    )
+
+
+def _when(committed: Committed, name: str) -> str:
+    result = committed.read(name)
+    return result["started"] if result.get("kind") == "kernels" else ""
+
+
+def _ops(result: Result) -> set[str]:
+    return {row["function"] for row in result["rows"]}
+
+
+def _kernel_cells(rows: list[dict[str, Any]]) -> list[str]:
+    shares = [share(row) for row in large({"rows": rows})]
+    between = f"{100 * min(shares):.0f}-{100 * max(shares):.0f}%" if shares else ""
+    enough = str(sum(each >= ENOUGH for each in shares)) if shares else ""
+    compared = sum(row["verdict"] in COMPARED for row in rows)
+    cells = [str(len(shares)), between, enough, str(compared)]
+    for other in ("compile", "plain"):
+        won = [row["against"][other]["times_faster"] for row in rows if row["verdict"] == f"{other} faster"]
+        cells += [str(len(won)), factor(1 / min(won)) if won else ""]
+    return cells
+
+
+DIRECTIONS = ("forward", "backward", "double backward")
+JOINED = {"filter_act": ("upfirdn2d after up", "bias_act noise scale")}
+JOINED["filter_act_modulate"] = (*JOINED["filter_act"], "modulate")
+
+
+def filters(committed: Committed, machine: str) -> str:
+    """Microseconds of a filter with its activation as separate ops and as one pass, at the largest shape."""
+    result = committed.read(f"kernels/{machine}-partial.json")
+    sizes = ([32, 64, 256, 256], [32, 64, 257, 257])
+    rows_there = [row for row in result["rows"] if row["shape"] in sizes and row["setting"] == 0]
+    at = {(row["op"], row["direction"]): row["us"]["cold"] for row in rows_there}
+    head = ["", *(words for each in DIRECTIONS for words in (f"separate ops, {each}", "one pass"))]
+    rows = []
+    for op, parts in JOINED.items():
+        cells = []
+        for direction in DIRECTIONS:
+            separate = sum(at[part, direction]["ours"]["median"] for part in parts)
+            cells += [f"{separate:,.0f}", f"{at[op, direction]['ours']['median']:,.0f}"]
+        rows.append([f"`{op}`", *cells])
+    return table(head, rows)
+
+
+def canary(committed: Committed, machine: str) -> str:
+    """The distance of each rung's images to the data, and the band of the baseline's seeds."""
+    (name,) = committed.names(f"canary/{machine}/*.json")[-1:] or [f"canary/{machine}/*.json"]
+    result = committed.read(name)
+    rows = [
+        [text(rung["title"]), f"{rung['distance']:.0f}", text(rung["verdict"])] for rung in result["rungs"]
+    ]
+    low, high = result["band"]
+    return table(["rung", "distance", "verdict"], rows) + under(
+        f"{result['seeds']} seeds, {result['steps']} steps, band {low:.0f}-{high:.0f}",
+        link("table", name.replace(".json", ".md")),
+    )
+
+
+def selftest(committed: Committed, machine: str) -> str:
+    """Waits of known length, planted slowdowns and identical programs, as one run found them."""
+    name = f"selftest/{machine}-real.json"
+    result = committed.read(name)
+    waits = [abs(each["seen_us"] / each["asked_us"] - 1) for each in result["spin"] if each["ok"]]
+    asked = [each["asked_us"] for each in result["spin"]]
+    rows = [[f"waits of {min(asked)} to {max(asked):,} us", f"at most {100 * max(waits):.2g}% off", "", ""]]
+    for group in result["groups"]:
+        same = [each["verdict"] for each in group["comparisons"] if each["planted"] is None]
+        for each in (each for each in group["comparisons"] if each["planted"] is not None):
+            rows.append(
+                [f"{group['name']}, {100 * each['planted']:g}% planted", *_seen(each), each["verdict"]]
+            )
+        words = ", ".join(f"{same.count(word)} {word}" for word in dict.fromkeys(same))
+        rows.append([f"{group['name']}, identical", "", "", f"{len(same)} pairs: {words}"])
+    return table(["asked", "seen", "interval", "verdict"], rows) + under(
+        f"rounds: {result['protocol']['rounds']}", link("page", name.replace(".json", ".md"))
+    )
+
+
+def _seen(each: dict[str, Any]) -> list[str]:
+    bounds = " to ".join(f"{100 * bound:+.2f}%" for bound in each["interval"] or [])
+    return [f"{100 * each['seen']:+.2f}%", bounds]
+
+
+def comparisons(committed: Committed, machine: str) -> str:
+    """The self-tests of `ladder bench-compare` on a machine: planted slowdowns, and A/As."""
+    head = ["step", "planted", "seen", "interval", "no difference below", "verdict", "A/A passed", "rounds"]
+    rows = []
+    for name in committed.names(f"selftest/{machine}-*bench-compare*.json"):
+        result = committed.read(name)
+        same = [each["verdict"] for each in result["questions"] if not each["planted"]]
+        passed = f"{sum(word != 'slower' for word in same)} of {len(same)}"
+        words = f"`{result['workload']['name']}`, {result['kind']}"
+        for each in (each for each in result["questions"] if each["planted"]):
+            rows.append(
+                [link(words, name.replace(".json", ".md")), f"{100 * each['planted']:g}%", *_seen(each),
+                 f"{100 * each['least']:.2f}%", each["verdict"], passed, f"{each['rounds']}{_stopped(result)}"]
+            )  # fmt: skip
+    return table(head, rows)
+
+
+def parity_trials(committed: Committed) -> str:
+    """The smallest factor of the parity budget with which plain PyTorch's spellings pass, by machine and precision."""
+    rows = []
+    for name in committed.names("parity/*-trial.json"):
+        result = committed.read(name)
+        for trial in result["trials"]:
+            worst = max(trial["spellings"], key=lambda each: each["ratio"])
+            where = link(f"{trial['workload']}, {trial['precision']}", name.replace(".json", ".md"))
+            rows.append([where, text(worst["nearest"]), f"{worst['ratio']:.2f}", f"{result['factor']:g}"])
+    return table(["trial", "nearest tensor", "largest ratio", "factor in force"], rows, 2)
+
+
+def claims(committed: Committed) -> str:
+    """The chart of the claims' newest quotable result, and links to its files."""
+    result, stem = _claims(committed)
+    if result is None:
+        return "No machine's result is in the repository yet.\n"
+    machine = result["machine"]["gpu"] or result["machine"]["cpu"]
+    return (
+        f"![The article's claims on one {machine}](@/results/charts/{stem}-claims.png)\n"
+        f"*One {machine}: {link('table, times and occupancy', f'claims/{stem}.md')},"
+        f" {link('samples', f'claims/{stem}.json')}. Quoted lines below are from that file.*\n"
+    )
+
+
+def claim(committed: Committed, name: str) -> str:
+    """The quoted line of one claim, its words joined by hyphens in `name`."""
+    known = {each.replace(" ", "-"): each for each in registry.BY_NAME}
+    if name not in known:
+        raise UserError(f"no claim {name!r}")
+    result, _ = _claims(committed)
+    return "" if result is None else page.quote(known[name], result)
+
+
+def _claims(committed: Committed) -> tuple[Result | None, str]:
+    """The newest quotable result of `ladder kernels --claims`, and the stem of its files."""
+    found = [(name, committed.read(name)) for name in committed.names("claims/*.json")]
+    good = [(each["started"], name, each) for name, each in found if page.is_quotable(each)]
+    if not good:
+        return None, ""
+    _, name, result = max(good, key=lambda each: each[:2])
+    return result, name.rpartition("/")[2].removesuffix(".json")
+
+
+STEPS = "rungs.Rung.samples_step_time"
+
+
+def asv(committed: Committed) -> str:
+    """The seconds of asv's default set, by machine, in the result files with the most rungs."""
+    rows = []
+    for folder in sorted({name.split("/")[1] for name in committed.names("asv/*/machine.json")}):
+        names = [name for name in committed.names(f"asv/{folder}/*.json") if "machine.json" not in name]
+        found = [_rungs_and_seconds(committed.read_asv(name)) for name in names]
+        most = max(count for count, _ in found)
+        took = sorted(seconds for count, seconds in found if count == most)
+        between = "-".join(f"{each:.0f}" for each in sorted({took[0], took[-1]}))
+        rows.append(
+            [link(f"`{folder}`", f"asv/{folder}"), str(len(found)), str(most), str(len(took)), between]
+        )
+    return table(["machine", "commits", "most rungs", "commits with so many", "seconds for one commit"], rows)
+
+
+def _rungs_and_seconds(result: Result) -> tuple[int, float]:
+    columns = {name: column for column, name in enumerate(result["result_columns"])}
+    values = result["results"][STEPS][columns["result"]] if STEPS in result["results"] else []
+    seconds = [
+        each[columns["duration"]] for each in result["results"].values() if len(each) > columns["duration"]
+    ]
+    return sum(isinstance(each, float) and each == each for each in values), math.fsum(seconds)
+
+
+TABLES = {
+    "upstream": upstream, "precision": precision, "sustained": sustained, "roofline": roofline, "kernels": kernels,
+    "canary": canary, "selftest": selftest, "comparisons": comparisons, "parity-trials": parity_trials,
+    "asv": asv, "claims": claims, "claim": claim, "filters": filters,
+}  # fmt: skip

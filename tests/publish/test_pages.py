@@ -1,0 +1,149 @@
+"""Documents: their tables are those of the committed results, and what they name is there."""
+
+from __future__ import annotations
+
+import importlib.util
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+
+from ladder.base.errors import UserError
+from ladder.publish.pages import __main__ as command
+from ladder.publish.pages import filling
+from ladder.publish.pages.committed import Committed
+from ladder.results import store as results
+from tests.support import committed, made_up
+
+ROOT = committed.ROOT
+PAGE = "<!-- table: rungs nvidia-h200/article/article -->\nold\n<!-- end -->\n"
+RESULT = "results/ladder/nvidia-h200/a.json"
+
+
+@pytest.fixture(scope="module")
+def stored() -> Committed:
+    return Committed(committed.folder("results").parent)
+
+
+@pytest.mark.parametrize("path", filling.documents(ROOT), ids=lambda path: path.stem)
+def test_a_document_holds_what_the_committed_results_say(stored: Committed, path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    assert filling.filled(text, path.relative_to(ROOT), stored) == text, "run make docs"
+
+
+def git(folder: Path, *words: str) -> None:
+    subprocess.run(["git", *words], cwd=folder, check=True, capture_output=True)
+
+
+@pytest.fixture
+def checkout(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A small repository with one staged result and a document of it; the command works there."""
+    (tmp_path / "docs").mkdir()
+    (tmp_path / "README.md").write_text("# A\n")
+    (tmp_path / "docs" / "a.md").write_text("Before.\n" + PAGE + "After.\n")
+    results.write(tmp_path / RESULT, made_up.judged_run())
+    git(tmp_path, "init", "-q")
+    git(tmp_path, "add", RESULT)
+    monkeypatch.setattr(command, "ROOT", tmp_path)
+    return tmp_path
+
+
+def test_only_the_regions_change_and_only_git_s_results_count(checkout: Path, capsys) -> None:
+    page = checkout / "docs" / "a.md"
+    mine = made_up.judged_run(fused_act=9.9) | {"started": "2027-12-02T00:00:00+00:00"}
+    results.write(checkout / "results/ladder/nvidia-h200/mine.json", mine)
+    assert command.main([]) == 0 and capsys.readouterr().out == "docs/a.md\n"
+    text = page.read_text()
+    assert text.startswith("Before.\n<!-- table: ") and text.endswith("<!-- end -->\nAfter.\n")
+    assert "| FP32 baseline | " in text and "old" not in text and "9.90" not in text
+    assert f"(../{RESULT})" in text
+    (checkout / RESULT).unlink()
+    assert command.main([]) == 0 and page.read_text() == text
+
+
+def test_a_result_that_must_not_be_quoted_says_so(checkout: Path) -> None:
+    few = made_up.judged_run() | {"complete": False, "dirty": True}
+    results.write(checkout / RESULT, few)
+    git(checkout, "add", RESULT)
+    assert command.main([]) == 0
+    text = (checkout / "docs" / "a.md").read_text()
+    assert "incomplete: the run was interrupted" in text and "dirty: not publishable" in text
+
+
+@pytest.mark.parametrize(
+    "region, says",
+    [
+        ("<!-- table: rungz a -->\n<!-- end -->\n", "docs/b.md:2: no table 'rungz'; did you mean 'rungs'?"),
+        ("<!-- table: rungs -->\n<!-- end -->\n", "docs/b.md:2: table 'rungs' takes NAME"),
+        ("<!-- table: rungs a/b/c -->\n<!-- end -->\n", "docs/b.md:2: no committed result of a/b/c"),
+        ("<!-- table: rungs x.json -->\n<!-- end -->\n", "results/x.json is not among the committed results"),
+        ("<!-- table: precision none -->\n<!-- end -->\n", "results/precision/none.json is not among"),
+        ("<!-- table: claim nonsense -->\n<!-- end -->\n", "no claim 'nonsense'"),
+        ("<!-- table: rungs a/b/c -->\n", "docs/b.md:2: the region has no line `<!-- end -->`"),
+        ("<!-- table: claims -->\n" + PAGE, "docs/b.md:2: the region has no line `<!-- end -->`"),
+    ],
+)
+def test_a_bad_region_is_one_line_and_no_document_changes(
+    checkout: Path, capsys, region: str, says: str
+) -> None:
+    (checkout / "docs" / "b.md").write_text("# B\n" + region)
+    before = (checkout / "docs" / "a.md").read_text()
+    assert command.main([]) == 2
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1 and said[0].startswith("docs: ") and says in said[0]
+    assert (checkout / "docs" / "a.md").read_text() == before
+
+
+def test_arguments_and_folders_that_are_no_repository_are_refused(
+    checkout: Path, tmp_path_factory, monkeypatch, capsys
+):
+    assert command.main(["x"]) == 2
+    elsewhere = tmp_path_factory.mktemp("none")
+    (elsewhere / "README.md").write_text("# A\n")
+    monkeypatch.setattr(command, "ROOT", elsewhere)
+    assert command.main([]) == 2
+    assert len(capsys.readouterr().err.splitlines()) == 2
+
+
+def test_a_broken_committed_file_is_named(checkout: Path) -> None:
+    (checkout / RESULT).write_text("{")
+    git(checkout, "add", RESULT)
+    with pytest.raises(UserError, match=r"a\.json"):
+        filling.fill(checkout)
+
+
+# ---- what documents name ---------------------------------------------------------------------------------------------
+
+
+def test_the_index_links_every_document_once() -> None:
+    links = re.findall(r"\]\(([\w./-]+\.md)\)", (ROOT / "docs" / "index.md").read_text())
+    others = {path.name for path in (ROOT / "docs").glob("*.md")} - {"index.md"}
+    assert sorted(links) == sorted([*others, "../CONTRIBUTING.md"])
+
+
+def test_the_glossary_says_each_word_once_in_one_sentence() -> None:
+    rows = re.findall(
+        r"^\| \*\*(.+?)\*\* \| (.+) \|$", (ROOT / "docs" / "glossary.md").read_text(), re.MULTILINE
+    )
+    words = [word for word, _ in rows]
+    assert len(words) > 30 and len(set(words)) == len(words)
+    assert [word for word, meaning in rows if not re.fullmatch(r"[A-Z\d`]([^.]|\.(?=\w))*\.", meaning)] == []
+
+
+def test_the_readme_is_short() -> None:
+    assert len((ROOT / "README.md").read_bytes()) <= 9 * 1024
+
+
+@pytest.mark.parametrize(
+    "path", [*filling.documents(ROOT), ROOT / "CONTRIBUTING.md"], ids=lambda path: path.stem
+)
+def test_documents_name_modules_and_headings_that_exist(path: Path) -> None:
+    text = path.read_text(encoding="utf-8")
+    named = set(re.findall(r"(?<=-m )((?:ladder|kernels|benches|tests)(?:\.\w+)*)", text))
+    assert [name for name in named if importlib.util.find_spec(name) is None] == []
+    for file, heading in re.findall(r"\]\(([\w./-]*\.md)?#([\w-]+)\)", text):
+        target = path.parent / file if file else path
+        titles = re.findall(r"^#+ (.+)$", target.read_text(encoding="utf-8"), re.MULTILINE)
+        slugs = [re.sub(r"[^\w -]", "", title.lower()).replace(" ", "-") for title in titles]
+        assert heading in slugs, f"{path.name} links {file}#{heading}"
