@@ -12,7 +12,7 @@ from ladder.cli import climb as climbing
 from ladder.report import tables
 
 ROOT = Path(__file__).resolve().parents[2]
-WORDS = "import sys\nfrom ladder import streams\n"
+WORDS = "import sys\nfrom ladder.base import streams\n"
 
 
 def run(code: str, **options) -> subprocess.CompletedProcess:
