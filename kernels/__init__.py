@@ -8,41 +8,41 @@ slowly, for tests. The `<op>_reference` functions run anywhere.
 
 from kernels import started  # noqa: F401  isort: skip
 from kernels import alternatives
-from kernels.bias_act import bias_act, bias_act_reference
-from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
-from kernels.demodulate import demodulate, demodulate_reference
-from kernels.demodulate_group import (
-    demodulate_group,
-    demodulate_group_reference,
-    weight_energies,
-    weight_energies_reference,
-)
-from kernels.dense import dense, dense_group, dense_group_reference, dense_reference
-from kernels.filter_act_modulate import filter_act_modulate, filter_act_modulate_reference
-from kernels.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
-from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
-from kernels.minibatch_std import minibatch_std, minibatch_std_reference
-from kernels.modulate import modulate, modulate_reference
-from kernels.residual import (
+from kernels.linear.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
+from kernels.linear.dense import dense, dense_group, dense_group_reference, dense_reference
+from kernels.linear.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
+from kernels.norm.instance_norm_act import instance_norm_act, instance_norm_act_reference
+from kernels.norm.minibatch_std import minibatch_std, minibatch_std_reference
+from kernels.pointwise.bias_act import bias_act, bias_act_reference
+from kernels.pointwise.modulate import modulate, modulate_reference
+from kernels.pointwise.residual import (
     bias_act_residual,
     bias_act_residual_reference,
     fork_upfirdn2d,
     fork_upfirdn2d_reference,
 )
-from kernels.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
-from kernels.scale_act import scale_act, scale_act_reference
-from kernels.spectral_norm import (
+from kernels.pointwise.scale_act import scale_act, scale_act_reference
+from kernels.upfirdn.filter_act_modulate import filter_act_modulate, filter_act_modulate_reference
+from kernels.upfirdn.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
+from kernels.upfirdn.upfirdn2d import upfirdn2d, upfirdn2d_reference
+from kernels.weights.demodulate import demodulate, demodulate_reference
+from kernels.weights.demodulate_group import (
+    demodulate_group,
+    demodulate_group_reference,
+    weight_energies,
+    weight_energies_reference,
+)
+from kernels.weights.spectral_norm import (
     power_iteration,
     power_iteration_reference,
     spectral_norm,
     spectral_norm_reference,
 )
-from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
-from kernels import adam  # noqa: F401  isort: skip
+from kernels.weights import adam  # noqa: F401  isort: skip
 
 # These register operators for torch.compile; the ops that have none here are plain PyTorch to it.
-from kernels import joined_operators, linear_operators, operators  # noqa: F401  isort: skip
+from kernels.compile import joined_operators, linear_operators, operators  # noqa: F401  isort: skip
 
 __all__ = [
     "act_filter",
@@ -105,7 +105,7 @@ def available() -> str | None:
     """None if the fused ops can run on this machine's GPU (or in the interpreter), else one line why not."""
     import torch
 
-    from kernels import tiles
+    from kernels.common import tiles
 
     if tiles.INTERPRETED:
         return None

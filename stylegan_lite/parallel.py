@@ -32,7 +32,7 @@ class ParallelStreams:
     """
 
     def __init__(self, copies: dict[nn.Module, ComputeWeights], device: str) -> None:
-        from kernels.weight_gradients import Branch, WeightGradients
+        from kernels.linear.weight_gradients import Branch, WeightGradients
 
         self.branch = Branch(device, SECOND)
         self.main = torch.cuda.Stream(priority=MAIN) if device == "cuda" else None

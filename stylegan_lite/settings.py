@@ -8,7 +8,7 @@ from typing import TYPE_CHECKING, Any
 
 import torch
 
-from kernels import dependent_launch
+from kernels.common import dependent_launch
 
 if TYPE_CHECKING:
     from stylegan_lite.config import Recipe

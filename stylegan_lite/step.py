@@ -15,7 +15,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from kernels import dependent_launch
+from kernels.common import dependent_launch
 from stylegan_lite import losses, preparing, saving
 from stylegan_lite.compiled import Compiled
 from stylegan_lite.config import ConfigError, Recipe, Workload

@@ -1,4 +1,4 @@
-"""Adam in the kernel of ``kernels.adam``: it reads gradients where backward left them and writes the compute copies."""
+"""Adam in the kernel of ``kernels.weights.adam``: it reads gradients where backward left them and writes the copies."""
 
 from __future__ import annotations
 
@@ -94,7 +94,7 @@ class FusedUpdate(torch.optim.Adam):
 
     def _make_plan(self, capturing: bool) -> None:
         """The tables of what stays; made anew where a state was replaced (``load_state_dict``) or a rate changed."""
-        from kernels.adam import AdamPlan, Item, Rates
+        from kernels.weights.adam import AdamPlan, Item, Rates
 
         group, items = self.param_groups[0], []
         for parameter in group["params"]:

@@ -112,7 +112,7 @@ class ComputeWeights:
         """Write every energy from its parameter, in one launch."""
         kept = [(e.weight, e.energy) for e in self.entries if e.energy is not None]
         if kept:
-            from kernels.demodulate_group import refresh_energies
+            from kernels.weights.demodulate_group import refresh_energies
 
             refresh_energies(*map(list, zip(*kept, strict=True)))
 
@@ -156,7 +156,7 @@ class ComputeWeights:
         entries = [e for e in self.entries if e.energy is not None and e.energy.grad is not None]
         if not entries:
             return
-        from kernels.demodulate_group import energies_backward
+        from kernels.weights.demodulate_group import energies_backward
 
         shares = energies_backward([e.energy.grad for e in entries], [e.weight for e in entries])
         for entry, share in zip(entries, shares, strict=True):

@@ -21,12 +21,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.cuda.build import Flags, Unavailable, library
-from kernels.cuda.calls import DTYPES, call
-from kernels.instance_norm_act import _check, bytes_moved, gradients, instance_norm_act_reference
-from kernels.instance_norm_act_planes import shared_bytes
-from kernels.noise import noise_stride
-from kernels.tiles import (
+from kernels.common.tiles import (
     INTERPRETED,
     accumulator,
     dense,
@@ -36,6 +31,11 @@ from kernels.tiles import (
     power_of_2,
     processor,
 )
+from kernels.cuda.build import Flags, Unavailable, library
+from kernels.cuda.calls import DTYPES, call
+from kernels.norm.instance_norm_act import _check, bytes_moved, gradients, instance_norm_act_reference
+from kernels.norm.instance_norm_act_planes import shared_bytes
+from kernels.pointwise.noise import noise_stride
 
 __all__ = ["bytes_moved", "instance_norm_act", "instance_norm_act_reference"]
 

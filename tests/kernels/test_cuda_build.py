@@ -137,7 +137,7 @@ def test_without_kernels_the_op_still_works_and_says_so_once(unheard, monkeypatc
             continue
         monkeypatch.setattr(kernels, "available", lambda there=there: there)
         sys.modules["kernels.cuda.instance_norm_act"]._said.clear()
-        if there is None and not kernels.tiles.INTERPRETED:
+        if there is None and not kernels.common.tiles.INTERPRETED:
             continue  # Triton's kernel cannot take a CPU tensor
         with pytest.warns(UserWarning, match="needs a CUDA tensor, got one on cpu; " + name):
             y = cuda.instance_norm_act(x, scale, bias)

@@ -87,14 +87,14 @@ def test_a_product_that_takes_in_a_neighbours_sum_is_seen(instructions):
 
 def jit_kernels() -> set[str]:
     """The kernels that are there, by their source: whatever is launched is called <something>_kernel."""
-    lines = (line for path in (ROOT / "kernels").glob("*.py") for line in path.read_text().splitlines())
+    lines = (line for path in (ROOT / "kernels").rglob("*.py") for line in path.read_text().splitlines())
     return {line[4:].split("(")[0] for line in lines if line.startswith("def ") and "_kernel(" in line}
 
 
 def test_no_kernel_has_a_default_that_an_older_triton_cannot_pass_on():
     """Triton 3.6 hands a default on as it stands, and knows no text: `EVICT=""` stopped every kernel that loads."""
     found = []
-    for path in sorted((ROOT / "kernels").glob("*.py")):
+    for path in sorted((ROOT / "kernels").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and any(
                 "triton.jit" in ast.unparse(d) for d in node.decorator_list

@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
-from kernels import needed
+from kernels.common import needed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPS = {"conv2d": kernels.conv2d, "conv_transpose2d": kernels.conv_transpose2d}

@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
-from kernels.demodulate_group import bytes_moved, refresh_energies
+from kernels.weights.demodulate_group import bytes_moved, refresh_energies
 from ladder.receipts.watch import launches
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

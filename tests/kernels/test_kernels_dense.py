@@ -14,7 +14,7 @@ import kernels
 from ladder.receipts.watch import launches
 from tests.support.kernel_checks import assert_no_worse, assert_untouched, poison_memory
 
-module, plans = sys.modules["kernels.dense"], sys.modules["kernels.dense_launches"]
+module, plans = sys.modules["kernels.linear.dense"], sys.modules["kernels.linear.dense_launches"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LEAKY = {"weight_gain": 0.3, "bias_gain": 0.1, "act": True, "slope": 0.2, "gain": 1.4}
 LINEAR = {"weight_gain": 0.3, "bias_gain": 0.7}

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import filtered_act_launch as launching
+from kernels.upfirdn import filtered_act_launch as launching
 from tests.kernels.test_kernels_filtered_act import FORMATS, everything, function, inputs, random
 
 OP = "filter_act_modulate"

@@ -6,8 +6,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 import kernels
-from kernels.filtered_act import _check
-from kernels.rgb_kernels import Call
+from kernels.linear.rgb_kernels import Call
+from kernels.upfirdn.filtered_act import _check
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIBRARY = torch.ops.stylegan_ladder

@@ -74,7 +74,7 @@ UPFIRDN2D = {"up": 2, "padding": (2, 1)}, {"down": 2, "padding": 1}, {"padding":
 
 def a_map(x, **how):
     """What the operator takes of a call: tuples become lists."""
-    from kernels.upfirdn2d import _plan
+    from kernels.upfirdn.upfirdn2d import _plan
 
     how = {"up": 1, "down": 1, "padding": 0, "gain": 1.0, "flip": False} | how
     call = _plan(x, (0.1, 0.4, 0.3, 0.2), **how)._replace(nhwc=not x.is_contiguous())

@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
-from kernels import tiles
 from kernels.choices import Choice
+from kernels.common import tiles
 from tests.support.kernel_checks import assert_no_worse
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

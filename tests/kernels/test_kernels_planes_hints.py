@@ -81,7 +81,7 @@ def main() -> None:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from kernels import instance_norm_act_planes as planes
+    from kernels.norm import instance_norm_act_planes as planes
     from tests.support.compiling import record_launches, source
 
     launches, found = record_launches(), []

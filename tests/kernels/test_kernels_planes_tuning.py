@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels import instance_norm_act_planes as planes
-from kernels import planes_tuning as tuning
-from kernels.instance_norm_act_planes import Config
+from kernels.norm import instance_norm_act_planes as planes
+from kernels.norm.instance_norm_act_planes import Config
+from kernels.tuning import planes as tuning
 from ladder.publish.validation import validate
 from tests.kernels import test_kernels_ops as ops
 from tests.support import sweeps
@@ -93,7 +93,7 @@ def test_a_bench_times_what_it_is_given(small, monkeypatch):
         taken.append(planes.config(torch.zeros(bench.shape), 1))
         return 2.0 if len(taken) < 3 else 1 / 0
 
-    monkeypatch.setattr("kernels.tuning.seconds", seconds)
+    monkeypatch.setattr("kernels.tuning.__main__.seconds", seconds)
     runs = [bench.run(how) for how in (EVERY[1], None, EVERY[2])]
     assert taken == [EVERY[1], None, EVERY[2]]
     assert [run.get("share") for run in runs] == [0.5, 0.5, None]

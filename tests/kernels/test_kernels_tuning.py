@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 import torch
 
-from kernels import choices, tuning
+from kernels import choices
 from kernels.choices import DIRECTIONS, TABLE, Choice, Key, choose
+from kernels.tuning import __main__ as tuning
 from tests.support import committed, programs
 
 ROOT = Path(__file__).parents[2]
@@ -104,10 +105,15 @@ def test_a_bench_times_what_it_is_given_and_the_table_s_where_that_is_nothing(mo
 
 
 def test_without_a_gpu_it_says_so_in_one_line():
-    tuners = [f"kernels.{kind}tuning" for kind in ("", "filter_", "planes_", "sums_")]
+    """Also by the name that each tuner had before, which says the new one first."""
+    earlier = {"filter_": "filters", "planes_": "planes", "sums_": "sums"}
+    moved = {f"kernels.{old}tuning": f"kernels.tuning.{new}" for old, new in earlier.items()}
+    tuners = ["kernels.tuning", *moved.values(), *moved]
     ended = programs.run(*([tuner] for tuner in tuners), CUDA_VISIBLE_DEVICES="")
     for tuner, end in zip(tuners, ended, strict=True):
-        assert (end.returncode, end.stderr) == (2, f"{tuner}: no CUDA GPU that PyTorch can use\n")
+        first = f"{tuner} is {moved[tuner]} now\n" if tuner in moved else ""
+        said = f"{first}{moved.get(tuner, tuner)}: no CUDA GPU that PyTorch can use\n"
+        assert (end.returncode, end.stderr) == (2, said)
 
 
 @pytest.mark.gpu

@@ -215,7 +215,7 @@ def keys_that_depend_on_order() -> list[str]:
 def main(folder: Path) -> None:
     import triton
 
-    from kernels import compiling
+    from kernels.compile import jobs as compiling
 
     triton.runtime.driver.set_active(FakeDriver())
     for name, module in list(sys.modules.items()):

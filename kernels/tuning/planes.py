@@ -1,0 +1,172 @@
+"""Find rows for the table of `instance_norm_act_planes.py` on the GPU at hand: `python -m kernels.tuning.planes`.
+
+Each configuration is timed as in `kernels/tuning/__main__.py`, beside a copy of as many bytes, at the shape that the
+claims are timed at: forward and backward, BF16 and FP32. Prints the best rows beside those in force, ready to be
+pasted, and writes everything timed as JSON. Half a minute, a third of it for compiling; what there is no time for is
+left out.
+"""
+
+from __future__ import annotations
+
+import argparse
+import math
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import AbstractContextManager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+from kernels.norm import instance_norm_act_planes as planes
+from kernels.norm.instance_norm_act_planes import Config
+from kernels.precompile import compile_ahead
+from kernels.tuning.__main__ import Bench, keep, make_call, refused
+
+SHAPE, FEW = (8, 512, 256, 256), (2, 512, 256, 256)  # timed; compiled for, with the same kernels
+DIRECTIONS, DTYPES = ("forward", "backward"), ("bfloat16", "float32")
+SHARED = 227 << 10  # bytes of a multiprocessor's shared memory, an H200's
+
+
+class Key(NamedTuple):
+    direction: str
+    dtype: str
+    noise: bool = False
+
+    @property
+    def op(self) -> str:
+        return "instance_norm_act" if self.noise else "instance_norm_act without noise"
+
+    @property
+    def tensors(self) -> int:
+        """That are read twice."""
+        return 1 if self.direction == "forward" else 2
+
+    @property
+    def pixel_bytes(self) -> int:
+        """Loaded for each pixel of a plane."""
+        return getattr(torch, self.dtype).itemsize * self.tensors + 4 * self.noise
+
+
+def candidates(key: Key) -> list[Config]:
+    """Those of most promise first: two programs a multiprocessor to half a one, fetched ahead or marked, or both.
+
+    Each reads a plane again from its end; one of each size from its beginning, too.
+
+    A second read that is not fetched ahead carries a mark that the cache may drop it; a first read that is not, one to
+    keep it. A first read is marked only where the second is, too: nothing else would take the mark away.
+    """
+    marked = ((3, 3, True, True), (3, 1, True, True), (1, 1, True, True))
+    each, deep = (*marked, (3, 3, False, True), (3, 3, True, False)), ((5, 5, True, True),)
+    ways = (
+        *((1, 8192, 16, each), (1, 4096, 8, each), (2, 4096, 8, each)),
+        *((1, 8192, 32, each), (1, 4096, 16, each), (2, 4096, 16, each)),
+        *((0.75, 8192, 16, marked), (0.5, 16384, 32, marked), (1, 16384, 32, marked)),
+        *((1, 8192, 16, deep), (1, 4096, 8, deep)),
+    )
+    found = [Config(*size, *how) for *size, hows in ways for how in hows]
+    return [how for how in found if needed(how, key) <= SHARED]
+
+
+def needed(how: Config, key: Key) -> float:
+    """Bytes of shared memory that the programs of a multiprocessor take together."""
+    return max(1, how.per_sm) * (max(how.stages, how.again) - 1) * how.block * key.pixel_bytes
+
+
+class PlanesBench(Bench):
+    """One direction and dtype; None is the way by tiles."""
+
+    def taking(self, choice: Config | None) -> AbstractContextManager:
+        return planes.forced(choice)
+
+
+def compile_all(wanted: dict[Key, list[Config | None]]) -> None:
+    """The kernels of all of them at once, on all cores."""
+
+    def call_with_each() -> None:
+        for key, trials in wanted.items():
+            x = torch.zeros(FEW, device="cuda", dtype=getattr(torch, key.dtype))
+            call, _ = make_call(key.op, key.direction, x)
+            for how in trials:
+                with planes.forced(how):
+                    call()
+
+    compile_ahead(call_with_each)
+
+
+def in_force(key: Key) -> tuple[float, Config | None]:
+    """The share of the cache that decides, and what the table says for it."""
+    device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
+    x = torch.empty(1, dtype=getattr(torch, key.dtype), device=device).expand(SHAPE)
+    return planes.cache_share(x, key.tensors), planes.config(x, key.tensors)
+
+
+def tune(keys: list[Key], deadline: float) -> Iterator[list[dict]]:
+    """What was timed of one key after another, the configuration in force first."""
+    current = {key: in_force(key) for key in keys}
+    wanted = {key: list(dict.fromkeys([current[key][1], *candidates(key)])) for key in keys}
+    compile_all(wanted)
+    start = time.monotonic()
+    for i, (key, trials) in enumerate(wanted.items(), 1):
+        until = start + i / len(keys) * (deadline - start)
+        bench = PlanesBench(key.op, key.direction, SHAPE, getattr(torch, key.dtype), "nchw")
+        timed = []
+        for how in trials:
+            if not timed or time.monotonic() < until:
+                about = {
+                    "cache_share": current[key][0],
+                    "config": how and how._asdict(),
+                    "current": not timed,
+                }
+                timed.append(key._asdict() | about | {"candidates": len(trials), "runs": [bench.run(how)]})
+        del bench
+        torch.cuda.empty_cache()
+        yield timed
+
+
+def share(row: dict) -> float:
+    return row["runs"][0].get("share", 0.0)
+
+
+def report(rows: list[dict]) -> str:
+    """The best row of a key, beside the one in force."""
+    best, current = max(rows, key=share), next(row for row in rows if row["current"])
+    most = math.ceil(100 * best["cache_share"]) / 100  # which the planes timed are still below
+    kind = " ".join([best["dtype"], best["direction"], *["with noise"] * best["noise"]])
+    lines = [f"    ({most}, {best['config'] and Config(**best['config'])!r}),  # {kind}"]
+    for label, row in (("best", best), ("now", current)):
+        run = row["runs"][0]
+        said = run.get("error") or f"{share(row):.1%} of a copy, {run['microseconds']:.0f} us"
+        lines.append(f"    # {label}: {said}")
+    lines.append(f"    # {len(rows)} of {best['candidates']} timed")
+    return "\n".join(lines)
+
+
+def main(arguments: list[str] | None = None) -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m kernels.tuning.planes", description=__doc__.split("\n\n")[0]
+    )
+    parser.add_argument(
+        "--direction", choices=DIRECTIONS, action="append", help="may be repeated; both unless given"
+    )
+    parser.add_argument("--dtype", choices=DTYPES, action="append", help="may be repeated; both unless given")
+    parser.add_argument("--noise", action="store_true", help="with noise, as the layers of a network have it")
+    parser.add_argument("--seconds", type=float, default=22.0, help="for all of it, about (default: 22)")
+    parser.add_argument("--json", type=Path, default=Path("planes_tuning.json"))
+    options = parser.parse_args(arguments)
+    if refused("kernels.tuning.planes"):
+        return 2
+    deadline = time.monotonic() + options.seconds
+    keys = [
+        Key(direction, dtype, options.noise)
+        for dtype in options.dtype or DTYPES
+        for direction in options.direction or DIRECTIONS
+    ]
+    found = tune(keys, deadline)
+    keep(options.json, "planes tuning", ((report(rows), rows) for rows in found))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
