@@ -13,15 +13,12 @@ from __future__ import annotations
 import types
 from collections import Counter
 from collections.abc import Callable
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
 from stylegan_lite.config import Recipe
-
-if TYPE_CHECKING:
-    from stylegan_lite.step import TrainingStep
 
 PHASES = ("G_main", "D_main")
 # Of max-autotune what ends in minutes: not coordinate descent, which compiles every kernel's neighbours one by one, and
@@ -40,14 +37,14 @@ class Compiled:
         filters: convolutions with the four taps of the resampling filter, in all graphs.
     """
 
-    def __init__(self, step: TrainingStep) -> None:
-        self.mode = mode_of(step.recipe)
-        self.own_graphs = brings_graphs(step.recipe)
+    def __init__(self, recipe: Recipe, loss: Callable[[str], Tensor]) -> None:
+        self.mode = mode_of(recipe)
+        self.own_graphs = brings_graphs(recipe)
         self.failed: str | None = None
         self.phase: str | None = None  # whose loss is running
         self.graphs, self.late, self.runs, self.breaks = (Counter() for _ in range(4))
         self.filters = 0
-        self.functions = {phase: self._compile(step, phase) for phase in PHASES}
+        self.functions = {phase: self._compile(loss, phase) for phase in PHASES}
 
     def loss(self, phase: str) -> Tensor:
         """The loss of a phase on the inputs as they stand in its buffers."""
@@ -74,9 +71,9 @@ class Compiled:
         self.late.clear()
         self.runs.clear()
 
-    def _compile(self, step: TrainingStep, phase: str) -> Callable[[], Tensor]:
+    def _compile(self, loss_of: Callable[[str], Tensor], phase: str) -> Callable[[], Tensor]:
         def loss() -> Tensor:
-            return step._loss(phase)
+            return loss_of(phase)
 
         def backend(graph: torch.fx.GraphModule, inputs: list[Tensor]) -> Callable:
             self.graphs[self.phase] += 1

@@ -11,26 +11,23 @@ import copy
 import gc
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from stylegan_lite import saving
-from stylegan_lite.losses import PHASES
-
-if TYPE_CHECKING:
-    from stylegan_lite.step import TrainingStep
+from stylegan_lite.phases import PHASES, Phases
 
 WARMUP = 3  # runs of each phase before capture: cuDNN, cuBLAS and autograd settle their workspaces
 
 
-def prepare(step: TrainingStep) -> dict[str, float]:
+def prepare(step: Phases) -> dict[str, float]:
     """``TrainingStep.prepare``."""
     begin = time.perf_counter()
     step.feed.prepare()
     start = time.perf_counter()
     took = {"cache_s": start - begin} if step.recipe.cached_images else {}
-    before = copy.deepcopy(step.state_dict())
+    before = copy.deepcopy(saving.state_dict(step))
     step.feed.next()
     side = _side_stream(step)
     with side:  # under the stream, flags and modes of the warm-up
@@ -60,7 +57,7 @@ def prepare(step: TrainingStep) -> dict[str, float]:
     return took | {"warmup_s": warm - start, "capture_s": time.perf_counter() - warm}
 
 
-def _compile_kernels(step: TrainingStep, before: dict[str, Any]) -> tuple[dict[str, float], tuple[str, ...]]:
+def _compile_kernels(step: Phases, before: dict[str, Any]) -> tuple[dict[str, float], tuple[str, ...]]:
     """Run each phase once without the Triton kernels that are still to be compiled, and compile those together.
 
     Returns:
@@ -83,7 +80,7 @@ def _compile_kernels(step: TrainingStep, before: dict[str, Any]) -> tuple[dict[s
 
 
 @contextlib.contextmanager
-def _as_it_is(step: TrainingStep) -> Iterator[None]:
+def _as_it_is(step: Phases) -> Iterator[None]:
     """Without torch.compile."""
     if step.compiled is None:
         yield
@@ -95,7 +92,7 @@ def _as_it_is(step: TrainingStep) -> Iterator[None]:
         step.compiled.functions = functions
 
 
-def _capture(step: TrainingStep) -> None:
+def _capture(step: Phases) -> None:
     """One graph a phase, or a kind of step, in one memory pool: forward, backward, optimizer step (and EMA).
 
     Errors are raised for calls of this thread only: a pinning thread of a data loader allocates while we capture.
@@ -123,7 +120,7 @@ def _capture(step: TrainingStep) -> None:
     step.gradients = {phase: held for each in step.held.values() for phase, held in each.items()}
 
 
-def capture_again(step: TrainingStep) -> None:
+def capture_again(step: Phases) -> None:
     """Capture a prepared step anew, as it would be captured now; the old graphs and their memory go first.
 
     Nothing is warmed up, as all of it has run before, and nothing is put back, as a capture runs nothing.
@@ -143,23 +140,23 @@ def capture_again(step: TrainingStep) -> None:
     _synchronize(step)
 
 
-def _restore(step: TrainingStep, before: dict[str, Any]) -> None:
-    step.load_state_dict(before)
+def _restore(step: Phases, before: dict[str, Any]) -> None:
+    saving.load_state_dict(step, before)
     _drop_gradients(step)
 
 
-def _drop_gradients(step: TrainingStep) -> None:
+def _drop_gradients(step: Phases) -> None:
     for phase in ("G_main", "D_main"):
         step._zero_grad(*step._trained(phase))
 
 
-def _in_line(step: TrainingStep, wanted: bool = True) -> contextlib.AbstractContextManager:
+def _in_line(step: Phases, wanted: bool = True) -> contextlib.AbstractContextManager:
     """Without a second stream: the first run of a phase, in which cuDNN times its algorithms."""
     return step.parallel.in_line(wanted) if step.parallel else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _side_stream(step: TrainingStep) -> Iterator[None]:
+def _side_stream(step: Phases) -> Iterator[None]:
     """Warm-up before a capture must not run on the default stream."""
     if not step.recipe.cuda_graphs:
         yield
@@ -171,6 +168,6 @@ def _side_stream(step: TrainingStep) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def _synchronize(step: TrainingStep) -> None:
+def _synchronize(step: Phases) -> None:
     if step.device == "cuda":
         torch.cuda.synchronize()

@@ -5,16 +5,15 @@ Everything is loaded in place: captured graphs keep the addresses that they have
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from stylegan_lite.step import TrainingStep
+from stylegan_lite.phases import Phases
 
 
-def state_dict(step: TrainingStep) -> dict[str, Any]:
+def state_dict(step: Phases) -> dict[str, Any]:
     """``TrainingStep.state_dict``."""
     return {
         "count": step.count,
@@ -32,7 +31,7 @@ def state_dict(step: TrainingStep) -> dict[str, Any]:
     }
 
 
-def load_state_dict(step: TrainingStep, saved: dict[str, Any]) -> None:
+def load_state_dict(step: Phases, saved: dict[str, Any]) -> None:
     """``TrainingStep.load_state_dict``, once the step is prepared."""
     load_model(step, saved)
     step.feed.load_state_dict(saved["data"])
@@ -42,7 +41,7 @@ def load_state_dict(step: TrainingStep, saved: dict[str, Any]) -> None:
     _set_rng(step.device, saved["rng"])
 
 
-def load_model(step: TrainingStep, saved: dict[str, Any]) -> None:
+def load_model(step: Phases, saved: dict[str, Any]) -> None:
     """Networks, optimizers, the mean path length and loss scales; data, count and random state stay as they are."""
     for name in ("G", "D", "G_ema"):
         getattr(step, name).load_state_dict(saved[name])

@@ -4,15 +4,12 @@ from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from kernels.common import dependent_launch
-
-if TYPE_CHECKING:
-    from stylegan_lite.config import Recipe
-    from stylegan_lite.step import TrainingStep
+from stylegan_lite.config import Recipe
 
 
 @contextlib.contextmanager
@@ -39,15 +36,15 @@ def global_flags(recipe: Recipe) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def settings(step: TrainingStep) -> dict[str, Any]:
+def settings(recipe: Recipe, optimizer: torch.optim.Adam, gamma: float) -> dict[str, Any]:
     """Precision flags (through the new API only: mixing it with the old one raises), cuDNN, Adam, threads."""
-    with global_flags(step.recipe):
-        return _settings(step)
+    with global_flags(recipe):
+        return _settings(recipe, optimizer, gamma)
 
 
-def _settings(step: TrainingStep) -> dict[str, Any]:
+def _settings(recipe: Recipe, optimizer: torch.optim.Adam, gamma: float) -> dict[str, Any]:
     cudnn = torch.backends.cudnn
-    group = step.opt_G.param_groups[0]
+    group = optimizer.param_groups[0]
     found = {
         "conv_fp32_precision": getattr(cudnn.conv, "fp32_precision", None)
         if hasattr(cudnn, "conv")
@@ -58,8 +55,8 @@ def _settings(step: TrainingStep) -> dict[str, Any]:
         "adam_foreach": group["foreach"],
         "adam_fused": group["fused"],
         "adam_capturable": group["capturable"],
-        "ema": step.recipe.ema,
-        "r1_gamma": step.workload.gamma,
+        "ema": recipe.ema,
+        "r1_gamma": gamma,
         "cpu_threads": torch.get_num_threads(),
     }
     return {
