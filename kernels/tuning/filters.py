@@ -8,10 +8,11 @@ beforehand. Prints the best rows beside those in force, ready to be pasted, and 
 from __future__ import annotations
 
 import argparse
+import functools
 import itertools
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 
@@ -20,7 +21,7 @@ import torch
 import kernels
 from kernels import choices
 from kernels.precompile import compile_ahead
-from kernels.tuning.__main__ import buffers, copy_seconds, keep, mean_share, refused, seconds, timed_run
+from kernels.tuning.timing import Bench, keep, mean_share, refused, search
 from kernels.upfirdn import filtered_act as ops
 from kernels.upfirdn import filtered_act_launch as fused
 from kernels.upfirdn.upfirdn2d import Config
@@ -205,19 +206,16 @@ def tried(call: Callable, config: Config | fused.Strip) -> str | None:
     return None
 
 
-class Bench:
-    """One kernel at one shape: buffers made once, cold in the cache when they come round again."""
+@contextmanager
+def taking(config: Config | fused.Strip) -> Iterator[None]:
+    """Launches take this configuration, inside of `forced`."""
+    _now[:] = [config]
+    yield
 
-    def __init__(self, name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool):
-        device = torch.device("cuda", torch.cuda.current_device())
-        made = [make_call(name, shape, dtype, nhwc) for _ in range(buffers(shape, dtype, device))]
-        self.shape, self.calls, self.bytes = shape, [call for call, _ in made], made[0][1]
-        self.copy = copy_seconds(self.bytes, device, len(made))
 
-    def run(self, config: Config | fused.Strip) -> dict:
-        if error := tried(self.calls[0], config):
-            return {"shape": self.shape, "error": error}
-        return timed_run(self.shape, seconds(self.calls), self.copy, self.bytes)
+def bench_of(name: str, dtype: torch.dtype, nhwc: bool, shape: tuple[int, ...]) -> Bench:
+    """Make the bench of one kernel at one shape."""
+    return Bench(lambda: make_call(name, shape, dtype, nhwc), shape, dtype, taking)
 
 
 def tune(
@@ -230,19 +228,34 @@ def tune(
         name: medium_candidates(name) if size == "medium" else candidates(name, nhwc, short) for name in names
     }
     trials = {name: list(dict.fromkeys([current[name], *wanted[name]])) for name in names}
-    with forced():
 
+    def compile_for(
+        names: Sequence[str], shapes: Sequence[tuple[int, ...]], configs: Mapping[str, Sequence]
+    ) -> None:
         def run() -> None:
-            for name in names:
-                call, _ = make_call(name, SHAPES[size][0], dtype, nhwc)
-                for config in trials[name]:
+            for name, shape in itertools.product(names, shapes):
+                call, _ = make_call(name, shape, dtype, nhwc)
+                for config in configs[name]:
                     tried(call, config)
 
         compile_ahead(run, processes=processes)
         torch.cuda.synchronize()
+
+    with forced():
+        # All kernels of the first shape at once: compiling takes longer than timing.
+        compile_for(names, SHAPES[size][:1], trials)
         for name in names:
-            until = time.time() + timing_s / len(names)
-            runs = tune_one(name, trials[name], dtype, nhwc, until, processes, size)
+            until = time.monotonic() + timing_s / len(names)
+            bench = functools.partial(bench_of, name, dtype, nhwc)
+
+            # A number of channels is a constant of the kernels, so the other shapes are compiled for as well.
+            def compile_others(
+                shapes: Sequence[tuple[int, ...]], configs: Sequence, name: str = name
+            ) -> None:
+                if shapes != SHAPES[size][:1]:
+                    compile_for([name], shapes, {name: configs})
+
+            runs = search(trials[name], SHAPES[size], FINALISTS[size], until, bench, compile_others)
             yield [
                 {
                     "kernel": name if size == "any" else f"{name} {size}",
@@ -253,46 +266,6 @@ def tune(
                 }
                 for config, found in runs.items()
             ]
-
-
-def tune_one(
-    name: str,
-    trials: list[Config | fused.Strip],
-    dtype: torch.dtype,
-    nhwc: bool,
-    deadline: float,
-    processes: int,
-    size: str = "any",
-) -> dict[Config | fused.Strip, list[dict]]:
-    """All of them at the first shape, the first one and the best few at the others."""
-    bench = Bench(name, SHAPES[size][0], dtype, nhwc)
-    runs = {trials[0]: [bench.run(trials[0])]}
-    for config in trials[1:]:
-        if time.time() < deadline:
-            runs[config] = [bench.run(config)]
-    del bench
-    torch.cuda.empty_cache()
-    final = finalists(runs, trials[0], FINALISTS[size])
-    compile_ahead(  # a number of channels is a constant of the kernels
-        lambda: [
-            tried(make_call(name, shape, dtype, nhwc)[0], config)
-            for shape in SHAPES[size][1:]
-            for config in final
-        ],
-        processes=processes,
-    )
-    for shape in SHAPES[size][1:]:
-        bench = Bench(name, shape, dtype, nhwc)
-        for config in final:
-            runs[config].append(bench.run(config))
-        del bench
-        torch.cuda.empty_cache()
-    return runs
-
-
-def finalists(runs: dict, current: Config | fused.Strip, most: int) -> list[Config | fused.Strip]:
-    best = sorted(runs, key=lambda config: runs[config][0].get("share", 0.0), reverse=True)[:most]
-    return list(dict.fromkeys([current, *best]))
 
 
 def share(row: dict) -> float:

@@ -9,11 +9,11 @@ left out.
 from __future__ import annotations
 
 import argparse
+import functools
 import math
 import sys
 import time
-from collections.abc import Iterator
-from contextlib import AbstractContextManager
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import NamedTuple
 
@@ -22,7 +22,8 @@ import torch
 from kernels.norm import instance_norm_act_planes as planes
 from kernels.norm.instance_norm_act_planes import Config
 from kernels.precompile import compile_ahead
-from kernels.tuning.__main__ import Bench, keep, make_call, refused
+from kernels.tuning.calls import make_call
+from kernels.tuning.timing import Bench, keep, refused, search
 
 SHAPE, FEW = (8, 512, 256, 256), (2, 512, 256, 256)  # timed; compiled for, with the same kernels
 DIRECTIONS, DTYPES = ("forward", "backward"), ("bfloat16", "float32")
@@ -74,11 +75,14 @@ def needed(how: Config, key: Key) -> float:
     return max(1, how.per_sm) * (max(how.stages, how.again) - 1) * how.block * key.pixel_bytes
 
 
-class PlanesBench(Bench):
-    """One direction and dtype; None is the way by tiles."""
+def bench_of(key: Key, shape: tuple[int, ...] = SHAPE) -> Bench:
+    """Make the bench of one direction and dtype. Its configuration None is the way by tiles."""
+    dtype = getattr(torch, key.dtype)
 
-    def taking(self, choice: Config | None) -> AbstractContextManager:
-        return planes.forced(choice)
+    def make() -> tuple[Callable[[], object], int]:
+        return make_call(key.op, key.direction, torch.randn(shape, device="cuda", dtype=dtype))
+
+    return Bench(make, shape, dtype, planes.forced)
 
 
 def compile_all(wanted: dict[Key, list[Config | None]]) -> None:
@@ -110,19 +114,18 @@ def tune(keys: list[Key], deadline: float) -> Iterator[list[dict]]:
     start = time.monotonic()
     for i, (key, trials) in enumerate(wanted.items(), 1):
         until = start + i / len(keys) * (deadline - start)
-        bench = PlanesBench(key.op, key.direction, SHAPE, getattr(torch, key.dtype), "nchw")
-        timed = []
-        for how in trials:
-            if not timed or time.monotonic() < until:
-                about = {
-                    "cache_share": current[key][0],
-                    "config": how and how._asdict(),
-                    "current": not timed,
-                }
-                timed.append(key._asdict() | about | {"candidates": len(trials), "runs": [bench.run(how)]})
-        del bench
-        torch.cuda.empty_cache()
-        yield timed
+        runs = search(trials, [SHAPE], 0, until, functools.partial(bench_of, key))
+        yield [
+            key._asdict()
+            | {
+                "cache_share": current[key][0],
+                "config": how and how._asdict(),
+                "current": how == trials[0],
+                "candidates": len(trials),
+                "runs": found,
+            }
+            for how, found in runs.items()
+        ]
 
 
 def share(row: dict) -> float:

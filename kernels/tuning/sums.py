@@ -18,7 +18,7 @@ import torch
 
 from kernels.common.sums import Blocks, add_up, blocks
 from kernels.precompile import compile_ahead
-from kernels.tuning.__main__ import keep, refused, seconds
+from kernels.tuning.timing import keep, refused, seconds
 
 CALLS = 256  # in a graph: one alone is shorter than what a clock can tell
 # Segments (samples, or one for sums over all of them), rows of each and channels, by the most rows of an entry: as

@@ -103,13 +103,13 @@ def test_the_best_few_go_to_every_shape_one_kernel_after_another(size, monkeypat
     """With a bench that likes high numbers of rows, in place of a GPU."""
 
     class Bench:
-        def __init__(self, name, shape, dtype, nhwc):
+        def __init__(self, name, dtype, nhwc, shape):
             self.shape = shape
 
         def run(self, config):
             return {"shape": self.shape, "share": config.rows / 100, "microseconds": 1.0}
 
-    monkeypatch.setattr(tuning, "Bench", Bench)
+    monkeypatch.setattr(tuning, "bench_of", Bench)
     monkeypatch.setattr(tuning, "make_call", lambda *_: (lambda: None, 1))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     for name in ("synchronize", "empty_cache"):

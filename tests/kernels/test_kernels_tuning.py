@@ -11,6 +11,7 @@ import torch
 from kernels import choices
 from kernels.choices import DIRECTIONS, TABLE, Choice, Key, choose
 from kernels.tuning import __main__ as tuning
+from kernels.tuning import timing
 from tests.support import committed, programs
 
 ROOT = Path(__file__).parents[2]
@@ -81,25 +82,26 @@ def test_shares_of_the_files_follow_from_their_times():
 def test_the_yardstick_is_made_of_whole_pages_and_pieces_that_are_not_too_large():
     """134,743,040 bytes took 51 us on an H200, 136,331,264 took 34."""
     cpu = torch.device("cpu")
-    assert [piece.numel() for piece in tuning.make_copy(2 * 351, cpu, page=10, largest=100)()] == [90] * 4
-    for page in tuning.PAGES:
-        (piece,) = tuning.make_copy(134_743_040, cpu, page, largest=384 << 20)()
+    assert [piece.numel() for piece in timing.make_copy(2 * 351, cpu, page=10, largest=100)()] == [90] * 4
+    for page in timing.PAGES:
+        (piece,) = timing.make_copy(134_743_040, cpu, page, largest=384 << 20)()
         assert piece.numel() % page == 0 and 0 <= piece.numel() - 134_743_040 // 2 < page
 
 
 def test_the_yardstick_is_the_fastest_way_to_copy(monkeypatch):
     """A slow one would make every kernel look fast: an H200 copied 269,488,128 bytes, whole pages, at 2.7 TB/s."""
     took = {(4096, 384 << 20): 3.0, (65536, 384 << 20): 2.0, (4096, 128 << 20): 1.0, (65536, 128 << 20): 4.0}
-    monkeypatch.setattr(tuning, "make_copy", lambda total, device, page, largest: (page, largest))
-    monkeypatch.setattr(tuning, "seconds", lambda calls: took[calls[0]])
-    assert tuning.copy_seconds(2**30, torch.device("cpu"), 3) == 1.0
+    monkeypatch.setattr(timing, "make_copy", lambda total, device, page, largest: (page, largest))
+    monkeypatch.setattr(timing, "seconds", lambda calls: took[calls[0]])
+    assert timing.copy_seconds(2**30, torch.device("cpu"), 3) == 1.0
 
 
 def test_a_bench_times_what_it_is_given_and_the_table_s_where_that_is_nothing(monkeypatch):
     key, choice = Key("modulate", "forward", 2, "nhwc", 90, "large"), Choice(64, 16, 2)
-    bench, taken = object.__new__(tuning.Bench), []
+    bench, taken = object.__new__(timing.Bench), []
+    bench.taking = tuning.taking
     bench.shape, bench.calls, bench.copy, bench.bytes = (2, 3, 4, 4), [], 1.0, 8
-    monkeypatch.setattr(tuning, "seconds", lambda calls: taken.append(choose(*key)) or 2.0)
+    monkeypatch.setattr(timing, "seconds", lambda calls: taken.append(choose(*key)) or 2.0)
     assert [bench.run(each)["share"] for each in (choice, None)] == [0.5, 0.5]
     assert taken == [choice, choose(*key)] and choice != choose(*key)
 
