@@ -1,14 +1,15 @@
-"""Programmatic dependent launch: a kernel's blocks take their places while the kernel before it still ends.
+"""Programmatic dependent launch: a kernel starts while the kernel before it is still ending.
 
-Between two kernels of a stream the GPU drains and fills up again: the last blocks of the one finish on a few
-multiprocessors while the others wait, then the next is launched everywhere. Since compute capability 9.0 a kernel may
-be launched before the one in front of it has ended (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
-Synchronization"). It must then wait itself: whatever that one wrote, or still reads, is touched behind `after_previous`
-alone. Every kernel here calls it first, so the order of memory accesses is that of the stream, as ever, and only
-what needs no memory (places for blocks, registers, arguments, indices) comes early.
+Between two kernels of a stream the GPU drains and fills again. The last blocks of the first kernel finish on a few
+multiprocessors while the others idle. Then the second kernel is launched everywhere. Since compute capability 9.0 a
+kernel may be launched before its predecessor has ended (CUDA C++ Programming Guide, "Programmatic Dependent Launch and
+Synchronization"). It must then wait itself before it touches memory that its predecessor wrote or still reads.
 
-A CUDA graph that captures such launches keeps them as programmatic edges. A kernel that is launched the plain way, as
-PyTorch's and cuDNN's are, waits for the whole of the one before it; so does one of ours behind a copy or an event.
+Every kernel of this package calls `after_previous` first. So memory is accessed in the stream's order, as without this
+feature. Only work without memory comes early: places for blocks, registers, arguments, indices.
+
+A CUDA graph that captures such launches keeps them as programmatic edges. Kernels launched the plain way (PyTorch's,
+cuDNN's) wait for their whole predecessor. One of our kernels behind a copy or an event waits, too.
 """
 
 import torch
@@ -16,11 +17,11 @@ import torch
 from kernels.common.language import gdc_launch_dependents, gdc_wait, tl, triton
 
 LEAST = (9, 0)  # compute capability
-ON = False  # process-wide, as backward runs in threads of its own: set by the training step while it computes
+ON = False  # process-wide, because backward runs in threads of its own; the training step sets it while it computes
 
 
 def unavailable() -> str | None:
-    """Why this GPU cannot, in the words behind "dependent launch ...", or None."""
+    """Return why this GPU cannot launch dependently, in the words after "dependent launch ...", or None."""
     major, minor = torch.cuda.get_device_capability()
     if (major, minor) >= LEAST:
         return None
@@ -28,13 +29,16 @@ def unavailable() -> str | None:
 
 
 def launching() -> dict[str, bool]:
-    """Constant and launch option for a kernel that takes DEPENDENT. Off, the kernel is compiled without the wait."""
+    """Return the constant and the launch option for a kernel that takes DEPENDENT.
+
+    Switched off, the kernel is compiled without the wait.
+    """
     return {"DEPENDENT": True, "launch_pdl": True} if ON else {"DEPENDENT": False}
 
 
-@triton.jit  # whose interpreter refuses a function that has no `tl` among its globals
+@triton.jit  # Triton's interpreter refuses a function without `tl` among its globals.
 def after_previous(DEPENDENT: tl.constexpr):
-    """Return when all kernels before this one on its stream have ended, and let the next one take its places."""
+    """Wait until all earlier kernels of this stream have ended, then let the next kernel start."""
     if DEPENDENT:
         gdc_wait()
         gdc_launch_dependents()

@@ -1,11 +1,11 @@
-"""Triton, or something that stands where it is not, so that the plain-PyTorch references still work."""
+"""Triton's language, or a stand-in where Triton is not installed. The plain-PyTorch references work with either."""
 
 try:
     import triton
     import triton.language as tl
     from triton.language.extra.cuda import gdc_launch_dependents, gdc_wait
 
-    # As Triton itself does when it defines a kernel: set TRITON_INTERPRET=1 before anything imports triton.
+    # Triton reads this when it defines a kernel. Set TRITON_INTERPRET=1 before anything imports triton.
     INTERPRETED = bool(triton.knobs.runtime.interpret)
 except ImportError:  # macOS, Windows
     INTERPRETED = False

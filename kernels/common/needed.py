@@ -1,21 +1,24 @@
-"""Which gradients a backward pass is really after.
+"""The gradients that a running backward pass really needs.
 
-`ctx.needs_input_grad` is fixed in the forward pass. `torch.autograd.grad(y, x)` wants the gradient of x alone, and
-PyTorch's own operators then leave out the others; a Python Function is not told (pytorch/pytorch issue 174017). In R1
-and in path length regularization that would be one weight gradient for each layer, computed and thrown away.
+`ctx.needs_input_grad` is fixed in the forward pass. `torch.autograd.grad(y, x)` wants only the gradient of x, and
+PyTorch's own operators then skip the others. A Python Function is not told (pytorch/pytorch issue 174017). In R1 and in
+path length regularization it would compute one weight gradient for each layer and throw it away.
 """
 
 import torch
 
 
 def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
-    """`ctx.needs_input_grad`, less what the running backward pass will not use. Call it in `backward`.
+    """Return `ctx.needs_input_grad` without the gradients that the running backward pass will not use.
 
-    Asks the engine which nodes it is going to execute. Where that cannot be asked (another PyTorch, a compiled graph),
-    everything counts as needed: more is computed, nothing goes wrong.
+    Call it in `backward`. It asks the autograd engine which nodes will be executed. Another PyTorch or a compiled graph
+    cannot be asked. Every gradient then counts as needed: more is computed, and the result is the same.
 
-    tensors: which of the first inputs were tensors, as far as there are tensors (an input that is None has no node).
-    Unless given, non-tensor inputs must come after the tensors.
+    Args:
+        ctx: the Function's context.
+        tensors: whether each of the first inputs was a tensor. An input that is None has no node. Without this
+            argument,
+            inputs that are no tensors must come after the tensors.
     """
     asked = getattr(torch._C, "_will_engine_execute_node", None)
     if asked is None or torch.compiler.is_compiling():
@@ -30,5 +33,6 @@ def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
 def _runs(asked, node) -> bool:
     try:
         return asked(node)
-    except RuntimeError:  # no pass is running; or a leaf, which `autograd.grad` captures and does not execute
+    # Either no pass is running, or the node is a leaf, which `autograd.grad` captures and does not execute.
+    except RuntimeError:
         return True

@@ -1,8 +1,8 @@
-"""Sums over pixels, in two steps with a fixed order of addition: the same on every run on one GPU model.
+"""Sums over pixels in two steps with a fixed order of addition. They are equal in every run on one GPU model.
 
-While a kernel does its work, each of its programs keeps sums of what it sees in registers and leaves one row of them.
-One small launch then adds up the rows of all the sums that a gradient has. Where one program sees all that is to be
-added, as on small maps, its row is the result and there is no second launch.
+Each program of a kernel keeps sums of its own pixels in registers, and leaves them as one row of partial sums. One
+small launch then adds up the rows of all sums of a gradient. On small maps one program sees all pixels to be added. Its
+row is then the result, and there is no second launch.
 """
 
 import math
@@ -20,14 +20,14 @@ from kernels.common.tiles import Tiling, accumulator, tl, triton
 
 @triton.jit
 def store_row(partials, sums, C, BLOCK_C: tl.constexpr):
-    """Store this program's sums over pixels, of [BLOCK_P, BLOCK_C], into partials [programs along axis 0, C]."""
+    """Store this program's sums over pixels of [BLOCK_P, BLOCK_C] into partials [programs along axis 0, C]."""
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
     tl.store(partials + tl.program_id(0).to(tl.int64) * C + c, tl.sum(sums, 0), c < C)
 
 
 @triton.jit
 def store_total(partials, sums):
-    """Store this program's sum over everything, of [BLOCK_P, BLOCK_C], into partials [all programs]."""
+    """Store this program's sum over all of [BLOCK_P, BLOCK_C] into partials [all programs]."""
     at = tl.program_id(0).to(tl.int64) * tl.num_programs(1) + tl.program_id(1)
     tl.store(partials + at, tl.sum(tl.sum(sums, 0), 0))
 
@@ -37,7 +37,7 @@ def store_total(partials, sums):
 
 @triton.jit
 def sum_rows(job, partials, out, rows, C, BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr):
-    """One block of columns of out [segments, C] = partials [segments, rows, C] summed over rows, in a fixed order."""
+    """Sum one block of columns of partials [segments, rows, C] over rows into out [segments, C], in a fixed order."""
     segment = (job // tl.cdiv(C, BLOCK_C)).to(tl.int64)
     c = (job % tl.cdiv(C, BLOCK_C)) * BLOCK_C + tl.arange(0, BLOCK_C)
     total = tl.zeros([BLOCK_R, BLOCK_C], partials.dtype.element_ty)
@@ -54,7 +54,7 @@ def sum_partials_kernel(
     C, sample_rows, channel_rows, program_rows, sample_jobs, channel_jobs,
     BLOCK_R: tl.constexpr, BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """All sums of a gradient in one launch: whichever of the three are there, one after another along the grid."""
+    """Compute all sums of a gradient in one launch. The sums that are given follow one another along the grid."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     if by_sample is not None:
@@ -69,16 +69,16 @@ def sum_partials_kernel(
 
 
 class Blocks(NamedTuple):
-    """What a program adds up at a time: rows of partial sums, columns of each; powers of 2."""
+    """The amount that a program adds up at a time: rows of partial sums and columns of each. Both are powers of 2."""
 
     rows: int
     columns: int
     warps: int
 
 
-# By the most rows that an entry is for. The work is nothing next to the way there and back, so what counts is how few
-# steps follow one another: all rows in one go, where there are not too many, and few columns. Measured on one H200
-# (`python -m kernels.tuning.sums`): results/kernels/nvidia-h200-sums-tuning.json.
+# By the largest number of rows that an entry covers. The additions take far less time than the way to memory and back.
+# So the number of steps that follow one another counts: all rows at once, where there are not too many, and few
+# columns. Measured on one H200 (`python -m kernels.tuning.sums`): results/kernels/nvidia-h200-sums-tuning.json.
 BLOCKS: tuple[tuple[float, Blocks], ...] = (
     (64, Blocks(64, 8, 1)),
     (128, Blocks(128, 16, 4)),
@@ -87,7 +87,7 @@ BLOCKS: tuple[tuple[float, Blocks], ...] = (
 
 
 def blocks(rows: int) -> Blocks:
-    """The entry of the table for this many rows."""
+    """Return the entry of the table for this many rows."""
     return next(found for most, found in BLOCKS if rows <= most)
 
 
@@ -98,7 +98,15 @@ def add_up(
     channels: int,
     how: Blocks,
 ) -> None:
-    """One launch for all: outs[k] = parts[k] summed over its rows[k]; by sample, by channel, by program, or None."""
+    """Sum parts[k] over its rows[k] into outs[k], for all k in one launch.
+
+    Args:
+        parts: partial sums by sample, by channel and by program, each a tensor or None.
+        outs: results, in the same order.
+        rows: rows to add up, in the same order.
+        channels: C.
+        how: the entry of the table.
+    """
     across = -(-channels // how.columns)
     segments = 0 if parts[0] is None else outs[0].numel() // max(channels, 1)
     jobs = segments * across, 0 if parts[1] is None else across
@@ -114,10 +122,10 @@ def add_up(
 
 
 class Sums:
-    """Sums over pixels on their way: by sample [N, C], by channel [C] and by program [], whichever are given.
+    """Sums over pixels in the making: by sample [N, C], by channel [C] and by program []. Each may be None.
 
-    Args are the tensors that are to hold them in the end. A kernel is given `into`: rows of partial sums for `finish`
-    to add up, or those tensors themselves where one program sees all there is to add.
+    The arguments are the tensors for the final sums. A kernel writes to the tensors of `into`. They are rows of partial
+    sums that `finish` adds up. If one program sees all pixels, they are the final tensors.
     """
 
     def __init__(
@@ -139,7 +147,10 @@ class Sums:
         ]
 
     def finish(self) -> tuple[Tensor | None, Tensor | None, Tensor | None]:
-        """The sums, in a fixed order of addition: on one GPU model they are the same on every run."""
+        """Finish the sums in a fixed order of addition, and return them.
+
+        They are equal in every run on one GPU model.
+        """
         parts = [p if p is not out else None for p, out in zip(self.into, self.out, strict=True)]
         rows = [n for n, p in zip(self.rows, parts, strict=True) if p is not None]
         if rows:

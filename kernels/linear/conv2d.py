@@ -1,14 +1,14 @@
-"""2-D convolutions whose gradients are convolutions again, however often they are differentiated.
+"""2-D convolutions whose gradients are convolutions again, to any order.
 
-PyTorch's convolution has a fast backward and a slow second one: it differentiates the weight gradient by convolving
-with the whole image as a kernel, for which cuDNN has no good algorithm. But y = conv(x, w) is linear in x and in w, so
-all derivatives are among three kinds of operation, and each of them is one that training runs anyway:
+PyTorch's convolution has a fast backward and a slow second one. It differentiates the weight gradient by convolving
+with the whole image as a kernel, and cuDNN has no good algorithm for that. But y = conv(x, w) is linear in x and in w.
+So all derivatives are among three kinds of operation, and training runs each of them anyway:
 
-    dx = adjoint(g, w)     the transposed convolution (of a transposed one: the convolution)
-    dw = correlate(g, x)   the weight gradient
-    <dw, u> = <g, conv(x, u)> = <adjoint(g, u), x>   hence the derivatives of dw along u: conv(x, u), adjoint(g, u)
+- dx = adjoint(g, w) is the transposed convolution (of a transposed one: the convolution).
+- dw = correlate(g, x) is the weight gradient.
+- <dw, u> = <g, conv(x, u)> = <adjoint(g, u), x>. So the derivatives of dw along u are conv(x, u) and adjoint(g, u).
 
-So two Functions that call each other suffice. No kernel is ours: cuDNN (on a CPU: oneDNN) computes everything.
+Two Functions that call each other suffice. No kernel is ours: cuDNN (on a CPU: oneDNN) computes everything.
 """
 
 import contextlib
@@ -26,7 +26,7 @@ Pair = tuple[int, int]
 
 
 class Geometry(NamedTuple):
-    """How a convolution slides, and in which memory format all of it lies.
+    """The way a convolution slides, and the memory format of all its tensors.
 
     Weights are [O, I / groups, k, l], or [I, O / groups, k, l] if transposed.
     """
@@ -39,11 +39,11 @@ class Geometry(NamedTuple):
     nhwc: bool = False
 
     def arguments(self) -> tuple:
-        """As `aten.convolution` takes them, with dilation 1."""
+        """Return the arguments for `aten.convolution`, with dilation 1."""
         return self.stride, self.padding, (1, 1), self.transposed, self.output_padding, self.groups
 
     def output(self, size: torch.Size, kernel: torch.Size) -> Pair:
-        """Height and width of the result for an image and a kernel of these."""
+        """Return height and width of the result for this image and this kernel."""
         if self.transposed:
             terms = zip(size[-2:], kernel[-2:], self.stride, self.padding, self.output_padding, strict=True)
             return tuple((n - 1) * s - 2 * p + k + more for n, k, s, p, more in terms)
@@ -51,9 +51,9 @@ class Geometry(NamedTuple):
         return tuple((n + 2 * p - k) // s + 1 for n, k, s, p in terms)
 
     def adjoint(self, size: torch.Size, kernel: torch.Size) -> "Geometry":
-        """Of the convolution that takes the gradient of y to the gradient of x, for an x of this size.
+        """Return the geometry that takes the gradient of y to the gradient of x, for an x of this size.
 
-        A strided convolution may ignore the last rows of x: output padding brings them back, with gradient zero.
+        A strided convolution may ignore the last rows of x. Output padding brings them back, with gradient zero.
         """
         back = self._replace(output_padding=(0, 0), transposed=not self.transposed)
         if self.transposed:
@@ -65,10 +65,11 @@ class Geometry(NamedTuple):
 def conv2d(
     x: Tensor, weight: Tensor, *, stride: int | Pair = 1, padding: int | Pair = 0, groups: int = 1
 ) -> Tensor:
-    """`F.conv2d` without bias and dilation, differentiable any number of times at the price of convolutions.
+    """Compute `F.conv2d` without bias and dilation. Differentiable to any order at the price of convolutions.
 
     Args:
-        x: [N, I, H, W], float16, bfloat16, float32 or float64. weight: [O, I / groups, k, l] of the same dtype.
+        x: [N, I, H, W], float16, bfloat16, float32 or float64.
+        weight: [O, I / groups, k, l] of the same dtype.
 
     Returns:
         [N, O, H', W'] in x.dtype (autocast's dtype under autocast), channels_last if x is, as are all gradients of x.
@@ -88,27 +89,29 @@ def conv_transpose2d(
     output_padding: int | Pair = 0,
     groups: int = 1,
 ) -> Tensor:
-    """`F.conv_transpose2d` without bias and dilation; see :func:`conv2d`.
+    """Compute `F.conv_transpose2d` without bias and dilation; see :func:`conv2d`.
 
     Args:
-        x: [N, I, H, W]. weight: [I, O / groups, k, l]. output_padding: smaller than the stride.
+        x: [N, I, H, W].
+        weight: [I, O / groups, k, l].
+        output_padding: smaller than the stride.
     """
     geometry = Geometry(_pair(stride), _pair(padding), _pair(output_padding), True, groups)
     return _apply("conv_transpose2d", x, weight, geometry)
 
 
 def conv2d_reference(x: Tensor, weight: Tensor, **geometry) -> Tensor:
-    """`conv2d` as PyTorch differentiates it."""
+    """Compute `conv2d` as PyTorch differentiates it."""
     return F.conv2d(x, weight, **geometry)
 
 
 def conv_transpose2d_reference(x: Tensor, weight: Tensor, **geometry) -> Tensor:
-    """`conv_transpose2d` as PyTorch differentiates it."""
+    """Compute `conv_transpose2d` as PyTorch differentiates it."""
     return F.conv_transpose2d(x, weight, **geometry)
 
 
 def bytes_moved(x: Tensor, weight: Tensor, y: Tensor, *, backward: bool = False) -> int:
-    """Bytes that must cross memory: x and w in, y out; backward: dy, x and w in, dx and dw out."""
+    """Return the bytes that must cross memory: x and w in, y out; backward: dy, x and w in, dx and dw out."""
     return (2 if backward else 1) * (x.nbytes + weight.nbytes) + y.nbytes
 
 
@@ -126,19 +129,21 @@ def _apply(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
     dtype, wide = output_dtype(x), output_dtype(weight)
     if dtype is not wide:
         raise ValueError(f"{op}: x and weight need one dtype, got {x.dtype} and {weight.dtype}")
-    # Casts and copies to another layout belong out here, where autograd sees them: what a Function saves of its own
-    # making is cut off from the second derivative. A weight in x's layout spares cuDNN to convert it in every call.
+    # Casts and copies to another layout belong out here, where autograd sees them. The second derivative does not see
+    # tensors that a Function makes and saves. A weight in x's layout spares cuDNN the conversion in every call.
     x, weight = dense(x.to(dtype)), dense(weight.to(dtype))
     nhwc = _is_nhwc(x, weight)
     weight, geometry = dense_as(weight, nhwc), geometry._replace(nhwc=nhwc)
     if torch.compiler.is_compiling():
-        # What is compiled is differentiated once: PyTorch's own, which the compiler knows, will do.
+        # Compiled code is differentiated once: PyTorch's own convolution, which the compiler knows, will do.
         return torch.ops.aten.convolution(x, weight, None, *geometry.arguments())
     return _Convolution.apply(x, weight, geometry)
 
 
 def _is_nhwc(x: Tensor, weight: Tensor) -> bool:
-    """The memory format of x; where it has none of its own (one channel, one pixel) that of the weight."""
+    """Return whether x is channels_last. An x that fits both formats (one channel, one pixel) takes
+    the weight's format.
+    """
     either = x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
     return not (weight if either else x).is_contiguous()
 
@@ -173,14 +178,14 @@ def _convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
 
 
 def _correlate(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
-    """The gradient of ``weight``, of which only shape, dtype and layout are read."""
+    """Compute the gradient of ``weight``. Only shape, dtype and layout of ``weight`` are read."""
     mask = [False, True, False]
     found = torch.ops.aten.convolution_backward(g, x, weight, None, *geometry.arguments(), mask)[1]
     return dense_as(found, geometry.nhwc)
 
 
 def _as_is(x: Tensor) -> contextlib.AbstractContextManager:
-    """A backward pass computes in the dtypes of its forward pass, also where it runs under autocast."""
+    """Switch autocast off: a backward pass computes in the dtypes of its forward pass."""
     kind = x.device.type
     return (
         torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
@@ -190,7 +195,7 @@ def _as_is(x: Tensor) -> contextlib.AbstractContextManager:
 class _Convolution(torch.autograd.Function):
     @staticmethod
     def forward(ctx, x, weight, geometry):
-        # Each gradient reads the other input; what no gradient reads is not kept alive.
+        # Each gradient reads the other input. An input that no gradient reads is not kept alive.
         needs_x, needs_weight, _ = ctx.needs_input_grad
         ctx.save_for_backward(x if needs_weight else None, weight if needs_x or needs_weight else None)
         ctx.geometry, ctx.size = geometry, x.shape

@@ -1,11 +1,11 @@
-"""y = act(x @ (weight * weight_gain)^T + bias * bias_gain) * gain: fully connected layers of small batches, fused.
+"""The op y = act(x @ (weight * weight_gain)^T + bias * bias_gain) * gain: fully connected layers of small batches.
 
-In plain PyTorch the gains of an equalized learning rate (Karras et al. 2018, section 4.1), the bias, the product, its
-sum over parts and the activation are six launches, and the scaled weight crosses memory twice more. Batches are so
-small that launches are most of the time. Here a layer is one launch, any number of layers that read the same tensor are
-one launch together (`dense_group`: all the style affines of a generator), and so are all gradients of either.
+Plain PyTorch needs six launches: for the gains of an equalized learning rate (Karras et al. 2018, section 4.1), the
+bias, the product, its sum over parts and the activation. The scaled weight crosses memory twice more. Batches are so
+small that launches are most of the time. Here a layer is one launch. Any number of layers that read the same tensor are
+one launch together (`dense_group`: all style affines of a generator). All gradients of either are one launch, too.
 
-The product is bilinear, so its derivatives of any order are among three operations, which call each other:
+The product is bilinear. Its derivatives of any order are among three operations, which call each other:
 
     y = x @ w^T        dx = g @ w        dw = g^T @ x
 
@@ -23,7 +23,9 @@ from kernels.common.tiles import accumulator, check_device
 from kernels.linear.dense_launches import Call, backward, forward
 from kernels.linear.weight_gradients import defer
 
-LARGE = 1 << 20  # elements of weights whose gradient is worth a launch of its own, beside that of x
+LARGE = (
+    1 << 20
+)  # elements of weights from which on their gradient is worth a launch of its own, beside that of x
 
 
 def dense(
@@ -37,12 +39,14 @@ def dense(
     slope: float = 0.2,
     gain: float = 1.0,
 ) -> Tensor:
-    """One fully connected layer, fused; differentiable any number of times.
+    """Compute one fully connected layer, fused. Differentiable to any order.
 
     Args:
-        x: [N, I]. weight: [O, I]. bias: [O].
+        x: [N, I].
+        weight: [O, I].
+        bias: [O].
         weight_gain, bias_gain: factors on weight and bias.
-        act: leaky ReLU of this positive slope, then a positive gain; without it neither.
+        act: leaky ReLU of this positive slope, then a positive gain. Without it there is neither.
 
     Returns [N, O] in float32 (float64 if any input is), also under autocast.
     Raises ValueError for what does not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
@@ -61,13 +65,17 @@ def dense_group(
     weight_gain: float = 1.0,
     bias_gain: float = 1.0,
 ) -> list[Tensor]:
-    """Several layers without activation, fused: [x[:, slot] @ (weight * weight_gain)^T + bias * bias_gain, ...].
+    """Compute several layers without activation, fused: [x[:, slot] @ (weight * weight_gain)^T + bias * bias_gain,
+    ...].
 
     Args:
-        x: [N, S, I]. weights: [O, I] each, with widths of their own. biases: [O] each. slots: one of 0..S-1 each.
+        x: [N, S, I].
+        weights: [O, I] each, with widths of their own.
+        biases: [O] each.
+        slots: one of 0..S-1 for each layer.
 
-    Returns and raises as `dense` does; the results are contiguous slices of one buffer, and so are the gradients of
-    weights and biases.
+    Returns and raises as `dense`. The results are contiguous slices of one buffer, and so are the gradients of weights
+    and biases.
     """
     call = _plan(x, weights, biases, slots, weight_gain, bias_gain, False, 1.0, 1.0, dims=3)
     return _run(x, weights, biases, call)
@@ -76,26 +84,26 @@ def dense_group(
 def dense_reference(
     x, weight, bias=None, *, weight_gain=1.0, bias_gain=1.0, act=False, slope=0.2, gain=1.0
 ) -> Tensor:
-    """`dense` in plain PyTorch: the same arguments and result dtype."""
+    """Compute `dense` in plain PyTorch. Arguments and result dtype as `dense`."""
     biases = None if bias is None else [bias]
     call = _plan(x, [weight], biases, [0], weight_gain, bias_gain, act, slope, gain, dims=2)
     return _plain(x[:, None], [weight], biases, call)[0]
 
 
 def dense_group_reference(x, weights, biases, slots, *, weight_gain=1.0, bias_gain=1.0) -> list[Tensor]:
-    """`dense_group` in plain PyTorch: the same arguments and result dtypes."""
+    """Compute `dense_group` in plain PyTorch. Arguments and result dtypes as `dense_group`."""
     call = _plan(x, weights, biases, slots, weight_gain, bias_gain, False, 1.0, 1.0, dims=3)
     return _plain(x, weights, biases, call)
 
 
 def bytes_moved(x: Tensor, weight: Tensor, *, backward: bool = False) -> int:
-    """Bytes that must cross memory: x and weight in, y out; backward: g and those in, dx and dweight out."""
+    """Return the bytes that must cross memory: x and weight in, y out; backward: g and those in, dx and dweight out."""
     y = x.shape[0] * weight.shape[0] * accumulator(x.dtype).itemsize
     return (2 if backward else 1) * (x.nbytes + weight.nbytes) + y
 
 
 def _plan(x, weights, biases, slots, weight_gain, bias_gain, act, slope, gain, *, dims: int) -> Call:
-    """Validate, and write the call as what it is."""
+    """Validate the arguments, and return the call's facts."""
     shapes = [tuple(w.shape) for w in weights]
     if x.dim() != dims or not shapes or any(len(s) != 2 or s[1] != x.shape[-1] for s in shapes):
         form = "[N, I]" if dims == 2 else "[N, S, I]"
@@ -106,7 +114,7 @@ def _plan(x, weights, biases, slots, weight_gain, bias_gain, act, slope, gain, *
         raise ValueError(
             f"need a slot below {x.shape[1]} for each of {len(shapes)} weights, got {list(slots)}"
         )
-    if act and not (slope > 0 and gain > 0):  # the sign of y must be that of what went into it
+    if act and not (slope > 0 and gain > 0):  # y and the input of the activation must have the same sign.
         raise ValueError(f"slope and gain must be positive, got {slope} and {gain}")
     slope, gain = (float(slope), float(gain)) if act else (1.0, 1.0)
     return Call(float(weight_gain), float(bias_gain), act, slope, gain, tuple(slots), biases is not None)
@@ -127,12 +135,12 @@ def _plain(x, weights, biases, call: Call) -> list[Tensor]:
 
 
 def _run(x, weights, biases, call: Call) -> list[Tensor]:
-    if torch.compiler.is_compiling():  # whose compiler fuses what is around the products itself
+    if torch.compiler.is_compiling():  # The compiler fuses the operations around the products itself.
         return _plain(x, weights, biases, call)
     check_device(x)
     tensors = [x, *weights, *(biases or [])]
     dtype = _dtype(*tensors)
-    # Casts and copies belong out here, where autograd sees them: a Function's own are cut off from double backward.
+    # Casts and copies belong out here, where autograd sees them. Double backward does not see those of a Function.
     return list(_Dense.apply(*(t.to(dtype).contiguous() for t in tensors), call))
 
 
@@ -140,7 +148,7 @@ def _run(x, weights, biases, call: Call) -> list[Tensor]:
 
 
 class _Dense(torch.autograd.Function):
-    """The layers: inputs x, weights, biases if there are any, and the call."""
+    """The layers as a Function. Its inputs are x, weights, biases if there are any, and the call."""
 
     @staticmethod
     def forward(ctx, x, *rest):
@@ -149,7 +157,7 @@ class _Dense(torch.autograd.Function):
         weights, biases = rest[:layers], rest[layers:-1] or None
         ys = forward(x, weights, biases, call)
         ctx.size = tuple(x.shape)
-        ctx.biases = biases or ()  # which they are is all that is read
+        ctx.biases = biases or ()  # Only their number is read.
         ctx.save_for_backward(x, *weights, *(ys if call.act else ()))
         return tuple(ys)
 
@@ -178,8 +186,8 @@ class _Dense(torch.autograd.Function):
 
 
 def _again(gs, ys, x, weights, call: Call, needs: tuple[bool, bool, bool]):
-    """`backward` of operations that can be differentiated themselves."""
-    if ys is not None:  # the sign of y is a constant: where it changes there is no derivative
+    """Compute `backward` by operations that can be differentiated themselves."""
+    if ys is not None:  # The sign of y is a constant: where it changes there is no derivative.
         slopes = (y.detach().gt(0).to(y.dtype) * (1 - call.slope) + call.slope for y in ys)
         gs = [g * (slope * call.gain) for g, slope in zip(gs, slopes, strict=True)]
     product, nothing = call.product(), [None] * len(weights)
@@ -191,7 +199,7 @@ def _again(gs, ys, x, weights, call: Call, needs: tuple[bool, bool, bool]):
 
 
 class _ByInput(torch.autograd.Function):
-    """dx = sum over layers of g @ w, a function of all g and all w."""
+    """The map dx = sum over layers of g @ w, as a function of all g and all w."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -217,7 +225,7 @@ class _ByInput(torch.autograd.Function):
 
 
 class _ByWeight(torch.autograd.Function):
-    """dw = g^T @ x of each layer, a function of x and all g."""
+    """The map dw = g^T @ x of each layer, as a function of x and all g."""
 
     @staticmethod
     def forward(ctx, x, *rest):
@@ -253,5 +261,5 @@ def _weight_gradients(x: Tensor, gs: Sequence[Tensor], call: Call) -> Sequence[T
 
 
 def _weight_gradients_now(x: Tensor, gs: Sequence[Tensor], call: Call) -> list[Tensor]:
-    shapes = [g.new_empty((g.shape[1], 0)) for g in gs]  # of the weights, of which nothing else is read
+    shapes = [g.new_empty((g.shape[1], 0)) for g in gs]  # shapes of the weights; nothing else of them is read
     return backward(gs, None, x, shapes, tuple(x.shape), call, (False, True, False))[1]

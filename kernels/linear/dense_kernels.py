@@ -1,13 +1,13 @@
 """The kernels of `kernels.dense`: several fully connected layers, [N, I] -> [N, O] each, in one launch.
 
-The layers are given as tuples of pointers. Each program works for one of them, and finds out which by comparing its
-number with the first number of each layer's programs: those numbers, the layers' widths and where their results begin
-are constants of the kernel, so this costs a few selects and no load.
+Layers are given as tuples of pointers. Each program works for one layer. It compares its number with the first number
+of each layer's programs. Those numbers, the layers' widths and the places of their results are constants of the kernel.
+So finding the layer costs a few selects and no load.
 
-Batches are small, so nothing here is bound by arithmetic: sums are plain fused multiply-adds of full precision, not
-tensor cores'. A program is short, and what it waits for is memory: it loads all that a round of its loop needs before
-it computes, because exchanging a tile between threads is a barrier that no load moves across. Loads run along the
-dimension that is contiguous, 16 bytes a thread.
+Batches are small, so no kernel is bound by arithmetic. Sums are plain fused multiply-adds of full precision, not those
+of tensor cores. A program is short and waits for memory. It loads all operands of a round of its loop before it
+computes: an exchange of a tile between threads is a barrier that no load moves across. Loads run along the contiguous
+dimension, 16 bytes a thread.
 """
 
 from kernels.common.dependent_launch import after_previous
@@ -16,7 +16,7 @@ from kernels.common.tiles import tl, triton
 
 @triton.jit
 def pick(options, job, FIRST: tl.constexpr):
-    """The entry of this job's layer: the last one whose first job is not after it."""
+    """Return the entry of this job's layer: the last entry whose first job is not after this job."""
     found = options[0]
     for k in tl.static_range(1, len(FIRST)):
         found = tl.where(job >= FIRST[k], options[k], found)
@@ -25,7 +25,7 @@ def pick(options, job, FIRST: tl.constexpr):
 
 @triton.jit
 def activated(u, ACT: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr):
-    """leaky_relu(u) * GAIN."""
+    """Compute leaky_relu(u) * GAIN."""
     if ACT:
         u = tl.where(u > 0, u, u * SLOPE) * GAIN
     return u
@@ -33,14 +33,14 @@ def activated(u, ACT: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr):
 
 @triton.jit
 def load_pair(g, y, at, inside):
-    """The gradient that came in and, where there is an activation (else g again), the result it is of."""
+    """Load the incoming gradient and the result that it belongs to. Without an activation the second is g again."""
     g = tl.load(g + at, inside, 0.0)
     return g, g if y is None else tl.load(y + at, inside, 0.0)
 
 
 @triton.jit
 def before_act(g, y, ACT: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr):
-    """The gradient before the activation: the sign of y is that of what went into it."""
+    """Compute the gradient before the activation. y and the activation's input have the same sign."""
     d = g.to(ACC)
     if ACT:
         d = tl.where(y.to(ACC) > 0, d, d * SLOPE) * GAIN
@@ -58,9 +58,9 @@ def dense_kernel(
     ACT: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_O outputs of a layer for BLOCK_N samples, over `chunk` of its inputs.
+    """Compute BLOCK_O outputs of a layer for BLOCK_N samples, over `chunk` of its inputs.
 
-    Not WHOLE: there are more chunks, and y [chunks, N * O] is their sums as they are, for `dense_finish_kernel`.
+    Not WHOLE: there are more chunks. y [chunks, N * O] then holds their plain sums for `dense_finish_kernel`.
     """
     after_previous(DEPENDENT)
     job = tl.program_id(0)
@@ -103,7 +103,7 @@ def dense_finish_kernel(
     ACT: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y [N * O] of one layer, size elements, from the sums over CHUNKS of its inputs: in a fixed order."""
+    """Compute y [N * O] of one layer, size elements, from the sums over CHUNKS of its inputs, in a fixed order."""
     after_previous(DEPENDENT)
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     u = tl.zeros([BLOCK], ACC)
@@ -125,7 +125,8 @@ def input_tile(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """dx [N, slots, I]: BLOCK_I inputs of one slot for BLOCK_N samples, over all outputs of the layers that read it.
+    """Compute dx [N, slots, I]: BLOCK_I inputs of one slot for BLOCK_N samples, over all outputs of the layers that
+    read it.
 
     READERS: [how many at most][slot], the number of a layer, or -1.
     """
@@ -165,9 +166,9 @@ def weight_tile(
     WEIGHT_GAIN: tl.constexpr, BIAS_GAIN: tl.constexpr, SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_O x BLOCK_I of one layer's dweight, over all samples, and its dbias on the way."""
-    tiles = tl.maximum(tl.cdiv(I, BLOCK_I), 1)  # a layer without inputs still has a bias
-    block = job // tiles  # of outputs, counted over all layers
+    """Compute BLOCK_O x BLOCK_I of one layer's dweight over all samples, and its dbias on the way."""
+    tiles = tl.maximum(tl.cdiv(I, BLOCK_I), 1)  # A layer without inputs still has a bias.
+    block = job // tiles  # numbers of outputs, counted over all layers
     g = pick(gs, block, FIRST)
     y = None if ys is None else pick(ys, block, FIRST)
     O = pick(WIDTH, block, FIRST)
@@ -200,7 +201,7 @@ def dense_grad_kernel(
     BLOCK_N: tl.constexpr, X_BLOCK_O: tl.constexpr, X_BLOCK_I: tl.constexpr, X_UNROLL: tl.constexpr,
     W_BLOCK_O: tl.constexpr, W_BLOCK_I: tl.constexpr, W_UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dx, dweight and dbias, whichever are wanted: two kinds of programs side by side, neither needs the other."""
+    """Compute those of dx, dweight and dbias that are wanted. Two independent kinds of programs run side by side."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     if dx is not None:

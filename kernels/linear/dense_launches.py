@@ -1,7 +1,7 @@
-"""How layers of `kernels.dense` are cut into programs, and the launches: forward, and all gradients.
+"""The launches of `kernels.dense`, forward and all gradients, and the cut of its layers into programs.
 
-No tile is tuned. Two wishes decide: enough programs that every multiprocessor has two, and loads of 16 bytes a thread
-of which many are on their way at once.
+No tile is tuned. Two wishes decide: two programs for every multiprocessor, and many loads of 16 bytes a thread on their
+way at once.
 """
 
 from collections.abc import Sequence
@@ -16,25 +16,25 @@ from kernels.linear.dense_kernels import dense_finish_kernel, dense_grad_kernel,
 
 
 class Call(NamedTuple):
-    """What a group of layers does, and how it is laid out."""
+    """The operation of a group of layers, and its layout."""
 
     weight_gain: float
     bias_gain: float
     act: bool
     slope: float
     gain: float
-    slots: tuple[int, ...]  # which of x [N, slots, I] each layer reads
+    slots: tuple[int, ...]  # the slot of x [N, slots, I] that each layer reads
     biased: bool
 
     def product(self) -> "Call":
-        """The bilinear part alone."""
+        """Return the bilinear part alone."""
         return self._replace(bias_gain=1.0, act=False, slope=1.0, gain=1.0, biased=False)
 
 
 class _Cover(NamedTuple):
-    """How a group of layers is cut into programs. Layers follow each other in one buffer, 16 bytes aligned."""
+    """The cut of a group of layers into programs. Layers follow each other in one buffer, 16 bytes aligned."""
 
-    base: tuple[int, ...]  # where each layer begins, in outputs
+    base: tuple[int, ...]  # the start of each layer, in outputs
     total: int  # outputs, padding included
     grid: tuple[int, int, int]
     chunk: int  # inputs that a forward program sums over
@@ -44,7 +44,7 @@ class _Cover(NamedTuple):
     backward: dict
 
 
-ENOUGH = 264  # programs: two for each multiprocessor of an H200
+ENOUGH = 264  # programs; two for each multiprocessor of an H200
 DEEP = 2048  # inputs from which on they are split among programs
 
 
@@ -87,7 +87,7 @@ def _cover(n: int, i: int, slots: int, reads: tuple[int, ...], widths: tuple[int
 
 
 def _readers(reads: tuple[int, ...], slots: int) -> tuple[tuple[int, ...], ...]:
-    """[rank][slot]: the layers that read each slot, -1 where a slot has fewer."""
+    """Return [rank][slot]: the layers that read each slot, -1 where a slot has fewer."""
     of = [[layer for layer, slot in enumerate(reads) if slot == s] for s in range(slots)]
     return tuple(
         tuple(layers[rank] if rank < len(layers) else -1 for layers in of)
@@ -96,7 +96,7 @@ def _readers(reads: tuple[int, ...], slots: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _covered(n: int, i: int, slots: int, weights: Sequence[Tensor], call: Call) -> tuple[_Cover, dict]:
-    """The cover, and the constants that all kernels share."""
+    """Return the cover, and the constants that all kernels share."""
     widths = tuple(w.shape[0] for w in weights)
     cover = _cover(n, i, slots, call.slots, widths)
     constants = {"WEIGHT_GAIN": call.weight_gain, "SLOPE": call.slope, "GAIN": call.gain}
@@ -105,7 +105,7 @@ def _covered(n: int, i: int, slots: int, weights: Sequence[Tensor], call: Call) 
 
 
 def _slices(flat: Tensor, cover: _Cover, shapes: list[tuple[int, ...]], unit: int) -> list[Tensor]:
-    """Each layer's part of a buffer of `unit` elements for each output."""
+    """Return each layer's part of a buffer with `unit` elements for each output."""
     start, found = flat.storage_offset(), []
     for base, shape in zip(cover.base, shapes, strict=True):
         strides = (shape[1], 1) if len(shape) == 2 else (1,)
@@ -116,7 +116,7 @@ def _slices(flat: Tensor, cover: _Cover, shapes: list[tuple[int, ...]], unit: in
 def forward(
     x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None, call: Call
 ) -> list[Tensor]:
-    """[N, O] of each layer, slices of one buffer, for x [N, S, I] and weights that are contiguous and of one dtype."""
+    """Return [N, O] of each layer, slices of one buffer, for x [N, S, I] and contiguous weights of one dtype."""
     n, slots, i = x.shape
     cover, constants = _covered(n, i, slots, weights, call)
     widths = tuple(w.shape[0] for w in weights)
@@ -140,10 +140,10 @@ def forward(
 
 
 def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
-    """dx [N, S, I] = size, dweight and dbias of each layer: None, or lists of None, where not needed.
+    """Return dx [N, S, I] = size, dweight and dbias of each layer. Those not needed are None, or lists of None.
 
-    ys: results of the forward pass if it had an activation, else None. x and weights are read only where the gradient
-    of the other is wanted; the weights' shapes always.
+    ys: results of the forward pass if it had an activation, else None. The tensor x is read only for the weights'
+    gradients, and the weights only for the gradient of x. The weights' shapes are always read.
     """
     (n, slots, i), widths = size, tuple(w.shape[0] for w in weights)
     cover, constants = _covered(n, i, slots, weights, call)

@@ -1,15 +1,15 @@
 """1x1 convolutions to and from the few channels of an image, as passes over memory.
 
-toRGB and fromRGB of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958). With 3 channels on one side a convolution does
-next to no arithmetic: it costs what reading or writing the other side costs, and a library's kernel, which is made for
-many channels on both sides, pads 3 of them to what its tiles need. Here
+These are toRGB and fromRGB of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958). A convolution with 3 channels on one
+side has little arithmetic. Its cost is reading or writing the other side. A library's kernel is made for many channels
+on both sides, and pads the 3 channels to its tiles' size. Here three maps do the work:
 
-    narrow(x, w):    y[n, k] = sum over c of x[n, c] * w[n, k, c]              reads the activation once
-    wide(g, w):      x[n, c] = sum over k of g[n, k] * w[n, k, c]              writes it once
-    correlate(g, x): w[n, k, c] = sum over pixels of g[n, k] * x[n, c]         reads it once
+- narrow(x, w): y[n, k] = sum over c of x[n, c] * w[n, k, c]. It reads the activation once.
+- wide(g, w): x[n, c] = sum over k of g[n, k] * w[n, k, c]. It writes the activation once.
+- correlate(g, x): w[n, k, c] = sum over pixels of g[n, k] * x[n, c]. It reads the activation once.
 
-Each is linear in both arguments, and the derivatives of each are the other two, so they can be differentiated any
-number of times. Weights are float32 and may differ from sample to sample: modulation without a pass of its own.
+Each is linear in both arguments, and its derivatives are the other two maps. So they can be differentiated to any
+order. Weights are float32 and may differ from sample to sample: modulation without a pass of its own.
 """
 
 import math
@@ -26,7 +26,7 @@ from kernels.pointwise.bias_act import Call as ActCall
 from kernels.pointwise.bias_act import backward as bias_act_backward
 from kernels.pointwise.bias_act import bias_act
 
-MOST = 4  # channels of the image: a kernel keeps a weight of each of them, for each of its channels, in registers
+MOST = 4  # channels of the image; a kernel keeps a weight for each pair of channels in registers
 
 
 def to_rgb(
@@ -38,12 +38,14 @@ def to_rgb(
     gain: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """1x1 convolution of x with weight * style * gain, plus bias, in one pass; differentiable any number of times.
+    """Compute a 1x1 convolution of x with weight * style * gain, plus bias, in one pass. Differentiable to any order.
 
     Args:
         x: [N, C, H, W], NCHW or channels_last; float16, bfloat16, float32 or float64.
-        weight: [K, C] or [K, C, 1, 1] with K <= 4.  style: [N, C], a factor for each sample and channel.  bias: [K].
-        dtype: of the result; x.dtype (autocast's dtype under autocast) unless given.
+        weight: [K, C] or [K, C, 1, 1] with K <= 4.
+        style: [N, C], a factor for each sample and channel.
+        bias: [K].
+        dtype: dtype of the result; x.dtype (autocast's dtype under autocast) unless given.
 
     Returns [N, K, H, W] in x's memory format. Sums and modulated weights are float32 (float64 for float64).
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
@@ -69,7 +71,7 @@ def to_rgb_reference(
     gain: float = 1.0,
     dtype: torch.dtype | None = None,
 ) -> Tensor:
-    """`to_rgb` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `to_rgb` in plain PyTorch. Arguments, result dtype and memory format as `to_rgb`."""
     weight, dtype = _check_to(x, weight, style, bias), dtype or output_dtype(x)
     sums = accumulator(torch.promote_types(x.dtype, dtype))
     w = weight.to(sums)[None] * (1 if style is None else style.to(sums)[:, None])
@@ -89,13 +91,16 @@ def from_rgb(
     act_gain: float = math.sqrt(2),
     channels_last: bool | None = None,
 ) -> Tensor:
-    """leaky_relu(1x1 convolution of image with weight * gain + bias) * act_gain, written once; differentiable at will.
+    """Compute leaky_relu(1x1 convolution of image with weight * gain + bias) * act_gain in one pass.
+
+    Differentiable to any order.
 
     Args:
         image: [N, K, H, W] with K <= 4, NCHW or channels_last; float16, bfloat16, float32 or float64.
-        weight: [C, K] or [C, K, 1, 1].  bias: [C].
-        slope: of the leaky ReLU; with slope 1 and act_gain 1 there is no activation.
-        channels_last: memory format of the result; that of image unless given.
+        weight: [C, K] or [C, K, 1, 1].
+        bias: [C].
+        slope: slope of the leaky ReLU. With slope 1 and act_gain 1 there is no activation.
+        channels_last: memory format of the result; the image's unless given.
 
     Returns [N, C, H, W] in image.dtype (autocast's dtype under autocast).
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
@@ -106,7 +111,7 @@ def from_rgb(
     nhwc = is_nhwc(image) if channels_last is None else channels_last
     call = Call(float(gain), True, nhwc, is_nhwc(image), output_dtype(image), image.dtype)
     w, act = weight.to(call.sums).t()[None], (float(slope), float(act_gain))
-    if min(act) <= 0:  # the sign of the result would not tell that of what went in
+    if min(act) <= 0:  # The sign of the result would not tell the sign of the activation's input.
         u = _from_rgb(image, w, None, call, (1.0, 1.0))
         return bias_act(u, bias, slope=slope, gain=act_gain)
     return _from_rgb(image, w, bias if bias is None else bias.contiguous(), call, act)
@@ -130,7 +135,7 @@ def from_rgb_reference(
     act_gain: float = math.sqrt(2),
     channels_last: bool | None = None,
 ) -> Tensor:
-    """`from_rgb` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `from_rgb` in plain PyTorch. Arguments, result dtype and memory format as `from_rgb`."""
     weight, dtype = _check_from(image, weight, bias), output_dtype(image)
     sums = accumulator(torch.promote_types(image.dtype, dtype))
     with torch.autocast(image.device.type, enabled=False):
@@ -141,12 +146,14 @@ def from_rgb_reference(
 
 
 def bytes_moved(wide: Tensor, narrow: Tensor, *, backward: bool = False) -> int:
-    """Bytes that must cross memory: one tensor in, the other out; backward of `to_rgb`: dy and x in, dx out."""
+    """Return the bytes that must cross memory: one tensor in, the other out; backward of `to_rgb`:
+    dy and x in, dx out.
+    """
     return narrow.nbytes + (2 if backward else 1) * wide.nbytes
 
 
 def _check_to(x, weight, style, bias) -> Tensor:
-    """Validate; weight [K, C]."""
+    """Validate the arguments, and return the weight as [K, C]."""
     if x.dim() != 4 or not x.is_floating_point():
         raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
     n, c = x.shape[:2]
@@ -160,7 +167,7 @@ def _check_to(x, weight, style, bias) -> Tensor:
 
 
 def _check_from(image, weight, bias) -> Tensor:
-    """Validate; weight [C, K]."""
+    """Validate the arguments, and return the weight as [C, K]."""
     if image.dim() != 4 or not image.is_floating_point() or not 1 <= image.shape[1] <= MOST:
         raise ValueError(
             f"image must be a float tensor [N, 1 to {MOST}, H, W], got {image.dtype} {tuple(image.shape)}"
@@ -174,7 +181,7 @@ def _check_from(image, weight, bias) -> Tensor:
 
 
 # ---- autograd ----------------------------------------------------------------------------------------------------
-# Each gradient reads the other input; what no gradient reads is not kept alive.
+# Each gradient reads the other input. An input that no gradient reads is not kept alive.
 
 
 class _Narrow(torch.autograd.Function):
@@ -196,7 +203,7 @@ class _Narrow(torch.autograd.Function):
 
 
 def narrow_backward(g, x, w, bias, call: Call, needs: tuple[bool, ...]):
-    """dx, dw and dbias (None where not needed) of `_Narrow`; to be differentiated where gradients are enabled."""
+    """Return dx, dw and dbias (None where not needed) of `_Narrow`. Differentiable where gradients are enabled."""
     needs_x, needs_w, needs_bias = needs
     g, dx, dw, dbias = dense_as(g, call.narrow_nhwc), None, None, None
     if needs_w and not torch.is_grad_enabled():
@@ -246,7 +253,7 @@ class _Correlate(torch.autograd.Function):
 
 
 class _Mask(torch.autograd.Function):
-    """g times the activation's slope at y: linear in g, constant in y, and its own gradient."""
+    """The map g -> g times the activation's slope at y. It is linear in g, constant in y, and its own gradient."""
 
     @staticmethod
     def forward(ctx, g, y, call):
@@ -261,7 +268,7 @@ class _Mask(torch.autograd.Function):
 
 
 class _FromRGB(torch.autograd.Function):
-    """`wide` with bias and activation. Where its gradient is differentiated it is two maps: the mask, and `wide`."""
+    """`wide` with bias and activation. To be differentiated, its gradient is two maps: the mask, and `wide`."""
 
     @staticmethod
     def forward(ctx, image, w, bias, call, act):
@@ -282,7 +289,7 @@ class _FromRGB(torch.autograd.Function):
 
 
 def from_rgb_backward(g, image, w, bias, y, act: tuple[float, float], call: Call, needs: tuple[bool, ...]):
-    """dimage, dw and dbias (None where not needed); to be differentiated where gradients are enabled."""
+    """Return dimage, dw and dbias (None where not needed). Differentiable where gradients are enabled."""
     needs_image, needs_w, needs_bias = needs
     g, dimage, dw, dbias = dense_as(g, call.wide_nhwc), None, None, None
     if torch.is_grad_enabled() or (needs_bias and not needs_w):

@@ -1,7 +1,7 @@
 """The three maps of `rgb.py` as kernels: to few channels, from few channels, and the correlation of the two.
 
-"Wide" is the activation [N, C, H, W], "narrow" the image [N, K, H, W] with K up to 4. Every kernel covers the wide one
-with tiles of pixels x channels and keeps the weights of its channels in registers while it walks.
+"Wide" is the activation [N, C, H, W], "narrow" the image [N, K, H, W] with K up to 4. Every kernel covers the wide
+tensor with tiles of pixels x channels. It keeps the weights of its channels in registers while it walks.
 """
 
 from functools import lru_cache
@@ -35,7 +35,7 @@ from kernels.pointwise.bias_act import activate, activate_grad
 
 @triton.jit
 def fetch(pointers, inside, WHOLE: tl.constexpr):
-    """Values as they are stored: converted where they are used, half as many registers wait for memory."""
+    """Load values as they are stored. They are converted at their use, so fewer registers wait for memory."""
     if WHOLE:
         return tl.load(pointers)
     else:
@@ -44,7 +44,7 @@ def fetch(pointers, inside, WHOLE: tl.constexpr):
 
 @triton.jit
 def fetch_narrow(image, i, p0, P, narrow_p, narrow_k, K: tl.constexpr, WHOLE: tl.constexpr):
-    """A tile's pixels of the image: K times [BLOCK_P, 1]."""
+    """Load a tile's pixels of the image: K times [BLOCK_P, 1]."""
     found = ()
     for k in tl.static_range(K):
         found += (fetch(image + p0 * narrow_p + (i * narrow_p + k * narrow_k), i < P - p0, WHOLE),)
@@ -53,7 +53,7 @@ def fetch_narrow(image, i, p0, P, narrow_p, narrow_k, K: tl.constexpr, WHOLE: tl
 
 @triton.jit
 def rows_of(w, c, C, w_k, w_c, K: tl.constexpr, GAIN: tl.constexpr, WHOLE: tl.constexpr, ACC: tl.constexpr):
-    """Weights times gain: K times [1, BLOCK_C]."""
+    """Load weights times gain: K times [1, BLOCK_C]."""
     found = ()
     for k in tl.static_range(K):
         found += (load(w + k * w_k + c * w_c, c < C, WHOLE, ACC) * GAIN,)
@@ -62,7 +62,9 @@ def rows_of(w, c, C, w_k, w_c, K: tl.constexpr, GAIN: tl.constexpr, WHOLE: tl.co
 
 @triton.jit
 def join(columns, K: tl.constexpr):
-    """K times [BLOCK_P] side by side, [BLOCK_P, K] (4 for 3): one exchange between threads and one store for all."""
+    """Put K times [BLOCK_P] side by side, [BLOCK_P, K] (4 for 3): one exchange between threads and
+    one store for all.
+    """
     if K == 1:
         return columns[0][:, None]
     elif K == 2:
@@ -83,7 +85,7 @@ def rgb_narrow_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     MORE: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y[k] = GAIN * sum over c of x[c] * w[k, c] + bias[k].
+    """Compute y[k] = GAIN * sum over c of x[c] * w[k, c] + bias[k].
 
     With ref, x is first masked by the activation's slope at ref. MORE: there are more channels than a tile has, and the
     program goes through all of them.
@@ -140,7 +142,7 @@ def rgb_wide_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y[c] = activate(GAIN * sum over k of g[k] * w[k, c] + bias[c])."""
+    """Compute y[c] = activate(GAIN * sum over k of g[k] * w[k, c] + bias[c])."""
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
@@ -169,10 +171,11 @@ def rgb_correlate_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """A row of this program's sums over pixels: GAIN * g[k] * x[c] (K * C of them), then, as asked for, g[k] or x[c].
+    """Write a row of this program's sums over pixels: GAIN * g[k] * x[c] (K * C of them), then, as asked for, g[k] or
+    x[c].
 
     With ref, x is first masked by the activation's slope at ref. With dx, GAIN * sum over k of g[k] * w[k, c] is
-    written there in passing: both gradients of `rgb_narrow_kernel` from one pass.
+    written there in passing. Both gradients of `rgb_narrow_kernel` then come from one pass.
     """
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
@@ -232,11 +235,11 @@ def rgb_correlate_kernel(
 
 
 class Config(NamedTuple):
-    """How the wide tensor is covered."""
+    """The way to cover the wide tensor."""
 
-    vectors: int  # of 16 bytes that a thread holds of one tile
+    vectors: int  # vectors of 16 bytes that a thread holds of one tile
     ahead: int  # tiles on their way from memory at once
-    per_sm: int  # programs for each multiprocessor, which walk: weights are loaded once for many tiles
+    per_sm: int  # programs for each multiprocessor; they walk, so weights are loaded once for many tiles
     warps: int = 4
 
 
@@ -251,14 +254,15 @@ CONFIGS = {
     "masked correlate": Config(vectors=1, ahead=2, per_sm=8),
     "correlate and wide": Config(vectors=1, ahead=4, per_sm=4),
 }
-LANES = 32  # of a warp: side by side along the dimension that is contiguous
-SIDE = 8  # where pixels of the image are loaded as well: wider tiles had Triton load each of them up to ten times over
-FEW = 256  # pixels: up to here one program sums all of a sample, and no second launch adds up
+LANES = 32  # threads of a warp, side by side along the contiguous dimension
+# Used where pixels of the image are loaded as well. With wider tiles Triton loaded each of them up to ten times.
+SIDE = 8
+FEW = 256  # pixels; up to here one program sums all of a sample, and no second launch adds up
 
 
 @lru_cache(maxsize=4096)
 def cover(shape: torch.Size, nhwc: bool, op: str, itemsize: int, device: torch.device) -> Tiling:
-    """Tiles of the wide tensor; a thread's neighbouring elements fill 16 bytes."""
+    """Return the tiles of the wide tensor. A thread's neighbouring elements fill 16 bytes."""
     config = CONFIGS[op]
     choices.note("rgb", op, config)
     samples, channels, pixels = shape[0], shape[1], shape[2] * shape[3]
@@ -279,7 +283,7 @@ def cover(shape: torch.Size, nhwc: bool, op: str, itemsize: int, device: torch.d
     tiles, tiles_c = -(-pixels // block_p), 1 if "narrow" in op else -(-channels // block_c)
     wave = 1 if small else max(1, processor(device)[1] * config.per_sm // max(samples * tiles_c, 1))
     ahead = min(config.ahead, -(-tiles // min(wave, max(tiles, 1))))
-    # Of each program; some more where all programs then have as many, and nothing is masked.
+    # Tiles of each program. Some more where all programs then have equally many, and nothing is masked.
     steps = -(-tiles // (wave * ahead))
     steps = next((s for s in range(steps, steps * 4 // 3 + 1) if s and tiles % (s * ahead) == 0), steps)
     programs = -(-tiles // max(steps * ahead, 1))
@@ -297,13 +301,13 @@ def cover(shape: torch.Size, nhwc: bool, op: str, itemsize: int, device: torch.d
 
 
 def sums_alike(wide: Tensor, nhwc: bool, t: Tiling, more: bool) -> bool:
-    """Whether lanes that share a sum over channels compute the same number although the compiler makes FMAs.
+    """Return whether lanes that share a sum over channels compute the same number although the compiler makes FMAs.
 
-    Each lane adds its neighbours' sums to its own, and all of them write the result to shared memory. If its own is a
-    single product, that is fma(x, w, neighbour's), rounded once and so another number in each lane, and it is chance
-    which of them is read. Several products in a lane are added up before. Triton gives a thread 16 bytes of what is
-    contiguous, or less where they are not known to be aligned or there are too few elements for all threads: of the
-    tile, or of the weights, where those are loaded beside it (more).
+    Each lane adds its neighbours' sums to its own, and all lanes write the result to shared memory. If a lane's own sum
+    is a single product, the compiler makes fma(x, w, neighbour's). It rounds once, so each lane has another number, and
+    chance decides the lane that is read. Several products in a lane are added up before. Triton gives a thread 16 bytes
+    of the contiguous dimension. A thread has less if alignment is unknown or the tile has too few elements for all
+    threads. The same holds for weights that are loaded beside the tile (more).
     """
     if nhwc:
         elements = t.options["BLOCK_C"] * (1 if more else t.options["BLOCK_P"])
@@ -317,7 +321,7 @@ def sums_alike(wide: Tensor, nhwc: bool, t: Tiling, more: bool) -> bool:
 
 
 class Call(NamedTuple):
-    """What the three maps of one layer, and their gradients, have in common."""
+    """The facts that the three maps of one layer, and their gradients, share."""
 
     gain: float
     shared: bool  # one weight [1, K, C] for all samples, or [N, K, C]
@@ -328,7 +332,7 @@ class Call(NamedTuple):
 
     @property
     def sums(self) -> torch.dtype:
-        """The dtype of sums and weights."""
+        """Return the dtype of sums and weights."""
         return accumulator(torch.promote_types(self.wide, self.narrow))
 
     def cover(self, wide: Tensor, op: str) -> Tiling:
@@ -336,7 +340,7 @@ class Call(NamedTuple):
 
     def run(self, kernel, t: Tiling, pointers: tuple, w: Tensor | None, act: tuple[float, float] = (1.0, 1.0),
             *more: int, k: int, **constants) -> None:  # fmt: skip
-        """Launch for K = k; act is slope and gain of an activation."""
+        """Launch for K = k. act is slope and gain of an activation."""
         strides = (0, 0, 1) if w is None else (0 if self.shared else w.stride(0), w.stride(1), w.stride(2))
         narrow = (k, 1) if self.narrow_nhwc else (1, t.sizes[1])
         constants |= {"K": k, "GAIN": self.gain, "SLOPE": act[0], "ACT_GAIN": act[1]}
@@ -351,7 +355,9 @@ def _empty(like: Tensor, channels: int, dtype: torch.dtype, nhwc: bool) -> Tenso
 
 def narrow(x: Tensor, w: Tensor, call: Call, bias: Tensor | None = None, ref: Tensor | None = None,
            act: tuple[float, float] = (1.0, 1.0)) -> Tensor:  # fmt: skip
-    """gain * sum over c of x[n, c] * w[n, k, c] + bias[k]; ref: x is masked by the slope of act at ref, first."""
+    """Compute gain * sum over c of x[n, c] * w[n, k, c] + bias[k]. With ref, x is first masked by
+    the slope of act at ref.
+    """
     k = w.shape[1]
     y = _empty(x, k, call.narrow, call.narrow_nhwc)
     t = call.cover(x, "narrow" if ref is None else "masked narrow")
@@ -363,7 +369,7 @@ def narrow(x: Tensor, w: Tensor, call: Call, bias: Tensor | None = None, ref: Te
 
 def wide(g: Tensor, w: Tensor, call: Call, bias: Tensor | None = None,
          act: tuple[float, float] = (1.0, 1.0)) -> Tensor:  # fmt: skip
-    """act(gain * sum over k of g[n, k] * w[n, k, c] + bias[c])."""
+    """Compute act(gain * sum over k of g[n, k] * w[n, k, c] + bias[c])."""
     y = _empty(g, w.shape[2], call.wide, call.wide_nhwc)
     call.run(rgb_wide_kernel, call.cover(y, "wide"), (g, w, bias, y), w, act, k=w.shape[1])
     return y
@@ -371,9 +377,13 @@ def wide(g: Tensor, w: Tensor, call: Call, bias: Tensor | None = None,
 
 def correlate(g: Tensor, x: Tensor, call: Call, *, ref: Tensor | None = None, act: tuple[float, float] = (1.0, 1.0),
               w: Tensor | None = None, sum_g: bool = False, sum_x: bool = False):  # fmt: skip
-    """dw = gain * sum over pixels of g[n, k] * x[n, c], [N or 1, K, C], in a fixed order; and what else is asked for.
+    """Compute dw = gain * sum over pixels of g[n, k] * x[n, c], [N or 1, K, C], in a fixed order, and other sums on the
+    way.
 
-    w: also dx = `wide(g, w)`. sum_g, sum_x: also the sums of g [K] or of x [C] over samples and pixels, one of the two.
+    Args:
+        w: with it, also dx = `wide(g, w)`.
+        sum_g, sum_x: also the sums of g [K] or of x [C] over samples and pixels, one of the two.
+
     Returns (dw, dx or None, sums or None).
     """
     (samples, k), c = g.shape[:2], x.shape[1]

@@ -1,7 +1,7 @@
-"""toRGB's weights for each sample, weight [K, C] * style [N, C], whose two gradients are sums of one launch.
+"""The weights of toRGB for each sample, weight [K, C] * style [N, C]. Both gradients are sums of one launch.
 
-Two products and two sums over a few thousand numbers: in PyTorch's spelling four launches for each resolution, which
-cost what four launches cost.
+The work is two products and two sums over a few thousand numbers. PyTorch needs four launches for each resolution, and
+a launch costs more than the work.
 """
 
 import torch
@@ -15,8 +15,8 @@ BLOCK_C = 32
 
 
 def styled(weight: Tensor, style: Tensor) -> Tensor:
-    """weight [K, C] * style [N, C] -> [N, K, C], both of one dtype; differentiable any number of times."""
-    if torch.compiler.is_compiling():  # which fuses small operations by itself
+    """Compute weight [K, C] * style [N, C] -> [N, K, C], both of one dtype. Differentiable to any order."""
+    if torch.compiler.is_compiling():  # The compiler fuses small operations by itself.
         return weight[None] * style[:, None]
     return _Styled.apply(weight.contiguous(), style.contiguous())
 
@@ -26,7 +26,9 @@ def styled_grad_kernel(
     g, weight, style, dweight, dstyle, N, C, stride_n, stride_k,
     K: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dweight[k, c] = sum over n of g * style, dstyle[n, c] = sum over k of g * weight; whichever are given."""
+    """Compute dweight[k, c] = sum over n of g * style and dstyle[n, c] = sum over k of g * weight,
+    whichever are given.
+    """
     after_previous(DEPENDENT)
     c = tl.program_id(0) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     rows = ()

@@ -1,10 +1,10 @@
-"""Gradients of weights beside the backward pass: computed on a second CUDA stream, handed over at its end.
+"""Weight gradients beside the backward pass: computed on a second CUDA stream, handed over at its end.
 
-No kernel of a backward pass reads the gradient of a weight, only the optimizer does. So it need not stand in the way
-of the gradients of activations, which wait for one another. But autograd orders its work by the stream that a node's
-forward pass ran on, and adds up a leaf's contributions there: of a stream inside a node it knows nothing. Therefore a
-`WeightGradients` takes these gradients in its place. An op's backward offers them with `defer`; if it returns True, the
-op returns None for them. They are added up on the second stream, and reach `.grad` once the streams have been joined.
+No kernel of a backward pass reads the gradient of a weight. Only the optimizer does. So it need not delay the gradients
+of activations, which wait for one another. But autograd orders its work by the stream of a node's forward pass, and
+adds up a leaf's contributions there. It knows nothing of a stream inside a node. Therefore a `WeightGradients` takes
+these gradients in autograd's place. An op's backward offers them with `defer`. If `defer` returns True, the op returns
+None for them. They are added up on the second stream, and reach `.grad` once the streams have been joined.
 """
 
 import contextlib
@@ -20,9 +20,9 @@ from kernels.common.tiles import alike
 class Branch:
     """A second CUDA stream that leaves the current one and joins it again, also inside a capture.
 
-    On a CPU, and while `active` is False, work runs in line. PyTorch hands out streams from a few for each priority, so
-    one with a priority of its own is shared with no other part of a program: memory that is freed while another stream
-    still reads it is then taken by nobody but the next branch, which starts behind that reader.
+    On a CPU, and while `active` is False, work runs in line. PyTorch hands out streams from a small pool for each
+    priority. A stream with a priority of its own is shared with no other part of a program. So memory that is freed
+    while another stream still reads it is taken by the next branch only, which starts behind that reader.
 
     Attributes:
         forks: how often work was put beside the current stream.
@@ -37,10 +37,10 @@ class Branch:
 
     @contextlib.contextmanager
     def fork(self) -> Iterator[None]:
-        """What is launched inside runs after all that was launched before, and beside what is launched next.
+        """Put the launches inside of the context beside later launches. They run after all earlier launches.
 
-        Whatever it reads or writes must be kept alive, and unchanged, until `join`: memory that is freed goes back to
-        the stream that it was allocated on, whose next kernel may write to it at once.
+        Tensors that they read or write must be kept alive, and unchanged, until `join`. Freed memory goes back to the
+        stream that allocated it, and its next kernel may write to it at once.
         """
         if not self.active:
             yield
@@ -55,16 +55,16 @@ class Branch:
             yield
 
     def join(self) -> None:
-        """What is launched from here on runs after everything in the branch."""
+        """Make later launches run after everything in the branch."""
         if self._open:
             torch.cuda.current_stream().wait_stream(self.stream)
             self._open = False
 
 
 class WeightGradients:
-    """Gradients of these leaves, found in a branch while one backward pass runs.
+    """A collector of the gradients of these leaves, found in a branch while one backward pass runs.
 
-    A leaf is known by its address and strides, so that an op finds it also where it was given a transposed view.
+    A leaf is known by its address and strides. So an op finds it also where it was given a transposed view.
 
     Attributes:
         counts: of the last pass: address of a leaf -> contributions to its gradient.
@@ -79,7 +79,9 @@ class WeightGradients:
 
     @contextlib.contextmanager
     def collecting(self) -> Iterator[None]:
-        """Run one backward pass inside. After it the gradients are where autograd would have left them: in `.grad`."""
+        """Collect the gradients of one backward pass run inside of the context. Afterwards they are in `.grad`, as
+        autograd's are.
+        """
         self._at = {leaf.data_ptr(): leaf for leaf in self.leaves if leaf.requires_grad}
         self._found, self.counts = {}, Counter()
         _collectors.append(self)
@@ -91,10 +93,10 @@ class WeightGradients:
             self.branch.join()
             _collectors.remove(self)
             self._found = {}
-            self._held.clear()  # only now may what they read be used for something else
+            self._held.clear()  # Only now may the tensors that they read be used for something else.
 
     def take(self, weights: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]]) -> bool:
-        """See `defer`."""
+        """Take the gradients; see `defer`."""
         leaves = [self._leaf(weight) for weight in weights]
         if any(leaf is None for leaf, _ in leaves):
             return False
@@ -105,7 +107,7 @@ class WeightGradients:
         return True
 
     def _leaf(self, weight: Tensor) -> tuple[Tensor | None, bool]:
-        """The leaf that `weight` is, and whether it is its transpose."""
+        """Return the leaf that `weight` is, and whether it is its transpose."""
         leaf = self._at.get(weight.data_ptr())
         if leaf is not None and leaf.dtype is weight.dtype:
             if alike(weight, leaf):
@@ -134,17 +136,17 @@ class WeightGradients:
             torch._foreach_add_(*map(list, zip(*begun, strict=True)))
 
 
-_collectors: list[WeightGradients] = []  # seen by all threads: autograd has its own for each GPU
+_collectors: list[WeightGradients] = []  # all threads see it, because autograd has a thread for each GPU
 
 
 def defer(weights: Sequence[Tensor], compute: Callable[[], Sequence[Tensor]]) -> bool:
-    """Offer the gradients of `weights`, which `compute` returns, to whoever collects them. Call it in `backward`.
+    """Offer the gradients of `weights`, which `compute` returns, to the running collector. Call it in `backward`.
 
-    Returns whether they were taken; then return None for them. They are not where nobody collects, where one of the
-    weights is no leaf that is collected (but made of one, by a cast or padding), and where the gradient will be
+    Returns whether they were taken. If so, return None for them in `backward`. They are refused in three cases. No
+    collector is running. A weight is no collected leaf (but made of one, by a cast or padding). Or the gradient will be
     differentiated itself.
 
-    compute: launches all it needs, on tensors that exist; it is kept until the pass is over, and they with it.
+    compute: launches all it needs, on tensors that exist. It is kept until the pass is over, and the tensors with it.
     """
     if not _collectors or torch.is_grad_enabled():
         return False

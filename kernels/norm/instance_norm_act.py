@@ -1,14 +1,14 @@
-"""y = leaky_relu(instance_norm(x + noise * strength) * scale + bias) * gain: the tail of an AdaIN layer.
+"""The op y = leaky_relu(instance_norm(x + noise * strength) * scale + bias) * gain: the tail of an AdaIN layer.
 
-Instance normalization (Ulyanov et al. 2016, arXiv:1607.08022) with the style's scale and bias for each sample and
-channel (Karras et al. 2019, arXiv:1812.04948), fused with the noise before it and the leaky ReLU after it. x is read
-twice, once for the statistics and once to apply them, and y written once; eager PyTorch moves about four times that.
-Large maps in NCHW memory have kernels of their own, for which the second time is served by the L2 cache
+It is instance normalization (Ulyanov et al. 2016, arXiv:1607.08022) with the style's scale and bias for each sample and
+channel (Karras et al. 2019, arXiv:1812.04948). The noise before it and the leaky ReLU after it are fused in. The op
+reads x twice, once for the statistics and once to apply them, and writes y once. Eager PyTorch moves about four times
+that. Large maps in NCHW memory have kernels of their own. There the L2 cache serves the second read
 (`instance_norm_act_planes.py`).
 
-Statistics are Welford's in each program, then joined by Chan's rule: a mean far from zero costs no digits. All sums
-over pixels are partial sums added in a fixed order, so results are the same on every run. The kernels have a file of
-their own, `instance_norm_act_kernels.py`.
+Each program takes Welford's statistics, and Chan's rule joins them: a mean far from zero costs no digits. All sums over
+pixels are partial sums added in a fixed order, so results are equal in every run. The kernels are in
+`instance_norm_act_kernels.py`.
 """
 
 import math
@@ -57,21 +57,29 @@ def instance_norm_act(
     slope: float = 0.2,
     gain: float | None = None,
 ) -> Tensor:
-    """leaky_relu((u - mean) / sqrt(var + eps) * scale + bias) * gain, u = x + noise * strength; differentiable twice.
+    """Compute leaky_relu((u - mean) / sqrt(var + eps) * scale + bias) * gain with u = x + noise * strength, fused.
+
+    Differentiable twice.
 
     Args:
         x: [N, C, H, W] (NCHW or channels_last, kept); float16, bfloat16, float32 or float64.
-        scale, bias: [N, C].  noise: [N, 1, H, W] or [1, 1, H, W].  strength: scalar tensor.
-        eps: added to the (biased) variance.  slope: of the leaky ReLU.  gain: sqrt(2) unless given.
+        scale, bias: [N, C].
+        noise: [N, 1, H, W] or [1, 1, H, W].
+        strength: scalar tensor.
+        eps: added to the (biased) variance.
+        slope: slope of the leaky ReLU.
+        gain: sqrt(2) unless given.
 
-    Returns y like x, in x.dtype (autocast's dtype under autocast). Statistics and sums are kept in float32 (float64 for
-    float64). Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside the interpreter.
+    Returns y like x, in x.dtype (autocast's dtype under autocast). Statistics and sums are float32 (float64 for
+    float64).
+    Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside the interpreter.
     """
     _check(x, scale, bias, noise, strength)
     check_device(x)
     gain = math.sqrt(2) if gain is None else float(gain)
     if noise is not None:
-        if noise.requires_grad and torch.is_grad_enabled():  # projection: rare, so plain ops
+        # Gradients of noise are for projection: rare, so plain ops suffice.
+        if noise.requires_grad and torch.is_grad_enabled():
             x, noise, strength = x + (noise * strength).to(x.dtype), None, None
         else:
             noise, strength = noise.contiguous(), strength.contiguous()
@@ -94,7 +102,7 @@ def instance_norm_act_reference(
     slope: float = 0.2,
     gain: float | None = None,
 ) -> Tensor:
-    """`instance_norm_act` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `instance_norm_act` in plain PyTorch. Arguments and result as `instance_norm_act`."""
     _check(x, scale, bias, noise, strength)
     u = x if noise is None else x + noise * strength
     var, mean = torch.var_mean(u.to(accumulator(x.dtype)), dim=(2, 3), correction=0, keepdim=True)
@@ -106,7 +114,9 @@ def instance_norm_act_reference(
 def bytes_moved(
     x: Tensor, noise: Tensor | None = None, *, backward: bool = False, out: torch.dtype | None = None
 ) -> int:
-    """Bytes that must cross memory if a plane fits on the chip: x in, y out; backward: dy and x in, dx out."""
+    """Return the bytes that must cross memory if a plane fits on the chip: x in, y out; backward:
+    dy and x in, dx out.
+    """
     out_bytes = x.numel() * (out or x.dtype).itemsize
     activation = 2 * x.nbytes + out_bytes if backward else x.nbytes + out_bytes
     return activation + (noise.nbytes if noise is not None else 0)
@@ -135,7 +145,7 @@ def _launch(kernel, t: Tiling, x: Tensor, noise: Tensor | None, *pointers, **con
 
 
 def _moments(x: Tensor, noise: Tensor | None, strength: Tensor | None, eps: float) -> tuple[Tensor, Tensor]:
-    """Mean and 1 / sqrt(var + eps) of x + noise * strength, both [N, C]."""
+    """Return mean and 1 / sqrt(var + eps) of x + noise * strength, both [N, C]."""
     t, acc = _tiling(x, "forward"), accumulator(x.dtype)
     mean, rstd = x.new_empty((2, *x.shape[:2]), dtype=acc)
     if x.numel():
@@ -151,7 +161,7 @@ def _moments(x: Tensor, noise: Tensor | None, strength: Tensor | None, eps: floa
 
 
 def forward(x, scale, bias, noise, strength, eps: float, slope: float, gain: float, dtype: torch.dtype):
-    """y, and the mean and rstd [N, C] of each map, for tensors that are dense."""
+    """Return y, and the mean and rstd [N, C] of each map, for dense tensors."""
     if how := planes.walk(x):
         return planes.forward(x, scale, bias, noise, strength, eps, slope, gain, dtype, how)
     y = torch.empty_like(x, dtype=dtype)
@@ -164,7 +174,7 @@ def forward(x, scale, bias, noise, strength, eps: float, slope: float, gain: flo
 def _sums(
     t: Tiling, x: Tensor, noise: Tensor | None, slope: float, gain: float, pointers: tuple, places: slice
 ):
-    """Those of the five sums of `instance_norm_act_sums_kernel` that `places` names, [sums, N, C]."""
+    """Return the sums of `instance_norm_act_sums_kernel` that `places` names, [sums, N, C]."""
     five: list[Tensor | None] = [None] * 5
     out = x.new_empty((len(five[places]), *x.shape[:2]), dtype=accumulator(x.dtype))
     sums = Sums(t, x.dtype, out)
@@ -176,7 +186,9 @@ def _sums(
 def backward(
     g, x, scale, bias, noise, strength, mean, rstd, slope: float, gain: float, needs: tuple[bool, ...]
 ):
-    """(dx, dscale, dbias, dstrength) for the gradient g of y (None where not needed), and the sums [2, N, C] used."""
+    """Return (dx, dscale, dbias, dstrength) for the gradient g of y (None where not needed), and
+    the sums [2, N, C] used.
+    """
     g, t = dense_as(g, is_nhwc(x)), _tiling(x, "backward")
     common = (g, x, noise, strength, scale, bias, mean, rstd)
     if how := planes.walk(x, 2):
@@ -192,10 +204,13 @@ def backward(
 
 
 def gradients(ctx, g: Tensor, backward: Callable[..., tuple]) -> tuple[Tensor | None, ...]:
-    """Of x, scale, bias, noise and strength, by `backward` where they will not be differentiated themselves.
+    """Return the gradients of x, scale, bias, noise and strength.
 
-    ctx has saved the five inputs, mean and rstd; its constants are slope and gain. `backward` takes g, these and which
-    of dx, dscale, dbias and dstrength are needed, and returns the four.
+    They come from `backward` unless they will be differentiated themselves.
+
+    Args:
+        ctx: holds the five inputs, mean and rstd as saved tensors, and the constants slope and gain.
+        backward: takes g, these and the needed ones of dx, dscale, dbias and dstrength. It returns the four.
     """
     saved = ctx.saved_tensors
     needs = needed(ctx, tuple(t is not None for t in saved[:5]))
@@ -219,7 +234,9 @@ class _InstanceNormAct(torch.autograd.Function):
 
 
 class _InstanceNormActGrad(torch.autograd.Function):
-    """`backward` as a function that can be differentiated itself (mean and rstd stand for what they came from)."""
+    """`backward` as a function that can be differentiated itself. mean and rstd stand for the
+    inputs that they came from.
+    """
 
     @staticmethod
     def forward(ctx, g, x, scale, bias, noise, strength, mean, rstd, slope, gain, needs):

@@ -1,7 +1,8 @@
-"""The kernels of `kernels/norm/instance_norm_act.py`, in the order in which they run.
+"""The kernels of `instance_norm_act` by tiles, in the order in which they run.
 
-Forward: moments of each program's pixels, these joined, then y. Backward: the sums that are dscale and dbias, and that
-removing mean and variance from the gradient needs; then dx. Double backward: the same two passes once more.
+Forward has three: the moments of each program's pixels, the joined moments, then y. Backward has two passes. The first
+takes the sums that are dscale and dbias, which also remove mean and variance from the gradient. The second writes dx.
+Double backward has the same two passes once more.
 """
 
 from kernels.common.dependent_launch import after_previous
@@ -13,30 +14,30 @@ from kernels.common.tiles import COUNTS, load, my_tiles, store, tile_at, tl, tri
 
 @triton.jit
 def normalized_act(u, mean, rstd, scale, bias, SLOPE: tl.constexpr, GAIN: tl.constexpr):
-    """y."""
+    """Compute y."""
     z = (u - mean) * rstd * scale + bias
     return tl.where(z > 0, z, z * SLOPE) * GAIN
 
 
 @triton.jit
 def normalized_act_grad(g, u, mean, rstd, scale, bias, SLOPE: tl.constexpr, GAIN: tl.constexpr):
-    """dz, whose sum over pixels is dbias, and the normalized u; the sum of their product is dscale."""
+    """Compute dz and the normalized u (h). The sum of dz over pixels is dbias, the sum of dz * h is dscale."""
     h = (u - mean) * rstd
     return tl.where(h * scale + bias > 0, g, g * SLOPE) * GAIN, h
 
 
 @triton.jit
 def instance_norm_grad(dz, h, rstd, scale, mean_dz, mean_dz_h):
-    """du: dz through the affine map and the normalization, which removes its mean and its part along h."""
+    """Compute du from dz, through affine map and normalization. The latter removes dz's mean and its part along h."""
     return rstd * scale * (dz - mean_dz - h * mean_dz_h)
 
 
 @triton.jit
 def instance_norm_grad_grad(dz, v, h, rstd, scale, ddscale, ddbias, A, B, V, W, D):
-    """Gradient, with respect to dz and u, of the first gradients, given theirs: v of du, ddscale, ddbias.
+    """Compute the gradients by dz and u of the first gradients, along v (of du), ddscale and ddbias.
 
-    A, B, V, W, D are the means over the plane of dz, dz * h, v, v * h and v * dz. Differentiated is
-    sum(rstd * scale * dz * (v - V - h * W)) + ddscale * sum(dz * h) + ddbias * sum(dz), where h and rstd depend on u.
+    A, B, V, W, D are the means over the plane of dz, dz * h, v, v * h and v * dz. The function to differentiate is
+    sum(rstd * scale * dz * (v - V - h * W)) + ddscale * sum(dz * h) + ddbias * sum(dz). In it h and rstd depend on u.
     """
     k = rstd * scale
     ddz = k * (v - V - h * W) + ddscale * h + ddbias
@@ -50,7 +51,7 @@ def instance_norm_grad_grad(dz, v, h, rstd, scale, ddscale, ddbias, A, B, V, W, 
 
 @triton.jit
 def noisy(pointers, e, k, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT: tl.constexpr = None):
-    """Values + noise * strength; e is None where there is no noise."""
+    """Compute the values + noise * strength. e is None where there is no noise."""
     u = load(pointers, inside, WHOLE, ACC, EVICT)
     if e is not None:
         u += e * k
@@ -59,7 +60,7 @@ def noisy(pointers, e, k, inside, WHOLE: tl.constexpr, ACC: tl.constexpr, EVICT:
 
 @triton.jit
 def row(pointer, n, c, C, WHOLE: tl.constexpr, ACC: tl.constexpr):
-    """[1, BLOCK_C] of a tensor [N, C], or zeros if it is None."""
+    """Load [1, BLOCK_C] of a tensor [N, C], or zeros if it is None."""
     if pointer is not None:
         return load(pointer + n * C + c, c < C, WHOLE, ACC)
     else:
@@ -72,9 +73,10 @@ def moments_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One row per program of the mean of u = x + noise * strength over its pixels, and of their squared distance to it.
+    """Write one row for each program: the mean of u = x + noise * strength over its pixels, and their squared distance
+    to it.
 
-    Each of the BLOCK_P x BLOCK_C positions keeps Welford's running moments; at the end those of a channel are joined.
+    Each of the BLOCK_P x BLOCK_C positions keeps Welford's running moments. At the end those of a channel are joined.
     """
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
@@ -102,7 +104,9 @@ def moments_kernel(
 
 @triton.jit
 def pixels_of(t, P, tiles, programs, BLOCK_P: tl.constexpr):
-    """How many pixels program t of a sample sees: all its tiles are full, but for the sample's last one."""
+    """Return the number of pixels that program t of a sample sees. All its tiles are full, except
+    the sample's last tile.
+    """
     missing = tl.where(t == (tiles - 1) % programs, tiles * BLOCK_P - P, 0)
     return tl.where(t < programs, tl.cdiv(tiles - t, programs) * BLOCK_P - missing, 0)
 
@@ -112,7 +116,7 @@ def join_moments_kernel(
     means, m2s, mean, rstd, eps, C, P, tiles, programs, PIXELS: tl.constexpr,
     ACC: tl.constexpr, BLOCK_T: tl.constexpr, BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Join the rows of one sample by Chan's rule: mean and rstd [N, C]. PIXELS: BLOCK_P of the rows' kernel."""
+    """Join the rows of one sample by Chan's rule into mean and rstd [N, C]. PIXELS: BLOCK_P of the rows' kernel."""
     after_previous(DEPENDENT)
     n = tl.program_id(0).to(tl.int64)
     c = tl.program_id(1) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -163,8 +167,10 @@ def instance_norm_act_sums_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Each program's sums over its pixels: of dz * h (dscale) and dz (dbias) if dz_sum is given; of v, v * h and
-    v * dz if v_sum is, where v = ddx + noise * ddstrength is the gradient of du.
+    """Take each program's sums over its pixels.
+
+    They are dz * h (dscale) and dz (dbias) if dz_sum is given. If v_sum is given, they are v, v * h and v * dz, where v
+    = ddx + noise * ddstrength is the gradient of du.
     """
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
@@ -208,7 +214,7 @@ def instance_norm_act_grad_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dx, given the sums [N, C] of the pass before, and each program's sum of dstrength."""
+    """Compute dx, given the sums [N, C] of the pass before, and each program's sum of dstrength."""
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
@@ -242,7 +248,7 @@ def instance_norm_act_grad_grad_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dg, dx and each program's sum of dstrength, given the sums over pixels [N, C] of both gradient passes."""
+    """Compute dg, dx and each program's sum of dstrength, given the sums over pixels [N, C] of both gradient passes."""
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
@@ -265,7 +271,7 @@ def instance_norm_act_grad_grad_kernel(
         if ddstrength is not None:
             v += e * tl.load(ddstrength).to(ACC)
         ddz, du = instance_norm_grad_grad(dz, v, h, r, s, dds, ddb, A, B, V, W, D)
-        # dz is linear in g: what brings ddz back to g is the same mask and gain.
+        # dz is linear in g: the same mask and gain bring ddz back to g.
         dg_value, _ = normalized_act_grad(ddz, u, mu, r, s, b, SLOPE, GAIN)
         store(dg + at + ij, dg_value, inside, WHOLE)
         if dx is not None:

@@ -1,12 +1,13 @@
-"""`instance_norm_act` of large NCHW maps: a program reads a plane, then reads it again while the L2 cache still has it.
+"""The op `instance_norm_act` for large NCHW maps. A program reads a plane twice, the second time from the L2 cache.
 
-Triton has nowhere to keep a plane of 256 x 256 between its statistics and their use, as a block of CUDA C++ has in
-shared memory. But a GPU's L2 cache holds a plane or two for each multiprocessor. So no more programs run than it has
-room for, each takes one plane after another, and of the two times that a plane is read one crosses memory.
+Triton has no place to keep a plane of 256 x 256 between its statistics and their use. A block of CUDA C++ keeps it in
+shared memory. But a GPU's L2 cache holds a plane or two for each multiprocessor. So only as many programs run as the
+cache has room for, and each takes one plane after another. One of the two reads of a plane then crosses memory.
 
-What is written passes through that cache, too, and pushes out what is to be read again. So it counts as much as what
-is read, and it is marked as the first to go (`hints`). Reads can be marked only where they are not fetched ahead:
-Triton has `cp.async` carry no mark (`tests/kernels/test_kernels_planes_hints.py` reads the PTX).
+Written values pass through that cache, too, and push out values that will be read again. So the cache must have room
+for the written plane as well, and stores are marked as the first to be dropped (`hints`). Reads can be marked only
+where they are not fetched ahead: Triton's `cp.async` carries no mark (`tests/kernels/test_kernels_planes_hints.py`
+reads the PTX).
 """
 
 from collections.abc import Iterator
@@ -42,21 +43,21 @@ LEAST_PIXELS = 1024  # smaller planes are walked over in tiles of several
 
 
 class Config(NamedTuple):
-    """How programs walk over planes: `python -m kernels.tuning.planes` times others."""
+    """The way that programs walk over planes. `python -m kernels.tuning.planes` times others."""
 
     per_sm: float  # programs for each multiprocessor
     block: int  # pixels at a time
     warps: int
-    stages: int = 3  # of the pipeline when a plane is read first: all but one hold a block in shared memory
-    again: int = 3  # when it is read again
-    hints: bool = False  # mark what is to be kept in the L2 cache, and what is the first to go
-    back: bool = False  # read again from the end, which the cache is most likely to have
+    stages: int = 3  # stages of the pipeline for the first read: all but one hold a block in shared memory
+    again: int = 3  # stages for the second read
+    hints: bool = False  # mark loads to be kept in the L2 cache, and stores as the first to go
+    back: bool = False  # read again from the end, which the cache is most likely to hold
 
 
 class Walk(NamedTuple):
-    """How the planes are covered."""
+    """The launch that covers the planes of one tensor."""
 
-    programs: int  # each takes every so-manyeth plane
+    programs: int  # programs; each takes every so-manyeth plane
     block: int
     warps: int
     stages: int = 3
@@ -65,12 +66,12 @@ class Walk(NamedTuple):
     back: bool = False
 
 
-# By the share of the L2 cache that one plane for each multiprocessor takes, of every tensor read or written: the first
-# row counts that allows as much. Two programs, of which one loads while the other adds up its threads' sums, take half
-# of the cache then: where they took 1.1 of it, 83% of the second reads missed. One may take more than there is, as it
-# beats a third pass even if some miss (docs/log.md); what does is what was read first, if the second read goes
-# backwards. 16 numbers a thread are two accesses of 16 bytes, or four. Marks only where planes push each other out:
-# what is written may be read soon. The rows with marks were found by `kernels.tuning.planes` on an H200.
+# By the share of the L2 cache that one plane for each multiprocessor takes, of every tensor read or written. The first
+# row that allows so much counts. Two programs take half of the cache at most: one loads while the other adds up its
+# threads' sums. At 1.1 of the cache, 83% of the second reads missed. One program may take more than the whole cache,
+# because it beats a third pass even if some reads miss (docs/log.md). If the second read goes backwards, only what was
+# read first misses. 16 numbers a thread are two accesses of 16 bytes, or four. Marks stand only where planes push each
+# other out: written values may be read soon. The rows with marks were found by `kernels.tuning.planes` on an H200.
 CONFIGS: tuple[tuple[float, Config | None], ...] = (
     (0.25, Config(2, 4096, 8)),
     (0.56, Config(2, 4096, 16, stages=3, again=1, hints=True, back=True)),
@@ -90,7 +91,9 @@ def instance_norm_act_planes_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
     AGAIN: tl.constexpr, HINTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y, and mean and rstd of each plane of u = x + noise * strength. Only the last block of a plane may be partial."""
+    """Write y, and mean and rstd of each plane of u = x + noise * strength. Only the last block of
+    a plane may be partial.
+    """
     after_previous(DEPENDENT)
     KEEP: tl.constexpr = "evict_last" if HINTS else None
     DROP: tl.constexpr = "evict_first" if HINTS else None
@@ -100,7 +103,8 @@ def instance_norm_act_planes_kernel(
     for plane in tl.range(tl.program_id(0), planes, tl.num_programs(0)):
         at, e_at = P.to(tl.int64) * plane, noise_stride.to(tl.int64) * (plane // C)
         means, m2 = tl.zeros([BLOCK], ACC), tl.zeros([BLOCK], ACC)
-        origin = tl.load(x + at).to(ACC)  # moments as seen from there: a mean far from zero costs no digits
+        # Moments relative to the first values: a mean far from zero costs no digits.
+        origin = tl.load(x + at).to(ACC)
         if noise is not None:
             origin += tl.load(noise + e_at).to(ACC) * k
         for p in tl.range(0, P, BLOCK, num_stages=STAGES):
@@ -130,7 +134,9 @@ def instance_norm_act_planes_grad_kernel(
     SLOPE: tl.constexpr, GAIN: tl.constexpr, ACC: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr,
     AGAIN: tl.constexpr, HINTS: tl.constexpr, BACK: tl.constexpr, BLOCK: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The sums over each plane that are dscale and dbias, then dx and each plane's part of dstrength, where wanted."""
+    """Write the sums over each plane that are dscale and dbias, then dx and each plane's part of
+    dstrength, where wanted.
+    """
     after_previous(DEPENDENT)
     TWICE: tl.constexpr = dx is not None or dstrength is not None
     KEEP: tl.constexpr = "evict_last" if HINTS and TWICE else None
@@ -176,7 +182,7 @@ def instance_norm_act_planes_grad_kernel(
 
 @lru_cache(maxsize=64)
 def shared_bytes(device: torch.device) -> int:
-    """Shared memory that one program may use; an H200's where there is no GPU."""
+    """Return the bytes of shared memory that one program may use. Without a GPU they are an H200's."""
     if device.type != "cuda":
         return 227 << 10
     return getattr(torch.cuda.get_device_properties(device), "shared_memory_per_block_optin", 48 << 10)
@@ -184,13 +190,13 @@ def shared_bytes(device: torch.device) -> int:
 
 @lru_cache(maxsize=64)
 def cache_bytes(device: torch.device) -> int:
-    """Size of a GPU's L2 cache; an H200's where there is no GPU, as in `tiles.processor`."""
+    """Return the size of a GPU's L2 cache in bytes. Without a GPU it is an H200's, as in `tiles.processor`."""
     return torch.cuda.get_device_properties(device).L2_cache_size if device.type == "cuda" else 60 << 20
 
 
 @contextmanager
 def forced(how: Config | None) -> Iterator[None]:
-    """Every call takes this configuration, or none and so tiles: for tuning."""
+    """Give every call this configuration while entered. With None they take the kernels by tiles. For tuning."""
     _forced.append(how)
     try:
         yield
@@ -199,13 +205,16 @@ def forced(how: Config | None) -> Iterator[None]:
 
 
 def cache_share(x: Tensor, tensors: int) -> float:
-    """Of the L2 cache: a plane for each multiprocessor, of the `tensors` that are read twice and of the one written."""
+    """Return the share of the L2 cache that one plane for each multiprocessor takes.
+
+    Planes of the `tensors` that are read twice count, and of the one written.
+    """
     planes = processor(x.device)[1] * (tensors + 1)
     return planes * x.shape[2] * x.shape[3] * x.element_size() / cache_bytes(x.device)
 
 
 def config(x: Tensor, tensors: int) -> Config | None:
-    """What the table says, or None where the cache holds too little of the planes of x."""
+    """Return the table's configuration, or None where the cache holds too few of the planes of x."""
     if _forced:
         return _forced[-1]
     share = cache_share(x, tensors)
@@ -217,10 +226,10 @@ def config(x: Tensor, tensors: int) -> Config | None:
 
 
 def walk(x: Tensor, tensors: int = 1) -> Walk | None:
-    """How to walk over the planes of x where each program reads those of `tensors` tensors twice.
+    """Return the walk over the planes of x where each program reads those of `tensors` tensors twice.
 
-    None where it is not the way: channels_last, small planes, too few of them to keep a GPU busy, or too large for its
-    L2 cache.
+    Returns None where another way is better: channels_last memory, small planes, too few planes to keep a GPU busy, or
+    planes too large for its L2 cache.
     """
     planes, pixels = x.shape[0] * x.shape[1], x.shape[2] * x.shape[3]
     processors = processor(x.device)[1]
@@ -231,8 +240,12 @@ def walk(x: Tensor, tensors: int = 1) -> Walk | None:
 
 
 def stages(wanted: int, block: int, whole: bool, pixel_bytes: int, device: torch.device) -> int:
-    """Of the pipeline: all but one of them hold a block of what is loaded in shared memory, `pixel_bytes` a pixel."""
-    scratch = 0 if whole else 2 * block  # where blocks are not aligned, to hand masks over between threads
+    """Return the stages of the pipeline that fit.
+
+    All but one of them hold a block of loads in shared memory, `pixel_bytes` a pixel.
+    """
+    # If blocks are not aligned, threads hand masks over to each other through shared memory.
+    scratch = 0 if whole else 2 * block
     return max(1, min(wanted, 1 + (shared_bytes(device) - scratch) // (block * pixel_bytes)))
 
 
@@ -254,7 +267,7 @@ def _launch(kernel, how: Walk, x: Tensor, noise: Tensor | None, *arguments, g=No
 def forward(
     x, scale, bias, noise, strength, eps: float, slope: float, gain: float, dtype: torch.dtype, how: Walk
 ):
-    """y, mean and rstd [N, C] of a contiguous x."""
+    """Return y, mean and rstd [N, C] of a contiguous x."""
     y = torch.empty_like(x, dtype=dtype)
     mean, rstd = x.new_empty((2, *x.shape[:2]), dtype=accumulator(x.dtype))
     arguments = (x, noise, strength, scale, bias, mean, rstd, y, eps)
@@ -276,7 +289,9 @@ def backward(
     needs: tuple[bool, ...],
     how: Walk,
 ):
-    """dx and dstrength (None where not needed), and the sums of dz * h and of dz, [2, N, C]; g and x are contiguous."""
+    """Return dx and dstrength (None where not needed), and the sums [2, N, C] of dz * h and of dz.
+    g and x are contiguous.
+    """
     dx = torch.empty_like(x) if needs[0] else None
     sums = x.new_empty((2, *x.shape[:2]), dtype=accumulator(x.dtype))
     parts = torch.empty_like(sums[0]) if needs[3] else None

@@ -1,10 +1,11 @@
-"""The standard deviation over groups of samples, appended to x as one channel, in one pass; and its gradient in one.
+"""The standard deviation over groups of samples, appended to x as one channel, in one pass. The gradient is one pass,
+too.
 
-The minibatch standard deviation of Karras et al. 2018 (arXiv:1710.10196, section 3), as StyleGAN2's discriminator has
-it behind its last block. In plain PyTorch that is ten small kernels on a tensor that fits into the cache, and as many
-backward. Here a program for each sample computes its group's deviation (the samples of a group compute the same, which
-costs less than a second launch) and writes the sample with its new channel, and channels of zeros up to a multiple that
-tensor cores read without a copy. Sums are in a fixed order.
+This is the minibatch standard deviation of Karras et al. 2018 (arXiv:1710.10196, section 3), behind the last block of
+StyleGAN2's discriminator. Plain PyTorch launches ten small kernels on a tensor that fits into the cache, and as many
+backward. Here one program for each sample computes its group's deviation. The samples of a group compute the same
+number, which costs less than a second launch. The program writes the sample, the new channel, and channels of zeros up
+to a multiple that tensor cores read without a copy. Sums are in a fixed order.
 
 The double backward (R1) differentiates the gradient as plain PyTorch spells it.
 """
@@ -32,27 +33,27 @@ WARPS = 8
 
 
 def minibatch_std(x: Tensor, group: int, *, parts: int = 1, multiple: int = 1) -> Tensor:
-    """[N, C, H, W] -> [N, C + 1, H, W], fused; differentiable twice.
+    """Append the deviation of each group to x: [N, C, H, W] -> [N, C + 1, H, W], fused. Differentiable twice.
 
     Args:
         x: NCHW or channels_last (kept); float16, bfloat16, float32 or float64. Autocast leaves its dtype alone.
         group: samples of a group; fewer where a part has fewer. Groups are strided: sample n of a part is in group
             n mod (samples / group).
-        parts: batches that follow one another along N; each has groups of its own.
-        multiple: channels of zeros follow until their number is a multiple of this.
+        parts: batches that follow one another along N. Each has groups of its own.
+        multiple: channels of zeros follow until the number of channels is a multiple of this.
 
-    Statistics are kept in float32 (float64). Raises ValueError for what does not fit, RuntimeError for a CPU tensor
-    outside Triton's interpreter.
+    Statistics are kept in float32 (float64).
+    Raises ValueError for what does not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
     group = _check(x, group, parts, multiple)
-    if torch.compiler.is_compiling():  # which fuses small operations by itself
+    if torch.compiler.is_compiling():  # The compiler fuses small operations by itself.
         return minibatch_std_reference(x, group, parts=parts, multiple=multiple)
     check_device(x)
     return _MinibatchStd.apply(dense(x), group, parts, -(-(x.shape[1] + 1) // multiple) * multiple)
 
 
 def minibatch_std_reference(x: Tensor, group: int, *, parts: int = 1, multiple: int = 1) -> Tensor:
-    """`minibatch_std` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `minibatch_std` in plain PyTorch. Arguments, result dtype and memory format as `minibatch_std`."""
     group = _check(x, group, parts, multiple)
     n, c, h, w = x.shape
     wide = x.to(accumulator(x.dtype)).reshape(parts, group, -1, c, h, w)
@@ -63,12 +64,12 @@ def minibatch_std_reference(x: Tensor, group: int, *, parts: int = 1, multiple: 
 
 
 def bytes_moved(x: Tensor, y: Tensor, *, backward: bool = False) -> int:
-    """Bytes that must cross memory: x in, y out; backward: dy and x in, dx out."""
+    """Return the bytes that must cross memory: x in, y out; backward: dy and x in, dx out."""
     return (2 if backward else 1) * x.nbytes + y.nbytes
 
 
 def _check(x: Tensor, group: int, parts: int, multiple: int) -> int:
-    """The size of a group."""
+    """Validate the arguments, and return the size of a group."""
     if x.dim() != 4 or not x.is_floating_point() or 0 in x.shape[1:]:
         raise ValueError(
             f"x must be a float tensor [N, C, H, W] of some size, got {x.dtype} {tuple(x.shape)}"
@@ -76,7 +77,7 @@ def _check(x: Tensor, group: int, parts: int, multiple: int) -> int:
     if min(group, parts, multiple) < 1:
         raise ValueError(f"group, parts and multiple must be at least 1, got {group}, {parts}, {multiple}")
     if not x.shape[0]:
-        return 1  # groups of whatever size: there are none
+        return 1  # There are no samples, so groups of any size are right.
     group = min(group, x.shape[0] // parts)
     if group == 0 or x.shape[0] % (parts * group):
         raise ValueError(f"{x.shape[0]} samples are not {parts} parts of whole groups of {max(group, 1)}")
@@ -88,7 +89,7 @@ def _check(x: Tensor, group: int, parts: int, multiple: int) -> int:
 
 @triton.jit
 def mean_and_deviation(values, GROUP: tl.constexpr, EPS: tl.constexpr):
-    """Of a tuple of tiles, one for each sample of a group."""
+    """Compute the mean and the deviation of a tuple of tiles, one for each sample of a group."""
     mean = values[0]
     for k in tl.static_range(1, GROUP):
         mean += values[k]
@@ -104,7 +105,7 @@ def mean_and_deviation(values, GROUP: tl.constexpr, EPS: tl.constexpr):
 
 @triton.jit
 def load_group(x, step, inside, GROUP: tl.constexpr, ACC: tl.constexpr):
-    """A tile of each sample of a group; their samples lie `step` apart."""
+    """Load a tile of each sample of a group. Samples of a group lie `step` apart."""
     values = ()
     for k in tl.static_range(GROUP):
         values += (tl.load(x + k * step, inside, 0.0).to(ACC),)
@@ -117,7 +118,7 @@ def minibatch_std_kernel(
     GROUP: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Sample n of y [N, OC, P]: that of x, then its group's deviation, then zeros. A part has `groups` groups."""
+    """Write sample n of y [N, OC, P]: x, then the group's deviation, then zeros. A part has `groups` groups."""
     after_previous(DEPENDENT)
     n = tl.program_id(0).to(tl.int64)
     size = tl.full([], 1, tl.int64) * C * P
@@ -148,7 +149,7 @@ def minibatch_std_grad_kernel(
     GROUP: tl.constexpr, EPS: tl.constexpr, ACC: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Sample n of dx: its own part of g, and what its group's deviation sends back to it."""
+    """Write sample n of dx: its own part of g, and the share that the group's deviation sends back to it."""
     after_previous(DEPENDENT)
     n = tl.program_id(0).to(tl.int64)
     size = tl.full([], 1, tl.int64) * C * P
@@ -174,7 +175,7 @@ def minibatch_std_grad_kernel(
 
 
 def _launch(kernel, tensors: tuple[Tensor, ...], x: Tensor, width: int, group: int, parts: int) -> None:
-    """One program for each sample; `width`: channels of y."""
+    """Launch one program for each sample. `width`: channels of y."""
     n, c, h, w = x.shape
     if not n:
         return
@@ -197,7 +198,7 @@ def _launch(kernel, tensors: tuple[Tensor, ...], x: Tensor, width: int, group: i
 
 
 def gradient_in_plain_pytorch(g: Tensor, x: Tensor, group: int, parts: int) -> Tensor:
-    """What `minibatch_std_grad_kernel` computes, of operations that autograd can differentiate."""
+    """Compute the result of `minibatch_std_grad_kernel` in operations that autograd can differentiate."""
     _, c, h, w = x.shape
     acc = accumulator(x.dtype)
     wide = x.to(acc).reshape(parts, group, -1, c, h, w)

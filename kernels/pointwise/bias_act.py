@@ -1,11 +1,11 @@
-"""y = clamp(act(x * scale + noise * strength + bias) * gain) in one pass over memory.
+"""The op y = clamp(act(x * scale + noise * strength + bias) * gain), in one pass over memory.
 
-The tail of every StyleGAN2 layer (Karras et al. 2020, arXiv:1912.04958): demodulation scale, noise, bias, leaky ReLU
-and its gain. Eager PyTorch reads and writes the activation five times; this reads it once and writes it once. The
-gradient is one pass too: bias, strength and scale are reduced while dx is written, as partial sums per program that are
-added in a fixed order afterwards, so results are the same on every run.
+It ends every StyleGAN2 layer (Karras et al. 2020, arXiv:1912.04958): demodulation scale, noise, bias, leaky ReLU and
+gain. Eager PyTorch reads and writes the activation five times. This op reads it once and writes it once. The gradient
+is one pass, too: the sums for bias, strength and scale are taken while dx is written. Each program leaves partial sums,
+and they are added in a fixed order afterwards, so results are equal in every run.
 
-The activation is piecewise linear, hence the double backward (R1, path length) needs only the same mask again.
+The activation is piecewise linear. So the double backward (R1, path length) needs only the same mask again.
 """
 
 import math
@@ -50,20 +50,24 @@ def bias_act(
     gain: float | None = None,
     clamp: float | None = None,
 ) -> Tensor:
-    """clamp(act(x * scale + noise * strength + bias) * gain), fused; differentiable twice.
+    """Compute clamp(act(x * scale + noise * strength + bias) * gain), fused. Differentiable twice.
 
     Args:
         x: [N, C, H, W] (NCHW or channels_last, kept) or [N, C]; float16, bfloat16, float32 or float64.
-        bias: [C].  noise: [N, 1, H, W] or [1, 1, H, W].  strength: scalar tensor.  scale: [N, C].
+        bias: [C].
+        noise: [N, 1, H, W] or [1, 1, H, W].
+        strength: scalar tensor.
+        scale: [N, C].
         act: "lrelu" (leaky ReLU with `slope`) or "linear".
-        gain: sqrt(2) for lrelu, 1 for linear, unless given.  clamp: bound on |y|, or None.
+        gain: sqrt(2) for lrelu and 1 for linear, unless given.
+        clamp: bound on |y|, or None.
 
     Returns y like x, in x.dtype (autocast's dtype under autocast). Sums are kept in float32 (float64 for float64).
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
     slope, gain = _check(x, bias, noise, strength, scale, act, slope, gain)
     check_device(x)
-    # Noise has gradients in projection only, which is rare: plain ops.
+    # Noise has gradients in projection only, which is rare: plain ops suffice.
     if noise is not None and noise.requires_grad and torch.is_grad_enabled():
         u = x if scale is None else x * scale.view(*scale.shape, 1, 1).to(x.dtype)
         x, scale = torch.addcmul(u, noise.to(x.dtype), strength.to(x.dtype)), None
@@ -91,7 +95,7 @@ def bias_act_reference(
     gain: float | None = None,
     clamp: float | None = None,
 ) -> Tensor:
-    """`bias_act` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `bias_act` in plain PyTorch. Arguments, result dtype and memory format as `bias_act`."""
     slope, gain = _check(x, bias, noise, strength, scale, act, slope, gain)
     u = x
     if scale is not None:
@@ -110,14 +114,16 @@ def bias_act_reference(
 def bytes_moved(
     x: Tensor, noise: Tensor | None = None, *, backward: bool = False, out: torch.dtype | None = None
 ) -> int:
-    """Bytes that must cross memory: x in, y out, noise in; backward: dy and the saved activation in, dx out."""
+    """Return the bytes that must cross memory: x in, y out, noise in; backward: dy and the saved
+    activation in, dx out.
+    """
     out_bytes = x.numel() * (out or x.dtype).itemsize
     activation = 2 * out_bytes + x.nbytes if backward else x.nbytes + out_bytes
     return activation + (noise.nbytes if noise is not None else 0)
 
 
 def _check(x, bias, noise, strength, scale, act, slope, gain) -> tuple[float, float]:
-    """Validate, and fill in the activation's slope and gain."""
+    """Validate the arguments, and return the activation's slope and gain."""
     if x.dim() not in (2, 4) or not x.is_floating_point():
         raise ValueError(f"x must be a float tensor [N, C] or [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
     n, c = x.shape[:2]
@@ -138,7 +144,7 @@ def _check(x, bias, noise, strength, scale, act, slope, gain) -> tuple[float, fl
 
 @triton.jit
 def activate(u, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr):
-    """clamp(leaky_relu(u) * gain). Comparisons are false for NaN, so NaN passes through as in PyTorch."""
+    """Compute clamp(leaky_relu(u) * gain). Comparisons are false for NaN, so NaN passes through as in PyTorch."""
     y = tl.where(u > 0, u, u * SLOPE) * GAIN
     if CLAMP is not None:
         bound = tl.full(y.shape, CLAMP, y.dtype)
@@ -148,7 +154,9 @@ def activate(u, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr):
 
 @triton.jit
 def activate_grad(g, u, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.constexpr):
-    """Gradient of `activate` at u along g. Linear in g and constant in u: it serves the double backward as well."""
+    """Compute the gradient of `activate` at u along g. It is linear in g and constant in u: double backward uses it
+    again.
+    """
     if CLAMP is not None:
         y = tl.where(u > 0, u, u * SLOPE) * GAIN
         bound = tl.full(y.shape, CLAMP, y.dtype)
@@ -158,7 +166,7 @@ def activate_grad(g, u, SLOPE: tl.constexpr, GAIN: tl.constexpr, CLAMP: tl.const
 
 @triton.jit
 def affine(u, s, e, k, b):
-    """u * scale + noise * strength + bias; whichever are None drop out at compile time."""
+    """Compute u * scale + noise * strength + bias. Operands that are None drop out at compile time."""
     if s is not None:
         u = u * s
     if e is not None:
@@ -201,7 +209,7 @@ def bias_act_grad_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dx, and each program's sums over the pixels that it sees, of dscale, dbias and dstrength.
+    """Compute dx, and each program's sums over its pixels of dscale, dbias and dstrength.
 
     ref is x (SAVED_X), or y, whose sign is the mask, or None where the gradient does not depend on it.
     """
@@ -245,7 +253,8 @@ def bias_act_grad_grad_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of `bias_act_grad_kernel`, given that of its outputs (dd*): dg, dx and sums of dscale.
+    """Compute the gradient of `bias_act_grad_kernel` along the gradients of its outputs (dd*): dg, dx and sums of
+    dscale.
 
     dg is the forward pass linearized at u: mask * (ddx * scale + ddbias + noise * ddstrength + x * ddscale).
     """
@@ -295,8 +304,11 @@ class Call(NamedTuple):
     dtype: torch.dtype  # of x
 
     def saves(self, scaled: bool) -> str:
-        """The cheapest thing to keep for the gradient: nothing where it is constant; "y", whose sign is the mask (and
-        which the next layer keeps anyway); "x" where its values are needed."""
+        """Return the name of the cheapest tensor to keep for the gradient.
+
+        The gradient may be constant: nothing is kept. "y": its sign is the mask, and the next layer keeps it anyway.
+        "x": its values are needed.
+        """
         if self.slope == 1 and self.clamp is None and not scaled:
             return ""
         return "x" if scaled or self.clamp is not None or self.slope <= 0 or self.gain <= 0 else "y"
@@ -312,7 +324,7 @@ class Call(NamedTuple):
 
 
 def forward(x, bias, noise, strength, scale, call: Call, dtype: torch.dtype) -> Tensor:
-    """y, for tensors that are dense."""
+    """Compute y for dense tensors."""
     y = torch.empty_like(x, dtype=dtype)
     t = call.tiling(x, "forward", noise, scale)
     call.launch(bias_act_kernel, t, noise, (x, bias, noise, strength, scale, y))
@@ -320,7 +332,7 @@ def forward(x, bias, noise, strength, scale, call: Call, dtype: torch.dtype) -> 
 
 
 def backward(g, ref, bias, noise, strength, scale, call: Call, needs: tuple[bool, ...]):
-    """dx, dbias, dstrength, dscale (None where not needed) of `bias_act` for the gradient g of y."""
+    """Compute dx, dbias, dstrength, dscale (None where not needed) of `bias_act` for the gradient g of y."""
     g = dense_as(g, call.nhwc)
     t = call.tiling(g, "backward", noise, scale)
     dx = torch.empty_like(g, dtype=call.dtype) if needs[0] else None

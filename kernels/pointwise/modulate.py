@@ -1,8 +1,8 @@
-"""y = x * style, one factor for each sample and channel: style modulation, and the demodulation scale applied.
+"""The op y = x * style with one factor for each sample and channel: style modulation, and the demodulation scale.
 
-Modulating the activation and convolving with the shared weight gives what StyleGAN2's per-sample weights give
-(Karras et al. 2020, arXiv:1912.04958, eq. 1-3), without building them. Both gradients come from one pass over memory:
-dx = g * style is written while dstyle = sum(g * x) is reduced, in a fixed order. So does the double backward.
+A modulated activation and a shared weight give the same result as StyleGAN2's weights for each sample (Karras et al.
+2020, arXiv:1912.04958, eq. 1-3), without building those. Both gradients come from one pass over memory: dx = g * style
+is written while dstyle = sum(g * x) is summed in a fixed order. The double backward is one pass, too.
 """
 
 import torch
@@ -32,10 +32,13 @@ from kernels.common.tiles import (
 
 
 def modulate(x: Tensor, style: Tensor) -> Tensor:
-    """x [N, C, H, W] times style [N, C] (or [N, C, 1, 1]), fused; differentiable twice.
+    """Compute x [N, C, H, W] times style [N, C] (or [N, C, 1, 1]), fused. Differentiable twice.
 
-    x may be NCHW or channels_last (kept), float16, bfloat16, float32 or float64; style may have another dtype.
-    Returns y in x.dtype (autocast's dtype under autocast); sums are kept in float32 (float64 for float64).
+    Args:
+        x: NCHW or channels_last (kept); float16, bfloat16, float32 or float64.
+        style: may have another dtype than x.
+
+    Returns y in x.dtype (autocast's dtype under autocast). Sums are kept in float32 (float64 for float64).
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
     _check(x, style)
@@ -45,13 +48,13 @@ def modulate(x: Tensor, style: Tensor) -> Tensor:
 
 
 def modulate_reference(x: Tensor, style: Tensor) -> Tensor:
-    """`modulate` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `modulate` in plain PyTorch. Arguments, result dtype and memory format as `modulate`."""
     _check(x, style)
     return (x * style.view(*x.shape[:2], 1, 1)).to(output_dtype(x))
 
 
 def bytes_moved(x: Tensor, *, backward: bool = False, out: torch.dtype | None = None) -> int:
-    """Bytes that must cross memory: x in, y out; backward: dy and x in, dx out."""
+    """Return the bytes that must cross memory: x in, y out; backward: dy and x in, dx out."""
     out_bytes = x.numel() * (out or x.dtype).itemsize
     return 2 * x.nbytes + out_bytes if backward else x.nbytes + out_bytes
 
@@ -68,19 +71,19 @@ def _check(x: Tensor, style: Tensor) -> None:
 
 @triton.jit
 def scaled(x, style):
-    """y."""
+    """Compute y."""
     return x * style
 
 
 @triton.jit
 def scaled_grad(g, x, style):
-    """dx, and the terms that sum to dstyle."""
+    """Compute dx, and the terms that sum to dstyle."""
     return g * style, g * x
 
 
 @triton.jit
 def scaled_grad_grad(g, x, style, ddx, ddstyle):
-    """Gradient of `scaled_grad` along (ddx, ddstyle): dg, dx, and the terms that sum to dstyle."""
+    """Compute the gradient of `scaled_grad` along (ddx, ddstyle): dg, dx, and the terms that sum to dstyle."""
     return ddx * style + ddstyle * x, ddstyle * g, ddx * g
 
 
@@ -109,7 +112,7 @@ def modulate_grad_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dx, and each program's sums of dstyle over the pixels that it sees; either may be None."""
+    """Compute dx, and each program's sums of dstyle over its pixels. Either may be None."""
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
@@ -135,7 +138,7 @@ def modulate_grad_grad_kernel(
     WALK: tl.constexpr, WHOLE: tl.constexpr, STAGES: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Gradient of `modulate_grad_kernel`; ddx or ddstyle may be None (zero), and so may the outputs dx and dstyle."""
+    """Compute the gradient of `modulate_grad_kernel`. ddx or ddstyle may be None (zero), and so may dx and dstyle."""
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
         C, P, stride_p, stride_c, tiles, programs, WALK, BLOCK_P, BLOCK_C
@@ -169,14 +172,14 @@ def _tiling(x: Tensor, direction: str) -> Tiling:
 
 
 def forward(x: Tensor, style: Tensor, dtype: torch.dtype) -> Tensor:
-    """y, for tensors that are dense."""
+    """Compute y for dense tensors."""
     y = torch.empty_like(x, dtype=dtype)
     launch(modulate_kernel, _tiling(x, "forward"), (x, style, y), x.dtype)
     return y
 
 
 def backward(g: Tensor, x: Tensor, style: Tensor, needs: tuple[bool, ...]):
-    """dx and dstyle (None where not needed) for the gradient g of y."""
+    """Compute dx and dstyle (None where not needed) for the gradient g of y."""
     g, t = dense_as(g, is_nhwc(x)), _tiling(x, "backward")
     dx = torch.empty_like(x) if needs[0] else None
     sums = Sums(t, x.dtype, torch.empty_like(style) if needs[1] else None)

@@ -1,11 +1,11 @@
-"""A residual block's two meeting points, each in the pass that is there anyway: the sum behind it, the fork before it.
+"""The two ends of a residual block, each in a pass that exists anyway: the sum behind it, the fork before it.
 
-`bias_act_residual` is y = act(x + bias) * gain + residual: the sum costs one more read instead of a pass of its own.
-The gradient of the residual is that of y itself. The sign of y is no longer the activation's mask, so x is kept.
+`bias_act_residual` is y = act(x + bias) * gain + residual. The sum costs one more read instead of a pass of its own.
+The gradient of the residual is the gradient of y. The sign of y no longer tells the activation's mask, so x is kept.
 
-`fork_upfirdn2d` takes the block's input once and returns it for one branch and filtered for the other. Its gradient is
-the sum of both branches' gradients, taken where the filter's gradient is written (`_Join`). These two are each other's
-adjoint: one's gradient is the other, however often they are differentiated.
+`fork_upfirdn2d` reads the block's input once. It returns it for one branch, and filtered for the other. Its gradient is
+the sum of both branches' gradients, taken where the filter's gradient is written (`_Join`). Fork and join are adjoints:
+the gradient of one is the other, to any order.
 """
 
 from collections.abc import Sequence
@@ -53,12 +53,13 @@ def bias_act_residual(
     slope: float = 0.2,
     gain: float | None = None,
 ) -> Tensor:
-    """act(x + bias) * gain + residual, fused; differentiable twice.
+    """Compute act(x + bias) * gain + residual, fused. Differentiable twice.
 
     Args:
         x: [N, C, H, W] (NCHW or channels_last, kept) or [N, C]; float16, bfloat16, float32 or float64.
-        bias: [C].  residual: as x; another dtype or memory format is converted.
-        act, slope, gain: as of `bias_act`.
+        bias: [C].
+        residual: as x. Another dtype or memory format is converted.
+        act, slope, gain: as `bias_act`.
 
     Returns y like x, in x.dtype (autocast's dtype under autocast), rounded once, after the sum.
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
@@ -82,39 +83,44 @@ def bias_act_residual_reference(
     slope: float = 0.2,
     gain: float | None = None,
 ) -> Tensor:
-    """`bias_act_residual` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `bias_act_residual` in plain PyTorch. Arguments and result as `bias_act_residual`."""
     _check_residual(x, bias, residual, act, slope, gain)
     y = bias_act_reference(x, bias, act=act, slope=slope, gain=gain)
     return y + residual.to(y.dtype)
 
 
 def fork_upfirdn2d(x: Tensor, taps: Sequence[float], **options) -> tuple[Tensor, Tensor]:
-    """(x, upfirdn2d(x, taps, ...)), whose gradients are summed in the filter's pass.
+    """Return (x, upfirdn2d(x, taps, ...)). Their gradients are summed in the filter's pass.
 
-    Differentiable any number of times. Arguments, memory formats, dtypes and errors are those of `upfirdn2d`.
+    Differentiable to any order. Arguments, memory formats, dtypes and errors as `upfirdn2d`.
     """
     call = _plan(x, taps, **{"up": 1, "down": 1, "padding": 0, "gain": 1.0, "flip": False} | options)
     check_device(x)
     x = dense(x)
     call = call._replace(nhwc=not x.is_contiguous())
-    if torch.compiler.is_compiling():  # an operator may not return its input; the sum is left to the compiler
+    if (
+        torch.compiler.is_compiling()
+    ):  # An operator may not return its input. The sum is left to the compiler.
         return x, torch.ops.stylegan_ladder.upfirdn2d(x, *call)
     return _Fork.apply(x, call)
 
 
 def fork_upfirdn2d_reference(x: Tensor, taps: Sequence[float], **options) -> tuple[Tensor, Tensor]:
-    """`fork_upfirdn2d` in plain PyTorch."""
+    """Compute `fork_upfirdn2d` in plain PyTorch. Arguments as `fork_upfirdn2d`."""
     return x, upfirdn2d_reference(x, taps, **options)
 
 
 def bytes_moved(x: Tensor, *, backward: bool = False, out: torch.dtype | None = None) -> int:
-    """Of `bias_act_residual`: x and residual in, y out; backward: dy and x in, dx out (the residual's is dy)."""
+    """Return the bytes of `bias_act_residual`: x and residual in, y out; backward: dy and x in, dx out.
+
+    The residual's gradient is dy itself and moves no bytes.
+    """
     out_bytes = x.numel() * (out or x.dtype).itemsize
     return 2 * x.nbytes + out_bytes if backward else x.nbytes + 2 * out_bytes
 
 
 def fork_bytes_moved(x: Tensor, taps: Sequence[float], *, backward: bool = False, **options) -> int:
-    """Of `fork_upfirdn2d`: x in, the filtered image out; backward: the gradients of both in, dx out."""
+    """Return the bytes of `fork_upfirdn2d`: x in, the filtered image out; backward: both gradients in, dx out."""
     return upfirdn2d_bytes_moved(x, taps, **options) + (x.nbytes if backward else 0)
 
 
@@ -151,14 +157,14 @@ def bias_act_residual_kernel(
 
 
 class ResidualCall(Call):
-    """A call of `bias_act` whose result is not what the activation returned: x, not y, tells the mask."""
+    """A call of `bias_act` with a residual added: x tells the mask, y does not."""
 
     def saves(self, scaled: bool) -> str:
         return "x" if super().saves(scaled) else ""
 
 
 def forward(x, bias, residual, call: ResidualCall, dtype: torch.dtype) -> Tensor:
-    """y, for tensors that are dense in one memory format, residual in y's dtype."""
+    """Compute y, for dense tensors in one memory format, with residual in y's dtype."""
     y = torch.empty_like(x, dtype=dtype)
     t = call.tiling(x, "forward", None, None)
     constants = {"SLOPE": call.slope, "GAIN": call.gain}
@@ -192,7 +198,7 @@ class _BiasActResidual(torch.autograd.Function):
 
 
 class _Fork(torch.autograd.Function):
-    """x -> (x, F x). Its adjoint is `_Join`."""
+    """The map x -> (x, F x). Its adjoint is `_Join`."""
 
     @staticmethod
     def forward(ctx, x, call: _Call):
@@ -210,7 +216,7 @@ class _Fork(torch.autograd.Function):
 
 
 class _Join(torch.autograd.Function):
-    """(a, b) -> a + F b, rounded once; a may be None. Its adjoint is `_Fork` with F's adjoint."""
+    """The map (a, b) -> a + F b, rounded once. a may be None. Its adjoint is `_Fork` with F's adjoint."""
 
     @staticmethod
     def forward(ctx, a, b, call: _Call):

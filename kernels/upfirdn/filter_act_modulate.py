@@ -1,14 +1,15 @@
-"""y = leaky_relu(filter(x) * scale + noise * strength + bias) * gain * style: `filter_act`, modulated for what reads y.
+"""The op y = leaky_relu(filter(x) * scale + noise * strength + bias) * gain * style: `filter_act`, modulated.
 
-A style of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958) scales the input of a convolution. Where that input is an
-activation which nothing else reads, as between the two layers of a synthesis block, it is written modulated: a factor
-more for a value that is in registers, in place of a pass over memory of its own.
+A style of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958) scales the input of a convolution. Between the two layers of
+a synthesis block, nothing else reads that input. So it is written modulated: one more factor for a value in registers
+replaces a pass over memory.
 
-Backward is one pass, and reads what that of `filter_act` reads. The activation is y / style, so its sign is y's, turned
-where the style is negative. Along g, style times its gradient is the sum of g * y, which is summed for the scale
-anyway. A style of zero would leave nothing to tell: one nearer to zero than `least` says counts as that.
+Backward is one pass, and reads the same tensors as the backward of `filter_act`. The activation is y / style. So its
+sign is the sign of y, turned where the style is negative. The style times its gradient is the sum of g * y, which is
+summed for the scale anyway. A style of zero would hide the activation: a style nearer to zero than `least` counts as
+`least`.
 
-Differentiated twice it falls back on three ops: the filter, `bias_act` and `modulate`.
+Differentiated twice, the op falls back on three ops: the filter, `bias_act` and `modulate`.
 """
 
 from collections.abc import Sequence
@@ -28,7 +29,7 @@ __all__ = [
     "bytes_moved",
     "filter_act_modulate",
     "filter_act_modulate_reference",
-]  # bytes: as many as of filter_act
+]  # as many bytes as filter_act
 
 
 def filter_act_modulate(
@@ -45,12 +46,12 @@ def filter_act_modulate(
     slope: float = SLOPE,
     gain: float = GAIN,
 ) -> Tensor:
-    """leaky_relu(filter(x) * scale + noise * strength + bias) * gain * style; differentiable twice.
+    """Compute leaky_relu(filter(x) * scale + noise * strength + bias) * gain * style, fused. Differentiable twice.
 
     Args:
-        style: [N, C].  The others as in `filter_act`.
+        style: [N, C].
 
-    Returns and raises as `filter_act` does.
+    The other arguments, results and errors are as `filter_act`.
     """
     call = _check(x, bias, taps, padding, filter_gain, slope, gain, noise, strength, scale, style)
     if noise is not None and noise.requires_grad and torch.is_grad_enabled():
@@ -79,7 +80,7 @@ def filter_act_modulate_reference(
     slope: float = SLOPE,
     gain: float = GAIN,
 ) -> Tensor:
-    """`filter_act_modulate` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `filter_act_modulate` in plain PyTorch. Arguments and result as `filter_act_modulate`."""
     _check(x, bias, taps, padding, filter_gain, slope, gain, noise, strength, scale, style)
     how = {"padding": padding, "filter_gain": filter_gain, "slope": slope, "gain": gain}
     y = filter_act_reference(x, taps, bias, noise=noise, strength=strength, scale=scale, **how)
@@ -116,9 +117,10 @@ class _FilterActModulate(torch.autograd.Function):
 def unfused_backward(
     g, x, bias, noise, strength, scale, style, act: Act, needs: tuple[bool, ...], dtype: torch.dtype
 ):
-    """`filter_act_modulate_backward` of the three ops, whose gradients can be differentiated.
+    """Compute `filter_act_modulate_backward` by the three ops, whose gradients can be differentiated.
 
-    The style's gradient needs the activation, and the scale's the filtered x, as functions of x: both are made again.
+    The style's gradient needs the activation as a function of x, the scale's gradient the filtered x. Both are made
+    again.
     """
     call = Call(act.slope, act.gain, None, act.filter.nhwc, act.dtype)
     f = _Upfirdn2d.apply(x, act.filter)

@@ -1,38 +1,39 @@
 """The walk of `filtered_act_kernels` for 16-bit channels_last images, with the filter along a row on tensor cores.
 
-Filtering a row is a product with a banded matrix, T [pixels of y, pixels of x], whose rows hold the taps; the same T
-for all channels and rows. On FP32 units it costs four instructions an element, and all that comes before it is done
-again for neighbours; as a product, a pixel is loaded and worked on once, by one thread. Taps such as 1 3 3 1 are exact
-in 16 bits and sums are taken in float32, so nothing is rounded but what goes into the product: to x's dtype, as it
-would be between two ops. Along a column the filter is four multiply-adds, into sums of the three rows that are not yet
-complete.
+Filtering a row is a product with a banded matrix T [pixels of y, pixels of x], whose rows hold the taps. T is the same
+for all channels and rows. On FP32 units the filter costs four instructions an element, and neighbours repeat all work
+that comes before it. In a product one thread loads and works on a pixel once. Taps such as 1 3 3 1 are exact in 16
+bits, and sums are taken in float32. So only the product's input is rounded: to x's dtype, as between two ops. Along a
+column the filter is four multiply-adds, into sums of the three rows that are not yet complete.
 
-A program walks down a strip of BLOCK_W columns of x. Its first `step` columns of y are complete, and the pixels of x
-that are its own are as many; the next program begins `step` further. Two rows are on their way from memory while one
-is worked on, in registers: through shared memory, as Triton's pipelining has it, they would be read once more, and wait
-for every warp.
+A program walks down a strip of BLOCK_W columns of x. Its first `step` columns of y are complete, and it owns as many
+columns of x. The next program begins `step` further. Two rows are on their way from memory while one is worked on, all
+in registers. Triton's pipelining through shared memory would read them once more, and wait for every warp.
 """
 
 from kernels.common.tiles import INTERPRETED, load, tl, triton, widen
 
-TAPS = 4  # along either dimension
+TAPS = 4  # taps along either dimension
 
 
 @triton.jit
 def leaky(u, SLOPE: tl.constexpr):
-    """leaky_relu for 0 < SLOPE <= 1: an instruction less than a choice."""
+    """Compute leaky_relu for 0 < SLOPE <= 1. The maximum is one instruction less than a choice."""
     return tl.maximum(u, u * SLOPE)
 
 
 @triton.jit
 def leaky_grad(g, u, kink, SLOPE: tl.constexpr):
-    """kink: None, or what u is compared with: -b tells the sign of u + b without the sum."""
+    """Compute the gradient of `leaky` at u along g.
+
+    kink: the value that u is compared with, or None for zero. -b tells the sign of u + b without the sum.
+    """
     return tl.where(u > (kink if kink is not None else 0.0), g, g * SLOPE)
 
 
 @triton.jit
 def nonzero(t, LEAST: tl.constexpr):
-    """t, or LEAST where it is nearer to zero: what was multiplied by it can be told from the product."""
+    """Return t, or LEAST where t is nearer to zero. The factor of a product by it can be found again."""
     return tl.where(tl.abs(t) < LEAST, tl.full(t.shape, LEAST, t.dtype), t)
 
 
@@ -40,7 +41,7 @@ def nonzero(t, LEAST: tl.constexpr):
 def store_sums(
     sums, du, du_noise, x_ref, C, tiles_c, STORED: tl.constexpr, BLOCK_C: tl.constexpr
 ):  # fmt: skip
-    """Leave this program's sums over its pixels in sums [programs of all channels, 1 or 3, C]."""
+    """Store this program's sums over its pixels into sums [programs of all channels, 1 or 3, C]."""
     pid = tl.program_id(0)
     COUNT: tl.constexpr = 1 if STORED == "grad" else 3
     flat = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)
@@ -53,7 +54,7 @@ def store_sums(
 
 @triton.jit
 def band(col, W, TAPS: tl.constexpr, BLOCK: tl.constexpr):
-    """T [BLOCK, BLOCK] float32: TAPS[k] at column m + k of row m, and zero for columns that stand for no pixel of x."""
+    """Return T [BLOCK, BLOCK] float32: TAPS[k] at column m + k of row m, and zero for columns outside of x."""
     j = tl.arange(0, BLOCK)[None, :]
     k = j - tl.arange(0, BLOCK)[:, None]
     t = tl.zeros([BLOCK, BLOCK], tl.float32)
@@ -64,24 +65,23 @@ def band(col, W, TAPS: tl.constexpr, BLOCK: tl.constexpr):
 
 @triton.jit
 def row_of(image, at, line, in_cols, H, width):
-    """A row of the tile, as it is stored; zeros where there is none."""
+    """Load a row of the tile, as it is stored. Rows outside of the image are zeros."""
     return tl.load(image + at + line.to(tl.int64) * width, in_cols & (line >= 0) & (line < H), 0.0)
 
 
-if (
-    INTERPRETED
-):  # which multiplies 16-bit matrices in 16 bits; two definitions as of `kernels.common.tiles.widen`
+# Two definitions, as in `tiles.widen`: the interpreter multiplies 16-bit matrices in 16 bits.
+if INTERPRETED:
 
     @triton.jit
     def along_row(t, v, dtype: tl.constexpr):
-        """T @ v with v rounded to dtype, summed in float32."""
+        """Compute T @ v with v rounded to dtype, summed in float32."""
         return tl.dot(t, v.to(dtype).to(tl.float32))
 
 else:
 
     @triton.jit
     def along_row(t, v, dtype: tl.constexpr):
-        """T @ v with v rounded to dtype, summed in float32."""
+        """Compute T @ v with v rounded to dtype, summed in float32."""
         return tl.dot(t.to(dtype), v.to(dtype))
 
 
@@ -93,7 +93,9 @@ def strip(
     TAPS_Y: tl.constexpr, TAPS_X: tl.constexpr, BEFORE_Y: tl.constexpr, BEFORE_X: tl.constexpr,
     BLOCK_W: tl.constexpr, BLOCK_C: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """`walk` once more, its arguments by the same names; a program makes `step` columns and `rows` rows of y."""
+    """Do the work of `walk`, whose arguments have the same names. A program makes `step` columns
+    and `rows` rows of y.
+    """
     pid = tl.program_id(0)
     c = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
     first = (pid // tiles_c % tiles_w) * step
@@ -125,12 +127,12 @@ def strip(
         z = z * GAIN if z is not None else None
 
     t = band(first - BEFORE_X, W, TAPS_X, BLOCK_W)
-    # Rows of y that are not complete: sums that three, two and one row of x have gone into.
+    # Incomplete rows of y: sums that three, two and one row of x have gone into.
     row_0 = tl.zeros([BLOCK_W, BLOCK_C], tl.float32)
     row_1, row_2 = row_0, row_0
     if sums is not None:
         sum_du, sum_du_noise, sum_x_ref = row_0, row_0, row_0
-    if STORED == "grad":  # what a row of y is stored with is loaded a row before
+    if STORED == "grad":  # The operand that a row of y is stored with is loaded a row before.
         beside_y = tl.load(ref + to_y, out_cols & (out_row > OH), 0.0)
     if (STORED == "act") & (noise is not None):
         noise_y = tl.load(noise + first + k, mine & (out_row > OH), 0.0)
@@ -153,7 +155,7 @@ def strip(
             u_2 = row_of(ref, from_x, line + 2, in_cols, H, W * C)
             v = v + more if added is not None else v
             du = leaky_grad(v, u * sign if style is not None else u, kink, SLOPE)
-            if sums is not None:  # what is no pixel of x was loaded as zero
+            if sums is not None:  # Elements outside of x were loaded as zero.
                 own = (i < rows).to(tl.float32)
                 sum_du += du * own
                 sum_x_ref += v * own * u
@@ -162,7 +164,7 @@ def strip(
                     wanted = (col >= 0) & (col < W) & there_is & (i < rows)
                     sum_du_noise += du * tl.load(noise + pixel, wanted, 0.0).to(tl.float32)
             v = du
-        # What pads is zero, not act(bias): beside x by zeros in t, above and below x by zero taps.
+        # Padding is zero, not act(bias): beside x by zeros in t, above and below x by zero taps.
         f = along_row(t, v, x.dtype.element_ty)
         w = row_0 + f * (exists * TAPS_Y[3])
         row_0 = row_1 + f * (exists * TAPS_Y[2])

@@ -3,13 +3,14 @@
     act_filter   y = filter(leaky_relu(x + bias) * gain)                                   a discriminator going down
     filter_act   y = leaky_relu(filter(x) * scale + noise * strength + bias) * gain        a generator going up
 
-Either is `bias_act` and `upfirdn2d` (Karras et al. 2020, arXiv:1912.04958), whose passes over memory meet: what lies
-between them is never written. Backward is one pass, too. Where the activation comes first, dx is the filtered gradient
-times the activation's slope, which x + bias has the sign of. Where it comes last, y has that sign, and its gradient is
-made as pixels are loaded for the filter. Both reduce bias's gradient on the way. strength's and scale's ask for
-filter(x), but y holds it: it is what remains of y's own affine map, so only y is read (`filter_act_sums_kernel`).
+Each is `bias_act` and `upfirdn2d` (Karras et al. 2020, arXiv:1912.04958), whose passes over memory meet: the tensor
+between them is never written. Backward is one pass, too. With the activation first, dx is the filtered gradient times
+the activation's slope, which the sign of x + bias tells. With the activation last, the sign of y tells the slope, and
+the gradient is made as pixels are loaded for the filter. Both take the sum for bias's gradient on the way. The
+gradients of strength and scale need filter(x), and y holds it: y's own affine map can be undone. So only y is read
+(`filter_act_sums_kernel`).
 
-Differentiated twice, `act_filter` is its own linearized self, one pass again; `filter_act` falls back on the two ops.
+Differentiated twice, `act_filter` is its own linearized self, one pass again. `filter_act` falls back on the two ops.
 """
 
 from collections.abc import Sequence
@@ -46,14 +47,17 @@ def act_filter(
     slope: float = SLOPE,
     gain: float = GAIN,
 ) -> Tensor:
-    """filter(leaky_relu(x + bias) * gain), zeros around the activation; differentiable twice.
+    """Compute filter(leaky_relu(x + bias) * gain), zeros around the activation, fused. Differentiable twice.
 
     Args:
-        x: [N, C, H, W], NCHW or channels_last (kept); float16, bfloat16, float32 or float64.  bias: [C].
-        taps, padding: as in `upfirdn2d`; of padding each side from 0 to one less than the taps.
-        filter_gain: factor on the filter.  slope: in (0, 1].  gain: above 0.
+        x: [N, C, H, W], NCHW or channels_last (kept); float16, bfloat16, float32 or float64.
+        bias: [C].
+        taps, padding: as `upfirdn2d`. Padding is on each side from 0 to one less than the taps.
+        filter_gain: factor on the filter.
+        slope: in (0, 1].
+        gain: above 0.
 
-    Returns y in x.dtype (autocast's dtype under autocast); sums are kept in float32 (float64 for float64).
+    Returns y in x.dtype (autocast's dtype under autocast). Sums are kept in float32 (float64 for float64).
     Raises ValueError for what does not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
     call = _check(x, bias, taps, padding, filter_gain, slope, gain)
@@ -75,7 +79,7 @@ def act_filter_reference(
     slope: float = SLOPE,
     gain: float = GAIN,
 ) -> Tensor:
-    """`act_filter` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `act_filter` in plain PyTorch. Arguments, result dtype and memory format as `act_filter`."""
     _check(x, bias, taps, padding, filter_gain, slope, gain)
     a = bias_act_reference(x, bias, slope=slope, gain=gain)
     return upfirdn2d_reference(a, taps, padding=padding, gain=filter_gain)
@@ -94,10 +98,13 @@ def filter_act(
     slope: float = SLOPE,
     gain: float = GAIN,
 ) -> Tensor:
-    """leaky_relu(filter(x) * scale + noise * strength + bias) * gain; differentiable twice.
+    """Compute leaky_relu(filter(x) * scale + noise * strength + bias) * gain, fused. Differentiable twice.
 
-    Args: as `act_filter` and `bias_act`; noise is [N or 1, 1, height of y, width of y] and has no gradient, scale is
-    nowhere zero.
+    Args:
+        noise: [N or 1, 1, height of y, width of y]. It has no gradient.
+        scale: nowhere zero.
+
+    The other arguments are as `act_filter` and `bias_act`.
     """
     call = _check(x, bias, taps, padding, filter_gain, slope, gain, noise, strength, scale)
     if noise is not None and noise.requires_grad and torch.is_grad_enabled():
@@ -123,7 +130,7 @@ def filter_act_reference(
     slope: float = SLOPE,
     gain: float = GAIN,
 ) -> Tensor:
-    """`filter_act` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `filter_act` in plain PyTorch. Arguments, result dtype and memory format as `filter_act`."""
     _check(x, bias, taps, padding, filter_gain, slope, gain, noise, strength, scale)
     f = upfirdn2d_reference(x, taps, padding=padding, gain=filter_gain)
     return bias_act_reference(f, bias, noise=noise, strength=strength, scale=scale, slope=slope, gain=gain)
@@ -137,9 +144,9 @@ def bytes_moved(
     noise: Tensor | None = None,
     backward: bool = False,
 ) -> int:
-    """Bytes that must cross memory: x in, y out, noise in; backward: g in, dx out, and x or y in.
+    """Return the bytes that must cross memory: x in, y out, noise in; backward: g in, dx out, and x or y in.
 
-    Backward counts the larger of the two, which is less than what it is for `bias_act` and `upfirdn2d` by two passes.
+    Backward counts the larger of x and y. It is two passes less than the sum of `bias_act` and `upfirdn2d`.
     """
     out = _plan(x, taps, 1, 1, padding, 1.0, False).out
     y = x.shape[0] * x.shape[1] * out[0] * out[1] * x.element_size()
@@ -150,7 +157,7 @@ def bytes_moved(
 def _check(
     x, bias, taps, padding, filter_gain, slope, gain, noise=None, strength=None, scale=None, style=None
 ) -> Act:
-    """Validate, and write down the call."""
+    """Validate the arguments, and return the call's facts."""
     plan = _plan(x, taps, 1, 1, padding, filter_gain, False)
     sides = _sides(padding)
     if not all(0 <= side < len(taps) for side in sides):
@@ -239,9 +246,9 @@ class _FilterAct(torch.autograd.Function):
 
 
 def unfused_backward(g, x, y, bias, noise, strength, scale, act: Act, needs: tuple[bool, ...]):
-    """`filter_act_backward` of the two ops, whose gradients can be differentiated.
+    """Compute `filter_act_backward` by the two ops, whose gradients can be differentiated.
 
-    With a scale its gradient needs the filtered x as a function of x, which is cheaper to make again than to keep.
+    A scale's gradient needs the filtered x as a function of x. Making it again is cheaper than keeping it.
     """
     ref = y if x is None else _Upfirdn2d.apply(x, act.filter)
     call = Call(act.slope, act.gain, None, act.filter.nhwc, act.dtype)

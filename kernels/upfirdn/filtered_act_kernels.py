@@ -1,13 +1,13 @@
 """The kernels of `filtered_act`: one walk down a strip of rows, as in `upfirdn2d`, with work at either of its ends.
 
-Pixels may be worked on as they are loaded (LOADED) and filtered values before they are stored (STORED):
+Pixels may be worked on as they are loaded (LOADED), and filtered values before they are stored (STORED):
 
-    "act"   leaky_relu of an affine map of the value
-    "grad"  the value times leaky_relu's slope at a reference pixel, which is loaded beside it
-    None    nothing
+- "act": leaky_relu of an affine map of the value;
+- "grad": the value times leaky_relu's slope at a reference pixel, which is loaded beside it;
+- None: no work.
 
-A pixel is loaded by every thread whose outputs it reaches, so work at the loads is done again, `(COLS + taps - 1) /
-COLS` times along a row. leaky_relu is homogeneous, so the activation's gain is in the taps, or in what is added.
+Every thread loads a pixel that its outputs need. So work at the loads is repeated, `(COLS + taps - 1) / COLS` times
+along a row. The map leaky_relu is homogeneous. So the activation's gain is in the taps, or in the added operands.
 """
 
 from kernels.common.dependent_launch import after_previous
@@ -27,11 +27,11 @@ def walk(
     ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """y [OH, OW] of x [H, W], padded by BEFORE; ref lies as x (LOADED "grad") or as y (STORED "grad").
+    """Compute y [OH, OW] of x [H, W], padded by BEFORE. ref lies as x (LOADED "grad") or as y (STORED "grad").
 
-    In NCHW memory (PLANES) C counts the planes of all samples. Pointers that are None drop out. Of sums there are one
-    (STORED "grad": of what is stored) or three (LOADED "grad": of the loaded values' gradient du, of du * noise, and of
-    x * ref), each of the pixels that are this program's own.
+    In NCHW memory (PLANES) C counts the planes of all samples. Pointers that are None drop out. STORED "grad" has one
+    sum, of the stored values. LOADED "grad" has three: of the loaded values' gradient du, of du * noise, and of x *
+    ref. A sum covers this program's own pixels.
     """
     pid = tl.program_id(0)
     c = (pid % tiles_c) * BLOCK_C + tl.arange(0, BLOCK_C)[None, :]
@@ -52,7 +52,7 @@ def walk(
     k = tl.load(strength).to(ACC) if strength is not None else None
     t = nonzero(load(style + n * C + c, there, False, ACC), LEAST) if style is not None else None
     if (LOADED == "grad") & (style is not None):
-        sign = tl.where(t > 0, 1.0, -1.0).to(ACC)  # t * ref has the activation's
+        sign = tl.where(t > 0, 1.0, -1.0).to(ACC)  # t * ref has the activation's sign
         s = s * t if s is not None else t
     if noise is not None:
         noise += (c // channels if PLANES else n).to(tl.int64) * noise_stride
@@ -63,7 +63,7 @@ def walk(
     sum_du_noise = tl.zeros([BLOCK_P, BLOCK_C], ACC)
     sum_x_ref = tl.zeros([BLOCK_P, BLOCK_C], ACC)
 
-    LOADS: tl.constexpr = COLS - 1 + len(TAPS_X)  # a row
+    LOADS: tl.constexpr = COLS - 1 + len(TAPS_X)  # pixels of x that a thread loads in a row
     LAST: tl.constexpr = len(TAPS_Y) - 1
     LINES: tl.constexpr = ROWS + LAST
     inside = ()
@@ -103,7 +103,7 @@ def walk(
             for d in tl.static_range(LOADS):
                 v = widen(loaded[(i - AHEAD) * LOADS + d], ACC)
                 mask = inside[d] & within(line, H)
-                if LOADED == "act":  # what pads is zero, not act(bias)
+                if LOADED == "act":  # Padding is zero, not act(bias).
                     v = tl.where(mask, leaky(v + b if b is not None else v, SLOPE), 0.0)
                 if LOADED == "grad":
                     u = widen(beside[(i - AHEAD) * LOADS + d], ACC)
@@ -162,7 +162,7 @@ def walk_or_strip(
     ACC: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr, STRIP: tl.constexpr, LEAST: tl.constexpr,
 ):  # fmt: skip
-    """The same work by `walk`, or where STRIP by `strip`, which takes `step` and `rows` as numbers."""
+    """Do the same work by `walk`, or where STRIP by `strip`, which takes `step` and `rows` as numbers."""
     if STRIP:
         strip(
             x, ref, y, bias, added, noise, strength, scale, style, sums,
@@ -190,7 +190,7 @@ def act_filter_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y = filter(leaky_relu(x + bias))."""
+    """Compute y = filter(leaky_relu(x + bias))."""
     after_previous(DEPENDENT)
     walk_or_strip(
         x, None, y, bias, None, None, None, None, None, None,
@@ -209,7 +209,7 @@ def act_filter_grad_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dx = slope at x + bias * filter(g), with the mirrored filter; sums of dx."""
+    """Compute dx = slope at x + bias * filter(g), with the mirrored filter, and sums of dx."""
     after_previous(DEPENDENT)
     walk_or_strip(
         g, x, dx, bias, None, None, None, None, None, sums,
@@ -228,7 +228,7 @@ def act_filter_grad_grad_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dg = filter(slope at x + bias * (ddx + ddbias)): the forward pass, linearized at x."""
+    """Compute dg = filter(slope at x + bias * (ddx + ddbias)): the forward pass, linearized at x."""
     after_previous(DEPENDENT)
     walk_or_strip(
         ddx, x, dg, bias, ddbias, None, None, None, None, None,
@@ -247,7 +247,7 @@ def filter_act_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y = leaky_relu(filter(x) * scale + noise * strength + bias)."""
+    """Compute y = leaky_relu(filter(x) * scale + noise * strength + bias)."""
     after_previous(DEPENDENT)
     walk_or_strip(
         x, None, y, bias, None, noise, strength, scale, None, None,
@@ -266,7 +266,9 @@ def filter_act_grad_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dx = filter(slope at y * g) * scale, with the mirrored filter; sums of du = slope * g, du * noise and g * y."""
+    """Compute dx = filter(slope at y * g) * scale, with the mirrored filter. Sums of du = slope *
+    g, du * noise and g * y.
+    """
     after_previous(DEPENDENT)
     walk_or_strip(
         g, y, dx, None, None, noise, None, scale, None, sums,
@@ -285,7 +287,7 @@ def filter_act_modulate_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr, LEAST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """y = leaky_relu(filter(x) * scale + noise * strength + bias) * style."""
+    """Compute y = leaky_relu(filter(x) * scale + noise * strength + bias) * style."""
     after_previous(DEPENDENT)
     walk_or_strip(
         x, None, y, bias, None, noise, strength, scale, style, None,
@@ -304,7 +306,10 @@ def filter_act_modulate_grad_kernel(
     ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr, BLOCK_C: tl.constexpr,
     STRIP: tl.constexpr, LEAST: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """`filter_act_grad_kernel` where y has the style in it: a factor of a map, left to the end and to the sums' end."""
+    """Do the work of `filter_act_grad_kernel` where y has the style in it.
+
+    The style is a factor of a map, left to the end and to the sums' end.
+    """
     after_previous(DEPENDENT)
     walk_or_strip(
         g, y, dx, None, None, noise, None, scale, style, sums,
@@ -321,11 +326,11 @@ def filter_act_sums_kernel(
     GAIN: tl.constexpr, LEAST: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_C: tl.constexpr, BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """The gradients that sums over the pixels of each map make up; the last program has strength's.
+    """Compute the gradients that sums over the pixels of each map make up. The last program computes strength's.
 
-    y is slope * gain * u and g's share of u slope * gain, so du * u is g * y, and filter(x) * scale is what is left of
-    u without noise and bias: filter(x) itself is not needed again. A style is a factor of g's share and of y: g * y is
-    the same product, and style times what its gradient sums.
+    y is slope * gain * u and g's share of u is slope * gain. So du * u is g * y. filter(x) * scale is the rest of u
+    without noise and bias: filter(x) itself is not needed again. A style is a factor of g's share and of y. So g * y is
+    the same product, and it is also style times the terms of the style's gradient.
     """
     after_previous(DEPENDENT)
     job = tl.program_id(0)

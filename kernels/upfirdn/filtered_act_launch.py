@@ -1,4 +1,4 @@
-"""How `filtered_act`'s kernels cover an image, and their launches: forward and backward without autograd."""
+"""The launches of `filtered_act`'s kernels, forward and backward without autograd, and how they cover an image."""
 
 from functools import lru_cache
 from typing import NamedTuple
@@ -36,7 +36,7 @@ from kernels.upfirdn.upfirdn2d import Config, _Call, _first_tap_one
 class Act(NamedTuple):
     """The plain facts of one call: the filter, the activation, the dtype of x and its memory format."""
 
-    filter: _Call  # as a map of x, without the activation's gain
+    filter: _Call  # the filter as a map of x, without the activation's gain
     slope: float
     gain: float
     dtype: torch.dtype = torch.float32
@@ -45,7 +45,7 @@ class Act(NamedTuple):
         return self._replace(filter=self.filter._replace(nhwc=not x.is_contiguous()), dtype=x.dtype)
 
     def plain(self) -> tuple:
-        """As an operator's arguments."""
+        """Return the facts as an operator's arguments."""
         return *self.filter, *self[1:]
 
 
@@ -61,10 +61,10 @@ KERNELS = {
     "filter_act_modulate_grad": filter_act_modulate_grad_kernel,
 }
 
-# By (kernel, channels_last); an entry that begins with a compute capability, (9, 0), goes before for that GPU. The
-# channels_last ones are those that took the least time within a training step in BF16 on one H200 (`ladder.trial
-# --kernels`): few registers for each thread, so that many programs wait for memory at once, and loads a row early where
-# that leaves enough of them.
+# By (kernel, channels_last). For a GPU of that compute capability an entry that begins with it, (9, 0), goes before.
+# The channels_last entries took the least time within a training step in BF16 on one H200 (`ladder.trial --kernels`).
+# They have few registers for each thread, so that many programs wait for memory at once. Loads come a row early where
+# that leaves enough registers.
 CONFIGS: dict[tuple, Config] = {
     **{
         (name, True): Config(rows=8, cols=2, ahead=1, block_c=64, width=0.5, warps=4, registers=128)
@@ -76,21 +76,23 @@ CONFIGS: dict[tuple, Config] = {
     },
     **{(name, False): Config(rows=16, cols=1, ahead=0, block_c=64, width=4, warps=4) for name in KERNELS},
 }
-PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
+PROGRAMS = 1 if INTERPRETED else 512  # fewer programs leave multiprocessors idle: strips then get shorter
 
 
 class Strip(NamedTuple):
-    """How an image is cut for `filter_strip`: a program makes `rows` rows of what `width` columns of x suffice for."""
+    """The cut of an image for `filter_strip`. A program makes `rows` rows of as many columns as `width` columns of x
+    allow.
+    """
 
     rows: int
-    width: int  # a power of 2, 16 at least
-    block_c: int  # channels at most
+    width: int  # columns of x; a power of 2, 16 at least
+    block_c: int  # channels, at most
     warps: int
-    registers: int | None = None  # a thread, at most
+    registers: int | None = None  # registers a thread, at most
 
 
-# By kernel, or (compute capability, kernel) as above: for 16-bit channels_last images where `fits` says so. The others
-# take less time walking: an activation at the loads is what walks do again and again, sums are what strips wait for.
+# By kernel, or (compute capability, kernel) as above, for 16-bit channels_last images where `fits` says so. Other
+# kernels take less time walking. Walks repeat an activation at the loads again and again. Strips wait for sums.
 STRIPS: dict[str | tuple, Strip] = {
     "act_filter": Strip(rows=64, width=32, block_c=32, warps=2, registers=128),
 }
@@ -98,7 +100,7 @@ NARROWEST = 12  # columns; tensor cores work on 16 channels and columns at least
 
 
 def config(name: str, nhwc: bool, capability: tuple[int, int], strips: bool = False) -> Config | Strip:
-    """The entry of the tables that this GPU uses; strips: where `filter_strip` may be taken."""
+    """Return the entry of the tables that this GPU uses. strips: whether `filter_strip` may be taken."""
     strip = (STRIPS.get((capability, name)) or STRIPS.get(name)) if strips else None
     found = strip or CONFIGS.get((capability, name, nhwc)) or CONFIGS[name, nhwc]
     choices.note(name, f"{'nhwc' if nhwc else 'nchw'}{' strip' if strip else ''}", found)
@@ -106,7 +108,10 @@ def config(name: str, nhwc: bool, capability: tuple[int, int], strips: bool = Fa
 
 
 def fits(call: _Call, channels: int, dtype: torch.dtype) -> bool:
-    """Whether `filter_strip` can do this: taps that 16 bits hold, images that tensor cores are not wasted on."""
+    """Return whether `filter_strip` can do this call.
+
+    16 bits must hold the taps, and the image must be large enough for tensor cores.
+    """
     if not call.nhwc or dtype.itemsize != 2 or len(call.taps_x) != TAPS or len(call.taps_y) != TAPS:
         return False
     _, taps_x = _first_tap_one(call.taps_y, call.taps_x)
@@ -115,11 +120,11 @@ def fits(call: _Call, channels: int, dtype: torch.dtype) -> bool:
 
 
 class _Cover(NamedTuple):
-    """One launch: the tiles, the kernel's plain arguments in order but for those of the noise, its constants."""
+    """One launch: the tiles, the kernel's plain arguments in order except those of the noise, and its constants."""
 
-    tiling: Tiling  # as `Sums` wants it
+    tiling: Tiling  # the tiling that `Sums` takes
     sizes: tuple[int, ...]
-    tiles: tuple[int, ...]  # how many of them there are, and how far those of `filter_strip` go
+    tiles: tuple[int, ...]  # the numbers of tiles, and the `step` and `rows` of `filter_strip`
     constants: dict
 
 
@@ -140,7 +145,7 @@ def _cover(
         block_c = min(power_of_2(channels), block_c)
         elements = int(32 * warps * width * max(16 // dtype.itemsize, 1))
         block_p = min(power_of_2(-(-wide // cols)), max(elements // block_c, 1))
-    else:  # planes stand apart, whichever sample they belong to
+    else:  # Planes stand apart, whichever sample they belong to.
         samples, channels = 1, samples * channels
         stride_p, strides = 1, (h * w, oh * ow)
         block_p = min(power_of_2(-(-wide // cols)), int(32 * warps * width))
@@ -163,7 +168,10 @@ def _cover(
 
 
 def _strips(choice: Strip, shape: torch.Size, call: _Call, gain: float) -> _Cover:
-    """Strips that end together, more or less. All of x is somebody's own, counted from where the padding begins."""
+    """Return strips that end at about the same time.
+
+    Each pixel of x is some program's own, counted from where the padding begins.
+    """
     samples, channels = shape[:2]
     (h, w), (oh, ow), before = call.size, call.out, call.before
     high, wide = max(h + before[0], oh), max(w + before[1], ow)
@@ -188,9 +196,9 @@ def _strips(choice: Strip, shape: torch.Size, call: _Call, gain: float) -> _Cove
 
 
 def least(dtype: torch.dtype) -> float:
-    """The smallest style that y, in this dtype, is multiplied by: one that is nearer to zero counts as this.
+    """Return the smallest style that y, in this dtype, is multiplied by. A style nearer to zero counts as this.
 
-    What is zero times an activation could not be told from it again. It is far below what y is rounded to where other
+    An activation cannot be found again from zero times itself. The number is far below y's rounding where other
     channels have styles of about one.
     """
     return 2.0**-14 if dtype == torch.float16 else 2.0**-60
@@ -208,7 +216,7 @@ def launch(
     noise: Tensor | None = None,
     **constants: float,
 ) -> None:
-    """Run a kernel; call maps x, the pixels that it filters."""
+    """Launch a kernel. call maps x, the pixels that it filters."""
     cover = _cover_of(name, act, call, x)
     grid = (cover.tiling.grid[0] * cover.tiling.grid[1],)
     constants |= {"SLOPE": act.slope, "GAIN": act.gain} | cover.constants
@@ -223,7 +231,7 @@ def _cover_of(name: str, act: Act, call: _Call, x: Tensor) -> _Cover:
 
 
 def _sum_like(t: Tensor, over: Tensor) -> Tensor:
-    """Where sums over the pixels of `over` go: no kernel writes those of an empty batch."""
+    """Return the tensor for sums over the pixels of `over`. It is zero for an empty batch, which launches no kernel."""
     return torch.empty_like(t) if over.numel() else torch.zeros_like(t)
 
 
@@ -240,7 +248,9 @@ class _MapSums:
         self.into = self.sums.into[0]
 
     def finish(self, gain: float, inputs: tuple, outputs: tuple, least: float = 0.0) -> None:
-        """Write dbias, dstrength, dscale and dstyle, whichever are given; inputs: bias, strength, scale and style."""
+        """Write those of dbias, dstrength, dscale and dstyle that are given. inputs: bias,
+        strength, scale and style.
+        """
         sums, (n, c) = self.sums.finish()[0], self.shape
         jobs = -(-c // 32)
         grid = (jobs + (outputs[1] is not None),)
@@ -281,7 +291,7 @@ def filter_act_modulate_forward(
 
 
 def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: Act, needs: tuple[bool, ...]):
-    """dx, and dbias (None where not needed), for the gradient g of `act_filter`'s y."""
+    """Return dx and dbias (None where not needed) for the gradient g of `act_filter`'s y."""
     call = act.filter.adjoint()
     g = dense_as(g, call.nhwc)
     dx = torch.empty_like(x)
@@ -295,7 +305,7 @@ def act_filter_backward(g: Tensor, x: Tensor, bias: Tensor | None, act: Act, nee
 
 
 def filter_act_backward(g, y, bias, noise, strength, scale, act: Act, needs: tuple[bool, ...]):
-    """dx, and dbias, dstrength, dscale (None where not needed), for the gradient g of `filter_act`'s y."""
+    """Return dx, dbias, dstrength and dscale (None where not needed) for the gradient g of `filter_act`'s y."""
     others = (bias, strength, scale, None)
     return _up_backward("filter_act_grad", g, y, noise, others, act, (*needs, False), (scale,))[:4]
 
@@ -303,7 +313,7 @@ def filter_act_backward(g, y, bias, noise, strength, scale, act: Act, needs: tup
 def filter_act_modulate_backward(
     g, y, bias, noise, strength, scale, style, act: Act, needs: tuple[bool, ...]
 ):
-    """As `filter_act_backward`, and dstyle."""
+    """Return the gradients of `filter_act_backward`, and dstyle."""
     others, more = (bias, strength, scale, style), {"LEAST": least(y.dtype)}
     return _up_backward("filter_act_modulate_grad", g, y, noise, others, act, needs, (scale, style), **more)
 
@@ -311,7 +321,9 @@ def filter_act_modulate_backward(
 def _up_backward(
     name: str, g, y, noise, others: tuple, act: Act, needs: tuple, factors: tuple, **constants: float
 ):
-    """dx and the gradients of others, whose sums one kernel leaves beside dx; factors: of a map, which it reads."""
+    """Return dx and the other gradients, whose sums one kernel leaves beside dx. factors: factors
+    of a map that it reads.
+    """
     call = act.filter.adjoint()
     g = dense_as(g, call.nhwc)
     dx = new_image(g, g.shape[1], call.out, call.nhwc, act.dtype)

@@ -1,12 +1,12 @@
-"""y = x with zeros inserted (up), padded or cropped, filtered by a separable FIR filter, every down-th pixel kept.
+"""The op y = x with zeros inserted (up), padded or cropped, filtered by a separable filter, every down-th pixel kept.
 
-The resampling of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958), as its `upfirdn2d` defines it. Zeros are never
-inserted nor multiplied: each output pixel sums only the taps that meet a pixel of x (polyphase). A program walks down a
-strip of rows: it loads a few shifted columns of a row, filters them along the row, and keeps the result in registers
-for as long as output rows below need it. So x crosses memory once, but for the rim that strips share.
+This is the resampling of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958), as its `upfirdn2d` defines it. Zeros are
+never inserted nor multiplied: each output pixel sums only the taps that meet a pixel of x (polyphase). A program walks
+down a strip of rows. It loads a few shifted columns of a row and filters them along the row. The result stays in
+registers for as long as output rows below need it. So x crosses memory once, except for the rim that strips share.
 
-The map is linear, and its gradient is the same map with up and down swapped and the filter mirrored. The gradient of
-that is the map again: forward, backward and double backward are one kernel.
+The map is linear, and its gradient is the same map with up and down swapped and the filter mirrored. The gradient's
+gradient is the map again. Forward, backward and double backward are one kernel.
 """
 
 from collections.abc import Sequence
@@ -32,7 +32,7 @@ from kernels.common.tiles import (
     within,
 )
 
-LONGEST = 8  # taps: every tap of a column is a load, and every row of taps stays in registers
+LONGEST = 8  # taps; every tap of a column is a load, and every row of taps stays in registers
 
 
 def upfirdn2d(
@@ -45,19 +45,20 @@ def upfirdn2d(
     gain: float = 1.0,
     flip: bool = False,
 ) -> Tensor:
-    """Upsample, pad, filter, downsample x [N, C, H, W], fused; differentiable any number of times.
+    """Upsample, pad, filter and downsample x [N, C, H, W], fused. Differentiable to any order.
 
     Args:
         x: NCHW or channels_last (kept); float16, bfloat16, float32 or float64. Autocast leaves its dtype alone, as it
             does with PyTorch's own interpolation.
-        taps: 1 to 8 numbers, the filter along each dimension; used as they are, not normalized.
+        taps: 1 to 8 numbers, the filter along each dimension. They are not normalized.
         up, down: 1 or 2.
         padding: pixels around the upsampled image: one number, (before, after), or (left, right, top, bottom).
             Negative numbers crop.
         gain: factor on the result.
         flip: False convolves, True correlates (for a symmetric filter the same).
 
-    Returns y [N, C, (H * up + padding - taps) // down + 1, likewise], in x.dtype; sums are kept in float32 (float64).
+    Returns y [N, C, (H * up + padding - taps) // down + 1, likewise] in x.dtype. Sums are float32 (float64 for
+    float64).
     Raises ValueError for what does not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
     call = _plan(x, taps, up, down, padding, gain, flip)
@@ -79,7 +80,7 @@ def upfirdn2d_reference(
     gain: float = 1.0,
     flip: bool = False,
 ) -> Tensor:
-    """`upfirdn2d` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `upfirdn2d` in plain PyTorch. Arguments, result dtype and memory format as `upfirdn2d`."""
     call = _plan(x, taps, up, down, padding, gain, flip)
     n, c, h, w = x.shape
     layout = torch.contiguous_format if dense(x).is_contiguous() else torch.channels_last
@@ -96,7 +97,7 @@ def upfirdn2d_reference(
 
 @lru_cache(maxsize=64)
 def _outer(taps_y: tuple[float, ...], taps_x: tuple[float, ...], device: torch.device, dtype: torch.dtype):
-    """The two-dimensional kernel; kept, because a capture may not copy it from the host."""
+    """Return the two-dimensional filter. It is kept, because a capture may not copy it from the host."""
     factors = (torch.tensor(taps, dtype=torch.float64) for taps in (taps_y, taps_x))
     return torch.outer(*factors).to(device, dtype)
 
@@ -104,7 +105,7 @@ def _outer(taps_y: tuple[float, ...], taps_x: tuple[float, ...], device: torch.d
 def bytes_moved(
     x: Tensor, taps: Sequence[float], *, up: int = 1, down: int = 1, padding: int | Sequence[int] = 0
 ) -> int:
-    """Bytes that must cross memory: x in, y out; backward the same, dy in and dx out."""
+    """Return the bytes that must cross memory: x in, y out; backward the same, dy in and dx out."""
     call = _plan(x, taps, up, down, padding, 1.0, False)
     return x.nbytes + x.shape[0] * x.shape[1] * call.out[0] * call.out[1] * x.element_size()
 
@@ -112,17 +113,19 @@ def bytes_moved(
 class _Call(NamedTuple):
     """The map along both dimensions: y[o] = sum over k of taps[k] * x[(o * down + k - before) / up], where exact."""
 
-    taps_y: tuple[float, ...]  # the gain is in these
+    taps_y: tuple[float, ...]  # taps, with the gain in them
     taps_x: tuple[float, ...]
     up: int
     down: int
     before: tuple[int, int]  # padding at the top and at the left
-    size: tuple[int, int]  # of x, (H, W)
-    out: tuple[int, int]  # of y
+    size: tuple[int, int]  # size of x, (H, W)
+    out: tuple[int, int]  # size of y
     nhwc: bool = False
 
     def adjoint(self) -> "_Call":
-        """The gradient: up and down swapped, the filter mirrored, padding such that the sizes are swapped too."""
+        """Return the gradient's map: up and down swapped, the filter mirrored, padding such that the sizes are swapped,
+        too.
+        """
         reach = len(self.taps_x) - 1
         return _Call(
             self.taps_y[::-1], self.taps_x[::-1], self.down, self.up,
@@ -131,7 +134,7 @@ class _Call(NamedTuple):
 
 
 def _plan(x, taps, up, down, padding, gain, flip) -> _Call:
-    """Validate, and write the call as the map it is."""
+    """Validate the arguments, and return the call as a map."""
     if x.dim() != 4 or not x.is_floating_point():
         raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
     if isinstance(taps, Tensor) or not 1 <= len(taps) <= LONGEST:
@@ -153,7 +156,7 @@ def _plan(x, taps, up, down, padding, gain, flip) -> _Call:
 
 
 def _sides(padding: int | Sequence[int]) -> tuple[int, int, int, int]:
-    """(left, right, top, bottom) of whichever way padding was given."""
+    """Return (left, right, top, bottom) for any form of padding."""
     sides = (padding,) * 4 if isinstance(padding, int) else tuple(padding)
     if len(sides) == 2:
         sides = sides * 2
@@ -170,10 +173,10 @@ def polyphase(
     values, FIRST: tl.constexpr, STEP: tl.constexpr, AT: tl.constexpr,
     TAPS: tl.constexpr, UP: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Sum over k of TAPS[k] * v[(AT + k) / UP], where that is a whole number; v[i] is values[FIRST + i * STEP]."""
+    """Sum TAPS[k] * v[(AT + k) / UP] over the k for which the index is whole. v[i] is values[FIRST + i * STEP]."""
     START: tl.constexpr = -AT % UP
     total = tl.zeros(values[0].shape, ACC)
-    if START < len(TAPS):  # not added to the zeros: that would be an instruction
+    if START < len(TAPS):  # The first product is not added to zeros: that would be an instruction.
         total = values[FIRST + (AT + START) // UP * STEP].to(ACC) * TAPS[START]
     for k in tl.static_range(START + UP, len(TAPS), UP):
         total += values[FIRST + (AT + k) // UP * STEP].to(ACC) * TAPS[k]
@@ -191,12 +194,14 @@ def upfirdn2d_kernel(
     STRIDE_P: tl.constexpr, ROWS: tl.constexpr, COLS: tl.constexpr, AHEAD: tl.constexpr, BLOCK_P: tl.constexpr,
     BLOCK_C: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """ROWS rows of BLOCK_P groups of COLS pixels of BLOCK_C channels; a row is loaded AHEAD rows before its use.
+    """Compute ROWS rows of BLOCK_P groups of COLS pixels of BLOCK_C channels. Rows are loaded AHEAD rows before their
+    use.
 
-    add: None, or what is added to y, like y in dtype and memory format; loaded a row before it is needed.
+    add: a tensor to add to y, with y's dtype and memory format, or None. It is loaded a row before its use.
 
-    A tile [BLOCK_P, BLOCK_C] holds one pixel of each group. The index (o * DOWN + k - before) / UP of the input splits
-    into the program's share, minus lead, and (r * DOWN + k + PHASE) / UP, which is known when the kernel is compiled.
+    A tile [BLOCK_P, BLOCK_C] holds one pixel of each group. The input's index (o * DOWN + k - before) / UP has two
+    parts. One is the program's share, minus lead. The other is (r * DOWN + k + PHASE) / UP, a constant of the compiled
+    kernel.
     """
     after_previous(DEPENDENT)
     pid = tl.program_id(0)
@@ -211,7 +216,8 @@ def upfirdn2d_kernel(
     if add is not None:
         add += n * C * OH * OW + (out_col.to(tl.int64) * STRIDE_P + c.to(tl.int64) * stride_yc)
 
-    LOADS: tl.constexpr = ((COLS - 1) * DOWN + len(TAPS_X) - 1 + PHASE_X) // UP + 1  # a row
+    # pixels of x that a thread loads in a row
+    LOADS: tl.constexpr = ((COLS - 1) * DOWN + len(TAPS_X) - 1 + PHASE_X) // UP + 1
     LINES: tl.constexpr = ((ROWS - 1) * DOWN + len(TAPS_Y) - 1 + PHASE_Y) // UP + 1
     inside = ()
     for d in tl.static_range(LOADS):
@@ -256,20 +262,22 @@ def upfirdn2d_kernel(
 
 
 class Config(NamedTuple):
-    """How an image is cut: a program makes `rows` rows, a thread `cols` neighbouring pixels of each."""
+    """The cut of an image: a program makes `rows` rows, a thread `cols` neighbouring pixels of each."""
 
-    rows: int  # a multiple of `up`, as every strip begins at the same phase of the filter
-    cols: int  # likewise, for every thread's pixels
+    rows: int  # rows; a multiple of `up`, because every strip begins at the same phase of the filter
+    cols: int  # columns; likewise, for every thread's pixels
     ahead: int  # rows that are loaded before they are needed
     block_c: int  # channels at most (channels_last)
-    width: float  # what a thread holds of one tile: vectors of 16 bytes (channels_last), elements (NCHW)
+    width: (
+        float  # the part of a tile that a thread holds: vectors of 16 bytes (channels_last), elements (NCHW)
+    )
     warps: int
-    registers: int | None = None  # a thread, at most
+    registers: int | None = None  # registers a thread, at most
 
 
-# By (channels_last, up, down); an entry that begins with a compute capability, (9, 0), goes before for that GPU. The
-# first as one H200 timed it alone (`python -m kernels.tuning.filters`), the others chosen by counting instructions for
-# each pixel and registers in sm_90 code (ptxas, no spills to speak of).
+# By (channels_last, up, down). For a GPU of that compute capability an entry that begins with it, (9, 0), goes before.
+# The first entry is as one H200 timed it alone (`python -m kernels.tuning.filters`). The others were chosen by counting
+# instructions for each pixel, and registers, in sm_90 code (ptxas, hardly any spills).
 CONFIGS: dict[tuple, Config] = {
     (True, 1, 1): Config(rows=8, cols=4, ahead=1, block_c=64, width=0.5, warps=4, registers=128),
     (True, 2, 1): Config(rows=8, cols=2, ahead=1, block_c=64, width=1, warps=4),
@@ -280,12 +288,12 @@ CONFIGS: dict[tuple, Config] = {
     (False, 1, 2): Config(rows=8, cols=1, ahead=0, block_c=64, width=4, warps=4),
     (False, 2, 2): Config(rows=4, cols=2, ahead=0, block_c=64, width=1, warps=4),
     # Maps below 2^26 elements, by the same H200: results/kernels/nvidia-h200-filter-tuning-medium.json. In the order of
-    # Config: rows, cols, ahead, block_c, width, warps, registers. Shares are of a copy of as many bytes.
+    # Config: rows, cols, ahead, block_c, width, warps, registers. Each percentage is the share of a copy's speed.
     ("medium", True, 2, 1): Config(4, 2, 1, 128, 0.5, 4),  # 95.1%, before 85.9%
     ("medium", True, 1, 2): Config(16, 1, 0, 64, 0.5, 8, 80),  # 89.1%, before 84.2%
     ("medium", True, 1, 1): Config(8, 4, 1, 128, 0.5, 4, 128),  # 79.6%, before 77.9%
 }
-PROGRAMS = 1 if INTERPRETED else 512  # fewer leave multiprocessors idle: strips then get shorter
+PROGRAMS = 1 if INTERPRETED else 512  # fewer programs leave multiprocessors idle: strips then get shorter
 
 
 class _Cover(NamedTuple):
@@ -297,7 +305,9 @@ class _Cover(NamedTuple):
 
 
 def config(nhwc: bool, up: int, down: int, capability: tuple[int, int], elements: int) -> Config:
-    """The entry of the table that this GPU uses for maps of so many elements, x or y, whichever has more."""
+    """Return the entry of the table that this GPU uses for maps of this many elements (of x or y,
+    whichever has more).
+    """
     case = (nhwc, up, down)
     keys = [case] if choices.size_of(elements) == "large" else [("medium", *case), case]
     key = next(key for each in keys for key in ((capability, *each), each) if key in CONFIGS)
@@ -323,7 +333,7 @@ def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple
         block_c = min(power_of_2(channels), block_c)
         elements = int(32 * warps * width * max(16 // dtype.itemsize, 1))
         block_p = min(power_of_2(-(-ow // cols)), max(elements // block_c, 1))
-    else:  # planes stand apart, whichever sample they belong to
+    else:  # Planes stand apart, whichever sample they belong to.
         samples, channels = 1, samples * channels
         stride_p, strides = 1, (h * w, oh * ow)
         block_p = min(power_of_2(-(-ow // cols)), elements)
@@ -347,7 +357,7 @@ def _cover(shape: torch.Size, call: _Call, dtype: torch.dtype, capability: tuple
 
 
 def _first_tap_one(taps_y: tuple[float, ...], taps_x: tuple[float, ...]) -> tuple[tuple[float, ...], ...]:
-    """The same product with 1 for the first of taps_x, which saves a multiplication for each pixel of each row."""
+    """Return the same product with 1 for the first of taps_x. It saves a multiplication for each pixel of each row."""
     first = taps_x[0]
     if abs(first) < max(map(abs, taps_x)) / 16 or first == 0:
         return taps_y, taps_x
@@ -358,7 +368,7 @@ def _first_tap_one(taps_y: tuple[float, ...], taps_x: tuple[float, ...]) -> tupl
 
 
 def forward(x: Tensor, call: _Call, add: Tensor | None = None) -> Tensor:
-    """y, plus `add` if it is given, for tensors that are dense in the format that the call names."""
+    """Compute y, plus `add` if it is given, for tensors that are dense in the call's format."""
     y = new_image(x, x.shape[1], call.out, call.nhwc, x.dtype)
     if y.numel():
         capability = torch.cuda.get_device_capability(x.device) if x.is_cuda else (0, 0)
