@@ -4,7 +4,7 @@ Pixels may be worked on as they are loaded (LOADED), and filtered values before 
 
 - "act": leaky_relu of an affine map of the value;
 - "grad": the value times leaky_relu's slope at a reference pixel, which is loaded beside it;
-- None: no work.
+- otherwise: no work.
 
 Every thread loads a pixel that its outputs need. So work at the loads is repeated, `(COLS + taps - 1) / COLS` times
 along a row. The map leaky_relu is homogeneous. So the activation's gain is in the taps, or in the added operands.

@@ -1,13 +1,13 @@
-"""Adam for all parameters of a network in three launches, which also write the weights as the next step takes them.
+"""Adam for all parameters of a network in three launches, which also write the weights as the next step reads them.
 
-Kingma & Ba 2015 (arXiv:1412.6980) as torch.optim.Adam has it, without weight decay and amsgrad. Where a parameter has
-a compute copy (its weight times a gain, in the dtype and layout of its convolution), the gradient that arrived at the
-copy is cast and scaled as it is read, the parameter's own gradient added if it has one, and the next copy written with
-the next weight: nothing is moved for it but its own 2 + 2 bytes an element.
+It is Kingma & Ba 2015 (arXiv:1412.6980) as in torch.optim.Adam, without weight decay and amsgrad. A parameter may have
+a compute copy: its weight times a gain, in the dtype and layout of its convolution. The copy's gradient is cast and
+scaled as it is read, and the parameter's own gradient is added if it has one. The next copy is written with the next
+weight. So a copy costs 2 + 2 bytes an element and nothing else.
 
-A kernel finds its tensors in a table of addresses. Those of weights, moments, step counts and copies never change;
-gradients have a table of their own, because inside CUDA graphs each capture gives them other addresses. The kernels are
-in `adam_kernels.py`.
+A kernel finds its tensors in a table of addresses. The addresses of weights, moments, step counts and copies never
+change. Gradients have a table of their own, because each capture of a CUDA graph gives them other addresses. The
+kernels are in `adam_kernels.py`.
 """
 
 import math
@@ -20,15 +20,15 @@ from kernels.common.dependent_launch import launching
 from kernels.common.tiles import alike, check_device, power_of_2, tl, tl_accumulator
 from kernels.weights.adam_kernels import adam_kernel, adam_steps_kernel, adam_turned_kernel
 
-BLOCK = 2048  # elements a program updates
-SIDE = 64  # of a square of output and input channels, where the copy lies turned
-HEIGHT = 32  # of half a square, where nothing is turned: as many elements as a program of the others has
-ALIGNED = 16  # bytes: what vector loads need
+BLOCK = 2048  # elements that a program updates
+SIDE = 64  # side of a square of output and input channels, where the copy lies turned
+HEIGHT = 32  # height of half a square, where nothing is turned: as many elements as other programs have
+ALIGNED = 16  # bytes, as vector loads need them
 ROW = 9  # numbers in a parameter's row of the table
 
 
 class Item(NamedTuple):
-    """One parameter and its state; ``copy`` has the weight's shape, and its strides or those of a turned one."""
+    """One parameter and its state. ``copy`` has the weight's shape, and its strides or those of a turned weight."""
 
     weight: Tensor
     exp_avg: Tensor
@@ -36,7 +36,9 @@ class Item(NamedTuple):
     step: Tensor  # [], float32: updates done
     copy: Tensor | None = None
     gain: float = 1.0
-    energy: Tensor | None = None  # [O, I]: its squares summed over taps, where that has a gradient of its own
+    energy: Tensor | None = (
+        None  # [O, I]: its squares summed over taps, where that sum has a gradient of its own
+    )
 
 
 class Rates(NamedTuple):
@@ -55,10 +57,10 @@ def adam_reference(
     inverse: Tensor | None = None,
     found_inf: Tensor | None = None,
 ) -> None:
-    """The update in plain PyTorch, in place.
+    """Update the parameters in plain PyTorch, in place.
 
-    Gradients are (the parameter's, its copy's, its energy's), None where there is none; the last may be left out. With
-    a loss scale, ``inverse`` [] is one over it, and nothing is updated or counted where ``found_inf`` [] is not 0.
+    Gradients are (the parameter's, its copy's, its energy's), None where there is none. The last may be left out. With
+    a loss scale, ``inverse`` [] is one over it. Nothing is updated or counted where ``found_inf`` [] is not 0.
     """
     if found_inf is not None and float(found_inf):
         return
@@ -86,7 +88,7 @@ def adam_reference(
 def bytes_moved(
     items: list[Item], gradients: list[tuple[Tensor | None, ...]], *, momentum: bool = False
 ) -> int:
-    """Bytes that must cross memory: gradients, weights and moments in; weights, moments and copies out.
+    """Return the bytes that must cross memory: gradients, weights and moments in; weights, moments and copies out.
 
     momentum: beta1 is not 0, so the first moment is read, too.
     """
@@ -102,7 +104,7 @@ def bytes_moved(
 
 
 class AdamPlan:
-    """Adam for these parameters: tables made once, on their device. Nothing here waits for the GPU once it is made.
+    """Adam for these parameters. Its tables are made once, on their device. Later calls never wait for the GPU.
 
     Raises:
         ValueError: tensors that do not belong together; one line.
@@ -132,7 +134,7 @@ class AdamPlan:
         self.flat, self.squares, self.planes = (self._tensor(jobs, torch.int32) for jobs in self._blocks())
 
     def addresses(self, gradients: list[tuple[Tensor | None, ...]]) -> tuple[list[list[int]], list[Tensor]]:
-        """Rows for a table of gradients, and copies of gradients that were not aligned or laid out as needed.
+        """Return rows for a table of gradients, and copies of gradients with wrong alignment or layout.
 
         Keep those copies until the update is launched.
         """
@@ -148,16 +150,16 @@ class AdamPlan:
         return rows, held
 
     def gradient_tables(self, count: int = 1) -> tuple[Tensor, ...]:
-        """Tables for the addresses of gradients, each to be filled before an update reads it."""
+        """Return tables for the addresses of gradients. Fill each before an update reads it."""
         return torch.zeros(count, len(self.items), 3, device=self.device, dtype=torch.int64).unbind()
 
     def launch(
         self, gradients: Tensor, inverse: Tensor | None = None, found_inf: Tensor | None = None
     ) -> None:
-        """Update everything whose row in ``gradients`` [parameters, 3] has an address.
+        """Update every parameter whose row in ``gradients`` [parameters, 3] has an address.
 
-        With a loss scale, float32 scalars on the device: gradients are multiplied by ``inverse``, and nothing happens
-        where ``found_inf`` is not 0. The kernels read both, so a captured launch follows what they become.
+        A loss scale gives two float32 scalars on the device. Gradients are multiplied by ``inverse``, and nothing
+        happens where ``found_inf`` is not 0. The kernels read both, so a captured launch follows their values.
         """
         n, weight = len(self.items), self.items[0].weight
         copy = next((item.copy for item in self.items if item.copy is not None), weight)
@@ -177,14 +179,18 @@ class AdamPlan:
                 adam_turned_kernel[(len(jobs),)](*tables, jobs, *scale, **shape, **options, **launching())
 
     def _squared(self) -> list[Item]:
-        """Those that are updated in squares of channels, because a copy lies turned or an energy has gradients."""
+        """Return the parameters to be updated in squares of channels: a copy lies turned, or an
+        energy has gradients.
+        """
         return [
             i for i, turned in zip(self.items, self.turned, strict=True) if turned or i.energy is not None
         ]
 
     def _blocks(self) -> tuple[list[tuple[int, ...]], ...]:
-        """What each program does: (parameter, block), or (parameter, tap, rows, columns) where it is a square: those of
-        turned copies, then the others."""
+        """Return each program's work: (parameter, block), or (parameter, tap, rows, columns) for a square.
+
+        Squares of turned copies come first.
+        """
         flat, squares, planes = [], [], []
         for k, (item, turned) in enumerate(zip(self.items, self.turned, strict=True)):
             if not turned and item.energy is None:

@@ -1,8 +1,9 @@
-"""The kernels of `kernels/weights/adam.py`: count steps, then update weights, moments and copies.
+"""The kernels of Adam: count steps, then update weights, moments and copies.
 
-Tensors come by address. A parameter's row of the table is 9 numbers: the addresses of weight, first moment, second
-moment, copy and step count; elements; output channels, input channels and taps (0 unless it is [O, I, k, l]).
-Its row of gradients is three addresses: its own, its copy's, its energy's. Address 0 is a tensor that is not there.
+Tensors come by address. A parameter's row of the table is 9 numbers. Five are addresses: weight, first moment, second
+moment, copy and step count. Then follow the number of elements, and the output channels, input channels and taps (0
+unless it is [O, I, k, l]). Its row of gradients is three addresses: its own, its copy's, its energy's. Address 0 is a
+tensor that is not there.
 """
 
 from kernels.common.dependent_launch import after_previous
@@ -21,7 +22,9 @@ def adam_steps_kernel(
     BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):
-    """Count the step of each parameter that has a gradient; lr / (1 - beta1^t) and 1 / sqrt(1 - beta2^t), float64."""
+    """Count the step of each parameter with a gradient, and write lr / (1 - beta1^t) and 1 / sqrt(1
+    - beta2^t), float64.
+    """
     after_previous(DEPENDENT)
     k = tl.arange(0, BLOCK)
     inside = k < N
@@ -41,7 +44,7 @@ def adam_steps_kernel(
 
 @triton.jit
 def adam_step(w, m, v, g, step_size, root, rates, MOMENTUM: tl.constexpr, ACC: tl.constexpr):
-    """Weight and moments after one step; with beta1 = 0 the first moment is the gradient itself."""
+    """Compute weight and moments after one step. With beta1 = 0 the first moment is the gradient itself."""
     if MOMENTUM:
         m += (g - m) * tl.load(rates + 1).to(ACC)
     else:
@@ -56,13 +59,16 @@ def update_elements(
     row, own, copys, energys, gain, correction, rates, inverse, at, turned, plane, inside,
     MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
 ):  # fmt: skip
-    """Update the elements ``at`` of one parameter; in the copy and in its gradient they are those at ``turned``, in the
-    gradient of its energy, if it has any, at ``plane``."""
+    """Update the elements ``at`` of one parameter.
+
+    In the copy and in its gradient they are the elements at ``turned``. In the gradient of its energy, if it has any,
+    they are those at ``plane``.
+    """
     w_at = tl.multiple_of(tl.load(row).to(tl.pointer_type(W)), 16) + at
     m_at = tl.multiple_of(tl.load(row + 1).to(tl.pointer_type(W)), 16) + at
     v_at = tl.multiple_of(tl.load(row + 2).to(tl.pointer_type(W)), 16) + at
     copy = tl.load(row + 3)
-    # What does not exist has address 0 and is masked out: neither read nor written.
+    # A missing tensor has address 0 and is masked out: neither read nor written.
     g = tl.load(tl.multiple_of(copys.to(tl.pointer_type(C)), 16) + turned, inside & (copys != 0), 0.0).to(ACC)
     g = g * gain
     g += tl.load(tl.multiple_of(own.to(tl.pointer_type(W)), 16) + at, inside & (own != 0), 0.0).to(ACC)
@@ -91,7 +97,7 @@ def adam_kernel(
     MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr, BLOCK: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Consecutive elements of parameters whose copies, if any, lie in memory as they do."""
+    """Update consecutive elements of parameters. Their copies, if any, lie in memory as they do."""
     after_previous(DEPENDENT)
     k = tl.load(blocks + 2 * tl.program_id(0))
     first = tl.load(blocks + 2 * tl.program_id(0) + 1).to(tl.int64) * BLOCK
@@ -102,7 +108,7 @@ def adam_kernel(
     if active:
         row, correction, gain = table + ROW * k, corrections + 2 * k, tl.load(gains + k).to(ACC)
         at = first + tl.arange(0, BLOCK)
-        if first + BLOCK <= tl.load(row + 5):  # a mask that is true everywhere lets loads be vectors
+        if first + BLOCK <= tl.load(row + 5):  # A mask that is true everywhere lets loads be vectors.
             update_elements(
                 row, own, copys, None, gain, correction, rates, inverse, at, at, None, at >= 0,
                 MOMENTUM, W, C, ACC,
@@ -117,7 +123,7 @@ def adam_kernel(
 
 @triton.jit
 def square_at(o, i, tap, O, I, taps, NHWC: tl.constexpr, TURNED: tl.constexpr):
-    """Where a tap of (o, i) lies in the weight, and in its copy."""
+    """Return the places of a tap of (o, i) in the weight and in its copy."""
     if NHWC:
         at = (o * taps + tap) * I + i
     else:
@@ -137,10 +143,11 @@ def adam_turned_kernel(
     MOMENTUM: tl.constexpr, W: tl.constexpr, C: tl.constexpr, ACC: tl.constexpr,
     HEIGHT: tl.constexpr, SIDE: tl.constexpr, NHWC: tl.constexpr, TURNED: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One tap of HEIGHT x SIDE output and input channels of a weight [O, I, k, l] whose copy lies as [I, O, k, l] if
-    TURNED, else as it does: a square is also where one knows which element of the energy's gradient belongs to which.
+    """Update one tap of HEIGHT x SIDE output and input channels of a weight [O, I, k, l].
 
-    Each side is read along its own contiguous dimension; Triton turns the square in shared memory.
+    If TURNED, its copy lies as [I, O, k, l], else as the weight. In a square one also knows the element of the energy's
+    gradient for each weight. Each side is read along its own contiguous dimension. Triton turns the square in shared
+    memory.
     """
     after_previous(DEPENDENT)
     job = blocks + 4 * tl.program_id(0)
@@ -157,7 +164,10 @@ def adam_turned_kernel(
         o = (tl.load(job + 2).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT))[:, None]
         i = (tl.load(job + 3).to(tl.int64) * SIDE + tl.arange(0, SIDE))[None, :]
         if (O % HEIGHT == 0) & (I % SIDE == 0):
-            O, I = O // HEIGHT * HEIGHT, I // SIDE * SIDE  # tells the compiler what they are multiples of
+            O, I = (
+                O // HEIGHT * HEIGHT,
+                I // SIDE * SIDE,
+            )  # tells the compiler the numbers that they are multiples of
             at, turned = square_at(o, i, tap, O, I, taps, NHWC, TURNED)
             inside = (o >= 0) & (i >= 0)
             update_elements(

@@ -1,8 +1,8 @@
-"""d[n, o] = 1 / sqrt(sum over i, k of (weight[o, i, k] * style[n, i])^2 + eps), without per-sample weights.
+"""The op d[n, o] = 1 / sqrt(sum over i, k of (weight[o, i, k] * style[n, i])^2 + eps), without weights for each sample.
 
-StyleGAN2's demodulation coefficients (Karras et al. 2020, arXiv:1912.04958, eq. 3). The per-sample weights would be N
-times the weights; but the sum factors: with W2[o, i] = sum over k of weight^2 it is style^2 @ W2^T. One kernel reads
-the weights once, keeps W2 for the gradients (1 / k^2 of the weights) and writes d.
+These are StyleGAN2's demodulation coefficients (Karras et al. 2020, arXiv:1912.04958, eq. 3). Weights for each sample
+would be N times the weights. But the sum factors: with W2[o, i] = sum over k of weight^2 it is style^2 @ W2^T. One
+kernel reads the weights once, keeps W2 for the gradients (1 / k^2 of the weights) and writes d.
 
 With h = -g * d^3:  dweight = weight * (h^T @ style^2),  dstyle = style * (h @ W2).
 """
@@ -27,7 +27,7 @@ from kernels.linear.weight_gradients import defer
 
 
 def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
-    """Demodulation coefficients [N, O] of weight [O, I, kh, kw] and style [N, I], fused; differentiable twice.
+    """Compute demodulation coefficients [N, O] of weight [O, I, kh, kw] and style [N, I], fused. Differentiable twice.
 
     Returns float32 (float64 if either input is), also under autocast: their square would leave float16's range.
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
@@ -40,7 +40,7 @@ def demodulate(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
 
 
 def demodulate_reference(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
-    """`demodulate` in plain PyTorch: the same arguments and result dtype."""
+    """Compute `demodulate` in plain PyTorch. Arguments and result dtype as `demodulate`."""
     _check(weight, style)
     dtype = _accumulator(weight, style)
     with torch.autocast(weight.device.type, enabled=False):
@@ -49,7 +49,9 @@ def demodulate_reference(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Te
 
 
 def bytes_moved(weight: Tensor, style: Tensor, *, backward: bool = False) -> int:
-    """Bytes that must cross memory: weight and style in, d and W2 out; backward: those in, dweight and dstyle out."""
+    """Return the bytes that must cross memory: weight and style in, d and W2 out; backward: those in, dweight and
+    dstyle out.
+    """
     item = _accumulator(weight, style).itemsize
     inputs, d, w2 = (
         weight.nbytes + style.nbytes,
@@ -77,7 +79,7 @@ def demodulate_kernel(
     weight, style, w2, d, eps, N, O, I, stride_i, stride_k,
     TAPS: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """One output channel for BLOCK_N samples: W2 on the way, then d."""
+    """Compute one output channel for BLOCK_N samples: W2 on the way, then d."""
     after_previous(DEPENDENT)
     o = tl.program_id(0).to(tl.int64)
     n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
@@ -100,7 +102,7 @@ def demodulate_dweight_kernel(
     g, d, weight, style, dweight, N, O, I, stride_i, stride_k,
     TAPS: tl.constexpr, ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_I: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dweight = weight * (h^T @ style^2), one output channel and BLOCK_I input channels."""
+    """Compute dweight = weight * (h^T @ style^2) for one output channel and BLOCK_I input channels."""
     after_previous(DEPENDENT)
     o = tl.program_id(0).to(tl.int64)
     i = (tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)).to(tl.int64)
@@ -122,7 +124,7 @@ def demodulate_dstyle_kernel(
     g, d, w2, style, dstyle, O, I,
     ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dstyle = style * (h @ W2), one sample and BLOCK_I input channels."""
+    """Compute dstyle = style * (h @ W2) for one sample and BLOCK_I input channels."""
     after_previous(DEPENDENT)
     n = tl.program_id(0).to(tl.int64)
     i = tl.program_id(1) * BLOCK_I + tl.arange(0, BLOCK_I)
@@ -141,13 +143,13 @@ def demodulate_dstyle_kernel(
 
 
 def _geometry(weight: Tensor) -> tuple[int, int, int, int, int]:
-    """O, I, stride of I, stride of the taps, and their number, in either memory format."""
+    """Return O, I, stride of I, stride of the taps, and their number, in either memory format."""
     o, i, kh, kw = weight.shape
     return (o, i, 1, i, kh * kw) if is_nhwc(weight) else (o, i, kh * kw, 1, kh * kw)
 
 
 def forward(weight: Tensor, style: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """d [N, O] and W2 [O, I], for tensors that are dense."""
+    """Return d [N, O] and W2 [O, I], for dense tensors."""
     o, i, stride_i, stride_k, taps = _geometry(weight)
     n, dtype = style.shape[0], _accumulator(weight, style)
     d, w2 = weight.new_empty((n, o), dtype=dtype), weight.new_empty((o, i), dtype=dtype)
@@ -161,7 +163,7 @@ def forward(weight: Tensor, style: Tensor, eps: float) -> tuple[Tensor, Tensor]:
 
 
 def backward(g, weight, style, d, w2, needs: tuple[bool, ...]):
-    """dweight and dstyle (None where not needed) for the gradient g of d."""
+    """Return dweight and dstyle (None where not needed) for the gradient g of d."""
     o, i, stride_i, stride_k, taps = _geometry(weight)
     n, g, acc = style.shape[0], g.contiguous(), tl_accumulator(d.dtype)
     dweight = torch.empty_like(weight) if needs[0] else None
@@ -208,7 +210,9 @@ class _Demodulate(torch.autograd.Function):
 
 
 class _DemodulateGrad(torch.autograd.Function):
-    """`backward` as a function that can be differentiated itself. d and W2 stand for what they were computed from."""
+    """`backward` as a function that can be differentiated itself. d and W2 stand for the tensors
+    that they came from.
+    """
 
     @staticmethod
     def forward(ctx, g, weight, style, d, w2, needs):
@@ -232,10 +236,10 @@ class _DemodulateGrad(torch.autograd.Function):
 
 
 def _grad_grad(ddweight, ddstyle, g, weight, style, d, w2):
-    """Gradient of sum(ddweight * dweight) + sum(ddstyle * dstyle) with respect to g, weight and style.
+    """Return the gradient of sum(ddweight * dweight) + sum(ddstyle * dstyle) by g, weight and style.
 
-    Both sums are linear in h = -g * d^3: they are sum(h * q), and d depends on the inputs through e = style^2 @ W2^T.
-    The gradient of weight is a function that computes it.
+    Both sums are linear in h = -g * d^3. They are sum(h * q), and d depends on the inputs through e = style^2 @ W2^T.
+    The weight's gradient is returned as a function that computes it.
     """
     s2 = style.square()
     h = -g * d**3

@@ -1,14 +1,17 @@
-"""d[n, o] = 1 / sqrt(sum over i of energy[o, i] * style[n, i]^2 + eps) of several layers in one launch.
+"""The op d[n, o] = 1 / sqrt(sum over i of energy[o, i] * style[n, i]^2 + eps) of several layers in one launch.
 
-The demodulation coefficients of `kernels.demodulate`, of all layers of a generator together: styles depend on w alone,
-so they are all there before the first convolution. A layer alone has a few hundred thousand numbers to read and a sum
-over its outputs to make, which leaves most of a GPU idle; thirteen of them side by side do not.
+These are the coefficients of `kernels.demodulate`, for all layers of a generator together. Styles depend on w alone, so
+all of them exist before the first convolution. One layer reads a few hundred thousand numbers and sums over its
+outputs, which leaves most of a GPU idle. Thirteen layers side by side do not.
 
-A weight comes in through its energy over the taps, energy[o, i] = sum over k of weight[o, i, k]^2, a k^2-th of its
-size and an op of its own (`weight_energies`): however often coefficients are made and differentiated from one energy,
-gradients add up there, and weights are read once forward and once backward. With h = -g * d^3:
+A weight comes in through its energy over the taps, energy[o, i] = sum over k of weight[o, i, k]^2. The energy is k^2
+times smaller than the weight, and an op of its own (`weight_energies`). Coefficients may be made and differentiated
+from one energy many times. Gradients add up there, so weights are read once forward and once backward. With h = -g *
+d^3:
 
-    dstyle = style * (h @ energy)    denergy = 1/2 * h^T @ style^2    dweight = 2 * weight * denergy
+- dstyle = style * (h @ energy)
+- denergy = 1/2 * h^T @ style^2
+- dweight = 2 * weight * denergy
 """
 
 from collections.abc import Sequence
@@ -30,10 +33,11 @@ from kernels.weights.demodulate_group_launches import (
 
 
 def weight_energies(weights: Sequence[Tensor]) -> list[Tensor]:
-    """[O, I] of each weight [O, I, kh, kw]: its squares summed over the taps, fused.
+    """Compute [O, I] of each weight [O, I, kh, kw]: its squares summed over the taps, fused.
 
-    Differentiable any number of times. Weights have one number of taps. Returns float32 (float64 if any weight is),
-    also under autocast; the results are parts of one buffer.
+    Differentiable to any order. Weights have one number of taps. The results are parts of one buffer.
+
+    Returns float32 (float64 if any weight is), also under autocast.
     Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
     dtype = _check_weights(weights)
@@ -44,7 +48,7 @@ def weight_energies(weights: Sequence[Tensor]) -> list[Tensor]:
 
 
 def refresh_energies(weights: Sequence[Tensor], energies: Sequence[Tensor]) -> None:
-    """Write `weight_energies` of weights into tensors that are there already; nothing is differentiated."""
+    """Write `weight_energies` of weights into existing tensors. Nothing is differentiated."""
     dtype = _check_weights(weights)
     check_device(weights[0])
     shapes = [tuple(w.shape[:2]) for w in weights]
@@ -57,30 +61,30 @@ def refresh_energies(weights: Sequence[Tensor], energies: Sequence[Tensor]) -> N
 
 
 def weight_energies_reference(weights: Sequence[Tensor]) -> list[Tensor]:
-    """`weight_energies` in plain PyTorch."""
+    """Compute `weight_energies` in plain PyTorch. Arguments as `weight_energies`."""
     dtype = _check_weights(weights)
     with torch.autocast(weights[0].device.type, enabled=False):
         return [w.to(dtype).square().sum((2, 3)) for w in weights]
 
 
 def demodulate_group(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float = 1e-8) -> list[Tensor]:
-    """Coefficients [N, O] of each layer of energies [O, I] and styles [N, I], fused; differentiable twice.
+    """Compute coefficients [N, O] of each layer from energies [O, I] and styles [N, I], fused. Differentiable twice.
 
-    Returns float32 (float64 if any input is), also under autocast; the results are parts of one buffer.
-    Raises as `weight_energies` does.
+    Returns float32 (float64 if any input is), also under autocast. The results are parts of one buffer.
+    Raises as `weight_energies`.
     """
     dtype = _check(energies, styles)
-    if torch.compiler.is_compiling():  # whose compiler fuses what is around the products itself
+    if torch.compiler.is_compiling():  # The compiler fuses the operations around the products itself.
         return demodulate_group_reference(energies, styles, eps)
     check_device(styles[0])
-    # Casts and copies belong out here, where autograd sees them: a Function's own are cut off from double backward.
+    # Casts and copies belong out here, where autograd sees them. Double backward does not see those of a Function.
     return list(_Demodulate.apply(*(t.to(dtype).contiguous() for t in (*energies, *styles)), float(eps)))
 
 
 def demodulate_group_reference(
     energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float = 1e-8
 ) -> list[Tensor]:
-    """`demodulate_group` in plain PyTorch: the same arguments and result dtype."""
+    """Compute `demodulate_group` in plain PyTorch. Arguments and result dtype as `demodulate_group`."""
     dtype = _check(energies, styles)
     with torch.autocast(styles[0].device.type, enabled=False):
         pairs = zip(energies, styles, strict=True)
@@ -88,9 +92,10 @@ def demodulate_group_reference(
 
 
 def bytes_moved(weights: Sequence[Tensor], styles: Sequence[Tensor], *, backward: bool = False) -> int:
-    """Bytes that must cross memory: weights and styles in, energies out and in, d out.
+    """Return the bytes that must cross memory: weights and styles in, energies out and in, d out.
 
-    backward: weights, styles, energies, d and its gradient in, those of styles and weights out, energies' out and in.
+    backward: weights, styles, energies, d and its gradient in; the gradients of styles and weights out; those of
+    energies out and in.
     """
     item = accumulator(_promoted([*weights, *styles])).itemsize
     energies = sum(w.shape[0] * w.shape[1] for w in weights) * item
@@ -119,7 +124,9 @@ def _check(energies: Sequence[Tensor], styles: Sequence[Tensor]) -> torch.dtype:
 
 
 def _alike(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """The weights in one dtype and one memory format: themselves, as a network's are."""
+    """Return the weights in one dtype and one memory format. A network's weights are so already, and are returned
+    themselves.
+    """
     if len({w.dtype for w in weights}) > 1:
         weights = [w.to(dtype) for w in weights]
     nhwc = any(is_nhwc(w) and w.shape[2] * w.shape[3] > 1 for w in weights)
@@ -153,7 +160,7 @@ class _Energies(torch.autograd.Function):
 
 
 class _Demodulate(torch.autograd.Function):
-    """Inputs: all energies, all styles, eps."""
+    """The op as a Function. Its inputs are all energies, all styles, eps."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -175,7 +182,7 @@ class _Demodulate(torch.autograd.Function):
 
 
 class _DemodulateGrad(torch.autograd.Function):
-    """`backward` as a function that can be differentiated itself. Each d stands for what it was computed from."""
+    """`backward` as a function that can be differentiated itself. Each d stands for the tensors that it came from."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -210,9 +217,9 @@ class _DemodulateGrad(torch.autograd.Function):
 
 
 def _second(v, u, g, energy, style, d):
-    """Gradient of sum(v * denergy) + sum(u * dstyle) with respect to g, energy and style, in plain PyTorch.
+    """Return the gradient of sum(v * denergy) + sum(u * dstyle) by g, energy and style, in plain PyTorch.
 
-    Both sums are linear in h = -g * d^3: they are sum(h * q), and d depends on the inputs through style^2 @ energy^T.
+    Both sums are linear in h = -g * d^3. They are sum(h * q), and d depends on the inputs through style^2 @ energy^T.
     """
     square, h = style.square(), -g * d**3
     q, denergy, dstyle = 0, 0, 0
@@ -226,6 +233,6 @@ def _second(v, u, g, energy, style, d):
 
 
 def _split(tensors: Sequence, parts: int) -> list[Sequence]:
-    """Equal parts, one after another."""
+    """Return equal parts, one after another."""
     size = len(tensors) // parts
     return [tensors[k * size : (k + 1) * size] for k in range(parts)]

@@ -1,16 +1,15 @@
 """The kernels of `kernels.demodulate_group`: all layers of a generator in one launch.
 
-As in `kernels.linear.dense_kernels`, layers are tuples of pointers, and a program finds out which layer it works for by
-comparing its number with the first number of each layer's programs. Sizes are constants of the kernel, so that the
-compiler knows what they are multiples of: loads stay 16 bytes a thread. A program loads all that a round of its loop
-needs before it computes.
+The layers are tuples of pointers, as in `kernels.linear.dense_kernels`. A program compares its number with the first
+number of each layer's programs. Sizes are constants of the kernel, so the compiler knows their factors: loads stay 16
+bytes a thread. A program loads all operands of a round of its loop before it computes.
 
-E[o, i] is the energy of a weight over its taps, s a style, g the gradient of d; with h = -g * d^3:
+E[o, i] is the energy of a weight over its taps, s a style, g the gradient of d. With h = -g * d^3:
 
-    rows:     d = (sum over i of s^2 * E + eps)^-1/2      q = sum over i of u * s * E
-    columns:  ds = s * sum over o of h * E                dE = 1/2 * sum over n of h * s^2
+- rows: d = (sum over i of s^2 * E + eps)^-1/2, q = sum over i of u * s * E
+- columns: ds = s * sum over o of h * E, dE = 1/2 * sum over n of h * s^2
 
-u is a direction of ds; where it is given, these are the second derivatives along it, with e = 3/2 * g * d^5 * q.
+u is a direction of ds. With u given, these are the second derivatives along it, with e = 3/2 * g * d^5 * q.
 """
 
 from kernels.common.dependent_launch import after_previous
@@ -24,7 +23,9 @@ from kernels.linear.dense_kernels import pick
 def tile_of(
     job, FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr
 ):  # fmt: skip
-    """This program's BLOCK_O x BLOCK_I of its layer: o (int64), i, which of them exist, and the layer's I."""
+    """Return this program's BLOCK_O x BLOCK_I of its layer: o (int64), i, the mask of existing elements, and the
+    layer's I.
+    """
     O, I = pick(OUTS, job, FIRST), pick(INS, job, FIRST)
     tile, across = job - pick(FIRST, job, FIRST), tl.cdiv(I, BLOCK_I)
     o = (tile // across * BLOCK_O + tl.arange(0, BLOCK_O)).to(tl.int64)[:, None]
@@ -34,7 +35,7 @@ def tile_of(
 
 @triton.jit
 def tap_at(o, i, k, I, TAPS: tl.constexpr, NHWC: tl.constexpr):
-    """Where tap k of (o, i) lies in a weight [O, I, taps], or [O, taps, I] if NHWC."""
+    """Return the place of tap k of (o, i) in a weight [O, I, taps], or [O, taps, I] if NHWC."""
     if NHWC:
         return (o * TAPS + k) * I + i
     else:
@@ -48,7 +49,7 @@ def weight_energies_kernel(
     TAPS: tl.constexpr, NHWC: tl.constexpr, ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """E of all weights."""
+    """Compute E of all weights."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     w, energy = pick(weights, job, FIRST), pick(energies, job, FIRST)
@@ -70,7 +71,7 @@ def weight_energies_grad_kernel(
     TAPS: tl.constexpr, NHWC: tl.constexpr, ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dweight = 2 * weight * g of all weights."""
+    """Compute dweight = 2 * weight * g of all weights."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     w, dw = pick(weights, job, FIRST), pick(dweights, job, FIRST)
@@ -90,7 +91,9 @@ def weight_energies_grad_kernel(
 def rows_of(
     job, N, FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr
 ):  # fmt: skip
-    """Samples n and outputs o of this program, its layer's O and I, where (n, o) lies in [N, O], and which exist."""
+    """Return samples n and outputs o of this program, its layer's O and I, the place of (n, o) in
+    [N, O], and the mask.
+    """
     O, I = pick(OUTS, job, FIRST), pick(INS, job, FIRST)
     n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)
     o = ((job - pick(FIRST, job, FIRST)) * BLOCK_O + tl.arange(0, BLOCK_O)).to(tl.int64)
@@ -102,7 +105,7 @@ def row_sums(
     energy, s, u, n, o, N, O, I,
     ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """[BLOCK_N, BLOCK_O]: sum over i of s * s * E, or of u * s * E where there is u."""
+    """Compute [BLOCK_N, BLOCK_O]: sum over i of s * s * E, or of u * s * E if u is given."""
     total = tl.zeros([BLOCK_N, BLOCK_O, BLOCK_I], ACC)
     s += n[:, None, None] * I
     energy += o[None, :, None] * I
@@ -128,7 +131,7 @@ def demodulate_group_kernel(
     ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """d of all layers, one buffer: that of a layer begins at N * BASE."""
+    """Compute d of all layers in one buffer. A layer's d begins at N * BASE."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     n, o, O, I, own, inside = rows_of(job, N, FIRST, OUTS, INS, BLOCK_N, BLOCK_O)
@@ -147,7 +150,7 @@ def demodulate_group_rows_kernel(
     ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Second derivatives along u: what g gets, -d^3 * q, and e for the columns."""
+    """Compute second derivatives along u: the gradient of g, -d^3 * q, and e for the columns."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     n, o, O, I, own, inside = rows_of(job, N, FIRST, OUTS, INS, BLOCK_N, BLOCK_O)
@@ -168,7 +171,7 @@ def demodulate_group_rows_kernel(
 
 @triton.jit
 def load_h(g, d, at, inside):
-    """h = -g * d^3."""
+    """Load h = -g * d^3."""
     x = tl.load(d + at, inside, 0.0)
     return -tl.load(g + at, inside, 0.0) * x * x * x
 
@@ -179,7 +182,7 @@ def style_tile(
     FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BASE: tl.constexpr,
     ACC: tl.constexpr, BLOCK_N: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_I columns of one layer's dstyle for BLOCK_N samples, over all outputs."""
+    """Compute BLOCK_I columns of one layer's dstyle for BLOCK_N samples, over all outputs."""
     O, I = pick(OUTS, job, FIRST), pick(INS, job, FIRST)
     g, d, energy = pick(gs, job, FIRST), pick(ds, job, FIRST), pick(energies, job, FIRST)
     n = (tl.program_id(1) * BLOCK_N + tl.arange(0, BLOCK_N)).to(tl.int64)[:, None, None]
@@ -216,7 +219,7 @@ def energy_tile(
     FIRST: tl.constexpr, OUTS: tl.constexpr, INS: tl.constexpr, BASE: tl.constexpr,
     ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_I: tl.constexpr, UNROLL: tl.constexpr,
 ):  # fmt: skip
-    """BLOCK_O x BLOCK_I of the gradient of one layer's E, over all samples."""
+    """Compute BLOCK_O x BLOCK_I of the gradient of one layer's E, over all samples."""
     O = pick(OUTS, job, FIRST)
     g, d, s = pick(gs, job, FIRST), pick(ds, job, FIRST), pick(styles, job, FIRST)
     o, i, inside, I = tile_of(job, FIRST, OUTS, INS, BLOCK_O, BLOCK_I)
@@ -246,7 +249,7 @@ def demodulate_group_grad_kernel(
     BLOCK_N: tl.constexpr, S_BLOCK_O: tl.constexpr, S_BLOCK_I: tl.constexpr, S_UNROLL: tl.constexpr,
     E_BLOCK_O: tl.constexpr, E_BLOCK_I: tl.constexpr, E_UNROLL: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """Gradients of all styles and energies, whichever are wanted: two kinds of programs side by side."""
+    """Compute the wanted gradients of styles and energies. Two kinds of programs run side by side."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     if dstyle is not None:
@@ -256,7 +259,7 @@ def demodulate_group_grad_kernel(
                 ACC, BLOCK_N, S_BLOCK_O, S_BLOCK_I, S_UNROLL,
             )  # fmt: skip
     if denergy is not None:
-        if (job >= style_jobs) & (tl.program_id(1) == 0):  # which passes over all samples itself
+        if (job >= style_jobs) & (tl.program_id(1) == 0):  # The program passes over all samples itself.
             energy_tile(
                 job - style_jobs, gs, ds, es, styles, us, denergy, N, E_FIRST, OUTS, INS, E_BASE,
                 ACC, E_BLOCK_O, E_BLOCK_I, E_UNROLL,

@@ -1,4 +1,4 @@
-"""How layers of `kernels.demodulate_group` are cut into programs, and the launches. No tile is tuned."""
+"""The launches of `kernels.demodulate_group`, and the cut of its layers into programs. No tile is tuned."""
 
 from collections.abc import Sequence
 from functools import lru_cache
@@ -18,16 +18,16 @@ from kernels.weights.demodulate_group_kernels import (
 )
 
 Shapes = tuple[tuple[int, int], ...]  # O and I of each layer
-ALIGNED = 4  # elements: each layer's part of a buffer begins at a multiple, so that loads are vectors
+ALIGNED = 4  # elements; each layer's part of a buffer begins at a multiple, so that loads are vectors
 
 
 def _starts(sizes: Sequence[int]) -> tuple[int, ...]:
-    """Where each part begins, and where the last one ends."""
+    """Return the start of each part, and the end of the last part."""
     return (0, *accumulate(sizes))
 
 
 def _parts(flat: Tensor, shapes: Sequence[tuple[int, int]], bases: Sequence[int], unit: int) -> list[Tensor]:
-    """Each layer's [rows, columns] of a buffer of `unit` elements for each base."""
+    """Return each layer's [rows, columns] of a buffer with `unit` elements for each base."""
     start, pairs = flat.storage_offset(), zip(shapes, bases, strict=False)
     return [flat.as_strided(shape, (shape[1], 1), start + base * unit) for shape, base in pairs]
 
@@ -41,7 +41,7 @@ def _padded(size: int) -> int:
 
 @lru_cache(maxsize=256)
 def _tiles(shapes: Shapes, taps: int) -> tuple[int, dict]:
-    """Programs, and constants, of a walk over [O, I] of all layers: 16 bytes a thread for each tap."""
+    """Return programs and constants of a walk over [O, I] of all layers: 16 bytes a thread for each tap."""
     block_i = min(power_of_2(max(i for _, i in shapes)), 128)
     block_o = min(power_of_2(max(o for o, _ in shapes)), max(512 // block_i, 1))
     *first, jobs = _starts([-(-o // block_o) * -(-i // block_i) for o, i in shapes])
@@ -56,12 +56,14 @@ def _tiles(shapes: Shapes, taps: int) -> tuple[int, dict]:
 def _walk(weights: Sequence[Tensor]) -> tuple[int, dict]:
     taps = weights[0].shape[2] * weights[0].shape[3]
     jobs, constants = _tiles(tuple((w.shape[0], w.shape[1]) for w in weights), taps)
-    nhwc = any(is_nhwc(w) for w in weights)  # what is dense in both formats lies alike in both
+    nhwc = any(is_nhwc(w) for w in weights)  # A tensor that is dense in both formats lies alike in both.
     return jobs, constants | {"NHWC": nhwc}
 
 
 def energies_into(weights: Sequence[Tensor], energies: Sequence[Tensor]) -> None:
-    """Write E [O, I] of each weight: of one dtype, one number of taps, dense in one memory format."""
+    """Write E [O, I] of each weight. Weights have one dtype and one number of taps, and are dense
+    in one memory format.
+    """
     jobs, constants = _walk(weights)
     if jobs:
         acc = tl_accumulator(energies[0].dtype)
@@ -69,7 +71,7 @@ def energies_into(weights: Sequence[Tensor], energies: Sequence[Tensor]) -> None
 
 
 def energies_backward(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
-    """2 * weight * g of each."""
+    """Return 2 * weight * g of each weight."""
     found = [torch.empty_like(w) for w in weights]
     jobs, constants = _walk(weights) if weights else (0, {})
     if jobs:
@@ -82,7 +84,7 @@ def energies_backward(gs: Sequence[Tensor], weights: Sequence[Tensor]) -> list[T
 
 
 def new_energies(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
-    """Empty [O, I] for each weight, parts of one buffer."""
+    """Return an empty [O, I] for each weight, parts of one buffer."""
     shapes = [(w.shape[0], w.shape[1]) for w in weights]
     *bases, total = _starts([_padded(o * i) for o, i in shapes])
     return _parts(weights[0].new_empty((total,), dtype=dtype), shapes, bases, 1)
@@ -93,7 +95,7 @@ def new_energies(weights: Sequence[Tensor], dtype: torch.dtype) -> list[Tensor]:
 
 @lru_cache(maxsize=256)
 def _rows(n: int, shapes: Shapes) -> tuple[tuple[int, int], tuple[int, ...], int, dict]:
-    """Grid, where layers begin, the outputs in all, and constants of sums over inputs."""
+    """Return the grid, the start of each layer, the number of outputs, and the constants of sums over inputs."""
     outs, ins = zip(*shapes, strict=True)
     block_n, block_o = min(power_of_2(n), 8), min(power_of_2(max(outs)), 8)
     block_i = min(power_of_2(max(ins)), 128)
@@ -109,7 +111,7 @@ def _rows(n: int, shapes: Shapes) -> tuple[tuple[int, int], tuple[int, ...], int
 
 @lru_cache(maxsize=256)
 def _columns(n: int, shapes: Shapes) -> dict:
-    """Programs and constants of sums over outputs (dstyle) and over samples (denergy)."""
+    """Return programs and constants of sums over outputs (dstyle) and over samples (denergy)."""
     outs, ins = zip(*shapes, strict=True)
     s_block_i = min(power_of_2(max(ins)), 16)
     s_block_o = min(power_of_2(max(outs)), 64)
@@ -136,7 +138,7 @@ def _shapes(energies: Sequence[Tensor]) -> Shapes:
 
 
 def forward(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float) -> list[Tensor]:
-    """d [N, O] of each layer, parts of one buffer, for contiguous tensors of one dtype."""
+    """Return d [N, O] of each layer, parts of one buffer, for contiguous tensors of one dtype."""
     n, shapes = styles[0].shape[0], _shapes(energies)
     grid, base, total, constants = _rows(n, shapes)
     flat = styles[0].new_empty((n * total,))
@@ -149,7 +151,7 @@ def forward(energies: Sequence[Tensor], styles: Sequence[Tensor], eps: float) ->
 
 
 def second_rows(us, gs, energies, styles, ds) -> tuple[list[Tensor], list[Tensor]]:
-    """What each g gets from directions u of the styles' gradients, and e, [N, O] each."""
+    """Return the gradient of each g along directions u of the styles' gradients, and e, [N, O] each."""
     n, shapes = styles[0].shape[0], _shapes(energies)
     grid, base, total, constants = _rows(n, shapes)
     dg, e = (styles[0].new_empty((n * total,)) for _ in range(2))
@@ -162,9 +164,10 @@ def second_rows(us, gs, energies, styles, ds) -> tuple[list[Tensor], list[Tensor
 
 
 def backward(gs, energies, styles, ds, needs: tuple[bool, bool], us=None, es=None):
-    """Gradients of energies and of styles (lists of None where not needed) for gradients g of d.
+    """Return gradients of energies and of styles (lists of None where not needed) for gradients g of d.
 
-    us, es: directions of the styles' gradients and what `second_rows` made of them; then it is the gradients' gradient.
+    us, es: directions of the styles' gradients, and the results of `second_rows` for them. With both, the function
+    returns the gradients' gradient.
     """
     n, shapes, nothing = styles[0].shape[0], _shapes(energies), [None] * len(styles)
     cover = _columns(n, shapes)

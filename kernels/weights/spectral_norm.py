@@ -1,14 +1,15 @@
-"""W / sigma(W) of several layers, and the power iteration behind it: spectral normalization, each in two launches.
+"""Spectral normalization W / sigma(W) of several layers, and the power iteration behind it, each in two launches.
 
-Miyato et al. 2018 (arXiv:1802.05957). sigma is the largest singular value of a weight as a matrix [O, the rest]. It is
-estimated by vectors u and v that are kept beside the weight and follow it, one step of the power iteration at a time:
+It is Miyato et al. 2018 (arXiv:1802.05957). sigma is the largest singular value of a weight as a matrix [O, the rest].
+Vectors u and v beside the weight estimate it. They follow the weight by one step of the power iteration at a time:
 
-    power_iteration    u = W v / |W v|,  v = W^T u / |W^T u|                                             in place
-    spectral_norm      gain * W / sigma,  sigma = u^T W v        dW = gain / sigma * (g - <g, W> / sigma * u v^T)
+- power_iteration, in place: u = W v / |W v|, v = W^T u / |W^T u|
+- spectral_norm: gain * W / sigma with sigma = u^T W v
+- its gradient: dW = gain / sigma * (g - <g, W> / sigma * u v^T)
 
-u and v count as constants in the gradient. In plain PyTorch a layer is a dozen launches on a few megabytes, and those
-of a discriminator come one after another; here all layers go side by side. Rows are summed in one launch, and what asks
-for the sum over all rows is in the next. The result may be written in the dtype that a convolution will cast it to.
+u and v count as constants in the gradient. In plain PyTorch a layer is a dozen launches on a few megabytes, and layers
+come one after another. Here all layers of a discriminator go side by side. Rows are summed in one launch. Work that
+needs the sum over all rows is in the next launch. The result may be written in the dtype that a convolution reads.
 Differentiated twice, the gradient is plain PyTorch's.
 """
 
@@ -51,20 +52,21 @@ def spectral_norm(
     gains: Sequence[float] | None = None,
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """[gain * W / sigma, ...] with sigma = u^T W v, fused; differentiable twice by the weights.
+    """Compute [gain * W / sigma, ...] with sigma = u^T W v, fused. Differentiable twice by the weights.
 
     Args:
         weights: [O, I, kh, kw] (contiguous or channels_last, kept) or [O, ...], of one dtype: float16, bfloat16,
             float32 or float64.
-        us: [O] each.  vs: [the product of the other sizes] each, in the order of a contiguous weight. Constants.
+        us: [O] each, constants.
+        vs: [the product of the other sizes] each, in the order of a contiguous weight, constants.
         gains: factors on the results; 1 unless given.
-        dtype: of the results; the weights' (autocast's dtype under autocast) unless given.
+        dtype: dtype of the results; the weights' (autocast's dtype under autocast) unless given.
 
-    Sums are kept in float32 (float64 for float64). Raises ValueError for what does not fit, RuntimeError for a CPU
-    tensor outside Triton's interpreter.
+    Sums are kept in float32 (float64 for float64).
+    Raises ValueError for what does not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
     """
     gains = _check(weights, us, vs, gains)
-    if torch.compiler.is_compiling():  # which fuses small operations by itself
+    if torch.compiler.is_compiling():  # The compiler fuses small operations by itself.
         return spectral_norm_reference(weights, us, vs, gains=gains, dtype=dtype)
     check_device(weights[0])
     weights = [dense(w) for w in weights]
@@ -81,7 +83,7 @@ def spectral_norm_reference(
     gains: Sequence[float] | None = None,
     dtype: torch.dtype | None = None,
 ) -> list[Tensor]:
-    """`spectral_norm` in plain PyTorch: the same arguments, result dtype and memory format."""
+    """Compute `spectral_norm` in plain PyTorch. Arguments, result dtype and memory format as `spectral_norm`."""
     gains = _check(weights, us, vs, gains)
     dtype, acc = dtype or output_dtype(weights[0]), accumulator(weights[0].dtype)
     found = []
@@ -96,7 +98,7 @@ def spectral_norm_reference(
 
 @torch.no_grad()
 def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
-    """One step for each layer, fused: u and v, contiguous, are written in place. Raises as `spectral_norm` does."""
+    """Take one step for each layer, fused. Contiguous u and v are written in place. Raises as `spectral_norm`."""
     _check(weights, us, vs, None)
     if not all(t.is_contiguous() for t in (*us, *vs)):
         raise ValueError("u and v are written in place: they must be contiguous")
@@ -105,18 +107,18 @@ def power_iteration(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequenc
     acc, cover = accumulator(weights[0].dtype), _cover(_layers(weights))
     t, arrived = _rows(weights, vs, cover, counters=True)
     s = weights[0].new_empty((cover.s_total,), dtype=acc)
-    # Without fused products: Triton 3.6 joins a square with a neighbour's sum, which is another number in each lane.
+    # Without fused products: Triton 3.6 joins a square with a neighbour's sum, and each lane then has another number.
     spectral_columns_kernel[(cover.s_jobs,)](
         weights, tuple(us), tuple(vs), t, s, arrived, EPS,
         ACC=tl_accumulator(acc), enable_fp_fusion=False, **cover.columns, **launching(),
     )  # fmt: skip
-    # A backward pass that still needs the old ones must fail.
+    # A backward pass that still needs the old vectors must fail.
     torch.autograd.graph.increment_version([*us, *vs])
 
 
 @torch.no_grad()
 def power_iteration_reference(weights: Sequence[Tensor], us: Sequence[Tensor], vs: Sequence[Tensor]) -> None:
-    """`power_iteration` in plain PyTorch."""
+    """Take the steps of `power_iteration` in plain PyTorch. Arguments as `power_iteration`."""
     _check(weights, us, vs, None)
     acc = accumulator(weights[0].dtype)
     with torch.autocast(weights[0].device.type, enabled=False):
@@ -128,9 +130,10 @@ def power_iteration_reference(weights: Sequence[Tensor], us: Sequence[Tensor], v
 
 
 def bytes_moved(weights: Sequence[Tensor], outs: Sequence[Tensor], *, backward: bool = False) -> int:
-    """Bytes that must cross memory: each weight in, the result out; backward: gradient and weight in, dW out.
+    """Return the bytes that must cross memory: each weight in, the result out; backward: gradient and weight in, dW
+    out.
 
-    The weight is read twice, for sigma and for the quotient; a layer's fits into the cache in between.
+    The weight is read twice, for sigma and for the quotient. A layer's weight fits into the cache in between.
     """
     inputs, results = sum(w.nbytes for w in weights), sum(y.nbytes for y in outs)
     return 2 * inputs + results if backward else inputs + results
@@ -142,7 +145,7 @@ class Call(NamedTuple):
 
 
 def _check(weights, us, vs, gains) -> tuple[float, ...]:
-    """Validate, and fill in the gains."""
+    """Validate the arguments, and return the gains."""
     shapes = [tuple(w.shape) for w in weights]
     vectors = [(tuple(u.shape), tuple(v.shape)) for u, v in zip(us, vs, strict=False)]
     wanted = [((w.shape[0],), (w[0].numel(),)) for w in weights if w.dim() > 1 and w.numel()]
@@ -166,12 +169,12 @@ def _is_nhwc(w: Tensor) -> bool:
 
 
 class Cover(NamedTuple):
-    """How layers are cut into programs: of rows (`jobs`), and of columns (`s_jobs`), with the kernels' constants."""
+    """The cut of layers into programs, for rows (`jobs`) and for columns (`s_jobs`), with the kernels' constants."""
 
     jobs: int
-    total: int  # of t, d: a number for each row
+    total: int  # starts in t and d: a number for each row
     s_jobs: int
-    s_total: int  # of s: a number for each column
+    s_total: int  # starts in s: a number for each column
     rows: dict
     columns: dict
 
@@ -207,7 +210,7 @@ def _cover(layers: Layers) -> Cover:
 
 
 def _of(cover: Cover, *names: str) -> dict:
-    """These constants of the rows' kernels, and what all of them take."""
+    """Return these constants of the rows' kernels, and the constants that all of them take."""
     always = ("FIRST", "OUTS", "COLUMNS", "BASE", "BLOCK_O", "BLOCK_K", "num_warps")
     return {name: cover.rows[name] for name in (*always, *names)}
 
@@ -217,7 +220,7 @@ def _block_v(cover: Cover) -> int:
 
 
 def _rows(weights, vs, cover: Cover, counters: bool = False) -> tuple[Tensor, Tensor | None]:
-    """t = W v of all layers, one buffer; and, if asked for, counters at zero for the launch that follows."""
+    """Compute t = W v of all layers in one buffer. If asked for, also return zeroed counters for the next launch."""
     acc = accumulator(weights[0].dtype)
     t = weights[0].new_empty((cover.total,), dtype=acc)
     arrived = weights[0].new_empty((len(weights),), dtype=torch.int32) if counters else None
@@ -229,7 +232,7 @@ def _rows(weights, vs, cover: Cover, counters: bool = False) -> tuple[Tensor, Te
 
 
 def forward(weights, us, vs, call: Call) -> tuple[list[Tensor], Tensor]:
-    """The results, and sigma of each layer [layers]."""
+    """Return the results, and sigma [layers]."""
     acc, cover = accumulator(weights[0].dtype), _cover(_layers(weights))
     t, _ = _rows(weights, vs, cover)
     outs = [torch.empty_like(w, dtype=call.dtype) for w in weights]
@@ -242,7 +245,7 @@ def forward(weights, us, vs, call: Call) -> tuple[list[Tensor], Tensor]:
 
 
 def backward(gs, weights, us, vs, sigmas, call: Call) -> list[Tensor]:
-    """dW of each layer."""
+    """Return dW of each layer."""
     acc, cover = accumulator(weights[0].dtype), _cover(_layers(weights))
     gs = tuple(_like(g, w) for g, w in zip(gs, weights, strict=True))
     d = weights[0].new_empty((cover.total,), dtype=acc)
@@ -259,7 +262,7 @@ def backward(gs, weights, us, vs, sigmas, call: Call) -> list[Tensor]:
 
 
 def _like(g: Tensor, w: Tensor) -> Tensor:
-    """g as w lies in memory."""
+    """Return g in the memory format of w."""
     return dense_as(g, _is_nhwc(w)) if g.dim() == 4 else g.contiguous()
 
 
@@ -267,7 +270,7 @@ def _like(g: Tensor, w: Tensor) -> Tensor:
 
 
 class _SpectralNorm(torch.autograd.Function):
-    """Inputs: all weights, all u, all v, the call."""
+    """The op as a Function. Its inputs are all weights, all u, all v, the call."""
 
     @staticmethod
     def forward(ctx, *inputs):
@@ -292,7 +295,7 @@ class _SpectralNorm(torch.autograd.Function):
 
 
 def _gradient(g: Tensor, weight: Tensor, u: Tensor, v: Tensor, gain: float) -> Tensor:
-    """What `spectral_grad_kernel` computes, of operations that autograd can differentiate."""
+    """Compute the result of `spectral_grad_kernel` by operations that autograd can differentiate."""
     acc = accumulator(weight.dtype)
     with torch.autocast(weight.device.type, enabled=False):
         g, w, u, v = (t.to(acc) for t in (g, weight, u, v))

@@ -1,9 +1,9 @@
 """The kernels of `kernels.spectral_norm`: all layers of a discriminator in one launch.
 
-As in `kernels.linear.dense_kernels`, layers are tuples of pointers, and a program finds out which layer it works for by
-comparing its number with the first number of each layer's programs. A weight is read in the order in which it lies in
-memory; `column_at` says which entry of v belongs to what is read. Every sum is taken in a fixed order: a program that
-needs a sum over all rows of its layer adds the rows' numbers up itself, which costs less than a launch.
+The layers are tuples of pointers, as in `kernels.linear.dense_kernels`. A program compares its number with the first
+number of each layer's programs. A weight is read in its order in memory. `column_at` returns the entry of v for each
+element read. Every sum is taken in a fixed order. A program that needs a sum over all rows of its layer adds up the
+rows' numbers itself, which costs less than a launch.
 """
 
 from kernels.common.dependent_launch import after_previous
@@ -13,20 +13,23 @@ from kernels.linear.dense_kernels import pick
 
 @triton.jit
 def column_at(m, A, B):
-    """Which entry of v column m of a row in memory is: m itself (A: columns, B: 1), or in channels_last memory, where
-    taps come before inputs, that of input m % A and tap m // A (A: inputs, B: taps)."""
+    """Return the entry of v for column m of a row in memory.
+
+    It is m itself (A: columns, B: 1). In channels_last memory taps come before inputs: it is the entry of input m % A
+    and tap m // A (A: inputs, B: taps).
+    """
     return (m % A) * B + m // A
 
 
 @triton.jit
 def rows_of(job, FIRST: tl.constexpr, BLOCK_O: tl.constexpr):
-    """This program's rows of its layer: [BLOCK_O, 1], int64."""
+    """Return this program's rows of its layer: [BLOCK_O, 1], int64."""
     return ((job - pick(FIRST, job, FIRST)) * BLOCK_O + tl.arange(0, BLOCK_O)).to(tl.int64)[:, None]
 
 
 @triton.jit
 def gain_of(job, GAINS: tl.constexpr, FIRST: tl.constexpr, ACC: tl.constexpr):
-    """`pick` for numbers that float64 must not lose digits of."""
+    """Do the work of `pick` for numbers that must keep float64's digits."""
     found = tl.full([], GAINS[0], ACC)
     for k in tl.static_range(1, len(FIRST)):
         found = tl.where(job >= FIRST[k], tl.full([], GAINS[k], ACC), found)
@@ -35,7 +38,7 @@ def gain_of(job, GAINS: tl.constexpr, FIRST: tl.constexpr, ACC: tl.constexpr):
 
 @triton.jit
 def sum_of(a, b, n, ACC: tl.constexpr, BLOCK: tl.constexpr):
-    """Sum of a * b over n numbers, of a alone if b is None; the same in every program."""
+    """Sum a * b over n numbers, or a alone if b is None. Every program gets the same result."""
     total = tl.zeros([BLOCK], ACC)
     for start in range(0, n, BLOCK):
         i = start + tl.arange(0, BLOCK)
@@ -56,7 +59,7 @@ def spectral_rows_kernel(
     BASE: tl.constexpr, NUMBER: tl.constexpr, ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr,
     DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """t = W v of each layer, where a layer's t begins at BASE. Zeros the counters of the kernel that comes next."""
+    """Compute t = W v of each layer, whose t begins at BASE. Zero the counters of the next kernel."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     O, K, a, b = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST), pick(A, job, FIRST), pick(B, job, FIRST)
@@ -80,10 +83,9 @@ def spectral_columns_kernel(
     A: tl.constexpr, B: tl.constexpr, BASE: tl.constexpr, S_BASE: tl.constexpr, NUMBER: tl.constexpr,
     ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """u = t / |t|, s = W^T u and v = s / |s| of each layer.
+    """Compute u = t / |t|, s = W^T u and v = s / |s| of each layer.
 
-    The length of s is known when all its columns are there: the program that comes last, whichever it is, takes the
-    sum, always in one order.
+    The length of s needs all its columns. The program that comes last, whichever it is, takes the sum in one order.
     """
     after_previous(DEPENDENT)
     job = tl.program_id(0)
@@ -102,19 +104,19 @@ def spectral_columns_kernel(
     tl.store(s + column_at(m, a, b), column, m < K)
     if job == first:
         write_divided(pick(us, job, FIRST), t, length, O, BLOCK_V)
-    tl.debug_barrier()  # all of this program's stores come before its arrival
+    tl.debug_barrier()  # All of this program's stores come before its arrival.
     if tl.atomic_add(arrived + pick(NUMBER, job, FIRST), 1) == pick(PROGRAMS, job, FIRST) - 1:
         squares = tl.zeros([BLOCK_V], ACC)
         for start in range(0, K, BLOCK_V):
             i = start + tl.arange(0, BLOCK_V)
-            x = tl.load(s + i, i < K, 0.0, cache_modifier=".cg")  # of other multiprocessors
+            x = tl.load(s + i, i < K, 0.0, cache_modifier=".cg")  # stores of other multiprocessors
             squares += x * x
         write_divided(pick(vs, job, FIRST), s, larger(tl.sqrt(tl.sum(squares, 0)), eps), K, BLOCK_V)
 
 
 @triton.jit
 def larger(x, y):
-    """max(x, y); NaN where x is."""
+    """Return max(x, y), and NaN where x is NaN."""
     return tl.where(x < y, y, x)
 
 
@@ -135,7 +137,7 @@ def spectral_scale_kernel(
     BASE: tl.constexpr, NUMBER: tl.constexpr, ACC: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """out = gain * W / sigma with sigma = u^T t, BLOCK_O rows of one layer; t = W v."""
+    """Compute out = gain * W / sigma with sigma = u^T t, for BLOCK_O rows of one layer; t = W v."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     O, K = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST)
@@ -156,7 +158,7 @@ def spectral_products_kernel(
     FIRST: tl.constexpr, OUTS: tl.constexpr, COLUMNS: tl.constexpr, BASE: tl.constexpr,
     ACC: tl.constexpr, BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """d = sum over columns of g * W, of each row of each layer."""
+    """Compute d = sum over columns of g * W, for each row of each layer."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     O, K = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST)
@@ -177,7 +179,7 @@ def spectral_grad_kernel(
     GAINS: tl.constexpr, BASE: tl.constexpr, NUMBER: tl.constexpr, ACC: tl.constexpr,
     BLOCK_O: tl.constexpr, BLOCK_K: tl.constexpr, BLOCK_V: tl.constexpr, DEPENDENT: tl.constexpr,
 ):  # fmt: skip
-    """dW = gain / sigma * (g - sum(g * W) / sigma * u v^T), BLOCK_O rows of one layer."""
+    """Compute dW = gain / sigma * (g - sum(g * W) / sigma * u v^T), for BLOCK_O rows of one layer."""
     after_previous(DEPENDENT)
     job = tl.program_id(0)
     O, K, a, b = pick(OUTS, job, FIRST), pick(COLUMNS, job, FIRST), pick(A, job, FIRST), pick(B, job, FIRST)
