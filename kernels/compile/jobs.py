@@ -1,10 +1,10 @@
 """The other side of `kernels.precompile`: kernels as jobs, and the processes that compile them.
 
-One helper process imports the kernels, knows nothing of CUDA, and forks those that compile: forking the process that
-trains, with its driver and threads, would not be safe, and one that imports torch anew takes seconds.
+One helper process imports the kernels, knows nothing of CUDA, and forks the processes that compile. Forking the
+training process, with its driver and threads, would not be safe. A process that imports torch anew takes seconds.
 
 Several programs that begin with the same empty cache (the rungs of a ladder, the ranks of a node) need the same
-kernels: `Turns` has each compiled by one of them.
+kernels. The locks of `Turns` let one of them compile each kernel.
 """
 
 from __future__ import annotations
@@ -27,14 +27,14 @@ from typing import Any
 
 from kernels.common.tiles import triton
 
-STUCK_S = 600  # no run of all compilations takes so long
+STUCK_S = 600  # seconds; no run of all compilations takes so long
 HELPER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]); from kernels.compile.jobs import serve; serve()"
 )
 
 
 def keep_cache() -> None:
-    """Triton's cache stays where it is: Inductor moves it within a process, if nobody has said where it lies."""
+    """Keep Triton's cache where it is. Inductor moves it within a process if no variable names its place."""
     os.environ.setdefault("TRITON_CACHE_DIR", triton.knobs.cache.dir)
 
 
@@ -44,7 +44,7 @@ def first_line(error: BaseException) -> str:
 
 
 class _Missing(Exception):
-    """Triton was about to compile."""
+    """The error that stops Triton where it is about to compile."""
 
 
 @dataclass
@@ -65,7 +65,7 @@ class Job:
         return cls(function, signature, constants, attributes, dict(options.__dict__), where)
 
     def source(self, kind: type | None = None) -> Any:
-        """The `ASTSource`, or one of that `kind`, that Triton compiles."""
+        """Return the `ASTSource` that Triton compiles, or a source of that `kind`."""
         from triton.compiler import ASTSource
 
         return (kind or ASTSource)(self.function, self.signature, self.constants, self.attributes)
@@ -76,7 +76,9 @@ class Job:
         triton.compile(self.source(kind), target=GPUTarget(*self.target), options=self.options)
 
     def is_cached(self) -> bool:
-        """Whether `compile` would find it in the cache: asks it to, and stops it where it would begin to compile."""
+        """Return whether `compile` would find the kernel in the cache. It is called, and stopped
+        where it would compile.
+        """
         from triton.compiler import ASTSource
 
         class Probe(ASTSource):
@@ -90,12 +92,14 @@ class Job:
         return True
 
     def place(self) -> int:
-        """A number of 60 bits for this kernel: the same in every process, another for every other kernel."""
+        """Return a number of 60 bits for this kernel: the same in every process, different for every other kernel."""
         about = repr((self.source().hash(), self.target, sorted(self.options.items())))
         return int(hashlib.sha256(about.encode()).hexdigest()[:15], 16)
 
     def work(self) -> int:
-        """A guess at how long it takes, only good for an order: loops are unrolled by the numbers compiled in."""
+        """Return an estimate of the compile time that is only good for an order. Loops are unrolled by the constants
+        compiled in.
+        """
         numbers = [v for v in self.constants.values() if type(v) is int and v > 0]
         return math.prod(numbers)
 
@@ -106,7 +110,7 @@ class Job:
 
 
 class _Pickler(pickle.Pickler):
-    """Functions for Triton, the kernel and those that are its arguments, go by name and source."""
+    """A pickler for jobs. It sends functions for Triton, the kernel and its argument functions, by name and source."""
 
     def persistent_id(self, value: Any) -> tuple[str, str, str] | None:
         if not isinstance(value, triton.runtime.JITFunction):
@@ -123,7 +127,7 @@ class _Unpickler(pickle.Unpickler):
         found = importlib.import_module(module)
         for part in name.split("."):
             found = getattr(found, part)
-        if found.cache_key != source:  # that of the functions it calls included
+        if found.cache_key != source:  # the source of the functions that it calls included
             raise ValueError(f"the source of {name} has changed since this process read it")
         return found
 
@@ -138,7 +142,7 @@ class Helper:
         self.elsewhere = 0  # jobs that another program had compiled when it was their turn
 
     def start(self) -> None:
-        """No GPU is to be seen: a context there would take memory, and nothing here needs one."""
+        """Start the process without a visible GPU. A context there would take memory, and no work here needs one."""
         environment = os.environ | {"OMP_NUM_THREADS": "1", "CUDA_VISIBLE_DEVICES": ""}
         try:
             self.said = tempfile.TemporaryFile()
@@ -153,7 +157,10 @@ class Helper:
             self.problem = f"no process to compile in: {first_line(error)}"
 
     def compile(self, jobs: list[bytes]) -> dict[int, str]:
-        """{number of a job: why it is not in the cache now}, empty if all went well. Counts `elsewhere`."""
+        """Compile the jobs. Return {number of a job: why it is not in the cache now}, empty if all went well.
+
+        It also counts `elsewhere`.
+        """
         self.elsewhere = 0
         if self.process is None:
             return dict.fromkeys(range(len(jobs)), self.problem or "no process to compile in")
@@ -164,14 +171,14 @@ class Helper:
             self.kill()
             answers = b""
             self.problem = f"compiling took more than {STUCK_S} s"
-        except OSError:  # it is gone
+        except OSError:  # the helper is gone
             answers = b""
         except BaseException:
             self.kill()
             raise
         done = {}
         for line in answers.splitlines():
-            with contextlib.suppress(ValueError, KeyError):  # a line that is torn is no answer
+            with contextlib.suppress(ValueError, KeyError):  # a torn line is no answer
                 answer = json.loads(line)
                 done[answer["job"]] = answer["error"]
                 self.elsewhere += answer["elsewhere"]
@@ -185,7 +192,7 @@ class Helper:
         return next((f": {line.strip()[:150]}" for line in reversed(lines) if line.strip()), "")
 
     def kill(self) -> None:
-        """Those that compile end at the latest when they are about to answer: there is no one to answer to."""
+        """End the helper. Its compilers end at the latest when they try to answer."""
         if self.process is not None:
             self.process.kill()
             with contextlib.suppress(OSError, ValueError):
@@ -195,11 +202,11 @@ class Helper:
 
 
 class Turns:
-    """One process compiles a kernel, others that want it leave it to that one, and take what it put into the cache.
+    """Locks by which one process compiles a kernel, and others wait and take the result from the cache.
 
-    A kernel's turn is a lock on one byte of a file in the cache, at `Job.place`, far beyond the file's end: nothing is
-    written. The system gives the lock back when its process ends, however it ends. Where a file system has no locks,
-    everyone compiles everything.
+    A kernel's turn is a lock on one byte of a file in the cache, at `Job.place`, far beyond the file's end. Nothing is
+    written. The system gives the lock back when its process ends, in whatever way. On a file system without locks every
+    process compiles everything.
     """
 
     NAME = "compiling.lock"
@@ -208,10 +215,12 @@ class Turns:
         self.file: Any = None
         with contextlib.suppress(OSError):
             Path(cache).mkdir(parents=True, exist_ok=True)
-            self.file = open(Path(cache) / self.NAME, "ab")  # kept open: closing it gives up the locks
+            self.file = open(
+                Path(cache) / self.NAME, "ab"
+            )  # kept open, because closing it gives up the locks
 
     def take(self, place: int, wait: bool) -> bool:
-        """Whether it is this process' turn; with `wait` it always is, in the end."""
+        """Return whether it is this process's turn. With `wait` it always is, in the end."""
         import fcntl
 
         if self.file is None:
@@ -231,10 +240,12 @@ class Turns:
 
 
 def serve() -> None:
-    """The helper's whole life: reads jobs, forks processes that compile them, waits. Answers are lines of JSON."""
+    """Run the helper's whole life: read jobs, fork processes that compile them, wait. Answers are lines of JSON."""
     answers = os.dup(1)
-    os.dup2(2, 1)  # what Triton prints is no answer
-    with contextlib.suppress(Exception):  # hashes Triton's own files: once here instead of in each process
+    os.dup2(2, 1)  # Triton's own prints are no answers.
+    with contextlib.suppress(
+        Exception
+    ):  # This hashes Triton's own files: once here instead of in each process.
         triton.runtime.cache.triton_key()
     work = pickle.load(sys.stdin.buffer)
     triton.knobs.cache.dir = work["cache"]
@@ -251,9 +262,9 @@ def serve() -> None:
 
 
 def _fork(queue: int, fill: int, jobs: list[bytes], turns: Turns, answers: int) -> int:
-    """Start a process that takes jobs from the pipe until there are no more: a read of 4 bytes is one job's number.
+    """Start a process that takes jobs from the pipe until it is empty. A read of 4 bytes is one job's number.
 
-    What another program is compiling just then it puts aside, and comes back to when nothing else is left.
+    It puts aside the jobs that another program is compiling just then. It comes back to them when no others are left.
     """
     if child := os.fork():
         return child
@@ -278,7 +289,7 @@ def _answer(answers: int, number: int, answer: dict[str, Any]) -> None:
 
 
 def _compile(packed: bytes, turns: Turns, wait: bool) -> dict[str, Any] | None:
-    """What came of a job; None if it is another process' turn, and we do not wait for it."""
+    """Return the outcome of a job. Returns None if it is another process's turn and `wait` is off."""
     name = "a kernel"
     try:
         job = _Unpickler(io.BytesIO(packed)).load()

@@ -1,9 +1,9 @@
-"""The ops that join a linear map with an activation, or with a bias, as operators of PyTorch for torch.compile.
+"""The ops that join a linear map with an activation or a bias, as operators of PyTorch for torch.compile.
 
-toRGB and fromRGB (`kernels/linear/rgb.py`), and the filter with the activation beside it
-(`kernels/upfirdn/filtered_act.py`). As in `kernels/compile/operators.py`, which says why eager calls do not come here:
-each is one operator and its gradient another, and in eager mode, where both are made of what the eager calls run, they
-can be differentiated twice.
+They are toRGB and fromRGB (`kernels/linear/rgb.py`), and the filter with the activation beside it
+(`kernels/upfirdn/filtered_act.py`). `kernels/compile/operators.py` says why eager calls do not come here. Each op is
+one operator and its gradient another. In eager mode both are made of the functions that eager calls run, and can be
+differentiated twice.
 """
 
 import torch
@@ -36,7 +36,8 @@ def _operator(name: str, schema: str):
 
 # ---- to_rgb ------------------------------------------------------------------------------------------------------
 
-CALL = "float gain, bool shared, bool wide_nhwc, bool narrow_nhwc, ScalarType wide, ScalarType narrow"  # of `Call`
+# the facts of `Call`
+CALL = "float gain, bool shared, bool wide_nhwc, bool narrow_nhwc, ScalarType wide, ScalarType narrow"
 
 
 @_operator("rgb_narrow", f"(Tensor x, Tensor w, Tensor? bias, {CALL}) -> Tensor")
@@ -65,7 +66,7 @@ def _(g, x, w, bias, *rest):
 
 
 def _own(grads: tuple, needs: list[bool]) -> list[Tensor]:
-    """The needed ones. dw and dbias may be parts of one buffer, which an operator may not return."""
+    """Return the needed gradients. dw and dbias may be parts of one buffer, which an operator may not return."""
     dx, *parts = grads
     return _pick((dx, *(t if t is None else t.clone(memory_format=CONTIGUOUS) for t in parts)), needs)
 
@@ -139,7 +140,7 @@ rgb_wide.register_autograd(_rgb_wide_gradient, setup_context=_rgb_wide_context)
 
 # ---- act_filter, filter_act and filter_act_modulate --------------------------------------------------------------
 
-ACT = (  # what `Act.plain` returns
+ACT = (  # the result of `Act.plain`
     "float[] taps_y, float[] taps_x, int up, int down, int[] before, int[] size, int[] out, bool nhwc, "
     "float slope, float gain, ScalarType dtype"
 )
@@ -147,7 +148,7 @@ OTHERS = "Tensor? bias, Tensor? noise, Tensor? strength, Tensor? scale"
 
 
 def _act(*plain) -> Act:
-    """What `Act.plain` was made of. Tuples, because a call is the key of a cache."""
+    """Return the facts that `Act.plain` was made of. They are tuples, because a call is the key of a cache."""
     *call, slope, gain, dtype = plain
     call = _Call(*(tuple(part) if isinstance(part, list | tuple) else part for part in call))
     return Act(call, slope, gain, dtype)

@@ -1,8 +1,7 @@
 """The ops that are linear maps, resampling and convolution, as operators of PyTorch for torch.compile.
 
-As in `kernels/compile/operators.py`, which says why eager calls do not come here. The gradient of each of these is one
-of them again, so nothing beside the operators themselves is needed for it, and in eager mode they can be differentiated
-any number of times.
+`kernels/compile/operators.py` says why eager calls do not come here. The gradient of each of these operators is again
+one of them. So the operators need nothing beside themselves, and in eager mode can be differentiated to any order.
 """
 
 import torch
@@ -27,7 +26,7 @@ def upfirdn2d(
     x: Tensor, taps_y: list[float], taps_x: list[float], up: int, down: int,
     before: list[int], size: list[int], out: list[int], nhwc: bool,
 ) -> Tensor:  # fmt: skip
-    """The map that `_Call` writes down; taps are part of the kernel, so each set of them is compiled once."""
+    """Apply the map that `_Call` writes down. Taps are part of the kernel, so each set of them is compiled once."""
     # Tuples, because a call is the key of a cache.
     call = _Call(tuple(taps_y), tuple(taps_x), up, down, tuple(before), tuple(size), tuple(out), nhwc)
     return upfirdn2d_forward(x, call)
@@ -58,7 +57,7 @@ def convolution(
     x: Tensor, weight: Tensor, stride: list[int], padding: list[int], output_padding: list[int],
     transposed: bool, groups: int, nhwc: bool,
 ) -> Tensor:  # fmt: skip
-    """`conv2d` or, transposed, `conv_transpose2d`."""
+    """Compute `conv2d` or, transposed, `conv_transpose2d`."""
     with _as_is(x):
         return _convolve(x, weight, Geometry(stride, padding, output_padding, transposed, groups, nhwc))
 
@@ -76,7 +75,7 @@ def correlation(
     g: Tensor, x: Tensor, weight: Tensor, stride: list[int], padding: list[int], output_padding: list[int],
     transposed: bool, groups: int, nhwc: bool,
 ) -> Tensor:  # fmt: skip
-    """The weight's gradient; of the weight itself only shape and dtype count."""
+    """Compute the weight's gradient. Only shape and dtype of the weight count."""
     with _as_is(x):
         geometry = Geometry(stride, padding, output_padding, transposed, groups, nhwc)
         return _correlate(g, x, weight, geometry)

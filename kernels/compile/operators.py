@@ -1,11 +1,10 @@
 """The fused ops as operators of PyTorch (`torch.ops.stylegan_ladder.*`), for torch.compile.
 
-torch.compile sees each as one opaque operator and its gradient as another; the fake implementations tell it
-shapes, dtypes and memory formats. Eager calls do not come here: an operator with a registered gradient costs
-several times an autograd.Function's CPU time a call, which a step that waits for the CPU would pay in full. Both
-run the same functions.
+torch.compile sees each op as one opaque operator and its gradient as another. Fake implementations tell it shapes,
+dtypes and memory formats. Eager calls do not come here. An operator with a registered gradient costs several times an
+autograd.Function's CPU time a call. A step that waits for the CPU would pay that in full. Both run the same functions.
 
-There is no double backward under torch.compile, for these as for any operator. In eager mode these have it, too.
+No operator has a double backward under torch.compile. In eager mode these operators have one.
 """
 
 import torch
@@ -30,7 +29,7 @@ from kernels.weights.demodulate import forward as demodulate_forward
 
 
 def _place(grads: list[Tensor], needs: list[bool]) -> list[Tensor | None]:
-    """An operator returns only the gradients that are needed; back to their places."""
+    """Put gradients back to their places: an operator returns only the needed gradients."""
     there = iter(grads)
     return [next(there) if need else None for need in needs]
 
@@ -188,7 +187,7 @@ modulate.register_autograd(_modulate_gradient, setup_context=_modulate_context)
 
 @custom_op("stylegan_ladder::demodulate", mutates_args=())
 def demodulate(weight: Tensor, style: Tensor, eps: float) -> tuple[Tensor, Tensor]:
-    """d, and W2 for the gradient: what comes back for W2 itself is ignored."""
+    """Compute d, and W2 for the gradient. A gradient of W2 itself is ignored."""
     return demodulate_forward(weight, style, eps)
 
 
@@ -232,9 +231,9 @@ def instance_norm_act(
     x: Tensor, scale: Tensor, bias: Tensor, noise: Tensor | None, strength: Tensor | None,
     eps: float, slope: float, gain: float, dtype: torch.dtype,
 ) -> tuple[Tensor, Tensor, Tensor]:  # fmt: skip
-    """y, and mean and rstd for the gradient: what comes back for those themselves is ignored."""
+    """Compute y, and mean and rstd for the gradient. Gradients of these two are ignored."""
     y, mean, rstd = instance_norm_act_forward(x, scale, bias, noise, strength, eps, slope, gain, dtype)
-    return y, mean.clone(), rstd.clone()  # which are halves of one tensor; operators may not return views
+    return y, mean.clone(), rstd.clone()  # They are halves of one tensor, and operators may not return views.
 
 
 @instance_norm_act.register_fake

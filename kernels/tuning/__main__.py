@@ -1,9 +1,8 @@
 """Find the rows of the table in `kernels/choices.py` for the GPU at hand: `python -m kernels.tuning [--op modulate]`.
 
-Each candidate is timed at the workloads' shapes as a captured graph of calls over so many buffers that none is still in
-the L2 cache when it comes round again, next to a copy of as many bytes measured the same way. All candidates run at the
-first shape, the best few at all of them. Prints the best rows beside those in force, ready to be pasted, and writes
-everything that was timed as JSON. Needs a few minutes; nothing here runs when a model does.
+Candidates are timed at the workloads' shapes, each beside a copy of as many bytes (`timing.py` says how). All
+candidates run at the first shape, the best few at all shapes. The program prints the best rows beside those in force,
+ready to be pasted, and writes everything that was timed as JSON. It needs a few minutes.
 """
 
 from __future__ import annotations
@@ -30,19 +29,20 @@ SHAPES = {
     "medium": [(8, 128, 128, 128), (8, 64, 256, 256), (8, 256, 64, 64), (8, 512, 32, 32)],
     "small": [(8, 512, 16, 16), (8, 512, 8, 8), (8, 512, 4, 4)],
 }
-# How many candidates of the first shape run at the others; medium ones are too unlike each other to tell by the first.
+# The number of candidates that go on from the first shape to the others. Medium shapes differ too much for the first to
+# tell.
 FINALISTS = {"large": 4, "medium": 1000, "small": 4}
 
 
 def candidates(direction: str, size: str, itemsize: int) -> list[Choice]:
-    """What is worth trying: one to four 16-byte loads for each thread, 16 to 64 warps on a multiprocessor."""
+    """Return the choices to try: one to four 16-byte loads for each thread, 16 to 64 warps on a multiprocessor."""
     unit, found = 16 // itemsize * 32, []  # elements that a warp loads at once
     if size == "small":
         for tile, warps in ((16, 4), (8, 4), (16, 8), (32, 8)):
             found += [Choice(tile * unit // 2, columns, warps, 1) for columns in (16, 32, 64)]
         return [*found, Choice(4 * unit, 512, 4, 0 if direction == "forward" else 8)]
     if size == "medium" and direction != "forward":
-        # Narrow columns: as many programs, each further down, so that a sample has fewer rows of sums to be added up.
+        # Narrow columns: as many programs, each further down, so that a sample has fewer rows of sums to add up.
         for (vectors, warps), columns in itertools.product(
             ((2, 4), (4, 4), (1, 8), (2, 8), (1, 4)), (64, 128, 512)
         ):
@@ -65,7 +65,7 @@ def candidates(direction: str, size: str, itemsize: int) -> list[Choice]:
 
 @contextmanager
 def taking(choice: Choice | None) -> Iterator[None]:
-    """Launches take this choice, or, where it is None, the table's."""
+    """Make launches take this choice while entered, or, where it is None, the table's."""
     tiles.tiling.cache_clear()
     try:
         with nullcontext() if choice is None else forced(choice):
@@ -110,7 +110,7 @@ def tune(key: Key, dtype: torch.dtype, deadline: float) -> Iterator[dict]:
 
 
 def report(key: Key, rows: list[dict]) -> str:
-    """The best choice of a key beside the table's."""
+    """Return the best choice of a key beside the table's, as text."""
     complete = [row for row in rows if row["all_shapes"]]
     best = max(complete, key=lambda row: row["share"])
     current = next(row for row in rows if row["current"])

@@ -1,4 +1,6 @@
-"""Calls of the elementwise ops and of instance norm, for the tuners: what is timed, and the bytes that it must move."""
+"""Calls of the elementwise ops and of instance norm, for the tuners: functions to time, and the
+bytes that they must move.
+"""
 
 from __future__ import annotations
 
@@ -10,7 +12,7 @@ import kernels
 
 
 def make_call(op: str, direction: str, x: torch.Tensor) -> tuple[Callable[[], object], int]:
-    """A call on x that returns what it made, and the bytes that it must move."""
+    """Return a call on x that returns its results, and the bytes that it must move."""
     n, c, h, w = x.shape
     x = x.detach().requires_grad_(direction != "forward")
     bias, scale, shift = (torch.randn(s, device=x.device, requires_grad=True) for s in ((c,), (n, c), (n, c)))
@@ -46,7 +48,7 @@ def make_call(op: str, direction: str, x: torch.Tensor) -> tuple[Callable[[], ob
         return lambda: torch.autograd.grad(y, inputs, g, retain_graph=True), 3 * x.nbytes + extra
     first = torch.autograd.grad(y, inputs, g, create_graph=True)
     directions = [torch.randn_like(d) for d in first]
-    wanted = [t for t in (g, *inputs) if t is not bias]  # on which no second gradient depends
+    wanted = [t for t in (g, *inputs) if t is not bias]  # No second gradient depends on the bias.
     moved = 3 if op == "bias_act" else 5  # direction and mask in, dg out; with products also g in and dx out
     return (
         lambda: torch.autograd.grad(first, wanted, directions, retain_graph=True, allow_unused=True),

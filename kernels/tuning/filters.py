@@ -1,8 +1,8 @@
 """Find rows for the tables of `upfirdn2d` and `filtered_act` on the GPU at hand: `python -m kernels.tuning.filters`.
 
-Each configuration is timed as in `kernels/tuning/__main__.py`, beside a copy of as many bytes: all of them at the first
-shape, the best few at every shape that the workloads have. What takes long is compiling, so many processes do it
-beforehand. Prints the best rows beside those in force, ready to be pasted, and writes everything timed as JSON.
+Configurations are timed beside a copy of as many bytes (`timing.py` says how). All of them run at the first shape, the
+best few at every shape of the workloads. Compiling takes longest, so many processes do it beforehand. The program
+prints the best rows beside those in force, ready to be pasted, and writes everything timed as JSON.
 """
 
 from __future__ import annotations
@@ -26,23 +26,25 @@ from kernels.upfirdn import filtered_act as ops
 from kernels.upfirdn import filtered_act_launch as fused
 from kernels.upfirdn.upfirdn2d import Config
 
-plain = sys.modules["kernels.upfirdn.upfirdn2d"]  # the package's attribute of this name is the function
+plain = sys.modules[
+    "kernels.upfirdn.upfirdn2d"
+]  # the module; the package's attribute of this name is the function
 
 TAPS = (0.125, 0.375, 0.375, 0.125)
 PAIR = "upfirdn2d and back"
-# By the table's sizes; `upfirdn2d` alone tells them apart.
+# By the table's sizes; only `upfirdn2d` tells them apart.
 SHAPES = {
     "any": [(n, c, r, r) for n in (8, 32) for c, r in ((64, 256), (128, 128), (256, 64), (512, 32))],
     "medium": [(8, 128, 128, 128), (8, 64, 256, 256), (8, 256, 64, 64), (4, 128, 128, 128)],
 }
-MODES = {  # what upfirdn2d does: filter, behind a transposed convolution and back; skip image up, residual branch down
+MODES = {  # uses of upfirdn2d: filter, behind a transposed convolution and back; skip image up, residual branch down
     "upfirdn2d": {"padding": 1},
     PAIR: {"padding": 1},
     "upfirdn2d up": {"up": 2, "padding": (2, 1)},
     "upfirdn2d down": {"down": 2, "padding": 1},
 }
 NAMES = [*MODES, *fused.KERNELS]
-USUAL = {  # what is tuned unless it is said; medium maps fit one of the two ways, so both count
+USUAL = {  # the usual kernels; medium maps fit one of the two ways, so both count
     "any": [name for name in NAMES if name != PAIR],
     "medium": [name for name in MODES if name != "upfirdn2d"],
 }
@@ -53,7 +55,7 @@ _now: list[Config | fused.Strip] = []  # the configuration that launches take
 
 @contextmanager
 def forced():
-    """Launches take `_now[0]`, and covers are not remembered."""
+    """Make launches take `_now[0]` while entered. Covers are not remembered."""
     kept = [(module, key, getattr(module, key)) for module in (plain, fused) for key in ("config", "_cover")]
     for module, key, value in kept:
         setattr(module, key, value.__wrapped__ if key == "_cover" else lambda *_, **__: _now[0])
@@ -65,8 +67,10 @@ def forced():
 
 
 def medium_candidates(name: str) -> list[Config]:
-    """For maps of a few waves of programs, channels_last: strips and tiles that cover 128 pixels and 129 alike, and
-    small ones, so that a last wave is a small part of all."""
+    """Return configurations for channels_last maps of a few waves of programs.
+
+    Strips and tiles cover 128 pixels and 129 alike. They are small, so that a last wave is a small part of all.
+    """
     up, down = (MODES[name].get(key, 1) for key in ("up", "down"))
     if up == down:
         tiles = [
@@ -90,9 +94,10 @@ def medium_candidates(name: str) -> list[Config]:
 
 
 def candidates(name: str, nhwc: bool, short: bool = True) -> list[Config | fused.Strip]:
-    """Wide and narrow threads, strips short and long, loads early or late, registers bounded or not.
+    """Return configurations: wide and narrow threads, strips short and long, loads early or late, registers bounded or
+    not.
 
-    short: for 16-bit dtypes, which tensor cores take as they are.
+    short: whether the dtype has 16 bits, which tensor cores take as they are.
     """
     widths = (0.5, 1) if nhwc else (2, 4)
     walks = [
@@ -143,7 +148,7 @@ def in_force(
 
 
 def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool) -> tuple[Callable, int]:
-    """A call that launches this kernel, with whatever sums it up, and the bytes that it must move."""
+    """Return a call that launches this kernel and the sums behind it, and the bytes that it must move."""
     n, c, h, w = shape
     layout = torch.channels_last if nhwc else torch.contiguous_format
 
@@ -152,7 +157,7 @@ def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool)
 
     if name in MODES:
         how = MODES[name]
-        more = int(how == {"padding": 1})  # what a transposed convolution leaves
+        more = int(how == {"padding": 1})  # the size that a transposed convolution leaves
         x = image(h + more, w + more)
         y = image(h, w) if name == PAIR else None
 
@@ -197,7 +202,7 @@ def make_call(name: str, shape: tuple[int, ...], dtype: torch.dtype, nhwc: bool)
 
 
 def tried(call: Callable, config: Config | fused.Strip) -> str | None:
-    """Compile and run once; why not, in one line, or None."""
+    """Compile and run once. Return why that fails, in one line, or None."""
     _now[:] = [config]
     try:
         call()
@@ -208,7 +213,7 @@ def tried(call: Callable, config: Config | fused.Strip) -> str | None:
 
 @contextmanager
 def taking(config: Config | fused.Strip) -> Iterator[None]:
-    """Launches take this configuration, inside of `forced`."""
+    """Make launches take this configuration, inside of `forced`."""
     _now[:] = [config]
     yield
 
@@ -221,7 +226,7 @@ def bench_of(name: str, dtype: torch.dtype, nhwc: bool, shape: tuple[int, ...]) 
 def tune(
     names: list[str], dtype: torch.dtype, nhwc: bool, timing_s: float, processes: int, size: str = "any"
 ) -> Iterator[list[dict]]:
-    """What was timed of one kernel after another, the configuration in force first; compiling is not in `timing_s`."""
+    """Yield the rows of one kernel after another, the configuration in force first. Compiling is not in `timing_s`."""
     capability, short = torch.cuda.get_device_capability(), dtype.itemsize == 2
     current = {name: in_force(name, nhwc, capability, short, size) for name in names}
     wanted = {
@@ -273,7 +278,7 @@ def share(row: dict) -> float:
 
 
 def report(rows: list[dict]) -> str:
-    """The best row of a kernel that ran at every shape, beside the one in force."""
+    """Return the best row of a kernel that ran at every shape beside the row in force, as text."""
     most = max(len(row["runs"]) for row in rows)
     best = max((row for row in rows if len(row["runs"]) == most), key=share)
     name, nhwc, lines = best["kernel"], best["nhwc"], []

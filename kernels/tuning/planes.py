@@ -1,9 +1,8 @@
 """Find rows for the table of `instance_norm_act_planes.py` on the GPU at hand: `python -m kernels.tuning.planes`.
 
-Each configuration is timed as in `kernels/tuning/__main__.py`, beside a copy of as many bytes, at the shape that the
-claims are timed at: forward and backward, BF16 and FP32. Prints the best rows beside those in force, ready to be
-pasted, and writes everything timed as JSON. Half a minute, a third of it for compiling; what there is no time for is
-left out.
+Configurations are timed beside a copy of as many bytes (`timing.py` says how). The shape is that of the claims, forward
+and backward, in BF16 and FP32. The program prints the best rows beside those in force, ready to be pasted, and writes
+everything timed as JSON. It takes half a minute, a third of it for compiling, and leaves out the rest.
 """
 
 from __future__ import annotations
@@ -25,7 +24,8 @@ from kernels.precompile import compile_ahead
 from kernels.tuning.calls import make_call
 from kernels.tuning.timing import Bench, keep, refused, search
 
-SHAPE, FEW = (8, 512, 256, 256), (2, 512, 256, 256)  # timed; compiled for, with the same kernels
+# the shape to time, and a smaller shape to compile for with the same kernels
+SHAPE, FEW = (8, 512, 256, 256), (2, 512, 256, 256)
 DIRECTIONS, DTYPES = ("forward", "backward"), ("bfloat16", "float32")
 SHARED = 227 << 10  # bytes of a multiprocessor's shared memory, an H200's
 
@@ -41,22 +41,22 @@ class Key(NamedTuple):
 
     @property
     def tensors(self) -> int:
-        """That are read twice."""
+        """Return the number of tensors that are read twice."""
         return 1 if self.direction == "forward" else 2
 
     @property
     def pixel_bytes(self) -> int:
-        """Loaded for each pixel of a plane."""
+        """Return the bytes that are loaded for each pixel of a plane."""
         return getattr(torch, self.dtype).itemsize * self.tensors + 4 * self.noise
 
 
 def candidates(key: Key) -> list[Config]:
-    """Those of most promise first: two programs a multiprocessor to half a one, fetched ahead or marked, or both.
+    """Return configurations, the most promising first: two programs a multiprocessor to half a program.
 
-    Each reads a plane again from its end; one of each size from its beginning, too.
-
-    A second read that is not fetched ahead carries a mark that the cache may drop it; a first read that is not, one to
-    keep it. A first read is marked only where the second is, too: nothing else would take the mark away.
+    They fetch ahead, or mark their loads, or both. Each reads a plane again from its end. One of each size reads from
+    the beginning, too. A second read that is not fetched ahead carries a mark that the cache may drop it. A first read
+    that is not fetched ahead carries a mark to keep it. A first read is marked only if the second is marked, too:
+    nothing else would take the mark away.
     """
     marked = ((3, 3, True, True), (3, 1, True, True), (1, 1, True, True))
     each, deep = (*marked, (3, 3, False, True), (3, 3, True, False)), ((5, 5, True, True),)
@@ -71,12 +71,12 @@ def candidates(key: Key) -> list[Config]:
 
 
 def needed(how: Config, key: Key) -> float:
-    """Bytes of shared memory that the programs of a multiprocessor take together."""
+    """Return the bytes of shared memory that the programs of a multiprocessor take together."""
     return max(1, how.per_sm) * (max(how.stages, how.again) - 1) * how.block * key.pixel_bytes
 
 
 def bench_of(key: Key, shape: tuple[int, ...] = SHAPE) -> Bench:
-    """Make the bench of one direction and dtype. Its configuration None is the way by tiles."""
+    """Make the bench of one direction and dtype. Its configuration None stands for the kernels by tiles."""
     dtype = getattr(torch, key.dtype)
 
     def make() -> tuple[Callable[[], object], int]:
@@ -86,7 +86,7 @@ def bench_of(key: Key, shape: tuple[int, ...] = SHAPE) -> Bench:
 
 
 def compile_all(wanted: dict[Key, list[Config | None]]) -> None:
-    """The kernels of all of them at once, on all cores."""
+    """Compile the kernels of all configurations at once, on all cores."""
 
     def call_with_each() -> None:
         for key, trials in wanted.items():
@@ -100,14 +100,14 @@ def compile_all(wanted: dict[Key, list[Config | None]]) -> None:
 
 
 def in_force(key: Key) -> tuple[float, Config | None]:
-    """The share of the cache that decides, and what the table says for it."""
+    """Return the share of the cache that decides, and the table's configuration for it."""
     device = torch.device("cuda", torch.cuda.current_device()) if torch.cuda.is_available() else "cpu"
     x = torch.empty(1, dtype=getattr(torch, key.dtype), device=device).expand(SHAPE)
     return planes.cache_share(x, key.tensors), planes.config(x, key.tensors)
 
 
 def tune(keys: list[Key], deadline: float) -> Iterator[list[dict]]:
-    """What was timed of one key after another, the configuration in force first."""
+    """Yield the rows of one key after another, the configuration in force first."""
     current = {key: in_force(key) for key in keys}
     wanted = {key: list(dict.fromkeys([current[key][1], *candidates(key)])) for key in keys}
     compile_all(wanted)
@@ -133,9 +133,9 @@ def share(row: dict) -> float:
 
 
 def report(rows: list[dict]) -> str:
-    """The best row of a key, beside the one in force."""
+    """Return the best row of a key beside the row in force, as text."""
     best, current = max(rows, key=share), next(row for row in rows if row["current"])
-    most = math.ceil(100 * best["cache_share"]) / 100  # which the planes timed are still below
+    most = math.ceil(100 * best["cache_share"]) / 100  # the planes timed are still below
     kind = " ".join([best["dtype"], best["direction"], *["with noise"] * best["noise"]])
     lines = [f"    ({most}, {best['config'] and Config(**best['config'])!r}),  # {kind}"]
     for label, row in (("best", best), ("now", current)):

@@ -1,8 +1,8 @@
-"""Find the table of `sums.py` for the GPU at hand: `python -m kernels.tuning.sums`.
+"""Find the table of `kernels/common/sums.py` for the GPU at hand: `python -m kernels.tuning.sums`.
 
-A launch that adds up rows of partial sums is a few microseconds long, whatever it adds: each way of doing it is timed
-as a graph of many calls in a row, at the numbers of rows and channels that the layers of StyleGAN2 leave. Prints the
-best rows beside those in force, ready to be pasted, and writes everything timed as JSON. Half a minute.
+A launch that adds up rows of partial sums takes a few microseconds, whatever it adds. Each way is timed as a graph of
+many calls in a row, at the numbers of rows and channels that StyleGAN2's layers leave. The program prints the best rows
+beside those in force, ready to be pasted, and writes everything timed as JSON. It takes half a minute.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from kernels.common.sums import Blocks, add_up, blocks
 from kernels.precompile import compile_ahead
 from kernels.tuning.timing import keep, refused, seconds
 
-CALLS = 256  # in a graph: one alone is shorter than what a clock can tell
-# Segments (samples, or one for sums over all of them), rows of each and channels, by the most rows of an entry: as
-# gradients at 256x256 to 32x32 leave them on 132 multiprocessors.
+CALLS = 256  # calls in a graph; one alone is shorter than a clock can tell
+# Segments (samples, or one for sums over all of them), rows of each and channels, by the most rows of an entry.
+# Gradients at 256x256 to 32x32 leave these on 132 multiprocessors.
 SHAPES: dict[float, list[tuple[int, int, int]]] = {
     64: [(8, 64, 64), (8, 64, 128), (8, 33, 128)],
     128: [(8, 66, 256), (8, 66, 512), (16, 66, 128)],
@@ -31,13 +31,13 @@ SHAPES: dict[float, list[tuple[int, int, int]]] = {
 
 
 def candidates() -> list[Blocks]:
-    """One to 32 numbers for each thread."""
+    """Return ways with one to 32 numbers for each thread."""
     found = [Blocks(*each) for each in itertools.product((32, 64, 128, 256), (8, 16, 32), (1, 2, 4, 8))]
     return [how for how in found if 1 <= how.rows * how.columns / (32 * how.warps) <= 32]
 
 
 def make_call(shape: tuple[int, int, int]) -> Callable[[Blocks], Callable[[], None]]:
-    """Calls that add up the same rows, by how."""
+    """Return a function from a way to a call. All calls add up the same rows."""
     segments, rows, channels = shape
     partials = torch.randn(segments * rows * channels, device="cuda")
     out = torch.empty(segments, channels, device="cuda")
@@ -45,7 +45,7 @@ def make_call(shape: tuple[int, int, int]) -> Callable[[Blocks], Callable[[], No
 
 
 def tune(most: float) -> list[dict]:
-    """Everything timed for the entry of this many rows, what is in force first."""
+    """Return the rows timed for the entry of this many rows, the entry in force first."""
     shapes = SHAPES[most]
     current = blocks(shapes[0][1])
     calls = [make_call(shape) for shape in shapes]
@@ -66,13 +66,13 @@ def tune(most: float) -> list[dict]:
 
 
 def mean(row: dict) -> float:
-    """Microseconds: the geometric mean over the shapes."""
+    """Return the geometric mean over the shapes in microseconds."""
     times = [run["microseconds"] for run in row["runs"]]
     return math.prod(times) ** (1 / len(times))
 
 
 def report(rows: list[dict]) -> str:
-    """The best entry beside the one in force."""
+    """Return the best entry beside the entry in force, as text."""
     best, current = min(rows, key=mean), next(row for row in rows if row["current"])
     lines = [f"    ({best['most'] or 'math.inf'}, {Blocks(**best['config'])!r}),"]
     for label, row in (("best", best), ("now", current)):

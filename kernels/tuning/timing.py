@@ -24,14 +24,16 @@ import torch
 import kernels
 from kernels import alternatives
 
-REPLAYS = 7  # timed, of which the median counts
-# Bytes: a driver copy of 640 MiB ran at 2.7 TB/s on an H200, one of 384 at 4.2.
+REPLAYS = 7  # timed replays; their median counts
+# Bytes: a driver copy of 640 MiB ran at 2.7 TB/s on an H200, a copy of 384 MiB at 4.2.
 LARGEST_COPIES = (128 << 20, 384 << 20)
 PAGES = (4096, 65536)  # bytes: in a graph, driver copies of other sizes ran at 2.4 to 2.7 TB/s there
 
 
 def make_copy(total: int, device: torch.device, page: int, largest: int) -> Callable[[], object]:
-    """A copy that reads and writes this many bytes, in equal pieces no larger than `largest`, rounded up to pages."""
+    """Return a copy that reads and writes this many bytes, in equal pieces no larger than
+    `largest`, rounded up to pages.
+    """
     count = max(1, -(-total // 2 // largest))
     size = -(-total // 2 // count // page) * page
     pieces = torch.empty((count, size), dtype=torch.uint8, device=device).unbind()
@@ -39,16 +41,17 @@ def make_copy(total: int, device: torch.device, page: int, largest: int) -> Call
 
 
 def copy_seconds(total: int, device: torch.device, count: int) -> float:
-    """Of a copy that reads and writes this many bytes: the fastest of a few ways, going round over `count` buffers.
+    """Return the seconds of a copy that reads and writes this many bytes.
 
-    A dense copy is the driver's memcpy, and a single one is no yardstick for all sizes: see LARGEST_COPIES and PAGES.
+    The fastest of a few ways counts, each going round over `count` buffers. A dense copy is the driver's memcpy, and a
+    single copy is no yardstick for all sizes: see LARGEST_COPIES and PAGES.
     """
     ways = itertools.product(PAGES, LARGEST_COPIES)
     return min(seconds([make_copy(total, device, *way) for _ in range(count)]) for way in ways)
 
 
 def seconds(calls: list[Callable[[], object]]) -> float:
-    """Of one call, among others over other buffers, captured in a graph."""
+    """Return the seconds of one call. The calls use different buffers and are timed inside one CUDA graph."""
     stream, kept = torch.cuda.current_stream(), deque(maxlen=len(calls))
     rounds = max(1, 16 // len(calls))
     for call in calls:
@@ -72,19 +75,19 @@ def seconds(calls: list[Callable[[], object]]) -> float:
 
 
 def buffers(shape: tuple[int, ...], dtype: torch.dtype, device: torch.device) -> int:
-    """How many of these, used in turn, are one and a half times the L2 cache: none is left there for its next turn."""
+    """Return how many of these tensors are one and a half times the L2 cache. Used in turn, none stays there."""
     size, cache = math.prod(shape) * dtype.itemsize, torch.cuda.get_device_properties(device).L2_cache_size
     return min(64, max(3, -(-3 * cache // (2 * size))))
 
 
 def timed_run(shape: tuple[int, ...], taken: float, copy: float, moved: int) -> dict:
-    """What is written down of a run: seconds that it and a copy of as many bytes have taken."""
+    """Return the row of a run, from its seconds and those of a copy of as many bytes."""
     facts = {"microseconds": taken * 1e6, "copy_microseconds": copy * 1e6, "bytes": moved}
     return {"shape": shape, "share": copy / taken} | facts
 
 
 def mean_share(runs: list[dict]) -> float:
-    """Of a copy, over the shapes: their geometric mean."""
+    """Return the geometric mean of the shares over the shapes."""
     shares = [run.get("share", 0.0) for run in runs]
     return math.prod(shares) ** (1 / len(shares))
 
@@ -106,9 +109,9 @@ class Bench:
 
         Args:
             make: returns a call on new buffers, and the bytes that it must move.
-            shape: of the activation.
-            dtype: of the activation.
-            taking: makes launches take a configuration, while the context is entered.
+            shape: shape of the activation.
+            dtype: dtype of the activation.
+            taking: returns a context in which launches take a configuration.
         """
         device = torch.device("cuda", torch.cuda.current_device())
         made = [make() for _ in range(buffers(shape, dtype, device))]
@@ -117,7 +120,9 @@ class Bench:
         self.copy = copy_seconds(self.bytes, device, len(made))
 
     def run(self, choice: Any) -> dict:
-        """Time the calls with this configuration. Returns a row: the times, or the error of one that cannot run."""
+        """Time the calls with this configuration. Return a row: the times, or the error of a configuration that cannot
+        run.
+        """
         try:
             with self.taking(choice):
                 taken = seconds(self.calls)
@@ -171,13 +176,13 @@ def search(
 
 
 def write(path: Path, kind: str, timed: list[dict]) -> None:
-    """A result file of this kind."""
+    """Write a result file of this kind."""
     gpu = {"gpu": torch.cuda.get_device_name(), "torch": torch.__version__}
     path.write_text(json.dumps({"schema": 1, "kind": kind} | gpu | {"timed": timed}, indent=1))
 
 
 def refused(program: str) -> bool:
-    """Whether nothing can be timed here; then one line has said why."""
+    """Return whether nothing can be timed here, after printing one line that says why."""
     why = kernels.available() or (None if torch.cuda.is_available() else "no CUDA GPU that PyTorch can use")
     if why:
         print(f"{program}: {why}", file=sys.stderr)
@@ -185,7 +190,7 @@ def refused(program: str) -> bool:
 
 
 def keep(path: Path, kind: str, found: Iterable[tuple[str, list[dict]]]) -> None:
-    """Print what is found, a text with its rows at a time, and write all rows so far: on a stream of their own."""
+    """Print each text and write all rows found so far, on a stream of their own."""
     timed: list[dict] = []
     with torch.cuda.stream(torch.cuda.Stream()), alternatives.off():
         for text, rows in found:

@@ -172,9 +172,9 @@ class Cover(NamedTuple):
     """The cut of layers into programs, for rows (`jobs`) and for columns (`s_jobs`), with the kernels' constants."""
 
     jobs: int
-    total: int  # starts in t and d: a number for each row
+    total: int  # numbers in t and in d, one for each row
     s_jobs: int
-    s_total: int  # starts in s: a number for each column
+    s_total: int  # numbers in s, one for each column
     rows: dict
     columns: dict
 

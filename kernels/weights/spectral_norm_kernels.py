@@ -109,7 +109,8 @@ def spectral_columns_kernel(
         squares = tl.zeros([BLOCK_V], ACC)
         for start in range(0, K, BLOCK_V):
             i = start + tl.arange(0, BLOCK_V)
-            x = tl.load(s + i, i < K, 0.0, cache_modifier=".cg")  # stores of other multiprocessors
+            # ".cg": stores of other multiprocessors are seen in the L2 cache
+            x = tl.load(s + i, i < K, 0.0, cache_modifier=".cg")
             squares += x * x
         write_divided(pick(vs, job, FIRST), s, larger(tl.sqrt(tl.sum(squares, 0)), eps), K, BLOCK_V)
 
