@@ -1,8 +1,8 @@
-"""The four phases of a training step: networks, optimizers, buffers, and how each phase changes them.
+"""The four phases of a training step: networks, optimizers, buffers, and the way each phase changes them.
 
-G_main and D_main are the two losses of the game. G_pl (path length) and D_r1 (gradient penalty) are its lazy phases.
-A phase fills its static inputs with fresh random numbers, computes its loss, runs backward, and updates one network.
-`stylegan_lite.step` adds the order of a cycle, the data feed's turns, preparation and checkpoints.
+G_main and D_main are the two losses of the game. G_pl (path length) and D_r1 (gradient penalty) are its lazy phases. A
+phase fills its static inputs with fresh random numbers, computes its loss, runs backward, and updates one network.
+The module `stylegan_lite.step` adds the order of a cycle, the data feed's turns, preparation and checkpoints.
 """
 
 from __future__ import annotations
@@ -52,7 +52,7 @@ class Phases:
         self.parallel = ParallelStreams(self.copies, device) if recipe.streams == "two" else None
         self.opt_G = self._adam(self.G, workload.pl_interval)
         self.opt_D = self._adam(self.D, workload.r1_interval)
-        self.scales: dict[str, LossScale] = {}  # "G", "D": in FP16 only
+        self.scales: dict[str, LossScale] = {}  # "G", "D"; in FP16 only
         if recipe.precision == "fp16":
             how = (device, recipe.loss_scale, recipe.loss_scale_interval)
             self.scales = {name: LossScale(*how) for name in ("G", "D")}
@@ -73,25 +73,30 @@ class Phases:
         self.precompiled: Any = None  # `kernels.precompile.Report`, once `prepare` has looked for kernels
         self.keep_gradients = False  # set before prepare(): hold every phase's gradients for inspection
         self.gradients: dict[str, dict[str, Tensor]] = {}
-        self.held: dict[str, dict[str, dict[str, Tensor]]] = {}  # what each graph holds of them
+        self.held: dict[str, dict[str, dict[str, Tensor]]] = {}  # by graph: its gradients
 
     # Running
 
     def phases(self, index: int, lazy: bool = True) -> tuple[str, ...]:
-        """The phases of one step of a cycle, in order."""
+        """Return the phases of one step of a cycle, in order."""
         path = ("G_pl",) if lazy and index % self.workload.pl_interval == 0 else ()
         penalty = ("D_r1",) if lazy and index % self.workload.r1_interval == 0 else ()
         return ("G_main", *path, "D_main", *penalty)
 
     @property
     def together(self) -> list[tuple[str, ...]]:
-        """The kinds of steps that are launched whole, each as one graph; empty where every phase is launched alone."""
+        """Return the kinds of steps that are launched whole, each as one graph. Empty if every
+        phase is launched alone.
+        """
         if not self.recipe.whole_step_graph:
             return []
         return sorted({self.phases(index, lazy) for index in range(CYCLE) for lazy in (True, False)})
 
     def run(self, phases: tuple[str, ...]) -> None:
-        """One step's phases on fresh inputs. Numbers are drawn before the first begins where it is launched whole."""
+        """Run the phases of one step on fresh inputs.
+
+        A whole-step graph needs the random numbers of all phases before it launches.
+        """
         if not self.recipe.whole_step_graph:
             for phase in phases:
                 self.run_phase(phase)
@@ -106,14 +111,14 @@ class Phases:
         self.replay(phase)
 
     def replay(self, phase: str) -> None:
-        """Run a phase on the inputs as they stand in the buffers."""
+        """Run a phase on the current contents of its buffers."""
         if phase in self.graphs:
             self.graphs[phase].replay()
         else:
             self._compute(phase)
 
     def replay_together(self, phases: tuple[str, ...]) -> None:
-        """Run a whole step on the inputs as they stand in the buffers."""
+        """Run a whole step on the current contents of the buffers."""
         name = "+".join(phases)
         if name in self.graphs:
             self.graphs[name].replay()
@@ -142,7 +147,7 @@ class Phases:
             each.requires_grad_(each is network)
             self.copies[each].requires_grad_(each is network)
         self._zero_grad(network, optimizer)
-        if self.parallel and phase == "D_main":  # in which G stands still
+        if self.parallel and phase == "D_main":  # G stands still in this phase.
             with self.parallel.branch.fork():
                 self._update_ema()
         compiled = self.compiled is not None and phase in self.compiled.functions
@@ -169,13 +174,13 @@ class Phases:
     def _update_scaled(
         self, phase: str, network: nn.Module, optimizer: torch.optim.Adam, loss: Tensor, scale: LossScale
     ) -> None:
-        """The optimizer's step on gradients with a loss scale; where they overflowed, nothing but the scale moves.
+        """Take the optimizer's step on gradients with a loss scale. After an overflow only the scale moves.
 
-        The loss of a skipped update may be infinite, and is not recorded: that of the last one that was made stays.
+        The loss of a skipped update may be infinite and is not recorded. The last loss of a real update stays.
         """
         inverse = scale.inverse
         if self.recipe.fused_update:
-            # It divides as it reads; before, gradients in FP16 would not survive it.
+            # The kernel divides as it reads. Divided before, gradients in FP16 would be lost.
             scale.check([*optimizer.gradients()])
             if self.keep_gradients:
                 self._keep(phase, network, inverse)
@@ -187,7 +192,7 @@ class Phases:
             if self.recipe.fused_adam:
                 optimizer.found_inf = scale.found_inf
                 optimizer.step()
-            elif not float(scale.found_inf):  # waits, as torch.amp.GradScaler does
+            elif not float(scale.found_inf):  # This waits, as torch.amp.GradScaler does.
                 optimizer.step()
         self.loss[phase].copy_(torch.where(scale.found_inf.bool(), self.loss[phase], loss))
         scale.update()
@@ -228,24 +233,25 @@ class Phases:
     def _keep(self, phase: str, network: nn.Module, inverse: Tensor | None = None) -> None:
         named = network.named_parameters()
         kept = {name: p.grad for name, p in named if p.grad is not None}
-        if self.recipe.fused_update:  # which adds up a weight's gradients as it reads them
+        if self.recipe.fused_update:  # The fused update adds up a weight's gradients as it reads them.
             kept |= self.copies[network].totals()
         if inverse is not None:
             kept = {name: g * inverse for name, g in kept.items()}
-        alone = self.recipe.cuda_graphs and not self.recipe.whole_step_graph  # nothing overwrites them
+        # Nothing overwrites the gradients of such a graph.
+        alone = self.recipe.cuda_graphs and not self.recipe.whole_step_graph
         self.gradients[phase] = kept if alone else {k: g.clone() for k, g in kept.items()}
 
     # Asking
 
     def losses(self) -> dict[str, float]:
-        """The last loss of each phase; synchronizes."""
+        """Return the last loss of each phase. Synchronizes."""
         return {phase: float(value) for phase, value in self.loss.items()}
 
     def check_finite(self) -> str | None:
-        """None, or one line naming what is NaN or infinite of losses, weights and what is made of them; synchronizes.
+        """Return one line that names a NaN or infinite loss, weight or derived tensor, or None. Synchronizes.
 
-        A NaN gradient stays visible here: Adam carries it into its moments and from there into the weights. What is
-        made of weights, and can be broken by itself: the moving average, running means, compute copies.
+        A NaN gradient stays visible: Adam carries it into its moments and from there into the weights. Some tensors are
+        made of weights and can break by themselves: the moving average, running means, compute copies.
         """
         named = [(f"loss of {phase}", value) for phase, value in self.loss.items()]
         for label, network in (("G", self.G), ("D", self.D), ("G_ema", self.G_ema)):
@@ -268,7 +274,7 @@ class Phases:
 
     @torch.no_grad()
     def sample(self, z: Tensor, truncation: float = 1.0) -> Tensor:
-        """Images of the averaged generator, [N, 3, R, R] float32, clamped to [-1, 1].
+        """Return images of the averaged generator, [N, 3, R, R] float32, clamped to [-1, 1].
 
         Args:
             z: [N, z_dim].
@@ -284,7 +290,9 @@ class Phases:
     # Building
 
     def _adam(self, network: nn.Module, interval: int) -> torch.optim.Adam:
-        """Adam whose rate and betas make up for the lazy phase's extra update (Karras et al. 2020, appendix B)."""
+        """Make an Adam whose rate and betas make up for the lazy phase's extra update (Karras et
+        al. 2020, appendix B).
+        """
         ratio = interval / (interval + 1)
         w = self.workload
         optimizer = torch.optim.Adam
@@ -296,7 +304,7 @@ class Phases:
             betas=(w.beta1**ratio, w.beta2**ratio),
             eps=1e-8,
             capturable=self.recipe.adam == "capturable",
-            fused=True if self.recipe.fused_adam else None,  # None: PyTorch's own choice
+            fused=True if self.recipe.fused_adam else None,  # by default PyTorch's own choice
         )
 
     def _inputs(self, phase: str) -> PhaseInputs:

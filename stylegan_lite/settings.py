@@ -1,4 +1,4 @@
-"""What is in force while a step runs: PyTorch's defaults, read back rather than assumed."""
+"""The settings in force while a step runs: PyTorch's defaults, read back rather than assumed."""
 
 from __future__ import annotations
 
@@ -14,9 +14,9 @@ from stylegan_lite.config import Recipe
 
 @contextlib.contextmanager
 def global_flags(recipe: Recipe) -> Iterator[None]:
-    """PyTorch's global flags as the recipe wants them, then as they were: they must not outlive the step that set them.
+    """Set PyTorch's global flags as the recipe wants them, then put them back. They must not outlive the step.
 
-    Flags that the recipe says nothing of stay as they are. All are process-wide, so backward's threads see them too.
+    Flags that the recipe does not name stay as they are. All are process-wide, so backward's threads see them too.
     """
     wanted: list[tuple[Any, str, Any]] = []
     if recipe.cudnn_benchmark:
@@ -37,7 +37,10 @@ def global_flags(recipe: Recipe) -> Iterator[None]:
 
 
 def settings(recipe: Recipe, optimizer: torch.optim.Adam, gamma: float) -> dict[str, Any]:
-    """Precision flags (through the new API only: mixing it with the old one raises), cuDNN, Adam, threads."""
+    """Return precision flags, cuDNN's flags, Adam's settings and threads as plain data.
+
+    Precision flags are read through the new API only: mixing it with the old API raises.
+    """
     with global_flags(recipe):
         return _settings(recipe, optimizer, gamma)
 

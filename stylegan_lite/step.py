@@ -1,9 +1,10 @@
 """The training step: the phases in their order, prepared, saved, and run eagerly or replayed as CUDA graphs.
 
-A step is G_main, (G_pl every 4th), D_main, (D_r1 every 16th), the moving average of G, and one batch of images.
-A cycle is 16 steps. Every call is asynchronous: the caller synchronizes before it reads a clock.
-`stylegan_lite.phases` holds the phases, `stylegan_lite.preparing` the warm-up and the capture of graphs,
-`stylegan_lite.saving` the contents of a checkpoint.
+A step is G_main, (G_pl every 4th), D_main, (D_r1 every 16th), the moving average of G, and one batch of images. A cycle
+is 16 steps. Every call is asynchronous: the caller synchronizes before it reads a clock.
+
+The phases are in `stylegan_lite.phases`, the warm-up and the capture of graphs in `stylegan_lite.preparing`, and the
+contents of a checkpoint in `stylegan_lite.saving`.
 """
 
 from __future__ import annotations
@@ -21,27 +22,30 @@ class TrainingStep(Phases):
     """A training step of one recipe. Made by :func:`stylegan_lite.make_step`."""
 
     def prepare(self) -> dict[str, float]:
-        """Warm up every phase and capture the graphs; weights, optimizers and random state are left as they were.
+        """Warm up every phase and capture the graphs. Weights, optimizers and random state are left as they were.
 
         Returns:
-            seconds of warm-up and of capture, synchronized; where the recipe asks for it, of caching images and of
-            compiling, which comes before the warm-up. Where Triton kernels were not in its cache: the seconds of
-            compiling them ahead, how many there were and how many of them were compiled so.
+            seconds of warm-up and of capture, synchronized. If the recipe asks for it, also seconds of caching images
+                and of
+            compiling, which comes before the warm-up. If Triton kernels were missing in its cache, also the seconds of
+            compiling them ahead, and the numbers of missing and of compiled kernels.
         """
         return preparing.prepare(self)
 
     def stop_keeping(self) -> None:
-        """Hold no gradients any more, as a timed step holds none: graphs that copy them are captured anew, without."""
+        """Stop holding gradients, as a timed step holds none. Graphs that copy them are captured
+        anew, without the copies.
+        """
         self.keep_gradients, self.gradients = False, {}
         preparing.capture_again(self)
 
     def cycle(self, lazy: bool = True) -> None:
-        """16 steps from the start of a cycle; ``lazy=False`` leaves out path length and R1."""
+        """Run 16 steps from the start of a cycle. ``lazy=False`` leaves out path length and R1."""
         for index in range(CYCLE):
             self._step(index, lazy)
 
     def step(self, lazy: bool = True) -> None:
-        """The next step by our own count."""
+        """Run the next step by our own count."""
         self._step(self.count, lazy)
 
     def _step(self, index: int, lazy: bool) -> None:
@@ -54,7 +58,7 @@ class TrainingStep(Phases):
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training from here depends on, tensors and plain data only."""
+        """Return everything that training from here depends on, as tensors and plain data only."""
         return saving.state_dict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -68,11 +72,11 @@ class TrainingStep(Phases):
 
     @property
     def data_capacity(self) -> int:
-        """Batches that workers, pinning and prefetch may hold ready."""
+        """Return the batches that workers, pinning and prefetch may hold ready."""
         return self.feed.capacity
 
     def settings(self) -> dict[str, Any]:
-        """Defaults of PyTorch that are in force and what the optimizers do, as plain data."""
+        """Return PyTorch's defaults in force and the optimizers' settings, as plain data."""
         return settings(self.recipe, self.opt_G, self.workload.gamma)
 
     def close(self) -> None:
