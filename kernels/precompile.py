@@ -141,9 +141,8 @@ class _Recorder:
             if job.is_cached():
                 return False
             packed = job.packed()
-        except (
-            Exception
-        ) as error:  # This module does not know the kernel or the Triton: compile it here and now.
+        # This module does not know the kernel or the Triton: compile it here and now.
+        except Exception as error:
             self.problem = self.problem or f"{function.__name__}: {first_line(error)}"
             return False
         self.known.add(name)

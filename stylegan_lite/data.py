@@ -218,9 +218,8 @@ class DataFeed:
                 self.staged = self.decode(batch)
             else:
                 self.staged = batch.to(self.real.device, non_blocking=True)
-            if (
-                self.recipe.prefetch_stream
-            ):  # The bytes live and die on this stream, the two buffers are kept.
+            # The bytes live and die on this stream, the two buffers are kept.
+            if self.recipe.prefetch_stream:
                 self.turn = 1 - self.turn
                 self.stream.wait_event(self.read[self.turn])
                 self._write(self.staged, self.buffers[self.turn])

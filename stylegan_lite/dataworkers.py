@@ -25,9 +25,8 @@ from typing import Any
 from torch.utils.data import DataLoader
 
 FAILED = 100  # plus the system's error number: the exit status of a worker that cannot hand over a batch
-LONGEST = 107 - len(
-    "/pymp-12345678/listener-12345678"
-)  # bytes of a folder's path for sockets; Linux allows 107 in all
+# Bytes of a folder's path for sockets; Linux allows 107 in all
+LONGEST = 107 - len("/pymp-12345678/listener-12345678")
 _FOLDERS = ("/tmp", "/var/tmp", "/dev/shm")
 _LACKING = (errno.EMFILE, errno.ENFILE, errno.ENOMEM, errno.ENOSPC, errno.EDQUOT, errno.ENAMETOOLONG)
 

@@ -37,9 +37,8 @@ def fir(device: torch.device, dtype: torch.dtype, gain: float) -> Tensor:
     """Return the 4x4 filter, [1, 1, 4, 4], summing to ``gain``. It is exact in BF16, and cached: no
     host copy in a graph.
     """
-    if (
-        torch.compiler.is_compiling()
-    ):  # The compiler looks through caches, and would copy a host tensor in every run.
+    # The compiler looks through caches, and would copy a host tensor in every run.
+    if torch.compiler.is_compiling():
         taps = 1 + 2 * (torch.arange(4, device=device) % 3 > 0).to(dtype)  # TAPS
         return (taps[:, None] * taps * (gain / sum(TAPS) ** 2))[None, None]
     return _fir(device, dtype, gain)
@@ -130,9 +129,8 @@ def conv_up(
         filtered: False leaves the filter to the caller (``how: triton``): [N, O, 2H + 1, 2W + 1].
     """
     how = in_force(how)
-    if (
-        how == "bilinear"
-    ):  # Zero insertion, filter and taps commute. One extra pixel on each side feeds the 3x3.
+    # Zero insertion, filter and taps commute. One extra pixel on each side feeds the 3x3.
+    if how == "bilinear":
         doubled = _double(F.pad(x, (1, 1, 1, 1)))[:, :, 1:-1, 1:-1]
         return by.conv2d(doubled, _split(weight, groups).flip(2, 3), groups=groups)
     if how == "folded":
@@ -201,9 +199,8 @@ def blocks_of_up(folded: Tensor, groups: int, channels_last: bool) -> Tensor:
     """
     o, i = folded.shape[:2]
     taps = folded.reshape(groups, o // groups, i, 3, 2, 3, 2).flip(3, 5)
-    if (
-        channels_last and groups == 1
-    ):  # The weights themselves are channels_last, or every call would convert them.
+    # The weights themselves are channels_last, or every call would convert them.
+    if channels_last and groups == 1:
         return taps.permute(0, 4, 6, 1, 3, 5, 2).reshape(4 * o, 3, 3, i).permute(0, 3, 1, 2)
     return taps.permute(0, 1, 4, 6, 2, 3, 5).reshape(4 * o, i, 3, 3)
 

@@ -50,10 +50,8 @@ def load_model(step: Phases, saved: dict[str, Any]) -> None:
     load_optimizer(step.opt_G, saved["opt_G"])
     load_optimizer(step.opt_D, saved["opt_D"])
     step.pl_mean.copy_(saved["pl_mean"])
-    for (
-        name,
-        scale,
-    ) in step.scales.items():  # A checkpoint of another precision has no scales: they begin anew.
+    # A checkpoint of another precision has no scales: they begin anew.
+    for name, scale in step.scales.items():
         if name in saved.get("scales", {}):
             scale.load_state_dict(saved["scales"][name])
 

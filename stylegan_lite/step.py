@@ -24,11 +24,9 @@ class TrainingStep(Phases):
     def prepare(self) -> dict[str, float]:
         """Warm up every phase and capture the graphs. Weights, optimizers and random state are left as they were.
 
-        Returns:
-            seconds of warm-up and of capture, synchronized. If the recipe asks for it, also seconds of caching images
-                and of
-            compiling, which comes before the warm-up. If Triton kernels were missing in its cache, also the seconds of
-            compiling them ahead, and the numbers of missing and of compiled kernels.
+        Returns seconds of warm-up and of capture, synchronized. If the recipe asks for it, also seconds of caching
+        images and of compiling, which comes before the warm-up. If Triton kernels were missing in its cache, also the
+        seconds of compiling them ahead, and the numbers of missing and of compiled kernels.
         """
         return preparing.prepare(self)
 

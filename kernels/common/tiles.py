@@ -211,9 +211,8 @@ def my_tiles(
 @triton.jit
 def tile_at(tile, base, i, c, C, P, stride_p, BLOCK_P: tl.constexpr):
     """Return a tile's first pixel and its offset (both int64), and the mask of its elements that exist."""
-    p0 = (
-        tl.full([], BLOCK_P, tl.int64) * tile
-    )  # The count itself stays 32-bit: a 64-bit count costs registers.
+    # The count itself stays 32-bit: a 64-bit count costs registers.
+    p0 = tl.full([], BLOCK_P, tl.int64) * tile
     return p0, base + p0 * stride_p, (i < P - p0) & (c < C)
 
 

@@ -215,9 +215,8 @@ class Turns:
         self.file: Any = None
         with contextlib.suppress(OSError):
             Path(cache).mkdir(parents=True, exist_ok=True)
-            self.file = open(
-                Path(cache) / self.NAME, "ab"
-            )  # kept open, because closing it gives up the locks
+            # Kept open, because closing it gives up the locks
+            self.file = open(Path(cache) / self.NAME, "ab")
 
     def take(self, place: int, wait: bool) -> bool:
         """Return whether it is this process's turn. With `wait` it always is, in the end."""
@@ -243,9 +242,8 @@ def serve() -> None:
     """Run the helper's whole life: read jobs, fork processes that compile them, wait. Answers are lines of JSON."""
     answers = os.dup(1)
     os.dup2(2, 1)  # Triton's own prints are no answers.
-    with contextlib.suppress(
-        Exception
-    ):  # This hashes Triton's own files: once here instead of in each process.
+    # This hashes Triton's own files: once here instead of in each process.
+    with contextlib.suppress(Exception):
         triton.runtime.cache.triton_key()
     work = pickle.load(sys.stdin.buffer)
     triton.knobs.cache.dir = work["cache"]

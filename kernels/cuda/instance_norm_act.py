@@ -154,9 +154,8 @@ def _columns(x: Tensor, vector: int, threads: int | None, flags: Flags) -> tuple
     accesses = -(-c // (16 // x.element_size() if vector else 1))
     lanes = min(32, power_of_2(accesses))
     groups, rows = -(-accesses // lanes), threads // lanes
-    wanted = max(
-        1, processor(x.device)[1] * 8 // (n * groups)
-    )  # chunks, so that each multiprocessor has some blocks
+    # Chunks, so that each multiprocessor has some blocks
+    wanted = max(1, processor(x.device)[1] * 8 // (n * groups))
     chunks = min(wanted, max(1, h * w // (rows * 2)))
     return lanes, -(-h * w // chunks), rows * 16, threads
 

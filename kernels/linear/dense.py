@@ -23,9 +23,8 @@ from kernels.common.tiles import accumulator, check_device
 from kernels.linear.dense_launches import Call, backward, forward
 from kernels.linear.weight_gradients import defer
 
-LARGE = (
-    1 << 20
-)  # elements of weights from which on their gradient is worth a launch of its own, beside that of x
+# Elements of weights from which on their gradient is worth a launch of its own, beside that of x
+LARGE = 1 << 20
 
 
 def dense(

@@ -304,10 +304,10 @@ def sums_alike(wide: Tensor, nhwc: bool, t: Tiling, more: bool) -> bool:
     """Return whether lanes that share a sum over channels compute the same number although the compiler makes FMAs.
 
     Each lane adds its neighbours' sums to its own, and all lanes write the result to shared memory. If a lane's own sum
-    is a single product, the compiler makes fma(x, w, neighbour's). It rounds once, so each lane has another number, and
-    chance decides the lane that is read. Several products in a lane are added up before. Triton gives a thread 16 bytes
-    of the contiguous dimension. A thread has less if alignment is unknown or the tile has too few elements for all
-    threads. The same holds for weights that are loaded beside the tile (more).
+    is a single product, the compiler makes fma(x, w, neighbour's), another number in each lane. Chance decides the lane
+    that is read. Several products in a lane are added up before. Triton gives a thread 16 bytes of the contiguous
+    dimension, or less if alignment is unknown or the tile is small. The same holds for weights loaded beside the tile
+    (more).
     """
     if nhwc:
         elements = t.options["BLOCK_C"] * (1 if more else t.options["BLOCK_P"])
@@ -380,10 +380,7 @@ def correlate(g: Tensor, x: Tensor, call: Call, *, ref: Tensor | None = None, ac
     """Compute dw = gain * sum over pixels of g[n, k] * x[n, c], [N or 1, K, C], in a fixed order, and other sums on the
     way.
 
-    Args:
-        w: with it, also dx = `wide(g, w)`.
-        sum_g, sum_x: also the sums of g [K] or of x [C] over samples and pixels, one of the two.
-
+    w: with it, also dx = `wide(g, w)`. sum_g, sum_x: also the sums of g [K] or of x [C], one of the two.
     Returns (dw, dx or None, sums or None).
     """
     (samples, k), c = g.shape[:2], x.shape[1]

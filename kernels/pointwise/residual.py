@@ -98,9 +98,8 @@ def fork_upfirdn2d(x: Tensor, taps: Sequence[float], **options) -> tuple[Tensor,
     check_device(x)
     x = dense(x)
     call = call._replace(nhwc=not x.is_contiguous())
-    if (
-        torch.compiler.is_compiling()
-    ):  # An operator may not return its input. The sum is left to the compiler.
+    # An operator may not return its input. The sum is left to the compiler.
+    if torch.compiler.is_compiling():
         return x, torch.ops.stylegan_ladder.upfirdn2d(x, *call)
     return _Fork.apply(x, call)
 

@@ -26,9 +26,8 @@ from kernels.upfirdn import filtered_act as ops
 from kernels.upfirdn import filtered_act_launch as fused
 from kernels.upfirdn.upfirdn2d import Config
 
-plain = sys.modules[
-    "kernels.upfirdn.upfirdn2d"
-]  # the module; the package's attribute of this name is the function
+# The module; the package's attribute of this name is the function
+plain = sys.modules["kernels.upfirdn.upfirdn2d"]
 
 TAPS = (0.125, 0.375, 0.375, 0.125)
 PAIR = "upfirdn2d and back"

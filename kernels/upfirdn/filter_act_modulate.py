@@ -25,11 +25,12 @@ from kernels.upfirdn.filtered_act import GAIN, SLOPE, _check, bytes_moved, filte
 from kernels.upfirdn.filtered_act_launch import Act, filter_act_modulate_backward, filter_act_modulate_forward
 from kernels.upfirdn.upfirdn2d import _Upfirdn2d
 
+# As many bytes as filter_act
 __all__ = [
     "bytes_moved",
     "filter_act_modulate",
     "filter_act_modulate_reference",
-]  # as many bytes as filter_act
+]
 
 
 def filter_act_modulate(

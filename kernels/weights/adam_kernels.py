@@ -164,10 +164,8 @@ def adam_turned_kernel(
         o = (tl.load(job + 2).to(tl.int64) * HEIGHT + tl.arange(0, HEIGHT))[:, None]
         i = (tl.load(job + 3).to(tl.int64) * SIDE + tl.arange(0, SIDE))[None, :]
         if (O % HEIGHT == 0) & (I % SIDE == 0):
-            O, I = (
-                O // HEIGHT * HEIGHT,
-                I // SIDE * SIDE,
-            )  # tells the compiler the numbers that they are multiples of
+            # Tells the compiler the numbers that they are multiples of
+            O, I = O // HEIGHT * HEIGHT, I // SIDE * SIDE
             at, turned = square_at(o, i, tap, O, I, taps, NHWC, TURNED)
             inside = (o >= 0) & (i >= 0)
             update_elements(
