@@ -87,8 +87,8 @@ def rgb_narrow_kernel(
 ):  # fmt: skip
     """Compute y[k] = GAIN * sum over c of x[c] * w[k, c] + bias[k].
 
-    With ref, x is first masked by the activation's slope at ref. MORE: there are more channels than a tile has, and the
-    program goes through all of them.
+    With ref, x is first masked by the activation's slope at ref. MORE: the program walks over more than one tile's
+    channels.
     """
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
@@ -174,8 +174,8 @@ def rgb_correlate_kernel(
     """Write a row of this program's sums over pixels: GAIN * g[k] * x[c] (K * C of them), then, as asked for, g[k] or
     x[c].
 
-    With ref, x is first masked by the activation's slope at ref. With dx, GAIN * sum over k of g[k] * w[k, c] is
-    written there in passing. Both gradients of `rgb_narrow_kernel` then come from one pass.
+    With ref, x is first masked by the activation's slope at ref. With dx, GAIN * sum over k of g[k] * w[k, c] goes
+    there.
     """
     after_previous(DEPENDENT)
     n, first, end, c, base, i, ij = my_tiles(
@@ -255,7 +255,7 @@ CONFIGS = {
     "correlate and wide": Config(vectors=1, ahead=4, per_sm=4),
 }
 LANES = 32  # threads of a warp, side by side along the contiguous dimension
-# Used where pixels of the image are loaded as well. With wider tiles Triton loaded each of them up to ten times.
+# Used where pixels of the image are loaded as well: with wider tiles Triton loaded each up to ten times.
 SIDE = 8
 FEW = 256  # pixels; up to here one program sums all of a sample, and no second launch adds up
 

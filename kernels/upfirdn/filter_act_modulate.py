@@ -25,7 +25,7 @@ from kernels.upfirdn.filtered_act import GAIN, SLOPE, _check, bytes_moved, filte
 from kernels.upfirdn.filtered_act_launch import Act, filter_act_modulate_backward, filter_act_modulate_forward
 from kernels.upfirdn.upfirdn2d import _Upfirdn2d
 
-# As many bytes as filter_act
+# It moves as many bytes as filter_act.
 __all__ = [
     "bytes_moved",
     "filter_act_modulate",
