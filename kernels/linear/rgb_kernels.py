@@ -244,8 +244,7 @@ class Config(NamedTuple):
 
 
 # Chosen by counting registers and instructions of sm_90 code, the two correlations of toRGB by timing on an H200. About
-# 64 KiB are on their way to or from each multiprocessor. A correlation keeps K sums for each element of a tile: small
-# tiles, several on their way.
+# 64 KiB are on their way to or from each multiprocessor. A correlation keeps K sums for each element of a small tile.
 CONFIGS = {
     "narrow": Config(vectors=4, ahead=2, per_sm=4),
     "masked narrow": Config(vectors=4, ahead=1, per_sm=4),
@@ -255,8 +254,7 @@ CONFIGS = {
     "correlate and wide": Config(vectors=1, ahead=4, per_sm=4),
 }
 LANES = 32  # threads of a warp, side by side along the contiguous dimension
-# Used where pixels of the image are loaded as well: with wider tiles Triton loaded each up to ten times.
-SIDE = 8
+SIDE = 8  # with pixels of the image loaded as well: wider tiles loaded each of them up to ten times
 FEW = 256  # pixels; up to here one program sums all of a sample, and no second launch adds up
 
 
@@ -306,8 +304,7 @@ def sums_alike(wide: Tensor, nhwc: bool, t: Tiling, more: bool) -> bool:
     Each lane adds its neighbours' sums to its own, and all lanes write the result to shared memory. If a lane's own sum
     is a single product, the compiler makes fma(x, w, neighbour's), another number in each lane. Chance decides the lane
     that is read. Several products in a lane are added up before. Triton gives a thread 16 bytes of the contiguous
-    dimension, or less if alignment is unknown or the tile is small. The same holds for weights loaded beside the tile
-    (more).
+    dimension, or less if alignment is unknown or the tile is small. The same holds for weights beside it (more).
     """
     if nhwc:
         elements = t.options["BLOCK_C"] * (1 if more else t.options["BLOCK_P"])
