@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def with_gpu(monkeypatch, tmp_path):
-    """As if there were a GPU, nvcc and ninja, and an empty folder for builds."""
+    """Pretend that there are a GPU, nvcc and ninja, and an empty folder for builds."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=0: (9, 0))
     monkeypatch.setattr(torch.version, "cuda", "13.0")

@@ -143,7 +143,7 @@ def test_bytes_moved_counts_each_tensor_once():
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_a_gradient_of_the_squares_summed_over_taps_is_taken_as_it_is(layout, turned):
-    """What 2 * weight * gradient added to the weight's own would do, and nothing where there is none."""
+    """It acts as 2 * weight * gradient added to the weight's own gradient. A missing gradient does nothing."""
     torch.manual_seed(3)
     mine = [
         made(shape, layout, copy=torch.bfloat16, turned=turned) for shape in ((9, 7, 3, 3), (SIDE, 8, 3, 3))

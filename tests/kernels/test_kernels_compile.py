@@ -40,7 +40,7 @@ def test_every_kernel_compiles_and_fits_in_every_configuration(tmp_path):
 
 
 def in_others(cache: Path, *arguments: list[str]) -> list[dict]:
-    """What processes of their own say, one for each list of arguments: this one may have Triton's interpreter on."""
+    """Return the answers of new processes, one for each list of arguments. This process may have the interpreter on."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}

@@ -46,7 +46,7 @@ def tensors(op, kernel, how, *, nhwc=False, dtype=torch.float64, n=2, c=4, o=6, 
 
 
 def penalty(gradient):
-    """As R1 has it, with every second derivative alive."""
+    """Return R1's penalty, with every second derivative alive."""
     return gradient.float().square().sum() if gradient.dtype != torch.float64 else gradient.square().sum()
 
 

@@ -32,7 +32,7 @@ def layers(n=3, shapes=SHAPES, taps=(3, 3), nhwc=False, **how) -> list[Tensor]:
 
 
 def whole(energies, coefficients, count=4):
-    """From weights and styles to coefficients, as a function of tensors alone."""
+    """Return the way to coefficients as a function of tensors alone: weights, then styles."""
     return lambda *t: tuple(coefficients(energies(t[:count]), t[count:]))
 
 

@@ -120,7 +120,7 @@ def test_a_gradient_can_be_differentiated_again_and_again():
 
 @pytest.mark.parametrize("wanted", range(3))
 def test_a_gradient_alone(wanted):
-    """What the others would have cost is not computed, and what is asked for is right."""
+    """The other gradients are not computed, and the wanted one is right."""
     inputs, found = layer(), []
     for f in (kernels.dense, kernels.dense_reference):
         y = f(*inputs, **LEAKY)

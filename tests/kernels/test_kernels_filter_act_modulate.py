@@ -118,7 +118,7 @@ def test_only_what_is_asked_for_has_a_gradient():
 
 
 def _asked(shape, given):
-    """What the backward pass computed."""
+    """Return the gradients of the backward pass."""
     y = function(OP, shape)(*given)
     y.sum().backward()
     return [t.grad for t in given]

@@ -205,7 +205,7 @@ def test_every_element_is_written(op, monkeypatch):
 
 
 def test_a_backward_pass_is_one_launch_and_its_sums(monkeypatch):
-    """None of the ops that are joined runs, but for path length's second derivative."""
+    """Only path length's second derivative runs the separate ops."""
     from ladder.receipts.watch import launches
 
     shape = (2, 3, 4, 5)

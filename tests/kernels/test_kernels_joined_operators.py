@@ -35,7 +35,7 @@ def rgb_call(layout, shared: bool, dtype=torch.float32) -> Call:
 
 
 def act_plain(x) -> list:
-    """What the filters' operators take: tuples become lists."""
+    """Return the arguments of the filters' operators: tuples become lists."""
     plain = _check(x, None, TAPS, (2, 1), 1.5, 0.2, 1.4).of(x).plain()
     return [list(part) if isinstance(part, tuple) else part for part in plain]
 

@@ -104,7 +104,10 @@ def test_the_last_sample_is_treated_as_it_is_alone(samples, channels, pixels, op
 
 
 def differences(samples: int, channels: int, pixels: int, op: str, layout: str) -> list[str]:
-    """What is another for the last sample than alone. No tensor outlives this: of a failed test all locals are kept."""
+    """Return the results that differ between the last sample and the sample alone.
+
+    No tensor outlives this: pytest keeps all locals of a failed test.
+    """
     entry = kernelcases.OPS[op]
     letters = set("".join(entry.inputs.values()))
     wide = pixels + ("R" in letters)  # a transposed convolution leaves a pixel more

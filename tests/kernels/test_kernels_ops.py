@@ -1,4 +1,4 @@
-"""What every fused op owes its user, asked of each: the reference's values and gradients in every dtype and layout.
+"""The duties of every fused op: the reference's values and gradients in every dtype and layout.
 
 Without a GPU the Triton kernels run in Triton's interpreter (conftest.py switches it on); with one, on the GPU.
 """

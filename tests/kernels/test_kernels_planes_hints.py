@@ -1,4 +1,4 @@
-"""What Triton makes of cache hints in the kernels that walk over planes, read from their PTX for an H200."""
+"""The cache hints that Triton writes for the kernels that walk over planes, read from their PTX for an H200."""
 
 import collections
 import json

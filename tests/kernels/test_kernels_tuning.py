@@ -41,7 +41,7 @@ FILES = {"H200": "nvidia-h200-tuning.json", "H200_MEDIUM": "nvidia-h200-tuning-m
 
 
 def measured(file: str) -> dict[Key, list[dict]]:
-    """What a file behind the measured rows says, by key."""
+    """Return the rows of a file behind the measured rows, by key."""
     found: dict[Key, list[dict]] = {}
     for row in json.loads(committed.file(f"results/kernels/{file}").read_text())["timed"]:
         found.setdefault(Key(**row["key"]), []).append(row)
