@@ -106,6 +106,40 @@ def test_a_bench_times_what_it_is_given_and_the_table_s_where_that_is_nothing(mo
     assert taken == [choice, choose(*key)] and choice != choose(*key)
 
 
+def test_the_table_s_choice_and_the_best_few_run_at_every_shape(monkeypatch):
+    """With a bench that likes large tiles, in place of a GPU."""
+    key = Key("modulate", "forward", 2, "nhwc", 90, "large")
+
+    class Bench:
+        def __init__(self, make, shape, dtype, taking):
+            self.shape = shape
+
+        def run(self, choice):
+            return {"shape": self.shape, "share": choice.tile / 1e6}
+
+    compiled = []
+    monkeypatch.setattr(tuning, "Bench", Bench)
+    monkeypatch.setattr(tuning, "compile_ahead", compiled.append)
+    monkeypatch.setattr(torch.cuda, "empty_cache", lambda: None)
+    rows = list(tuning.tune(key, torch.bfloat16, math.inf))
+    assert [row["current"] for row in rows] == [True] + [False] * (len(rows) - 1)
+    assert Choice(**rows[0]["choice"]) == choose(*key) and len(compiled) == 2
+    whole = [row for row in rows if row["all_shapes"]]
+    assert rows[0] in whole and all(len(row["runs"]) == len(tuning.SHAPES["large"]) for row in whole)
+    assert max(row["choice"]["tile"] for row in rows) in [row["choice"]["tile"] for row in whole]
+    assert len(whole) - tuning.FINALISTS["large"] in (0, 1)
+    assert len(list(tuning.tune(key, torch.bfloat16, -math.inf))) == 1  # no time: the table's choice alone
+
+
+def test_a_bench_has_calls_on_buffers_of_its_own(monkeypatch):
+    made = []
+    monkeypatch.setattr(torch.cuda, "current_device", lambda: 0)
+    monkeypatch.setattr(timing, "buffers", lambda *_: 3)
+    monkeypatch.setattr(timing, "copy_seconds", lambda total, device, count: total * count)
+    bench = timing.Bench(lambda: (made.append(0), 8), (2, 3, 4, 4), torch.float32, tuning.taking)
+    assert (len(made), len(bench.calls), bench.bytes, bench.copy) == (3, 3, 8, 24)
+
+
 def test_without_a_gpu_it_says_so_in_one_line():
     """Also by the name that each tuner had before, which says the new one first."""
     earlier = {"filter_": "filters", "planes_": "planes", "sums_": "sums"}
