@@ -77,7 +77,7 @@ def family(name: str) -> str:
 @functools.cache
 def own_kernels() -> frozenset[str]:
     """Names of the Triton kernels in `kernels/`, read from their source: a new file needs no line here."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in KERNELS.glob("*.py"))
+    text = "\n".join(path.read_text(encoding="utf-8") for path in KERNELS.rglob("*.py"))
     return frozenset(re.findall(r"^def (\w+_kernel)\(", text, re.MULTILINE))
 
 

@@ -3,7 +3,7 @@
 What changes. R1 and path length regularization put a gradient into the loss, so convolutions are
 differentiated twice. PyTorch's second derivative takes the gradient of the weight apart as one more
 convolution, with the batch for channels and the whole gradient image, 256x256 pixels of it, for a kernel.
-Here every convolution is a function of our own instead (`kernels/conv2d.py`). Because a convolution is
+Here every convolution is a function of our own instead (`kernels/linear/conv2d.py`). Because a convolution is
 linear in the image and in the weight, all its derivatives of any order are convolutions, transposed
 convolutions and weight gradients of the sizes that training runs anyway, and those are what it calls.
 

@@ -3,7 +3,7 @@
 What changes. Going down, the discriminator activates a map, filters it and convolves it with stride 2;
 going up, the generator convolves, filters and activates. `fused_act` and `fused_resample` have a kernel
 for each: the map between the two is written to memory and read back at once, the largest maps of the
-network among them. Here one kernel of `kernels/filtered_act.py` does both. Down, a pixel is activated
+network among them. Here one kernel of `kernels/upfirdn/filtered_act.py` does both. Down, a pixel is activated
 as it is loaded for the filter; up, a filtered value is activated before it is stored.
 
 Backward is one kernel as well. The slope of the activation comes from the sign of what is saved anyway,

@@ -2,7 +2,7 @@
 
 What changes. A layer of the generator multiplies its input by a style, one number a channel and sample, and
 then convolves. In a block the first layer's activation goes to the second layer and nowhere else, so
-`kernels/filter_act_modulate.py` writes it with that style in it, in the kernel that filters and activates
+`kernels/upfirdn/filter_act_modulate.py` writes it with that style in it, in the kernel that filters and activates
 (`fused_filter`). A pass that only multiplies is gone. The second layer's activation is left as it is: toRGB
 reads it too, with a style of its own.
 

@@ -4,7 +4,7 @@ What changes. A residual block ends in a sum and begins with a fork. In the forw
 two branches with a kernel of its own, which reads two activations and writes one. In the backward pass
 autograd does the same at the fork, where the gradients of both branches meet. Here the activation's kernel
 adds the skip's result while it writes its own. At the fork, the skip begins with the filter that halves
-the resolution (`kernels/residual.py`): the kernel of the filter's gradient reads what came from the other
+the resolution (`kernels/pointwise/residual.py`): the kernel of the filter's gradient reads what came from the other
 branch, and adds it while it writes. The gradient of the fork is a sum and the gradient of that sum is a
 fork, so R1, which differentiates twice, saves the passes in each direction.
 

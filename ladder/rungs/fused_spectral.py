@@ -1,12 +1,12 @@
 """The discriminator's spectral norms of all layers together: a few launches, not a dozen a layer.
 
-What changes. With `spectral_norm: true` a workload divides every weight of D by its largest singular value, which
-two vectors u and v estimate that take one step of the power iteration after each update. In plain PyTorch that is a
-matrix times a vector, a product of vectors and a division for each layer in each pass through D, as many again in
-its gradient, and two products and two lengths for each step of the iteration. Here (`kernels/spectral_norm.py`) the
-rows of all layers' weights are summed in one launch and the quotients written in the next, in BF16 where
-convolutions want that; the gradient is two launches, the iteration two. u and v are constants in the gradient
-either way, and sums are in a fixed order.
+What changes. With `spectral_norm: true` a workload divides every weight of D by its largest singular value, which two
+vectors u and v estimate that take one step of the power iteration after each update. In plain PyTorch that is a matrix
+times a vector, a product of vectors and a division for each layer in each pass through D, as many again in its
+gradient, and two products and two lengths for each step of the iteration. Here (`kernels/weights/spectral_norm.py`) the
+rows of all layers' weights are summed in one launch and the quotients written in the next, in BF16 where convolutions
+want that; the gradient is two launches, the iteration two. u and v are constants in the gradient either way, and sums
+are in a fixed order.
 
 Why it should help. A layer's products read a few megabytes, which takes 2 microseconds, but a product with a vector
 has few rows to share out among multiprocessors, and each launch in a graph costs as much again. In channels_last

@@ -2,7 +2,7 @@
 
 What changes. `weights: once` casts and scales each convolution weight's gradient to float32, adds it to what
 demodulation left in `.grad`, runs Adam, and writes the compute copies from the new weights: four passes. The
-kernel `kernels.adam` is all of them in one: it takes the BF16 gradient times its gain, adds the float32 one
+kernel `kernels.weights.adam` is all of them in one: it takes the BF16 gradient times its gain, adds the float32 one
 where there is one, updates moments and weight, and stores the next copy in its own layout, turned where the
 convolution is transposed. It finds the tensors of a whole network in a table of addresses, so a phase's update is
 three launches: one counts steps, one updates what lies alike, one what lies turned.

@@ -1,12 +1,12 @@
 """What nothing waits for runs on a second CUDA stream: the gradients of weights, and G's moving average.
 
 What changes. In a backward pass each activation's gradient waits for the one before it, but no kernel reads the
-gradient of a weight: only the optimizer does, at the end. Such gradients (of convolutions, of demodulation and of
-the large fully connected layers) are forked off to a second stream when their operands exist, and joined before the
-update. Captured, they are a parallel branch of the CUDA graph. The moving average of G needs weights of G that D's main
-phase does not change, so it runs beside that phase. Autograd would add up a leaf's gradients on the first stream: a
-collector of our own takes them instead (`kernels/weight_gradients.py`) and leaves them in `.grad` after the join.
-The chain of activations is captured at a higher priority: where both streams have blocks ready, it goes first.
+gradient of a weight: only the optimizer does, at the end. Such gradients (of convolutions, of demodulation and of the
+large fully connected layers) are forked off to a second stream when their operands exist, and joined before the update.
+Captured, they are a parallel branch of the CUDA graph. The moving average of G needs weights of G that D's main phase
+does not change, so it runs beside that phase. Autograd would add up a leaf's gradients on the first stream: a collector
+of our own takes them instead (`kernels/linear/weight_gradients.py`) and leaves them in `.grad` after the join. The
+chain of activations is captured at a higher priority: where both streams have blocks ready, it goes first.
 
 Why it should help. At 4x4 to 32x32 the two gradients of a convolution fill a fraction of a large GPU each; side by side
 they take the time of one. What is left over from large layers fills up the small ones that follow in G. A sum of two

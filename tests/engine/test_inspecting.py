@@ -191,7 +191,7 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.parametrize(
     ("changed", "other"),
     [
-        ("kernels/modulate.py", True),
+        ("kernels/pointwise/modulate.py", True),
         ("stylegan_lite/losses.py", True),
         ("ladder/rungs/bf16.py", True),  # its receipt; rungs are imported by name
         ("ladder/engine/worker.py", True),

@@ -263,7 +263,7 @@ def test_occupancy_is_judged_at_equal_work_and_else_not_at_all():
 def test_blocks_that_walk_over_the_activation_do_the_same_however_many_there_are(monkeypatch):
     pytest.importorskip("triton")
     launched = []
-    monkeypatch.setattr("kernels.tiles.processor", lambda device: (90, 3))
+    monkeypatch.setattr("kernels.common.tiles.processor", lambda device: (90, 3))
     for shape in ((2, 3, 64, 65), (1, 1, 5, 7)):
         torch.manual_seed(0)
         expected = torch.nn.functional.leaky_relu(torch.randn(shape), 0.2)
