@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pytest
 
-from kernels import tuning
+from kernels.tuning import timing as tuning
 from ladder.base import git
 from ladder.machine import caches
 from tests.support import repositories
