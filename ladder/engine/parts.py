@@ -17,6 +17,7 @@ from ladder.base.errors import raise_if_environment
 from ladder.base.locks import device_lock
 from ladder.engine import worker
 from ladder.engine.pool import WorkerFailure
+from ladder.engine.timed_rung import Invalid, Rung
 from ladder.machine import system
 
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
@@ -44,7 +45,7 @@ def phases(
     Raises:
         WorkerFailure: as a worker's; "n/a" where the measured code cannot run a phase alone.
     """
-    rung = worker.Rung(None, _Nobody())
+    rung = Rung(None, _Nobody())
     try:
         with device_lock(system.device_key(device)):
             with _failing("import", rung):
@@ -63,7 +64,7 @@ def phases(
             rung.step.close()
 
 
-def _windows(rung: worker.Rung, samples: int, window: int) -> dict[str, list[float]]:
+def _windows(rung: Rung, samples: int, window: int) -> dict[str, list[float]]:
     """The phases take turns, so that a drift of the clock favours none; a run before each window is not timed."""
     took: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for _ in range(samples):
@@ -71,7 +72,7 @@ def _windows(rung: worker.Rung, samples: int, window: int) -> dict[str, list[flo
             rung.step.run_phase(phase)
             seen.append(_seconds(lambda p=phase: rung.step.run_phase(p), window, rung.synchronize) / window)
     if broken := rung.step.check_finite():
-        raise worker.Invalid(broken)
+        raise Invalid(broken)
     return took
 
 
@@ -88,7 +89,7 @@ def loading(
 
     Returns samples_s and recipe. Raises `WorkerFailure`, as `phases`.
     """
-    rung = worker.Rung(None, _Nobody())
+    rung = Rung(None, _Nobody())
     rung.device = device
     with _failing("import", rung):
         rung.do_import(torch=False)
@@ -147,7 +148,7 @@ class _Nobody:
 
 
 @contextmanager
-def _failing(did: str, rung: worker.Rung) -> Iterator[None]:
+def _failing(did: str, rung: Rung) -> Iterator[None]:
     """What is raised becomes the failure that a worker would have replied with."""
     try:
         yield
