@@ -1,4 +1,4 @@
-"""How a command of this project was started, and the one line for a Python that cannot run it.
+"""The start of a command of this project, and the one line for a Python that cannot run it.
 
 The standard library alone, in the syntax of Python 3.6: this is read before anything is known to be installed.
 """

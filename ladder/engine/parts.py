@@ -35,7 +35,7 @@ def phases(
     window: int = WINDOW,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Seconds of one run of each phase, on a batch that stands still.
+    """Return the seconds of one run of each phase, on a batch that stands still.
 
     Args:
         recipe: without `whole_step_graph`, which launches phases together.
@@ -43,7 +43,7 @@ def phases(
     Returns samples_s (phase -> `samples` values, each the mean of `window` runs), recipe and choices.
 
     Raises:
-        WorkerFailure: as a worker's; "n/a" where the measured code cannot run a phase alone.
+        WorkerFailure: as a worker's; "n/a" if the measured code cannot run a phase alone.
     """
     rung = Rung(None, _Nobody())
     try:
@@ -65,7 +65,7 @@ def phases(
 
 
 def _windows(rung: Rung, samples: int, window: int) -> dict[str, list[float]]:
-    """The phases take turns, so that a drift of the clock favours none; a run before each window is not timed."""
+    """Time the phases in turns, so that a drift of the clock favours none. A run before each window is not timed."""
     took: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for _ in range(samples):
         for phase, seen in took.items():
@@ -79,10 +79,10 @@ def _windows(rung: Rung, samples: int, window: int) -> dict[str, list[float]]:
 def loading(
     workload: dict[str, Any], recipe: dict[str, Any], device: str, *, epochs: int = SAMPLES, seed: int = 0
 ) -> dict[str, Any]:
-    """Seconds for one image, from its file to the batch on the device, with nothing else to do.
+    """Return the seconds for one image, from its file to the batch on the device, with no other work.
 
-    A sample is an epoch: whatever begins anew with each (workers that do not persist) is in it. One epoch comes first,
-    which drains what idle workers have ready.
+    A sample is an epoch, so it contains all that begins anew with each (workers that do not persist). One epoch comes
+    first, which drains the batches that idle workers have ready.
 
     Args:
         workload: "data" is a folder of images.
@@ -114,7 +114,7 @@ def loading(
 def _feed(
     workload: dict[str, Any], recipe: dict[str, Any], device: str, seed: int
 ) -> tuple[Any, dict[str, Any]]:
-    """The measured code's data feed into a buffer of one batch, and the recipe as that code understands it."""
+    """Return the measured code's data feed into a buffer of one batch, and the recipe as that code understands it."""
     import torch
 
     try:
@@ -141,7 +141,7 @@ def _seconds(function: Callable[[], object], times: int, synchronize: Callable[[
 
 
 class _Nobody:
-    """Stands for the other end of a worker's pipe."""
+    """A stand-in for the other end of a worker's pipe."""
 
     def send(self, message: dict[str, Any]) -> None:
         pass
@@ -149,7 +149,7 @@ class _Nobody:
 
 @contextmanager
 def _failing(did: str, rung: Rung) -> Iterator[None]:
-    """What is raised becomes the failure that a worker would have replied with."""
+    """Turn an exception into the failure that a worker would have replied with."""
     try:
         yield
     except WorkerFailure:

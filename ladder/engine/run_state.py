@@ -19,7 +19,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 
 
 class RunState:
-    """A run's result and its file, what is still to be visited, and who is told."""
+    """A run's result and its file, the visits still due, and the callback for its events."""
 
     def __init__(
         self,
@@ -38,15 +38,15 @@ class RunState:
         self.recipes = {p.name: p.recipe for p in planned if p.skipped is None}
         self.recipes |= {name: self.recipes[twin["of"]] for name, twin in self.twins.items()}
         self.path = path
-        self.begin = time.monotonic() - result["seconds"]  # of a run that is taken up, too
+        self.begin = time.monotonic() - result["seconds"]  # the beginning of a resumed run, too
         self.done = sum(len(rung["rounds"]) for rung in self.rungs.values())
         self.inspects = inspects
         self.visits = Visits(device, system.probe().get("uuid") if device == "cuda" else None)
-        self.place = threading.local()  # what this thread is at
-        self.lock = threading.RLock()  # of the result
+        self.place = threading.local()  # the rung and round of this thread
+        self.lock = threading.RLock()  # guards the result
 
     def is_due(self, name: str, number: int | None) -> bool:
-        """Whether a rung lacks this visit: neither out of the run, with its twin, nor visited before it was resumed."""
+        """Return whether a rung lacks this visit. A rung that is out of the run lacks none, nor does its twin."""
         rung = self.rungs[name]
         if rung["status"] in results.OUT or self.rungs[rung.get("of", name)]["status"] in results.OUT:
             return False
@@ -55,7 +55,7 @@ class RunState:
         return all(r["round"] != number for r in rung["rounds"])
 
     def todo(self) -> int:
-        """Visits that the plan still holds, inspections included."""
+        """Return the number of visits that the plan still holds, inspections included."""
         alive = [self.rungs[name] for name in self.recipes if self.is_due(name, -1)]
         inspections = [rung for rung in alive if "of" not in rung and rung["inspection"] is None]
         visits = sum(max(0, self.protocol["rounds"] - len(rung["rounds"])) for rung in alive)
@@ -71,7 +71,7 @@ class RunState:
             )
 
     def fail(self, rung: dict[str, Any], number: int | None, failure: WorkerFailure) -> None:
-        """Take a rung out of the run. Rounds it finished stay in the file, without a headline number."""
+        """Take a rung out of the run. Its finished rounds stay in the file, without a headline number."""
         rung["status"] = "failed" if failure.status == "n/a" else failure.status
         rung["reason"] = f"round {number + 1}: {failure.reason}" if rung["rounds"] else failure.reason
         peaks = {key: value for key, value in failure.reply.items() if key.startswith("peak_")}
@@ -97,7 +97,7 @@ class RunState:
             raise UserError(f"{self.path}: cannot write the result: {error.strerror or error}") from None
 
     def emit(self, event: str, **more: Any) -> None:
-        """Tell the caller, with what a progress bar needs."""
+        """Tell the caller about an event, with the figures that a progress bar needs."""
         if self.on_event is None:
             return
         at = getattr(self.place, "at", {"rung": None, "round": None})

@@ -28,11 +28,11 @@ PARTS = ("warmup_s", "compile_s", "compile_kernels_s", "cache_s")
 
 
 class Invalid(Exception):
-    """The step computed NaN or Inf: its timing is void."""
+    """A step that computed NaN or Inf: its timing is void."""
 
 
 class NoContract(Exception):
-    """The measured code does not offer the contract."""
+    """Measured code that does not offer the contract."""
 
 
 class Channel:
@@ -51,7 +51,7 @@ class Channel:
     def _listen(self) -> None:
         for line in self._in:
             self._commands.put(line)
-        # The orchestrator is gone. Whatever runs now (a hung kernel, say) must not hold the GPU for ever.
+        # The orchestrator is gone. The work of this moment (a hung kernel, say) must not hold the GPU for ever.
         if os.getpgrp() == os.getpid():
             os.killpg(os.getpid(), signal.SIGKILL)
         os._exit(1)
@@ -65,7 +65,7 @@ class Channel:
 
 
 class Rung:
-    """One training step under test: what the commands do."""
+    """One training step under test, with a method for each command."""
 
     def __init__(self, code: Path | None, channel: Channel) -> None:
         self.code, self.channel = code, channel
@@ -90,7 +90,7 @@ class Rung:
         if getattr(package, "CONTRACT", None) != CONTRACT:
             raise NoContract(f"stylegan_lite.CONTRACT is not {CONTRACT}")
         self.package = package
-        # Adam loads dynamo at its first step, which takes seconds
+        # Adam loads dynamo at its first step, which takes seconds.
         for name in ("stylegan_lite.step", "torch._dynamo") if torch else ("stylegan_lite.step",):
             with contextlib.suppress(Exception):  # building says what is wrong
                 importlib.import_module(name)
@@ -117,19 +117,19 @@ class Rung:
         }
 
     def refuse_foreign(self) -> None:
-        """Raise `NoContract` for a measured package from elsewhere; some are imported only where they are used."""
+        """Raise `NoContract` if a measured package came from elsewhere. Some are imported only at their first use."""
         if found := foreign(self.code or ROOT):
             raise NoContract(found)
 
     def gpu_uuid(self) -> str | None:
-        """Which GPU this process is on."""
+        """Return the UUID of the GPU that this process is on."""
         if self.device != "cuda":
             return None
         torch = sys.modules["torch"]
         return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")) or None
 
     def do_prepare(self) -> dict[str, Any]:
-        """The whole and the captures by this file's clock; other parts as the measured code says, within the whole."""
+        """Prepare the step. The whole and the captures are timed here; the measured code reports other parts."""
         with capturing.captures(sys.modules.get("torch")) as captured:
             begin = time.perf_counter()
             said = self.step.prepare() or {}
@@ -140,8 +140,10 @@ class Rung:
         return parts | {"prepare_s": whole, "capture_s": sum(captured)}
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
-        """Untimed lead-in, `cycles` timed cycles, then what is not the step's time: a cycle without lazy phases, what
-        each of those adds, and the checks that timing must not see."""
+        """Run an untimed lead-in, `cycles` timed cycles, then all that is not the step's time.
+
+        That is a cycle without lazy phases, the cost of each lazy phase, and the checks that timing must not see.
+        """
         begin = time.perf_counter()
         self.threads.release()
         gc.collect()
@@ -166,7 +168,10 @@ class Rung:
         return reply | {"visit_s": time.perf_counter() - begin}
 
     def canary(self, peaks: dict[str, Any]) -> float | None:
-        """Seconds of a kernel that is the same in every process. The memory it takes is none of the rung's."""
+        """Return the seconds of a kernel that is the same in every process.
+
+        Its memory does not count for the rung.
+        """
         torch = sys.modules["torch"]
         seconds = gpu_state.canary_seconds(torch)
         torch.cuda.empty_cache()
@@ -175,11 +180,12 @@ class Rung:
         return seconds
 
     def lead_in(self, limit_s: float, limit_cycles: int) -> tuple[int, bool | None]:
-        """Run until loaders that refilled while idle are drained and, given time for it, the step time stands still.
+        """Run until idle loaders are drained and, given time for it, the step time stands still.
 
-        An idle loader refills: with a dataset of 80 ms a batch the first cycle after a pause showed 0.6 ms a
-        step and the next 81. Returns how many cycles were run, and whether they settled (None where it was
-        not asked).
+        An idle loader refills: with a dataset of 80 ms a batch the first cycle after a pause showed 0.6 ms a step and
+        the next 81.
+
+        Returns how many cycles were run, and whether they settled (None if no time was given).
         """
         least = max(1, math.ceil(self.step.data_capacity / CYCLE_STEPS))
         begin, times = time.perf_counter(), []
@@ -195,7 +201,10 @@ class Rung:
                 return len(times), False
 
     def timed_cycle(self, lazy: bool = True) -> tuple[float, float | None]:
-        """(wall, CUDA event) seconds for one step of one cycle, between synchronizations. Event None without CUDA."""
+        """Return (wall, CUDA event) seconds for one step of a cycle, between synchronizations.
+
+        Event is None without CUDA.
+        """
         events = None
         if self.device == "cuda":
             cuda = sys.modules["torch"].cuda
@@ -213,9 +222,10 @@ class Rung:
         return wall, events and events[0].elapsed_time(events[1]) / 1000 / CYCLE_STEPS
 
     def lazy_costs(self) -> dict[str, float] | None:
-        """Seconds that each lazy phase adds to a step that has it; None where a step does not say its phases.
+        """Return the seconds that each lazy phase adds to a step with it; None if a step does not tell its phases.
 
-        The steps of a cycle, between marks on the GPU's stream. One comes before, as the first finds an idle GPU.
+        The steps of a cycle are timed between marks on the GPU's stream. One step comes before, as the first finds an
+        idle GPU.
         """
         step, kinds = self.step, []
         if not (hasattr(step, "phases") and hasattr(step, "step")):
@@ -233,7 +243,7 @@ class Rung:
         return added(kinds[1:], took[1:])
 
     def mark(self) -> Any:
-        """A moment: of the GPU's stream, or of the host's clock where everything is done when a step returns."""
+        """Return a moment of the GPU's stream. On a CPU, where a returned step is done, it is the host's clock."""
         if self.device != "cuda":
             return time.perf_counter()
         event = sys.modules["torch"].cuda.Event(enable_timing=True)
@@ -244,9 +254,9 @@ class Rung:
         return end - begin if self.device != "cuda" else begin.elapsed_time(end) / 1000
 
     def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
-        """Evidence of the prepared step, and what each rung (all in the recipe unless named) reads in it.
+        """Return the evidence of the prepared step, and what each rung reads in it. `rungs` None: all in the recipe.
 
-        The step trains on meanwhile: whatever needs it as it was comes before.
+        The step trains on meanwhile, so all that needs it unchanged comes before.
         """
         from ladder.receipts import evidence
         from ladder.receipts import receipt as receipts
@@ -266,19 +276,22 @@ class Rung:
         return parity.check(self.step, tell=lambda text: self.channel.send({"progress": text}))
 
     def do_choices(self) -> dict[str, Any]:
-        """Which tiles our kernels were launched with. Asked after timing; what never imported our kernels used none."""
+        """Return the tiles that our kernels were launched with, after timing.
+
+        A process without our kernels used none.
+        """
         if "kernels" not in sys.modules:
             return {"choices": []}
         used = getattr(sys.modules.get("kernels.choices"), "used", None)
         return {"choices": None if used is None else used()}
 
     def do_threads(self) -> dict[str, Any]:
-        """How many CPU threads a step will compute with here."""
+        """Return how many CPU threads a step will compute with here."""
         torch = sys.modules.get("torch")
         return {"cpu_threads": torch and torch.get_num_threads()}
 
     def do_scales(self, steps: int) -> dict[str, Any]:
-        """Train on, and say what became of the loss scales."""
+        """Train on, and return how the loss scales moved."""
         from ladder.engine import loss_scales
 
         def on_step(number: int) -> None:
@@ -300,7 +313,7 @@ class Rung:
             sys.modules["torch"].cuda.synchronize()
 
     def memory(self) -> dict[str, Any]:
-        """Peaks of this process since its start, in bytes: a rung must fit with its capture too."""
+        """Return the peaks of this process since its start, in bytes: a rung must fit with its capture too."""
         memory: dict[str, Any] = {"peak_rss_bytes": peak_rss()}
         torch = sys.modules.get("torch")
         if self.device == "cuda" and torch is not None and torch.cuda.is_initialized():
@@ -316,5 +329,5 @@ class Rung:
 
 
 def is_part(seconds: Any, whole: float) -> bool:
-    """Whether so many seconds can be a part of the whole."""
+    """Return whether so many seconds can be a part of the whole."""
     return isinstance(seconds, int | float) and 0 <= seconds <= whole

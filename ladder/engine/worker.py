@@ -1,34 +1,32 @@
 """The process that runs one rung: `python -m ladder.engine.worker [--code DIR]`, started by `ladder.engine.pool`.
 
-Protocol: JSON objects, one a line, on what were stdin and stdout (prints of the measured code go to stderr
-instead and cannot corrupt it). Each command gets one reply; slow ones send `{"progress": ...}` lines before,
-which feed the watchdog.
+Protocol: JSON objects, one a line, on the process's original stdin and stdout. Prints of the measured code go to
+stderr instead and cannot corrupt it. Each command, `{"do": NAME, ...}`, gets one reply, `{"ok": true, ...}`. Slow
+commands send `{"progress": ...}` lines before it, which feed the watchdog.
 
-    {"do": "import", "torch": bool}                      -> {"ok": true, "start_s": s}
-    {"do": "build", "workload": {}, "recipe": {}, "device": "cuda", "seed": 0, "threads": CPU threads until a visit}
-                                                         -> {"ok": true, "recipe": {}, "settings": {}, "build_s": s,
-        "gpu_uuid": which GPU it is on, to be compared and never stored}
-    {"do": "prepare"}                                    -> {"ok": true, "prepare_s": s, "capture_s": s, "warmup_s": s}
-        (the first two are timed here, and parts like the third the measured code's own words)
-    {"do": "visit", "cycles": K, "settle_s": s, "settle_cycles": n, "main": bool}
-                                                         -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s,
-        "lazy_s": {phase: s} or null (what a lazy phase adds to a step that has it; with "main"),
-        "canary_s": seconds of a kernel that is the same in every process, ...}
-    {"do": "parity"}                                     -> {"ok": true, "verdict": "ok" | "failed: parity", ...}
-        (as `ladder.parity.check.check` returns it; needs "keep_gradients": true in "build")
-    {"do": "receipts", "rungs": [] | null}               -> {"ok": true, "receipts": {rung: {}}, "evidence": {}}
-    {"do": "choices"}                                    -> {"ok": true, "choices": [{}] | null}
-        (rows of `kernels.choices` that decided in this process, null where the measured code does not say)
-    {"do": "threads"}                                    -> {"ok": true, "cpu_threads": n or null without torch}
-    {"do": "scales", "steps": N}                         -> {"ok": true, "changes": [], ...}
-        (FP16: the loss scales of a training, as `ladder.engine.loss_scales.follow` returns them)
-    {"do": "exit"}                                       -> {"ok": true}, and the process ends
+| do | fields | keys of the reply |
+|---|---|---|
+| import | torch: bool | start_s |
+| build | workload, recipe, device, seed, threads, keep_gradients | recipe, settings, build_s, gpu_uuid |
+| prepare | | prepare_s, capture_s, and the parts that the measured code reports: warmup_s, ... |
+| visit | cycles, settle_s, settle_cycles, main: bool | samples_s, event_s, main_s, lazy_s, canary_s, ... |
+| parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
+| receipts | rungs: list or null | receipts: {rung: {}}, evidence |
+| choices | | choices: rows of `kernels.choices` that decided here, null if the measured code does not say |
+| threads | | cpu_threads, null without torch |
+| scales | steps | those of `ladder.engine.loss_scales.follow` (FP16: the loss scales of a training) |
+| exit | | none; the process ends |
 
-A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a" | "environment" (a
-full disk, say: of the system, not of the rung), "reason": one line, "peak_reserved_bytes": n, ...}`; the process
-is then discarded. All times are seconds for one step
-(a 16-step cycle / 16) unless named otherwise. `--code DIR` takes `stylegan_lite` and `kernels` from DIR (asv
-measures old commits) while everything that times comes from the package beside this file.
+threads: CPU threads until a visit.
+gpu_uuid: the GPU of the process, which is compared and never stored.
+lazy_s: {phase: seconds that a lazy phase adds to a step that has it}, or null; with "main".
+canary_s: seconds of a kernel that is the same in every process.
+
+A failure is a reply, not a crash: `{"ok": false, "status": ..., "reason": one line, "peak_reserved_bytes": n, ...}`.
+The status is "oom", "failed", "invalid", "n/a", or "environment" (a full disk, say: the system's fault, not the
+rung's). The process is then discarded. All times are seconds for one step (a 16-step cycle / 16) unless named
+otherwise. With `--code DIR`, `stylegan_lite` and `kernels` come from DIR (asv measures old commits). All that times
+comes from the package beside this file.
 """
 
 import argparse
@@ -45,7 +43,7 @@ _OOM_SIGNS = ("out of memory", "can't allocate memory", "annot allocate memory",
 
 
 def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
-    """The reply for an exception: its status, one line why, and the memory peaks."""
+    """Return the reply for an exception: its status, one line why, and the memory peaks."""
     try:
         memory = rung.memory()
     except Exception:  # a CUDA error makes every later call fail as well

@@ -33,9 +33,9 @@ _held: dict[Path, IO[bytes]] = {}  # this process's locks: open files, closed by
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Prepared images:
+    """Prepared images: ``count`` JPEG files in the folder ``path``.
 
-    ``count`` JPEG files in the folder ``path``. ``source`` is SAMPLE or USER; notes are for people.
+    ``source`` is SAMPLE or USER; notes are for people.
     """
 
     path: str

@@ -113,11 +113,10 @@ def holm_levels(p_values: Sequence[float], alpha: float = 1 - CONFIDENCE) -> lis
 def welch_interval(
     reference: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float, float] | None:
-    """Return the difference of means (reference - other) of two unpaired samples:
+    """Return the difference of means (reference - other) of two unpaired samples, with its interval.
 
-    (difference, standard error, freedom, half).
-
-    Freedom is Welch and Satterthwaite's. Returns None if either has fewer than two values.
+    The tuple is (difference, standard error, freedom, half-width). Freedom is Welch and Satterthwaite's. Returns None
+    if either has fewer than two values.
     """
     if len(reference) < 2 or len(other) < 2:
         return None
