@@ -18,7 +18,7 @@ FULL = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Receipt:
-    """The verdict that a rung is on or not, and the evidence: one line a check, in words that a result file may hold."""
+    """The verdict whether a rung is on, and the evidence: one line a check, in words that a result file may hold."""
 
     engaged: bool
     lines: list[str]

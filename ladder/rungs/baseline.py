@@ -1,4 +1,4 @@
-"""PyTorch's defaults in FP32: a careful first version of StyleGAN2, before anyone optimizes it.
+"""Use PyTorch's defaults in FP32: a careful first version of StyleGAN2, before anyone optimizes it.
 
 Baseline. FP32 tensors in NCHW, no autocast, one kernel for each operation, a DataLoader without workers, blocking
 copies, Adam's defaults. Each operation is spelled in the plain-PyTorch way that is fastest in this setting. So the

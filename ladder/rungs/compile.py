@@ -1,4 +1,4 @@
-"""torch.compile of the main phases, in its default mode.
+"""Compile the main phases with torch.compile, in its default mode.
 
 Change. The losses of G_main and D_main, networks included, go through torch.compile. Dynamo records each as one
 graph, and AOTAutograd writes its backward pass. Inductor generates Triton kernels for all but convolutions, matmuls

@@ -1,4 +1,4 @@
-"""torch.compile of the main phases, autotuned: max-autotune without the parts that take longest and bring least.
+"""Compile the main phases with torch.compile, autotuned: max-autotune without its slowest, least useful parts.
 
 Change. This is `compile` with Inductor's option `max_autotune`. It times cuDNN against Triton templates for
 convolutions, and several tiles for each kernel that it generates. The mode `max-autotune` adds two things, which are

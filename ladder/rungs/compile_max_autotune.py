@@ -1,4 +1,4 @@
-"""torch.compile of the main phases, in mode max-autotune.
+"""Compile the main phases with torch.compile, in mode max-autotune.
 
 Change. This is `compile`, and Inductor times its choices: library calls against Triton templates for matmuls and
 convolutions, and many tiles for each generated kernel. Inside our CUDA graphs the mode is

@@ -1,4 +1,4 @@
-"""torch.compile of the main phases, in mode reduce-overhead: with CUDA graphs that the compiler makes itself.
+"""Compile the main phases with torch.compile, in mode reduce-overhead: with its own CUDA graphs.
 
 Change. This is `compile`, and Inductor captures its forward and backward graphs. Everything around them stays eager:
 the optimizer, the moving average, path length, R1. The recipe needs `set_to_none`, because gradients live in the

@@ -1,4 +1,4 @@
-"""Convolutions whose second derivative is made of ordinary convolutions.
+"""Make a convolution's second derivative of ordinary convolutions.
 
 Change. R1 and path length regularization put a gradient into the loss, so convolutions are differentiated twice.
 PyTorch's second derivative computes the gradient of the weight as one more convolution. Its channels are the batch,

@@ -1,4 +1,4 @@
-"""The fused instance norm in CUDA C++ instead of Triton.
+"""Write the fused instance norm in CUDA C++ instead of Triton.
 
 Change. The language changes, and the control that it gives. Instance norm with its style, noise and leaky ReLU is the
 same op as under `fused_norm`, forward and backward, and computes the same thing. It is built by nvcc at first use,

@@ -1,4 +1,4 @@
-"""nvcc's --use_fast_math for the CUDA C++ kernels.
+"""Build the CUDA C++ kernels with nvcc's --use_fast_math.
 
 Change. Division, square root and mathematical functions become the hardware's approximations. They are a few units in
 the last place off instead of half of one, and numbers below 1.2e-38 count as zero. Sums and products stay the same: a

@@ -1,4 +1,4 @@
-"""Fully connected layers in FP8, as far as PyTorch supports it.
+"""Compute fully connected layers in FP8, as far as PyTorch supports it.
 
 Change. Products of the mapping network, the style affines and the discriminator's hidden layer go through
 `torch._scaled_mm`. Both operands are in E4M3, each divided by a scale that brings its largest element to 448. Sums

@@ -1,4 +1,4 @@
-"""Noise, bias, leaky ReLU and gain in one Triton kernel, forward and backward.
+"""Apply noise, bias, leaky ReLU and gain in one Triton kernel, forward and backward.
 
 Change. After every convolution StyleGAN adds per-pixel noise and a bias, applies a leaky ReLU of slope 0.2 and
 multiplies by sqrt(2). In plain PyTorch these are separate kernels, each of which reads and writes the whole

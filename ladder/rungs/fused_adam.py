@@ -1,4 +1,4 @@
-"""Adam in one kernel, and the moving average in a few.
+"""Run Adam in one kernel, and the moving average in a few.
 
 Change. `Adam(fused=True)` does both moments, the bias correction and the weight's update in one pass over memory, one
 launch for many parameter tensors. The generator's average is moved by `torch._foreach_lerp_` over all tensors at

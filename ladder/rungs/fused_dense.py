@@ -1,4 +1,4 @@
-"""Fully connected layers in one Triton kernel each, and all of the generator's style affines in one together.
+"""Compute each fully connected layer in one Triton kernel, and all the generator's style affines in one.
 
 Change. The mapping network, the affine layer before every convolution of G, and D's last two layers are fully
 connected. They run in FP32, for a batch of 4 to 16 rows. In PyTorch such a layer scales its weight and bias

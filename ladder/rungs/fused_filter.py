@@ -1,4 +1,4 @@
-"""Resampling's filter and the activation beside it in one pass over memory.
+"""Resample and activate in one pass over memory.
 
 Change. On the way down the discriminator activates a map, filters it and convolves it with stride 2. On the way up
 the generator convolves, filters and activates. Rungs `fused_act` and `fused_resample` have a kernel for each step:

@@ -1,4 +1,4 @@
-"""The style of a block's second layer in the pass of its first activation.
+"""Apply the style of a block's second layer in the pass of its first activation.
 
 Change. A layer of the generator multiplies its input by a style, one number a channel and sample, and then convolves.
 In a block the first layer's activation goes to the second layer alone. So `kernels/filter_act_modulate.py` writes it

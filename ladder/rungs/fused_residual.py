@@ -1,4 +1,4 @@
-"""The sums of the discriminator's residual blocks, taken in passes that run anyway.
+"""Take the sums of the discriminator's residual blocks in passes that run anyway.
 
 Change. A residual block ends in a sum and begins with a fork. In the forward pass PyTorch adds the two branches with
 its own kernel, which reads two activations and writes one. In the backward pass autograd does the same at the fork,

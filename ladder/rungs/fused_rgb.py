@@ -1,4 +1,4 @@
-"""To and from the three channels of an image with kernels of our own instead of convolutions.
+"""Go to and from an image's three channels with kernels of our own instead of convolutions.
 
 Change. Each resolution of the generator turns its activation into an image with a 1x1 convolution to 3 channels
 (toRGB). The discriminator begins with one from 3 channels (fromRGB). Here each is one Triton kernel. The kernel of

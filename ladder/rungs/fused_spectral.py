@@ -1,4 +1,4 @@
-"""The discriminator's spectral norms of all layers together: a few launches, not a dozen a layer.
+"""Compute all spectral norms of the discriminator together: a few launches, not a dozen a layer.
 
 Change. With `spectral_norm: true` a workload divides every weight of D by its largest singular value. Two vectors u
 and v estimate it, and take one step of the power iteration after each update. In plain PyTorch each layer in each

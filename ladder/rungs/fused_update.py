@@ -1,4 +1,4 @@
-"""Adam reads the gradients where backward left them and writes the weights that the next step computes with.
+"""Let Adam read gradients where backward left them, and write the weights that the next step computes with.
 
 Change. `weights: once` takes four passes. It casts and scales each convolution weight's gradient to float32 and adds
 it to demodulation's in `.grad`. Then it runs Adam, and writes the compute copies from the new weights. The kernel

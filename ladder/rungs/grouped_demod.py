@@ -1,4 +1,4 @@
-"""Demodulation coefficients of all layers together, in a handful of launches instead of several a layer.
+"""Compute demodulation coefficients of all layers together: a handful of launches instead of several a layer.
 
 Change. A layer's coefficients, rsqrt(sum (w s)^2 + eps), depend on its weight and its style, and styles depend on w
 alone. So nothing has to wait for the convolution before, and all are made before the first convolution. One kernel

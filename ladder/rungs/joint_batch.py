@@ -1,4 +1,4 @@
-"""The discriminator sees generated and real images in one pass, their statistics kept apart.
+"""Pass generated and real images through the discriminator together, their statistics kept apart.
 
 Change. D's main phase has two batches to judge. The baseline passes one after the other through D and adds the two
 gradients of every weight. Here both go through together, one behind the other. In one place samples of a batch see

@@ -1,4 +1,4 @@
-"""Convolution weights are scaled and cast when they change, not where they are used.
+"""Scale and cast convolution weights when they change, not where they are used.
 
 Change. At each use equalized learning rate multiplies a weight by He's constant, and autocast casts the product to
 BF16. A transposed convolution wants it turned around. The gradient goes the same way back: cast, multiplied, added up

@@ -1,4 +1,4 @@
-"""Work that nothing waits for runs on a second CUDA stream: the gradients of weights, and G's moving average.
+"""Run work that nothing waits for on a second CUDA stream: gradients of weights, and G's moving average.
 
 Change. In a backward pass each activation's gradient waits for the one before it. But no kernel reads the gradient of
 a weight: only the optimizer does, at the end. So the gradients of convolutions, of demodulation and of the large

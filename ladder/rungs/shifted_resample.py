@@ -1,4 +1,4 @@
-"""Resampling as sums of shifted slices, which torch.compile fuses with the operations after it.
+"""Resample by sums of shifted slices, which torch.compile fuses with the operations after it.
 
 Change. In the compiled phases the [1, 3, 3, 1] filter is four shifted slices of the image, weighted and summed along
 each dimension. It stands between ordinary convolutions, as in `fused_resample`, but in plain PyTorch. The compiler

@@ -1,4 +1,4 @@
-"""TF32 in every FP32 matmul: Tensor Cores for the layers that are not convolutions.
+"""Compute every FP32 matmul in TF32: Tensor Cores for the layers that are not convolutions.
 
 Change. `torch.backends.cuda.matmul.fp32_precision` becomes "tf32". The same is said of convolutions, for which it is
 PyTorch's default already. TF32 keeps FP32's eight bits of exponent and cuts the mantissa of the inputs to ten bits;
