@@ -123,7 +123,7 @@ def _feed(
     except ImportError as error:
         raise WorkerFailure("n/a", f"this commit has no data feed: {error}") from None
     if list(inspect.signature(DataFeed).parameters) != _FEED or not hasattr(DataFeed, "prefetch"):
-        raise WorkerFailure("n/a", "this commit's data feed takes something else")
+        raise WorkerFailure("n/a", "this commit's data feed takes other arguments")
     what, how = Workload.from_dict(workload), Recipe.from_dict(recipe)
     how.refuse_on(device)
     side = what.resolution

@@ -103,7 +103,7 @@ def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
     bad = [name for name, (falsifies, _) in asked.items() if name in found and falsifies(found[name])]
     if bad:
         said = "; ".join(f"{name} is set: {asked[name][1]}" for name in bad)
-        raise UserError(f"{said}, so the numbers would be of something else: unset {' '.join(bad)}")
+        raise UserError(f"{said}, so the numbers would be wrong: unset {' '.join(bad)}")
 
 
 def said(recorded: Mapping[str, str] | None) -> list[str]:
