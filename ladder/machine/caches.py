@@ -1,7 +1,7 @@
-"""Folders in which compilers keep what they made: emptied for a process, warmed by one, or one for each source.
+"""Folders in which compilers keep their output: emptied for a process, warmed by one, or one for each source.
 
-Triton, Inductor, torch's builder of C++ extensions and the driver read theirs from environment variables when a
-process first compiles. So what is set here holds for processes that are started inside the `with`.
+Triton, Inductor, torch's builder of C++ extensions and the driver read them from environment variables when a process
+first compiles. So a folder set here holds for processes that are started inside the `with`.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ IN_USE_S = 24 * 3600.0  # a run that began with a build within this time may sti
 
 
 def inside(folder: Path) -> dict[str, str]:
-    """Every cache in `folder`: cold as long as that is empty, warm once a process has compiled into it."""
+    """Return variables that put every cache into `folder`. It is cold while empty, warm once a process has compiled."""
     return {variable: str(Path(folder) / name) for variable, name in VARIABLES.items()}
 
 
 def builds(code: Path, root: Path = BUILDS) -> dict[str, str]:
-    """Where the C++ and CUDA extensions of the checkout `code` are built: a folder for each state of their sources.
+    """Return the variable for the folder in which the C++ and CUDA extensions of the checkout `code` are built.
 
-    torch builds an extension into a folder named after it alone, so that a commit would find another commit's build
-    there. Nothing where `code` has no such sources.
+    Each state of the sources has its own folder: torch names it by the extension alone, so a commit would find
+    another commit's build there. Empty if `code` has no such sources.
     """
     sources = files.below(Path(code) / "kernels", files.COMPILED)
     if not sources:
@@ -63,7 +63,7 @@ def _forget(wanted: Path) -> None:
 
 @contextlib.contextmanager
 def set_to(variables: Mapping[str, str]) -> Iterator[None]:
-    """These environment variables, and their folders, for processes started meanwhile."""
+    """Set these environment variables, and make their folders, for processes started in the block."""
     before = {name: os.environ.get(name) for name in variables}
     for name, folder in variables.items():
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kernels
-from ladder.engine.worker import Rung
+from ladder.engine.timed_rung import Rung
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from stylegan_lite import make_step

@@ -48,10 +48,12 @@ TIMED = {
         f"ladder/{name}.py": "engine"
         for name in (
             "engine/worker",
+            "engine/timed_rung",
             "engine/visit",
             "engine/pool",
             "machine/gpu_state",
             "engine/run",
+            "engine/run_state",
             "images/prepare",
         )
     },
@@ -167,7 +169,7 @@ def test_whatever_a_worker_has_loaded_when_it_has_timed_a_step_is_in_the_list():
     seen = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     loaded = {name.removeprefix("ladder.").replace(".", "/") for name in seen.stdout.split()}
     rooms = {name for name in loaded if (ROOT / "ladder" / name).is_dir()}
-    assert "engine/worker" in loaded and loaded - rooms <= set(code_digest.ENGINE)
+    assert {"engine/worker", "engine/timed_rung"} <= loaded and loaded - rooms <= set(code_digest.ENGINE)
 
 
 # --- rounds of two commits ------------------------------------------------------------------------------------------
