@@ -131,8 +131,8 @@ def problem(root: Path) -> str | None:
 def changes(root: Path, paths: Iterable[str]) -> list[str]:
     """Return the files below `paths` that differ from the commit, untracked files too. Raises `UserError`.
 
-    Only the project's own .gitignore hides a file. What a user hides (core.excludesFile, .git/info/exclude,
-    status.showUntrackedFiles, git update-index --assume-unchanged or --skip-worktree) is imported all the same.
+    Only the project's own .gitignore hides a file. Files that a user hides are imported all the same, so they count:
+    by core.excludesFile, .git/info/exclude, status.showUntrackedFiles or `git update-index --skip-worktree`.
     """
     paths = tuple(paths)
     asked = ("--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=none")

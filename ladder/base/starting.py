@@ -58,10 +58,9 @@ def near(path: object) -> str:
 
 
 def watch() -> None:
-    """Refuse a Python that is too old. From now on end with one line and status 2 where a package is missing.
+    """Refuse a Python that is too old, and turn a missing package into one line and status 2.
 
-    Where standard input, output or error is closed (`2>&-`), /dev/null takes its place: the next file or pipe that is
-    opened would.
+    /dev/null takes the place of a closed standard stream (`2>&-`), which the next opened file would take.
     """
     for number, name in enumerate(("stdin", "stdout", "stderr")):
         try:

@@ -3,8 +3,8 @@
 Change. R1 and path length regularization put a gradient into the loss, so convolutions are differentiated twice.
 PyTorch's second derivative computes the gradient of the weight as one more convolution. Its channels are the batch,
 and its kernel is the whole gradient image, 256x256 pixels. Here every convolution is a function of our own instead
-(`kernels/linear/conv2d.py`). A convolution is linear in the image and in the weight. So its derivatives of any order are
-convolutions, transposed convolutions and weight gradients of sizes that training runs anyway. The function calls
+(`kernels/linear/conv2d.py`). A convolution is linear in the image and in the weight. So its derivatives of any order
+are convolutions, transposed convolutions and weight gradients of sizes that training runs anyway. The function calls
 those.
 
 Why it should help. No library has a fast kernel for a convolution with a 256x256 kernel; for the ordinary ones cuDNN

@@ -3,8 +3,8 @@
 Change. On the way down the discriminator activates a map, filters it and convolves it with stride 2. On the way up
 the generator convolves, filters and activates. Rungs `fused_act` and `fused_resample` have a kernel for each step:
 the map between the two is written to memory and read back at once. These are among the largest maps of the network.
-Here one kernel of `kernels/upfirdn/filtered_act.py` does both. Down, a pixel is activated as it is loaded for the filter; up,
-a filtered value is activated before it is stored.
+Here one kernel of `kernels/upfirdn/filtered_act.py` does both. Down, a pixel is activated as it is loaded for the
+filter; up, a filtered value is activated before it is stored.
 
 Backward is one kernel as well. It takes the activation's slope from the sign of a saved tensor. On the way it sums
 the gradients of bias, noise strength and demodulation scale. The scale's gradient needs the filtered map, which is

@@ -1,9 +1,9 @@
 """Apply the style of a block's second layer in the pass of its first activation.
 
 Change. A layer of the generator multiplies its input by a style, one number a channel and sample, and then convolves.
-In a block the first layer's activation goes to the second layer alone. So `kernels/upfirdn/filter_act_modulate.py` writes it
-with that style in it, in the kernel that filters and activates (`fused_filter`). A pass that only multiplies is gone.
-The second layer's activation is left as it is: toRGB reads it too, with a style of its own.
+In a block the first layer's activation goes to the second layer alone. So `kernels/upfirdn/filter_act_modulate.py`
+writes it with that style in it, in the kernel that filters and activates (`fused_filter`). A pass that only
+multiplies is gone. The second layer's activation is left as it is: toRGB reads it too, with a style of its own.
 
 Backward the pass over gradients is gone as well, and the remaining kernel reads no more than before. The activation's
 sign is that of the modulated one, turned if the style is negative. Style times its gradient is a sum that the

@@ -3,9 +3,10 @@
 Change. A residual block ends in a sum and begins with a fork. In the forward pass PyTorch adds the two branches with
 its own kernel, which reads two activations and writes one. In the backward pass autograd does the same at the fork,
 where the gradients of both branches meet. Here the activation's kernel adds the skip's result while it writes its
-own. At the fork the skip begins with the filter that halves the resolution (`kernels/pointwise/residual.py`). The kernel of the
-filter's gradient reads the other branch's gradient, and adds it while it writes. The gradient of the fork is a sum,
-and the gradient of that sum is a fork. So R1, which differentiates twice, saves the passes in each direction.
+own. At the fork the skip begins with the filter that halves the resolution (`kernels/pointwise/residual.py`). The
+kernel of the filter's gradient reads the other branch's gradient, and adds it while it writes. The gradient of the
+fork is a sum, and the gradient of that sum is a fork. So R1, which differentiates twice, saves the passes in each
+direction.
 
 Why it should help. Additions do almost no arithmetic; their time is memory traffic. Each fused one saves writing an
 activation and reading it again: 134 MB at the fork of a [8, 64, 256, 256] block in BF16. And there is one rounding

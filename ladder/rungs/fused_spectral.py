@@ -3,9 +3,10 @@
 Change. With `spectral_norm: true` a workload divides every weight of D by its largest singular value. Two vectors u
 and v estimate it, and take one step of the power iteration after each update. In plain PyTorch each layer in each
 pass through D needs a matrix times a vector, a product of vectors and a division. Its gradient needs as many again,
-and each step of the iteration two products and two lengths. Here (`kernels/weights/spectral_norm.py`) one launch sums the
-rows of all layers' weights, and the next writes the quotients, in BF16 if the convolutions want that. The gradient is
-two launches, the iteration two. u and v are constants in the gradient either way, and sums are in a fixed order.
+and each step of the iteration two products and two lengths. Here (`kernels/weights/spectral_norm.py`) one launch sums
+the rows of all layers' weights, and the next writes the quotients, in BF16 if the convolutions want that. The
+gradient is two launches, the iteration two. u and v are constants in the gradient either way, and sums are in a fixed
+order.
 
 Why it should help. A layer's products read a few megabytes, which takes 2 microseconds. But a product with a vector
 has few rows to share out among multiprocessors, and each launch in a graph costs as much again. In channels_last
