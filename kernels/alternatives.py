@@ -1,7 +1,7 @@
 """Where plain PyTorch is faster than an op's kernel: a table of what was measured, which the public functions consult.
 
-`ladder kernels --choose FILE` prints its rows from a result of `ladder kernels`; nothing is timed or chosen at run
-time, so the same call always runs the same code. A call whose row is there gets the op's `_reference`, with parameters
+Its rows are written by hand from a result of `ladder kernels`; nothing is timed or chosen at run time, so the same
+call always runs the same code. A call whose row is there gets the op's `_reference`, with parameters
 brought to a 16-bit activation's precision, exactly as `ladder kernels` times it as "plain". What is differentiated is
 then PyTorch's own, as often as one likes, and is captured in a CUDA graph like any other operator.
 

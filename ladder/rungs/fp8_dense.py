@@ -10,7 +10,7 @@ Why it should help. FP8 Tensor Cores run at twice the rate of BF16, and operands
 When it does not. Here, in two ways. These layers have the batch for rows and far below one percent of the FLOPs:
 finding the two largest elements, dividing and casting is more work than the product. And four bits of mantissa (3%) in
 front of everything else is more than BF16 strays in the whole step: on a CPU it is outside parity's budget for BF16.
-It is in no ladder: `python -m ladder.fp8trial` records why. `ladder precision` tries and times it on the GPU at hand.
+It is in no ladder: results/precision records why. `ladder precision` tries and times it on the GPU at hand.
 """
 
 from ladder.receipts import Receipt, judge
