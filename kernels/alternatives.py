@@ -1,6 +1,6 @@
 """The table of calls for which plain PyTorch was measured to be faster. The public functions consult it.
 
-`ladder kernels --choose FILE` prints the rows from a result of `ladder kernels`. Nothing is timed or chosen at run
+The rows are written by hand from a result of `ladder kernels`. Nothing is timed or chosen at run
 time, so the same call always runs the same code. A call with a row here gets the op's `_reference`. Its parameters are
 first cast to a 16-bit activation's precision, exactly as `ladder kernels` times the contender "plain". The gradient is
 then PyTorch's own, to any order, and a CUDA graph captures it like any other operator.
