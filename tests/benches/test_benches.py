@@ -2,11 +2,8 @@
 
 import json
 import os
-import platform
-import shutil
 import subprocess
 import sys
-from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -19,7 +16,6 @@ from ladder.machine import system
 from ladder.plan import catalog
 from ladder.rungs import data_loading, prefetch_stream
 from stylegan_lite.config import Recipe, Workload
-from tests.support.repositories import commit_all, git
 
 PAIRS = sorted(series.SERIES)
 TINY = series.SERIES["tiny", "baseline"]
@@ -334,141 +330,3 @@ def _without_images(monkeypatch):
     from ladder.images import prepare as images
 
     monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SimpleNamespace(path="unused"))
-
-
-# --- a fresh clone --------------------------------------------------------------------------------------------------
-
-TOY = '''
-"""A training step that keeps the contract and computes nothing."""
-import time
-CONTRACT = 1
-class make_step:
-    data_capacity = 0
-    def __init__(self, workload, recipe, *, device=None, seed=0):
-        self.recipe = type("Recipe", (), {{"to_dict": lambda _: recipe}})()
-    def prepare(self): return {{}}
-    def cycle(self, lazy=True): time.sleep({seconds})
-    def settings(self): return {{}}
-    def check_finite(self): return None
-    def close(self): pass
-'''
-
-
-@pytest.fixture
-def clone(tmp_path):
-    """This working tree on a branch of another name, with a toy for the model; nothing of the user's around it."""
-    clone = tmp_path / "clone"
-    for folder in ("benches", "ladder"):
-        shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
-    for file in ("asv.conf.json", "pyproject.toml", ".gitignore"):
-        shutil.copy(ROOT / file, clone / file)
-    (ROOT / ".cache").mkdir(exist_ok=True)
-    (clone / ".cache").symlink_to(ROOT / ".cache")  # the sample photographs take seconds to make
-    with (clone / ".gitignore").open("a") as ignored:
-        ignored.write(".cache\n")
-    (clone / "kernels").mkdir()
-    (clone / "kernels" / "__init__.py").touch()
-    (clone / "stylegan_lite").mkdir()
-    shutil.copy(ROOT / "stylegan_lite" / "config.py", clone / "stylegan_lite")  # publishing knows recipes
-    _toy(clone, 0.01)
-    git(clone, "init", "-q", "-b", "some-branch")
-    return clone
-
-
-def _toy(clone: Path, seconds: float) -> None:
-    (clone / "stylegan_lite" / "__init__.py").write_text(TOY.format(seconds=seconds))
-
-
-def _asv(clone: Path, *args: str) -> subprocess.CompletedProcess[str]:
-    home = clone.parent / "home"
-    home.mkdir(exist_ok=True)
-    env = os.environ | {
-        "HOME": str(home),
-        "CUDA_VISIBLE_DEVICES": "",
-        "PYTHONPATH": str(clone.parent / "decoy"),
-    }
-    env["TMPDIR"] = str(home.parent)  # holds the device lock: a ladder run beside this must not matter
-    env.pop(_measure.HANDOVER, None)
-    command = [sys.executable, "-m", "asv", *args]
-    return subprocess.run(
-        command, cwd=clone, env=env, stdin=subprocess.DEVNULL, capture_output=True, text=True
-    )
-
-
-BASELINE_ONLY = ("-b", r"\('tiny', 'baseline'\)")
-
-
-def _times(clone: Path) -> dict[str, float]:
-    """Commit (and "dirty") -> seconds for one step of `tiny`, `baseline`."""
-    times = {}
-    for path in (clone / "results" / "asv").glob("*/*-checkout-*.json"):
-        data = json.loads(path.read_text())
-        (result, *_) = data["results"]["rungs.Rung.samples_step_time"]
-        times[data["commit_hash"] + data["requirements"].get("tree", "")] = next(v for v in result if v == v)
-    return times
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(system.gpus_seen()), reason="on a GPU, `tiny` is n/a")
-def test_a_fresh_clone_measures_its_commits_and_its_dirty_tree(clone):
-    planted = clone.parent / "home" / ".asv-machine.json"
-    planted.parent.mkdir()
-    planted.write_text('{"other": {"machine": "other"}, "version": 1}')
-    decoy = clone.parent / "decoy" / "ladder"
-    decoy.mkdir(parents=True)
-    (decoy / "__init__.py").write_text("raise SystemExit('the wrong ladder')")
-
-    # An old commit whose own `ladder` would time everything wrong, and a slower one with the right one.
-    good = (clone / "ladder" / "__init__.py").read_text()
-    (clone / "ladder" / "__init__.py").write_text("raise SystemExit('the wrong ladder')")
-    old = commit_all(clone, "old")
-    (clone / "ladder" / "__init__.py").write_text(good)
-    _toy(clone, 0.16)
-    new = commit_all(clone, "new")
-
-    run = _asv(clone, "run", *BASELINE_ONLY)  # no question, no terminal, no branch called main
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert set(_times(clone)) == {new}
-    assert _times(clone)[new] >= 0.01
-
-    run = _asv(clone, "run", "ALL", "--skip-existing-commits", *BASELINE_ONLY)
-    assert run.returncode == 0, run.stdout + run.stderr
-    times = _times(clone)
-    assert set(times) == {old, new}
-    assert 0.01 / 16 <= times[old] < 0.01  # the old commit's model, the working tree's clock
-
-    _toy(clone, 0.64)
-    run = _asv(clone, "run", "--python=same", *BASELINE_ONLY)
-    assert run.returncode == 0, run.stdout + run.stderr
-    assert set(_times(clone)) == {old, new, new + "dirty"}
-    assert _times(clone)[new + "dirty"] >= 0.04 and _times(clone)[new] == times[new]
-
-    # The record is the hardware's and kept here; other projects' is untouched; nothing of this machine leaks.
-    (record,) = (clone / "results" / "asv").glob("*/machine.json")
-    assert json.loads(record.read_text())["gpu"] == "none"
-    assert record.parent.name == system.facts("cpu")["name"]
-    assert planted.read_text() == '{"other": {"machine": "other"}, "version": 1}'
-    assert [p.name for p in planted.parent.iterdir()] == [planted.name]
-    for path in (clone / "results").rglob("*.json"):
-        text = path.read_text()
-        for private in (sys.prefix, str(clone), str(Path.home()) + "/", f'"{platform.node()}"'):
-            assert private not in text, f"{private} in {path.name}"
-
-
-@pytest.mark.slow
-@pytest.mark.skipif(bool(system.gpus_seen()), reason="on a GPU, `tiny` is n/a")
-def test_a_broken_commit_fails_the_run(clone):
-    (clone / "stylegan_lite" / "__init__.py").write_text(
-        "CONTRACT = 1\n\ndef make_step(*a, **k): raise ValueError('no')\n"
-    )
-    commit_all(clone, "broken")
-    run = _asv(clone, "run", "--show-stderr", *BASELINE_ONLY)
-    assert run.returncode == 2
-    assert "failed: build: ValueError: no" in run.stdout
-
-
-def test_another_python_is_refused_in_one_line(clone):
-    commit_all(clone, "any")
-    run = _asv(clone, "run", "--python=3.99")
-    assert run.returncode == 2
-    assert "there is no Python 3.99" in run.stderr and "Traceback" not in run.stderr

@@ -15,8 +15,11 @@ import pytest
 from benches import ROOT, _frozen
 from ladder.machine import system
 from ladder.publish.history import choices as choicehistory
-from tests.benches.test_benches import BASELINE_ONLY, TOY, _asv, _times, clone  # noqa: F401
+from tests.support import asv_clone
+from tests.support.asv_clone import run_asv, step_times
 from tests.support.repositories import commit_all
+
+clone = asv_clone.clone
 
 pytestmark = [
     pytest.mark.slow,
@@ -100,7 +103,7 @@ def value(content: str, commit: int) -> float:
 
 
 @pytest.fixture
-def toys(clone):  # noqa: F811
+def toys(clone):
     """The clone with a stub for what starts workers: no torch, no clock, and what it says is exact."""
     for path in (clone / "benches").glob("[a-z]*.py"):
         if path.stem not in ("rungs", "series"):
@@ -137,7 +140,7 @@ def stored(toys: Path) -> dict[str, dict[str, float | None]]:
 
 
 def run(toys: Path, *args: str) -> None:
-    done = _asv(toys, "run", *args)
+    done = run_asv(toys, "run", *args)
     assert done.returncode == 0, done.stdout + done.stderr
 
 
@@ -164,7 +167,7 @@ def test_no_value_moves_to_another_series_over_five_commits(toys):
 
     # On the page every name that ever was has its own history, retired ones where they ended.
     shutil.copy(ROOT / "ladder/ladders/full.yaml", toys / "ladder/ladders")  # the front page knows real rungs
-    done = _asv(toys, "publish")
+    done = run_asv(toys, "publish")
     assert done.returncode == 0, done.stdout + done.stderr
     html = toys / ".asv" / "html" / "asv"
     index = json.loads((html / "index.json").read_text())
@@ -193,7 +196,7 @@ def test_no_value_moves_to_another_series_over_five_commits(toys):
     run(toys, f"{commits[4]}^!")
     told = choicehistory.between(files[commits[1]], files[commits[4]], STEP, ["tiny", "baseline"])
     assert told == ["act forward: warps 4 -> 8"]
-    done = _asv(toys, "show", commits[4])  # and asv does not take them for results
+    done = run_asv(toys, "show", commits[4])  # and asv does not take them for results
     assert done.returncode == 0 and "choices" not in done.stdout + done.stderr
 
 
@@ -211,7 +214,7 @@ LIES = {
 }
 
 
-def test_an_old_commit_with_a_wrong_timer_changes_no_number(clone):  # noqa: F811
+def test_an_old_commit_with_a_wrong_timer_changes_no_number(clone):
     """A thousandfold wrong, in every place that a commit has for a timer; the model is the same in all commits."""
     honest = {name: (clone / name).read_text() for name in LIES}
     commits = {}
@@ -227,9 +230,9 @@ def test_an_old_commit_with_a_wrong_timer_changes_no_number(clone):  # noqa: F81
     for module in ("timing.py", "benches/time.py", "ladder/time.py"):
         (clone / module).unlink()
     commits[commit_all(clone, "honest")] = "honest"
-    done = _asv(clone, "run", "ALL", "--record-samples", "--bench", r"samples.*\('tiny', 'baseline'\)")
+    done = run_asv(clone, "run", "ALL", "--record-samples", "--bench", r"samples.*\('tiny', 'baseline'\)")
     assert done.returncode == 0, done.stdout + done.stderr
-    times = _times(clone)
+    times = step_times(clone)
     assert set(times) == set(commits)
     for (
         commit,
@@ -242,7 +245,7 @@ def test_an_old_commit_with_a_wrong_timer_changes_no_number(clone):  # noqa: F81
         assert [len(samples) for samples in kept if samples] == [6]
 
 
-def test_what_an_old_commit_says_of_its_preparing_changes_no_number(clone):  # noqa: F811
+def test_what_an_old_commit_says_of_its_preparing_changes_no_number(clone):
     """`prepare` is the measured code: what it returns is its own word."""
     step = clone / "stylegan_lite" / "__init__.py"
     honest, lie = step.read_text(), "{'prepare_s': 1000.0, 'capture_s': -1000.0, 'cache_s': -1000.0}"
@@ -251,7 +254,7 @@ def test_what_an_old_commit_says_of_its_preparing_changes_no_number(clone):  # n
     commits = {commit_all(clone, "prepare lies")}
     step.write_text(honest)
     commits.add(commit_all(clone, "honest"))
-    done = _asv(clone, "run", "ALL", "--record-samples", "--bench", r"preparing.*\('tiny', 'baseline'")
+    done = run_asv(clone, "run", "ALL", "--record-samples", "--bench", r"preparing.*\('tiny', 'baseline'")
     assert done.returncode == 0, done.stdout + done.stderr
     found = {}
     for path in (clone / "results" / "asv").glob("*/*-checkout-*.json"):

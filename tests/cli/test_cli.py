@@ -7,12 +7,10 @@ import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 from PIL import Image
 
 from ladder.base import text
 from ladder.cli import kernels as cli_kernels
-from ladder.cli import main as cli
 from ladder.engine import run as measure
 from ladder.images import prepare as images
 from ladder.machine import system
@@ -22,40 +20,11 @@ from ladder.results import store as results
 from ladder.studies.claims import run as claims_run
 from ladder.studies.precision import measure as precision_measure
 from ladder.training import train
-from tests.support import made_up
+from tests.support import commands, made_up
+from tests.support.commands import FAKE, call, refused, succeed  # noqa: F401
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE = ROOT / "tests" / "support" / "fake_code"
-SET = images.ImageSet("/pictures", 9, "sample-photographs", ["upscaled"])
-
-
-def call(*arguments, **more):
-    return CliRunner().invoke(cli.main, [str(a) for a in arguments], prog_name="ladder", **more)
-
-
-def refused(*arguments):
-    """The one line of a refusal."""
-    seen = call(*arguments)
-    assert seen.exit_code == 2 and seen.stdout == "", seen.output
-    (line,) = seen.stderr.splitlines()
-    return line
-
-
-@pytest.fixture
-def fakes(monkeypatch):
-    """Real workers and files around fake steps. `faults` maps a rung to what goes wrong in it."""
-    faults, real = {}, measure.run_ladder
-
-    def run_ladder(workload, name, rungs, planned, device, **options):
-        for rung in planned:
-            if rung.recipe is not None:
-                rung.recipe.update(faults.get(rung.name, {}))
-        return real(workload, name, rungs, planned, device, code=FAKE, **options)
-
-    monkeypatch.setattr(measure, "run_ladder", run_ladder)
-    monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SET)
-    monkeypatch.setattr(system, "choose_device", lambda requested: "cpu")
-    return faults
+fakes = commands.fakes
 
 
 def test_help_comes_with_examples_and_without_torch():
@@ -309,12 +278,6 @@ def test_the_canary_trains_every_rung_and_ends_with_1_where_one_is_worse(tmp_pat
     assert len(list(tmp_path.rglob("tiny-article-*.json"))) == 1
     assert call(*common, "--recipe", "bf16").exit_code == 2
     assert "--out" in call("train", "--steps", 2).stderr
-
-
-def succeed(*arguments):
-    seen = call(*arguments)
-    assert seen.exit_code == 0, seen.output
-    return seen
 
 
 def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):

@@ -23,10 +23,10 @@ from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_checks, validate
 from ladder.results import store as results
-from tests.benches.test_benches import clone  # noqa: F401
-from tests.support import made_up_asv
+from tests.support import asv_clone, made_up_asv
 from tests.support.repositories import commit_all, git
 
+clone = asv_clone.clone
 GENUINE = Path(__file__).parents[1] / "support" / "data" / "article-article-20261121T015325Z.json"
 RUNGS = ["baseline", "channels_last", "bf16"]
 
@@ -301,7 +301,7 @@ def test_a_list_of_series_that_cannot_be_read_ends_the_command_in_one_line(
 @pytest.mark.slow
 @pytest.mark.skipif(bool(system.gpus_seen()), reason="on a GPU, `tiny` is n/a")
 def test_a_clone_is_measured_by_ladder_and_asv_in_one_call_and_the_next_has_nothing_to_do(
-    clone: Path,  # noqa: F811
+    clone: Path,
 ) -> None:
     """The model is a toy; `ladder run` does not inspect it, which would compare it with the real one."""
     measure = clone / "ladder" / "engine" / "run.py"

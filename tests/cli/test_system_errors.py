@@ -14,7 +14,7 @@ from ladder.base import errors, files
 from ladder.base.errors import EnvironmentFailure, UserError
 from ladder.engine import pool, timed_rung, worker
 from ladder.engine import run as measure
-from tests.engine.test_measure import run, stored
+from tests.support.fake_runs import run, stored
 
 
 def caused(line: str, by: OSError) -> Exception:

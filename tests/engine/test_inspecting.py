@@ -18,7 +18,7 @@ from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.results import code_digest, schema
 from ladder.results import store as results
-from tests.engine.test_measure import by_name, run, stored
+from tests.support.fake_runs import by_name, run, stored
 
 OK = {"verdict": "ok", "reason": None, "problems": [], "phases": {}}
 WRONG = {

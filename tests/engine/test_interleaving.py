@@ -10,8 +10,8 @@ from ladder.engine import run as measure
 from ladder.engine.pool import Worker
 from ladder.engine.rounds import Interleaved, Program
 from ladder.machine import system
-from tests.engine.test_measure import FAKE, WORKLOAD
 from tests.engine.test_sidebyside import calls  # noqa: F401  (a fixture)
+from tests.support.fake_runs import FAKE, WORKLOAD
 
 GIB = 2**30
 

@@ -5,9 +5,8 @@ import os
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
-from typing import Any, NamedTuple
+from typing import Any
 
 import pytest
 
@@ -16,38 +15,22 @@ from ladder.engine import run as measure
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.results import store as results
 from tests.support import made_up
+from tests.support.fake_runs import (
+    FAKE,
+    WORKLOAD,
+    Ladder,
+    Planned,
+    alive,
+    by_name,
+    order,
+    run,
+    seed_with_first,
+    stored,
+    wait_for,
+)
 from tests.support.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parents[2]
-FAKE = ROOT / "tests" / "support" / "fake_code"
-WORKLOAD = {"batch": 8, "data": "/home/someone/pictures"}
-
-
-class Planned(NamedTuple):
-    """One rung of a plan, like `ladder.plan.catalog.Planned`."""
-
-    name: str
-    recipe: dict[str, Any] | None = None
-    skipped: str | None = None
-    title: str = "a title"
-    article_ms: float | None = None
-
-
-class Ladder(NamedTuple):
-    name: str = "article"
-    title: str = "The article's ladder"
-
-
-def run(out: Path, rungs: dict[str, dict | None], **options: Any) -> dict[str, Any]:
-    """Measure `rungs`: the recipe of each by name, None where it is n/a. Settling is left out unless asked for."""
-    plan = [
-        Planned(name, skipped="needs a CUDA GPU")
-        if recipe is None
-        else Planned(name, {"name": name, **recipe})
-        for name, recipe in rungs.items()
-    ]
-    options = {"rounds": 1, "cycles": 1, "quick": True} | options
-    return measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=out, code=FAKE, **options)
 
 
 def test_a_result_holds_the_tile_choices_of_its_rungs_once(
@@ -63,15 +46,6 @@ def test_a_result_holds_the_tile_choices_of_its_rungs_once(
     monkeypatch.setattr(Worker, "call", call)
     run(tmp_path, {"baseline": {}, "kernels": {}}, rounds=2)
     assert stored(tmp_path)["choices"] == [row | {"rungs": ["kernels"]}]
-
-
-def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    return {rung["name"]: rung for rung in result["rungs"]}
-
-
-def stored(out: Path) -> dict[str, Any]:
-    (path,) = out.glob("*/*.json")
-    return results.load(path)
 
 
 def test_every_fault_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:
@@ -170,14 +144,6 @@ def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(tmp_path: Pat
         bystander.wait()
 
 
-def alive(pid: int) -> bool:
-    """Whether a process runs: neither gone nor a zombie that only waits for its parent."""
-    try:
-        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
-    except OSError:
-        return False
-
-
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
 def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path, sign: signal.Signals) -> None:
     pids = tmp_path / "pids"
@@ -185,10 +151,10 @@ def test_an_interrupted_run_keeps_what_is_finished(tmp_path: Path, sign: signal.
 import sys
 from pathlib import Path
 sys.path.insert(0, {str(ROOT)!r})
-from tests.engine import test_measure
+from tests.support import fake_runs
 hang = dict(fault="hang", pids={str(pids)!r})
 rungs = dict(quick=dict(), hang=hang)
-result = test_measure.run(Path({str(tmp_path / "out")!r}), rungs, seed={seed_with_first("quick")})
+result = fake_runs.run(Path({str(tmp_path / "out")!r}), rungs, seed={seed_with_first("quick")})
 print("returned", result["complete"])
 """
     process = subprocess.Popen([sys.executable, "-c", program], cwd=ROOT, stdout=subprocess.PIPE, text=True)
@@ -202,34 +168,6 @@ print("returned", result["complete"])
         rungs["hang"]["status"] == "n/a" and rungs["hang"]["reason"] == "not measured: the run ended before"
     )
     wait_for(lambda: not any(alive(pid) for pid in json.loads(pids.read_text())))
-
-
-def seed_with_first(name: str) -> int:
-    """A seed with which `name` comes first of (quick, hang) in round 0."""
-    for seed in range(100):
-        if order(["quick", "hang"], seed, 0)[0] == name:
-            return seed
-    raise AssertionError("the order does not depend on the seed")
-
-
-def order(names: list[str], seed: int, number: int) -> list[str]:
-    result = {
-        "protocol": {"seed": seed, "rounds": 1},
-        "rungs": [],
-        "started": "",
-        "workload": {"name": "w"},
-        "twins": [],
-        "seconds": 0,
-    }
-    result |= {"ladder": {"name": "l"}, "machine": {"name": "m"}}
-    return measure._Run(result, WORKLOAD, [Planned(n) for n in names], "cpu", Path("."), None).order(number)
-
-
-def wait_for(condition: Any, process: subprocess.Popen | None = None) -> None:
-    deadline = time.monotonic() + 30
-    while not condition():
-        assert time.monotonic() < deadline and (process is None or process.poll() is None)
-        time.sleep(0.02)
 
 
 def test_rounds_come_in_seeded_random_orders() -> None:

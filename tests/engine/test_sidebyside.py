@@ -15,7 +15,7 @@ from ladder.engine import lanes as sidebyside
 from ladder.engine import run as measure
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.machine import system
-from tests.engine.test_measure import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
+from tests.support.fake_runs import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
 
 GIB = 2**30
 

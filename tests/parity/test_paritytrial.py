@@ -9,8 +9,8 @@ from ladder.parity import check as parity
 from ladder.parity import trial as paritytrial
 from ladder.parity.spread import FACTOR, budgets, worst
 from stylegan_lite.config import Workload
-from tests.cli.test_cli import call, refused
 from tests.support import committed
+from tests.support.commands import call, refused
 from tests.support.small import LITTLE
 
 

@@ -21,13 +21,12 @@ from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.machine import system
 from ladder.report import tables
-from tests.cli import test_cli
-from tests.cli.test_cli import call
-from tests.engine import test_measure
-from tests.engine.test_measure import alive, by_name, run, stored, wait_for
+from tests.support import commands, fake_runs
+from tests.support.commands import call
+from tests.support.fake_runs import alive, by_name, run, stored, wait_for
 
 ROOT = Path(__file__).resolve().parents[2]
-fakes = test_cli.fakes
+fakes = commands.fakes
 
 
 def the_file(out: Path) -> Path:
@@ -189,7 +188,7 @@ def test_names_that_a_file_spells_otherwise_do_not_hinder_resuming(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr(system, "cpu_name", lambda: "Genuine® [CPU] 50%")
-    monkeypatch.setattr(test_measure.Ladder, "title", "Mine & yours; <all>!")
+    monkeypatch.setattr(fake_runs.Ladder, "title", "Mine & yours; <all>!")
     run(tmp_path, {"a": {}})
     assert stored(tmp_path)["machine"]["cpu"] == "Genuine- (CPU) 50 percent"
     assert run(tmp_path, {"a": {}}, rounds=2, resume=the_file(tmp_path))["complete"]
@@ -201,7 +200,7 @@ def test_names_that_a_file_spells_otherwise_do_not_hinder_resuming(
 def another_process(program: str) -> subprocess.Popen:
     """A Python process that has `run` and `results`."""
     begin = f"import os, signal, sys\nfrom pathlib import Path\nsys.path.insert(0, {str(ROOT)!r})\n"
-    begin += "from ladder.results import store as results\nfrom tests.engine.test_measure import run\n"
+    begin += "from ladder.results import store as results\nfrom tests.support.fake_runs import run\n"
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE}
     return subprocess.Popen([sys.executable, "-c", begin + program], cwd=ROOT, text=True, **pipes)
 
@@ -211,7 +210,7 @@ def hanging(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
     """A run in another process whose first rung is finished and whose second hangs, and its folder."""
     pids, out = tmp_path / "pids", tmp_path / "out"
     rungs = {"quick": {}, "hang": {"fault": "hang", "pids": str(pids)}}
-    seed = test_measure.seed_with_first("quick")
+    seed = fake_runs.seed_with_first("quick")
     process = another_process(f"run(Path({str(out)!r}), {rungs!r}, seed={seed})")
     wait_for(lambda: pids.exists() and pids.read_text().endswith("]"), process)
     yield process, out

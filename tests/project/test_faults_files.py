@@ -13,9 +13,9 @@ import pytest
 from ladder.base.errors import UserError
 from ladder.publish.validation import validate
 from ladder.report import tables
-from tests.cli.test_cli import call
-from tests.engine.test_measure import run, stored
 from tests.project.test_faults import ROOT, another_process, the_file
+from tests.support.commands import call
+from tests.support.fake_runs import run, stored
 
 
 @pytest.fixture

@@ -8,6 +8,7 @@ from ladder.studies.claims.hardware.occupancy import BY_ARCHITECTURE
 from ladder.studies.claims.view import EQUAL
 from tests.support import made_up
 
+SETTING = timed.Setting("cpu", (2, 3, 4, 4), True)
 US = {  # experiment -> contender -> microseconds; what is not named takes as long as a copy of its bytes
     "norm forward bf16": {"PyTorch": 900, "CUDA C++": 300, "CUDA C++, fast math": 299, "Triton": 400},
     "coalescing": {"PyTorch": 520, "strided, N blocks": 60_000, "coalesced, N blocks": 9000, "strided": 1900},

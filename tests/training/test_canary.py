@@ -14,7 +14,7 @@ from ladder.machine import system
 from ladder.plan.catalog import Planned
 from ladder.training import canary, trainings
 from stylegan_lite.step import TrainingStep
-from tests.engine.test_measure import alive, wait_for
+from tests.support.fake_runs import alive, wait_for
 from tests.support.small import LITTLE
 
 WORKLOAD = LITTLE | {"ema_images": 8}

@@ -17,8 +17,8 @@ from ladder.cli import main as cli
 from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_accepted, validate
 from ladder.results import loading
-from tests.publish.validation.test_validate import CPUS, GPUS
 from tests.support import committed, hostile_asv, made_up_asv
+from tests.support.judging_files import CPUS, GPUS
 from tests.support.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parents[3]

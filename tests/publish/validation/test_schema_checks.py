@@ -14,9 +14,11 @@ from typing import Any
 import pytest
 
 from ladder.publish.validation import kinds, schema_checks, validate
-from tests.publish.validation.test_validate import call, judge
+from tests.publish.validation.test_validate import call
+from tests.support.judging_files import judge
 
 ROOT = Path(__file__).parents[3]
+NAMES = sorted(kind.name for kind in schema_checks.KINDS)
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +43,7 @@ def smallest(committed: Path) -> dict[str, Any]:
     for path in sorted(committed.rglob("*.json"), key=lambda path: path.stat().st_size):
         data = json.loads(path.read_text())
         kind = kinds.kind_of(data)
-        if kind in {each.name for each in schema_checks.KINDS} and kind not in found:
+        if kind in NAMES and kind not in found:
             found[kind] = cut(data)
     return found
 
@@ -83,7 +85,7 @@ LONG, ESCAPE = "x" * 5000, "\x1b[2Jx"
 UNWANTED = {dict: (LONG, []), list: (LONG, {}), int: (1e300, -1e300, LONG), float: (1e300, -1e300, LONG)}
 
 
-@pytest.mark.parametrize("kind", sorted(each.name for each in schema_checks.KINDS))
+@pytest.mark.parametrize("kind", NAMES)
 def test_nothing_unknown_or_immoderate_is_accepted_anywhere(smallest: dict[str, Any], kind: str) -> None:
     """At every place of a genuine file: an unknown key, NaN, a number out of range, another type, too long a text."""
     genuine = smallest[kind]

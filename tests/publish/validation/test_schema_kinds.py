@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from ladder.publish.validation import validate
-from tests.publish.validation.test_validate import judge, mutate
 from tests.studies.roofline.test_roofline import gpu, run, workload  # noqa: F401  (fixtures)
 from tests.support import committed, made_up_kernels
+from tests.support.judging_files import judge, mutate
 
 ROOT = Path(__file__).parents[3]
 TUNING = committed.file("results/kernels/nvidia-h200-tuning.json")

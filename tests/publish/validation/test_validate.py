@@ -1,6 +1,5 @@
 """Results of strangers: what a genuine run writes is accepted, everything else is refused in one line."""
 
-import copy
 import json
 import os
 import random
@@ -20,68 +19,10 @@ from ladder.publish.validation import validate
 from ladder.report import checks, tables
 from ladder.results import record
 from ladder.results import store as results
-from tests.engine import test_measure
 from tests.machine import test_gpustate
-from tests.support import committed
+from tests.support import committed, fake_runs
 from tests.support.fake_nvml import FakeNvml
-
-GENUINE = Path(__file__).parents[2] / "support" / "data" / "article-article-20261121T015325Z.json"
-CPUS = """
-Intel(R) Xeon(R) CPU @ 2.20GHz
-Intel(R) Xeon(R) Processor
-Intel(R) Xeon(R) Platinum 8480C
-Intel(R) Xeon(R) Gold 6338 CPU @ 2.00GHz
-Intel(R) Xeon(R) CPU E5-2686 v4 @ 2.30GHz
-Intel(R) Core(TM) i9-14900K
-Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz
-Intel(R) Core(TM) Ultra 9 285K
-13th Gen Intel(R) Core(TM) i5-13600K
-Intel(R) N100
-AMD EPYC 9654 96-Core Processor
-AMD EPYC 7R32
-AMD EPYC-Milan Processor
-AMD Ryzen 9 7950X3D 16-Core Processor
-AMD Ryzen Threadripper PRO 5995WX 64-Cores
-AMD Ryzen 7 5800H with Radeon Graphics
-AMD Ryzen 7 PRO 4750U w/ Radeon Graphics
-Neoverse-V2
-Apple M3 Max
-ARMv8 Processor rev 0 (v8l)
-aarch64
-""".strip().splitlines()
-GPUS = """
-NVIDIA H200
-NVIDIA H100 80GB HBM3
-NVIDIA H100 NVL
-NVIDIA A100-SXM4-80GB
-NVIDIA A100-PCIE-40GB
-NVIDIA GeForce RTX 4090
-NVIDIA GeForce RTX 3080 Ti
-NVIDIA GeForce RTX 4060 Laptop GPU
-NVIDIA GeForce GTX 1660 SUPER
-NVIDIA RTX 6000 Ada Generation
-NVIDIA RTX PRO 6000 Blackwell Workstation Edition
-NVIDIA L4
-NVIDIA L40S
-Tesla T4
-Tesla V100-SXM2-16GB
-NVIDIA Graphics Device
-NVIDIA GH200 480GB
-NVIDIA B200
-NVIDIA TITAN RTX
-Quadro RTX 8000
-""".strip().splitlines()
-
-
-def genuine() -> dict[str, Any]:
-    return json.loads(GENUINE.read_text())
-
-
-def judge(folder: Path, content: bytes | str | dict[str, Any], name: str = "a.json") -> str | None:
-    """What is wrong with a file of that content."""
-    content = json.dumps(content) if isinstance(content, dict) else content
-    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
-    return validate.problem_of(folder / name)
+from tests.support.judging_files import CPUS, GENUINE, GPUS, genuine, judge, mutate, places
 
 
 def call(*arguments: Any) -> Any:
@@ -111,7 +52,7 @@ def test_every_result_of_this_project_that_has_a_schema_is_accepted() -> None:
 def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_path: Path) -> None:
     """The fakes' recipes and settings are no genuine ones; everything else is as `ladder run` writes it."""
     rungs = {"baseline": {"fault": "raise", "at": "build"}, "fine": {}, "none": None, "nan": {"fault": "nan"}}
-    result = test_measure.run(tmp_path / "out", rungs | {"late": {"fault": "long"}}, rounds=2)
+    result = fake_runs.run(tmp_path / "out", rungs | {"late": {"fault": "long"}}, rounds=2)
     for rung in [*result["rungs"], *result["twins"]]:
         rung["recipe"] = rung["settings"] = None
     result["workload"] |= {"resolution": 32}
@@ -320,40 +261,17 @@ def test_the_verdict_as_json(tmp_path: Path) -> None:
     assert [each["problem"] is None for each in found] == [True, False]
 
 
+def test_an_accepted_result_that_must_not_be_quoted_says_so(tmp_path: Path) -> None:
+    result = genuine() | {"dirty": True}
+    result["protocol"]["quick"] = True
+    (tmp_path / "a.json").write_text(json.dumps(result))
+    seen = call(tmp_path)
+    assert seen.exit_code == 0 and "accepted; quick: not to be quoted; dirty: not publishable" in seen.stdout
+    (found,) = json.loads(call("--json", tmp_path).stdout)
+    assert found["problem"] is None and len(found["marks"]) == 2
+
+
 # --- mutants --------------------------------------------------------------------------------------------------------
-
-NASTY = [
-    None, True, False, 0, -1, 1, 0.5, 1e308, -1e308, 2**63, 10**30, "", "x", "x" * 97, "../x", "a\nb", "\x00",
-    "<b>", "=1+1", "é", "\ud800", [], {}, [[]], [None], {"x": {}}, {"": ""}, ["x"] * 200, [1, 2], "NaN",
-]  # fmt: skip
-
-
-def places(data: Any) -> Iterator[tuple[Any, Any]]:
-    """(container, key) of everything in plain data."""
-    for key in list(data) if isinstance(data, dict) else range(len(data)):
-        yield data, key
-        if isinstance(data[key], dict | list):
-            yield from places(data[key])
-
-
-def mutate(data: dict[str, Any], draw: random.Random) -> dict[str, Any]:
-    """One to three changes of structure: a value replaced, removed, added, doubled, or swapped with another."""
-    data = copy.deepcopy(data)
-    for _ in range(draw.randint(1, 3)):
-        (holder, key), (other, at) = draw.sample(list(places(data)), 2)
-        kind = draw.randrange(5)
-        if kind == 0:
-            holder[key] = copy.deepcopy(draw.choice(NASTY))
-        elif kind == 1:
-            del holder[key]
-            return data
-        elif kind == 2 and isinstance(holder, dict):
-            holder[draw.choice(["x", "", "\n", "schema", "k" * 300])] = draw.choice(NASTY)
-        elif kind == 3 and isinstance(holder, list):
-            holder.append(copy.deepcopy(holder[key]))
-        else:
-            holder[key] = copy.deepcopy(other[at])
-    return data
 
 
 def small() -> dict[str, Any]:
@@ -397,13 +315,3 @@ def test_thousands_of_mutants_are_judged_in_one_line_and_never_raise(count: int,
             assert isinstance(value, str) or abs(value) <= 2**50
         tables.markdown(mutated), tables.csv_text([mutated])  # what is accepted can be shown
     assert 0 < accepted < count / 2
-
-
-def test_an_accepted_result_that_must_not_be_quoted_says_so(tmp_path: Path) -> None:
-    result = genuine() | {"dirty": True}
-    result["protocol"]["quick"] = True
-    (tmp_path / "a.json").write_text(json.dumps(result))
-    seen = call(tmp_path)
-    assert seen.exit_code == 0 and "accepted; quick: not to be quoted; dirty: not publishable" in seen.stdout
-    (found,) = json.loads(call("--json", tmp_path).stdout)
-    assert found["problem"] is None and len(found["marks"]) == 2

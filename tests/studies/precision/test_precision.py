@@ -16,8 +16,8 @@ from ladder.studies.precision import plan as precision
 from ladder.studies.precision import report as precisionreport
 from ladder.studies.precision import run as precision_run
 from stylegan_lite.config import Workload
-from tests.publish.validation.test_validate import judge
 from tests.support import made_up
+from tests.support.judging_files import judge
 from tests.support.rung_steps import small
 from tests.support.small import LEAST
 

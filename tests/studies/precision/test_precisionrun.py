@@ -17,7 +17,7 @@ from ladder.studies.precision import plan as precision
 from ladder.studies.precision import record
 from ladder.studies.precision import run as precision_run
 from ladder.studies.precision.run import Run, TimeUp
-from tests.engine.test_measure import FAKE, alive
+from tests.support.fake_runs import FAKE, alive
 
 GIB = 2**30
 WORKLOAD = {"batch": 8, "mbstd_group": 4, "data": None}

@@ -1,0 +1,130 @@
+"""What `ladder kernels --claims` times, and what it says of what cannot be timed."""
+
+import sys
+import types
+
+import pytest
+import torch
+
+import kernels
+from ladder.studies.claims import (
+    experiments,
+    launching,
+    registry,
+    timed,
+)
+from ladder.studies.claims.timed import Experiment, Missing, Stopwatch, Timed
+from ladder.studies.kernelbench import cuda
+from ladder.studies.kernelbench.timing import SMOKE, Cpu, Timer
+from tests.support import made_up_claims
+
+SETTING = made_up_claims.SETTING
+
+
+def adding(number):
+    def make(setting):
+        x = torch.randn(setting.shape)
+        return lambda: x + number
+
+    return make
+
+
+def lacking(setting):
+    raise Missing("no compiler here")
+
+
+@pytest.fixture
+def stopwatch():
+    return Stopwatch(Cpu(), Timer(Cpu(), SMOKE))
+
+
+def prepared(stopwatch, contenders, **more):
+    found = Timed(Experiment("toy", "a toy", contenders, 2, 4, **more), SETTING)
+    stopwatch.prepare(found)
+    return found
+
+
+def test_what_is_wrong_or_missing_has_a_reason_and_no_number(stopwatch):
+    contenders = {
+        "plain": adding(0.0),
+        "same": adding(1e-6),
+        "wrong": adding(1.0),
+        "none": lacking,
+        "else": adding(5.0),
+    }
+    found = prepared(stopwatch, contenders, unlike=("else",))
+    for _ in timed.repeats(stopwatch, [found], 3, 3, lambda: 1.0):
+        pass
+    assert set(found.reasons) == {"wrong", "none"} and found.reasons["none"] == "no compiler here"
+    assert "differs from plain PyTorch" in found.reasons["wrong"]
+    assert {name: len(v) for name, v in found.samples.items()} == {"plain": 3, "same": 3, "else": 3}
+
+
+def test_all_contenders_of_a_repeat_have_the_same_inputs_and_each_repeat_has_new_ones(stopwatch):
+    seen = []
+
+    def make(setting):
+        x = torch.randn(4)
+        seen.append(x.tolist())
+        return lambda: x
+
+    found = prepared(stopwatch, {"a": make, "b": make})
+    assert seen[0] == seen[1]
+    seen.clear()
+    stopwatch.repeat(found)
+    sets = len(seen) // 2
+    assert seen[:sets] == seen[sets:]
+    stopwatch.repeat(found)
+    assert seen[2 * sets] != seen[0]
+
+
+def test_time_that_is_used_up_is_said_and_what_has_begun_gets_its_least_repeats(stopwatch):
+    first, second = (prepared(stopwatch, {"a": adding(0.0)}) for _ in range(2))
+    left = iter([1.0] + [-1.0] * 100)
+    list(timed.repeats(stopwatch, [first, second], 3, 9, lambda: next(left)))
+    assert len(first.samples["a"]) == 3
+    assert not second.samples and second.reasons == {"a": timed.NO_TIME}
+
+
+def test_a_contender_that_fails_later_loses_the_numbers_it_had(stopwatch):
+    left = [4]
+
+    def make(setting):
+        left[0] -= 1
+        if left[0] < 0:
+            raise RuntimeError("CUDA error: an illegal memory access")
+        return lambda: torch.zeros(3)
+
+    found = prepared(stopwatch, {"a": make})
+    for _ in range(3):
+        stopwatch.repeat(found)
+    assert not found.samples and "illegal memory access" in found.reasons["a"]
+
+
+def test_launches_are_timed_and_what_cannot_run_says_why(monkeypatch):
+    x = torch.zeros(1)
+    made = {"op": lambda: lambda: x.add_(1), "none": lambda: lacking(None)}
+    monkeypatch.setattr(launching, "contenders", lambda device: made)
+    found = launching.measure(Cpu(), 2, smoke=True)
+    assert set(found["samples_us"]) == {
+        f"{w}: op" for w in (launching.LAUNCH, launching.REPLAY, launching.WHOLE)
+    }
+    assert found["reasons"] == {"none": "no compiler here"}
+    assert all(len(v) == 2 and min(v) > 0 for v in found["samples_us"].values())
+
+
+def test_a_fallback_of_the_cuda_norm_is_not_timed_as_cuda(monkeypatch):
+    """`kernels.cuda.instance_norm_act` goes on in Triton where it cannot be built; its time would pass for CUDA's."""
+    package = types.SimpleNamespace(available=lambda: "needs nvcc", instance_norm_act=lambda x, *a, **k: x)
+    monkeypatch.setitem(sys.modules, "kernels.cuda", package)
+    monkeypatch.setattr(kernels, "cuda", package, raising=False)
+    with pytest.raises(Missing, match="needs nvcc"):
+        cuda.package()
+
+
+def test_the_bytes_saved_by_fusion_are_two_intermediates_written_and_read():
+    whole = experiments.setting("cuda", False)
+    fusion = experiments.fusion()
+    record = timed.Timed(fusion, whole).record()
+    saved = registry.View({"experiments": [record]}).saved_by_fusion(None)
+    assert saved * 1e6 == 4 * 2 * 512 * 256 * 256 == 256 * 2**20

@@ -1,0 +1,50 @@
+"""The command called in this process, and fakes of what it would measure."""
+
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ladder.cli import main as cli
+from ladder.engine import run as measure
+from ladder.images import prepare as images
+from ladder.machine import system
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = ROOT / "tests" / "support" / "fake_code"
+SET = images.ImageSet("/pictures", 9, "sample-photographs", ["upscaled"])
+
+
+def call(*arguments, **more):
+    return CliRunner().invoke(cli.main, [str(a) for a in arguments], prog_name="ladder", **more)
+
+
+def refused(*arguments):
+    """The one line of a refusal."""
+    seen = call(*arguments)
+    assert seen.exit_code == 2 and seen.stdout == "", seen.output
+    (line,) = seen.stderr.splitlines()
+    return line
+
+
+@pytest.fixture
+def fakes(monkeypatch):
+    """Real workers and files around fake steps. `faults` maps a rung to what goes wrong in it."""
+    faults, real = {}, measure.run_ladder
+
+    def run_ladder(workload, name, rungs, planned, device, **options):
+        for rung in planned:
+            if rung.recipe is not None:
+                rung.recipe.update(faults.get(rung.name, {}))
+        return real(workload, name, rungs, planned, device, code=FAKE, **options)
+
+    monkeypatch.setattr(measure, "run_ladder", run_ladder)
+    monkeypatch.setattr(images, "prepare_images", lambda *_, **__: SET)
+    monkeypatch.setattr(system, "choose_device", lambda requested: "cpu")
+    return faults
+
+
+def succeed(*arguments):
+    seen = call(*arguments)
+    assert seen.exit_code == 0, seen.output
+    return seen

@@ -1,0 +1,85 @@
+"""Runs of a whole ladder of fake steps, and their processes."""
+
+import subprocess
+import time
+from pathlib import Path
+from typing import Any, NamedTuple
+
+from ladder.engine import run as measure
+from ladder.results import store as results
+
+ROOT = Path(__file__).resolve().parents[2]
+FAKE = ROOT / "tests" / "support" / "fake_code"
+WORKLOAD = {"batch": 8, "data": "/home/someone/pictures"}
+
+
+class Planned(NamedTuple):
+    """One rung of a plan, like `ladder.plan.catalog.Planned`."""
+
+    name: str
+    recipe: dict[str, Any] | None = None
+    skipped: str | None = None
+    title: str = "a title"
+    article_ms: float | None = None
+
+
+class Ladder(NamedTuple):
+    name: str = "article"
+    title: str = "The article's ladder"
+
+
+def run(out: Path, rungs: dict[str, dict | None], **options: Any) -> dict[str, Any]:
+    """Measure `rungs`: the recipe of each by name, None where it is n/a. Settling is left out unless asked for."""
+    plan = [
+        Planned(name, skipped="needs a CUDA GPU")
+        if recipe is None
+        else Planned(name, {"name": name, **recipe})
+        for name, recipe in rungs.items()
+    ]
+    options = {"rounds": 1, "cycles": 1, "quick": True} | options
+    return measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=out, code=FAKE, **options)
+
+
+def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
+    return {rung["name"]: rung for rung in result["rungs"]}
+
+
+def stored(out: Path) -> dict[str, Any]:
+    (path,) = out.glob("*/*.json")
+    return results.load(path)
+
+
+def alive(pid: int) -> bool:
+    """Whether a process runs: neither gone nor a zombie that only waits for its parent."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rsplit(")", 1)[1].split()[0] not in "ZX"
+    except OSError:
+        return False
+
+
+def seed_with_first(name: str) -> int:
+    """A seed with which `name` comes first of (quick, hang) in round 0."""
+    for seed in range(100):
+        if order(["quick", "hang"], seed, 0)[0] == name:
+            return seed
+    raise AssertionError("the order does not depend on the seed")
+
+
+def order(names: list[str], seed: int, number: int) -> list[str]:
+    result = {
+        "protocol": {"seed": seed, "rounds": 1},
+        "rungs": [],
+        "started": "",
+        "workload": {"name": "w"},
+        "twins": [],
+        "seconds": 0,
+    }
+    result |= {"ladder": {"name": "l"}, "machine": {"name": "m"}}
+    return measure._Run(result, WORKLOAD, [Planned(n) for n in names], "cpu", Path("."), None).order(number)
+
+
+def wait_for(condition: Any, process: subprocess.Popen | None = None) -> None:
+    deadline = time.monotonic() + 30
+    while not condition():
+        assert time.monotonic() < deadline and (process is None or process.poll() is None)
+        time.sleep(0.02)

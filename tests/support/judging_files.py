@@ -1,0 +1,102 @@
+"""A genuine result of a GPU, the names of real machines, files to judge, and mutants of them."""
+
+import copy
+import json
+import random
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+from ladder.publish.validation import validate
+
+GENUINE = Path(__file__).parent / "data" / "article-article-20261121T015325Z.json"
+CPUS = """
+Intel(R) Xeon(R) CPU @ 2.20GHz
+Intel(R) Xeon(R) Processor
+Intel(R) Xeon(R) Platinum 8480C
+Intel(R) Xeon(R) Gold 6338 CPU @ 2.00GHz
+Intel(R) Xeon(R) CPU E5-2686 v4 @ 2.30GHz
+Intel(R) Core(TM) i9-14900K
+Intel(R) Core(TM) i7-8650U CPU @ 1.90GHz
+Intel(R) Core(TM) Ultra 9 285K
+13th Gen Intel(R) Core(TM) i5-13600K
+Intel(R) N100
+AMD EPYC 9654 96-Core Processor
+AMD EPYC 7R32
+AMD EPYC-Milan Processor
+AMD Ryzen 9 7950X3D 16-Core Processor
+AMD Ryzen Threadripper PRO 5995WX 64-Cores
+AMD Ryzen 7 5800H with Radeon Graphics
+AMD Ryzen 7 PRO 4750U w/ Radeon Graphics
+Neoverse-V2
+Apple M3 Max
+ARMv8 Processor rev 0 (v8l)
+aarch64
+""".strip().splitlines()
+GPUS = """
+NVIDIA H200
+NVIDIA H100 80GB HBM3
+NVIDIA H100 NVL
+NVIDIA A100-SXM4-80GB
+NVIDIA A100-PCIE-40GB
+NVIDIA GeForce RTX 4090
+NVIDIA GeForce RTX 3080 Ti
+NVIDIA GeForce RTX 4060 Laptop GPU
+NVIDIA GeForce GTX 1660 SUPER
+NVIDIA RTX 6000 Ada Generation
+NVIDIA RTX PRO 6000 Blackwell Workstation Edition
+NVIDIA L4
+NVIDIA L40S
+Tesla T4
+Tesla V100-SXM2-16GB
+NVIDIA Graphics Device
+NVIDIA GH200 480GB
+NVIDIA B200
+NVIDIA TITAN RTX
+Quadro RTX 8000
+""".strip().splitlines()
+
+
+def genuine() -> dict[str, Any]:
+    return json.loads(GENUINE.read_text())
+
+
+def judge(folder: Path, content: bytes | str | dict[str, Any], name: str = "a.json") -> str | None:
+    """What is wrong with a file of that content."""
+    content = json.dumps(content) if isinstance(content, dict) else content
+    (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
+    return validate.problem_of(folder / name)
+
+
+NASTY = [
+    None, True, False, 0, -1, 1, 0.5, 1e308, -1e308, 2**63, 10**30, "", "x", "x" * 97, "../x", "a\nb", "\x00",
+    "<b>", "=1+1", "é", "\ud800", [], {}, [[]], [None], {"x": {}}, {"": ""}, ["x"] * 200, [1, 2], "NaN",
+]  # fmt: skip
+
+
+def places(data: Any) -> Iterator[tuple[Any, Any]]:
+    """(container, key) of everything in plain data."""
+    for key in list(data) if isinstance(data, dict) else range(len(data)):
+        yield data, key
+        if isinstance(data[key], dict | list):
+            yield from places(data[key])
+
+
+def mutate(data: dict[str, Any], draw: random.Random) -> dict[str, Any]:
+    """One to three changes of structure: a value replaced, removed, added, doubled, or swapped with another."""
+    data = copy.deepcopy(data)
+    for _ in range(draw.randint(1, 3)):
+        (holder, key), (other, at) = draw.sample(list(places(data)), 2)
+        kind = draw.randrange(5)
+        if kind == 0:
+            holder[key] = copy.deepcopy(draw.choice(NASTY))
+        elif kind == 1:
+            del holder[key]
+            return data
+        elif kind == 2 and isinstance(holder, dict):
+            holder[draw.choice(["x", "", "\n", "schema", "k" * 300])] = draw.choice(NASTY)
+        elif kind == 3 and isinstance(holder, list):
+            holder.append(copy.deepcopy(holder[key]))
+        else:
+            holder[key] = copy.deepcopy(other[at])
+    return data
