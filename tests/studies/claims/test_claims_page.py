@@ -1,6 +1,7 @@
 """The chart, the page and the file of `ladder kernels --claims`, and what is committed."""
 
 import json
+import re
 
 import pytest
 
