@@ -1,48 +1,60 @@
 """Fused ops for StyleGAN-style networks: Triton kernels, their gradients, and a plain-PyTorch reference of each.
 
-Each op is one file: math, kernels, autograd, reference, bytes it must move. Where that would be too long, kernels and
-launches are in files of their own beside it (`dense.py`, `dense_launches.py`, `dense_kernels.py`). Nothing here knows a
-model. The ops take CUDA tensors; with TRITON_INTERPRET=1 (set before triton is imported) they run on CPU tensors too,
-slowly, for tests. The `<op>_reference` functions run anywhere.
+The ops stand in folders by what they have in common. The docstring of each folder explains the idea; read it first.
+
+- pointwise/: one pass over an activation (bias, noise, activation, modulation).
+- norm/: passes that need a statistic of the plane or of a group of samples first.
+- upfirdn/: resampling by a short filter, alone and together with the activation beside it.
+- linear/: products with few rows or few channels, and convolutions that can be differentiated twice.
+- weights/: ops on parameters (demodulation, spectral norm, Adam).
+- common/: how tensors are cut into tiles, how sums are taken, how launches overlap.
+- compile/: the ops as operators for torch.compile, and processes that compile kernels ahead.
+- tuning/: programs that search for the rows of the tables.
+- cuda/: the article's kernels in CUDA C++.
+
+An op's file holds its mathematics, its kernels, its autograd functions, its reference and the bytes that it must move.
+A long op has its kernels and its launches in files of their own (`dense.py`, `dense_kernels.py`, `dense_launches.py`).
+No file here knows a model. The ops take CUDA tensors. With TRITON_INTERPRET=1 (set before triton is imported) they also
+take CPU tensors, slowly, for tests. The `<op>_reference` functions run anywhere.
 """
 
 from kernels import started  # noqa: F401  isort: skip
 from kernels import alternatives
-from kernels.bias_act import bias_act, bias_act_reference
-from kernels.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
-from kernels.demodulate import demodulate, demodulate_reference
-from kernels.demodulate_group import (
-    demodulate_group,
-    demodulate_group_reference,
-    weight_energies,
-    weight_energies_reference,
-)
-from kernels.dense import dense, dense_group, dense_group_reference, dense_reference
-from kernels.filter_act_modulate import filter_act_modulate, filter_act_modulate_reference
-from kernels.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
-from kernels.instance_norm_act import instance_norm_act, instance_norm_act_reference
-from kernels.minibatch_std import minibatch_std, minibatch_std_reference
-from kernels.modulate import modulate, modulate_reference
-from kernels.residual import (
+from kernels.linear.conv2d import conv2d, conv2d_reference, conv_transpose2d, conv_transpose2d_reference
+from kernels.linear.dense import dense, dense_group, dense_group_reference, dense_reference
+from kernels.linear.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
+from kernels.norm.instance_norm_act import instance_norm_act, instance_norm_act_reference
+from kernels.norm.minibatch_std import minibatch_std, minibatch_std_reference
+from kernels.pointwise.bias_act import bias_act, bias_act_reference
+from kernels.pointwise.modulate import modulate, modulate_reference
+from kernels.pointwise.residual import (
     bias_act_residual,
     bias_act_residual_reference,
     fork_upfirdn2d,
     fork_upfirdn2d_reference,
 )
-from kernels.rgb import from_rgb, from_rgb_reference, to_rgb, to_rgb_reference
-from kernels.scale_act import scale_act, scale_act_reference
-from kernels.spectral_norm import (
+from kernels.pointwise.scale_act import scale_act, scale_act_reference
+from kernels.upfirdn.filter_act_modulate import filter_act_modulate, filter_act_modulate_reference
+from kernels.upfirdn.filtered_act import act_filter, act_filter_reference, filter_act, filter_act_reference
+from kernels.upfirdn.upfirdn2d import upfirdn2d, upfirdn2d_reference
+from kernels.weights.demodulate import demodulate, demodulate_reference
+from kernels.weights.demodulate_group import (
+    demodulate_group,
+    demodulate_group_reference,
+    weight_energies,
+    weight_energies_reference,
+)
+from kernels.weights.spectral_norm import (
     power_iteration,
     power_iteration_reference,
     spectral_norm,
     spectral_norm_reference,
 )
-from kernels.upfirdn2d import upfirdn2d, upfirdn2d_reference
 
-from kernels import adam  # noqa: F401  isort: skip
+from kernels.weights import adam  # noqa: F401  isort: skip
 
-# These register operators for torch.compile; the ops that have none here are plain PyTorch to it.
-from kernels import joined_operators, linear_operators, operators  # noqa: F401  isort: skip
+# These register operators for torch.compile. An op without an operator is plain PyTorch to the compiler.
+from kernels.compile import joined_operators, linear_operators, operators  # noqa: F401  isort: skip
 
 __all__ = [
     "act_filter",
@@ -93,19 +105,22 @@ __all__ = [
     "weight_energies_reference",
 ]
 
-# Callers of the package get plain PyTorch where the table says that it is faster; inside the package ops stay ours.
+# Callers of the package get plain PyTorch where the table says that it is faster. Inside the package ops stay ours.
 for _name in __all__:
     if f"{_name}_reference" in globals() and _name not in alternatives.NOT_OFFERED:
         globals()[_name] = alternatives.offered(globals()[_name], globals()[f"{_name}_reference"])
 
-scale_channels = modulate  # the demodulation scale applied is the same product
+scale_channels = modulate  # Applying the demodulation scale is the same product.
 
 
 def available() -> str | None:
-    """None if the fused ops can run on this machine's GPU (or in the interpreter), else one line why not."""
+    """Return None if the fused ops can run on this machine, else one line that says why not.
+
+    They run on a GPU, or on the CPU in Triton's interpreter.
+    """
     import torch
 
-    from kernels import tiles
+    from kernels.common import tiles
 
     if tiles.INTERPRETED:
         return None

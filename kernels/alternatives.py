@@ -1,11 +1,11 @@
-"""Where plain PyTorch is faster than an op's kernel: a table of what was measured, which the public functions consult.
+"""The table of calls for which plain PyTorch was measured to be faster. The public functions consult it.
 
-`ladder kernels --choose FILE` prints its rows from a result of `ladder kernels`; nothing is timed or chosen at run
-time, so the same call always runs the same code. A call whose row is there gets the op's `_reference`, with parameters
-brought to a 16-bit activation's precision, exactly as `ladder kernels` times it as "plain". What is differentiated is
-then PyTorch's own, as often as one likes, and is captured in a CUDA graph like any other operator.
+The rows are written by hand from a result of `ladder kernels`. Nothing is timed or chosen at run
+time, so the same call always runs the same code. A call with a row here gets the op's `_reference`. Its parameters are
+first cast to a 16-bit activation's precision, exactly as `ladder kernels` times the contender "plain". The gradient is
+then PyTorch's own, to any order, and a CUDA graph captures it like any other operator.
 
-Under torch.compile ours stays: the figures are of eager calls.
+Under torch.compile our op stays: the measured times are of eager calls.
 """
 
 from __future__ import annotations
@@ -24,17 +24,17 @@ from kernels import choices
 
 
 class Where(NamedTuple):
-    """The calls of an op that a row is about."""
+    """The calls of an op that one row covers."""
 
-    variant: str  # which of DISTINGUISHED the call has: "noise scale", "down 2"
+    variant: str  # the options of DISTINGUISHED that the call has: "noise scale", "down 2"
     architecture: int  # compute capability: 90 for H100 and H200; 0 for a CPU
     dtype: torch.dtype  # of the first tensor
-    layout: str  # of the first tensor: nhwc, nchw; rows: it is no image
-    size: int  # its elements are at most 2 to the power of this, and more than half as many
+    layout: str  # of the first tensor: nhwc or nchw; "rows" if it is no image
+    size: int  # log2 of the number of elements, rounded up
 
 
 class Entry(NamedTuple):
-    """What `choices.note` says of a row that decided."""
+    """The value that `choices.note` records for a row that decided."""
 
     alternative: str = "plain PyTorch taken"
 
@@ -44,19 +44,19 @@ TABLE: dict[str, dict[Where, str]] = {}
 
 # Keyword arguments that make calls of one function different work.
 DISTINGUISHED = ("noise", "scale", "up", "down", "act")
-# Convolutions are PyTorch's own already; what is ours of them is the double backward.
+# Convolutions are PyTorch's own already. Only their double backward is ours.
 NOT_OFFERED = ("conv2d", "conv_transpose2d")
 LOW = (torch.bfloat16, torch.float16)
 
-taken: Counter[str] = Counter()  # calls so far that got plain PyTorch, by op
+taken: Counter[str] = Counter()  # calls that got plain PyTorch so far, by op
 _in_force = TABLE
 _inside = 0
 
 
 def offered(function: Callable[..., Any], reference: Callable[..., Any]) -> Callable[..., Any]:
-    """`function`, but `reference` for the calls that the table names.
+    """Return a function that runs `reference` for the calls in the table, and `function` for all others.
 
-    `.ours` of the result is `function` itself, `.where(...)` tells a call's place in the table.
+    Its attribute `ours` is `function`. Its attribute `where(...)` returns a call's place in the table.
     """
     name, first = function.__name__, next(iter(inspect.signature(function).parameters))
 
@@ -77,18 +77,18 @@ def offered(function: Callable[..., Any], reference: Callable[..., Any]) -> Call
 
 
 def takes(op: str, where: Where) -> bool:
-    """Whether such a call gets plain PyTorch."""
+    """Return whether this call gets plain PyTorch."""
     return where in _in_force.get(op, {})
 
 
 def inside() -> bool:
-    """Whether plain PyTorch is running because the table says so."""
+    """Return whether plain PyTorch is running because the table says so."""
     return _inside > 0
 
 
 @contextmanager
 def off() -> Iterator[None]:
-    """Every call gets our kernel: for what tunes, checks or sanitizes those."""
+    """Give every call our kernel while entered. Tuning, checking and sanitizing need that."""
     global _in_force
     before, _in_force = _in_force, {}
     try:
@@ -106,7 +106,7 @@ def _where(first: Tensor | Sequence[Tensor], options: dict[str, Any]) -> Where:
 
 
 def _casts(at: Where) -> bool:
-    """Whether autocast has the op read another precision than it writes, which is no call that was timed."""
+    """Return whether autocast makes the op read one precision and write another. No such call was timed."""
     device = "cuda" if at.architecture else "cpu"
     return at.dtype is torch.float32 and torch.is_autocast_enabled(device)
 
@@ -150,7 +150,7 @@ def _plain(op: str, at: Where, reference: Callable[..., Any], args: tuple, kwarg
 
 
 def described(at: Where) -> str:
-    """A row's key in one line."""
+    """Return a row's key in one line."""
     dtype = str(at.dtype).removeprefix("torch.")
     words = (at.variant, f"sm_{at.architecture}", dtype, at.layout, f"up to 2^{at.size} elements")
     return " ".join(filter(None, words))

@@ -1,16 +1,16 @@
-"""Compile the Triton kernels that a piece of work needs before it runs, on all cores instead of one.
+"""Ahead-of-time compilation of the Triton kernels that a piece of work needs, on all cores instead of one.
 
-Triton compiles a kernel when it is first launched, one after the other: half a second each, several for long filters,
-and a training step has hundreds. `compile_ahead(run)` runs the work once with the launches of kernels that are not in
-Triton's cache left out, so that what comes out is garbage; meanwhile it notes what each would compile, with the real
-arguments' types, alignment and constants. Processes of its own then compile all of them into Triton's cache on disk,
-where the real launches find them.
+Triton compiles a kernel at its first launch, one kernel after the other. A kernel takes half a second, several seconds
+for long filters, and a training step has hundreds. The function `compile_ahead(run)` runs the work once. It leaves out
+the launches of kernels that are missing in Triton's cache, so the results of that run are garbage. Meanwhile it notes
+the jobs: each missing kernel with the real arguments' types, alignment and constants. Separate processes then compile
+all jobs into Triton's cache on disk, and the real launches find them there.
 
-Processes, not threads: MLIR, LLVM and ptxas leave the interpreter lock alone, but the front end, which walks the
-kernel's syntax tree, holds it for a seventh to a fifth of the time, and that part would still take its turns. They
-start when the run is over: cuDNN may be timing its algorithms in it, and must not be disturbed. Programs that begin
-side by side with one empty cache share the work. If anything here fails, what is missing is compiled as ever, at its
-first launch; the report says why.
+Processes are used instead of threads because of the interpreter lock. MLIR, LLVM and ptxas release it. The front end
+walks the kernel's syntax tree and holds it for a seventh to a fifth of the time. The processes start after the run:
+cuDNN may time its algorithms during the run and must not be disturbed. Programs that begin side by side with one empty
+cache share the work. If anything here fails, missing kernels are compiled at their first launch, and the report says
+why.
 """
 
 from __future__ import annotations
@@ -23,23 +23,24 @@ from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
-from kernels.compiling import Helper, Job, first_line, keep_cache
-from kernels.tiles import INTERPRETED, triton
+from kernels.common.tiles import INTERPRETED, triton
+from kernels.compile.jobs import Helper, Job, first_line, keep_cache
 
 MOST_PROCESSES = 32  # each takes some hundred megabytes
-COMPILE = "self key signature device constexprs options attrs warmup"  # parameters of Triton's, 3.6 and 3.7
+COMPILE = "self key signature device constexprs options attrs warmup"  # parameters of Triton's function, 3.6 and 3.7
 
 
 @dataclass
 class Report:
-    """What came of it.
+    """The outcome of compiling ahead.
 
     Attributes:
-        missing: kernels that were not in the cache. compiled: of these, how many now are.
-        elsewhere: of those, how many another program compiled meanwhile.
-        seconds: of compiling, after the run; what the run took is the run's.
-        whole: the run ended, and no launch was left out: it counts as a run of the real thing.
-        problem: why kernels are left to be compiled at their first launch, in one line, or None.
+        missing: kernels that were not in the cache.
+        compiled: missing kernels that are in the cache now.
+        elsewhere: compiled kernels that another program compiled meanwhile.
+        seconds: seconds of compiling after the run.
+        whole: whether the run ended without leaving out a launch. It then counts as a real run.
+        problem: one line that says why kernels are left to their first launch, or None.
     """
 
     missing: int = 0
@@ -53,8 +54,8 @@ class Report:
 def compile_ahead(run: Callable[[], object], *, processes: int | None = None) -> Report:
     """Call `run` once without the launches that would have to compile, then compile those kernels side by side.
 
-    Never raises what `run` or a compilation raised: the real run comes to it again. Where nothing is missing, `run`
-    has run like any other time. Only launches of `triton.jit` functions are left out, not those of torch.compile's.
+    Errors of `run` and of compilations are not raised here: the real run meets them again. If no kernel is missing,
+    `run` has run normally. Only launches of `triton.jit` functions are left out, not those of torch.compile's kernels.
     """
     report = Report()
     if INTERPRETED or (why := _unsupported()):
@@ -67,7 +68,7 @@ def compile_ahead(run: Callable[[], object], *, processes: int | None = None) ->
         with recorder.listening():
             run()
         report.whole = not recorder.jobs
-    except Exception as error:  # if it was not the garbage, it comes again without it
+    except Exception as error:  # An error that the garbage did not cause comes again in the real run.
         report.problem = f"the run without launches: {first_line(error)}"
     except BaseException:
         helper.kill()
@@ -84,7 +85,7 @@ def compile_ahead(run: Callable[[], object], *, processes: int | None = None) ->
 
 
 def _unsupported() -> str | None:
-    """Why this Triton or this machine cannot, or None."""
+    """Return why this Triton or this machine cannot compile ahead, or None."""
     function = getattr(getattr(triton, "runtime", None), "JITFunction", None)
     where = getattr(function, "_do_compile", None)
     if where is None or " ".join(inspect.signature(where).parameters) != COMPILE:
@@ -103,15 +104,15 @@ def _cores() -> int:
 
 
 class _Recorder:
-    """Stands where Triton goes to compile for a launch: leaves the launch out, and notes what is missing.
+    """A stand-in for Triton's compiler. It leaves launches of missing kernels out, and notes their jobs.
 
-    It stands in the class and not in this thread alone: autograd launches the backward pass from threads of its own.
-    Triton has a hook at this place, too, but turns everything into JSON for it, which not every constant can be.
+    It patches the class, because autograd launches the backward pass from threads of its own. Triton has a hook here
+    too. The hook turns every constant into JSON, and some constants cannot be JSON.
     """
 
     def __init__(self, on_first: Callable[[], None]) -> None:
         self.on_first = on_first
-        self.jobs: list[tuple[int, bytes]] = []  # with a guess at how long each takes
+        self.jobs: list[tuple[int, bytes]] = []  # each with an estimate of its compile time
         self.known: set[tuple[int, str]] = set()
         self.problem: str | None = None
 
@@ -122,7 +123,7 @@ class _Recorder:
 
         def do_compile(function, key, signature, device, constexprs, options, attrs, warmup):
             if self.left_out(function, key, signature, constexprs, attrs, options):
-                return None  # for Triton: no kernel, nothing to launch
+                return None  # tells Triton: no kernel, nothing to launch
             return compile_now(function, key, signature, device, constexprs, options, attrs, warmup)
 
         cls._do_compile = do_compile
@@ -140,7 +141,8 @@ class _Recorder:
             if job.is_cached():
                 return False
             packed = job.packed()
-        except Exception as error:  # a kernel, or a Triton, that this does not know: compiled here and now
+        # This module does not know the kernel or the Triton: compile it here and now.
+        except Exception as error:
             self.problem = self.problem or f"{function.__name__}: {first_line(error)}"
             return False
         self.known.add(name)

@@ -1,6 +1,6 @@
-"""What `python -m kernels.tuning` says, in one line, where the Python that was asked lacks torch or Triton.
+"""The one-line message of `python -m kernels.tuning` for a Python without torch or Triton.
 
-Imported before them, with the standard library alone.
+This module is imported before both, and uses the standard library alone.
 """
 
 import importlib.util

@@ -1,6 +1,6 @@
 """`python -m ladder`, and the console command `ladder`.
 
-Nothing but the standard library is read before it is known what is missing; the syntax is that of Python 3.6.
+Only the standard library is read until missing packages are known. The syntax is that of Python 3.6.
 """
 
 import sys
@@ -9,7 +9,7 @@ from ladder.base import starting
 
 
 def main() -> None:
-    """Run the command line. Ends with one line and status 2 where Python is too old or lacks a package."""
+    """Run the command line. A Python that is too old or lacks a package ends it with one line and status 2."""
     starting.watch()
     from ladder.cli.main import main as command
 

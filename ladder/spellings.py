@@ -1,7 +1,7 @@
-"""Which plain-PyTorch spelling of each op is fastest: the table behind the baseline's choice.
+"""The spellings of each op in plain PyTorch, timed: the table behind the baseline's choice.
 
 Modulated convolution, resampling and instance norm can each be written several ways that compute the same thing. The
-baseline must use the fastest in its own setting (FP32, NCHW), all four phases counted as a cycle counts them; the same
+baseline must use the fastest in its own setting (FP32, NCHW), with all four phases weighted as in a cycle. The same
 table in channels_last and in BF16 shows where the choice would change. Phases are timed alone, without data.
 """
 
@@ -32,7 +32,7 @@ INSTANCE_NORM = ("functional", "var_mean")
 
 
 def spellings(norm: str, setting: str) -> Iterator[dict[str, Any]]:
-    """Recipes to compare: every spelling in FP32 NCHW; elsewhere dense modulation only (grouped copies to NCHW)."""
+    """Yield the recipes to compare: all in FP32 NCHW, else only dense modulation (grouped copies to NCHW)."""
     if norm == "instance":
         axes = {"instance_norm": INSTANCE_NORM, "resample": RESAMPLE}
     else:
@@ -44,9 +44,10 @@ def spellings(norm: str, setting: str) -> Iterator[dict[str, Any]]:
 def time_phases(
     workload: dict[str, Any], recipe: dict[str, Any], device: str, seconds: float
 ) -> dict[str, float]:
-    """Median milliseconds of each phase, each timed for about ``seconds`` after a warm-up, synchronized per call.
+    """Return the median milliseconds of each phase, timed about ``seconds`` after a warm-up.
 
-    Also ``main`` (G_main + D_main) and ``step`` (a cycle's mean with the lazy phases at their intervals).
+    Each call is synchronized. Also returns ``main`` (G_main + D_main) and ``step`` (a cycle's mean with the lazy
+    phases at their intervals).
     """
     import torch
 
@@ -85,7 +86,7 @@ def table(
     seconds: float = 0.5,
     on_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of setting, spelling, milliseconds a phase or the one-line reason there are none; ``on_row`` sees each."""
+    """Return rows of setting, spelling, and milliseconds a phase or a one-line reason. ``on_row`` gets each row."""
     import torch
 
     rows = []
@@ -110,7 +111,7 @@ def result(
     device: str,
     on_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """The whole table with the machine's facts and the commit, as it is stored."""
+    """Return the whole table with the machine's facts and the commit, as it is stored."""
     from ladder.machine import system as machine
     from ladder.results import record
 
@@ -121,7 +122,7 @@ def result(
 
 
 def markdown(data: dict[str, Any]) -> str:
-    """The rows as one Markdown table for each setting, fastest cycle first, the fastest in bold."""
+    """Return the rows as one Markdown table for each setting, fastest cycle first, the fastest in bold."""
     machine = data["machine"]
     where = f"{machine['gpu'] or machine['cpu']}, PyTorch {machine['torch']}"
     workload = data["workload"]
@@ -152,7 +153,7 @@ def markdown(data: dict[str, Any]) -> str:
 
 
 def measure(workload_name: str, workload: dict[str, Any], device: str) -> list[Path]:
-    """Measure the table with a line a row on stderr and write it; returns the JSON and the Markdown file."""
+    """Measure the table with a line a row on stderr and write it. Return the JSON and the Markdown file."""
     import click
 
     from ladder.base.files import replacing

@@ -1,10 +1,10 @@
-"""`python -m ladder.trial`: a quick look at what rungs do, to choose the next change by; never a verdict.
+"""`python -m ladder.trial`: a quick look at the effect of rungs, to choose the next change by; never a verdict.
 
-One process builds the whole ladder, then the ladder without each rung that is named (`--each`: without every one of
-them), and prints for each: milliseconds a step, without the lazy phases, and of each phase; with `--kernels`, which
-kernels a phase is made of. That takes seconds a variant where `ladder run` takes minutes. It has no rounds, no twins,
-no parity and no receipts, and what one variant leaves in cuDNN's caches the next one finds: what is worth keeping is
-measured again by `ladder run`. docs/log.md quotes these files as trials, and nothing else does.
+One process builds the whole ladder, then the ladder without each named rung (`--each`: without each of its rungs).
+For each it prints the milliseconds a step, without the lazy phases, and those of each phase. With `--kernels` it
+lists the kernels of a phase. That takes seconds a variant instead of the minutes of `ladder run`. It has no rounds,
+no twins, no parity and no receipts, and a variant finds cuDNN's caches as the one before left them. A result worth
+keeping is measured again by `ladder run`. docs/log.md quotes these files as trials, and no other document does.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ import click
 from ladder.base import files, text
 from ladder.base.errors import UserError, describe
 from ladder.base.paths import ROOT
+from ladder.cli import options
 from ladder.engine.in_process import prepared
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes, needs
@@ -43,7 +44,7 @@ Found = dict[str, Any]
 @click.option("--only", is_flag=True, help="The variants of --without alone, not the whole ladder.")
 @click.option("--kernels", is_flag=True, help="Also every kernel of each phase.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None)
-@click.option("--out", type=click.Path(path_type=Path, dir_okay=False), default=None, help="JSON file.")
+@click.option("--out", type=options.FILE, default=None, help="JSON file.")
 def command(
     workload: str | None,
     ladder_name: str,
@@ -66,7 +67,7 @@ def command(
         click.echo(heading())
         for variant, recipe in variants.items():
             found["variants"][variant] = row = trial(fields, recipe, device, kernels)
-            files.write_json(path, found)  # after each: what is there stays if the next one dies
+            files.write_json(path, found)  # after each variant: the file stays if the next one dies
             click.echo(line(variant, row))
         click.echo(f"one process, no protocol: to choose by, not to quote. {path}")
     except UserError as error:
@@ -81,7 +82,7 @@ def plan(
     each: bool,
     only: bool,
 ) -> dict[str, dict[str, Any]]:
-    """Name -> recipe: "all", then "without RUNG" for those that can be left out.
+    """Return name -> recipe: "all", then "without RUNG" for those that can be left out.
 
     Raises:
         UserError: a rung that the ladder does not have, or nothing is left to try; one line.
@@ -112,7 +113,7 @@ def frame(workload: str, fields: dict[str, Any], ladder: str, device: str) -> Fo
 
 
 def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: bool) -> Found:
-    """Milliseconds and kernels of one recipe on random images; "error" instead where it fails."""
+    """Return milliseconds and kernels of one recipe on random images, or "error" if it fails."""
     import torch
 
     from stylegan_lite.config import Recipe
@@ -132,7 +133,7 @@ def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: 
 
 
 def steps(fields: dict[str, Any], recipe: dict[str, Any], device: str) -> Found:
-    """Wall clock of whole cycles, a sixteenth of each; seconds of preparing; peak of reserved memory."""
+    """Return a sixteenth of the wall clock of whole cycles, seconds of preparing, and the peak of reserved memory."""
     import torch
 
     if device == "cuda":
@@ -146,7 +147,7 @@ def steps(fields: dict[str, Any], recipe: dict[str, Any], device: str) -> Found:
 
 
 def phases(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: bool) -> Found:
-    """Each phase alone: milliseconds, families of its kernels, and with ``kernels`` every one of them."""
+    """Return figures of each phase alone: milliseconds, families of its kernels, and with ``kernels`` each kernel."""
     with prepared(fields, recipe, device) as (step, _):
         took = {phase: _window_ms(step, phase) for phase in PHASES}
         found: Found = {"phases_ms": {phase: round(ms, 4) for phase, ms in took.items()}}
@@ -156,7 +157,7 @@ def phases(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels:
 
 
 def traced(step: Any, phase: str, kernels: bool) -> Found:
-    """One run of a phase under the profiler: microseconds by family, and in order with ``kernels``."""
+    """Profile one run of a phase. Return microseconds by family, and with ``kernels`` each kernel in order."""
     from ladder.receipts import traces
 
     step.run_phase(phase)

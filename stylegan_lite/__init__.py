@@ -1,7 +1,7 @@
-"""A StyleGAN2-style reference model and its training step, with one switch per optimization.
+"""A StyleGAN2-style reference model and its training step, with one switch for each optimization.
 
-``make_step(workload, recipe)`` is the whole contract with whoever measures: two plain dicts in, a step out. This
-package knows nothing of timing; ``CONTRACT`` changes when the meaning of either dict or of the step's methods does.
+``make_step(workload, recipe)`` is the whole contract with the measuring code: two plain dicts in, a step out. This
+package knows nothing of timing. ``CONTRACT`` changes with the meaning of either dict or of the step's methods.
 """
 
 from __future__ import annotations
@@ -24,9 +24,9 @@ def make_step(
     """Build networks, optimizers, data loader and static buffers for one recipe.
 
     Args:
-        workload: what is trained; the fields of :class:`Workload` as plain data.
-        recipe: how it is run; the fields of :class:`Recipe` as plain data. Missing fields are the baseline's.
-        device: "cuda" or "cpu"; None takes CUDA where torch can use it.
+        workload: the training task; the fields of :class:`Workload` as plain data.
+        recipe: the way it runs; the fields of :class:`Recipe` as plain data. Missing fields are the baseline's.
+        device: "cuda" or "cpu"; None takes CUDA if torch can use it.
         seed: weights, latents and data order are functions of it.
 
     Raises:

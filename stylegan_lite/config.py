@@ -1,7 +1,7 @@
-"""Workload and recipe: two frozen dataclasses of plain data, checked where they are made.
+"""Workload and recipe: two frozen dataclasses of plain data, checked when they are made.
 
-A workload says what is trained, a recipe how it is run. Both come from YAML, so every refusal is one line that
-names the file and the key.
+A workload is the training task, a recipe the way it runs. Both come from YAML, so every refusal is one line that names
+the file and the key.
 """
 
 from __future__ import annotations
@@ -17,19 +17,19 @@ from typing import Any, Literal, TypeVar
 T = TypeVar("T", bound="_Config")
 SHORT = 80  # characters of a list of names that stands whole in an error line
 NAMED = 6  # names of a longer list
-ALIKE = 0.6  # difflib's own cutoff: from here on two names are said to be close
+ALIKE = 0.6  # difflib's own cutoff, from which on two names are close
 LATER = ("spectral_norm",)  # fields of a workload that came after the first results
 
 
 class ConfigError(ValueError):
-    """A workload or recipe that cannot be; the message is one line for a user."""
+    """The error of an impossible workload or recipe. Its message is one line for a user."""
 
 
 def suggestion(wrong: object, names: Iterable[str], listed: str = "there are") -> str:
-    """Return the end of an error line about a name that does not exist: what was probably meant, and the names.
+    """Return the end of an error line about an unknown name: the probable name, and the existing names.
 
-    `; did you mean 'bf16'? there are, nearest first: bf16, fp16, ... (38 in all)`. A list that fits stands whole, in
-    its own order.
+    The line reads `; did you mean 'bf16'? there are, nearest first: bf16, fp16, ... (38 in all)`. A list that fits
+    stands whole, in its own order.
     """
     names = list(names)
 
@@ -51,7 +51,7 @@ def _folded(name: str) -> str:
 class _Config:
     @classmethod
     def from_dict(cls: type[T], values: dict[str, Any], where: str | None = None) -> T:
-        """Check and build. ``where`` names the file in messages; unknown keys and wrong types raise ConfigError."""
+        """Check and build. ``where`` names the file in messages. Unknown keys and wrong types raise ConfigError."""
         where = where or cls.__name__.lower()
         if not isinstance(values, dict):
             raise ConfigError(
@@ -70,7 +70,7 @@ class _Config:
         return config
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data, JSON- and YAML-safe; ``from_dict`` of it gives an equal object."""
+        """Return plain data, JSON- and YAML-safe. ``from_dict`` of it gives an equal object."""
         return dataclasses.asdict(self)
 
     def _refuse_impossible(self, where: str) -> None:
@@ -79,7 +79,7 @@ class _Config:
 
 @dataclass(frozen=True)
 class Workload(_Config):
-    """What is trained. Defaults are StyleGAN2's (Karras et al. 2020, arXiv:1912.04958)."""
+    """The training task. Defaults are StyleGAN2's (Karras et al. 2020, arXiv:1912.04958)."""
 
     resolution: int
     channel_base: int
@@ -93,7 +93,7 @@ class Workload(_Config):
     mbstd_group: int = 4
     style_mixing: float = 0.9
     w_avg_beta: float = 0.998
-    r1_gamma: float | None = None  # None: 0.0002 * resolution^2 / batch
+    r1_gamma: float | None = None  # by default 0.0002 * resolution^2 / batch
     r1_interval: int = 16
     pl_interval: int = 4
     pl_batch_shrink: int = 2
@@ -104,25 +104,25 @@ class Workload(_Config):
     beta2: float = 0.99
     ema_images: int = 10_000  # half-life of the generator's moving average, in images
     flips: bool = True
-    data: str | None = None  # folder of images at `resolution`; None: random images, for tests
+    data: str | None = None  # folder of images at `resolution`; without it random images, for tests
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data. A field of `LATER` is left out at its default, as results of before have it."""
+        """Return plain data. A field of `LATER` is left out at its default, because older results lack it."""
         later = {f.name: f.default for f in dataclasses.fields(self) if f.name in LATER}
         return {k: v for k, v in super().to_dict().items() if k not in later or v != later[k]}
 
     @property
     def gamma(self) -> float:
-        """The R1 weight in force."""
+        """Return the R1 weight in force."""
         return 0.0002 * self.resolution**2 / self.batch if self.r1_gamma is None else self.r1_gamma
 
     @property
     def resolutions(self) -> list[int]:
-        """[4, 8, ..., resolution]."""
+        """Return [4, 8, ..., resolution]."""
         return [2**k for k in range(2, self.resolution.bit_length())]
 
     def fmaps(self, resolution: int) -> int:
-        """Channels at a resolution: min(channel_base / resolution, channel_max)."""
+        """Return the channels at a resolution: min(channel_base / resolution, channel_max)."""
         return min(self.channel_base // resolution, self.channel_max)
 
     def _refuse_impossible(self, where: str) -> None:
@@ -162,17 +162,17 @@ class Workload(_Config):
 
 @dataclass(frozen=True)
 class Recipe(_Config):
-    """How it is run: one field per switch. The defaults are the baseline, PyTorch's own plus ``set_to_none=False``.
+    """The way a workload runs: one field for each switch. The defaults are the baseline.
 
-    ``modconv``, ``resample`` and ``instance_norm`` choose between spellings of the same op in plain PyTorch;
-    ``resample: triton`` is a kernel.
+    The baseline is PyTorch's own behaviour plus ``set_to_none=False``. The fields ``modconv``, ``resample`` and
+    ``instance_norm`` choose between spellings of the same op in plain PyTorch. A kernel is ``resample: triton``.
     """
 
     channels_last: bool = False
     precision: Literal["fp32", "bf16", "fp16", "fp64"] = (
         "fp32"  # bf16, fp16: autocast; fp64: parity's reference
     )
-    loss_scale: float = 65536.0  # of fp16: where the scales of G and D begin
+    loss_scale: float = 65536.0  # for fp16: the first scales of G and D
     loss_scale_interval: int = 2000  # updates without overflow after which a scale is doubled
     modconv: Literal["grouped", "dense"] = "dense"
     resample: Literal[
@@ -192,7 +192,9 @@ class Recipe(_Config):
     cudnn_benchmark: bool = (
         False  # time cuDNN's algorithms at each convolution's first call, keep the fastest
     )
-    fp32_precision: Literal["default", "ieee", "tf32"] = "default"  # of FP32 matmuls and convolutions
+    fp32_precision: Literal["default", "ieee", "tf32"] = (
+        "default"  # precision of FP32 matmuls and convolutions
+    )
     workers: int = 0
     pin_memory: bool = False
     persistent_workers: bool = False
@@ -200,9 +202,9 @@ class Recipe(_Config):
     drop_last: bool = False
     async_copy: bool = False  # non_blocking host-to-device copies on a side stream, one batch ahead
     uint8_input: bool = False  # bytes cross the bus; normalized on the device
-    prefetch_stream: bool = False  # the next batch is normalized too beside the step, on the side stream
+    prefetch_stream: bool = False  # the next batch is also normalized beside the step, on the side stream
     gpu_decode: bool = (
-        False  # JPEG files cross the bus as they are and are decoded there (torchvision, nvJPEG)
+        False  # JPEG files cross the bus as they are and are decoded on the GPU (torchvision, nvJPEG)
     )
     cached_images: bool = False  # decoded once into a memory-mapped file of bytes; workers only read
     fused_act: bool = False
@@ -216,15 +218,14 @@ class Recipe(_Config):
         "linear"  # fully connected layers; triton: gains, bias, activation in one launch; fp8: forward in FP8
     )
     demodulation: Literal["layer", "grouped"] = (
-        "layer"  # coefficients where a layer needs them, or of all layers at once when their styles are there
+        "layer"  # coefficients in each layer, or of all layers at once as soon as their styles exist
     )
     joint_batch: bool = False  # D_main passes fakes and reals through D together, their statistics kept apart
-    weights: Literal["per_use", "once"] = (
-        "per_use"  # once: cast and scaled when they change, not where they are used
-    )
+    weights: Literal["per_use", "once"] = "per_use"  # once: cast and scaled when they change, not at each use
     fused_update: bool = False  # Adam writes the next step's cast weights in the same kernel
     spectral_norm: Literal["plain", "triton"] = (
-        "plain"  # of a workload that has it: layer by layer, or all layers' weights together in a few launches
+        # for a workload with spectral norm: layer by layer, or all layers' weights together in a few launches
+        "plain"
     )
     streams: Literal["one", "two"] = (
         "one"  # two: gradients of weights and the moving average beside the rest of the step
@@ -238,7 +239,7 @@ class Recipe(_Config):
 
     @property
     def has_kernels(self) -> bool:
-        """Whether it may run Triton kernels: whatever is ``triton``, and what is called ``fused_``."""
+        """Return whether the recipe may run Triton kernels: a field is ``triton``, or is on and called ``fused_``."""
         return any(v == "triton" or (k.startswith("fused_") and v) for k, v in self.to_dict().items())
 
     def refuse_on(self, device: str, where: str = "recipe") -> None:

@@ -20,7 +20,7 @@ SUFFIXES = (".jpg", ".jpeg", ".png")
 
 
 class ImageFolder(Dataset):
-    """``dataset[index, flip]`` -> [3, R, R]: uint8 with ``uint8_input``, else float32 in [-1, 1]."""
+    """A data set with ``dataset[index, flip]`` -> [3, R, R]: uint8 with ``uint8_input``, else float32 in [-1, 1]."""
 
     def __init__(self, path: str, resolution: int, as_uint8: bool) -> None:
         folder = Path(path)
@@ -40,7 +40,7 @@ class ImageFolder(Dataset):
         return _finish(torch.from_numpy(pixels.transpose(2, 0, 1).copy()), flip, self.as_uint8)
 
     def decode(self, index: int) -> np.ndarray:
-        """One file as [R, R, 3] uint8."""
+        """Return one file as [R, R, 3] uint8."""
         self.decoded += 1
         with Image.open(self.files[index]) as image:
             pixels = np.asarray(image.convert("RGB"))
@@ -52,18 +52,20 @@ class ImageFolder(Dataset):
         return pixels
 
     def identity(self) -> tuple[str, list[str]]:
-        """The folder, and each file's name, size and time."""
+        """Return the folder, and each file's name, size and time."""
         found = [(Path(file).name, Path(file).stat()) for file in self.files]
         lines = [f"{name} {status.st_size} {status.st_mtime_ns}" for name, status in found]
         return str(Path(self.files[0]).parent.resolve()), lines
 
     def tally(self) -> dict[str, int]:
-        """How often an image was decoded, by this process and its workers."""
+        """Return how often an image was decoded, by this process and its workers."""
         return {"decoded": int(self.decoded)}
 
 
 class RandomImages(Dataset):
-    """64 images of noise, or a batch of them, made once in memory: for tests of everything but data loading."""
+    """A data set of 64 images of noise, or a batch of them, made once in memory. For tests of
+    everything but data loading.
+    """
 
     def __init__(self, resolution: int, as_uint8: bool, batch: int = 1) -> None:
         generator = torch.Generator().manual_seed(0)
@@ -78,15 +80,15 @@ class RandomImages(Dataset):
         return _finish(self.images[key[0]], key[1], self.as_uint8)
 
     def decode(self, index: int) -> np.ndarray:
-        """One image as [R, R, 3] uint8."""
+        """Return one image as [R, R, 3] uint8."""
         return self.images[index].permute(1, 2, 0).numpy()
 
     def identity(self) -> tuple[str, list[str]]:
-        """They are the same everywhere and always."""
+        """Return a constant: the images are the same everywhere and always."""
         return "random images", []
 
     def tally(self) -> dict[str, int]:
-        """There is nothing to decode."""
+        """Return no counts: nothing is decoded."""
         return {"decoded": 0}
 
 
@@ -96,7 +98,7 @@ def _finish(pixels: Tensor, flip: bool, as_uint8: bool) -> Tensor:
 
 
 class EpochSampler(Sampler):
-    """Seeded permutation of each epoch with horizontal flips drawn in the main process: (index, flip) pairs.
+    """A seeded permutation for each epoch, with horizontal flips drawn in the main process: (index, flip) pairs.
 
     Order and flips are a function of seed and epoch alone, so ``skip`` resumes exactly.
     """
@@ -118,11 +120,11 @@ class EpochSampler(Sampler):
 
 
 class DataFeed:
-    """Fills the static ``real`` buffer [N, 3, R, R], one batch a step, epoch after epoch.
+    """The filler of the static ``real`` buffer [N, 3, R, R]: one batch a step, epoch after epoch.
 
-    A partial batch at an epoch's end is discarded whatever ``drop_last`` says: minibatch standard deviation needs
-    whole groups. With ``async_copy`` batches cross the bus on a side stream, one ahead. With ``prefetch_stream`` they
-    are normalized there too, into one of two buffers: the stream that computes has only to copy one into ``real``.
+    A partial batch at an epoch's end is discarded whatever ``drop_last`` says: minibatch standard deviation needs whole
+    groups. With ``async_copy`` batches cross the bus on a side stream, one ahead. With ``prefetch_stream`` they are
+    also normalized there, into one of two buffers. The computing stream then only copies a buffer into ``real``.
     """
 
     def __init__(self, workload: Workload, recipe: Recipe, real: Tensor, seed: int) -> None:
@@ -151,9 +153,8 @@ class DataFeed:
             drop_last=recipe.drop_last,
             worker_init_fn=dataworkers.begin,
             collate_fn=as_batch if recipe.cached_images or recipe.gpu_decode else None,
-            generator=torch.Generator().manual_seed(
-                seed
-            ),  # else each epoch draws from the latents' generator
+            # Without it each epoch draws from the latents' generator.
+            generator=torch.Generator().manual_seed(seed),
         )
         self.iterator: Iterator[Tensor] | None = None
         self.consumed = 0  # whole batches of this epoch already in `real`
@@ -166,16 +167,17 @@ class DataFeed:
             self.buffers = [torch.empty_like(real), torch.empty_like(real)]
             self.read = [torch.cuda.Event(), torch.cuda.Event()]  # the step has copied out of that buffer
             self.turn = 0
-            self.stream.wait_stream(torch.cuda.current_stream())  # that memory may still be in use there
+            # That memory may still be in use on the other stream.
+            self.stream.wait_stream(torch.cuda.current_stream())
 
     def prepare(self) -> None:
-        """Make or find what batches are read from; nothing to do in other recipes."""
+        """Make or find the files that batches are read from. Other recipes have nothing to do."""
         if self.recipe.cached_images:
             self.dataset.prepare()
 
     @property
     def capacity(self) -> int:
-        """Batches that workers, pinning and the copy ahead may hold ready."""
+        """Return the batches that workers, pinning and the copy ahead may hold ready."""
         recipe = self.recipe
         return recipe.workers * (recipe.prefetch_factor or (2 if recipe.workers else 0)) + recipe.async_copy
 
@@ -195,7 +197,7 @@ class DataFeed:
             self._stage()
         compute = torch.cuda.current_stream()
         compute.wait_event(self.copied)
-        if self.recipe.prefetch_stream:  # the step calls `prefetch` once its work is launched
+        if self.recipe.prefetch_stream:  # The step calls `prefetch` once its work is launched.
             self.real.copy_(self.staged)
             self.read[self.turn].record(compute)
             self.staged = None
@@ -205,7 +207,7 @@ class DataFeed:
         self._stage()
 
     def prefetch(self) -> None:
-        """Start on the next batch beside the step that has just been launched; nothing to do in other recipes."""
+        """Start on the next batch beside the step that has just been launched. Other recipes have nothing to do."""
         if self.recipe.prefetch_stream and self.staged is None:
             self._stage()
 
@@ -216,7 +218,8 @@ class DataFeed:
                 self.staged = self.decode(batch)
             else:
                 self.staged = batch.to(self.real.device, non_blocking=True)
-            if self.recipe.prefetch_stream:  # the bytes live and die on this stream, the two buffers for good
+            # The bytes live and die on this stream, the two buffers are kept.
+            if self.recipe.prefetch_stream:
                 self.turn = 1 - self.turn
                 self.stream.wait_event(self.read[self.turn])
                 self._write(self.staged, self.buffers[self.turn])
@@ -244,7 +247,7 @@ class DataFeed:
                 return batch
 
     def state_dict(self) -> dict[str, int]:
-        """Position in the data: whole epochs, then batches of the current one."""
+        """Return the position in the data: whole epochs, then batches of the current epoch."""
         return {"epoch": self.epoch, "consumed": self.consumed}
 
     def load_state_dict(self, state: dict[str, int]) -> None:

@@ -1,7 +1,7 @@
-"""JPEG files decoded on the GPU: workers only read them, the bus carries them compressed, nvJPEG does the rest.
+"""JPEG decoding on the GPU: workers only read the files, the bus carries them compressed, nvJPEG does the rest.
 
-torchvision's ``decode_jpeg`` takes a list of files at once. It is imported where it is used: it is no requirement of
-this project, and whoever has no use for it should not need it.
+torchvision's ``decode_jpeg`` takes a list of files at once. It is imported at its use, because it is no requirement of
+this project.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from torch.utils.data import Dataset
 from stylegan_lite.config import ConfigError
 
 INSTALL = "pip install torchvision"
-QUALITY = 95  # of what has no file and must be made one
+QUALITY = 95  # JPEG quality of images without a file
 File = tuple[Tensor, bool]  # a JPEG file as uint8 [bytes] on the CPU, and whether to flip what is in it
 
 
@@ -29,14 +29,16 @@ class Source(Protocol):
     def __len__(self) -> int: ...
 
     def decode(self, index: int) -> np.ndarray:
-        """[R, R, 3] uint8."""
+        """Return [R, R, 3] uint8."""
 
     def tally(self) -> dict[str, int]:
-        """How often an image was decoded, by this process and its workers."""
+        """Return how often an image was decoded, by this process and its workers."""
 
 
 class JpegFiles(Dataset):
-    """``dataset[index, flip]`` -> (the file's bytes, flip). Images that are in no file become one when they are read.
+    """A data set with ``dataset[index, flip]`` -> (the file's bytes, flip).
+
+    Images without a file become a JPEG when they are read.
 
     Raises:
         ConfigError: a file is no JPEG; one line.
@@ -63,14 +65,14 @@ class JpegFiles(Dataset):
         return torch.frombuffer(bytearray(content), dtype=torch.uint8), flip
 
     def tally(self) -> dict[str, int]:
-        """How often an image was decoded on the CPU."""
+        """Return how often an image was decoded on the CPU."""
         return self.source.tally() if self.files is not None else {"decoded": 0}
 
 
 class Decoder:
-    """A batch of files -> [N, 3, R, R] uint8 on the device; ``decoded`` counts images.
+    """The map from a batch of files to [N, 3, R, R] uint8 on the device. ``decoded`` counts images.
 
-    Work is put on the current stream, and the stream that decodes is waited for there.
+    Work is put on the current stream, which waits for the decoding stream.
     """
 
     def __init__(self, device: torch.device, resolution: int) -> None:

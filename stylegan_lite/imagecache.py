@@ -1,12 +1,12 @@
-"""Images decoded once: all of a data set as one memory-mapped file of bytes, so that a batch is a copy and no decoding.
+"""Images decoded once: a data set as one memory-mapped file of bytes, so that a batch is a copy without decoding.
 
-A file holds [images, R, R, 3] uint8 and two last lines: where the images lie, and what the file is. It is written under
-another name and renamed when it is complete, so that a killed run leaves nothing that looks whole; of two processes at
-work on the same one, either's is as good. Its name carries a digest of the source's files (names, sizes, times): a
-changed folder gets a new file, and the old one goes.
+A file holds [images, R, R, 3] uint8 and two last lines: the place of the images, and the identity of the file. It is
+written under another name and renamed when it is complete. So a killed run leaves nothing that looks whole. If two
+processes make the same file, either result is good. Its name carries a digest of the source's files (names, sizes,
+times). A changed folder gets a new file, and the old file goes.
 
-The folder of these files is bounded. A file whose images are gone is removed, then those used longest ago until the
-rest and the new one fit. Whoever reads a file holds a shared lock on it, and a locked file stays.
+The folder of these files is bounded. Files whose images are gone are removed first. Then go those used longest ago,
+until the rest and the new file fit. Every reader of a file holds a shared lock on it, and a locked file stays.
 """
 
 from __future__ import annotations
@@ -37,32 +37,33 @@ ROOT = Path(__file__).resolve().parent.parent
 CACHE = ROOT / ".cache" / "bytes"
 if not os.access(ROOT / ".cache" if (ROOT / ".cache").exists() else ROOT, os.W_OK):  # a read-only checkout
     CACHE = Path(tempfile.gettempdir()) / f"stylegan-ladder-{os.getuid()}" / "bytes"
-VERSION = 2  # of the file: raise it when the same images are laid out otherwise
-LIMIT_GB = 100.0  # of all files together; those used longest ago go first
+VERSION = 2  # version of the file; raise it when the same images are laid out otherwise
+LIMIT_GB = 100.0  # bytes of all files together; those used longest ago go first
 STALE_S = 24 * 3600.0  # an unfinished file this old belongs to a process that was killed
 
 
 class Source(Protocol):
-    """What can be cached: images in a fixed order."""
+    """Images in a fixed order that can be cached."""
 
     resolution: int
 
     def __len__(self) -> int: ...
 
     def decode(self, index: int) -> np.ndarray:
-        """[R, R, 3] uint8."""
+        """Return [R, R, 3] uint8."""
 
     def identity(self) -> tuple[str, list[str]]:
-        """Where the images are, and lines that change whenever they do."""
+        """Return the place of the images, and lines that change whenever they do."""
 
     def tally(self) -> dict[str, int]:
-        """How often an image was decoded, by this process and its workers."""
+        """Return how often an image was decoded, by this process and its workers."""
 
 
 class CachedImages(Dataset):
     """``source`` read from its memory map: the same tensors for the same (index, flip) pairs, whole batches at a time.
 
-    Batches are channels_last, as the file is; each process maps it for itself and shares its pages with the others.
+    Batches are channels_last, as the file is. Each process maps the file for itself and shares its pages with the
+    others.
     """
 
     def __init__(self, source: Source, as_uint8: bool) -> None:
@@ -75,7 +76,7 @@ class CachedImages(Dataset):
         return len(self.source)
 
     def prepare(self) -> None:
-        """Find the file or make it. ConfigError, one line, where it cannot be written."""
+        """Find the file or make it. Raises ConfigError, one line, where it cannot be written."""
         self.file = _open(self.source, CACHE)
         self.images = _map(self.file, self.source)
 
@@ -83,7 +84,7 @@ class CachedImages(Dataset):
         return self.__getitems__([key])[0]
 
     def __getitems__(self, keys: list[tuple[int, bool]]) -> Tensor:
-        """[N, 3, R, R]: what the loader calls for a batch."""
+        """Return a batch [N, 3, R, R] for the loader."""
         if self.images is None:
             self.prepare()
         batch = torch.empty((len(keys), *self.images.shape[1:]), dtype=torch.uint8)
@@ -95,28 +96,31 @@ class CachedImages(Dataset):
         return batch if self.as_uint8 else batch.float() / 127.5 - 1
 
     def tally(self) -> dict[str, int]:
-        """Images decoded and images read from the map, by this process and its workers."""
+        """Return the images decoded and the images read from the map, by this process and its workers."""
         return self.source.tally() | {"mapped": int(self.mapped)}
 
     def __getstate__(self) -> dict:
-        """For workers that are not forked: they map the file themselves."""
+        """Return the state for workers that are not forked: they map the file themselves."""
         return self.__dict__ | {"images": None, "file": None}
 
 
 def as_batch(batch: Tensor) -> Tensor:
-    """The loader's ``collate_fn``: there is nothing left to put together."""
+    """Return the batch unchanged, as the loader's ``collate_fn``."""
     return batch
 
 
 def counter() -> Tensor:
-    """A number that workers count up, too. Not exact when several do so at once, but never zero after a count."""
+    """Make a number that workers count up, too.
+
+    It is not exact when several count at once, but never zero after a count.
+    """
     return torch.zeros(1, dtype=torch.int64).share_memory_()
 
 
 def _map(file: IO[bytes], source: Source) -> Tensor:
     shape = (len(source), source.resolution, source.resolution, 3)
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore", UserWarning)  # that it cannot be written to: nobody does
+        warnings.simplefilter("ignore", UserWarning)  # The warning that it cannot be written to: nobody does.
         return torch.from_numpy(np.memmap(file, np.uint8, "r", shape=shape))
 
 
@@ -124,11 +128,11 @@ def _open(source: Source, cache: Path) -> IO[bytes]:
     """Find the file or make it, and lock it against removal for as long as it is open."""
     while True:
         path = _find_or_make(source, cache)
-        with suppress(FileNotFoundError):  # removed since: make it again
+        with suppress(FileNotFoundError):  # The file was removed since: make it again.
             file = open(path, "rb")
-            with suppress(OSError):  # a file system without locks, a cache that is read-only
+            with suppress(OSError):  # The file system has no locks, or the cache is read-only.
                 fcntl.flock(file, fcntl.LOCK_SH)
-                os.utime(path)  # last used now
+                os.utime(path)  # The file is last used now.
             if os.fstat(file.fileno()).st_nlink:
                 return file
             file.close()
@@ -154,7 +158,7 @@ def _find_or_make(source: Source, cache: Path) -> Path:
         _make(source, path, last_lines)
     except OSError as error:
         if error.filename is not None and not Path(error.filename).is_relative_to(cache):
-            raise  # an image that cannot be read, not the cache
+            raise  # An image cannot be read, not the cache.
         what, why = f"{size / 1e9:.2f} GB for {count} images", error.strerror or str(error)
         raise ConfigError(
             f"recipe: cached_images: {what} cannot be written to the cache folder: {why}"
@@ -174,7 +178,7 @@ def _is_whole(path: Path, start: int, last_lines: bytes) -> bool:
 def _make(source: Source, path: Path, last_lines: bytes) -> None:
     """Decode everything in threads (Pillow releases the GIL) into a temporary file; on disk before it is renamed.
 
-    Written, not mapped: where the disk fills up meanwhile, a write says so, and a mapped page ends the process.
+    The file is written, not mapped: a write reports a full disk, and a mapped page would end the process.
     """
     handle, working = tempfile.mkstemp(prefix=".making-", dir=path.parent)
     size = source.resolution**2 * 3
@@ -211,9 +215,11 @@ def _write(handle: int, content: bytes, offset: int) -> None:
 
 
 def _make_room(cache: Path, of_source: str, path: Path, size: int) -> None:
-    """Remove what killed processes left, what will not be read again, and what leaves no room for ``size`` bytes."""
+    """Remove files of killed processes, files that will not be read again, and files that leave no room for ``size``
+    bytes.
+    """
     for file in cache.glob(".making-*"):
-        with suppress(OSError):  # its owner has just finished with it
+        with suppress(OSError):  # Its owner has just finished with it.
             if time.time() - file.stat().st_mtime > STALE_S:
                 file.unlink()
     others = [file for file in cache.glob("*.bytes") if file != path]
@@ -231,7 +237,7 @@ def _make_room(cache: Path, of_source: str, path: Path, size: int) -> None:
 
 
 def _has_source(file: Path) -> bool:
-    """Tell whether the images of a file are still where they were. Files of an earlier version have none."""
+    """Return whether the images of a file are still in their place. Files of an earlier version do not name it."""
     try:
         with open(file, "rb") as content:
             content.seek(max(0, os.fstat(content.fileno()).st_size - 2**14))
@@ -243,7 +249,7 @@ def _has_source(file: Path) -> bool:
 
 
 def _remove(file: Path) -> bool:
-    """Delete a file that nobody reads; say whether it is gone."""
+    """Delete a file that nobody reads. Return whether it is gone."""
     try:
         with open(file, "r+b") as content:  # over NFS an exclusive lock needs leave to write
             fcntl.flock(content, fcntl.LOCK_EX | fcntl.LOCK_NB)

@@ -1,7 +1,7 @@
-"""Static input buffers: every random number a phase consumes, allocated once and refilled in place.
+"""Static input buffers: every random number that a phase consumes, allocated once and refilled in place.
 
-One flat buffer of normals is filled by one kernel and sliced into latents and noise. The same buffers are filled on
-the device when timing and loaded when checking parity, so a captured graph sees both through the same addresses.
+One flat buffer of normals is filled by one kernel and sliced into latents and noise. The buffers are filled on the
+device for timing, and loaded for parity checks. A captured graph sees both through the same addresses.
 """
 
 from __future__ import annotations
@@ -17,12 +17,15 @@ _ALIGN = 64  # elements; keeps every slice on a 256-byte boundary
 
 
 class PhaseInputs:
-    """Inputs of one phase.
+    """The inputs of one phase.
 
     Attributes:
-        z: [2 N, z_dim], first and second latents. noise: one [N, 1, H, W] for each synthesis layer.
-        image_noise: [N, 3, R, R], path length only. uniform: [2], style mixing's draws in [0, 1).
-        normal: the flat buffer behind z, noise and image_noise. layer_index: [num_ws].
+        z: [2 N, z_dim], first and second latents.
+        noise: one [N, 1, H, W] for each synthesis layer.
+        image_noise: [N, 3, R, R], path length only.
+        uniform: [2], style mixing's draws in [0, 1).
+        normal: the flat buffer behind z, noise and image_noise.
+        layer_index: [num_ws].
     """
 
     def __init__(
@@ -59,7 +62,7 @@ class PhaseInputs:
                 self.image_noise = views[-1].view(batch, r, r, 3).permute(0, 3, 1, 2)
 
     def fill(self) -> None:
-        """Draw everything anew from the device's default generator; asynchronous, two kernels."""
+        """Draw everything anew from the device's default generator. Asynchronous, two kernels."""
         self.normal.normal_()
         self.uniform.uniform_()
 

@@ -1,4 +1,4 @@
-"""Layers with equalized learning rate: unit-variance weights, scaled by He's constant where they are used."""
+"""Layers with equalized learning rate: unit-variance weights, scaled by He's constant at their use."""
 
 from __future__ import annotations
 
@@ -30,10 +30,10 @@ from stylegan_lite.weights import ScaledWeight
 
 
 class Dense(nn.Module):
-    """Fully connected layer in full precision, [N, I] -> [N, O]; optional leaky ReLU with gain sqrt(2).
+    """A fully connected layer in full precision, [N, I] -> [N, O]; optional leaky ReLU with gain sqrt(2).
 
     Args:
-        lr_multiplier: scales what one optimizer step changes; weights are stored divided by it.
+        lr_multiplier: scales the change of one optimizer step; weights are stored divided by it.
         bias_init: initial bias as it is applied.
         recipe: ``dense`` chooses between PyTorch's spelling and one kernel.
     """
@@ -72,11 +72,11 @@ class Dense(nn.Module):
 
 
 class ModulatedConv(ScaledWeight):
-    """Modulated 3x3 convolution, noise, bias, leaky ReLU: one layer of the synthesis network (``norm: demod``).
+    """A modulated 3x3 convolution, noise, bias, leaky ReLU: one layer of the synthesis network (``norm: demod``).
 
-    ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``; the
-    demodulation ``coefficients`` [N, O] may be given. ``then`` [N, O] is the style of the layer behind, for what nobody
-    else reads; that layer is then told that its input is ``modulated``.
+    ``forward(x [N, I, H, W], style [N, I], noise [N, 1, H', W'])`` -> [N, O, H', W'], doubled with ``up``. The
+    demodulation ``coefficients`` [N, O] may be given. ``then`` [N, O] is the style of the next layer, if nothing else
+    reads the result. The next layer is then told that its input is ``modulated``.
     """
 
     style_init = 1.0
@@ -101,7 +101,7 @@ class ModulatedConv(ScaledWeight):
         then: Tensor | None = None,
         modulated: bool = False,
     ) -> Tensor:
-        # Demodulation divides any constant out of the weights, so He's constant is left to it.
+        # Demodulation divides any constant out of the weights, He's constant included.
         known = {"copy": self.compute_copy, "coefficients": coefficients, "modulated": modulated}
         x, scale = modulated_conv2d(x, self.weight, style, self.recipe, up=self.up, **known)
         if self.up and self.recipe.fused_filter:
@@ -112,9 +112,9 @@ class ModulatedConv(ScaledWeight):
 
 
 class NormalizedConv(ScaledWeight):
-    """3x3 convolution, noise, instance norm with the style's affine, leaky ReLU (``norm: instance``; AdaIN).
+    """A 3x3 convolution, noise, instance norm with the style's affine, leaky ReLU (``norm: instance``; AdaIN).
 
-    ``style`` is [N, 2 O]: what is added to a scale of one, then the bias (Huang & Belongie 2017; Karras et al. 2019).
+    ``style`` is [N, 2 O]: an addend to a scale of one, then the bias (Huang & Belongie 2017; Karras et al. 2019).
     """
 
     style_init = 0.0
@@ -135,7 +135,7 @@ class NormalizedConv(ScaledWeight):
 
 
 class ToRGB(ScaledWeight):
-    """Modulated 1x1 convolution to 3 channels without demodulation: [N, I, H, W] -> [N, 3, H, W], full precision."""
+    """A modulated 1x1 convolution to 3 channels without demodulation: [N, I, H, W] -> [N, 3, H, W], full precision."""
 
     style_init = 1.0
 
@@ -161,14 +161,14 @@ class ToRGB(ScaledWeight):
 
 
 class Conv(ScaledWeight):
-    """Convolution of the discriminator, optionally halving the resolution, bias and leaky ReLU (plus a residual).
+    """A convolution of the discriminator, optionally halving the resolution, bias and leaky ReLU (plus a residual).
 
     Args:
         kernel: 1 or 3.
-        gain: of the activation; 1 where a residual sum follows, which divides by sqrt(2).
+        gain: gain of the activation; 1 where a residual sum follows, which divides by sqrt(2).
         act: without it neither bias nor activation; ``gain`` then scales the weights.
-        shares_filter: the filter of a halving 3x3 convolution runs with the activation of the one before it; both of
-            the two layers are told so.
+        shares_filter: the filter of a halving 3x3 convolution runs with the activation of the layer before. Both layers
+            are told so.
         spare: channels of zeros that x has behind its ``inputs``; the parameter has no weights for them.
     """
 
@@ -213,7 +213,7 @@ class Conv(ScaledWeight):
 class FromRGB(Conv):
     """The discriminator's first layer with ``rgb: triton``: 1x1 convolution of the image, bias and leaky ReLU."""
 
-    full_precision = True  # its weight, whatever convolutions run in
+    full_precision = True  # of its weight, whatever convolutions run in
 
     def __init__(self, outputs: int, recipe: Recipe) -> None:
         super().__init__(3, outputs, 1, recipe)

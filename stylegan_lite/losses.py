@@ -1,7 +1,8 @@
 """The four phase losses. Networks run under the caller's autocast; every loss and penalty is full precision.
 
-Non-saturating logistic loss (Goodfellow et al. 2014), R1 (Mescheder et al. 2018), path length regularization
-(Karras et al. 2020, section 3.2). From the input gradient on, penalties are squared, summed and scaled in float32.
+They are the non-saturating logistic loss (Goodfellow et al. 2014), R1 (Mescheder et al. 2018) and path length
+regularization (Karras et al. 2020, section 3.2). Penalties are squared, summed and scaled in float32, from the
+input gradient on.
 """
 
 from __future__ import annotations
@@ -23,7 +24,7 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
 def latents_to_ws(G: Generator, inputs: PhaseInputs, style_mixing: float, *, track: bool = False) -> Tensor:
-    """Two latents a sample -> ws [N, num_ws, w_dim]; from a drawn cutoff on, the layers take the second one's w.
+    """Map two latents a sample to ws [N, num_ws, w_dim]. Layers take the second w from a drawn cutoff on.
 
     The cutoff is drawn on the device and applied as a mask, so nothing waits for it.
     """
@@ -39,7 +40,7 @@ def latents_to_ws(G: Generator, inputs: PhaseInputs, style_mixing: float, *, tra
 
 
 def g_main(G: Generator, D: Discriminator, inputs: PhaseInputs, style_mixing: float, amp) -> Tensor:
-    """Mean softplus(-D(G(z)))."""
+    """Return mean softplus(-D(G(z)))."""
     with amp():
         ws = latents_to_ws(G, inputs, style_mixing, track=True)
         logits = D(G(ws, inputs.noise))
@@ -56,9 +57,9 @@ def d_main(
     *,
     joint: bool = False,
 ) -> Tensor:
-    """Mean softplus(D(G(z))) + mean softplus(-D(real)); G runs without a graph.
+    """Return mean softplus(D(G(z))) + mean softplus(-D(real)). G runs without a graph.
 
-    ``joint`` passes both batches through D at once, which keeps their statistics apart.
+    ``joint`` passes both batches through D at once, with separate statistics.
     """
     with torch.no_grad(), amp():
         fake = G(latents_to_ws(G, inputs, style_mixing), inputs.noise)
@@ -73,7 +74,7 @@ def d_main(
 def d_r1(
     D: Discriminator, real: Tensor, gamma: float, interval: int, amp, scale: LossScale | None = None
 ) -> Tensor:
-    """interval * gamma / 2 * mean over samples of |dD / dreal|^2."""
+    """Return interval * gamma / 2 * mean over samples of |dD / dreal|^2."""
     real = real.detach().requires_grad_(True)
     with amp():
         logits = D(real)
@@ -92,10 +93,10 @@ def g_pl(
     amp,
     scale: LossScale | None = None,
 ) -> Tensor:
-    """interval * weight * mean of (|J_w^T y| - running mean)^2, with y normal noise on the image.
+    """Return interval * weight * mean of (|J_w^T y| - running mean)^2, with y normal noise on the image.
 
-    Moves ``pl_mean`` [] in place by ``decay`` towards the batch's mean length; not where that overflowed, which with a
-    loss ``scale`` is an event like any other and must not stay in the mean for ever.
+    It moves ``pl_mean`` [] in place by ``decay`` towards the batch's mean length, except after an overflow. With a loss
+    ``scale`` overflows are normal, and must not stay in the mean for ever.
     """
     with amp():
         ws = latents_to_ws(G, inputs, style_mixing)
@@ -109,10 +110,10 @@ def g_pl(
 
 
 def inner_gradient(output: Tensor, wanted: Tensor, scale: LossScale | None) -> Tensor:
-    """d output / d wanted, to be differentiated again, in full precision.
+    """Return d output / d wanted in full precision, to be differentiated again.
 
-    It is a backward pass like any other: in FP16 it needs the scale on its way, and is divided by it before a penalty
-    is made of it. What is differentiated later carries the penalty's own scale through both.
+    It is a backward pass like any other. In FP16 it needs the scale on its way, and is divided by it before a penalty
+    is made of it. The later backward pass carries the penalty's own scale through both.
     """
     if scale is None:
         (gradient,) = torch.autograd.grad(output, wanted, create_graph=True)
@@ -122,6 +123,6 @@ def inner_gradient(output: Tensor, wanted: Tensor, scale: LossScale | None) -> T
 
 
 def autocast(device: str, precision: str) -> AbstractContextManager:
-    """The context networks run in."""
+    """Return the context that networks run in."""
     dtype = HALVES.get(precision, torch.bfloat16)
     return torch.autocast(device, dtype=dtype, enabled=precision in HALVES)

@@ -16,7 +16,9 @@ from stylegan_lite.spectral import SpectralWeights, constrain
 
 
 class Mapping(nn.Module):
-    """z [N, z_dim] -> w [N, w_dim], full precision whatever the recipe; tracks the average w for truncation."""
+    """The map z [N, z_dim] -> w [N, w_dim], full precision whatever the recipe. It tracks the
+    average w for truncation.
+    """
 
     def __init__(self, workload: Workload, recipe: Recipe) -> None:
         super().__init__()
@@ -40,7 +42,7 @@ class Mapping(nn.Module):
 
 
 class SynthesisBlock(nn.Module):
-    """One resolution: an upsampling and a plain layer (4x4: the plain one alone), and the skip image's update."""
+    """One resolution: an upsampling and a plain layer (4x4: only the plain layer), and the skip image's update."""
 
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
@@ -51,7 +53,7 @@ class SynthesisBlock(nn.Module):
         if resolution > 4:
             self.conv0 = layer(workload.fmaps(resolution // 2), channels, recipe, up=True)
         self.conv1 = layer(channels, channels, recipe, up=False)
-        # Nothing else reads what conv0 makes; what conv1 makes is for toRGB as well, whose style is another.
+        # Only conv1 reads conv0's result. toRGB reads conv1's result as well, with another style.
         self.joined = recipe.fused_modulation and layer is ModulatedConv and resolution > 4
         self.to_rgb = ToRGB(channels, recipe)
         for name, module in list(self.named_children()):
@@ -60,12 +62,14 @@ class SynthesisBlock(nn.Module):
 
     @property
     def affines(self) -> list[Dense]:
-        """What makes the styles of this block's layers, in order; each reads the w after that of the one before."""
+        """Return the layers that make the styles of this block's layers, in order. Each reads the next w."""
         first = [] if self.conv0 is None else [self.affine_conv0]
         return [*first, self.affine_conv1, self.affine_to_rgb]
 
     def styles(self, w: list[Tensor]) -> list[Tensor]:
-        """Full-precision styles of this block's layers from their w's, [N, w_dim] each; ``w`` starts at our first."""
+        """Return full-precision styles of this block's layers from their w's, [N, w_dim] each. ``w`` starts at the
+        first layer's.
+        """
         return [affine(w[k]) for k, affine in enumerate(self.affines)]
 
     def forward(
@@ -104,11 +108,13 @@ class Generator(nn.Module):
         self.grouped = recipe.demodulation == "grouped" and workload.norm == "demod"
 
     def noise_shapes(self, batch: int) -> list[tuple[int, int, int, int]]:
-        """One [N, 1, H, W] for each 3x3 layer, from 4x4 up."""
+        """Return one [N, 1, H, W] for each 3x3 layer, from 4x4 up."""
         return [(batch, 1, r, r) for r in self.workload.resolutions for _ in range(1 if r == 4 else 2)]
 
     def styles(self, ws: Tensor, first: list[int]) -> list[list[Tensor]]:
-        """Full-precision styles of each block's layers, [N, C] each; ``first``: which w a block's first layer reads."""
+        """Return full-precision styles of each block's layers, [N, C] each. ``first``: the w that a block's first layer
+        reads.
+        """
         if not self.blocks[0].affine_conv1.fused:
             w = ws.unbind(1)
             return [block.styles(w[k:]) for block, k in zip(self.blocks, first, strict=True)]
@@ -117,11 +123,13 @@ class Generator(nn.Module):
         return [[next(found) for _ in block.affines] for block in self.blocks]
 
     def coefficients(self, styles: list[list[Tensor]]) -> list[list[Tensor]]:
-        """Demodulation coefficients of each block's layers; none where the layers make their own, or have none."""
+        """Return demodulation coefficients of each block's layers. Returns none if layers make
+        their own, or have none.
+        """
         if not self.grouped:
             return [[] for _ in self.blocks]
         layers = [[c for c in (block.conv0, block.conv1) if c is not None] for block in self.blocks]
-        theirs = [style for each in styles for style in each[:-1]]  # the last one is toRGB's
+        theirs = [style for each in styles for style in each[:-1]]  # the last style is toRGB's
         found = iter(grouped_demodulation([layer for each in layers for layer in each], theirs))
         return [[next(found) for _ in each] for each in layers]
 
@@ -141,7 +149,7 @@ class Generator(nn.Module):
 
 
 class DiscriminatorBlock(nn.Module):
-    """Residual block, [N, I, H, W] -> [N, O, H/2, W/2]; both branches carry 1 / sqrt(2) in their gains."""
+    """A residual block, [N, I, H, W] -> [N, O, H/2, W/2]. Both branches carry 1 / sqrt(2) in their gains."""
 
     def __init__(self, workload: Workload, recipe: Recipe, resolution: int) -> None:
         super().__init__()
@@ -163,12 +171,12 @@ class DiscriminatorBlock(nn.Module):
 def minibatch_std(x: Tensor, group: int, parts: int = 1, multiple: int = 1) -> Tensor:
     """Append the standard deviation over groups of samples as one channel: [N, C, H, W] -> [N, C + 1, H, W].
 
-    Statistics in full precision (Karras et al. 2018, section 3). Groups are strided as published: sample n is in
+    Statistics are in full precision (Karras et al. 2018, section 3). Groups are strided as published: sample n is in
     group n mod (N / group).
 
     Args:
         parts: batches that follow one another along N; each has groups of its own, as if it came alone.
-        multiple: channels of zeros follow until their number is a multiple of this.
+        multiple: channels of zeros follow until the number of channels is a multiple of this.
     """
     n, c, h, w = x.shape
     group = min(group, n // parts)
@@ -182,7 +190,7 @@ def minibatch_std(x: Tensor, group: int, parts: int = 1, multiple: int = 1) -> T
 
 
 class Discriminator(nn.Module):
-    """image [N, 3, R, R] -> logits [N, 1], full precision.
+    """The map from image [N, 3, R, R] to logits [N, 1], full precision.
 
     ``parts`` batches may follow one another along N: no statistic is taken over samples of two of them.
     """
@@ -218,7 +226,7 @@ class Discriminator(nn.Module):
             self.spectral_weights.drop()
 
     def judge(self, image: Tensor, parts: int) -> Tensor:
-        """`forward`, with whatever stands for weights in its place."""
+        """Return the logits of `forward`, with the layers' weights in force made by the caller."""
         x = self.from_rgb(image)
         for block in self.blocks:
             x = block(x)
@@ -227,7 +235,7 @@ class Discriminator(nn.Module):
             return self.logit(self.hidden(full(x).flatten(1)))
 
     def append_std(self, x: Tensor, parts: int) -> Tensor:
-        """x [N, C, H, W] with its standard deviation over groups, and zeros up to a multiple of channels."""
+        """Return x [N, C, H, W] with its standard deviation over groups, and zeros up to a multiple of channels."""
         if not self.fused_std:
             return minibatch_std(x, self.group, parts, self.multiple)
         import kernels

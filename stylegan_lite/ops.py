@@ -20,12 +20,12 @@ SLOPE = 0.2
 
 
 def full(x: Tensor) -> Tensor:
-    """``x`` in float32, or as it is when float64: statistics and penalties are never taken in less."""
+    """Return ``x`` in float32, or as it is when float64. Statistics and penalties are never taken in less."""
     return x if x.dtype == torch.float64 else x.float()
 
 
 def convolution_dtype(x: Tensor) -> torch.dtype:
-    """What a convolution of ``x`` computes in: autocast's dtype where that is on, which leaves float64 alone."""
+    """Return the dtype of a convolution of ``x``: autocast's dtype where that is on, which leaves float64 alone."""
     kind = x.device.type
     if x.dtype == torch.float64 or not torch.is_autocast_enabled(kind):
         return x.dtype
@@ -33,9 +33,9 @@ def convolution_dtype(x: Tensor) -> torch.dtype:
 
 
 def one_batch(*images: Tensor) -> Tensor:
-    """Batches of images [N, 3, R, R] one after another, in the memory format of the last.
+    """Return batches of images [N, 3, R, R] one after another, in the memory format of the last.
 
-    In the dtype that the convolution behind it would cast them to anyway: each image is read once and written once.
+    The result has the dtype that the next convolution would cast it to. Each image is read once and written once.
     """
     last = images[-1]
     layout = torch.channels_last if is_channels_last(last) else torch.contiguous_format
@@ -49,7 +49,9 @@ def one_batch(*images: Tensor) -> Tensor:
 
 
 def convolutions(recipe: Recipe) -> ModuleType:
-    """Whose ``conv2d`` and ``conv_transpose2d`` to use: PyTorch's, or ours, which are fast to differentiate twice."""
+    """Return the module of ``conv2d`` and ``conv_transpose2d``: PyTorch's, or ours, which is fast
+    to differentiate twice.
+    """
     if recipe.conv == "aten":
         return F
     import kernels
@@ -58,7 +60,7 @@ def convolutions(recipe: Recipe) -> ModuleType:
 
 
 def fused_dense(x: Tensor, layer: nn.Module) -> Tensor:
-    """A ``Dense`` layer as one kernel: [N, I] -> [N, O]."""
+    """Compute a ``Dense`` layer as one kernel: [N, I] -> [N, O]."""
     import kernels
 
     act = {"act": True, "slope": SLOPE, "gain": GAIN} if layer.act else {}
@@ -68,7 +70,9 @@ def fused_dense(x: Tensor, layer: nn.Module) -> Tensor:
 
 
 def fused_affines(ws: Tensor, layers: list[nn.Module], slots: list[int]) -> list[Tensor]:
-    """``Dense`` layers without activation as one kernel, each of its own w of ws [N, num_ws, w_dim]: [N, O] each."""
+    """Compute ``Dense`` layers without activation as one kernel: [N, O] each, each from its own w of ws [N, num_ws,
+    w_dim].
+    """
     import kernels
 
     weights, biases = [layer.weight for layer in layers], [layer.bias for layer in layers]
@@ -77,17 +81,21 @@ def fused_affines(ws: Tensor, layers: list[nn.Module], slots: list[int]) -> list
 
 
 def grouped_demodulation(layers: list[nn.Module], styles: list[Tensor]) -> list[Tensor]:
-    """Demodulation coefficients [N, O] of ``ScaledWeight`` layers, of a style [N, I] each, in a few launches."""
+    """Compute demodulation coefficients [N, O] of ``ScaledWeight`` layers, with a style [N, I]
+    each, in a few launches.
+    """
     import kernels
 
     energies = [layer.energy for layer in layers]
-    if any(energy is None for energy in energies):  # not kept
+    if any(energy is None for energy in energies):  # the energies are not kept
         energies = kernels.weight_energies([layer.weight for layer in layers])
     return kernels.demodulate_group(energies, styles)
 
 
 def conv3x3(x: Tensor, weight: Tensor, up: bool, recipe: Recipe, filtered: bool = True) -> Tensor:
-    """[N, I, H, W] * [O, I, 3, 3] -> [N, O, H, W], or [N, O, 2H, 2W] with ``up``; ``filtered`` as in ``conv_up``."""
+    """Compute [N, I, H, W] * [O, I, 3, 3] -> [N, O, H, W], or [N, O, 2H, 2W] with ``up``. ``filtered`` is as in
+    ``conv_up``.
+    """
     by = convolutions(recipe)
     if up:
         return conv_up(x, weight, recipe.resample, by=by, filtered=filtered)
@@ -106,18 +114,21 @@ def modulated_conv2d(
     coefficients: Tensor | None = None,
     modulated: bool = False,
 ) -> tuple[Tensor, Tensor | None]:
-    """Convolution whose input channels are scaled per sample (Karras et al. 2020, section 2.2).
+    """Compute a convolution whose input channels are scaled for each sample (Karras et al. 2020, section 2.2).
 
     Args:
-        x: [N, I, H, W]. weight: [O, I, k, k]. style: [N, I], full precision.
+        x: [N, I, H, W].
+        weight: [O, I, k, k].
+        style: [N, I], full precision.
         demodulate: scale each output channel to unit expected norm.
-        copy: the weight as convolutions take it, where that is kept (``weights: once``); demodulation reads the weight.
-        coefficients: of demodulation, where they have been made for all layers at once; never with modconv: grouped.
+        copy: the weight in the convolution's dtype, if it is kept (``weights: once``). Demodulation reads the weight.
+        coefficients: demodulation's, if they have been made for all layers at once; never with modconv: grouped.
         modulated: x has been scaled by the style already (``recipe.fused_modulation``).
 
     Returns:
-        [N, O, H', W'] in the dtype convolutions run in, and the demodulation coefficients [N, O] that are still to
-        be applied (None where they have been, or where there are none). With ``recipe.fused_filter`` and ``up`` the
+        [N, O, H', W'] in the dtype of convolutions, and the demodulation coefficients [N, O] that are still to be
+            applied.
+        The second is None if they have been applied, or if there are none. With ``recipe.fused_filter`` and ``up`` the
         filter is still to be applied as well.
     """
     kernel = weight if copy is None else copy
@@ -144,7 +155,7 @@ def modulated_conv2d(
 
 
 def demodulation(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
-    """rsqrt(sum over I, k, k of (weight * style)^2 + eps), [N, O], without per-sample weights."""
+    """Return rsqrt(sum over I, k, k of (weight * style)^2 + eps), [N, O], without weights for each sample."""
     with torch.autocast(style.device.type, enabled=False):
         energy = weight.square().sum((2, 3))  # [O, I]
         return (style.square() @ energy.t() + eps).rsqrt()
@@ -153,7 +164,7 @@ def demodulation(weight: Tensor, style: Tensor, eps: float = 1e-8) -> Tensor:
 def _modulated_conv2d_grouped(
     x: Tensor, weight: Tensor, style: Tensor, recipe: Recipe, up: bool, demodulate: bool
 ) -> Tensor:
-    """The spelling of the paper's code: one weight tensor a sample, samples as groups of one convolution."""
+    """Compute it as the paper's code does: one weight tensor a sample, samples as groups of one convolution."""
     n, c_in, h, w = x.shape
     c_out, _, k, _ = weight.shape
     weights = weight[None] * style[:, None, :, None, None]  # [N, O, I, k, k]
@@ -182,11 +193,15 @@ def bias_act(
     gain: float = GAIN,
     residual: Tensor | None = None,
 ) -> Tensor:
-    """leaky_relu(x * scale + noise * strength + bias) * gain (+ residual).
+    """Compute leaky_relu(x * scale + noise * strength + bias) * gain (+ residual).
 
     Args:
-        x: [N, C, H, W] or [N, C]. bias: [C]. scale: [N, C]. noise: [N, 1, H, W]. strength: [].
-        residual: like x; where it is given there is neither scale nor noise, and fused_residual is on.
+        x: [N, C, H, W] or [N, C].
+        bias: [C].
+        scale: [N, C].
+        noise: [N, 1, H, W].
+        strength: [].
+        residual: like x. With it there is neither scale nor noise, and fused_residual is on.
     """
     if residual is not None:
         import kernels
@@ -204,7 +219,7 @@ def bias_act(
 
 
 def act_filter(x: Tensor, bias: Tensor, gain: float) -> Tensor:
-    """``bias_act`` and the filter before a convolution that halves the resolution: [N, C, H, W] -> [N, C, H+1, W+1]."""
+    """Compute ``bias_act`` and the filter before a halving convolution: [N, C, H, W] -> [N, C, H+1, W+1]."""
     import kernels
 
     return kernels.act_filter(
@@ -222,9 +237,9 @@ def filter_act(
     gain: float = GAIN,
     style: Tensor | None = None,
 ) -> Tensor:
-    """The filter after a convolution that doubled the resolution, ``bias_act``: [N, C, H+1, W+1] -> [N, C, H, W].
+    """Compute the filter after a doubling convolution, and ``bias_act``: [N, C, H+1, W+1] -> [N, C, H, W].
 
-    style: [N, C], what the result is multiplied by in the same pass.
+    style: [N, C], a factor on the result in the same pass.
     """
     import kernels
 
@@ -236,7 +251,7 @@ def filter_act(
 
 
 def fused_norm(recipe: Recipe) -> Callable[..., Tensor]:
-    """Whose fused instance norm to use: Triton's, or that of CUDA C++."""
+    """Return the fused instance norm: Triton's, or that of CUDA C++."""
     import kernels
 
     if not recipe.cuda_norm:
@@ -249,10 +264,14 @@ def fused_norm(recipe: Recipe) -> Callable[..., Tensor]:
 def instance_norm_act(
     x: Tensor, scale: Tensor, bias: Tensor, noise: Tensor, strength: Tensor, recipe: Recipe, eps: float = 1e-5
 ) -> Tensor:
-    """leaky_relu(instance_norm(x + noise * strength) * scale + bias) * gain, statistics over H and W of each map.
+    """Compute leaky_relu(instance_norm(x + noise * strength) * scale + bias) * gain, statistics over H and W of each
+    map.
 
     Args:
-        x: [N, C, H, W]. scale, bias: [N, C]. noise: [N, 1, H, W]. strength: [].
+        x: [N, C, H, W].
+        scale, bias: [N, C].
+        noise: [N, 1, H, W].
+        strength: [].
     """
     if recipe.fused_norm and recipe.fused_act:
         return fused_norm(recipe)(x, scale, bias, noise=noise, strength=strength, eps=eps, gain=GAIN)
@@ -262,7 +281,7 @@ def instance_norm_act(
     scale, bias = scale[:, :, None, None], bias[:, :, None, None].to(x.dtype)
     if recipe.instance_norm == "functional":
         x = F.instance_norm(x, eps=eps)
-    else:  # keeps channels_last, where F.instance_norm's reshape to one long batch copies to NCHW
+    else:  # This keeps channels_last. F.instance_norm reshapes to one long batch and copies to NCHW.
         wide = torch.float64 if x.dtype == torch.float64 else torch.float32
         x = x - x.mean((2, 3), keepdim=True, dtype=wide).to(x.dtype)
         deviation = torch.linalg.vector_norm(x, dim=(2, 3), keepdim=True, dtype=wide)

@@ -1,7 +1,7 @@
-"""Work of a step that nothing on its critical path waits for, on a second CUDA stream.
+"""The second CUDA stream of a step, for work outside of its critical path.
 
-The gradients of weights are needed by the optimizer alone, and the moving average of G by no one: while D trains, G
-stands still. In a captured graph they become branches beside the chain of activations and their gradients.
+Only the optimizer needs the gradients of weights. Nothing needs the moving average of G: while D trains, G stands
+still. In a captured graph both become branches beside the chain of activations and their gradients.
 """
 
 from __future__ import annotations
@@ -13,26 +13,28 @@ from torch import nn
 
 from stylegan_lite.weights import ComputeWeights
 
-MAIN, SECOND = -2, -1  # priorities: lower numbers go first, 0 is what streams have unless asked for more
+MAIN, SECOND = -2, -1  # priorities; lower numbers go first, and streams have 0 by default
 
 
 class ParallelStreams:
-    """The second stream of a step, and what collects the gradients that are computed on it.
+    """The second stream of a step, and the collector of the gradients that are computed on it.
 
     Attributes:
-        collected: phase -> what its last backward pass put on the second stream: gradients of how many compute copies
-            ("copies") of how many there are ("of"), contributions to gradients of any weights ("gradients"), and how
-            often work was put there in the whole phase ("forks").
-        captured: the same of what CUDA graphs hold, written at their capture: of several graphs with one phase, that
-            of the one with the fewest forks. Empty where none are captured.
+        collected: phase -> counts of its last backward pass on the second stream. The compute copies with a gradient
+            are
+            "copies", all copies are "of". The contributions to gradients of any weights are "gradients". Work was put
+            there "forks" times in the whole phase.
+        captured: the same for the contents of CUDA graphs, written at their capture. If several graphs hold a phase,
+            the
+            graph with the fewest forks counts. Empty if none are captured.
         branch: the second stream; on a CPU everything runs in line.
-        main: the stream to capture on. Its kernels go first where both have some that are ready to run: the chain of
-            activations is what a step waits for. A graph's kernels keep the priority of the stream they were captured
-            on.
+        main: the stream to capture on. If both streams have kernels that are ready, its kernels go first: a step waits
+            for
+            the chain of activations. A graph's kernels keep the priority of the stream they were captured on.
     """
 
     def __init__(self, copies: dict[nn.Module, ComputeWeights], device: str) -> None:
-        from kernels.weight_gradients import Branch, WeightGradients
+        from kernels.linear.weight_gradients import Branch, WeightGradients
 
         self.branch = Branch(device, SECOND)
         self.main = torch.cuda.Stream(priority=MAIN) if device == "cuda" else None
@@ -46,7 +48,7 @@ class ParallelStreams:
 
     @contextlib.contextmanager
     def phase(self, phase: str, network: nn.Module):
-        """Run a phase's backward pass inside; after it the streams are one again, and all gradients in their places."""
+        """Run a phase's backward pass inside. Afterwards the streams are joined, and all gradients in their places."""
         into = self.gradients[network]
         with into.collecting():
             yield
@@ -60,7 +62,7 @@ class ParallelStreams:
         self.branch.forks = 0
 
     def note_captured(self, phases: tuple[str, ...]) -> None:
-        """After a capture of these phases: keep what it put on the second stream."""
+        """Keep the counts of the second stream after a capture of these phases."""
         for phase in phases:
             found = self.collected.get(phase, {"copies": 0, "of": 0, "gradients": 0, "forks": 0})
             known = self.captured.setdefault(phase, found)
@@ -69,7 +71,7 @@ class ParallelStreams:
 
     @contextlib.contextmanager
     def in_line(self, wanted: bool = True):
-        """Without the second stream: cuDNN must have the GPU to itself where it times its algorithms."""
+        """Run without the second stream: cuDNN must have the GPU to itself where it times its algorithms."""
         before, self.branch.active = self.branch.active, self.branch.active and not wanted
         try:
             yield

@@ -1,7 +1,7 @@
-"""What happens before the first step: warm-up, compiling, and the capture of CUDA graphs if the recipe says so.
+"""Preparation before the first step: warm-up, compiling, and the capture of CUDA graphs if the recipe says so.
 
-A capture records launches and runs none, so whatever allocates, compiles or tries algorithms at its first call must
-have run before. All of that moves weights, optimizers and random state; at the end they are put back.
+A capture records launches and runs none. So everything that allocates, compiles or tries algorithms at its first call
+must have run before. That moves weights, optimizers and random state; at the end they are put back.
 """
 
 from __future__ import annotations
@@ -11,30 +11,27 @@ import copy
 import gc
 import time
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
 from stylegan_lite import saving
-from stylegan_lite.losses import PHASES
+from stylegan_lite.phases import PHASES, Phases
 
-if TYPE_CHECKING:
-    from stylegan_lite.step import TrainingStep
-
-WARMUP = 3  # runs of each phase before capture: cuDNN, cuBLAS and autograd settle their workspaces
+WARMUP = 3  # runs of each phase before capture, in which cuDNN, cuBLAS and autograd settle their workspaces
 
 
-def prepare(step: TrainingStep) -> dict[str, float]:
-    """``TrainingStep.prepare``."""
+def prepare(step: Phases) -> dict[str, float]:
+    """Prepare the step; see ``TrainingStep.prepare``."""
     begin = time.perf_counter()
     step.feed.prepare()
     start = time.perf_counter()
     took = {"cache_s": start - begin} if step.recipe.cached_images else {}
-    before = copy.deepcopy(step.state_dict())
+    before = copy.deepcopy(saving.state_dict(step))
     step.feed.next()
     side = _side_stream(step)
     with side:  # under the stream, flags and modes of the warm-up
-        # Our kernels first, side by side: torch.compile would launch them, and Triton compile them, one by one.
+        # Our kernels come first, side by side: torch.compile would launch them, and Triton compile them, one by one.
         compiled, done = _compile_kernels(step, before)
         took |= compiled
         start += compiled.get("compile_kernels_s", 0.0)
@@ -60,11 +57,11 @@ def prepare(step: TrainingStep) -> dict[str, float]:
     return took | {"warmup_s": warm - start, "capture_s": time.perf_counter() - warm}
 
 
-def _compile_kernels(step: TrainingStep, before: dict[str, Any]) -> tuple[dict[str, float], tuple[str, ...]]:
-    """Run each phase once without the Triton kernels that are still to be compiled, and compile those together.
+def _compile_kernels(step: Phases, before: dict[str, Any]) -> tuple[dict[str, float], tuple[str, ...]]:
+    """Run each phase once without the missing Triton kernels, then compile those together.
 
     Returns:
-        what `prepare` says about it: nothing where no kernel was missing. And the phases that it ran in earnest.
+        the numbers that `prepare` reports, empty if no kernel was missing, and the phases that ran in earnest.
     """
     if not step.recipe.has_kernels:
         return {}, ()
@@ -74,17 +71,17 @@ def _compile_kernels(step: TrainingStep, before: dict[str, Any]) -> tuple[dict[s
     with _in_line(step), _as_it_is(step):
         report = step.precompiled = compile_ahead(lambda: [step._warm_up(phase) for phase in PHASES])
     if not report.missing:
-        own = () if step.compiled is None else step.compiled.functions  # these are still to run compiled
+        own = () if step.compiled is None else step.compiled.functions  # These are still to run compiled.
         return {}, tuple(phase for phase in PHASES if phase not in own) if report.whole else ()
-    saving.load_model(step, before)  # what was left out made garbage of everything
+    saving.load_model(step, before)  # The missing launches made garbage of everything.
     _synchronize(step)
     counts = {"kernels_missing": report.missing, "kernels_compiled": report.compiled}
     return {"compile_kernels_s": time.perf_counter() - begin} | counts, ()
 
 
 @contextlib.contextmanager
-def _as_it_is(step: TrainingStep) -> Iterator[None]:
-    """Without torch.compile."""
+def _as_it_is(step: Phases) -> Iterator[None]:
+    """Run without torch.compile while entered."""
     if step.compiled is None:
         yield
         return
@@ -95,8 +92,8 @@ def _as_it_is(step: TrainingStep) -> Iterator[None]:
         step.compiled.functions = functions
 
 
-def _capture(step: TrainingStep) -> None:
-    """One graph a phase, or a kind of step, in one memory pool: forward, backward, optimizer step (and EMA).
+def _capture(step: Phases) -> None:
+    """Capture one graph a phase, or a kind of step, in one memory pool: forward, backward, optimizer step (and EMA).
 
     Errors are raised for calls of this thread only: a pinning thread of a data loader allocates while we capture.
     """
@@ -123,14 +120,14 @@ def _capture(step: TrainingStep) -> None:
     step.gradients = {phase: held for each in step.held.values() for phase, held in each.items()}
 
 
-def capture_again(step: TrainingStep) -> None:
-    """Capture a prepared step anew, as it would be captured now; the old graphs and their memory go first.
+def capture_again(step: Phases) -> None:
+    """Capture a prepared step anew, as it would be captured now. The old graphs and their memory go first.
 
-    Nothing is warmed up, as all of it has run before, and nothing is put back, as a capture runs nothing.
+    Nothing is warmed up, because all of it has run before. Nothing is put back, because a capture runs nothing.
     """
     if not step.recipe.cuda_graphs:
         return
-    _synchronize(step)  # no replay is under way any more
+    _synchronize(step)  # No replay is under way any more.
     step.graphs.clear()
     step.held.clear()
     step.gradients = {}
@@ -143,24 +140,24 @@ def capture_again(step: TrainingStep) -> None:
     _synchronize(step)
 
 
-def _restore(step: TrainingStep, before: dict[str, Any]) -> None:
-    step.load_state_dict(before)
+def _restore(step: Phases, before: dict[str, Any]) -> None:
+    saving.load_state_dict(step, before)
     _drop_gradients(step)
 
 
-def _drop_gradients(step: TrainingStep) -> None:
+def _drop_gradients(step: Phases) -> None:
     for phase in ("G_main", "D_main"):
         step._zero_grad(*step._trained(phase))
 
 
-def _in_line(step: TrainingStep, wanted: bool = True) -> contextlib.AbstractContextManager:
-    """Without a second stream: the first run of a phase, in which cuDNN times its algorithms."""
+def _in_line(step: Phases, wanted: bool = True) -> contextlib.AbstractContextManager:
+    """Run without a second stream: the first run of a phase, in which cuDNN times its algorithms."""
     return step.parallel.in_line(wanted) if step.parallel else contextlib.nullcontext()
 
 
 @contextlib.contextmanager
-def _side_stream(step: TrainingStep) -> Iterator[None]:
-    """Warm-up before a capture must not run on the default stream."""
+def _side_stream(step: Phases) -> Iterator[None]:
+    """Run on a side stream: the warm-up before a capture must not run on the default stream."""
     if not step.recipe.cuda_graphs:
         yield
         return
@@ -171,6 +168,6 @@ def _side_stream(step: TrainingStep) -> Iterator[None]:
     torch.cuda.current_stream().wait_stream(stream)
 
 
-def _synchronize(step: TrainingStep) -> None:
+def _synchronize(step: Phases) -> None:
     if step.device == "cuda":
         torch.cuda.synchronize()

@@ -1,22 +1,21 @@
 """Resampling by the separable [1, 3, 3, 1] filter: six plain-PyTorch spellings of the same linear maps, and a kernel.
 
 StyleGAN2 low-passes wherever it changes resolution. With zeros outside the image, all spellings agree to rounding
-(tests/stylegan_lite/test_resample.py); which is fastest depends on dtype, memory format and whether it is
-differentiated twice:
+(tests/stylegan_lite/test_resample.py). The fastest depends on dtype, memory format and the order of differentiation:
 
 - ``depthwise``: a ``conv2d`` with one group a channel.
 - ``channels_as_batch``: the same filter with channels folded into the batch; a copy when memory is channels_last.
-- ``bilinear``: doubling by bilinear interpolation *is* [1, 3, 3, 1] once the border reads zeros; a convolution that
+- ``bilinear``: doubling by bilinear interpolation *is* [1, 3, 3, 1] once the border reads zeros. A convolution that
   resamples then runs at the high resolution, with four times the FLOPs.
 - ``folded``: the filter convolved into the 3x3 weights; one 6x6 convolution of stride 2, no pass of its own.
-- ``subpixel``: the same folded weights as one dense 3x3 convolution over 2x2 blocks of pixels, four times the channels:
-  the FLOPs of ``folded`` in the shape tensor cores like, plus one copy between blocks and pixels.
-- ``shifts``: the filter as a sum of shifted slices, along one dimension and then the other, which torch.compile fuses
-  into one pass together with what follows. Only there: uncompiled, where each slice is a pass, it is ``subpixel``.
-- ``triton``: ``kernels.upfirdn2d`` between ordinary convolutions, as StyleGAN2's own CUDA op: a quarter of the FLOPs of
-  ``folded`` for one more pass over memory.
+- ``subpixel``: the same folded weights as one dense 3x3 convolution over 2x2 blocks of pixels, four times the channels.
+  It has the FLOPs of ``folded`` in a shape for tensor cores, plus one copy between blocks and pixels.
+- ``shifts``: the filter as a sum of shifted slices, along one dimension and then the other. Compiled, it is fused into
+  one pass with the next operations. Uncompiled each slice is a pass, so ``subpixel`` takes its place.
+- ``triton``: ``kernels.upfirdn2d`` between ordinary convolutions, as StyleGAN2's own CUDA op. It has a quarter of the
+  FLOPs of ``folded`` for one more pass over memory.
 
-``by`` is whose ``conv2d`` and ``conv_transpose2d`` compute it: ``torch.nn.functional`` or ``kernels``.
+``by`` is the module whose ``conv2d`` and ``conv_transpose2d`` are called: ``torch.nn.functional`` or ``kernels``.
 
 Filter and gain follow upfirdn2d of Karras et al. 2020: unit gain going down, gain 4 going up.
 """
@@ -35,10 +34,11 @@ FILTERS = ("depthwise", "channels_as_batch", "shifts", "triton")  # these resamp
 
 
 def fir(device: torch.device, dtype: torch.dtype, gain: float) -> Tensor:
-    """The 4x4 filter, [1, 1, 4, 4], summing to ``gain``. Exact in BF16. Cached: no host copy inside a graph."""
-    if (
-        torch.compiler.is_compiling()
-    ):  # looks through caches, and would copy what is made on the host in every run
+    """Return the 4x4 filter, [1, 1, 4, 4], summing to ``gain``. It is exact in BF16, and cached: no
+    host copy in a graph.
+    """
+    # The compiler looks through caches, and would copy a host tensor in every run.
+    if torch.compiler.is_compiling():
         taps = 1 + 2 * (torch.arange(4, device=device) % 3 > 0).to(dtype)  # TAPS
         return (taps[:, None] * taps * (gain / sum(TAPS) ** 2))[None, None]
     return _fir(device, dtype, gain)
@@ -54,7 +54,7 @@ def _fir(device: torch.device, dtype: torch.dtype, gain: float) -> Tensor:
 def _filter(
     x: Tensor, how: str, gain: float, *, padding: int, stride: int = 1, up: bool = False, by: ModuleType = F
 ) -> Tensor:
-    """Apply the 4x4 filter to each channel; ``up`` applies its adjoint with stride (zero insertion, then filter)."""
+    """Apply the 4x4 filter to each channel. ``up`` applies its adjoint with stride (zero insertion, then filter)."""
     if how == "triton":
         import kernels
 
@@ -74,16 +74,16 @@ def _filter(
 
 
 def in_force(how: str) -> str:
-    """The spelling that is used here and now."""
+    """Return the spelling that is used here and now."""
     return "subpixel" if how == "shifts" and not torch.compiler.is_compiling() else how
 
 
 def _shifted(x: Tensor, gain: float, padding: int, stride: int, up: bool) -> Tensor:
-    """`_filter` by slices; sums in float32, which stay in registers once compiled. ``up``: by 2, with padding 1."""
+    """Compute `_filter` by slices. Sums in float32 stay in registers once compiled. ``up``: by 2, with padding 1."""
     taps = [tap / sum(TAPS) * gain**0.5 for tap in TAPS]
     y = F.pad(x.to(torch.promote_types(x.dtype, torch.float32)), (padding,) * 4)
     for dim in (2, 3):
-        if up:  # zeros between pixels: an even pixel meets the second and fourth tap, an odd one the others
+        if up:  # Zeros lie between pixels: an even pixel meets the second and fourth tap, an odd pixel the others.
             before, here, after = (y.narrow(dim, k, x.shape[dim]) for k in range(3))
             pair = here * taps[1] + before * taps[3], here * taps[2] + after * taps[0]
             y = torch.stack(pair, dim + 1).flatten(dim, dim + 1)
@@ -97,7 +97,7 @@ def _shifted(x: Tensor, gain: float, padding: int, stride: int, up: bool) -> Ten
 
 
 def upsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
-    """[N, C, H, W] -> [N, C, 2H, 2W], same dtype."""
+    """Upsample [N, C, H, W] -> [N, C, 2H, 2W], same dtype."""
     how = in_force(how)
     if how in FILTERS:
         return _filter(x, how, 4.0, padding=1, stride=2, up=True, by=by)
@@ -105,7 +105,7 @@ def upsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
 
 
 def downsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
-    """[N, C, H, W] -> [N, C, H/2, W/2], same dtype; the adjoint of :func:`upsample2d` divided by 4."""
+    """Downsample [N, C, H, W] -> [N, C, H/2, W/2], same dtype. It is the adjoint of :func:`upsample2d` divided by 4."""
     how = in_force(how)
     if how in FILTERS:
         return _filter(x, how, 1.0, padding=1, stride=2, by=by)
@@ -113,7 +113,7 @@ def downsample2d(x: Tensor, how: str, by: ModuleType = F) -> Tensor:
 
 
 def fork_down(x: Tensor) -> tuple[Tensor, Tensor]:
-    """(x, `downsample2d` of x with ``triton``), the gradients of both summed in the filter's pass."""
+    """Return (x, `downsample2d` of x with ``triton``). The gradients of both are summed in the filter's pass."""
     import kernels
 
     return kernels.fork_upfirdn2d(x, TAPS, down=2, padding=1, gain=1 / sum(TAPS) ** 2)
@@ -129,7 +129,8 @@ def conv_up(
         filtered: False leaves the filter to the caller (``how: triton``): [N, O, 2H + 1, 2W + 1].
     """
     how = in_force(how)
-    if how == "bilinear":  # zero insertion, filter and taps commute; one extra pixel each side feeds the 3x3
+    # Zero insertion, filter and taps commute. One extra pixel on each side feeds the 3x3.
+    if how == "bilinear":
         doubled = _double(F.pad(x, (1, 1, 1, 1)))[:, :, 1:-1, 1:-1]
         return by.conv2d(doubled, _split(weight, groups).flip(2, 3), groups=groups)
     if how == "folded":
@@ -166,12 +167,12 @@ def conv_down(x: Tensor, weight: Tensor, how: str, by: ModuleType = F, filtered:
 
 
 def is_channels_last(x: Tensor) -> bool:
-    """Whether channels are the fastest dimension in memory."""
+    """Return whether channels are the fastest dimension in memory."""
     return x.is_contiguous(memory_format=torch.channels_last) and not x.is_contiguous()
 
 
 def blocks_to_pixels(x: Tensor) -> Tensor:
-    """[N, 4C, H, W] -> [N, C, 2H, 2W], memory format kept; channels_last wants (row, column, C) order of the 4C.
+    """Turn [N, 4C, H, W] into [N, C, 2H, 2W], memory format kept. channels_last wants (row, column, C) order of the 4C.
 
     ``F.pixel_shuffle`` would return NCHW for a channels_last input.
     """
@@ -183,7 +184,7 @@ def blocks_to_pixels(x: Tensor) -> Tensor:
 
 
 def pixels_to_blocks(x: Tensor) -> Tensor:
-    """[N, C, H, W] -> [N, 4C, H/2, W/2]; the inverse of :func:`blocks_to_pixels`."""
+    """Turn [N, C, H, W] into [N, 4C, H/2, W/2]: the inverse of :func:`blocks_to_pixels`."""
     if not is_channels_last(x):
         return F.pixel_unshuffle(x, 2)
     n, c, h, w = x.shape
@@ -192,21 +193,20 @@ def pixels_to_blocks(x: Tensor) -> Tensor:
 
 
 def blocks_of_up(folded: Tensor, groups: int, channels_last: bool) -> Tensor:
-    """6x6 weights [O, I, 6, 6] of a stride-2 transposed convolution -> [4 O, I, 3, 3] producing 2x2 blocks.
+    """Turn 6x6 weights [O, I, 6, 6] of a stride-2 transposed convolution into [4 O, I, 3, 3], which produce 2x2 blocks.
 
     Output pixel 2m + p reads input m + t through tap p + 2 - 2t, t in {-1, 0, 1}.
     """
     o, i = folded.shape[:2]
     taps = folded.reshape(groups, o // groups, i, 3, 2, 3, 2).flip(3, 5)
-    if (
-        channels_last and groups == 1
-    ):  # the weights themselves in channels_last, or every call would convert them
+    # The weights themselves are channels_last, or every call would convert them.
+    if channels_last and groups == 1:
         return taps.permute(0, 4, 6, 1, 3, 5, 2).reshape(4 * o, 3, 3, i).permute(0, 3, 1, 2)
     return taps.permute(0, 1, 4, 6, 2, 3, 5).reshape(4 * o, i, 3, 3)
 
 
 def blocks_of_down(folded: Tensor, channels_last: bool) -> Tensor:
-    """6x6 weights [O, I, 6, 6] of a stride-2 convolution -> [O, 4 I, 3, 3] reading 2x2 blocks."""
+    """Turn 6x6 weights [O, I, 6, 6] of a stride-2 convolution into [O, 4 I, 3, 3], which read 2x2 blocks."""
     o, i = folded.shape[:2]
     taps = folded.reshape(o, i, 3, 2, 3, 2)
     if channels_last:
@@ -215,7 +215,7 @@ def blocks_of_down(folded: Tensor, channels_last: bool) -> Tensor:
 
 
 def _split(weight: Tensor, groups: int) -> Tensor:
-    """[O / g, I, k, k] with groups along I -> [O, I / g, k, k] with groups along O, as ``conv2d`` wants them."""
+    """Turn [O / g, I, k, k] with groups along I into [O, I / g, k, k] with groups along O, as ``conv2d`` wants them."""
     if groups == 1:
         return weight
     out, inputs, k, _ = weight.shape
@@ -227,7 +227,7 @@ def _double(x: Tensor) -> Tensor:
 
 
 def _halve(x: Tensor) -> Tensor:
-    """Antialiased bilinear halving is [1, 3, 3, 1] / 8 away from the border, where it renormalizes.
+    """Halve by antialiased bilinear interpolation: [1, 3, 3, 1] / 8 away from the border, where it renormalizes.
 
     PyTorch has no BF16 version of it on the CPU.
     """
@@ -238,7 +238,7 @@ def _halve(x: Tensor) -> Tensor:
 
 
 def _fold(weight: Tensor, gain: float) -> Tensor:
-    """[A, B, 3, 3] -> [A, B, 6, 6]: the 3x3 taps convolved with the filter (which is its own mirror image)."""
+    """Turn [A, B, 3, 3] into [A, B, 6, 6]: the 3x3 taps convolved with the filter (its own mirror image)."""
     a, b = weight.shape[:2]
     kernel = fir(weight.device, weight.dtype, gain)
     return F.conv2d(weight.reshape(a * b, 1, 3, 3), kernel, padding=3).reshape(a, b, 6, 6)

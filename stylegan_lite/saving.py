@@ -1,21 +1,20 @@
-"""A training step's state: what a checkpoint holds, and how it is put back.
+"""A training step's state: the contents of a checkpoint, and the way back.
 
 Everything is loaded in place: captured graphs keep the addresses that they have recorded.
 """
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 from torch import Tensor
 
-if TYPE_CHECKING:
-    from stylegan_lite.step import TrainingStep
+from stylegan_lite.phases import Phases
 
 
-def state_dict(step: TrainingStep) -> dict[str, Any]:
-    """``TrainingStep.state_dict``."""
+def state_dict(step: Phases) -> dict[str, Any]:
+    """Return the state; see ``TrainingStep.state_dict``."""
     return {
         "count": step.count,
         "workload": step.workload.to_dict() | {"data": None},
@@ -26,39 +25,42 @@ def state_dict(step: TrainingStep) -> dict[str, Any]:
         "opt_D": _optimizer_state(step.opt_D),
         "pl_mean": step.pl_mean,
         "scales": {name: scale.state_dict() for name, scale in step.scales.items()},
-        "loss": step.loss,  # an update that FP16 skips records the one before
+        "loss": step.loss,  # an update that FP16 skips records the loss before
         "rng": _rng(step.device),
         "data": step.feed.state_dict(),
     }
 
 
-def load_state_dict(step: TrainingStep, saved: dict[str, Any]) -> None:
-    """``TrainingStep.load_state_dict``, once the step is prepared."""
+def load_state_dict(step: Phases, saved: dict[str, Any]) -> None:
+    """Load the state of a prepared step; see ``TrainingStep.load_state_dict``."""
     load_model(step, saved)
     step.feed.load_state_dict(saved["data"])
-    for phase, loss in saved.get("loss", {}).items():  # older checkpoints have none
+    for phase, loss in saved.get("loss", {}).items():  # Older checkpoints have no losses.
         step.loss[phase].copy_(loss)
     step.count, step.updating = saved["count"], False
     _set_rng(step.device, saved["rng"])
 
 
-def load_model(step: TrainingStep, saved: dict[str, Any]) -> None:
-    """Networks, optimizers, the mean path length and loss scales; data, count and random state stay as they are."""
+def load_model(step: Phases, saved: dict[str, Any]) -> None:
+    """Load networks, optimizers, the mean path length and loss scales. Data, count and random state
+    stay as they are.
+    """
     for name in ("G", "D", "G_ema"):
         getattr(step, name).load_state_dict(saved[name])
     load_optimizer(step.opt_G, saved["opt_G"])
     load_optimizer(step.opt_D, saved["opt_D"])
     step.pl_mean.copy_(saved["pl_mean"])
-    for name, scale in step.scales.items():  # a checkpoint of another precision has none: they begin anew
+    # A checkpoint of another precision has no scales: they begin anew.
+    for name, scale in step.scales.items():
         if name in saved.get("scales", {}):
             scale.load_state_dict(saved["scales"][name])
 
 
 def load_optimizer(optimizer: torch.optim.Optimizer, saved: dict[int, dict[str, Tensor]]) -> None:
-    """Put moments and step counts, by number of the parameter, in place; those that ``saved`` lacks become 0."""
+    """Put moments and step counts, by number of the parameter, in place. Those that ``saved`` lacks become 0."""
     group = optimizer.param_groups[0]
     for k, parameter in enumerate(group["params"]):
-        if k in saved and not optimizer.state.get(parameter):  # every update so far was skipped (FP16)
+        if k in saved and not optimizer.state.get(parameter):  # Every update so far was skipped (FP16).
             place = parameter.device if group["capturable"] or group["fused"] else "cpu"
             optimizer.state[parameter] = {
                 name: torch.zeros((), device=place) if name == "step" else torch.zeros_like(parameter)

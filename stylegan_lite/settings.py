@@ -1,25 +1,22 @@
-"""What is in force while a step runs: PyTorch's defaults, read back rather than assumed."""
+"""The settings in force while a step runs: PyTorch's defaults, read back rather than assumed."""
 
 from __future__ import annotations
 
 import contextlib
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 import torch
 
-from kernels import dependent_launch
-
-if TYPE_CHECKING:
-    from stylegan_lite.config import Recipe
-    from stylegan_lite.step import TrainingStep
+from kernels.common import dependent_launch
+from stylegan_lite.config import Recipe
 
 
 @contextlib.contextmanager
 def global_flags(recipe: Recipe) -> Iterator[None]:
-    """PyTorch's global flags as the recipe wants them, then as they were: they must not outlive the step that set them.
+    """Set PyTorch's global flags as the recipe wants them, then put them back. They must not outlive the step.
 
-    Flags that the recipe says nothing of stay as they are. All are process-wide, so backward's threads see them too.
+    Flags that the recipe does not name stay as they are. All are process-wide, so backward's threads see them too.
     """
     wanted: list[tuple[Any, str, Any]] = []
     if recipe.cudnn_benchmark:
@@ -39,15 +36,18 @@ def global_flags(recipe: Recipe) -> Iterator[None]:
             setattr(module, name, value)
 
 
-def settings(step: TrainingStep) -> dict[str, Any]:
-    """Precision flags (through the new API only: mixing it with the old one raises), cuDNN, Adam, threads."""
-    with global_flags(step.recipe):
-        return _settings(step)
+def settings(recipe: Recipe, optimizer: torch.optim.Adam, gamma: float) -> dict[str, Any]:
+    """Return precision flags, cuDNN's flags, Adam's settings and threads as plain data.
+
+    Precision flags are read through the new API only: mixing it with the old API raises.
+    """
+    with global_flags(recipe):
+        return _settings(recipe, optimizer, gamma)
 
 
-def _settings(step: TrainingStep) -> dict[str, Any]:
+def _settings(recipe: Recipe, optimizer: torch.optim.Adam, gamma: float) -> dict[str, Any]:
     cudnn = torch.backends.cudnn
-    group = step.opt_G.param_groups[0]
+    group = optimizer.param_groups[0]
     found = {
         "conv_fp32_precision": getattr(cudnn.conv, "fp32_precision", None)
         if hasattr(cudnn, "conv")
@@ -58,8 +58,8 @@ def _settings(step: TrainingStep) -> dict[str, Any]:
         "adam_foreach": group["foreach"],
         "adam_fused": group["fused"],
         "adam_capturable": group["capturable"],
-        "ema": step.recipe.ema,
-        "r1_gamma": step.workload.gamma,
+        "ema": recipe.ema,
+        "r1_gamma": gamma,
         "cpu_threads": torch.get_num_threads(),
     }
     return {

@@ -1,10 +1,10 @@
 """Spectral normalization (Miyato et al. 2018): a layer's weight is divided by its largest singular value.
 
 A workload's ``spectral_norm: true`` asks for it in every layer of the discriminator. It takes the place of He's
-constant: what is left of a layer's gain is what it has beyond that. u and v are buffers, so they are saved with the
-network. They take one step of the power iteration after each update of the network, and hold still in between: a
-phase may pass any number of batches through D, in one piece or in many, and sees one sigma. PyTorch's own
-parametrization iterates at each forward pass instead; used once for each update it computes the same.
+constant: a layer keeps the rest of its gain. u and v are buffers, so they are saved with the network. They take one
+step of the power iteration after each update of the network, and hold still in between. So a phase may pass any number
+of batches through D, in one piece or in many, and sees one sigma. PyTorch's own parametrization iterates at each
+forward pass instead. Used once for each update it computes the same.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ FIRST = 15  # steps of the power iteration for a fresh weight, as torch.nn.utils
 
 
 def constrain(network: nn.Module) -> None:
-    """Divide every layer's weight by its norm from now on; a layer is what has a weight and its gain."""
+    """Divide every layer's weight by its norm from now on. A layer is a module with a weight and a gain for it."""
     for layer in network.modules():
         if hasattr(layer, "weight_gain"):
             matrix = layer.weight.detach().flatten(1)
@@ -31,10 +31,10 @@ def constrain(network: nn.Module) -> None:
                 layer.register_buffer(name, F.normalize(torch.randn(size), dim=0, eps=EPS))
             for _ in range(FIRST):
                 iterate(layer)
-            beyond = layer.weight_gain * math.sqrt(columns)  # what the gain has that is not He's constant
+            beyond = layer.weight_gain * math.sqrt(columns)  # the part of the gain that is not He's constant
             layer.weight_gain = 1.0 if math.isclose(beyond, 1.0) else beyond
             layer.spectral = True
-            layer.keeps_copy = False  # its weight in force follows u and v too, so it is made in each pass
+            layer.keeps_copy = False  # The weight in force follows u and v too, so it is made in each pass.
 
 
 def is_constrained(layer: nn.Module) -> bool:
@@ -42,7 +42,7 @@ def is_constrained(layer: nn.Module) -> bool:
 
 
 def weight_and_gain(layer: nn.Module) -> tuple[Tensor, float]:
-    """A layer's weight, and the factor that is still to be applied to it."""
+    """Return a layer's weight, and the factor that is still to be applied to it."""
     if not is_constrained(layer):
         return layer.weight, layer.weight_gain
     made = getattr(layer, "normalized", None)
@@ -50,7 +50,7 @@ def weight_and_gain(layer: nn.Module) -> tuple[Tensor, float]:
 
 
 def normalized(layer: nn.Module) -> Tensor:
-    """weight / sigma in plain PyTorch, where u and v are constants; full precision whatever the recipe."""
+    """Return weight / sigma in plain PyTorch, with constant u and v, in full precision whatever the recipe."""
     with torch.autocast(layer.weight.device.type, enabled=False):
         sigma = torch.vdot(layer.u, torch.mv(layer.weight.flatten(1), layer.v))
         return layer.weight / sigma
@@ -58,14 +58,14 @@ def normalized(layer: nn.Module) -> Tensor:
 
 @torch.no_grad()
 def iterate(layer: nn.Module) -> None:
-    """One step of the power iteration, in place."""
+    """Take one step of the power iteration, in place."""
     matrix = layer.weight.flatten(1)
     layer.u.copy_(F.normalize(torch.mv(matrix, layer.v), dim=0, eps=EPS))
     layer.v.copy_(F.normalize(torch.mv(matrix.t(), layer.u), dim=0, eps=EPS))
 
 
 class SpectralWeights:
-    """The constrained layers of a network; none where the workload does not ask for it; then this does nothing."""
+    """The constrained layers of a network. A workload without spectral norm has none, and then this does nothing."""
 
     def __init__(self, network: nn.Module, recipe: Recipe) -> None:
         self.layers = [layer for layer in network.modules() if is_constrained(layer)]
@@ -76,7 +76,7 @@ class SpectralWeights:
         ]
 
     def advance(self) -> None:
-        """One step of the power iteration for every layer: call it whenever weights have changed."""
+        """Take one step of the power iteration for every layer. Call it whenever weights have changed."""
         if self.fused:
             import kernels
 
@@ -86,7 +86,9 @@ class SpectralWeights:
             iterate(layer)
 
     def make(self, dtype: torch.dtype) -> None:
-        """The weights in force of all layers: two launches for those that convolve in ``dtype``, two for the others."""
+        """Make the weights in force of all layers: two launches for those that convolve in
+        ``dtype``, two for the others.
+        """
         import kernels
 
         for layers, wanted in zip(self.groups, (dtype, None), strict=True):

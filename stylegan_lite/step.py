@@ -1,104 +1,49 @@
-"""The training step: four phases, their optimizers and their static inputs, run eagerly or replayed as CUDA graphs.
+"""The training step: the phases in their order, prepared, saved, and run eagerly or replayed as CUDA graphs.
 
-A step is G_main, (G_pl every 4th), D_main, (D_r1 every 16th), the moving average of G, and one batch of images.
-A cycle is 16 steps. Everything is asynchronous; whoever measures synchronizes. How graphs come about is in
-`stylegan_lite.preparing`, what a checkpoint holds in `stylegan_lite.saving`.
+A step is G_main, (G_pl every 4th), D_main, (D_r1 every 16th), the moving average of G, and one batch of images. A cycle
+is 16 steps. Every call is asynchronous: the caller synchronizes before it reads a clock.
+
+The phases are in `stylegan_lite.phases`, the warm-up and the capture of graphs in `stylegan_lite.preparing`, and the
+contents of a checkpoint in `stylegan_lite.saving`.
 """
 
 from __future__ import annotations
 
-import contextlib
-import copy
-import functools
 from typing import Any
 
-import torch
-from torch import Tensor, nn
+from stylegan_lite import preparing, saving
+from stylegan_lite.phases import CYCLE, PHASES, Phases
+from stylegan_lite.settings import settings
 
-from kernels import dependent_launch
-from stylegan_lite import losses, preparing, saving
-from stylegan_lite.compiled import Compiled
-from stylegan_lite.config import ConfigError, Recipe, Workload
-from stylegan_lite.data import DataFeed
-from stylegan_lite.inputs import PhaseInputs
-from stylegan_lite.losses import PHASES
-from stylegan_lite.networks import Discriminator, Generator
-from stylegan_lite.parallel import ParallelStreams
-from stylegan_lite.scaling import LEAST, LossScale
-from stylegan_lite.settings import global_flags, settings
-from stylegan_lite.update import FusedUpdate
-from stylegan_lite.weights import ComputeWeights
-
-CYCLE = 16
+__all__ = ["CYCLE", "PHASES", "TrainingStep"]
 
 
-class TrainingStep:
-    """Networks, optimizers, data and buffers of one recipe; see :func:`stylegan_lite.make_step`."""
-
-    def __init__(self, workload: Workload, recipe: Recipe, *, device: str, seed: int) -> None:
-        recipe.refuse_on(device)
-        recipe.refuse_for(workload)
-        if recipe.dependent_launch and (why := dependent_launch.unavailable()):
-            raise ConfigError(f"recipe: dependent_launch {why}")
-        self.workload, self.recipe, self.device, self.seed = workload, recipe, device, seed
-        torch.manual_seed(seed)
-        self.dtype = torch.float64 if recipe.precision == "fp64" else torch.float32
-        self.memory_format = torch.channels_last if recipe.channels_last else torch.contiguous_format
-        place = {"device": device, "dtype": self.dtype, "memory_format": self.memory_format}
-        self.G = Generator(workload, recipe).to(**place)
-        self.D = Discriminator(workload, recipe).to(**place)
-        self.G_ema = copy.deepcopy(self.G).requires_grad_(False)
-        self.copies = {network: ComputeWeights(network, recipe) for network in (self.G, self.D)}
-        self.parallel = ParallelStreams(self.copies, device) if recipe.streams == "two" else None
-        self.opt_G = self._adam(self.G, workload.pl_interval)
-        self.opt_D = self._adam(self.D, workload.r1_interval)
-        self.scales: dict[str, LossScale] = {}  # "G", "D": in FP16 only
-        if recipe.precision == "fp16":
-            how = (device, recipe.loss_scale, recipe.loss_scale_interval)
-            self.scales = {name: LossScale(*how) for name in ("G", "D")}
-        self.amp = functools.partial(losses.autocast, device, recipe.precision)
-        self.inputs = {phase: self._inputs(phase) for phase in ("G_main", "G_pl", "D_main")}
-        r = workload.resolution
-        shape = (workload.batch, 3, r, r)
-        self.real = torch.empty(shape, device=device, dtype=self.dtype, memory_format=self.memory_format)
-        self.real.zero_()
-        self.pl_mean = torch.zeros([], device=device, dtype=self.dtype)
-        self.loss = {phase: torch.zeros([], device=device, dtype=self.dtype) for phase in PHASES}
-        self.feed = DataFeed(workload, recipe, self.real, seed)
-        self.compiled = Compiled(self) if recipe.compile != "off" else None
-        self.graphs: dict[str, torch.cuda.CUDAGraph] = {}
-        self.count = 0  # steps done
-        self.updating = False  # whether a step has begun to change the networks and is not done
-        self.prepared = False
-        self.precompiled: Any = None  # `kernels.precompile.Report`, once `prepare` has looked for kernels
-        self.keep_gradients = False  # set before prepare(): hold every phase's gradients for inspection
-        self.gradients: dict[str, dict[str, Tensor]] = {}
-        self.held: dict[str, dict[str, dict[str, Tensor]]] = {}  # what each graph holds of them
-
-    # Running
+class TrainingStep(Phases):
+    """A training step of one recipe. Made by :func:`stylegan_lite.make_step`."""
 
     def prepare(self) -> dict[str, float]:
-        """Warm up every phase and capture the graphs; weights, optimizers and random state are left as they were.
+        """Warm up every phase and capture the graphs. Weights, optimizers and random state are left as they were.
 
-        Returns:
-            seconds of warm-up and of capture, synchronized; where the recipe asks for it, of caching images and of
-            compiling, which comes before the warm-up. Where Triton kernels were not in its cache: the seconds of
-            compiling them ahead, how many there were and how many of them were compiled so.
+        Returns seconds of warm-up and of capture, synchronized. If the recipe asks for it, also seconds of caching
+        images and of compiling, which comes before the warm-up. If Triton kernels were missing in its cache, also the
+        seconds of compiling them ahead, and the numbers of missing and of compiled kernels.
         """
         return preparing.prepare(self)
 
     def stop_keeping(self) -> None:
-        """Hold no gradients any more, as a timed step holds none: graphs that copy them are captured anew, without."""
+        """Stop holding gradients, as a timed step holds none. Graphs that copy them are captured
+        anew, without the copies.
+        """
         self.keep_gradients, self.gradients = False, {}
         preparing.capture_again(self)
 
     def cycle(self, lazy: bool = True) -> None:
-        """16 steps from the start of a cycle; ``lazy=False`` leaves out path length and R1."""
+        """Run 16 steps from the start of a cycle. ``lazy=False`` leaves out path length and R1."""
         for index in range(CYCLE):
             self._step(index, lazy)
 
     def step(self, lazy: bool = True) -> None:
-        """The next step by our own count."""
+        """Run the next step by our own count."""
         self._step(self.count, lazy)
 
     def _step(self, index: int, lazy: bool) -> None:
@@ -108,168 +53,10 @@ class TrainingStep:
         self.count, self.updating = self.count + 1, False
         self.feed.prefetch()
 
-    def phases(self, index: int, lazy: bool = True) -> tuple[str, ...]:
-        """The phases of one step of a cycle, in order."""
-        path = ("G_pl",) if lazy and index % self.workload.pl_interval == 0 else ()
-        penalty = ("D_r1",) if lazy and index % self.workload.r1_interval == 0 else ()
-        return ("G_main", *path, "D_main", *penalty)
-
-    @property
-    def together(self) -> list[tuple[str, ...]]:
-        """The kinds of steps that are launched whole, each as one graph; empty where every phase is launched alone."""
-        if not self.recipe.whole_step_graph:
-            return []
-        return sorted({self.phases(index, lazy) for index in range(CYCLE) for lazy in (True, False)})
-
-    def run(self, phases: tuple[str, ...]) -> None:
-        """One step's phases on fresh inputs. Numbers are drawn before the first begins where it is launched whole."""
-        if not self.recipe.whole_step_graph:
-            for phase in phases:
-                self.run_phase(phase)
-            return
-        for phase in phases:
-            self._fill(phase)
-        self.replay_together(phases)
-
-    def run_phase(self, phase: str) -> None:
-        """Draw fresh inputs for a phase and run it on the current real batch (D_main ends with the EMA)."""
-        self._fill(phase)
-        self.replay(phase)
-
-    def replay(self, phase: str) -> None:
-        """Run a phase on the inputs as they stand in the buffers."""
-        if phase in self.graphs:
-            self.graphs[phase].replay()
-        else:
-            self._compute(phase)
-
-    def replay_together(self, phases: tuple[str, ...]) -> None:
-        """Run a whole step on the inputs as they stand in the buffers."""
-        name = "+".join(phases)
-        if name in self.graphs:
-            self.graphs[name].replay()
-            self.gradients = self.held[name]
-        else:
-            for phase in phases:
-                self._compute(phase)
-
-    # Phases
-
-    def _compute(self, phase: str) -> None:
-        with global_flags(self.recipe):
-            self._update(phase)
-
-    def _update(self, phase: str) -> None:
-        network, optimizer = self._trained(phase)
-        for each in (self.G, self.D):
-            each.requires_grad_(each is network)
-            self.copies[each].requires_grad_(each is network)
-        self._zero_grad(network, optimizer)
-        if self.parallel and phase == "D_main":  # in which G stands still
-            with self.parallel.branch.fork():
-                self._update_ema()
-        compiled = self.compiled is not None and phase in self.compiled.functions
-        loss = self.compiled.loss(phase) if compiled else self._loss(phase)
-        scale = self.scales.get(phase[0])
-        with self.parallel.phase(phase, network) if self.parallel else contextlib.nullcontext():
-            (loss if scale is None else loss * scale.scale).backward()
-        if not self.recipe.fused_update:
-            self.copies[network].hand_over()
-        if scale is not None:
-            self._update_scaled(phase, network, optimizer, loss.detach(), scale)
-        else:
-            if self.keep_gradients:
-                self._keep(phase, network)
-            optimizer.step()
-            self.loss[phase].copy_(loss.detach())
-        if not self.recipe.fused_update:
-            self.copies[network].refresh()
-        if network is self.D:
-            self.D.spectral_weights.advance()
-        if phase == "D_main" and not self.parallel:
-            self._update_ema()
-
-    def _update_scaled(
-        self, phase: str, network: nn.Module, optimizer: torch.optim.Adam, loss: Tensor, scale: LossScale
-    ) -> None:
-        """The optimizer's step on gradients with a loss scale; where they overflowed, nothing but the scale moves.
-
-        The loss of a skipped update may be infinite, and is not recorded: that of the last one that was made stays.
-        """
-        inverse = scale.inverse
-        if self.recipe.fused_update:
-            # It divides as it reads; before, gradients in FP16 would not survive it.
-            scale.check([*optimizer.gradients()])
-            if self.keep_gradients:
-                self._keep(phase, network, inverse)
-            optimizer.step(inverse=inverse, found_inf=scale.found_inf)
-        else:
-            scale.check([p.grad for p in network.parameters() if p.grad is not None], inverse)
-            if self.keep_gradients:
-                self._keep(phase, network)
-            if self.recipe.fused_adam:
-                optimizer.found_inf = scale.found_inf
-                optimizer.step()
-            elif not float(scale.found_inf):  # waits, as torch.amp.GradScaler does
-                optimizer.step()
-        self.loss[phase].copy_(torch.where(scale.found_inf.bool(), self.loss[phase], loss))
-        scale.update()
-
-    def _trained(self, phase: str) -> tuple[nn.Module, torch.optim.Adam]:
-        return (self.G, self.opt_G) if phase.startswith("G") else (self.D, self.opt_D)
-
-    def _zero_grad(self, network: nn.Module, optimizer: torch.optim.Adam) -> None:
-        optimizer.zero_grad(set_to_none=self.recipe.set_to_none)
-        self.copies[network].zero_grad(self.recipe.set_to_none)
-
-    def _loss(self, phase: str) -> Tensor:
-        w, mixing = self.workload, self.workload.style_mixing
-        if phase == "G_main":
-            return losses.g_main(self.G, self.D, self.inputs[phase], mixing, self.amp)
-        if phase == "D_main":
-            images, joint = (self.inputs[phase], self.real), self.recipe.joint_batch
-            return losses.d_main(self.G, self.D, *images, mixing, self.amp, joint=joint)
-        if phase == "D_r1":
-            return losses.d_r1(
-                self.D, self.real, w.gamma, w.r1_interval, self.amp, scale=self.scales.get("D")
-            )
-        pl = (self.pl_mean, w.pl_decay, w.pl_weight, w.pl_interval)
-        return losses.g_pl(self.G, self.inputs[phase], *pl, mixing, self.amp, scale=self.scales.get("G"))
-
-    def _update_ema(self) -> None:
-        beta = 0.5 ** (self.workload.batch / self.workload.ema_images)
-        with torch.no_grad():
-            if self.recipe.ema == "foreach":
-                torch._foreach_lerp_([*self.G_ema.parameters()], [*self.G.parameters()], 1 - beta)
-                torch._foreach_copy_([*self.G_ema.buffers()], [*self.G.buffers()])
-                return
-            for average, weight in zip(self.G_ema.parameters(), self.G.parameters(), strict=True):
-                average.lerp_(weight, 1 - beta)
-            for average, value in zip(self.G_ema.buffers(), self.G.buffers(), strict=True):
-                average.copy_(value)
-
-    def _warm_up(self, phase: str) -> None:
-        self._fill(phase)
-        self._compute(phase)
-
-    def _fill(self, phase: str) -> None:
-        if phase in self.inputs:
-            self.inputs[phase].fill()
-
-    def _keep(self, phase: str, network: nn.Module, inverse: Tensor | None = None) -> None:
-        named = network.named_parameters()
-        kept = {name: p.grad for name, p in named if p.grad is not None}
-        if self.recipe.fused_update:  # which adds up a weight's gradients as it reads them
-            kept |= self.copies[network].totals()
-        if inverse is not None:
-            kept = {name: g * inverse for name, g in kept.items()}
-        alone = self.recipe.cuda_graphs and not self.recipe.whole_step_graph  # nothing overwrites them
-        self.gradients[phase] = kept if alone else {k: g.clone() for k, g in kept.items()}
-
     # State
 
     def state_dict(self) -> dict[str, Any]:
-        """Everything that training from here depends on, tensors and plain data only."""
+        """Return everything that training from here depends on, as tensors and plain data only."""
         return saving.state_dict(self)
 
     def load_state_dict(self, state: dict[str, Any]) -> None:
@@ -278,98 +65,19 @@ class TrainingStep:
             self.prepare()
         saving.load_state_dict(self, state)
 
-    # The ladder puts states of other steps with it, at older commits too.
+    # The ladder loads states of other steps with this function, in older commits too.
     _load_optimizer = staticmethod(saving.load_optimizer)
-
-    # Asking
 
     @property
     def data_capacity(self) -> int:
-        """Batches that workers, pinning and prefetch may hold ready."""
+        """Return the batches that workers, pinning and prefetch may hold ready."""
         return self.feed.capacity
 
-    def losses(self) -> dict[str, float]:
-        """The last loss of each phase; synchronizes."""
-        return {phase: float(value) for phase, value in self.loss.items()}
-
-    def check_finite(self) -> str | None:
-        """None, or one line naming what is NaN or infinite of losses, weights and what is made of them; synchronizes.
-
-        A NaN gradient stays visible here: Adam carries it into its moments and from there into the weights. What is
-        made of weights, and can be broken by itself: the moving average, running means, compute copies.
-        """
-        named = [(f"loss of {phase}", value) for phase, value in self.loss.items()]
-        for label, network in (("G", self.G), ("D", self.D), ("G_ema", self.G_ema)):
-            named += [(f"{label}.{name}", p.detach()) for name, p in network.named_parameters()]
-            named += [(f"{label}.{name}", buffer) for name, buffer in network.named_buffers()]
-        named.append(("mean path length", self.pl_mean))
-        for label, network in (("G", self.G), ("D", self.D)):
-            for entry in self.copies[network].entries:
-                named += [(f"compute copy of {label}.{entry.name}", leaf.detach()) for leaf in entry.leaves]
-        named += [
-            (f"loss scale of {name}", (scale.scale >= LEAST).to(self.dtype).log())  # -inf where it is not
-            for name, scale in self.scales.items()
-        ]
-        finite = torch.stack([value.isfinite().all() for _, value in named]).tolist()
-        bad = [name for (name, _), ok in zip(named, finite, strict=True) if not ok]
-        if not bad:
-            return None
-        more = f" and {len(bad) - 1} more" if len(bad) > 1 else ""
-        return f"{bad[0]} is NaN or infinite{more} after step {self.count}"
-
-    @torch.no_grad()
-    def sample(self, z: Tensor, truncation: float = 1.0) -> Tensor:
-        """Images of the averaged generator, [N, 3, R, R] float32, clamped to [-1, 1].
-
-        Args:
-            z: [N, z_dim].
-            truncation: 1 is none; towards 0, w moves to its running average (Karras et al. 2019, appendix B).
-        """
-        G = self.G_ema
-        w = G.mapping.w_avg.lerp(G.mapping(z.to(device=self.device, dtype=self.dtype)), truncation)
-        noise = [torch.zeros(s, device=self.device, dtype=self.dtype) for s in G.noise_shapes(len(z))]
-        with self.amp():
-            image = G(w[:, None].expand(-1, G.num_ws, -1), noise)
-        return image.float().clamp(-1, 1)
-
     def settings(self) -> dict[str, Any]:
-        """Defaults of PyTorch that are in force and what the optimizers do, as plain data."""
-        return settings(self)
+        """Return PyTorch's defaults in force and the optimizers' settings, as plain data."""
+        return settings(self.recipe, self.opt_G, self.workload.gamma)
 
     def close(self) -> None:
         """End data workers and free graphs."""
         self.feed.close()
         self.graphs.clear()
-
-    # Building
-
-    def _adam(self, network: nn.Module, interval: int) -> torch.optim.Adam:
-        """Adam whose rate and betas make up for the lazy phase's extra update (Karras et al. 2020, appendix B)."""
-        ratio = interval / (interval + 1)
-        w = self.workload
-        optimizer = torch.optim.Adam
-        if self.recipe.fused_update:
-            optimizer = functools.partial(FusedUpdate, copies=self.copies[network])
-        return optimizer(
-            network.parameters(),
-            lr=w.lr * ratio,
-            betas=(w.beta1**ratio, w.beta2**ratio),
-            eps=1e-8,
-            capturable=self.recipe.adam == "capturable",
-            fused=True if self.recipe.fused_adam else None,  # None: PyTorch's own choice
-        )
-
-    def _inputs(self, phase: str) -> PhaseInputs:
-        batch = self.workload.batch
-        if phase == "G_pl":
-            batch = max(1, batch // self.workload.pl_batch_shrink)
-        return PhaseInputs(
-            self.workload,
-            batch,
-            self.G.noise_shapes(batch),
-            self.G.num_ws,
-            device=self.device,
-            dtype=self.dtype,
-            image_noise=phase == "G_pl",
-            memory_format=self.memory_format,
-        )

@@ -1,4 +1,4 @@
-"""Adam in the kernel of ``kernels.adam``: it reads gradients where backward left them and writes the compute copies."""
+"""Adam in the kernel of ``kernels.weights.adam``: it reads gradients where backward left them and writes the copies."""
 
 from __future__ import annotations
 
@@ -13,16 +13,16 @@ CAPTURES = 64  # updates of one network in all graphs; whole-step graphs hold tw
 
 
 class FusedUpdate(torch.optim.Adam):
-    """torch.optim.Adam's interface, state and arithmetic; ``step`` also does what ``ComputeWeights.hand_over`` and
-    ``refresh`` would do around it. No weight decay, no amsgrad.
+    """An optimizer with torch.optim.Adam's interface, state and arithmetic, without weight decay and amsgrad.
 
-    The kernel finds gradients by a table of their addresses. Run eagerly, the table is filled before each launch whose
-    addresses differ from the last one's. In a capture nothing may be copied from the host, and nothing need be: what is
-    captured reads a table of its own, and ``settle`` fills that once, after the capture. It stays right because a
-    replay writes every gradient to the address it had in the capture: the graph's pool is given to no one else, and
-    graphs that share it run one after the other, each writing its gradients before its update reads them. The tables
-    are allocated before any capture: memory taken inside may be what the same graph, earlier in each replay, writes
-    its activations to.
+    ``step`` also does the work of ``ComputeWeights.hand_over`` and ``refresh`` around it.
+
+    The kernel finds gradients by a table of their addresses. In eager steps the table is filled before each launch
+    whose addresses differ from the last. In a capture nothing may be copied from the host. So a capture reads a table
+    of its own, and ``settle`` fills that once, after the capture. The table stays right, because a replay writes every
+    gradient to its address of the capture. The graph's pool is given to no one else. Graphs that share it run one after
+    the other, each writing its gradients before its update reads them. The tables are allocated before any capture: the
+    same graph may write activations to memory that was taken inside.
     """
 
     def __init__(self, parameters: Any, copies: ComputeWeights, **options: Any) -> None:
@@ -33,12 +33,12 @@ class FusedUpdate(torch.optim.Adam):
         self.copies = {entry.weight: entry for entry in copies.entries}
         self.plan: Any = None
         self.table: Tensor | None = None
-        self.known: tuple[Any, ...] = ()  # what the plan was made of
-        self.filled: list[list[int]] = []  # what the eager table holds
+        self.known: tuple[Any, ...] = ()  # the facts that the plan was made of
+        self.filled: list[list[int]] = []  # the contents of the eager table
         self.spare: list[Tensor] = []  # tables for captures to come
-        self.captured: list[Tensor] = []  # those in use: graphs know their addresses
+        self.captured: list[Tensor] = []  # the tables in use: graphs know their addresses
         self.pending: list[tuple[Tensor, list[list[int]]]] = []
-        for parameter in self.param_groups[0]["params"]:  # as torch.optim.Adam does at the first gradient
+        for parameter in self.param_groups[0]["params"]:  # torch.optim.Adam does so at the first gradient
             state = self.state[parameter]
             state["step"] = torch.zeros((), dtype=torch.float32, device=parameter.device)
             for name in ("exp_avg", "exp_avg_sq"):
@@ -50,7 +50,8 @@ class FusedUpdate(torch.optim.Adam):
     ) -> None:
         """Update every parameter that has a gradient, its own, its copy's or its energy's. Takes no closure.
 
-        With a loss scale: one over it, and whether to skip, both scalars on the device (``AdamPlan.launch``).
+        With a loss scale it takes two scalars on the device: one over the scale, and whether to skip
+        (``AdamPlan.launch``).
         """
         if closure is not None:
             raise ValueError("fused_update: step takes no closure")
@@ -72,10 +73,10 @@ class FusedUpdate(torch.optim.Adam):
                 self.filled = rows
         self.plan.launch(table, *(() if inverse is None else (inverse, found_inf)))
         self.kept.refresh_energies()
-        del held  # only now: the launch is in the stream before anything can be given their memory
+        del held  # Only now: the launch is in the stream before anything can be given their memory.
 
     def gradients(self) -> list[Tensor]:
-        """Every gradient that ``step`` will read."""
+        """Return every gradient that ``step`` will read."""
         parameters = self.param_groups[0]["params"]
         return [g for p in parameters for g in (p.grad, *self._leaf_gradients(p)) if g is not None]
 
@@ -87,14 +88,18 @@ class FusedUpdate(torch.optim.Adam):
         return parameter.is_cuda
 
     def settle(self) -> None:
-        """After a capture: tell its graph where its gradients are. Before the first replay."""
+        """Write the gradients' addresses for a captured graph. Call it after the capture and before
+        the first replay.
+        """
         for table, rows in self.pending:
             table.copy_(torch.tensor(rows))
         self.pending.clear()
 
     def _make_plan(self, capturing: bool) -> None:
-        """The tables of what stays; made anew where a state was replaced (``load_state_dict``) or a rate changed."""
-        from kernels.adam import AdamPlan, Item, Rates
+        """Make the tables of fixed addresses. They are made anew where a state was replaced (``load_state_dict``) or a
+        rate changed.
+        """
+        from kernels.weights.adam import AdamPlan, Item, Rates
 
         group, items = self.param_groups[0], []
         for parameter in group["params"]:

@@ -1,9 +1,9 @@
-"""Convolution weights as convolutions take them: scaled, cast and laid out once, when they change.
+"""Convolution weights as convolutions read them: scaled, cast and laid out once, when they change.
 
-With equalized learning rate a layer multiplies its weight by a constant wherever it is used, autocast casts the
-product, and the gradient takes the way back: four kernels and more for each use of each weight, which in a graph take
-2 to 3 microseconds each whatever they do. A compute copy is that product, kept: a leaf that every use reads, written
-after the optimizer's step for all weights at once. Its gradient becomes the parameter's in a few launches.
+With equalized learning rate a layer multiplies its weight by a constant at each use, and autocast casts the product.
+The gradient takes the way back. That is four kernels and more for each use of each weight, 2 to 3 microseconds each in
+a graph. A compute copy is that product, kept: a leaf that every use reads. It is written after the optimizer's step,
+for all weights at once. Its gradient becomes the parameter's in a few launches.
 """
 
 from __future__ import annotations
@@ -21,17 +21,17 @@ HALVES = {"bf16": torch.bfloat16, "fp16": torch.float16}
 
 
 class ScaledWeight(nn.Module):
-    """A layer with a convolution ``weight`` [O, I, k, k] that is scaled by ``weight_gain`` where it is used."""
+    """A layer with a convolution ``weight`` [O, I, k, k] that is scaled by ``weight_gain`` at its use."""
 
     weight: nn.Parameter
     weight_gain: float = 1.0
     compute_copy: Tensor | None = None  # neither parameter nor buffer: it is no state
-    keeps_copy: bool = True  # false where a kernel takes the parameter and its gain as they are
+    keeps_copy: bool = True  # false if a kernel takes the parameter and its gain as they are
     demodulated: bool = False
     energy: Tensor | None = None  # [O, I], squares summed over the taps, kept like the copy: see `Entry`
 
     def scaled_weight(self) -> Tensor:
-        """The weight times its gain: the compute copy, where one is kept."""
+        """Return the weight times its gain: the compute copy, if one is kept."""
         if self.compute_copy is not None:
             return self.compute_copy
         weight, gain = weight_and_gain(self)
@@ -41,7 +41,7 @@ class ScaledWeight(nn.Module):
 class Entry(NamedTuple):
     """One weight: its name in the network, the parameter, its copy and the gain between them.
 
-    With ``demodulation: grouped`` also its energy, all that demodulation reads of a weight: a leaf like the copy.
+    With ``demodulation: grouped`` also its energy, a leaf like the copy. Demodulation reads nothing else of a weight.
     """
 
     name: str
@@ -52,14 +52,14 @@ class Entry(NamedTuple):
 
     @property
     def leaves(self) -> list[Tensor]:
-        """What gradients arrive at."""
+        """Return the leaves that gradients arrive at."""
         return [self.copy] if self.energy is None else [self.copy, self.energy]
 
 
 class ComputeWeights:
-    """The compute copies of a network; none with ``weights: per_use``, and then nothing here does anything.
+    """The compute copies of a network. With ``weights: per_use`` there are none, and nothing here does anything.
 
-    Addresses never change, so captured graphs may read and write them. Whoever changes parameters calls ``refresh``;
+    Addresses never change, so captured graphs may read and write them. Code that changes parameters calls ``refresh``.
     ``load_state_dict`` of the network does it by itself.
     """
 
@@ -82,12 +82,14 @@ class ComputeWeights:
         self.requires_grad_(True)
 
     def requires_grad_(self, needed: bool) -> None:
-        """As the network's parameters: a frozen network's weight gradients are not computed."""
+        """Freeze or unfreeze the copies with the network's parameters: a frozen network's weight gradients are not
+        computed.
+        """
         for leaf in self._leaves():
             leaf.requires_grad_(needed)
 
     def zero_grad(self, set_to_none: bool) -> None:
-        """What the optimizer's ``zero_grad`` does, for the copies it does not know."""
+        """Do the work of the optimizer's ``zero_grad`` for the copies, which the optimizer does not know."""
         if set_to_none:
             for leaf in self._leaves():
                 leaf.grad = None
@@ -112,13 +114,13 @@ class ComputeWeights:
         """Write every energy from its parameter, in one launch."""
         kept = [(e.weight, e.energy) for e in self.entries if e.energy is not None]
         if kept:
-            from kernels.demodulate_group import refresh_energies
+            from kernels.weights.demodulate_group import refresh_energies
 
             refresh_energies(*map(list, zip(*kept, strict=True)))
 
     @torch.no_grad()
     def hand_over(self) -> None:
-        """After backward: add each copy's gradient to its parameter's, which demodulation may have begun."""
+        """Add each copy's gradient to its parameter's, after backward. Demodulation may have begun the latter."""
         found = self._gradients()
         begun = [(e.weight.grad, g) for e, g in found.items() if e.weight.grad is not None]
         for entry, gradient in found.items():
@@ -129,7 +131,7 @@ class ComputeWeights:
 
     @torch.no_grad()
     def totals(self) -> dict[str, Tensor]:
-        """The gradients that ``hand_over`` would leave, by parameter; nothing is changed."""
+        """Return the gradients that ``hand_over`` would leave, by parameter. Nothing is changed."""
         found = self._gradients()
         for entry, gradient in found.items():
             if entry.weight.grad is not None:
@@ -140,7 +142,7 @@ class ComputeWeights:
         return [leaf for entry in self.entries for leaf in entry.leaves]
 
     def _gradients(self) -> dict[Entry, Tensor]:
-        """The leaves' gradients as gradients of the parameters: new tensors of their dtype and strides."""
+        """Return the leaves' gradients as gradients of the parameters: new tensors of their dtype and strides."""
         entries = [e for e in self.entries if e.copy.grad is not None]
         found = [torch.empty_like(e.weight) for e in entries]
         _copy(found, [e.copy.grad for e in entries])
@@ -152,11 +154,11 @@ class ComputeWeights:
         return found
 
     def _add_energies(self, found: dict[Entry, Tensor]) -> None:
-        """Add what arrived at energies: 2 * weight * gradient, in one launch."""
+        """Add the gradients that arrived at energies: 2 * weight * gradient, in one launch."""
         entries = [e for e in self.entries if e.energy is not None and e.energy.grad is not None]
         if not entries:
             return
-        from kernels.demodulate_group import energies_backward
+        from kernels.weights.demodulate_group import energies_backward
 
         shares = energies_backward([e.energy.grad for e in entries], [e.weight for e in entries])
         for entry, share in zip(entries, shares, strict=True):
@@ -164,9 +166,9 @@ class ComputeWeights:
 
 
 def _empty_copy(layer: ScaledWeight, recipe: Recipe) -> Tensor:
-    """In the dtype and memory format that the convolution wants, with the weight's shape.
+    """Return an empty tensor with the weight's shape, in the dtype and memory format that the convolution wants.
 
-    A transposed convolution takes [I, O, k, k]; a copy that lies in memory like that is turned without being moved.
+    A transposed convolution takes [I, O, k, k]. A copy that lies in memory like that is turned without being moved.
     """
     weight = layer.weight.detach()
     dtype = HALVES.get(recipe.precision, weight.dtype)
@@ -178,9 +180,10 @@ def _empty_copy(layer: ScaledWeight, recipe: Recipe) -> Tensor:
 
 
 def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
-    """``copy_`` of each pair: those that lie alike in memory together, the others (transposed ones) one by one.
+    """Run ``copy_`` for each pair: those that lie alike in memory together, the others (transposed ones) one by one.
 
-    PyTorch's multi-tensor copy casts on the way, but one pair whose strides differ would make it copy all by itself.
+    PyTorch's multi-tensor copy casts on the way. One pair with different strides would make it copy all pairs one by
+    one.
     """
     alike = []
     for target, source in zip(targets, sources, strict=True):
@@ -194,7 +197,7 @@ def _copy(targets: list[Tensor], sources: list[Tensor]) -> None:
 
 
 def _strided_as(x: Tensor, like: Tensor) -> Tensor:
-    """``x``, with the strides of ``like`` where only those of dimensions of size 1 differ: they mean nothing."""
+    """Return ``x`` with the strides of ``like`` where only those of dimensions of size 1 differ. They mean nothing."""
     pairs = zip(x.shape, x.stride(), like.stride(), strict=True)
     if x.stride() != like.stride() and all(size == 1 or a == b for size, a, b in pairs):
         return x.as_strided(like.shape, like.stride(), x.storage_offset())

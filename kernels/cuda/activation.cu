@@ -1,12 +1,12 @@
 // Leaky ReLU in two orders of access: neighbouring threads far apart in memory (strided) or side by side (coalesced).
 //
-// A warp's 32 loads become as many transactions as they touch 32-byte sectors of memory. Side by side, 32 floats are
-// 4 sectors, all of which is used. In NCHW memory, neighbouring channels lie H * W elements apart: 32 sectors, of each
-// of which one element is used, unless the rest is still in a cache when another access asks for it.
+// A warp's 32 loads become as many transactions as they touch 32-byte sectors of memory. Side by side, 32 floats are 4
+// sectors, all of them used. In NCHW memory, neighbouring channels lie H * W elements apart: 32 sectors. One element of
+// each is used, unless a cache still holds the sector for a later access.
 //
 // The two kernels differ in one line, the address. Both run on any number of blocks a sample (gridDim.x; gridDim.y is
-// the sample): one block, as an example with "a block for each sample, a thread for each channel" has it, leaves most
-// multiprocessors idle, and what that costs has nothing to do with coalescing.
+// the sample). One block a sample, a thread for each channel, leaves most multiprocessors idle. That cost has nothing
+// to do with coalescing.
 
 #include "common.cuh"
 

@@ -1,12 +1,12 @@
-// A branch that splits a warp, one that does not, and arithmetic that needs none.
+// A branch that splits a warp, a branch that does not, and arithmetic without a branch.
 //
-// The 32 threads of a warp issue one instruction together. Where a branch splits them, the warp runs one side with the
-// others masked off, then the other side: it takes both sides' time. Where all 32 agree (odd and even warps instead of
-// odd and even threads), each warp runs its own side only. Where what differs is a number, choosing the number costs
-// one instruction and there is no branch at all. A short branch the compiler turns into that by itself.
+// The 32 threads of a warp issue one instruction together. A branch that splits them makes the warp run one side with
+// the others masked off, then the other side. It takes both sides' time. If all 32 agree (odd and even warps instead of
+// odd and even threads), each warp runs its own side only. If the sides differ by a number, choosing the number costs
+// one instruction and no branch. The compiler turns a short branch into that by itself.
 //
-// Odd threads (or warps) compute v = v * rate + shift, even ones v = shift - v * rate, `steps` times. Few steps are
-// bound by memory, where nobody waits for arithmetic; with hundreds the two sides show.
+// Odd threads (or warps) compute v = v * rate + shift, even threads v = shift - v * rate, `steps` times. Few steps are
+// bound by memory, and arithmetic is hidden. With hundreds of steps the two sides show.
 
 #include "common.cuh"
 

@@ -1,9 +1,9 @@
-"""Builds the CUDA C++ of this folder at first use, and says in one line why where it cannot.
+"""Builds of this folder's CUDA C++ at first use, and one line that says why where they are impossible.
 
-`torch.utils.cpp_extension` runs nvcc. The sources include no header of PyTorch, which is what makes building an
-extension slow (what they export takes addresses and numbers, see `calls.py`). A build lies in a folder named after
-everything that decides what comes out: sources, flags, architecture, nvcc and PyTorch. A changed source is a new
-folder; two sets of flags stand side by side.
+`torch.utils.cpp_extension` runs nvcc. Building an extension is slow because of PyTorch's headers, and the sources
+include none (exported functions take addresses and numbers, see `calls.py`). A build lies in a folder named after
+everything that decides its code: sources, flags, architecture, nvcc and PyTorch. A changed source makes a new folder.
+Two sets of flags stand side by side.
 """
 
 from __future__ import annotations
@@ -25,33 +25,36 @@ import torch
 HERE = Path(__file__).resolve().parent
 FOLDER = HERE.parent.parent / ".cache" / "extensions"  # unless TORCH_EXTENSIONS_DIR names another
 NAME = "ladder_cuda"
-OLDEST = (7, 0)  # compute capability: from here on warps have shuffles that name their lanes, and __half
+OLDEST = (7, 0)  # compute capability; from here on warps have shuffles that name their lanes, and __half
 
 
 class Flags(NamedTuple):
-    """What the sources are compiled with; each combination is a library of its own."""
+    """The flags of a compilation. Each combination is a library of its own."""
 
     fast_math: bool = False  # --use_fast_math: approximate division, root and exponential; denormals are zero
     max_threads: int = 1024  # __launch_bounds__: the largest block that will be launched
-    min_blocks: int = 1  # __launch_bounds__: blocks that must fit on a multiprocessor, whatever it costs
+    min_blocks: int = 1  # __launch_bounds__: blocks that must fit on a multiprocessor, at any cost
 
     def nvcc(self) -> list[str]:
-        """Arguments of nvcc."""
+        """Return the arguments of nvcc."""
         bounds = [f"-DMAX_THREADS={self.max_threads}", f"-DMIN_BLOCKS={self.min_blocks}"]
         return ["-O3", "-std=c++17", *bounds, *(["--use_fast_math"] if self.fast_math else [])]
 
 
 class Unavailable(RuntimeError):
-    """The kernels cannot be built or run here; the message is one line for a user."""
+    """The error that the kernels cannot be built or run here. Its message is one line for a user."""
 
 
 def sources() -> list[Path]:
-    """What nvcc compiles."""
+    """Return the files that nvcc compiles."""
     return sorted(HERE.glob("*.cu"))
 
 
 def key(flags: Flags, architecture: int, compiler: str) -> str:
-    """Names a build: whatever changes the machine code changes it. architecture: 90 for compute capability 9.0."""
+    """Return the name of a build: whatever changes the machine code changes it.
+
+    architecture: 90 for compute capability 9.0.
+    """
     digest = hashlib.sha256()
     for path in [*sources(), *sorted(HERE.glob("*.cuh"))]:
         text = path.read_bytes()
@@ -61,7 +64,7 @@ def key(flags: Flags, architecture: int, compiler: str) -> str:
 
 
 def available() -> str | None:
-    """None if the kernels can be built and run on the current GPU, else one line why not. Builds nothing."""
+    """Return None if the kernels can be built and run on the current GPU, else one line why not. Builds nothing."""
     if not torch.cuda.is_available():
         return "CUDA C++ needs a CUDA GPU that PyTorch can use"
     if torch.version.hip or sys.platform == "win32":
@@ -84,7 +87,7 @@ def available() -> str | None:
 
 @functools.cache
 def nvcc() -> str | None:
-    """The compiler's path: below CUDA_HOME as PyTorch finds it, else on the PATH."""
+    """Return the compiler's path: below CUDA_HOME as PyTorch finds it, else on the PATH."""
     from torch.utils import cpp_extension
 
     home = cpp_extension.CUDA_HOME or os.environ.get("CUDA_HOME")
@@ -93,12 +96,12 @@ def nvcc() -> str | None:
 
 @functools.cache
 def compiler() -> str:
-    """What nvcc says of its version, for the key."""
+    """Return nvcc's statement of its version, for the key."""
     return subprocess.run([nvcc(), "--version"], capture_output=True, text=True, check=True).stdout.strip()
 
 
 def library(flags: Flags, device: int) -> ctypes.CDLL:
-    """The kernels, built for the GPU of this number if they have not been. Raises `Unavailable`."""
+    """Return the kernels, built for the GPU of this number if they have not been. Raises `Unavailable`."""
     found = _library(flags, *torch.cuda.get_device_capability(device)) if torch.cuda.is_available() else None
     if isinstance(found, ctypes.CDLL):
         return found
@@ -107,7 +110,7 @@ def library(flags: Flags, device: int) -> ctypes.CDLL:
 
 @functools.cache
 def _library(flags: Flags, major: int, minor: int) -> ctypes.CDLL | str:
-    """The library, or why there is none: a build that failed is not tried again by each call."""
+    """Return the library, or why there is none. Later calls do not repeat a failed build."""
     if reason := available():
         return reason
     architecture = major * 10 + minor
@@ -127,19 +130,20 @@ def _library(flags: Flags, major: int, minor: int) -> ctypes.CDLL | str:
 def _compile(name: str, folder: Path, flags: Flags, architecture: int) -> None:
     from torch.utils import cpp_extension
 
-    (folder / "lock").unlink(missing_ok=True)  # of a build that was killed; torch would wait for it for ever
+    # The lock of a build that was killed. Torch would wait for it for ever.
+    (folder / "lock").unlink(missing_ok=True)
     cpp_extension.load(
         name,
         [str(path) for path in sources()],
         extra_cuda_cflags=[*flags.nvcc(), f"-gencode=arch=compute_{architecture},code=sm_{architecture}"],
         build_directory=str(folder),
-        extra_ldflags=["-Wl,-Bsymbolic"],  # two builds in one process: each calls its own kernels
+        extra_ldflags=["-Wl,-Bsymbolic"],  # Two builds in one process: each calls its own kernels.
         is_python_module=False,
     )
 
 
 def _reason(error: Exception) -> str:
-    """The line that says what is wrong, of the hundreds that a compiler may print."""
+    """Return the line that names the error, of the hundreds that a compiler may print."""
     lines = [line.strip() for line in str(error).splitlines() if line.strip()]
     said = [line for line in lines if "error" in line.lower() and not line.startswith("ninja")]
     reason = (said[1:] or said or lines or [type(error).__name__])[0]
@@ -148,7 +152,7 @@ def _reason(error: Exception) -> str:
 
 @contextmanager
 def _locked(folder: Path) -> Iterator[None]:
-    """One process builds, others wait; the lock of a process that dies is gone with it."""
+    """Hold a lock while one process builds and others wait. The system frees the lock of a process that dies."""
     import fcntl
 
     with open(folder / "building", "w") as file:

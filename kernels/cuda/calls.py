@@ -1,8 +1,8 @@
-"""Calls what the sources export: types from their own declarations, addresses of tensors, the current stream.
+"""Calls of the exported functions: types from their own declarations, addresses of tensors, the current stream.
 
-An exported function is declared in its .cu file on lines that begin `extern "C" int name(`. Parameters are pointers
-(a tensor, or None), int64_t, double, and last the stream; what comes back is a cudaError_t. ctypes gets the types from
-that declaration, so a call with too few arguments or a wrong kind of one is refused here and not on the GPU.
+An exported function is declared in its .cu file on lines that begin `extern "C" int name(`. Parameters are pointers (a
+tensor, or None), int64_t, double, and last the stream. The result is a cudaError_t. ctypes gets the types from that
+declaration. So a call with too few arguments, or with a wrong kind, is refused here and not on the GPU.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ DTYPES = {torch.float32: 0, torch.float16: 1, torch.bfloat16: 2, torch.float64: 
 
 @functools.cache
 def signatures() -> dict[str, tuple[type, ...]]:
-    """Every exported function's parameter types."""
+    """Return every exported function's parameter types."""
     found = {}
     for path in sources():
         for name, parameters in _EXPORTED.findall(path.read_text()):
@@ -38,15 +38,17 @@ def _type(parameter: str) -> type:
 
 @functools.cache
 def function(name: str, flags: Flags, device: int):
-    """An exported function, built for the GPU of this number, ready to be called with addresses and numbers."""
+    """Return an exported function, built for the GPU of this number, that takes addresses and numbers."""
     found = getattr(library(flags, device), name)
     found.argtypes, found.restype = signatures()[name], ctypes.c_int
     return found
 
 
 def call(name: str, flags: Flags, device: torch.device, *arguments) -> None:
-    """Launch on the device's current stream; raises RuntimeError with CUDA's words where that fails, and `Unavailable`
-    where there is no GPU."""
+    """Launch on the device's current stream.
+
+    Raises RuntimeError with CUDA's words where that fails, and `Unavailable` where there is no GPU.
+    """
     try:
         current = torch.cuda.current_device()
     except (AssertionError, RuntimeError) as error:  # a build of torch without CUDA; no driver, or no GPU
@@ -63,6 +65,6 @@ def call(name: str, flags: Flags, device: torch.device, *arguments) -> None:
 
 
 def check_device(x: Tensor) -> None:
-    """Refuse what no kernel could read."""
+    """Raise for a tensor that no kernel can read."""
     if not x.is_cuda:
         raise ValueError(f"CUDA C++ kernels need a CUDA tensor, got one on {x.device}")

@@ -1,7 +1,8 @@
-// What the sources share: element types, vectors of them, sums over a block, and how a dtype chooses an instance.
+// Shared code of the sources: element types, vectors of them, sums over a block, and the choice of an instance by
+// dtype.
 //
 // Nothing here knows PyTorch. PyTorch's builder switches the operators of __half and __nv_bfloat16 off, so they are
-// converted by name; everything is computed in float, in double for double.
+// converted by name. Everything is computed in float, in double for double.
 #pragma once
 
 #include <cuda_bf16.h>
@@ -23,7 +24,7 @@
 
 template <typename T> struct Wide { using type = float; };
 template <> struct Wide<double> { using type = double; };
-template <typename T> using wide_t = typename Wide<T>::type;  // what sums of T are kept in
+template <typename T> using wide_t = typename Wide<T>::type;  // the type of sums of T
 
 __device__ inline float widen(float v) { return v; }
 __device__ inline float widen(__half v) { return __half2float(v); }
@@ -39,7 +40,7 @@ template <> __device__ inline double narrow<double>(double v) { return v; }
 __device__ inline float inverse_root(float v) { return rsqrtf(v); }
 __device__ inline double inverse_root(double v) { return rsqrt(v); }
 
-// Where two units in the last place do not matter: an exact division is many instructions.
+// A division with an error of two units in the last place: an exact division is many instructions.
 __device__ inline float ratio(float a, float b) { return __fdividef(a, b); }
 __device__ inline double ratio(double a, double b) { return a / b; }
 
@@ -53,8 +54,8 @@ template <int N, typename T> __device__ inline void store(T* to, const Vector<T,
   *reinterpret_cast<Vector<T, N>*>(to) = v;
 }
 
-// use(i, load(i)) for i = first, first + step, ... before end, with BATCH loads on their way before the first is used:
-// a loop that loads, computes and tests whether to go on would wait for memory each time.
+// use(i, load(i)) for i = first, first + step, ... before end, with BATCH loads on their way before the first is used.
+// A loop that loads, computes and tests whether to go on would wait for memory each time.
 template <int BATCH, typename Load, typename Use>
 __device__ inline void in_batches(int first, int end, int step, Load load, Use use) {
   for (int i = first; i < end; i += BATCH * step) {
@@ -106,8 +107,8 @@ template <typename S> __device__ S over_warp(S mine) {
   return mine;
 }
 
-// The block's total, for every thread: shuffles within each warp, then the first warp joins the warps' totals, in an
-// order that never changes. Whole warps only. `none` is the total of nothing.
+// The block's total, for every thread: shuffles within each warp, then the first warp joins the warps' totals, in a
+// fixed order. Whole warps only. `none` is the total of nothing.
 template <typename S> __device__ S over_block(S mine, S none) {
   __shared__ S of_warp[32], total;
   const int lane = threadIdx.x % 32, warp = threadIdx.x / 32;
@@ -126,7 +127,7 @@ template <typename S> __device__ S over_block(S mine, S none) {
 
 template <typename T> struct Tag { using type = T; };
 
-// f(Tag<T>{}, Tag<O>{}) for the dtypes of an input and its result: the same, or what autocast makes of float.
+// f(Tag<T>{}, Tag<O>{}) for the dtypes of an input and its result: the same, or autocast's dtype for float.
 template <typename F> int by_dtypes(int64_t in, int64_t out, F f) {
   if (in == 0 && out == 0) return f(Tag<float>{}, Tag<float>{});
   if (in == 0 && out == 1) return f(Tag<float>{}, Tag<__half>{});

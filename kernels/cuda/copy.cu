@@ -1,7 +1,7 @@
-// A copy by one element a thread, and by 16 bytes a thread; and the kernel that does nothing.
+// A copy by one element a thread, a copy by 16 bytes a thread, and the kernel that does nothing.
 //
-// A load takes a slot in the queue of its multiprocessor whether it brings 2 bytes or 16, and what is on its way at one
-// time is what fills the bus. With 2-byte elements a warp's access is 64 bytes, with 16-byte vectors 512.
+// A load takes a slot in the queue of its multiprocessor whether it brings 2 bytes or 16. The bytes on their way at one
+// time fill the bus. With 2-byte elements a warp's access is 64 bytes, with 16-byte vectors 512.
 
 #include "common.cuh"
 
@@ -10,7 +10,7 @@ template <typename T> __global__ void BOUNDS scalar_copy_kernel(const T* x, T* y
   if (i < n) y[i] = x[i];
 }
 
-// n elements, of which a vector holds 16 / sizeof(T); the few behind the last whole vector go one by one.
+// n elements. A vector holds 16 / sizeof(T); the few behind the last whole vector go one by one.
 template <typename T> __global__ void BOUNDS vector_copy_kernel(const T* x, T* y, int64_t n) {
   constexpr int WIDTH = 16 / sizeof(T);
   const int64_t i = (int64_t(blockIdx.x) * blockDim.x + threadIdx.x) * WIDTH;

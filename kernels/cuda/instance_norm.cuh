@@ -4,12 +4,12 @@
 //   before = (u - mean) * factor + bias,  y = (before > 0 ? before : before * slope) * gain
 //   du = g * gain * (before > 0 ? 1 : slope),  dbias = b,  dscale = a * rstd
 //   dx = factor * (du - b / pixels - (u - mean) * rstd^2 * a / pixels)
-// Forward and backward compute `before` by the same operations, so that they agree on its sign.
+// Forward and backward compute `before` by the same operations, so they agree on its sign.
 #pragma once
 
 #include "common.cuh"
 
-// What an instance norm reads beside x and g. noise is [samples or 1, pixels], null where there is none.
+// The operands of an instance norm beside x and g. noise is [samples or 1, pixels], or null.
 template <typename A> struct Layer {
   const A *noise, *strength, *scale, *bias;
   int64_t noise_stride;  // from one sample's noise to the next's; 0: the same for all

@@ -1,14 +1,14 @@
-"""y = leaky_relu(instance_norm(x + noise * strength) * scale + bias) * gain in CUDA C++.
+"""The op y = leaky_relu(instance_norm(x + noise * strength) * scale + bias) * gain in CUDA C++.
 
 It is the op of `kernels.instance_norm_act` again, in the article's language, to be compared with Triton's.
 
-In NCHW memory (`planes.cu`) a block has one plane, and keeps as much of it as fits into shared memory between the
-statistics and their use: of [8, 512, 256, 256] in BF16 seven eighths, beside as much of another block's, so x is read
+In NCHW memory (`planes.cu`) a block has one plane. It keeps as much of the plane as fits into shared memory between the
+statistics and their use. Two blocks of [8, 512, 256, 256] in BF16 keep seven eighths of a plane each, so x is read
 little more than once. In channels_last memory (`pixels_forward.cu`, `pixels_backward.cu`) an access brings many planes
-at once, which no multiprocessor could keep, so x is read twice. Sums are added in a fixed order: the same results on
+at once. No multiprocessor could keep them, so x is read twice. Sums are added in a fixed order: results are equal in
 every run.
 
-First derivatives are these kernels' too; second ones, which path length asks for, are Triton's.
+First derivatives are these kernels', too. Second derivatives, which path length needs, are Triton's.
 """
 
 from __future__ import annotations
@@ -21,12 +21,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels.cuda.build import Flags, Unavailable, library
-from kernels.cuda.calls import DTYPES, call
-from kernels.instance_norm_act import _check, bytes_moved, gradients, instance_norm_act_reference
-from kernels.instance_norm_act_planes import shared_bytes
-from kernels.noise import noise_stride
-from kernels.tiles import (
+from kernels.common.tiles import (
     INTERPRETED,
     accumulator,
     dense,
@@ -36,12 +31,17 @@ from kernels.tiles import (
     power_of_2,
     processor,
 )
+from kernels.cuda.build import Flags, Unavailable, library
+from kernels.cuda.calls import DTYPES, call
+from kernels.norm.instance_norm_act import _check, bytes_moved, gradients, instance_norm_act_reference
+from kernels.norm.instance_norm_act_planes import shared_bytes
+from kernels.pointwise.noise import noise_stride
 
 __all__ = ["bytes_moved", "instance_norm_act", "instance_norm_act_reference"]
 
 DEFAULT = Flags()
 NARROW = 256  # threads of the kernels for channels_last memory, at most
-PAIRED = 512  # threads of one of two blocks on a multiprocessor
+PAIRED = 512  # threads of each of two blocks on a multiprocessor
 LONGEST = 1 << 30  # pixels of a map
 _said: set[str] = set()
 
@@ -59,10 +59,11 @@ def instance_norm_act(
     threads: int | None = None,
     flags: Flags = DEFAULT,
 ) -> Tensor:
-    """`kernels.instance_norm_act` in CUDA C++: the same arguments, result, dtypes and memory formats, derivatives.
+    """Compute `kernels.instance_norm_act` in CUDA C++. Arguments, result, dtypes, memory formats and derivatives are
+    equal.
 
-    Where the kernels cannot be built, or x is no CUDA tensor, a warning says so once, and Triton's kernel (the
-    reference, where that cannot run either) computes in their place.
+    If the kernels cannot be built, or x is no CUDA tensor, a warning says so once. Triton's kernel then computes in
+    their place, or the reference where Triton cannot run either.
 
     Args:
         threads: the block's size, a multiple of 32 up to 1024 (256 in channels_last memory); None: by the map's size.
@@ -79,7 +80,8 @@ def instance_norm_act(
     if x.dtype not in (dtype, torch.float32):  # one 16-bit type under the other's autocast
         x = x.float()
     if noise is not None:
-        if noise.requires_grad and torch.is_grad_enabled():  # projection: rare, so plain ops
+        # Gradients of noise are for projection: rare, so plain ops suffice.
+        if noise.requires_grad and torch.is_grad_enabled():
             x, noise, strength = x + (noise * strength).to(x.dtype), None, None
         else:
             noise, strength = noise.to(wide).contiguous(), strength.to(wide).contiguous()
@@ -96,7 +98,7 @@ def _unavailable(x: Tensor, flags: Flags) -> str | None:
     return _not_built(flags, x.device.index)
 
 
-@functools.cache  # asked by each call
+@functools.cache  # every call asks
 def _not_built(flags: Flags, device: int) -> str | None:
     try:
         library(flags, device)
@@ -124,16 +126,16 @@ def _check_sizes(x: Tensor, threads: int | None, flags: Flags) -> None:
 
 
 def _vector(extent: int, x: Tensor, *others: Tensor | None) -> int:
-    """1 if accesses of 16 bytes along `extent` elements of x never straddle anything, else 0."""
+    """Return 1 if accesses of 16 bytes along `extent` elements of x never straddle anything, else 0."""
     aligned = all(t is None or t.data_ptr() % 16 == 0 for t in (x, *others))
     return int(aligned and extent % (16 // x.element_size()) == 0)
 
 
 def _threads(threads: int | None, x: Tensor, vector: int, flags: Flags, *, pairs: bool = False) -> int:
-    """A block's size for one plane: eight accesses for each thread, one warp at least.
+    """Return a block's size for one plane: eight accesses for each thread, one warp at least.
 
-    pairs: two blocks share a multiprocessor where each then still keeps three quarters of its plane: one reads while
-    the other writes. That is 308 us where one block takes 352 (8x512x256x256, BF16, H200: block sizes of the claims).
+    pairs: two blocks share a multiprocessor if each then still keeps three quarters of its plane. One reads while the
+    other writes. That takes 308 us where one block takes 352 (8x512x256x256, BF16, H200: block sizes of the claims).
     """
     if threads is not None:
         return threads
@@ -144,19 +146,22 @@ def _threads(threads: int | None, x: Tensor, vector: int, flags: Flags, *, pairs
 
 
 def _columns(x: Tensor, vector: int, threads: int | None, flags: Flags) -> tuple[int, int, int, int]:
-    """Lanes, pixels of a chunk for sums and for a pass that only writes, and threads, in channels_last memory."""
+    """Return lanes, pixels of a chunk for sums and for a pass that only writes, and threads, in
+    channels_last memory.
+    """
     n, c, h, w = x.shape
     threads = min(flags.max_threads, NARROW) if threads is None else threads
     accesses = -(-c // (16 // x.element_size() if vector else 1))
     lanes = min(32, power_of_2(accesses))
     groups, rows = -(-accesses // lanes), threads // lanes
-    wanted = max(1, processor(x.device)[1] * 8 // (n * groups))  # chunks: some blocks for each multiprocessor
+    # Chunks, so that each multiprocessor has some blocks
+    wanted = max(1, processor(x.device)[1] * 8 // (n * groups))
     chunks = min(wanted, max(1, h * w // (rows * 2)))
     return lanes, -(-h * w // chunks), rows * 16, threads
 
 
 def forward(x, scale, bias, noise, strength, eps, slope, gain, dtype, threads, flags: Flags):
-    """y, and the mean and rstd [N, C] of each map, for tensors that are dense."""
+    """Return y, and the mean and rstd [N, C] of each map, for dense tensors."""
     n, c, h, w = x.shape
     y = torch.empty_like(x, dtype=dtype)
     mean, rstd = x.new_empty((2, n, c), dtype=accumulator(x.dtype))
@@ -179,7 +184,9 @@ def forward(x, scale, bias, noise, strength, eps, slope, gain, dtype, threads, f
 
 
 def backward(g, x, scale, bias, noise, strength, mean, rstd, slope, gain, needs, *, threads, flags: Flags):
-    """(dx, dscale, dbias, dstrength) for the gradient g of y; dx and dstrength None where `needs` does not ask."""
+    """Return (dx, dscale, dbias, dstrength) for the gradient g of y. dx and dstrength are None unless `needs` asks for
+    them.
+    """
     n, c, h, w = x.shape
     g = dense_as(g, is_nhwc(x))
     dx = torch.empty_like(x) if needs[0] else None

@@ -1,4 +1,4 @@
-// What belongs to no kernel: CUDA's words for an error, and what the compiler made of a kernel.
+// Functions that belong to no kernel: CUDA's words for an error, and the compiler's facts about a kernel.
 
 #include "common.cuh"
 
@@ -10,7 +10,7 @@ extern "C" int error_text(int64_t error, char* text, int64_t length) {
 }
 
 // Kernel `row` of a table: its name, and registers a thread, static shared memory, bytes of local memory a thread
-// (spills, arrays), largest block, and how many blocks of `block` threads and `dynamic` bytes fit on a multiprocessor.
+// (spills, arrays), largest block, and the blocks of `block` threads and `dynamic` bytes that fit on a multiprocessor.
 int describe(
     const Kernel* table, int64_t rows, int64_t row, int64_t block, int64_t dynamic, char* name, int64_t* out) {
   if (row < 0 || row >= rows) return cudaErrorInvalidValue;

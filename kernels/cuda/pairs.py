@@ -1,6 +1,6 @@
 """Pairs of small kernels that differ in one thing each, to be read side by side and timed: one page of CUDA C++ a pair.
 
-They illustrate, and are no part of any network: no gradients. All take CUDA tensors and raise `Unavailable` where the
+They illustrate, belong to no network and have no gradients. All take CUDA tensors and raise `Unavailable` where the
 sources cannot be built. `threads` is the block's size, a whole number of warps, 32 to 1024. A tensor that is not
 contiguous is copied first. `flags` chooses the build. Each has a `_reference` in plain PyTorch, which runs anywhere.
 """
@@ -26,13 +26,15 @@ def strided_act(
     out: Tensor | None = None,
     flags: Flags = DEFAULT,
 ) -> Tensor:
-    """Leaky ReLU of NCHW memory, neighbouring threads at neighbouring channels: addresses H * W elements apart.
+    """Compute leaky ReLU of NCHW memory with neighbouring threads at neighbouring channels: addresses H * W elements
+    apart.
 
     Args:
         x: [N, C, H, W] or [N, C, P]; float32, float16, bfloat16 or float64.
-        blocks: a sample's. "all": as many as there are elements for, one each. "samples": one block for each sample,
-            as an example with a thread for each channel has it (then take threads = C). Or a number.
-        out: where to write, like x; else a new tensor.
+        blocks: blocks of a sample. With "all" there are as many as there are elements for, one each. With "samples"
+            there
+            is one block, as in an example with a thread for each channel (then take threads = C). Or a number.
+        out: tensor to write to, like x; else a new tensor.
     """
     return _act("strided_act", x, slope, blocks, threads, out, flags)
 
@@ -46,12 +48,14 @@ def coalesced_act(
     out: Tensor | None = None,
     flags: Flags = DEFAULT,
 ) -> Tensor:
-    """`strided_act` with neighbouring threads at neighbouring pixels, and nothing else changed; the same arguments."""
+    """Compute `strided_act` with neighbouring threads at neighbouring pixels. Nothing else differs; arguments are the
+    same.
+    """
     return _act("coalesced_act", x, slope, blocks, threads, out, flags)
 
 
 def act_reference(x: Tensor, slope: float = 0.2) -> Tensor:
-    """`strided_act` and `coalesced_act` in plain PyTorch."""
+    """Compute `strided_act` and `coalesced_act` in plain PyTorch."""
     return torch.nn.functional.leaky_relu(x.contiguous(), slope)
 
 
@@ -91,11 +95,13 @@ def divergent(
     out: Tensor | None = None,
     flags: Flags = DEFAULT,
 ) -> Tensor:
-    """v = v * rate + shift at odd places, v = shift - v * rate at even ones, `steps` times, by an if and an else.
+    """Compute v * rate + shift at odd places and shift - v * rate at even ones, `steps` times, by an if and an else.
 
     Args:
-        x: float32, any shape.  by: "thread": places are elements, and both sides of the branch are in every warp;
-            "warp": places are groups of 32 elements, and a warp takes one side.
+        x: float32, any shape.
+        by: with "thread" places are elements, and both sides of the branch are in every warp. With "warp" places are
+            groups
+            of 32 elements, and a warp takes one side.
     """
     return _branch("divergent", x, steps, by, rate, shift, threads, out, flags)
 
@@ -111,14 +117,16 @@ def predicated(
     out: Tensor | None = None,
     flags: Flags = DEFAULT,
 ) -> Tensor:
-    """`divergent` without a branch: each thread chooses its number, then all run the same instructions; equal bits."""
+    """Compute `divergent` without a branch. Each thread chooses its number, then all run the same instructions; equal
+    bits.
+    """
     return _branch("predicated", x, steps, by, rate, shift, threads, out, flags)
 
 
 def branch_reference(
     x: Tensor, steps: int = 256, *, by: str = "thread", rate: float = 0.5, shift: float = 1.0
 ) -> Tensor:
-    """`divergent` and `predicated` in plain PyTorch (whose product and sum round twice, theirs once)."""
+    """Compute `divergent` and `predicated` in plain PyTorch. Its product and sum round twice, the kernels' once."""
     place = torch.arange(x.numel(), device=x.device).view(x.shape) // _GROUPS[by]
     rates = torch.where(place % 2 == 1, rate, -rate).to(x.dtype)
     v = x.contiguous()
@@ -147,9 +155,11 @@ def _branch(
 
 
 def shared_sum(x: Tensor, *, threads: int = 256, out: Tensor | None = None, flags: Flags = DEFAULT) -> Tensor:
-    """Sums of rows [rows, columns] -> [rows], a block each, partial sums halved through shared memory.
+    """Sum rows [rows, columns] -> [rows], a block each, with partial sums halved through shared memory.
 
-    x: float32, float16, bfloat16 (summed, and returned, in float32) or float64. threads: a power of two.
+    Args:
+        x: float32, float16, bfloat16 (summed, and returned, in float32) or float64.
+        threads: a power of two.
     """
     if threads & (threads - 1):
         raise ValueError(f"threads must be a power of two to be halved, got {threads}")
@@ -159,12 +169,14 @@ def shared_sum(x: Tensor, *, threads: int = 256, out: Tensor | None = None, flag
 def shuffle_sum(
     x: Tensor, *, threads: int = 256, out: Tensor | None = None, flags: Flags = DEFAULT
 ) -> Tensor:
-    """`shared_sum` with shuffles between the threads of a warp; only warps' totals pass through shared memory."""
+    """Compute `shared_sum` with shuffles between the threads of a warp. Only warps' totals pass
+    through shared memory.
+    """
     return _sum("shuffle_sum", x, threads, out, flags)
 
 
 def sum_reference(x: Tensor) -> Tensor:
-    """`shared_sum` and `shuffle_sum` in plain PyTorch."""
+    """Compute `shared_sum` and `shuffle_sum` in plain PyTorch."""
     return x.sum(1, dtype=_wide(x.dtype))
 
 
@@ -186,19 +198,21 @@ def _sum(name: str, x: Tensor, threads: int, out: Tensor | None, flags: Flags) -
 def scalar_copy(
     x: Tensor, *, threads: int = 256, out: Tensor | None = None, flags: Flags = DEFAULT
 ) -> Tensor:
-    """A copy, one element a thread: 2-byte accesses for 16-bit types. x: any dtype of 1, 2, 4 or 8 bytes."""
+    """Copy one element a thread: 2-byte accesses for 16-bit types. x: any dtype of 1, 2, 4 or 8 bytes."""
     return _copy("scalar_copy", x, threads, out, flags)
 
 
 def vector_copy(
     x: Tensor, *, threads: int = 256, out: Tensor | None = None, flags: Flags = DEFAULT
 ) -> Tensor:
-    """A copy, 16 bytes a thread whatever the dtype; what does not begin at a multiple of 16 bytes is moved first."""
+    """Copy 16 bytes a thread whatever the dtype. A tensor that does not begin at a multiple of 16
+    bytes is moved first.
+    """
     return _copy("vector_copy", x, threads, out, flags)
 
 
 def copy_reference(x: Tensor) -> Tensor:
-    """`scalar_copy` and `vector_copy` in plain PyTorch."""
+    """Copy as `scalar_copy` and `vector_copy`, in plain PyTorch."""
     return x.clone(memory_format=torch.contiguous_format)
 
 

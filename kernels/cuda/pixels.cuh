@@ -1,14 +1,15 @@
-// Where a thread works in channels_last memory, for pixels_forward.cu and pixels_backward.cu.
+// The place of a thread in channels_last memory, for pixels_forward.cu and pixels_backward.cu.
 //
-// Neighbouring threads have neighbouring channels, 16 bytes (N channels) each; a block has a chunk of a sample's pixels.
-// `lanes`, a power of two, is how many threads cover the channels of a block; its other threads are on other pixels.
+// Neighbouring threads have neighbouring channels, 16 bytes (N channels) each; a block has a chunk of a sample's
+// pixels. As many threads as `lanes`, a power of two, cover the channels of a block. Its other threads are on other
+// pixels.
 #pragma once
 
 #include "instance_norm.cuh"
 
 #define NARROW_BOUNDS __launch_bounds__(MAX_THREADS < 256 ? MAX_THREADS : 256, MIN_BLOCKS)
 
-// Where a thread works: channel c (and the N - 1 after it) of pixels p, p + rows, ... before end, of a sample.
+// The place of a thread: channel c (and the N - 1 after it) of pixels p, p + rows, ... before end, of a sample.
 struct Place {
   int64_t sample;
   int chunk, lane, row, rows, c, p, first, end;
@@ -25,11 +26,11 @@ struct Place {
     p = first + row;
     inside = c < channels;
   }
-  // how many pixels are row r's
+  // the number of row r's pixels
   __device__ int count(int r) const { return max(0, (end - first - r + rows - 1) / rows); }
 };
 
-// What a thread loads of a pixel: N channels, and its noise (0 where there is none).
+// A thread's loads of a pixel: N channels, and its noise (0 if there is none).
 template <typename T, int N> struct Pixel {
   Vector<T, N> v;
   wide_t<T> noise;
@@ -44,7 +45,7 @@ __device__ inline Pixel<T, N> pixel(const T* x, const Layer<wide_t<T>>& layer, c
 
 extern __shared__ __align__(16) unsigned char rows_of_block[];
 
-// What a thread knows of the maps of its N channels: before = (u - mean) * factor + bias.
+// A thread's facts about the maps of its N channels: before = (u - mean) * factor + bias.
 template <typename A, int N> struct Maps {
   A mean[N], factor[N], bias[N];
   __device__ Maps(const A* means, const A* rstds, const Layer<A>& layer, int64_t map) {

@@ -1,11 +1,11 @@
 // The gradient of pixels_forward.cu: g and x are read for the two sums of each map, and again for dx.
 //
-// dx needs both sums of a map, so they are one kernel's work, joined by one warp for each map, and dx the next one's,
-// which goes through memory backwards to find what was read last in the L2 cache.
+// dx needs both sums of a map. So one kernel takes the sums of chunks, and one warp for each map joins them. The next
+// kernel writes dx. It goes through memory backwards, to find the last reads in the L2 cache.
 
 #include "pixels.cuh"
 
-// sums: [2, samples, channels, chunks], of du and of du * (u - mean)
+// sums: [2, samples, channels, chunks], over du and over du * (u - mean)
 template <typename T, typename O, int N>
 __global__ void NARROW_BOUNDS pixels_sums_kernel(
     const O* __restrict__ g, const T* __restrict__ x, const wide_t<T>* __restrict__ means,

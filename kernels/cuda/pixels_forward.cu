@@ -1,9 +1,9 @@
 // Fused instance norm and leaky ReLU in channels_last memory: x is read twice, for the statistics and to apply them.
 //
 // An access of 32 bytes brings many planes here, more than a multiprocessor could hold until it knows their statistics.
-// Three kernels: each block finds the moments of its pixels, one warp for each map joins them (in an order that never
-// changes; no atomics), and the last kernel reads x again. It goes through memory backwards: what the first read last
-// is in the L2 cache still.
+// So there are three kernels. Each block finds the moments of its pixels. One warp for each map joins them (in a fixed
+// order, without atomics). The last kernel reads x again. It goes through memory backwards: the last reads of the first
+// kernel are still in the L2 cache.
 
 #include "pixels.cuh"
 

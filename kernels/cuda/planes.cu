@@ -1,10 +1,9 @@
 // Fused instance norm and leaky ReLU in NCHW memory: one block for one plane, which it reads once.
 //
 // Between the statistics and their use a plane has to wait somewhere. A multiprocessor's shared memory holds 227 KB on
-// an H100 or H200: a plane of 256 x 256 in 16 bits whole, or seven eighths of two. What does not fit, the end of a
-// plane, is read again, most likely from the L2 cache, because few blocks are on their way at a time. A thread reads
-// from shared memory only what it wrote there itself, so nobody waits. Each thread works on 16 bytes at a time (N
-// elements).
+// an H100 or H200: a whole plane of 256 x 256 in 16 bits, or seven eighths of two. The rest, the end of a plane, is
+// read again. It most likely comes from the L2 cache, because few blocks are on their way at a time. A thread reads
+// from shared memory only its own writes, so no thread waits. Each thread works on 16 bytes at a time (N elements).
 
 #include "instance_norm.cuh"
 
@@ -85,7 +84,7 @@ __global__ void BOUNDS planes_backward_kernel(
   x += plane * pixels;
 
   const A mean = means[plane], rstd = rstds[plane], factor = rstd * layer.scale[plane], bias = layer.bias[plane];
-  Sums<A, 2> sums = {{0, 0}};  // of du, of du * (u - mean)
+  Sums<A, 2> sums = {{0, 0}};  // over du, over du * (u - mean)
   A u[N];
   struct Both { Vector<T, N> v; Vector<O, N> w; };
   auto read = [&](int i) { return Both{load<N>(x + i), load<N>(g + i)}; };
@@ -133,9 +132,9 @@ __global__ void BOUNDS planes_backward_kernel(
 
 // ---- on the host -------------------------------------------------------------------------------------------------
 
-// How many pixels of a plane, `bytes` each, wait in shared memory, and permission to use it. A multiprocessor is to have
-// 1024 threads: one block of 1024 has all of its shared memory, of two blocks of 512 each has half, and so on. Rounded
-// down to whole vectors of 16 bytes.
+// The number of pixels of a plane, `bytes` each, that wait in shared memory, and permission to use it. A multiprocessor
+// is to have 1024 threads: one block of 1024 has all of its shared memory, each of two blocks of 512 has half, and so
+// on. The number is rounded down to whole vectors of 16 bytes.
 static int hold(const void* kernel, int pixels, int bytes, int threads, int* kept, int* dynamic) {
   int device = 0, most = 0, all = 0, reserved = 0;
   cudaFuncAttributes found;
@@ -148,7 +147,7 @@ static int hold(const void* kernel, int pixels, int bytes, int threads, int* kep
     return error;
   if (const cudaError_t error = cudaFuncGetAttributes(&found, kernel)) return error;
   const int share = all / (threads < 1024 ? 1024 / threads : 1) - reserved;
-  const int own = static_cast<int>(found.sharedSizeBytes) + 32;  // 32: what is held is rounded up, twice
+  const int own = static_cast<int>(found.sharedSizeBytes) + 32;  // 32: held bytes are rounded up, twice
   const int room = ((share < most ? share : most) - own) / bytes / 16 * 16;
   *kept = pixels < room ? pixels : room;
   *dynamic = *kept * bytes + 32;

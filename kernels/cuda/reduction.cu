@@ -2,7 +2,7 @@
 //
 // Through shared memory every halving is a write, a barrier for the whole block and a read, and takes 4 bytes a thread.
 // A shuffle hands a register to another lane of the warp: no memory and no barrier, because a warp runs together. Only
-// the warps' totals, one number each, go through shared memory. Both add in an order that never changes.
+// the warps' totals, one number each, go through shared memory. Both add in a fixed order.
 
 #include "common.cuh"
 

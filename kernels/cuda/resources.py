@@ -1,4 +1,6 @@
-"""What the compiler made of each CUDA C++ kernel, and how many of its blocks a multiprocessor holds at once."""
+"""Registers and memory that the compiler gave each CUDA C++ kernel, and the blocks that a
+multiprocessor holds at once.
+"""
 
 from __future__ import annotations
 
@@ -12,20 +14,22 @@ from kernels.cuda.calls import function, signatures
 
 
 class Resources(NamedTuple):
-    """One kernel's. Occupancy is theoretical: warps that fit, over warps that the multiprocessor has places for."""
+    """The resources of one kernel. Occupancy is theoretical: warps that fit, over warps that the multiprocessor has
+    room for.
+    """
 
     kernel: str
-    registers: int  # of 4 bytes, a thread
-    shared: int  # bytes a block: static, and the dynamic ones asked about
+    registers: int  # registers of 4 bytes, a thread
+    shared: int  # bytes a block: the static ones, and the dynamic ones asked about
     spilled: int  # bytes of local memory a thread
     largest_block: int  # threads
-    threads: int  # of the block asked about
-    blocks: int  # of it, a multiprocessor; 0: too large a block
+    threads: int  # threads of the block asked about
+    blocks: int  # blocks of it that a multiprocessor holds; 0: too large a block
     occupancy: float
 
 
 def resources(*, threads: int = 256, dynamic: int = 0, flags: Flags = Flags()) -> list[Resources]:  # noqa: B008
-    """A row for each kernel, launched in blocks of `threads` with `dynamic` bytes of shared memory.
+    """Return a row for each kernel, launched in blocks of `threads` with `dynamic` bytes of shared memory.
 
     Raises `Unavailable` where the kernels cannot be built.
     """

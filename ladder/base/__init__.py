@@ -1,1 +1,1 @@
-"""Errors, files, text, paths and locks: what every room stands on. Knows nothing of GPUs, torch or results."""
+"""Errors, files, text, paths and locks, on which every room stands. Knows nothing of GPUs, torch or results."""

@@ -1,6 +1,6 @@
-"""Compare what is installed with the oldest versions that ``pyproject.toml`` declares.
+"""A comparison of the installed packages with the oldest versions that ``pyproject.toml`` declares.
 
-``python -m ladder.base.bounds`` prints these as requirements for pip.
+``python -m ladder.base.bounds`` prints these versions as requirements for pip.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ def oldest() -> dict[str, str]:
 
 
 def older(package: str) -> str | None:
-    """Say in one line that an installed package is older than declared; None if it is not, or not installed."""
+    """Return one line if an installed package is older than declared, else None. Also None if it is not installed."""
     try:
         installed = importlib.metadata.version(package)
     except importlib.metadata.PackageNotFoundError:

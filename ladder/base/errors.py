@@ -1,4 +1,4 @@
-"""What goes wrong, in one line that a user can act on."""
+"""Exceptions whose message is one line that a user can act on."""
 
 import errno
 import os
@@ -6,7 +6,7 @@ import re
 
 _PATH = re.compile(r"(?<![\w.:/])(?:~|[A-Za-z]:)?[/\\](?:[^\s/\\'\":;,()\[\]]+[/\\])+([^\s/\\'\":;,()\[\]]*)")
 _LONGEST = 200
-# What the system cannot give, which says nothing of the program that asks for it. ENOMEM may be the program's: "oom".
+# The system lacks something, which is not the program's fault. ENOMEM may be the program's: "oom".
 _SYSTEM = (
     errno.ENOSPC,
     errno.EDQUOT,
@@ -23,8 +23,8 @@ _TOLD = (
     errno.EROFS,
     errno.EMFILE,
     errno.ENFILE,
-)  # compilers wrap these into their own
-_SIGNS = {  # how others put it
+)  # compilers wrap these into errors of their own
+_SIGNS = {  # the same, in the words of other libraries
     "can't start new thread": errno.EAGAIN,
     "out of shared memory": errno.ENOSPC,
     "unable to open shared memory object": errno.ENOSPC,
@@ -34,15 +34,15 @@ _SIGNS = {  # how others put it
 
 
 class UserError(Exception):
-    """The user asked for something that cannot be; `str(e)` is one clear line. The command ends with status 2."""
+    """A request that cannot be met. `str(e)` is one clear line, and the command ends with status 2."""
 
 
 class EnvironmentFailure(UserError):
-    """The system could not give what measuring needs (disk, files, threads): nothing is said of what is measured."""
+    """A lack of the system (disk, files, threads) that stops a measurement. The measured rung is not to blame."""
 
 
 def of_environment(error: BaseException) -> str | None:
-    """`No space left on device: reference.pt` where the system is to blame for an error; else None."""
+    """Return `No space left on device: reference.pt` if the system is to blame for an error, else None."""
     seen: BaseException | None = error
     while seen is not None:
         if isinstance(seen, OSError) and seen.errno in _SYSTEM:
@@ -60,13 +60,16 @@ def of_environment(error: BaseException) -> str | None:
 
 
 def raise_if_environment(error: BaseException) -> None:
-    """Raise `EnvironmentFailure`, one line, where the system is to blame for an error: no record is made of it."""
+    """Raise `EnvironmentFailure`, one line, if the system is to blame for an error. No record is made of the error."""
     if line := of_environment(error):
         raise EnvironmentFailure(line) from error
 
 
 def one_line(text: str) -> str:
-    """The first line of `text` that says something, at most 200 characters, without absolute paths: it is published."""
+    """Return the first line of `text` that is not empty, at most 200 characters and without absolute paths.
+
+    The line is published.
+    """
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     line = re.sub(r"\s+", " ", lines[0]) if lines else ""
     line = _PATH.sub(lambda m: m.group(1) or "...", line)
@@ -74,7 +77,7 @@ def one_line(text: str) -> str:
 
 
 def words_of(error: BaseException) -> str:
-    """An exception's message; of one that a data worker passed on, what it said there and not the whole traceback."""
+    """Return an exception's message. For an error in a data worker, leave out the worker's traceback."""
     text = str(error)
     if text.startswith("Caught ") and "in DataLoader worker process" in text:
         said = [line for line in text.splitlines() if line.strip() and not line.startswith(" ")]
@@ -85,11 +88,11 @@ def words_of(error: BaseException) -> str:
 
 
 def describe(error: BaseException) -> str:
-    """`Type: message` of an exception, as `one_line` gives it."""
+    """Return `Type: message` of an exception, shortened by `one_line`."""
     message = one_line(words_of(error))
     name = type(error).__name__
     return one_line(f"{name}: {message}") if message else name
 
 
 class Missing(Exception):
-    """A contender that this machine or this checkout does not have; the message is its reason."""
+    """A contender that this machine or this checkout does not have. The message is the reason."""

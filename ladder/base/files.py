@@ -1,4 +1,4 @@
-"""Files that are there whole or not at all, and digests of what many of them hold."""
+"""Files that are written whole or not at all, and digests of many files."""
 
 from __future__ import annotations
 
@@ -21,19 +21,19 @@ from typing import Any
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 
-COMPILED = (".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp")  # sources of extensions, what they include among them
+COMPILED = (".cu", ".cuh", ".cpp", ".cc", ".h", ".hpp")  # sources of extensions and their headers
 
 
 def cache(name: str) -> Path:
-    """The folder of one kind of cache: `.cache/NAME` of the project, elsewhere where that cannot be written."""
+    """Return the folder of one kind of cache: `.cache/NAME` of the project, or a user's folder if that is read-only."""
     return (_own_cache() or ROOT / ".cache") / name
 
 
 @functools.cache
 def _own_cache() -> Path | None:
-    """A folder of the user's for the caches of a checkout that cannot be written, else of the system's temporary one.
+    """Return a folder of the user, or a temporary one, for the caches of a read-only checkout.
 
-    None where the checkout can be written, or nothing can.
+    Returns None if the checkout can be written, or if no folder can.
     """
     if is_writable(ROOT / ".cache"):
         return None
@@ -50,13 +50,13 @@ def _own_cache() -> Path | None:
 
 
 def is_writable(folder: Path) -> bool:
-    """Whether a folder can be written, or made."""
+    """Return whether a folder can be written, or made."""
     there = next(each for each in (folder, *folder.parents) if each.exists())
     return there.is_dir() and os.access(there, os.W_OK | os.X_OK)
 
 
 def cache_variables() -> dict[str, str]:
-    """Environment variables for compilers' caches, where these would lie in a folder that cannot be written."""
+    """Return environment variables that move compilers' caches out of folders that cannot be written."""
     found = {}
     if _own_cache() is not None:
         found["TORCH_EXTENSIONS_DIR"] = str(cache("extensions"))
@@ -101,7 +101,10 @@ def replacing(path: Path) -> Iterator[Path]:
 
 
 def _behind(path: Path) -> Path:
-    """Follow symlinks to what ``path`` names, as far as an open descriptor in /proc (/dev/stdout, /dev/fd/3)."""
+    """Return the file that ``path`` names behind its symlinks.
+
+    An open descriptor in /proc (/dev/stdout) is not followed.
+    """
     for _ in range(40):
         path = Path(os.path.realpath(path.parent), path.name)
         if path.is_relative_to("/proc") or not path.is_symlink():
@@ -111,14 +114,17 @@ def _behind(path: Path) -> Path:
 
 
 def _takes_bytes(target: Path) -> bool:
-    """Return whether content is written to what is there, which a rename would destroy: descriptor, pipe, device."""
+    """Return whether the target takes bytes as they come: a descriptor, a pipe or a device.
+
+    A rename would destroy it.
+    """
     if target.is_relative_to("/proc"):
         return True
     return target.is_char_device() or target.is_fifo() or target.is_socket()
 
 
 def _replaceable(target: Path) -> os.stat_result | None:
-    """Return what is known of the file that will be replaced, None if there is none. OSError if it must not be."""
+    """Return the status of the file that will be replaced, or None if there is none. Raises OSError if it must stay."""
     try:
         there = target.stat()
     except FileNotFoundError:
@@ -132,7 +138,10 @@ def _replaceable(target: Path) -> os.stat_result | None:
 
 
 def _hand_over(target: Path, content: bytes) -> None:
-    """Write to a pipe, a device or an open descriptor. One of ours goes on where it stands, as `> file` expects."""
+    """Write to a pipe, a device or an open descriptor.
+
+    Our own descriptor goes on where it stands, as `> file` expects.
+    """
     sys.stdout.flush()
     own = re.fullmatch(rf"/proc/{os.getpid()}(/task/\d+)?/fd/(\d+)", str(target))
     handle = os.dup(int(own[2])) if own else os.open(target, os.O_WRONLY | os.O_APPEND)
@@ -141,9 +150,10 @@ def _hand_over(target: Path, content: bytes) -> None:
 
 
 def refuse_unwritable(*folders: Path) -> None:
-    """Raise `UserError`, one line, if a file cannot be written to one of these folders; nothing is left behind.
+    """Raise `UserError`, one line, if a file cannot be written to one of these folders. Nothing is left behind.
 
-    Called before anything is measured. It writes, as permissions do not tell: a folder may be read-only all the same.
+    Called before anything is measured. It writes a file, because a folder may be read-only whatever its permissions
+    say.
     """
     for folder in folders:
         made: list[Path] = []
@@ -162,22 +172,22 @@ def refuse_unwritable(*folders: Path) -> None:
 
 @contextmanager
 def one_at_a_time(path: Path) -> Iterator[None]:
-    """While the block makes ``path``, other processes that would make it wait here; then they find it made."""
+    """Hold a lock on ``path`` while the block makes it. Other processes wait, then find it made."""
     path.parent.mkdir(parents=True, exist_ok=True)
     with open(path.with_name(f".{path.name}.lock"), "w") as lock:
-        fcntl.flock(lock, fcntl.LOCK_EX)  # let go when the file is closed
+        fcntl.flock(lock, fcntl.LOCK_EX)  # released when the file is closed
         yield
 
 
 def below(folder: Path, suffixes: tuple[str, ...]) -> list[Path]:
-    """Every file in ``folder``, at any depth, whose name ends so; none where there is no folder."""
+    """Return every file in ``folder``, at any depth, with one of these suffixes. Empty if there is no folder."""
     return sorted(path for path in folder.rglob("*") if path.suffix in suffixes)
 
 
 def digest(root: Path, files: Iterable[Path]) -> str:
-    """Return the SHA-256, in hexadecimal digits, of these sources of ``root``: of their names and of their text.
+    """Return the SHA-256, in hexadecimal digits, of the names and the text of these sources of ``root``.
 
-    A line ends with \\n, whatever the checkout has: git's core.autocrlf must not make other code of one commit.
+    Line ends count as \\n: git's core.autocrlf must not change the digest of a commit.
     """
     whole = hashlib.sha256()
     for path in files:
@@ -187,12 +197,12 @@ def digest(root: Path, files: Iterable[Path]) -> str:
 
 
 def write_json(path: Path, found: dict[str, Any]) -> None:
-    """Write plain data as `write` does. A number that is not finite is a ValueError."""
+    """Write plain data as JSON, as `write` does. Raises ValueError for a number that is not finite."""
     write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 
 
 def write(path: Path, content: str | bytes) -> None:
-    """Write one file whole or not at all; the folder is made. Raises UserError if it cannot be."""
+    """Write one file whole or not at all, and make its folder. Raises UserError if that fails."""
     path = Path(path)
     try:
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -203,7 +213,7 @@ def write(path: Path, content: str | bytes) -> None:
 
 
 def draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
-    """Write the picture that ``render`` makes as "png" and "svg", named ``stem`` and the suffix. Raises UserError."""
+    """Write the picture that ``render`` makes as ``stem``.png and ``stem``.svg. Raises UserError."""
     paths = [Path(f"{stem}.{kind}") for kind in ("png", "svg")]
     for path in paths:
         write(path, render(path.suffix[1:]))
@@ -211,7 +221,7 @@ def draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
 
 
 def try_draw(stem: Path, render: Callable[[str], bytes]) -> list[Path]:
-    """Draw as `draw` does, after a measurement that is written: what cannot be drawn is one line on stderr."""
+    """Draw as `draw` does, after the measurement is written. A picture that cannot be drawn is one line on stderr."""
     try:
         return draw(stem, render)
     except UserError as error:

@@ -1,9 +1,8 @@
-"""Every call of git that this project makes: the same answer whatever the environment and the user's settings are.
+"""The project's calls of git, whose answers depend neither on the environment nor on the user's settings.
 
-A hook exports GIT_DIR, a user sets log.showSignature or core.autocrlf, a container owns the clone as another user: git
-then answers for another repository, in another format, or not at all. So the variables that redirect git are dropped,
-settings that change an answer are overridden, and plumbing commands are asked. Each failure is one line that says what
-helps.
+A hook exports GIT_DIR, a user sets log.showSignature, a container owns the clone as another user. Git then answers
+for another repository, in another format, or not at all. So the variables that redirect git are dropped, settings
+that change an answer are overridden, and plumbing commands are asked. Each failure is one line that says what helps.
 """
 
 from __future__ import annotations
@@ -17,8 +16,8 @@ from pathlib import Path
 
 from ladder.base.errors import UserError, one_line
 
-# The only GIT_* variables that pass: where git's programs and the user's settings are. Without the settings git could
-# not know which folders it is to trust (safe.directory).
+# The only GIT_* variables that pass: they say where git's programs and the user's settings are. Git needs the settings
+# to know which folders it may trust (safe.directory).
 KEPT = frozenset({"GIT_EXEC_PATH", "GIT_CONFIG_GLOBAL", "GIT_CONFIG_SYSTEM", "GIT_CONFIG_NOSYSTEM"})
 SETTINGS = (
     *("color.ui=false", "core.pager=cat", "core.quotePath=false", "core.fsmonitor=false"),
@@ -30,11 +29,15 @@ LF = ("-c", "core.autocrlf=false", "-c", "core.eol=lf")  # for trees that git wr
 CLONE = "clone the repository with git and run this in the clone"
 DEEPEN = "`git fetch --unshallow` gets them"
 SECONDS = 120
-CODE = ("kernels", "stylegan_lite", "ladder", "requirements.lock")  # what a result's "dirty" is about
+# the paths that a result's "dirty" looks at
+CODE = ("kernels", "stylegan_lite", "ladder", "requirements.lock")
 
 
 def environment(given: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Return `given`, by default this process's environment, for a call of git: nothing redirects it, nothing asks."""
+    """Return an environment for a call of git, in which nothing redirects it and it asks nothing.
+
+    `given` is the environment to start from, by default that of this process.
+    """
     given = os.environ if given is None else given
     kept = {key: value for key, value in given.items() if not key.startswith("GIT_") or key in KEPT}
     for number, folder in enumerate(trusted := _trusted(given)):
@@ -98,15 +101,15 @@ def _explain(root: Path, command: tuple[str, ...], status: int, said: str) -> st
     return f"git {name}: {one_line(said).removeprefix('fatal: ') or f'status {status}'}"
 
 
-# --- what is asked ------------------------------------------------------------------------------------------------
+# --- answers of git ---------------------------------------------------------------------------------------------
 
 
 def commit(root: Path) -> str:
     """Return the commit checked out at `root`, 40 digits.
 
     Raises:
-        UserError: one line why results of this folder belong to no commit. A folder inside a repository has none:
-            the commit of a repository around it says nothing of the code here.
+        UserError: one line why results of this folder belong to no commit. A folder inside another repository has none:
+            that repository's commit says nothing of the code here.
     """
     if read(root, "rev-parse", "--is-inside-work-tree", "--show-prefix").strip() != "true":
         raise UserError(f"this checkout is only a folder of another git repository: {CLONE}")
@@ -126,21 +129,36 @@ def problem(root: Path) -> str | None:
 
 
 def changes(root: Path, paths: Iterable[str]) -> list[str]:
-    """Return the files below `paths` that differ from the commit, untracked ones too. Raises `UserError`.
+    """Return the files below `paths` that differ from the commit, untracked files too. Raises `UserError`.
 
-    Only the project's own .gitignore hides a file. What a user hides (core.excludesFile, .git/info/exclude,
-    status.showUntrackedFiles) is imported all the same.
+    Only the project's own .gitignore hides a file. Files that a user hides are imported all the same, so they count:
+    by core.excludesFile, .git/info/exclude, status.showUntrackedFiles or `git update-index --skip-worktree`.
     """
     paths = tuple(paths)
     asked = ("--porcelain", "-z", "--no-renames", "--untracked-files=no", "--ignore-submodules=none")
     tracked = os.fsdecode(read_bytes(root, "status", *asked, "--", *paths)).split("\0")
     others = ("--others", "--exclude-per-directory=.gitignore", "-z")
     untracked = os.fsdecode(read_bytes(root, "ls-files", *others, "--", *paths)).split("\0")
-    return [*(entry[3:] for entry in tracked if entry), *filter(None, untracked)]
+    hidden = _changed_unseen(root, paths)
+    return [*dict.fromkeys([*(entry[3:] for entry in tracked if entry), *hidden, *filter(None, untracked)])]
+
+
+def _changed_unseen(root: Path, paths: tuple[str, ...]) -> list[str]:
+    """Return the changed files among those that git was told not to look at; a missing one has changed."""
+    listed = os.fsdecode(read_bytes(root, "ls-files", "-v", "-z", "--full-name", "--", *paths)).split("\0")
+    names = [entry[2:] for entry in listed if entry and (entry[0] == "S" or entry[0].islower())]
+    there = [name for name in names if (root / name).is_file() and "\n" not in name]
+    if not names:
+        return []
+    said = read(root, "hash-object", "--stdin-paths", stdin="".join(f"{name}\n" for name in there))
+    now = dict(zip(there, said.split(), strict=True))
+    staged = os.fsdecode(read_bytes(root, "ls-files", "-s", "-z", "--", *names)).split("\0")
+    was = {entry.partition("\t")[2]: entry.split()[1] for entry in staged if entry}
+    return [name for name in names if now.get(name) != was.get(name)]
 
 
 def dates(root: Path, commits: Iterable[str]) -> dict[str, int]:
-    """Return when each of these commits was written, in Unix seconds, as far as the repository has them.
+    """Return when each of these commits was written, in Unix seconds. Commits that the repository lacks are left out.
 
     Raises:
         UserError: git cannot be asked.
@@ -162,7 +180,7 @@ def is_shallow(root: Path) -> bool:
 def commit_of(root: Path) -> tuple[str | None, bool | None]:
     """Return (commit, whether the code differs from it) of the checkout at `root`.
 
-    (None, None) where no commit is known: `problem` says why.
+    Returns (None, None) if no commit is known; `problem` says why.
     """
     try:
         return commit(root), bool(changes(root, CODE))

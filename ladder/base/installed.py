@@ -1,5 +1,4 @@
-"""`python -m ladder.base.installed MODULE...`: what `make` asks before it runs tools in whatever Python it was
-given."""
+"""`python -m ladder.base.installed MODULE...`, by which `make` checks the Python that it was given."""
 
 import importlib.util
 import sys
@@ -8,7 +7,7 @@ from ladder.base import starting
 
 
 def main() -> int:
-    """Print one line about the first module that is missing and how to get it. Returns the exit status, 0 or 2."""
+    """Print one line about the first missing module and how to get it. Return the exit status, 0 or 2."""
     for name in sys.argv[1:]:
         if importlib.util.find_spec(name) is None:
             package = starting.PACKAGES.get(name, name)

@@ -1,4 +1,4 @@
-"""Locks of this host: on one GPU, and on a folder of results."""
+"""Locks of this host, on one GPU and on a folder of results."""
 
 import contextlib
 import errno
@@ -15,11 +15,11 @@ from ladder.base.errors import UserError
 
 @contextlib.contextmanager
 def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
-    """Hold `folder` for one run; it is made if missing, and goes again if nothing came into it.
+    """Hold `folder` for one run. The folder is made if missing, and removed again if it stays empty.
 
-    `name` says which results of the folder are held, where runs with others may write beside them.
+    `name` says which results of the folder are held, if runs with other names may write beside them.
 
-    Raises `UserError` if another run has it or it cannot be written.
+    Raises `UserError` if another run holds the folder or it cannot be written.
     """
     folder = Path(folder)
     path = folder / f".{name}.lock" if name else folder / ".lock"
@@ -40,15 +40,15 @@ def folder_lock(folder: Path, name: str = "") -> Iterator[None]:
     finally:
         path.unlink(
             missing_ok=True
-        )  # while still held: whoever opened it meanwhile sees that it is gone and tries again
+        )  # while still held: a process that opened it meanwhile sees that it is gone and tries again
         os.close(handle)
-        with contextlib.suppress(OSError):  # what is not empty stays
+        with contextlib.suppress(OSError):  # a folder with files stays
             for each in made:
                 each.rmdir()
 
 
 def _take_lock(path: Path, made: list[Path]) -> int:
-    """Open and lock the file, or raise OSError; folders that are made for it, the deepest first, go into `made`."""
+    """Open and lock the file, or raise OSError. Folders made for it go into `made`, the deepest first."""
     while True:
         made += [each for each in path.parents if not each.exists()]
         path.parent.mkdir(parents=True, exist_ok=True)
@@ -71,8 +71,8 @@ def _take_lock(path: Path, made: list[Path]) -> int:
 def device_lock(key: str | None, on_wait: Callable[[], None] | None = None) -> Iterator[None]:
     """Hold this host's lock on one GPU: two runs that tune or time on it together would both be wrong.
 
-    `key` says which one (None: nothing to lock); calls `on_wait` once if another process holds it. Waits without a
-    limit: a run that began earlier may end first. Without a usable temporary folder there is no lock.
+    `key` names the GPU (None: nothing to lock). `on_wait` is called once if another process holds the lock. There is
+    no time limit, as a run that began earlier may end first. Without a usable temporary folder there is no lock.
     """
     if key is None:
         yield
@@ -100,7 +100,7 @@ def device_lock(key: str | None, on_wait: Callable[[], None] | None = None) -> I
 
 
 def _open_shared(path: Path) -> int:
-    """Open a lock file that another user may have made: the kernel refuses O_CREAT on those in a sticky folder."""
+    """Open a lock file that another user may have made. In a sticky folder the kernel refuses O_CREAT for it."""
     try:
         return os.open(path, os.O_RDONLY)
     except FileNotFoundError:

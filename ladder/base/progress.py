@@ -1,4 +1,4 @@
-"""What a user sees while they wait, on stderr: a first line at once, then a bar on a terminal, elsewhere lines.
+"""Progress on stderr: a first line at once, then a bar on a terminal or lines elsewhere.
 
 A terminal that cannot move its cursor (TERM=dumb, as in editors and CI) gets lines, too.
 """
@@ -17,13 +17,13 @@ import click
 from ladder.base.text import printable
 
 OnEvent = Callable[[dict[str, Any]], None]
-EVERY_S = 10.0  # between lines of what has hundreds of steps
-NARROW = 80  # columns: below, a bar leaves no room for what it says
+EVERY_S = 10.0  # seconds between lines, for work of hundreds of steps
+NARROW = 80  # columns: on a narrower terminal a bar leaves no room for its text
 
 
 @contextmanager
 def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
-    """Yield the callback for ``measure.run_ladder``: rung, round and time left; failures as lines of their own."""
+    """Yield the callback for ``measure.run_ladder``: rung, round and time left. Failures are lines of their own."""
     with _Bar(title, "visits", quiet) as bar:
 
         def on_event(event: dict[str, Any]) -> None:
@@ -49,7 +49,7 @@ def _where(event: dict[str, Any]) -> str:
 
 
 class First:
-    """The first line of something long, said once: as soon as it is certain that it begins, and no later."""
+    """The first line of a long command, printed once it is certain that the work begins."""
 
     def __init__(self, text: str, quiet: bool) -> None:
         self.due = not quiet
@@ -63,7 +63,7 @@ class First:
 
 @contextmanager
 def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callable[[int, int], None]]:
-    """Yield a callback (done, total) that draws a bar; nothing is drawn or said before its first call."""
+    """Yield a callback (done, total) that draws a bar. Nothing is drawn or printed before its first call."""
     with _Bar(title, "", quiet) as drawn:
 
         def on_progress(done: int, total: int) -> None:
@@ -76,7 +76,7 @@ def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callabl
 
 @contextmanager
 def kernels_progress(quiet: bool, line: Callable[[dict[str, Any]], str]) -> Iterator[OnEvent]:
-    """Yield the callback for ``kernelbench.run``: the case on the bar, each measured row as ``line`` says it."""
+    """Yield the callback for ``kernelbench.run``. The bar names the case, and ``line`` words each measured row."""
     with _Bar("kernels", "cases", quiet) as drawn:
 
         def on_event(event: dict[str, Any]) -> None:
@@ -90,7 +90,7 @@ def kernels_progress(quiet: bool, line: Callable[[dict[str, Any]], str]) -> Iter
 
 @contextmanager
 def training_progress(steps: int, quiet: bool) -> Iterator[OnEvent]:
-    """Yield the callback for ``train.train``: the step and its losses; files as lines of their own."""
+    """Yield the callback for ``train.train``: the step and its losses. Files are lines of their own."""
     with _Bar("training", "steps", quiet) as drawn:
 
         def on_event(event: dict[str, Any]) -> None:
@@ -112,13 +112,13 @@ def can_move_its_cursor() -> bool:
 
 
 class _Bar:
-    """A rich progress bar on a terminal; lines elsewhere; silent if quiet."""
+    """A rich progress bar on a terminal, lines elsewhere, nothing if quiet."""
 
     def __init__(self, title: str, unit: str, quiet: bool) -> None:
         self.title, self.unit, self.quiet = title, unit, quiet
         self.live = not quiet and can_move_its_cursor()
         self.progress: Any = None
-        self.said = -EVERY_S  # of the monotonic clock, which may have begun just now
+        self.said = -EVERY_S  # on the monotonic clock, which may have begun just now
 
     def __enter__(self) -> _Bar:
         return self
@@ -136,7 +136,7 @@ class _Bar:
         say: bool = False,
         now_and_then: bool = False,
     ) -> None:
-        """Redraw the bar. Where there is none, print a line if `say`; every ten seconds at most if `now_and_then`."""
+        """Redraw the bar. Without a bar, print a line if `say`, at most one in ten seconds if `now_and_then`."""
         if self.live:
             self._draw(done, total, f"{text}{_left(left_s)}")
         elif say and not self.quiet and not (now_and_then and time.monotonic() - self.said < EVERY_S):

@@ -1,4 +1,4 @@
-"""Constants of the protocol that every part must share: the cycle and how a rung settles."""
+"""Constants of the protocol that all parts share: the cycle and how a rung settles."""
 
 CYCLE_STEPS = 16
 

@@ -1,5 +1,4 @@
-"""Rules: functions of a value that return what is wrong with it, as (where, what), or None. See
-`ladder.results.schema`."""
+"""Rules that check one value each and return (where, problem) or None. `ladder.results.schema` is made of them."""
 
 import math
 import re
@@ -11,7 +10,7 @@ Rule = Callable[[Any], Problem | None]
 
 
 def number(low: float, high: float, *, whole: bool = False) -> Rule:
-    """A finite number from `low` to `high`."""
+    """Return a rule for a finite number from `low` to `high`."""
 
     def check(value: Any) -> Problem | None:
         if isinstance(value, bool) or not isinstance(value, int if whole else int | float):
@@ -24,7 +23,7 @@ def number(low: float, high: float, *, whole: bool = False) -> Rule:
 
 
 def pattern(expression: str, what: str) -> Rule:
-    """A string that the expression matches whole."""
+    """Return a rule for a string that the expression matches whole."""
     compiled = re.compile(expression)
 
     def check(value: Any) -> Problem | None:
@@ -45,7 +44,7 @@ def one_of(*allowed: Any) -> Rule:
 
 
 def either(*rules: Rule) -> Rule:
-    """What one of the rules takes; else the last one says what is wrong."""
+    """Return a rule that takes what any of these rules takes. The last rule words the problem."""
 
     def check(value: Any) -> Problem | None:
         problem = None
@@ -58,12 +57,12 @@ def either(*rules: Rule) -> Rule:
 
 
 def maybe(rule: Rule) -> Rule:
-    """null, or what the rule takes."""
+    """Return a rule that takes null, or what the given rule takes."""
     return lambda value: None if value is None else rule(value)
 
 
 def items(rule: Rule, most: int, least: int = 0) -> Rule:
-    """A list of `least` to `most` values."""
+    """Return a rule for a list of `least` to `most` values."""
 
     def check(value: Any) -> Problem | None:
         if not isinstance(value, list):
@@ -79,7 +78,7 @@ def items(rule: Rule, most: int, least: int = 0) -> Rule:
 
 
 def fields(needed: dict[str, Rule], optional: dict[str, Rule] | None = None) -> Rule:
-    """An object with all of `needed`, perhaps some of `optional`, and nothing else."""
+    """Return a rule for an object with all of `needed`, perhaps some of `optional`, and no other key."""
     known = needed | (optional or {})
 
     def check(value: Any) -> Problem | None:
@@ -100,7 +99,7 @@ def fields(needed: dict[str, Rule], optional: dict[str, Rule] | None = None) -> 
 
 
 def mapping(key_rule: Rule, rule: Rule, most: int) -> Rule:
-    """An object of at most `most` entries whose keys are data: names of rungs, of phases."""
+    """Return a rule for an object of at most `most` entries whose keys are data: names of rungs or phases."""
 
     def check(value: Any) -> Problem | None:
         if not isinstance(value, dict):
@@ -118,7 +117,7 @@ def mapping(key_rule: Rule, rule: Rule, most: int) -> Rule:
 
 
 def shown(value: Any) -> str:
-    """A value as an error message can print it on any terminal: ASCII, escaped, short."""
+    """Return a value as an error message prints it on any terminal: ASCII, escaped, short."""
     if isinstance(value, dict | list):
         return "an object" if isinstance(value, dict) else "a list"
     text = ascii(value)
@@ -126,5 +125,5 @@ def shown(value: Any) -> str:
 
 
 def alike(a: float | None, b: float | None) -> bool:
-    """Whether two derived numbers are the same but for rounding; None is only what None is."""
+    """Return whether two derived numbers are equal but for rounding. Only None equals None."""
     return a is b if a is None or b is None else math.isclose(a, b, rel_tol=1e-6)

@@ -1,4 +1,4 @@
-"""How a command of this project was started, and the one line for a Python that cannot run it.
+"""The start of a command of this project, and the one line for a Python that cannot run it.
 
 The standard library alone, in the syntax of Python 3.6: this is read before anything is known to be installed.
 """
@@ -36,7 +36,7 @@ def named(text: str) -> str:
 
 
 def command(*arguments: object) -> str:
-    """Return a line for the user's shell: this very program with these arguments."""
+    """Return a line for the user's shell that calls this very program with these arguments."""
     if program() != "ladder":
         words = [sys.orig_argv[0], "-m", "ladder"]
     elif Path(sys.argv[0]).name == "ladder" and shutil.which("ladder") != str(Path(sys.argv[0]).absolute()):
@@ -47,7 +47,7 @@ def command(*arguments: object) -> str:
 
 
 def near(path: object) -> str:
-    """Return a path as seen from the working folder; in full where it lies outside of that."""
+    """Return a path relative to the working folder, or in full if it lies outside."""
     try:
         return str(Path(str(path)).absolute().relative_to(Path.cwd()))
     except (OSError, ValueError):
@@ -58,9 +58,22 @@ def near(path: object) -> str:
 
 
 def watch() -> None:
-    """Refuse a Python that is too old. From now on end with one line and status 2 where a package is missing."""
+    """Refuse a Python that is too old, and turn a missing package into one line and status 2.
+
+    /dev/null takes the place of a closed standard stream (`2>&-`), which the next opened file would take.
+    """
+    for number, name in enumerate(("stdin", "stdout", "stderr")):
+        try:
+            os.fstat(number)
+        except OSError:
+            os.open(os.devnull, os.O_RDWR)  # the lowest number that is free
+        if getattr(sys, name) is None:
+            setattr(sys, name, open(number, "w" if number else "r", closefd=False))
     if sys.version_info < OLDEST:
         print(_too_old(), file=sys.stderr)
+        sys.exit(2)
+    if sys.flags.optimize > 1:
+        print("ladder: Python drops docstrings, which name the rungs: unset PYTHONOPTIMIZE", file=sys.stderr)
         sys.exit(2)
     before = sys.excepthook
 
@@ -103,7 +116,7 @@ def _too_old() -> str:
 
 
 def _from_venv() -> "str | None":
-    """Return the same command out of the checkout's own environment, unless that is missing or in use."""
+    """Return the same command in the checkout's own environment; None if that is missing or in use."""
     python = VENV / "bin" / "python"
     if not python.exists() or Path(sys.prefix).resolve() == VENV.resolve():
         return None
@@ -125,7 +138,7 @@ def _module() -> str:
 
 
 def _command_line() -> "list[str]":
-    """Return how this process was started, where Python does not say (before 3.10)."""
+    """Return the words that started this process, for a Python before 3.10, which does not say."""
     try:
         return Path("/proc/self/cmdline").read_bytes().decode(errors="replace").split("\0")[:-1]
     except OSError:
@@ -142,7 +155,7 @@ def _joined(words: "list[object]") -> str:
 
 
 def another_checkout() -> "str | None":
-    """Return one line where the working folder lies in another checkout of this project than this program."""
+    """Return one line if the working folder lies in another checkout than this program, else None."""
     here = Path(os.path.realpath(os.getcwd()))
     for folder in [here, *here.parents]:
         if (folder / "ladder" / "__main__.py").is_file() and (folder / "stylegan_lite").is_dir():

@@ -1,7 +1,7 @@
-"""Signals that end what we do: what was finished is written, and workers end.
+"""Signals that end a run: finished work is written, and workers end.
 
-SIGTERM comes from batch systems and `timeout`, SIGHUP from a terminal or an ssh session that closes. A signal that was
-ignored when the program started (`nohup`: SIGHUP; a job in the background of a script: SIGINT) stays ignored.
+SIGTERM comes from batch systems and `timeout`, SIGHUP from a terminal or an ssh session that closes. A signal that
+was ignored when the program started (`nohup`: SIGHUP; a job in the background of a script: SIGINT) stays ignored.
 """
 
 from __future__ import annotations
@@ -14,13 +14,13 @@ import threading
 from collections.abc import Callable, Iterator
 from typing import Any
 
-OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside Ctrl-C, which Python minds by itself
+OTHERS = (signal.SIGTERM, signal.SIGHUP)  # beside Ctrl-C, which Python handles
 Handler = Callable[[int, object], None]
 
 
 @contextlib.contextmanager
 def stop_on_sigterm() -> Iterator[None]:
-    """Let SIGTERM and SIGHUP end a run as Ctrl-C does, once: those that follow do not break into what is written then.
+    """Let SIGTERM and SIGHUP end a run as Ctrl-C does, once. Later signals do not interrupt the writing.
 
     Signal handlers exist in the main thread only.
     """
@@ -39,12 +39,12 @@ def stop_on_sigterm() -> Iterator[None]:
 
 @contextlib.contextmanager
 def stop_between() -> Iterator[Callable[[], bool]]:
-    """Yield whether Ctrl-C, SIGTERM or SIGHUP has come: whoever asks stops where nothing is half done.
+    """Yield a function that returns whether Ctrl-C, SIGTERM or SIGHUP has come. The caller stops between two steps.
 
     A second Ctrl-C raises KeyboardInterrupt at once. Repeated SIGTERM and SIGHUP change nothing: a closed terminal
     sends several.
     """
-    came: list[int] = []  # no Event: its lock would wait for itself where a signal comes within a signal
+    came: list[int] = []  # no Event: its lock would wait for itself if a signal comes within a signal
 
     def note(number: int, frame: object) -> None:
         _leave_dead_terminal(number)
@@ -59,9 +59,9 @@ def stop_between() -> Iterator[Callable[[], bool]]:
 
 @contextlib.contextmanager
 def handled(numbers: tuple[signal.Signals, ...], handler: Handler) -> Iterator[dict[signal.Signals, Any]]:
-    """Let ``handler`` see these signals, but for those that are ignored; in other threads than the main one, none.
+    """Let ``handler`` see these signals, except ignored ones. In another thread than the main one it sees none.
 
-    Yields the handler that each signal gets at the end: the one it had.
+    Yields the handler that each signal had, and gets back at the end.
     """
     before = {}
     if threading.current_thread() is threading.main_thread():
@@ -77,7 +77,10 @@ def handled(numbers: tuple[signal.Signals, ...], handler: Handler) -> Iterator[d
 
 
 def _leave_dead_terminal(number: int) -> None:
-    """After SIGHUP, let go of a terminal that is gone: each word to it would be an error in the midst of saving."""
+    """Let go of a terminal that is gone, after SIGHUP.
+
+    Else each line to it would be an error while results are saved.
+    """
     if number != signal.SIGHUP:
         return
     for handle in (0, 1, 2):

@@ -1,4 +1,4 @@
-"""Numbers and display text in words: what table, Markdown, chart and comparison write alike."""
+"""Numbers and text as tables, Markdown, charts and comparisons all write them."""
 
 from __future__ import annotations
 
@@ -7,19 +7,22 @@ import re
 from collections.abc import Sequence
 from typing import Any
 
-WIDEST = 10.0  # times as high at its upper end: two rounds of a noisy rung say nothing, in nine digits
+WIDEST = 10.0  # upper end over lower end of an interval: above this, two rounds of a noisy rung say nothing
 NO_TIME = "the time (--minutes) was used up"
 
 
 def between(interval: tuple[float, float] | None) -> str:
-    """An interval of factors, fine enough for a quarter of a percent: 0.998-1.003x; "any" where it excludes nothing."""
+    """Return an interval of factors, fine enough for a quarter of a percent: 0.998-1.003x.
+
+    "any" if it excludes nothing.
+    """
     if not interval:
         return ""
     return "any" if interval[1] > WIDEST * interval[0] else f"{interval[0]:.3f}-{interval[1]:.3f}x"
 
 
 def at_commits(commits: Sequence[str], dirty: bool | None) -> str:
-    """Where code was: "commit 0123456789 with changes"; of many commits the first and the last. Empty if unknown."""
+    """Return "commit 0123456789 with changes". Many commits become the first and the last. Empty if unknown."""
     short = [commit[:10] for commit in commits]
     if len(short) > 3:
         short = [short[0], f"{len(short) - 2} more", short[-1]]
@@ -28,18 +31,18 @@ def at_commits(commits: Sequence[str], dirty: bool | None) -> str:
 
 
 def percent(share: float) -> str:
-    """A share as percent with two digits that mean something."""
+    """Return a share as percent with two significant digits."""
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
 
 
 def plain(text: object) -> str:
-    """Display text in one line: control and direction characters gone, at most 200 characters."""
+    """Return display text in one line: no control and direction characters, at most 200 characters."""
     kept = "".join(c if c.isprintable() else " " for c in str(text))
     return " ".join(kept.split())[:200]
 
 
 def printable(text: object) -> str:
-    """Make text from outside (a file's name, a message) safe for a terminal: one line, all of it, controls spelled out.
+    """Return text from outside (a file's name, a message) safe for a terminal: one line, controls spelled out.
 
     Control and direction characters and bytes that are no text become escapes: ESC is ``\\x1b``, a newline ``\\n``.
     """
@@ -47,19 +50,19 @@ def printable(text: object) -> str:
 
 
 def ms(value: float | None) -> str:
-    """Milliseconds with the digits that mean something: 312, 90.4, 27.31."""
+    """Return milliseconds with three or four significant digits: 312, 90.4, 27.31."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 100 else f"{value:.2f}"
 
 
 def factor(value: float | None) -> str:
-    """A speedup: 1.18x."""
+    """Return a speedup: 1.18x."""
     return "" if value is None else f"{value:.2f}x"
 
 
 def amount(value: float | None) -> str:
-    """Images a second, GiB: three digits."""
+    """Return images a second, or GiB, with three digits."""
     if value is None:
         return ""
     return f"{value:,.0f}" if value >= 100 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
@@ -100,7 +103,7 @@ _SPELLED = str.maketrans(
 
 
 def slug(text: str) -> str:
-    """`text` as a file-name part of [a-z0-9._-]: 'Intel(R) Xeon(R) CPU @ 2.20GHz' -> 'intel-xeon-cpu-2.20ghz'."""
+    """Return a file-name part of [a-z0-9._-]: 'Intel(R) Xeon(R) CPU @ 2.20GHz' -> 'intel-xeon-cpu-2.20ghz'."""
     text = re.sub(r"\((r|tm|c)\)", " ", text.lower())
     return re.sub(r"-{2,}", "-", re.sub(r"[^a-z0-9._]+", "-", text)).strip("-._") or "unknown"
 
@@ -111,7 +114,7 @@ def stamp(time: str) -> str:
 
 
 def display(text: str) -> str:
-    """`text` as a result may hold it: at most 96 characters, each a letter, digit or one of ` ._()+:@,/'#=-`.
+    """Return `text` as a result may hold it: at most 96 characters, each a letter, digit or one of ` ._()+:@,/'#=-`.
 
     An exception's message becomes a reason this way: "Triton Error [CUDA]" -> "Triton Error (CUDA)".
     """
@@ -120,7 +123,7 @@ def display(text: str) -> str:
 
 
 def fit(data: Any) -> Any:
-    """A copy of plain data in which every text is one that `ladder validate` accepts; keys are left alone."""
+    """Return a copy of plain data in which `ladder validate` accepts every text. Keys are left alone."""
     if isinstance(data, str):
         return data if TEXT.fullmatch(data) else display(data)
     if isinstance(data, dict):
@@ -129,7 +132,7 @@ def fit(data: Any) -> Any:
 
 
 def escaped(text: str) -> str:
-    """Text that Markdown and HTML leave alone, also inside a table cell and behind a bullet."""
+    """Return text that Markdown and HTML show unchanged, also in a table cell and behind a bullet."""
     text = text.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
     text = re.sub(r"([\\`*_\[\]|~#!])", r"\\\1", text)
     return re.sub(r"(?i)(https?|www)([:.])", r"\1&#8203;\2", text)  # no autolinks

@@ -1,5 +1,7 @@
-"""Small YAML files, read as if from a stranger: safe-loaded, one mapping, no key twice, no aliases, in
-one line if bad."""
+"""A reader of small YAML files that trusts none of them.
+
+A file is safe-loaded and holds one mapping, no key twice and no aliases. A bad file is one line.
+"""
 
 from __future__ import annotations
 
@@ -15,12 +17,13 @@ from ladder.base.text import plain
 
 LIMIT = 64 * 1024  # bytes; a workload has ten lines
 DEPTH = 8
-MOST_DIGITS = 18  # of a whole number: one of 400 is no float, and the readers compute with what they get
+MOST_DIGITS = 18  # of a whole number: one of 400 digits is no float, and the readers compute with it
 
 
 class _Loader(yaml.SafeLoader):
-    """SafeLoader that refuses a key given twice (YAML would take the last), aliases (they can grow without end) and
-    numbers that no float holds.
+    """SafeLoader that refuses a key given twice, aliases, and numbers that no float holds.
+
+    YAML would take the last of two equal keys, and aliases can grow without end.
     """
 
     depth = 0
@@ -64,10 +67,10 @@ _Loader.add_implicit_resolver(
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Read one YAML file that holds a mapping with text keys.
+    """Return one YAML file's mapping with text keys.
 
     Raises:
-        UserError: it cannot be read, is too large, is not YAML, or is not such a mapping; one line with file and place.
+        UserError: it cannot be read, is too large, or is not such a mapping; one line with file and place.
     """
     where = shown(path)
     try:
@@ -92,7 +95,7 @@ def read(path: Path) -> dict[str, Any]:
 
 
 def shown(path: Path) -> str:
-    """The path as a user would name it: relative to where they are, where that is shorter."""
+    """Return the path as a user would name it: relative to the working folder if that is shorter."""
     relative = os.path.relpath(path)
     return relative if not relative.startswith("..") else str(path)
 
@@ -102,7 +105,7 @@ def _line(text: str) -> str:
 
 
 def remarks(path: Path) -> list[str]:
-    """Return the comments of a YAML file of a user's or of ours, without their signs, a line each."""
+    """Return the comments of a YAML file, without their signs, a line each."""
     lines = path.read_text(encoding="utf-8", errors="replace").splitlines()
     found = [re.fullmatch(r"\s*#\s?(.*)", line) for line in lines]
     return [plain(match[1]) for match in found if match and match[1].strip()]

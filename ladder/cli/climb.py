@@ -142,21 +142,22 @@ def continued(request: Request) -> Request:
 
 
 def publish(result: dict[str, Any], path: Path, quiet: bool) -> None:
-    """Print the table; write chart, Markdown and CSV beside the result's file ``path``, under its name.
+    """Write chart, Markdown and CSV beside the result's file ``path``, under its name; print the table.
 
-    The result is there by now: a file that cannot be made is one line on stderr, and the others follow.
+    The result is there by now: a file that cannot be made is one line on stderr, and the others follow. The table
+    comes after them, as standard output may be a closed pipe.
     """
     from ladder.publish import gallery
     from ladder.report import tables
 
-    if not quiet:
-        tables.print_table(result)
     stem, made = path.with_suffix(""), []
     for write in (gallery.write_tables, gallery.write_charts):
         try:
             made += write(result, stem)
         except UserError as error:
             click.echo(f"ladder: {error}", err=True)
+    if not quiet:
+        tables.print_table(result)
     if made and not quiet:
         click.echo(f"{near(stem)}{', '.join(each.suffix for each in made)}")
 

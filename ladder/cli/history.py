@@ -50,13 +50,6 @@ Examples:
 @click.option(
     "--markdown", metavar="FILE", type=options.FILE, help="Write the table here, for a pull request."
 )
-@click.option(
-    "--selftest",
-    "kind",
-    type=click.Choice(["simulated", "captured", "eager"]),
-    help="Are planted slowdowns found, and do A/A runs pass? Simulated, or in real steps on a GPU.",
-)
-@click.option("--copies", type=click.IntRange(3, 12), help="Of --selftest on a GPU: identical programs.")
 @options.json_option
 def bench_compare(
     base: str | None,
@@ -71,8 +64,6 @@ def bench_compare(
     out: Path | None,
     report_of: Path | None,
     markdown: Path | None,
-    kind: str | None,
-    copies: int | None,
     as_json: bool,
 ) -> None:
     """Is HEAD slower than BASE? Both commits are measured, interleaved, on this device.
@@ -91,12 +82,6 @@ def bench_compare(
         click.echo(texts.printable(line), err=True)
 
     names = options.names(rungs)
-    if kind is not None:
-        from ladder.selfcheck.selftest import compare_trial
-
-        sys.exit(compare_trial.command(kind, workload, copies, budget, tell))
-    if copies is not None:
-        raise UserError("--copies is for --selftest")
     if report_of is not None:
         result, path = arguments.reread(report_of, base, head), report_of
     else:

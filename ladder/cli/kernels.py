@@ -26,7 +26,6 @@ Examples:
   ladder kernels -w stylegan2-1024 --minutes 10
   ladder kernels --resume results/kernels/MACHINE-partial.json --minutes 5     the cases that it lacks
   ladder kernels --json > kernels.json
-  ladder kernels --choose results/kernels/MACHINE.json     rows for kernels/alternatives.py, to standard output
   ladder kernels --claims                      what the article says of kernels, each claim measured here"""
 )
 @click.option("--op", "ops", metavar="OP", multiple=True, help="Only this op; may be given more than once.")
@@ -55,10 +54,6 @@ Examples:
     "--resume", metavar="FILE", type=options.FILE,
     help="Go on with the run of this file: measure the cases that it lacks. Ops, shapes and seed are the file's.",
 )  # fmt: skip
-@click.option(
-    "--choose", metavar="FILE", type=options.FILE,
-    help="Measure nothing: print the table for kernels/alternatives.py, of where plain PyTorch is faster by this file.",
-)  # fmt: skip
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="[default: 0]")
 @options.device_option
 @click.option(
@@ -76,7 +71,6 @@ def kernels(
     minutes: float | None,
     first: str,
     resume: Path | None,
-    choose: Path | None,
     seed: int | None,
     device: str | None,
     out: Path | None,
@@ -87,11 +81,6 @@ def kernels(
     Forward, backward and double backward, with cold and hot L2; the yardstick is a copy of the same number of bytes.
     `--device cpu` runs tiny shapes in Triton's interpreter: it shows that all of it works, its times mean nothing.
     """
-    if choose:
-        if ops or names or quick or claims or resume:
-            raise UserError("--choose measures nothing: leave out the options that say what to measure")
-        _choose(choose)
-        return
     from ladder.machine import environment, system
 
     chosen = system.choose_device(device)
@@ -134,21 +123,6 @@ def kernels(
         sys.exit(130)
     if failed:
         sys.exit(1)
-
-
-def _choose(path: Path) -> None:
-    """The table on stdout; what may be faster and stays with ours on stderr."""
-    from ladder.results import loading
-    from ladder.studies.kernelbench import choosing as kernelchoosing
-    from ladder.studies.kernelbench import schema
-
-    found = loading.load_kind(path, schema.KIND)
-    kernelchoosing.check(found, path)
-    judged = kernelchoosing.judge(found["rows"])
-    rows = kernelchoosing.chosen(judged)
-    click.echo(kernelchoosing.table(rows, path.stem))
-    for line in kernelchoosing.stays(judged, rows):
-        click.echo(line, err=True)
 
 
 def _failed(row: dict[str, Any]) -> bool:

@@ -165,7 +165,7 @@ Examples:
   ladder report RESULT.json --markdown t.md --csv t.csv    tables for a page or a spreadsheet
   ladder report RESULT.json --chart ladder.png             .png or .svg"""
 )
-@click.argument("paths", metavar="[PATH]...", nargs=-1, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="[PATH]...", nargs=-1, type=options.ANY)
 @click.option(
     "--markdown",
     metavar="FILE",
@@ -225,6 +225,7 @@ def report(
         return
     if everything and paths:
         raise UserError("--all is for results/ladder: leave out PATH")
+    reporting.refuse_outputs([*filter(None, (markdown, csv_path)), *charts], paths)
     results, refused = reporting.collect(list(paths) or [RESULTS])
     for line in refused:
         click.echo(f"ladder: {line}", err=True)
@@ -279,7 +280,7 @@ Examples:
   ladder validate results/ladder results/asv   every result in these folders
   ladder validate RESULT.json --json           the verdict as JSON"""
 )
-@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=click.Path(path_type=Path))
+@click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=options.ANY)
 @options.json_option
 def validate(paths: tuple[Path, ...], as_json: bool) -> None:
     """Check result files as if they came from a stranger: for each, accepted, or one line why not.

@@ -2,18 +2,34 @@
 
 from __future__ import annotations
 
+import errno
 import math
+import os
 from pathlib import Path
 from typing import Any
 
 import click
 
-from ladder.base import starting
-from ladder.base.errors import UserError
+from ladder.base import starting, streams
+from ladder.base.errors import UserError, of_environment
 from ladder.base.text import printable
 
-FILE = click.Path(path_type=Path, dir_okay=False)
-FOLDER = click.Path(path_type=Path, file_okay=False)
+
+class UserPath(click.Path):
+    """A path that a user names. `~` is their home folder, which a shell leaves to us in `--out=~/results`."""
+
+    def __init__(self, **rules: Any) -> None:
+        super().__init__(path_type=Path, **rules)
+
+    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
+        if not os.fspath(value):
+            self.fail("a path is missing: it is empty", param, ctx)
+        return super().convert(os.path.expanduser(value), param, ctx)
+
+
+FILE = UserPath(dir_okay=False)
+FOLDER = UserPath(file_okay=False)
+ANY = UserPath()
 
 
 class FloatRange(click.FloatRange):
@@ -40,6 +56,10 @@ class Group(click.Group):
         _name_the_program(cmd)
         super().add_command(cmd, name)
 
+    def main(self, *args: Any, **kwargs: Any) -> Any:
+        with streams.minded():
+            return super().main(*args, **kwargs)
+
     def invoke(self, ctx: click.Context) -> Any:
         from stylegan_lite.config import ConfigError
 
@@ -61,6 +81,22 @@ class Group(click.Group):
         except KeyboardInterrupt:
             click.echo("ladder: interrupted", err=True)
             ctx.exit(130)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # `| head`: click ends without a word
+                raise
+            click.echo(f"ladder: {_of_system(error)}", err=True)
+            ctx.exit(2)
+        except Exception as error:  # others wrap what the system says: torch, compilers, workers
+            if (line := of_environment(error)) is None:
+                raise
+            click.echo(f"ladder: {printable(line)}", err=True)
+            ctx.exit(2)
+
+
+def _of_system(error: OSError) -> str:
+    """What the system refused, and where, in one line."""
+    where = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
+    return f"{where}{printable(error.strerror or error)}"
 
 
 def _name_the_program(command: click.Command) -> None:

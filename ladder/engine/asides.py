@@ -1,6 +1,6 @@
-"""What a worker finds out beside a step's time: whose code it is, whether weights moved, what each lazy phase adds.
+"""Findings of a worker beside a step's time: whose code it is, whether weights moved, what each lazy phase adds.
 
-For `ladder.engine.worker`: nothing here imports torch, as the measured code may have none.
+For `ladder.engine.timed_rung`: nothing here imports torch, as the measured code may have none.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ MEASURED = ("stylegan_lite", "kernels")
 
 
 def weights_of(step: Any) -> dict[str, list[float]]:
-    """The length of every weight, by network: enough to see whether they moved, and no copy that would need memory.
+    """Return the length of every weight, by network: enough to see whether they moved, and a copy would take memory.
 
     Empty for a network that the measured code does not have.
     """
@@ -27,18 +27,18 @@ def weights_of(step: Any) -> dict[str, list[float]]:
 
 
 def stood_still(before: dict[str, list[float]], after: dict[str, list[float]]) -> str | None:
-    """None, or one line naming networks none of whose weights moved while they were said to be trained."""
+    """Return one line that names networks whose weights all stood still while they were trained, or None."""
     still = [name for name, weights in before.items() if weights and weights == after[name]]
     return f"weights of {', '.join(still)} did not move in the cycles that were timed" if still else None
 
 
 def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float]:
-    """What each phase adds, where some steps differ by it alone: medians of steps with it less those without."""
+    """Return the seconds that each phase adds, if some steps differ by it alone: medians with it less those without."""
     took: dict[tuple[str, ...], list[float]] = {}
     for kind, each in zip(kinds, seconds, strict=True):
         took.setdefault(kind, []).append(each)
     costs = {}
-    for kind in sorted(took, key=len, reverse=True):  # of several such pairs the shorter steps'
+    for kind in sorted(took, key=len, reverse=True):  # of several such pairs the shorter steps count
         for phase in kind:
             without = tuple(each for each in kind if each != phase)
             if without in took:
@@ -47,7 +47,7 @@ def added(kinds: list[tuple[str, ...]], seconds: list[float]) -> dict[str, float
 
 
 def is_settled(times: list[float]) -> bool:
-    """Whether the medians of the last two windows (halves of `times`) differ by less than max(0.5%, 2 MAD)."""
+    """Return whether the medians of the last two windows (halves of `times`) differ by less than max(0.5%, 2 MAD)."""
     size = len(times) // 2
     if size == 0:
         return False
@@ -60,7 +60,7 @@ def is_settled(times: list[float]) -> bool:
 def foreign(code: Path) -> str | None:
     """Return one line if a measured package was imported from elsewhere than the folder `code`, else None.
 
-    Another checkout's may be installed, and PyPI has a `kernels` that is none of ours. A commit may lack its own.
+    Another checkout's package may be installed, PyPI has an unrelated `kernels`, and a commit may lack its own.
     """
     home = code.resolve()
     for name, module in sorted(sys.modules.items()):
@@ -73,7 +73,7 @@ def foreign(code: Path) -> str | None:
 
 
 def peak_rss() -> int | None:
-    """Peak resident bytes of this process. Not getrusage: that one inherits the parent's peak across exec."""
+    """Return the peak resident bytes of this process. getrusage would inherit the parent's peak across exec."""
     try:
         with open("/proc/self/status") as status:
             return next(int(line.split()[1]) * 1024 for line in status if line.startswith("VmHWM"))

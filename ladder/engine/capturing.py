@@ -1,4 +1,4 @@
-"""Seconds of capturing CUDA graphs, by a clock outside of the code that captures them."""
+"""Seconds of capturing CUDA graphs, by a clock outside the code that captures them."""
 
 import contextlib
 import time
@@ -8,8 +8,9 @@ from typing import Any
 
 @contextlib.contextmanager
 def captures(torch: Any) -> Iterator[list[float]]:
-    """A list that gets the seconds of each capture of a CUDA graph inside the block, timed where torch's own calls
-    begin and end it. `torch` None: none.
+    """Yield a list that gets the seconds of each capture of a CUDA graph inside the block.
+
+    They are timed where torch's own calls begin and end a capture. With `torch` None the list stays empty.
     """
     took: list[float] = []
     cuda = getattr(torch, "cuda", None)

@@ -11,7 +11,7 @@ from typing import Any
 def prepared(
     fields: dict[str, Any], recipe: dict[str, Any], device: str
 ) -> Iterator[tuple[Any, dict[str, float]]]:
-    """A step that is ready, and what took how many seconds: ``with prepared(...) as (step, seconds)``."""
+    """Yield a prepared step and the seconds of its preparation: ``with prepared(...) as (step, seconds)``."""
     from stylegan_lite import make_step
 
     step = make_step(fields | {"data": None}, recipe, device=device)

@@ -1,11 +1,13 @@
-"""What a rung must show before it is timed: that it is on, and that it computes what the baseline computes.
+"""The inspection of a rung before it is timed: it must be on, and compute what the baseline computes.
 
-An inspector process builds and prepares the rung as a timed one does, then compares it with the FP64 reference
-(`ladder.parity.check`) and reads its receipts (`ladder.receipts.receipt`) from a traced cycle, which also says how
-long the GPU is busy. It ends before the timing: timed processes never load a profiler. A rung that cannot show one of
-these has no number. What was found stays under `.cache/inspections/`, by recipe, workload, torch, GPU and the source
-code it depends on, so that a resumed run, another mode of it or NVIDIA's step beside it need not ask again, nor one
-after a change of a table or a chart; only rungs that showed everything are kept there.
+An inspector process builds and prepares the rung as a timed one does, and compares it with the FP64 reference
+(`ladder.parity.check`). Then it reads the rung's receipts (`ladder.receipts.receipt`) from a traced cycle, which also
+shows how long the GPU is busy. It ends before the timing: timed processes never load a profiler. A rung that fails
+either check has no number.
+
+Findings stay under `.cache/inspections/`, by recipe, workload, torch, GPU and the source code they depend on. So a
+resumed run, another mode, NVIDIA's step beside it, or a changed table or chart need not inspect again. Only rungs
+that passed both checks are kept there.
 """
 
 import contextlib
@@ -25,7 +27,7 @@ from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 
 CACHE = files.cache("inspections")
 KEPT = 500  # files of some ten kilobytes
-SOURCES = ("kernels", "stylegan_lite", "ladder/rungs")  # what a finding depends on, and on who finds:
+SOURCES = ("kernels", "stylegan_lite", "ladder/rungs")  # the measured code; the inspecting code is
 FINDERS = ("ladder.engine.worker", "ladder.engine.inspection")
 MACHINE = ("gpu", "cpu", "device", "driver", "cuda", "cudnn", "torch", "triton", "python")
 
@@ -34,9 +36,9 @@ Found = dict[str, Any]  # "inspection", "parity" and "receipts", as they are sto
 
 
 def inspect(worker: Worker, tell: Callable[[str], None], alone: Alone = contextlib.nullcontext) -> Found:
-    """Ask a prepared worker, built with "keep_gradients". Raises `WorkerFailure` if the rung must not be timed.
+    """Inspect a prepared worker, built with "keep_gradients". Raises `WorkerFailure` if the rung must not be timed.
 
-    `alone` is a context in which nobody else uses the GPU: the receipts' cycle is traced in it, and no longer.
+    `alone` is a context in which nobody else uses the GPU: it covers the receipts' traced cycle, and no more.
     """
     tell("parity")
     parity = plain(worker.call("parity"))
@@ -53,7 +55,7 @@ def inspect(worker: Worker, tell: Callable[[str], None], alone: Alone = contextl
 
 
 class Objection(WorkerFailure):
-    """A rung that was seen, and must not be timed; `found` is what was seen of it."""
+    """A rung that was inspected and must not be timed. `found` holds the findings."""
 
     def __init__(self, status: str, reason: str, found: Found) -> None:
         super().__init__(status, reason)
@@ -61,7 +63,7 @@ class Objection(WorkerFailure):
 
 
 def busy(evidence: dict[str, Any]) -> dict[str, Any]:
-    """The inspection's record: how long the GPU works in a step, in ms, and on how many kernels."""
+    """Return the inspection's record: how long the GPU works in a step, in ms, and on how many kernels."""
     trace = evidence["graphs"]
     if evidence["device"] != "cuda":
         return {"error": None}
@@ -75,7 +77,7 @@ class Cache:
 
     def __init__(self, workload: dict[str, Any], machine: dict[str, Any], folder: Path | None = None) -> None:
         self.folder = folder or CACHE
-        # Where the images lie is of no matter, only whether there are any.
+        # The folder of the images does not matter, only whether there are any.
         asked = workload | {"data": workload.get("data") is not None}
         self._common = [asked, {key: machine.get(key) for key in MACHINE}, source_digest()]
 
@@ -91,7 +93,7 @@ class Cache:
             return None
 
     def put(self, recipe: dict[str, Any], found: Found) -> None:
-        """Keep a finding; a folder that cannot be written costs the next run its time, nothing else."""
+        """Keep a finding. A folder that cannot be written only costs the next run its time."""
         try:
             self.folder.mkdir(parents=True, exist_ok=True)
             with replacing(self.path(recipe)) as temporary:
@@ -104,7 +106,7 @@ class Cache:
 
 
 def source_digest(root: Path = ROOT) -> str:
-    """Of every source and YAML file that a finding depends on: a change not committed counts as well."""
+    """Return a digest of every source and YAML file that a finding depends on. Uncommitted changes count as well."""
     below_them = [path for each in SOURCES for path in below(root / each, (".py", ".yaml", *COMPILED))]
     rungs = [f"ladder.rungs.{path.stem}" for path in (root / "ladder" / "rungs").glob("*.py")]
     return digest(root, sorted({*below_them, *closure.files(root, (*FINDERS, *rungs))}))

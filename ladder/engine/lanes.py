@@ -1,9 +1,9 @@
-"""Several rungs at once: threads that each talk to a worker process, and what must be alone all the same.
+"""Several rungs at once: threads that each talk to a worker process, and the parts that must run alone.
 
-Most of an inspection is importing, compiling, warming up and comparing: one CPU core's work, during which a GPU waits.
-Only the traced cycle, which says how long the GPU works in a step, must have the GPU for itself. A timed rung is
-prepared beside others too; then all wait while one after another is timed, so that nothing but the timed rung uses the
-GPU or a core. What measures while it prepares, and chooses by that, is prepared alone.
+Most of an inspection is importing, compiling, warming up and comparing: one CPU core's work, during which a GPU
+waits. Only the traced cycle, which shows how long the GPU works in a step, must have the GPU for itself. A timed rung
+is prepared beside others too. Then all wait while one after another is timed, so nothing but the timed rung uses the
+GPU or a core. A rung that chooses by measuring while it prepares is prepared alone.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.machine.threads import share
 
 MOST_AHEAD = 12  # idle workers that have imported torch, about half a GB each
-NEXT = 3  # of them always, while rungs are inspected
-SHARE = 0.5  # of the GPU's memory for what is prepared, the timed rung among it
+NEXT = 3  # of these, always started while rungs are inspected
+SHARE = 0.5  # of the GPU's memory for all prepared rungs, the timed one included
 CONTEXT_BYTES = 2**30  # beside the allocator's: CUDA's context, cuDNN's and cuBLAS's workspaces
 
 
 class Gate:
-    """Many are inside together, or one alone. Whoever wants to be alone goes before those who want to enter."""
+    """A shared/exclusive lock. A waiting exclusive holder goes before new shared ones."""
 
     def __init__(self) -> None:
         self._change = threading.Condition()
@@ -46,7 +46,10 @@ class Gate:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """For one that is inside: until the block ends, no other is, but for those that are alone next."""
+        """Turn a shared hold into an exclusive one until the block ends.
+
+        Only other exclusive holders may go in between.
+        """
         with self._change:
             self._inside -= 1
             self._wanting += 1
@@ -64,7 +67,10 @@ class Gate:
 
 
 def each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:
-    """Run the jobs, `lanes` at a time. At the first exception, Ctrl-C included: call `stop`, start none, raise it."""
+    """Run the jobs, `lanes` at a time.
+
+    At the first exception, Ctrl-C included, call `stop`, start no more and raise it.
+    """
     with ThreadPoolExecutor(lanes) as threads:
         begun: list[Future[None]] = []
         try:
@@ -79,8 +85,10 @@ def each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None
 
 
 def inspect(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
-    """Inspect rungs of a `ladder.engine.run` run, `lanes` at a time. What others may be to blame for is left
-    undecided."""
+    """Inspect rungs of a `ladder.engine.run` run, `lanes` at a time.
+
+    A failure that other rungs may have caused is left undecided.
+    """
     names = [name for name in names if run.is_due(name, None)]
     if not names:
         return
@@ -94,7 +102,7 @@ def inspect(run: Any, pool: Pool, names: Sequence[str], lanes: int) -> None:
 def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate, held: int | None) -> None:
     rung = run.rungs[name]
     with run.lock:
-        if not run.is_due(name, None):  # what it depends on has failed since
+        if not run.is_due(name, None):  # a rung it depends on has failed since
             return
     run.place.at = {"rung": name, "round": None}
     run.emit("inspect")
@@ -106,7 +114,7 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate, held: int | None) 
             run.inspect(worker, rung, gate.alone)
     except WorkerFailure as failure:
         if pool.ended or is_unsure(failure):
-            return  # interrupted; or perhaps well when it is alone
+            return  # interrupted; or the rung may pass when it is alone
         with run.lock:
             run.fail(rung, None, failure)
     finally:
@@ -115,9 +123,10 @@ def _inspect_one(run: Any, pool: Pool, name: str, gate: Gate, held: int | None) 
 
 
 def fitting(most: int, memory_bytes: float, cores: int, peaks: Sequence[int]) -> int:
-    """How many rungs to prepare side by side: at most `most` and half the cores, and what the GPU's memory allows.
+    """Return how many rungs to prepare side by side: at most `most`, half the cores, and as the GPU's memory allows.
 
-    `peaks` are the bytes that visits of this run have reserved. None yet: one, which then tells.
+    `peaks` are the bytes that visits of this run have reserved. If there are none yet it is one rung, whose peak then
+    tells.
     """
     if not peaks:
         return 1
@@ -125,23 +134,27 @@ def fitting(most: int, memory_bytes: float, cores: int, peaks: Sequence[int]) ->
 
 
 def chooses(recipe: dict[str, Any]) -> bool:
-    """Whether preparing it times candidates and keeps the fastest, which work beside it would falsify."""
+    """Return whether preparing times candidates and keeps the fastest. Work beside it would falsify that choice."""
     return bool(recipe.get("cudnn_benchmark")) or recipe.get("compile", "off") != "off"
 
 
 def is_unsure(failure: WorkerFailure) -> bool:
-    """Whether those beside it may be at fault: the GPU's memory ran out or was short, or the system's ran out."""
+    """Return whether rungs beside it may be at fault: the GPU's memory was short, or the system's ran out."""
     return failure.status in ("oom", "invalid") or failure.reply.get("signal") == "SIGKILL"
 
 
 def time_all(run: Any, pool: Pool, names: Sequence[str], number: int) -> None:
-    """Visit rungs of a `ladder.engine.run` run in this order. What others may be to blame for is left undecided."""
+    """Visit rungs of a `ladder.engine.run` run in this order.
+
+    A failure that other rungs may have caused is left undecided.
+    """
     left = [name for name in names if run.is_due(name, number) and not chooses(run.recipes[name])]
     while left:
         lanes = run.lanes()
         group, left = left[:lanes], left[lanes:]
         pool.start_ahead(len(group))
-        pool.begin_ahead(min(len(group) + len(left), MOST_AHEAD))  # the next import while these are prepared
+        # the next workers import while these are prepared
+        pool.begin_ahead(min(len(group) + len(left), MOST_AHEAD))
         with run.device_lock():
             _time_group(run, pool, group, number)
 
@@ -157,17 +170,18 @@ def _time_group(run: Any, pool: Pool, names: Sequence[str], number: int) -> None
         alive = {worker.pid for worker, _ in ready.values() if not worker.ended}
         worker, prepared = ready[name]
         run.place.at = {"rung": name, "round": number}
-        if not run.is_due(name, number):  # what it depends on has failed since
+        if not run.is_due(name, number):  # a rung it depends on has failed since
             continue
         try:
             run.time(worker, run.rungs[name], number, prepared | {"beside": beside}, alive)
         except WorkerFailure as failure:
-            worker.close()  # it may be what takes the memory that the next one lacks
+            worker.close()  # it may hold the memory that the next one lacks
             if beside and is_unsure(failure):
                 continue
             run.fail(run.rungs[name], number, failure)
         run.visited(run.rungs[name], number)
-    # A process takes a second to give back its loaders and the GPU's memory: all at once, when nobody is timed.
+    # A process takes a second to give back its loaders and the GPU's memory. So all close at once, when nobody is
+    # timed.
     each([worker.close for worker, _ in ready.values()], max(1, len(ready)), pool.kill)
 
 
@@ -182,7 +196,7 @@ def _prepare_one(
     rung = run.rungs[name]
     run.place.at = {"rung": name, "round": number}
     with run.lock:
-        if not run.is_due(name, number):  # what it depends on has failed since
+        if not run.is_due(name, number):  # a rung it depends on has failed since
             return
     run.emit("visit")
     worker = pool.take()
@@ -190,7 +204,7 @@ def _prepare_one(
         prepared = run.get_ready(worker, rung, keep_gradients=False, threads=held)
     except WorkerFailure as failure:
         worker.close()
-        if pool.ended or (held and is_unsure(failure)):  # held to some threads: there are others
+        if pool.ended or (held and is_unsure(failure)):  # held to some threads: there are other rungs
             return
         with run.lock:
             run.fail(rung, number, failure)

@@ -1,4 +1,4 @@
-"""The loss scales of an FP16 training over its steps: noted on the device while it trains, read once at the end."""
+"""The loss scales of an FP16 training over its steps, noted on the device while it trains and read once at the end."""
 
 from __future__ import annotations
 
@@ -7,12 +7,12 @@ from typing import Any
 
 NETWORKS = ("G", "D")
 MOST_CHANGES = (
-    4000  # a scale moves a few times, then once in an interval; kept whole unless something is wrong
+    4000  # a scale moves a few times, then once in an interval: kept whole unless something is wrong
 )
 
 
 def follow(step: Any, steps: int, on_step: Callable[[int], None] = lambda number: None) -> dict[str, Any]:
-    """Train for `steps` and return both scales wherever they, or the counts of skipped updates, changed.
+    """Train for `steps` and return both scales at each step where they, or the counts of skipped updates, changed.
 
     Each step costs two small launches more; nothing waits for the device.
     """

@@ -20,15 +20,18 @@ def measure_once(
     seed: int = 0,
     workers: Pool | None = None,
 ) -> dict[str, Any]:
-    """Time one recipe in one fresh worker (for benches): seconds for one step.
+    """Time one recipe in one fresh worker (for benches). Return seconds for one step.
 
-    Returns samples_s (one for each cycle), event_s, prepare_s, peak_reserved_bytes and
-    peak_allocated_bytes (None on a CPU), peak_rss_bytes, recipe, settings, and choices: the rows of `kernels.choices`
-    that decided, None where the measured code does not say. Raises `WorkerFailure`; its status
-    is "n/a" where `code`, a checkout to take the measured packages from, does not offer the contract.
+    Returns:
+        samples_s (one for each cycle), event_s, prepare_s, peak_rss_bytes, recipe and settings.
+        peak_reserved_bytes and peak_allocated_bytes, None on a CPU.
+        choices: the rows of `kernels.choices` that decided, None if the measured code does not say.
 
-    The worker is one of `workers`, as `pool` makes them, which may have imported ahead. There is no cycle without lazy
-    phases: asv has no number of it.
+    Raises:
+        WorkerFailure: its status is "n/a" if `code`, a checkout with the measured packages, lacks the contract.
+
+    The worker is one of `workers`, as `pool` makes them, which may have imported ahead. There is no cycle without
+    lazy phases: asv has no number of it.
     """
     empty = {"peak_reserved_bytes": None, "peak_allocated_bytes": None}
     with _prepared(workload, recipe, device, code, seed, workers) as (worker, prepared):
@@ -47,15 +50,15 @@ def prepare_once(
 ) -> dict[str, Any]:
     """Prepare one recipe in one fresh worker and time nothing else.
 
-    Returns prepare_s with its parts (warmup_s, capture_s and, where there was any, compile_s, compile_kernels_s,
-    cache_s), build_s, recipe, settings and choices. Raises `WorkerFailure` as `measure_once`.
+    Returns prepare_s with its parts, build_s, recipe, settings and choices. The parts are warmup_s, capture_s and, if
+    there were any, compile_s, compile_kernels_s and cache_s. Raises `WorkerFailure` as `measure_once`.
     """
     with _prepared(workload, recipe, device, code, seed) as (worker, prepared):
         return plain(prepared | {"choices": worker.call("choices")["choices"]})
 
 
 def pool(device: str, code: Path | None) -> Pool:
-    """Workers for `measure_once`: of the code that it is given, and for this device."""
+    """Return a pool of workers for `measure_once`, with this code and for this device."""
     return Pool(code=code, torch=code is None or device == "cuda")
 
 
@@ -68,7 +71,7 @@ def _prepared(
     seed: int,
     workers: Pool | None = None,
 ) -> Iterator[tuple[Worker, dict[str, Any]]]:
-    """A worker that is ready, and what it said about building and preparing; ended afterwards."""
+    """Yield a prepared worker and its words about building and preparing. The worker ends afterwards."""
     worker = (workers or pool(device, code)).take()
     try:
         with device_lock(system.device_key(device)):

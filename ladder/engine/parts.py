@@ -17,6 +17,7 @@ from ladder.base.errors import raise_if_environment
 from ladder.base.locks import device_lock
 from ladder.engine import worker
 from ladder.engine.pool import WorkerFailure
+from ladder.engine.timed_rung import Invalid, Rung
 from ladder.machine import system
 
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
@@ -34,7 +35,7 @@ def phases(
     window: int = WINDOW,
     seed: int = 0,
 ) -> dict[str, Any]:
-    """Seconds of one run of each phase, on a batch that stands still.
+    """Return the seconds of one run of each phase, on a batch that stands still.
 
     Args:
         recipe: without `whole_step_graph`, which launches phases together.
@@ -42,9 +43,9 @@ def phases(
     Returns samples_s (phase -> `samples` values, each the mean of `window` runs), recipe and choices.
 
     Raises:
-        WorkerFailure: as a worker's; "n/a" where the measured code cannot run a phase alone.
+        WorkerFailure: as a worker's; "n/a" if the measured code cannot run a phase alone.
     """
-    rung = worker.Rung(None, _Nobody())
+    rung = Rung(None, _Nobody())
     try:
         with device_lock(system.device_key(device)):
             with _failing("import", rung):
@@ -63,32 +64,32 @@ def phases(
             rung.step.close()
 
 
-def _windows(rung: worker.Rung, samples: int, window: int) -> dict[str, list[float]]:
-    """The phases take turns, so that a drift of the clock favours none; a run before each window is not timed."""
+def _windows(rung: Rung, samples: int, window: int) -> dict[str, list[float]]:
+    """Time the phases in turns, so that a drift of the clock favours none. A run before each window is not timed."""
     took: dict[str, list[float]] = {phase: [] for phase in PHASES}
     for _ in range(samples):
         for phase, seen in took.items():
             rung.step.run_phase(phase)
             seen.append(_seconds(lambda p=phase: rung.step.run_phase(p), window, rung.synchronize) / window)
     if broken := rung.step.check_finite():
-        raise worker.Invalid(broken)
+        raise Invalid(broken)
     return took
 
 
 def loading(
     workload: dict[str, Any], recipe: dict[str, Any], device: str, *, epochs: int = SAMPLES, seed: int = 0
 ) -> dict[str, Any]:
-    """Seconds for one image, from its file to the batch on the device, with nothing else to do.
+    """Return the seconds for one image, from its file to the batch on the device, with no other work.
 
-    A sample is an epoch: whatever begins anew with each (workers that do not persist) is in it. One epoch comes first,
-    which drains what idle workers have ready.
+    A sample is an epoch, so it contains all that begins anew with each (workers that do not persist). One epoch comes
+    first, which drains the batches that idle workers have ready.
 
     Args:
         workload: "data" is a folder of images.
 
     Returns samples_s and recipe. Raises `WorkerFailure`, as `phases`.
     """
-    rung = worker.Rung(None, _Nobody())
+    rung = Rung(None, _Nobody())
     rung.device = device
     with _failing("import", rung):
         rung.do_import(torch=False)
@@ -113,7 +114,7 @@ def loading(
 def _feed(
     workload: dict[str, Any], recipe: dict[str, Any], device: str, seed: int
 ) -> tuple[Any, dict[str, Any]]:
-    """The measured code's data feed into a buffer of one batch, and the recipe as that code understands it."""
+    """Return the measured code's data feed into a buffer of one batch, and the recipe as that code understands it."""
     import torch
 
     try:
@@ -122,7 +123,7 @@ def _feed(
     except ImportError as error:
         raise WorkerFailure("n/a", f"this commit has no data feed: {error}") from None
     if list(inspect.signature(DataFeed).parameters) != _FEED or not hasattr(DataFeed, "prefetch"):
-        raise WorkerFailure("n/a", "this commit's data feed takes something else")
+        raise WorkerFailure("n/a", "this commit's data feed takes other arguments")
     what, how = Workload.from_dict(workload), Recipe.from_dict(recipe)
     how.refuse_on(device)
     side = what.resolution
@@ -140,15 +141,15 @@ def _seconds(function: Callable[[], object], times: int, synchronize: Callable[[
 
 
 class _Nobody:
-    """Stands for the other end of a worker's pipe."""
+    """A stand-in for the other end of a worker's pipe."""
 
     def send(self, message: dict[str, Any]) -> None:
         pass
 
 
 @contextmanager
-def _failing(did: str, rung: worker.Rung) -> Iterator[None]:
-    """What is raised becomes the failure that a worker would have replied with."""
+def _failing(did: str, rung: Rung) -> Iterator[None]:
+    """Turn an exception into the failure that a worker would have replied with."""
     try:
         yield
     except WorkerFailure:

@@ -1,7 +1,7 @@
-"""Starts, watches and ends the worker processes; `ladder.engine.worker` documents what is said to them.
+"""The worker processes: started, watched and ended here. `ladder.engine.worker` documents their commands.
 
-A worker is its own process group (data-loader children included), so that a watchdog can end exactly that and
-a Ctrl-C in the terminal reaches the orchestrator alone. The orchestrator itself never touches CUDA.
+A worker is its own process group (data-loader children included). So a watchdog can end exactly that group, and a
+Ctrl-C in the terminal reaches the orchestrator alone. The orchestrator itself never touches CUDA.
 """
 
 import contextlib
@@ -38,15 +38,15 @@ TIMEOUTS = {
     "exit": 20.0,
 }
 TUNING = (
-    3600.0  # where preparing tries candidates: torch.compile's max-autotune goes through thousands, silently
+    3600.0  # if preparing tries candidates: torch.compile's max-autotune goes through thousands, silently
 )
-ENVIRONMENT = "environment"  # `ladder.engine.worker`'s status for what the system could not give
+ENVIRONMENT = "environment"  # `ladder.engine.worker`'s status for a lack of the system
 _LEAST_CYCLE_TIMEOUT = 60.0
 _CYCLE_TIMEOUT_FACTOR = 20.0
 
 
 class WorkerFailure(Exception):
-    """No result: `status` ("oom", "failed", "invalid", "n/a"), `reason` in one line.
+    """A visit without a result: `status` ("oom", "failed", "invalid", "n/a"), `reason` in one line.
 
     `reply` has the peaks, or the "signal" that killed the worker.
     """
@@ -70,7 +70,7 @@ class Worker:
             self._stderr = tempfile.TemporaryFile()
             self._process = subprocess.Popen(
                 command,
-                cwd=ROOT,  # `-m` looks there first: ladder is always the one of this file
+                cwd=ROOT,  # `-m` looks there first, so ladder is always this file's
                 stdin=subprocess.PIPE,
                 stdout=subprocess.PIPE,
                 stderr=self._stderr,
@@ -87,8 +87,8 @@ class Worker:
         self._selector.register(self._process.stdout, selectors.EVENT_READ)
         self._buffer = b""
         self._imported = False
-        self.start_s: float | None = None  # what importing took
-        self._busy = False  # whether a command has no reply yet
+        self.start_s: float | None = None  # seconds of importing
+        self._busy = False  # True while a command has no reply
         self._send({"do": "import", "torch": torch})
 
     @property
@@ -97,7 +97,7 @@ class Worker:
 
     @property
     def ended(self) -> bool:
-        """Whether it has been closed or killed."""
+        """Return whether the worker has been closed or killed."""
         return self._process.returncode is not None
 
     def wait_imported(self) -> None:
@@ -114,17 +114,23 @@ class Worker:
         patience: float | None = None,
         **fields: Any,
     ) -> dict[str, Any]:
-        """Give a command and wait for its reply. Raises `WorkerFailure`; the worker is then good for `close` only.
-        `EnvironmentFailure` where the system is to blame, not the rung.
+        """Give a command and wait for its reply.
 
-        patience: seconds without a word, where they are not those of `TIMEOUTS`.
+        patience: seconds without a word, if not those of `TIMEOUTS`.
+
+        Raises:
+            WorkerFailure: the rung failed. The worker is then good for `close` only.
+            EnvironmentFailure: the system is to blame, not the rung.
         """
         self.wait_imported()
         self._send({"do": do, **fields})
         return self._reply(do, on_progress, patience)
 
     def close(self) -> None:
-        """End the worker: politely where it is healthy (loaders return their shared memory), then its whole group."""
+        """End the worker.
+
+        A healthy one ends itself (loaders return their shared memory), then its whole group is killed.
+        """
         if self._process.returncode is None:
             with contextlib.suppress(WorkerFailure):
                 if not self._busy:
@@ -134,9 +140,9 @@ class Worker:
         self.kill()
 
     def kill(self) -> None:
-        """End what is left of the worker's process group and free its handles. Safe to call again."""
+        """Kill the worker's process group and free its handles. Safe to call again."""
         if self._process.returncode is None:
-            # Not reaped yet, so the group's number cannot have been given to anybody else.
+            # It is not reaped yet, so no other process can have its group's number.
             with contextlib.suppress(ProcessLookupError):
                 os.killpg(self._process.pid, signal.SIGKILL)
             self._process.wait()
@@ -179,8 +185,7 @@ class Worker:
                 raise WorkerFailure(
                     "failed", f"{do}: no sign of life for {patience:.0f} s, worker ended by the watchdog"
                 )
-            # Wake up now and then: a data-loader child can hold the pipe open after the worker itself has
-            # died.
+            # Wake up now and then: a data-loader child can hold the pipe open after the worker itself has died.
             if self._selector.select(min(left, 1.0)):
                 chunk = self._process.stdout.read()
                 if chunk:
@@ -207,7 +212,7 @@ class Worker:
             time.sleep(0.005)
 
     def _exited(self) -> bool:
-        """Whether the process has ended, without reaping it: until then its number is ours and safe to kill."""
+        """Return whether the process has ended, without reaping it: until then its number is ours and safe to kill."""
         return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
 
     def _death(self, do: str) -> WorkerFailure | EnvironmentFailure:
@@ -216,11 +221,11 @@ class Worker:
         said = self._stderr.read().decode(errors="replace").strip().splitlines()
         self._await_exit(5.0)  # its pipe is closed, its exit status a moment away
         exited = self._exited()
-        self.kill()  # what it leaves behind, its loaders say, while its group's number is still its own
+        self.kill()  # kill the whole group (loaders too) before the process number can be reused
         code = self._process.returncode if exited else None
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
-            if name == "SIGBUS":  # a page of a mapped file that no disk or shared memory has room for
+            if name == "SIGBUS":  # a page of a mapped file without room on the disk or in shared memory
                 return EnvironmentFailure(
                     f"No space left on device: {do}: a mapped file or shared memory, SIGBUS"
                 )
@@ -231,12 +236,12 @@ class Worker:
 
 
 def plain(reply: dict[str, Any]) -> dict[str, Any]:
-    """A worker's reply, or several in one, without what belongs to the pipe's protocol and is never stored."""
+    """Return a worker's reply, or several in one, without the keys of the pipe's protocol, which are never stored."""
     return {key: value for key, value in reply.items() if key not in ("ok", "did", "gpu_uuid")}
 
 
 def no_time(reply: dict[str, Any]) -> str | None:
-    """One line if a visit's reply holds something that cannot be the seconds of a step, or no sample; else None.
+    """Return one line if a visit's reply has no sample, or one that cannot be the seconds of a step; else None.
 
     A clock that was set back, or that the measured code replaced, must not become a speedup.
     """
@@ -244,14 +249,14 @@ def no_time(reply: dict[str, Any]) -> str | None:
         seen = reply.get(key)
         for value in seen if isinstance(seen, list) else [seen]:
             number = isinstance(value, int | float) and not isinstance(value, bool)
-            absent = value is None and seen is None  # not asked for, or no GPU
+            absent = value is None and seen is None  # not requested, or no GPU
             if not absent and not (number and 0 < value < math.inf):
                 return one_line(f"visit: a step of {value} s was reported")
     return None if reply.get("samples_s") else "visit: no sample was reported"
 
 
 class Pool:
-    """Hands out fresh workers, some of them started ahead so that a round waits once for all of its imports."""
+    """A pool of fresh workers. Some are started ahead, so that a round waits once for all of its imports."""
 
     def __init__(
         self, *, code: Path | None = None, torch: bool = True, timeouts: dict[str, float] | None = None
@@ -260,7 +265,8 @@ class Pool:
         self._ahead: list[Worker] = []
         self._taken: list[Worker] = []
         self._lock = threading.Lock()
-        self.ended = False  # what a worker says then is that it was ended, which tells nothing of its rung
+        # true after `kill()`: a worker that dies then was ended by us, its rung did not fail
+        self.ended = False
 
     def __enter__(self) -> "Pool":
         return self
@@ -269,7 +275,7 @@ class Pool:
         self.kill()
 
     def kill(self) -> None:
-        """End every worker, those at work included: who waits for one is told that it died."""
+        """End every worker, busy ones included: a thread that waits for one is told that it died."""
         with self._lock:
             self.ended = True
             for worker in (*self._taken, *self._ahead):
@@ -277,9 +283,9 @@ class Pool:
             self._taken, self._ahead = [], []
 
     def take(self) -> Worker:
-        """A fresh worker, to be closed by whoever took it. Workers that died while idle are passed over.
+        """Return a fresh worker, which the caller must close. Workers that died while idle are passed over.
 
-        Raises `WorkerFailure` once all have been killed, lest a thread that is not done yet start another.
+        Raises `WorkerFailure` once all have been killed, so that no late thread starts another.
         """
         with self._lock:
             if self.ended:
@@ -291,17 +297,17 @@ class Pool:
             return self._taken[-1]
 
     def first(self) -> Worker:
-        """The worker that `take` hands out next, to be asked what leaves it as it is."""
+        """Return the worker that `take` hands out next, for a question that leaves it unchanged."""
         self.begin_ahead(1)
         return self._ahead[0]
 
     @property
     def ahead(self) -> int:
-        """How many workers have been started ahead and not been taken yet."""
+        """Return how many workers have been started ahead and not been taken yet."""
         return len(self._ahead)
 
     def begin_ahead(self, count: int) -> None:
-        """Start workers until ``count`` are ahead; they import meanwhile. `start_ahead` waits for them."""
+        """Start workers until ``count`` are ahead. They import meanwhile; `start_ahead` waits for them."""
         with self._lock:
             while len(self._ahead) < count and not self.ended:
                 self._ahead.append(self._make())
@@ -309,7 +315,7 @@ class Pool:
     def start_ahead(self, count: int) -> None:
         """Start workers until ``count`` are ahead, and wait until all have imported: idle, they disturb nothing.
 
-        One that dies while it imports is dropped; the ``take`` that misses it starts another and says why.
+        A worker that dies while it imports is dropped. The ``take`` that misses it starts another and says why.
         """
         self.begin_ahead(count)
         for worker in list(self._ahead):

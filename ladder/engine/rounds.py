@@ -1,8 +1,8 @@
-"""Rounds of fresh worker processes of several checkouts: every program once a round, those of a rung one after another.
+"""Rounds of fresh worker processes of several checkouts: every program once a round, a rung's programs in a row.
 
-Which rung comes first, and in which order the programs of a rung are visited, is drawn anew for each round from (seed,
-round): what changes slowly, a temperature say, favours none of them, and hardly differs between neighbours. On a GPU a
-few are prepared side by side and then timed one by one, as in a run (`ladder.engine.lanes`).
+The order of rungs, and of the programs of a rung, is drawn anew for each round from (seed, round). So slow changes, a
+temperature say, favour no program and hardly differ between neighbours. On a GPU a few are prepared side by side and
+then timed one by one, as in a run (`ladder.engine.lanes`).
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ from ladder.machine.threads import share
 
 @dataclass(frozen=True)
 class Program:
-    """What a worker is to run: a recipe, by the packages in the folder `code`."""
+    """A worker's task: a recipe, by the packages in the folder `code`."""
 
     name: str
     rung: str
@@ -42,8 +42,7 @@ class Program:
 
 @dataclass(frozen=True)
 class Visited:
-    """What came of a visit: "ok" and its record (`ladder.results.record.new_round`), or the status and reason of a
-    failure."""
+    """The outcome of a visit: "ok" and its record (`record.new_round`), or a failure's status and reason."""
 
     program: Program
     status: str
@@ -56,14 +55,14 @@ class Visited:
 
 @dataclass(frozen=True)
 class Prepared:
-    """What a worker said of building and preparing."""
+    """A worker's replies to building and preparing."""
 
     built: dict[str, Any]
     spent: dict[str, Any] | None
 
 
 class Interleaved:
-    """Makes the rounds. `torch` False and `timeouts` are for code of tests."""
+    """The maker of the rounds. `torch` False and `timeouts` are for code of tests."""
 
     def __init__(
         self,
@@ -85,7 +84,7 @@ class Interleaved:
         self._accepted: dict[str, list[dict[str, Any]]] = {}
 
     def order(self, number: int, programs: Sequence[Program]) -> list[Program]:
-        """Random, and a function of (seed, round): rungs, and inside each rung its programs."""
+        """Return the rungs in random order, and inside each rung its programs; a function of (seed, round)."""
         draw = random.Random(f"{self.seed} {number}")
         blocks = [list(block) for _, block in itertools.groupby(programs, key=lambda program: program.rung)]
         draw.shuffle(blocks)
@@ -99,7 +98,10 @@ class Interleaved:
         programs: Sequence[Program],
         is_due: Callable[[Program], bool] = lambda program: True,
     ) -> Iterator[Visited]:
-        """Visit every program (given rung by rung) that is due when its turn comes; yields as they are done."""
+        """Visit every program (given rung by rung) that is due when its turn comes.
+
+        Yield each outcome as it is done.
+        """
         left = self.order(number, programs)
         self._start_ahead(left)
         self.visits.look_around()
@@ -116,7 +118,7 @@ class Interleaved:
         self.visits.close()
 
     def _start_ahead(self, programs: Sequence[Program]) -> None:
-        """Imports of a round's workers happen together, before anything is timed."""
+        """Start a round's workers together, so that they import before anything is timed."""
         codes = [program.code for program in programs]
         most = max(1, lanes.MOST_AHEAD // max(1, len(set(codes))))
         for code in dict.fromkeys(codes):
@@ -129,7 +131,7 @@ class Interleaved:
         return self._pools[code]
 
     def _lanes(self, programs: Sequence[Program]) -> int:
-        """How many of the first of these are prepared side by side now: one until it is known what one needs."""
+        """Return how many of the first programs are prepared side by side: one until a program's memory is known."""
         rounds = itertools.chain.from_iterable(self._accepted.values())
         peaks = [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]
         most = lanes.fitting(measure.PREPARED.get(self.device, 1), self.memory, os.cpu_count() or 1, peaks)
@@ -139,7 +141,10 @@ class Interleaved:
     def _group(
         self, programs: Sequence[Program], number: int, is_due: Callable[[Program], bool]
     ) -> Iterator[Visited]:
-        """Prepared side by side, timed one by one; what others may be to blame for is visited again, alone."""
+        """Prepare programs side by side and time them one by one.
+
+        A program whose failure others may have caused is visited again, alone.
+        """
         ready: dict[str, tuple[Worker, Prepared]] = {}
         failed: dict[str, WorkerFailure] = {}
         held = share(len(programs))
@@ -207,8 +212,10 @@ class Interleaved:
         return Visited(program, "n/a" if refused else failure.status, failure.reason)
 
     def _prepared(self, worker: Worker, program: Program, threads: int | None = None) -> Prepared:
-        """Built and prepared, on so many CPU threads; without what preparing said where the commit understands the
-        recipe otherwise."""
+        """Build and prepare a program, on so many CPU threads.
+
+        `spent` is None if the commit understands the recipe otherwise.
+        """
         held = {"threads": threads} if threads else {}
         asked = {"workload": program.workload, "recipe": program.recipe, "seed": self.seed} | held
         built = worker.call("build", device=self.device, **asked)
@@ -229,7 +236,10 @@ class Interleaved:
         alive: set[int] | None = None,
         beside: int = 0,
     ) -> Visited:
-        """`alive` are the workers that hold a context, if others do; `beside`: how many were prepared with it."""
+        """Time a prepared program and return the outcome.
+
+        `alive` are the workers that hold a context, if others do. `beside` is how many were prepared with it.
+        """
         if prepared.spent is None:
             return Visited(program, "n/a", "this commit gives the recipe another meaning")
         accepted = self._accepted.setdefault(program.name, [])

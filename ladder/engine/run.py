@@ -1,21 +1,19 @@
-"""Measures a ladder: rounds of fresh worker processes in random order, a record for whatever happens.
+"""A run of a ladder: rounds of fresh worker processes in random order, and a record of every outcome.
 
-A round is one visit to every rung, each in a process of its own (process medians differ by more than the
-cycles of one process), in an order drawn from (seed, round) so that drift does not favour a rung. The lowest
-and the highest rung are visited twice: what these twins differ by is noise (`ladder.results.judging`). Before the
-rounds, one inspector process a rung shows that the rung is on and computes what the baseline does
-(`ladder.engine.inspection`); how one visit is made, and when it is void, is said in `ladder.engine.visit`. A rung that
-fails once is out; the others go on. After every visit the result file is written, so nothing finished is ever
-lost.
+A round is one visit to every rung, each in a process of its own. Process medians differ by more than the cycles of
+one process. Its order is drawn from (seed, round) so that drift does not favour a rung. The lowest and the highest
+rung are visited twice: the difference between these twins is noise (`ladder.results.judging`). Before the rounds, one
+inspector process a rung shows that the rung is on and computes what the baseline does (`ladder.engine.inspection`).
+How one visit is made, and when it is void, is in `ladder.engine.visit`. A rung that fails once is out; the others go
+on. After every visit the result file is written, so nothing finished is ever lost.
 """
 
 import contextlib
 import math
 import os
 import random
-import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
@@ -27,19 +25,16 @@ from ladder.engine import inspection
 from ladder.engine import lanes as sidebyside
 from ladder.engine.once import measure_once as measure_once
 from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
-from ladder.engine.visit import Visits
+from ladder.engine.run_state import OnEvent, RunState
 from ladder.machine import system
 from ladder.plan import modes
 from ladder.results import judging, record, sources
-from ladder.results import store as results
 from ladder.results.combine import resuming
-from ladder.stats import estimates, rounds_budget, verdicts
+from ladder.stats import rounds_budget, verdicts
 
 LANES = {"cuda": 6}  # inspectors side by side; on a CPU they would only take each other's cores
 INSPECTOR_GB = 20.0  # of the GPU's memory for each
-PREPARED = {"cuda": 8}  # rungs prepared side by side before each is timed alone, where memory and cores allow
-
-OnEvent = Callable[[dict[str, Any]], None]
+PREPARED = {"cuda": 8}  # rungs prepared side by side before each is timed alone, if memory and cores allow
 
 
 def run_ladder(
@@ -66,21 +61,34 @@ def run_ladder(
 ) -> dict[str, Any]:
     """Measure every planned rung and return the result, which is also in its file under the folder `out`.
 
-    `workload["data"]` may be a path; the result says `data_source` instead ("sample-photographs",
-    "user-images") and, of a user's, `images` (`ladder.results.identity.of_images`). `quick` leaves out settling and
-    repeats of the cycle without lazy phases: not to be quoted. `rounds` None: 5 to 12 as far as `budget_s` allows
-    (`ladder.stats.rounds_budget`); quick: 3. `resume` goes on in
-    that file with what it lacks. `code` takes the measured packages from another checkout, which the inspection cannot
-    know: it is left out there unless `inspect` says otherwise. SIGINT or SIGTERM
-    ends the workers and returns what is finished, "complete": false.
+    Args:
+        workload: "data" may be a path; the result has `data_source` and `images` instead.
+        rounds: by default 5 to 12 as far as `budget_s` allows (`ladder.stats.rounds_budget`), or 3 if `quick`.
+        quick: leave out settling and repeats of the cycle without lazy phases. The result is not to be quoted.
+        resume: a result file, to which the run adds what it lacks.
+        on_event: called with dicts, see below.
+        data_source: "sample-photographs" or "user-images".
+        images: facts on a user's images (`ladder.results.identity.of_images`).
+        code: another checkout with the measured packages. The inspection does not know it.
+        inspect: by default true unless `code` is given.
 
-    `on_event` gets dicts: "event" ("start", "inspect", "visit", "phase", "visited", "failed", "waiting",
-    "round", "end"), "rung", "round" (0-based, None while inspecting), "rounds", "phase", "done" and "total"
-    visits, "elapsed_s", "left_s" (estimate or None), "step_ms" of the visit, "status" and "reason", "path" of
-    the file.
+    SIGINT or SIGTERM ends the workers and returns the finished part, "complete": false.
 
-    Raises `UserError` if another run is writing into the folder, or it cannot be written, or a worker finds itself on
-    another GPU, or the system fails (a full disk): what was finished is in the file then, and no rung is blamed.
+    Keys of an event:
+
+    | key | value |
+    |---|---|
+    | event | "start", "inspect", "visit", "phase", "visited", "failed", "waiting", "round" or "end" |
+    | rung, round, rounds, phase | `round` is 0-based, None while inspecting |
+    | done, total | visits |
+    | elapsed_s, left_s | `left_s` is an estimate or None |
+    | step_ms | of the visit |
+    | status, reason | of a failure |
+    | path | the file |
+
+    Raises:
+        UserError: another run is writing into the folder, it cannot be written, a worker is on another GPU, or the
+            system fails (a full disk). The file then holds the finished part, and no rung is blamed.
     """
     facts = system.facts(device)
     folder = Path(out) / text.slug(facts["name"]) if resume is None else Path(resume).parent
@@ -104,35 +112,11 @@ def run_ladder(
         return result
 
 
-class _Run:
-    """One run in progress: the growing result, and what is still to be visited."""
-
-    def __init__(
-        self,
-        result: dict[str, Any],
-        workload: dict[str, Any],
-        planned: Sequence[modes.Planned],
-        device: str,
-        path: Path,
-        on_event: OnEvent | None,
-        inspects: bool = False,
-    ) -> None:
-        self.result, self.workload, self.device, self.on_event = result, workload, device, on_event
-        self.protocol = result["protocol"]
-        self.twins = {twin["name"]: twin for twin in result["twins"]}
-        self.rungs = {rung["name"]: rung for rung in result["rungs"]} | self.twins
-        self.recipes = {p.name: p.recipe for p in planned if p.skipped is None}
-        self.recipes |= {name: self.recipes[twin["of"]] for name, twin in self.twins.items()}
-        self.path = path
-        self.begin = time.monotonic() - result["seconds"]  # of a run that is taken up, too
-        self.done = sum(len(rung["rounds"]) for rung in self.rungs.values())
-        self.inspects = inspects
-        self.visits = Visits(device, system.probe().get("uuid") if device == "cuda" else None)
-        self.place = threading.local()  # what this thread is at
-        self.lock = threading.RLock()  # of the result
+class _Run(RunState):
+    """One run in progress: the rounds, the inspections and the visits that fill its result."""
 
     def measure(self, pool: Pool) -> None:
-        """Inspect, then all rounds. Leaves `result` finished and written, also when interrupted."""
+        """Inspect, then run all rounds. `result` is finished and written, also when interrupted."""
         try:
             self.save()
             self.emit("start", path=str(self.path))
@@ -163,7 +147,7 @@ class _Run:
         self.emit("end", path=str(self.path))
 
     def goes_on(self, done: int, round_s: float) -> bool:
-        """Whether to make one more round. Keeps the number of planned rounds up to date."""
+        """Return whether to make one more round, and keep the number of planned rounds up to date."""
         asked = self.protocol["rounds"] if self.protocol["fixed"] else None
         begun = any(r["round"] >= done for rung in self.rungs.values() for r in rung["rounds"])
         go = begun or rounds_budget.another_round(
@@ -181,7 +165,7 @@ class _Run:
         return verdicts.wants_rounds([comparison for _, _, comparison in judging.comparisons(self.result)])
 
     def fit_cycles(self, done: int, round_s: float) -> None:
-        """One timed cycle a visit where five rounds of more do not fit the budget; the note says from when on."""
+        """Time one cycle a visit from now on if five rounds of more do not fit the budget. A note says so."""
         protocol, spent = self.protocol, time.monotonic() - self.begin
         limit = None if protocol["fixed"] else protocol["budget_s"]
         cycles = rounds_budget.fitting_cycles(
@@ -192,13 +176,13 @@ class _Run:
             protocol["notes"].append(f"from round {done + 1} on {cycles} cycle a visit, to fit the budget")
 
     def order(self, number: int) -> list[str]:
-        """The rungs of one round in random order; a function of (seed, round), so that a run can be resumed."""
+        """Return the rungs of one round in random order: a function of (seed, round), so that a run can be resumed."""
         names = list(self.recipes)
         random.Random(f"{self.protocol['seed']} {number}").shuffle(names)
         return names
 
     def round(self, pool: Pool, number: int) -> None:
-        """Visit every rung that has not failed yet, some prepared side by side; the others, alone, come last."""
+        """Visit every rung that has not failed yet. Some are prepared side by side; the others, alone, come last."""
         names = self.order(number)
         self.visits.look_around()
         if PREPARED.get(self.device, 1) > 1:
@@ -206,21 +190,21 @@ class _Run:
         self.each(pool, names, number)
 
     def lanes(self) -> int:
-        """How many rungs are prepared side by side now."""
+        """Return how many rungs are prepared side by side now."""
         memory = (self.result["machine"].get("gpu_memory_gb") or 0.0) * 2**30
         rounds = [each for rung in self.rungs.values() for each in rung["rounds"]]
         peaks = [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]
         return sidebyside.fitting(PREPARED[self.device], memory, os.cpu_count() or 1, peaks)
 
     def each(self, pool: Pool, names: list[str], number: int | None) -> None:
-        """A fresh worker for every rung that has not failed yet: inspected if `number` is None, else timed."""
+        """Give every rung that has not failed a fresh worker. It is inspected if `number` is None, else timed."""
         names = [name for name in names if self.is_due(name, number)]
         if not names:
             return
         pool.start_ahead(min(len(names), sidebyside.MOST_AHEAD))
         for place, name in enumerate(names):
             rung = self.rungs[name]
-            if not self.is_due(name, number):  # what it depends on has failed since
+            if not self.is_due(name, number):  # a rung it depends on has failed since
                 continue
             if not pool.ahead:  # twelve side by side import in the time of one
                 pool.start_ahead(min(len(names) - place, sidebyside.MOST_AHEAD))
@@ -233,33 +217,8 @@ class _Run:
                 self.fail(rung, number, failure)
             self.visited(rung, number)
 
-    def visited(self, rung: dict[str, Any], number: int | None) -> None:
-        with self.lock:
-            self.done += 1
-            self.save()
-            timed = rung["rounds"] and number is not None and "failed_at" not in rung
-            self.emit(
-                "visited", step_ms=estimates.median(rung["rounds"][-1]["samples_ms"]) if timed else None
-            )
-
-    def is_due(self, name: str, number: int | None) -> bool:
-        """Whether a rung lacks this visit: neither out of the run, with its twin, nor visited before it was resumed."""
-        rung = self.rungs[name]
-        if rung["status"] in results.OUT or self.rungs[rung.get("of", name)]["status"] in results.OUT:
-            return False
-        if number is None:
-            return rung["inspection"] is None
-        return all(r["round"] != number for r in rung["rounds"])
-
-    def todo(self) -> int:
-        """Visits that the plan still holds, inspections included."""
-        alive = [self.rungs[name] for name in self.recipes if self.is_due(name, -1)]
-        inspections = [rung for rung in alive if "of" not in rung and rung["inspection"] is None]
-        visits = sum(max(0, self.protocol["rounds"] - len(rung["rounds"])) for rung in alive)
-        return visits + len(inspections) * self.inspects
-
     def one(self, pool: Pool, rung: dict[str, Any], number: int | None) -> None:
-        """One worker's life: build, prepare, then inspect or time."""
+        """Run one worker's life: build, prepare, then inspect or time."""
         worker = pool.take()
         try:
             prepared = self.get_ready(worker, rung, keep_gradients=number is None)
@@ -278,7 +237,7 @@ class _Run:
         prepared: dict[str, Any],
         alive: set[int] | None = None,
     ) -> None:
-        """Time a prepared rung and keep what it showed. `alive` are the workers that hold a context, if others do."""
+        """Time a prepared rung and keep its record. `alive` are the workers that hold a context, if others do."""
         self.emit("phase", phase="measure")
         made = self.visits.visit(
             worker,
@@ -303,7 +262,7 @@ class _Run:
     def get_ready(
         self, worker: Worker, rung: dict[str, Any], keep_gradients: bool, threads: int | None = None
     ) -> dict[str, Any]:
-        """Build and prepare, on so many CPU threads; returns what they took."""
+        """Build and prepare on so many CPU threads. Return the seconds that it took."""
         self.emit("phase", phase="build")
         more = {"keep_gradients": keep_gradients, "threads": threads}
         built = worker.call(
@@ -323,7 +282,7 @@ class _Run:
         return worker.call("prepare", **tunes) | {"start_s": worker.start_s, "build_s": built.get("build_s")}
 
     def inspect_all(self, pool: Pool) -> None:
-        """One inspector for every rung of which nothing is known; what earlier runs found is taken from them."""
+        """Inspect every rung without findings. Findings of earlier runs come from the cache."""
         self.seen = inspection.Cache(self.workload, self.result["machine"])
         names = [name for name in self.recipes if name not in self.twins]
         for name in names:
@@ -332,19 +291,22 @@ class _Run:
         memory = self.result["machine"].get("gpu_memory_gb") or math.inf
         lanes = max(1, int(min(LANES.get(self.device, 1), memory / INSPECTOR_GB)))
         if lanes > 1:
-            # Alone, as it makes what all are compared with: of a smaller batch where others leave it no room.
+            # The first is alone, as it makes the reference. Beside others its batch might have to shrink.
             self.each(pool, names[:1], None)
-            # What chooses by measuring is left to the end, alone: timed processes find its choices in a cache.
+            # Rungs that choose by measuring are left to the end, alone: timed processes find their choices in a cache.
             rest = [name for name in names[1:] if not sidebyside.chooses(self.recipes[name])]
-            # The budget of whole steps takes longest to make: others make theirs meanwhile.
+            # The budget of whole steps takes longest to make; others make theirs meanwhile.
             whole = [name for name in rest if self.recipes[name].get("whole_step_graph")][:1]
             sidebyside.inspect(self, pool, list(dict.fromkeys([*whole, *rest])), lanes)
-        self.each(pool, names, None)  # all, or what ran out of memory beside others
+        self.each(pool, names, None)  # all, or those that ran out of memory beside others
 
     def inspect(
         self, worker: Worker, rung: dict[str, Any], alone: inspection.Alone = contextlib.nullcontext
     ) -> None:
-        """Parity and receipts. Raises `WorkerFailure` for a rung that must not be timed; what was seen is kept."""
+        """Check parity and receipts.
+
+        Raises `WorkerFailure` for a rung that must not be timed; its findings are kept.
+        """
         try:
             found = inspection.inspect(worker, lambda phase: self.emit("phase", phase=phase), alone)
         except inspection.Objection as objection:
@@ -355,46 +317,9 @@ class _Run:
             rung.update(found)
         self.seen.put(self.recipes[rung["name"]], found)
 
-    def fail(self, rung: dict[str, Any], number: int | None, failure: WorkerFailure) -> None:
-        """Take a rung out of the run. Rounds it finished stay in the file, without a headline number."""
-        rung["status"] = "failed" if failure.status == "n/a" else failure.status
-        rung["reason"] = f"round {number + 1}: {failure.reason}" if rung["rounds"] else failure.reason
-        peaks = {key: value for key, value in failure.reply.items() if key.startswith("peak_")}
-        rung["failed_at"] = {"round": number, **peaks}
-        self.emit("failed", status=rung["status"], reason=rung["reason"])
-
-    def save(self) -> None:
-        """Bring every derived number up to date and write the file."""
-        if gpu := self.visits.summary(self.rungs.values()):
-            self.result["gpu"] = gpu
-        self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
-        judging.judge(self.result)
-        if record.mark_skipped(self.result, self.recipes):
-            self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
-            judging.judge(self.result)
-        for name in self.recipes:
-            if self.rungs[name]["status"] == "n/a":
-                self.rungs[name]["reason"] = "not measured: the run ended before"
-        self.result["seconds"] = round(time.monotonic() - self.begin, 1)
-        try:
-            results.write(self.path, self.result)
-        except OSError as error:
-            raise UserError(f"{self.path}: cannot write the result: {error.strerror or error}") from None
-
-    def emit(self, event: str, **more: Any) -> None:
-        """Tell the caller, with what a progress bar needs."""
-        if self.on_event is None:
-            return
-        at = getattr(self.place, "at", {"rung": None, "round": None})
-        with self.lock:
-            elapsed, todo = time.monotonic() - self.begin, self.todo()
-            left = elapsed / self.done * todo if self.done else None
-            common = {"rounds": self.protocol["rounds"], "done": self.done, "total": self.done + todo}
-            self.on_event({"event": event, **at, **common, "elapsed_s": elapsed, "left_s": left, **more})
-
 
 def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None:
-    """`UserError`, one line, where the timed rungs computed with another number of CPU threads than a worker has."""
+    """Raise `UserError`, one line, if the timed rungs computed with another number of CPU threads than a worker has."""
     try:
         threads = pool.first().call("threads")["cpu_threads"]
     except WorkerFailure:

@@ -10,26 +10,28 @@ from ladder.results import record
 
 
 class Visits:
-    """Makes the visits of a run. On a CPU there is no GPU to watch, and no visit is void for its state.
+    """The visits of a run. On a CPU there is no GPU to watch, and no visit is void for its state.
 
-    What other processes take of the CPU meanwhile is kept with each visit, on every device.
+    Each visit records the share of the CPU that other processes took meanwhile, on every device.
 
-    `uuid` names the GPU that the workers should be on; `nvml` stands in for pynvml in tests.
+    Args:
+        uuid: of the GPU that the workers should be on.
+        nvml: replaces pynvml in tests.
     """
 
     def __init__(self, device: str, uuid: str | None = None, *, nvml: Any = None) -> None:
         self.watch = gpu_state.Watch(uuid, nvml=nvml) if device == "cuda" else None
         self.uuid = uuid if device == "cuda" else None
         self.quiet_percent: int | None = None
-        self.lost = 0  # void visits of rungs that have no record of them: all of a round's were void
+        self.lost = 0  # void visits of rungs without a record of them: all of a round's visits were void
 
     def look_around(self) -> None:
-        """See what the GPU does while nothing of ours runs on it: between rounds."""
+        """Record how busy the GPU is while nothing of ours runs on it, between rounds."""
         if self.watch:
             self.quiet_percent = self.watch.quiet()
 
     def check_gpu(self, seen: str | None) -> str | None:
-        """One line if a worker, which says `seen`, runs on another GPU than the one that is watched."""
+        """Return one line if a worker, whose GPU is `seen`, runs on another GPU than the watched one."""
         return gpu_state.wrong_gpu(self.uuid, seen)
 
     def visit(
@@ -43,10 +45,16 @@ class Visits:
         alive: set[int] | None = None,
         **how: Any,
     ) -> dict[str, Any]:
-        """The raw record of a visit that counts. `own` and `others` are the accepted rounds of this rung and of all.
+        """Return the raw record of a visit that counts.
 
-        `alive` are all workers of ours that hold a context; None: this one alone. `how` is what the worker is told.
-        Raises `WorkerFailure`, with status "invalid" if four visits in a row were void.
+        Args:
+            own: the accepted rounds of this rung.
+            others: the accepted rounds of all rungs.
+            alive: all workers of ours that hold a context; by default this one alone.
+            how: the fields of the worker's command.
+
+        Raises:
+            WorkerFailure: the worker failed. Status "invalid" means that four visits in a row were void.
         """
         earlier = [each["gpu"] for each in own if each.get("gpu")]
         canaries = [each["canary_s"] for each in others if each.get("canary_s")]
@@ -75,7 +83,7 @@ class Visits:
 
     @contextlib.contextmanager
     def watched(self, alive: set[int]) -> Iterator[dict[str, Any]]:
-        """A dict that is filled with the GPU's state when the block is done; stays empty on a CPU."""
+        """Yield a dict that gets the GPU's state at the end of the block. It stays empty on a CPU."""
         state: dict[str, Any] = {}
         if self.watch is None:
             yield state
@@ -89,7 +97,7 @@ class Visits:
             state["tenancy"] = gpu_state.tenancy(state)
 
     def summary(self, rungs: Iterable[dict[str, Any]]) -> dict[str, Any] | None:
-        """What the run says of the GPU: whether it was alone, and how many visits were rejected."""
+        """Return the run's words on the GPU: whether it was alone, and how many visits were rejected."""
         if self.watch is None:
             return None
         rounds = [each for rung in rungs for each in rung["rounds"]]
@@ -106,9 +114,9 @@ class Visits:
 
 
 def hides_ours(read: Callable[[frozenset[int]], Any], alive: set[int]) -> bool:
-    """Whether NVML counts by numbers in which none of our processes is found, as it does in a container.
+    """Return whether NVML counts by process numbers that are not ours, as it does in a container.
 
-    `ladder.machine.nvml` then takes one process for ours, and here there are as many as `alive`.
+    `ladder.machine.nvml` then takes one process for ours, but as many as `alive` are.
     """
     named, nameless = read(frozenset(alive)).foreign, read(frozenset()).foreign
     return named is not None and named == nameless

@@ -1,362 +1,49 @@
 """The process that runs one rung: `python -m ladder.engine.worker [--code DIR]`, started by `ladder.engine.pool`.
 
-Protocol: JSON objects, one a line, on what were stdin and stdout (prints of the measured code go to stderr
-instead and cannot corrupt it). Each command gets one reply; slow ones send `{"progress": ...}` lines before,
-which feed the watchdog.
+Protocol: JSON objects, one a line, on the process's original stdin and stdout. Prints of the measured code go to
+stderr instead and cannot corrupt it. Each command, `{"do": NAME, ...}`, gets one reply, `{"ok": true, ...}`. Slow
+commands send `{"progress": ...}` lines before it, which feed the watchdog.
 
-    {"do": "import", "torch": bool}                      -> {"ok": true, "start_s": s}
-    {"do": "build", "workload": {}, "recipe": {}, "device": "cuda", "seed": 0, "threads": CPU threads until a visit}
-                                                         -> {"ok": true, "recipe": {}, "settings": {}, "build_s": s,
-        "gpu_uuid": which GPU it is on, to be compared and never stored}
-    {"do": "prepare"}                                    -> {"ok": true, "prepare_s": s, "capture_s": s, "warmup_s": s}
-        (the first two are timed here, and parts like the third the measured code's own words)
-    {"do": "visit", "cycles": K, "settle_s": s, "settle_cycles": n, "main": bool}
-                                                         -> {"ok": true, "samples_s": [], "event_s": [], "main_s": s,
-        "lazy_s": {phase: s} or null (what a lazy phase adds to a step that has it; with "main"),
-        "canary_s": seconds of a kernel that is the same in every process, ...}
-    {"do": "parity"}                                     -> {"ok": true, "verdict": "ok" | "failed: parity", ...}
-        (as `ladder.parity.check.check` returns it; needs "keep_gradients": true in "build")
-    {"do": "receipts", "rungs": [] | null}               -> {"ok": true, "receipts": {rung: {}}, "evidence": {}}
-    {"do": "choices"}                                    -> {"ok": true, "choices": [{}] | null}
-        (rows of `kernels.choices` that decided in this process, null where the measured code does not say)
-    {"do": "threads"}                                    -> {"ok": true, "cpu_threads": n or null without torch}
-    {"do": "scales", "steps": N}                         -> {"ok": true, "changes": [], ...}
-        (FP16: the loss scales of a training, as `ladder.engine.loss_scales.follow` returns them)
-    {"do": "exit"}                                       -> {"ok": true}, and the process ends
+| do | fields | keys of the reply |
+|---|---|---|
+| import | torch: bool | start_s |
+| build | workload, recipe, device, seed, threads, keep_gradients | recipe, settings, build_s, gpu_uuid |
+| prepare | | prepare_s, capture_s, and the parts that the measured code reports: warmup_s, ... |
+| visit | cycles, settle_s, settle_cycles, main: bool | samples_s, event_s, main_s, lazy_s, canary_s, ... |
+| parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
+| receipts | rungs: list or null | receipts: {rung: {}}, evidence |
+| choices | | choices: rows of `kernels.choices` that decided here, null if the measured code does not say |
+| threads | | cpu_threads, null without torch |
+| scales | steps | those of `ladder.engine.loss_scales.follow` (FP16: the loss scales of a training) |
+| exit | | none; the process ends |
 
-A failure is a reply, not a crash: `{"ok": false, "status": "oom" | "failed" | "invalid" | "n/a" | "environment" (a
-full disk, say: of the system, not of the rung), "reason": one line, "peak_reserved_bytes": n, ...}`; the process
-is then discarded. All times are seconds for one step
-(a 16-step cycle / 16) unless named otherwise. `--code DIR` takes `stylegan_lite` and `kernels` from DIR (asv
-measures old commits) while everything that times comes from the package beside this file.
+threads: CPU threads until a visit.
+gpu_uuid: the GPU of the process, which is compared and never stored.
+lazy_s: {phase: seconds that a lazy phase adds to a step that has it}, or null; with "main".
+canary_s: seconds of a kernel that is the same in every process.
+
+A failure is a reply, not a crash: `{"ok": false, "status": ..., "reason": one line, "peak_reserved_bytes": n, ...}`.
+The status is "oom", "failed", "invalid", "n/a", or "environment" (a full disk, say: the system's fault, not the
+rung's). The process is then discarded. All times are seconds for one step (a 16-step cycle / 16) unless named
+otherwise. With `--code DIR`, `stylegan_lite` and `kernels` come from DIR (asv measures old commits). All that times
+comes from the package beside this file.
 """
 
 import argparse
-import contextlib
-import gc
-import importlib
-import itertools
-import json
-import math
 import os
-import queue
-import signal
 import sys
-import threading
-import time
 from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import describe, of_environment, one_line
-from ladder.base.paths import ROOT
-from ladder.base.protocol import CYCLE_STEPS
-from ladder.engine import capturing
-from ladder.engine.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
-from ladder.machine import gpu_state
-from ladder.machine.threads import Threads
+from ladder.engine.timed_rung import Channel, Invalid, NoContract, Rung
 
-CONTRACT = 1
 ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
-# Of preparing, what only the measured code can tell.
-PARTS = ("warmup_s", "compile_s", "compile_kernels_s", "cache_s")
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "annot allocate memory", "ALLOC_FAILED")
 
 
-class Invalid(Exception):
-    """The step computed NaN or Inf: its timing is void."""
-
-
-class NoContract(Exception):
-    """The measured code does not offer the contract."""
-
-
-class Channel:
-    """The protocol's two pipes, out of reach of the measured code's prints and reads."""
-
-    def __init__(self) -> None:
-        self._out = os.fdopen(os.dup(1), "w", buffering=1)
-        self._in = os.fdopen(os.dup(0), "r")
-        os.dup2(2, 1)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        for line in self._in:
-            self._commands.put(line)
-        # The orchestrator is gone. Whatever runs now (a hung kernel, say) must not hold the GPU for ever.
-        if os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)
-        os._exit(1)
-
-    def receive(self) -> dict[str, Any]:
-        return json.loads(self._commands.get())
-
-    def send(self, message: dict[str, Any]) -> None:
-        self._out.write(json.dumps(message) + "\n")
-        self._out.flush()
-
-
-class Rung:
-    """One training step under test: what the commands do."""
-
-    def __init__(self, code: Path | None, channel: Channel) -> None:
-        self.code, self.channel = code, channel
-        self.step: Any = None
-        self.device = "cpu"
-        self.peaks: dict[str, int] = {}  # of visits before the last
-        self.threads = Threads()
-
-    def do_import(self, torch: bool) -> dict[str, Any]:
-        begin = time.perf_counter()
-        if self.code:
-            sys.path.insert(0, str(self.code))
-        if torch:
-            importlib.import_module("torch")
-        try:
-            package = importlib.import_module("stylegan_lite")
-        except ModuleNotFoundError as error:
-            if error.name == "stylegan_lite":
-                raise NoContract("the measured code has no package stylegan_lite") from error
-            raise
-        self.refuse_foreign()
-        if getattr(package, "CONTRACT", None) != CONTRACT:
-            raise NoContract(f"stylegan_lite.CONTRACT is not {CONTRACT}")
-        self.package = package
-        # Adam loads dynamo at its first step, which takes seconds
-        for name in ("stylegan_lite.step", "torch._dynamo") if torch else ("stylegan_lite.step",):
-            with contextlib.suppress(Exception):  # building says what is wrong
-                importlib.import_module(name)
-        self.refuse_foreign()
-        return {"start_s": time.perf_counter() - begin}
-
-    def do_build(
-        self, workload: dict, recipe: dict, device: str, seed: int,
-        keep_gradients: bool = False, threads: int | None = None,
-    ) -> dict[str, Any]:  # fmt: skip
-        self.device = device
-        self.threads.hold(threads)
-        begin = time.perf_counter()
-        self.step = self.package.make_step(workload, recipe, device=device, seed=seed)
-        if keep_gradients:
-            self.step.keep_gradients = True
-        self.synchronize()
-        self.refuse_foreign()
-        return {
-            "build_s": time.perf_counter() - begin,
-            "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
-            "settings": self.threads.released(self.step.settings),
-            "gpu_uuid": self.gpu_uuid(),
-        }
-
-    def refuse_foreign(self) -> None:
-        """Raise `NoContract` for a measured package from elsewhere; some are imported only where they are used."""
-        if found := foreign(self.code or ROOT):
-            raise NoContract(found)
-
-    def gpu_uuid(self) -> str | None:
-        """Which GPU this process is on."""
-        if self.device != "cuda":
-            return None
-        torch = sys.modules["torch"]
-        return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")) or None
-
-    def do_prepare(self) -> dict[str, Any]:
-        """The whole and the captures by this file's clock; other parts as the measured code says, within the whole."""
-        with capturing.captures(sys.modules.get("torch")) as captured:
-            begin = time.perf_counter()
-            said = self.step.prepare() or {}
-            self.synchronize()
-            whole = time.perf_counter() - begin
-        self.refuse_foreign()
-        parts = {key: said[key] for key in PARTS if is_part(said.get(key), whole)}
-        return parts | {"prepare_s": whole, "capture_s": sum(captured)}
-
-    def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
-        """Untimed lead-in, `cycles` timed cycles, then what is not the step's time: a cycle without lazy phases, what
-        each of those adds, and the checks that timing must not see."""
-        begin = time.perf_counter()
-        self.threads.release()
-        gc.collect()
-        retries = self.memory().get("alloc_retries", 0)
-        weights = weights_of(self.step)
-        lead_in, settled = self.lead_in(settle_s, settle_cycles)
-        timed = [self.timed_cycle() for _ in range(cycles)]
-        reply: dict[str, Any] = {
-            "samples_s": [wall for wall, _ in timed],
-            "event_s": [event for _, event in timed] if self.device == "cuda" else None,
-            "main_s": self.timed_cycle(lazy=False)[0] if main else None,
-            "lazy_s": self.lazy_costs() if main else None,
-            "lead_in_cycles": lead_in,
-            "settled": settled,
-            **self.memory(),
-        }
-        reply["alloc_retries"] = reply.get("alloc_retries", 0) - retries
-        if broken := self.step.check_finite() or stood_still(weights, weights_of(self.step)):
-            raise Invalid(broken)
-        if self.device == "cuda":
-            reply["canary_s"] = self.canary(reply)
-        return reply | {"visit_s": time.perf_counter() - begin}
-
-    def canary(self, peaks: dict[str, Any]) -> float | None:
-        """Seconds of a kernel that is the same in every process. The memory it takes is none of the rung's."""
-        torch = sys.modules["torch"]
-        seconds = gpu_state.canary_seconds(torch)
-        torch.cuda.empty_cache()
-        torch.cuda.reset_peak_memory_stats()
-        self.peaks = {key: peaks[key] for key in ("peak_reserved_bytes", "peak_allocated_bytes")}
-        return seconds
-
-    def lead_in(self, limit_s: float, limit_cycles: int) -> tuple[int, bool | None]:
-        """Run until loaders that refilled while idle are drained and, given time for it, the step time stands still.
-
-        An idle loader refills: with a dataset of 80 ms a batch the first cycle after a pause showed 0.6 ms a
-        step and the next 81. Returns how many cycles were run, and whether they settled (None where it was
-        not asked).
-        """
-        least = max(1, math.ceil(self.step.data_capacity / CYCLE_STEPS))
-        begin, times = time.perf_counter(), []
-        while True:
-            times.append(self.timed_cycle()[0])
-            if len(times) < least:
-                continue
-            if not limit_s:
-                return len(times), None
-            if is_settled(times):
-                return len(times), True
-            if len(times) >= max(least, limit_cycles) or time.perf_counter() - begin > limit_s:
-                return len(times), False
-
-    def timed_cycle(self, lazy: bool = True) -> tuple[float, float | None]:
-        """(wall, CUDA event) seconds for one step of one cycle, between synchronizations. Event None without CUDA."""
-        events = None
-        if self.device == "cuda":
-            cuda = sys.modules["torch"].cuda
-            events = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
-        self.synchronize()
-        begin = time.perf_counter()
-        if events:
-            events[0].record()
-        self.step.cycle(lazy=lazy)
-        if events:
-            events[1].record()
-        self.synchronize()
-        wall = (time.perf_counter() - begin) / CYCLE_STEPS
-        self.channel.send({"progress": "cycle", "seconds": wall * CYCLE_STEPS})
-        return wall, events and events[0].elapsed_time(events[1]) / 1000 / CYCLE_STEPS
-
-    def lazy_costs(self) -> dict[str, float] | None:
-        """Seconds that each lazy phase adds to a step that has it; None where a step does not say its phases.
-
-        The steps of a cycle, between marks on the GPU's stream. One comes before, as the first finds an idle GPU.
-        """
-        step, kinds = self.step, []
-        if not (hasattr(step, "phases") and hasattr(step, "step")):
-            return None
-        self.synchronize()
-        marks = []
-        for _ in range(1 + CYCLE_STEPS):
-            kinds.append(tuple(step.phases(step.count)))
-            marks.append(self.mark())
-            step.step()
-        marks.append(self.mark())
-        self.synchronize()
-        took = [self.between(a, b) for a, b in itertools.pairwise(marks)]
-        self.channel.send({"progress": "cycle", "seconds": sum(took[1:])})
-        return added(kinds[1:], took[1:])
-
-    def mark(self) -> Any:
-        """A moment: of the GPU's stream, or of the host's clock where everything is done when a step returns."""
-        if self.device != "cuda":
-            return time.perf_counter()
-        event = sys.modules["torch"].cuda.Event(enable_timing=True)
-        event.record()
-        return event
-
-    def between(self, begin: Any, end: Any) -> float:
-        return end - begin if self.device != "cuda" else begin.elapsed_time(end) / 1000
-
-    def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
-        """Evidence of the prepared step, and what each rung (all in the recipe unless named) reads in it.
-
-        The step trains on meanwhile: whatever needs it as it was comes before.
-        """
-        from ladder.receipts import evidence
-        from ladder.receipts import receipt as receipts
-
-        self.threads.release()
-        seen = evidence.gather(self.step, lambda: self.channel.send({"progress": "traced"}))
-        if rungs is None:
-            from ladder.plan import catalog
-
-            rungs = catalog.contained(seen["recipe"])
-        return {"receipts": receipts.issue(rungs, seen), "evidence": seen}
-
-    def do_parity(self) -> dict[str, Any]:
-        """Compare the prepared step with the FP64 reference, and leave it as it is timed: gradients no longer kept."""
-        from ladder.parity import check as parity
-
-        return parity.check(self.step, tell=lambda text: self.channel.send({"progress": text}))
-
-    def do_choices(self) -> dict[str, Any]:
-        """Which tiles our kernels were launched with. Asked after timing; what never imported our kernels used none."""
-        if "kernels" not in sys.modules:
-            return {"choices": []}
-        used = getattr(sys.modules.get("kernels.choices"), "used", None)
-        return {"choices": None if used is None else used()}
-
-    def do_threads(self) -> dict[str, Any]:
-        """How many CPU threads a step will compute with here."""
-        torch = sys.modules.get("torch")
-        return {"cpu_threads": torch and torch.get_num_threads()}
-
-    def do_scales(self, steps: int) -> dict[str, Any]:
-        """Train on, and say what became of the loss scales."""
-        from ladder.engine import loss_scales
-
-        def on_step(number: int) -> None:
-            if number % CYCLE_STEPS == 0:
-                self.channel.send({"progress": f"step {number}"})
-
-        found = loss_scales.follow(self.step, steps, on_step)
-        if broken := self.step.check_finite():
-            raise Invalid(broken)
-        return found
-
-    def do_exit(self) -> dict[str, Any]:
-        if self.step is not None:
-            self.step.close()
-        return {}
-
-    def synchronize(self) -> None:
-        if self.device == "cuda":
-            sys.modules["torch"].cuda.synchronize()
-
-    def memory(self) -> dict[str, Any]:
-        """Peaks of this process since its start, in bytes: a rung must fit with its capture too."""
-        memory: dict[str, Any] = {"peak_rss_bytes": peak_rss()}
-        torch = sys.modules.get("torch")
-        if self.device == "cuda" and torch is not None and torch.cuda.is_initialized():
-            free, total = torch.cuda.mem_get_info()
-            memory |= {
-                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
-                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
-                "device_used_bytes": total - free,  # CUDA graphs' pools hide from the allocator's peaks
-                "alloc_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
-            }
-            memory |= {key: max(peak, memory[key]) for key, peak in self.peaks.items()}
-        return memory
-
-
-def is_part(seconds: Any, whole: float) -> bool:
-    """Whether so many seconds can be a part of the whole."""
-    return isinstance(seconds, int | float) and 0 <= seconds <= whole
-
-
 def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
-    """The reply for an exception: its status, one line why, and the memory peaks."""
+    """Return the reply for an exception: its status, one line why, and the memory peaks."""
     try:
         memory = rung.memory()
     except Exception:  # a CUDA error makes every later call fail as well

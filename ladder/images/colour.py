@@ -1,7 +1,7 @@
-"""Convert pictures to 8-bit sRGB, the colour space of everything that is trained on.
+"""Conversion of pictures to 8-bit sRGB, the colour space of all training images.
 
-A picture says in one of three ways that its numbers mean other colours: by an embedded ICC profile, by PNG's gAMA and
-cHRM chunks, or by EXIF's "R03" (a camera set to Adobe RGB). Without any of them its numbers are sRGB already.
+A picture's numbers are sRGB unless it says otherwise. It does so by an embedded ICC profile, by PNG's gAMA and cHRM
+chunks, or by EXIF's "R03" (a camera set to Adobe RGB).
 """
 
 from __future__ import annotations
@@ -16,7 +16,7 @@ from PIL import Image, ImageCms
 
 from ladder.images import damage
 
-DAMAGED = b""  # stands for a profile that Pillow found but could not put together
+DAMAGED = b""  # stands for a profile that Pillow found but could not assemble
 MODES = {
     "RGB ": "RGB",
     "GRAY": "L",
@@ -29,7 +29,7 @@ TAKES = {  # Pillow's mode of a profile -> modes of pictures that it can describ
     "CMYK": {"CMYK"},
     "LAB": {"LAB"},
 }
-NEAR = 2  # levels of 255: a profile that moves no colour further is sRGB, and conversion is skipped
+NEAR = 2  # levels of 255: a profile that moves no colour further counts as sRGB, and conversion is skipped
 SRGB_POINTS = (0.3127, 0.3290, 0.64, 0.33, 0.30, 0.60, 0.15, 0.06)  # x, y of white, red, green, blue
 ADOBE_RGB = (563 / 256, (0.3127, 0.3290, 0.64, 0.33, 0.21, 0.71, 0.15, 0.06))
 D50 = np.array([0.9642, 1.0, 0.8249])  # the white of ICC's connection space
@@ -42,7 +42,7 @@ def profile_of(image: Image.Image) -> bytes | None:
     """Return the ICC profile that describes a freshly opened picture.
 
     Returns:
-        None for sRGB or where nothing is said, ``DAMAGED`` for a profile that cannot be read.
+        None for sRGB or a picture without a statement, ``DAMAGED`` for a profile that cannot be read.
     """
     if "icc_profile" in image.info:
         return image.info["icc_profile"] or DAMAGED
@@ -61,7 +61,7 @@ def to_srgb(
     Args:
         image: the decoded picture.
         profile: from ``profile_of``.
-        fit: crops and resizes. It is called before the conversion where that gives the same, for speed.
+        fit: crops and resizes. It is called before the conversion if that gives the same picture, for speed.
 
     Returns:
         the picture, and False if its profile could not be applied: its numbers are then taken for sRGB.
@@ -78,14 +78,14 @@ def to_srgb(
 
 
 def matrix_profile(exponent: float, points: Sequence[float]) -> bytes:
-    """Make an ICC profile (version 2) of an RGB space.
+    """Return an ICC profile (version 2) of an RGB space.
 
     Args:
         exponent: of the curve from a stored number to light, from 0.1 to 10; 2.2 for most displays.
         points: CIE x and y of white, red, green and blue.
 
     Returns:
-        the profile, ``DAMAGED`` where no such space exists.
+        the profile, or ``DAMAGED`` if no such space exists.
     """
     xy = np.asarray(points, dtype=float).reshape(4, 2)
     if not 0.1 <= exponent <= 10 or not np.isfinite(xy).all() or (xy[:, 1] <= 0).any():
@@ -134,7 +134,7 @@ def _from_chunks(gamma: float | None, points: Sequence[float] | None) -> bytes |
 
 
 def _is_adobe_rgb(image: Image.Image) -> bool:
-    """Look for DCF's mark of Adobe RGB. Damaged EXIF is no reason to lose the picture."""
+    """Return whether EXIF has DCF's mark of Adobe RGB. Damaged EXIF is no reason to lose the picture."""
     try:
         return "exif" in image.info and str(image.getexif().get_ifd(0xA005).get(1)).startswith("R03")
     except damage.RAISED_BY_PILLOW:
@@ -143,7 +143,10 @@ def _is_adobe_rgb(image: Image.Image) -> bool:
 
 @functools.lru_cache(maxsize=64)
 def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
-    """Return the mode that a profile describes and its way to sRGB: ("", None) if damaged, None as way if sRGB."""
+    """Return the mode that a profile describes and its transform to sRGB.
+
+    Returns ("", None) for a damaged profile, and None as the transform of sRGB itself.
+    """
     try:
         source = ImageCms.ImageCmsProfile(io.BytesIO(profile))
         mode = MODES[source.profile.xcolor_space]
@@ -158,7 +161,7 @@ def _transform(profile: bytes) -> tuple[str, ImageCms.ImageCmsTransform | None]:
 
 
 def _probe() -> Image.Image:
-    """A picture of 18 levels of each colour with each other, and of all greys."""
+    """Return a picture of 18 levels of each colour combined with each other, and of all greys."""
     grid = np.stack(np.meshgrid(*[np.arange(0, 256, 15)] * 3), axis=-1).reshape(-1, 3)
     greys = np.repeat(np.arange(256), 3).reshape(-1, 3)
     return Image.fromarray(np.concatenate([grid, greys])[None].astype(np.uint8))

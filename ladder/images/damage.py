@@ -1,7 +1,7 @@
-"""Find damage in JPEG and PNG files that Pillow's decoders pass over in silence.
+"""A search for damage in JPEG and PNG files that Pillow's decoders do not report.
 
-libjpeg fills up what a file lacks with grey and only warns; Pillow does not hand its warnings on, so simplejpeg, which
-does, decodes the file once more at an eighth of its size. Pillow does not compare the checksums of PNG's pixels.
+For missing data libjpeg writes grey and only warns, and Pillow drops its warnings. So each JPEG is decoded once more,
+at an eighth of its size, by simplejpeg, which passes them on. Pillow does not compare the checksums of PNG's pixels.
 """
 
 from __future__ import annotations
@@ -14,7 +14,7 @@ from types import ModuleType
 
 from PIL import Image
 
-# Exceptions of Pillow on damaged files. An AttributeError, say, is a fault of ours or of the environment.
+# Exceptions of Pillow on damaged files. An AttributeError, say, is our fault or the environment's.
 RAISED_BY_PILLOW = (
     *(OSError, SyntaxError, ValueError, IndexError, KeyError, TypeError, EOFError, OverflowError),
     *(struct.error, zlib.error, Image.DecompressionBombError),
@@ -27,7 +27,7 @@ UNCHECKED = "cut-off JPEG files are not recognized: simplejpeg is not installed 
 
 @functools.cache
 def decoder() -> ModuleType | None:
-    """Return simplejpeg, loaded at its first use; None in an environment without it, where JPEGs are not checked."""
+    """Return simplejpeg, loaded at its first use. Without it (None) JPEGs are not checked."""
     try:
         import simplejpeg
     except ImportError:
@@ -36,7 +36,7 @@ def decoder() -> ModuleType | None:
 
 
 def find(content: bytes) -> str | None:
-    """Say in a few words how the pixels of a file are damaged; None if they are whole, as far as can be seen."""
+    """Return a few words on how the pixels of a file are damaged; None if no damage is found."""
     if content.startswith(b"\xff\xd8"):
         return _in_jpeg(content)
     return _in_png(content) if content.startswith(b"\x89PNG\r\n\x1a\n") else None
@@ -54,11 +54,14 @@ def _in_jpeg(content: bytes) -> str | None:
         extra = EXTRANEOUS.search(warning)
         if WARNINGS.search(warning) and not (extra and int(extra[1]) <= PADDING):
             return f"cut off or damaged ({warning.removeprefix('Corrupt JPEG data: ')})"
-    return None  # anything else is what simplejpeg cannot do, and Pillow can
+    return None  # simplejpeg cannot decode the file, but Pillow can
 
 
 def _without_metadata(content: bytes) -> bytes:
-    """Drop a JPEG's APPn and COM segments. Only the first warning is reported, and theirs would come first."""
+    """Return a JPEG without its APPn and COM segments.
+
+    Only the first warning is reported, and theirs would come first.
+    """
     kept, at = [content[:2]], 2
     while (
         at + 4 <= len(content) and content[at] == 0xFF and content[at + 1] != 0xDA

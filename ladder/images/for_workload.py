@@ -18,9 +18,9 @@ DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
 def prepare_images(
     data: str | None, workload: dict[str, Any], quiet: bool, first: progress.First | None = None
 ) -> ImageSet:
-    """The workload's images, with a progress bar while they are made and their notes on stderr.
+    """Return the workload's images, with a progress bar while they are made and their notes on stderr.
 
-    ``first`` is said once it is certain that the images can be had, before they are made.
+    ``first`` is printed before they are made, once it is certain that the images can be had.
     """
     from ladder.images import prepare as images
 

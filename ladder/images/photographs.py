@@ -1,7 +1,7 @@
 """The sample set: random crops of the free photographs that come inside the scikit-image wheel.
 
-Nothing is downloaded: ``docs/sample-images.md`` names each file, what it shows and its licence. scikit-image's other
-colour pictures are left out because they are drawn, or because no free licence is stated for them.
+Nothing is downloaded. ``docs/sample-images.md`` lists each file with its subject and its licence. scikit-image's
+other colour pictures are left out: some are drawn, and for some no free licence is stated.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ SEED = 20191203  # any constant: the day StyleGAN2 appeared (arXiv:1912.04958)
 
 @dataclass(frozen=True)
 class Crop:
-    """A square of one photograph: ``side`` pixels wide, its corner at (left, top)."""
+    """A square of one photograph, ``side`` pixels wide, with its corner at (left, top)."""
 
     photograph: str
     left: int
@@ -39,7 +39,7 @@ class Crop:
 
 
 def folder() -> Path:
-    """scikit-image's data folder, found without importing scikit-image. UserError where it or a file is missing."""
+    """Return scikit-image's data folder without importing scikit-image. Raises UserError if it or a file is missing."""
     spec = importlib.util.find_spec("skimage")
     if spec is None or not spec.submodule_search_locations:
         raise UserError(
@@ -56,7 +56,7 @@ def folder() -> Path:
 
 
 def load() -> dict[str, Image.Image]:
-    """Return the photographs as sRGB images, by file name. UserError where a file cannot be read."""
+    """Return the photographs as sRGB images, by file name. Raises UserError if a file cannot be read."""
     data = folder()
     photographs = {}
     for name in PHOTOGRAPHS:
@@ -69,10 +69,10 @@ def load() -> dict[str, Image.Image]:
 
 
 def plan(sizes: dict[str, tuple[int, int]], resolution: int, count: int = CROPS) -> list[Crop]:
-    """Choose ``count`` random squares, as many from each photograph; a function of its arguments alone.
+    """Return ``count`` random squares, as many from each photograph. They depend on the arguments alone.
 
-    A crop is never smaller than 35% of the photograph's shorter side, nor than ``resolution`` where the photograph
-    has that many pixels: only smaller photographs are upscaled, and then from at least 70% of their shorter side.
+    A crop is at least 35% of the photograph's shorter side, and at least ``resolution`` if the photograph has that
+    many pixels. Only smaller photographs are upscaled, and then from at least 70% of their shorter side.
     """
     chooser = random.Random(SEED)
     crops = []
@@ -94,6 +94,6 @@ def plan(sizes: dict[str, tuple[int, int]], resolution: int, count: int = CROPS)
 
 
 def cut(photograph: Image.Image, crop: Crop, resolution: int) -> Image.Image:
-    """The crop, resized (Lanczos) to ``resolution``."""
+    """Return the crop, resized (Lanczos) to ``resolution``."""
     box = (crop.left, crop.top, crop.left + crop.side, crop.top + crop.side)
     return photograph.resize((resolution, resolution), Image.Resampling.LANCZOS, box=box, reducing_gap=3.0)

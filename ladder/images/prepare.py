@@ -1,6 +1,6 @@
 """Images for a workload: prepared once at its resolution as JPEG, kept in a cache, read by the data loader.
 
-They come from a user's folder or zip (``ladder/images/user.py``) or are the sample photographs
+They come from a user's folder or zip (``ladder/images/user.py``), or are the sample photographs
 (``ladder/images/photographs.py``). ``ladder/images/store.py`` keeps them.
 """
 
@@ -27,9 +27,9 @@ from ladder.images.store import ImageSet
 SAMPLE = "sample-photographs"
 USER = "user-images"
 JPEG_QUALITY = 90
-VERSION = 2  # of what is in the cache: raise it when the same input gives other images
+VERSION = 2  # of the cache's content: raise it when the same input gives other images
 CACHE = files.cache("images")
-OURS = files.ROOT / ".cache" / "images"  # counts where it cannot be written, too
+OURS = files.ROOT / ".cache" / "images"  # read even if it cannot be written
 NAMED = 20  # unreadable files named in the notes; the rest are counted
 JPEGS = (".jpg", ".jpeg")
 
@@ -46,18 +46,18 @@ def prepare_images(
     progress: Progress | None = None,
     at_least: int = 1,
 ) -> ImageSet:
-    """Make the images of one workload, or find them made.
+    """Make the images of one workload, or find them in the cache.
 
     Args:
         data: folder (searched recursively) or zip of JPEG and PNG files; None takes the sample photographs.
         resolution: side of the square images, in pixels.
-        cache: where entries are kept; None: ``.cache/images`` of the project.
+        cache: folder of the entries; None: ``.cache/images`` of the project.
         progress: called with (images done, images in all) while they are made.
         at_least: the batch. A training step needs a whole one.
 
     Raises:
-        UserError: ``data`` is missing, empty, neither folder nor zip, without a usable image or with fewer than
-            ``at_least``; or the cache cannot be written; or Pillow is too old. One line.
+        UserError: one line. ``data`` is missing, empty, or neither folder nor zip, or has too few usable
+            images. Or the cache cannot be written, or Pillow is too old.
     """
     bounds.refuse_older("pillow")
     cache = CACHE if cache is None else Path(cache)
@@ -129,7 +129,7 @@ def _fill_user(
     resolution: int,
     progress: Progress | None,
 ) -> list[str]:
-    """Convert every candidate; returns the notes. UserError if none could be used."""
+    """Convert every candidate and return the notes. Raises UserError if none could be used."""
 
     def make(item: tuple[int, userimages.Candidate]) -> tuple[str, set[str] | None]:
         index, candidate = item
@@ -189,7 +189,7 @@ def _other_types(names: list[str]) -> str:
 
 
 def _in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
-    """Results in order. Pillow releases the GIL while it decodes, resizes and encodes; few are in memory at once."""
+    """Yield the results in order, with few in memory at once. Pillow releases the GIL while it works."""
     workers = max(
         1,
         min(
@@ -212,6 +212,6 @@ def _in_threads(work: Callable[[T], R], items: Iterable[T]) -> Iterator[R]:
 
 
 def _save(picture: Image.Image, path: Path) -> None:
-    encoded = io.BytesIO()  # written by Python, which says of a full disk what Pillow does not
+    encoded = io.BytesIO()  # written by Python, whose error names a full disk; Pillow's does not
     picture.save(encoded, "JPEG", quality=JPEG_QUALITY)
     path.write_bytes(encoded.getvalue())

@@ -1,11 +1,11 @@
-"""Keep prepared images: folders that are whole or absent, at most one for each source and size, of bounded size.
+"""A cache of prepared images: whole folders of bounded size, at most one for each source and resolution.
 
 An entry is a folder ``<key>/`` with ``images/*.jpg``, ``manifest.json`` and ``in-use``. It is written under another
-name and renamed when it is complete, so a killed run leaves no half entry. Of two processes at work on the same entry
-the second to finish takes the first one's.
+name and renamed when it is complete, so a killed run leaves no half entry. If two processes make the same entry, the
+second to finish takes the first one's.
 
-Loaders read the files by their path for as long as a training lasts. So a process holds a shared lock on ``in-use``
-of each entry that it was given, until it ends, and only an entry that nobody holds is removed.
+Loaders read the files by their path during a whole training. So a process holds a shared lock on ``in-use`` of each
+of its entries until it ends. Only an entry that nobody holds is removed.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from typing import IO
 
 from ladder.base.errors import UserError
 
-LIMIT_GB = 50.0  # of all entries together; those used longest ago go first
+LIMIT_GB = 50.0  # of all entries together; the least recently used go first
 STALE_S = 24 * 3600.0  # a temporary folder this old belongs to a process that was killed
 LOCK = "in-use"
 _held: dict[Path, IO[bytes]] = {}  # this process's locks: open files, closed by its end
@@ -33,7 +33,10 @@ _held: dict[Path, IO[bytes]] = {}  # this process's locks: open files, closed by
 
 @dataclass(frozen=True)
 class ImageSet:
-    """Prepared images: ``count`` JPEG files in the folder ``path``; ``source`` is SAMPLE or USER; notes for people."""
+    """Prepared images: ``count`` JPEG files in the folder ``path``.
+
+    ``source`` is SAMPLE or USER; notes are for people.
+    """
 
     path: str
     count: int
@@ -54,10 +57,10 @@ def find(entry: Path) -> ImageSet | None:
 
 
 def make(entry: Path, source: str, fill: Callable[[Path], list[str]], replaces: str) -> ImageSet:
-    """Make an entry and hold it; then remove what it replaces and what the cache has no room for.
+    """Make an entry and hold it, then remove the entries that it replaces and those beyond the cache's limit.
 
     Args:
-        entry: where it shall lie.
+        entry: the folder to make.
         source: SAMPLE or USER of ``ladder.images.prepare``.
         fill: writes JPEG files into the folder that it gets, and returns the notes.
         replaces: the pattern of names of earlier entries of the same source and size.
@@ -97,7 +100,7 @@ def _read(entry: Path) -> ImageSet | None:
 def _put(working: Path, entry: Path) -> ImageSet:
     try:
         _rename(working, entry)
-    except OSError:  # there already: another process was faster, or it is damaged
+    except OSError:  # there already: another process was faster, or the entry is damaged
         ready = find(entry)
         if ready:
             return ready
@@ -111,7 +114,7 @@ def _put(working: Path, entry: Path) -> ImageSet:
 
 
 def _rename(working: Path, entry: Path) -> None:
-    """Hold the entry before it can be found, and so removed."""
+    """Rename a finished folder. It is held first, so nobody removes it in between."""
     _hold(working)
     try:
         working.rename(entry)
@@ -123,7 +126,7 @@ def _rename(working: Path, entry: Path) -> None:
 
 
 def _hold(entry: Path) -> None:
-    """Lock the entry against removal until this process ends. Where locks are not to be had, nobody removes."""
+    """Lock the entry against removal until this process ends. On a file system without locks nobody removes entries."""
     _let_go(entry)
     file = None
     for mode in ("r+b", "rb"):  # a cache may be read-only
@@ -139,7 +142,7 @@ def _hold(entry: Path) -> None:
 
 
 def _holds(entry: Path) -> bool:
-    """Tell whether the lock that was taken is on the folder that is there now; also where none was to be had."""
+    """Return whether our lock is on the folder that is there now. Also True if no lock could be had."""
     if entry not in _held:
         return True
     try:
@@ -155,7 +158,7 @@ def _let_go(entry: Path) -> None:
 
 @contextmanager
 def _alone(entry: Path) -> Iterator[bool]:
-    """Yield whether no other process holds the entry; none can begin to while the block runs."""
+    """Yield whether no other process holds the entry. No process can begin to while the block runs."""
     try:
         with open(entry / LOCK, "r+b") as file:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
@@ -167,7 +170,7 @@ def _alone(entry: Path) -> Iterator[bool]:
 
 
 def _remove(entry: Path) -> bool:
-    """Delete an entry unless it is in use; say whether it is gone. It is moved first, so nobody finds half of it."""
+    """Delete an entry unless it is in use. Return whether it is gone; it is moved first, so nobody finds half of it."""
     with _alone(entry) as alone:
         if not alone:
             return False
@@ -181,10 +184,10 @@ def _remove(entry: Path) -> bool:
 
 
 def _make_room(entry: Path, replaces: str) -> int:
-    """Remove what ``entry`` replaces, then the entries used longest ago; returns the number of the latter."""
+    """Remove the entries that ``entry`` replaces, then the least recently used. Return the number of the latter."""
     for other in entry.parent.glob(replaces):
         if other != entry:
-            _let_go(other)  # who asks for the source as it is now has done with what it was
+            _let_go(other)  # a caller of the source as it is now no longer needs the source as it was
             _remove(other)
     others = [each for each in entry.parent.iterdir() if each != entry and not each.name.startswith(".")]
     sizes = {each: _size(each) for each in [entry, *others]}
@@ -198,7 +201,7 @@ def _make_room(entry: Path, replaces: str) -> int:
 
 
 def _size(entry: Path) -> int:
-    """Bytes of the entry's files; 0 where it has just been removed."""
+    """Return the bytes of the entry's files; 0 if it has just been removed."""
     total = 0
     for folder, _, names in os.walk(entry):
         for name in names:

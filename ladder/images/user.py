@@ -1,8 +1,8 @@
-"""A user's own images: find JPEG and PNG files in a folder or zip, and turn each into a square RGB image.
+"""A user's own images: JPEG and PNG files of a folder or zip, each turned into a square RGB image.
 
-The files are read as if they came from a stranger: nothing is extracted to disk (so a path inside a zip can point
-nowhere), a file's bytes and an image's pixels are bounded before they are decoded, and only the JPEG and PNG readers of
-Pillow and libjpeg-turbo, and LittleCMS for profiles, ever see them.
+The files are read as if they came from a stranger. Nothing is extracted to disk, so a path inside a zip can point
+nowhere. A file's bytes and an image's pixels are bounded before they are decoded. Only Pillow's readers of JPEG and
+PNG, libjpeg-turbo, and LittleCMS for profiles see them.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from ladder.base.errors import UserError
 from ladder.images import colour, damage
 
 SUFFIXES = (".jpg", ".jpeg", ".png")
-# Folders in which systems and NAS boxes keep thumbnails and what was deleted, compared in small letters.
+# Folders in which systems and NAS boxes keep thumbnails and deleted files, in small letters.
 NOT_THE_USERS = {
     *("__macosx", "@eadir", "#recycle", "#snapshot", "@recycle", "@recently-snapshot", "$recycle.bin"),
     *("system volume information", "lost+found"),
@@ -31,11 +31,11 @@ NOT_THE_USERS = {
 LINKS = 8  # links in a zip that are followed one after another; more are a loop
 MAX_BYTES = 128 * 2**20  # of one file, unpacked
 MAX_PIXELS = 80_000_000  # of one image; 320 MB once decoded with alpha
-UPSCALED, PROFILE_LEFT_OUT = "upscaled", "profile left out"  # what `square` remarks of a picture
+UPSCALED, PROFILE_LEFT_OUT = "upscaled", "profile left out"  # remarks of `square` on a picture
 
 
 class Unreadable(Exception):
-    """An image that is skipped; the message says why, in a few words."""
+    """An image that is skipped. The message says why, in a few words."""
 
 
 @dataclass(frozen=True)
@@ -48,7 +48,7 @@ class Candidate:
 
 @dataclass
 class Collection:
-    """Candidates in name order, what was passed over while looking, and how to read one."""
+    """Candidates in name order, a reader for them, and the files that were skipped in the search."""
 
     candidates: list[Candidate]
     read: Callable[[Candidate], bytes]
@@ -58,7 +58,10 @@ class Collection:
 
 
 def find(data: str) -> Collection:
-    """List the images of a folder (recursively) or zip. UserError if ``data`` is missing, neither, or damaged."""
+    """Return the images of a folder (recursively) or zip.
+
+    Raises UserError if ``data`` is missing, neither, or damaged.
+    """
     path = Path(data).expanduser()
     try:
         if path.is_dir():
@@ -73,10 +76,10 @@ def find(data: str) -> Collection:
 
 
 def square(content: bytes, resolution: int) -> tuple[Image.Image, set[str]]:
-    """Decode, turn upright, centre-crop and resize to [resolution, resolution] sRGB.
+    """Return a picture decoded, upright, centre-cropped and resized to [resolution, resolution] sRGB.
 
     Returns:
-        the image, and what is to be said of it: ``UPSCALED``, ``PROFILE_LEFT_OUT``.
+        the image, and the remarks on it: ``UPSCALED``, ``PROFILE_LEFT_OUT``.
 
     Raises:
         Unreadable: not a whole JPEG or PNG that Pillow can decode, or one with more than ``MAX_PIXELS`` pixels.
@@ -135,7 +138,7 @@ def _find_in_folder(root: Path) -> Collection:
 
 
 def _walk(root: Path, skipped: list[str]) -> Iterator[str]:
-    """Relative file names below ``root``; links to folders are followed, each folder once."""
+    """Yield relative file names below ``root``. Links to folders are followed, each folder once."""
     seen: set[str] = set()
 
     def complain(error: OSError) -> None:
@@ -158,9 +161,10 @@ def _find_in_zip(path: Path) -> Collection:
         [], lambda candidate: _read_member(archive, _follow(archive, members, candidate.name)), archive.close
     )
     for info in archive.infolist():
-        name = info.filename.replace("\\", "/")  # of zips made by some Windows programs
+        name = info.filename.replace("\\", "/")  # some Windows programs write backslashes
         if not name.endswith("/"):  # that is a folder
-            members[str(PurePosixPath(name))] = info  # of two alike the last, as unpacking would leave it
+            # the last of two equal names, as unpacking would leave it
+            members[str(PurePosixPath(name))] = info
     for name in sorted(members):
         if _passed_over(name, found):
             continue
@@ -174,7 +178,7 @@ def _find_in_zip(path: Path) -> Collection:
 
 
 def _follow(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name: str) -> zipfile.ZipInfo:
-    """Return the member of this name; for a symbolic link the member that it leads to. Nothing else is opened."""
+    """Return the member of this name, or the member behind a symbolic link. Only members of the archive are opened."""
     for _ in range(LINKS):
         info = members.get(name)
         if info is None:
@@ -187,7 +191,7 @@ def _follow(archive: zipfile.ZipFile, members: dict[str, zipfile.ZipInfo], name:
 
 
 def _passed_over(name: str, found: Collection) -> bool:
-    """Decide by the name within a folder or zip: hidden files are left out in silence, other types with a count."""
+    """Return whether a file is left out for its name. Hidden files are not reported, other types are counted."""
     path = PurePosixPath(name.replace("\\", "/"))
     if any(map(_is_hidden, path.parts)):
         return True
@@ -198,7 +202,7 @@ def _passed_over(name: str, found: Collection) -> bool:
 
 
 def _is_hidden(part: str) -> bool:
-    """Tell by one part of a path: ``.thumbnails``, ``._x.jpg``, ``__MACOSX``, ``@eaDir``."""
+    """Return whether one part of a path is hidden: ``.thumbnails``, ``._x.jpg``, ``__MACOSX``, ``@eaDir``."""
     return (part.startswith(".") and part not in (".", "..")) or part.lower() in NOT_THE_USERS
 
 
@@ -214,7 +218,8 @@ def _read_file(path: Path) -> bytes:
 
 def _read_member(archive: zipfile.ZipFile, member: zipfile.ZipInfo) -> bytes:
     try:
-        with archive.open(member) as stream:  # reads no more than asked, whatever size the directory claims
+        # reads no more than requested, whatever size the directory claims
+        with archive.open(member) as stream:
             return _bounded(stream.read(MAX_BYTES + 1))
     except Unreadable:
         raise

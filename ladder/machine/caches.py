@@ -1,7 +1,7 @@
-"""Folders in which compilers keep what they made: emptied for a process, warmed by one, or one for each source.
+"""Folders in which compilers keep their output: emptied for a process, warmed by one, or one for each source.
 
-Triton, Inductor, torch's builder of C++ extensions and the driver read theirs from environment variables when a
-process first compiles. So what is set here holds for processes that are started inside the `with`.
+Triton, Inductor, torch's builder of C++ extensions and the driver read them from environment variables when a process
+first compiles. So a folder set here holds for processes that are started inside the `with`.
 """
 
 from __future__ import annotations
@@ -10,6 +10,8 @@ import contextlib
 import importlib.metadata
 import os
 import platform
+import shutil
+import time
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 
@@ -23,30 +25,45 @@ VARIABLES = {
     "CUDA_CACHE_PATH": "driver",  # PTX that the driver has compiled
 }
 BUILDS = ROOT / ".cache" / "extensions"
+MOST_BUILDS = 20  # states of the sources; each is built again in about a minute
+IN_USE_S = 24 * 3600.0  # a run that began with a build within this time may still read it
 
 
 def inside(folder: Path) -> dict[str, str]:
-    """Every cache in `folder`: cold as long as that is empty, warm once a process has compiled into it."""
+    """Return variables that put every cache into `folder`. It is cold while empty, warm once a process has compiled."""
     return {variable: str(Path(folder) / name) for variable, name in VARIABLES.items()}
 
 
 def builds(code: Path, root: Path = BUILDS) -> dict[str, str]:
-    """Where the C++ and CUDA extensions of the checkout `code` are built: a folder for each state of their sources.
+    """Return the variable for the folder in which the C++ and CUDA extensions of the checkout `code` are built.
 
-    torch builds an extension into a folder named after it alone, so that a commit would find another commit's build
-    there. Nothing where `code` has no such sources.
+    Each state of the sources has its own folder: torch names it by the extension alone, so a commit would find
+    another commit's build there. Empty if `code` has no such sources.
     """
     sources = files.below(Path(code) / "kernels", files.COMPILED)
     if not sources:
         return {}
     digest = files.digest(Path(code), sources)[:16]
     about = f"torch{importlib.metadata.version('torch')}-py{platform.python_version()}"
-    return {"TORCH_EXTENSIONS_DIR": str(Path(root) / f"{digest}-{about}")}
+    folder = Path(root) / f"{digest}-{about}"
+    _forget(folder)
+    return {"TORCH_EXTENSIONS_DIR": str(folder)}
+
+
+def _forget(wanted: Path) -> None:
+    """Note that these builds are used; of the others keep the last used ones and those that may be in use."""
+    with contextlib.suppress(OSError):
+        if wanted.is_dir():
+            os.utime(wanted)
+        used = sorted(((each.stat().st_mtime, each) for each in wanted.parent.glob("*-torch*")), reverse=True)
+        for last, each in used[MOST_BUILDS:]:
+            if each != wanted and time.time() - last > IN_USE_S:
+                shutil.rmtree(each, ignore_errors=True)
 
 
 @contextlib.contextmanager
 def set_to(variables: Mapping[str, str]) -> Iterator[None]:
-    """These environment variables, and their folders, for processes started meanwhile."""
+    """Set these environment variables, and make their folders, for processes started in the block."""
     before = {name: os.environ.get(name) for name in variables}
     for name, folder in variables.items():
         Path(folder).mkdir(parents=True, exist_ok=True)

@@ -1,4 +1,4 @@
-"""Environment variables that change what is measured: recorded in every result, and refused where they falsify it.
+"""Environment variables that change what is measured: recorded in every result, and refused if they falsify it.
 
 The list is here alone. Every command that measures calls `refuse`, stores `recorded` under `KEY`, and prints `said`.
 Two results whose records differ were measured under other conditions: `differences` names each variable.
@@ -15,8 +15,9 @@ from typing import Any
 
 import click
 
-from ladder.base import text
+from ladder.base import git, text
 from ladder.base.errors import UserError
+from ladder.base.paths import ROOT
 
 KEY = "environment"
 MOST = 64  # variables of one result
@@ -36,7 +37,7 @@ def _there(value: str) -> bool:
     return True  # PyTorch asks whether the variable exists, not what it holds
 
 
-# name -> (whether this value falsifies, what it does)
+# name -> (whether this value falsifies, why)
 FALSIFIES: dict[str, tuple[Callable[[str], bool], str]] = {
     "CUDA_LAUNCH_BLOCKING": (_on, "every launch waits for its kernel"),
     "NVIDIA_TF32_OVERRIDE": (_given, "it overrules which rungs use TF32"),
@@ -52,7 +53,7 @@ FALSIFIES: dict[str, tuple[Callable[[str], bool], str]] = {
     "PYTHONTRACEMALLOC": (_on, "Python traces every allocation"),
     "COVERAGE_PROCESS_START": (_given, "Python traces every line"),
 }
-# Only on a GPU: on a CPU the interpreter is how Triton kernels run at all.
+# Only on a GPU: on a CPU, Triton kernels run in the interpreter alone.
 ON_A_GPU = {"TRITON_INTERPRET": (_on, "Triton kernels run in Python, on the CPU")}
 
 PREFIXES = (
@@ -63,7 +64,7 @@ PREFIXES = (
     *("PYTHONMALLOC", "PYTHONDEVMODE", "PYTHONDEBUG", "PYTHONOPTIMIZE", "PYTHON_GIL", "PYTHON_JIT"),
     *("PYTHONFAULTHANDLER", "COVERAGE_PROCESS_", "NSYS_PROFILING_", "PYTHONPROFILE", "PYTHONTRACE"),
 )
-# Which GPU, where files lie, which build it is: of the machine's facts, or of no matter to a time.
+# Left out: which GPU, where files lie, which build. Either a fact of the machine, or no matter to a time.
 _NO_MATTER = re.compile(
     r"CUDA_(VISIBLE_DEVICES|DEVICE_ORDER|ARCH.*|PKG.*)|TORCH_CUDA_ARCH_LIST|TORCH_NVCC_FLAGS|TORCH_SHOW_.*|PYTORCH_BUILD.*"
     r"|.*(VERSION|HOME|DIR|ROOT|FOLDER|CACHE_PATH|REDIS|HOST|PORT|ADDR|URL|USER|TOKEN|SECRET|PASSWORD|LICENSE|LIBRARY"
@@ -75,7 +76,7 @@ _PLAIN = re.compile(r"[A-Za-z0-9 ._:,=+()#'{}\[\]@-]{1,64}")
 
 
 def recorded(environ: Mapping[str, str] | None = None) -> dict[str, str]:
-    """Every variable that changes what is measured, by name, with a value that a result may hold: no path."""
+    """Return every variable that changes what is measured, with a value that a result may hold: no path."""
     found = os.environ if environ is None else environ
     names = [
         name
@@ -86,7 +87,7 @@ def recorded(environ: Mapping[str, str] | None = None) -> dict[str, str]:
 
 
 def _published(name: str, value: str) -> str:
-    """The value as it may be shown. Of a path the name of a library; of what is not plain a digest alone."""
+    """Return the value as it may be shown: a library's name for its path, a digest for text that is not plain."""
     if name == "LD_PRELOAD":
         shown = [PurePath(each).name for each in re.split(r"[ :]+", value) if each]
         if shown and all(map(_LIBRARY.fullmatch, shown)):
@@ -97,29 +98,33 @@ def _published(name: str, value: str) -> str:
 
 
 def refuse(device: str, environ: Mapping[str, str] | None = None) -> None:
-    """Raise `UserError`, one line, where a variable falsifies what is measured on this device ("cuda" or "cpu")."""
+    """Raise `UserError`, one line, if a variable falsifies what is measured on this device ("cuda" or "cpu")."""
     found = os.environ if environ is None else environ
     asked = FALSIFIES | (ON_A_GPU if device == "cuda" else {})
     bad = [name for name, (falsifies, _) in asked.items() if name in found and falsifies(found[name])]
     if bad:
         said = "; ".join(f"{name} is set: {asked[name][1]}" for name in bad)
-        raise UserError(f"{said}, so the numbers would be of something else: unset {' '.join(bad)}")
+        raise UserError(f"{said}, so the numbers would be wrong: unset {' '.join(bad)}")
 
 
 def said(recorded: Mapping[str, str] | None) -> list[str]:
-    """A line that names the variables that were set; none where there were none, or nobody knows."""
+    """Return a line for each variable that was set. Empty if there were none, or none are known."""
     known = recorded if isinstance(recorded, Mapping) else {}
     return [text.display(f"measured with {name}={value}") for name, value in sorted(known.items())]
 
 
 def tell(quiet: bool = False) -> None:
-    """Name on stderr what is set here and changes what is measured."""
-    for line in [] if quiet else said(recorded()):
+    """Name on stderr what is set here and changes what is measured, and why the result will belong to no commit."""
+    if quiet:
+        return
+    problem = git.problem(ROOT)
+    lines = said(recorded()) + [f"without a commit: {problem}"] * bool(problem)
+    for line in lines:
         click.echo(line, err=True)
 
 
 def differences(first: Mapping[str, Any], other: Mapping[str, Any]) -> list[tuple[str, str, str]]:
-    """(variable, its value in the first, in the other) of two results; none where one does not say its environment."""
+    """Return (variable, value in the first, value in the other) of two results. Empty if one records no environment."""
     pair = [each.get(KEY) for each in (first, other)]
     if not all(isinstance(each, Mapping) for each in pair):
         return []

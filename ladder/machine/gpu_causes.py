@@ -1,4 +1,4 @@
-"""Signs of an NVIDIA GPU that no library lists, and why torch cannot use one: the cause, and what helps against it.
+"""Signs of an NVIDIA GPU that no library lists, and causes for which torch cannot use it, with what helps.
 
 Nothing here asks torch or CUDA: `ladder.machine.system` hands over what they said.
 """
@@ -20,12 +20,12 @@ PCI = Path("/sys/bus/pci/devices")
 NVIDIA, DISPLAY = "0x10de", "0x03"  # vendor; the class of display controllers, compute-only GPUs among them
 VARIABLE = "CUDA_VISIBLE_DEVICES"
 CPU = "or run with --device cpu"
-# What NVML and nvidia-smi say where the software is installed and there may be no GPU, as on a cluster's CPU nodes.
+# Messages of NVML and nvidia-smi where the software is installed but there may be no GPU, as on a cluster's CPU nodes.
 _NO_GPU = re.compile(
     r"not found|no devices|not loaded|couldn't communicate|no module|no such file|cannot open shared", re.I
 )
 _MISMATCH = re.compile(r"Error 803\b|version mismatch|unsupported display driver")
-# Cause, as its words are in what NVML, nvidia-smi, CUDA or torch said; what helps.
+# (the cause's words in a message of NVML, nvidia-smi, CUDA or torch; the advice)
 CAUSES = (
     (
         _MISMATCH,
@@ -81,7 +81,7 @@ _OLD_DRIVER = re.compile(r"too old|insufficient for CUDA|Error 35\b", re.I)
 
 
 def trace() -> str | None:
-    """Return what tells of an NVIDIA GPU although neither NVML nor nvidia-smi lists one; None without a sign."""
+    """Return the sign of an NVIDIA GPU that neither NVML nor nvidia-smi lists; None without a sign."""
     if said := refusal():
         return f"the driver says: {said}"
     if any(PROC.glob("*")):
@@ -95,7 +95,7 @@ def trace() -> str | None:
 
 
 def refusal() -> str | None:
-    """Return what NVML or nvidia-smi says in one line where it refuses to answer of a GPU; None where none is there."""
+    """Return the line with which NVML or nvidia-smi refuses to answer for a GPU; None if there is no GPU."""
     said = _nvml_refusal() or _smi_refusal()
     return None if said is None or _NO_GPU.search(said) else said
 
@@ -135,7 +135,7 @@ def _read(path: Path) -> str:
 
 
 def tells_of_a_gpu(error: str) -> bool:
-    """Return whether what torch said is a trouble with a GPU, not the absence of one."""
+    """Return whether torch's message is about a trouble with a GPU, not about its absence."""
     return any(cause.search(error) for cause, _ in CAUSES[:-1]) or bool(_NO_IMAGE.search(error))
 
 
@@ -143,9 +143,9 @@ def advice(found: Mapping[str, Any], gpus: list[dict[str, Any]], sign: str | Non
     """Return what to do when torch cannot use the GPU, in one sentence with the command that helps.
 
     Args:
-        found: what `ladder.machine.probe` answered: its error, torch's version, the GPU's capability where it was read.
-        gpus: what the driver lists.
-        sign: what `trace` said where it lists none.
+        found: the answer of `ladder.machine.probe`: its error, torch's version, the GPU's capability if it was read.
+        gpus: the GPUs that the driver lists.
+        sign: what `trace` said if it lists none.
     """
     said = _advice(found, gpus, sign)
     return said[:1].upper() + said[1:] if not said.startswith(VARIABLE) else said
@@ -166,7 +166,7 @@ def _advice(found: Mapping[str, Any], gpus: list[dict[str, Any]], sign: str | No
 
 
 def hiding(error: str, count: int) -> str | None:
-    """Return one clause where CUDA_VISIBLE_DEVICES hides every GPU: its value, and what helps. None where it does not.
+    """Return one clause if CUDA_VISIBLE_DEVICES hides every GPU: its value, and what helps. Else None.
 
     CUDA takes the entries up to the first that names no GPU, so the first decides whether there is any.
     """
@@ -191,7 +191,7 @@ def hiding(error: str, count: int) -> str | None:
 
 
 def _is_nobodys(uuid: str) -> bool:
-    """Return whether NVML knows every GPU, and each part of one (MIG), and none has a UUID that begins so."""
+    """Return whether NVML knows every GPU and its MIG parts, and no UUID among them begins so."""
     try:
         import pynvml
 
@@ -201,7 +201,7 @@ def _is_nobodys(uuid: str) -> bool:
             gpu = pynvml.nvmlDeviceGetHandleByIndex(index)
             found.append(pynvml.nvmlDeviceGetUUID(gpu))
             if pynvml.nvmlDeviceGetMigMode(gpu)[0]:
-                return False  # which parts there are is CUDA's to say
+                return False  # CUDA alone knows the parts
         return not any(str(each).startswith(uuid) for each in found)
     except Exception:  # older GPUs and libraries lack some of it
         return False
@@ -213,7 +213,7 @@ def _install(found: Mapping[str, Any], gpus: list[dict[str, Any]]) -> str:
     torch = f"torch=={version[0]}" if version else "torch"
     known = gpus[0]["driver_cuda"] if gpus else None
     supported = tuple(int(part) for part in known.split(".")) if known else None
-    old = tuple(found.get("capability") or (9, 0)) < (7, 5)  # CUDA 13 has dropped them
+    old = tuple(found.get("capability") or (9, 0)) < (7, 5)  # CUDA 13 has dropped these GPUs
     index = "cu130" if not old and (supported is None or supported >= (13, 0)) else "cu126"
     command = f"pip install --force-reinstall {torch} --index-url https://download.pytorch.org/whl/{index}"
     if _OLD_DRIVER.search(found["error"]) and supported is None:

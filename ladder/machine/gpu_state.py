@@ -1,9 +1,9 @@
-"""The state of the GPU while a rung is timed: watched from outside, and judged: is this visit void, was it alone?
+"""The state of the GPU while a rung is timed, watched from outside: is this visit void, was it alone?
 
-A thread of the orchestrator, which only waits meanwhile, polls NVML at most 100 ms apart. What it saw becomes a
-summary, plain data beside the round's times; the decisions are functions of summaries alone. A void visit is repeated
-at most three times, then its rung is `invalid: throttled`. Company is not void: the run is marked as noisy. Where NVML
-is absent or refuses, the state is `unknown`, and nothing is void for that.
+A thread of the orchestrator, which only waits meanwhile, polls NVML at most 100 ms apart. The readings become a
+summary, plain data beside the round's times, and the decisions are functions of summaries alone. A void visit is
+repeated at most three times, then its rung is `invalid: throttled`. Company is not void: the run is marked as noisy.
+If NVML is absent or refuses, the state is `unknown`, and no visit is void for that.
 """
 
 import contextlib
@@ -33,15 +33,15 @@ T = TypeVar("T")
 
 
 class Watch:
-    """Watches one GPU for a whole run. `nvml` stands in for pynvml in tests; None: pynvml."""
+    """Watcher of one GPU for a whole run. `nvml` replaces pynvml in tests."""
 
     def __init__(self, uuid: str | None, *, nvml: Any = None, interval_s: float = INTERVAL_S) -> None:
         self.gpu, self.interval_s = Gpu(uuid, nvml), interval_s
 
     def quiet(self, limit_s: float = 2.0) -> int | None:
-        """The least utilization in percent while nothing of ours runs, None if unknown.
+        """Return the least utilization in percent while nothing of ours runs, None if unknown.
 
-        NVML looks back up to a second, on our own work too: so it is asked until it is quiet or `limit_s` is over.
+        NVML looks back up to a second, also on our own work. So it is asked until it is quiet or `limit_s` is over.
         """
         end, least = time.monotonic() + limit_s, None
         while (now := self.gpu.utilization()) is not None:
@@ -53,7 +53,7 @@ class Watch:
 
     @contextlib.contextmanager
     def window(self, own: Iterable[int]) -> Iterator["Window"]:
-        """Poll while the block runs; `own` are the workers that hold a context. Then see `Window.summary`."""
+        """Poll while the block runs, then see `Window.summary`. `own` are the workers that hold a context."""
         window = Window(self.gpu, frozenset(own), self.interval_s)
         try:
             yield window
@@ -87,28 +87,28 @@ class Window:
         self._after = self._gpu.counters()
 
     def end(self) -> None:
-        """Stop polling. A driver that does not answer any more is left to itself."""
+        """Stop polling. A driver that no longer answers is left alone."""
         self._over.set()
         if self._thread is not None:
             self._thread.join(5.0)
             self._stuck = self._thread.is_alive()
 
     def summary(self, quiet_percent: int | None = None) -> Summary:
-        """Plain data for the result; `quiet_percent` is what `Watch.quiet` gave before the visit."""
+        """Return plain data for the result. `quiet_percent` is what `Watch.quiet` gave before the visit."""
         if self._gpu.unknown is not None or self._stuck:
             return unknown(self._gpu.unknown or "NVML stopped answering")
         return summarize(list(self._readings), self._before, self._after, quiet_percent)
 
 
 def unknown(reason: str) -> Summary:
-    """The summary where nothing could be seen."""
+    """Return the summary of a visit whose readings are unknown."""
     return {"state": "unknown", "reason": reason, "tenancy": "unknown"}
 
 
 def summarize(
     readings: Sequence[Reading], before: Counters, after: Counters, quiet_percent: int | None
 ) -> Summary:
-    """What a visit's readings come to. MHz, degrees Celsius, watts, ms; None for what NVML does not tell."""
+    """Return the summary of a visit's readings, in MHz, degrees Celsius, watts and ms. Unknown values are None."""
 
     def values(name: str) -> list[Any]:
         return [value for reading in readings if (value := getattr(reading, name)) is not None]
@@ -144,7 +144,7 @@ def summarize(
 
 
 def power_capped(summary: Summary) -> bool:
-    """Whether the visit ran at the power limit: hot rungs do, and their clock wanders there."""
+    """Return whether the visit ran at the power limit. Hot rungs do, and their clock wanders there."""
     violation = (summary.get("violation_ms") or {}).get("power", 0)
     return "power_cap" in (summary.get("reasons") or ()) or violation > 0
 
@@ -155,10 +155,10 @@ def void_reason(
     canary_s: float | None = None,
     earlier_canaries_s: Sequence[float] = (),
 ) -> str | None:
-    """Why this visit must not count, in one line, or None.
+    """Return one line why this visit must not count, or None.
 
     `earlier` are the accepted visits of the same rung, `earlier_canaries_s` the canary times of the run's accepted
-    visits. Fewer than two of them are no measure of what is normal.
+    visits. Fewer than two of them do not show what is normal.
     """
     reasons = summary.get("reasons") or ()
     for name, text in _SLOWDOWNS.items():
@@ -181,7 +181,7 @@ def void_reason(
 
 
 def company(summary: Summary) -> str | None:
-    """Who else used the GPU, in one line, or None: alone, or nothing known. A display that is idle does not count."""
+    """Return one line about who else used the GPU, or None if nobody is known. An idle display is ignored."""
     if foreign := summary.get("foreign_processes"):
         return f"{foreign} foreign compute process{'es' if foreign > 1 else ''}"
     if (drift := summary.get("drift_bytes") or 0) > DRIFT_BYTES:
@@ -192,7 +192,7 @@ def company(summary: Summary) -> str | None:
 
 
 def tenancy(summary: Summary) -> str:
-    """ "alone", "shared", or "unknown" where neither processes nor a quiet window could be seen."""
+    """Return "alone" or "shared", or "unknown" if neither processes nor a quiet window could be seen."""
     if company(summary):
         return "shared"
     seen = (summary.get("foreign_processes"), summary.get("quiet_percent"))
@@ -200,7 +200,7 @@ def tenancy(summary: Summary) -> str:
 
 
 def with_retries(visit: Callable[[], T], void: Callable[[T], str | None]) -> tuple[T | None, list[str]]:
-    """Visit until one is not void, at most 1 + 3 times: (that visit or None, why each rejected one was void).
+    """Visit at most 1 + 3 times until a visit is not void. Return (that visit or None, reasons of the rejected).
 
     With None the rung is `invalid`, for the reason that `throttled` gives.
     """
@@ -214,12 +214,12 @@ def with_retries(visit: Callable[[], T], void: Callable[[T], str | None]) -> tup
 
 
 def throttled(rejected: Sequence[str]) -> str:
-    """The reason of a rung all of whose visits in one round were void."""
+    """Return the reason of a rung whose visits in one round were all void."""
     return f"throttled: {len(rejected)} visits void, last: {rejected[-1]}"
 
 
 def run_summary(visits: Sequence[Summary], rejected: int) -> dict[str, Any]:
-    """The whole run: rejected visits are counted even when there are none, and company makes it noisy."""
+    """Return the summary of a whole run. Rejected visits are counted even if there are none; company makes it noisy."""
     seen = {each["tenancy"] for each in visits}
     whole = next((word for word in ("shared", "unknown") if word in seen), "alone" if seen else "unknown")
     why = sorted({text for each in visits if (text := company(each))})
@@ -232,17 +232,17 @@ def run_summary(visits: Sequence[Summary], rejected: int) -> dict[str, Any]:
 
 
 def wrong_gpu(expected: str | None, seen: str | None) -> str | None:
-    """One line if a worker runs on another GPU than the one that is locked and watched, else None."""
+    """Return one line if a worker runs on another GPU than the locked and watched one, else None."""
     if not expected or not seen or full_uuid(expected) == full_uuid(seen):
         return None
     return "the worker runs on another GPU than the one that is watched: check CUDA_VISIBLE_DEVICES"
 
 
 def canary_seconds(torch: Any, groups: int = 8, passes: int = 8) -> float | None:
-    """Seconds of one pass over 256 MiB in this process: the shortest of some groups' means, after an untimed group.
+    """Return the seconds of one pass over 256 MiB in this process: the shortest of the groups' means.
 
-    Bound by memory, it does not depend on the power limit, but does on whoever shares the GPU. To be called after
-    the peaks of memory are read. None where the GPU is too full for it.
+    An untimed group comes first. The pass is bound by memory, so it does not depend on the power limit, but it does
+    on others that share the GPU. Call it after the peaks of memory are read. Returns None if the GPU is too full.
     """
     try:
         block = torch.ones(2**26, device="cuda")

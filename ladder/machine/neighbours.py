@@ -1,7 +1,7 @@
-"""How much of the CPU other processes took while a rung was timed: all that it did, without our own process tree.
+"""The share of the CPU that other processes took while a rung was timed: all work less that of our process tree.
 
-A step that waits for the CPU is slower beside them, by a factor of a hundred where every core is taken. Time that the
-hypervisor took (steal) counts as theirs. In a container with a CPU quota what shares the quota is seen, not the host.
+A step that waits for the CPU is slower beside them, by a factor of a hundred if every core is taken. Time that the
+hypervisor took (steal) counts as theirs. In a container with a CPU quota only the processes that share it are seen.
 """
 
 from __future__ import annotations
@@ -16,16 +16,16 @@ from typing import Any
 from ladder.base.text import number
 
 MOST = 0.15  # of the cores
-LEAST_S = 0.05  # of core time, to be told from the clock's steps of 10 ms
-KEY = "others_cpu"  # of a round: a share of the cores, None where it cannot be known
+LEAST_S = 0.05  # core seconds: less cannot be told from the clock's steps of 10 ms
+KEY = "others_cpu"  # key of a round: a share of the cores, None if unknown
 PROC, CGROUP = Path("/proc"), Path("/sys/fs/cgroup")
 _IDLE = (3, 4)  # idle and iowait in a line of /proc/stat
-_GUEST = 8  # what comes after steal is in user and nice already
+_GUEST = 8  # columns after steal are in user and nice already
 
 
 @dataclass(frozen=True)
 class Sample:
-    """Core seconds so far: of everything, and of this process with all below it. `at` is a clock's seconds."""
+    """Core seconds so far: of all processes, and of this process with all below it. `at` is in a clock's seconds."""
 
     at: float
     all_s: float
@@ -34,7 +34,7 @@ class Sample:
 
 
 def sample(at: float | None = None, pid: int | None = None) -> Sample | None:
-    """The state of now, `at` seconds of a clock; None where it cannot be known (no /proc, say)."""
+    """Return the core seconds so far, `at` seconds of a clock; None if unknown (no /proc, say)."""
     at = time.perf_counter() if at is None else at
     try:
         tick = float(os.sysconf("SC_CLK_TCK"))
@@ -49,18 +49,18 @@ def sample(at: float | None = None, pid: int | None = None) -> Sample | None:
 
 
 def share(before: Sample | None, after: Sample | None) -> float | None:
-    """What others took of the cores between two samples, 0 to 1; None where that cannot be known."""
+    """Return the share of the cores, 0 to 1, that others took between two samples; None if unknown."""
     if before is None or after is None or before.cores != after.cores:
         return None
     room = (after.at - before.at) * after.cores
     everything, own = after.all_s - before.all_s, after.own_s - before.own_s
     if room < LEAST_S or everything < 0.5 * own - LEAST_S or everything <= 0:
-        return None  # too short; or a /proc that says nothing of the CPU, as in some sandboxes
+        return None  # too short; or a /proc without figures of the CPU, as in some sandboxes
     return min(1.0, max(0.0, everything - max(0.0, own)) / room)
 
 
 def of_rounds(rounds: Iterable[Mapping[str, Any]]) -> float | None:
-    """The share over all visits, each for as long as it took; None where no visit knows it."""
+    """Return the share over all visits, each weighted by its duration; None if no visit knows it."""
     known = []
     for each in rounds:
         if (value := number(each.get(KEY), zero=True)) is not None:
@@ -70,7 +70,7 @@ def of_rounds(rounds: Iterable[Mapping[str, Any]]) -> float | None:
 
 
 def marks(rounds: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Why rounds must not be published for what else the CPU did: a line, or none where that was little or unknown."""
+    """Return a line if others took too much of the CPU to publish these rounds, else an empty list."""
     seen = of_rounds(rounds)
     if seen is None or seen <= MOST:
         return []
@@ -78,7 +78,7 @@ def marks(rounds: Iterable[Mapping[str, Any]]) -> list[str]:
 
 
 def _all_ticks() -> tuple[int, int]:
-    """(ticks that were not idle, number of cores) of the cores that this process may use."""
+    """Return (busy ticks, number of cores) of the cores that this process may use."""
     mine = os.sched_getaffinity(0)
     found = {}
     for line in (PROC / "stat").read_text().splitlines():
@@ -92,7 +92,7 @@ def _all_ticks() -> tuple[int, int]:
 
 
 def _quota() -> tuple[float, float] | None:
-    """(core seconds that this container has used, cores of its quota); None without a quota below what there is."""
+    """Return (core seconds used, cores of the quota) of this container; None without a quota below its cores."""
     try:
         limit, period = (CGROUP / "cpu.max").read_text().split()
         if limit == "max" or int(limit) >= int(period) * len(os.sched_getaffinity(0)):
@@ -104,7 +104,7 @@ def _quota() -> tuple[float, float] | None:
 
 
 def _own_ticks(root: int) -> int:
-    """Ticks of a process and of all below it, those that ended and were waited for included."""
+    """Return the ticks of a process and all below it, including children that ended and were waited for."""
     parents, ticks = {}, {}
     for folder in PROC.iterdir():
         if not folder.name.isdigit():

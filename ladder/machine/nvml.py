@@ -1,7 +1,7 @@
 """One GPU as NVML sees it from outside the process that uses it: clocks, power, throttling, errors, processes.
 
-NVML does not create a CUDA context and asks nothing of the timed process. Whatever it refuses (old driver, consumer
-card, container) is None: every reading stands alone. The GPU is named by its UUID, which is never stored.
+NVML does not create a CUDA context and asks nothing of the timed process. A reading that it refuses (old driver,
+consumer card, container) is None, and the others stand. The GPU is named by its UUID, which is never stored.
 """
 
 import time
@@ -29,7 +29,7 @@ _CLOCK_SM, _CLOCK_MEMORY, _TEMPERATURE, _UNCORRECTED, _VOLATILE = 1, 2, 0, 1, 0
 
 @dataclass(frozen=True)
 class Reading:
-    """One poll. None: NVML does not tell. `foreign` counts compute processes that are not ours."""
+    """One poll. A field is None if NVML does not tell. `foreign` counts compute processes that are not ours."""
 
     at_s: float
     sm_mhz: int | None
@@ -44,14 +44,14 @@ class Reading:
 
 @dataclass(frozen=True)
 class Counters:
-    """What only ever grows: nanoseconds spent limited, by cause, and uncorrected memory errors."""
+    """Counters that only grow: nanoseconds spent limited, by cause, and uncorrected memory errors."""
 
     violation_ns: dict[str, int] = field(default_factory=dict)
     ecc: int | None = None
 
 
 class Gpu:
-    """A handle on one GPU. `unknown` says in one line why there is none, else None; nothing here raises."""
+    """A handle on one GPU that never raises. `unknown` is one line why there is no handle, else None."""
 
     def __init__(self, uuid: str | None, nvml: Any = None) -> None:
         self.unknown: str | None = None
@@ -73,12 +73,12 @@ class Gpu:
             self.unknown = "NVML does not know the GPU that torch uses"
 
     def read(self, own: frozenset[int]) -> Reading:
-        """Poll once; `own` are the processes of ours that may hold a context."""
+        """Return one poll. `own` are our processes that may hold a context."""
         before = self._used()
         processes = self._processes("nvmlDeviceGetComputeRunningProcesses")
         after = self._used()
         foreign, ours = whose(processes, own)
-        # Between two equal figures nothing was allocated, so ours and all of it belong together.
+        # Between two equal figures nothing was allocated, so our bytes and the total belong together.
         steady = before is not None and before == after and ours is not None
         display = self._processes("nvmlDeviceGetGraphicsRunningProcesses")
         power = self._ask("nvmlDeviceGetPowerUsage")
@@ -95,7 +95,7 @@ class Gpu:
         )
 
     def counters(self) -> Counters:
-        """Read before and after a visit, they show what happened between two polls as well."""
+        """Return the counters. Read before and after a visit, they also show what happened between two polls."""
         seen = {
             name: self._ask(
                 "nvmlDeviceGetViolationStatus", number, of=lambda status: int(status.violationTime)
@@ -106,15 +106,15 @@ class Gpu:
         return Counters(known, self._ask("nvmlDeviceGetTotalEccErrors", _UNCORRECTED, _VOLATILE))
 
     def utilization(self) -> int | None:
-        """Percent of the last sixth to whole second in which a kernel ran, of anybody."""
+        """Return the percent of the last sixth to whole second in which any process ran a kernel."""
         return self._ask("nvmlDeviceGetUtilizationRates", of=lambda rates: int(rates.gpu))
 
     def close(self) -> None:
-        """Give NVML back. Safe to call again."""
+        """Release NVML. A second call does nothing."""
         if self._nvml is not None:
             try:
                 self._nvml.nvmlShutdown()
-            except Exception:  # it is not needed any more: whatever it says now changes nothing
+            except Exception:  # it is not needed any more: an error changes nothing
                 pass
         self._nvml = self._handle = None
         self.unknown = self.unknown or "closed"
@@ -134,26 +134,26 @@ class Gpu:
 
     def _reasons(self) -> frozenset[str] | None:
         bits = self._ask("nvmlDeviceGetCurrentClocksEventReasons")
-        if bits is None:  # its name before driver 535
+        if bits is None:  # the function's name before driver 535
             bits = self._ask("nvmlDeviceGetCurrentClocksThrottleReasons")
         return None if bits is None else frozenset(name for bit, name in REASONS.items() if bits & bit)
 
     def _processes(self, function: str) -> dict[int, int | None] | None:
-        """Process number -> bytes it holds on the GPU, or None where NVML hides that."""
+        """Return {process number: bytes it holds on the GPU, or None if NVML hides them}."""
         return self._ask(function, of=lambda found: {int(p.pid): p.usedGpuMemory for p in found})
 
 
 def full_uuid(uuid: str) -> str:
-    """torch leaves out the prefix that NVML wants."""
+    """Return the UUID with the prefix that NVML wants and torch leaves out."""
     return uuid if uuid.startswith(("GPU-", "MIG-")) else f"GPU-{uuid}"
 
 
 def whose(processes: dict[int, int | None] | None, own: frozenset[int]) -> tuple[int | None, int | None]:
-    """(how many compute processes are not ours, bytes held by ours); None for what cannot be known.
+    """Return (number of compute processes that are not ours, bytes held by ours); None for an unknown one.
 
-    In a container NVML may count by the host's process numbers, of which none is ours. One of them is our worker
-    all the same: only one worker at a time holds a context. An empty list while it does means that NVML hides
-    processes here.
+    In a container NVML may count by the host's process numbers, none of which is ours. One of them is our worker all
+    the same, as only one worker at a time holds a context. If the list is empty while it does, NVML hides processes
+    here.
     """
     if not processes:
         return None, None

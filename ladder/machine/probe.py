@@ -1,7 +1,6 @@
-"""What torch itself says about the GPU, as one JSON object: `python -m ladder.machine.probe`.
+"""Facts that torch knows about the GPU, as one JSON object: `python -m ladder.machine.probe`.
 
-A process of its own, because the answers create a CUDA context and the process that measures must not hold
-one.
+A process of its own, because the answers create a CUDA context, which the measuring process must not hold.
 """
 
 import json
@@ -15,7 +14,7 @@ _COUNTING = re.compile(r"Unexpected error from cudaGetDeviceCount\(\).*?(?=Error
 
 
 def probe() -> dict[str, Any]:
-    """Facts of the current CUDA device. "error" (one line or None) says why torch cannot use it."""
+    """Return facts of the current CUDA device. "error" (one line or None) says why torch cannot use it."""
     found: dict[str, Any] = {"error": None}
     try:
         import torch
@@ -46,12 +45,12 @@ def probe() -> dict[str, Any]:
 
 
 def shortened(error: Exception) -> str:
-    """Return an error in one line: CUDA's words without torch's before them."""
+    """Return an error in one line, without torch's words before those of CUDA."""
     return one_line(f"{type(error).__name__}: {_COUNTING.sub('', str(error))}")
 
 
 def _nvjpeg_error(torch: Any) -> str | None:
-    """Why JPEG files cannot be decoded on the GPU: decoding one is the only proof."""
+    """Return why JPEG files cannot be decoded on the GPU, or None. The proof is to decode one."""
     try:
         import torchvision  # noqa: F401
     except ImportError:
@@ -79,7 +78,10 @@ def _nvjpeg_error(torch: Any) -> str | None:
 
 
 def _triton_error(torch: Any) -> str | None:
-    """Why Triton kernels cannot run here: compiling one is the only proof (it needs a C compiler and a recent GPU)."""
+    """Return why Triton kernels cannot run here, or None.
+
+    The proof is to compile one, with a C compiler and a recent GPU.
+    """
     try:
         import triton  # noqa: F401
 
@@ -93,7 +95,7 @@ def _triton_error(torch: Any) -> str | None:
 
 
 def _nvcc_error() -> str | None:
-    """Why CUDA C++ cannot be built here. Whether it can is seen when it is first used: a build takes a while."""
+    """Return why CUDA C++ cannot be built here, or None. No build is tried, as it takes a while."""
     try:
         from kernels import cuda
 

@@ -1,4 +1,4 @@
-"""The smallest Triton kernel: only `ladder.machine.probe` imports it, to see whether Triton works here."""
+"""The smallest Triton kernel, with which `ladder.machine.probe` sees whether Triton works."""
 
 import triton
 import triton.language as tl

@@ -1,8 +1,9 @@
-"""What this machine is and what it can do. Everything known of NVIDIA alone (NVML, nvidia-smi, driver) is in here,
-but for what a GPU does while it is timed (`ladder.machine.nvml`).
+"""This machine and its abilities.
 
-Nothing here creates a CUDA context in the calling process: torch is asked in a short process of its own,
-once. Host and user names, serial numbers, UUIDs and paths never enter `facts`.
+All knowledge of NVIDIA (NVML, nvidia-smi, driver) is here or in `ladder.machine.nvml`.
+
+Nothing here creates a CUDA context in the calling process: torch is asked once, in a short process of its own. Host
+and user names, serial numbers, UUIDs and paths never enter `facts`.
 """
 
 import ctypes
@@ -27,12 +28,12 @@ from ladder.base.text import slug
 from ladder.machine import gpu_causes
 
 OLDEST_TORCH = (2, 11)
-SLOW_S = 3.0  # of silence; then it is said what is waited for
+SLOW_S = 3.0  # seconds of silence before a line says what the command waits for
 CAPABILITIES = ("cuda", "triton", "bf16", "cuda_graphs", "nvcc", "nvjpeg", "fp8", "dependent_launch")
 
 
 def choose_device(requested: str | None = None) -> str:
-    """The GPU where torch can use one, else "cpu". Raises `UserError` rather than ignore a GPU that is there."""
+    """Return "cuda" if torch can use a GPU, else "cpu". Raises `UserError` rather than ignore a GPU that is there."""
     if importlib.util.find_spec("torch") is None:
         raise UserError(starting.lacking("torch").removeprefix("ladder: "))
     if requested == "cpu":
@@ -58,7 +59,7 @@ def choose_device(requested: str | None = None) -> str:
 
 
 def facts(device: str) -> dict[str, Any]:
-    """The machine as stored with a result: display strings and numbers (GB = 2**30 bytes), or None."""
+    """Return the machine as stored with a result: display strings and numbers (GB = 2**30 bytes), or None."""
     cpu = cpu_name()
     known: dict[str, Any] = {
         "name": slug(cpu),
@@ -93,7 +94,7 @@ def facts(device: str) -> dict[str, Any]:
 
 
 def capabilities(device: str) -> dict[str, str | None]:
-    """Capability -> None if this device has it, else one line why not."""
+    """Return {capability: None if this device has it, else one line why not}."""
     if device == "cpu":
         return {name: None if name == "bf16" else "needs a CUDA GPU" for name in CAPABILITIES}
     found = probe()
@@ -121,7 +122,7 @@ def capabilities(device: str) -> dict[str, str | None]:
 
 
 def torch_warning() -> str | None:
-    """One line if the installed torch is older than what this project is made for, else None."""
+    """Return one line if the installed torch is older than this project supports, else None."""
     torch = _installed("torch")
     if torch is None or (_version(torch) or OLDEST_TORCH) >= OLDEST_TORCH:
         return None
@@ -129,13 +130,13 @@ def torch_warning() -> str | None:
 
 
 def device_key(device: str) -> str | None:
-    """Names one GPU of this host, for locks only: never stored. None for the CPU, which is everybody's."""
+    """Return a name of one GPU of this host, for locks only and never stored. The CPU's is None: it needs no lock."""
     return f"cuda {probe().get('uuid', '')}" if device == "cuda" else None
 
 
 @functools.cache
 def probe() -> dict[str, Any]:
-    """What torch says about its first GPU (see `ladder.machine.probe`), asked once in another process."""
+    """Return what torch says about its first GPU (see `ladder.machine.probe`), asked once in another process."""
     slow = threading.Timer(SLOW_S, lambda: print("asking torch what the GPU can do", file=sys.stderr))
     slow.daemon = True
     slow.start()
@@ -164,13 +165,13 @@ def probe() -> dict[str, Any]:
 
 @functools.cache
 def gpus_seen() -> list[dict[str, Any]]:
-    """NVIDIA GPUs that the driver knows, whatever torch says: name, driver, driver_cuda ("13.0" or None)."""
+    """Return the NVIDIA GPUs that the driver knows, whatever torch says: name, driver, driver_cuda ("13.0" or None)."""
     seen = _nvml()
     return _nvidia_smi() if seen is None else seen
 
 
 def _nvml() -> list[dict[str, Any]] | None:
-    """By NVML; None where it is absent or refused."""
+    """Return the GPUs by NVML; None if it is absent or refused."""
     try:
         import pynvml
 
@@ -202,7 +203,7 @@ def _nvidia_smi() -> list[dict[str, Any]]:
 
 
 def _driver_library() -> bool:
-    """Whether the CUDA driver is there although neither NVML nor nvidia-smi is."""
+    """Return whether the CUDA driver is there although neither NVML nor nvidia-smi is."""
     try:
         ctypes.CDLL("libcuda.so.1")
         return True
@@ -211,7 +212,7 @@ def _driver_library() -> bool:
 
 
 def cpu_name() -> str:
-    """The processor's marketing name, else its architecture."""
+    """Return the processor's marketing name, else its architecture."""
     try:
         for line in Path("/proc/cpuinfo").read_text(errors="replace").splitlines():
             key, _, value = line.partition(":")
@@ -227,7 +228,7 @@ def cpu_name() -> str:
 
 
 def usable_cores() -> int:
-    """Cores this process may use: its affinity, and a container's quota."""
+    """Return the number of cores that this process may use, by its affinity and a container's quota."""
     cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
     quota = (_read("/sys/fs/cgroup/cpu.max") or "max").split()
     if len(quota) == 2 and quota[0].isdigit():
@@ -236,7 +237,7 @@ def usable_cores() -> int:
 
 
 def ram_gb() -> float:
-    """Memory this process may use, in 2**30 bytes, rounded to whole ones."""
+    """Return the memory that this process may use, in whole 2**30 bytes."""
     total = os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES")
     limit = (_read("/sys/fs/cgroup/memory.max") or "max").strip()
     if limit.isdigit():
@@ -264,7 +265,7 @@ def _version(text: str | None) -> tuple[int, int] | None:
 
 
 def dotted_cudnn(number: int | None) -> str | None:
-    """91900 -> "9.19.0" (cuDNN 9 counts in 10000s, cuDNN 8 in 1000s)."""
+    """Return cuDNN's version with dots: 91900 -> "9.19.0" (cuDNN 9 counts in 10000s, cuDNN 8 in 1000s)."""
     if not number:
         return None
     unit = 10000 if number >= 90000 else 1000

@@ -1,7 +1,7 @@
-"""How many CPU threads PyTorch computes with, where several processes work side by side.
+"""The number of CPU threads that PyTorch uses while several processes work side by side.
 
-Each process would start one thread a core, and threads that wait for each other spin: six such processes are many times
-slower side by side than one after the other.
+Each process would start one thread a core, and threads that wait for each other spin. Six such processes are many
+times slower side by side than one after the other.
 """
 
 from __future__ import annotations
@@ -12,33 +12,33 @@ from typing import Any
 
 
 def share(processes: int) -> int | None:
-    """Threads for each of several processes at work; None where one has all cores."""
+    """Return the number of threads for each of several processes; None if one process has all cores."""
     from ladder.machine import system  # which a worker does without
 
     return max(1, system.usable_cores() // processes) if processes > 1 else None
 
 
 class Threads:
-    """Those of this process. What never imported torch has none to hold."""
+    """The CPU threads of this process. A process without torch has none to hold."""
 
     def __init__(self) -> None:
-        self._own: int | None = None  # as many as PyTorch chose, while it is held to fewer
+        self._own: int | None = None  # PyTorch's own number, while fewer are used
 
     def hold(self, number: int | None) -> None:
-        """Compute with no more than this until `release`. None: as it is."""
+        """Use at most this number of threads (None: no change) until `release`."""
         torch = sys.modules.get("torch")
         if torch and number and number < torch.get_num_threads():
             self._own = self._own or torch.get_num_threads()
             torch.set_num_threads(number)
 
     def release(self) -> None:
-        """As many as PyTorch chose, for what is measured."""
+        """Use as many threads as PyTorch chose, for a measurement."""
         if self._own:
             sys.modules["torch"].set_num_threads(self._own)
             self._own = None
 
     def released(self, ask: Callable[[], Any]) -> Any:
-        """What `ask` says with as many as PyTorch chose, in which the step will be measured."""
+        """Return what `ask` returns with PyTorch's own number of threads, which the measured step will have."""
         held = sys.modules["torch"].get_num_threads() if self._own else None
         self.release()
         try:

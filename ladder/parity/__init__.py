@@ -1,1 +1,1 @@
-"""Is a rung right? Its losses, gradients and updates against FP64, within a measured error budget."""
+"""Parity of a rung: its losses, gradients and updates against FP64, within a measured error budget."""

@@ -1,11 +1,12 @@
-"""Adam's state as parity compares it: what a phase moved moments and step counts by, and by what it should have.
+"""Adam's state in parity: how far a phase moved moments and step counts, and how far it should have.
 
-What it should have follows from the gradients and the state that the reference holds anyhow (Kingma & Ba 2015,
-arXiv:1412.6980, in float64). So it is computed where it is compared, and takes no room in the cache. A test holds it
-against torch.optim.Adam in FP64.
+The expected move follows from the gradients and the state that the reference holds anyway (Kingma & Ba 2015,
+arXiv:1412.6980, in float64). So it is computed where it is compared, and takes no room in the cache. A test compares
+it with torch.optim.Adam in FP64.
 
-Where a parameter's gradient is nothing but zeros, it may also have none (``set_to_none``): Adam then passes it over
-instead of decaying its moments by a step. Its own count says which of the two was done, and the moments must agree.
+A parameter whose gradient is all zeros may also have no gradient (``set_to_none``). Adam then skips it instead of
+decaying its moments by a step. The parameter's own step count tells which of the two was done, and the moments must
+agree.
 """
 
 from __future__ import annotations
@@ -16,19 +17,19 @@ import torch
 from torch import Tensor, nn
 
 MOMENTS = ("exp_avg", "exp_avg_sq")
-STEPS = "steps"  # one tensor [parameters], so that a GPU is waited for once and not for every count
+STEPS = "steps"  # one tensor [parameters], so that the host waits for the GPU once and not for every count
 QUANTITIES = (*MOMENTS, STEPS)
 
 Moments = dict[str, dict[str, Tensor]]  # quantity -> name -> tensor
 
 
 def clones(step: Any) -> dict[str, Moments]:
-    """{"G" | "D": a copy of its optimizer's state}; zeros where there is none yet."""
+    """Return {"G" | "D": a copy of its optimizer's state}, with zeros for a state that does not exist yet."""
     return {net: _map(_of(*pair), torch.clone) for net, pair in _pairs(step).items()}
 
 
 def moved(step: Any, before: dict[str, Moments]) -> dict[str, Moments]:
-    """What each moment and count moved by since ``before``, in the dtype in which it is kept."""
+    """Return how far each moment and count moved since ``before``, in its own dtype."""
     return {
         net: {
             quantity: {name: t - before[net][quantity][name] for name, t in named.items()}
@@ -39,9 +40,9 @@ def moved(step: Any, before: dict[str, Moments]) -> dict[str, Moments]:
 
 
 def expected(state: dict[str, Any], net: str, gradients: list[dict[str, Tensor]], counted: Tensor) -> Moments:
-    """What updates with these gradients, one after the other, move the moments of ``state`` by.
+    """Return how far updates with these gradients, one after the other, move the moments of ``state``.
 
-    ``counted`` [parameters] is how often the step that is judged updated each. It decides for parameters whose
+    ``counted`` [parameters] is how often the judged step updated each parameter. It decides for parameters whose
     gradients are zeros, and for no others.
     """
     saved, (beta1, beta2) = state[f"opt_{net}"], state["betas"][net]
@@ -71,11 +72,11 @@ def expected(state: dict[str, Any], net: str, gradients: list[dict[str, Tensor]]
 def passed_over(
     state: dict[str, Any], net: str, seen: list[dict[str, Tensor]], exact: list[dict[str, Tensor]]
 ) -> tuple[Moments, Moments]:
-    """What the gradients that were seen and the exact ones move moments by, had Adam passed over all that it may.
+    """Return how far the measured and the exact gradients would move the moments if Adam skipped all that it may.
 
-    What gives a parameter zeros in plain PyTorch may give it nothing at all in a rung. With zeros its moments decay,
-    exactly, and are most of what the biases' move by where most of them get zeros (path length): beside that the
-    others' rounding is small, and passed over it is not. Nor is what a phase before, in the same step, left in one.
+    A rung may give None where plain PyTorch gives zeros. Zeros make the moments decay exactly, and this decay is most
+    of the biases' movement where most biases get zeros (path length). Beside it the other tensors' rounding is small;
+    if Adam skips the parameter it is not. The same holds for moments left by an earlier phase of the same step.
     """
     made = []
     for gradients in (seen, exact):
@@ -86,12 +87,12 @@ def passed_over(
 
 
 def with_adam(ref: Any, phase: str, exact: Moments, seen: Moments) -> Moments:
-    """A phase's outcome of the reference, and by what Adam's state should have moved where this was seen."""
+    """Return a phase's outcome of the reference, with the expected move of Adam's state where that was measured."""
     return exact | expected(ref.state, phase[0], [exact["gradient"]], seen[STEPS][STEPS])
 
 
 def betas(step: Any) -> dict[str, tuple[float, float]]:
-    """Both optimizers' decays."""
+    """Return both optimizers' decays."""
     return {net: tuple(optimizer.param_groups[0]["betas"]) for net, (_, optimizer) in _pairs(step).items()}
 
 

@@ -1,21 +1,22 @@
-"""Does a rung still compute what the plain-PyTorch baseline does? Errors against FP64, judged by a measured budget.
+"""The check that a rung computes what the plain-PyTorch baseline does: errors against FP64, within a measured budget.
 
-The step that is timed (its graphs, its static buffers) runs all four phases from the shared state of
-``ladder.parity.reference``, with given inputs loaded where it otherwise draws them, twice with different inputs.
-Losses and penalties, the gradient of every parameter, and what weights and moving average moved by are compared as
+The timed step (its graphs, its static buffers) runs all four phases from the shared state of
+``ladder.parity.reference``, twice with different inputs. Given inputs are loaded where it otherwise draws them.
+Losses and penalties, the gradient of every parameter, and the moves of weights and moving average are compared as
 relative L2 errors. An update is compared, not the weight: beside a weight of 1 a missing update of 0.001 would not
 show. Phases that are launched as one graph are run as one, in sequence (``ladder.parity.whole_steps``).
 
-Gradients are read from copies, which the timed step does not make. So a step that is found right is let go of them, its
-graphs captured anew, and losses, updates, Adam's state and moving average are compared once more (``as_timed``): what
-is traced afterwards, and timed in other processes, is that.
+Gradients are read from copies, which the timed step does not make. So a step that passes stops keeping them, and its
+graphs are captured anew. Losses, updates, Adam's state and moving average are then compared once more (``as_timed``).
+That is the step that is traced afterwards, and timed in other processes.
 
-The budget is how far plain PyTorch of the same precision strays from FP64 by itself: the largest error of several
-spellings and algorithms, times a factor (``ladder.parity.spread``). What plain PyTorch itself gets wrong by more than a
-quarter (a scalar that cancels in BF16) cannot be judged; it is counted as unresolved.
+The budget is how far plain PyTorch of the same precision strays from FP64 by itself. It is the largest error of
+several spellings and algorithms, times a factor (``ladder.parity.spread``). Some quantities have an error above a
+quarter in plain PyTorch itself (a scalar that cancels in BF16). They cannot be judged and are counted as unresolved.
 
-Beyond errors: two replays must differ, every fill must draw anew, phases must not share numbers, batches must be the
-images whose turn it is, and a cycle must draw, fetch and run each phase when it is due (``ladder.parity.freshness``).
+There are checks beyond errors (``ladder.parity.freshness``). Two replays must differ, every fill must draw anew, and
+phases must not share numbers. Batches must be the images whose turn it is. A cycle must draw, fetch and run each
+phase when it is due.
 """
 
 from __future__ import annotations
@@ -51,12 +52,17 @@ def check(
 ) -> dict[str, Any]:
     """Compare a prepared step, whose ``keep_gradients`` was set before, with the reference.
 
-    A step that is found right is left in the shared state and as it is timed, without ``keep_gradients``. Where the
-    reference had to fall back to a smaller batch, a second step of the same recipe and that batch is compared instead.
+    A step that passes is left in the shared state and as it is timed, without ``keep_gradients``. If the reference
+    had to fall back to a smaller batch, a second step of the same recipe and that batch is compared instead.
 
-    Returns plain data: ``verdict`` "ok" or "failed: parity", ``reason`` (the worst finding), ``problems``, ``phases``
-    (phase -> quantity -> error, budget, the tensor nearest to its budget), ``replays`` (relative distance between the
-    two), ``budget`` and ``reference`` (how they were made), ``seconds``.
+    Returns plain data:
+        verdict: "ok" or "failed: parity".
+        reason: the worst finding.
+        problems: lines of findings.
+        phases: phase -> quantity -> error, budget, the tensor nearest to its budget.
+        replays: relative distance between the two.
+        budget, reference: how they were made.
+        seconds: of the check.
     """
     begin, tell = time.perf_counter(), tell or (lambda text: None)
     if not step.keep_gradients:
@@ -64,7 +70,8 @@ def check(
     problems = [*freshness.schedule(step), *freshness.draws_anew(step), *freshness.images(step)]
     ref = reference.get(step.workload, step.device, cache, tell)
     precision = precision_of(step.recipe)
-    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []  # not as the step says
+    # not by the step's own words
+    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
     spread = get_spread(ref, precision, step.device, tell, kinds)
     budget = budgets(spread["errors"], precision)
     other = ref.workload.batch != step.workload.batch
@@ -116,9 +123,10 @@ def as_timed(
     tell: Tell,
     kinds: list[tuple[str, ...]],
 ) -> list[str]:
-    """Let go of gradients, which captures the graphs anew, and compare everything but them: what is outside.
+    """Stop keeping gradients, which captures the graphs anew, and compare all but them. Return the findings.
 
-    One set of inputs, the one that the buffers did not hold at the capture, is enough where nothing is outside.
+    One set of inputs is enough if nothing is outside the budget: the set that the buffers did not hold at the
+    capture.
     """
     tell("as it is timed")
     step.stop_keeping()
@@ -154,12 +162,14 @@ def _errors_as_timed(
 
 
 def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[float, str]]:
-    """Every resolved quantity outside its budget, as (times its budget, one line): the worst of each phase and
-    quantity, then the others, each worst first. Adam's state comes after what it follows from.
+    """Return every resolved quantity outside its budget as (times its budget, one line).
 
-    Outside means in every replay, or for a whole (a loss, all gradients) by more than ``LIMIT`` in one. A single replay
-    may be unlucky: an activation within rounding of zero takes the other slope of the leaky ReLU, and in a small layer
-    that is a thousand times the usual error. What is computed wrongly is wrong for all inputs.
+    The worst of each phase and quantity come first, then the others, each worst first. Adam's state comes after the
+    quantities that cause it.
+
+    Outside means in every replay, or for a whole (a loss, all gradients) by more than ``LIMIT`` in one. A single
+    replay may be unlucky: an activation within rounding of zero takes the other slope of the leaky ReLU. In a small
+    layer that is a thousand times the usual error. A wrong computation is wrong for all inputs.
     """
     found: list[tuple[float, str, tuple[str, str]]] = []
     for key, room in budget.items():
@@ -181,9 +191,9 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
 
 
 def summary(runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, dict[str, Any]]:
-    """phase -> quantity -> error and budget of the whole, the tensor nearest to its budget, and how many were judged.
+    """Return phase -> quantity -> figures: error and budget of the whole, the tensor nearest to its budget, counts.
 
-    The error of the whole is the larger of the replays', that of the nearest tensor the smaller, which is judged.
+    The error of the whole is the larger of the replays'. That of the nearest tensor is the smaller, which is judged.
     """
     table: dict[str, dict[str, Any]] = {}
     for key in runs[0]:
@@ -211,12 +221,12 @@ def _entry(keys: list[str], runs: list[Errors], budget: Errors, spread: Errors) 
 
 
 def _in_words(name: str) -> str:
-    """A tensor by its name, a pool of them as "all weight", all pools together as "everything"."""
+    """Return a tensor's name; a pool of tensors is "all weight", all pools together are "everything"."""
     return "everything" if name == "*all" else name.replace("*", "all ")
 
 
 def same_replays(distances: dict[str, dict[str, float]]) -> list[str]:
-    """Phases whose two replays, with different inputs, are not a tenth as far apart as the reference's."""
+    """Return a line for each phase whose two replays are not a tenth as far apart as the reference's."""
     return [
         f"{phase}: two replays with different inputs give the same gradients (distance {d['rung']:.2g}, "
         f"reference {d['reference']:.2g})"

@@ -1,7 +1,7 @@
-"""Given inputs, and the plain-PyTorch baseline's step on them in pieces: gradients accumulate, so a large batch fits.
+"""Given inputs, and the baseline's step on them in pieces: gradients accumulate, so a large batch fits.
 
-Pieces are whole minibatch-std groups, the only way in which samples of a batch see each other (besides two running
-means, which move once for the whole batch). So the pieces' gradients sum to the gradients of the batch.
+Pieces are whole minibatch-std groups, because samples of a batch see each other only inside a group. (Two running
+means also see the whole batch, and move once for it.) So the pieces' gradients sum to the gradients of the batch.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from stylegan_lite.step import TrainingStep
 
 @dataclass(frozen=True)
 class PhaseDraw:
-    """Random numbers of one phase, float32 on the CPU; shapes as in :class:`stylegan_lite.inputs.PhaseInputs`.
+    """Random numbers of one phase, float32 on the CPU, in the shapes of :class:`stylegan_lite.inputs.PhaseInputs`.
 
-    A part of it has what a loss reads of ``PhaseInputs``, hence the same names.
+    The names are those of ``PhaseInputs``, so that a loss can read a part of the draw.
     """
 
     z: Tensor
@@ -36,7 +36,7 @@ class PhaseDraw:
         return len(self.z) // 2
 
     def part(self, samples: Tensor, device: str, dtype: torch.dtype) -> PhaseDraw:
-        """Those samples alone."""
+        """Return the numbers of these samples alone."""
         here = {"device": device, "dtype": dtype}
         image_noise = None if self.image_noise is None else self.image_noise[samples].to(**here)
         return PhaseDraw(
@@ -50,14 +50,14 @@ class PhaseDraw:
 
 @dataclass(frozen=True)
 class Draw:
-    """Everything that one step consumes: latents, noise, cutoffs, path noise, and real images [N, 3, R, R]."""
+    """All inputs of one step: latents, noise, cutoffs, path noise, and real images [N, 3, R, R]."""
 
     phases: dict[str, PhaseDraw]
     real: Tensor
 
 
 def draw(workload: Workload, number: int) -> Draw:
-    """The ``number``-th set of inputs: a function of the workload's shapes and the number."""
+    """Return the ``number``-th set of inputs: a function of the workload's shapes and the number."""
     generator = torch.Generator().manual_seed(7_919 * (number + 1))
     r, layers = workload.resolution, [x for x in workload.resolutions for _ in range(1 if x == 4 else 2)]
 
@@ -91,7 +91,7 @@ class Exact:
         self.chunk, self.device = chunk, device
 
     def run(self, phase: str, inputs: Draw) -> None:
-        """One phase, with its optimizer step (and the moving average), as ``TrainingStep.run_phase`` does it."""
+        """Run one phase, with its optimizer step (and the moving average), as ``TrainingStep.run_phase`` does it."""
         step = self.step
         network, optimizer = (step.G, step.opt_G) if phase.startswith("G") else (step.D, step.opt_D)
         step.G.requires_grad_(network is step.G)
@@ -111,7 +111,7 @@ class Exact:
             step._update_ema()
 
     def _losses(self, phase: str, inputs: Draw) -> Iterator[Tensor]:
-        """Each piece's share of the phase's loss; they sum to the loss of the whole batch."""
+        """Yield each piece's share of the phase's loss; they sum to the loss of the whole batch."""
         step, w = self.step, self.step.workload
         if phase == "G_pl":
             yield from self._path_length(inputs.phases[phase])
@@ -128,14 +128,17 @@ class Exact:
                 yield share * losses.g_main(step.G, step.D, part, w.style_mixing, step.amp)
             else:
                 yield share * losses.d_main(step.G, step.D, part, real, w.style_mixing, step.amp)
-        if phase == "G_main":  # each piece moved the average; what counts is the whole batch, once
+        if phase == "G_main":  # each piece moved the average; only the whole batch counts, once
             step.G.mapping.w_avg.copy_(w_avg)
             with torch.no_grad():
                 z = inputs.phases[phase].z[: w.batch].to(device=self.device, dtype=step.dtype)
                 step.G.mapping.track(step.G.mapping(z))
 
     def _path_length(self, inputs: PhaseDraw) -> Iterator[Tensor]:
-        """Two passes: the running mean moves by the whole batch's lengths before any piece's penalty is known."""
+        """Yield each piece's penalty, in two passes.
+
+        The running mean moves by the whole batch's lengths before any piece's penalty is known.
+        """
         step, w = self.step, self.step.workload
         pieces = torch.arange(inputs.batch).split(self.chunk)
         parts = [(len(p) / inputs.batch, inputs.part(p, self.device, step.dtype)) for p in pieces]
@@ -151,7 +154,7 @@ class Exact:
         seen = torch.zeros_like(step.pl_mean)
         for share, part in parts:
             mean = torch.zeros_like(seen)
-            penalty(part, mean, 1.0)  # decay 1: `mean` becomes this piece's mean length
+            penalty(part, mean, 1.0)  # with decay 1, `mean` becomes this piece's mean length
             seen += share * mean
         step.pl_mean.lerp_(seen, w.pl_decay)
         for share, part in parts:
@@ -159,7 +162,7 @@ class Exact:
 
 
 def chunks(batch: int, group: int, size: int) -> list[Tensor]:
-    """Sample numbers in pieces of about ``size``: whole minibatch-std groups, in the order that keeps them groups.
+    """Return sample numbers in pieces of about ``size``: whole minibatch-std groups, in order.
 
     Groups are strided (sample n is in group n mod (N / group)), and within a piece they must be strided again.
     """

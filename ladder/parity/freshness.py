@@ -1,7 +1,8 @@
-"""What errors cannot show: that a step draws its own numbers, gets its own images and runs each phase when due.
+"""Faults that errors cannot show: a step that reuses numbers, gets wrong images, or runs a phase when it is not due.
 
-Parity loads given numbers and images and runs phases itself, so it never sees what a step would do. What a step should
-do is said here a second time, from the workload alone: phases by their intervals, images as plain Pillow reads them.
+Parity loads given numbers and images and runs phases itself, so it never sees a step's own choices. Here the right
+choices are stated a second time, from the workload alone: phases by their intervals, images as plain Pillow reads
+them.
 """
 
 from __future__ import annotations
@@ -29,18 +30,18 @@ DRAWN = PHASES[:3]  # D_r1 is given real images alone
 NEXT, PREFETCH = "the next batch", "the batch after it"
 BATCHES = 6  # more than there are buffers on the way
 ROUNDING = 8 * torch.finfo(torch.float32).eps  # of numbers in [-1, 1] that come from bytes
-# Mean of an image, where another decoder enlarges the chroma planes. Of noise, where pixels are repeated in place of
-# Pillow's smoothing, that makes 13 steps of 255; another image is 85 away.
+# Mean error of an image, if another decoder enlarges the chroma planes. Pillow smooths them; repeated pixels of noise
+# are 13 steps of 255 off. Another image is 85 off.
 DECODERS = 20 / 127.5
 
 
 def draws_anew(step: TrainingStep) -> list[str]:
-    """Buffers that a fill leaves as they were, and phases with the same numbers."""
+    """Return a line for each buffer that a fill leaves unchanged, and for phases with the same numbers."""
     problems = []
     first: dict[str, list[Tensor]] = {}
     for phase in step.inputs:
         step._fill(phase)
-    for phase in step.inputs:  # all are filled by now: a buffer that two phases share shows
+    for phase in step.inputs:  # all are filled by now, so a buffer that two phases share shows
         first[phase] = [part.clone() for part in _parts(step, phase)]
     for phase, before in first.items():
         step._fill(phase)
@@ -55,7 +56,7 @@ def draws_anew(step: TrainingStep) -> list[str]:
 
 
 def _parts(step: TrainingStep, phase: str) -> list[Tensor]:
-    """Latents, cutoff and noise, in an order that pairs them between phases."""
+    """Return latents, cutoff and noise, in an order that pairs them between phases."""
     inputs = step.inputs[phase]
     image = [] if inputs.image_noise is None else [inputs.image_noise]
     return [inputs.z, inputs.uniform, *inputs.noise, *image]
@@ -70,7 +71,10 @@ def _share_equal(a: Tensor, b: Tensor) -> float:
 
 
 def images(step: TrainingStep) -> list[str]:
-    """The first image of some batches that is not the one whose turn it is, flipped and normalized as it should be."""
+    """Check the next batches against the expected order, flips and normalization.
+
+    Returns one message for the first wrong image, else [].
+    """
     w, feed, on_gpu = step.workload, step.feed, getattr(step.recipe, "gpu_decode", False)
     if w.data is None:
         source = RandomImages(w.resolution, True, w.batch)
@@ -121,7 +125,7 @@ def _plain(source: Any, index: int, flip: bool, as_jpeg: bool) -> Tensor:
 
 
 def phases(workload: Workload, index: int, lazy: bool = True) -> tuple[str, ...]:
-    """The phases of one step of a cycle, from the intervals alone."""
+    """Return the phases of one step of a cycle, from the intervals alone."""
     due = {
         "G_pl": lazy and index % workload.pl_interval == 0,
         "D_r1": lazy and index % workload.r1_interval == 0,
@@ -130,15 +134,16 @@ def phases(workload: Workload, index: int, lazy: bool = True) -> tuple[str, ...]
 
 
 def kinds(workload: Workload) -> list[tuple[str, ...]]:
-    """The kinds of steps that there are in cycles, each a sequence of phases."""
+    """Return the kinds of steps in cycles, each a sequence of phases."""
     return sorted({phases(workload, index, lazy) for index in range(CYCLE_STEPS) for lazy in (True, False)})
 
 
 def schedule(step: TrainingStep) -> list[str]:
-    """What a cycle does at another time than it should, or not at all. Nothing is computed, drawn or fetched meanwhile.
+    """Return a line for each thing that a cycle does at a wrong time, or not at all.
 
-    A step is: the next batch, each phase behind its own draw (all draws first where phases are launched as one), and
-    at last the batch after it, which some loaders begin with then.
+    Nothing is computed, drawn or fetched meanwhile. A step fetches the next batch, then draws for and runs each
+    phase. If phases are launched as one, all draws come first. At last it begins the batch after it, which some
+    loaders prefetch.
     """
     for lazy in (True, False):
         name = "a cycle" if lazy else "a cycle without lazy phases"
@@ -159,12 +164,15 @@ def _calls(step: TrainingStep, index: int, lazy: bool) -> list[str]:
 
 
 def _numbers(step: TrainingStep, phase: str) -> str:
-    """Named for the first phase that has this buffer: that two have it is `draws_anew`'s to say."""
+    """Return the name of a phase's numbers, after the first phase with this buffer.
+
+    `draws_anew` finds shared buffers.
+    """
     return f"numbers for {next(name for name in step.inputs if step.inputs[name] is step.inputs[phase])}"
 
 
 def _recorded(step: TrainingStep, lazy: bool) -> list[str]:
-    """A cycle's calls, in order."""
+    """Return a cycle's calls, in order."""
     seen: list[str] = []
     with recording(step, seen):
         step.cycle(lazy=lazy)
@@ -173,7 +181,7 @@ def _recorded(step: TrainingStep, lazy: bool) -> list[str]:
 
 @contextlib.contextmanager
 def recording(step: TrainingStep, seen: list[str]) -> Iterator[None]:
-    """Write down what a step would do, below the choices that it makes itself; as it was before, afterwards."""
+    """Record a step's calls below its own choices. The step is unchanged afterwards."""
     count = step.count
 
     def note(what: str) -> Callable[[], None]:
@@ -195,7 +203,10 @@ def recording(step: TrainingStep, seen: list[str]) -> Iterator[None]:
 
 
 def _differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
-    """What a reader needs of them: phases that are missing, else images and numbers that are, else the first step."""
+    """Return the differences that help a reader.
+
+    These are missing phases, else missing images and numbers, else the first wrong step.
+    """
     ran, due = ([phase for call in calls for phase in call.split("+")] for calls in (seen, expected))
     for words, things in (
         ("runs {} {} times", PHASES),
@@ -215,7 +226,7 @@ def _differences(name: str, seen: list[str], expected: list[str]) -> list[str]:
 
 
 def _left_out(step: TrainingStep) -> list[str]:
-    """Graphs that a cycle needs and a captured step does not have: there it would run eagerly."""
+    """Return a line for each graph that a cycle needs and a captured step lacks: it would run eagerly."""
     whole = getattr(step.recipe, "whole_step_graph", False)
     needed = ["+".join(kind) for kind in kinds(step.workload)] if whole else PHASES
     missing = [name for name in needed if step.graphs and name not in step.graphs]

@@ -1,10 +1,11 @@
-"""What a training step should compute: a shared state, fixed inputs, and the plain-PyTorch baseline in FP64 on them.
+"""The right outcome of a training step: a shared state, fixed inputs, and the plain-PyTorch baseline in FP64 on them.
 
-The shared state is any point of a real training run: ``STEPS`` steps of the baseline in, Adam's moments filled, noise
-strengths and biases moved away from zero (at zero, half of the gradient paths would carry nothing). It is made in FP32,
-since the rungs hold FP32 weights; from there every phase runs once in FP64 for each of ``REPLAYS`` sets of inputs.
+The shared state is a point of a real training run: ``STEPS`` steps of the baseline in, with Adam's moments filled.
+Noise strengths and biases are moved away from zero, where half of the gradient paths would carry nothing. The state
+is made in FP32, since the rungs hold FP32 weights. Then every phase runs once in FP64 for each of ``REPLAYS`` sets of
+inputs.
 
-FP64 gradients accumulate over whole minibatch-std groups, so that a large batch fits. Where even one group does not,
+FP64 gradients accumulate over whole minibatch-std groups, so that a large batch fits. If even one group does not fit,
 the batch becomes 4, then the CPU computes; the reason is kept. State and outcome are files of tensors under
 ``.cache/parity/``, keyed by workload and the source of the model, never under results.
 """
@@ -37,8 +38,8 @@ CACHE = files.cache("parity")
 KEPT = 4  # cache entries; one of the article's workload is 3 GB
 STEPS = 32
 REPLAYS = 2
-RESIDENT = 0.1  # of a GPU's memory: more of it is not given to the reference, the steps need it
-NUDGE = 0.1  # of noise strengths and biases, as they are applied
+RESIDENT = 0.1  # of a GPU's memory: the reference gets no more, the steps need it
+NUDGE = 0.1  # added to noise strengths and biases, as they are applied
 SMALL_BATCH = 4
 MOST_WORK = 4e10  # of a batch, by `work`: a little more than article-b32 and stylegan2-512 have
 
@@ -53,7 +54,8 @@ Tell = Callable[[str], None]
 class Reference:
     """FP64 outcomes of every phase for each replay; ``workload.batch`` may have had to shrink.
 
-    As it is read the tensors are a file's memory, on the CPU; ``on`` puts them where the comparing is done.
+    Right after reading, the tensors are a file's memory, on the CPU. ``on`` puts them on the device of the
+    comparison.
     """
 
     workload: Workload
@@ -68,11 +70,13 @@ class Reference:
     )  # outcomes of whole steps, by device and kinds
 
     def draws(self) -> list[Draw]:
-        """The inputs that belong to the outcomes."""
+        """Return the inputs that belong to the outcomes."""
         return [draw(self.workload, replay) for replay in range(REPLAYS)]
 
     def on(self, device: str) -> Reference:
-        """State and outcomes on the device, once for all phases and spellings; as it is where they take too much.
+        """Return the reference on the device, once for all phases and spellings.
+
+        Unchanged if it takes too much memory.
 
         Single numbers of the state stay on the CPU: Adam's step counts belong there unless they are captured.
         """
@@ -85,10 +89,10 @@ class Reference:
 
 
 def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
-    """Run a phase and see what it computed: loss, gradients, and what each tensor of the state moved by, float64.
+    """Run a phase and return its loss, gradients, and how far each tensor of the state moved, float64.
 
-    Adam's state moves in the dtype it has. ``untouched`` is how far everything moved that this phase has no business
-    with, the other network's moments and step counts too.
+    Adam's state moves in its own dtype. The entry ``untouched`` is how far anything moved that this phase must not
+    move. That includes the other network's moments and step counts.
     """
     before, adam = clones(step), moments.clones(step)
     run()
@@ -104,7 +108,7 @@ def observe(step: TrainingStep, phase: str, run: Callable[[], None]) -> Outcome:
 
 
 def watched(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
-    """Everything a phase may move: {"G" | "D" | "ema": {name: tensor}}."""
+    """Return everything that a phase may move: {"G" | "D" | "ema": {name: tensor}}."""
     found = {"G": dict(step.G.named_parameters()), "D": dict(step.D.named_parameters())}
     found["D"] |= dict(step.D.named_buffers())  # of spectral normalization; no other layer has any
     found["ema"] = dict(step.G_ema.named_parameters()) | dict(step.G_ema.named_buffers())
@@ -117,7 +121,7 @@ def clones(step: TrainingStep) -> dict[str, dict[str, Tensor]]:
 
 
 def moved(step: TrainingStep, before: dict[str, dict[str, Tensor]]) -> dict[str, dict[str, Tensor]]:
-    """What each tensor moved by since ``before``, float64."""
+    """Return how far each tensor moved since ``before``, float64."""
     return {
         net: {k: t.detach().double() - before[net][k].double() for k, t in named.items()}
         for net, named in watched(step).items()
@@ -125,7 +129,7 @@ def moved(step: TrainingStep, before: dict[str, dict[str, Tensor]]) -> dict[str,
 
 
 def computed(step: TrainingStep, phase: str) -> Outcome:
-    """A phase's loss and gradients, float64; a parameter without a gradient has zeros."""
+    """Return a phase's loss and gradients, float64. A parameter without a gradient has zeros."""
     gradients = step.gradients.get(phase, {})
     parameters = (step.G if phase[0] == "G" else step.D).named_parameters()
     return {
@@ -138,7 +142,7 @@ def computed(step: TrainingStep, phase: str) -> Outcome:
 
 
 def adopt(step: TrainingStep, state: State) -> None:
-    """Put networks, averages and optimizers to ``state``; in place where the step is prepared (graphs)."""
+    """Set networks, averages and optimizers to ``state``, in place if the step is prepared (graphs)."""
     for name in ("G", "D", "G_ema"):
         getattr(step, name).load_state_dict(state[name])
     step.pl_mean.copy_(state["pl_mean"])
@@ -154,7 +158,7 @@ def adopt(step: TrainingStep, state: State) -> None:
 
 
 def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> State:
-    """``STEPS`` steps of the FP32 baseline, then noise strengths and biases moved off zero."""
+    """Run ``STEPS`` steps of the FP32 baseline, then move noise strengths and biases off zero. Return the state."""
     baseline = Exact(workload, "fp32", device, chunk)
     for index in range(STEPS):
         inputs = draw(workload, 100 + index)
@@ -181,7 +185,10 @@ def shared_state(workload: Workload, device: str, chunk: int, tell: Tell) -> Sta
 def compute(
     workload: Workload, state: State, device: str, chunk: int, tell: Tell
 ) -> list[dict[str, Outcome]]:
-    """All phases for every replay in FP64, each from ``state``; float32 on the CPU (differences are taken before)."""
+    """Run all phases for every replay in FP64, each from ``state``.
+
+    Return float32 on the CPU (differences are taken before).
+    """
     baseline = Exact(workload, "fp64", device, chunk)
     outcomes = []
     for number in range(REPLAYS):
@@ -198,7 +205,7 @@ def compute(
 
 
 def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell | None = None) -> Reference:
-    """The reference of a workload, made now or found in ``cache``."""
+    """Return the reference of a workload, made now or found in ``cache``."""
     workload = dataclasses.replace(workload, data=None)
     folder = (cache or CACHE) / key(workload)
     tell = tell or (lambda text: None)
@@ -206,7 +213,7 @@ def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell |
         if not (folder / "reference.pt").exists():
             _write(folder, _make(workload, device, tell))
             _prune(folder)
-    # Mapped, not read: of 3 GB a process touches what it copies to the GPU, from the page cache that all share.
+    # Mapped, not read: a process touches only those of the 3 GB that it copies to the GPU, from the shared page cache.
     made = torch.load(folder / "reference.pt", map_location="cpu", weights_only=True, mmap=True)
     used = dataclasses.replace(workload, batch=made["batch"])
     return Reference(
@@ -215,12 +222,15 @@ def get(workload: Workload, device: str, cache: Path | None = None, tell: Tell |
 
 
 def made_by(*files: str) -> list[str]:
-    """Digests of these modules' sources: what was made by others is made anew."""
+    """Return digests of these modules' sources. A file made by other sources is made anew."""
     return [digest(path.parent, [path])[:16] for path in map(Path, files)]
 
 
 def key(workload: Workload) -> str:
-    """Of workload x source of the model and of the reference x torch (whose generator the inputs come from) x cuDNN."""
+    """Return the cache key: a hash of workload, sources of model and reference, and versions of torch and cuDNN.
+
+    Torch counts because its generator makes the inputs.
+    """
     model, own = Path(stylegan_lite.__file__).parent, (Path(__file__), Path(exact.__file__))
     sources = [digest(model, below(model, (".py",))), *(digest(path.parent, [path]) for path in own)]
     asked = [workload.to_dict() | {"data": None}, sources, torch.__version__, torch.backends.cudnn.version()]
@@ -228,7 +238,7 @@ def key(workload: Workload) -> str:
 
 
 def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
-    """(device, batch, samples at a time), best first: smaller pieces, then batch 4, then the CPU.
+    """Return (device, batch, samples at a time), best first: smaller pieces, then batch 4, then the CPU.
 
     The batch is halved, in whole groups, while FP64 of all of it would take too long.
     """
@@ -248,12 +258,12 @@ def attempts(workload: Workload, device: str) -> list[tuple[str, int, int]]:
 
 
 def work(workload: Workload) -> float:
-    """What a sample takes, but for a factor: pixels times channels squared, over the resolutions."""
+    """Return a sample's work up to a factor: pixels times channels squared, summed over the resolutions."""
     return float(sum(size**2 * workload.fmaps(size) ** 2 for size in workload.resolutions))
 
 
 def _make(workload: Workload, device: str, tell: Tell) -> dict[str, Any]:
-    states: dict[int, State] = {}  # by batch; made on the GPU where it can be: in FP32 it is cheap
+    states: dict[int, State] = {}  # by batch; made on the GPU if possible: in FP32 it is cheap
     notes, skip_device = [], False
     tries = attempts(workload, device)
     if (most := tries[0][1]) < workload.batch:
@@ -294,10 +304,10 @@ def _prune(newest: Path) -> None:
 
 
 def resident(tree: dict[Any, Any], device: str, but: Collection[str] = ()) -> dict[Any, Any]:
-    """The tensors of a tree on the device; the tree itself where they take too much.
+    """Return the tensors of a tree on the device, or the tree itself if they take too much memory.
 
-    All of them, so that they can be computed with: a loss and the gradient of a noise strength are single numbers, too.
-    In the entries of ``but`` single numbers stay where they are, as Adam's step counts do in a state.
+    All of them are moved, as they take part in computations: a loss and the gradient of a noise strength are single
+    numbers, too. In the entries of ``but`` single numbers stay on the CPU, as Adam's step counts do in a state.
     """
     if device != "cuda" or _bytes(tree) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
         return tree
@@ -317,9 +327,9 @@ def _bytes(tree: Any) -> int:
 
 
 def to_cpu(tree: Any) -> Any:
-    """Outcomes as they are kept: float32 (differences have been taken) on the CPU, without Adam's state.
+    """Return outcomes as they are kept: float32 (differences have been taken) on the CPU, without Adam's state.
 
-    What that should have moved by follows from the gradients (``moments.expected``).
+    The expected move of that state follows from the gradients (``moments.expected``).
     """
     if isinstance(tree, dict):
         return {key: to_cpu(value) for key, value in tree.items() if key not in moments.QUANTITIES}

@@ -22,14 +22,14 @@ from ladder.receipts.evidence import replaced
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.step import PHASES, TrainingStep
 
-# How far a rung may stray, in units of the worst plain spelling of its precision. What honest code needs is measured by
-# `ladder doctor --parity-trial`: each spelling judged by the others. Its outcomes are in results/parity.
+# How far a rung may stray, in units of the worst plain spelling of its precision. `ladder doctor --parity-trial`
+# measures how much honest code needs: each spelling judged by the others. Its outcomes are in results/parity.
 FACTOR = 2.5
 RESOLVED = 0.25  # relative error of plain PyTorch above which a quantity is not judged
-LIMIT = 0.5  # no budget is wider: what is missing has an error of 1
+LIMIT = 0.5  # no budget is wider: a missing tensor has an error of 1
 FLOOR = {"fp32": 1e-6, "tf32": 2**-12, "bf16": 2**-9, "fp16": 2**-12}  # one rounding is never outside
 SETTLING = 48  # rounds in which loss scales may halve; from 2^16 to nothing
-SMALLEST = 1e-6  # of a phase's whole gradient or update: what is smaller counts as zero
+SMALLEST = 1e-6  # of a phase's whole gradient or update: smaller tensors count as zero
 
 
 Errors = dict[str, float]  # "phase/quantity/name" -> relative L2 error; names starting with * pool tensors
@@ -46,11 +46,11 @@ def measure(
     kinds: list[tuple[str, ...]] | None = None,
     budget: bool = False,
 ) -> tuple[list[Errors], dict[str, dict[str, float]]]:
-    """Errors of each replay, and how far the replays' gradients are apart: {"phase": {"rung": d, "reference": d}}.
+    """Return errors of each replay, and distances of the replays' gradients: {phase: {"rung": d, "reference": d}}.
 
     ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state. With
-    ``kinds`` whole steps are run instead of single phases: see ``ladder.parity.whole_steps``. For a ``budget`` errors
-    are the largest of what Adam's moments may do: see ``moments.passed_over``.
+    ``kinds`` whole steps are run instead of single phases, see ``ladder.parity.whole_steps``. For a ``budget`` errors
+    are the largest of both ways in which Adam's moments may move: see ``moments.passed_over``.
     """
     settle_scales(step, ref, kinds)
     if kinds:
@@ -84,8 +84,10 @@ def measure(
 def each_phase(
     step: TrainingStep, ref: Reference, number: int, tell: Tell, what: str
 ) -> Iterator[tuple[str, Outcome, Outcome]]:
-    """Run each phase from the shared state, on the inputs of this replay, which are loaded: (phase, what it computed,
-    what it should have)."""
+    """Run each phase from the shared state, on the loaded inputs of this replay.
+
+    Yields (phase, its outcome, the right outcome).
+    """
     for phase in PHASES:
         reference.adopt(step, ref.state)
         seen = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
@@ -124,9 +126,9 @@ def _larger(errors: Errors, either: Errors) -> Errors:
 
 
 def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...]] | None = None) -> None:
-    """FP16: run everything that will be compared until no update is skipped, as training does in its first steps.
+    """Run everything that will be compared until FP16 skips no update, as training does in its first steps.
 
-    What is compared is an update; that an update may be skipped is what tests of ``stylegan_lite.scaling`` are for.
+    Only an update is compared. The tests of ``stylegan_lite.scaling`` cover a skipped one.
     """
     scales = list(getattr(step, "scales", {}).values())
     with inputs_are_ours(step):
@@ -143,7 +145,7 @@ def settle_scales(step: TrainingStep, ref: Reference, kinds: list[tuple[str, ...
 
 @contextlib.contextmanager
 def inputs_are_ours(step: TrainingStep) -> Iterator[None]:
-    """Phases run as they do when timed, except that nothing is drawn into their buffers."""
+    """Run phases as they are timed, except that nothing is drawn into their buffers."""
     with contextlib.ExitStack() as stack:
         for inputs in step.inputs.values():
             stack.enter_context(replaced(inputs, "fill", lambda: None))
@@ -167,7 +169,7 @@ def load(step: TrainingStep, inputs: Draw) -> None:
 
 
 def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
-    """Relative L2 error of each tensor, of all of a kind together (*weight, *bias, ...), and of everything (*all)."""
+    """Return the relative L2 error of each tensor, of each kind together (*weight, *bias, ...), and of all (*all)."""
     errors: Errors = {}
     for quantity, named in exact.items():
         if quantity == "untouched":
@@ -192,14 +194,14 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
 
 
 def distance(a: dict[str, Tensor], b: dict[str, Tensor]) -> float:
-    """Relative L2 distance between two sets of tensors as wholes; 1e9 where it is not finite."""
+    """Return the relative L2 distance between two sets of tensors as wholes; 1e9 if it is not finite."""
     pairs = _squares(a, b).values()
     size = sum(size for _, size in pairs)
     return _relative(sum(wrong for wrong, _ in pairs), size, size)
 
 
 def _squares(values: dict[str, Tensor], exact: dict[str, Tensor]) -> dict[str, tuple[float, float]]:
-    """For each name of ``exact`` the sums of squares of (the difference, the exact value), in float64.
+    """Return the sums of squares of (the difference, the exact value) for each name of ``exact``, in float64.
 
     They stay on the device until all are there: waiting for each would stop the GPU some thousand times a step.
     """
@@ -225,18 +227,21 @@ def _kind(name: str) -> str:
 
 
 def _group(key: str) -> str:
-    """Tensors of one kind in one quantity of one phase: their errors are comparable."""
+    """Return the group of a tensor: those of one kind in one quantity of one phase have comparable errors."""
     phase, quantity, name = key.split("/", 2)
     return f"{phase}/{quantity}/{name if name.startswith('*') else _kind(name)}"
 
 
 def is_whole(key: str) -> bool:
-    """A loss, all tensors of a quantity, or what is compared exactly."""
+    """Return whether a key is of a loss, of all tensors of a quantity, or compared exactly."""
     return is_exact(key) or key.endswith(("/*all", "/loss/loss"))
 
 
 def is_exact(key: str) -> bool:
-    """What must not move, and Adam's step counts: errors are numbers, not shares, and the budget is 0."""
+    """Return whether a key is of tensors that must not move, or of Adam's step counts.
+
+    Their errors are numbers, not shares, and the budget is 0.
+    """
     return key.endswith(("/untouched/others", f"/{adam_state.STEPS}/{adam_state.STEPS}"))
 
 
@@ -244,7 +249,7 @@ def is_exact(key: str) -> bool:
 
 
 def spellings(workload: Workload, precision: str, device: str) -> list[dict[str, Any]]:
-    """Plain-PyTorch ways to compute the same step in one precision: recipes, plus cuDNN's flags on a GPU."""
+    """Return plain-PyTorch ways to compute the same step in one precision: recipes, plus cuDNN's flags on a GPU."""
     grouped, var_mean = {"modconv": "grouped"}, {"instance_norm": "var_mean"}
     one, other = (grouped, {}) if workload.norm == "demod" else ({}, var_mean)
     found: list[dict[str, Any]] = [
@@ -255,7 +260,7 @@ def spellings(workload: Workload, precision: str, device: str) -> list[dict[str,
     ]
     if device == "cpu":
         found += [{"resample": "depthwise", **other}]
-    else:  # cuDNN takes seconds to differentiate a depthwise convolution twice: longer than all others together
+    else:  # cuDNN differentiates a depthwise convolution twice in seconds, longer than all others together
         found += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]  # {} again: its own nondeterminism
     base = {"precision": precision}
     if precision == "tf32":
@@ -264,7 +269,7 @@ def spellings(workload: Workload, precision: str, device: str) -> list[dict[str,
 
 
 def precision_of(recipe: Recipe) -> str:
-    """What a recipe is judged by: FP32 with TF32 in every matmul rounds like no other FP32."""
+    """Return the precision by which a recipe is judged. FP32 with TF32 in every matmul rounds like no other FP32."""
     tf32 = recipe.precision == "fp32" and getattr(recipe, "fp32_precision", None) == "tf32"
     return "tf32" if tf32 else recipe.precision
 
@@ -272,9 +277,9 @@ def precision_of(recipe: Recipe) -> str:
 def get_spread(
     ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> dict[str, Any]:
-    """The largest error of each tensor over all spellings and replays; kept beside the reference.
+    """Return the largest error of each tensor over all spellings and replays, kept beside the reference.
 
-    Made anew where the way in which it is made has changed, or the kinds of steps.
+    It is made anew if its way of making, or the kinds of steps, have changed.
     """
     gpu = torch.cuda.get_device_name() if device == "cuda" else "cpu"
     slug = "".join(c if c.isalnum() else "-" for c in f"{precision} {gpu}".lower())
@@ -296,10 +301,10 @@ def get_spread(
 def run_spellings(
     ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
 ) -> tuple[dict[str, list[Errors]], list[str]]:
-    """(spelling -> errors of each replay, a line for each that could not run).
+    """Return (spelling -> errors of each replay, a line for each spelling that could not run).
 
     Raises:
-        RuntimeError: fewer than two ran; one alone says nothing of a spread.
+        RuntimeError: fewer than two ran; one alone does not show a spread.
     """
     runs: dict[str, list[Errors]] = {}
     left_out = []
@@ -319,7 +324,7 @@ def run_spellings(
 
 
 def worst(runs: dict[str, list[Errors]]) -> Errors:
-    """The largest error of each quantity over all spellings and replays."""
+    """Return the largest error of each quantity over all spellings and replays."""
     found: Errors = {}
     for errors in itertools.chain.from_iterable(runs.values()):
         found = {name: max(error, found.get(name, 0.0)) for name, error in errors.items()}
@@ -348,10 +353,10 @@ def _errors_of(
 
 
 def budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
-    """``factor`` x the spread of each tensor, or of the median tensor of its kind if that is larger.
+    """Return ``factor`` x the spread of each tensor, or of the median tensor of its kind if that is larger.
 
-    The median guards tensors of few numbers, where all spellings may be close by luck. 0 where nothing may move.
-    What the optimizer makes of gradients has at least their budget: see ``_made_of``.
+    The median guards tensors of few numbers, whose spellings may all be close by luck. The budget is 0 if nothing may
+    move. An update or moment gets at least the budget of the gradients it is computed from: see ``_made_of``.
     """
     groups: dict[str, list[float]] = {}
     for name, error in spread.items():
@@ -368,11 +373,11 @@ def budgets(spread: Errors, precision: str, factor: float = FACTOR) -> Errors:
 
 
 def _made_of(name: str) -> list[str]:
-    """The gradients that a tensor's update, or its moments, are made of: one for each phase of its network.
+    """Return the gradients that a tensor's update, or its moments, are made of: one for each phase of its network.
 
-    A gradient may stray as far as its own budget, and an update that Adam makes of it then strays by as much or less
-    (a second moment by up to twice). The spread of an update does not say so by itself: where two phases update one
-    number, their errors cancel in one spelling and add in another.
+    A gradient may stray as far as its own budget. An update that Adam makes of it then strays by as much or less (a
+    second moment by up to twice). The spread of an update does not show this: if two phases update one number, their
+    errors cancel in one spelling and add in another.
     """
     phase, quantity, tensor = name.split("/", 2)
     if quantity not in ("update", *adam_state.MOMENTS) or tensor.startswith("*"):

@@ -1,8 +1,9 @@
-"""The trial of parity's factor: is each plain-PyTorch spelling within a budget that is made of all the others?
+"""The trial of parity's factor: each plain-PyTorch spelling against a budget that is made of all the others.
 
 A rung may stray `spread.FACTOR` times as far from FP64 as the worst plain spelling of its precision. Here every
-spelling takes the place of the rung once, the budget comes from the rest without the factor, and the ratio is the
-smallest factor with which `parity.judge` would have passed it. Above 1 it is what honest code needs beyond the others.
+spelling takes the place of the rung once, and the budget comes from the rest without the factor. The ratio is the
+smallest factor with which `parity.judge` would have passed it. Above 1, honest code needs that much beyond the
+others.
 """
 
 from __future__ import annotations
@@ -40,7 +41,7 @@ Tell = Callable[[str], None]
 
 
 def named(workloads: Sequence[str], device: str) -> list[tuple[str, dict[str, Any]]]:
-    """(name, fields) of what is tried; on a CPU `tiny` with both norms unless workloads are named."""
+    """Return (name, fields) of the workloads to try: on a CPU `tiny` with both norms unless workloads are named."""
     found = [catalog.load_workload(name) for name in workloads or USUAL[device]]
     if not workloads and device == "cpu":
         found += [(f"{name}-instance", {**fields, "norm": "instance"}) for name, fields in found]
@@ -50,7 +51,7 @@ def named(workloads: Sequence[str], device: str) -> list[tuple[str, dict[str, An
 def run(
     workloads: Sequence[str], device: str, *, cache: Path | None = None, out: Path = OUT, tell: Tell
 ) -> dict[str, Any]:
-    """Try every spelling of every workload and precision; writes <machine>-trial.json and .md after each workload."""
+    """Try every spelling of every workload and precision. Write <machine>-trial.json and .md after each workload."""
     begin, facts = time.monotonic(), system.facts(device)
     commit, dirty = git.commit_of(ROOT)
     found: dict[str, Any] = {"schema": 1, "what": "parity-trial", "machine": facts}
@@ -80,7 +81,7 @@ def run(
 
 
 def left_one_out(runs: dict[str, list[Errors]], precision: str) -> list[dict[str, Any]]:
-    """For each spelling: the worst ratio to the others' budget without a factor, where, and how much was judged."""
+    """Return for each spelling the worst ratio to the others' budget without a factor, its place, and counts."""
     rows = []
     for name, errors in runs.items():
         others = worst({other: run for other, run in runs.items() if other != name})
@@ -104,16 +105,16 @@ def left_one_out(runs: dict[str, list[Errors]], precision: str) -> list[dict[str
 
 
 def ratio(errors: Sequence[float], budget: float, whole: bool) -> float:
-    """The smallest factor on the budget with which `parity.judge` passes these errors, one for each replay.
+    """Return the smallest factor on the budget with which `parity.judge` passes these errors, one for each replay.
 
-    It judges the smaller error; of a whole the larger one too, where that is beyond `LIMIT`.
+    It judges the smaller error; for a whole also the larger, if that is beyond `LIMIT`.
     """
     error = max(errors) if whole and max(errors) > LIMIT else min(errors)
     return error / max(budget, 1e-12)
 
 
 def text(found: dict[str, Any]) -> str:
-    """For a terminal: a line for each workload and precision, and the worst of all."""
+    """Return text for a terminal: a line for each workload and precision, and the worst of all."""
     lines = []
     for trial in found["trials"]:
         row = max(trial["spellings"], key=lambda each: each["ratio"])
@@ -129,7 +130,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """One table a workload and precision, the spelling that needs most first."""
+    """Return one table a workload and precision, the spelling with the largest ratio first."""
     facts = found["machine"]
     commit = results.commit_words(found)
     lines = [

@@ -1,9 +1,9 @@
-"""Parity of steps that are launched whole: phases run one after the other, each from what the one before it left.
+"""Parity of steps that are launched whole: each phase runs from the state that the one before it left.
 
-A phase inside a whole step's graph cannot be replayed from the shared state by itself, and should not be: that D_main
-sees the weights that G_main has just made is part of what the graph must get right. So the reference runs the same
-sequences in FP64, from the shared state, once for each kind of step; and the budget is how far plain PyTorch strays
-over the same sequences. Each phase's loss and gradients are compared, and what the step as a whole has moved.
+A phase inside a whole step's graph cannot be replayed from the shared state by itself, and should not be. That D_main
+sees the new weights of G_main is part of what the graph must get right. So the reference runs the same sequences in
+FP64, from the shared state, once for each kind of step. The budget is how far plain PyTorch strays over the same
+sequences. Each phase's loss and gradients are compared, and the moves of the step as a whole.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ Kind = tuple[str, ...]
 
 
 def label(phase: str, kind: Kind) -> str:
-    """The phase's name among errors, budgets and findings."""
+    """Return the phase's name among errors, budgets and findings."""
     return f"{phase} in {'+'.join(kind)}"
 
 
@@ -32,13 +32,13 @@ def phase_of(label: str) -> str:
 
 
 def of_network(label: str) -> list[str]:
-    """The labels of this phase's network in the same step, in order, its own among them; alone, its own."""
+    """Return the labels of this phase's network in the same step, in order. A phase alone gets its own label."""
     phase, _, kind = label.partition(" in ")
     return [f"{each} in {kind}" for each in kind.split("+") if each[0] == phase[0]] if kind else [label]
 
 
 def observe(step: TrainingStep, kind: Kind, run: Callable[[], None]) -> dict[str, Outcome]:
-    """Run a whole step: each phase's loss and gradients, and what the state moved by, float64; by label."""
+    """Run a whole step. Return each phase's loss and gradients, and how far the state moved, float64, by label."""
     before, adam = reference.clones(step), adam_state.clones(step)
     run()
     moved, adam = reference.moved(step, before), adam_state.moved(step, adam)
@@ -52,7 +52,7 @@ def observe(step: TrainingStep, kind: Kind, run: Callable[[], None]) -> dict[str
 def run_kinds(
     step: TrainingStep, ref: Reference, kinds: list[Kind], run: Callable[[Kind], None], tell: Tell, what: str
 ) -> dict[str, Outcome]:
-    """Every kind of step from the shared state, on the inputs that are loaded."""
+    """Run every kind of step from the shared state, on the loaded inputs."""
     outcomes: dict[str, Outcome] = {}
     for kind in kinds:
         reference.adopt(step, ref.state)
@@ -62,10 +62,10 @@ def run_kinds(
 
 
 def exact(ref: Reference, kinds: list[Kind], tell: Tell, device: str = "cpu") -> list[dict[str, Outcome]]:
-    """FP64 outcomes of every kind for each replay; made now or found beside the reference.
+    """Return FP64 outcomes of every kind for each replay, made now or found beside the reference.
 
-    On the device where they take little of it, and once for all that is compared with this reference: each spelling of
-    the budget would copy gigabytes anew. Else on the CPU.
+    They go to the device if they take little of it, once for all comparisons with this reference. Else each spelling
+    of the budget would copy gigabytes anew. Larger ones stay on the CPU.
     """
     if device == "cpu":
         return _exact(ref, kinds, tell)
@@ -94,7 +94,10 @@ def _exact(ref: Reference, kinds: list[Kind], tell: Tell) -> list[dict[str, Outc
 
 
 def wanted(ref: Reference, exact: dict[str, Outcome], name: str, seen: Outcome) -> Outcome:
-    """What a phase of a whole step should have computed: ``exact``, by label, and Adam's state where that is seen."""
+    """Return the right outcome of a phase of a whole step.
+
+    It is ``exact``, by label, with Adam's state if that was measured.
+    """
     if adam_state.STEPS not in seen:
         return exact[name]
     place = next(iter(seen["gradient"].values())).device
@@ -104,7 +107,7 @@ def wanted(ref: Reference, exact: dict[str, Outcome], name: str, seen: Outcome) 
 def passed_over(
     ref: Reference, exact: dict[str, Outcome], name: str, seen: dict[str, Outcome]
 ) -> tuple[Outcome, Outcome] | None:
-    """`moments.passed_over` of the network's phases up to this one, where it is the one whose Adam is seen."""
+    """Return `moments.passed_over` of the network's phases up to this one, or None if its Adam was not measured."""
     if adam_state.STEPS not in seen[name]:
         return None
     place = next(iter(seen[name]["gradient"].values())).device
@@ -115,18 +118,21 @@ def passed_over(
 def _adam(
     ref: Reference, outcomes: dict[str, Outcome], name: str, counted: torch.Tensor, place: Any
 ) -> Outcome:
-    """What the gradients of a network's phases up to the end of a whole step move Adam's state by."""
+    """Return how far the gradients of a network's phases, up to the end of a whole step, move Adam's state."""
     return adam_state.expected(ref.state, name[0], _gradients(outcomes, name, place), counted)
 
 
 def _gradients(outcomes: dict[str, Outcome], name: str, place: Any) -> list[dict[str, torch.Tensor]]:
-    """Those of a network's phases in this kind of step, in order."""
+    """Return the gradients of a network's phases in this kind of step, in order."""
     found = [outcomes[each]["gradient"] for each in of_network(name)]
     return [on({"gradient": each}, place)["gradient"] for each in found]
 
 
 def on(outcome: Outcome, device: str) -> Outcome:
-    """One phase's outcome where it is compared; those of all kinds at once would take too much of a GPU."""
+    """Return one phase's outcome on the device of the comparison.
+
+    Those of all kinds at once would take too much of a GPU.
+    """
     return {what: {name: t.to(device) for name, t in named.items()} for what, named in outcome.items()}
 
 
@@ -139,7 +145,7 @@ def _sequence(baseline: Exact, inputs: Draw) -> Callable[[Kind], None]:
 
 
 def fold(table: dict[str, Any], worse: Callable[[Any, Any], bool]) -> dict[str, Any]:
-    """One entry for each phase out of those of all kinds: the worst."""
+    """Return one entry for each phase out of those of all kinds: the worst."""
     folded: dict[str, Any] = {}
     for name, entry in table.items():
         phase = phase_of(name)
@@ -149,7 +155,7 @@ def fold(table: dict[str, Any], worse: Callable[[Any, Any], bool]) -> dict[str, 
 
 
 def fold_summary(table: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:
-    """`ladder.parity.check.summary` by phase: of each quantity the kind of step that is nearest to its budget."""
+    """Return `ladder.parity.check.summary` by phase: of each quantity the kind of step nearest to its budget."""
     by_quantity: dict[str, dict[str, dict[str, Any]]] = {}
     for name, quantities in table.items():
         for quantity, entry in quantities.items():
@@ -166,7 +172,7 @@ def fold_summary(table: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[
 
 
 def fold_distances(distances: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
-    """The two replays' distances by phase: of the kind of step whose replays are nearest to each other."""
+    """Return the two replays' distances by phase: those of the kind of step whose replays are nearest to each other."""
 
     def apart(entry: dict[str, float]) -> float:
         return entry["rung"] / max(entry["reference"], 1e-12)

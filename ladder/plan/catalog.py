@@ -1,8 +1,7 @@
-"""What can be climbed: workloads and ladders (YAML), rungs (one Python file each), and the climb made
-from them.
+"""The catalog: workloads and ladders (YAML), rungs (one Python file each), and the climb made of them.
 
-A name stands for a file of this package; anything that looks like a path is the user's own YAML file.
-Every refusal is a ``UserError`` of one line that names the file and the key. Nothing here imports torch.
+A name stands for a file of this package; a path is the user's own YAML file. Every refusal is a ``UserError`` of one
+line that names the file and the key. Nothing here imports torch.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ _NAME = re.compile(r"[a-z][a-z0-9_]*")  # a rung is a Python module
 
 @dataclass(frozen=True)
 class Rung:
-    """One optimization: ``change`` is laid over the recipe of the rungs below it, ``needs`` are capabilities."""
+    """One optimization. ``change`` is laid over the recipe of the rungs below it, ``needs`` are capabilities."""
 
     name: str
     title: str
@@ -55,7 +54,7 @@ class Rung:
 
 @dataclass(frozen=True)
 class LadderRung:
-    """A rung's place in a ladder, with the milliseconds a step that the ladder's reference gives it, if any."""
+    """A rung's place in a ladder, and the milliseconds a step that the ladder's reference gives it, if any."""
 
     name: str
     article_ms: float | None = None
@@ -63,9 +62,9 @@ class LadderRung:
 
 @dataclass(frozen=True)
 class Ladder:
-    """An ordered list of rungs; ``reference`` says whose ``article_ms`` they are (machine and settings).
+    """An ordered list of rungs. ``reference`` names the machine and settings of their ``article_ms``.
 
-    ``rival``: another ladder, whose highest rung is measured after these, with the recipe it has there.
+    ``rival`` is another ladder, whose highest rung is measured last, with the recipe it has there.
     """
 
     name: str
@@ -73,7 +72,7 @@ class Ladder:
     rungs: list[LadderRung]
     reference: str | None = None
     rival: str | None = None
-    digest: str | None = None  # of what a user's file says; a preset needs none
+    digest: str | None = None  # digest of a user's file; a preset needs none
 
 
 @dataclass(frozen=True)
@@ -88,18 +87,18 @@ class Planned:
 
 
 def workloads() -> list[str]:
-    """Names of the presets, in reading order: small to large."""
+    """Return the names of the presets, from small to large."""
     names = [path.stem for path in WORKLOADS.glob("*.yaml")]
     return sorted(names, key=lambda name: (_size(name), name))
 
 
 def ladders() -> list[str]:
-    """Names of the ladders that ship with this package."""
+    """Return the names of the ladders that ship with this package."""
     return sorted(path.stem for path in LADDERS.glob("*.yaml"))
 
 
 def rungs() -> list[str]:
-    """Names of all rungs: one for each file in ``ladder/rungs/``."""
+    """Return the names of all rungs, one for each file in ``ladder/rungs/``."""
     return sorted(path.stem for path in RUNGS.glob("*.py") if path.stem != "__init__")
 
 
@@ -108,7 +107,7 @@ def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
 
     Returns:
         (name, fields): all fields of ``stylegan_lite.config.Workload``. A relative ``data`` is taken from the folder
-        of the YAML file. A user's file that has a preset's name and other fields gets digits of them into its name.
+        of the YAML file. If a user's file has a preset's name and other fields, its name gets digits of their digest.
 
     Raises:
         UserError: no such workload, bad YAML, an unknown key or a wrong type; one line.
@@ -133,7 +132,9 @@ def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
 
 
 def load_recipe(path: str, names: list[str]) -> dict[str, Any]:
-    """Fields of ``stylegan_lite.config.Recipe`` from the user's YAML file; ``names`` are the rungs it could have been.
+    """Read the fields of ``stylegan_lite.config.Recipe`` from the user's YAML file.
+
+    ``names`` are the rungs that the user may have meant instead.
 
     Raises:
         UserError: no such rung or file, bad YAML, an unknown key or a wrong type; one line.
@@ -146,7 +147,7 @@ def load_recipe(path: str, names: list[str]) -> dict[str, Any]:
 
 
 def describe(path_folder: Path, name: str) -> str:
-    """The first comment line of a YAML file of ours: what it is, in one line."""
+    """Return the first comment line of a YAML file of ours, which describes it."""
     first = (path_folder / f"{name}.yaml").read_text(encoding="utf-8").split("\n", 1)[0]
     return first.lstrip("# ").strip() if first.startswith("#") else ""
 
@@ -186,7 +187,7 @@ def load_ladder(name_or_path: str) -> Ladder:
 
 
 def _named(ladder: Ladder) -> Ladder:
-    """A user's ladder with a digest of what it says, which is part of its name where that is a preset's."""
+    """Return a user's ladder with a digest of its content. If it has a preset's name, the digest joins its name."""
     if ladder.name in ladders():
         preset = load_ladder(ladder.name)
         if replace(preset, title=ladder.title) == ladder:
@@ -199,7 +200,7 @@ def _named(ladder: Ladder) -> Ladder:
 
 
 def order(ladder: Ladder) -> list[str]:
-    """The names of a ladder's rungs, then the top of its rival."""
+    """Return the names of a ladder's rungs, then the top of its rival."""
     return [step.name for step in ladder.rungs] + [
         load_ladder(each).rungs[-1].name for each in [ladder.rival] if each
     ]
@@ -209,7 +210,7 @@ def load_rung(name: str) -> Rung:
     """Import one file of ``ladder/rungs/`` and check what it must offer.
 
     Raises:
-        UserError: no such rung; or its file lacks a docstring, title, change, needs or receipt, or changes what
+        UserError: no such rung; or its file lacks a docstring, title, change, needs or receipt, or changes a field that
             no recipe has.
     """
     if not isinstance(name, str) or not _NAME.fullmatch(name) or name not in rungs():
@@ -244,7 +245,7 @@ def load_rung(name: str) -> Rung:
 
 
 def contained(recipe: Mapping[str, Any]) -> list[str]:
-    """Rungs whose whole change is in ``recipe`` (all fields, or the changed ones), the baseline first."""
+    """Return the rungs whose whole change is in ``recipe`` (all fields, or the changed ones), the baseline first."""
     fields = Recipe.from_dict(dict(recipe)).to_dict()
     names = [name for name in rungs() if load_rung(name).change.items() <= fields.items()]
     return sorted(names, key=lambda name: (bool(load_rung(name).change), name))
@@ -256,11 +257,11 @@ def climb(
     only: Iterable[str] | None = None,
     alone: bool = False,
 ) -> list[Planned]:
-    """Lay the rungs over each other.
+    """Lay the rungs over each other and return the climb.
 
-    A rung whose needs the hardware (or the workload, see `possible`) cannot meet is skipped with the reason, and the
-    later ones go on without its change. ``only`` picks rungs to measure: each keeps the recipe it has in the whole
-    ladder, so that its number means the same. ``alone``: each will be measured without the others, so two may
+    A rung is skipped, with the reason, if the hardware or the workload (see `possible`) lacks what it needs. The
+    later rungs go on without its change. ``only`` picks rungs to measure. Each keeps the recipe it has in the whole
+    ladder, so that its number means the same. With ``alone`` each rung is measured without the others, so two may
     contradict each other.
 
     Raises:
@@ -295,8 +296,8 @@ def climb(
 def refuse_contradictions(ladder: Ladder) -> None:
     """Raise `UserError` for two rungs that set one field of the recipe to different values.
 
-    The later would take the earlier back, and what it gains or loses would be of both. It is refused on every machine,
-    also on one that can run only one of the two.
+    The later would undo the earlier, and its gain or loss would be of both. It is refused on every machine, even on
+    one that can run only one of the two.
     """
     setting: dict[str, tuple[str, Any]] = {}
     for step in ladder.rungs:
@@ -331,7 +332,7 @@ def _choose(ladder: Ladder, only: Iterable[str] | None) -> set[str]:
 
 
 def _ladder_rung(entry: Any, where: str) -> LadderRung:
-    """``name`` or ``name: milliseconds``."""
+    """Return the rung of an entry ``name`` or ``name: milliseconds``."""
     name, article_ms = entry, None
     if isinstance(entry, dict) and len(entry) == 1:
         ((name, article_ms),) = entry.items()
@@ -346,7 +347,7 @@ def _ladder_rung(entry: Any, where: str) -> LadderRung:
 
 
 def _resolve(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Path:
-    """A preset by name; else the user's file. A preset is never shadowed by a file that happens to lie around."""
+    """Return the file of a preset by name, else the user's file. A file that lies around never hides a preset."""
     if name_or_path in names:
         return folder / f"{name_or_path}.yaml"
     path = Path(name_or_path).expanduser()
@@ -360,7 +361,7 @@ def _resolve(name_or_path: str, folder: Path, kind: str, names: list[str]) -> Pa
 
 
 def _slug(path: Path) -> str:
-    """A name for files and tables: of a user's file too, only [a-z0-9._-]."""
+    """Return a name for files and tables of only [a-z0-9._-], also for a user's file."""
     return re.sub(r"[^a-z0-9._-]+", "-", path.stem.lower()).strip("-.")[:60] or "unnamed"
 
 
@@ -375,6 +376,6 @@ def _preset(name: str) -> dict[str, Any] | None:
 
 
 def of_a_preset(name: str) -> str | None:
-    """The content of the preset of this name, or None where there is no such preset."""
+    """Return the content digest of the preset of this name, or None if there is no such preset."""
     preset = _preset(name)
     return None if preset is None else of_workload(preset)

@@ -1,8 +1,8 @@
 """Three ways to lay out a ladder: `cumulative` (the staircase), `solo`, `leave-one-out`.
 
-The staircase depends on its order: eager BF16 shows nothing until CUDA graphs remove the launches. `solo` measures each
-rung alone on the baseline; `leave-one-out` measures the whole ladder without each rung in turn, which says what the
-rung is worth to whoever takes all the others, and is where ADOPT and SKIP come from.
+The staircase depends on its order: eager BF16 shows nothing until CUDA graphs remove the launches. Mode `solo`
+measures each rung alone on the baseline. Mode `leave-one-out` measures the whole ladder without each rung in turn. It
+shows the rung's worth to a user of all the others, and gives ADOPT and SKIP.
 """
 
 from __future__ import annotations
@@ -14,15 +14,13 @@ from typing import TYPE_CHECKING, Any, Protocol
 from ladder.base.errors import UserError
 from ladder.stats import verdicts
 
-if (
-    TYPE_CHECKING
-):  # measuring must not import the catalog: an old commit's stylegan_lite may not have its fields
+if TYPE_CHECKING:  # measuring must not import the catalog: an old commit's stylegan_lite may lack its fields
     from ladder.plan import catalog
 
 CUMULATIVE, SOLO, LEAVE_ONE_OUT = "cumulative", "solo", "leave-one-out"
 MODES = (CUMULATIVE, SOLO, LEAVE_ONE_OUT)
 LONGEST = 60  # characters of a title
-ALL = "all"  # the entry of leave-one-out that nothing is left out of
+ALL = "all"  # the entry of leave-one-out that has every rung
 ADVICE = {
     verdicts.FASTER: "ADOPT",
     verdicts.SLOWER: "SKIP",
@@ -42,7 +40,7 @@ class Planned(Protocol):
 
 
 class Ladder(Protocol):
-    """What a run must know of its ladder."""
+    """The part of a ladder that a run must know."""
 
     name: str
     title: str
@@ -51,11 +49,12 @@ class Ladder(Protocol):
 def plan(
     mode: str, ladder: catalog.Ladder, capabilities: dict[str, str | None], only: Iterable[str] | None = None
 ) -> list[catalog.Planned]:
-    """What is measured, in order; `only` picks rungs by name. The first is the base of the ladder.
+    """Return the rungs to measure, in order, the base of the ladder first. `only` picks rungs by name.
 
-    In `leave-one-out` the first is `all`, and an entry named after a rung is the whole ladder without it, and without
-    the rungs that extend it (a filter fused with the activation goes with the activation) or rest on it (parallel
-    streams on CUDA graphs): its title names them. The base is not measured there: no verdict asks for it.
+    In `leave-one-out` the first is `all`, and each entry named after a rung is the whole ladder without that rung. It
+    also lacks the rungs that extend it (a filter fused with the activation goes with the activation). And it lacks
+    those that rest on it (parallel streams on CUDA graphs); its title names them. The base is not measured: no
+    verdict asks for it.
 
     Raises:
         UserError: `only` names a rung that is not there, or a cumulative recipe is impossible.
@@ -63,7 +62,7 @@ def plan(
     from ladder.plan import catalog
 
     if mode != CUMULATIVE:
-        ladder = dataclasses.replace(ladder, rival=None)  # no part of a whole that something is left out of
+        ladder = dataclasses.replace(ladder, rival=None)  # the rival is no part of the whole
     climbed = catalog.climb(ladder, capabilities, only, alone=mode == SOLO)
     if mode == CUMULATIVE:
         return climbed
@@ -83,16 +82,15 @@ def plan(
 def depends_on(
     mode: str, recipes: Mapping[str, Mapping[str, Any]], name: str, out: Collection[str]
 ) -> str | None:
-    """The rung that keeps `name` from being measured because it is out of the run itself, or None.
+    """Return the failed rung that keeps `name` from being measured, or None.
 
     On the staircase a rung contains the changes of those before it, so it depends on each of them that changes
-    something: a number on top of a rung that failed would belong to neither. The base changes nothing, and nothing
-    depends on it. In the other modes every verdict is against the first entry (base, or `all`), and without it there
-    is none.
+    something. A number on top of a failed rung would belong to neither. The base changes nothing, so nothing depends
+    on it. In the other modes every verdict is against the first entry (base, or `all`), so all entries depend on it.
 
     Args:
         recipes: the planned recipe of every entry that can run, in ladder order.
-        name: the entry asked about; a twin depends on what its rung does.
+        name: the entry in question; a twin depends on the same rungs as its rung.
         out: the entries that are out: failed, out of memory, invalid, not engaged, outside the parity budget, skipped.
     """
     names = list(recipes)
@@ -110,7 +108,7 @@ def depends_on(
 
 
 def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) -> catalog.Planned:
-    """One rung alone, or all but it and what cannot be without it."""
+    """Return one rung alone, or the ladder without it and its dependents."""
     from ladder.plan import catalog
     from stylegan_lite.config import ConfigError, Recipe
 
@@ -137,8 +135,10 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) 
 
 
 def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    """The changes without one rung's, without those that join or extend it, whose recipes are refused then, and
-    without those that rest on it."""
+    """Return the changes without those of one rung, of rungs that join or extend it, and of rungs that rest on it.
+
+    A recipe with a rung that extends a missing one is refused.
+    """
     from ladder.plan import catalog
     from stylegan_lite.config import ConfigError, Recipe
 

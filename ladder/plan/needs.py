@@ -1,11 +1,11 @@
-"""What a rung may need, of the machine and of what is trained."""
+"""The needs that a rung may have, of the machine and of the workload."""
 
 from __future__ import annotations
 
 from collections.abc import Mapping
 from typing import Any
 
-# What a rung may need of what is trained: see `possible`.
+# Needs of the workload: see `possible`.
 OF_WORKLOAD = ("demodulation", "instance_norm", "spectral_norm", "kept_weights")
 
 # ladder.machine.system.capabilities
@@ -15,7 +15,7 @@ NEEDS = (*OF_MACHINE, *OF_WORKLOAD)
 
 
 def possible(capabilities: dict[str, str | None], workload: Mapping[str, Any]) -> dict[str, str | None]:
-    """A machine's capabilities, and what rungs may need of the workload: None where it has it, else one line."""
+    """Return a machine's capabilities and the workload's: {need: None if it is met, else one line}."""
     norm = workload["norm"]
     missing = None if norm == "demod" else f"needs demodulation, this workload has norm: {norm}"
     instance = None if norm == "instance" else f"needs norm: instance, this workload has norm: {norm}"

@@ -1,4 +1,4 @@
-"""Did the change engage? Evidence read from the running step, and the receipt that it gives. Knows nothing of times."""
+"""Evidence that a change took effect in the running step, and the receipt for it. Knows nothing of times."""
 
 from ladder.receipts.receipt import FULL, Receipt, gone, judge, launched, share, taken, total
 

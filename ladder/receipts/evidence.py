@@ -1,8 +1,9 @@
-"""Gathers the evidence for receipts from a prepared training step: plain data, a few kilobytes.
+"""The evidence for receipts, gathered from a prepared training step: plain data, a few kilobytes.
 
-Runs in an inspector process, never in a timed one, and after anything that needs the step as it was: it trains on for
-a few cycles, and may lose its graphs. First the step is seen as it is timed; then every phase runs once eagerly under
-``ladder.receipts.watch`` (a captured graph shows nothing to a dispatch mode, and holds what that very code launched).
+It runs in an inspector process, never in a timed one. It comes after all that needs the step unchanged: it trains the
+step for a few cycles, and may drop its graphs. First the step is seen as it is timed. Then every phase runs once
+eagerly under ``ladder.receipts.watch``, because a captured graph shows nothing to a dispatch mode. The graph holds
+the launches of that very code.
 """
 
 from __future__ import annotations
@@ -24,17 +25,18 @@ PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
 def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str, Any]:
-    """Evidence of one prepared ``TrainingStep``. Amounts are for one step of a cycle, calls for one run of each phase.
+    """Return the evidence of one prepared ``TrainingStep``.
 
-    `on_traced` is called when the GPU need not be the step's own any more: what comes after counts, and times nothing.
+    Amounts are for one step of a cycle, calls for one run of each phase. `on_traced` is called when the step no
+    longer needs the GPU for itself: all that follows counts, and times nothing.
 
     Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
-    plain, kernels, alternatives, islands, gradients, adam, graphs, data, compile, parallel, scales, settings; what
-    they hold is said at the functions below, in ``ladder.receipts.watch`` and in ``stylegan_lite.parallel``.
+    plain, kernels, alternatives, islands, gradients, adam, graphs, data, compile, parallel, scales, settings. The
+    functions below, ``ladder.receipts.watch`` and ``stylegan_lite.parallel`` describe their values.
     """
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
-    before = tally(step)  # behind the batches that were asked for here: only a cycle's own count
+    before = tally(step)  # after the batches that were fetched here: only a cycle's own count
     with fetches_counted(step) as fetched:
         trace, waiting = traced_cycle(step)
     on_traced()
@@ -97,7 +99,10 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
 
 
 def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, Any]]]:
-    """One eager run of each phase: what was called, what ``zero_grad`` left, which of our kernels were launched."""
+    """Run each phase once eagerly.
+
+    Return the watch, the gradients that ``zero_grad`` left, and our kernels' launches.
+    """
     watch, zeroed = Watch(), {"none": 0, "kept": 0}
     watch.weights_at = {weight.data_ptr() for weight in convolution_weights(step)}
     with (
@@ -105,7 +110,7 @@ def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, 
         zero_grad_watched(step, zeroed),
         layers_named(watch, step.G, step.D),
         launches() as kernels,
-        torch.autograd.set_multithreading_enabled(False),  # backward in this thread, in the mode's sight
+        torch.autograd.set_multithreading_enabled(False),  # backward in this thread, where the mode sees it
     ):
         for phase in PHASES:
             watch.start(frequency(step, phase))
@@ -116,12 +121,12 @@ def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, 
 
 
 def entries_of(step: Any) -> list[Any]:
-    """The weights with compute copies, as ``stylegan_lite.weights`` keeps them; code of old commits has none."""
+    """Return the weights with compute copies, as ``stylegan_lite.weights`` keeps them. Old commits' code has none."""
     return [e for copies in getattr(step, "copies", {}).values() for e in copies.entries]
 
 
 def convolution_weights(step: Any) -> list[torch.Tensor]:
-    """The weights that a compute copy may stand for, which are those that have one where there are copies."""
+    """Return the weights that a compute copy may replace. If there are copies, these are the weights that have one."""
     entries = entries_of(step)
     if entries:
         return [e.weight for e in entries]
@@ -129,13 +134,13 @@ def convolution_weights(step: Any) -> list[torch.Tensor]:
 
 
 def frequency(step: Any, phase: str) -> float:
-    """How often a phase runs in a step."""
+    """Return how often a phase runs in a step."""
     interval = {"G_pl": step.workload.pl_interval, "D_r1": step.workload.r1_interval}.get(phase, 1)
     return 1 / interval
 
 
 def parameters(step: Any, phase: str) -> int:
-    """How many tensors a phase's optimizer has, and its ``zero_grad`` may have to fill."""
+    """Return how many tensors a phase's optimizer has. Its ``zero_grad`` may have to fill them."""
     optimizer = step.opt_G if phase.startswith("G") else step.opt_D
     return sum(len(group["params"]) for group in optimizer.param_groups)
 
@@ -147,7 +152,7 @@ def synchronize(step: Any) -> None:
 
 @contextlib.contextmanager
 def eager(step: Any) -> Iterator[None]:
-    """Run phases without their graphs and as they were before compiling: the code that was captured or compiled."""
+    """Run phases without their graphs and uncompiled: the code that was captured or compiled."""
     graphs, step.graphs = step.graphs, {}
     compiled, step.compiled = getattr(step, "compiled", None), None
     try:
@@ -158,7 +163,7 @@ def eager(step: Any) -> Iterator[None]:
 
 @contextlib.contextmanager
 def zero_grad_watched(step: Any, zeroed: dict[str, int]) -> Iterator[None]:
-    """Count what the step's own ``zero_grad`` leaves behind: gradients that are None, and tensors that are kept."""
+    """Count what the step's own ``zero_grad`` leaves: gradients that are None, and tensors that are kept."""
 
     def watched(optimizer: Any):
         original = optimizer.zero_grad
@@ -180,7 +185,7 @@ def zero_grad_watched(step: Any, zeroed: dict[str, int]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
-    """Let one instance have another method for a while."""
+    """Replace a method of one instance while the block runs."""
     before = vars(thing).get(name)
     setattr(thing, name, value)
     try:
@@ -192,7 +197,7 @@ def replaced(thing: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def stored(step: Any) -> dict[str, dict[str, int]]:
-    """Dtypes of what lives from step to step: weights, Adam's moments, the moving average."""
+    """Return the dtypes of the state that lives from step to step: weights, Adam's moments, the moving average."""
     moments = [
         v for o in (step.opt_G, step.opt_D) for s in o.state.values() for k, v in s.items() if k != "step"
     ]
@@ -205,7 +210,7 @@ def stored(step: Any) -> dict[str, dict[str, int]]:
 
 
 def weight_layouts(step: Any) -> dict[str, int]:
-    """Bytes of the convolution weights by memory format, as they are stored."""
+    """Return the bytes of the stored convolution weights by memory format."""
     found: dict[str, int] = {}
     for parameter in [*step.G.parameters(), *step.D.parameters()]:
         if parameter.dim() == 4:
@@ -214,7 +219,7 @@ def weight_layouts(step: Any) -> dict[str, int]:
 
 
 def compute_copies(step: Any) -> dict[str, Any]:
-    """Compute copies of convolution weights by dtype, and how many are not what their weight has become."""
+    """Return compute copies of convolution weights by dtype, and how many differ from their weight."""
     entries = entries_of(step)
     stale = [
         _differ(e.copy.to(e.weight.dtype), e.weight * e.gain, torch.finfo(e.copy.dtype).eps) for e in entries
@@ -223,7 +228,7 @@ def compute_copies(step: Any) -> dict[str, Any]:
 
 
 def kept_energies(step: Any) -> dict[str, int]:
-    """How many weights have their squares summed over taps kept, and how many of these sums are stale."""
+    """Return how many weights have a kept sum of squares over taps, and how many of these sums are stale."""
     entries = [e for e in entries_of(step) if getattr(e, "energy", None) is not None]
     stale = [_differ(e.energy, e.weight.square().sum((2, 3)), 1e-5) for e in entries]
     return {"kept": len(entries), "stale": sum(stale)}
@@ -239,15 +244,15 @@ def _dtypes(tensors: list[torch.Tensor]) -> dict[str, int]:
 
 
 def forked(step: Any, what: str) -> dict[str, dict[str, int]]:
-    """What went to the second stream, by phase: "captured", as graphs hold it, or "collected" at the last eager run.
+    """Return {phase: counts} of the second stream's work: "captured" in graphs, or "collected" at the last eager run.
 
-    Of a captured step an eager run says nothing.
+    An eager run of a captured step shows nothing.
     """
     return dict(getattr(getattr(step, "parallel", None), what, {}))
 
 
 def adam(step: Any) -> dict[str, Any]:
-    """Adam's flags, and the device its step counts live on: a capture needs them on the GPU."""
+    """Return Adam's flags, and the device of its step counts. A capture needs them on the GPU."""
     group = step.opt_G.param_groups[0]
     counts = [s["step"] for o in (step.opt_G, step.opt_D) for s in o.state.values() if "step" in s]
     places = sorted({x.device.type if torch.is_tensor(x) else "python" for x in counts})
@@ -255,13 +260,16 @@ def adam(step: Any) -> dict[str, Any]:
 
 
 def scales(step: Any) -> dict[str, dict[str, float]]:
-    """FP16's loss scales, and updates made and skipped since the step was prepared; empty in other precisions."""
+    """Return FP16's loss scales, and updates made and skipped since preparing. Empty in other precisions."""
     found = getattr(step, "scales", {})
     return {n: {k: float(v) for k, v in s.state_dict().items() if k != "tracker"} for n, s in found.items()}
 
 
 def operators(step: Any) -> int:
-    """Operators that the CPU issues for one run of each phase, as it is timed; of whole steps, of the worst kind."""
+    """Return the operators that the CPU issues for one run of each phase, as it is timed.
+
+    For whole steps: the worst kind.
+    """
 
     def issued(run: Callable[[], None]) -> int:
         watch = Watch()
@@ -279,9 +287,9 @@ def operators(step: Any) -> int:
 
 
 def watch_data(step: Any) -> tuple[list[dict[str, Any]], int]:
-    """The copies between devices that one batch of images causes, and operators issued when the step asks for it.
+    """Return the copies between devices that one batch of images causes, and the operators of the step's request.
 
-    Of the second batch, as the first may have come ahead.
+    The second batch is watched, as the first may have been fetched early.
     """
     watch, operators = Watch(), 0
     for _ in range(2):
@@ -295,7 +303,7 @@ def watch_data(step: Any) -> tuple[list[dict[str, Any]], int]:
 
 
 def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
-    """How one batch comes: workers alive, and its copies to the device."""
+    """Return how one batch comes: workers alive, and its copies to the device."""
     iterators = {id(i): i for i in (step.feed.iterator, getattr(step.feed.loader, "_iterator", None))}
     workers = [worker for iterator in iterators.values() for worker in getattr(iterator, "_workers", [])]
     return {
@@ -306,7 +314,10 @@ def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
 
 
 def tally(step: Any) -> dict[str, int]:
-    """How many images were decoded, and how many read from a memory map, so far; loader's workers included."""
+    """Return how many images were decoded, and how many read from a memory map, so far.
+
+    Loader's workers are included.
+    """
     counted = getattr(getattr(step.feed, "dataset", None), "tally", dict)()
     counted["decoded_on_gpu"] = getattr(getattr(step.feed, "decode", None), "decoded", 0)
     return {key: counted.get(key, 0) for key in ("decoded", "mapped", "decoded_on_gpu")}
@@ -314,7 +325,7 @@ def tally(step: Any) -> dict[str, int]:
 
 @contextlib.contextmanager
 def fetches_counted(step: Any) -> Iterator[dict[str, float]]:
-    """``fetched``: batches that the loader is asked for in a step, on average over what runs meanwhile."""
+    """Yield a dict that gets ``fetched``: batches requested from the loader a step, on average over the block."""
     counted, calls, steps, fetch = {"fetched": 0.0}, 0, step.count, step.feed._fetch
 
     def fetching() -> Any:
@@ -328,10 +339,13 @@ def fetches_counted(step: Any) -> Iterator[dict[str, float]]:
 
 
 def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
-    """Lead-in, then one cycle as it is timed: what the profiler saw (on CUDA), and ms a step spent waiting for data."""
+    """Run a lead-in, then one cycle as it is timed.
+
+    Returns the profiler's figures (on CUDA), and the milliseconds a step spent waiting for data.
+    """
     for _ in range(
         math.ceil(step.data_capacity / CYCLE)
-    ):  # what idle workers hold ready would hide the waiting
+    ):  # batches that idle workers hold ready would hide the waiting
         step.cycle()
     synchronize(step)
     if step.device != "cuda":
@@ -342,7 +356,7 @@ def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
 
 
 def fetching(step: Any) -> float:
-    """Run a cycle; milliseconds a step that the CPU spent getting batches from the loader."""
+    """Run a cycle and return the milliseconds a step that the CPU spent getting batches from the loader."""
     spent, original = 0.0, step.feed._fetch
 
     def fetch():

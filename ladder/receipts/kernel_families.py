@@ -1,8 +1,8 @@
-"""Which kind of work a GPU kernel does, told from its name, and how much of a step each kind takes.
+"""The families of GPU kernels, told from their names, and the share of a step that each family takes.
 
-Names are those of cuDNN 9, cuBLAS, PyTorch and Triton in a trace. They are no interface: what no pattern knows is
-"other", and a table with much of it asks for another line here. A convolution's name says what cuDNN was asked for: a
-transposed convolution is an input gradient, the double backward of an input gradient a forward one.
+Names are those of cuDNN 9, cuBLAS, PyTorch and Triton in a trace. They are no interface: a name without a pattern is
+"other", and a table with much of it needs another line here. A convolution's name is cuDNN's: a transposed
+convolution is an input gradient, and the double backward of an input gradient is a forward one.
 """
 
 from __future__ import annotations
@@ -23,16 +23,16 @@ FORWARD, DGRAD, WGRAD = (
     "convolution, weight gradient",
 )
 UNTOLD = "convolution, name does not tell"
-SGEMM = "convolution, implicit_convolve_sgemm"  # where cuDNN has no better kernel: double backward
+SGEMM = "convolution, implicit_convolve_sgemm"  # cuDNN's last resort: double backward
 DEPTHWISE = "convolution, depthwise or grouped"
 MATMUL, NORM, RANDOM = "matmul", "normalization", "random numbers"
 OPTIMIZER = "optimizer and foreach"
 REDUCTION, COPY, ELEMENTWISE = "reduction", "copy, cast, layout", "elementwise"
 TRANSFER, INDUCTOR, OTHER = "memcpy and memset", "compiled by Inductor", "other"
-OURS = "Triton: "  # and the name of one of our kernels
+OURS = "Triton: "  # followed by the name of our kernel
 
-# The first that matches a kernel's name. Layout conversions and slow paths carry words of the others, so they come
-# first; cuDNN's implicit GEMMs are convolutions, so they come before matmuls.
+# The first match counts. Layout conversions and slow paths carry words of the others, so they come first. cuDNN's
+# implicit GEMMs are convolutions, so they come before matmuls.
 PATTERNS = tuple(
     (family, re.compile(pattern, re.IGNORECASE))
     for family, pattern in (
@@ -68,7 +68,7 @@ Event = tuple[str, bool, int, int, int]  # as `ladder.receipts.traces.events` gi
 
 
 def family(name: str) -> str:
-    """The family of one kernel, or of a copy as the profiler names it ("Memcpy HtoD (Pinned -> Device)")."""
+    """Return the family of one kernel, or of a copy as the profiler names it ("Memcpy HtoD (Pinned -> Device)")."""
     if name in own_kernels():
         return OURS + name
     return next((found for found, pattern in PATTERNS if pattern.search(name)), OTHER)
@@ -76,8 +76,8 @@ def family(name: str) -> str:
 
 @functools.cache
 def own_kernels() -> frozenset[str]:
-    """Names of the Triton kernels in `kernels/`, read from their source: a new file needs no line here."""
-    text = "\n".join(path.read_text(encoding="utf-8") for path in KERNELS.glob("*.py"))
+    """Return the names of the Triton kernels in `kernels/`, read from their source. A new file needs no line here."""
+    text = "\n".join(path.read_text(encoding="utf-8") for path in KERNELS.rglob("*.py"))
     return frozenset(re.findall(r"^def (\w+_kernel)\(", text, re.MULTILINE))
 
 
@@ -86,9 +86,9 @@ def is_convolution(name: str) -> bool:
 
 
 def shares(events: Iterable[Event], steps: int) -> list[dict[str, Any]]:
-    """Rows of family, microseconds and kernels a step, and its heaviest kernel; the longest first.
+    """Return rows of family, microseconds and kernels a step, and its heaviest kernel, the longest first.
 
-    ``events`` of ``steps`` steps; those of the host and of waiting streams do not count.
+    ``events`` are those of ``steps`` steps. Events of the host and of waiting streams do not count.
     """
     took: dict[str, dict[str, list[int]]] = defaultdict(lambda: defaultdict(list))
     for name, on_device, _, begin, end in events:
@@ -109,7 +109,7 @@ def shares(events: Iterable[Event], steps: int) -> list[dict[str, Any]]:
 
 
 def short(name: str, longest: int = 60) -> str:
-    """A kernel's name without what templates and arguments add, for a table."""
+    """Return a kernel's name without its templates and arguments, for a table."""
     name = re.sub(r"^void |\(anonymous namespace\)::|at::native::", "", name)
     functor = re.search(r"(\w+(?:Functor|_kernel_cuda)\w*)", name)
     base = re.split(r"[<(]", name, maxsplit=1)[0]

@@ -1,6 +1,6 @@
 """Receipts: evidence, read from the running step, that a rung took effect.
 
-``ladder.receipts.evidence`` gathers plain data from a step in an inspector process; each rung's ``receipt(seen)``
+``ladder.receipts.evidence`` gathers plain data from a step in an inspector process, and each rung's ``receipt(seen)``
 judges it in a few lines. A rung that is not engaged is not timed: its number would belong to something else. Nothing
 here imports torch.
 """
@@ -18,25 +18,25 @@ FULL = ("float32", "float64")
 
 @dataclass(frozen=True)
 class Receipt:
-    """Whether a rung is on, and what shows it: one line a check, in words that a result file may hold."""
+    """The verdict whether a rung is on, and the evidence: one line a check, in words that a result file may hold."""
 
     engaged: bool
     lines: list[str]
 
     @property
     def reason(self) -> str | None:
-        """The first line that speaks against it, or None."""
+        """Return the first line that speaks against the rung, or None."""
         return next((line for line in self.lines if line.startswith(NOT)), None)
 
     def to_dict(self) -> dict[str, Any]:
-        """Plain data for the result file."""
+        """Return plain data for the result file."""
         return {"engaged": self.engaged, "lines": list(self.lines)}
 
 
 def judge(*checks: tuple[bool | None, str]) -> Receipt:
-    """A receipt from (ok, line) pairs: engaged if none failed; None is shown but not judged.
+    """Return a receipt from (ok, line) pairs: engaged if no check failed. A check of None is shown but not judged.
 
-    Nothing to judge is not engaged: absence of evidence proves nothing.
+    Without a judged check the rung is not engaged: absence of evidence proves nothing.
     """
     lines = [NOT + line if ok is False else line for ok, line in checks]
     if all(ok is None for ok, _ in checks):
@@ -51,7 +51,7 @@ def issue(names: Iterable[str], evidence: dict[str, Any]) -> dict[str, dict]:
 
 
 def reason(receipts: Mapping[str, dict]) -> str | None:
-    """Why a recipe is not engaged, in one line that names the rung; None if all its rungs are."""
+    """Return why a recipe is not engaged, in one line that names the rung; None if all its rungs are."""
     for name, receipt in receipts.items():
         if not receipt["engaged"]:
             said = next((line for line in receipt["lines"] if line.startswith(NOT)), NOT)
@@ -59,22 +59,26 @@ def reason(receipts: Mapping[str, dict]) -> str | None:
     return None
 
 
-# What rungs ask of the evidence, in their words
+# Questions of the rungs to the evidence
 
 
 def share(amounts: Mapping[str, float], *wanted: str, of: Iterable[str] | None = None) -> float:
-    """Part of ``amounts`` that the ``wanted`` keys hold, among the keys ``of`` (all unless given); 0 of nothing."""
+    """Return the part of ``amounts`` that the ``wanted`` keys hold, among the keys ``of`` (default: all).
+
+    0 of nothing.
+    """
     total = sum(amounts.get(key, 0) for key in (amounts if of is None else of))
     return sum(amounts.get(key, 0) for key in wanted) / total if total else 0.0
 
 
 def total(stages: Mapping[str, Mapping[str, float]]) -> dict[str, float]:
-    """All stages added up."""
+    """Return the amounts of all stages added up."""
     keys = {key for stage in stages.values() for key in stage}
     return {key: sum(stage.get(key, 0) for stage in stages.values()) for key in keys}
 
 
-# Which public ops launch a kernel, by how its name begins: for these `kernels.alternatives` may take plain PyTorch.
+# How a kernel's name begins -> the public ops that launch it. `kernels.alternatives` may replace these by plain
+# PyTorch.
 OPS_OF = {
     "act_filter": ("act_filter",),
     "bias_act": ("bias_act", "scale_act"),
@@ -94,13 +98,13 @@ OPS_OF = {
 
 
 def taken(seen: Mapping[str, Any], *ops: str) -> str:
-    """How often the table of alternatives took plain PyTorch for these ops, in words that follow a line; or nothing."""
+    """Return " (plain PyTorch taken 3x)" if the table of alternatives took plain PyTorch for these ops, else ""."""
     count = sum(seen.get("alternatives", {}).get(op, 0) for op in ops)
     return f" (plain PyTorch taken {count}x)" if count else ""
 
 
 def launched(seen: Mapping[str, Any], *names: str) -> list[tuple[bool, str]]:
-    """A check for each of these kernels of ours that it was launched, or that its op's table took plain PyTorch."""
+    """Return a check for each of these kernels: it was launched, or the table of alternatives took plain PyTorch."""
     found = []
     for name in names:
         count = seen["kernels"].get(name, {}).get("calls", 0)
@@ -113,9 +117,9 @@ def launched(seen: Mapping[str, Any], *names: str) -> list[tuple[bool, str]]:
 def gone(
     seen: Mapping[str, Any], what: str, op: str, layers: Iterable[str] | None = None
 ) -> tuple[bool, str]:
-    """A check that the plain operations our kernels replace no longer run (in ``layers``)."""
+    """Return a check that the plain operations our kernels replace no longer run (in ``layers``)."""
     left = {k: n for k, n in seen["plain"].get(op, {}).items() if n and (layers is None or k in layers)}
     where = ", ".join(f"{layer} {count}x" for layer, count in sorted(left.items()))
-    # Forward, the watch knows what an alternative does. In a backward pass a product is a product.
+    # In a forward pass the watch knows an alternative's operators. In a backward pass a product is a product.
     instead = taken(seen, "dense", "dense_group") if op == "dense" else ""
     return not left or bool(instead), f"{what} in plain PyTorch: {where or 'none left'}{instead}"

@@ -1,4 +1,4 @@
-"""What the rungs of torch.compile have in common: their receipt. ``ladder.receipts.evidence`` gathers what it reads."""
+"""The receipt that the rungs of torch.compile share. ``ladder.receipts.evidence`` gathers its input."""
 
 from __future__ import annotations
 
@@ -9,7 +9,7 @@ from ladder.receipts.receipt import Receipt, judge
 
 
 def evidence(step: Any, trace: dict[str, Any]) -> dict[str, Any]:
-    """What a step compiled; empty where its recipe does not, or its code cannot."""
+    """Return facts on what a step compiled. Empty if its recipe does not compile, or its code cannot."""
     compiled = getattr(step, "compiled", None)
     if compiled is None:
         return {}
@@ -27,12 +27,15 @@ def evidence(step: Any, trace: dict[str, Any]) -> dict[str, Any]:
 
 
 def phases(seen: dict) -> list[str]:
-    """The main phases that ran as compiled graphs, in a captured step: that were captured so."""
+    """Return the main phases that ran as compiled graphs. In a captured step these are the captured ones."""
     return [phase for phase in ("G_main", "D_main") if seen["compile"].get("runs", {}).get(phase)]
 
 
 def receipt(seen: dict, *modes: str) -> Receipt:
-    """Both main phases run as one compiled graph each, in one of ``modes``, and nothing was compiled after warm-up."""
+    """Return the receipt: both main phases ran as one compiled graph each, in one of ``modes``.
+
+    Nothing may have been compiled after warm-up.
+    """
     found = seen["compile"]
     if not found:
         return judge((False, "nothing was given to torch.compile"))

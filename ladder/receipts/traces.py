@@ -1,4 +1,4 @@
-"""What the profiler saw of a cycle: launches, replays, kernels, how long the GPU was busy, what ran beside what.
+"""The profiler's view of a cycle: launches, replays, kernels, how long the GPU was busy, what ran in parallel.
 
 Only inspectors and tools load the profiler; a process that times never does.
 """
@@ -18,12 +18,12 @@ NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 
 
 def traced(cycle: Callable[[], None]) -> dict[str, Any]:
-    """What the profiler saw of one cycle; see `digest`."""
+    """Return the profiler's figures of one cycle; see `digest`."""
     return digest(recorded(cycle))
 
 
 def recorded(cycle: Callable[[], None]) -> list[tuple[str, bool, int, int, int]]:
-    """The events of one cycle under the profiler; see `events`."""
+    """Return the events of one cycle under the profiler; see `events`."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         cycle()
         torch.cuda.synchronize()
@@ -31,26 +31,29 @@ def recorded(cycle: Callable[[], None]) -> list[tuple[str, bool, int, int, int]]
 
 
 def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
-    """(name, on the device, stream, start ns, end ns) of what the profiler recorded, without annotations."""
+    """Yield (name, on the device, stream, start ns, end ns) of each recorded event, without annotations."""
     for event in profile.profiler.kineto_results.events():
         device = event.device_type() == torch.autograd.DeviceType.CUDA
         if hasattr(event, "is_user_annotation") and event.is_user_annotation():
             continue
         if hasattr(event, "activity_type") and event.activity_type() == "gpu_user_annotation":
-            continue  # a range that a record_function spans on the device, idle gaps and all
+            continue  # a range that a record_function spans on the device, idle gaps included
         begin = event.start_ns()
         yield event.name(), device, event.device_resource_id(), begin, begin + event.duration_ns()
 
 
 def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
-    """What one profiled cycle says about a step; empty where the profiler saw no kernels.
+    """Return figures of a step from one profiled cycle. Empty if the profiler saw no kernels.
 
-    launches: calls of the CPU that put work on the GPU, graph replays included.  replays: graph launches.
-    kernels: what ran.  inductor_kernels: those that torch.compile generated, by its names for them.
-    busy_ms: the union of what ran or was copied, parallel streams counted once.  parallel_ms: by how much kernels'
-    times add up to more than their union: that long two of them ran at once.  zero_kernels: fills, of whatever.
-    copy_ms: host to device.  overlap: the part of that time in which kernels of other streams ran (None without
-    copies).
+    launches: calls of the CPU that put work on the GPU, graph replays included.
+    replays: graph launches.
+    kernels: all that ran.
+    inductor_kernels: those that torch.compile generated, by its names for them.
+    busy_ms: the union of all kernels and copies; parallel streams count once.
+    parallel_ms: the sum of kernels' times less their union. For that long two of them ran at once.
+    zero_kernels: fills, with any value.
+    copy_ms: host to device.
+    overlap: the part of copy_ms in which kernels of other streams ran (None without copies).
     """
     ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
     if not ran:
@@ -76,12 +79,12 @@ def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
 
 
 def busy_ms(found: list[tuple[str, bool, int, int, int]]) -> float:
-    """Milliseconds a step in which anything ran or was copied, of the events of a cycle."""
+    """Return the milliseconds a step in which anything ran or was copied, of the events of a cycle."""
     return union([e[3:] for e in found if e[1] and not e[0].startswith(WAITING)]) / 1e6 / CYCLE
 
 
 def union(spans: list[tuple[int, int]]) -> int:
-    """Length of the union of intervals: kernels on parallel streams count once."""
+    """Return the length of the union of intervals. Kernels on parallel streams count once."""
     total, end = 0, -math.inf
     for first, last in sorted(spans):
         total += max(0, last - max(first, end))
@@ -90,7 +93,7 @@ def union(spans: list[tuple[int, int]]) -> int:
 
 
 def covered(span: tuple[str, bool, int, int, int], others: list[tuple[str, bool, int, int, int]]) -> int:
-    """Nanoseconds of ``span`` in which any of ``others`` ran."""
+    """Return the nanoseconds of ``span`` in which any of ``others`` ran."""
     begin, end = span[3:]
     total, at = 0, begin
     for *_, first, last in sorted(others, key=lambda e: e[3]):

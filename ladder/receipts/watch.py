@@ -1,6 +1,6 @@
-"""What PyTorch and Triton are really asked to do while a phase runs: a dispatch mode, layer hooks, a launch counter.
+"""The work that PyTorch and Triton really do in a phase, by a dispatch mode, layer hooks and a launch counter.
 
-Seen at dispatch level, below autograd and autocast: each operator with the tensors it gets, in forward, backward and
+It is seen at dispatch level, below autograd and autocast: each operator with its tensors, in forward, backward and
 double backward alike. Watching slows everything down, so no timed process ever does it.
 """
 
@@ -16,7 +16,7 @@ import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
 
-WAIT = "griddepcontrol.wait"  # in the code of a kernel that is launched before the one in front has ended
+WAIT = "griddepcontrol.wait"  # in the code of a kernel that is launched before the kernel in front has ended
 LAYOUTS = {(True, False): "nhwc", (False, True): "nchw", (True, True): "either", (False, False): "other"}
 LOSSES = (
     "softplus",
@@ -24,12 +24,12 @@ LOSSES = (
     "mean",
     "sum",
     "sqrt",
-)  # what losses and penalties are made of, outside any layer
+)  # the operators of losses and penalties, outside any layer
 STATISTICS = ("mean", "var", "var_mean", "linalg_vector_norm", "rsqrt")
 
 
 def layout(x: Tensor) -> str:
-    """Memory format of [N, C, H, W]: "nhwc", "nchw", "either" (C or H x W is 1: nothing to tell apart) or "other"."""
+    """Return the memory format of [N, C, H, W]: "nhwc", "nchw", "either" (C or H x W is 1) or "other"."""
     nhwc = x.is_contiguous(memory_format=torch.channels_last)
     return LAYOUTS[nhwc, x.is_contiguous()]
 
@@ -39,20 +39,21 @@ def name_of(dtype: torch.dtype) -> str:
 
 
 class Watch(TorchDispatchMode):
-    """Counts of everything a receipt may ask about; ``weight`` is how often the phase runs in a step.
+    """Counts of everything a receipt may ask about. ``weight`` is how often the phase runs in a step.
 
     Attributes:
-        flops, inputs, weights: {stage: {dtype or layout: FLOPs or bytes a step}} of the convolutions; stage is
+        flops, inputs, weights: {stage: {dtype or layout: FLOPs or bytes a step}} of the convolutions. The stage is
             "forward", "backward" or "double backward" (the pass that differentiates a gradient).
         convolutions: {stage: {"calls": of the convolutions, "largest": longest side of their kernels, "rgb": calls with
-            1x1 kernels from or to 3 channels}}; PyTorch's own second derivative uses an image as a kernel.
-            Of all but "fp8", not what plain PyTorch does in an op's place because `kernels.alternatives` says so.
+            1x1 kernels from or to 3 channels}}. PyTorch's own second derivative uses an image as a kernel.
         relayouts, relayout_bytes: copies of an image from NHWC to NCHW or back, a step.
-        plain: {"act" | "modulate" | "normalize" | "resample" | "residual": {layer class: calls}}: what kernels replace,
-            forward; {"dense": {layer class, or autograd node in a backward pass: calls}}: products of matrices;
-            {"fp8": {layer class: calls}}: those in FP8;
-            {"spectral": {layer class, or "power iteration": calls}}: products of a weight and a vector.
-        islands: {name: {dtype: calls}} of what must stay in full precision.
+        plain: {kind: {layer class: calls}} of operators in plain PyTorch.
+            Kinds "act", "modulate", "normalize", "resample", "residual": forward operators that our kernels replace.
+            Kind "dense": products of matrices, in a backward pass by autograd node instead of layer class.
+            Kind "fp8": products in FP8.
+            Kind "spectral": products of a weight and a vector, by layer class or "power iteration".
+            Except for "fp8", plain PyTorch that `kernels.alternatives` chose is not counted.
+        islands: {name: {dtype: calls}} of the operators that must stay in full precision.
         fills, accumulated: gradients set to zero, and additions to a gradient that was there already.
         optimizer: {"foreach" | "fused" | "lerp" | "foreach_lerp": calls} of Adam and of moving averages.
         passes: {network: batch of each of its forward passes}, of all phases in order.
@@ -64,7 +65,7 @@ class Watch(TorchDispatchMode):
         super().__init__()
         self.weight = 1.0
         self.layers: list[str] = []  # classes of the modules whose forward is running, outermost first
-        # Passes of this phase that differentiated with a graph: what follows them differentiates that again.
+        # Passes of this phase that differentiated with a graph: a pass after them differentiates a gradient.
         self.building: set[int] = set()
         self.calls = self.fills = self.accumulated = 0
         self.relayouts = self.relayout_bytes = 0.0
@@ -78,7 +79,7 @@ class Watch(TorchDispatchMode):
         self.passes: defaultdict[str, list[int]] = defaultdict(list)
 
     def start(self, weight: float) -> None:
-        """A new phase, ``weight`` times a step."""
+        """Begin a new phase, which runs ``weight`` times a step."""
         self.weight, self.building = weight, set()
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
@@ -94,7 +95,7 @@ class Watch(TorchDispatchMode):
             self.building.add(torch._C._current_graph_task_id())
         left = (
             node is not None or not alternative()
-        )  # what the table of alternatives takes is not left behind
+        )  # plain PyTorch by the table of alternatives was chosen, not overlooked
         if node is None and left and op in ("mul", "_to_copy", "clone") and isinstance(args[0], Tensor):
             self.reworked += args[0].data_ptr() in self.weights_at
         if op == "convolution":
@@ -102,7 +103,7 @@ class Watch(TorchDispatchMode):
             self.convolution(node, flops, args[:1], args[1])
             if (
                 node is None and left and args[1].shape[-1] == 4
-            ):  # of the model's filters only [1, 3, 3, 1] has
+            ):  # of the model's filters only [1, 3, 3, 1] has 4 taps
                 self.plain["resample"][self.layer()] += 1
         elif op == "convolution_backward":
             grad, x, weight, mask = args[0], args[1], args[2], args[10]
@@ -128,13 +129,13 @@ class Watch(TorchDispatchMode):
             self.plain["dense"][self.layer() if node is None else node.name()] += 1
 
     def layer(self) -> str | None:
-        """Class of the module whose forward is running."""
+        """Return the class of the module whose forward is running."""
         return self.layers[-1] if self.layers else None
 
     def stage(self, node: Any) -> str:
-        """Which pass this is. A backward pass that builds a graph will be differentiated itself.
+        """Return which pass this is. A backward pass that builds a graph will be differentiated itself.
 
-        A Function of ours computes with gradients switched off in either pass, so each pass is known by its number.
+        Our autograd Functions compute without gradients in either pass, so each pass is known by its number.
         """
         if node is None:
             return "forward"
@@ -174,13 +175,13 @@ class Watch(TorchDispatchMode):
 
     @staticmethod
     def zeroed(op: str, args: tuple) -> int:
-        """How many tensors are set to zero in place."""
+        """Return how many tensors are set to zero in place."""
         if op == "fill_" and args[1] != 0:
             return 0
         return len(args[0]) if isinstance(args[0], (list, tuple)) else 1
 
     def forward(self, op: str, args: tuple, out: Any) -> None:
-        """An operator of a forward pass: does it belong to an island, or to what our kernels replace?"""
+        """Count an operator of a forward pass that belongs to an island, or that our kernels replace."""
         layer = self.layer()
         if layer is None:
             if op in LOSSES:
@@ -211,7 +212,10 @@ class Watch(TorchDispatchMode):
 
 
 def modulates(args: tuple) -> bool:
-    """Whether a product scales channels for each sample: [N, C, H, W] * [N, C, 1, 1], or per-sample weights (5-D)."""
+    """Return whether a product scales channels for each sample.
+
+    That is [N, C, H, W] * [N, C, 1, 1], or a product of per-sample weights (5-D).
+    """
     if not all(isinstance(x, Tensor) for x in args[:2]):
         return False
     shapes = sorted((x.shape for x in args[:2]), key=lambda shape: shape.numel())
@@ -221,13 +225,13 @@ def modulates(args: tuple) -> bool:
 
 
 def alternative() -> bool:
-    """Whether plain PyTorch runs in an op's place because the table of `kernels.alternatives` says so."""
-    module = sys.modules.get("kernels.alternatives")  # which code of old commits does not have
+    """Return whether plain PyTorch runs in an op's place because the table of `kernels.alternatives` chose it."""
+    module = sys.modules.get("kernels.alternatives")  # old commits lack this module
     return module is not None and module.inside()
 
 
 def alternatives_taken() -> Counter[str]:
-    """How often it has so far, by op."""
+    """Return how often the table of alternatives has chosen plain PyTorch so far, by op."""
     module = sys.modules.get("kernels.alternatives")
     return Counter() if module is None else Counter(module.taken)
 
@@ -257,17 +261,20 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
 
 @contextlib.contextmanager
 def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
-    """Launches of kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...], "tensors": [...]}}.
+    """Count launches of kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...], "tensors": [...]}}.
 
-    At the one place all launches pass, compiled or interpreted: an entry point that was called but fell back to plain
-    PyTorch does not count. Dtypes are those of the first launch's tensors; tensors are the names of the arguments that
-    were one in any launch. "dependent", where there are any: launches before the kernel in front has ended, of code
-    that waits for it. Of CUDA C++ the exported function is counted, and nothing more is known: {"cpp": True}.
+    They are counted at the one place that all launches pass, compiled or interpreted. So an entry point that fell
+    back to plain PyTorch does not count.
+
+    dtypes: of the first launch's tensors.
+    tensors: names of the arguments that were tensors in any launch.
+    dependent: launches before the kernel in front has ended, of code that waits for it. Absent if there are none.
+    cpp: True for CUDA C++, whose exported function is counted and nothing more.
     """
     seen: dict[str, dict[str, Any]] = {}
     try:
         from triton.runtime.jit import KernelInterface
-    except ImportError:  # no Triton, no kernels of ours
+    except ImportError:  # no Triton, so no kernels of ours
         yield seen
         return
     original = KernelInterface.__getitem__
@@ -314,7 +321,7 @@ def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
 
 
 def _cuda_calls() -> Any:
-    """The module that calls CUDA C++, or None: code of old commits has none."""
+    """Return the module that calls CUDA C++, or None for the code of old commits."""
     try:
         from kernels.cuda import calls
     except ImportError:

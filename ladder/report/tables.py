@@ -5,8 +5,12 @@ from __future__ import annotations
 import csv
 import io
 import sys
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any
 
+from ladder.base import starting
+from ladder.base.errors import UserError
 from ladder.base.text import amount, between, escaped, factor, ms, plain
 from ladder.plan import modes
 from ladder.report import checks
@@ -74,7 +78,7 @@ def print_table(result: dict[str, Any]) -> None:
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
     console.print(table)
     for remark in _below(shown):
-        console.print(Text(remark, style="dim"), soft_wrap=not terminal)
+        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not terminal)
     console.print()
 
 
@@ -247,3 +251,15 @@ def _csv(cell: object) -> object:
         return cell
     text = plain(cell)
     return f"'{text}" if text[:1] in ("=", "+", "-", "@") else text  # a spreadsheet would compute it
+
+
+def refuse_outputs(outputs: Sequence[Path], inputs: Sequence[Path]) -> None:
+    """Refuse a file that is read and would be written, or that is named for two outputs. UserError, one line."""
+    behind = [path.resolve() for path in outputs]
+    for path, real in zip(outputs, behind, strict=True):
+        if real.is_file() and any(real == each.resolve() for each in inputs):
+            raise UserError(
+                f"{path}: it is the result that is read, and would be overwritten; name another file"
+            )
+        if behind.count(real) > 1 and (real.is_file() or not real.exists()):
+            raise UserError(f"{path}: two outputs cannot go into one file; name another one")

@@ -324,7 +324,7 @@ RESULT = fields(
 )
 
 
-COMMIT = maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits"))
+COMMIT_OR_NONE = maybe(COMMIT)
 
 REAL = number(-1e30, 1e30)
 

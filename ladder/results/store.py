@@ -53,6 +53,7 @@ NUMBERS = (
     "prepare_s",
 )
 MOST_DEPTH = 8
+_MOST_READ = 2**28  # bytes of one file
 _LONGEST_NUMBER = 32  # characters; an integer of 400 digits overflows a float, one of 100,000 takes seconds
 
 # A JSON string, or its beginning if the file ends inside. It always matches, so that no file can make it slow.
@@ -71,7 +72,8 @@ def place(path: Path, result: dict[str, Any]) -> Path:
     """Return the file for a result that is named by its machine: ``path``, or its name with the time of the run.
 
     A file is replaced by the run that wrote it (`--resume`), and by another one of the same host and commit. What
-    another host of the same name or another commit left there, as in a fresh clone, stays beside the new one.
+    another host of the same name or another commit left there, as in a fresh clone, stays beside the new one, and so
+    does a run that ended unfinished: hours may be in it.
     """
     if not path.exists() or same_run(path, result):
         return path
@@ -80,7 +82,7 @@ def place(path: Path, result: dict[str, Any]) -> Path:
 
 
 def same_run(path: Path, result: dict[str, Any]) -> bool:
-    """Return whether a file holds an earlier state of the same run, or a run of the same host and commit."""
+    """Return whether a file holds an earlier state of the same run, or a finished run of the same host and commit."""
     try:
         before = read(path)
     except UserError:
@@ -90,6 +92,8 @@ def same_run(path: Path, result: dict[str, Any]) -> bool:
         return False
     if now["started"] and now["started"] == before.get("started"):
         return True
+    if before.get("complete") is False:
+        return False
     return all(now[key] == before.get(key) for key in ("machine", "commit"))
 
 
@@ -129,7 +133,11 @@ def read(path: Path) -> Any:
     """What a result file holds, of whatever kind, not checked. Raises `UserError` as `load` does."""
     path = Path(path)
     try:
-        return parse(path.read_bytes())
+        with open(path, "rb") as stream:
+            raw = stream.read(_MOST_READ + 1)  # /dev/zero has no end
+        if len(raw) > _MOST_READ:
+            raise ValueError(f"more than {_MOST_READ >> 20} MiB")
+        return parse(raw)
     except OSError as error:
         raise UserError(f"{path}: cannot be read: {error.strerror}") from None
     except ValueError as error:

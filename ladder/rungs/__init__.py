@@ -1,2 +1,1 @@
-"""One file for each rung: a docstring that teaches, a title, the change to the recipe, the hardware it
-needs."""
+"""The rungs, one file each: a docstring that teaches, a title, the change to the recipe, the needs, a receipt."""

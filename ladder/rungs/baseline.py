@@ -1,23 +1,20 @@
-"""PyTorch's defaults in FP32: what a careful first version of StyleGAN2 does before anyone optimizes it.
+"""Use PyTorch's defaults in FP32: a careful first version of StyleGAN2, before anyone optimizes it.
 
-What it is. FP32 tensors in NCHW, no autocast, one kernel for each operation, a DataLoader without
-workers, blocking copies, Adam as it comes. Each operation is spelled in the plain-PyTorch way that is
-fastest in this setting, so that the ladder above it cannot win against a straw man. For modulated
-convolution and for resampling there are several spellings that compute the same thing; which one the
-baseline uses was decided by timing them all, with R1 and path length at their intervals
-(results/spellings): dense convolutions with the style on the input and the demodulation on the output,
-and resampling folded into one 3x3 convolution over 2x2 blocks of pixels. The usual depthwise filter is
-as fast in the main phases and five times slower over a cycle, because PyTorch differentiates it twice
-by way of very slow kernels.
+Baseline. FP32 tensors in NCHW, no autocast, one kernel for each operation, a DataLoader without workers, blocking
+copies, Adam's defaults. Each operation is spelled in the plain-PyTorch way that is fastest in this setting. So the
+ladder above it cannot win against a straw man. Modulated convolution and resampling have several spellings that
+compute the same thing. The baseline's were chosen by timing them all, with R1 and path length at their intervals
+(results/spellings). Convolutions are dense, with the style on the input and the demodulation on the output.
+Resampling is folded into one 3x3 convolution over 2x2 blocks of pixels. The usual depthwise filter is as fast in the
+main phases but five times slower over a cycle. PyTorch differentiates it twice through very slow kernels.
 
-Two defaults are worth knowing. cuDNN may use TF32 for FP32 convolutions, matmuls may not: "FP32" here
-means what PyTorch means by it, and the settings in force are stored with every result. And `zero_grad`
-has set gradients to None since PyTorch 2.0, so this rung asks for `set_to_none=False`, which was the
-default before.
+Two defaults are worth knowing. First, cuDNN may use TF32 for FP32 convolutions, but matmuls may not. So "FP32" here
+has PyTorch's meaning, and the settings in force are stored with every result. Second, `zero_grad` has set gradients
+to None since PyTorch 2.0. This rung asks for `set_to_none=False`, the default before.
 
-Where its time goes. A step at 256x256 and batch 8 is about 3,900 kernels, launched by Python one by one;
-on one H200 the GPU waits for them during 8 to 20% of the step, as the host is. Keep that in mind on the way up: a rung
-that makes kernels faster gains nothing as long as the CPU cannot launch them any sooner.
+Time. A step at 256x256 and batch 8 is about 3,900 kernels, launched by Python one by one. On one H200 the GPU waits
+for them during 8 to 20% of the step, depending on the host. Keep that in mind on the way up: faster kernels gain
+nothing while the CPU cannot launch them any sooner.
 """
 
 from ladder.receipts import Receipt, judge, share, total
@@ -28,7 +25,7 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """Nothing is on that the recipe leaves off: it would be measured as if it belonged to the rungs."""
+    """Check that nothing is on that the recipe leaves off: its gain would be missing from the rungs."""
     recipe, settings = seen["recipe"], seen["settings"]
     full, nchw = (
         share(total(seen["flops"]), "float32"),

@@ -1,19 +1,19 @@
 """Run the networks in BF16 under autocast; keep weights, losses, penalties and statistics in FP32.
 
-What changes. `torch.autocast(dtype=torch.bfloat16)` around generator and discriminator. Parameters,
-Adam's moments and the moving average stay FP32. From the input gradient on, the R1 and path-length
-penalties are squared, summed and scaled in FP32, and so are the minibatch standard deviation and the
-demodulation coefficients: sums of many squares are where eight bits of mantissa hurt.
+Change. Generator and discriminator run under `torch.autocast(dtype=torch.bfloat16)`. Parameters, Adam's moments and
+the moving average stay FP32. The R1 and path-length penalties are squared, summed and scaled in FP32, from the input
+gradient on. So are the minibatch standard deviation and the demodulation coefficients: sums of many squares suffer
+most from eight bits of mantissa.
 
-Why it should help. Half the bytes for every activation, and Tensor Cores at twice the rate of TF32, which
-is what cuDNN may use for FP32 convolutions. BF16 has the exponent range of FP32, so unlike FP16 it needs
-no loss scaling; no step is skipped and nothing has to be synchronized to find out.
+Why it should help. Every activation takes half the bytes. Tensor Cores run at twice the rate of TF32, which cuDNN may
+use for FP32 convolutions. BF16 has the exponent range of FP32, so unlike FP16 it needs no loss scaling. No step is
+skipped, and nothing must be synchronized to find out.
 
-When it does not. Autocast casts weights in every forward pass, and each cast is a kernel to launch: 3,900
-a step instead of 3,400. At batch 8 on one H200 the GPU's work fell from 87 to 71 ms a step while the step
-grew, because the GPU now waits for the CPU a third of the time: the gain arrives with `cuda_graphs`, under
-another rung's name. PyTorch's double backward of a convolution is slower in BF16 too: R1 took 185 ms
-against 117 (results/spellings). CPUs without BF16 instructions emulate it, slowly.
+When it does not. Autocast casts weights in every forward pass, and each cast is a kernel to launch: 3,900 a step
+instead of 3,400. At batch 8 on one H200 the GPU's work fell from 87 to 71 ms a step while the step grew. The GPU now
+waits for the CPU a third of the time, so the gain arrives with `cuda_graphs`, under another rung's name. PyTorch's
+double backward of a convolution is slower in BF16 too: R1 took 185 ms against 117 (results/spellings). CPUs without
+BF16 instructions emulate it, slowly.
 """
 
 from ladder.receipts import FULL, Receipt, judge, share, total
@@ -31,13 +31,13 @@ ISLANDS = (
     "moments",
     "moving average",
 )
-DENSE = "dense_kernel"  # mapping and affines, where they are a kernel
+DENSE = "dense_kernel"  # mapping and affines, if they are a kernel
 # Fused kernels that hold nothing but statistics.
 STATISTICS = ("demodulate_kernel", "demodulate_group_kernel", "join_moments_kernel")
 
 
 def receipt(seen: dict) -> Receipt:
-    """Convolutions compute in BF16; mapping, affines, losses, penalties, statistics and weights do not."""
+    """Check that convolutions compute in BF16; mapping, affines, losses, penalties, statistics and weights do not."""
     stages = ", ".join(f"{stage} {share(flops, 'bfloat16'):.3f}" for stage, flops in seen["flops"].items())
     islands = {name: seen["islands"].get(name, {}) for name in ISLANDS}
     islands |= {k: v for k, v in seen["islands"].items() if k == "statistics"}
@@ -48,7 +48,7 @@ def receipt(seen: dict) -> Receipt:
         )
     if (
         "minibatch_std_kernel" in seen["kernels"]
-    ):  # reads and writes BF16, computes in FP32 (its tests say so)
+    ):  # reads and writes BF16, computes in FP32, as its tests show
         islands["minibatch std"] = dict.fromkeys(FULL[:1])
     sunk = {name: ", ".join(sorted(set(found) - set(FULL))) for name, found in islands.items()}
     return judge(

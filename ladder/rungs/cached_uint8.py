@@ -1,20 +1,21 @@
 """Decode every image once, and read batches from a memory-mapped file of bytes.
 
-What changes. Before the first step all images are decoded into one file of uint8, [images, R, R, 3], which is
-mapped into memory and kept for the next run. A batch is then a copy of as many stretches of that file, flipped where
-the draw says so; order and flips are those of the loader below. Workers, pinning and the copy to the GPU stay as they
-are: a worker that decoded a JPEG before now copies 196 kB (a 256x256 image), and all workers share the pages of one
-file. The file belongs to the folder as it is (names, sizes and times of its files) and is made anew when that changes.
+Change. Before the first step all images are decoded into one file of uint8, [images, R, R, 3]. The file is mapped
+into memory and kept for the next run. A batch is then a copy of stretches of that file, one an image, flipped if the
+draw says so. Order and flips are those of the loader below. Workers, pinning and the copy to the GPU stay as they
+are: a worker that decoded a JPEG before now copies 196 kB (a 256x256 image). All workers share the pages of one file.
+The file belongs to the present state of the folder (names, sizes and times of its files) and is made anew when that
+changes.
 
-Why it should help. A JPEG decodes in every epoch to the same bytes as in the epoch before, which costs a CPU core
-many times what it costs to copy them. On a machine with few cores the loader no longer waits for those, and the
-process that launches kernels no longer shares them.
+Why it should help. A JPEG decodes to the same bytes in every epoch, which costs a CPU core many times more than a
+copy. On a machine with few cores the loader no longer waits for them, and no longer takes them from the process that
+launches kernels.
 
-When it does not. Where enough workers decode ahead of the step, nobody waits for them, and the step takes as long as
+When it does not. If enough workers decode ahead of the step, nobody waits for them, and the step takes as long as
 before: compare the waiting in the receipts. The file takes several times the disk of the JPEGs (0.4 GB for 2,048
-images of 256x256) and should fit into the memory that the system has left for files: from a slow disk, reading is
-slower than decoding. It holds what decoding gives, so an augmentation that crops while it decodes could not use it;
-flips are done behind it.
+images of 256x256). It should fit into the memory that the system has left for files, because reading from a slow disk
+is slower than decoding. It holds decoded images, so an augmentation that crops while it decodes could not use it.
+Flips come after it.
 """
 
 from ladder.receipts import Receipt, judge
@@ -25,7 +26,7 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """No image is decoded while a cycle runs, and batches are read from the memory map, one a step."""
+    """Check that no image is decoded while a cycle runs, and that one batch a step is read from the memory map."""
     data = seen["data"]
     return judge(
         (data["decoded"] == 0, f"images decoded while a cycle ran: {data['decoded']}"),

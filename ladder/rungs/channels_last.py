@@ -1,19 +1,18 @@
 """Store images and weights as NHWC, the order in which Tensor Cores read them.
 
-What changes. Model and inputs are converted with `.to(memory_format=torch.channels_last)`. The shape
-stays [N, C, H, W]; only the strides change, so that all channels of one pixel lie next to each other.
-That alone is not enough: one operation on the way that answers in NCHW turns everything behind it back,
-silently, and each way back is a copy of the whole tensor. `F.pixel_shuffle` and `F.instance_norm` are two
-that do; where the input is channels_last the model writes both in a way that keeps it.
+Change. Model and inputs are converted with `.to(memory_format=torch.channels_last)`. The shape stays [N, C, H, W].
+Only the strides change, so that all channels of one pixel lie next to each other. That alone is not enough: a single
+operation that answers in NCHW silently turns everything after it back. Each way back is a copy of the whole tensor.
+Two such operations are `F.pixel_shuffle` and `F.instance_norm`, so the model writes both differently for
+channels_last inputs.
 
-Why it should help. cuDNN's Tensor Core kernels work on NHWC. Fed with NCHW they convert before and after
-each convolution, and that traffic costs more than the conversion of the model ever will.
+Why it should help. cuDNN's Tensor Core kernels work on NHWC. Given NCHW they convert before and after each
+convolution, and that traffic costs far more than one conversion of the model.
 
-When it does not. In FP32 the gain is smaller, and it can be a loss: without Tensor Cores (TF32 switched
-off, or a CPU with its own blocked layout) NHWC kernels are no faster. Layers with 3 channels (toRGB,
-fromRGB) do not profit. And while the CPU sets the pace (see `baseline`), faster convolutions shorten
-nothing: on one H200 the GPU's own work fell from 98 to 87 ms a step, the step itself by less than its
-error bar.
+When it does not. In FP32 the gain is smaller, and it can be a loss. Without Tensor Cores (TF32 switched off, or a CPU
+with its own blocked layout) NHWC kernels are no faster. Layers with 3 channels (toRGB, fromRGB) do not profit. And
+while the CPU sets the pace (see `baseline`), faster convolutions shorten nothing. On one H200 the GPU's own work fell
+from 98 to 87 ms a step, the step itself by less than its error bar.
 """
 
 from ladder.receipts import Receipt, judge, share
@@ -24,7 +23,7 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """Weights are stored and images reach the convolutions as NHWC, in the forward and in the backward pass.
+    """Check that weights are stored, and images reach the convolutions, as NHWC in the forward and the backward pass.
 
     The pass that differentiates a gradient swaps batch and channels, so it is shown and not judged.
     """

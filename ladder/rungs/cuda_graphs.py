@@ -1,20 +1,20 @@
 """Record each phase once as a CUDA graph, then replay it with a single launch.
 
-What changes. D_main and G_main, with their optimizer steps and the moving average, are captured after a
-warm-up, and so are the lazy phases (path length, R1). A replay runs the same kernels on the same
-addresses, so latents, noise and images are refilled in place before each replay, in buffers that never
-move; two replays see different numbers. Adam becomes `capturable`: its step count lives on the GPU.
+Change. D_main and G_main, with their optimizer steps and the moving average, are captured after a warm-up. So are the
+lazy phases (path length, R1). A replay runs the same kernels on the same addresses. So latents, noise and images are
+refilled before each replay in buffers that never move, and two replays see different numbers. Adam becomes
+`capturable`: its step count lives on the GPU.
 
-Why it should help. An eager step launches 3,100 to 3,900 kernels, each from Python. At batch 8 a fast GPU
-finishes them before the CPU has launched the next: it waits. A replay is one call, and the gaps between
-kernels all but vanish. Here the rungs below are paid out: BF16, channels_last and fusing made the kernels
-shorter, and only now does the step follow. On one H200 the share of the step in which the GPU waits fell
-from 44% to 2%, and with it the scatter from process to process.
+Why it should help. An eager step launches 3,100 to 3,900 kernels, each from Python. At batch 8 a fast GPU finishes
+them before the CPU has launched the next, and waits. A replay is one call, and the gaps between kernels all but
+vanish. Here the rungs below pay off: BF16, channels_last and fusing made the kernels shorter, and only now does the
+step follow. On one H200 the share of the step in which the GPU waits fell from 44% to 2%. The scatter from process to
+process fell with it.
 
-When it does not. Where the GPU is already the bottleneck (large batch, high resolution, a slower GPU)
-there are few gaps to close: compare the host-bound column of the rung below. Capture needs static shapes,
-no synchronization inside, and memory that the graph keeps for itself. A thread that pins memory while a
-capture is under way breaks one in the default, global mode; ours watches its own thread only.
+When it does not. If the GPU is already the bottleneck (large batch, high resolution, a slower GPU), there are few
+gaps to close: compare the host-bound column of the rung below. Capture needs static shapes, no synchronization
+inside, and memory that the graph keeps for itself. In the default, global mode a thread that pins memory during a
+capture breaks it; ours watches its own thread only.
 """
 
 from ladder.receipts import Receipt, judge
@@ -25,7 +25,10 @@ needs = ("cuda", "cuda_graphs")
 
 
 def kinds_captured(found: dict) -> tuple[bool, str]:
-    """A check that each kind of step that a cycle has is a graph: one that is not runs eagerly, a step in sixteen."""
+    """Return a check that each kind of step in a cycle is a graph.
+
+    A kind that is not runs eagerly, a step in sixteen.
+    """
     kinds = found.get("together") or []
     there = [kind for kind in kinds if kind in found["captured"]]
     return 0 < len(kinds) == len(there), f"kinds of steps captured: {len(there)} of {len(kinds)}"
@@ -35,7 +38,7 @@ HANDFUL = 32  # launches a step: random inputs, a batch of images and the replay
 
 
 def receipt(seen: dict) -> Receipt:
-    """Every phase, or kind of step, is replayed, the CPU launches a handful for each step, Adam counts on the GPU."""
+    """Check that every phase, or kind of step, is replayed, with few launches a step, and Adam counts on the GPU."""
     found, adam, kinds = seen["graphs"], seen["adam"], seen["graphs"].get("together")
     captured = {phase for graph in found["captured"] for phase in graph.split("+")}
     checks = [

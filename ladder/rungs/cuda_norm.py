@@ -1,18 +1,18 @@
-"""The fused instance norm in CUDA C++ instead of Triton.
+"""Write the fused instance norm in CUDA C++ instead of Triton.
 
-What changes. The language, and what it lets one say. Instance norm with its style, noise and leaky ReLU is the
-same op as under `fused_norm`, forward and backward, and computes the same thing. nvcc builds it at first use,
-outside of what is timed; the build is kept, under a name made from its sources and flags. Second derivatives (path
-length) stay Triton's.
+Change. The language changes, and the control that it gives. Instance norm with its style, noise and leaky ReLU is the
+same op as under `fused_norm`, forward and backward, and computes the same thing. It is built by nvcc at first use,
+outside the timing. The build is kept under a name made from its sources and flags. Second derivatives (path length)
+stay Triton's.
 
-Why it should help. In NCHW memory a block takes one plane and keeps it in shared memory between the
-statistics and their use, up to 227 KB on an H100 or H200: x is read once, where Triton's kernel reads it
-twice, because Triton decides itself what shared memory holds. In channels_last memory both read x twice; there
-the second pass goes backwards, to find in the L2 cache what the first one left.
+Why it should help. In NCHW memory a block keeps one plane in shared memory between the statistics and their use, up
+to 227 KB on an H100 or H200. So x is read once. Triton's kernel reads it twice, because Triton itself decides what
+shared memory holds. In channels_last memory both read x twice. There the second pass goes backwards, to find the
+first pass's data in the L2 cache.
 
-When it does not. Both are bound by memory, and Triton writes the same vector accesses as one would by hand: in
-channels_last memory, which the ladder has by now, little is left to win. Three launches forward and three
-backward are as many as Triton's. A machine needs nvcc and a host compiler, which Triton does without.
+When it does not. Both are bound by memory, and Triton writes the same vector accesses as a programmer would. In
+channels_last memory, which the ladder has by now, little is left to win. Three launches forward and three backward
+are as many as Triton's. A machine needs nvcc and a host compiler, which Triton does without.
 """
 
 from ladder.receipts import Receipt, judge, launched
@@ -22,15 +22,15 @@ change = {"cuda_norm": True}
 needs = ("cuda", "triton", "nvcc", "instance_norm")
 
 TRITON = ("moments_kernel", "instance_norm_act_kernel")
-# what each memory format's sources export
+# the exported functions for each memory format
 PASSES = {"NCHW": ("planes_forward", "planes_backward"), "NHWC": ("pixels_forward", "pixels_backward")}
 
 
 def receipt(seen: dict) -> Receipt:
-    """Our functions are called, forward and backward, in the recipe's memory format, and Triton's forward no more.
+    """Check that our functions are called in the recipe's memory format, and that Triton's forward is not.
 
-    A build that failed falls back to Triton's kernels, which compute the same. Their gradient runs anyway, where
-    it is to be differentiated again.
+    A build that failed falls back to Triton's kernels, which compute the same. Their gradient runs anyway if it is
+    differentiated again.
     """
     names = PASSES["NHWC" if seen["recipe"]["channels_last"] else "NCHW"]
     left = {name: found["calls"] for name, found in seen["kernels"].items() if name in TRITON}

@@ -1,18 +1,18 @@
 """Let cuDNN time its algorithms and keep the fastest for each convolution.
 
-What changes. `torch.backends.cudnn.benchmark = True` while a phase is warmed up and captured. At the first
-call of each shape, dtype and memory format cuDNN runs its candidates (PyTorch tries 10 of them,
-`cudnn.benchmark_limit`) and remembers the best. Without it a heuristic picks one unseen. The flag is global to a
-process, so it is set around a phase and put back.
+Change. `torch.backends.cudnn.benchmark = True` holds while a phase is warmed up and captured. At the first call of
+each shape, dtype and memory format cuDNN runs its candidates and remembers the best. PyTorch tries 10 of them
+(`cudnn.benchmark_limit`). Without the flag a heuristic picks one unseen. The flag is global to a process, so it is
+set around a phase and put back.
 
-Why it should help. The heuristic is good on shapes that everyone uses. StyleGAN's are not: 64 channels at
-256x256, 3 channels in toRGB, and in the backward pass weight gradients that sum over half a million
-pixels. A timed choice cannot be slower but for the noise of one timing.
+Why it should help. The heuristic is good on shapes that everyone uses. StyleGAN's are not: 64 channels at 256x256, 3
+channels in toRGB, and weight gradients that sum over half a million pixels. A timed choice cannot be slower, except
+for the noise of one timing.
 
-When it does not. Where shapes change from step to step every new one pays for a search. It costs seconds at
-the start and the memory of the largest workspace that was tried. The choice may differ from process to
-process, so rounding and speed scatter a little more, and a run is no longer bit for bit repeatable. Where
-the heuristic was right already, nothing is gained.
+When it does not. If shapes change from step to step, every new one pays for a search. The search costs seconds at the
+start and the memory of the largest workspace that it tried. The choice may differ from process to process. So
+rounding and speed scatter a little more, and a run is no longer repeatable bit for bit. If the heuristic was right
+already, nothing is gained.
 """
 
 from ladder.receipts import Receipt, judge
@@ -23,7 +23,7 @@ needs = ("cuda",)
 
 
 def receipt(seen: dict) -> Receipt:
-    """The flag is read back where phases run; cuDNN's own choice happens below anything that PyTorch shows."""
+    """Check the flag where phases run. PyTorch does not show cuDNN's own choice."""
     settings = seen["settings"]
     return judge(
         (settings["cudnn_benchmark"] is True, f"cuDNN autotuning: {settings['cudnn_benchmark']}"),

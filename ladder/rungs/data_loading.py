@@ -1,20 +1,17 @@
 """Decode images in worker processes and copy them while the GPU computes.
 
-What changes. DataLoader workers (8, or as many as there are cores) that persist between epochs and keep 3
-batches each ready; batches in pinned memory; `non_blocking` copies on a side stream, one batch ahead;
-bytes (uint8) across the bus, converted to [-1, 1] on the GPU; `drop_last`, so that every batch has the
-shape a graph was captured for.
+Change. DataLoader workers (8, or the number of cores if that is smaller) persist between epochs and keep 3 batches
+each ready. Batches lie in pinned memory. `non_blocking` copies run on a side stream, one batch ahead. Bytes (uint8)
+cross the bus and become [-1, 1] on the GPU. `drop_last` gives every batch the shape that a graph was captured for.
 
-Why it should help. The default loader decodes in the training process: while it opens JPEGs, nothing
-launches kernels. Copies from ordinary memory block the CPU until they are done; from pinned memory they
-run beside the computation. A uint8 image is a quarter of its FP32 bytes: 1.6 MB instead of 6.3 MB for a
-batch of 8 at 256x256.
+Why it should help. The default loader decodes in the training process: while it opens JPEGs, nothing launches
+kernels. Copies from ordinary memory block the CPU until they are done; from pinned memory they run beside the
+computation. A uint8 image is a quarter of its FP32 bytes: 1.6 MB instead of 6.3 MB for a batch of 8 at 256x256.
 
-When it does not. If the batch is decoded faster than the step runs, workers only take it off the critical
-path: the most they can save is the time the baseline spends loading, so look at that before hoping for
-more. On machines with few cores, workers compete with the process that launches kernels. Idle loaders
-refill, and a benchmark that pauses before it measures flatters them; here every timing is preceded by
-cycles that drain what was prefetched.
+When it does not. If a batch is decoded faster than the step runs, workers only take it off the critical path. They
+can save at most the time that the baseline spends loading, so look at that before hoping for more. On machines with
+few cores, workers compete with the process that launches kernels. Idle loaders refill, so a benchmark that pauses
+before it measures flatters them. Here cycles before every timing drain the prefetched batches.
 """
 
 import os
@@ -42,7 +39,7 @@ needs = ("cuda",)
 
 
 def receipt(seen: dict) -> Receipt:
-    """Workers are alive; every batch crosses the bus as bytes, from pinned memory, on a stream of its own."""
+    """Check that workers are alive, and batches cross the bus as bytes, from pinned memory, on their own stream."""
     data, workers = seen["data"], seen["recipe"]["workers"]
     batches = [c for c in data["crossings"] if c["to"] == "cuda"]
 

@@ -1,18 +1,17 @@
 """Let a kernel's blocks take their places while the kernel in front of it still ends.
 
-What changes. Every kernel of ours is launched with CUDA's attribute for programmatic dependent launch, and calls
-`griddepcontrol.wait` before it touches memory: it is put on the GPU as soon as the blocks of the kernel in front have
-all begun, and goes on when that one has ended and written everything. The order of memory accesses stays that of the
+Change. Every kernel of ours is launched with CUDA's attribute for programmatic dependent launch, and calls
+`griddepcontrol.wait` before it touches memory. It is put on the GPU as soon as all blocks of the kernel in front have
+begun. It goes on when that kernel has ended and written everything. The order of memory accesses stays that of the
 stream. CUDA graphs keep such launches, as programmatic edges.
 
-Why it should help. Between two kernels a GPU drains and fills up again: a microsecond in which the last blocks of the
-one finish, and the next is launched, given its registers and computes where it has to read. A step has some 800
+Why it should help. Between two kernels a GPU drains and fills up again, which takes a microsecond. The last blocks of
+the first kernel finish, then the next is launched, gets its registers and computes its addresses. A step has some 800
 kernels, at batch 8 most of them shorter than 10 microseconds.
 
-When it does not. Kernels of PyTorch and cuDNN are launched the plain way: behind one of ours they wait for all of it,
-and in front of one of ours they hand over when they end, not before. Blocks that wait hold their places, which the
-second stream's kernels (`parallel_streams`) may want. Where kernels take a millisecond each, one microsecond is
-nothing.
+When it does not. Kernels of PyTorch and cuDNN are launched the plain way. Behind one of ours they wait for all of it,
+and in front of one of ours they hand over only when they end. Blocks that wait hold their places, which the second
+stream's kernels (`parallel_streams`) may want. If kernels take a millisecond each, one microsecond is nothing.
 """
 
 from ladder.receipts import Receipt, judge
@@ -23,7 +22,7 @@ needs = ("cuda", "triton", "dependent_launch")
 
 
 def receipt(seen: dict) -> Receipt:
-    """Each launch of a Triton kernel of ours carries the attribute, and its code waits."""
+    """Check that each launch of a Triton kernel of ours carries the attribute, and that its code waits."""
     ours = [kernel for kernel in seen["kernels"].values() if not kernel.get("cpp")]
     launched, dependent = sum(k["calls"] for k in ours), sum(k.get("dependent", 0) for k in ours)
     return judge(

@@ -1,16 +1,16 @@
-"""Fully connected layers in FP8, as far as PyTorch goes.
+"""Compute fully connected layers in FP8, as far as PyTorch supports it.
 
-What changes. The products of the mapping network, the style affines and the discriminator's hidden layer take both
-operands in E4M3, each divided by a scale that brings its largest element to 448, through `torch._scaled_mm`; sums are
-FP32. Gradients are products in full precision. Layers whose sizes are no multiples of 16 stay as they are, and so do
-convolutions: PyTorch has none in FP8.
+Change. Products of the mapping network, the style affines and the discriminator's hidden layer go through
+`torch._scaled_mm`. Both operands are in E4M3, each divided by a scale that brings its largest element to 448. Sums
+are FP32, and gradients are products in full precision. Layers whose sizes are not multiples of 16 stay as they are.
+So do convolutions: PyTorch has none in FP8.
 
 Why it should help. FP8 Tensor Cores run at twice the rate of BF16, and operands take half the bytes.
 
-When it does not. Here, in two ways. These layers have the batch for rows and far below one percent of the FLOPs:
-finding the two largest elements, dividing and casting is more work than the product. And four bits of mantissa (3%) in
-front of everything else is more than BF16 strays in the whole step: on a CPU it is outside parity's budget for BF16.
-It is in no ladder: `python -m ladder.fp8trial` records why. `ladder precision` tries and times it on the GPU at hand.
+When it does not. It fails here, in two ways. These layers have the batch for rows and far below one percent of the
+FLOPs. So the two largest elements, the division and the cast are more work than the product. And four bits of
+mantissa (3%) at the start of the network are a larger error than BF16's over the whole step. On a CPU it is outside
+parity's budget for BF16. It is in no ladder; results/precision records why. `ladder precision` tries and times it on the GPU at hand.
 """
 
 from ladder.receipts import Receipt, judge
@@ -21,6 +21,6 @@ needs = ("cuda", "fp8")
 
 
 def receipt(seen: dict) -> Receipt:
-    """Fully connected layers call torch._scaled_mm."""
+    """Check that fully connected layers call torch._scaled_mm."""
     calls = sum(seen["plain"].get("fp8", {}).values())
     return judge((calls > 0, f"products in FP8 in one run of each phase: {calls}"))

@@ -1,19 +1,18 @@
-"""Adam in one kernel, and the moving average in a few.
+"""Run Adam in one kernel, and the moving average in a few.
 
-What changes. `Adam(fused=True)`: both moments, the bias correction and the weight's update in one pass over
-memory, one launch for many parameter tensors. The generator's moving average is moved by
-`torch._foreach_lerp_` over all tensors at once, where a loop launched one kernel for each.
+Change. `Adam(fused=True)` does both moments, the bias correction and the weight's update in one pass over memory, one
+launch for many parameter tensors. The generator's average is moved by `torch._foreach_lerp_` over all tensors at
+once; before, a loop launched one kernel for each.
 
-Why it should help. PyTorch's default, `foreach`, walks through the same tensors a dozen times, once for
-each operation of the formula: with 49 million parameters in the article's two networks that is 195 MB read
-and written again and again. Fused, weights, gradients and both moments are read once and all but the
-gradients written once: 7 passes of 195 MB for the two networks. The average of the generator is one more
-pass, and a launch for each tensor becomes a handful.
+Why it should help. PyTorch's default, `foreach`, walks through the same tensors a dozen times, once for each
+operation of the formula. The article's two networks have 49 million parameters, so 195 MB are read and written again
+and again. Fused, weights, gradients and both moments are read once, and all but the gradients written once: 7 passes
+of 195 MB. The average of the generator is one more pass, and a launch for each tensor becomes a handful.
 
-When it does not. The optimizer's work does not depend on the batch or on the resolution: the larger these
-are, the smaller its share of the step. In an eager step that waits for its launches the gain is larger than
-bandwidth says, inside a CUDA graph it is bandwidth alone. Rounding differs from `foreach` in the last
-bits, so a run continued from a checkpoint of the other kind takes slightly other values.
+When it does not. The optimizer's work does not depend on the batch or on the resolution: the larger these are, the
+smaller its share of the step. An eager step that waits for its launches gains more than bandwidth says; a CUDA graph
+gains by bandwidth alone. Rounding differs from `foreach` in the last bits. So a run continued from a checkpoint of
+the other kind takes slightly other values.
 """
 
 from ladder.receipts import Receipt, judge
@@ -27,12 +26,12 @@ LEFT = 2  # lerp_ calls of single tensors: the running mean of w, once in G_main
 
 
 def receipt(seen: dict) -> Receipt:
-    """Each phase calls `_fused_adam_` or our kernel, none foreach's; the moving average is one foreach call."""
+    """Check that each phase calls `_fused_adam_` or our kernel, and that the moving average is one foreach call."""
     adam = seen["adam"]
     calls = adam["calls"]
     ours = (
         seen["kernels"].get("adam_kernel", {}).get("calls", 0)
-    )  # the rung fused_update, which takes its place
+    )  # the kernel of the rung fused_update, which replaces this one
     return judge(
         (bool(adam["fused"]), f"Adam fused: {adam['fused']}"),
         (

@@ -1,22 +1,21 @@
-"""The style of a block's second layer in the pass of its first activation.
+"""Apply the style of a block's second layer in the pass of its first activation.
 
-What changes. A layer of the generator multiplies its input by a style, one number a channel and sample, and
-then convolves. In a block the first layer's activation goes to the second layer and nowhere else, so
-`kernels/filter_act_modulate.py` writes it with that style in it, in the kernel that filters and activates
-(`fused_filter`). A pass that only multiplies is gone. The second layer's activation is left as it is: toRGB
-reads it too, with a style of its own.
+Change. A layer of the generator multiplies its input by a style, one number a channel and sample, and then convolves.
+In a block the first layer's activation goes to the second layer alone. So `kernels/upfirdn/filter_act_modulate.py`
+writes it with that style in it, in the kernel that filters and activates (`fused_filter`). A pass that only
+multiplies is gone. The second layer's activation is left as it is: toRGB reads it too, with a style of its own.
 
-Backward the pass over gradients is gone as well. The kernel that remains reads what it read before: the sign
-of the activation is that of the modulated one, turned where the style is negative, and style times its
-gradient is a sum that the demodulation scale's gradient needs anyway. Path length differentiates the three
-ops one by one, and makes the activation once more for it.
+Backward the pass over gradients is gone as well, and the remaining kernel reads no more than before. The activation's
+sign is that of the modulated one, turned if the style is negative. Style times its gradient is a sum that the
+demodulation scale's gradient needs anyway. Path length differentiates the three ops one by one, and makes the
+activation once more for it.
 
-Why it should help. Each pass is bound by memory. At 256x256, 64 channels, batch 8 in BF16 the map is 67 MB:
-forward two of them are not moved, backward three. All blocks together have about twice that.
+Why it should help. Each pass is bound by memory. At 256x256, 64 channels, batch 8 in BF16 the map is 67 MB: two of
+them are saved forward, three backward. All blocks together save about twice that.
 
-When it does not. Path length gains nothing: the activation that it makes again, and the gradient of that, are
-as many passes as go. At low resolutions, or in small batches, the maps fit in the L2 cache, and what is saved
-is a launch. Without modulation (`norm: instance`) the rung is n/a.
+When it does not. Path length gains nothing: the activation that it makes again, and its gradient, are as many passes
+as are saved. At low resolutions, or in small batches, the maps fit in the L2 cache, and only a launch is saved.
+Without modulation (`norm: instance`) the rung is n/a.
 """
 
 from ladder.receipts import Receipt, judge, launched
@@ -27,11 +26,11 @@ needs = ("cuda", "triton", "demodulation")
 
 
 def receipt(seen: dict) -> Receipt:
-    """Our kernels are launched, and what modulates by itself are a block's first layers and that of 4x4 alone."""
+    """Check that our kernels are launched, and that only a block's first layers and that of 4x4 are modulated alone."""
     calls = {name: count.get("calls", 0) for name, count in seen["kernels"].items()}
     joined, alone = calls.get("filter_act_modulate_kernel", 0), calls.get("modulate_kernel", 0)
     most = joined + len(seen["passes"].get("Generator", []))
-    if seen["recipe"]["rgb"] == "conv":  # toRGB's, too: one a block
+    if seen["recipe"]["rgb"] == "conv":  # toRGB's, too: one for each block
         most *= 2
     left = calls.get("filter_act_kernel", 0)
     return judge(

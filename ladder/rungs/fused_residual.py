@@ -1,21 +1,21 @@
-"""The sums of the discriminator's residual blocks, taken in passes that run anyway.
+"""Take the sums of the discriminator's residual blocks in passes that run anyway.
 
-What changes. A residual block ends in a sum and begins with a fork. In the forward pass PyTorch adds the
-two branches with a kernel of its own, which reads two activations and writes one. In the backward pass
-autograd does the same at the fork, where the gradients of both branches meet. Here the activation's kernel
-adds the skip's result while it writes its own. At the fork, the skip begins with the filter that halves
-the resolution (`kernels/residual.py`): the kernel of the filter's gradient reads what came from the other
-branch, and adds it while it writes. The gradient of the fork is a sum and the gradient of that sum is a
-fork, so R1, which differentiates twice, saves the passes in each direction.
+Change. A residual block ends in a sum and begins with a fork. In the forward pass PyTorch adds the two branches with
+its own kernel, which reads two activations and writes one. In the backward pass autograd does the same at the fork,
+where the gradients of both branches meet. Here the activation's kernel adds the skip's result while it writes its
+own. At the fork the skip begins with the filter that halves the resolution (`kernels/pointwise/residual.py`). The
+kernel of the filter's gradient reads the other branch's gradient, and adds it while it writes. The gradient of the
+fork is a sum, and the gradient of that sum is a fork. So R1, which differentiates twice, saves the passes in each
+direction.
 
-Why it should help. Additions do no arithmetic to speak of; their time is memory traffic. Each fused one
-saves writing an activation and reading it again: 134 MB at the fork of a [8, 64, 256, 256] block in BF16.
-And there is one rounding where there were two.
+Why it should help. Additions do almost no arithmetic; their time is memory traffic. Each fused one saves writing an
+activation and reading it again: 134 MB at the fork of a [8, 64, 256, 256] block in BF16. And there is one rounding
+instead of two.
 
-When it does not. The sign of the result no longer says which side of the activation's kink x was on, so x
-itself is kept for the gradient instead of y, which the next block keeps anyway: a little more memory. At
-low resolutions the sums fit into the cache, and what is saved is two launches a block. Where the filter
-is folded into the convolution (without `fused_resample`) autograd still adds at the fork.
+When it does not. The sign of the result no longer tells on which side of the activation's kink x was. So x itself is
+kept for the gradient instead of y, which the next block keeps anyway: a little more memory. At low resolutions the
+sums fit into the cache, and only two launches a block are saved. If the filter is folded into the convolution
+(without `fused_resample`), autograd still adds at the fork.
 """
 
 from ladder.receipts import Receipt, gone, judge, launched, taken
@@ -26,7 +26,7 @@ needs = ("cuda", "triton")
 
 
 def receipt(seen: dict) -> Receipt:
-    """Our kernel is launched and no block adds in plain PyTorch; a filter of ours adds at the fork, too."""
+    """Check that our kernel is launched, no block adds in plain PyTorch, and a filter of ours adds at the fork, too."""
     adds = "add" in seen["kernels"].get("upfirdn2d_kernel", {}).get("tensors", [])
     ours = seen["recipe"]["resample"] == "triton"
     said = "summed in the filter's pass" if adds else "summed in a pass of their own"

@@ -1,22 +1,22 @@
-"""The discriminator's spectral norms of all layers together: a few launches, not a dozen a layer.
+"""Compute all spectral norms of the discriminator together: a few launches, not a dozen a layer.
 
-What changes. With `spectral_norm: true` a workload divides every weight of D by its largest singular value, which
-two vectors u and v estimate that take one step of the power iteration after each update. In plain PyTorch that is a
-matrix times a vector, a product of vectors and a division for each layer in each pass through D, as many again in
-its gradient, and two products and two lengths for each step of the iteration. Here (`kernels/spectral_norm.py`) the
-rows of all layers' weights are summed in one launch and the quotients written in the next, in BF16 where
-convolutions want that; the gradient is two launches, the iteration two. u and v are constants in the gradient
-either way, and sums are in a fixed order.
+Change. With `spectral_norm: true` a workload divides every weight of D by its largest singular value. Two vectors u
+and v estimate it, and take one step of the power iteration after each update. In plain PyTorch each layer in each
+pass through D needs a matrix times a vector, a product of vectors and a division. Its gradient needs as many again,
+and each step of the iteration two products and two lengths. Here (`kernels/weights/spectral_norm.py`) one launch sums
+the rows of all layers' weights, and the next writes the quotients, in BF16 if the convolutions want that. The
+gradient is two launches, the iteration two. u and v are constants in the gradient either way, and sums are in a fixed
+order.
 
-Why it should help. A layer's products read a few megabytes, which takes 2 microseconds, but a product with a vector
+Why it should help. A layer's products read a few megabytes, which takes 2 microseconds. But a product with a vector
 has few rows to share out among multiprocessors, and each launch in a graph costs as much again. In channels_last
-memory a weight is no matrix, so plain PyTorch copies it first; here it is read as it lies. The cast to BF16 is a
+memory a weight is no matrix, so plain PyTorch copies it first; here it is read as it lies. The cast to BF16 is one
 pass less.
 
-When it does not. StyleGAN2's own discriminator has no spectral norm: in such a workload the rung is n/a. With one
-or two large layers there is little to put side by side. Where the main phases are compiled, torch.compile has them
-to itself. With `weights: once` D keeps no compute copies here: what stands for its weights changes with u and v,
-and is made in each pass.
+When it does not. StyleGAN2's own discriminator has no spectral norm: in such a workload the rung is n/a. With one or
+two large layers there is little to put side by side. If the main phases are compiled, torch.compile has the norms to
+itself. With `weights: once` D keeps no compute copies here: its normalized weights change with u and v, and are made
+in each pass.
 """
 
 from ladder.receipts import Receipt, gone, judge, launched
@@ -32,13 +32,13 @@ KERNELS = (
     "spectral_products_kernel",
     "spectral_grad_kernel",
 )
-# Launches in one run of each of the four phases, for two groups of layers: those that convolve in BF16, and those that
-# stay in full precision. G_main passes through D without a gradient of its weights, D_main has two passes, D_r1 one.
+# Launches in one run of each of the four phases, for two groups of layers (BF16 and full precision). G_main passes
+# through D without a gradient of its weights, D_main has two passes, D_r1 one.
 MOST = 4 + (8 + 8 + 2) + (4 + 4 + 2)
 
 
 def receipt(seen: dict) -> Receipt:
-    """Our kernels are launched a few times for all layers, and nothing of it is left in plain PyTorch."""
+    """Check that our kernels are launched a few times for all layers, and that plain PyTorch does none of it."""
     counts = [seen["kernels"].get(name, {}).get("calls", 0) for name in KERNELS]
     return judge(
         *launched(seen, *KERNELS),

@@ -1,21 +1,21 @@
-"""Demodulation coefficients of all layers together, in a handful of launches instead of several a layer.
+"""Compute demodulation coefficients of all layers together: a handful of launches instead of several a layer.
 
-What changes. A layer's coefficients, rsqrt(sum (w s)^2 + eps), depend on its weight and its style, and styles
-depend on w alone: nothing has to wait for the convolution before. So all of them are made before the first
-convolution: one kernel sums each weight's squares over the 3x3 taps, one makes the coefficients. Backward, one
-kernel has all gradients of styles and of those sums, one goes from the sums to the weights. Path length's second
-derivatives, plain matrix products and element by element before, are two launches. A weight that is used twice,
-as in path length, adds up its gradients in the sums, a ninth of its size, and is read once. With `weights: once` the
-sums are kept beside the compute copies and made when weights change; `fused_update` takes the sums' gradients as
-they are, so that demodulation never writes a gradient as large as the weight.
+Change. A layer's coefficients, rsqrt(sum (w s)^2 + eps), depend on its weight and its style, and styles depend on w
+alone. So nothing has to wait for the convolution before, and all are made before the first convolution. One kernel
+sums each weight's squares over the 3x3 taps, one makes the coefficients. Backward, one kernel has all gradients of
+styles and of those sums, and one goes from the sums to the weights. Path length's second derivatives, before matrix
+products and elementwise kernels, are two launches. A weight that is used twice, as in path length, adds up its
+gradients in the sums. They are a ninth of its size, and the weight is read once. With `weights: once` the sums are
+kept beside the compute copies and made when weights change. The rung `fused_update` takes the sums' gradients as they
+are, so that demodulation never writes a gradient as large as the weight.
 
 Why it should help. A layer of 512 x 512 x 3 x 3 is 9 MB: 2 microseconds of memory, but one kernel of few programs
-takes longer. Thirteen layers side by side fill the GPU, and each phase launches four to nine kernels where it
-launched 39, or in path length some 400.
+takes longer. Thirteen layers side by side fill the GPU. Each phase launches four to nine kernels instead of 39, or in
+path length of some 400.
 
-When it does not. Where weights are large or batches long, a layer fills the GPU by itself, and what is left are
-the launches. Without demodulation (`norm: instance`) there is nothing to group: the rung is n/a. The coefficients
-of the last layer are held from the start of the pass on, which is some kilobytes.
+When it does not. If weights are large or batches long, a layer fills the GPU by itself, and only launches are saved.
+Without demodulation (`norm: instance`) there is nothing to group: the rung is n/a. The coefficients of the last layer
+are held from the start of the pass on, which is some kilobytes.
 """
 
 from ladder.receipts import Receipt, gone, judge, launched
@@ -37,7 +37,7 @@ SINGLE = ("demodulate_kernel", "demodulate_dweight_kernel", "demodulate_dstyle_k
 
 
 def receipt(seen: dict) -> Receipt:
-    """Our kernels are launched a few times for all layers, and no layer makes coefficients of its own."""
+    """Check that our kernels are launched a few times for all layers, and that no layer makes its own coefficients."""
     counts = {name: seen["kernels"].get(name, {}).get("calls", 0) for name in MOST}
     recipe, sums = seen["recipe"], seen["energies"]
     inside = recipe["fused_update"]  # which takes the gradients of the sums as they are

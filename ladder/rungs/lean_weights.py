@@ -1,20 +1,20 @@
-"""Convolution weights are scaled and cast when they change, not where they are used.
+"""Scale and cast convolution weights when they change, not where they are used.
 
-What changes. Equalized learning rate multiplies a weight by He's constant at each use, autocast casts the
-product to BF16, a transposed convolution wants it turned around, and the gradient goes the same way back:
-cast, multiplied, added up over the uses. Here each convolution weight has a compute copy, scaled, in BF16 and
-in the layout of its convolution. It is written once after the optimizer's step, for all weights together by
-multi-tensor operations, and read by every use. It is a leaf of autograd; what arrives at it in BF16 becomes the
-parameter's float32 gradient in a few launches. Parameters, moments and checkpoints stay in float32.
+Change. At each use equalized learning rate multiplies a weight by He's constant, and autocast casts the product to
+BF16. A transposed convolution wants it turned around. The gradient goes the same way back: cast, multiplied, added up
+over the uses. Here each convolution weight has a compute copy, scaled, in BF16 and in the layout of its convolution.
+Multi-tensor operations write the copies of all weights once after the optimizer's step, and every use reads them. A
+copy is a leaf of autograd: its BF16 gradient becomes the parameter's float32 gradient in a few launches. Parameters,
+moments and checkpoints stay in float32.
 
-Why it should help. Even in a CUDA graph an empty kernel takes half a microsecond and a small elementwise one
-nine tenths (results/claims), and a step of the article's workload launches some hundreds that do nothing else
-to weights: D passes its 22 through twice, G once more without a gradient. What is moved shrinks too: a
-float32 product, its cast, and two turned copies for each transposed convolution, forward and backward.
+Why it should help. Even in a CUDA graph an empty kernel takes half a microsecond and a small elementwise one nine
+tenths (results/claims). A step of the article's workload launches some hundreds that only do this to weights. D
+passes its 22 through twice, G once more without a gradient. Memory traffic shrinks too: a float32 product, its cast,
+and two turned copies for each transposed convolution, forward and backward.
 
-When it does not. Where launches cost nothing and weights are small beside activations (large batches), there is
-little to gain. A weight used twice adds its gradients in BF16, where they were added in float32: one more rounding
-of 2^-9, as cuDNN's own output has it. Whoever writes a parameter behind the step's back must refresh the copies.
+When it does not. If launches cost nothing and weights are small beside activations (large batches), there is little
+to gain. A weight used twice adds its gradients in BF16 instead of float32. That is one more rounding of 2^-9, as in
+cuDNN's own output. Code that writes a parameter behind the step's back must refresh the copies.
 """
 
 from ladder.receipts import Receipt, judge
@@ -25,7 +25,7 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """There are copies, they are what the weights have become, and no single weight is scaled or cast any more."""
+    """Check that copies exist and equal their weights, and that no single weight is scaled or cast any more."""
     copies = seen["copies"]
     kept = ", ".join(f"{count} in {dtype}" for dtype, count in copies["kept"].items())
     lean = {"bf16": "bfloat16", "fp16": "float16"}.get(seen["recipe"]["precision"])

@@ -1,22 +1,22 @@
-"""What nothing waits for runs on a second CUDA stream: the gradients of weights, and G's moving average.
+"""Run work that nothing waits for on a second CUDA stream: gradients of weights, and G's moving average.
 
-What changes. In a backward pass each activation's gradient waits for the one before it, but no kernel reads the
-gradient of a weight: only the optimizer does, at the end. Such gradients (of convolutions, of demodulation and of
-the large fully connected layers) are forked off to a second stream when their operands exist, and joined before the
-update. Captured, they are a parallel branch of the CUDA graph. The moving average of G needs weights of G that D's main
-phase does not change, so it runs beside that phase. Autograd would add up a leaf's gradients on the first stream: a
-collector of our own takes them instead (`kernels/weight_gradients.py`) and leaves them in `.grad` after the join.
-The chain of activations is captured at a higher priority: where both streams have blocks ready, it goes first.
+Change. In a backward pass each activation's gradient waits for the one before it. But no kernel reads the gradient of
+a weight: only the optimizer does, at the end. So the gradients of convolutions, of demodulation and of the large
+fully connected layers are forked off to a second stream when their operands exist. They are joined before the update.
+Captured, they are a parallel branch of the CUDA graph. The moving average of G needs weights of G that D's main phase
+does not change, so it runs beside that phase. Autograd would add up a leaf's gradients on the first stream. A
+collector of our own takes them instead (`kernels/linear/weight_gradients.py`) and leaves them in `.grad` after the
+join. The chain of activations is captured at a higher priority: if both streams have blocks ready, it goes first.
 
-Why it should help. At 4x4 to 32x32 the two gradients of a convolution fill a fraction of a large GPU each; side by side
-they take the time of one. What is left over from large layers fills up the small ones that follow in G. A sum of two
-contributions, the zeroing of a workspace and a kernel of 2 microseconds are no longer waited for, either.
+Why it should help. At 4x4 to 32x32 the two gradients of a convolution each fill a fraction of a large GPU. Side by
+side they take the time of one. Work left over from large layers fills up the small ones that follow in G. A sum of
+two contributions, the zeroing of a workspace and a kernel of 2 microseconds are no longer waited for, either.
 
-When it does not. A GPU that is full has nothing to give: two kernels that each fill all multiprocessors take
-their time one after the other, in whatever order. Blocks are not preempted, so a weight gradient that got in delays the
-chain. D's large layers come last in its backward pass, where nothing small follows. Both operands of each
-weight gradient must be kept until the join: more memory, as if no activation were freed during the backward pass. In
-an eager step that waits for its launches there is nothing to run beside.
+When it does not. A full GPU has nothing to give: two kernels that each fill all multiprocessors take their time one
+after the other, in any order. Blocks are not preempted, so a weight gradient that got in delays the chain. D's large
+layers come last in its backward pass, and nothing small follows them. Both operands of each weight gradient must be
+kept until the join. That takes memory as if no activation were freed during the backward pass. In an eager step that
+waits for its launches there is nothing to run beside.
 """
 
 from ladder.receipts import Receipt, judge
@@ -24,16 +24,16 @@ from ladder.receipts import Receipt, judge
 title = "parallel streams"
 change = {"streams": "two"}
 needs = ("cuda", "kept_weights")
-# Eager, its receipt found kernels at once for 0.1 ms of a step on an H200: the GPU waits for launches.
+# In an eager step its receipt found kernels at once for 0.1 ms of a step on an H200: the GPU waits for launches.
 rests_on = ("cuda_graphs",)
 
-COPIES = 0.75  # of the convolution weights; one that is padded first is left to autograd
-COPIES_RESHAPED = 0.25  # where those of up- and downsampling layers are made into others first: 26 of 64
-AT_ONCE = 0.01  # of the time that the GPU works; prefetching a batch overlaps by a tenth of that
+COPIES = 0.75  # share of the convolution weights; a weight that is padded first is left to autograd
+COPIES_RESHAPED = 0.25  # if up- and downsampling layers first make other weights of theirs: 26 of 64
+AT_ONCE = 0.01  # share of the time that the GPU works; prefetching a batch overlaps by a tenth of that
 
 
 def receipt(seen: dict) -> Receipt:
-    """Every phase forks, most convolution weights get their gradient there, and kernels ran at once when profiled."""
+    """Check that every phase forks, most convolution weights get their gradient there, and kernels ran at once."""
     found, ms = seen["parallel"], seen["parallel"]["ms"]
     phases = found["phases"]
     copies, of, gradients = (sum(p[key] for p in phases.values()) for key in ("copies", "of", "gradients"))

@@ -1,18 +1,18 @@
 """Prepare the next batch completely while the step computes.
 
-What changes. `data_loading` copies bytes across the bus beside the step, but turns them into floats in [-1, 1]
-(a conversion, a division, a subtraction) on the stream that computes, before the step may begin; and it waits for
-the loader's next batch before it launches the step. Here the next batch is asked for once the step has been launched,
-and is normalized on the side stream as well, into one of two buffers that take turns. Events keep the streams
-apart: the step waits for the buffer to be full, the side stream for the step to have read it.
+Change. `data_loading` copies bytes across the bus beside the step. But it turns them into floats in [-1, 1] (a
+conversion, a division, a subtraction) on the stream that computes, before the step may begin. And it waits for the
+loader's next batch before it launches the step. Here the next batch is requested once the step has been launched. It
+is normalized on the side stream as well, into one of two buffers that take turns. Events keep the streams apart: the
+step waits for the buffer to be full, the side stream for the step to have read it.
 
-Why it should help. All that stays in front of a step is one copy on the device (6.3 MB at 256x256 and batch 8: a
-few microseconds). And a loader that is late delays the CPU while the GPU is still busy with the last step,
-where before it delayed the launch of the next one.
+Why it should help. Only one copy on the device stays in front of a step (6.3 MB at 256x256 and batch 8: a few
+microseconds). And a late loader delays the CPU while the GPU is still busy with the last step; before, it delayed the
+next launch.
 
 When it does not. Three elementwise kernels on a batch of images are some ten microseconds of a step of ten
-milliseconds. Where workers keep up and the CPU runs ahead of the GPU (CUDA graphs), nobody waited for the
-loader in the first place. Kernels on the side stream take their share of memory bandwidth from the step.
+milliseconds. If workers keep up and the CPU runs ahead of the GPU (CUDA graphs), nobody waited for the loader in the
+first place. Kernels on the side stream take their share of memory bandwidth from the step.
 """
 
 from ladder.receipts import Receipt, judge
@@ -23,7 +23,7 @@ needs = ("cuda",)
 
 
 def receipt(seen: dict) -> Receipt:
-    """The step asks for its batch with a single operator, and the bytes crossed on a stream of their own."""
+    """Check that the step fetches its batch with a single operator, and that bytes crossed on their own stream."""
     data = seen["data"]
     batches = [c for c in data["crossings"] if c["to"] == "cuda"]
     beside = sum(c["side_stream"] and c["non_blocking"] for c in batches)

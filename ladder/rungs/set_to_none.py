@@ -1,17 +1,15 @@
 """Drop gradients instead of filling them with zeros.
 
-What changes. `optimizer.zero_grad(set_to_none=True)`. The next backward pass then writes each gradient,
-where before it read it, added to it and wrote it back.
+Change. The optimizer calls `zero_grad(set_to_none=True)`. The next backward pass then writes each gradient; before,
+it read it, added to it and wrote it back.
 
-Why it should help. One fill and one accumulation less for each parameter tensor. The two networks of the
-article's workload have 49 million parameters, 195 MB in FP32: small beside the activations, and the fills
-are done by a few multi-tensor kernels. What it saves is mostly launches, one addition for each parameter
-in each phase.
+Why it should help. One fill and one accumulation less for each parameter tensor. The two networks of the article's
+workload have 49 million parameters, 195 MB in FP32. That is small beside the activations, and a few multi-tensor
+kernels do the fills. So the saving is mostly launches, one addition for each parameter in each phase.
 
-When it does not. This has been the default since PyTorch 2.0, so most code already has it; the baseline
-here asks for the old behaviour to be able to show the difference. Inside a CUDA graph the launches cost
-next to nothing, and what remains is the memory traffic. The article gained 3 % (131 to 127 ms); often
-there is nothing that can be measured.
+When it does not. This has been the default since PyTorch 2.0, so most code already has it. The baseline here asks for
+the old behaviour to show the difference. Inside a CUDA graph the launches cost next to nothing, and only the memory
+traffic remains. The article gained 3 % (131 to 127 ms); often there is nothing to measure.
 """
 
 from ladder.receipts import Receipt, judge
@@ -22,7 +20,7 @@ needs: tuple[str, ...] = ()
 
 
 def receipt(seen: dict) -> Receipt:
-    """After zero_grad gradients are None; nothing is filled with zeros, nothing added to an old gradient."""
+    """Check that gradients are None after zero_grad: nothing is filled with zeros or added to an old gradient."""
     found = seen["gradients"]
     return judge(
         (found["none"] > 0 and not found["kept"], f"gradients None {found['none']}, kept {found['kept']}"),

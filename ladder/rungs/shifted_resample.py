@@ -1,15 +1,15 @@
-"""Resampling as sums of shifted slices, which torch.compile fuses with what follows.
+"""Resample by sums of shifted slices, which torch.compile fuses with the operations after it.
 
-What changes. In the compiled phases the [1, 3, 3, 1] filter is four shifted slices of the image, weighted and summed
-along each dimension, between ordinary convolutions: what `fused_resample` does with a kernel of ours, in plain PyTorch.
-The compiler makes one pass of it, together with the scale, noise, bias and activation behind it. Lazy phases
-are not compiled, there each slice would be a pass over memory: they keep the filter folded into the weights.
+Change. In the compiled phases the [1, 3, 3, 1] filter is four shifted slices of the image, weighted and summed along
+each dimension. It stands between ordinary convolutions, as in `fused_resample`, but in plain PyTorch. The compiler
+makes one pass of it, together with the scale, noise, bias and activation behind it. Lazy phases are not compiled, and
+there each slice would be a pass over memory. So they keep the filter folded into the weights.
 
-Why it should help. Folding the filter into the weights costs four times the convolution's FLOPs, and passes to fold
-them and to bring blocks of pixels into place. A filter of its own costs one pass, and a compiler that fuses
-does the neighbours' work in the same pass. It is the best plain PyTorch that a compiled step can be compared with.
+Why it should help. A filter folded into the weights costs four times the convolution's FLOPs. It also costs passes to
+fold them and to bring blocks of pixels into place. A filter of its own costs one pass, and a compiler that fuses does
+the neighbours' work in the same pass. It is the best plain PyTorch that a compiled step can be compared with.
 
-When it does not. At low resolutions a convolution takes so little that the fourfold FLOPs do not show. Where the
+When it does not. At low resolutions a convolution takes so little that the fourfold FLOPs do not show. If the
 compiler writes the half-filtered image to memory, it is two passes. Uncompiled it is never faster.
 """
 
@@ -21,7 +21,7 @@ needs = ("cuda", "triton")
 
 
 def receipt(seen: dict) -> Receipt:
-    """Both main phases are compiled, and their graphs hold no convolution with the four taps of [1, 3, 3, 1]."""
+    """Check that both main phases are compiled, without a convolution with the taps of [1, 3, 3, 1]."""
     found, ran = seen["compile"], torch_compile.phases(seen)
     filters = found.get("filters", 0)
     return judge(

@@ -1,17 +1,17 @@
-"""TF32 in every FP32 matmul: Tensor Cores for the layers that are not convolutions.
+"""Compute every FP32 matmul in TF32: Tensor Cores for the layers that are not convolutions.
 
-What changes. `torch.backends.cuda.matmul.fp32_precision = "tf32"`, and the same said of convolutions, where
-it is PyTorch's default already. TF32 keeps FP32's eight bits of exponent and cuts the mantissa of the
-inputs to ten bits; sums stay FP32.
+Change. `torch.backends.cuda.matmul.fp32_precision` becomes "tf32". The same is said of convolutions, for which it is
+PyTorch's default already. TF32 keeps FP32's eight bits of exponent and cuts the mantissa of the inputs to ten bits;
+sums stay FP32.
 
-Why it should help. Tensor Cores multiply TF32 several times faster than the ordinary cores multiply FP32.
-For a model whose time is in large matmuls this is the cheapest switch there is, and it needs no autocast.
+Why it should help. Tensor Cores multiply TF32 several times faster than the ordinary cores multiply FP32. For a model
+whose time is in large matmuls this is the cheapest switch there is, and it needs no autocast.
 
 When it does not. In StyleGAN2 the matmuls are the mapping network, the style affines and two layers of the
-discriminator, all with the batch for rows: together far below one percent of the FLOPs. The convolutions, which are
-the rest, run in TF32 by default, so the baseline has that gain in it. This rung is an alternative to `bf16`
-for those who must not leave FP32 storage; under `bf16` it changes the few layers that autocast leaves in
-full precision, among them the demodulation.
+discriminator. All have the batch for rows: together far below one percent of the FLOPs. The convolutions, which are
+the rest, run in TF32 by default, so the baseline has that gain in it. This rung is an alternative to `bf16` for users
+who must not leave FP32 storage. Under `bf16` it changes the few layers that autocast leaves in full precision, among
+them the demodulation.
 """
 
 from ladder.receipts import Receipt, judge
@@ -22,7 +22,7 @@ needs = ("cuda",)
 
 
 def receipt(seen: dict) -> Receipt:
-    """Both flags are read back where phases run; what cuBLAS and cuDNN make of them is below PyTorch's sight."""
+    """Check both flags where phases run. PyTorch does not show what cuBLAS and cuDNN make of them."""
     settings = seen["settings"]
     matmul, conv = settings["matmul_fp32_precision"], settings["conv_fp32_precision"]
     return judge(

@@ -1,18 +1,17 @@
 """Replay a whole step, all its phases, with a single launch.
 
-What changes. Instead of a graph for each phase there is one for each kind of step: G_main with D_main and the
-moving average, the same with path length between them, and the same with R1 behind it. Phases keep their
-order, because it is part of the algorithm, so the lazy ones are inside a step's graph and not beside it. All
-graphs share one memory pool. Random numbers are still drawn in front of the replay, by two kernels for each
-phase: there parity can load numbers of its own and see them go through the very graph that is timed.
+Change. Each kind of step has one graph, instead of one for each phase. The kinds are G_main with D_main and the
+moving average, the same with path length between them, and the same with R1 behind it. Phases keep their order,
+because it is part of the algorithm, so the lazy ones are inside a step's graph and not beside it. All graphs share
+one memory pool. Two kernels for each phase still draw the random numbers before the replay. There parity can load its
+own numbers and see them go through the very graph that is timed.
 
-Why it should help. Between two replays the GPU runs dry for some microseconds, and the CPU does less for each step:
-one replay instead of 2.3. It also lets whatever is done once a step (a weight's cast, say) be shared by the
-phases of a step.
+Why it should help. Between two replays the GPU runs dry for some microseconds. The CPU does less for each step: one
+replay instead of 2.3. And work done once a step (a weight's cast, say) can be shared by the phases of a step.
 
-When it does not. A replay costs tens of microseconds of CPU time, which it spends while the GPU computes: where the
-step takes ten milliseconds there is next to nothing to gain. Capture takes longer, as the main phases are
-captured once for each kind of step.
+When it does not. A replay costs tens of microseconds of CPU time, which it spends while the GPU computes. If the step
+takes ten milliseconds, there is next to nothing to gain. Capture takes longer, as the main phases are captured once
+for each kind of step.
 """
 
 from ladder.receipts import Receipt, judge
@@ -24,7 +23,7 @@ needs = ("cuda", "cuda_graphs")
 
 
 def receipt(seen: dict) -> Receipt:
-    """Every graph holds a whole step, every kind of step has one, and a step is one replay."""
+    """Check that every graph holds a whole step, that every kind of step has one, and that a step is one replay."""
     found = seen["graphs"]
     whole = [name for name in found["captured"] if {"G_main", "D_main"} <= set(name.split("+"))]
     replays = found["replays"]

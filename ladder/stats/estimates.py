@@ -1,8 +1,8 @@
 """The statistics of a ladder: medians, quartiles, intervals over rounds, paired ratios.
 
-The unit is the round (one fresh process of each rung). Samples of one process are never pooled for an
-interval: with 0.3% between processes a pooled t-test called 73% of A/A pairs different. Times are positive,
-and processes differ by a factor rather than by an amount, so intervals and ratios are taken on logarithms.
+The unit is the round (one fresh process of each rung). Samples of one process are never pooled for an interval: with
+0.3% between processes a pooled t-test called 73% of A/A pairs different. Times are positive, and processes differ by
+a factor rather than by an amount. So intervals and ratios are taken on logarithms.
 """
 
 import functools
@@ -17,22 +17,22 @@ _EVERYTHING = 69.0  # its exponential is 0.9e30
 
 @functools.lru_cache(maxsize=1024)
 def t_quantile(probability: float, freedom: int) -> float:
-    """Quantile of Student's t distribution."""
+    """Return a quantile of Student's t distribution."""
     return float(special.stdtrit(freedom, probability))
 
 
 def t_tail(value: float, freedom: int) -> float:
-    """Probability that Student's t exceeds `value`."""
+    """Return the probability that Student's t exceeds `value`."""
     return float(special.stdtr(freedom, -value))
 
 
 def median(values: Sequence[float]) -> float | None:
-    """Median, or None for no values."""
+    """Return the median, or None for no values."""
     return float(np.median(values)) if len(values) else None
 
 
 def quartiles(values: Sequence[float]) -> tuple[float, float] | tuple[None, None]:
-    """First and third quartile (linear between order statistics), or (None, None) for no values."""
+    """Return the first and third quartile (linear between order statistics), or (None, None) for no values."""
     if not len(values):
         return None, None
     low, high = np.percentile(values, [25, 75])
@@ -40,17 +40,17 @@ def quartiles(values: Sequence[float]) -> tuple[float, float] | tuple[None, None
 
 
 def mad(values: Sequence[float]) -> float | None:
-    """Median absolute deviation from the median, unscaled, or None for no values."""
+    """Return the median absolute deviation from the median, unscaled, or None for no values."""
     return float(np.median(np.abs(np.asarray(values) - np.median(values)))) if len(values) else None
 
 
 def standard_error(values: Sequence[float]) -> float:
-    """Standard error of the mean of two values or more."""
+    """Return the standard error of the mean of two values or more."""
     return float(np.std(values, ddof=1) / np.sqrt(len(values)))
 
 
 def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Student t interval of the mean. One value says nothing about its spread: None."""
+    """Return Student's t interval of the mean. One value does not show its spread: None."""
     n = len(values)
     if n < 2:
         return None
@@ -60,9 +60,10 @@ def t_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple
 
 
 def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tuple[float, float] | None:
-    """Student t interval on the logarithms of positive values (round medians, ratios), back on their own scale.
+    """Return Student's t interval of positive values (round medians, ratios), computed on logarithms.
 
-    Never below zero, and the same whether a ratio is a/b or b/a. None for fewer than two values.
+    The interval is on the values' own scale, never below zero, and the same for a/b and b/a. Returns None for fewer
+    than two values.
     """
     bounds = t_interval(np.log(values), confidence) if len(values) > 1 else None
     if bounds is None:
@@ -72,30 +73,32 @@ def log_interval(values: Sequence[float], confidence: float = CONFIDENCE) -> tup
 
 
 def within_everything(low: float, high: float) -> tuple[float, float]:
-    """Bounds of a log ratio, cut where its factor passes what a result file holds (1e30 and its inverse).
+    """Return the bounds of a log ratio, cut so that a result file can hold its factor (1e30 and its inverse).
 
-    Two rounds that differ by a third say nothing at Holm's level: without the cut their interval would end at factors
-    like 1e-200, or at infinity.
+    At Holm's level, two rounds that differ by a third show nothing. Without the cut their interval would end at
+    factors like 1e-200, or at infinity.
     """
     return max(low, -_EVERYTHING), min(high, _EVERYTHING)
 
 
 def paired_ratios(reference: dict[int, float], other: dict[int, float]) -> list[float]:
-    """reference / other for each round (the key) that both have, in order: above 1 where `other` is faster."""
+    """Return reference / other for each round (the key) that both have, in order: above 1 if `other` is faster."""
     return [reference[r] / other[r] for r in sorted(reference) if r in other]
 
 
 def log_ratios(reference: dict[int, float], other: dict[int, float]) -> list[float]:
-    """The paired ratios as logarithms: 0.01 is 1% faster, -0.01 as much slower. The unit of every verdict."""
+    """Return the paired ratios as logarithms, the unit of every verdict: 0.01 is 1% faster, -0.01 as much slower."""
     return [float(value) for value in np.log(paired_ratios(reference, other))]
 
 
 def holm_levels(p_values: Sequence[float], alpha: float = 1 - CONFIDENCE) -> list[float]:
-    """The level at which Holm's step-down procedure decides each hypothesis: it is rejected if p <= that level.
+    """Return the level at which Holm's step-down procedure decides each hypothesis.
 
-    The smallest of m p-values is compared with alpha/m, the next with alpha/(m-1), and so on; at the first that is
-    not rejected the procedure stops, and all that are left are judged at that level. The chance of any false
-    rejection is at most alpha, whatever the dependence (Holm 1979).
+    It is rejected if p <= that level.
+
+    The smallest of m p-values is compared with alpha/m, the next with alpha/(m-1), and so on. The first p-value that
+    is not rejected ends the procedure, and the rest are judged at its level. The chance of any false rejection is at
+    most alpha, whatever the dependence (Holm 1979).
     """
     order = sorted(range(len(p_values)), key=p_values.__getitem__)
     levels, level, stopped = [0.0] * len(p_values), alpha, False
@@ -110,9 +113,10 @@ def holm_levels(p_values: Sequence[float], alpha: float = 1 - CONFIDENCE) -> lis
 def welch_interval(
     reference: Sequence[float], other: Sequence[float], confidence: float = CONFIDENCE
 ) -> tuple[float, float, float, float] | None:
-    """Difference of means (reference - other) of two unpaired samples: (difference, standard error, freedom, half).
+    """Return the difference of means (reference - other) of two unpaired samples, with its interval.
 
-    Freedom is Welch and Satterthwaite's. None where either has fewer than two values.
+    The tuple is (difference, standard error, freedom, half-width). Freedom is Welch and Satterthwaite's. Returns None
+    if either has fewer than two values.
     """
     if len(reference) < 2 or len(other) < 2:
         return None
@@ -126,10 +130,10 @@ def welch_interval(
 
 
 def speedup(reference: dict[int, float], other: dict[int, float]) -> float | None:
-    """The median paired log ratio as a factor: how many times faster `other` is than `reference`. Values per round.
+    """Return how many times faster `other` is than `reference`: the median paired log ratio as a factor.
 
-    Without a common round (two partial runs) the ratio of the medians, which is not protected from drift.
-    None where either has no value.
+    The arguments are {round: value}. Without a common round (two partial runs) it is the ratio of the medians, which
+    is not protected from drift. Returns None if either has no value.
     """
     if not reference or not other:
         return None

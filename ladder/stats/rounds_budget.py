@@ -1,4 +1,4 @@
-"""How many rounds a run makes. Pure functions of seconds and widths, so that what they decide can be tested."""
+"""The number of rounds in a run: pure functions of seconds and widths, so that their decisions can be tested."""
 
 from ladder.stats.verdicts import LEAST_ROUNDS
 
@@ -9,13 +9,13 @@ FEWEST_ROUNDS = 3  # even beyond the budget: two are no basis for an interval
 def another_round(
     done: int, *, fixed: int | None, budget_s: float | None, spent_s: float, round_s: float, wanted: bool
 ) -> bool:
-    """Whether to make round number `done` (0-based).
+    """Return whether to make round number `done` (0-based).
 
     Args:
-        fixed: the rounds that were asked for; then nothing else counts.
+        fixed: the number of rounds requested; it overrides all else.
         budget_s: seconds the run may take, or None for no limit.
-        spent_s, round_s: seconds it has taken, and that a round takes.
-        wanted: whether more rounds are worth it (`verdicts.wants_rounds`); never asked below 5.
+        spent_s, round_s: seconds taken so far, and by one round.
+        wanted: whether more rounds are worth it (`verdicts.wants_rounds`). Ignored below 5.
     """
     if fixed is not None:
         return done < fixed
@@ -27,7 +27,7 @@ def another_round(
 
 
 def fitting_cycles(cycles: int, done: int, *, budget_s: float | None, spent_s: float, round_s: float) -> int:
-    """Timed cycles of a visit from now on: one, if five rounds as long as the first would not fit the budget.
+    """Return the timed cycles of a visit from now on: one, if five rounds like the first would not fit the budget.
 
     Rounds are kept rather than cycles: processes differ more than the cycles of one process.
     """

@@ -1,9 +1,9 @@
-"""From paired log ratios to verdicts: noise floor, Holm, four words, and when to add rounds. Pure functions.
+"""Verdicts from paired log ratios: noise floor, Holm, four words, and when to add rounds. Pure functions.
 
-Everything is a log ratio over rounds: positive where the rung gains. The noise floor is what identical programs
-(twins) show in a run of this many rounds; nothing below it, or below 0.25%, is ever called a difference. A rung is
-`faster` or `slower` only if its whole interval lies beyond that, at the level Holm's procedure leaves it; `no
-measurable gain` if the interval lies inside; else `ambiguous`. A winner is never forced.
+Everything is a log ratio over rounds: positive if the rung gains. The noise floor is the difference that identical
+programs (twins) show in a run of this many rounds. A difference below it, or below 0.25%, is never called one. A rung
+is `faster` or `slower` only if its whole interval lies beyond the floor, at Holm's level. It is `no measurable gain`
+if the interval lies inside, else `ambiguous`. A winner is never forced.
 """
 
 from collections.abc import Sequence
@@ -17,16 +17,17 @@ FASTER, SLOWER, NO_GAIN, AMBIGUOUS = "faster", "slower", "no measurable gain", "
 LEAST_DIFFERENCE = 0.0025  # smaller ones are of no use, however sure
 ENOUGH = 0.005  # half-width of an interval at which more rounds are not worth their time
 LEAST_ROUNDS, MOST_ROUNDS = 5, 12
-HOST, GPU = "host", "gpu"  # what bounds a rung: the process that launches, or the device
-# From this share of waiting for the CPU on, a rung has the host's noise. The pauses between the kernels of a captured
-# step are 1 to 2% of it; eager steps with a share of 8% differed by 1% from process to process, captured ones by 0.1%.
+HOST, GPU = "host", "gpu"  # the limit of a rung: the process that launches, or the device
+# A rung that waits for the CPU at least this share of its time has the host's noise. The pauses between the kernels of
+# a captured step are 1 to 2% of it. Eager steps with a share of 8% differed by 1% from process to process, captured
+# steps by 0.1%.
 HOST_SHARE = 0.04
-HOST_FLOOR = 0.03  # a host-bound rung in a run without a host-bound twin: what five rounds resolve at best
+HOST_FLOOR = 0.03  # a host-bound rung in a run without a host-bound twin: the best resolution of five rounds
 
 
 @dataclass(frozen=True)
 class Comparison:
-    """One question of a run: `values` are the log ratios of its rounds, `floor` the noise of its kind of rung."""
+    """One question of a run. `values` are the log ratios of its rounds, `floor` the noise of its kind of rung."""
 
     values: Sequence[float]
     floor: float
@@ -40,22 +41,24 @@ class Verdict:
     effect: float
     interval: tuple[float, float] | None
     confidence: float
-    least: float  # d: what had to be exceeded
+    least: float  # d: the least difference that counts
     rounds: int
 
 
 def kind(host_bound: float | None, device: str) -> str:
-    """Which noise a rung has. Where the share is unknown, and on a CPU, the host's, which is the larger."""
+    """Return which noise a rung has. On a CPU, or if the share is unknown, it is the host's, which is larger."""
     return GPU if device == "cuda" and host_bound is not None and host_bound < HOST_SHARE else HOST
 
 
 def noise_floor(twins: Sequence[Sequence[float]], stored: Sequence[float] = ()) -> float | None:
-    """Upper 95% bound of the |effect| that a rung shows against its own twin, as a log ratio; None if unknown.
+    """Return the noise floor: the upper 95% bound of a rung's |effect| against its own twin, or None if unknown.
+
+    It is a log ratio.
 
     Args:
         twins: log ratios by round of each pair of twins of one kind in this run.
-        stored: log ratios of the machine's earlier twins of that kind. They sharpen the estimate of the spread; the
-            bound stays that of a run of this many rounds, and is never below what this run's own twins show.
+        stored: log ratios of the machine's earlier twins of that kind. They sharpen the estimate of the spread. The
+            bound stays that of a run of this many rounds, and never falls below this run's own twins.
     """
     own = [pair for pair in twins if len(pair)]
     values = [*(value for pair in own for value in pair), *stored]
@@ -70,7 +73,7 @@ def noise_floor(twins: Sequence[Sequence[float]], stored: Sequence[float] = ()) 
 
 
 def floor_of(kinds: Sequence[str], floors: dict[str, float | None]) -> float | None:
-    """The floor of a comparison between rungs of these kinds: the largest. None where no twin of any kind is known."""
+    """Return the floor of a comparison between rungs of these kinds: the largest, or None if no twin is known."""
     known = [value for value in floors.values() if value is not None]
     if not known:
         return None
@@ -80,7 +83,7 @@ def floor_of(kinds: Sequence[str], floors: dict[str, float | None]) -> float | N
 
 
 def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:
-    """The verdicts of one run, in order, with Holm's correction over all of them.
+    """Return the verdicts of one run, in order, with Holm's correction over all of them.
 
     A comparison of fewer than two rounds has no interval and is `ambiguous`.
     """
@@ -104,7 +107,7 @@ def decide(
     effects: Sequence[float],
     rounds: Sequence[int],
 ) -> list[Verdict]:
-    """`judge` on (mean, standard error, degrees of freedom) of each comparison, paired or not."""
+    """Return the verdicts for (mean, standard error, degrees of freedom) of each comparison, paired or not."""
     least = [max(LEAST_DIFFERENCE, floor) for floor in floors]
     asked = [index for index, summary in enumerate(summaries) if summary is not None]
     p_values = [_p_beyond(*summaries[index], least[index]) for index in asked]
@@ -122,7 +125,7 @@ def decide(
 
 
 def word_for(interval: tuple[float, float] | None, least: float) -> str:
-    """Where an interval of log ratios lies, seen from +-`least`."""
+    """Return the word for an interval of log ratios, by its place relative to +-`least`."""
     if interval is None:
         return AMBIGUOUS
     low, high = interval
@@ -134,7 +137,10 @@ def word_for(interval: tuple[float, float] | None, least: float) -> str:
 
 
 def _p_beyond(mean: float, error: float, freedom: float, least: float) -> float:
-    """Two-sided p-value against an effect of at most `least` in size: below a, iff the 1-a interval lies beyond."""
+    """Return the two-sided p-value against an effect of at most `least`.
+
+    It is below a iff the 1-a interval lies beyond.
+    """
     beyond = abs(mean) - least
     if beyond <= 0:
         return 1.0
@@ -142,16 +148,16 @@ def _p_beyond(mean: float, error: float, freedom: float, least: float) -> float:
 
 
 def half_width(values: Sequence[float]) -> float | None:
-    """Half-width of the plain 95% interval, None for one round. Not Holm's: that one depends on what is significant."""
+    """Return the half-width of the plain 95% interval, None for one round. Holm's depends on what is significant."""
     interval = estimates.t_interval(values)
     return None if interval is None else (interval[1] - interval[0]) / 2
 
 
 def wants_rounds(comparisons: Sequence[Comparison]) -> bool:
-    """Whether one more round is worth it: fewer than 5 are there, or fewer than 12 and an interval is still wide.
+    """Return whether one more round is worth it: fewer than 5 are there, or fewer than 12 and an interval is wide.
 
-    Wide means a half-width above max(0.5%, floor). It looks at widths alone, never at where an interval lies: rounds
-    added until something becomes significant would make chance look like a result.
+    Wide means a half-width above max(0.5%, floor). Only widths count, never the place of an interval: rounds added
+    until something becomes significant would make chance look like a result.
     """
     least = min((len(c.values) for c in comparisons), default=MOST_ROUNDS)
     if least < LEAST_ROUNDS:

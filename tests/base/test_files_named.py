@@ -50,8 +50,8 @@ def test_standard_output_goes_on_where_it_stands(tmp_path, name):
     if name == "link":
         (tmp_path / "link").symlink_to("/proc/self/fd/1")
         name = str(tmp_path / "link")
-    write = f"tables.write({name!r}, 'rows\\n')"
-    code = f"from ladder.report import tables; print('before'); {write}; print('after')"
+    write = f"files.write({name!r}, 'rows\\n')"
+    code = f"from ladder.base import files; print('before'); {write}; print('after')"
     with open(tmp_path / "out", "w") as out:
         subprocess.run([sys.executable, "-c", code], cwd=ROOT, stdout=out, check=True)
     assert (tmp_path / "out").read_text() == "before\nrows\nafter\n"

@@ -4,16 +4,13 @@ import ast
 import importlib.metadata
 import json
 import re
-import shutil
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from click.testing import CliRunner
 
 from benches import ROOT
-from ladder.publish.history import overhead as asvoverhead
 from ladder.publish.history import screening as screened
 from tests.support import toyhistory
 from tests.support.repositories import git
@@ -156,24 +153,6 @@ def test_a_fresh_clone_without_a_terminal_needs_nothing(history):
     assert values(clone, MEMORY, "*/*-treedirty-*.json") == {"v2": 70}
     no_private_words(clone)
     assert [path.name for path in (clone.parent / "home").iterdir()] == []
-
-
-def test_the_overhead_for_each_commit_is_measured(history, monkeypatch, tmp_path):
-    monkeypatch.setattr(asvoverhead, "ROOT", history)
-    monkeypatch.setattr(asvoverhead.git, "commit_of", lambda root: (git(root, "rev-parse", "HEAD"), False))
-    run = CliRunner().invoke(
-        asvoverhead.main, ["--commits", "2", "--repeats", "1", "--out", str(tmp_path / "out")]
-    )
-    assert run.exit_code == 0, run.output
-    (data,) = (json.loads(path.read_text()) for path in (tmp_path / "out").glob("*.json"))
-    (row,) = data["rows"]
-    assert data["commits"] == 2 and len(row["checkout_s"]) == 3 and row["run_of_one_s"] > 0
-    assert str(tmp_path) not in json.dumps(data) and not (history / "results").exists()
-
-    shutil.rmtree(history / "benches")
-    git(history, "commit", "-qam", "no benchmarks")
-    run = CliRunner().invoke(asvoverhead.main, ["--out", str(tmp_path / "none")])
-    assert run.exit_code == 2 and run.output.count("\n") == 1 and not (tmp_path / "none").exists()
 
 
 # --- which Python, which torch --------------------------------------------------------------------------------------

@@ -198,7 +198,7 @@ def test_no_value_moves_to_another_series_over_five_commits(toys):
 
 
 LIES = {
-    "ladder/engine/worker.py": (
+    "ladder/engine/timed_rung.py": (
         "wall = (time.perf_counter() - begin)",
         "wall = 1000 * (time.perf_counter() - begin)",
     ),

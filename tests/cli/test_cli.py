@@ -86,7 +86,7 @@ def test_show_teaches_and_tells_the_change():
     said = call("show", "cuda_graphs").output
     assert (
         "When it does not." in said
-        and "Receipt. Every phase, or kind of step, is replayed" in said
+        and "Receipt. Check that every phase, or kind of step, is replayed" in said
         and 'adam: "capturable"' in said
         and "cuda_graphs: true" in said
     )

@@ -83,7 +83,9 @@ def test_an_environment_inside_of_the_checkout_is_elsewhere(monkeypatch: pytest.
     for name in [name for name in sys.modules if name.partition(".")[0] in asides.MEASURED]:
         monkeypatch.delitem(sys.modules, name)
     assert of(kernels=ROOT / "kernels" / "__init__.py") is None
-    assert "no module kernels.tiles of" in of(kernels__tiles=ROOT.parent / "other" / "kernels" / "tiles.py")
+    assert "no module kernels.common.tiles of" in of(
+        kernels__common__tiles=ROOT.parent / "other" / "tiles.py"
+    )
     for site in (ROOT / ".venv" / "lib" / "kernels" / "__init__.py", ROOT / "kernels.py"):
         assert "no package kernels of" in of(kernels=site)
 

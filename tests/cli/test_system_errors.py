@@ -12,7 +12,7 @@ import pytest
 
 from ladder.base import errors, files
 from ladder.base.errors import EnvironmentFailure, UserError
-from ladder.engine import pool, worker
+from ladder.engine import pool, timed_rung, worker
 from ladder.engine import run as measure
 from tests.engine.test_measure import run, stored
 
@@ -68,7 +68,7 @@ def test_what_the_system_lacks_is_told_from_what_a_rung_does_wrong(error, words)
     [
         (RuntimeError("weight is wrong"), "failed"),
         (FileNotFoundError(errno.ENOENT, "No such file", "kernel.cu"), "failed"),
-        (worker.Invalid("NaN"), "invalid"),
+        (timed_rung.Invalid("NaN"), "invalid"),
         (RuntimeError("CUDA out of memory. Tried to allocate 20.00 GiB"), "oom"),
         (OSError(errno.ENOMEM, "Cannot allocate memory"), "oom"),  # it may be the rung that takes it
     ],

@@ -15,6 +15,7 @@ from ladder.base.files import COMPILED
 from ladder.engine import inspection
 from ladder.engine import run as measure
 from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.engine.visit import Visits
 from ladder.results import code_digest, schema
 from ladder.results import store as results
 from tests.engine.test_measure import by_name, run, stored
@@ -143,7 +144,7 @@ def test_a_rung_whose_check_broke_is_checked_again_before_a_resumed_run_times_it
 def test_a_worker_on_another_gpu_stops_the_run_at_once(
     asked: list, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
-    monkeypatch.setattr(measure.Visits, "check_gpu", lambda visits, seen: "the worker runs on another GPU")
+    monkeypatch.setattr(Visits, "check_gpu", lambda visits, seen: "the worker runs on another GPU")
     with pytest.raises(measure.UserError, match="another GPU") as error:
         run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True)
     assert [do for _, do in asked] == ["build"]
@@ -191,10 +192,11 @@ def copied(tmp_path_factory: pytest.TempPathFactory) -> tuple[Path, str]:
 @pytest.mark.parametrize(
     ("changed", "other"),
     [
-        ("kernels/modulate.py", True),
+        ("kernels/pointwise/modulate.py", True),
         ("stylegan_lite/losses.py", True),
         ("ladder/rungs/bf16.py", True),  # its receipt; rungs are imported by name
         ("ladder/engine/worker.py", True),
+        ("ladder/engine/timed_rung.py", True),
         ("ladder/engine/inspection.py", True),
         ("ladder/parity/check.py", True),  # imported inside a function of the worker
         ("ladder/parity/exact.py", True),
@@ -331,7 +333,7 @@ def test_a_stop_ends_all_inspectors(lanes: dict, tmp_path: Path, monkeypatch: py
     started, real = [], Pool.take
     monkeypatch.setattr(Pool, "take", lambda pool: started.append(real(pool)) or started[-1])
     seen = iter([None, "the worker runs on another GPU"])
-    monkeypatch.setattr(measure.Visits, "check_gpu", lambda visits, uuid: next(seen, None))
+    monkeypatch.setattr(Visits, "check_gpu", lambda visits, uuid: next(seen, None))
     with pytest.raises(measure.UserError, match="another GPU"):
         run(tmp_path / "out", {name: {} for name in "abcdefg"}, inspect=True)
     assert len(started) < 7 and all(worker.ended for worker in started)

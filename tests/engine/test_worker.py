@@ -5,8 +5,10 @@ import types
 
 import pytest
 
-from ladder.engine import asides, capturing, worker
-from ladder.engine.worker import Invalid, NoContract, Rung, failure, is_settled
+from ladder.engine import asides, capturing, timed_rung
+from ladder.engine.asides import is_settled
+from ladder.engine.timed_rung import Invalid, NoContract, Rung
+from ladder.engine.worker import failure
 from tests.support.small import SMALL
 
 
@@ -89,7 +91,7 @@ def test_nothing_is_added_where_no_two_kinds_of_steps_differ_by_one_phase() -> N
 def test_each_failure_has_its_status(error: Exception, status: str) -> None:
     reply = failure(error, "prepare", Rung(None, None))
     assert reply["status"] == status and not reply["ok"] and reply["reason"]
-    assert worker.peak_rss() >= reply["peak_rss_bytes"] > 2**20
+    assert asides.peak_rss() >= reply["peak_rss_bytes"] > 2**20
 
 
 def test_tile_choices_are_asked_of_the_measured_code_only(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -127,7 +129,7 @@ def test_captures_are_timed_where_torch_begins_and_ends_them(monkeypatch: pytest
     torch = types.SimpleNamespace(cuda=types.SimpleNamespace(CUDAGraph=Graph, graph=graph))
     before = dict(vars(graph)), dict(vars(Graph))
     ticks = iter((10.0, 10.5, 12.0, 20.0, 25.0))
-    monkeypatch.setattr(worker.time, "perf_counter", lambda: next(ticks))
+    monkeypatch.setattr(timed_rung.time, "perf_counter", lambda: next(ticks))
     with capturing.captures(torch) as took:
         with graph(Graph()):
             pass

@@ -1,4 +1,4 @@
-"""Where the table of `kernels.alternatives` names a call, its op's callers get plain PyTorch; nobody else does."""
+"""Calls named in the table of `kernels.alternatives`: their callers get plain PyTorch, and nobody else does."""
 
 import contextlib
 import inspect

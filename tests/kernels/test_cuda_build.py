@@ -22,7 +22,7 @@ torch.set_num_threads(1)
 
 @pytest.fixture
 def with_gpu(monkeypatch, tmp_path):
-    """As if there were a GPU, nvcc and ninja, and an empty folder for builds."""
+    """Pretend that there are a GPU, nvcc and ninja, and an empty folder for builds."""
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda device=0: (9, 0))
     monkeypatch.setattr(torch.version, "cuda", "13.0")
@@ -137,7 +137,7 @@ def test_without_kernels_the_op_still_works_and_says_so_once(unheard, monkeypatc
             continue
         monkeypatch.setattr(kernels, "available", lambda there=there: there)
         sys.modules["kernels.cuda.instance_norm_act"]._said.clear()
-        if there is None and not kernels.tiles.INTERPRETED:
+        if there is None and not kernels.common.tiles.INTERPRETED:
             continue  # Triton's kernel cannot take a CPU tensor
         with pytest.warns(UserWarning, match="needs a CUDA tensor, got one on cpu; " + name):
             y = cuda.instance_norm_act(x, scale, bias)

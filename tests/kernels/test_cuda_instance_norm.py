@@ -28,7 +28,9 @@ torch.set_num_threads(1)
 def device(request, monkeypatch):
     """Where the kernels run: on the CPU, or on the GPU for which they were built."""
     if request.param == "cpu":
-        if shutil.which("g++") is None or (kernels.available() is None and not kernels.tiles.INTERPRETED):
+        if shutil.which("g++") is None or (
+            kernels.available() is None and not kernels.common.tiles.INTERPRETED
+        ):
             pytest.skip("needs g++, and a machine without a GPU")
         with cuda_on_cpu.emulated(monkeypatch):
             yield "cpu"

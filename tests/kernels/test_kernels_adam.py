@@ -4,7 +4,7 @@ import pytest
 import torch
 
 import kernels
-from kernels.adam import SIDE, AdamPlan, Item, Rates, adam_reference
+from kernels.weights.adam import SIDE, AdamPlan, Item, Rates, adam_reference
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 RATES = Rates(0.01, 0.0, 0.99, 1e-8)
@@ -135,15 +135,15 @@ def test_what_does_not_belong_together_is_refused_in_one_line():
 def test_bytes_moved_counts_each_tensor_once():
     mine = [made((8,), None), made((8, 8, 1, 1), torch.channels_last, copy=torch.bfloat16)]
     pairs = [(mine[0].weight, None), (None, mine[1].copy)]
-    assert kernels.adam.bytes_moved(mine, pairs) == 6 * 32 + 5 * 256 + 2 * 128
-    assert kernels.adam.bytes_moved(mine, pairs, momentum=True) == 7 * 32 + 6 * 256 + 2 * 128
-    assert kernels.adam.bytes_moved(mine, [(None, None)] * 2) == 0
+    assert kernels.weights.adam.bytes_moved(mine, pairs) == 6 * 32 + 5 * 256 + 2 * 128
+    assert kernels.weights.adam.bytes_moved(mine, pairs, momentum=True) == 7 * 32 + 6 * 256 + 2 * 128
+    assert kernels.weights.adam.bytes_moved(mine, [(None, None)] * 2) == 0
 
 
 @pytest.mark.parametrize("turned", [False, True])
 @pytest.mark.parametrize("layout", [torch.channels_last, torch.contiguous_format])
 def test_a_gradient_of_the_squares_summed_over_taps_is_taken_as_it_is(layout, turned):
-    """What 2 * weight * gradient added to the weight's own would do, and nothing where there is none."""
+    """It acts as 2 * weight * gradient added to the weight's own gradient. A missing gradient does nothing."""
     torch.manual_seed(3)
     mine = [
         made(shape, layout, copy=torch.bfloat16, turned=turned) for shape in ((9, 7, 3, 3), (SIDE, 8, 3, 3))

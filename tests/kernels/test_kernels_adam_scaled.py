@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from kernels.adam import AdamPlan, adam_reference
+from kernels.weights.adam import AdamPlan, adam_reference
 from tests.kernels.test_kernels_adam import DEVICE, RATES, SIDE, cloned, gradients, items, made
 
 torch.set_num_threads(1)

@@ -40,7 +40,7 @@ def test_every_kernel_compiles_and_fits_in_every_configuration(tmp_path):
 
 
 def in_others(cache: Path, *arguments: list[str]) -> list[dict]:
-    """What processes of their own say, one for each list of arguments: this one may have Triton's interpreter on."""
+    """Return the answers of new processes, one for each list of arguments. This process may have the interpreter on."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(cache), "PYTHONPATH": str(ROOT), "OMP_NUM_THREADS": "1"}
     pipes = {"stdout": subprocess.PIPE, "stderr": subprocess.PIPE, "text": True}
@@ -87,14 +87,14 @@ def test_a_product_that_takes_in_a_neighbours_sum_is_seen(instructions):
 
 def jit_kernels() -> set[str]:
     """The kernels that are there, by their source: whatever is launched is called <something>_kernel."""
-    lines = (line for path in (ROOT / "kernels").glob("*.py") for line in path.read_text().splitlines())
+    lines = (line for path in (ROOT / "kernels").rglob("*.py") for line in path.read_text().splitlines())
     return {line[4:].split("(")[0] for line in lines if line.startswith("def ") and "_kernel(" in line}
 
 
 def test_no_kernel_has_a_default_that_an_older_triton_cannot_pass_on():
     """Triton 3.6 hands a default on as it stands, and knows no text: `EVICT=""` stopped every kernel that loads."""
     found = []
-    for path in sorted((ROOT / "kernels").glob("*.py")):
+    for path in sorted((ROOT / "kernels").rglob("*.py")):
         for node in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
             if isinstance(node, ast.FunctionDef) and any(
                 "triton.jit" in ast.unparse(d) for d in node.decorator_list

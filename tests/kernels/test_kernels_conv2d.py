@@ -9,7 +9,7 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.utils._python_dispatch import TorchDispatchMode
 
 import kernels
-from kernels import needed
+from kernels.common import needed
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 OPS = {"conv2d": kernels.conv2d, "conv_transpose2d": kernels.conv_transpose2d}
@@ -46,7 +46,7 @@ def tensors(op, kernel, how, *, nhwc=False, dtype=torch.float64, n=2, c=4, o=6, 
 
 
 def penalty(gradient):
-    """As R1 has it, with every second derivative alive."""
+    """Return R1's penalty, with every second derivative alive."""
     return gradient.float().square().sum() if gradient.dtype != torch.float64 else gradient.square().sum()
 
 

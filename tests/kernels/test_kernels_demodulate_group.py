@@ -9,7 +9,7 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
-from kernels.demodulate_group import bytes_moved, refresh_energies
+from kernels.weights.demodulate_group import bytes_moved, refresh_energies
 from ladder.receipts.watch import launches
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -32,7 +32,7 @@ def layers(n=3, shapes=SHAPES, taps=(3, 3), nhwc=False, **how) -> list[Tensor]:
 
 
 def whole(energies, coefficients, count=4):
-    """From weights and styles to coefficients, as a function of tensors alone."""
+    """Return the way to coefficients as a function of tensors alone: weights, then styles."""
     return lambda *t: tuple(coefficients(energies(t[:count]), t[count:]))
 
 

@@ -14,7 +14,7 @@ import kernels
 from ladder.receipts.watch import launches
 from tests.support.kernel_checks import assert_no_worse, assert_untouched, poison_memory
 
-module, plans = sys.modules["kernels.dense"], sys.modules["kernels.dense_launches"]
+module, plans = sys.modules["kernels.linear.dense"], sys.modules["kernels.linear.dense_launches"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LEAKY = {"weight_gain": 0.3, "bias_gain": 0.1, "act": True, "slope": 0.2, "gain": 1.4}
 LINEAR = {"weight_gain": 0.3, "bias_gain": 0.7}
@@ -120,7 +120,7 @@ def test_a_gradient_can_be_differentiated_again_and_again():
 
 @pytest.mark.parametrize("wanted", range(3))
 def test_a_gradient_alone(wanted):
-    """What the others would have cost is not computed, and what is asked for is right."""
+    """The other gradients are not computed, and the wanted one is right."""
     inputs, found = layer(), []
     for f in (kernels.dense, kernels.dense_reference):
         y = f(*inputs, **LEAKY)

@@ -8,7 +8,7 @@ import torch
 from torch import Tensor
 
 import kernels
-from kernels import filtered_act_launch as launching
+from kernels.upfirdn import filtered_act_launch as launching
 from tests.kernels.test_kernels_filtered_act import FORMATS, everything, function, inputs, random
 
 OP = "filter_act_modulate"
@@ -118,7 +118,7 @@ def test_only_what_is_asked_for_has_a_gradient():
 
 
 def _asked(shape, given):
-    """What the backward pass computed."""
+    """Return the gradients of the backward pass."""
     y = function(OP, shape)(*given)
     y.sum().backward()
     return [t.grad for t in given]

@@ -10,9 +10,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels import filter_tuning as tuning
-from kernels import filtered_act_launch as fused
-from kernels.upfirdn2d import Config
+from kernels.tuning import filters as tuning
+from kernels.upfirdn import filtered_act_launch as fused
+from kernels.upfirdn.upfirdn2d import Config
 from tests.support import committed
 
 ROOT = Path(__file__).parents[2]
@@ -41,7 +41,7 @@ def test_the_rows_of_medium_maps_are_what_was_measured_best():
     rows = json.loads(committed.file("results/kernels/nvidia-h200-filter-tuning-medium.json").read_text())[
         "timed"
     ]
-    source = (ROOT / "kernels/upfirdn2d.py").read_text()
+    source = (ROOT / "kernels/upfirdn/upfirdn2d.py").read_text()
     said = re.findall(r'\("medium", True, (\d), (\d)\): Config\(.*# ([\d.]+)%, before ([\d.]+)%', source)
     assert len(said) == sum(key[0] == "medium" for key in tuning.plain.CONFIGS) == 3
     names = {("1", "1"): tuning.PAIR, ("2", "1"): "upfirdn2d up", ("1", "2"): "upfirdn2d down"}
@@ -103,13 +103,13 @@ def test_the_best_few_go_to_every_shape_one_kernel_after_another(size, monkeypat
     """With a bench that likes high numbers of rows, in place of a GPU."""
 
     class Bench:
-        def __init__(self, name, shape, dtype, nhwc):
+        def __init__(self, name, dtype, nhwc, shape):
             self.shape = shape
 
         def run(self, config):
             return {"shape": self.shape, "share": config.rows / 100, "microseconds": 1.0}
 
-    monkeypatch.setattr(tuning, "Bench", Bench)
+    monkeypatch.setattr(tuning, "bench_of", Bench)
     monkeypatch.setattr(tuning, "make_call", lambda *_: (lambda: None, 1))
     monkeypatch.setattr(torch.cuda, "get_device_capability", lambda *_: (9, 0))
     for name in ("synchronize", "empty_cache"):

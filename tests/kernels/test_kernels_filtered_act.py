@@ -12,8 +12,8 @@ from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
 
-launching = sys.modules["kernels.filtered_act_launch"]
-module = sys.modules["kernels.filtered_act"]
+launching = sys.modules["kernels.upfirdn.filtered_act_launch"]
+module = sys.modules["kernels.upfirdn.filtered_act"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 BINOMIAL = (0.125, 0.375, 0.375, 0.125)
@@ -108,7 +108,7 @@ def test_many_programs_agree_with_the_reference(op, layout, monkeypatch):
     """Tiles so small that every border between them is crossed, in both directions and between channels."""
     small = launching.Config(rows=2, cols=2, ahead=1, block_c=2, width=1, warps=1)
     monkeypatch.setattr(launching, "config", lambda *_: small)
-    monkeypatch.setattr(launching, "power_of_2", lambda n: min(kernels.tiles.power_of_2(n), 2))
+    monkeypatch.setattr(launching, "power_of_2", lambda n: min(kernels.common.tiles.power_of_2(n), 2))
     launching._cover.cache_clear()
     agree(op, (2, 3, 4, 5), layout, padding=(2, 1))
     launching._cover.cache_clear()
@@ -205,7 +205,7 @@ def test_every_element_is_written(op, monkeypatch):
 
 
 def test_a_backward_pass_is_one_launch_and_its_sums(monkeypatch):
-    """None of the ops that are joined runs, but for path length's second derivative."""
+    """Only path length's second derivative runs the separate ops."""
     from ladder.receipts.watch import launches
 
     shape = (2, 3, 4, 5)

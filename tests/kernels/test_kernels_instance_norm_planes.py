@@ -8,8 +8,8 @@ import pytest
 import torch
 
 import kernels
-from kernels import instance_norm_act_planes as planes
-from kernels.tiles import is_nhwc
+from kernels.common.tiles import is_nhwc
+from kernels.norm import instance_norm_act_planes as planes
 from tests.kernels import test_kernels_ops as ops
 from tests.support.kernel_checks import assert_no_worse
 

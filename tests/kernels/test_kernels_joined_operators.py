@@ -6,8 +6,8 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 import kernels
-from kernels.filtered_act import _check
-from kernels.rgb_kernels import Call
+from kernels.linear.rgb_kernels import Call
+from kernels.upfirdn.filtered_act import _check
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 LIBRARY = torch.ops.stylegan_ladder
@@ -35,7 +35,7 @@ def rgb_call(layout, shared: bool, dtype=torch.float32) -> Call:
 
 
 def act_plain(x) -> list:
-    """What the filters' operators take: tuples become lists."""
+    """Return the arguments of the filters' operators: tuples become lists."""
     plain = _check(x, None, TAPS, (2, 1), 1.5, 0.2, 1.4).of(x).plain()
     return [list(part) if isinstance(part, tuple) else part for part in plain]
 

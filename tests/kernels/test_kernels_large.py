@@ -6,9 +6,9 @@ import pytest
 import torch
 
 import kernels
-from kernels import tiles
 from kernels.choices import Choice
-from kernels.tiles import tl
+from kernels.common import tiles
+from kernels.common.tiles import tl
 from ladder.machine import system
 from ladder.receipts.watch import launches
 from ladder.studies.kernelbench.cases import registry as kernelcases
@@ -33,7 +33,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 )
 def test_a_tile_past_two_to_the_31_is_read_and_written_where_it_lies(grid, sizes, columns, offset):
     """Only tiles at the ends are run: memory between them is never touched, so the system never provides it."""
-    from kernels.bias_act import bias_act_kernel
+    from kernels.pointwise.bias_act import bias_act_kernel
 
     x = torch.empty(2**31 + 64, dtype=torch.float16)
     x[:columns], x[offset : offset + columns] = 1, torch.arange(1, columns + 1)
@@ -104,7 +104,10 @@ def test_the_last_sample_is_treated_as_it_is_alone(samples, channels, pixels, op
 
 
 def differences(samples: int, channels: int, pixels: int, op: str, layout: str) -> list[str]:
-    """What is another for the last sample than alone. No tensor outlives this: of a failed test all locals are kept."""
+    """Return the results that differ between the last sample and the sample alone.
+
+    No tensor outlives this: pytest keeps all locals of a failed test.
+    """
     entry = kernelcases.OPS[op]
     letters = set("".join(entry.inputs.values()))
     wide = pixels + ("R" in letters)  # a transposed convolution leaves a pixel more

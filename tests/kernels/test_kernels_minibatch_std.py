@@ -71,7 +71,7 @@ def test_gradients_of_gradients_are_those_of_the_function(layout):
 
 @every_format
 def test_maps_larger_than_a_tile(layout, monkeypatch):
-    monkeypatch.setattr(sys.modules["kernels.minibatch_std"], "TILE", 8)
+    monkeypatch.setattr(sys.modules["kernels.norm.minibatch_std"], "TILE", 8)
     x = image(2, 5, 5, 3, layout=layout)
     found = (
         values_and_grads(lambda x, f=f: f(x, 2), x)

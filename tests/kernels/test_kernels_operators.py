@@ -53,8 +53,8 @@ def test_demodulate():
     opcheck(LIBRARY.demodulate_grad.default, (*inputs, [True, True]))
 
 
-# Of operators that return more than the user sees, the rest is no function to be differentiated; the gradient of what
-# the user sees is asked for in `test_compiled_layers`.
+# Some operators return more than the user sees. The rest is no function to be differentiated. `test_compiled_layers`
+# asks for the gradient of the visible part.
 FORWARD = ("test_schema", "test_autograd_registration", "test_faketensor")
 
 
@@ -74,7 +74,7 @@ UPFIRDN2D = {"up": 2, "padding": (2, 1)}, {"down": 2, "padding": 1}, {"padding":
 
 def a_map(x, **how):
     """What the operator takes of a call: tuples become lists."""
-    from kernels.upfirdn2d import _plan
+    from kernels.upfirdn.upfirdn2d import _plan
 
     how = {"up": 1, "down": 1, "padding": 0, "gain": 1.0, "flip": False} | how
     call = _plan(x, (0.1, 0.4, 0.3, 0.2), **how)._replace(nhwc=not x.is_contiguous())
@@ -140,7 +140,7 @@ def up_layer(ops, x, weight, bias, _):
     ],
 )
 def test_compiled_layers(function, shapes, layout):
-    """As one graph, without a break, values and gradients the same."""
+    """They are one graph without a break, with the same values and gradients."""
     inputs = layer(layout, *shapes)
     wanted = [t for t in inputs if t.requires_grad]
     seen = []

@@ -1,4 +1,4 @@
-"""What every fused op owes its user, asked of each: the reference's values and gradients in every dtype and layout.
+"""The duties of every fused op: the reference's values and gradients in every dtype and layout.
 
 Without a GPU the Triton kernels run in Triton's interpreter (conftest.py switches it on); with one, on the GPU.
 """
@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
-from kernels import tiles
 from kernels.choices import Choice
+from kernels.common import tiles
 from tests.support.kernel_checks import assert_no_worse
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"

@@ -1,4 +1,4 @@
-"""What Triton makes of cache hints in the kernels that walk over planes, read from their PTX for an H200."""
+"""The cache hints that Triton writes for the kernels that walk over planes, read from their PTX for an H200."""
 
 import collections
 import json
@@ -81,7 +81,7 @@ def main() -> None:
     import triton
     from triton.backends.compiler import GPUTarget
 
-    from kernels import instance_norm_act_planes as planes
+    from kernels.norm import instance_norm_act_planes as planes
     from tests.support.compiling import record_launches, source
 
     launches, found = record_launches(), []

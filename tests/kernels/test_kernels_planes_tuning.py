@@ -9,9 +9,10 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels import instance_norm_act_planes as planes
-from kernels import planes_tuning as tuning
-from kernels.instance_norm_act_planes import Config
+from kernels.norm import instance_norm_act_planes as planes
+from kernels.norm.instance_norm_act_planes import Config
+from kernels.tuning import planes as tuning
+from kernels.tuning import timing
 from ladder.publish.validation import validate
 from tests.kernels import test_kernels_ops as ops
 from tests.support import sweeps
@@ -86,14 +87,14 @@ def test_forced_is_over_when_it_is_over_and_none_means_tiles(small):
 
 
 def test_a_bench_times_what_it_is_given(small, monkeypatch):
-    bench, taken = object.__new__(tuning.PlanesBench), []
-    bench.shape, bench.calls, bench.copy, bench.bytes = (2, 3, 4, 4), [], 1.0, 8
+    bench, taken = object.__new__(timing.Bench), []
+    bench.taking, bench.shape, bench.calls, bench.copy, bench.bytes = planes.forced, (2, 3, 4, 4), [], 1.0, 8
 
     def seconds(calls):
         taken.append(planes.config(torch.zeros(bench.shape), 1))
         return 2.0 if len(taken) < 3 else 1 / 0
 
-    monkeypatch.setattr("kernels.tuning.seconds", seconds)
+    monkeypatch.setattr("kernels.tuning.timing.seconds", seconds)
     runs = [bench.run(how) for how in (EVERY[1], None, EVERY[2])]
     assert taken == [EVERY[1], None, EVERY[2]]
     assert [run.get("share") for run in runs] == [0.5, 0.5, None]
@@ -140,8 +141,8 @@ def test_current_comes_first_and_time_is_shared_out(monkeypatch, tmp_path, capsy
     made, clock = [], [0.0]
 
     class Bench:
-        def __init__(self, op, direction, shape, dtype, layout):
-            made.append((op, direction, dtype, layout))
+        def __init__(self, key, shape):
+            made.append(key)
 
         def run(self, how):
             clock[0] += 1
@@ -150,7 +151,7 @@ def test_current_comes_first_and_time_is_shared_out(monkeypatch, tmp_path, capsy
             return row(KEYS[0], how, 1000.0 if how is None else 4e6 / how.block)["runs"][0]
 
     compiled = []
-    monkeypatch.setattr(tuning, "PlanesBench", Bench)
+    monkeypatch.setattr(tuning, "bench_of", Bench)
     monkeypatch.setattr(tuning, "compile_all", compiled.append)
     monkeypatch.setattr(tuning.time, "monotonic", lambda: clock[0])
     monkeypatch.setattr("kernels.available", lambda: None)
@@ -164,13 +165,11 @@ def test_current_comes_first_and_time_is_shared_out(monkeypatch, tmp_path, capsy
     assert tuning.main(["--seconds", "44", "--json", str(path)]) == 0
     timed = json.loads(path.read_text())["timed"]
     assert validate.problem_of(path) is None
-    assert [(direction, str(dtype)[6:]) for _, direction, dtype, _ in made] == [
-        (r["direction"], r["dtype"]) for r in timed[::11]
-    ]
+    assert [(key.direction, key.dtype) for key in made] == [(r["direction"], r["dtype"]) for r in timed[::11]]
     assert [r["current"] for r in timed] == ([True] + [False] * 10) * 4
     assert [r["config"] for r in timed[::11]] == [EVERY[2]._asdict()] * 2 + [None] * 2
     assert [len(trials) for trials in compiled[0].values()] == [r["candidates"] for r in timed[::11]]
-    assert {op for op, *_ in made} == {"instance_norm_act without noise"}
+    assert {key.op for key in made} == {"instance_norm_act without noise"}
     assert capsys.readouterr().out.count("# best: ") == 4
 
 

@@ -9,11 +9,11 @@ from torch.autograd import gradcheck, gradgradcheck
 from torch.library import opcheck
 
 import kernels
-from kernels import tiles
 from kernels.choices import Choice
+from kernels.common import tiles
 from tests.support.kernel_checks import assert_no_worse
 
-module = sys.modules["kernels.residual"]
+module = sys.modules["kernels.pointwise.residual"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 LOPSIDED = (0.3, -1.0, 2.0, 0.5, 0.1)  # nothing about it is symmetric
@@ -175,8 +175,8 @@ def test_the_fork_s_gradients_of_gradients_are_those_of_the_function(mode, layou
 @every_format
 def test_many_programs_of_the_fork_agree_with_the_reference(layout, monkeypatch):
     """Borders between tiles, and rows that are loaded ahead, wherever they are."""
-    upfirdn2d = sys.modules["kernels.upfirdn2d"]
-    monkeypatch.setattr(upfirdn2d, "power_of_2", lambda n: min(kernels.tiles.power_of_2(n), 2))
+    upfirdn2d = sys.modules["kernels.upfirdn.upfirdn2d"]
+    monkeypatch.setattr(upfirdn2d, "power_of_2", lambda n: min(kernels.common.tiles.power_of_2(n), 2))
     fork, reference = both_forks("down")
     for ahead in (0, 1):
         small = upfirdn2d.Config(rows=2, cols=2, ahead=ahead, block_c=2, width=1, warps=1)

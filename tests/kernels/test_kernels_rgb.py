@@ -11,8 +11,8 @@ from torch import Tensor
 from torch.autograd import gradcheck, gradgradcheck
 
 import kernels
-from kernels import rgb_kernels
-from kernels.rgb_kernels import Config
+from kernels.linear import rgb_kernels
+from kernels.linear.rgb_kernels import Config
 from tests.support.kernel_checks import assert_no_worse, error
 
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
@@ -300,7 +300,7 @@ def test_bad_input_gets_one_line(call, words):
 @pytest.mark.parametrize("wanted", [(True, True), (True, False), (False, True)], ids=str)
 def test_gradients_of_styled_weights_from_one_launch_are_those_of_the_product(wanted):
     """More samples and channels than a tile has, and a gradient that lies among other numbers."""
-    from kernels.rgb_weights import styled
+    from kernels.linear.rgb_weights import styled
 
     torch.manual_seed(0)
     weight, style = (torch.randn(s, dtype=torch.float64, device=DEVICE) for s in ((3, 37), (18, 37)))

@@ -16,7 +16,7 @@ from torch.nn.utils import parametrizations
 import kernels
 from ladder.receipts.watch import launches
 
-MODULE = sys.modules["kernels.spectral_norm"]
+MODULE = sys.modules["kernels.weights.spectral_norm"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 SHAPES = ((5, 3, 3, 3), (7, 9), (1, 13), (6, 70, 1, 1), (34, 4, 3, 1))  # nothing divides anything
 GAINS = (1.0, 0.5**0.5, 2.0, 1.0, 0.3)

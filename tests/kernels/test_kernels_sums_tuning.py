@@ -9,9 +9,9 @@ import torch
 
 pytest.importorskip("triton")
 
-from kernels import sums
-from kernels import sums_tuning as tuning
-from kernels.sums import Blocks, add_up
+from kernels.common import sums
+from kernels.common.sums import Blocks, add_up
+from kernels.tuning import sums as tuning
 from ladder.publish.validation import validate
 from tests.support import committed
 

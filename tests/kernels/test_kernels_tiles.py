@@ -9,7 +9,8 @@ import pytest
 import torch
 
 import kernels
-from kernels import choices, tiles
+from kernels import choices
+from kernels.common import tiles
 
 ROOT = Path(__file__).parents[2]
 FILTER = (0.125, 0.375, 0.375, 0.125)
@@ -106,7 +107,7 @@ def test_the_most_specific_row_of_the_table_decides_and_can_be_asked_for(monkeyp
 )
 def test_what_other_tables_decide_is_told_with_the_rest(op, shape, run, monkeypatch):
     monkeypatch.setattr(choices, "_noted", {})
-    for module in ("upfirdn2d", "filtered_act_launch", "rgb_kernels"):
+    for module in ("upfirdn.upfirdn2d", "upfirdn.filtered_act_launch", "linear.rgb_kernels"):
         for value in vars(sys.modules[f"kernels.{module}"]).values():
             getattr(value, "cache_clear", lambda: None)()
     run(torch.ones(shape))

@@ -16,7 +16,7 @@ import kernels
 from kernels import choices
 from tests.support.kernel_checks import assert_no_worse, assert_untouched, poison_memory
 
-module = sys.modules["kernels.upfirdn2d"]
+module = sys.modules["kernels.upfirdn.upfirdn2d"]
 DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 FORMATS = {"nchw": torch.contiguous_format, "nhwc": torch.channels_last}
 BINOMIAL = (0.125, 0.375, 0.375, 0.125)
@@ -142,7 +142,7 @@ def test_many_programs_agree_with_the_reference(layout, monkeypatch):
     """Tiles so small that every border between them is crossed, in both directions and between channels."""
     small = module.Config(rows=2, cols=2, ahead=1, block_c=2, width=1, warps=1)
     monkeypatch.setattr(module, "config", lambda *_: small)
-    monkeypatch.setattr(module, "power_of_2", lambda n: min(kernels.tiles.power_of_2(n), 2))
+    monkeypatch.setattr(module, "power_of_2", lambda n: min(kernels.common.tiles.power_of_2(n), 2))
     module._cover.cache_clear()
     x = image(2, 3, 5, 6, layout=layout)
     cover = module._cover(x.shape, module._plan(x, BINOMIAL, 1, 1, 1, 1.0, False), x.dtype, (0, 0))

@@ -8,10 +8,10 @@ import torch
 import torch.nn.functional as F
 
 import kernels
-from kernels.weight_gradients import Branch, WeightGradients, defer
+from kernels.linear.weight_gradients import Branch, WeightGradients, defer
 
 torch.set_num_threads(1)
-DEVICE = "cpu" if kernels.tiles.INTERPRETED else "cuda"
+DEVICE = "cpu" if kernels.common.tiles.INTERPRETED else "cuda"
 
 
 def leaf(*shape, turned=False):
@@ -142,7 +142,7 @@ def test_demodulation_s_gradient_is_taken_and_the_style_s_is_not(twice):
 
 @pytest.mark.parametrize("twice", [False, True])
 def test_large_fully_connected_layers_are_taken(twice, monkeypatch):
-    monkeypatch.setattr(sys.modules["kernels.dense"], "LARGE", 1)
+    monkeypatch.setattr(sys.modules["kernels.linear.dense"], "LARGE", 1)
     leaves = [leaf(3, 4), leaf(5, 4), leaf(3), leaf(5)]
     x = image(2, 2, 4).requires_grad_()
 

@@ -19,7 +19,7 @@ ROOT = Path(__file__).parents[2]
 
 @pytest.fixture(scope="module")
 def found(tmp_path_factory):
-    """What each part of the other process saw; this one may have Triton's interpreter on."""
+    """Return the findings of each part of the other process. This process may have the interpreter on."""
     env = {k: v for k, v in os.environ.items() if k != "TRITON_INTERPRET"}
     env |= {"TRITON_CACHE_DIR": str(tmp_path_factory.mktemp("cache")), "OMP_NUM_THREADS": "1"}
     env |= {"PYTHONPATH": os.pathsep.join([str(ROOT), *filter(None, [os.environ.get("PYTHONPATH")])])}
@@ -141,7 +141,7 @@ def step_of(recipe, device="cpu"):
 
 
 def losses_after(step):
-    """Of one step, every phase in it, from known inputs."""
+    """Return the losses of one step with every phase, from known inputs."""
     import torch
 
     torch.manual_seed(3)

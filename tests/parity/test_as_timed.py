@@ -8,7 +8,7 @@ import pytest
 import torch
 
 from ladder.engine.asides import stood_still, weights_of
-from ladder.engine.worker import Invalid, Rung
+from ladder.engine.timed_rung import Invalid, Rung
 from ladder.parity import check as parity
 from ladder.receipts import evidence
 from stylegan_lite.step import PHASES

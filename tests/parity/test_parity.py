@@ -9,7 +9,7 @@ import pytest
 import torch
 
 import kernels
-from ladder.engine.worker import Rung
+from ladder.engine.timed_rung import Rung
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from stylegan_lite import make_step
@@ -85,7 +85,7 @@ def test_rungs_that_need_no_gpu_agree_with_the_reference(norm, cache):
     ids=["fp32", "bf16", "bf16-instance"],
 )
 def test_triton_rungs_agree_with_the_reference(norm, below, cache, rounding):
-    if not kernels.tiles.INTERPRETED:
+    if not kernels.common.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_every_rung_agrees_on_the_gpu")
     small = {"norm": norm, "resolution": 8, "channel_base": 64, "batch": 2}
     found = parity.check(prepared(below | FUSED, **small), cache=cache)
@@ -93,7 +93,7 @@ def test_triton_rungs_agree_with_the_reference(norm, below, cache, rounding):
 
 
 def test_fused_resampling_agrees_with_the_reference(cache):
-    if not kernels.tiles.INTERPRETED:
+    if not kernels.common.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_every_rung_agrees_on_the_gpu")
     found = parity.check(
         prepared(LAST | {"resample": "triton"}, resolution=8, channel_base=64, batch=2), cache=cache

@@ -8,7 +8,7 @@ import torch
 
 import kernels
 
-if not kernels.tiles.INTERPRETED:
+if not kernels.common.tiles.INTERPRETED:
     pytest.skip("a GPU is there: nothing is interpreted", allow_module_level=True)
 
 import triton

@@ -31,7 +31,7 @@ ORDER = (
         "publish.site",
         "selfcheck.sanitize",
     ),
-    *("selfcheck.fuzz", "trial", "spellings", "cli"),
+    *("selfcheck.fuzz", "spellings", "cli", "trial"),
 )
 PACKAGES = ("kernels", "stylegan_lite", "ladder", "benches")  # the same for the top level
 Edge = tuple[str, str, int]

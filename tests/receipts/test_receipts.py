@@ -7,7 +7,7 @@ import pytest
 import torch
 
 from ladder.base import text
-from ladder.engine import worker
+from ladder.engine.timed_rung import Rung
 from ladder.plan import catalog
 from ladder.receipts import receipt as receipts
 from stylegan_lite import layers, losses, make_step, networks
@@ -166,7 +166,7 @@ def test_the_reason_names_the_rung():
 
 def test_the_worker_hands_back_receipts_of_the_rungs_it_is_asked_for():
     said = []
-    rung = worker.Rung(None, types.SimpleNamespace(send=said.append))
+    rung = Rung(None, types.SimpleNamespace(send=said.append))
     rung.step = make_step(LEAST, BF16, device="cpu")
     rung.step.prepare()
     reply = json.loads(json.dumps(rung.do_receipts(["bf16"])))

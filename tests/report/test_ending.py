@@ -9,14 +9,14 @@ import pytest
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.report import output as ending
-from ladder.selfcheck.fuzz import bases as fuzzbases
+from tests.support import made_up_sustained
 
 MACHINE = json.loads((ROOT / "results" / "claims" / "nvidia-h200.json").read_text())["machine"]
 
 
 @pytest.fixture
 def result() -> dict[str, Any]:
-    return json.loads(fuzzbases.of_sustained(MACHINE))
+    return json.loads(made_up_sustained.of_sustained(MACHINE))
 
 
 def write(result, folder, render=lambda kind: kind.encode()):

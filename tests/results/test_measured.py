@@ -42,16 +42,18 @@ def checkout(tmp_path_factory):
 
 
 TIMED = {
-    "kernels/bias_act.py": "kernels",
+    "kernels/pointwise/bias_act.py": "kernels",
     "stylegan_lite/step.py": "stylegan_lite",
     **{
         f"ladder/{name}.py": "engine"
         for name in (
             "engine/worker",
+            "engine/timed_rung",
             "engine/visit",
             "engine/pool",
             "machine/gpu_state",
             "engine/run",
+            "engine/run_state",
             "images/prepare",
         )
     },
@@ -167,7 +169,7 @@ def test_whatever_a_worker_has_loaded_when_it_has_timed_a_step_is_in_the_list():
     seen = subprocess.run(command, cwd=ROOT, check=True, capture_output=True, text=True)
     loaded = {name.removeprefix("ladder.").replace(".", "/") for name in seen.stdout.split()}
     rooms = {name for name in loaded if (ROOT / "ladder" / name).is_dir()}
-    assert "engine/worker" in loaded and loaded - rooms <= set(code_digest.ENGINE)
+    assert {"engine/worker", "engine/timed_rung"} <= loaded and loaded - rooms <= set(code_digest.ENGINE)
 
 
 # --- rounds of two commits ------------------------------------------------------------------------------------------
@@ -212,9 +214,11 @@ def test_other_measured_code_is_refused_in_one_line_that_says_which(part, tmp_pa
 
 def test_an_edited_kernel_is_refused(tmp_path, checkout):
     """From the source to the line: the digests are those of two real checkouts."""
-    (checkout / "kernels" / "modulate.py").write_text("slower = True\n")
+    (checkout / "kernels" / "pointwise" / "modulate.py").write_text("slower = True\n")
     edited = code_digest.digests(checkout)
-    shutil.copy(ROOT / "kernels" / "modulate.py", checkout / "kernels" / "modulate.py")
+    shutil.copy(
+        ROOT / "kernels" / "pointwise" / "modulate.py", checkout / "kernels" / "pointwise" / "modulate.py"
+    )
     line = refused("merge", *write(tmp_path, at(run(1), ONE), at(run(2), ONE, **edited)))
     assert "measured_code.kernels: " in line and "engine" not in line
 

@@ -24,7 +24,7 @@ torch.set_num_threads(1)
 @pytest.fixture
 def on_cpu(monkeypatch):
     """The sources of kernels/cuda, run on the CPU."""
-    if shutil.which("g++") is None or not kernels.tiles.INTERPRETED:
+    if shutil.which("g++") is None or not kernels.common.tiles.INTERPRETED:
         pytest.skip("needs g++ and Triton's interpreter")
     with cuda_on_cpu.emulated(monkeypatch):
         yield

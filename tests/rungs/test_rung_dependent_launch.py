@@ -13,7 +13,7 @@ import pytest
 import torch
 
 import kernels
-from kernels import dependent_launch
+from kernels.common import dependent_launch
 from ladder.plan import catalog, needs
 from ladder.receipts import watch
 from stylegan_lite import ConfigError, Recipe, make_step
@@ -32,7 +32,7 @@ def kernels_of(path):
             yield node
 
 
-@pytest.mark.parametrize("path", sorted((ROOT / "kernels").glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", sorted((ROOT / "kernels").rglob("*.py")), ids=lambda path: path.stem)
 def test_the_first_thing_that_a_kernel_does_is_to_wait(path):
     for kernel in kernels_of(path):
         said = ast.get_docstring(kernel) is not None
@@ -139,8 +139,8 @@ if __name__ == "__main__":
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    from kernels.modulate import modulate_grad_kernel
-    from kernels.sums import sum_partials_kernel
+    from kernels.common.sums import sum_partials_kernel
+    from kernels.pointwise.modulate import modulate_grad_kernel
 
     def ptx_of(kernel, types, constants):
         signature = {name: types.get(name, "constexpr") for name in kernel.arg_names}

@@ -6,7 +6,7 @@ import sys
 import pytest
 import torch
 
-from kernels.weight_gradients import WeightGradients
+from kernels.linear.weight_gradients import WeightGradients
 from ladder.base import text
 from ladder.parity import check as parity
 from ladder.plan import catalog
@@ -52,7 +52,7 @@ def late(monkeypatch):
             waiting.pop(0)()
 
     monkeypatch.setattr(WeightGradients, "take", take)
-    monkeypatch.setattr("kernels.weight_gradients.Branch.join", join)
+    monkeypatch.setattr("kernels.linear.weight_gradients.Branch.join", join)
 
 
 @pytest.mark.parametrize("how", OTHERS.values(), ids=OTHERS)
@@ -68,7 +68,7 @@ def test_every_phase_computes_the_same_and_updates_the_same(how, late):
 
 
 def test_kernels_offer_theirs_and_the_sums_are_the_same(late, monkeypatch):
-    monkeypatch.setattr(sys.modules["kernels.dense"], "LARGE", 1)
+    monkeypatch.setattr(sys.modules["kernels.linear.dense"], "LARGE", 1)
     recipe = {"precision": "fp64", "fused_norm": True, "dense": "triton", "rgb": "triton"} | BELOW
     mine, theirs = (trained(recipe | more, 1, **TINY) for more in (TWO, {}))
     assert_same_training(mine, theirs)

@@ -52,7 +52,7 @@ def everything(ladder: str = "full", norm: str = "demod") -> dict:
 
 @pytest.mark.slow
 def test_the_top_of_the_ladder_computes_what_the_baseline_does(cache, rounding):  # noqa: F811
-    if not kernels.tiles.INTERPRETED:
+    if not kernels.common.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu")
     step = prepared(everything(), **SIZE, batch=2)
     found = parity.check(step, cache=cache)
@@ -70,7 +70,7 @@ def test_the_compiled_ladder_is_the_full_one_but_for_the_second_stream():
 @pytest.mark.parametrize("norm", ["demod", pytest.param("instance", marks=pytest.mark.exhaustive)])
 def test_at_the_top_every_rung_below_still_earns_its_receipt(norm):
     """A rung may do the work of another's kernel: the receipt of the other must know, whatever the workload's norm."""
-    if not kernels.tiles.INTERPRETED:
+    if not kernels.common.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu")
     step = small(everything(norm=norm), **LEAST, norm=norm)
     assert_engaged(gathered(step), {rung.name for rung in climbed(norm=norm)} - ON_GPU)
@@ -82,7 +82,7 @@ def test_at_the_top_every_rung_below_still_earns_its_receipt(norm):
 @pytest.mark.parametrize("precision", ["fp64", "bf16"])
 def test_the_top_of_the_ladder_compiles_whole_and_computes_the_same(precision, monkeypatch):
     """Each main phase is one graph without a break: none of our ops is looked into."""
-    if not kernels.tiles.INTERPRETED:
+    if not kernels.common.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu")
 
     def by_autograd(graph, inputs, mode):

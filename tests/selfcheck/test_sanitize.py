@@ -121,8 +121,8 @@ def test_where_it_cannot_run_it_says_so_in_one_line(tmp_path):
 def small(monkeypatch):
     """Tiles of 16 elements: of a small map there are several, too."""
     pytest.importorskip("triton")
-    from kernels import tiles
     from kernels.choices import Choice
+    from kernels.common import tiles
 
     monkeypatch.setattr(tiles, "choose", lambda *key: Choice(tile=16, columns=4, warps=1, per_sm=1))
     tiles.tiling.cache_clear()
@@ -207,7 +207,7 @@ def test_programs_that_walk_are_launched():
     """As on large maps; without `walking` each program has one tile of maps as small as these."""
     import torch
 
-    from kernels import tiles
+    from kernels.common import tiles
 
     def walks():
         shape, device = torch.Size(sanitizelaunches.SHAPES[-1]), torch.device("cpu")

@@ -1,6 +1,7 @@
 """The self-test on a device, without one: planted code in real workers on a made-up clock, judged as on a GPU."""
 
 import collections
+import contextlib
 import json
 from pathlib import Path
 from typing import Any
@@ -8,11 +9,12 @@ from typing import Any
 import pytest
 
 from ladder.base.errors import UserError
+from ladder.engine.rounds import Interleaved, Program
+from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, system
 from ladder.selfcheck.selftest import on_gpu, planting
 from ladder.selfcheck.selftest.judging import markdown, text
 from ladder.selfcheck.selftest.on_gpu import Group, SelfTest
-from ladder.selfcheck.selftest.rounds import Program, Visitor, most_ahead
 from stylegan_lite import make_step
 from stylegan_lite.config import Recipe, Workload
 from tests.cli.test_cli import refused
@@ -89,13 +91,16 @@ def selftest_of(tmp_path: Path, source: Path, group: Group = GROUP, **more: Any)
 # --- planted slowdowns ----------------------------------------------------------------------------------------------
 
 
-def programs_of(code: Path | None, planted: Path, **common: Any) -> list[Program]:
-    return [Program("plain", "g", code=code, **common), Program("planted", "g", code=planted, **common)]
+def programs_of(code: Path, planted: Path, **common: Any) -> list[Program]:
+    return [
+        Program(name, "g", name, code=each, **common)
+        for name, each in (("plain", code), ("planted", planted))
+    ]
 
 
 def visited(programs: list[Program], torch: bool) -> dict[str, Any]:
-    visitor = Visitor({**FACTS, "cores": 2}, cycles=1, seed=0, torch=torch)
-    seen = {visit.program.name: visit for visit in visitor.round(0, programs)}
+    with contextlib.closing(Interleaved("cpu", cycles=1, seed=0, torch=torch)) as rounds:
+        seen = {visit.program.name: visit for visit in rounds.round(0, programs)}
     assert all(visit.reason is None for visit in seen.values()), seen
     return seen
 
@@ -103,9 +108,10 @@ def visited(programs: list[Program], torch: bool) -> dict[str, Any]:
 def test_a_planted_wait_is_in_every_step_and_not_in_the_recipe(tmp_path: Path, clockwork: Path) -> None:
     planted = planting.checkout(tmp_path / "planted", 0.001, "cpu", clockwork)
     seen = visited(programs_of(clockwork, planted, workload={}, recipe={"a": 1}), torch=False)
-    plain, slow = (seen[name].record["samples_ms"][0] for name in ("plain", "planted"))
+    plain, slow = (seen[name].round["samples_ms"][0] for name in ("plain", "planted"))
     assert slow - plain == pytest.approx(1.0, abs=0.01)
-    assert seen["planted"].built == seen["plain"].built == {"recipe": {"a": 1}, "settings": {"tf32": False}}
+    assert seen["planted"].recipe == seen["plain"].recipe == {"a": 1}
+    assert seen["planted"].settings == seen["plain"].settings == {"tf32": False}
 
 
 @pytest.mark.slow
@@ -113,10 +119,13 @@ def test_the_real_step_takes_a_planted_wait(tmp_path: Path, monkeypatch: pytest.
     """A wait is never shorter than asked, however busy this machine is; a SMALL step takes some 20 ms."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     planted = planting.checkout(tmp_path / "planted", 0.1, "cpu")
-    seen = visited(programs_of(None, planted, workload=SMALL, recipe={}), torch=True)
-    assert seen["planted"].record["samples_ms"][0] >= 100
-    assert seen["planted"].built == seen["plain"].built
-    assert seen["plain"].built["recipe"] == Recipe().to_dict()
+    seen = visited(programs_of(ROOT, planted, workload=SMALL, recipe={}), torch=True)
+    assert seen["planted"].round["samples_ms"][0] >= 100
+    assert (seen["planted"].recipe, seen["planted"].settings) == (
+        seen["plain"].recipe,
+        seen["plain"].settings,
+    )
+    assert seen["plain"].recipe == Recipe().to_dict()
 
 
 class Launched:
@@ -234,15 +243,15 @@ def test_a_plan_that_shows_in_the_recipe_is_a_broken_promise(
 def test_ctrl_c_keeps_what_is_finished(
     tmp_path: Path, clockwork: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    real = Visitor.round
+    real = Interleaved.round
 
-    def interrupted(self: Visitor, number: int, programs: list[Program]) -> Any:
+    def interrupted(self: Interleaved, number: int, programs: list[Program]) -> Any:
         for count, visit in enumerate(real(self, number, programs)):
             if number == 1 and count == 2:
                 raise KeyboardInterrupt
             yield visit
 
-    monkeypatch.setattr(Visitor, "round", interrupted)
+    monkeypatch.setattr(Interleaved, "round", interrupted)
     test = selftest_of(tmp_path, clockwork)
     result = test.run()
     assert not result["complete"] and result["protocol"]["rounds"] == 1
@@ -269,13 +278,6 @@ def test_on_a_gpu_there_are_twenty_comparisons_of_identical_programs() -> None:
     assert captured.recipe["fused_act"] and captured.recipe["precision"] == "bf16"
 
 
-def test_no_more_workers_wait_than_the_machine_holds() -> None:
-    h200 = {"cores": 16, "ram_gb": 128, "gpu_memory_gb": 139.8}
-    assert most_ahead(h200) == 16
-    assert most_ahead(h200 | {"gpu_memory_gb": 8.0}) == 2
-    assert most_ahead(h200 | {"ram_gb": 1}) == 1
-
-
 @pytest.mark.parametrize(
     ("compute", "foreign"),
     [
@@ -286,9 +288,8 @@ def test_no_more_workers_wait_than_the_machine_holds() -> None:
     ],
 )
 def test_workers_that_wait_are_no_company(compute: list[int], foreign: int) -> None:
-    visitor = Visitor(FACTS, cycles=1, seed=0)
     nvml = FakeNvml(compute=dict.fromkeys(compute, 2**30))
-    visits = visitor.visits
+    visits = Visits("cpu")
     visits.watch, visits.quiet_percent = gpu_state.Watch(UUID, nvml=nvml, interval_s=0.01), 0
     with visits.watched({1, 2, 3}) as state:
         pass

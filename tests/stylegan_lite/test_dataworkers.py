@@ -62,7 +62,7 @@ def temporary(monkeypatch):
 
 @pytest.fixture(autouse=True)
 def no_waiting_for_ever():
-    """What this file is about would be a hang."""
+    """Fail a test that hangs: hanging is the fault that this file is about."""
     before = signal.signal(signal.SIGALRM, lambda *_: pytest.fail("it waits for ever"))
     signal.alarm(60)
     yield

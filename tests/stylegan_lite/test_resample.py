@@ -6,7 +6,7 @@ from stylegan_lite import resample
 
 HOWS = ("depthwise", "channels_as_batch", "bilinear", "folded", "subpixel")
 if (
-    kernels.tiles.INTERPRETED
+    kernels.common.tiles.INTERPRETED
 ):  # on a GPU tests/kernels/test_kernels_upfirdn2d.py runs the kernel; this file's tensors stay here
     HOWS += ("triton",)
 FORMATS = (torch.contiguous_format, torch.channels_last)

@@ -1,5 +1,4 @@
-"""What `tests/kernels/test_kernels_compile.py` runs in processes of their own: kernels compiled for GPUs that are not
-there."""
+"""The processes of `tests/kernels/test_kernels_compile.py`: kernels compiled for GPUs that are not there."""
 
 import json
 import os
@@ -21,7 +20,7 @@ OPTIONS = ("num_warps", "enable_fp_fusion")  # that launches give Triton
 
 
 def record_launches() -> list[tuple]:
-    """From now on nothing is launched; returns the list that (kernel, arguments by name) will be added to."""
+    """Stop all launches. Return the list that (kernel, arguments by name) will be added to."""
     from triton.runtime.jit import JITFunction
 
     import kernels  # noqa: F401
@@ -32,21 +31,11 @@ def record_launches() -> list[tuple]:
         launches.append((self, dict(zip(self.arg_names, args, strict=False)) | kwargs))
 
     JITFunction.run = record
-    ops = (
-        "bias_act",
-        "modulate",
-        "demodulate",
-        "demodulate_group",
-        "instance_norm_act",
-        "upfirdn2d",
-        "filtered_act",
-        "filter_act_modulate",
-        "dense",
-    )
-    for name in (*ops, "residual", "minibatch_std", "adam", "rgb", "spectral_norm"):
-        sys.modules[f"kernels.{name}"].check_device = lambda x: None
+    for name, module in list(sys.modules.items()):
+        if name.startswith("kernels.") and hasattr(module, "check_device"):
+            module.check_device = lambda x: None
     for name in ("upfirdn2d", "filtered_act_launch"):
-        sys.modules[f"kernels.{name}"].PROGRAMS = 1  # strips as long as for large images
+        sys.modules[f"kernels.upfirdn.{name}"].PROGRAMS = 1  # strips as long as for large images
     return launches
 
 
@@ -62,7 +51,7 @@ def run(function, *inputs) -> None:
 
 
 def run_maps(shape: tuple[int, ...], dtype, layout) -> None:
-    """What works on one pixel at a time, or on whole channels: its tiles grow with them, to 512."""
+    """Run ops on one pixel at a time, or on whole channels. Their tiles grow with the channels, to 512."""
     import torch
 
     import kernels
@@ -130,7 +119,7 @@ def run_planes(dtype, fully: bool) -> None:
 
     import kernels
 
-    planes = sys.modules["kernels.instance_norm_act_planes"]
+    planes = sys.modules["kernels.norm.instance_norm_act_planes"]
     for size in ((64, 128), (65, 63)) if fully else ((64, 128),):  # whole blocks, partial ones
         x, style = torch.zeros(8, 64, *size, dtype=dtype), torch.zeros(8, 64)
         for _, how in planes.CONFIGS:  # for one program on a multiprocessor, for two
@@ -174,7 +163,7 @@ def run_rgb(x, weight, style, bias, image, wide_bias, run) -> None:
 
 
 def run_rgb_odd(dtype, layout) -> None:
-    """Where a lane may hold one product of a pixel's sum: odd channels, small maps, small tiles, no alignment."""
+    """Run cases in which a lane may hold one product of a pixel's sum: odd channels, small maps, no alignment."""
     import torch
 
     import kernels
@@ -194,7 +183,7 @@ def run_rgb_odd(dtype, layout) -> None:
 
 def shorten_filters(short: bool) -> None:
     """Short strips for the kernels that walk down one without a loop: at full length one compiles for 10 s."""
-    filters, fused = (sys.modules[f"kernels.{name}"] for name in ("upfirdn2d", "filtered_act_launch"))
+    filters, fused = (sys.modules[f"kernels.upfirdn.{name}"] for name in ("upfirdn2d", "filtered_act_launch"))
     row = filters.Config(1, 1, 0, 64, 0.5, 4) if short else None
     table = fused.STRIPS if short else {}
     fused.config = lambda name, nhwc, _, strips=False: (
@@ -256,7 +245,7 @@ def run_adam(dtype, layout, beta1: float, scaled: bool = False) -> None:
     """Adam for a weight, one with a copy, and one with a turned copy; ``scaled``: with a loss scale."""
     import torch
 
-    from kernels.adam import AdamPlan, Item, Rates
+    from kernels.weights.adam import AdamPlan, Item, Rates
 
     weight = torch.zeros(128, 64, 3, 3).contiguous(memory_format=layout)
     turned = torch.empty_like(weight.transpose(0, 1), dtype=dtype, memory_format=layout).transpose(0, 1)
@@ -269,17 +258,17 @@ def run_adam(dtype, layout, beta1: float, scaled: bool = False) -> None:
 def take_for_large(large: bool) -> None:
     """Maps here are small and medium ones; large ones take other rows of the tables, whatever their sizes."""
     choices.MEDIUM = 0 if large else MEDIUM
-    sys.modules["kernels.tiles"].tiling.cache_clear()
-    sys.modules["kernels.upfirdn2d"]._cover.cache_clear()
+    sys.modules["kernels.common.tiles"].tiling.cache_clear()
+    sys.modules["kernels.upfirdn.upfirdn2d"]._cover.cache_clear()
 
 
 def pretend(capability: int) -> None:
-    """From now on tiles are chosen as on a GPU of this architecture."""
-    from kernels import tiles
+    """Choose tiles from now on as on a GPU of this architecture."""
+    from kernels.common import tiles
 
     tiles.processor = lambda device: (capability, 132)
     tiles.tiling.cache_clear()
-    planes = sys.modules["kernels.instance_norm_act_planes"]
+    planes = sys.modules["kernels.norm.instance_norm_act_planes"]
     planes.shared_bytes = lambda device: SHARED_KIB[capability] << 10
 
 
@@ -298,10 +287,10 @@ def launch_few() -> None:
 
 
 def launch_all(capability: int) -> None:
-    """As `launch_few` in all sizes, and for architectures that are compiled fully everything else."""
+    """Launch as `launch_few` in all sizes, and everything else for architectures that are compiled fully."""
     import torch
 
-    planes = sys.modules["kernels.instance_norm_act_planes"]
+    planes = sys.modules["kernels.norm.instance_norm_act_planes"]
     for shape in ((8, 64, 64, 64), (2, 64, 16, 16)):
         shorten_filters(capability not in FULLY or shape[0] == 2)
         run_layers(shape, torch.bfloat16, torch.channels_last)
@@ -344,7 +333,7 @@ def sources(launches: list[tuple]) -> dict[tuple, object]:
 
 
 def source(kernel, arguments: dict):
-    """What Triton would compile for these arguments: types, constants, and what is a multiple of 16."""
+    """Return the source that Triton would compile for these arguments: types, constants, multiples of 16."""
     import torch
     from triton.compiler import ASTSource
 
@@ -378,7 +367,7 @@ def main(arguments: list[str]) -> None:
     from kernels import choices
 
     launches, compiled = record_launches(), []
-    TABLES["upfirdn2d"] = sys.modules["kernels.upfirdn2d"].config
+    TABLES["upfirdn2d"] = sys.modules["kernels.upfirdn.upfirdn2d"].config
     few = arguments == ["few"]
     for capability in [90] if few else map(int, arguments):
         pretend(capability)

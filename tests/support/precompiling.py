@@ -1,5 +1,4 @@
-"""What `tests/kernels/test_precompile.py` runs in a process of its own: kernels compiled ahead, for a GPU that is not
-there.
+"""The other process of `tests/kernels/test_precompile.py`: kernels compiled ahead, for a GPU that is not there.
 
 Each part of `main` has a cache to itself and says what was missing, compiled, launched and raised, before and after.
 """
@@ -215,7 +214,7 @@ def keys_that_depend_on_order() -> list[str]:
 def main(folder: Path) -> None:
     import triton
 
-    from kernels import compiling
+    from kernels.compile import jobs as compiling
 
     triton.runtime.driver.set_active(FakeDriver())
     for name, module in list(sys.modules.items()):

@@ -18,11 +18,11 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
+from ladder.publish.history import series as recorded
+from ladder.publish.history.series import Series
 from ladder.publish.regressions import known
 from ladder.publish.regressions import schema as accepting
-from ladder.publish.regressions import series as recorded
 from ladder.publish.regressions.judging import BASE, BROKEN, HEAD
-from ladder.publish.regressions.series import Series
 from ladder.publish.validation import asv_accepted
 from ladder.stats import verdicts
 

@@ -1,29 +1,75 @@
-"""What asv's result files say of the ladder: the time of every rung at every commit, on every machine.
+"""The reader of asv's result files: every benchmark as a series over commits, and the rungs of each commit.
 
-A figure here is the median of one process' samples, which no verdict can rest on: it is drawn, and called `single run`.
+A figure here is the median of one process' samples. No verdict can rest on it: it is drawn, and called `single run`.
 """
 
 from __future__ import annotations
 
 import ast
 import itertools
-from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, replace
+import math
+import re
+from collections.abc import Iterable, Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from pathlib import Path
+from typing import Any, NamedTuple
 
-from ladder.base.text import number, plain
+from ladder.base.errors import UserError, one_line
+from ladder.base.text import plain
 from ladder.plan import catalog, modes
 from ladder.publish.validation import asv_checks
 from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
 SOFTWARE = ("torch", "triton", "cuda", "python")
+STEP_TIME = re.compile(r"(?:.*\.)?samples_step_time")  # what bench-compare measures too
+_LARGEST = 2**22
+_COMMIT = re.compile(r"[0-9a-f]{40}")
+_NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
+_TYPED = re.compile(r"[A-Za-z0-9_.,'() -]{1,140}")  # may stand in a command that somebody copies into a shell
 _UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can look up what it measured
+
+
+@dataclass
+class Series:
+    """A benchmark with its parameters on one machine in one environment: value and weight by commit."""
+
+    machine: str
+    environment: str
+    benchmark: str
+    params: tuple[str, ...]
+    torch: str | None
+    quoted: tuple[str, ...] = ()  # the parameters as asv writes them: "'bf16'"
+    values: dict[str, float] = field(default_factory=dict)
+    weights: dict[str, float | None] = field(default_factory=dict)
+    files: dict[str, Path] = field(default_factory=dict)
+
+    @property
+    def name(self) -> str:
+        """Return `article/bf16` for the step time of a rung, else the benchmark with its parameters."""
+        if self.rung:
+            return "/".join(self.rung)
+        return f"{self.benchmark}({', '.join(self.params)})" if self.params else self.benchmark
+
+    @property
+    def rung(self) -> tuple[str, str] | None:
+        """Return (workload, rung) of a step time, which two commits can be compared by; else None."""
+        return (
+            (self.params[0], self.params[1])
+            if STEP_TIME.fullmatch(self.benchmark) and len(self.params) == 2
+            else None
+        )
+
+    @property
+    def pattern(self) -> str | None:
+        """Return the regular expression that selects this series alone for asv; None if its name is not plain."""
+        full = f"{self.benchmark}({', '.join(self.quoted)})" if self.quoted else self.benchmark
+        return re.sub(r"([().])", r"\\\1", full) if _TYPED.fullmatch(full) else None
 
 
 @dataclass(frozen=True)
 class Point:
-    """One machine at one commit with one set of libraries: milliseconds a step by rung."""
+    """A machine at a commit with a set of libraries: milliseconds a step by rung."""
 
     machine: str
     facts: tuple[tuple[str, str], ...]  # asv's parameters: gpu, cpu, torch, ...
@@ -35,7 +81,7 @@ class Point:
 
     @property
     def name(self) -> str:
-        """The GPU's, where there is one."""
+        """Return the name of the GPU; where there is none, of the CPU or the machine."""
         facts = dict(self.facts)
         gpu = facts.get("gpu", "none")
         return gpu if gpu != "none" else facts.get("cpu") or self.machine
@@ -57,8 +103,73 @@ class Step:
     whole: bool = True  # not where an earlier commit has a higher rung: then this one's were not measured yet
 
 
+def read(folder: Path) -> tuple[list[Series], list[str]]:
+    """Return every series of a folder of asv's results, and a line for each file that was left out.
+
+    Raises:
+        UserError: there is no such folder.
+    """
+    if not folder.is_dir():
+        raise UserError(f"{folder}: no such folder; `asv run` makes it")
+    found: dict[tuple[str, ...], Series] = {}
+    refused = []
+    for machine in sorted(path for path in folder.iterdir() if path.is_dir() and not path.is_symlink()):
+        for path in sorted(machine.glob("*.json")):
+            if path.name == "machine.json":
+                continue
+            try:
+                _take(path, machine.name, found)
+            except (ValueError, KeyError, TypeError, AttributeError, OSError, RecursionError) as error:
+                why = one_line(str(error)) or type(error).__name__
+                refused.append(plain(f"{machine.name}/{path.name}: not a result of asv: {why}"))
+    return list(found.values()), refused
+
+
+def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> None:
+    """Add the values of a file to the series, or none of them."""
+    from asv import util
+    from asv.results import Results
+
+    if path.is_symlink() or not path.is_file() or path.stat().st_size > _LARGEST:
+        raise ValueError("not a regular file of modest size")
+    try:
+        result = Results.load(str(path), machine_name=machine)
+    except util.UserError as error:
+        raise ValueError(str(error)) from None
+    commit, environment = result.commit_hash, result.env_name
+    if not (isinstance(commit, str) and _COMMIT.fullmatch(commit) and _NAME.fullmatch(environment)):
+        raise ValueError("no commit or environment")
+    taken = [(name, each) for name in result.get_all_result_keys() for each in _values(result, name)]
+    for benchmark, (quoted, value, weight) in taken:
+        params = tuple(map(_text, quoted))
+        key = (machine, environment, benchmark, str(result.benchmark_version.get(benchmark)), *params)
+        torch = result.params.get("torch")
+        one = found.setdefault(key, Series(machine, environment, benchmark, params, torch, quoted))
+        one.values[commit], one.weights[commit], one.files[commit] = value, weight, path
+
+
+class _Value(NamedTuple):
+    """A number that asv has of a benchmark."""
+
+    quoted: tuple[str, ...]  # the parameters as asv writes them
+    value: float
+    weight: float | None
+
+
+def _values(result: Any, benchmark: str) -> Iterator[_Value]:
+    """Yield each combination of parameters for which a result of asv has a positive number."""
+    from asv import _stats
+
+    params = result.get_result_params(benchmark) or []
+    values, stats = (get(benchmark, params) for get in (result.get_result_value, result.get_result_stats))
+    for each, value, said in zip(itertools.product(*params), values, stats, strict=True):
+        is_number = isinstance(value, int | float) and not isinstance(value, bool)
+        if is_number and math.isfinite(value) and value > 0:
+            yield _Value(tuple(map(str, each)), float(value), _stats.get_weight(said))
+
+
 def points(accepted: Path) -> list[Point]:
-    """Every time of a rung in a folder of asv's results (valid ones: `ladder.publish.validation.asv_accepted`)."""
+    """Return every time of a rung in a folder of accepted results (`ladder.publish.validation.asv_accepted`)."""
     from asv.results import Results
 
     found, height = [], _heights()
@@ -71,14 +182,11 @@ def points(accepted: Path) -> list[Point]:
         facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
         if STEP not in result.get_all_result_keys() or _UNCOMMITTED in facts or not facts.get("machine"):
             continue
-        params = result.get_result_params(STEP)
-        values = result.get_result_value(STEP, params)
-        if len(params) != 2 or not isinstance(values, list):
+        if len(result.get_result_params(STEP)) != 2:
             continue
         times: dict[str, dict[str, float]] = {}
-        for (workload, rung), seconds in zip(itertools.product(*params), values, strict=False):
-            if (seconds := number(seconds)) is not None:
-                times.setdefault(_text(workload), {})[_text(rung)] = 1000 * seconds
+        for (workload, rung), seconds, _ in _values(result, STEP):
+            times.setdefault(_text(workload), {})[_text(rung)] = 1000 * seconds
         for workload, ms in times.items():
             ordered = tuple(sorted(ms.items(), key=lambda item: (height.get(item[0], -1), item[0])))
             known = tuple(sorted(facts.items()))
@@ -89,7 +197,7 @@ def points(accepted: Path) -> list[Point]:
 
 
 def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[str, str], list[Step]]:
-    """By (machine, workload): the highest rung of each commit on the branch, oldest first."""
+    """Return by (machine, workload) the highest rung of each commit on the branch, oldest first."""
     steps: dict[tuple[str, str], list[tuple[int, Step]]] = {}
     for point in found:
         if point.commit in revisions:
@@ -104,7 +212,7 @@ def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[
 
 
 def _in_order(steps: list[tuple[int, Step]], height: Mapping[str, int]) -> list[Step]:
-    """Oldest first; those that were measured in part are marked, by the order of the ladder as it is now."""
+    """Sort steps, oldest first, and mark those measured in part, by the order of the ladder as it is now."""
     reached: dict[tuple[str, ...], int] = {}
     ordered = []
     for _, step in sorted(steps, key=lambda each: (each[0], each[1].software)):
@@ -117,7 +225,7 @@ def _in_order(steps: list[tuple[int, Step]], height: Mapping[str, int]) -> list[
 def single_runs(
     found: Iterable[Point], paired: set[tuple[str, str]], rungs: list[str]
 ) -> list[tuple[Point, View]]:
-    """Machines that only asv measured, as a ladder of ``rungs`` is shown: no interval, no verdict, no round.
+    """Return machines that only asv measured, with a view of their rungs: no interval, no verdict, no round.
 
     Args:
         found: what asv has.
@@ -134,7 +242,7 @@ def single_runs(
 
 
 def _text(value: str) -> str:
-    """asv keeps parameters as Python would print them."""
+    """Return a parameter, which asv keeps as Python would print it."""
     try:
         return plain(ast.literal_eval(value))
     except (ValueError, SyntaxError):
@@ -142,7 +250,7 @@ def _text(value: str) -> str:
 
 
 def _heights() -> dict[str, int]:
-    """Where each rung stands: as in the ladder `full`; what has left it stands below."""
+    """Return the place of each rung in the ladder `full`; a rung that has left it stands below."""
     return {step.name: place for place, step in enumerate(catalog.load_ladder("full").rungs)}
 
 

@@ -22,6 +22,8 @@ MACHINE = (*results.SERIES, "driver", "python")  # what must not have changed
 
 def load(path: Path) -> dict[str, Any]:
     """Read an unfinished (or finished) result of this schema. Raises `UserError` if it cannot be gone on with."""
+    if path.exists() and not path.is_file():  # a pipe without a writer would wait for ever
+        raise UserError(f"{path}: --resume: not a regular file, and the run would be written back into it")
     result = results.load(path)
     if "twins" not in result:
         raise UserError(f"{path}: --resume: made by an earlier version, without twins; start a new run")

@@ -1,17 +1,16 @@
-"""Damages result files and YAML files by the thousand and sees what becomes of them: `python -m ladder.fuzz`.
+"""`python -m ladder.fuzz`: result files and YAML files, damaged by the thousand, and what becomes of them.
 
-Each file is damaged in one way (`ladder.selfcheck.fuzz.mutations`), read as if a stranger had sent it, and, if it is
-accepted, shown and copied as it would be. Three things must never happen: an exception other than the one-line
-refusal, a write outside the output folder, more than two seconds of CPU time. The same seed makes the same files,
-whatever the order.
+Each file is damaged in one way (`ladder.selfcheck.fuzz.strategies`) and read as if a stranger had sent it. An accepted
+file is shown and copied as usual. Three things must never happen: an exception other than the one-line refusal, a write
+outside the output folder, more than two seconds of CPU time. The same seed and Hypothesis make the same files.
 """
 
 from __future__ import annotations
 
 import argparse
+import itertools
 import json
 import os
-import random
 import sys
 import tempfile
 import time
@@ -20,19 +19,22 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from ladder.base import git, text
+import hypothesis
+from hypothesis import strategies as st
+
+from ladder.base import files, git, text
 from ladder.base.errors import describe
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.results import store as results
-from ladder.selfcheck.fuzz import mutations
+from ladder.selfcheck.fuzz import strategies
 from ladder.selfcheck.fuzz import targets as fuzztargets
 from ladder.selfcheck.fuzz.targets import Target
 
 OUT = ROOT / "results" / "faults"
 LIMIT_S = 2.0  # of CPU time
 WAITING = 10  # times as long by the clock
-RARELY = 400  # one file in so many is far too long
+BATCH = 1000  # files that Hypothesis draws at a time: it remembers each
 FILES, YAML = 100_000, 10_000
 TITLES = {"results": "Result files, ours and asv's", "yaml": "YAML files"}
 COUNTS = ("count", "accepted", "refused", "exceptions", "writes_outside")
@@ -40,7 +42,7 @@ COUNTS = ("count", "accepted", "refused", "exceptions", "writes_outside")
 
 @dataclass
 class Row:
-    """What became of the files that were damaged in one way."""
+    """The outcomes of the files that were damaged in one way."""
 
     file: str
     damage: str
@@ -58,22 +60,15 @@ class Row:
 
 @dataclass
 class Fuzz:
-    """Damages files in a folder of its own; `rows` by kind of file and damage."""
+    """A fuzzer with a folder of its own; `rows` by kind of file and damage."""
 
     folder: Path
     seed: int = 0
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
     slowest: dict[str, Any] = field(default_factory=dict)
 
-    def damage(self, among: list[Target], index: int, kind: str) -> None:
-        """File number `index` of a kind ("results" or "yaml"): make it, have it read, count what came of it."""
-        draw = random.Random(f"{self.seed} {kind} {index}")
-        (target,) = draw.choices(among, [each.weight for each in among])
-        ways = mutations.RARE if index % RARELY == RARELY - 1 else target.ways
-        damage = draw.choice(sorted(ways))
-        raw = ways[damage](draw.choice(target.bases), draw)
-        if draw.random() < 0.1:  # some are damaged twice
-            raw = target.ways[draw.choice(sorted(target.ways))](raw, draw)
+    def damage(self, target: Target, damage: str, raw: bytes, place: str) -> None:
+        """Have a damaged file read, and count the outcome. `place` is its kind and number."""
         row = self.rows.setdefault((target.name, damage), Row(target.name, damage))
         row.count += 1
         path, out = self.folder / "in" / target.place, self.folder / "out"
@@ -83,18 +78,23 @@ class Fuzz:
             verdict, again = self._read(target, path, out, row)
             seconds = min(seconds, again)
             if seconds > LIMIT_S:
-                row.findings.append(f"{kind} {index}: {seconds:.1f} s")
+                row.findings.append(f"{place}: {seconds:.1f} s")
         if verdict == "accepted":
             row.accepted += 1
         elif verdict == "refused":
             row.refused += 1
         else:
             row.exceptions += 1
-            row.findings.append(text.display(f"{kind} {index}: {verdict}"))
+            row.findings.append(text.display(f"{place}: {verdict}"))
         path.write_bytes(target.bases[0])  # it lies beside the next one that is damaged
         row.slowest_s = max(row.slowest_s, seconds)
         if seconds > self.slowest.get("seconds", 0):
-            self.slowest = {"file": target.name, "damage": damage, "bytes": len(raw), "number": index}
+            self.slowest = {
+                "file": target.name,
+                "damage": damage,
+                "bytes": len(raw),
+                "number": int(place.split()[1]),
+            }
             self.slowest["seconds"] = seconds
 
     def _read(self, target: Target, path: Path, out: Path, row: Row) -> tuple[str, float]:
@@ -121,23 +121,44 @@ class Fuzz:
 
 
 def run(kind: str, count: int, seed: int = 0, tell: Callable[[str], None] | None = None) -> Fuzz:
-    """Damage so many files of a kind, "results" or "yaml", one after the other."""
-    ways = mutations.JSON if kind == "results" else mutations.YAML
-    among = [target for target in fuzztargets.targets() if target.ways is ways]
+    """Damage so many files of a kind, "results" or "yaml", in batches that Hypothesis draws by the seed."""
+    among = [target for target in fuzztargets.targets() if target.kind == kind]
     with tempfile.TemporaryDirectory(prefix="ladder-fuzz-") as folder:
         fuzz = Fuzz(Path(os.path.realpath(folder)), seed)
         fuzz.lay_out(among)
-        told = time.monotonic()
-        for index in range(count):
-            fuzz.damage(among, index, kind)
-            if tell and time.monotonic() - told > 15:
-                told = time.monotonic()
-                tell(f"{kind}: {index + 1} of {count}")
+        for first in range(0, count, BATCH):
+            _batch(fuzz, among, f"{kind} {first}", min(BATCH, count - first))
+            if tell:
+                tell(f"{kind}: {min(first + BATCH, count)} of {count}")
     return fuzz
 
 
+def _batch(fuzz: Fuzz, among: list[Target], first: str, count: int) -> None:
+    """Damage so many files; the seed and the first one's kind and number decide which."""
+    kind, number = first.split()
+    numbers = itertools.count(int(number))
+
+    @hypothesis.seed(f"{fuzz.seed} {first}")
+    @hypothesis.settings(
+        max_examples=count, database=None, deadline=None, phases=[hypothesis.Phase.generate],
+        suppress_health_check=[*hypothesis.HealthCheck],
+    )  # fmt: skip
+    @hypothesis.given(_files(among))
+    def batch(file: tuple[Target, str, bytes]) -> None:
+        fuzz.damage(*file, f"{kind} {next(numbers)}")
+
+    batch()
+
+
+@st.composite
+def _files(draw: strategies.Draw, among: list[Target]) -> tuple[Target, str, bytes]:
+    target = among[draw(st.sampled_from([k for k, each in enumerate(among) for _ in range(each.weight)]))]
+    base = target.bases[draw(st.integers(0, len(target.bases) - 1))]
+    return target, *draw(strategies.damaged(base))
+
+
 def outcome(fuzz: Fuzz, commit: str | None, dirty: bool | None) -> dict[str, Any]:
-    """What the result file holds of one kind; `commit` is what was there when the run began."""
+    """Return the entry of one kind in the result file; `commit` is the checkout's when the run began."""
     rows = [fuzz.rows[key] for key in sorted(fuzz.rows)]
     return {
         "commit": commit,
@@ -155,7 +176,7 @@ def outcome(fuzz: Fuzz, commit: str | None, dirty: bool | None) -> dict[str, Any
 
 
 def markdown(data: dict[str, Any]) -> str:
-    """The same as tables."""
+    """Return the result as tables."""
     facts = data["machine"]
     lines = [
         "# Damaged files and what became of them",
@@ -215,7 +236,7 @@ def main(arguments: list[str] | None = None) -> int:
     data = {"schema": 1, "what": "fuzz", "machine": system.facts("cpu"), "limit_s": LIMIT_S}
     data = text.fit(data | {"kinds": {kind: kept[kind] for kind in TITLES if kind in kept}})
     results.write(path, data)
-    (asked.out / "fuzz.md").write_text(markdown(data), encoding="utf-8")
+    files.write(asked.out / "fuzz.md", markdown(data))
     print(f"{asked.results + asked.yaml} files, {len(findings)} findings: {asked.out / 'fuzz.md'}")
     for line in findings:
         print(line)

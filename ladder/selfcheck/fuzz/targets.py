@@ -1,4 +1,4 @@
-"""What `ladder.selfcheck.fuzz` damages, who reads it, and what is watched meanwhile."""
+"""The files that `ladder.selfcheck.fuzz` damages, their readers, and the watch over what is written meanwhile."""
 
 from __future__ import annotations
 
@@ -15,17 +15,15 @@ from typing import Any
 import yaml
 from asv.results import Results
 
+from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.rules import shown
 from ladder.plan import catalog
 from ladder.publish.history import series as asvseries
-from ladder.publish.validation import asv_accepted, asv_checks, validate
+from ladder.publish.validation import asv_accepted, asv_checks, kinds, validate
 from ladder.report import tables
 from ladder.results import store as results
-from ladder.selfcheck.fuzz import bases as fuzzbases
-from ladder.selfcheck.fuzz import mutations
-from ladder.selfcheck.fuzz.mutations import Mutation
 from ladder.studies.claims import report as claimsreport
 from ladder.studies.kernelbench import report as kernelreport
 from ladder.studies.precision import report as precisionreport
@@ -33,6 +31,11 @@ from ladder.studies.roofline import view as roofline_view
 from stylegan_lite.config import Recipe
 
 RESULTS = ROOT / "results"
+RUN = "run"  # a ladder's, which has no kind in its file
+WEIGHTS = {
+    RUN: 60,
+    **dict.fromkeys(("claims", "compare", "kernels", "precision", "roofline", "sustained"), 10),
+}
 PAGES: dict[str, Callable[[dict[str, Any]], str]] = {  # how an accepted result of another kind is shown
     "claims": claimsreport.markdown,
     "kernels": kernelreport.markdown,
@@ -50,14 +53,14 @@ class Uncaught(Exception):
 
 @dataclass
 class Target:
-    """A kind of file: genuine ones to be damaged, how, where they lie, and who reads them."""
+    """A kind of file: genuine ones to be damaged, where they lie, and who reads them."""
 
     name: str
     bases: list[bytes]
-    ways: dict[str, Mutation]
     place: Path  # under the folder of the damaged files
     read: Read
-    weight: int = 1  # of a hundred files of its kind, so many or more
+    kind: str = "results"  # or "yaml"
+    weight: int = 2  # how often among the files of its kind
 
 
 # --- what is watched ----------------------------------------------------------------------------------------------
@@ -98,7 +101,7 @@ def _audit(event: str, arguments: tuple[Any, ...]) -> None:
 
 @contextmanager
 def watched(folder: Path) -> Iterator[list[str]]:
-    """What is written outside `folder` in the meantime (Python's audit events); the list fills as it happens."""
+    """Yield a list that fills with the files written outside `folder`, by Python's audit events."""
     global _hooked
     if not _hooked:
         sys.addaudithook(_audit)
@@ -115,7 +118,7 @@ def watched(folder: Path) -> Iterator[list[str]]:
 
 
 def _line(problem: str) -> str:
-    """ "refused", if the reason is what any terminal can print in one line and was foreseen."""
+    """Return "refused" if any terminal can print the reason in one line and the reason was foreseen."""
     if not (problem.isascii() and problem.isprintable() and len(problem) < 500):
         raise Uncaught(f"a reason that is not one plain line: {ascii(problem)[:80]}")
     if problem.startswith("not a result file: ") and problem.rpartition(" ")[2].endswith(
@@ -126,21 +129,21 @@ def _line(problem: str) -> str:
 
 
 def read_result(path: Path, out: Path) -> str:
-    """A result of ours: judged, and if it is accepted shown as table, Markdown and CSV."""
+    """Judge a result of ours, and show an accepted one as table, Markdown and CSV."""
     if problem := validate.problem_of(path):
         return _line(problem)
     data = json.loads(path.read_bytes())
-    if "kind" not in data:
+    if (kind := kinds.kind_of(data)) is None:
         result = results.load(path)
         (out / "table.md").write_text(tables.markdown(result), encoding="utf-8")
         (out / "table.csv").write_text(tables.csv_text([result]), encoding="utf-8")
-    elif markdown := PAGES.get(data["kind"]):
+    elif markdown := PAGES.get(kind):
         (out / "page.md").write_text(markdown(data), encoding="utf-8")
     return "accepted"
 
 
 def read_comparison(path: Path, out: Path) -> str:
-    """A comparison, as the second stage of the GPU's workflow reads what a pull request's run left."""
+    """Read a comparison as the second stage of the GPU's workflow reads the file of a pull request."""
     from ladder.publish.regressions import report as page
     from ladder.publish.regressions import schema as accepting
 
@@ -154,7 +157,7 @@ def read_comparison(path: Path, out: Path) -> str:
 
 
 def read_asv(path: Path, out: Path) -> str:
-    """A file of asv's: judged, and if it is accepted copied with its folder and read by asv itself."""
+    """Judge a file of asv's; copy an accepted one with its folder and have asv read the copy."""
     if problem := validate.problem_of(path):
         return _line(problem)
     source = next(parent for parent in path.parents if parent.name == "asv")
@@ -192,88 +195,52 @@ def _empty(folder: Path) -> None:
 
 
 def targets() -> list[Target]:
-    """Our results first, then asv's, then YAML. Bases are the committed results, and those cut small."""
-    ours = _held((RESULTS / "ladder").glob("*/*.json"))
-    small = [json.dumps(cut).encode() for raw in ours if (cut := _small(json.loads(raw)))]
-    others = _held(RESULTS.glob("*/*-tuning.json"))
+    """Return our results, then asv's, then YAML. Bases are the committed files, cut small where that is accepted."""
+    ours: dict[str, list[bytes]] = {}
+    for path in sorted(RESULTS.glob("[!a]*/**/*.json")):
+        data = json.loads(path.read_bytes())
+        ours.setdefault(kinds.kind_of(data) or RUN, []).append(_small(data))
     found = [
-        Target("ladder run's", [*small] * 6 + ours, mutations.JSON, Path("result.json"), read_result, 45),
-        Target("kernels.tuning's", others, mutations.JSON, Path("tuning.json"), read_result, 5),
-    ]
-    found += [*_other_kinds(), *_asv_targets()]
+        Target(
+            name, bases, Path("others", f"{text.slug(name)}.json"),
+            read_comparison if name == "compare" else read_result, weight=WEIGHTS.get(name, 2),
+        )
+        for name, bases in ours.items()
+    ]  # fmt: skip
+    found += _asv_targets()
     found += [
-        Target(name, bases, mutations.YAML, Path("file.yaml"), reading_yaml(load))
+        Target(name, bases, Path("file.yaml"), reading_yaml(load), "yaml")
         for name, bases, load in _yaml_readers()
     ]
     return [target for target in found if target.bases]
 
 
-def _small(result: dict[str, Any]) -> dict[str, Any] | None:
-    """Two rungs of two rounds, so that thousands of files take minutes; None if that is not there."""
-    result["rungs"] = [rung for rung in result["rungs"] if rung["status"] == "ok"][:2]
-    if not result["rungs"] or not result["complete"]:
-        return None
-    result["ladder"]["rungs"] = [rung["name"] for rung in result["rungs"]]
-    result["baseline"] = result["ladder"]["rungs"][0]
-    result["twins"] = []
-    for rung in result["rungs"]:
-        rung["rounds"] = rung["rounds"][:2]
-        rung["samples_ms"] = [each for visit in rung["rounds"] for each in visit["samples_ms"]]
-        rung["step_ms"] = rung["q25_ms"] = rung["q75_ms"] = rung["samples_ms"][0]
-    return result
+def _small(data: dict[str, Any]) -> bytes:
+    """Return the file with three entries of each list; the whole file where three are refused."""
 
+    def cut(value: Any) -> Any:
+        if isinstance(value, dict):
+            return {key: cut(each) for key, each in value.items()}
+        return [cut(each) for each in value[:3]] if isinstance(value, list) else value
 
-def _other_kinds() -> list[Target]:
-    """Claims, rooflines, kernels, precisions and comparisons. Large ones are mostly damaged when cut small."""
-    folder = RESULTS
-    claims, rooflines = (_held((folder / name).glob("*.json")) for name in ("claims", "roofline"))
-    compared = _held((folder / "compare").glob("*/*.json"))
-    small = [_small_claims(raw) for raw in claims]
-    machine = json.loads(claims[0])["machine"]
-    kinds = {
-        "claims": ("claims", [*small * 9, *claims]),
-        "kernels": ("ladder kernels'", [fuzzbases.kernels(machine)]),
-        "precision": ("ladder precision's", [fuzzbases.of_precision(machine)]),
-        "sustained": ("ladder sustain's", [fuzzbases.of_sustained(machine)]),
-        "upstream": ("ladder upstream's", [fuzzbases.of_upstream(machine)]),
-        "roofline": ("rooflines", rooflines),
-    }
-    found = [
-        Target(name, held, mutations.JSON, Path("others", f"{kind}.json"), read_result, 8)
-        for kind, (name, held) in kinds.items()
-    ]
-    place = Path("others", "comparison.json")
-    return [*found, Target("comparisons", compared, mutations.JSON, place, read_comparison, 8)]
-
-
-def _small_claims(raw: bytes) -> bytes:
-    """Three experiments and a few kernels."""
-    from ladder.studies.claims import registry
-
-    data = json.loads(raw)
-    data["experiments"] = data["experiments"][:3]
-    names = {each["name"] for each in data["experiments"]}
-    data["kernels"] = data["kernels"][:5]
-    data["counters"] = {name: c for name, c in data["counters"].items() if name.split(":")[0] in names}
-    data["claims"] = registry.judged(data)
-    return json.dumps(data).encode()
+    less = cut(data)
+    return json.dumps(data if validate.check(less) else less).encode()
 
 
 def _asv_targets() -> list[Target]:
-    """One machine's folder each: the file under test is damaged, what lies beside it is genuine."""
+    """Return a target for each file of asv's; the files beside a damaged one are genuine."""
     folder, found = RESULTS / "asv", []
     for path in sorted(folder.glob("*/*.json")):
         kind, raw = asv_checks.kind_of(path), path.read_bytes()
-        found.append((f"asv's {kind}", raw, path.relative_to(folder), 30 if kind == "results" else 10))
+        found.append((f"asv's {kind}", raw, path.relative_to(folder), 4 if kind == "results" else 10))
         if kind == "results":
             note = path.parent / asv_checks.NOTES / path.name
             held = note.read_bytes() if note.is_file() else _note(asv_checks.parse(raw, kind))
-            found.append(("our note beside asv's", held, note.relative_to(folder), 5))
+            found.append(("our note beside asv's", held, note.relative_to(folder), 1))
     benchmarks = folder / "benchmarks.json"
-    found.append(("asv's benchmarks", benchmarks.read_bytes(), benchmarks.relative_to(folder), 5))
+    found.append(("asv's benchmarks", benchmarks.read_bytes(), benchmarks.relative_to(folder), 10))
     return [
-        Target(name, [raw], mutations.JSON, Path("asv", place), read_asv, weight)
-        for name, raw, place, weight in found
+        Target(name, [raw], Path("asv", place), read_asv, weight=weight) for name, raw, place, weight in found
     ]
 
 

@@ -24,12 +24,13 @@ from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.stopping import stop_on_sigterm
+from ladder.engine import run as engine
+from ladder.engine.rounds import Interleaved, Program, Visited
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.results import store as results
 from ladder.selfcheck.selftest import planting, spin
 from ladder.selfcheck.selftest.judging import judge, markdown, wants_rounds
-from ladder.selfcheck.selftest.rounds import Program, Visit, Visitor
 from ladder.stats import estimates, rounds_budget, verdicts
 
 MINUTES = 9.0
@@ -95,8 +96,7 @@ def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: No
     now = {"machine": facts, "commit": git.commit_of(ROOT)[0]}
     path = results.place(Path(folder) / f"{texts.slug(facts['name'])}-real.json", now)
     test = SelfTest(facts, groups(capabilities), path, minutes or MINUTES, tell=tell)
-    with device_lock(system.device_key("cuda"), lambda: tell("waiting for another run on this GPU")):
-        return {**test.run(), "path": path}
+    return {**test.run(), "path": path}
 
 
 class SelfTest:
@@ -119,7 +119,7 @@ class SelfTest:
         self.groups, self.path, self.source, self.torch, self.tell = groups, path, source, torch, tell
         self.device, self.lengths_us = facts["device"], lengths_us
         self.begin, self.budget_s = time.monotonic(), 60 * minutes
-        self.visitor = Visitor(facts, cycles=cycles, seed=seed, torch=torch)
+        self.rounds = Interleaved(self.device, cycles=cycles, seed=seed, torch=torch, on_wait=self._wait)
         commit, dirty = git.commit_of(ROOT)
         self.result: dict[str, Any] = {
             "schema": 1,
@@ -138,7 +138,7 @@ class SelfTest:
                 "seed": seed,
                 "settle_s": protocol.SETTLE_S,
                 "settle_cycles": protocol.SETTLE_CYCLES,
-                "built_together": self.visitor.ahead,
+                "built_together": engine.PREPARED.get(self.device, 1),
             },
             "spin": [],
             "groups": [_group_record(group) for group in groups],
@@ -169,7 +169,7 @@ class SelfTest:
         except KeyboardInterrupt:
             self.tell("interrupted: what is finished is kept")
         finally:
-            self.visitor.close()
+            self.rounds.close()
             self._save()
         return self.result
 
@@ -184,54 +184,60 @@ class SelfTest:
             wanted=done >= verdicts.LEAST_ROUNDS and wants_rounds(self.result),
         )
 
+    def _wait(self) -> None:
+        self.tell("waiting for another run on this device")
+
     def _spin(self, folder: Path) -> None:
         if not self.lengths_us:
             return
         self.tell(f"waits of {self.lengths_us[0]:g} to {self.lengths_us[-1]:g} us")
         folder.mkdir()
-        self.result["spin"] = spin.measure(self.device, folder, self.lengths_us)
+        with device_lock(system.device_key(self.device), self._wait):
+            self.result["spin"] = spin.measure(self.device, folder, self.lengths_us)
         self._save()
 
     def _programs(self, folder: Path) -> list[Program]:
         """Learn how long a step of each group takes, and make the checkouts in which so much of it is planted."""
         self.tell("how long the steps take")
-        code = None if self.source == ROOT else self.source
-        first = [Program(g.copy_names()[0], g.name, g.workload, g.recipe, code) for g in self.groups]
+        first = [self._program(group, group.copy_names()[0], self.source) for group in self.groups]
         steps_s: dict[str, float] = {}
         for visit in self._visits(-1, first):
-            group = next(g for g in self.result["groups"] if g["name"] == visit.program.group)
-            group |= visit.built | {"calibration": visit.record}
-            if visit.record is None:
+            group = next(g for g in self.result["groups"] if g["name"] == visit.program.rung)
+            group["calibration"] = visit.round
+            if visit.round is None:
                 self._fail(self.records[visit.program.name], f"calibration: {visit.reason}")
             else:
-                steps_s[group["name"]] = estimates.median(visit.record["samples_ms"]) / 1000
+                group |= {"recipe": visit.recipe, "settings": visit.settings}
+                steps_s[group["name"]] = estimates.median(visit.round["samples_ms"]) / 1000
         programs = []
         for group in (group for group in self.groups if group.name in steps_s):
-            common = (group.name, group.workload, group.recipe)
-            programs += [Program(name, *common, code) for name in group.copy_names()]
+            programs += [self._program(group, name, self.source) for name in group.copy_names()]
             for number, (share, name) in enumerate(group.planted_names().items()):
                 place, seconds = folder / f"{group.name}-{number}", share * steps_s[group.name]
                 place.mkdir()
                 checkout = planting.checkout(place, seconds, group.where, self.source)
-                programs.append(Program(name, *common, checkout))
+                programs.append(self._program(group, name, checkout))
                 self.records[name]["planted_ms"] = 1000 * seconds
         self._save()
         return programs
 
-    def _visits(self, number: int, programs: Sequence[Program]) -> Iterator[Visit]:
-        with contextlib.closing(self.visitor.round(number, programs)) as visits:
+    def _program(self, group: Group, name: str, code: Path) -> Program:
+        return Program(name, group.name, name, group.workload, group.recipe, code)
+
+    def _visits(self, number: int, programs: Sequence[Program]) -> Iterator[Visited]:
+        with contextlib.closing(self.rounds.round(number, programs)) as visits:
             yield from visits
 
-    def _take(self, visit: Visit) -> None:
-        """Keep what came of a visit, and write the file."""
+    def _take(self, visit: Visited) -> None:
+        """Keep the outcome of a visit, and write the file."""
         each = self.records[visit.program.name]
-        group = next(g for g in self.result["groups"] if g["name"] == visit.program.group)
-        if visit.record is None:
+        group = next(g for g in self.result["groups"] if g["name"] == visit.program.rung)
+        if visit.round is None:
             self._fail(each, visit.reason or "no reason was given")
-        elif visit.built != {key: group[key] for key in ("recipe", "settings")}:
+        elif (visit.recipe, visit.settings) != (group["recipe"], group["settings"]):
             self._fail(each, "its recipe or settings are not those of the step without a plan")
         else:
-            each["rounds"].append(visit.record)
+            each["rounds"].append(visit.round)
             each["status"] = "ok"
         self._save()
 
@@ -243,7 +249,7 @@ class SelfTest:
         result = self.result
         result["seconds"] = round(time.monotonic() - self.begin, 1)
         judge(result)
-        if gpu := self.visitor.visits.summary(result["programs"]):
+        if gpu := self.rounds.visits.summary(result["programs"]):
             result["gpu"], result["gpu_notes"] = gpu, gpu["notes"]
         try:
             results.write(self.path, result)

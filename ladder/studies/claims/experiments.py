@@ -258,7 +258,7 @@ def walked(blocks: int) -> Make:
 
     def make(setting: Setting) -> Call:
         _needs_triton(setting)
-        from kernels.tiles import processor
+        from kernels.common.tiles import processor
         from ladder.studies.claims.small_kernels import leaky_relu_walk_kernel
 
         x = _activation(setting, torch.float32)

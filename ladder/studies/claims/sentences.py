@@ -1,305 +1,187 @@
-"""What ours is, and why it differs: the functions behind `ladder.studies.claims.registry`, of the numbers of a result
-alone."""
+"""The numbers behind each claim: a table of templates, filled from a result.
+
+A template stands in `WHY` under its claim's name. `{KIND EXPERIMENT|CONTENDER|...}` in it is a number of the result,
+by a function of `NUMBERS`. A template is left out where the result lacks one of its numbers.
+"""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable
+from typing import Any
 
 from ladder.studies.claims import launching
-from ladder.studies.claims.view import EQUAL, Summary, View, percent, times
-
-SLOWER = 1.02  # from here on a ratio of times is said to be one
-
+from ladder.studies.claims.view import EQUAL, Summary, View
 
 FORMS = {
     "backward": "norm backward bf16",
     "FP32 forward": "norm forward fp32",
     "FP32 backward": "norm backward fp32",
 }
-
-
-def forms(view: View, slow: str, quick: str, show: Callable[[Summary], str], scale: float = 1.0) -> str:
-    """The ratio in the other direction and precision: `; backward 2.10x, FP32 forward ...`."""
-    found = {word: view.ratio(name, slow, quick, scale) for word, name in FORMS.items()}
-    also = [f"{word} {show(ratio)}" for word, ratio in found.items() if ratio]
-    return f"; {', '.join(also)}" if also else ""
-
-
-def span(view: View, slow: str, quick: str, show: Callable[[Summary], str], scale: float = 1.0) -> str:
-    """From the least to the most of all directions and precisions, and where ours, BF16 forward, stands."""
-    names = ("norm forward bf16", *FORMS.values())
-    found = [ratio for name in names if (ratio := view.ratio(name, slow, quick, scale))]
-    if len(found) < 2:
-        return ""
-    low, high = (pick(found, key=lambda each: each["median"]) for pick in (min, max))
-    place = "the most" if high is found[0] else "the least" if low is found[0] else "one"
-    return f"{place} of {len(found)} cases, {show(low)} to {show(high)}; "
-
-
-def norm(view: View) -> str:
-    rates = [view.rate("norm forward bf16", name) for name in ("PyTorch", "CUDA C++")]
-    return (
-        span(view, "PyTorch", "CUDA C++", times)
-        + "in BF16, forward, PyTorch's two operators cross memory 5 times and CUDA C++ twice (a plane stays on the"
-        " chip):"
-        f" bytes alone make 2.5x, the rest is that PyTorch moves {rates[0]:.2f} TB/s and CUDA C++ {rates[1]:.2f}"
-        + forms(view, "PyTorch", "CUDA C++", times)
-    )
-
-
-def triton(view: View) -> str:
-    rates = [view.rate("norm forward bf16", name) for name in ("Triton", "CUDA C++")]
-    text = (
-        span(view, "CUDA C++", "Triton", percent, 100)
-        + "a block of CUDA C++ keeps its plane in shared memory; Triton reads it again, from L2 or in a third pass"
-        f" through memory for CUDA C++'s two, which make 67%; Triton moves {rates[0]:.2f} TB/s, CUDA C++ {rates[1]:.2f}"
-    )
-    read = [view.counted("norm forward bf16", name) for name in ("Triton", "CUDA C++")]
-    if all(each and each["dram_read"] for each in read):
-        text += f", and DRAM gives Triton {read[0]['dram_read'] / read[1]['dram_read']:.2f}x as much"
-    return text + forms(view, "CUDA C++", "Triton", percent, 100)
-
-
-def coalescing(view: View) -> str:
-    few, all_ = "strided, N blocks", "coalesced, N blocks"
-    pattern = [view.faster("coalescing", *pair) for pair in ((few, all_), ("strided", "coalesced"))]
-    grid = [view.faster("coalescing", *pair) for pair in ((all_, "coalesced"), (few, "strided"))]
-    # Two ways from the article's strided kernel to its coalesced one; each multiplies up to ours.
-    text = (
-        f"access pattern, then full grid: {times(pattern[0])} and {times(grid[0])};"
-        f" full grid, then access pattern: {times(grid[1])} and {times(pattern[1])}"
-    )
-    if all(pattern) and pattern[0]["median"] < pattern[1]["median"]:
-        text += "; on N blocks, too few for the GPU, the pattern costs less"
-    far, near = (view.counted("coalescing", name) for name in ("strided", "coalesced"))
-    if far and near and far["sectors_a_load"] and near["sectors_a_load"]:
-        text += f"; sectors a load {far['sectors_a_load']:.0f} and {near['sectors_a_load']:.0f}"
-    behind, best = (
-        view.ratio("coalescing", "coalesced", "PyTorch"),
-        view.faster("coalescing", "strided", "PyTorch"),
-    )
-    if behind and behind["median"] > 1.1:
-        text += (
-            f"; with one element a thread the coalesced kernel takes {times(behind)} PyTorch's time, so memory is not"
-            f" what it waits for: PyTorch's is {times(best)} the strided one on a full grid"
-        )
-    return text
-
-
 BLOCKS = {  # the sweeps over blocks of 32 to 1024 threads
     "block size": "leaky ReLU in Triton",
     "block size in CUDA": "the activation in CUDA C++",
     "block size of the norm": "the norm in CUDA C++",
 }
 ADVISED = ("128 threads", "256 threads")
-
-
-def best_blocks(view: View) -> Summary | None:
-    """The better of 128 and 256 threads against the best of all, of the kernel where that costs most."""
-    found = []
-    for name in BLOCKS:
-        best, usual = view.quickest(name), view.quickest(name, ADVISED)
-        if best and usual:
-            found.append(view.ratio(name, usual, best))
-    return max((each for each in found if each), key=lambda each: each["median"], default=None)
-
-
-def blocks(view: View) -> str:
-    parts = []
-    for name, words in BLOCKS.items():
-        if best := view.quickest(name):
-            also = dict.fromkeys((*ADVISED, view.slowest(name)))
-            taken = [
-                f"{each} {times(view.ratio(name, each, best))}"
-                for each in also
-                if each != best and view.us(name, each)
-            ]
-            parts.append(
-                f"{words}: {best} are the quickest, {', '.join(taken)}{_block_reason(view, name, best)}"
-            )
-        else:
-            parts.append(f"{words}: not measured")
-    return "the better of 128 and 256 threads, in the kernel where it costs most; " + "; ".join(parts)
-
-
-def _block_reason(view: View, name: str, best: str) -> str:
-    """What else a block's size changes, where the numbers show it."""
-    plane, kernels = view.plane_bytes(name), {each: view.kernel(name, each) for each in (best, "256 threads")}
-    if all(kernels.values()) and plane and kernels[best]["shared_bytes"] and best != "256 threads":
-        kept = {each: min(1.0, kernel["shared_bytes"] / plane) for each, kernel in kernels.items()}
-        shares = " and ".join(f"{share:.0%} at {each}" for each, share in kept.items())
-        return f" (a block also keeps as much of its plane as its share of shared memory holds, {shares})"
-    rates = [view.started(name, f"{threads} threads") for threads in (32, 64)]
-    if (
-        all(rates) and abs(rates[0] / rates[1] - 1) < 0.05
-    ):  # twice the threads do twice as much in the same time
-        return f" (small blocks of one element a thread wait to be started, {rates[0]:,.0f} a us whatever their size)"
-    return ""
-
-
-def at_equal_work(view: View) -> bool:
-    """Whether occupancies were compared with the same work a thread. Where registers limit it, they were not."""
-    return view.by_occupancy(EQUAL, 0.0, 0.5) is not None and view.by_occupancy(EQUAL, 0.5, 1.01) is not None
-
-
-def low_occupancy(view: View) -> Summary | None:
-    """Time at the best occupancy below 50% over the time at the best from 50% on."""
-    name = EQUAL if at_equal_work(view) else "occupancy"
-    low, high = view.by_occupancy(name, 0.0, 0.5), view.by_occupancy(name, 0.5, 1.01)
-    return view.ratio(name, low, high) if low and high else None
-
-
-def occupancy(view: View) -> str:
-    name = EQUAL if at_equal_work(view) else "occupancy"
-    low = view.by_occupancy(name, 0.0, 0.5)
-    others = {
-        each: share
-        for each in view.experiments[name]["bytes"]
-        if each != low and view.us(name, each) and (share := view.occupancy(name, each)) is not None
-    }
-    taken = [f"{each} at {share:.0%} {times(view.ratio(name, each, low))}" for each, share in others.items()]
-    text = f"{low} at {view.occupancy(name, low):.0%} against {', '.join(taken)} of its time"
-    if name == EQUAL:
-        text = f"one kernel, as many bytes on their way a thread, so many blocks a multiprocessor: {text}"
-        measured = {each: view.occupancy("occupancy", each) for each in view.samples_of("occupancy")}
-        lowest = min(
-            (each for each in measured if measured[each]), key=lambda each: measured[each], default=None
-        )
-        if lowest and measured[lowest] < 0.5:
-            behind = view.ratio("occupancy", lowest, view.quickest("occupancy"))
-            text += f"; more bytes a thread make up for it: {lowest} a thread at {measured[lowest]:.0%} take"
-            text += f" {times(behind)} the time of the best"
-        return text
-    return f"{text}: a thread's work differs in each of them, so what occupancy alone makes is not known"
-
-
-def pair(name: str, slow: str, quick: str, words: str) -> Callable[[View], str]:
-    def why(view: View) -> str:
-        found = view.faster(name, slow, quick)
-        return words if found and found["median"] > SLOWER else f"no difference to speak of: {words}"
-
-    return why
-
-
-def fusion(view: View) -> str:
-    counted = view.saved_by_fusion(None)
-    measured = view.saved_by_fusion("dram")
-    time = view.faster("fusion", "three operators", "one")
-    text = f"two intermediates in BF16, each written and read, are {counted:.0f} MB an image"
-    text += f", {counted / 1.048576:.0f} MiB"
-    text += (
-        f", {measured:.0f} MB in DRAM by Nsight Compute" if measured is not None else "; DRAM was not counted"
-    )
-    again = view.reads_beyond_fusion()
-    if again is not None and again > 0.1 * counted:
-        text += f", of which {again:.0f} are the norm's second read of x: one operator finds most of x in the L2 cache"
-    return text + (f"; one operator is {times(time)} as fast as three" if time else "")
-
-
-def saved(view: View) -> Summary | None:
-    found = view.saved_by_fusion("dram")
-    found = view.saved_by_fusion(None) if found is None else found
-    return None if found is None else {"median": found, "interval": None}
-
-
-def launch(view: View) -> str:
-    texts = []
-    for what, words in ((launching.LAUNCH, "the CPU's time"), (launching.REPLAY, "in a graph")):
-        found = [
-            f"{name} {summary['median']:.3g} us"
-            for name in (launching.ADD, launching.EMPTY_TRITON, launching.EMPTY_CUDA)
-            if (summary := view.us("launches", f"{what}: {name}"))
-        ]
-        if found:
-            texts.append(f"{words}: {', '.join(found)}")
-    return "; ".join(texts)
-
-
-def step(view: View) -> Summary | None:
-    """Milliseconds of the CPU for the launches of a step, as the ladder's baseline has them."""
-    each, count = view.us("launches", f"{launching.LAUNCH}: {launching.ADD}"), view.result["kernels_per_step"]
-    if each is None or count is None:
-        return None
-    return view.scaled(each, count / 1e3)
-
-
-def steps(view: View) -> str:
-    count = view.result["kernels_per_step"]
-    return (
-        "1 to 2 ms, 2 to 4% of such a step, are 200 launches of 5 to 10 us, and the ladder's baseline has"
-        f" {count:,.0f} kernels a step; that costs time only where the GPU is done before the CPU has launched the next"
-    )
-
-
-def fast_math(view: View) -> str:
-    errors = view.result["errors"]
-    named = [
-        f"{name} {errors[name]:.1e}"
-        for name in ("CUDA C++", "CUDA C++, fast math", "PyTorch")
-        if name in errors
-    ]
-    text = (
-        f"relative error against float64, FP32: {', '.join(named)}" if named else "errors were not measured"
-    )
-    return f"the sources ask for the approximate root and quotient by name, so there is little left to relax; {text}"
-
-
 UNBOUNDED = "1024 threads"  # the most that a block may have: a bound that bounds nothing
+_NORM = "norm forward bf16"
+_NUMBER = re.compile(r"\{(\w+)(?: ([^}]*))?\}")
 
 
-def _tightest(view: View) -> str | None:
-    """The quickest of the real bounds."""
-    return view.quickest(
-        "launch bounds", tuple(n for n in view.samples_of("launch bounds") if n != UNBOUNDED)
-    )
+def _forms(kind: str, unit: str, slow: str, quick: str) -> list[str]:
+    return [f"{word} {{{kind} {name}|{slow}|{quick}}}{unit}" for word, name in FORMS.items()]
 
 
-def best_bound(view: View) -> Summary | None:
-    best = _tightest(view)
-    return view.faster("launch bounds", UNBOUNDED, best) if best else None
+def _microseconds(experiment: str, *contenders: str) -> str:
+    return ", ".join(f"{name} {{us {experiment}|{name}}} us" for name in contenders)
 
 
-def bounds(view: View) -> str:
-    text = f"{_tightest(view)} is the quickest bound for blocks of 256, against one of {UNBOUNDED}"
-    names = view.samples_of("launch bounds")
-    shares = {view.occupancy("launch bounds", name) for name in names}
-    if len(shares) == 1 and None not in shares:
-        text += (
-            f"; all of them stand at {shares.pop():.0%}, because shared memory says how many blocks fit, and fewer"
-            f" registers gain nothing: {view.slowest('launch bounds')} takes"
-            f" {times(view.ratio('launch bounds', view.slowest('launch bounds'), UNBOUNDED))} the time"
+WHY: dict[str, list[str]] = {
+    "CUDA C++ against PyTorch": [
+        "{span .2f|x|PyTorch|CUDA C++}",
+        "in BF16, forward, PyTorch's two operators cross memory 5 times and CUDA C++ twice: bytes alone make 2.5x",
+        f"PyTorch moves {{rate {_NORM}|PyTorch}} TB/s and CUDA C++ {{rate {_NORM}|CUDA C++}}",
+        *_forms("x", "x", "PyTorch", "CUDA C++"),
+    ],
+    "Triton against CUDA C++": [
+        "{span .0%||CUDA C++|Triton}",
+        "three passes through memory for CUDA C++'s two would make 67%",
+        f"Triton moves {{rate {_NORM}|Triton}} TB/s and CUDA C++ {{rate {_NORM}|CUDA C++}}",
+        f"DRAM gives Triton {{dram_read {_NORM}|Triton|CUDA C++}}x as much",
+        *_forms("percent", "", "CUDA C++", "Triton"),
+    ],
+    "coalescing": [  # the two ways from the article's strided kernel to its coalesced one
+        "access pattern, then full grid: {x coalescing|strided, N blocks|coalesced, N blocks}x"
+        " and {x coalescing|coalesced, N blocks|coalesced}x",
+        "full grid, then access pattern: {x coalescing|strided, N blocks|strided}x"
+        " and {x coalescing|strided|coalesced}x",
+        "sectors a load {sectors coalescing|strided} and {sectors coalescing|coalesced}",
+        "PyTorch's kernel against the strided one on a full grid: {x coalescing|strided|PyTorch}x",
+    ],
+    "block size": [
+        "the better of 128 and 256 threads, in the kernel where it costs most",
+        *(
+            f"{words}: {{name {sweep}|quickest}} are the quickest, "
+            + ", ".join(f"{each} {{x {sweep}|{each}|quickest}}x" for each in (*ADVISED, "32 threads"))
+            for sweep, words in BLOCKS.items()
+        ),
+    ],
+    "occupancy": [
+        f"{words}: {{name {sweep}|below half}} at {{occupancy {sweep}|below half}} takes"
+        f" {{x {sweep}|below half|from half}}x the time of {{name {sweep}|from half}}"
+        f" at {{occupancy {sweep}|from half}}"
+        for sweep, words in (
+            (EQUAL, "one kernel, as many bytes on their way a thread"),
+            ("occupancy", "where a thread's work differs"),
         )
-    best = view.quickest("register bounds")
-    tight = best and view.ratio("register bounds", "32 registers", "no bound")
-    return text + (
-        f"; in Triton 32 registers instead of as many as it likes take {times(tight)} the time"
-        if tight
-        else ""
-    )
-
-
-def spectral(view: View) -> str:
-    us = [view.us("spectral norm", name) for name in ("PyTorch", "Triton")]
-    shown = " and ".join(f"{found['median']:.0f} us" for found in us if found)
-    layers = next(
-        iter(view.experiments["spectral norm"]["notes"]), "14 weights of 3x3 as a discriminator has them"
-    )
-    return f"{shown} for {layers}: PyTorch launches a dozen kernels a layer, one after another"
-
-
-PRECISION = {  # why, by docs/precision.md
-    "throughput": "FP32 is IEEE, which Tensor Cores do not compute, and the baseline waits for the CPU in 16 bits",
-    "memory": "cuDNN asks for workspaces in IEEE FP32 that neither TF32 nor 16 bits need",
-    "batch": "found to a sixteenth, on the baseline alone",
+    ],
+    "fusion saves traffic": [
+        "two intermediates in BF16, each written and read, are {saved} MB an image",
+        "{saved dram} MB in DRAM by Nsight Compute",
+        "one operator is {x fusion|three operators|one}x as fast as three",
+    ],
+    "launch overhead": [
+        f"{name} {{us launches|{what}: {name}}} us {words}"
+        for what, words in ((launching.LAUNCH, "of the CPU"), (launching.REPLAY, "in a graph"))
+        for name in (launching.ADD, launching.EMPTY_TRITON, launching.EMPTY_CUDA)
+    ],
+    "launches of a step": [
+        "1 to 2 ms are 200 launches of 5 to 10 us, and the ladder's baseline has {kernels} kernels a step",
+        "an upper bound: a launch costs time only where the GPU waits for it",
+    ],
+    "warp divergence": [_microseconds("divergence", "divergent", "predicated", "divergent, whole warps")],
+    "shared memory or shuffles": [_microseconds("reduction", "shared memory", "shuffles")],
+    "vector width": [_microseconds("vector width", "2 bytes", "16 bytes")],
+    "launch bounds": [
+        "{name launch bounds|bound} is the quickest bound for blocks of 256, against one of 1024 threads",
+        "the slowest, {name launch bounds|slowest}, takes {x launch bounds|slowest|1024 threads}x the time",
+        "in Triton 32 registers instead of no bound take {x register bounds|32 registers|no bound}x the time",
+    ],
+    "fast math": [
+        "relative error against float64, FP32: CUDA C++ {error CUDA C++}, with fast math {error CUDA C++, fast math},"
+        " PyTorch {error PyTorch}"
+    ],
+    "spectral norm": [_microseconds("spectral norm", "PyTorch", "Triton")],
+    **{
+        f"16-bit {name}": [
+            "against IEEE FP32, by results/precision",
+            *(
+                f"{precision.upper()} on the {base} {{precision {name}|{precision}|{base}}}x"
+                for base in ("baseline", "top")
+                for precision in ("bf16", "fp16")
+            ),
+        ]
+        for name in ("throughput", "memory", "batch")
+    },
 }
 
 
-def precision(view: View, name: str) -> str:
-    """The same claim for FP16, and on the ladder's top."""
-    forms = {
-        f"{precision.upper()} on the {base}": view.precision(name, precision, base)
-        for base in ("baseline", "top")
-        for precision in ("bf16", "fp16")
-    }
-    also = [f"{form} {times(found)}" for form, found in forms.items() if found]
-    return f"against IEEE FP32: {', '.join(also)}, by results/precision; {PRECISION[name]}"
+def sentence(name: str, view: View) -> str:
+    """Return the templates of a claim, filled and joined; those that lack a number are left out."""
+    filled = (_filled(template, view) for template in WHY[name])
+    return "; ".join(text for text in filled if text is not None)
+
+
+def _filled(template: str, view: View) -> str | None:
+    lacks = False
+
+    def shown(found: re.Match[str]) -> str:
+        nonlocal lacks
+        function, form = NUMBERS[found[1]]
+        value = function(view, *(found[2] or "").split("|"))
+        lacks |= value is None
+        return "" if value is None else format(value["median"] if isinstance(value, dict) else value, form)
+
+    text = _NUMBER.sub(shown, template)
+    return None if lacks else text
+
+
+def contender(view: View, experiment: str, name: str) -> str | None:
+    """Return the name of a contender that is named by its place among the others; else the name itself."""
+    if name in ("quickest", "slowest"):
+        return getattr(view, name)(experiment)
+    if name == "bound":
+        bounds = tuple(each for each in view.samples_of(experiment) if each != UNBOUNDED)
+        return view.quickest(experiment, bounds)
+    if name in ("below half", "from half"):
+        return view.by_occupancy(experiment, *((0.0, 0.5) if name == "below half" else (0.5, 1.01)))
+    return name
+
+
+def _span(view: View, form: str, unit: str, slow: str, quick: str) -> str | None:
+    """Return where BF16 forward stands among all directions and precisions: `the most of 4 cases, 1.90x to 4.01x`."""
+    found = [each for name in (_NORM, *FORMS.values()) if (each := view.ratio(name, slow, quick))]
+    if len(found) < 2:
+        return None
+    ordered = sorted(found, key=lambda each: each["median"])
+    place = "the most" if ordered[-1] is found[0] else "the least" if ordered[0] is found[0] else "one"
+    low, high = (format(each["median"], form) for each in (ordered[0], ordered[-1]))
+    return f"{place} of {len(found)} cases, {low}{unit} to {high}{unit}"
+
+
+def _ratio(view: View, experiment: str, slow: str, quick: str) -> Summary | None:
+    return view.ratio(experiment, contender(view, experiment, slow), contender(view, experiment, quick))
+
+
+def _dram_read(view: View, experiment: str, first: str, second: str) -> float | None:
+    read = [(view.counted(experiment, name) or {}).get("dram_read") for name in (first, second)]
+    return read[0] / read[1] if all(read) else None
+
+
+# Kind -> (function of a view and the names behind the kind, how its number is written)
+NUMBERS: dict[str, tuple[Callable[..., Any], str]] = {
+    "dram_read": (_dram_read, ".2f"),
+    "error": (lambda view, name: view.result["errors"].get(name), ".1e"),
+    "kernels": (lambda view, _: view.result["kernels_per_step"], ",.0f"),
+    "name": (contender, ""),
+    "occupancy": (lambda view, name, place: view.occupancy(name, contender(view, name, place)), ".0%"),
+    "percent": (lambda view, *names: _ratio(view, *names), ".0%"),
+    "precision": (lambda view, *names: view.precision(*names), ".2f"),
+    "rate": (lambda view, *names: view.rate(*names), ".2f"),
+    "saved": (lambda view, by: view.saved_by_fusion(by or None), ".0f"),
+    "sectors": (lambda view, *names: (view.counted(*names) or {}).get("sectors_a_load"), ".0f"),
+    "span": (_span, ""),
+    "us": (lambda view, *names: view.us(*names), ",.2f"),
+    "x": (_ratio, ".2f"),
+}

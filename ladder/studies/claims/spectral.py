@@ -51,9 +51,13 @@ def pytorch(setting: Setting) -> Call:
 
 
 def triton(setting: Setting) -> Call:
-    try:  # from the op's file: ours, whatever its dispatcher takes
-        from kernels.spectral_norm import power_iteration, spectral_norm
-    except ImportError:
+    import kernels
+
+    try:  # Ours, whatever the dispatcher takes.
+        power_iteration, spectral_norm = (
+            getattr(op, "ours", op) for op in (kernels.power_iteration, kernels.spectral_norm)
+        )
+    except AttributeError:
         raise Missing("these kernels have no spectral norm") from None
     made = [torch.nn.Parameter(weight) for weight in weights(setting)]
     us, vs = (

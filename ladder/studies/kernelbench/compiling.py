@@ -62,7 +62,7 @@ class Compilers:
         self.lock = threading.Lock()
         self.running: list[subprocess.Popen] = []
         if processes:
-            from kernels.compiling import keep_cache
+            from kernels.precompile import keep_cache
 
             keep_cache()  # theirs is then this process's
         # One thread each: Inductor would start as many as there are cores in every one of them.

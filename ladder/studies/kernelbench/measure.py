@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import contextlib
 import time
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -11,6 +10,7 @@ from typing import Any
 from ladder.base import git, text
 from ladder.base.errors import EnvironmentFailure, UserError
 from ladder.base.paths import ROOT
+from ladder.base.starting import near
 
 OUT = ROOT / "results" / "kernels"
 
@@ -55,7 +55,6 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
     from ladder.base.progress import First, kernels_progress
     from ladder.base.stopping import stop_on_sigterm
     from ladder.machine import environment, system
-    from ladder.results import store as results
     from ladder.studies.kernelbench import bench as kernelbench
     from ladder.studies.kernelbench import compiling as kernelcompiling
     from ladder.studies.kernelbench import report as kernelreport
@@ -103,9 +102,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
             found.extend([row | {"sitting": sitting} for row in event.get("rows", ())])
             shown(event)
             if out is not None and "rows" in event and time.monotonic() - saved >= SAVE_EVERY_S:
-                part = result(False)
-                with contextlib.suppress(OSError):  # the whole result may still have its place
-                    results.write(results.place(out / f"{stem(part)}-partial.json", part), part)
+                _keep(result(False), out)
                 saved = time.monotonic()
 
         def compiles(index: int, number: int) -> None:
@@ -117,12 +114,24 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
                     bench, due, allowance, quick=asked.quick or smoke, on_event=on_event, ahead=ahead
                 )
             except EnvironmentFailure as failure:
-                part = result(False)
-                if found and out is not None:
-                    with contextlib.suppress(OSError):  # perhaps it is this disk that is full
-                        results.write(out / f"{stem(part)}.json", part)
-                raise UserError(f"{failure}; what was finished is kept in {stem(part)}.json") from failure
+                kept_in = _keep(result(False), out) if found and out is not None else ""
+                raise UserError(f"{failure}{kept_in}") from failure
     return result(complete)
+
+
+def _keep(part: dict[str, Any], out: Path) -> str:
+    """Write the finished rows beside other runs' files.
+
+    Returns words that say where, none where the disk refuses.
+    """
+    from ladder.results import store as results
+
+    path = results.place(out / f"{stem(part)}-partial.json", part)
+    try:
+        results.write(path, part)
+    except OSError:
+        return ""
+    return f"; what was finished is kept in {near(path)}"
 
 
 def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:

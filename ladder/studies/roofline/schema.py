@@ -10,7 +10,7 @@ from ladder.results import store as results
 from ladder.results.check import Kind
 from ladder.results.schema import (
     AMOUNT,
-    COMMIT,
+    COMMIT_OR_NONE,
     CONDITIONS,
     FLAG,
     IDENTIFIER,
@@ -72,7 +72,7 @@ ROOFLINE = fields(
         "rung": PART,
         "recipe": fields({"precision": IDENTIFIER}, RECIPE_FIELDS),
         "layout": LAYOUT,
-        "commit": COMMIT,
+        "commit": COMMIT_OR_NONE,
         "dirty": maybe(FLAG),
         "machine": MACHINE,
         "gpu": PART,
@@ -96,7 +96,7 @@ ROOFLINE = fields(
     CONDITIONS
     | {
         "ladder": PART,
-        "floors_commit": COMMIT,
+        "floors_commit": COMMIT_OR_NONE,
         "in_step": mapping(
             one_of(*in_step.PARTS),
             fields({"alone_ms": AMOUNT, "ms": AMOUNT, "source": LINE}),

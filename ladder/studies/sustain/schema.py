@@ -8,7 +8,7 @@ from ladder.results.check import Kind
 from ladder.results.schema import (
     AMOUNT,
     CODE,
-    COMMIT,
+    COMMIT_OR_NONE,
     CONDITIONS,
     COUNT,
     FLAG,
@@ -31,7 +31,7 @@ SUSTAINED = fields(
         "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
         "kind": one_of("sustained"),
         "workload": WORKLOAD,
-        "commit": COMMIT,
+        "commit": COMMIT_OR_NONE,
         "dirty": maybe(FLAG),
         code_digest.KEY: CODE[code_digest.KEY],
         "machine": MACHINE,

@@ -18,9 +18,9 @@ from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import issues
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import screening as history
+from ladder.publish.history import series as recorded
 from ladder.publish.history.screening import CANDIDATE, CONFIRMED, DRIVER, KNOWN, REFUTED, UNCLEAR
 from ladder.publish.regressions import known
-from ladder.publish.regressions import series as recorded
 from tests.publish.regressions.test_regressions import judging, made_up
 from tests.support import committed, hostile_asv, made_up_asv
 from tests.support.repositories import git

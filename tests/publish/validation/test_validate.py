@@ -94,7 +94,7 @@ def test_a_result_of_a_real_gpu_is_accepted() -> None:
 
 
 def test_every_result_of_this_project_that_has_a_schema_is_accepted() -> None:
-    """Else its own commands refuse it: `--resume`, `--choose` and `--again` read a file as if from a stranger."""
+    """Else its own commands refuse it: `--resume` and `--again` read a file as if from a stranger."""
     root = committed.folder()
     kinds = {path: json.loads(path.read_text()) for path in root.glob("*/*.json")}
     found = [path for path, data in kinds.items() if data.get("kind") in schema_kinds.KINDS]

@@ -199,21 +199,21 @@ def test_the_share_of_coalescing_and_that_of_the_grid_are_told_apart(result):
     assert claim_of(result, "coalescing")["ours"]["median"] == pytest.approx(60_000 / 511, rel=0.02)
     words = said(result, "coalescing")
     assert "access pattern, then full grid: 6.6" in words and "full grid, then access pattern: 31.6" in words
-    assert "sectors a load 32 and 4" in words and "too few for the GPU" not in words
+    assert "sectors a load 32 and 4" in words
     for way in re.findall(
         r"[a-z], then [a-z ]+: ([\d.]+)x and ([\d.]+)x", words
     ):  # each of them is all of it
         assert float(way[0]) * float(way[1]) == pytest.approx(60_000 / 511, rel=0.02)
     few = {"strided, N blocks": 44_000, "coalesced, N blocks": 25_700, "strided": 6160, "coalesced": 971}
     other = said(made_up_claims.result({"coalescing": few}), "coalescing")
-    assert "1.72x and 26.46x" in other and "on N blocks, too few for the GPU, the pattern costs less" in other
+    assert "1.72x and 26.46x" in other
 
 
-def test_sentences_follow_the_numbers_and_not_what_was_expected():
+def test_sentences_have_the_numbers_that_were_measured_and_leave_out_others():
     found = made_up_claims.result({"divergence": {"divergent": 1210}}, counted=False)
-    assert said(found, "warp divergence").startswith("no difference to speak of")
+    assert said(found, "warp divergence").startswith("divergent 1,21")
     assert claim_of(found, "warp divergence")["verdict"] == "does not hold"
-    assert "DRAM was not counted" in said(found, "fusion saves traffic")
+    assert "DRAM" not in said(found, "fusion saves traffic")
     assert "sectors" not in said(found, "coalescing")
 
 
@@ -234,7 +234,7 @@ def test_the_advice_on_block_sizes_is_about_every_kernel_that_was_swept(result):
         assert "512 threads are the quickest, 128 threads 1.20x, 256 threads 1.2" in said(found, "block size")
         one = without(found, *{"block size", "block size in CUDA", "block size of the norm"} - {name})
         assert claim_of(one, "block size")["verdict"] == "does not hold"
-        assert said(one, "block size").count("not measured") == 2
+        assert said(one, "block size").count("are the quickest") == 1
     either = {"128 threads": 900, "256 threads": 500}
     found = made_up_claims.result({"block size in CUDA": either | {"512 threads": 501}})
     assert claim_of(found, "block size")["verdict"] == "holds"
@@ -263,7 +263,7 @@ def test_occupancy_is_judged_at_equal_work_and_else_not_at_all():
 def test_blocks_that_walk_over_the_activation_do_the_same_however_many_there_are(monkeypatch):
     pytest.importorskip("triton")
     launched = []
-    monkeypatch.setattr("kernels.tiles.processor", lambda device: (90, 3))
+    monkeypatch.setattr("kernels.common.tiles.processor", lambda device: (90, 3))
     for shape in ((2, 3, 64, 65), (1, 1, 5, 7)):
         torch.manual_seed(0)
         expected = torch.nn.functional.leaky_relu(torch.randn(shape), 0.2)
@@ -336,11 +336,10 @@ def test_a_terminal_of_any_width_has_the_intervals(result, width, monkeypatch):
 def test_traffic_saved_is_what_dram_saw_and_else_what_was_counted(result):
     name = "fusion saves traffic"
     assert claim_of(result, name)["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
-    assert "second read" not in said(result, name)
     result = json.loads(json.dumps(result))
     result["counters"]["fusion: three operators"]["dram_read"] *= 2
     assert registry.judged(result)[5]["ours"]["median"] > 400
-    assert "second read of x" in said(result, name)
+    assert f"{registry.judged(result)[5]['ours']['median']:.0f} MB in DRAM" in said(result, name)
     result["counters"]["fusion: one"]["dram_written"] = None
     assert registry.judged(result)[5]["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
 
@@ -355,15 +354,6 @@ def test_a_bound_is_compared_with_none_and_not_with_itself():
             unbounded / quickest, rel=0.01
         )
         assert "against one of 1024 threads" in said(found, "launch bounds")
-
-
-def test_what_else_a_block_s_size_changes_is_said():
-    sizes = {32: 1000, 64: 500, 128: 260, 256: 200, 512: 180, 1024: 190}
-    found = made_up_claims.result({"block size in CUDA": {f"{n} threads": us for n, us in sizes.items()}})
-    for row in found["kernels"]:
-        if row["source"].startswith("block size in CUDA: "):
-            row["grid"] = [2**20 // int(row["source"].split()[-2])]
-    assert "wait to be started, 33 a us" in said(found, "block size")
 
 
 def test_the_low_occupancies_are_those_that_were_found_and_not_those_that_were_hoped_for(result):

@@ -14,11 +14,10 @@ from ladder.cli import main as cli
 from ladder.engine import inspection
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.publish.validation import kinds, validate
-from ladder.selfcheck.fuzz import bases as fuzzbases
 from ladder.studies.sustain import chart as sustainedchart
 from ladder.studies.sustain import measure as sustaining
 from ladder.studies.sustain import record, report
-from tests.support import committed
+from tests.support import committed, made_up_sustained
 from tests.support.small import LEAST
 
 H200_MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
@@ -31,7 +30,7 @@ def rows(*steps_ms: float) -> list[dict[str, Any]]:
 
 @pytest.fixture
 def result() -> dict[str, Any]:
-    return json.loads(fuzzbases.of_sustained(H200_MACHINE))
+    return json.loads(made_up_sustained.of_sustained(H200_MACHINE))
 
 
 @pytest.fixture

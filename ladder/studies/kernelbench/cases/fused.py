@@ -107,7 +107,6 @@ MORE: dict[str, Op] = {
         lambda op, t, backward: op.bytes_moved(t["x"], TAPS, padding=2, backward=backward),
         penalty=("x",),
         options={"taps": TAPS, "padding": 2, "filter_gain": 1 / 64},
-        module="filtered_act",
     ),
     "filter_act": Op(
         "filter_act",
@@ -118,7 +117,6 @@ MORE: dict[str, Op] = {
         penalty=("x", "scale"),
         positive=("scale",),
         options={"taps": TAPS, "padding": 1, "filter_gain": 4 / 64},
-        module="filtered_act",
     ),
     "filter_act_modulate": Op(
         "filter_act_modulate",
@@ -138,7 +136,6 @@ MORE: dict[str, Op] = {
         activations=("x", "residual"),
         penalty=("x",),
         options={"gain": 1.0},
-        module="residual",
     ),
     "fork_upfirdn2d": Op(
         "fork_upfirdn2d",
@@ -147,7 +144,6 @@ MORE: dict[str, Op] = {
         _moved_by_fork,
         penalty=("x",),
         options={"taps": TAPS, "down": 2, "padding": 1, "gain": 1 / 64},
-        module="residual",
     ),
     "minibatch_std": Op(
         "minibatch_std",
@@ -164,7 +160,6 @@ MORE: dict[str, Op] = {
         _moved_by_rgb,
         penalty=("x", "style"),
         options={"dtype": torch.float32},
-        module="rgb",
     ),
     "from_rgb": Op(
         "from_rgb",
@@ -173,7 +168,6 @@ MORE: dict[str, Op] = {
         _moved_by_rgb,
         activations=("image",),
         penalty=("image",),
-        module="rgb",
     ),
     "dense": Op(
         "dense",

@@ -151,7 +151,6 @@ GROUPS: dict[str, Op] = {
         _moved_by_energies,
         activations=(),
         settings=FLOAT,
-        module="demodulate_group",
         call=_energies,
     ),
     "dense_group": Op(
@@ -162,7 +161,6 @@ GROUPS: dict[str, Op] = {
         activations=(),
         penalty=("x",),
         settings=FLOAT,
-        module="dense",
         call=_styles,
     ),
     "power_iteration": Op(
@@ -173,7 +171,6 @@ GROUPS: dict[str, Op] = {
         activations=(),
         data=(*_each("weight", ""), *_each("u", ""), *_each("v", "")),
         settings=FLOAT,
-        module="spectral_norm",
         call=_iterate,
     ),
     "conv_transpose2d": Op(
@@ -184,9 +181,6 @@ GROUPS: dict[str, Op] = {
         activations=("x", "weight"),
         penalty=("x",),
         options={"stride": 2},
-        module="conv2d",
     ),
-    "cuda instance_norm_act": replace(
-        INSTANCE_NORM, function="cuda.instance_norm_act", module="instance_norm_act", needs=("nvcc",)
-    ),
+    "cuda instance_norm_act": replace(INSTANCE_NORM, function="cuda.instance_norm_act", needs=("nvcc",)),
 }

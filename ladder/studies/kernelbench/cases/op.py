@@ -33,7 +33,6 @@ class Op:
         penalty: inputs whose gradient R1 or path length differentiates again; none: no double backward.
         options: arguments that are no tensors.
         settings: (dtype, memory format) it is timed in; the first as the ladder's top runs it.
-        module: of `kernels`, where it is not called as the function is.
         call: how the function is called with the tensors by name, where it wants them otherwise.
         positive: inputs whose numbers are a half or more: what a root is taken of, or a gradient divides by.
         needs: capabilities of `ladder.machine.system` besides CUDA and Triton.
@@ -48,7 +47,6 @@ class Op:
     penalty: tuple[str, ...] = ()
     options: dict[str, Any] = field(default_factory=dict)
     settings: tuple[tuple[str, str], ...] = SETTINGS
-    module: str | None = None
     call: Callable[..., Any] | None = None
     positive: tuple[str, ...] = ()
     needs: tuple[str, ...] = ()

@@ -123,8 +123,8 @@ def instance_norm_act(kernels, noise):
 @contextlib.contextmanager
 def walking() -> Iterator[None]:
     """Programs walk over several tiles each, loading ahead, as they do on maps that are too large to be run here."""
-    from kernels import tiles
     from kernels.choices import Choice, forced
+    from kernels.common import tiles
 
     tiles.tiling.cache_clear()
     try:
@@ -137,7 +137,7 @@ def walking() -> Iterator[None]:
 def plane_calls(norm, inputs):
     """Instance norm in NCHW, two programs that walk over planes in blocks of 32 pixels, however small they are."""
     try:
-        from kernels import instance_norm_act_planes as planes
+        from kernels.norm import instance_norm_act_planes as planes
     except ImportError:  # code of old commits
         return
     more = dict.fromkeys({"hints", "back"} & set(planes.Walk._fields), True)  # none in older code
@@ -223,7 +223,7 @@ def adam(x):
     turned, and of the last two again with gradients of their energies."""
     import torch
 
-    from kernels.adam import AdamPlan, Item, Rates
+    from kernels.weights.adam import AdamPlan, Item, Rates
 
     weight = torch.randn(70, x.shape[1], 3, 3, device=x.device).contiguous(memory_format=torch.channels_last)
     turned = torch.empty_like(weight.transpose(0, 1), memory_format=torch.channels_last).transpose(0, 1)

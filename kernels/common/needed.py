@@ -1,0 +1,38 @@
+"""The gradients that a running backward pass really needs.
+
+`ctx.needs_input_grad` is fixed in the forward pass. `torch.autograd.grad(y, x)` wants only the gradient of x, and
+PyTorch's own operators then skip the others. A Python Function is not told (pytorch/pytorch issue 174017). In R1 and in
+path length regularization it would compute one weight gradient for each layer and throw it away.
+"""
+
+import torch
+
+
+def needed(ctx, tensors: tuple[bool, ...] | None = None) -> tuple[bool, ...]:
+    """Return `ctx.needs_input_grad` without the gradients that the running backward pass will not use.
+
+    Call it in `backward`. It asks the autograd engine which nodes will be executed. Another PyTorch or a compiled graph
+    cannot be asked. Every gradient then counts as needed: more is computed, and the result is the same.
+
+    Args:
+        ctx: the Function's context.
+        tensors: whether each of the first inputs was a tensor. An input that is None has no node. Without this
+            argument,
+            inputs that are no tensors must come after the tensors.
+    """
+    asked = getattr(torch._C, "_will_engine_execute_node", None)
+    if asked is None or torch.compiler.is_compiling():
+        return ctx.needs_input_grad
+    nodes = iter([node for node, _ in ctx.next_functions])
+    if tensors is not None:
+        nodes = iter([next(nodes) if there else None for there in tensors])
+    pairs = ((needs, next(nodes, None)) for needs in ctx.needs_input_grad)
+    return tuple(needs and node is not None and _runs(asked, node) for needs, node in pairs)
+
+
+def _runs(asked, node) -> bool:
+    try:
+        return asked(node)
+    # Either no pass is running, or the node is a leaf, which `autograd.grad` captures and does not execute.
+    except RuntimeError:
+        return True

@@ -1,0 +1,249 @@
+"""2-D convolutions whose gradients are convolutions again, to any order.
+
+PyTorch's convolution has a fast backward and a slow second one. It differentiates the weight gradient by convolving
+with the whole image as a kernel, and cuDNN has no good algorithm for that. But y = conv(x, w) is linear in x and in w.
+So all derivatives are among three kinds of operation, and training runs each of them anyway:
+
+- dx = adjoint(g, w) is the transposed convolution (of a transposed one: the convolution).
+- dw = correlate(g, x) is the weight gradient.
+- <dw, u> = <g, conv(x, u)> = <adjoint(g, u), x>. So the derivatives of dw along u are conv(x, u) and adjoint(g, u).
+
+Two Functions that call each other suffice. No kernel is ours: cuDNN (on a CPU: oneDNN) computes everything.
+"""
+
+import contextlib
+from typing import NamedTuple
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.common.needed import needed
+from kernels.common.tiles import dense, dense_as, output_dtype
+from kernels.linear.weight_gradients import defer
+
+Pair = tuple[int, int]
+
+
+class Geometry(NamedTuple):
+    """The way a convolution slides, and the memory format of all its tensors.
+
+    Weights are [O, I / groups, k, l], or [I, O / groups, k, l] if transposed.
+    """
+
+    stride: Pair
+    padding: Pair
+    output_padding: Pair
+    transposed: bool
+    groups: int
+    nhwc: bool = False
+
+    def arguments(self) -> tuple:
+        """Return the arguments for `aten.convolution`, with dilation 1."""
+        return self.stride, self.padding, (1, 1), self.transposed, self.output_padding, self.groups
+
+    def output(self, size: torch.Size, kernel: torch.Size) -> Pair:
+        """Return height and width of the result for this image and this kernel."""
+        if self.transposed:
+            terms = zip(size[-2:], kernel[-2:], self.stride, self.padding, self.output_padding, strict=True)
+            return tuple((n - 1) * s - 2 * p + k + more for n, k, s, p, more in terms)
+        terms = zip(size[-2:], kernel[-2:], self.stride, self.padding, strict=True)
+        return tuple((n + 2 * p - k) // s + 1 for n, k, s, p in terms)
+
+    def adjoint(self, size: torch.Size, kernel: torch.Size) -> "Geometry":
+        """Return the geometry that takes the gradient of y to the gradient of x, for an x of this size.
+
+        A strided convolution may ignore the last rows of x. Output padding brings them back, with gradient zero.
+        """
+        back = self._replace(output_padding=(0, 0), transposed=not self.transposed)
+        if self.transposed:
+            return back
+        short = back.output(self.output(size, kernel), kernel)
+        return back._replace(output_padding=tuple(n - m for n, m in zip(size[-2:], short, strict=True)))
+
+
+def conv2d(
+    x: Tensor, weight: Tensor, *, stride: int | Pair = 1, padding: int | Pair = 0, groups: int = 1
+) -> Tensor:
+    """Compute `F.conv2d` without bias and dilation. Differentiable to any order at the price of convolutions.
+
+    Args:
+        x: [N, I, H, W], float16, bfloat16, float32 or float64.
+        weight: [O, I / groups, k, l] of the same dtype.
+
+    Returns:
+        [N, O, H', W'] in x.dtype (autocast's dtype under autocast), channels_last if x is, as are all gradients of x.
+
+    Raises:
+        ValueError: shapes, dtypes or devices that do not fit; one line.
+    """
+    return _apply("conv2d", x, weight, Geometry(_pair(stride), _pair(padding), (0, 0), False, groups))
+
+
+def conv_transpose2d(
+    x: Tensor,
+    weight: Tensor,
+    *,
+    stride: int | Pair = 1,
+    padding: int | Pair = 0,
+    output_padding: int | Pair = 0,
+    groups: int = 1,
+) -> Tensor:
+    """Compute `F.conv_transpose2d` without bias and dilation; see :func:`conv2d`.
+
+    Args:
+        x: [N, I, H, W].
+        weight: [I, O / groups, k, l].
+        output_padding: smaller than the stride.
+    """
+    geometry = Geometry(_pair(stride), _pair(padding), _pair(output_padding), True, groups)
+    return _apply("conv_transpose2d", x, weight, geometry)
+
+
+def conv2d_reference(x: Tensor, weight: Tensor, **geometry) -> Tensor:
+    """Compute `conv2d` as PyTorch differentiates it."""
+    return F.conv2d(x, weight, **geometry)
+
+
+def conv_transpose2d_reference(x: Tensor, weight: Tensor, **geometry) -> Tensor:
+    """Compute `conv_transpose2d` as PyTorch differentiates it."""
+    return F.conv_transpose2d(x, weight, **geometry)
+
+
+def bytes_moved(x: Tensor, weight: Tensor, y: Tensor, *, backward: bool = False) -> int:
+    """Return the bytes that must cross memory: x and w in, y out; backward: dy, x and w in, dx and dw out."""
+    return (2 if backward else 1) * (x.nbytes + weight.nbytes) + y.nbytes
+
+
+# ---- checks ------------------------------------------------------------------------------------------------------
+
+
+def _pair(value: int | Pair) -> Pair:
+    return (value, value) if isinstance(value, int) else tuple(value)
+
+
+def _apply(op: str, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    problem = _problem(x, weight, geometry)
+    if problem:
+        raise ValueError(f"{op}: {problem}")
+    dtype, wide = output_dtype(x), output_dtype(weight)
+    if dtype is not wide:
+        raise ValueError(f"{op}: x and weight need one dtype, got {x.dtype} and {weight.dtype}")
+    # Casts and copies to another layout belong out here, where autograd sees them. The second derivative does not see
+    # tensors that a Function makes and saves. A weight in x's layout spares cuDNN the conversion in every call.
+    x, weight = dense(x.to(dtype)), dense(weight.to(dtype))
+    nhwc = _is_nhwc(x, weight)
+    weight, geometry = dense_as(weight, nhwc), geometry._replace(nhwc=nhwc)
+    if torch.compiler.is_compiling():
+        # Compiled code is differentiated once: PyTorch's own convolution, which the compiler knows, will do.
+        return torch.ops.aten.convolution(x, weight, None, *geometry.arguments())
+    return _Convolution.apply(x, weight, geometry)
+
+
+def _is_nhwc(x: Tensor, weight: Tensor) -> bool:
+    """Return whether x is channels_last. An x that fits both formats (one channel, one pixel) takes
+    the weight's format.
+    """
+    either = x.is_contiguous() and x.is_contiguous(memory_format=torch.channels_last)
+    return not (weight if either else x).is_contiguous()
+
+
+def _problem(x: Tensor, weight: Tensor, geometry: Geometry) -> str | None:
+    shapes = f"x {list(x.shape)} and weight {list(weight.shape)}"
+    if x.dim() != 4 or weight.dim() != 4:
+        return f"need x [N, I, H, W] and a weight of 4 dimensions, got {shapes}"
+    if x.device != weight.device:
+        return f"x is on {x.device}, weight on {weight.device}"
+    stride, padding, more, transposed, groups, _ = geometry
+    if any(len(each) != 2 for each in (stride, padding, more)):
+        return f"stride, padding and output_padding are a number or a pair, got {stride}, {padding}, {more}"
+    if min(stride) < 1 or min(padding) < 0 or groups < 1:
+        return f"need stride >= 1, padding >= 0, groups >= 1, got {stride}, {padding}, {groups}"
+    if min(more) < 0 or any(a >= s for a, s in zip(more, stride, strict=True)):
+        return f"output_padding must be smaller than the stride {stride}, got {more}"
+    inputs = weight.shape[0] if transposed else weight.shape[1] * groups
+    if x.shape[1] != inputs or weight.shape[0] % groups:
+        return f"channels do not fit for groups={groups}: {shapes}"
+    if min(geometry.output(x.shape, weight.shape)) < 1:
+        return f"nothing is left of the image: {shapes}, stride {stride}, padding {padding}"
+    return None
+
+
+# ---- autograd ----------------------------------------------------------------------------------------------------
+
+
+def _convolve(x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    y = torch.ops.aten.convolution(x, weight, None, *geometry.arguments())
+    return dense_as(y, geometry.nhwc)
+
+
+def _correlate(g: Tensor, x: Tensor, weight: Tensor, geometry: Geometry) -> Tensor:
+    """Compute the gradient of ``weight``. Only shape, dtype and layout of ``weight`` are read."""
+    mask = [False, True, False]
+    found = torch.ops.aten.convolution_backward(g, x, weight, None, *geometry.arguments(), mask)[1]
+    return dense_as(found, geometry.nhwc)
+
+
+def _as_is(x: Tensor) -> contextlib.AbstractContextManager:
+    """Switch autocast off: a backward pass computes in the dtypes of its forward pass."""
+    kind = x.device.type
+    return (
+        torch.autocast(kind, enabled=False) if torch.is_autocast_enabled(kind) else contextlib.nullcontext()
+    )
+
+
+class _Convolution(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, weight, geometry):
+        # Each gradient reads the other input. An input that no gradient reads is not kept alive.
+        needs_x, needs_weight, _ = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs_weight else None, weight if needs_x or needs_weight else None)
+        ctx.geometry, ctx.size = geometry, x.shape
+        ctx.set_materialize_grads(False)
+        return _convolve(x, weight, geometry)
+
+    @staticmethod
+    def backward(ctx, g):
+        needs_x, needs_weight, _ = needed(ctx)
+        if g is None or not (needs_x or needs_weight):
+            return None, None, None
+        x, weight = ctx.saved_tensors
+        again = torch.is_grad_enabled()
+        with _as_is(g):
+            g = dense_as(g, ctx.geometry.nhwc)
+            dx = dweight = None
+            geometry = ctx.geometry
+            if needs_weight and defer((weight,), lambda: [_correlate(g, x, weight.detach(), geometry)]):
+                needs_weight = False
+            if needs_x:
+                convolve = _Convolution.apply if again else _convolve
+                dx = convolve(g, weight, ctx.geometry.adjoint(ctx.size, weight.shape))
+            if needs_weight:
+                correlate = _WeightGradient.apply if again else _correlate
+                dweight = correlate(g, x, weight.detach(), ctx.geometry)
+        return dx, dweight, None
+
+
+class _WeightGradient(torch.autograd.Function):
+    """`_correlate` as a function of g and x that can be differentiated itself."""
+
+    @staticmethod
+    def forward(ctx, g, x, weight, geometry):
+        needs_g, needs_x, *_ = ctx.needs_input_grad
+        ctx.save_for_backward(g if needs_x else None, x if needs_g else None)
+        ctx.geometry, ctx.size = geometry, x.shape
+        ctx.set_materialize_grads(False)
+        return _correlate(g, x, weight, geometry)
+
+    @staticmethod
+    def backward(ctx, u):
+        needs_g, needs_x, *_ = needed(ctx)
+        if u is None or not (needs_g or needs_x):
+            return None, None, None, None
+        g, x = ctx.saved_tensors
+        convolve = _Convolution.apply if torch.is_grad_enabled() else _convolve
+        with _as_is(u):
+            u = dense_as(u, ctx.geometry.nhwc)
+            dg = convolve(x, u, ctx.geometry) if needs_g else None
+            dx = convolve(g, u, ctx.geometry.adjoint(ctx.size, u.shape)) if needs_x else None
+        return dg, dx, None, None

@@ -1,0 +1,165 @@
+"""The launches of `kernels.dense`, forward and all gradients, and the cut of its layers into programs.
+
+No tile is tuned. Two wishes decide: two programs for every multiprocessor, and many loads of 16 bytes a thread on their
+way at once.
+"""
+
+from collections.abc import Sequence
+from functools import lru_cache
+from typing import NamedTuple
+
+from torch import Tensor
+
+from kernels.common.dependent_launch import launching
+from kernels.common.tiles import power_of_2, tl_accumulator
+from kernels.linear.dense_kernels import dense_finish_kernel, dense_grad_kernel, dense_kernel
+
+
+class Call(NamedTuple):
+    """The operation of a group of layers, and its layout."""
+
+    weight_gain: float
+    bias_gain: float
+    act: bool
+    slope: float
+    gain: float
+    slots: tuple[int, ...]  # the slot of x [N, slots, I] that each layer reads
+    biased: bool
+
+    def product(self) -> "Call":
+        """Return the bilinear part alone."""
+        return self._replace(bias_gain=1.0, act=False, slope=1.0, gain=1.0, biased=False)
+
+
+class _Cover(NamedTuple):
+    """The cut of a group of layers into programs. Layers follow each other in one buffer, 16 bytes aligned."""
+
+    base: tuple[int, ...]  # the start of each layer, in outputs
+    total: int  # outputs, padding included
+    grid: tuple[int, int, int]
+    chunk: int  # inputs that a forward program sums over
+    forward: dict
+    x_jobs: int
+    w_jobs: int
+    backward: dict
+
+
+ENOUGH = 264  # programs; two for each multiprocessor of an H200
+DEEP = 2048  # inputs from which on they are split among programs
+
+
+@lru_cache(maxsize=1024)
+def _cover(n: int, i: int, slots: int, reads: tuple[int, ...], widths: tuple[int, ...]) -> _Cover:
+    base = tuple(sum(-(-w // 4) * 4 for w in widths[:k]) for k in range(len(widths) + 1))
+    block_n, block_i, widest = min(power_of_2(n), 8), min(power_of_2(i), 128), power_of_2(max(widths))
+    samples, unroll = -(-n // block_n), max(min(-(-i // block_i), 4), 1)
+
+    def firsts(block: int) -> list[int]:
+        return [sum(-(-w // block) for w in widths[:k]) for k in range(len(widths) + 1)]
+
+    wide = i >= DEEP or firsts(8)[-1] * samples >= ENOUGH
+    block_o = min(widest, 8 if wide else 4)
+    *first, jobs = firsts(block_o)
+    chunk = max(i, 1)
+    if len(widths) == 1 and i >= DEEP and 0 < jobs * samples < 2 * ENOUGH:
+        chunks = max(min(-(-2 * ENOUGH // (jobs * samples)), i // (block_i * unroll)), 1)
+        chunk = -(-i // (chunks * block_i * unroll)) * block_i * unroll
+    forward = {
+        "FIRST": tuple(first), "BLOCK_N": block_n, "BLOCK_O": block_o, "BLOCK_I": block_i, "UNROLL": unroll,
+        "num_warps": 4,
+    }  # fmt: skip
+
+    def x_jobs(block: int) -> int:
+        return samples * slots * -(-i // block)
+
+    x_block_i = next((b for b in (32, 16) if x_jobs(b) >= ENOUGH // 2), 8)
+    x_block_i = min(x_block_i, power_of_2(i))
+    x_block_o = min(512 // x_block_i, widest)
+    w_block_o = min(widest, 16)
+    *w_first, w_blocks = firsts(w_block_o)
+    backward = {
+        "FIRST": tuple(w_first), "READERS": _readers(reads, slots), "BLOCK_N": block_n,
+        "X_BLOCK_O": x_block_o, "X_BLOCK_I": x_block_i, "X_UNROLL": max(min(-(-max(widths) // x_block_o), 8), 1),
+        "W_BLOCK_O": w_block_o, "W_BLOCK_I": block_i, "W_UNROLL": min(power_of_2(n), 8), "num_warps": 4,
+    }  # fmt: skip
+    grid, w_jobs = (jobs, samples, max(-(-i // chunk), 1)), max(w_blocks * -(-i // block_i), w_blocks)
+    return _Cover(base[:-1], base[-1], grid, chunk, forward, x_jobs(x_block_i), w_jobs, backward)
+
+
+def _readers(reads: tuple[int, ...], slots: int) -> tuple[tuple[int, ...], ...]:
+    """Return [rank][slot]: the layers that read each slot, -1 where a slot has fewer."""
+    of = [[layer for layer, slot in enumerate(reads) if slot == s] for s in range(slots)]
+    return tuple(
+        tuple(layers[rank] if rank < len(layers) else -1 for layers in of)
+        for rank in range(max(map(len, of)))
+    )
+
+
+def _covered(n: int, i: int, slots: int, weights: Sequence[Tensor], call: Call) -> tuple[_Cover, dict]:
+    """Return the cover, and the constants that all kernels share."""
+    widths = tuple(w.shape[0] for w in weights)
+    cover = _cover(n, i, slots, call.slots, widths)
+    constants = {"WEIGHT_GAIN": call.weight_gain, "SLOPE": call.slope, "GAIN": call.gain}
+    constants |= {"BIAS_GAIN": call.bias_gain, "ACC": tl_accumulator(weights[0].dtype)}
+    return cover, constants
+
+
+def _slices(flat: Tensor, cover: _Cover, shapes: list[tuple[int, ...]], unit: int) -> list[Tensor]:
+    """Return each layer's part of a buffer with `unit` elements for each output."""
+    start, found = flat.storage_offset(), []
+    for base, shape in zip(cover.base, shapes, strict=True):
+        strides = (shape[1], 1) if len(shape) == 2 else (1,)
+        found.append(flat.as_strided(shape, strides, start + base * unit))
+    return found
+
+
+def forward(
+    x: Tensor, weights: Sequence[Tensor], biases: Sequence[Tensor] | None, call: Call
+) -> list[Tensor]:
+    """Return [N, O] of each layer, slices of one buffer, for x [N, S, I] and contiguous weights of one dtype."""
+    n, slots, i = x.shape
+    cover, constants = _covered(n, i, slots, weights, call)
+    widths = tuple(w.shape[0] for w in weights)
+    flat = x.new_empty((n * cover.total,))
+    ys = _slices(flat, cover, [(n, width) for width in widths], n)
+    if not n * sum(widths):
+        return ys
+    whole, constants = cover.grid[2] == 1, constants | {"ACT": call.act}
+    into = flat if whole else x.new_empty((cover.grid[2] * n * widths[0],))
+    dense_kernel[cover.grid](
+        x, tuple(weights), None if biases is None else tuple(biases), into, n, i, slots * i, cover.chunk,
+        WIDTH=widths, BASE=cover.base, SLOT=call.slots, WHOLE=whole, **constants, **cover.forward, **launching(),
+    )  # fmt: skip
+    if not whole:
+        size = n * widths[0]
+        dense_finish_kernel[(-(-size // 256),)](
+            into, None if biases is None else biases[0], flat, size, widths[0],
+            CHUNKS=cover.grid[2], **constants, BLOCK=256, **launching(),
+        )  # fmt: skip
+    return ys
+
+
+def backward(gs, ys, x, weights, size: tuple[int, int, int], call: Call, needs: tuple[bool, bool, bool]):
+    """Return dx [N, S, I] = size, dweight and dbias of each layer. Those not needed are None, or lists of None.
+
+    ys: results of the forward pass if it had an activation, else None. The tensor x is read only for the weights'
+    gradients, and the weights only for the gradient of x. The weights' shapes are always read.
+    """
+    (n, slots, i), widths = size, tuple(w.shape[0] for w in weights)
+    cover, constants = _covered(n, i, slots, weights, call)
+    gs = tuple(g.contiguous() for g in gs)
+    needs_w = needs[1] or needs[2]
+    dx = gs[0].new_empty(size) if needs[0] else None
+    dw_flat = gs[0].new_empty((cover.total * i,)) if needs_w else None
+    db_flat = gs[0].new_empty((cover.total,)) if needs[2] else None
+    x_jobs, w_jobs = (cover.x_jobs if needs[0] else 0), (cover.w_jobs if needs_w else 0)
+    if x_jobs + w_jobs:
+        dense_grad_kernel[(x_jobs + w_jobs,)](
+            gs, None if ys is None else tuple(ys), x, tuple(weights), dx, dw_flat, db_flat,
+            n, i, slots * i, slots, x_jobs,
+            WIDTH=widths, BASE=cover.base, SLOT=call.slots, **constants, **cover.backward, **launching(),
+        )  # fmt: skip
+    nothing = [None] * len(widths)
+    dweights = _slices(dw_flat, cover, [(w, i) for w in widths], i) if needs[1] else nothing
+    dbiases = _slices(db_flat, cover, [(w,) for w in widths], 1) if needs[2] else nothing
+    return dx, dweights, dbiases

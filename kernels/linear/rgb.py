@@ -1,0 +1,304 @@
+"""1x1 convolutions to and from the few channels of an image, as passes over memory.
+
+These are toRGB and fromRGB of StyleGAN2 (Karras et al. 2020, arXiv:1912.04958). A convolution with 3 channels on one
+side has little arithmetic. Its cost is reading or writing the other side. A library's kernel is made for many channels
+on both sides, and pads the 3 channels to its tiles' size. Here three maps do the work:
+
+- narrow(x, w): y[n, k] = sum over c of x[n, c] * w[n, k, c]. It reads the activation once.
+- wide(g, w): x[n, c] = sum over k of g[n, k] * w[n, k, c]. It writes the activation once.
+- correlate(g, x): w[n, k, c] = sum over pixels of g[n, k] * x[n, c]. It reads the activation once.
+
+Each is linear in both arguments, and its derivatives are the other two maps. So they can be differentiated to any
+order. Weights are float32 and may differ from sample to sample: modulation without a pass of its own.
+"""
+
+import math
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor
+
+from kernels.common.needed import needed
+from kernels.common.tiles import accumulator, check_device, dense, dense_as, is_nhwc, output_dtype
+from kernels.linear.rgb_kernels import Call, correlate, narrow, wide
+from kernels.linear.rgb_weights import styled
+from kernels.pointwise.bias_act import Call as ActCall
+from kernels.pointwise.bias_act import backward as bias_act_backward
+from kernels.pointwise.bias_act import bias_act
+
+MOST = 4  # channels of the image; a kernel keeps a weight for each pair of channels in registers
+
+
+def to_rgb(
+    x: Tensor,
+    weight: Tensor,
+    style: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    gain: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute a 1x1 convolution of x with weight * style * gain, plus bias, in one pass. Differentiable to any order.
+
+    Args:
+        x: [N, C, H, W], NCHW or channels_last; float16, bfloat16, float32 or float64.
+        weight: [K, C] or [K, C, 1, 1] with K <= 4.
+        style: [N, C], a factor for each sample and channel.
+        bias: [K].
+        dtype: dtype of the result; x.dtype (autocast's dtype under autocast) unless given.
+
+    Returns [N, K, H, W] in x's memory format. Sums and modulated weights are float32 (float64 for float64).
+    Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
+    """
+    weight = _check_to(x, weight, style, bias)
+    check_device(x)
+    x, dtype = dense(x), dtype or output_dtype(x)
+    call = Call(float(gain), style is None, is_nhwc(x), is_nhwc(x), x.dtype, dtype)
+    w = weight.to(call.sums)
+    w = w[None] if style is None else styled(w, style.to(call.sums))
+    bias = bias if bias is None else bias.contiguous()
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.rgb_narrow(x, w, bias, *call)
+    return _Narrow.apply(x, w, bias, call)
+
+
+def to_rgb_reference(
+    x: Tensor,
+    weight: Tensor,
+    style: Tensor | None = None,
+    bias: Tensor | None = None,
+    *,
+    gain: float = 1.0,
+    dtype: torch.dtype | None = None,
+) -> Tensor:
+    """Compute `to_rgb` in plain PyTorch. Arguments, result dtype and memory format as `to_rgb`."""
+    weight, dtype = _check_to(x, weight, style, bias), dtype or output_dtype(x)
+    sums = accumulator(torch.promote_types(x.dtype, dtype))
+    w = weight.to(sums)[None] * (1 if style is None else style.to(sums)[:, None])
+    with torch.autocast(x.device.type, enabled=False):
+        y = torch.einsum("nchw,nkc->nkhw", x.to(sums), w.expand(len(x), -1, -1)) * gain
+    y = y if bias is None else y + bias[:, None, None]
+    return dense_as(y.to(dtype), is_nhwc(dense(x)))
+
+
+def from_rgb(
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gain: float = 1.0,
+    slope: float = 0.2,
+    act_gain: float = math.sqrt(2),
+    channels_last: bool | None = None,
+) -> Tensor:
+    """Compute leaky_relu(1x1 convolution of image with weight * gain + bias) * act_gain in one pass.
+
+    Differentiable to any order.
+
+    Args:
+        image: [N, K, H, W] with K <= 4, NCHW or channels_last; float16, bfloat16, float32 or float64.
+        weight: [C, K] or [C, K, 1, 1].
+        bias: [C].
+        slope: slope of the leaky ReLU. With slope 1 and act_gain 1 there is no activation.
+        channels_last: memory format of the result; the image's unless given.
+
+    Returns [N, C, H, W] in image.dtype (autocast's dtype under autocast).
+    Raises ValueError for shapes that do not fit, RuntimeError for a CPU tensor outside Triton's interpreter.
+    """
+    weight = _check_from(image, weight, bias)
+    check_device(image)
+    image = dense(image)
+    nhwc = is_nhwc(image) if channels_last is None else channels_last
+    call = Call(float(gain), True, nhwc, is_nhwc(image), output_dtype(image), image.dtype)
+    w, act = weight.to(call.sums).t()[None], (float(slope), float(act_gain))
+    if min(act) <= 0:  # The sign of the result would not tell the sign of the activation's input.
+        u = _from_rgb(image, w, None, call, (1.0, 1.0))
+        return bias_act(u, bias, slope=slope, gain=act_gain)
+    return _from_rgb(image, w, bias if bias is None else bias.contiguous(), call, act)
+
+
+def _from_rgb(image, w, bias, call: Call, act: tuple[float, float]) -> Tensor:
+    if torch.compiler.is_compiling():
+        return torch.ops.stylegan_ladder.rgb_wide(image, w, bias, *act, *call)
+    if act == (1.0, 1.0) and bias is None:
+        return _Wide.apply(image, w, call)
+    return _FromRGB.apply(image, w, bias, call, act)
+
+
+def from_rgb_reference(
+    image: Tensor,
+    weight: Tensor,
+    bias: Tensor | None = None,
+    *,
+    gain: float = 1.0,
+    slope: float = 0.2,
+    act_gain: float = math.sqrt(2),
+    channels_last: bool | None = None,
+) -> Tensor:
+    """Compute `from_rgb` in plain PyTorch. Arguments, result dtype and memory format as `from_rgb`."""
+    weight, dtype = _check_from(image, weight, bias), output_dtype(image)
+    sums = accumulator(torch.promote_types(image.dtype, dtype))
+    with torch.autocast(image.device.type, enabled=False):
+        y = torch.einsum("nkhw,ck->nchw", image.to(sums), weight.to(sums)) * gain
+    y = y if bias is None else y + bias.to(sums)[:, None, None]
+    y = (F.leaky_relu(y, slope) * act_gain).to(dtype)
+    return dense_as(y, is_nhwc(dense(image)) if channels_last is None else channels_last)
+
+
+def bytes_moved(wide: Tensor, narrow: Tensor, *, backward: bool = False) -> int:
+    """Return the bytes that must cross memory: one tensor in, the other out; backward of `to_rgb`:
+    dy and x in, dx out.
+    """
+    return narrow.nbytes + (2 if backward else 1) * wide.nbytes
+
+
+def _check_to(x, weight, style, bias) -> Tensor:
+    """Validate the arguments, and return the weight as [K, C]."""
+    if x.dim() != 4 or not x.is_floating_point():
+        raise ValueError(f"x must be a float tensor [N, C, H, W], got {x.dtype} {tuple(x.shape)}")
+    n, c = x.shape[:2]
+    if weight.shape[1:] not in ((c,), (c, 1, 1)) or not 1 <= weight.shape[0] <= MOST:
+        raise ValueError(f"weight must be [1 to {MOST}, C] = [K, {c}], got {tuple(weight.shape)}")
+    if style is not None and style.shape != (n, c):
+        raise ValueError(f"style must be [N, C] = [{n}, {c}], got {tuple(style.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be [K] = [{weight.shape[0]}], got {tuple(bias.shape)}")
+    return weight.flatten(1)
+
+
+def _check_from(image, weight, bias) -> Tensor:
+    """Validate the arguments, and return the weight as [C, K]."""
+    if image.dim() != 4 or not image.is_floating_point() or not 1 <= image.shape[1] <= MOST:
+        raise ValueError(
+            f"image must be a float tensor [N, 1 to {MOST}, H, W], got {image.dtype} {tuple(image.shape)}"
+        )
+    k = image.shape[1]
+    if weight.shape[1:] not in ((k,), (k, 1, 1)):
+        raise ValueError(f"weight must be [C, K] = [C, {k}], got {tuple(weight.shape)}")
+    if bias is not None and bias.shape != weight.shape[:1]:
+        raise ValueError(f"bias must be [C] = [{weight.shape[0]}], got {tuple(bias.shape)}")
+    return weight.flatten(1)
+
+
+# ---- autograd ----------------------------------------------------------------------------------------------------
+# Each gradient reads the other input. An input that no gradient reads is not kept alive.
+
+
+class _Narrow(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, x, w, bias, call):
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(x if needs[1] else None, w if needs[0] else None, bias)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        return narrow(x, w, call, bias)
+
+    @staticmethod
+    def backward(ctx, g):
+        if g is None:
+            return None, None, None, None
+        x, w, bias = ctx.saved_tensors
+        needs = needed(ctx, (True, True, bias is not None))[:3]
+        return *narrow_backward(g, x, w, bias, ctx.call, needs), None
+
+
+def narrow_backward(g, x, w, bias, call: Call, needs: tuple[bool, ...]):
+    """Return dx, dw and dbias (None where not needed) of `_Narrow`. Differentiable where gradients are enabled."""
+    needs_x, needs_w, needs_bias = needs
+    g, dx, dw, dbias = dense_as(g, call.narrow_nhwc), None, None, None
+    if needs_w and not torch.is_grad_enabled():
+        dw, dx, dbias = correlate(g, x, call, w=w if needs_x else None, sum_g=needs_bias)
+    else:
+        dx = _Wide.apply(g, w, call) if needs_x else None
+        dw = _Correlate.apply(g, x, call) if needs_w else None
+        dbias = g.sum((0, 2, 3), dtype=call.sums) if needs_bias else None
+    return dx, dw, dbias if dbias is None else dbias.to(bias.dtype)
+
+
+class _Wide(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, g, w, call):
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(g if needs[1] else None, w if needs[0] else None)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        return wide(g, w, call)
+
+    @staticmethod
+    def backward(ctx, dx):
+        if dx is None:
+            return None, None, None
+        call, (g, w), (needs_g, needs_w, _) = ctx.call, ctx.saved_tensors, needed(ctx)
+        dx = dense_as(dx, call.wide_nhwc)
+        dg = _Narrow.apply(dx, w, None, call) if needs_g else None
+        return dg, _Correlate.apply(g, dx, call) if needs_w else None, None
+
+
+class _Correlate(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx, g, x, call):
+        needs = ctx.needs_input_grad
+        ctx.save_for_backward(g if needs[1] else None, x if needs[0] else None)
+        ctx.set_materialize_grads(False)
+        ctx.call = call
+        return correlate(g, x, call)[0]
+
+    @staticmethod
+    def backward(ctx, dw):
+        if dw is None:
+            return None, None, None
+        call, (g, x), (needs_g, needs_x, _) = ctx.call, ctx.saved_tensors, needed(ctx)
+        dg = _Narrow.apply(x, dw, None, call) if needs_g else None
+        return dg, _Wide.apply(g, dw, call) if needs_x else None, None
+
+
+class _Mask(torch.autograd.Function):
+    """The map g -> g times the activation's slope at y. It is linear in g, constant in y, and its own gradient."""
+
+    @staticmethod
+    def forward(ctx, g, y, call):
+        ctx.save_for_backward(y)
+        ctx.call = call
+        ref = y if call.saves(False) else None
+        return bias_act_backward(g, ref, None, None, None, None, call, (True, False, False, False))[0]
+
+    @staticmethod
+    def backward(ctx, ddu):
+        return _Mask.apply(dense_as(ddu, ctx.call.nhwc), ctx.saved_tensors[0], ctx.call), None, None
+
+
+class _FromRGB(torch.autograd.Function):
+    """`wide` with bias and activation. To be differentiated, its gradient is two maps: the mask, and `wide`."""
+
+    @staticmethod
+    def forward(ctx, image, w, bias, call, act):
+        needs = ctx.needs_input_grad
+        y = wide(image, w, call, bias, act)
+        ctx.save_for_backward(image if needs[1] else None, w if needs[0] else None, bias, y)
+        ctx.set_materialize_grads(False)
+        ctx.call, ctx.act = call, act
+        return y
+
+    @staticmethod
+    def backward(ctx, g):
+        if g is None:
+            return (None,) * 5
+        image, w, bias, y = ctx.saved_tensors
+        needs = needed(ctx, (True, True, bias is not None))[:3]
+        return *from_rgb_backward(g, image, w, bias, y, ctx.act, ctx.call, needs), None, None
+
+
+def from_rgb_backward(g, image, w, bias, y, act: tuple[float, float], call: Call, needs: tuple[bool, ...]):
+    """Return dimage, dw and dbias (None where not needed). Differentiable where gradients are enabled."""
+    needs_image, needs_w, needs_bias = needs
+    g, dimage, dw, dbias = dense_as(g, call.wide_nhwc), None, None, None
+    if torch.is_grad_enabled() or (needs_bias and not needs_w):
+        du = _Mask.apply(g, y, ActCall(*act, None, call.wide_nhwc, call.wide))
+        dimage = _Narrow.apply(du, w, None, call) if needs_image else None
+        dw = _Correlate.apply(image, du, call) if needs_w else None
+        dbias = du.sum((0, 2, 3), dtype=call.sums) if needs_bias else None
+    else:
+        dimage = narrow(g, w, call, ref=y, act=act) if needs_image else None
+        if needs_w:
+            dw, _, dbias = correlate(image, g, call, ref=y, act=act, sum_x=needs_bias)
+    return dimage, dw, dbias if dbias is None else dbias.to(bias.dtype)

@@ -1,0 +1,333 @@
+"""One training step under test, and the pipes that its commands come through."""
+
+import contextlib
+import gc
+import importlib
+import itertools
+import json
+import math
+import os
+import queue
+import signal
+import sys
+import threading
+import time
+from pathlib import Path
+from typing import Any
+
+from ladder.base.paths import ROOT
+from ladder.base.protocol import CYCLE_STEPS
+from ladder.engine import capturing
+from ladder.engine.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
+from ladder.machine import gpu_state
+from ladder.machine.threads import Threads
+
+CONTRACT = 1
+# Preparation times that only the measured code can report.
+PARTS = ("warmup_s", "compile_s", "compile_kernels_s", "cache_s")
+
+
+class Invalid(Exception):
+    """A step that computed NaN or Inf: its timing is void."""
+
+
+class NoContract(Exception):
+    """Measured code that does not offer the contract."""
+
+
+class Channel:
+    """The protocol's two pipes, out of reach of the measured code's prints and reads."""
+
+    def __init__(self) -> None:
+        self._out = os.fdopen(os.dup(1), "w", buffering=1)
+        self._in = os.fdopen(os.dup(0), "r")
+        os.dup2(2, 1)
+        null = os.open(os.devnull, os.O_RDONLY)
+        os.dup2(null, 0)
+        os.close(null)
+        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
+        threading.Thread(target=self._listen, daemon=True).start()
+
+    def _listen(self) -> None:
+        for line in self._in:
+            self._commands.put(line)
+        # The orchestrator is gone. The work of this moment (a hung kernel, say) must not hold the GPU for ever.
+        if os.getpgrp() == os.getpid():
+            os.killpg(os.getpid(), signal.SIGKILL)
+        os._exit(1)
+
+    def receive(self) -> dict[str, Any]:
+        return json.loads(self._commands.get())
+
+    def send(self, message: dict[str, Any]) -> None:
+        self._out.write(json.dumps(message) + "\n")
+        self._out.flush()
+
+
+class Rung:
+    """One training step under test, with a method for each command."""
+
+    def __init__(self, code: Path | None, channel: Channel) -> None:
+        self.code, self.channel = code, channel
+        self.step: Any = None
+        self.device = "cpu"
+        self.peaks: dict[str, int] = {}  # of visits before the last
+        self.threads = Threads()
+
+    def do_import(self, torch: bool) -> dict[str, Any]:
+        begin = time.perf_counter()
+        if self.code:
+            sys.path.insert(0, str(self.code))
+        if torch:
+            importlib.import_module("torch")
+        try:
+            package = importlib.import_module("stylegan_lite")
+        except ModuleNotFoundError as error:
+            if error.name == "stylegan_lite":
+                raise NoContract("the measured code has no package stylegan_lite") from error
+            raise
+        self.refuse_foreign()
+        if getattr(package, "CONTRACT", None) != CONTRACT:
+            raise NoContract(f"stylegan_lite.CONTRACT is not {CONTRACT}")
+        self.package = package
+        # Adam loads dynamo at its first step, which takes seconds.
+        for name in ("stylegan_lite.step", "torch._dynamo") if torch else ("stylegan_lite.step",):
+            with contextlib.suppress(Exception):  # building says what is wrong
+                importlib.import_module(name)
+        self.refuse_foreign()
+        return {"start_s": time.perf_counter() - begin}
+
+    def do_build(
+        self, workload: dict, recipe: dict, device: str, seed: int,
+        keep_gradients: bool = False, threads: int | None = None,
+    ) -> dict[str, Any]:  # fmt: skip
+        self.device = device
+        self.threads.hold(threads)
+        begin = time.perf_counter()
+        self.step = self.package.make_step(workload, recipe, device=device, seed=seed)
+        if keep_gradients:
+            self.step.keep_gradients = True
+        self.synchronize()
+        self.refuse_foreign()
+        return {
+            "build_s": time.perf_counter() - begin,
+            "recipe": self.step.recipe.to_dict() if hasattr(self.step.recipe, "to_dict") else recipe,
+            "settings": self.threads.released(self.step.settings),
+            "gpu_uuid": self.gpu_uuid(),
+        }
+
+    def refuse_foreign(self) -> None:
+        """Raise `NoContract` if a measured package came from elsewhere. Some are imported only at their first use."""
+        if found := foreign(self.code or ROOT):
+            raise NoContract(found)
+
+    def gpu_uuid(self) -> str | None:
+        """Return the UUID of the GPU that this process is on."""
+        if self.device != "cuda":
+            return None
+        torch = sys.modules["torch"]
+        return str(getattr(torch.cuda.get_device_properties(torch.cuda.current_device()), "uuid", "")) or None
+
+    def do_prepare(self) -> dict[str, Any]:
+        """Prepare the step. The whole and the captures are timed here; the measured code reports other parts."""
+        with capturing.captures(sys.modules.get("torch")) as captured:
+            begin = time.perf_counter()
+            said = self.step.prepare() or {}
+            self.synchronize()
+            whole = time.perf_counter() - begin
+        self.refuse_foreign()
+        parts = {key: said[key] for key in PARTS if is_part(said.get(key), whole)}
+        return parts | {"prepare_s": whole, "capture_s": sum(captured)}
+
+    def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
+        """Run an untimed lead-in, `cycles` timed cycles, then all that is not the step's time.
+
+        That is a cycle without lazy phases, the cost of each lazy phase, and the checks that timing must not see.
+        """
+        begin = time.perf_counter()
+        self.threads.release()
+        gc.collect()
+        retries = self.memory().get("alloc_retries", 0)
+        weights = weights_of(self.step)
+        lead_in, settled = self.lead_in(settle_s, settle_cycles)
+        timed = [self.timed_cycle() for _ in range(cycles)]
+        reply: dict[str, Any] = {
+            "samples_s": [wall for wall, _ in timed],
+            "event_s": [event for _, event in timed] if self.device == "cuda" else None,
+            "main_s": self.timed_cycle(lazy=False)[0] if main else None,
+            "lazy_s": self.lazy_costs() if main else None,
+            "lead_in_cycles": lead_in,
+            "settled": settled,
+            **self.memory(),
+        }
+        reply["alloc_retries"] = reply.get("alloc_retries", 0) - retries
+        if broken := self.step.check_finite() or stood_still(weights, weights_of(self.step)):
+            raise Invalid(broken)
+        if self.device == "cuda":
+            reply["canary_s"] = self.canary(reply)
+        return reply | {"visit_s": time.perf_counter() - begin}
+
+    def canary(self, peaks: dict[str, Any]) -> float | None:
+        """Return the seconds of a kernel that is the same in every process.
+
+        Its memory does not count for the rung.
+        """
+        torch = sys.modules["torch"]
+        seconds = gpu_state.canary_seconds(torch)
+        torch.cuda.empty_cache()
+        torch.cuda.reset_peak_memory_stats()
+        self.peaks = {key: peaks[key] for key in ("peak_reserved_bytes", "peak_allocated_bytes")}
+        return seconds
+
+    def lead_in(self, limit_s: float, limit_cycles: int) -> tuple[int, bool | None]:
+        """Run until idle loaders are drained and, given time for it, the step time stands still.
+
+        An idle loader refills: with a dataset of 80 ms a batch the first cycle after a pause showed 0.6 ms a step and
+        the next 81.
+
+        Returns how many cycles were run, and whether they settled (None if no time was given).
+        """
+        least = max(1, math.ceil(self.step.data_capacity / CYCLE_STEPS))
+        begin, times = time.perf_counter(), []
+        while True:
+            times.append(self.timed_cycle()[0])
+            if len(times) < least:
+                continue
+            if not limit_s:
+                return len(times), None
+            if is_settled(times):
+                return len(times), True
+            if len(times) >= max(least, limit_cycles) or time.perf_counter() - begin > limit_s:
+                return len(times), False
+
+    def timed_cycle(self, lazy: bool = True) -> tuple[float, float | None]:
+        """Return (wall, CUDA event) seconds for one step of a cycle, between synchronizations.
+
+        Event is None without CUDA.
+        """
+        events = None
+        if self.device == "cuda":
+            cuda = sys.modules["torch"].cuda
+            events = cuda.Event(enable_timing=True), cuda.Event(enable_timing=True)
+        self.synchronize()
+        begin = time.perf_counter()
+        if events:
+            events[0].record()
+        self.step.cycle(lazy=lazy)
+        if events:
+            events[1].record()
+        self.synchronize()
+        wall = (time.perf_counter() - begin) / CYCLE_STEPS
+        self.channel.send({"progress": "cycle", "seconds": wall * CYCLE_STEPS})
+        return wall, events and events[0].elapsed_time(events[1]) / 1000 / CYCLE_STEPS
+
+    def lazy_costs(self) -> dict[str, float] | None:
+        """Return the seconds that each lazy phase adds to a step with it; None if a step does not tell its phases.
+
+        The steps of a cycle are timed between marks on the GPU's stream. One step comes before, as the first finds an
+        idle GPU.
+        """
+        step, kinds = self.step, []
+        if not (hasattr(step, "phases") and hasattr(step, "step")):
+            return None
+        self.synchronize()
+        marks = []
+        for _ in range(1 + CYCLE_STEPS):
+            kinds.append(tuple(step.phases(step.count)))
+            marks.append(self.mark())
+            step.step()
+        marks.append(self.mark())
+        self.synchronize()
+        took = [self.between(a, b) for a, b in itertools.pairwise(marks)]
+        self.channel.send({"progress": "cycle", "seconds": sum(took[1:])})
+        return added(kinds[1:], took[1:])
+
+    def mark(self) -> Any:
+        """Return a moment of the GPU's stream. On a CPU, where a returned step is done, it is the host's clock."""
+        if self.device != "cuda":
+            return time.perf_counter()
+        event = sys.modules["torch"].cuda.Event(enable_timing=True)
+        event.record()
+        return event
+
+    def between(self, begin: Any, end: Any) -> float:
+        return end - begin if self.device != "cuda" else begin.elapsed_time(end) / 1000
+
+    def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
+        """Return the evidence of the prepared step, and what each rung reads in it. `rungs` None: all in the recipe.
+
+        The step trains on meanwhile, so all that needs it unchanged comes before.
+        """
+        from ladder.receipts import evidence
+        from ladder.receipts import receipt as receipts
+
+        self.threads.release()
+        seen = evidence.gather(self.step, lambda: self.channel.send({"progress": "traced"}))
+        if rungs is None:
+            from ladder.plan import catalog
+
+            rungs = catalog.contained(seen["recipe"])
+        return {"receipts": receipts.issue(rungs, seen), "evidence": seen}
+
+    def do_parity(self) -> dict[str, Any]:
+        """Compare the prepared step with the FP64 reference, and leave it as it is timed: gradients no longer kept."""
+        from ladder.parity import check as parity
+
+        return parity.check(self.step, tell=lambda text: self.channel.send({"progress": text}))
+
+    def do_choices(self) -> dict[str, Any]:
+        """Return the tiles that our kernels were launched with, after timing.
+
+        A process without our kernels used none.
+        """
+        if "kernels" not in sys.modules:
+            return {"choices": []}
+        used = getattr(sys.modules.get("kernels.choices"), "used", None)
+        return {"choices": None if used is None else used()}
+
+    def do_threads(self) -> dict[str, Any]:
+        """Return how many CPU threads a step will compute with here."""
+        torch = sys.modules.get("torch")
+        return {"cpu_threads": torch and torch.get_num_threads()}
+
+    def do_scales(self, steps: int) -> dict[str, Any]:
+        """Train on, and return how the loss scales moved."""
+        from ladder.engine import loss_scales
+
+        def on_step(number: int) -> None:
+            if number % CYCLE_STEPS == 0:
+                self.channel.send({"progress": f"step {number}"})
+
+        found = loss_scales.follow(self.step, steps, on_step)
+        if broken := self.step.check_finite():
+            raise Invalid(broken)
+        return found
+
+    def do_exit(self) -> dict[str, Any]:
+        if self.step is not None:
+            self.step.close()
+        return {}
+
+    def synchronize(self) -> None:
+        if self.device == "cuda":
+            sys.modules["torch"].cuda.synchronize()
+
+    def memory(self) -> dict[str, Any]:
+        """Return the peaks of this process since its start, in bytes: a rung must fit with its capture too."""
+        memory: dict[str, Any] = {"peak_rss_bytes": peak_rss()}
+        torch = sys.modules.get("torch")
+        if self.device == "cuda" and torch is not None and torch.cuda.is_initialized():
+            free, total = torch.cuda.mem_get_info()
+            memory |= {
+                "peak_reserved_bytes": torch.cuda.max_memory_reserved(),
+                "peak_allocated_bytes": torch.cuda.max_memory_allocated(),
+                "device_used_bytes": total - free,  # CUDA graphs' pools hide from the allocator's peaks
+                "alloc_retries": torch.cuda.memory_stats().get("num_alloc_retries", 0),
+            }
+            memory |= {key: max(peak, memory[key]) for key, peak in self.peaks.items()}
+        return memory
+
+
+def is_part(seconds: Any, whole: float) -> bool:
+    """Return whether so many seconds can be a part of the whole."""
+    return isinstance(seconds, int | float) and 0 <= seconds <= whole

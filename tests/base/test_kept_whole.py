@@ -1,0 +1,95 @@
+"""What is kept on disk: whole or not at all, known to git as it is, and bounded."""
+
+import os
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+from kernels.tuning import timing as tuning
+from ladder.base import git
+from ladder.machine import caches
+from tests.support import repositories
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.mark.parametrize("flag", ["--assume-unchanged", "--skip-worktree"])
+@pytest.mark.parametrize("name", ["code.py", "b\u00e4d name.py"])
+def test_a_file_that_git_was_told_not_to_look_at_has_changed_all_the_same(tmp_path, flag, name):
+    folder = tmp_path / "ladder"
+    folder.mkdir()
+    repositories.git(tmp_path, "init", "-q")
+    for each in (name, "other.py"):
+        (folder / each).write_text("a\n")
+    repositories.commit_all(tmp_path, "first")
+    repositories.git(tmp_path, "update-index", flag, f"ladder/{name}", "ladder/other.py")
+    assert git.changes(tmp_path, ["ladder"]) == []
+    (folder / name).write_text("b\n")
+    assert git.changes(tmp_path, ["ladder"]) == [f"ladder/{name}"]
+    (folder / name).unlink()
+    assert git.changes(tmp_path, ["ladder"]) == [f"ladder/{name}"]
+
+
+@pytest.fixture
+def on_a_gpu(monkeypatch):
+    monkeypatch.setattr(tuning.torch.cuda, "get_device_name", lambda: "GPU")
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_what_was_tuned_is_not_lost_to_a_full_disk(tmp_path, monkeypatch):
+    path = tmp_path / "timed.json"
+    tuning.write(path, "tiles", [])
+    before = path.read_text()
+
+    def full(self, text):
+        self.write_bytes(text.encode()[:5])
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(Path, "write_text", full)
+    with pytest.raises(OSError):
+        tuning.write(path, "tiles", [{"more": 1}])
+    assert path.read_text() == before and os.listdir(tmp_path) == ["timed.json"]
+
+
+@pytest.mark.usefixtures("on_a_gpu")
+def test_what_was_tuned_goes_through_links_and_into_pipes(tmp_path):
+    (tmp_path / "link").symlink_to("real")
+    tuning.write(tmp_path / "link", "tiles", [])
+    assert (tmp_path / "link").is_symlink() and (tmp_path / "real").is_file()
+    os.mkfifo(tmp_path / "pipe")
+    reader = os.open(tmp_path / "pipe", os.O_RDONLY | os.O_NONBLOCK)
+    tuning.write(tmp_path / "pipe", "tiles", [])
+    assert os.read(reader, 9) == b'{\n "schem' and (tmp_path / "pipe").is_fifo()
+    os.close(reader)
+
+
+def test_builds_of_old_sources_go_but_not_the_last_ones(tmp_path, monkeypatch):
+    monkeypatch.setattr(caches, "MOST_BUILDS", 3)
+    code, root = tmp_path / "code", tmp_path / "extensions"
+    (code / "kernels").mkdir(parents=True)
+    (code / "kernels" / "a.cu").write_text("a")
+    wanted = Path(caches.builds(code, root)["TORCH_EXTENSIONS_DIR"])
+    day = 24 * 3600
+    ages = (
+        {wanted: 90 * day} | {root / f"{n}-torch2": n * day for n in (9, 8, 7, 6)} | {root / "mine": 99 * day}
+    )
+    for folder, age in ages.items():
+        folder.mkdir(parents=True)
+        os.utime(folder, (time.time() - age,) * 2)
+    caches.builds(code, root)
+    assert sorted(each.name for each in root.iterdir()) == sorted(
+        [wanted.name, "6-torch2", "7-torch2", "mine"]
+    )
+    for folder in (root / "9-torch2", root / "8-torch2"):
+        folder.mkdir()  # used just now: a run may read it
+    caches.builds(code, root)
+    assert (root / "9-torch2").is_dir() and (root / "8-torch2").is_dir()
+
+
+def test_python_without_docstrings_is_one_line():
+    command = [sys.executable, "-OO", "-m", "ladder", "list"]
+    done = subprocess.run(command, cwd=ROOT, capture_output=True, text=True)
+    assert done.returncode == 2 and "unset PYTHONOPTIMIZE" in done.stderr and done.stderr.count("\n") == 1

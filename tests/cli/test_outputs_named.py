@@ -1,0 +1,130 @@
+"""Paths of outputs that a user names: nothing that is read, and no unfinished run, is written over."""
+
+import json
+import os
+import threading
+from pathlib import Path
+
+import pytest
+from click.testing import CliRunner
+
+from ladder.base import git
+from ladder.base.errors import UserError
+from ladder.cli.main import main
+from ladder.machine import environment
+from ladder.report import tables
+from ladder.results import store as results
+from ladder.results.combine import resuming
+from ladder.studies.kernelbench import measure as kernel_measure
+from tests.support.made_up import cpu_run
+
+RUN = {"machine": {"name": "h"}, "commit": "a" * 40, "started": "2026-11-01T00:00:00+00:00"}
+
+
+@pytest.fixture
+def result(tmp_path):
+    path = tmp_path / "r.json"
+    results.write(path, cpu_run())
+    return path
+
+
+def called(*arguments):
+    return CliRunner().invoke(main, [str(each) for each in arguments])
+
+
+@pytest.mark.parametrize("link", [False, True])
+@pytest.mark.parametrize("option", ["--csv", "--markdown"])
+def test_a_table_does_not_take_the_place_of_its_result(result, option, link):
+    before, out = result.read_bytes(), result
+    if link:
+        out = result.with_name("link")
+        out.symlink_to(result)
+    done = called("report", result, option, out)
+    assert done.exit_code == 2 and "it is the result that is read" in done.stderr
+    assert result.read_bytes() == before
+
+
+def test_two_tables_do_not_go_into_one_file(result, tmp_path):
+    done = called("report", result, "--csv", tmp_path / "t", "--markdown", tmp_path / "t")
+    assert done.exit_code == 2 and "two outputs cannot go into one file" in done.stderr
+    assert not (tmp_path / "t").exists()
+
+
+def test_tables_may_share_what_is_no_file(tmp_path):
+    tables.refuse_outputs([Path("/dev/null"), Path("/dev/null")], [tmp_path / "r.json"])
+    tables.refuse_outputs([tmp_path / "a.svg", tmp_path / "a.png"], [tmp_path])
+
+
+def test_a_tilde_that_the_shell_leaves_is_the_home_folder(result, tmp_path, monkeypatch):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    monkeypatch.chdir(tmp_path)
+    assert called("report", result, "--csv=~/t.csv").exit_code == 0
+    assert (tmp_path / "home" / "t.csv").is_file() and not (tmp_path / "~").exists()
+
+
+@pytest.mark.parametrize("arguments", [("report", "--csv="), ("compare", "", ""), ("validate", "")])
+def test_an_empty_path_is_not_the_working_folder(arguments):
+    done = called(*arguments)
+    assert done.exit_code == 2 and "a path is missing" in done.stderr
+
+
+def test_an_unfinished_run_stays_beside_a_fresh_one(tmp_path):
+    """Hours of `ladder precision` that were interrupted are not lost when it is started without --resume."""
+    path, later = tmp_path / "h-partial.json", RUN | {"started": "2026-11-02T00:00:00+00:00"}
+    path.write_text(json.dumps(RUN | {"complete": False}))
+    assert results.place(path, RUN) == path  # gone on with
+    assert results.place(path, later) == tmp_path / "h-partial-20261102T000000Z.json"
+    path.write_text(json.dumps(RUN | {"complete": True}))
+    assert results.place(path, later) == path
+
+
+def test_kernels_that_the_disk_stopped_leave_the_whole_file_alone(tmp_path, monkeypatch):
+    monkeypatch.setattr(kernel_measure, "stem", lambda part: "h")
+    (tmp_path / "h.json").write_text("whole")
+    said = kernel_measure._keep(RUN | {"complete": False}, tmp_path)
+    assert "h-partial.json" in said and (tmp_path / "h-partial.json").is_file()
+    assert (tmp_path / "h.json").read_text() == "whole"
+    (tmp_path / "file").touch()
+    assert kernel_measure._keep(RUN, tmp_path / "file") == ""  # nothing is promised that is not there
+
+
+def test_a_run_that_belongs_to_no_commit_says_so(monkeypatch, capsys):
+    monkeypatch.setattr(git, "problem", lambda root: "git was not found")
+    environment.tell()
+    assert "without a commit: git was not found" in capsys.readouterr().err
+    environment.tell(quiet=True)
+    assert capsys.readouterr().err == ""
+
+
+def test_a_system_error_nobody_expected_is_one_line(monkeypatch, result):
+    def refused(_):
+        raise OSError(28, "No space left on device", "/tmp/some\x1bthing")
+
+    monkeypatch.setattr(tables, "print_table", refused)
+    done = called("report", result)
+    assert done.exit_code == 2 and done.stderr == "ladder: /tmp/some\\x1bthing: No space left on device\n"
+    monkeypatch.setattr(tables, "print_table", lambda _: (_ for _ in ()).throw(KeyError("ours")))
+    assert isinstance(called("report", result).exception, KeyError)  # a fault of ours keeps its traceback
+
+
+def test_user_error_is_a_line(result):
+    with pytest.raises(UserError, match="would be overwritten"):
+        tables.refuse_outputs([result], [result])
+
+
+def test_a_run_is_not_gone_on_with_in_a_pipe(tmp_path):
+    """Nobody writes into it: it would wait for ever."""
+    os.mkfifo(tmp_path / "pipe")
+    keeper = os.open(tmp_path / "pipe", os.O_RDWR | os.O_NONBLOCK)  # with the fault: a line, not a hang
+    os.write(keeper, b"{}")
+    threading.Timer(2, os.close, [keeper]).start()
+    with pytest.raises(UserError, match="not a regular file"):
+        resuming.load(tmp_path / "pipe")
+
+
+def test_a_file_without_an_end_is_no_result(monkeypatch):
+    monkeypatch.setattr(results, "_MOST_READ", 2**20)
+    if not os.path.exists("/dev/zero"):
+        pytest.skip("no /dev/zero here")
+    with pytest.raises(UserError, match="more than 1 MiB"):
+        results.read("/dev/zero")
