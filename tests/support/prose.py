@@ -54,7 +54,7 @@ def sentences(text: str, line: int = 1) -> Iterator[Text]:
 
 
 def _split(block: str, line: int) -> Iterator[Text]:
-    plain = _SHORT.sub(lambda found: found[0].replace(".", ""), _CODE.sub("code", block))
+    plain = _SHORT.sub(lambda found: found[0].replace(".", ""), _CODE.sub("Code", block))
     for sentence in _END.split(plain):
         if sentence.strip():
             yield line, sentence.strip()
@@ -112,8 +112,8 @@ def _comments(source: str) -> Iterator[Text]:
 
 
 def _document(text: str) -> Iterator[Text]:
-    """Yield a document without its code blocks and generated regions."""
-    kept = []
+    """Yield a document without its code blocks and generated regions. An indented block follows an empty line."""
+    kept: list[str] = []
     fence = made = False
     for each in text.splitlines():
         if each.lstrip().startswith(("```", "~~~")):
@@ -121,7 +121,8 @@ def _document(text: str) -> Iterator[Text]:
             kept.append("")
             continue
         made = (made or each.startswith("<!-- table:")) and not each.startswith("<!-- end")
-        kept.append("" if fence or made else each)
+        indented = each.startswith("    ") and not (kept and kept[-1].strip())
+        kept.append("" if fence or made or indented else each)
     yield 1, "\n".join(kept)
 
 

@@ -47,7 +47,7 @@ class Committed:
 
     @functools.cached_property
     def best(self) -> dict[Key, Result]:
-        """The best result of each (machine, workload, ladder, mode), as in `results/charts`."""
+        """Return the best result of each (machine, workload, ladder, mode), as in `results/charts`."""
         return {self._key(each): each for each in gallery.chosen(list(self._ladders.values()))}
 
     def ladder(self, name: str) -> Result:

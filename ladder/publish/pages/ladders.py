@@ -14,7 +14,7 @@ CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
 
 
 def gpus(committed: Committed) -> str:
-    """The article's ladder on every GPU, and one row of the ladder `full`."""
+    """Return the article's ladder on every GPU, with one row of the ladder `full`."""
     parts = []
     for (machine, workload, ladder, mode), result in committed.best.items():
         if (workload, ladder, mode) == ("article", "article", CUMULATIVE) and result["machine"]["gpu"]:
@@ -70,7 +70,7 @@ def _timed(shown: View) -> list[Row]:
 
 
 def _rounds(result: Result) -> str:
-    """The rounds of the rungs with a number: `3`, or `2 to 4`."""
+    """Return the rounds of the rungs with a number: `3`, or `2 to 4`."""
     counts = sorted({len(record.counted(rung)) for rung in result["rungs"] if rung["status"] == "ok"})
     return " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0"
 
@@ -86,7 +86,7 @@ def _source(committed: Committed, result: Result, shown: View) -> str:
 
 
 def rungs(committed: Committed, name: str) -> str:
-    """Every rung of one result, with its verdict."""
+    """Return every rung of one result, with its verdict."""
     result = committed.ladder(name)
     shown = view(result)
     head = [
@@ -109,7 +109,7 @@ def rungs(committed: Committed, name: str) -> str:
 
 
 def gains(committed: Committed, name: str) -> str:
-    """The rungs of a leave-one-out result, the largest gain first."""
+    """Return the rungs of a leave-one-out result, the largest gain first."""
     result = committed.ladder(name)
     shown = view(result)
     head = ["left out", "ms/step", "95% interval", "gain at top", "interval", "advice"]
@@ -119,7 +119,7 @@ def gains(committed: Committed, name: str) -> str:
 
 
 def workloads(committed: Committed, machine: str, ladder: str) -> str:
-    """One row for each workload that climbed a ladder on a machine."""
+    """Return one row for each workload that climbed a ladder on a machine."""
     times = [
         "baseline, ms",
         "the article's eight, ms",
@@ -134,7 +134,7 @@ def workloads(committed: Committed, machine: str, ladder: str) -> str:
 
 
 def _climbed(committed: Committed, machine: str, ladder: str) -> list[Result]:
-    """The best staircase of each workload."""
+    """Return the best staircase of each workload."""
     wanted = (machine, ladder, CUMULATIVE)
     return [
         each for (where, _, which, mode), each in committed.best.items() if (where, which, mode) == wanted
@@ -162,7 +162,7 @@ def _workload_row(committed: Committed, result: Result) -> list[str]:
 
 
 def lazy(committed: Committed, machine: str, ladder: str) -> str:
-    """Milliseconds that R1 and path length add to a step that has them, at both ends of a ladder."""
+    """Return the milliseconds that R1 and path length add to a step, at both ends of a ladder."""
     head = ["workload", "rung", "R1 adds, ms", "95% interval", "path length adds, ms", "95% interval"]
     rows = []
     for result in _climbed(committed, machine, ladder):
@@ -179,7 +179,7 @@ def _cost(cost: tuple[float, tuple[float, float] | None] | None) -> list[str]:
 
 
 def hosts(committed: Committed, machine: str, workload: str, ladder: str) -> str:
-    """The lowest and the highest rung of every whole staircase of one ladder, the newest first."""
+    """Return the lowest and the highest rung of every staircase of one ladder, the newest first."""
     head = [
         "run",
         "baseline, ms",

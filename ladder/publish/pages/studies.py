@@ -20,7 +20,7 @@ COMPARED = ("ours faster", "compile faster", "plain faster", "ambiguous", "no me
 
 
 def upstream(committed: Committed, machine: str) -> str:
-    """NVIDIA's step and ours, one row for each workload."""
+    """Return NVIDIA's step and ours, one row for each workload."""
     head = ["workload", "NVIDIA's, ms/step", "interval", "ours, ms/step", "interval", "ours is faster by", "interval",
             "rounds", "networks", "fast double backward"]  # fmt: skip
     rows = []
@@ -47,7 +47,7 @@ def _stopped(result: Result) -> str:
 
 
 def precision(committed: Committed, machine: str) -> str:
-    """Step time, memory, parity and largest batch of each precision, and the ratios to IEEE FP32 and TF32."""
+    """Return time, memory, parity and largest batch of each precision, and the ratios to FP32 and TF32."""
     name = f"precision/{machine}.json"
     result = committed.read(name)
     rows = [map(text, cells) for cells in precisions.cells(result)]
@@ -61,7 +61,7 @@ def precision(committed: Committed, machine: str) -> str:
 
 
 def sustained(committed: Committed, machine: str) -> str:
-    """The step of one process at first and later, one row for each workload and rung."""
+    """Return the step of one process at first and later, one row for each workload and rung."""
     rows = []
     for name in committed.names(f"sustained/{machine}-*.json"):
         result = committed.read(name)
@@ -71,7 +71,7 @@ def sustained(committed: Committed, machine: str) -> str:
 
 
 def roofline(committed: Committed, machine: str) -> str:
-    """The speed of light beside the traced step, one row for each result."""
+    """Return the speed of light beside the traced step, one row for each result."""
     groups = ["convolutions above their floor, ms", "other kernels above their bytes, ms", "nothing runs, ms"]
     head = ["workload and rung", "speed of light, ms", "traced step, ms", "times the speed of light", *groups]
     rows = []
@@ -93,12 +93,12 @@ def roofline(committed: Committed, machine: str) -> str:
 
 
 def share(row: dict[str, Any]) -> float:
-    """The time of a cold copy of the same bytes, divided by ours."""
+    """Return the time of a cold copy of the same bytes, divided by ours."""
     return row["share"]["ours"]["median"]
 
 
 def large(result: Result) -> list[dict[str, Any]]:
-    """The rows of a result of `ladder kernels` whose maps are large and whose time should be a copy's."""
+    """Return the memory-bound rows of a result of `ladder kernels` with large maps."""
     return [
         row
         for row in result["rows"]
@@ -108,7 +108,7 @@ def large(result: Result) -> list[dict[str, Any]]:
 
 
 def kernels(committed: Committed, machine: str) -> str:
-    """How near each op comes to a copy, and how often an alternative is faster."""
+    """Return each op's share of a copy, and the comparisons that an alternative wins."""
     name = max(committed.names(f"kernels/{machine}*.json"), key=lambda each: _when(committed, each))
     result = committed.read(name)
     head = ["op", "figures at 128x128 and 256x256", "share of a cold copy", "at least 85%", "comparisons, all sizes",
@@ -149,7 +149,7 @@ JOINED["filter_act_modulate"] = (*JOINED["filter_act"], "modulate")
 
 
 def filters(committed: Committed, machine: str) -> str:
-    """Microseconds of a filter with its activation as separate ops and as one pass, at the largest shape."""
+    """Return the microseconds of a filter and its activation, as separate ops and as one pass."""
     result = committed.read(f"kernels/{machine}-partial.json")
     sizes = ([32, 64, 256, 256], [32, 64, 257, 257])
     rows_there = [row for row in result["rows"] if row["shape"] in sizes and row["setting"] == 0]
@@ -166,7 +166,7 @@ def filters(committed: Committed, machine: str) -> str:
 
 
 def canary(committed: Committed, machine: str) -> str:
-    """The distance of each rung's images to the data, and the band of the baseline's seeds."""
+    """Return the distance of each rung's images to the data, and the band of the baseline's seeds."""
     (name,) = committed.names(f"canary/{machine}/*.json")[-1:] or [f"canary/{machine}/*.json"]
     result = committed.read(name)
     rows = [
@@ -180,7 +180,7 @@ def canary(committed: Committed, machine: str) -> str:
 
 
 def selftest(committed: Committed, machine: str) -> str:
-    """Waits of known length, planted slowdowns and identical programs, as one run found them."""
+    """Return the outcome of waits of known length, planted slowdowns and identical programs."""
     name = f"selftest/{machine}-real.json"
     result = committed.read(name)
     waits = [abs(each["seen_us"] / each["asked_us"] - 1) for each in result["spin"] if each["ok"]]
@@ -205,7 +205,7 @@ def _seen(each: dict[str, Any]) -> list[str]:
 
 
 def comparisons(committed: Committed, machine: str) -> str:
-    """The self-tests of `ladder bench-compare` on a machine: planted slowdowns, and A/As."""
+    """Return the self-tests of `ladder bench-compare` on a machine: planted slowdowns, and A/As."""
     head = ["step", "planted", "seen", "interval", "no difference below", "verdict", "A/A passed", "rounds"]
     rows = []
     for name in committed.names(f"selftest/{machine}-*bench-compare*.json"):
@@ -222,7 +222,7 @@ def comparisons(committed: Committed, machine: str) -> str:
 
 
 def parity_trials(committed: Committed) -> str:
-    """The smallest factor of the parity budget with which plain PyTorch's spellings pass, by machine and precision."""
+    """Return the smallest factor of the parity budget with which plain PyTorch's spellings pass."""
     rows = []
     for name in committed.names("parity/*-trial.json"):
         result = committed.read(name)
@@ -234,7 +234,7 @@ def parity_trials(committed: Committed) -> str:
 
 
 def claims(committed: Committed) -> str:
-    """The chart of the claims' newest quotable result, and links to its files."""
+    """Return the chart of the claims' newest quotable result, and links to its files."""
     result, stem = _claims(committed)
     if result is None:
         return "No machine's result is in the repository yet.\n"
@@ -247,7 +247,7 @@ def claims(committed: Committed) -> str:
 
 
 def claim(committed: Committed, name: str) -> str:
-    """The quoted line of one claim, its words joined by hyphens in `name`."""
+    """Return the quoted line of one claim. The words of `name` are joined by hyphens."""
     known = {each.replace(" ", "-"): each for each in registry.BY_NAME}
     if name not in known:
         raise UserError(f"no claim {name!r}")
@@ -256,7 +256,7 @@ def claim(committed: Committed, name: str) -> str:
 
 
 def _claims(committed: Committed) -> tuple[Result | None, str]:
-    """The newest quotable result of `ladder kernels --claims`, and the stem of its files."""
+    """Return the newest quotable result of `ladder kernels --claims`, and the stem of its files."""
     found = [(name, committed.read(name)) for name in committed.names("claims/*.json")]
     good = [(each["started"], name, each) for name, each in found if page.is_quotable(each)]
     if not good:
@@ -269,7 +269,7 @@ STEPS = "rungs.Rung.samples_step_time"
 
 
 def asv(committed: Committed) -> str:
-    """The seconds of asv's default set, by machine, in the result files with the most rungs."""
+    """Return the seconds of asv's default set, by machine, in the result files with the most rungs."""
     rows = []
     for folder in sorted({name.split("/")[1] for name in committed.names("asv/*/machine.json")}):
         names = [name for name in committed.names(f"asv/{folder}/*.json") if "machine.json" not in name]

@@ -24,12 +24,12 @@ Row = tuple[str, str, str]
 
 
 def targets(committed: Committed) -> str:
-    """Every target with a result file: the figure, and whether the file lets it count."""
+    """Return every target with a result file: the figure, and whether the file lets it count."""
     return table(["target", "seen", "where, and whether it counts"], [row(committed) for row in ROWS], 3)
 
 
 def _top(result: Result, name: str = "") -> Result:
-    """The rung of that name, the highest with a number without one."""
+    """Return the rung of that name; without a name, the highest rung with a number."""
     timed = [rung for rung in result["rungs"] if rung["status"] == "ok"]
     return next(rung for rung in reversed(timed) if name in ("", rung["name"]))
 
