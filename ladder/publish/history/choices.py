@@ -1,14 +1,13 @@
-"""Which tuning choices stood behind each of asv's numbers, and what changed of them between two commits.
+"""The tuning choices behind each of asv's numbers, and their changes between two commits.
 
-The rows of `kernels.choices` that decided in the process that was timed lie, by series and one line each, in the note
-beside asv's result file (`ladder.publish.history.notes`). Whoever shows a step of a series names what differs on its
-two sides:
+The note beside asv's result file (`ladder.publish.history.notes`) holds the rows of `kernels.choices` that decided in
+the timed process. It has one line for each row, by series. A page that shows a step of a series names the differences:
 
     choicehistory.between(before, after, "rungs.Rung.samples_step_time", ["article", "fused_act"])
 
-A line is "bias_act backward 2B nhwc sm90 large: 4096/64/8/2/1": the call as far as the row names it (bytes of an
-element, memory format, architecture, size), then tile, columns, warps, programs for each SM, stages. Of other tables,
-which `kernels.choices.note` tells of: "upfirdn2d nhwc up 2 down 1: rows 8, cols 2, ...".
+A line is "bias_act backward 2B nhwc sm90 large: 4096/64/8/2/1". First stands the call as far as the row names it: bytes
+of an element, memory format, architecture, size. Then stand tile, columns, warps, programs for each SM, stages. Other
+tables, by `kernels.choices.note`, have lines like "upfirdn2d nhwc up 2 down 1: rows 8, cols 2, ...".
 """
 
 from __future__ import annotations
@@ -35,36 +34,37 @@ CHOICE = ("tile", "columns", "warps", "per_sm", "stages")  # fields of kernels.c
 
 
 def key(benchmark: str, params: Iterable[str]) -> str:
-    """The name of a series in a note: benchmarks of one class are numbers of one process and share its choices.
+    """Return the name of a series in a note. Benchmarks of one class share a process and its choices.
 
     Args:
         benchmark: asv's name, "rungs.Rung.samples_step_time".
-        params: its parameter values, as they are or as asv writes them, in quotes.
+        params: its parameter values, plain or in quotes as asv writes them.
     """
     return f"{benchmark.rpartition('.')[0]}({', '.join(str(each).strip(chr(39)) for each in params)})"
 
 
 def lines(rows: Iterable[Mapping[str, Any]]) -> list[str]:
-    """Rows as `kernels.choices.used` gives them, as text for a note."""
+    """Return rows of `kernels.choices.used` as text for a note."""
     return [f"{_call(row)}: {row.get('entry') or '/'.join(str(row.get(n)) for n in CHOICE)}" for row in rows]
 
 
 def leave(folder: Path, series: str, rows: Iterable[Mapping[str, Any]]) -> None:
-    """Called in a benchmark's process: for the note of the result that asv will save."""
+    """Leave the choices of a benchmark's process for the note of the result that asv will save."""
     told = [text.display(line) for line in lines(rows)]
     results.write(Path(folder) / f"choices-{uuid.uuid4().hex}.json", {"series": series, "lines": told})
 
 
 def left(folder: Path) -> dict[str, list[str]]:
-    """Called in asv's process: what the benchmarks' processes left in `folder`, the newest of each series."""
+    """Return the choices that the benchmarks' processes left in `folder`, the newest of each series."""
     files = sorted(Path(folder).glob("choices-*.json"), key=lambda path: path.stat().st_mtime_ns)
     return {each["series"]: each["lines"] for each in (json.loads(path.read_text()) for path in files)}
 
 
 def changes(before: list[str] | None, after: list[str] | None) -> list[str]:
-    """What changed from one commit's choices of a series to another's, one line for each row; none if one is unknown.
+    """Return one line for each row that changed from one commit's choices of a series to another's.
 
-    "bias_act backward 2B nhwc large: warps 4 -> 8", "...: new", "...: used no more".
+    A line is "bias_act backward 2B nhwc large: warps 4 -> 8", "...: new" or "...: used no more". The list is empty
+    where the choices of a commit are unknown.
     """
     if before is None or after is None:
         return []
@@ -79,7 +79,7 @@ def changes(before: list[str] | None, after: list[str] | None) -> list[str]:
 
 
 def between(before: Path, after: Path, benchmark: str, params: Iterable[str]) -> list[str]:
-    """`changes` of one series from one asv result file to another; none where a file has no note that is fit."""
+    """Return the `changes` of a series from one asv result file to another; none without two usable notes."""
     name = key(benchmark, params)
     notes = [asvnotes.of(Path(each)) or {} for each in (before, after)]
     return changes(*(note.get("choices", {}).get(name) for note in notes))

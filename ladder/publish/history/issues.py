@@ -1,5 +1,7 @@
-"""What the nightly run does with the screened history: measures candidates, and writes one issue for each commit that
-is confirmed, or for each range where commits between the two that were compared have no number."""
+"""The nightly run's work with the screened history: it measures candidates and writes issues.
+
+An issue is about one confirmed commit, or about a range where the commits in between have no number.
+"""
 
 from __future__ import annotations
 
@@ -25,11 +27,10 @@ Tell = Callable[[str], None]
 def confirm(
     steps: Sequence[Step], most: int, out: Path, minutes: float | None, tell: Tell, root: Path = ROOT
 ) -> int:
-    """Measure the commits of up to `most` groups of candidates of this machine; returns how many were measured.
+    """Measure the commits of up to `most` groups of this machine's candidates. Return the number of groups measured.
 
-    Candidates between the same two commits, of one workload, are measured together. What cannot be measured is told,
-    and the others go on: a rung that has left the ladder, or means something else in it today, and what `asking`
-    refuses.
+    Candidates between the same two commits, of one workload, are measured together. A group that cannot be measured is
+    told, and the others go on. It has a rung that left the ladder or changed its recipe, or `arguments` refuses it.
     """
     device = system.choose_device()
     facts = system.facts(device)
@@ -67,9 +68,9 @@ def confirm(
 
 
 def _todays() -> set[str]:
-    """Rungs whose series are of what the ladder has under these names today.
+    """Return the rungs whose series are of the ladder's recipes of today.
 
-    A rung whose recipe changed goes on as `NAME-2` in asv's list (benches/series.py); NAME is the recipe of before.
+    A rung whose recipe changed goes on as `NAME-2` in asv's list (benches/series.py); NAME is the earlier recipe.
     """
     try:
         listed = (ROOT / "results" / "asv" / "benchmarks.json").read_text(encoding="utf-8")
@@ -80,7 +81,7 @@ def _todays() -> set[str]:
 
 
 def write(steps: Sequence[Step]) -> list[dict[str, Any]]:
-    """One issue for each commit, or range, with a confirmed regression: {"mark", "title", "body"}, texts escaped."""
+    """Return {"mark", "title", "body"}, escaped, for each commit or range with a confirmed regression."""
     key = lambda step: (step.bad, step.good)  # noqa: E731
     confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=key)
     made = []

@@ -1,8 +1,8 @@
-"""Under which name asv files a machine's results: the record of its hardware, kept in results/asv/MACHINE/machine.json.
+"""The name under which asv files a machine's results: the record of its hardware, in results/asv/MACHINE/machine.json.
 
-A record holds what makes two machines different: the GPU and its memory, the CPU, cores, memory and family of
-operating system. Results of two machines are never mixed under one name, and a name is settled before measuring:
-another machine's folder, or a name that `ladder validate` would refuse, is refused in one line.
+A record holds all that makes two machines different: the GPU and its memory, the CPU, cores, memory and family of
+operating system. Results of two machines are never mixed under one name, and a name is settled before measuring. A name
+of another machine's folder, or one that `ladder validate` would refuse, is refused in one line.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
-"""What asv's result files have no place for: the driver, the kernel and the tuners' choices behind each result.
+"""Notes beside asv's result files: the driver, the kernel and the tuners' choices behind each result.
 
-Every key of asv's machine record is part of a series' identity: a driver version there would begin a new series
-at each upgrade. So one note lies beside each result file, `results/asv/<machine>/notes/<commit>-<environment>.json`,
-under the name of the file that it belongs to. asv never reads it and no page needs it; it says what else changed
-where the times of two commits differ.
+Every key of asv's machine record is part of a series' identity, so a driver version there would begin a new series at
+each upgrade. Each result file has a note instead, `results/asv/<machine>/notes/<commit>-<environment>.json`. asv never
+reads the note and no page needs it. It says what else changed where the times of two commits differ.
 """
 
 from __future__ import annotations
@@ -31,7 +30,7 @@ _NAME = re.compile(r"[^\x00-\x1f\x7f<>&\"`]{1,200}")  # of benchmarks, series an
 
 
 def beside(result: Path) -> Path:
-    """Where the note of an asv result file is."""
+    """Return the path of an asv result file's note."""
     return result.parent / FOLDER / result.name
 
 
@@ -45,9 +44,11 @@ def made(
     choices: Mapping[str, list[str]] | None = None,
     variables: Mapping[str, str] | None = None,
 ) -> Note:
-    """A note of what was measured just now; `choices`, if any are told, are lines of text by series.
+    """Return a note of a measurement that has just ended.
 
-    `variables` are those of `ladder.machine.environment`.
+    Args:
+        variables: those of `ladder.machine.environment`.
+        choices: lines of text by series, if there are any.
     """
     seen = {
         "driver": driver and text.display(driver),
@@ -69,7 +70,7 @@ def made(
 
 
 def merge(old: Note | None, new: Note) -> Note:
-    """Both measurements of one result file. What was measured again is described by the newer one."""
+    """Return a note of both measurements of one result file. The newer one describes a benchmark that both measured."""
     if old is None:
         return new
     if (old["commit"], old["environment"]) != (new["commit"], new["environment"]):
@@ -79,7 +80,7 @@ def merge(old: Note | None, new: Note) -> Note:
 
 
 def add(result: Path, note: Note) -> Path:
-    """Merge `note` into the file beside an asv result. One that cannot be read is replaced. OSError."""
+    """Merge `note` into the file beside an asv result; an unreadable file is replaced. Raises OSError."""
     path = beside(result)
     path.parent.mkdir(parents=True, exist_ok=True)
     try:
@@ -94,7 +95,7 @@ def add(result: Path, note: Note) -> Path:
 
 
 def read(path: Path) -> Note | None:
-    """One note, checked; None where there is none. Raises `UserError` with one line that says what is wrong."""
+    """Return a note, checked; None where there is no file. Raises `UserError` with the problem in one line."""
     try:
         raw = path.read_bytes() if path.stat().st_size <= _LARGEST else None
     except FileNotFoundError:
@@ -113,7 +114,7 @@ def read(path: Path) -> Note | None:
 
 
 def of(result: Path) -> Note | None:
-    """The note of an asv result file; None where there is none or it is not fit to be used."""
+    """Return the note of an asv result file; None where there is no usable note."""
     try:
         return read(beside(result))
     except UserError:
@@ -121,7 +122,7 @@ def of(result: Path) -> Note | None:
 
 
 def every(folder: Path) -> Iterator[tuple[Path, Note]]:
-    """The notes of one machine's folder under results/asv, or of all of them, without those that are not fit."""
+    """Return the usable notes of one machine's folder under results/asv, or of all machines."""
     for path in sorted(folder.rglob(f"{FOLDER}/*.json")):
         try:
             if note := read(path):
@@ -131,7 +132,7 @@ def every(folder: Path) -> Iterator[tuple[Path, Note]]:
 
 
 def check(data: Any) -> str | None:
-    """What is wrong with a note, in one line, or None."""
+    """Return the problem of a note in one line, or None."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         return f'not a note: expected an object with "schema": {SCHEMA}'
     if wrong := ({*data} ^ _KEYS) - {"choices", "variables"}:
@@ -180,10 +181,10 @@ def _is_text(value: Any) -> bool:
 
 
 def changed(before: Note | None, after: Note | None, benchmark: str | None = None) -> dict[str, str]:
-    """Which conditions differ between two results of one series: {"driver": "580.65.06 -> 590.10"}.
+    """Return the conditions in which two results of a series differ: {"driver": "580.65.06 -> 590.10"}.
 
-    A benchmark that was measured apart from the others has its own conditions. What one side does not tell, an old
-    result without a note or a machine without a GPU, is not called a change.
+    A benchmark that was measured apart from the others has its own conditions. A condition that one side lacks is no
+    change: an old result has no note, and some machines have no GPU.
     """
     pairs = {
         key: (_condition(before, key, benchmark), _condition(after, key, benchmark)) for key in CONDITIONS
@@ -192,10 +193,10 @@ def changed(before: Note | None, after: Note | None, benchmark: str | None = Non
 
 
 def label(before: Note | None, after: Note | None, benchmark: str | None = None) -> str | None:
-    """Why a step between two commits is labelled and alerts nobody, or None: then it may be a regression.
+    """Return why a step between two commits is labelled and alerts nobody; None where it may be a regression.
 
-    Only the driver excuses a step. It compiles and schedules what runs on the GPU; a kernel release does not, and
-    is left to `changed`.
+    Only the driver excuses a step: it compiles and schedules the work of the GPU. A kernel release does not; it is
+    left to `changed`.
     """
     driver = changed(before, after, benchmark).get("driver")
     return f"coincides with a driver change: {driver}" if driver else None

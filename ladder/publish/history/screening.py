@@ -1,7 +1,7 @@
-"""`ladder history`: what asv recorded over commits, screened for steps that stayed; what two commits measured confirm.
+"""`ladder history`: asv's record over commits, screened for steps that stayed and were confirmed.
 
 asv's step detection at 1% finds candidates. Its points are few samples of few processes, on days of their own, so a
-candidate alerts nobody: it is `confirmed` only by a bench-compare of the two commits it lies between.
+candidate alerts nobody. Only a bench-compare of the two commits beside a candidate makes it `confirmed`.
 """
 
 from __future__ import annotations
@@ -61,14 +61,15 @@ class Step:
 
     @property
     def at(self) -> str:
-        """The commit that brought it, or the range that it is in."""
+        """Return the commit that brought the step, or the range that has it."""
         return f"in {self.good[:10]}..{self.bad[:10]}" if self.between else f"at {self.bad[:10]}"
 
 
 def screen_accepted(folder: Path, *asked: Any) -> tuple[list[Step], list[str]]:
-    """`screen` of what a site would be made from, a line for each file that would be left out: nothing else is read.
+    """Screen the files that a site would be made from; return a line for each file left out, too.
 
-    asked: what `screen` takes after the folder.
+    Args:
+        asked: the arguments of `screen` behind the folder.
     """
     with tempfile.TemporaryDirectory(prefix="asv-history-") as temporary:
         judged = asv_accepted.accepted(folder, Path(temporary) / "asv", root=None)
@@ -84,7 +85,7 @@ def screen(
     threshold: float,
     root: Path = ROOT,
 ) -> tuple[list[Step], list[str]]:
-    """(steps, lines that a reader must know). Raises `UserError`."""
+    """Return (steps, lines that a reader must know). Raises `UserError`."""
     order = git.read(root, "rev-list", "--first-parent", "--reverse", branch, "--").splitlines()
     place = {commit: number for number, commit in enumerate(order)}
     every, lines = recorded.read(folder)
@@ -112,7 +113,7 @@ def _left_out(commits: set[str], branch: str, root: Path) -> list[str]:
 
 
 def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -> list[Step]:
-    """Upward steps of a series that explain why its latest level is worse than its best."""
+    """Return the upward steps of a series that explain why its latest level is worse than its best."""
     from asv.step_detect import detect_regressions, detect_steps
 
     commits = sorted((commit for commit in one.values if commit in place), key=place.__getitem__)
@@ -129,7 +130,7 @@ def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -
 
 
 def _comparisons(folder: Path, lines: list[str]) -> list[dict[str, Any]]:
-    """Every comparison in a folder, judged anew, the newest last."""
+    """Return every comparison in a folder, judged anew, the newest last."""
     found = []
     for path in sorted(folder.rglob("*.json")) if folder.is_dir() else []:
         try:
@@ -145,7 +146,7 @@ def _settle(
     entries: Sequence[known.Entry],
     root: Path,
 ) -> None:
-    """What is to be said of a step, and what else changed where it is."""
+    """Fill in the status of a step, and the other changes at its place."""
     one = step.series
     before, after = one.files[step.good], one.files[step.bad]
     choices = choicehistory.between(before, after, one.benchmark, one.params)
@@ -179,10 +180,10 @@ def command(step: Step) -> str:
 
 
 def find(step: Step) -> str | None:
-    """The command that bisects a step's range, its good end included; None if the series has no plain name.
+    """Return the command that bisects a step's range; None if the series has no plain name.
 
-    asv compares the first commit of a range with the others, so `good` must be in it. --skip-save: else the other
-    series that a result file holds already would be searched as well.
+    asv compares the first commit of a range with the others, so `good` must be in the range. Without --skip-save asv
+    would search the other series of a result file, too.
     """
     span = step.bad[:10] if step.rooted else f"{step.good[:10]}~1..{step.bad[:10]}"
     pattern = step.series.pattern
@@ -190,8 +191,10 @@ def find(step: Step) -> str | None:
 
 
 def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str, str] | None:
-    """What the newest comparison of the two commits says of this rung on this machine, with this torch: the step's
-    status, why, and the verdict itself."""
+    """Return (status, reason, verdict) of the newest comparison of the two commits; None where there is none.
+
+    The comparison must be of this rung on this machine, with this torch.
+    """
     for result in reversed(comparisons):
         machine = result["machine"]
         same = (result[BASE]["commit"], result[HEAD]["commit"], machine["name"], result["workload"]["name"])
@@ -219,7 +222,7 @@ def _said(row: dict[str, Any]) -> str:
 
 
 def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
-    """For a terminal: what is confirmed first."""
+    """Return the steps for a terminal, confirmed ones first."""
     said = []
     for step in steps:
         said.append(f"{step.status}: {step.series.name} {100 * step.share:+.1f}% {step.at} ({step.where})")
@@ -233,7 +236,7 @@ def text(steps: Sequence[Step], lines: Sequence[str]) -> str:
 
 
 def plain(step: Step) -> dict[str, Any]:
-    """A step as JSON."""
+    """Return a step as JSON."""
     one = step.series
     return {
         "status": step.status, "series": one.name, "machine": one.machine, "environment": one.environment,

@@ -1,4 +1,4 @@
-"""From what the user asked for to a comparison that is measured, or to one that was: the work behind the command."""
+"""The way of `ladder bench-compare` from the user's options to a comparison, measured now or read from a file."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Request:
-    """What `ladder bench-compare` was asked for; None: the default."""
+    """The options of `ladder bench-compare`; None stands for the default."""
 
     base: str
     head: str
@@ -42,9 +42,10 @@ class Request:
 def plan(
     ladder_name: str, rungs: list[str] | None, capabilities: dict[str, str | None], workload: dict[str, Any]
 ) -> list[comparing.Rung]:
-    """The rungs to compare: those that were asked for, else the lowest and the highest that this machine can do.
+    """Return the rungs to compare: the named ones, else the lowest and the highest that this machine can do.
 
-    Raises `UserError` if none can run here.
+    Raises:
+        UserError: none can run here.
     """
     ladder = catalog.load_ladder(ladder_name)
     planned = catalog.climb(ladder, needs.possible(capabilities, workload), rungs)
@@ -57,7 +58,7 @@ def plan(
 
 
 def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, Any], Path]:
-    """Measure two commits; returns the result and its file. Raises `UserError`; nothing is measured then."""
+    """Measure two commits; return the result and its file. Raises `UserError` before anything is measured."""
     if request.budget is not None and request.rounds is not None:
         raise UserError("--budget fits the number of rounds: leave out --rounds")
     commits = [
@@ -104,9 +105,9 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, 
 
 
 def reread(path: Path, base: str | None, head: str | None, root: Path = ROOT) -> dict[str, Any]:
-    """The comparison of a file, validated and judged anew. `base` and `head` must be the commits that it compares.
+    """Return the comparison of a file, validated and judged anew; `base` and `head` must be its commits.
 
-    What is accepted is looked up in this checkout, whatever the file says.
+    Accepted slowdowns are looked up in this checkout, whatever the file says.
     """
     result = accepting.load(path)
     for side, name in ((BASE, base), (HEAD, head)):

@@ -1,7 +1,7 @@
 """Two commits' measured packages in folders of their own, for as long as they are measured.
 
-Only `kernels/` and `stylegan_lite/` are taken from a commit, as a tree without git: what times comes from the working
-tree, and a killed run leaves no worktree registered, only a folder in the system's temporary one.
+Only `kernels/` and `stylegan_lite/` are taken from a commit, as a tree without git. The timing code comes from the
+working tree. A killed run leaves no worktree registered, only a temporary folder of the system.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ def is_ancestor(commit: str, of: str, root: Path = ROOT) -> bool:
 
 @contextlib.contextmanager
 def checked_out(commits: list[str], root: Path = ROOT) -> Iterator[list[Path]]:
-    """A folder for each commit, in order, removed at the end. Raises `UserError`."""
+    """Yield a folder for each commit, in order, and remove the folders at the end. Raises `UserError`."""
     with tempfile.TemporaryDirectory(prefix="ladder-compare-") as folder:
         places = []
         for number, commit in enumerate(commits):

@@ -76,7 +76,7 @@ def new_result(
     head: Side,
     options: Options,
 ) -> dict[str, Any]:
-    """The result of a comparison that has not begun; `workload` as it may be published."""
+    """Return a comparison that has not begun; `workload` is the publishable form."""
     commit, dirty = git.commit_of(ROOT)
     engine = code_digest.digests()
     sides = {}
@@ -129,7 +129,7 @@ def _notes(sides: dict[str, dict[str, Any]]) -> list[str]:
 
 
 def new_path(out: Path, result: dict[str, Any]) -> Path:
-    """`out`/<machine>/<workload>-<base>-<head>-<UTC time>.json, with a number where that is there already."""
+    """Return `out`/<machine>/<workload>-<base>-<head>-<UTC time>.json, with a number where that file exists."""
     stamp = re.sub(r"[-:]|\+00:00$", "", result["started"]) + "Z"
     commits = [result[side]["commit"][:8] for side in (BASE, HEAD)]
     stem = "-".join([texts.slug(result["workload"]["name"]), *commits, stamp])
@@ -167,7 +167,7 @@ class Comparison:
         self.begin = time.monotonic()
 
     def run(self) -> dict[str, Any]:
-        """Measure; returns the result, also when interrupted ("complete" is false then)."""
+        """Measure; return the result. An interrupted one has "complete" false."""
         protocol = self.result["protocol"]
         rounds = Interleaved(
             self.result["machine"]["device"],
@@ -201,16 +201,16 @@ class Comparison:
         return [program for program in self.programs if self.is_due(program)]
 
     def is_due(self, program: Program) -> bool:
-        """Whether every program of this rung is still in the run: alone none of them says anything.
+        """Return whether every program of this rung is still in the run: alone none of them says anything.
 
-        But where HEAD failed first, BASE is visited once: only what BASE could do is broken.
+        BASE is visited once even where HEAD failed first: only a rung that BASE can do is broken.
         """
         sides = {side: self.records[program.rung, side] for side in judging.SIDES}
         out = [side for side, each in sides.items() if each["reason"]]
         return not out or (out == [HEAD] and program.side == BASE and not sides[BASE]["rounds"])
 
     def goes_on(self, done: int, round_s: float) -> bool:
-        """Five rounds, whatever they take; more while the budget lasts and they are worth it."""
+        """Return whether there is another round: five in any case, more within the budget while they are worth it."""
         if not self.due():
             return False
         if self.options.rounds is not None:
@@ -223,7 +223,7 @@ class Comparison:
         return fits and done < MOST_ROUNDS and wanted
 
     def take(self, visited: Visited, rounds: Interleaved) -> None:
-        """Keep what came of a visit, and write the file."""
+        """Keep the outcome of a visit, and write the file."""
         each = self.records[visited.program.rung, visited.program.side]
         if visited.round is None:
             each.update(status=visited.status, reason=texts.display(visited.reason or "no reason was given"))
@@ -269,7 +269,7 @@ def run(
     tell: Tell = lambda text: None,
     settle_known: Callable[[dict[str, Any]], None] = lambda result: None,
 ) -> tuple[dict[str, Any], Path]:
-    """Measure and write; returns the result and its file. Raises `UserError` where it cannot be written."""
+    """Measure and write; return the result and its file. Raises `UserError` where the file cannot be written."""
     with locks.folder_lock(Path(out) / texts.slug(facts["name"])):
         result = new_result(facts, workload, rungs, base, head, options)
         path = new_path(out, result)

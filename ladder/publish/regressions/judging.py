@@ -1,9 +1,9 @@
-"""What two commits' interleaved rounds say: one verdict a rung, and the exit status that follows. Pure functions.
+"""Verdicts from two commits' interleaved rounds, one a rung, and the exit status that follows. Pure functions.
 
-Every round holds BASE twice and HEAD once, each in a fresh process. BASE is its own twin: what the two differ by is
-noise, of this rung, in this very run, and nothing below it is called a difference. Ratios are taken inside a round;
-intervals are Student's t over rounds with Holm's correction over the rungs (`ladder.stats.verdicts`). A verdict takes
-five rounds: many samples of few processes support none.
+Every round holds BASE twice and HEAD once, each in a fresh process. BASE is its own twin: the difference of its two
+visits is the noise of this rung in this run. Nothing below the noise is called a difference. Ratios are taken inside a
+round; intervals are Student's t over rounds with Holm's correction over the rungs (`ladder.stats.verdicts`). A verdict
+takes five rounds: many samples of few processes support none.
 """
 
 from __future__ import annotations
@@ -37,35 +37,35 @@ class Times:
     head: dict[int, float]
 
     def ratios(self) -> list[float]:
-        """Log ratio of each round that all three have: positive where HEAD is faster than BASE's geometric mean."""
+        """Return the log ratio of each complete round: positive where HEAD is faster than BASE's geometric mean."""
         rounds = self.rounds()
         base = [(np.log(self.base[r]) + np.log(self.twin[r])) / 2 for r in rounds]
         return [float(b - np.log(self.head[r])) for b, r in zip(base, rounds, strict=True)]
 
     def noise(self) -> list[float]:
-        """Log ratio of the two visits of BASE in each such round."""
+        """Return the log ratio of the two visits of BASE in each complete round."""
         return [float(np.log(self.base[r]) - np.log(self.twin[r])) for r in self.rounds()]
 
     def rounds(self) -> list[int]:
         return sorted(self.base.keys() & self.twin.keys() & self.head.keys())
 
     def comparison(self) -> verdicts.Comparison | None:
-        """The question that the rounds put; None where there is too little to judge noise by."""
+        """Return the question that the rounds put; None where there is too little to judge noise by."""
         floor = verdicts.noise_floor([self.noise()])
         return None if floor is None else verdicts.Comparison(self.ratios(), floor)
 
 
 def decide(asked: Sequence[Times]) -> list[verdicts.Verdict | None]:
-    """The verdict of each rung of one run, Holm's correction over all; None where rounds are fewer than five."""
+    """Return the verdict of each rung of a run, with Holm's correction over all; None with fewer than five rounds."""
     comparisons = [t.comparison() if len(t.rounds()) >= LEAST_ROUNDS else None for t in asked]
     judged = iter(verdicts.judge([c for c in comparisons if c is not None]))
     return [None if c is None else next(judged) for c in comparisons]
 
 
 def wants_rounds(asked: Sequence[Times]) -> bool:
-    """Whether one more round is worth it: below twelve, while a slowdown of 2% might be missed.
+    """Return whether one more round is worth it: below twelve, while a slowdown of 2% might be missed.
 
-    By how wide the intervals and the floors are, never by where the intervals lie.
+    The widths of the intervals and the floors decide, never the places of the intervals.
     """
     rounds = [len(times.rounds()) for times in asked]
     if max(rounds, default=MOST_ROUNDS) >= MOST_ROUNDS:
@@ -77,7 +77,7 @@ def wants_rounds(asked: Sequence[Times]) -> bool:
 
 
 def judge(result: Result) -> None:
-    """Fill in what each rung's rounds say. Everything derived is computed anew from the programs' raw rounds."""
+    """Fill in the verdict of each rung. Everything derived is computed anew from the programs' raw rounds."""
     asked = [times_of(result, rung["name"]) for rung in result["rungs"]]
     for rung, times, verdict in zip(result["rungs"], asked, decide(asked), strict=True):
         sides = sides_of(result, rung["name"])
@@ -124,7 +124,7 @@ def sides_of(result: Result, rung: str) -> dict[str, dict[str, Any]]:
 
 
 def _out(sides: dict[str, dict[str, Any]]) -> str | None:
-    """Why a rung has no verdict for a program that is out of the run, or None."""
+    """Return why a rung has no verdict for a program that is out of the run, or None."""
     names = {BASE: "BASE", HEAD: "HEAD", TWIN: "BASE's second visit"}
     out = {side: each for side, each in sides.items() if each["status"] in (*results.OUT, "n/a")}
     said = [
@@ -143,12 +143,12 @@ def _is_broken(sides: dict[str, dict[str, Any]]) -> bool:
 
 
 def alarming(result: Result) -> list[dict[str, Any]]:
-    """The rungs that HEAD made slower or broke, and that nobody accepted."""
+    """Return the rungs that HEAD made slower or broke, and that nobody accepted."""
     return [r for r in result["rungs"] if r["verdict"] in (verdicts.SLOWER, BROKEN) and not r.get("known")]
 
 
 def status(result: Result) -> int:
-    """0: same or faster, or too close to tell; 1: slower or broken; 2: no rung has a verdict."""
+    """Return the exit status: 0 same, faster or too close to tell; 1 slower or broken; 2 no rung has a verdict."""
     if alarming(result):
         return SLOWER
     return SAME_OR_FASTER if any(rung["verdict"] for rung in result["rungs"]) else NOTHING

@@ -47,7 +47,7 @@ class Entry:
 
 
 def between(entries: list[Entry], base: str, head: str, root: Path = ROOT) -> list[Entry]:
-    """The entries in force whose commit HEAD has and BASE has not."""
+    """Return the entries in force whose commit HEAD has and BASE has not."""
     day = today()
     return [
         each
@@ -59,7 +59,7 @@ def between(entries: list[Entry], base: str, head: str, root: Path = ROOT) -> li
 
 
 def mark(result: dict[str, Any], entries: list[Entry]) -> None:
-    """Say of each rung of a comparison whether its slowdown is an accepted one; `entries` are those `between`."""
+    """Mark each rung of a comparison whose slowdown is accepted; `entries` are those `between`."""
     for rung in result["rungs"]:
         series = f"{result['workload']['name']}/{rung['name']}"
         found = [each for each in entries if each.is_of(series, result["machine"]["name"])]
@@ -72,7 +72,7 @@ def today() -> datetime.date:
 
 
 def read(path: Path | None = None) -> list[Entry]:
-    """Every entry, expired ones too; none where there is no file. Raises `UserError`: one line that names the place."""
+    """Return every entry, expired ones too; none where there is no file. Raises `UserError` with the place."""
     path = FILE if path is None else Path(path)
     if not path.exists():
         return []
@@ -88,7 +88,7 @@ def read(path: Path | None = None) -> list[Entry]:
 
 
 def expired(entries: list[Entry], day: datetime.date | None = None) -> list[str]:
-    """A line for each entry that silences nothing any more."""
+    """Return a line for each entry that silences nothing any more."""
     day = day or today()
     return [
         f"{FILE.name}: {each.commit[:10]} {each.series}: expired on {each.expires}: fix it, or accept it anew"

@@ -1,6 +1,6 @@
 """A comparison of two commits in words: lines for a terminal, a Markdown comment for a pull request.
 
-What stands in a result may have been written by anybody, so all text is escaped here, whatever was validated before.
+Anybody may have written the texts of a result, so all text is escaped here, whatever was validated before.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ Result = dict[str, Any]
 
 
 def escape(text: object) -> str:
-    """Text as it may stand anywhere in a Markdown page: no markup, no link, no mention, no line of its own."""
+    """Return text that may stand anywhere in a Markdown page: no markup, no link, no mention, no line of its own."""
     plain = html.escape(texts.plain(text), quote=False)
     plain = re.sub(r"([\\`*_{}\[\]()#+!|~$:-])", r"\\\1", plain)
     return plain.replace("@", "@\u200b").replace("\\#", "\\#\u200b").replace("www.", "www\u200b.")
@@ -51,12 +51,12 @@ def where(result: Result) -> str:
 
 
 def change(rung: dict[str, Any]) -> str:
-    """How much more time HEAD takes: +1.2% is slower."""
+    """Return how much more time HEAD takes: +1.2% is slower."""
     return "" if rung["ratio"] is None else f"{100 * (1 / rung['ratio'] - 1):+.2f}%"
 
 
 def between(rung: dict[str, Any]) -> str:
-    """The interval of `change`, at the level that Holm's correction left."""
+    """Return the interval of `change`, at the level that Holm's correction left."""
     if not rung["interval"]:
         return ""
     low, high = (100 * (1 / bound - 1) for bound in reversed(rung["interval"]))
@@ -75,7 +75,7 @@ def cells(rung: dict[str, Any]) -> list[str]:
 
 
 def conclusion(result: Result) -> str:
-    """The exit status in a line."""
+    """Return the exit status in a line."""
     bad, status = judging.alarming(result), judging.status(result)
     names = ", ".join(rung["name"] for rung in bad)
     if status == judging.SLOWER:
@@ -87,7 +87,7 @@ def conclusion(result: Result) -> str:
 
 
 def remarks(result: Result) -> list[str]:
-    """What a reader must know beside the table, a line each."""
+    """Return the lines that a reader must know beside the table."""
     found = list(result["notes"])
     if not result["complete"]:
         found.append(PARTIAL)
@@ -105,7 +105,7 @@ def remarks(result: Result) -> list[str]:
 
 
 def choices(result: Result) -> list[str]:
-    """Tuning choices that only one of the commits made, a line a rung: why a time may have moved."""
+    """Return tuning choices that only one of the commits made, a line a rung: why a time may have moved."""
     found = []
     for rung in result["rungs"]:
         sides = judging.sides_of(result, rung["name"])
@@ -127,7 +127,7 @@ def _rows(rows: list[dict[str, Any]]) -> str:
 
 
 def text(result: Result) -> str:
-    """For a terminal, what matters most last."""
+    """Return the comparison for a terminal, the most important lines last."""
     rows = [list(HEADS), *(list(map(texts.plain, cells(rung))) for rung in result["rungs"])]
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, wide, strict=True)).rstrip() for row in rows]
@@ -136,7 +136,7 @@ def text(result: Result) -> str:
 
 
 def markdown(result: Result) -> str:
-    """For a pull request; the first line marks the comment."""
+    """Return the comparison for a pull request; the first line marks the comment."""
     lines = [
         MARK,
         f"### {escape(conclusion(result))}",

@@ -1,6 +1,7 @@
-"""Reads a comparison's file as if from a stranger: known keys, numbers in range, plain text, and no contradiction.
+"""The rules of a comparison's file, read as if from a stranger: known keys, numbers in range, plain text.
 
-What is derived (verdicts, ratios, what is accepted) is never taken from the file: it is judged anew from the rounds.
+Derived values (verdicts, ratios, accepted slowdowns) are never taken from the file. They are judged anew from the
+rounds.
 """
 
 from __future__ import annotations
@@ -110,7 +111,7 @@ RULE = fields(
 
 
 def load(path: Path) -> dict[str, Any]:
-    """The comparison in a file, judged anew. Raises `UserError`: one line that says what is wrong."""
+    """Return the comparison in a file, judged anew. Raises `UserError` with the problem in one line."""
     name = text.display(Path(path).name)
     try:
         handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -135,7 +136,7 @@ def load(path: Path) -> dict[str, Any]:
 
 
 def problem_of(data: Any) -> str | None:
-    """What is wrong with a comparison, in one line, or None."""
+    """Return the problem of a comparison in one line, or None."""
     if problem := RULE(data):
         return f"{problem[0].lstrip('.') or 'the file'}: {problem[1]}"
     if problem := identity.misnamed(data["workload"]):

@@ -1,6 +1,6 @@
 """compute-sanitizer over every fused kernel: `python -m ladder.sanitize`, or `make sanitize`.
 
-Runs the launches of `ladder.studies.kernelbench.cases.small_calls` under memcheck and racecheck, with PyTorch's
+Run the launches of `ladder.studies.kernelbench.cases.small_calls` under memcheck and racecheck, with PyTorch's
 caching allocator off: it hands out slices of larger blocks, in which reading past the end of a tensor would go
 unnoticed. First everything is compiled, outside of the tools; then parts of the calls run side by side, each under
 each tool. Writes results/sanitizer/MACHINE.txt and .json, or MACHINE-partial where a part did not finish. Status 0:
@@ -57,7 +57,7 @@ def main(arguments: list[str] | None = None) -> int:
 
 
 def on_gpu(names: str | None) -> int:
-    """What the processes run that this one starts: these calls, or the preparation."""
+    """Run what the parent process asked for: the named calls, or the preparation."""
     from kernels import alternatives, available
 
     if (why := available()) is not None:
@@ -76,7 +76,7 @@ def on_gpu(names: str | None) -> int:
 
 
 def sanitizer() -> str:
-    """Path of compute-sanitizer. Raises UserError where there is none."""
+    """Return the path of compute-sanitizer. Raises UserError where there is none."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
     folders = [Path(home) / part for home in homes if home for part in ("bin", "compute-sanitizer")]
     for folder in (None, *folders):
@@ -87,8 +87,10 @@ def sanitizer() -> str:
 
 @contextmanager
 def stop_signals() -> Iterator[Callable[[], bool]]:
-    """Yield whether Ctrl-C, SIGTERM or SIGHUP has come. Each may come several times, also while files are written:
-    `timeout` sends a signal to make and to us, and make passes its own on. One that is ignored stays ignored."""
+    """Yield whether Ctrl-C, SIGTERM or SIGHUP has come. An ignored signal stays ignored.
+
+    Each may come several times, also while files are written: `timeout` signals make and us, and make passes its own.
+    """
     came: list[int] = []  # no Event: its lock would wait for itself where a signal comes within a signal
     numbers = (signal.SIGINT, *stopping.OTHERS)
     with stopping.handled(numbers, lambda number, _: came.append(number)) as handled:
@@ -101,7 +103,7 @@ def stop_signals() -> Iterator[Callable[[], bool]]:
 
 
 def run(program: str, out: Path, folder: Path, stopped: Callable[[], bool]) -> int:
-    """Prepare, run all parts under all tools, print and write what they said. Returns the exit status."""
+    """Prepare, run all parts under all tools, print and write their verdicts. Return the exit status."""
     begun = time.monotonic()
 
     def told(text: str) -> None:
@@ -135,7 +137,7 @@ def run(program: str, out: Path, folder: Path, stopped: Callable[[], bool]) -> i
 
 
 def preparation(folder: Path, stopped: Callable[[], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
-    """The machine's facts, and what the program that compiles said; meanwhile the machine is asked."""
+    """Return the machine's facts, and the report of the program that compiles meanwhile."""
     from ladder.machine import system
 
     said = folder / "prepare.txt"
@@ -162,7 +164,7 @@ def preparation(folder: Path, stopped: Callable[[], bool]) -> tuple[dict[str, An
 
 
 def said_of(prepared: dict[str, Any]) -> str:
-    """One line on the preparation."""
+    """Return one line on the preparation."""
     if "compiled" not in prepared:
         return f"not all is compiled, the parts go on: {prepared['problem']}"
     about = prepared["compiled"]
@@ -172,7 +174,7 @@ def said_of(prepared: dict[str, Any]) -> str:
 
 
 def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any], out: Path) -> int:
-    """Write what there is, and say with which status this ends."""
+    """Write the results, and return the exit status."""
     lost = {tool: result["unfinished"] for tool, result in tools.items() if result["unfinished"]}
     parts = [part for result in tools.values() for part in result["parts"]]
     if all(part["status"] == UNFINISHED for part in parts):
@@ -204,7 +206,7 @@ def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any]
 
 
 def write(found: dict[str, Any], stem: Path) -> list[Path]:
-    """What every part said, as text; the verdicts as JSON."""
+    """Write the output of every part as text, and the verdicts as JSON."""
     stem.parent.mkdir(parents=True, exist_ok=True)
     said = []
     for tool, result in found["tools"].items():

@@ -25,7 +25,7 @@ BEGAN = "began: "  # ... and what it is about to do
 
 
 def launch(device: str, names: Collection[str], settings: Collection[tuple] = SETTINGS) -> list[str]:
-    """Run these calls forward, backward and backward again on ``device``; names of the kernels launched."""
+    """Run these calls forward, backward and backward again on ``device``; return the names of the launched kernels."""
     import torch
 
     import kernels
@@ -59,9 +59,10 @@ def prepare(device: str) -> dict[str, Any]:
     """Compile what `launch` will need: Triton's kernels on all cores, CUDA C++ beside them.
 
     Returns:
-        compiled: {"missing", "compiled", "seconds", "problem"} of Triton's kernels; cuda: what is wrong with CUDA C++,
-        or None; left_out: {call: why it cannot be launched here}; seconds: {call: about how long it takes}, which is
-        only good to deal the calls out by.
+        compiled: {"missing", "compiled", "seconds", "problem"} of Triton's kernels.
+        cuda: the problem of CUDA C++, or None.
+        left_out: {call: why it cannot be launched here}.
+        seconds: {call: about how long it takes}, good only to deal the calls out by.
     """
     import kernels
     from kernels.precompile import compile_ahead
@@ -89,7 +90,7 @@ def prepare(device: str) -> dict[str, Any]:
 
 
 def build(found: dict[str, Any]) -> None:
-    """CUDA C++, once; says in `found` why it is not there."""
+    """Build CUDA C++ once; put the reason into `found` where that fails."""
     try:
         from kernels import cuda
         from kernels.cuda.build import Flags, library

@@ -1,8 +1,7 @@
-"""The calls of `ladder.studies.kernelbench.cases.small_calls` dealt out to parts, each under each tool in a process
-of its own, side by side.
+"""The calls of `ladder.studies.kernelbench.cases.small_calls`, dealt out to parts that run side by side.
 
-A tool is clean only if every part came to its end under it, launched kernels, and says 0 errors; a part that crashed,
-took too long, said nothing or was never run is named.
+Each part runs under each tool in a process of its own. A tool is clean only if every part came to its end, launched
+kernels, and says 0 errors. A part that crashed, took too long, said nothing or was never run is named.
 """
 
 from __future__ import annotations
@@ -37,13 +36,13 @@ Told = Callable[[str], None]
 
 
 def at_once(cores: int, ram_gb: float, gpu_gb: float | None) -> int:
-    """How many processes this machine runs side by side."""
+    """Return how many processes this machine runs side by side."""
     by_memory = (ram_gb // HOST_GB, (gpu_gb or GPU_GB) // GPU_GB)
     return max(1, int(min(cores, *by_memory)))
 
 
 def deal(names: Sequence[str], seconds: Mapping[str, float], count: int) -> list[list[str]]:
-    """The names in so many parts that take about as long, the longest first; of what is not known, the mean."""
+    """Split the names into parts that take about as long, the longest first; an unknown call takes the mean."""
     known = [seconds[name] for name in names if name in seconds]
     mean = sum(known) / len(known) if known else 1.0
     parts: list[list[str]] = [[] for _ in range(max(1, min(count, len(names))))]
@@ -56,14 +55,18 @@ def deal(names: Sequence[str], seconds: Mapping[str, float], count: int) -> list
 
 
 def options_of(program: str) -> set[str]:
-    """The options that this compute-sanitizer has."""
+    """Return the options that this compute-sanitizer has."""
     said = subprocess.run([program, "--help"], capture_output=True, text=True, stdin=subprocess.DEVNULL)
     return set(re.findall(r"--[a-z][a-z-]+", said.stdout + said.stderr))
 
 
 def command(program: str, known: set[str], tool: str, number: int, names: Sequence[str]) -> list[str]:
-    """number: of all processes, for ports of its own. Importing PyTorch sixteen times at once outlasts the 10 s that
-    the tool waits for a process by itself."""
+    """Return the command of one process.
+
+    Args:
+        number: of all processes, for ports of its own. Sixteen imports of PyTorch at once outlast the 10 s that the
+            tool waits for a process by itself.
+    """
     wanted = [program, "--tool", tool, "--target-processes", "application-only", "--print-limit", "50"]
     ports = {"--port": FIRST_PORT + PORTS * number, "--max-connections": PORTS, "--launch-timeout": 300}
     for option, value in ports.items():
@@ -103,7 +106,7 @@ class Running:
 
 
 def spawn(command: list[str], said: Path, more: Mapping[str, str]) -> subprocess.Popen:
-    """A process whose output goes to a file; `more` joins the environment."""
+    """Start a process whose output goes to a file; `more` joins the environment."""
     with open(said, "wb") as stream:
         return subprocess.Popen(
             command,
@@ -117,7 +120,7 @@ def spawn(command: list[str], said: Path, more: Mapping[str, str]) -> subprocess
 
 
 def kill(process: subprocess.Popen) -> None:
-    """The process and all that it started."""
+    """Kill the process and all that it started."""
     try:
         os.killpg(process.pid, signal.SIGKILL)
     except OSError:  # all gone
@@ -133,11 +136,11 @@ def run(
     told: Told,
     stopped: Callable[[], bool],
 ) -> dict[str, list[Found]]:
-    """What came of each part under each tool, as far as `stopped` let it come.
+    """Run each part under each tool until `stopped`, and return the outcomes.
 
     Args:
         wanted: the command for a tool, the number of a process and a part's calls.
-        folder: for what they say.
+        folder: for the output of the processes.
     """
     waiting = [(tool, number) for number in range(1, len(parts) + 1) for tool in TOOLS]
     total, spoke = len(waiting), time.monotonic()
@@ -175,7 +178,7 @@ def run(
 
 
 def whereabouts(running: Sequence[Running]) -> str:
-    """The three that have run longest, and what they are doing."""
+    """Return the three processes that have run longest, and their calls."""
     first = sorted(running, key=lambda each: each.began)[:3]
     said = [f"{each.tool} part {each.number} ({at(each.text()) or 'beginning'})" for each in first]
     more = len(running) - len(first)
@@ -186,7 +189,7 @@ def whereabouts(running: Sequence[Running]) -> str:
 
 
 def judge(text: str, status: int) -> Found:
-    """What a sanitizer's text says. Clean is only what came to its end, launched kernels, and says 0 errors."""
+    """Judge a sanitizer's text. A clean part came to its end, launched kernels, and says 0 errors."""
     found = SUMMARY.search(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
     launched = [line for line in lines if line.startswith(LAUNCHED)]
@@ -203,7 +206,7 @@ def judge(text: str, status: int) -> Found:
 
 
 def reason(text: str, lines: Sequence[str]) -> str:
-    """The line that says most likely why there is no verdict, and where it was."""
+    """Return the line that most likely says why there is no verdict, and the call that ran."""
     said = [line.strip("= ") for line in lines if not line.startswith((BEGAN, LAUNCHED))]
     said = [line for line in said if line and not SUMMARY.search(line)]
     blamed = [line for line in said if "rror" in line] or said or ["said nothing"]
@@ -212,7 +215,7 @@ def reason(text: str, lines: Sequence[str]) -> str:
 
 
 def at(text: str) -> str | None:
-    """What the program was about to do last."""
+    """Return the call that the program began last."""
     began = [line for line in text.splitlines() if line.startswith(BEGAN)]
     return began[-1][len(BEGAN) :] if began else None
 
@@ -222,7 +225,7 @@ def part_name(found: Found) -> str:
 
 
 def together(tool: str, parts: Sequence[list[str]], found: Sequence[Found]) -> Found:
-    """All parts under one tool; one of which nothing is known has not finished."""
+    """Sum all parts up under one tool; a part without a record has not finished."""
     known = {each["part"]: each for each in found}
     missing = {"status": UNFINISHED, "errors": None, "summary": "was not run", "kernels": [], "seconds": 0.0}
     each = [

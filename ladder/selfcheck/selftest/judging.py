@@ -1,4 +1,4 @@
-"""What the self-test on a device found: from raw rounds to rows, to promises that were not kept, to tables."""
+"""The judge of the self-test on a device: raw rounds become rows, broken promises and tables."""
 
 import itertools
 from collections.abc import Sequence
@@ -17,7 +17,7 @@ Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
 
 
 def judge(result: Result) -> None:
-    """Fill in what each group's rounds say, and "broken": a line for each promise that was not kept."""
+    """Fill in the verdicts of each group, and "broken": a line for each promise that was not kept."""
     lines = spin.broken(result["spin"])
     for group in result["groups"]:
         programs = of_group(result, group)
@@ -31,7 +31,7 @@ def of_group(result: Result, group: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def wants_rounds(result: Result) -> bool:
-    """Whether a run with these comparisons would make one more round."""
+    """Return whether a run with these comparisons would make one more round."""
     asked = [c for group in result["groups"] for *_, c in comparisons(of_group(result, group))[1]]
     return verdicts.wants_rounds(asked)
 
@@ -40,7 +40,7 @@ Asked = tuple[str, str, float | None, verdicts.Comparison]  # first, second, wha
 
 
 def comparisons(programs: list[dict[str, Any]]) -> tuple[float | None, list[Asked]]:
-    """(noise floor, what is compared), as in a run: the first two copies are its twins and set the floor.
+    """Return (noise floor, comparisons), as in a run: the first two copies are its twins and set the floor.
 
     Every other pair of copies is compared, and every planted program with the copy that it was given. Nothing is
     compared without a floor.
@@ -64,7 +64,7 @@ def comparisons(programs: list[dict[str, Any]]) -> tuple[float | None, list[Aske
 
 
 def _judged(group: dict[str, Any], programs: list[dict[str, Any]]) -> dict[str, Any]:
-    """Verdicts as a run makes them, and the noise of its kind of step."""
+    """Return verdicts as a run makes them, and the noise of this kind of step."""
     floor, asked = comparisons(programs)
     asked.sort(key=lambda each: each[2] is None)  # what is planted is judged together
     judged = [verdict for run in _runs(asked) for verdict in verdicts.judge([c for *_, c in run])]
@@ -96,12 +96,12 @@ def _judged(group: dict[str, Any], programs: list[dict[str, Any]]) -> dict[str, 
 
 
 def _runs(asked: Sequence[Asked]) -> list[Sequence[Asked]]:
-    """As many comparisons at a time as a run of eight rungs makes: Holm's correction is for so many."""
+    """Split the comparisons into runs of eight rungs: Holm's correction is for so many."""
     return [asked[first : first + RUN] for first in range(0, len(asked), RUN)]
 
 
 def _slower_by(log_ratio: float) -> float:
-    """How much slower the second program is, as a share: 0.01 is 1%."""
+    """Return how much slower the second program is, as a share: 0.01 is 1%."""
     return float(np.expm1(-log_ratio))
 
 
@@ -112,7 +112,7 @@ def _kept(verdict: str, planted: float | None, promised: bool) -> bool:
 
 
 def spread(copies: Sequence[dict[str, Any]]) -> dict[str, float | None]:
-    """Noise of identical programs, as standard deviations of logarithms: between processes, and inside one."""
+    """Return the noise of identical programs between processes and inside one, as standard deviations of logarithms."""
     between = [np.log(list(record.round_medians(each).values())) for each in copies]
     inside = [np.log(visit["samples_ms"]) for each in copies for visit in each["rounds"]]
     return {"between_processes": _pooled(between), "inside_process": _pooled(inside)}
@@ -150,7 +150,7 @@ def percent(share: float | None, digits: int | None = None) -> str:
 
 
 def tables(result: Result) -> list[Table]:
-    """What people are shown: waits, planted slowdowns, and noise."""
+    """Return the tables for people: waits, planted slowdowns, and noise."""
     waits, planted, noise = [], [], []
     for row in result["spin"]:
         event = estimates.median(row["event_us"]) if row["event_us"] else None
@@ -188,7 +188,7 @@ def tables(result: Result) -> list[Table]:
 
 
 def text(result: Result) -> str:
-    """For a terminal, what matters most last."""
+    """Return the result for a terminal, the most important lines last."""
     lines = [_title(result)]
     for title, heads, rows in tables(result):
         widths = [max(map(len, column)) for column in zip(heads, *rows, strict=True)]
@@ -199,7 +199,7 @@ def text(result: Result) -> str:
 
 
 def markdown(result: Result) -> str:
-    """The same as a page."""
+    """Return the result as a page."""
     lines = [f"# {_title(result)}"]
     for title, heads, rows in tables(result):
         lines += ["", f"## {title}", ""]

@@ -1,8 +1,8 @@
 """The measure measured on a real device: waits of known length, planted slowdowns, identical programs.
 
-    waits       20 us to 100 ms by the GPU's own clock, through the code that times rungs
-    planted     the same step with a wait of 0.5% to 5% in each step, judged as a rung of a run is
-    identical   copies of one program, every pair of which is compared: none may be called different
+- waits: 20 us to 100 ms by the GPU's own clock, through the code that times rungs.
+- planted: the same step with a wait of 0.5% to 5% in each step, judged as a rung of a run is.
+- identical: copies of one program, every pair of which is compared. No pair may be called different.
 
 One round visits every program once, each in a fresh process, in random order. The file is written after each visit.
 """
@@ -40,9 +40,9 @@ Tell = Callable[[str], None]
 
 @dataclass(frozen=True)
 class Group:
-    """Programs that differ by nothing but what is planted: `copies` without, one with each share of `planted`.
+    """Programs that differ by nothing but a planted wait: `copies` without, and one with each share of `planted`.
 
-    The first two copies are the twins, so at least three are needed. Of `promised` shares the verdict must be `slower`.
+    The first two copies are the twins, so at least three are needed. The verdict of `promised` shares must be `slower`.
     """
 
     name: str
@@ -61,17 +61,17 @@ class Group:
         return {share: f"{self.name} +{100 * share:g} percent" for share in self.planted}
 
     def against(self, share: float) -> str:
-        """The copy that a planted program is compared with; not a twin."""
+        """Return the copy that a planted program is compared with; not a twin."""
         rest = self.copy_names()[2:]
         return rest[self.planted.index(share) % len(rest)]
 
 
 def groups(capabilities: dict[str, str | None]) -> list[Group]:
-    """A captured step, bound by the GPU, and an eager one, bound by the host.
+    """Return a captured step, bound by the GPU, and an eager one, bound by the host.
 
-    The captured one is the article's top rung without data workers (at 64x64 it would be done sooner, but its processes
-    differ more: 0.16% on one H200). 21 pairs of copies less the twins, and 3 of the eager
-    one less its twins, are 22 comparisons of identical programs.
+    The captured one is the article's top rung without data workers. At 64x64 it would be done sooner, but its processes
+    differ more: 0.16% on one H200. Its 21 pairs of copies and the eager one's 3, each less its twins, are 22
+    comparisons of identical programs.
     """
     ladder = catalog.load_ladder("article")
     top = catalog.climb(ladder, capabilities)[-1].recipe or {}
@@ -85,7 +85,7 @@ def groups(capabilities: dict[str, str | None]) -> list[Group]:
 
 
 def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: None) -> dict[str, Any]:
-    """Measure on the GPU and write `folder`/<machine>-real.json and .md; returns the result with "path".
+    """Measure on the GPU and write `folder`/<machine>-real.json and .md; return the result with "path".
 
     Ctrl-C keeps what is finished ("complete" false). Raises `UserError` where it cannot be measured or written.
     """
@@ -150,7 +150,7 @@ class SelfTest:
         self.records = {each["name"]: each for each in self.result["programs"]}
 
     def run(self) -> dict[str, Any]:
-        """Waits, one visit of each step to learn how long it takes, then rounds as the budget allows."""
+        """Measure waits, one visit of each step to learn its time, then rounds as the budget allows."""
         try:
             with stop_on_sigterm(), tempfile.TemporaryDirectory() as folder:
                 self._spin(Path(folder) / "spin")
@@ -174,7 +174,7 @@ class SelfTest:
         return self.result
 
     def _goes_on(self, done: int, round_s: float) -> bool:
-        """The rule of a run: three rounds whatever it takes, five if they fit, more while intervals are wide."""
+        """Return whether a run would make another round: three always, five if they fit, more for wide intervals."""
         return rounds_budget.another_round(
             done,
             fixed=None,

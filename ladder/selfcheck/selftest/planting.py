@@ -1,7 +1,7 @@
 """Slowdowns of known size in real steps: a checkout of the measured packages whose step also waits.
 
-`ladder.engine.worker --code FOLDER` takes the measured packages from such a checkout, so that workload and recipe are
-those of the real step and nothing but the code differs, as it does between two commits.
+`ladder.engine.worker --code FOLDER` takes the measured packages from the checkout. Workload and recipe are those of the
+real step, and only the code differs, as between two commits.
 """
 
 import shutil
@@ -43,10 +43,10 @@ def checkout(folder: Path, seconds: float, where: str, source: Path = ROOT) -> P
 
 
 def slowed(step: Any, seconds: float, where: str) -> Any:
-    """`step`, which from now on waits once a step, after `PHASE` where that is launched alone, else after the whole.
+    """Make a step wait once a step: after `PHASE` where that is launched alone, else after the whole.
 
-    Warm-up and capture are left alone. A step that is never kept waiting, or not once in each step of a cycle, says so
-    where it is asked for NaN.
+    Warm-up and capture are left alone. A step that never waits, or not once in each step of a cycle, says so where it
+    is asked for NaN.
     """
     run_phase, run, cycle = step.run_phase, getattr(step, "run", None), step.cycle
     check_finite, wait, waits, missed = step.check_finite, WAITS[where](seconds), 0, None

@@ -1,9 +1,9 @@
-"""The measure measured: simulated ladders with known effects, judged by the very functions that judge real ones.
+"""The measure measured: simulated ladders with known effects, judged by the functions that judge real ones.
 
-A simulated run is eight rungs and two twins in rounds of fresh processes in random order, K cycles each, extended by
-the rule of `ladder.stats.verdicts`. Noise has the sizes seen on one H200: captured rungs 0.03% between processes and
-0.03% inside one; eager rungs 0.5% and 0.7% (medians of two cycles then differ by 0.7%), with outliers of +5%. Its
-shape comes in five families.
+A simulated run is eight rungs and two twins in rounds of fresh processes, in random order. Each process makes K cycles,
+and the rule of `ladder.stats.verdicts` extends the rounds. Noise has the sizes seen on one H200: captured rungs differ
+by 0.03% between processes and by 0.03% inside one. Eager rungs differ by 0.5% and 0.7%, with outliers of +5%. Medians
+of two cycles then differ by 0.7%. The shape of the noise comes in five families.
 """
 
 import time
@@ -51,7 +51,7 @@ def _heavy(rng: np.random.Generator, visits: int, sd: float) -> np.ndarray:
 
 
 def _autocorrelated(rng: np.random.Generator, visits: int, sd: float) -> np.ndarray:
-    """AR(1) from visit to visit, 0.8: a neighbour on the machine who stays for a while."""
+    """Draw AR(1) noise of 0.8 from visit to visit: a neighbour on the machine who stays for a while."""
     fresh, values = rng.normal(0, sd, visits), np.empty(visits)
     state = rng.normal(0, sd)
     for index in range(visits):
@@ -61,13 +61,13 @@ def _autocorrelated(rng: np.random.Generator, visits: int, sd: float) -> np.ndar
 
 
 def _drifting(rng: np.random.Generator, visits: int, sd: float) -> np.ndarray:
-    """2% from the first visit to the last of five rounds, rising as a temperature does, on top of normal noise."""
+    """Draw normal noise on a rise of 2% in five rounds, like that of a temperature."""
     warm = 1 - np.exp(-np.arange(visits) / (2 * (RUNGS + 2)))
     return rng.normal(0, sd, visits) + DRIFT * warm
 
 
 def _bimodal(rng: np.random.Generator, visits: int, sd: float) -> np.ndarray:
-    """Two kinds of process, one in four of the slow kind (an algorithm chosen, a page placed)."""
+    """Draw two kinds of process, one in four of the slow kind (an algorithm chosen, a page placed)."""
     slow = rng.random(visits) < 0.25
     return (slow - 0.25) * sd * 0.95 / np.sqrt(0.1875) + rng.normal(0, 0.31 * sd, visits)
 
@@ -91,7 +91,7 @@ class Run:
 
 
 def simulate(rng: np.random.Generator, kind: Kind, family: Noise, slowdown: float = 0.0, at: int = 4) -> Run:
-    """A run in which rung `at` and all above it are slower by `slowdown` (a log ratio), and nothing else differs.
+    """Simulate a run in which rung `at` and all above it are slower by `slowdown` (a log ratio).
 
     All rungs are of one kind here, so one pair of twins gives the floor, as in a real run of two kinds.
     """
@@ -124,7 +124,7 @@ CALLED = (verdicts.FASTER, verdicts.SLOWER)
 
 
 def false_verdicts(kind: str, family: str, runs: int = 300, seed: int = 0) -> dict[str, Any]:
-    """Runs of eight identical programs: in how many any of them was called faster or slower."""
+    """Count the runs of eight identical programs in which any was called faster or slower."""
     rng = np.random.default_rng([seed, runs])
     done = [simulate(rng, KINDS[kind], FAMILIES[family]) for _ in range(runs)]
     words = [word for run in done for word in run.words]
@@ -138,7 +138,7 @@ def false_verdicts(kind: str, family: str, runs: int = 300, seed: int = 0) -> di
 
 
 def detection(kind: str, family: str, slowdown: float, runs: int = 100, seed: int = 0) -> dict[str, Any]:
-    """Runs with one planted slowdown: how often it was found, and what else was said that is not so."""
+    """Return how often one planted slowdown was found, and how often another verdict was false."""
     rng, at = np.random.default_rng([seed, runs, round(1e4 * slowdown)]), 4
     done = [simulate(rng, KINDS[kind], FAMILIES[family], float(np.log1p(slowdown)), at) for _ in range(runs)]
     elsewhere = [run.words[: at - 1] + run.words[at:] for run in done]
@@ -153,7 +153,7 @@ def detection(kind: str, family: str, slowdown: float, runs: int = 100, seed: in
 
 
 def measure(runs: int = 300, planted: int = 100, seed: int = 0) -> dict[str, Any]:
-    """Everything, for each kind of rung and family of noise; "broken" lists, in a line each, what was not kept."""
+    """Simulate each kind of rung and family of noise; "broken" has a line for each promise that was not kept."""
     begin, table, broken = time.perf_counter(), [], []
     for kind in KINDS:
         for family in FAMILIES:
@@ -180,7 +180,7 @@ def _broken(row: dict[str, Any]) -> list[str]:
 
 
 def run(folder: Path, device: str) -> dict[str, Any]:
-    """Measure and write `folder`/<machine>.json; returns what was written with "path". UserError if it cannot be."""
+    """Measure and write `folder`/<machine>.json; return the result with "path". Raises UserError."""
     facts = system.facts(device)
     found = {"schema": 1, "what": "selftest", "machine": facts, **measure()}
     path = results.place(folder / f"{texts.slug(facts['name'])}.json", found)
@@ -192,7 +192,7 @@ def run(folder: Path, device: str) -> dict[str, Any]:
 
 
 def text(found: dict[str, Any]) -> str:
-    """The table for people: twins called different, and slowdowns found, for each kind of rung and noise."""
+    """Return the table for people: twins called different, and slowdowns found, by kind of rung and noise."""
     runs, planted = found["table"][0]["same"]["runs"], found["table"][0]["planted"][0]["runs"]
     lines = [
         f"Simulated runs of {RUNGS} rungs: {runs} of identical ones, {planted} with each planted slowdown.",

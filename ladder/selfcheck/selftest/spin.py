@@ -1,9 +1,9 @@
-"""Waits of known length, by the device's own clock: what the timing of rungs must give back.
+"""Waits of known length, by the device's own clock, which the timing of rungs must give back.
 
-A `Spin` is a step as `ladder.engine.worker` expects one, whose only work is to wait, so that it goes through the very
-code that times rungs, in a process of its own. Short waits are a captured graph of many: one graph is a step. On a
-GPU the clock is %globaltimer, which neither CUDA events nor the host's clock have a part in. (On a CPU it is the
-host's, which proves nothing about timing: that is for tests of everything else.)
+A `Spin` is a step as `ladder.engine.worker` expects one. Its only work is to wait, so it goes through the code that
+times rungs, in a process of its own. A short wait is a captured graph of many waits: one graph is a step. The GPU's
+clock is %globaltimer, in which neither CUDA events nor the host's clock have a part. The CPU's clock is the host's: it
+proves nothing about timing, and serves tests of everything else.
 """
 
 import json
@@ -31,17 +31,17 @@ def allowed_us(length_us: float) -> float:
 
 
 def calls_for(length_us: float) -> int:
-    """Waits in a graph that lasts long enough to be timed."""
+    """Return the number of waits in a graph that lasts long enough to be timed."""
     return max(1, -(-round(1e6 * LEAST_S) // round(length_us)))
 
 
 def repeats_for(length_us: float) -> int:
-    """Timed cycles: the longest take a second and more each."""
+    """Return the number of timed cycles: the longest take a second and more each."""
     return 5 if length_us <= 10_000 else 3
 
 
 def gpu_wait(seconds: float) -> Callable[[], None]:
-    """A function that makes the current stream wait, once for each call."""
+    """Return a function that makes the current stream wait, once for each call."""
     import torch
 
     from ladder.selfcheck.selftest.spin_kernel import spin_kernel
@@ -51,7 +51,7 @@ def gpu_wait(seconds: float) -> Callable[[], None]:
 
 
 def cpu_wait(seconds: float) -> Callable[[], None]:
-    """A function that keeps the calling thread busy."""
+    """Return a function that keeps the calling thread busy."""
 
     def wait() -> None:
         until = time.perf_counter() + seconds
@@ -62,7 +62,7 @@ def cpu_wait(seconds: float) -> Callable[[], None]:
 
 
 def wait_on_both(seconds: float) -> Callable[[], None]:
-    """A function that keeps the current stream waiting and the calling thread busy, side by side."""
+    """Return a function that keeps the current stream waiting and the calling thread busy, side by side."""
     on_gpu, on_cpu = gpu_wait(seconds), cpu_wait(seconds)
 
     def wait() -> None:
@@ -101,7 +101,7 @@ class Spin:
         return self.cycles
 
     def check_finite(self) -> None:
-        """The worker asks after the last timed cycle: the time to leave the clock's times where they are read."""
+        """Write the clock's times to their file. The worker calls this after the last timed cycle."""
         waits = CYCLE_STEPS * self.calls
         self.clock.write_text(json.dumps([(end - begin) / 1000 / waits for begin, end in self.seen()]))
 
@@ -184,9 +184,9 @@ def _time(worker: Worker, device: str, us: int, clock: Path) -> dict[str, Any]:
 def row(
     asked_us: float, calls: int, clock_us: list[float], wall_us: list[float], event_us: list[float] | None
 ) -> dict[str, Any]:
-    """One length as judged: every repeat, by the wall clock and by CUDA events, against what the device's clock says.
+    """Judge a length: every repeat by the wall clock and by CUDA events, against the device's clock.
 
-    "ok" also needs the clock to say what was asked: a wait of another length than it should have proves nothing.
+    "ok" also needs the clock to show the asked length: a wait of another length proves nothing.
     """
     both = [wall_us] + ([event_us] if event_us is not None else [])
     pairs = [(s, c) for times in both for s, c in zip(times, clock_us, strict=True)]
@@ -209,7 +209,7 @@ def row(
 
 
 def broken(rows: list[dict[str, Any]]) -> list[str]:
-    """A line for each length that did not come back."""
+    """Return a line for each length that did not come back."""
     lines = []
     for each in rows:
         if each["reason"]:

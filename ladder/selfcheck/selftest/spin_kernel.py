@@ -9,9 +9,9 @@ from triton.language.extra.cuda import globaltimer
 def spin_kernel(state_ptr, ns, chained: tl.constexpr):
     """Wait until the clock (%globaltimer, nanoseconds) has come `ns` further; state: where to, begin, end.
 
-    Unchained it counts from its own start. Chained it counts from where the call before was to end: a chain of n calls
-    lasts n * ns, the pauses between kernels included, and a coarse clock is off once and not n times. The first call
-    of a chain finds zeros in the state. One program, one warp; the interpreter has no such clock.
+    Unchained, a call counts from its own start. Chained, it counts from the planned end of the call before. A chain of
+    n calls lasts n * ns, the pauses between kernels included, and a coarse clock is off once and not n times. The first
+    call of a chain finds zeros in the state. One program, one warp; the interpreter has no such clock.
     """
     now = globaltimer()
     until = now + ns
