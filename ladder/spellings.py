@@ -1,8 +1,8 @@
-"""Which plain-PyTorch spelling of each op is fastest: the table behind the baseline's choice.
+"""The comparison of plain-PyTorch spellings of each op, which justifies the baseline's choice.
 
-Modulated convolution, resampling and instance norm can each be written several ways that compute the same thing. The
-baseline must use the fastest in its own setting (FP32, NCHW), all four phases counted as a cycle counts them; the same
-table in channels_last and in BF16 shows where the choice would change. Phases are timed alone, without data.
+Modulated convolution, resampling and instance norm can each be written in several equivalent ways. The baseline
+must use the fastest in its own setting (FP32, NCHW), with all four phases weighted as in a cycle. The same table
+in channels_last and in BF16 shows where the choice would change. Phases are timed alone, without data.
 """
 
 from __future__ import annotations
@@ -32,7 +32,10 @@ INSTANCE_NORM = ("functional", "var_mean")
 
 
 def spellings(norm: str, setting: str) -> Iterator[dict[str, Any]]:
-    """Recipes to compare: every spelling in FP32 NCHW; elsewhere dense modulation only (grouped copies to NCHW)."""
+    """Yield the recipes to compare: every spelling in FP32 NCHW, elsewhere only dense modulation.
+
+    Grouped modulation copies to NCHW.
+    """
     if norm == "instance":
         axes = {"instance_norm": INSTANCE_NORM, "resample": RESAMPLE}
     else:
@@ -44,9 +47,10 @@ def spellings(norm: str, setting: str) -> Iterator[dict[str, Any]]:
 def time_phases(
     workload: dict[str, Any], recipe: dict[str, Any], device: str, seconds: float
 ) -> dict[str, float]:
-    """Median milliseconds of each phase, each timed for about ``seconds`` after a warm-up, synchronized per call.
+    """Return the median milliseconds of each phase, timed for about ``seconds`` after a warm-up.
 
-    Also ``main`` (G_main + D_main) and ``step`` (a cycle's mean with the lazy phases at their intervals).
+    Every call is synchronized. The result also has ``main`` (G_main + D_main) and ``step``, the mean of a cycle
+    with the lazy phases at their intervals.
     """
     import torch
 
@@ -85,7 +89,10 @@ def table(
     seconds: float = 0.5,
     on_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> list[dict[str, Any]]:
-    """Rows of setting, spelling, milliseconds a phase or the one-line reason there are none; ``on_row`` sees each."""
+    """Return rows of setting, spelling and milliseconds per phase, or the one-line reason for their absence.
+
+    Each row is also passed to ``on_row``.
+    """
     import torch
 
     rows = []
@@ -94,7 +101,10 @@ def table(
             row: dict[str, Any] = {"setting": setting, "spelling": spelling, "ms": None, "reason": None}
             try:
                 row["ms"] = time_phases(workload, SETTINGS[setting] | spelling, device, seconds)
-            except (RuntimeError, NotImplementedError) as error:  # out of memory, or an op PyTorch lacks here
+            except (
+                RuntimeError,
+                NotImplementedError,
+            ) as error:  # out of memory, or an op that PyTorch lacks here
                 row["reason"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
             if device == "cuda":
                 torch.cuda.empty_cache()
@@ -110,7 +120,7 @@ def result(
     device: str,
     on_row: Callable[[dict[str, Any]], None] | None = None,
 ) -> dict[str, Any]:
-    """The whole table with the machine's facts and the commit, as it is stored."""
+    """Return the whole table with the machine's facts and the commit, in its stored form."""
     from ladder.machine import system as machine
     from ladder.results import record
 
@@ -121,7 +131,7 @@ def result(
 
 
 def markdown(data: dict[str, Any]) -> str:
-    """The rows as one Markdown table for each setting, fastest cycle first, the fastest in bold."""
+    """Return one Markdown table per setting, fastest cycle first, the fastest in bold."""
     machine = data["machine"]
     where = f"{machine['gpu'] or machine['cpu']}, PyTorch {machine['torch']}"
     workload = data["workload"]
@@ -152,7 +162,7 @@ def markdown(data: dict[str, Any]) -> str:
 
 
 def measure(workload_name: str, workload: dict[str, Any], device: str) -> list[Path]:
-    """Measure the table with a line a row on stderr and write it; returns the JSON and the Markdown file."""
+    """Measure the table, with a line per row on stderr, write it, and return the JSON and the Markdown file."""
     import click
 
     from ladder.base.files import replacing

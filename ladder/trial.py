@@ -1,10 +1,10 @@
 """`python -m ladder.trial`: a quick look at what rungs do, to choose the next change by; never a verdict.
 
-One process builds the whole ladder, then the ladder without each rung that is named (`--each`: without every one of
-them), and prints for each: milliseconds a step, without the lazy phases, and of each phase; with `--kernels`, which
-kernels a phase is made of. That takes seconds a variant where `ladder run` takes minutes. It has no rounds, no twins,
-no parity and no receipts, and what one variant leaves in cuDNN's caches the next one finds: what is worth keeping is
-measured again by `ladder run`. docs/log.md quotes these files as trials, and nothing else does.
+One process builds the whole ladder, then the ladder without each named rung (`--each`: without every rung in
+turn). For each variant it prints the milliseconds of a step, of a step without the lazy phases, and of each phase.
+With `--kernels` it lists the kernels of each phase. A variant takes seconds, where `ladder run` takes minutes.
+There are no rounds, twins, parity or receipts, and a variant finds the previous one's cuDNN caches. A change that
+is worth keeping is measured again by `ladder run`. Only docs/log.md quotes these files, as trials.
 """
 
 from __future__ import annotations
@@ -30,21 +30,25 @@ from ladder.results import record
 
 OUT = ROOT / "results" / "trials"
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
-REPLAYS = 10  # of a phase, timed as one window
-CYCLES = 3  # the median counts
+REPLAYS = 10  # runs of a phase, timed as one window
+CYCLES = 3  # timed cycles; the median counts
 
 Found = dict[str, Any]
 
 
 @click.command(help=__doc__.split("\n\n")[0].split(": ", 1)[1])
-@click.option("--workload", default=None, help="Preset or YAML file (default: article; on a CPU tiny).")
-@click.option("--ladder", "ladder_name", default="full", show_default=True, help="Ladder or YAML file.")
-@click.option("--without", multiple=True, metavar="RUNG", help="Also the ladder without it; may be repeated.")
-@click.option("--each", is_flag=True, help="Also the ladder without each of its rungs.")
-@click.option("--only", is_flag=True, help="The variants of --without alone, not the whole ladder.")
-@click.option("--kernels", is_flag=True, help="Also every kernel of each phase.")
+@click.option(
+    "--workload", default=None, help="Workload: preset or YAML file. [default: article; on a CPU tiny]"
+)
+@click.option("--ladder", "ladder_name", default="full", show_default=True, help="Ladder: name or YAML file.")
+@click.option(
+    "--without", multiple=True, metavar="RUNG", help="Also try the ladder without this rung; may be repeated."
+)
+@click.option("--each", is_flag=True, help="Also try the ladder without each of its rungs.")
+@click.option("--only", is_flag=True, help="Try only the variants, not the whole ladder.")
+@click.option("--kernels", is_flag=True, help="Also record every kernel of each phase.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None)
-@click.option("--out", type=options.FILE, default=None, help="JSON file.")
+@click.option("--out", type=options.FILE, default=None, help="JSON file of the result.")
 def command(
     workload: str | None,
     ladder_name: str,
@@ -67,7 +71,7 @@ def command(
         click.echo(heading())
         for variant, recipe in variants.items():
             found["variants"][variant] = row = trial(fields, recipe, device, kernels)
-            files.write_json(path, found)  # after each: what is there stays if the next one dies
+            files.write_json(path, found)  # after each variant, so that it survives a crash of the next
             click.echo(line(variant, row))
         click.echo(f"one process, no protocol: to choose by, not to quote. {path}")
     except UserError as error:
@@ -82,10 +86,10 @@ def plan(
     each: bool,
     only: bool,
 ) -> dict[str, dict[str, Any]]:
-    """Name -> recipe: "all", then "without RUNG" for those that can be left out.
+    """Return name -> recipe: "all", then "without RUNG" for each rung that can be left out.
 
     Raises:
-        UserError: a rung that the ladder does not have, or nothing is left to try; one line.
+        UserError: the ladder lacks a named rung, or nothing is left to try; one line.
     """
     named = None if each else list(without)
     found = {}
@@ -113,7 +117,7 @@ def frame(workload: str, fields: dict[str, Any], ladder: str, device: str) -> Fo
 
 
 def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: bool) -> Found:
-    """Milliseconds and kernels of one recipe on random images; "error" instead where it fails."""
+    """Return milliseconds and kernels of one recipe on random images, or "error" if it fails."""
     import torch
 
     from stylegan_lite.config import Recipe
@@ -125,7 +129,7 @@ def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: 
         row = {"recipe": whole.to_dict()} | steps(fields, whole.to_dict(), device)
         apart = dataclasses.replace(whole, whole_step_graph=False)
         row |= phases(fields, apart.to_dict(), device, kernels)
-    except Exception as error:  # a variant that cannot run is a row, not the end
+    except Exception as error:  # a variant that cannot run is a row, and the others go on
         row["error"] = text.display(describe(error))
     if device == "cuda":
         torch.cuda.empty_cache()
@@ -133,7 +137,7 @@ def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: 
 
 
 def steps(fields: dict[str, Any], recipe: dict[str, Any], device: str) -> Found:
-    """Wall clock of whole cycles, a sixteenth of each; seconds of preparing; peak of reserved memory."""
+    """Return the wall clock per step (a sixteenth of a cycle), seconds of preparing, and peak reserved memory."""
     import torch
 
     if device == "cuda":
@@ -147,7 +151,7 @@ def steps(fields: dict[str, Any], recipe: dict[str, Any], device: str) -> Found:
 
 
 def phases(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: bool) -> Found:
-    """Each phase alone: milliseconds, families of its kernels, and with ``kernels`` every one of them."""
+    """Return milliseconds and kernel families of each phase alone, and every kernel with ``kernels``."""
     with prepared(fields, recipe, device) as (step, _):
         took = {phase: _window_ms(step, phase) for phase in PHASES}
         found: Found = {"phases_ms": {phase: round(ms, 4) for phase, ms in took.items()}}
@@ -157,7 +161,7 @@ def phases(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels:
 
 
 def traced(step: Any, phase: str, kernels: bool) -> Found:
-    """One run of a phase under the profiler: microseconds by family, and in order with ``kernels``."""
+    """Profile one run of a phase and return its microseconds by family, and with ``kernels`` each kernel in order."""
     from ladder.receipts import traces
 
     step.run_phase(phase)
