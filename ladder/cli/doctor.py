@@ -100,7 +100,7 @@ def doctor(
     from ladder.cli import examine as examining
 
     if sum([self_test, parity_trial, roofline, spellings_of is not None]) > 1:
-        raise UserError("--selftest, --parity-trial, --roofline and --spellings are asked for one at a time")
+        raise UserError("give only one of --selftest, --parity-trial, --roofline and --spellings")
     _refuse_idle_options(self_test, minutes, parity_trial, roofline, workloads, ladder_name, rung, gpu, again)
     if self_test:
         sys.exit(examining.self_test(ROOT, device, minutes, as_json))

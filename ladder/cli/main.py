@@ -220,9 +220,7 @@ def report(
 
     if publish:
         if paths or markdown or csv_path or charts or receipts or everything or as_json:
-            raise UserError(
-                "--publish writes results/charts of all committed results: give nothing beside it"
-            )
+            raise UserError("--publish draws all committed results: leave out every other option")
         from ladder.publish import gallery
 
         for path in gallery.publish(ROOT):
