@@ -1,12 +1,12 @@
-"""asv benchmarks: thin, import-safe, and the same whichever commit is measured.
+"""asv benchmarks: thin, import-safe, and the same for every measured commit.
 
-asv imports this package from the working tree also when it measures an old commit. What times (`ladder`) comes
-from the working tree too, what is timed (`stylegan_lite`, `kernels`) from the commit's checkout, which asv puts
-on the path. The finders below keep the checkout's own `ladder` out, and whatever else is installed under the names of
-the measured packages: a commit that lacks one must not be measured with another's.
+asv imports this package from the working tree even when it measures an old commit. The measuring code (`ladder`) also
+comes from the working tree. The measured code (`stylegan_lite`, `kernels`) comes from the commit's checkout, which
+asv puts on the path. The finders below hide the checkout's own `ladder` and installed packages with the measured
+names. A commit without one of these packages must not be measured with another commit's.
 
-Nothing here, nor in the modules beside it, may import torch, triton or pytest: asv imports them all to find
-the benchmarks, and again in a new process for each parameter.
+No module here may import torch, triton or pytest at its top. To find the benchmarks, asv imports all of them, and
+again in a new process for each parameter.
 """
 
 from __future__ import annotations
@@ -26,11 +26,11 @@ from asv_runner.benchmarks import benchmark_types
 from asv_runner.benchmarks._base import Benchmark
 
 ROOT = Path(__file__).resolve().parent.parent
-CODE = "LADDER_ASV_CODE"  # set by _environment: the checkout of the commit that this process measures
+CODE = "LADDER_ASV_CODE"  # set by _environment: the checkout of the measured commit
 
 
 class _WorkingTree:
-    """Finds `ladder` beside this folder, whatever else is on the path."""
+    """A finder of `ladder` beside this folder, whatever else is on the path."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
@@ -38,7 +38,7 @@ class _WorkingTree:
 
 
 class _MeasuredCommit:
-    """Finds the measured packages in the commit's checkout and nowhere else."""
+    """A finder of the measured packages in the commit's checkout only."""
 
     @staticmethod
     def find_spec(name: str, path: Sequence[str] | None = None, target: Any = None) -> ModuleSpec | None:
@@ -51,7 +51,10 @@ class _MeasuredCommit:
 
 
 class SamplesBenchmark(Benchmark):
-    """A method `samples_...` that returns seconds, one for each sample; asv takes median and interval."""
+    """A benchmark whose method `samples_...` returns seconds, one per sample.
+
+    asv computes median and interval.
+    """
 
     name_regex = re.compile("^samples_.+$")
 
@@ -65,8 +68,10 @@ class SamplesBenchmark(Benchmark):
 
 
 def _with_benchmarks(path: Sequence[str], prefix: str = "") -> Iterator[pkgutil.ModuleInfo]:
-    """Modules here that may hold benchmarks. Those named with "_" hold none, and the plugin needs asv itself, which
-    the environments that asv makes do not have.
+    """Yield the modules here that may hold benchmarks.
+
+    Modules named with "_" hold none. The plugin among them needs asv itself, which the environments made by asv
+    lack.
     """
     for module in pkgutil.iter_modules(path, prefix):
         if not module.name.rpartition(".")[2].startswith("_"):

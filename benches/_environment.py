@@ -1,8 +1,9 @@
-"""Environments that install nothing for a commit: asv checks it out, and its checkout comes first on the path.
+"""Environments of asv that install nothing per commit: a commit is checked out and its checkout comes first on the
+path.
 
-Which Python measures, and with which torch, Triton and CUDA, is found out without importing any of them. Their
-versions are requirements of the environment: asv makes them parameters of its page and starts new series where they
-change. No path of an interpreter is stored.
+The measuring Python and its versions of torch, Triton and CUDA are found without importing them. The versions are
+requirements of the environment. asv therefore shows them as parameters and starts new series when they change. No
+path of an interpreter is stored.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ CODE_UNDER_TEST = ("stylegan_lite", "kernels")
 
 
 class Checkout(asv.environment.Environment):
-    """A Python that is there already, and a commit's checkout in front of its path."""
+    """An existing Python with a commit's checkout first on its path."""
 
     tool_name = "checkout"
     matches_python_fallback = False
@@ -42,16 +43,18 @@ class Checkout(asv.environment.Environment):
         if missing := lacks(found):
             stop(f"the Python that measures has no {missing}: `make ladder`, then `. .venv/bin/activate`")
         self._python = found["python"]
-        self._requirements = requirements | _versions(found)  # before super(): it names its folder after them
+        self._requirements = requirements | _versions(
+            found
+        )  # before super(), which names the folder after them
         super().__init__(conf, self._python, self._requirements, tagged_env_vars)
 
     @classmethod
     def matches(cls, python: str) -> bool:
-        return True  # so that another Python is refused in one line
+        return True  # so that __init__ can refuse another Python in one line
 
     @property
     def code(self) -> str:
-        """The folder that the measured packages come from."""
+        """Return the folder of the measured packages."""
         return self._build_root
 
     def check_presence(self) -> bool:
@@ -61,7 +64,7 @@ class Checkout(asv.environment.Environment):
         Path(self._path).mkdir(parents=True, exist_ok=True)
 
     def _get_installed_commit_hash(self) -> None:
-        return None  # always check out again: a second, and the tree is certainly the commit's
+        return None  # always check out again; it takes a second and guarantees the commit's files
 
     def install_project(self, conf: Any, repo: Any, commit_hash: str) -> None:
         _forget(self)
@@ -72,7 +75,10 @@ class Checkout(asv.environment.Environment):
 
 
 class WorkingTree(Checkout):
-    """`--python=same`: the files as they are, saved under HEAD; uncommitted changes make a series of their own."""
+    """The environment of `--python=same`: the files as they are, saved under HEAD.
+
+    Uncommitted changes form a separate series.
+    """
 
     def __init__(self, conf: Any, python: str, requirements: dict[str, str], tagged_env_vars: dict) -> None:
         super().__init__(
@@ -91,11 +97,11 @@ class WorkingTree(Checkout):
 
 
 class Managed(Virtualenv):
-    """A virtual environment made and kept by asv, one for each torch of the configuration's matrix.
+    """A virtual environment that asv makes and keeps, one per torch in the configuration's matrix.
 
-    What else is measured with (`dependencies` of the configuration) is installed beside torch and is no parameter.
-    A commit is checked out, not built and installed: its two packages need no building, and a wheel of every commit
-    in every environment costs more than all else that asv does for it.
+    Other packages (`dependencies` in the configuration) are installed beside torch and are no parameters. A commit
+    is only checked out, because its two packages need no building. A wheel of every commit in every environment
+    would cost more than all other work of asv.
     """
 
     tool_name = "managed"
@@ -104,7 +110,7 @@ class Managed(Virtualenv):
         self._found: dict[str, str] | None = None
         super().__init__(conf, python, requirements, tagged_env_vars)
         if python == f"{sys.version_info[0]}.{sys.version_info[1]}":
-            self._executable = sys.executable  # not whichever comes first on PATH
+            self._executable = sys.executable  # not the first Python on PATH
         self._beside = [
             f"asv_runner=={importlib.metadata.version('asv_runner')}",
             *getattr(conf, "dependencies", []),
@@ -112,7 +118,7 @@ class Managed(Virtualenv):
 
     @property
     def requirements(self) -> dict[str, str]:
-        """The matrix's, and once the environment is there also what pip chose with them: Triton and CUDA."""
+        """Return the matrix's requirements, and in an existing environment also pip's versions of Triton and CUDA."""
         if self._found is None and (python := self._executable_inside()):
             found = libraries(python)
             self._found = None if found is None or lacks(found) else found
@@ -129,7 +135,10 @@ class Managed(Virtualenv):
         return self._build_root
 
     def _install_requirements(self) -> None:
-        """In one call, so that pip finds versions that agree; asv makes one for each, and some for building."""
+        """Install all packages in one call, so that pip finds versions that agree.
+
+        asv makes one call per package, and also installs build tools.
+        """
         asked = [
             name.removeprefix("pip+") + (f"=={version}" if version[:1].isdigit() else version)
             for name, version in self._requirements.items()
@@ -168,7 +177,7 @@ def _versions(found: dict[str, str]) -> dict[str, str]:
 
 
 def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
-    """Start a Python as asv does, with the commit's code and what the processes of one commit share."""
+    """Run a Python as asv does, with the commit's code and the folder that the commit's processes share."""
     env = dict(kwargs.pop("env", os.environ))
     env.pop("PYTHONPATH", None)
     env["PATH"] = os.pathsep.join([str(python.parent), env.get("PATH", os.defpath)])
@@ -186,13 +195,13 @@ def _run(environment: Any, python: Path, args: list[str], **kwargs: Any) -> Any:
 
 
 def handover(environment: Any) -> Path:
-    """Where the benchmarks' processes of one commit leave things for each other, and for asv's."""
-    # In the environment's folder, not a temporary one: with --parallel another process prepares the commit.
+    """Return the folder through which the processes of one commit exchange data with each other and asv."""
+    # A temporary folder would not do: with --parallel, another process prepares the commit.
     return Path(environment._path) / "handover"
 
 
 def _forget(environment: Any) -> None:
-    """What another commit's benchmarks left must not be taken for this one's."""
+    """Delete what another commit's benchmarks left, so that it is not taken for this commit's."""
     shutil.rmtree(handover(environment), ignore_errors=True)
 
 
@@ -200,4 +209,4 @@ def _dirty() -> bool:
     try:
         return bool(git.changes(ROOT, CODE_UNDER_TEST))
     except UserError:
-        return True  # code that cannot be compared with a commit is not the commit's
+        return True  # code that cannot be compared with its commit counts as changed

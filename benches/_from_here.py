@@ -1,5 +1,7 @@
-"""Loads the plugin for `asv.virtualenv.conf.json`: asv looks for plugins from the folder of its configuration, which
-is this one, and `benches` is a package of the folder above.
+"""The loader of the plugin for `asv.virtualenv.conf.json`.
+
+asv looks for plugins from the folder of that file, which is this folder, but `benches` is a package of the folder
+above.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What the lists of series have in common: a frozen measurement, its fingerprint, and what a bare `asv run` takes."""
+"""The common parts of the lists of series: a frozen measurement, its fingerprint, and the default selection."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from typing import Any
 
 @dataclass(frozen=True)
 class Series:
-    """One frozen measurement. `device` is where it is measured, `needs` are capabilities of `ladder.machine.system`."""
+    """One frozen measurement.
+
+    `device` is the device it runs on, `needs` are capabilities of `ladder.machine.system`.
+    """
 
     device: str
     needs: tuple[str, ...]
@@ -22,15 +25,19 @@ class Series:
 
 
 def fingerprint(workload: dict[str, Any], recipe: dict[str, Any]) -> str:
-    """Twelve hexadecimal digits of what is measured (`data`, a folder of this machine, does not count)."""
+    """Return twelve hexadecimal digits of workload and recipe.
+
+    `data`, a folder of this machine, is left out.
+    """
     what = {"workload": {k: v for k, v in workload.items() if k != "data"}, "recipe": recipe}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()[:12]
 
 
 def default(retired: Iterable[tuple[str, str]]) -> str:
-    """The regular expression of what runs without `--bench`: the ladder's rungs, but for retired series.
+    """Return the regular expression of the benchmarks that run without `--bench`.
 
-    A retired series keeps the values it has: asv leaves alone what is not selected. `--bench` still measures it.
+    They are the ladder's rungs without retired series. asv leaves unselected benchmarks alone, so a retired series
+    keeps its values. Option `--bench` still measures it.
     """
     gone = "|".join(re.escape(f"({workload!r}, {rung!r})") for workload, rung in sorted(retired))
     return rf"^rungs\.(?!.*(?:{gone})$)" if gone else r"^rungs\."

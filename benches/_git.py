@@ -1,7 +1,7 @@
-"""asv's own calls of git: as ours (`ladder.base.git`), so that they answer for this repository, whatever the settings
-are.
+"""asv's calls of git with our settings (`ladder.base.git`), so that they answer for this repository.
 
-Where git is absent or does not know this checkout, asv stops in one line before it measures, writes or publishes.
+Without git, or in a checkout that git does not know, asv stops in one line before it measures, writes or
+publishes.
 """
 
 from __future__ import annotations
@@ -19,13 +19,13 @@ from ladder.base.errors import UserError
 
 
 def refuse_unknown_commit(root: Path = ROOT) -> None:
-    """Stop in one line where results of the checkout at `root` belong to no commit."""
+    """Stop in one line if results of the checkout at `root` would belong to no commit."""
     if problem := git.problem(root):
         stop(problem)
 
 
 def setup() -> None:
-    """Put our way of calling git into asv's place."""
+    """Replace asv's calls of git with ours."""
     start, call, find = Git.__init__, Git._run_git, Git.get_hashes_from_range
 
     def __init__(self: Git, url: str, mirror_path: str) -> None:

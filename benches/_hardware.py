@@ -1,8 +1,7 @@
-"""The machine as asv stores it: its record (`ladder.publish.history.machines`), of the hardware that the measuring
-Python sees.
+"""asv's record of the machine (`ladder.publish.history.machines`), with the hardware that the measuring Python sees.
 
-The record under results/asv is the only one. What changes with updates, the driver and the kernel, is noted beside
-each result (`ladder.publish.history.notes`) and splits no series.
+The record under results/asv is the only one. Driver and kernel change with updates, so they are noted beside each
+result (`ladder.publish.history.notes`). They split no series.
 """
 
 from __future__ import annotations
@@ -41,8 +40,10 @@ print("\\n" + json.dumps(found))
 
 @functools.cache
 def machine_here(python: Path) -> dict[str, Any]:
-    """{"device", "capabilities", "facts"} of `ladder.machine.system`, asked of the Python that measures, once for a
-    run."""
+    """Return {"device", "capabilities", "facts"} of `ladder.machine.system` from the measuring Python.
+
+    The answer is cached for the run. Stops asv in one line if there is no answer.
+    """
     try:
         run = ask(python, _ASK, cwd=ROOT)
         found = json.loads(run.stdout.strip().splitlines()[-1])
@@ -69,10 +70,10 @@ def load_machine(
     use_defaults: bool = False,
     **given: str,
 ) -> Any:
-    """Stand in for `Machine.load`: ask nothing, read and write no file of the user's home."""
+    """Stand in for `Machine.load`: ask nothing, and neither read nor write a file in the user's home."""
     self = cls()
     self.__dict__.update(asvmachines.identify(facts(), RECORDS))
-    if force_interactive or given:  # `asv machine`
+    if force_interactive or given:  # called by `asv machine`
         log.info("The machine is described from its hardware at every run; nothing is stored for it:")
         for key, value in self.__dict__.items():
             log.info(f"  {key}: {value}")
@@ -82,14 +83,14 @@ def load_machine(
     return self
 
 
-_asked: dict[str, str | None] = {}  # name of a machine that was loaded -> what --machine said
+_asked: dict[str, str | None] = {}  # name of a loaded machine -> the value of --machine
 
 
 def save_machine(self: Any, results_dir: str) -> None:
     """Stand in for `Machine.save`, which asv calls before it measures.
 
-    Nothing is written, and one line says why, where results could not be filed: no commit is known, or the name is not
-    this machine's.
+    If results could not be filed, asv stops in one line and nothing is written. Either no commit is known, or the
+    given name belongs to another machine.
     """
     refuse_unknown_commit()
     try:
@@ -101,8 +102,8 @@ def save_machine(self: Any, results_dir: str) -> None:
 
 
 def note(result: Any, folder: str, choices: dict[str, list[str]] | None = None) -> None:
-    """What asv's `Results`, just saved under `folder`, has no place for. Nothing if nothing was measured for it."""
-    measured = list(result.errcode)  # of this run alone: it is not saved
+    """Write our note beside asv's `Results`, just saved under `folder`, if anything was measured for it."""
+    measured = list(result.errcode)  # benchmarks of this run only; errcode is not saved
     if not measured:
         return
     asvnotes.add(

@@ -1,4 +1,4 @@
-"""Which Python measures, and what it has, found out without importing any of it."""
+"""The Python that measures and its libraries, found without importing them."""
 
 from __future__ import annotations
 
@@ -39,14 +39,17 @@ print(json.dumps({
 
 
 def interpreter(python: str = "same") -> Path:
-    """The Python that measures: the one named, else the one that runs asv, or `.venv`'s where that lacks torch."""
+    """Return the measuring Python: the named one, else the one that runs asv.
+
+    If the latter lacks torch, it is that of `.venv`.
+    """
     here, own = f"{sys.version_info[0]}.{sys.version_info[1]}", Path(sys.executable)
     made = next((path for name in VENV if (path := ROOT / name).is_file()), own)
     chosen = made if made != own and lacks(libraries(own)) else own
-    if python in ("same", here):  # asv's own version is what it asks for where nothing was asked
+    if python in ("same", here):  # by default, asv asks for its own version
         return chosen
     if os.sep in python and (named := Path(python)).is_file():
-        return named.absolute()  # not resolved: a virtual environment's is a link
+        return named.absolute()  # not resolved, because a virtual environment's Python is a link
     if (libraries(chosen) or {}).get("python") == python:
         return chosen
     stop(f"there is no Python {python} to measure with: only {here}, and those named by path are measured")
@@ -54,7 +57,10 @@ def interpreter(python: str = "same") -> Path:
 
 @functools.cache
 def libraries(python: Path) -> dict[str, str] | None:
-    """Versions that a Python has, "none" for what it lacks: torch, triton, the CUDA that torch is for, asv_runner."""
+    """Return the versions of torch, triton, torch's CUDA and asv_runner, or None if the Python does not run.
+
+    A missing library has the version "none".
+    """
     try:
         run = ask(python, _ASK)
         return json.loads(run.stdout) if run.returncode == 0 else None
@@ -63,7 +69,7 @@ def libraries(python: Path) -> dict[str, str] | None:
 
 
 def ask(python: Path, code: str, cwd: Path | None = None) -> subprocess.CompletedProcess[str]:
-    """Run a few lines in a Python as asv runs benchmarks in it: without PYTHONPATH."""
+    """Run a few lines in a Python as asv runs benchmarks, without PYTHONPATH."""
     env = {key: value for key, value in os.environ.items() if key != "PYTHONPATH"}
     return subprocess.run(
         [str(python), "-c", code], cwd=cwd, env=env, capture_output=True, text=True, timeout=600
@@ -71,7 +77,7 @@ def ask(python: Path, code: str, cwd: Path | None = None) -> subprocess.Complete
 
 
 def lacks(found: dict[str, str] | None) -> str | None:
-    """What a Python lacks that it cannot measure without."""
+    """Return the first thing needed for measuring that the Python lacks, or None."""
     if found is None:
         return "working interpreter"
     return next((name for name in ("torch", "asv_runner") if found[name] == "none"), None)

@@ -1,11 +1,11 @@
-"""From a series to its numbers: one fresh process, whose one visit yields all of them.
+"""The way from a series to its numbers: one fresh process whose single visit yields all of them.
 
-asv runs every benchmark and parameter in a process of its own. The first one to measure something leaves what it
-saw in a folder that lives as long as the asv run (see `_plugin`), and the benchmarks of its other quantities take it
+asv runs every benchmark and parameter in its own process. The first process that measures a series leaves its record
+in a folder for the duration of the asv run (see `_plugin`). Benchmarks of other quantities take their numbers from
 there.
 
-Importing torch takes most of what a short rung takes. So the process of one rung goes on with those that asv asks for
-next: their workers import side by side, then one after another is built, prepared and timed while the others are idle.
+Importing torch takes most of a short rung's time. So the process of one rung also measures the rungs that asv asks
+for next. Their workers import side by side. Then each is built, prepared and timed while the others are idle.
 """
 
 from __future__ import annotations
@@ -25,21 +25,25 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 from benches._frozen import Series, fingerprint
 from benches.series import SERIES
 
-HANDOVER = (
-    "LADDER_ASV_HANDOVER"  # set by _plugin: a folder, empty but for machine.json, for each commit installed
+HANDOVER = "LADDER_ASV_HANDOVER"  # set by _environment: a folder per installed commit, at first with machine.json only
+SERIES_NAME = (
+    "LADDER_ASV_SERIES"  # set by _spawning: the name of this process's series in the notes of choices
 )
-SERIES_NAME = "LADDER_ASV_SERIES"  # set by _spawning: what this process measures, as its choices are noted
-CYCLES = 6  # samples from one process; asv's `rounds` attribute asks for more processes
-# Set by _spawning: the parameters that asv asks of the same benchmark after those of this process.
+CYCLES = 6  # samples of one process; asv's attribute `rounds` makes more processes
+# Set by _spawning: the next parameters of the same benchmark in this run of asv.
 NEXT = "LADDER_ASV_NEXT"
-AHEAD_S = 600  # a process begins nothing for those after it later than this, lest asv's timeout end it
-WARM = 3  # processes that prepare with warm caches, after the one with cold ones
+AHEAD_S = 600  # seconds after which a process begins no further series, because of asv's timeout
+WARM = 3  # processes that prepare with warm caches, after one with cold caches
 
 Measure = Callable[[], dict[str, Any]]
 
 
 def available(workload: str, rung: str, among: Mapping[tuple[str, str], Series] = SERIES) -> Series:
-    """The series of these parameters; NotImplementedError (in `setup`: n/a) where this machine cannot do it."""
+    """Return the series of these parameters.
+
+    Raises:
+        NotImplementedError: this machine cannot measure it; in `setup` this means n/a.
+    """
     series = among.get((workload, rung))
     if series is None:
         raise NotImplementedError(f"{rung} is not measured for {workload}")
@@ -53,7 +57,11 @@ def available(workload: str, rung: str, among: Mapping[tuple[str, str], Series] 
 
 
 def able(needs: tuple[str, ...]) -> None:
-    """NotImplementedError (in `setup`: n/a) where this machine lacks one of these capabilities."""
+    """Check that this machine has these capabilities.
+
+    Raises:
+        NotImplementedError: a capability is missing; in `setup` this means n/a.
+    """
     capabilities = machine_here()["capabilities"]
     for need in needs:
         if capabilities.get(need) is not None:
@@ -61,10 +69,10 @@ def able(needs: tuple[str, ...]) -> None:
 
 
 def machine_here() -> dict[str, Any]:
-    """{"device": "cuda" | "cpu", "capabilities": {name: None or why not}}, found out once for an asv run."""
+    """Return {"device": "cuda" | "cpu", "capabilities": {name: None or why not}}, found once per asv run."""
     if (folder := _folder()) and (path := folder / "machine.json").is_file():
         return json.loads(path.read_text())
-    from ladder.machine import system as machine  # costs most of a second: not where n/a must be quick
+    from ladder.machine import system as machine  # this import takes almost a second, too long for n/a
 
     device = machine.choose_device()
     return {"device": device, "capabilities": machine.capabilities(device)}
@@ -74,9 +82,9 @@ def machine_here() -> dict[str, Any]:
 
 
 def measured(series: Series, quantity: str, after: Sequence[Series] = ()) -> dict[str, Any]:
-    """What `ladder.engine.once.measure_once` returns for a series; see `shared` for what it raises.
+    """Return the result of `ladder.engine.once.measure_once` for a series. See `shared` for errors.
 
-    `after` are those that asv asks for next, whose processes find their numbers made if this one has to measure.
+    `after` are the series that asv asks for next. If this process has to measure, it measures them too.
     """
 
     def measure(one: Series, workers: Any = None) -> dict[str, Any]:
@@ -93,7 +101,7 @@ def measured(series: Series, quantity: str, after: Sequence[Series] = ()) -> dic
 
 
 def following(benchmark: Any) -> list[Series]:
-    """The series that asv asks of a benchmark's class next, but for those that are n/a on this machine."""
+    """Return the series that asv asks of a benchmark's class next, without those that are n/a here."""
     found = []
     for params in json.loads(os.environ.get(NEXT, "[]")):
         other = type(benchmark)()
@@ -106,7 +114,10 @@ def following(benchmark: Any) -> list[Series]:
 
 
 def _one_by_one(due: list[Series], measure: Callable[[Series, Any], dict[str, Any]]) -> None:
-    """Measure and keep them all, each in a worker of its own. Workers import a group at a time, while none is timed."""
+    """Measure and keep all series, each in its own worker.
+
+    Workers import in groups, while none is timed.
+    """
     from ladder.engine import lanes, once
     from ladder.machine import caches
 
@@ -125,9 +136,12 @@ def _one_by_one(due: list[Series], measure: Callable[[Series, Any], dict[str, An
 
 
 def phases(series: Series, phase: str) -> list[float]:
-    """Seconds of one phase alone. A whole step as one graph has no phases: they are captured apart here."""
+    """Return the seconds of one phase alone.
+
+    A whole-step graph has no phases, so they are captured separately here.
+    """
     recipe = dict(series.recipe)
-    if "whole_step_graph" in recipe:  # commits from before it do not know the field
+    if "whole_step_graph" in recipe:  # earlier commits do not have the field
         recipe["whole_step_graph"] = False
 
     def measure() -> dict[str, Any]:
@@ -141,7 +155,7 @@ def phases(series: Series, phase: str) -> list[float]:
 
 
 def loading(name: str, workload: dict[str, Any], recipe: dict[str, Any]) -> list[float]:
-    """Seconds for one image by a loader alone."""
+    """Return the seconds per image of a data loader alone."""
 
     def measure() -> dict[str, Any]:
         from ladder.engine import parts
@@ -153,9 +167,9 @@ def loading(name: str, workload: dict[str, Any], recipe: dict[str, Any]) -> list
 
 
 def preparing(series: Series, cache: str, part: str) -> list[float]:
-    """Seconds of getting ready, "compile" or "capture", with "cold" or "warm" caches, a process each.
+    """Return the seconds of "compile" or "capture" with "cold" or "warm" caches, one per process.
 
-    Both in one visit: what the cold process leaves in a folder of its own is what makes the next ones warm.
+    One visit measures both: the cold process fills a folder, which makes the next processes warm.
     """
 
     def measure() -> dict[str, Any]:
@@ -173,7 +187,7 @@ def preparing(series: Series, cache: str, part: str) -> list[float]:
     seen = shared(name, f"{part} {cache}", measure, series.workload, series.recipe)[cache]
     if part == "capture":
         return [each["capture_s"] for each in seen]
-    return [each["prepare_s"] - each["capture_s"] for each in seen]  # both by the worker's clock
+    return [each["prepare_s"] - each["capture_s"] for each in seen]  # both from the worker's clock
 
 
 # --- sharing it -----------------------------------------------------------------------------------------------------
@@ -182,11 +196,11 @@ def preparing(series: Series, cache: str, part: str) -> list[float]:
 def shared(
     name: str, quantity: str, measure: Measure, workload: dict[str, Any], recipe: dict[str, Any]
 ) -> dict[str, Any]:
-    """What `measure` returns, measured now unless the benchmark of another quantity of `name` did it.
+    """Return the result of `measure`, or the kept result if another quantity of `name` was measured before.
 
     Raises:
         SkipNotImplemented: the measured commit cannot do this series (n/a).
-        RuntimeError: it could and failed: out of memory, NaN, an exception; one line.
+        RuntimeError: the series failed: out of memory, NaN, an exception; one line.
     """
     record = kept(name, quantity)
     if _only_kept and (record is None or record["status"] not in ("ok", "n/a")):
@@ -203,7 +217,7 @@ def shared(
 
 
 class NotKept(Exception):
-    """Inside `only_kept`: a number that no process has left."""
+    """An error inside `only_kept`: no process has left this number."""
 
 
 _only_kept = False
@@ -211,7 +225,7 @@ _only_kept = False
 
 @contextmanager
 def only_kept() -> Iterator[None]:
-    """Inside it `shared` measures nothing and reports no failure: it takes what is kept or raises `NotKept`."""
+    """Make `shared` return kept numbers only: it measures nothing and raises `NotKept` for missing or failed ones."""
     global _only_kept
     _only_kept = True
     try:
@@ -221,14 +235,17 @@ def only_kept() -> Iterator[None]:
 
 
 def kept(name: str, quantity: str) -> dict[str, Any] | None:
-    """What a process left, unless this quantity of it is taken: `rounds` ask for it again, of a fresh process."""
+    """Return the record that a process left, or None.
+
+    Returns None also if this quantity was taken before, because `rounds` want a fresh process.
+    """
     path = _path(name)
     record = json.loads(path.read_text()) if path and path.is_file() else None
     return None if record is None or quantity in record["taken"] else record
 
 
 def keep(name: str, record: dict[str, Any]) -> None:
-    """Leave a record for other processes; outside of an asv run there are none."""
+    """Leave a record for other processes. Outside an asv run this does nothing."""
     if path := _path(name):
         path.write_text(json.dumps({"taken": [], **record}))
 
@@ -244,9 +261,9 @@ def _folder() -> Path | None:
 
 
 def leave_choices(used: list[dict[str, Any]] | None) -> None:
-    """For the note beside asv's result: the rows of `kernels.choices` that decided what was measured here.
+    """Leave the rows of `kernels.choices` that decided this measurement, for the note beside asv's result.
 
-    None: the measured code does not say, and nothing is noted.
+    With None the measured code does not report its choices, and nothing is noted.
     """
     folder, series = _folder(), os.environ.get(SERIES_NAME)
     if used is not None and folder and series:
@@ -256,10 +273,13 @@ def leave_choices(used: list[dict[str, Any]] | None) -> None:
 
 
 def code_under_test() -> Path:
-    """The checkout that this process would import `stylegan_lite` from: asv puts the measured commit first."""
+    """Return the checkout from which this process imports `stylegan_lite`.
+
+    asv puts the measured commit first on the path.
+    """
     try:
         spec = importlib.util.find_spec("stylegan_lite")
-    except ModuleNotFoundError:  # `benches` looks in the commit alone
+    except ModuleNotFoundError:  # the finder of `benches` searches only the commit
         spec = None
     if spec is None or spec.origin is None:
         raise SkipNotImplemented("this commit has no package stylegan_lite")
@@ -267,7 +287,7 @@ def code_under_test() -> Path:
 
 
 def images(workload: dict[str, Any]) -> str:
-    """The folder of sample photographs at a workload's resolution, made at the first use."""
+    """Return the folder of sample photographs at a workload's resolution. The first call makes it."""
     from ladder.images import prepare as ladder_images
 
     found = ladder_images.prepare_images(None, workload["resolution"], at_least=workload["batch"])
@@ -285,7 +305,7 @@ def _record(measure: Measure, workload: dict[str, Any], recipe: dict[str, Any]) 
     except errors.EnvironmentFailure as failure:
         raise SystemExit(f"{failure}: nothing is said of this series") from failure
     except pool.WorkerFailure as failure:
-        # A commit from before a recipe field or value existed refuses it: it cannot do this series.
+        # An earlier commit refuses an unknown field or value of the recipe, so it cannot do this series.
         refused = failure.reason.startswith("build: ConfigError")
         return {"status": "n/a" if refused else failure.status, "reason": failure.reason}
     answered = {key: result["recipe"].get(key) for key in recipe}

@@ -1,8 +1,7 @@
-"""What asv lacks for this project, put into its place: environments that install nothing, and a machine record that
-knows the GPU.
+"""The plugin of asv for this project: environments that install nothing, and a machine record that knows the GPU.
 
-asv loads this module by asv.conf.json and calls `setup`. It is imported while benchmarks are discovered as well,
-where it must do nothing.
+asv loads this module by asv.conf.json and calls `setup`. It also imports it while it discovers benchmarks, when
+the module must do nothing.
 """
 
 from __future__ import annotations
@@ -27,12 +26,12 @@ from benches.series import DEFAULT
 from ladder.base import starting
 from ladder.publish.history import notes as asvnotes
 
-WANTED = [DEFAULT]  # what runs without --bench
+WANTED = [DEFAULT]  # runs without --bench
 
 
 def setup() -> None:
-    """asv's hook for plugins: called once, in asv's own process."""
-    starting.watch()  # an asv of another environment may lack what the pages are made with
+    """Install our replacements in asv. asv calls this hook once, in its own process."""
+    starting.watch()  # an asv from another environment may lack packages that the pages need
     _git.setup()
     _environments()
     _selection()
@@ -69,7 +68,7 @@ def _selection() -> None:
 def _machines() -> None:
     asv.machine.Machine.load = classmethod(load_machine)
     asv.machine.Machine.save = _or_stop(save_machine)
-    # The home record is other projects': `asv update` would rewrite it.
+    # The record in the user's home belongs to other projects, and `asv update` would rewrite it.
     asv.machine.MachineCollection.update = classmethod(lambda cls, _path=None: None)
 
 
@@ -81,13 +80,13 @@ def _notes() -> None:
         note(self, result_dir, _spawning.choices(self.env_name))
 
     asv.results.Results.save = _or_stop(save_with_note)
-    # asv takes every .json file below its results for one, and warns of each folder that has no machine record.
+    # asv takes every .json file below its results for a result, and warns of folders without a machine record.
     for module in (asv.results, asv.commands.update):
         module.os = SimpleNamespace(**{**vars(os), "walk": _walk_past_notes})
 
 
 def _or_stop(save: Callable[..., Any]) -> Callable[..., Any]:
-    """A full disk or a folder that cannot be written ends asv with one line, before anything is measured if it can."""
+    """Return `save` so that a full disk or an unwritable folder ends asv with one line."""
 
     @functools.wraps(save)
     def saved(*args: Any, **kwargs: Any) -> Any:

@@ -1,7 +1,8 @@
-"""`asv publish` with our front page: only valid results, asv's pages offline and under a strict policy.
+"""The plugin behind `asv publish` with our front page: only valid results, asv's pages offline and under a strict
+policy.
 
-asv loads this module by asv.conf.json and calls `setup`. It is imported while benchmarks are discovered as well,
-perhaps in an environment without asv, where it must do nothing. The work is done in `ladder/site/`.
+asv loads this module by asv.conf.json and calls `setup`. It also imports it while it discovers benchmarks, perhaps
+in an environment without asv, when the module must do nothing. Package `ladder.publish.site` does the work.
 """
 
 from __future__ import annotations
@@ -15,21 +16,21 @@ from typing import Any, NoReturn
 
 from benches import ROOT
 
-_REGISTERED: list[type] = []  # asv finds publishers among the subclasses that are still referred to
+_REGISTERED: list[type] = []  # keeps the class alive, because asv finds publishers among live subclasses
 
 
 def accepted(results: Path, into: Path) -> list[tuple[str, str]]:
-    """Copy what is valid of asv's results into a fresh folder. Returns (path, why) of what was refused."""
+    """Copy the valid results of asv into a fresh folder, and return (path, why) of each refused file."""
     from ladder.publish.validation import asv_accepted
 
     return [(row.path, row.problem) for row in asv_accepted.accepted(results, into) if row.problem]
 
 
 def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
-    """Stands in for asv's `Publish.run`: validates, lets asv work beside the old site, then exchanges them."""
+    """Stand in for asv's `Publish.run`: validate, let asv work beside the old site, then exchange the two."""
     from asv.console import log
 
-    if str(ROOT) not in sys.path:  # the front page knows rungs and recipes: all floors below are asked
+    if str(ROOT) not in sys.path:  # the front page needs every package of the project
         sys.path.append(str(ROOT))
     from benches._git import refuse_unknown_commit
     from ladder.base.errors import UserError
@@ -61,9 +62,9 @@ def publish(original: Any, conf: Any, range_spec: Any, pull: bool) -> Any:
 
 
 def _discover(conf: Any) -> None:
-    """Write benchmarks.json from the benchmarks here: that of a contributor is never read, nor merged.
+    """Write benchmarks.json from the benchmarks here. A contributor's file is never read or merged.
 
-    Those without a result are left out: asv's pages would ask for graphs that do not exist.
+    Benchmarks without a result are left out, because asv's pages would ask for graphs that do not exist.
     """
     from asv import environment, repo, results, util
     from asv.benchmarks import Benchmarks
@@ -88,7 +89,7 @@ def _discover(conf: Any) -> None:
 
 
 def _lacking(commits: set[str], root: Path) -> str:
-    """Return what helps where a shallow clone lacks some of these commits, else nothing."""
+    """Return the remedy if a shallow clone lacks some of these commits, else an empty text."""
     from ladder.base import git
 
     if not git.is_shallow(root) or not commits - git.dates(root, commits).keys():
@@ -109,7 +110,7 @@ def _stop(reason: str) -> NoReturn:
 
 
 def setup() -> None:
-    """asv's hook for plugins: called once, in asv's own process."""
+    """Install our publisher in asv. asv calls this hook once, in its own process."""
     import asv.commands.publish
     from asv import util
     from asv.publishing import OutputPublisher
@@ -117,7 +118,7 @@ def setup() -> None:
     Publish = asv.commands.publish.Publish
 
     class FrontPage(OutputPublisher):
-        """Ours, beside asv's: written when asv knows which commits are on the branch."""
+        """The publisher of our front page. It runs when asv knows which commits are on the branch."""
 
         name = "frontpage"
         button_label = "Front page"
@@ -149,7 +150,7 @@ def setup() -> None:
 
 
 def _publishers(base: type) -> Iterator[type]:
-    """asv's publishers and ours, but for its regressions and their feed: nothing that they name is confirmed."""
+    """Yield asv's publishers and ours, without asv's regressions and their feed, which confirm nothing."""
     from asv.plugins.regressions import Regressions
     from asv.util import iter_subclasses
 
@@ -157,6 +158,6 @@ def _publishers(base: type) -> Iterator[type]:
 
 
 def _on_branches(conf: Any, repo: Any, revisions: dict[str, int]) -> dict[str, int]:
-    """Commits of the published branches only: a result of another commit is not drawn by asv either."""
+    """Return the commits of the published branches only. asv draws no result of other commits either."""
     known = {commit for branch in conf.branches for commit in repo.get_branch_commits(branch)}
     return {commit: number for commit, number in revisions.items() if commit in known}

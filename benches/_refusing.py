@@ -1,7 +1,7 @@
-"""Which series a commit refuses, asked of its own `Recipe` and `Workload`: no worker is started and no torch imported.
+"""The series that a commit refuses, according to its own `Recipe` and `Workload`, without a worker or torch.
 
-Commits from before a field of the recipe existed refuse it. They did so in a worker that was about to build the step,
-after it had imported everything.
+Commits from before a field of the recipe existed refuse the field. A worker would find that out only after
+importing everything.
 """
 
 from __future__ import annotations
@@ -35,9 +35,9 @@ answers.flush()
 
 
 def refused(code: Path, every: Iterable[Series]) -> dict[str, str]:
-    """Fingerprint -> the line with which the checkout at `code` refuses that series.
+    """Return fingerprint -> the error line with which the checkout at `code` refuses that series.
 
-    Nothing, where it cannot be asked: what it says to a worker counts then.
+    Returns {} if the checkout cannot be asked; then its answer to a worker counts.
     """
     asked = {each.fingerprint: [each.workload, each.recipe] for each in every}
     command = [sys.executable, "-I", "-c", ASK, str(code)]

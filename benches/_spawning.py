@@ -1,11 +1,10 @@
-"""How asv starts the processes of benchmarks here: none for what is n/a or measured already, and each knows the series
-that it measures and those that come after it.
+"""The start of asv's benchmark processes: none for a series that is n/a or already measured.
 
-asv starts an interpreter for each combination of parameters, 0.2 s on two cores before a line of ours is reached, and
-on a machine without a GPU four of five combinations are n/a. `setup` of a benchmark class decides that from the
-machine alone, so asv's own process asks it, and the commit is asked once which series it refuses (`_refusing`). asv's
-process also hands out the numbers that an earlier process left (`_measure`), where the class says that there may be
-some. The series' name is for the note of its tuning choices.
+asv starts an interpreter for each combination of parameters, 0.2 s on two cores before our code runs. Without a
+GPU four of five combinations are n/a. Method `setup` of a benchmark class decides that from the machine alone, so
+asv's own process calls it. The commit is asked once which series it refuses (`_refusing`). If the class allows it,
+asv's process also hands out numbers that an earlier process left (`_measure`). Each process gets its series' name,
+for the note of its tuning choices, and the series after it.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ from asv_runner.benchmarks.mark import SkipNotImplemented
 from benches import SamplesBenchmark, _refusing
 from benches._measure import HANDOVER, NEXT, SERIES_NAME, NotKept, only_kept
 
-selection: dict[str, list[int] | None] = {}  # set by _plugin: places of the selected parameters, by benchmark
+selection: dict[
+    str, list[int] | None
+] = {}  # set by _plugin: indices of the selected parameters, by benchmark
 
-_handovers: dict[
-    str, Path
-] = {}  # by name of environment: what its processes share while a commit is measured
+_handovers: dict[str, Path] = {}  # by name of environment: the folder that its processes share for one commit
 
 
 def combination(name: str) -> tuple[str, type, tuple[str, ...]]:
-    """asv's name of one process, "rungs.Rung.samples_step_time-5": the benchmark, its class, its parameters."""
+    """Return benchmark, class and parameters of asv's name of one process: "rungs.Rung.samples_step_time-5"."""
     benchmark, _, index = name.partition("-")
     module, kind, _ = benchmark.split(".")
     cls = getattr(importlib.import_module(f"benches.{module}"), kind)
@@ -40,7 +39,10 @@ def combination(name: str) -> tuple[str, type, tuple[str, ...]]:
 
 
 def not_applicable(name: str, handover: Path) -> bool:
-    """Whether the machine that `handover` describes cannot do it. What else is wrong the process itself will say."""
+    """Return whether the machine described in `handover` cannot run the benchmark.
+
+    Other errors are left to the process itself.
+    """
     try:
         _, cls, params = combination(name)
         with _set({HANDOVER: str(handover)}):
@@ -53,7 +55,7 @@ def not_applicable(name: str, handover: Path) -> bool:
 
 
 def at_hand(name: str, handover: Path) -> str | None:
-    """A number that an earlier process of this commit left, as a benchmark's process writes it; None: start one."""
+    """Return the number that an earlier process of this commit left, in the format of asv's processes, or None."""
     benchmark, cls, params = combination(name)
     if not getattr(cls, "one_visit", False) or not (handover / "machine.json").is_file():
         return None
@@ -70,7 +72,7 @@ def at_hand(name: str, handover: Path) -> str | None:
 
 
 def following(name: str) -> list[tuple[str, ...]]:
-    """The parameters that asv asks of this benchmark after those of `name`."""
+    """Return the parameters that asv asks of this benchmark after those of `name`."""
     benchmark, cls, _ = combination(name)
     place = int(name.partition("-")[2])
     every = list(itertools.product(*cls.params))
@@ -78,7 +80,7 @@ def following(name: str) -> list[tuple[str, ...]]:
 
 
 def choices(environment: str) -> dict[str, list[str]] | None:
-    """Lines of tuning choices by series, as this environment's processes left them; None if they left none."""
+    """Return the lines of tuning choices by series that this environment's processes left, or None."""
     from ladder.publish.history import choices as choicehistory
 
     folder = _handovers.get(environment)
@@ -86,7 +88,7 @@ def choices(environment: str) -> dict[str, list[str]] | None:
 
 
 def setup() -> None:
-    """Called by the plugin, once, in asv's own process."""
+    """Replace asv's spawner with ours. The plugin calls this once, in asv's own process."""
     import asv.runner
 
     from benches._environment import handover
@@ -98,7 +100,7 @@ def setup() -> None:
             self.code, self.refused = getattr(env, "code", None), {}
 
         def refuses(self, cls: type, params: tuple[str, ...]) -> bool:
-            """Whether the commit refuses this series; it is asked once for all of a class."""
+            """Return whether the commit refuses this series. The commit is asked once per class."""
             among = getattr(cls, "among", {})
             if self.code is None or (one := among.get(params[:2])) is None:
                 return False
@@ -112,7 +114,7 @@ def setup() -> None:
                 return "", 0
             try:
                 benchmark, cls, params = combination(name)
-            except Exception:  # not one of ours
+            except Exception:  # a benchmark that is not ours
                 return super().run(name, **kwargs)
             if self.refuses(cls, params):
                 Path(kwargs["result_file_name"]).write_text("NaN")

@@ -1,12 +1,12 @@
 """The fused ops and their alternatives as asv benchmarks: seconds of one call, cold and hot L2, at workloads' shapes.
 
-Off unless they are asked for, because each of hundreds of combinations costs a process of several seconds:
-`asv run --bench kernels.Kernel` (or `--bench "kernels.*256x256.*backward"`). `ladder kernels` measures the same cases,
-ours and the alternatives in turn: verdicts are its.
+They run only on request: `asv run --bench kernels.Kernel` (or `--bench "kernels.*256x256.*backward"`). Each of
+hundreds of combinations costs a process of several seconds. The command `ladder kernels` measures the same cases,
+ours and the alternatives in turn, and alone gives verdicts.
 
-asv stores results by position, so these lists may only grow at their end. A name says op, shape, precision and memory
-format; what an op takes is frozen by its fingerprint: an entry of `ladder.studies.kernelbench.cases.registry` that
-changes its meaning needs a new name there and here.
+asv stores results by position, so these lists may only grow at their end. A name states op, shape, precision and
+memory format. A fingerprint freezes the op's arguments. If `ladder.studies.kernelbench.cases.registry` changes the
+meaning of an entry, the entry needs a new name there and here.
 """
 
 from __future__ import annotations
@@ -211,7 +211,7 @@ FINGERPRINTS = {
     "cuda instance_norm_act": "778014ee",
     "filter_act_modulate": "5e887bbd",
 }
-# What `setup` must know of ops without importing torch: directions that they lack, and capabilities they need besides.
+# Facts on ops that `setup` needs without importing torch: missing directions, and further capabilities.
 LACKS = {
     "spectral_norm": ("double backward",),
     "weight_energies": ("double backward",),
@@ -221,7 +221,7 @@ NEEDS = {"cuda instance_norm_act": ("nvcc",)}
 
 
 class Kernel:
-    """Our op alone, in a fresh process; five fresh repeats are its samples."""
+    """Our op alone, in a fresh process. Five fresh repeats are its samples."""
 
     params = (CASES, DIRECTIONS)  # literals, append-only
     param_names = ("case", "direction")
@@ -232,19 +232,19 @@ class Kernel:
         _possible(case, direction)
 
     def samples_cold(self, case: str, direction: str) -> list[float]:
-        """Seconds of one call; nothing it reads is in the L2 cache."""
+        """Return the seconds of one call whose inputs are not in the L2 cache."""
         return _measured(case, direction, "cold")
 
     def samples_hot(self, case: str, direction: str) -> list[float]:
-        """Seconds of one call on the same buffers again and again."""
+        """Return the seconds of one call on the same buffers again and again."""
         return _measured(case, direction, "hot")
 
 
-ALTERNATIVES = ["plain", "compile"]  # of `ladder.studies.kernelbench.bench`
+ALTERNATIVES = ["plain", "compile"]  # names of `ladder.studies.kernelbench.bench`
 
 
 class Alternative:
-    """The same op in plain PyTorch, and that under torch.compile: what ours is held against, one at a time."""
+    """The same op in plain PyTorch or under torch.compile, one at a time, for comparison with ours."""
 
     params = (CASES, DIRECTIONS, ALTERNATIVES)  # literals, append-only
     param_names = ("case", "direction", "alternative")
@@ -257,16 +257,20 @@ class Alternative:
             raise NotImplementedError("torch.compile differentiates once, not twice")
 
     def samples_cold(self, case: str, direction: str, alternative: str) -> list[float]:
-        """Seconds of one call; nothing it reads is in the L2 cache."""
+        """Return the seconds of one call whose inputs are not in the L2 cache."""
         return _measured(case, direction, "cold", alternative)
 
     def samples_hot(self, case: str, direction: str, alternative: str) -> list[float]:
-        """Seconds of one call on the same buffers again and again."""
+        """Return the seconds of one call on the same buffers again and again."""
         return _measured(case, direction, "hot", alternative)
 
 
 def _possible(case: str, direction: str) -> None:
-    """NotImplementedError (in `setup`: n/a) where this machine, or the op, cannot do that."""
+    """Check that this machine and the op can do this case.
+
+    Raises:
+        NotImplementedError: one of them cannot; in `setup` this means n/a.
+    """
     op = max((op for op in FINGERPRINTS if case.startswith(f"{op} ")), key=len)
     able(("cuda", "triton", *NEEDS.get(op, ())))
     if direction in LACKS.get(op, ()):

@@ -1,7 +1,7 @@
-"""Data loading alone as asv benchmarks: `asv run --bench loading`. Seconds for one image, by loader setting.
+"""Data loading alone as asv benchmarks (`asv run --bench loading`): seconds per image, by loader setting.
 
-From the file to the batch on the device (the GPU where there is one), with the sample photographs. A step hides as
-much of it as the rungs data_loading and after make it hide.
+The time covers the way from the file to the batch on the device (the GPU if there is one), with the sample
+photographs. A step hides the part of it that the rungs from data_loading on can hide.
 """
 
 from __future__ import annotations
@@ -64,11 +64,11 @@ SERIES = {
 
 
 class Loading:
-    """A sample is an epoch of all images, with nothing else to do; one epoch comes first, untimed."""
+    """The loader with nothing else to do. A sample is an epoch of all images, after one untimed epoch."""
 
     params = (WORKLOADS, SETTINGS)  # literals, append-only
     param_names = ("workload", "setting")
-    timeout = 600  # seconds: the photographs are cut at the first use
+    timeout = 600  # seconds; the first use cuts the photographs
     version = "1"
     among = SERIES
 
@@ -77,5 +77,5 @@ class Loading:
         able(self.series.needs)
 
     def samples_seconds_per_image(self, workload: str, setting: str) -> list[float]:
-        """Seconds for one image."""
+        """Return the seconds per image."""
         return loading(f"{self.series.fingerprint}-loading", self.series.workload, self.series.recipe)

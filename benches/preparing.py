@@ -1,7 +1,8 @@
 """Seconds until a rung can begin to train, as asv benchmarks: `asv run --bench preparing`.
 
-Cold and warm caches are two series: a process compiles into a folder of its own, empty at first (Triton's, Inductor's,
-torch's extensions', the driver's: `ladder.machine.caches`), and those after it find there what it left.
+Cold and warm caches are two series. A first process compiles into its own empty folder, and the next processes
+find its results there. The caches are those of Triton, Inductor, torch's extensions and the driver
+(`ladder.machine.caches`).
 """
 
 from __future__ import annotations
@@ -41,11 +42,11 @@ SERIES = {
 
 
 class _Preparing:
-    """One process with cold caches, then three with warm ones; time to import and to build is not in it."""
+    """One process with cold caches, then three with warm caches, without the time to import and to build."""
 
     params = (WORKLOADS, RUNGS, CACHES)  # literals, append-only
     param_names = ("workload", "rung", "caches")
-    timeout = 3600  # seconds: four processes, of which one compiles everything
+    timeout = 3600  # seconds for four processes; the first compiles everything
     version = "1"
     among = SERIES
     one_visit = True
@@ -56,7 +57,7 @@ class _Preparing:
 
 class Compiling(_Preparing):
     def samples_seconds(self, workload: str, rung: str, caches: str) -> list[float]:
-        """Seconds of compiling, or of finding it compiled, and of warming up: preparing but for capture."""
+        """Return the seconds of preparing without capture: compiling, or finding it compiled, and warming up."""
         return preparing(self.series, caches, "compile")
 
 
@@ -67,5 +68,5 @@ class Capturing(_Preparing):
             raise NotImplementedError(f"{rung} captures no graph")
 
     def samples_seconds(self, workload: str, rung: str, caches: str) -> list[float]:
-        """Seconds of capturing CUDA graphs."""
+        """Return the seconds of capturing CUDA graphs."""
         return preparing(self.series, caches, "capture")

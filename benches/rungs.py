@@ -1,7 +1,7 @@
-"""The article's ladder as asv benchmarks: seconds for one step, and peak memory, of every rung.
+"""The article's ladder as asv benchmarks: seconds of one step, and peak memory, of every rung.
 
-`article` is measured on a GPU, `tiny` on a CPU; what a machine cannot do is n/a. Put `rung` on the x axis of
-asv's page and it draws the ladder.
+`article` is measured on a GPU, `tiny` on a CPU, and other combinations are n/a. With `rung` on the x axis, asv's
+page draws the ladder.
 """
 
 from __future__ import annotations
@@ -11,26 +11,29 @@ from benches._measure import available, following, measured
 
 
 class Rung:
-    """One fresh process a rung, prepared and warmed up before it is timed; both numbers come from one visit."""
+    """One fresh process per rung, prepared and warmed up before it is timed. Both numbers come from one visit."""
 
     params = (series.WORKLOADS, series.RUNGS)  # literals, append-only
     param_names = ("workload", "rung")
     timeout = (
-        1800  # seconds: compiling, tuning and capturing come first, and the photographs on the first run
+        1800  # seconds; compiling, tuning and capturing come first, and the photographs on the first run
     )
     version = "1"
     among = series.SERIES
-    one_visit = True  # all numbers of a series: `_spawning` hands out what is there already
+    one_visit = True  # all numbers come from one visit, so `_spawning` hands out kept ones
 
     def setup(self, workload: str, rung: str) -> None:
         self.series = available(workload, rung)
 
     def samples_step_time(self, workload: str, rung: str) -> list[float]:
-        """Seconds for one step, lazy regularization and data included: a 16-step cycle / 16 is one sample."""
+        """Return the seconds of one step, with lazy regularization and data.
+
+        A sample is a 16-step cycle / 16.
+        """
         return measured(self.series, "time", following(self))["samples_s"]
 
     def track_peak_memory(self, workload: str, rung: str) -> int:
-        """Bytes: reserved by torch's allocator on a GPU, resident on a CPU."""
+        """Return the bytes reserved by torch's allocator on a GPU, or resident on a CPU."""
         seen = measured(self.series, "memory", following(self))
         return seen["peak_rss_bytes"] if self.series.device == "cpu" else seen["peak_reserved_bytes"]
 

@@ -1,10 +1,10 @@
-"""What each asv series measures, frozen: every (workload, rung) names one workload and one recipe for good.
+"""The frozen asv series: every (workload, rung) means one workload and one recipe for good.
 
-asv hands parameters to a benchmark by their position, so the lists of values below are literals to which one
-may only append. A series is never given a new meaning: its fingerprint is a literal as well. When the ladder's
-recipe of a rung changes, the rung gets a new value here ("bf16-2"), and the old one joins `RETIRED`: its history
-stays on the page. `tests/benches/test_benches.py` compares this file with the ladder
-`full`, whose first rungs are the article's; `python -m benches.unfrozen` prints what it lacks.
+asv identifies parameters by position, so the lists below are literals that may only grow at their end. A series
+never changes its meaning, and its fingerprint is a literal too. When the ladder changes a rung's recipe, the rung
+gets a new value here ("bf16-2"). The old value joins `RETIRED`, and its history stays on the page. The test
+`tests/benches/test_benches.py` compares this file with the ladder `full`, whose first rungs are the article's. The
+command `python -m benches.unfrozen` prints the missing entries.
 """
 
 from __future__ import annotations
@@ -40,9 +40,9 @@ RUNGS = [
     "fused_modulation",
 ]
 
-# (workload, rung) pairs that no longer agree with the ladder of today.
+# Pairs (workload, rung) that differ from today's ladder.
 RETIRED: frozenset[tuple[str, str]] = frozenset({("article", "cudnn_benchmark")})
-DEFAULT = default(RETIRED)  # what a bare `asv run` measures
+DEFAULT = default(RETIRED)  # selected by a bare `asv run`
 
 _STYLEGAN2 = {
     "norm": "demod",
@@ -100,7 +100,7 @@ _BASELINE = {
 }
 _CHANNELS_LAST = _BASELINE | {"channels_last": True, "instance_norm": "var_mean"}
 _BF16 = _CHANNELS_LAST | {"precision": "bf16"}
-_BF16_SET_TO_NONE = _BF16 | {"set_to_none": True}  # without the kernels that a CPU cannot run
+_BF16_SET_TO_NONE = _BF16 | {"set_to_none": True}  # without kernels, which a CPU cannot run
 _FUSED_NORM = _BF16 | {"fused_norm": True}
 _SET_TO_NONE = _FUSED_NORM | {"set_to_none": True}
 _CUDA_GRAPHS = _SET_TO_NONE | {"cuda_graphs": True, "adam": "capturable"}
@@ -115,7 +115,7 @@ _DATA_LOADING = _CUDA_GRAPHS | {
 }
 _FUSED_ACT = _DATA_LOADING | {"fused_act": True}
 
-# The ladder `full` goes on from there.
+# The ladder `full` continues from here.
 _CONV_DOUBLE_BACKWARD = _FUSED_ACT | {"conv": "double_backward"}
 _FUSED_RESAMPLE = _CONV_DOUBLE_BACKWARD | {"resample": "triton"}
 _FUSED_ADAM = _FUSED_RESAMPLE | {"fused_adam": True, "ema": "foreach"}
@@ -142,7 +142,7 @@ _CPU_CACHED_UINT8 = _CPU_LEAN_WEIGHTS | {"cached_images": True}
 _TRITON = ("cuda", "bf16", "triton")
 _GRAPHS = (*_TRITON, "cuda_graphs")
 
-# A pair that is not here is n/a: `tiny` is the CPU's workload, where the rungs that need CUDA do not exist.
+# Missing pairs are n/a: `tiny` is the CPU's workload and lacks the rungs that need CUDA.
 SERIES = {
     ("article", "baseline"): Series("cuda", ("cuda",), _ARTICLE, _BASELINE, "98afe349c6ee"),
     ("article", "channels_last"): Series("cuda", ("cuda",), _ARTICLE, _CHANNELS_LAST, "64db4478342f"),
@@ -184,6 +184,6 @@ SERIES = {
     ("article", "fused_modulation"): Series("cuda", _GRAPHS, _ARTICLE, _FUSED_MODULATION, "caa740a47a8f"),
 }
 
-if __name__ == "__main__":  # python -m benches.series: the fingerprints of what stands above
+if __name__ == "__main__":  # `python -m benches.series` prints the fingerprints
     for pair, frozen in SERIES.items():
         print(*pair, fingerprint(frozen.workload, frozen.recipe), *["retired"] * (pair in RETIRED))

@@ -1,7 +1,7 @@
-"""What `benches/series.py` lacks of the ladder `full`, as lines to append there: `python -m benches.unfrozen`.
+"""The rungs of the ladder `full` that `benches/series.py` lacks, as lines to append: `python -m benches.unfrozen`.
 
-A rung that stands there with another recipe than the ladder's is named, and nothing is printed for it: as long as no
-result of it exists its line may be corrected, afterwards it gets a new name.
+A rung that stands there with another recipe is named in a comment only. Its line may be corrected until a result
+of it exists; after that, the rung needs a new name.
 """
 
 from __future__ import annotations
@@ -15,7 +15,10 @@ WHERE = {"article": "cuda", "tiny": "cpu"}
 
 
 def planned(device: str) -> dict[str, tuple[tuple[str, ...], dict[str, Any]]]:
-    """Rung -> (what it needs, its recipe) for those that run on this device; data_loading as on 8 cores or more."""
+    """Return rung -> (its needs, its recipe) for the rungs that run on this device.
+
+    data_loading has its recipe for 8 cores or more.
+    """
     from ladder.machine import system
     from ladder.plan import catalog
     from ladder.rungs import data_loading
@@ -25,7 +28,9 @@ def planned(device: str) -> dict[str, tuple[tuple[str, ...], dict[str, Any]]]:
     for rung in catalog.climb(catalog.load_ladder(LADDER), there):
         if rung.recipe is None:
             continue
-        wanted = catalog.load_rung(rung.name).needs  # some of the workload, which is frozen with it
+        wanted = catalog.load_rung(
+            rung.name
+        ).needs  # includes needs of the workload, which is frozen with the series
         needs += [need for need in wanted if need in system.CAPABILITIES and need not in needs]
         recipe = dict(rung.recipe)
         if "workers" in recipe and recipe["workers"] == data_loading.change["workers"]:
@@ -35,13 +40,13 @@ def planned(device: str) -> dict[str, tuple[tuple[str, ...], dict[str, Any]]]:
 
 
 def _called(value: Any) -> str:
-    """The name that a value has in benches/series.py."""
+    """Return the name of a value in benches/series.py."""
     names = [name for name, each in vars(series).items() if name[0] == "_" and name[1:2] != "_"]
     return next((name for name in names if getattr(series, name) == value), repr(value).replace("'", '"'))
 
 
 def lines() -> list[str]:
-    """Python to append, and comments on what cannot be."""
+    """Return the Python lines to append, and comments on rungs that cannot be appended."""
     from stylegan_lite.config import Recipe
 
     out, new, before = [], [], dict.fromkeys(WHERE, "_BASELINE")

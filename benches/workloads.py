@@ -1,6 +1,6 @@
-"""The other workloads as asv benchmarks: baseline, the article's last rung and the ladder's, time and memory.
+"""The other workloads as asv benchmarks: time and memory of the baseline, the article's last rung and the ladder's.
 
-Off unless they are asked for: `asv run --bench workloads` (or `--bench "workloads.*large"`). All of them want a GPU.
+They run only on request: `asv run --bench workloads` (or `--bench "workloads.*large"`). All of them need a GPU.
 Values are frozen and append-only as in `benches/series.py`.
 """
 
@@ -11,7 +11,7 @@ from benches._frozen import Series
 from benches._measure import available, following, measured
 
 WORKLOADS = ["article-b32", "adain-256", "large", "stylegan2-512", "stylegan2-1024"]
-# The last one is the top of today; adain-256's is the one before it, as that workload modulates nothing.
+# The last rung is today's top. The top of adain-256 is the rung before it, because nothing is modulated there.
 RUNGS = ["baseline", "fused_act", "cached_uint8", "fused_modulation"]
 
 _ARTICLE = series.SERIES["article", "baseline"].workload
@@ -23,7 +23,9 @@ _1024 = _ARTICLE | {"resolution": 1024, "channel_base": 32768, "batch": 4}
 
 _C, _, _G, _ = (series.SERIES["article", rung].needs for rung in RUNGS)
 _FIRST, _EIGHT, _ALL, _TOP = (series.SERIES["article", rung].recipe for rung in RUNGS)
-_ALL_ADAIN = {key: value for key, value in _ALL.items() if key != "demodulation"}  # it has none to group
+_ALL_ADAIN = {
+    key: value for key, value in _ALL.items() if key != "demodulation"
+}  # adain-256 has no demodulation to group
 
 SERIES = {
     ("article-b32", "baseline"): Series("cuda", _C, _B32, _FIRST, "694ef4379d8e"),
@@ -49,24 +51,24 @@ SERIES = {
 
 
 class Workload:
-    """As `rungs.Rung`: one fresh process, whose one visit yields both numbers."""
+    """One fresh process per series, as in `rungs.Rung`. Both numbers come from one visit."""
 
     params = (WORKLOADS, RUNGS)  # literals, append-only
     param_names = ("workload", "rung")
-    timeout = 3600  # seconds: the larger images are made at the first use, and kernels compiled for each size
+    timeout = 3600  # seconds; the first use makes the larger images, and kernels are compiled for each size
     version = "1"
     among = SERIES
-    one_visit = True  # all numbers of a series: `_spawning` hands out what is there already
+    one_visit = True  # all numbers come from one visit, so `_spawning` hands out kept ones
 
     def setup(self, workload: str, rung: str) -> None:
         self.series = available(workload, rung, SERIES)
 
     def samples_step_time(self, workload: str, rung: str) -> list[float]:
-        """Seconds for one step, as `rungs.Rung.samples_step_time`."""
+        """Return the seconds of one step, as in `rungs.Rung.samples_step_time`."""
         return measured(self.series, "time", following(self))["samples_s"]
 
     def track_peak_memory(self, workload: str, rung: str) -> int:
-        """Bytes reserved by torch's allocator."""
+        """Return the bytes reserved by torch's allocator."""
         return measured(self.series, "memory", following(self))["peak_reserved_bytes"]
 
 

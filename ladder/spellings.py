@@ -95,7 +95,10 @@ def table(
             row: dict[str, Any] = {"setting": setting, "spelling": spelling, "ms": None, "reason": None}
             try:
                 row["ms"] = time_phases(workload, SETTINGS[setting] | spelling, device, seconds)
-            except (RuntimeError, NotImplementedError) as error:  # out of memory, or an op PyTorch lacks here
+            except (
+                RuntimeError,
+                NotImplementedError,
+            ) as error:  # out of memory, or an op that PyTorch lacks here
                 row["reason"] = (str(error).strip().splitlines() or [type(error).__name__])[0][:160]
             if device == "cuda":
                 torch.cuda.empty_cache()

@@ -30,21 +30,25 @@ from ladder.results import record
 
 OUT = ROOT / "results" / "trials"
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
-REPLAYS = 10  # of a phase, timed as one window
-CYCLES = 3  # the median counts
+REPLAYS = 10  # runs of a phase, timed as one window
+CYCLES = 3  # timed cycles; the median counts
 
 Found = dict[str, Any]
 
 
 @click.command(help=__doc__.split("\n\n")[0].split(": ", 1)[1])
-@click.option("--workload", default=None, help="Preset or YAML file (default: article; on a CPU tiny).")
-@click.option("--ladder", "ladder_name", default="full", show_default=True, help="Ladder or YAML file.")
-@click.option("--without", multiple=True, metavar="RUNG", help="Also the ladder without it; may be repeated.")
-@click.option("--each", is_flag=True, help="Also the ladder without each of its rungs.")
-@click.option("--only", is_flag=True, help="The variants of --without alone, not the whole ladder.")
-@click.option("--kernels", is_flag=True, help="Also every kernel of each phase.")
+@click.option(
+    "--workload", default=None, help="Workload: preset or YAML file. [default: article; on a CPU tiny]"
+)
+@click.option("--ladder", "ladder_name", default="full", show_default=True, help="Ladder: name or YAML file.")
+@click.option(
+    "--without", multiple=True, metavar="RUNG", help="Also try the ladder without this rung; may be repeated."
+)
+@click.option("--each", is_flag=True, help="Also try the ladder without each of its rungs.")
+@click.option("--only", is_flag=True, help="Try only the variants, not the whole ladder.")
+@click.option("--kernels", is_flag=True, help="Also record every kernel of each phase.")
 @click.option("--device", type=click.Choice(["cuda", "cpu"]), default=None)
-@click.option("--out", type=options.FILE, default=None, help="JSON file.")
+@click.option("--out", type=options.FILE, default=None, help="JSON file of the result.")
 def command(
     workload: str | None,
     ladder_name: str,
@@ -85,7 +89,7 @@ def plan(
     """Return name -> recipe: "all", then "without RUNG" for those that can be left out.
 
     Raises:
-        UserError: a rung that the ladder does not have, or nothing is left to try; one line.
+        UserError: the ladder lacks a named rung, or nothing is left to try; one line.
     """
     named = None if each else list(without)
     found = {}
@@ -125,7 +129,7 @@ def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: 
         row = {"recipe": whole.to_dict()} | steps(fields, whole.to_dict(), device)
         apart = dataclasses.replace(whole, whole_step_graph=False)
         row |= phases(fields, apart.to_dict(), device, kernels)
-    except Exception as error:  # a variant that cannot run is a row, not the end
+    except Exception as error:  # a variant that cannot run is a row, and the others go on
         row["error"] = text.display(describe(error))
     if device == "cuda":
         torch.cuda.empty_cache()

@@ -1,1 +1,1 @@
-"""The `ladder` command: options and messages. The work is done in the rooms below."""
+"""The `ladder` command: its options and messages. The other packages of `ladder` do the work."""

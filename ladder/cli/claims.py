@@ -1,4 +1,4 @@
-"""What `ladder kernels --claims` does: measures, prints, writes."""
+"""The measurement behind `ladder kernels --claims`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,10 @@ from ladder.base import locks, text
 
 
 def command(device: str, minutes: float, seed: int, quick: bool, out: Path | None, as_json: bool) -> None:
-    """Everything; ends with status 130 where it was interrupted, 1 where no claim has a number."""
+    """Measure all claims, print the table and write the files.
+
+    The process exits with status 130 after an interruption, and with 1 if no claim has a number.
+    """
     from ladder.base import files
     from ladder.base.progress import First, kernels_progress
     from ladder.machine import system

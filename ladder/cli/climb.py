@@ -1,4 +1,4 @@
-"""What ``cli.py`` and ``cli_train.py`` call: from what the user asked for to result, table and chart, or a training."""
+"""The work behind `ladder run` and `ladder train`: from a request to results, tables, charts or a training."""
 
 from __future__ import annotations
 
@@ -28,7 +28,10 @@ from stylegan_lite.config import Recipe
 
 @dataclass(frozen=True)
 class Request:
-    """What ``ladder run`` was asked for. None: the default, or with ``resume`` what its file says."""
+    """The options of one `ladder run`.
+
+    An option that was not given is None: the default holds, or with ``resume`` the value of that file.
+    """
 
     workload: str | None
     ladder: str
@@ -48,19 +51,19 @@ class Request:
 def run(
     request: Request, quiet: bool = False, on_file: Callable[[Path], None] | None = None
 ) -> dict[str, Any]:
-    """Measure a ladder, then write and (unless quiet) show everything that is made of the result.
+    """Measure a ladder, write the result and its tables and charts, and print the table unless ``quiet``.
 
-    ``on_file`` is told the file that the result grows in, once it is there.
+    ``on_file`` is called with the path of the result file as soon as that file exists.
 
     Raises:
-        UserError: what was asked for cannot be; nothing is measured then.
+        UserError: the request is impossible; nothing was measured.
     """
     if request.budget is not None and (request.rounds is not None or request.quick):
         raise UserError("--budget fits the number of rounds: leave out --rounds and --quick")
     if request.resume is not None:
         request = continued(request)
     if request.workload is not None:
-        catalog.load_workload(request.workload)  # a typing error is told before anything slow
+        catalog.load_workload(request.workload)  # report a mistyped name before anything slow
     ladder = catalog.load_ladder(request.ladder)
     device = system.choose_device(request.device)
     environment.refuse(device)
@@ -79,11 +82,11 @@ def run(
     able = sum(rung.recipe is not None for rung in planned)
     first = progress.First(expecting.first_line(folder, name, device, able, asked, request.resume), quiet)
     pictures = prepare_images(request.data or workload["data"], workload, quiet, first)
-    written: dict[str, str] = {}  # "path": the result's file, which the run tells with its events
+    written: dict[str, str] = {}  # "path": the result file, reported in the events of the run
     with progress.ladder_progress(f"{name} on {device}", quiet) as show_event:
 
         def on_event(event: dict[str, Any]) -> None:
-            if event["event"] == "start":  # nothing is refused from here on
+            if event["event"] == "start":  # no refusal can come after this event
                 environment.tell(quiet)
                 if on_file is not None:
                     on_file(Path(event["path"]))
@@ -115,9 +118,10 @@ def run(
 
 
 def continued(request: Request) -> Request:
-    """The request that goes on with `request.resume`: what was not asked for is as in the file.
+    """Return the request that continues `request.resume`, with the file's value for every option not given.
 
-    Raises `UserError` for a request that contradicts the file: it would be another run.
+    Raises:
+        UserError: an option contradicts the file, which would make it a different run.
     """
     result, path = resuming.load(request.resume), request.resume
     protocol, names = result["protocol"], result["ladder"]["rungs"]
@@ -142,10 +146,10 @@ def continued(request: Request) -> Request:
 
 
 def publish(result: dict[str, Any], path: Path, quiet: bool) -> None:
-    """Write chart, Markdown and CSV beside the result's file ``path``, under its name; print the table.
+    """Write chart, Markdown and CSV beside the result file ``path``, under its name, and print the table.
 
-    The result is there by now: a file that cannot be made is one line on stderr, and the others follow. The table
-    comes after them, as standard output may be a closed pipe.
+    The result is already stored. A file that cannot be written is one line on stderr, and the others follow. The
+    table is printed last, because standard output may be a closed pipe.
     """
     from ladder.publish import gallery
     from ladder.report import tables
@@ -165,7 +169,7 @@ def publish(result: dict[str, Any], path: Path, quiet: bool) -> None:
 def choose_recipe(
     recipe: str | None, ladder: catalog.Ladder, capabilities: dict[str, str | None], device: str
 ) -> dict[str, Any]:
-    """The recipe of a rung (with all below it), of a YAML file, or of the highest rung this machine can do."""
+    """Return the recipe of a rung (with all below it), of a YAML file, or of the highest rung that runs here."""
     planned = catalog.climb(ladder, capabilities)
     if recipe is None:
         return next((rung.recipe for rung in reversed(planned) if rung.recipe is not None), {})
@@ -188,10 +192,10 @@ def train(
     quiet: bool,
     **options: Any,
 ) -> dict[str, Any]:
-    """Train; ``options`` are those of ``ladder.training.train.train``. Returns its summary.
+    """Train, and return the summary. ``options`` are those of ``ladder.training.train.train``.
 
     Raises:
-        UserError: what was asked for cannot be.
+        UserError: the request is impossible.
         losslog.Diverged: a loss or weight became NaN or infinite; the message names phase and step.
     """
     if workload_name is not None:
@@ -224,10 +228,10 @@ def canary(
     jobs: int | None,
     out: Path | None,
 ) -> dict[str, Any]:
-    """Train every rung of a ladder from several seeds (``ladder.training.canary``; ``tiny`` unless told otherwise).
+    """Train every rung of a ladder from several seeds (``ladder.training.canary``), by default on ``tiny``.
 
     Raises:
-        UserError: what was asked for cannot be.
+        UserError: the request is impossible.
     """
     ladder = catalog.load_ladder(ladder_name)
     device = system.choose_device(device)
@@ -272,5 +276,5 @@ def canary(
 
 
 def _of_machine(out: Path, device: str) -> Path:
-    """The folder of this machine's results."""
+    """Return the folder of this machine's results."""
     return out / texts.slug(system.facts(device)["name"])

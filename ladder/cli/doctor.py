@@ -1,7 +1,7 @@
-"""`ladder doctor`: its options, and which of its ways of examining a machine they ask for.
+"""Options of `ladder doctor`, and the check that each one selects.
 
-Each way is a flag: none examines, the others measure or simulate. An option of one way is refused beside another, as it
-would be without effect.
+Without a flag the command examines the machine; each flag selects one measurement or simulation instead. An option
+of another check is refused, because it would have no effect.
 """
 
 from __future__ import annotations
@@ -25,7 +25,7 @@ from ladder.plan import catalog
     "--ladder",
     "ladder_name",
     metavar="NAME|FILE",
-    help="Which rungs, in order. [default: article; of --roofline full]",
+    help="The ladder whose rungs are used. [default: article; with --roofline full]",
 )
 @click.option(
     "--spellings",
@@ -37,24 +37,24 @@ from ladder.plan import catalog
     "--selftest",
     "self_test",
     is_flag=True,
-    help="Are the verdicts right? Simulates runs with known effects; on a GPU then times waits of known length,"
-    " planted slowdowns and identical programs. Seconds, on a GPU minutes; writes results/selftest.",
+    help="Check the verdicts: simulate runs with known effects. A GPU then times waits of known length, planted"
+    " slowdowns and identical programs. Takes seconds, on a GPU minutes; writes results/selftest.",
 )
 @click.option(
     "--minutes",
     type=options.FloatRange(0, min_open=True),
-    help="What the part of --selftest on a GPU should take; three rounds are always made. [default: 9]",
+    help="Minutes for the GPU part of --selftest; it always makes three rounds. [default: 9]",
 )
 @click.option(
     "--parity-trial",
     "parity_trial",
     is_flag=True,
-    help="Judge each plain-PyTorch spelling by the others: is parity's factor wide enough? Writes results/parity.",
+    help="Judge each plain-PyTorch spelling by the others, to test parity's factor; writes results/parity.",
 )
 @click.option(
     "--roofline",
     is_flag=True,
-    help="How far is a step from what this GPU can do, and what lies between? Writes results/roofline.",
+    help="Show how far a step is from this GPU's limit, and what lies between; writes results/roofline.",
 )
 @click.option(
     "-w",
@@ -62,20 +62,20 @@ from ladder.plan import catalog
     "workloads",
     metavar="NAME|FILE",
     multiple=True,
-    help="Of --roofline, or of --parity-trial, where it may be given twice."
-    " [default: article; of the trial article and adain-256 on a GPU, tiny on the CPU]",
+    help="The workload of --roofline or of --parity-trial; the latter takes several. [default: article;"
+    " --parity-trial: article and adain-256 on a GPU, tiny on the CPU]",
 )
 @click.option(
-    "--rung", metavar="RUNG", help="Of --roofline: this one, with all below it. [default: the highest]"
+    "--rung", metavar="RUNG", help="With --roofline: this rung, with all below it. [default: the highest]"
 )
 @click.option(
-    "--gpu", metavar="NAME", help="Of --roofline: the floor alone, from recorded rates of this GPU."
+    "--gpu", metavar="NAME", help="With --roofline: only the floor, from recorded rates of this GPU."
 )
 @click.option(
     "--again",
     type=options.FILE,
     metavar="FILE",
-    help="Of --roofline: the floors of this result computed again, from all rates on record; rewrites it.",
+    help="With --roofline: compute the floors of this result again from all recorded rates, and rewrite the file.",
 )
 @options.json_option
 def doctor(
@@ -94,13 +94,13 @@ def doctor(
 ) -> None:
     """Say what this machine has, which rungs it can run, and how to get what is missing.
 
-    Exit status 0 if a ladder can be climbed here, 2 if not; with --selftest 1 if a promise is broken, with
-    --parity-trial 1 if honest code would fail.
+    Exit status: 0 if a ladder can run here, 2 if not. With --selftest 1 if a promise is broken. With
+    --parity-trial 1 if correct code would fail.
     """
     from ladder.cli import examine as examining
 
     if sum([self_test, parity_trial, roofline, spellings_of is not None]) > 1:
-        raise UserError("--selftest, --parity-trial, --roofline and --spellings are asked for one at a time")
+        raise UserError("give only one of --selftest, --parity-trial, --roofline and --spellings")
     _refuse_idle_options(self_test, minutes, parity_trial, roofline, workloads, ladder_name, rung, gpu, again)
     if self_test:
         sys.exit(examining.self_test(ROOT, device, minutes, as_json))
@@ -140,7 +140,7 @@ def _refuse_idle_options(
     gpu: str | None,
     again: Path | None,
 ) -> None:
-    """Raise `UserError` for an option that what is asked for does not read."""
+    """Raise `UserError` for an option that the selected check does not read."""
     if minutes is not None and not self_test:
         raise UserError("--minutes is for --selftest")
     if workloads and not (parity_trial or roofline):

@@ -1,4 +1,4 @@
-"""`ladder doctor`: what this machine has, which rungs it can run, what is missing and the command that helps."""
+"""The examination behind `ladder doctor`: machine, packages, rungs that can run, and a remedy for each fault."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ from ladder.machine import system
 from ladder.plan import catalog, needs
 
 INSTALL = "pip install -r requirements.lock"
-PACKAGES = {  # module -> what cannot be done without it
+PACKAGES = {  # module -> what is lost without it
     "torch": "nothing can be measured",
     "matplotlib": "no charts",
     "skimage": "no sample photographs; --data still works",
@@ -27,17 +27,20 @@ PACKAGES = {  # module -> what cannot be done without it
     "scipy": "no intervals",
     "asv": "no history over commits",
 }
-# The folder of the Python that a script of pip's starts, also where it is too long for a first line.
+# The folder of the Python that a script made by pip starts. A path too long for `#!` stands behind `exec`.
 _STARTS = re.compile(r"(?:#!|exec' \"?)(/[^\"\n]*?)/python")
 NEEDED = ("torch", "PIL", "scipy")
 SHM_GIB = (
-    0.5  # 8 workers with 3 batches of 8 images of 256x256 as float32 need 0.15; a container's default is 0.06
+    0.5  # 8 workers x 3 batches of 8 float32 images of 256x256 need 0.15; containers have 0.06 by default
 )
 
 
 @dataclass(frozen=True)
 class Check:
-    """One thing that was looked at. status: "ok", "warning" (a ladder can be climbed) or "missing" (it cannot)."""
+    """One finding about the machine.
+
+    `status` is "ok", "warning" (a ladder can still run) or "missing" (it cannot).
+    """
 
     name: str
     status: str
@@ -46,7 +49,10 @@ class Check:
 
 
 def examine(device: str | None, ladder: catalog.Ladder) -> dict[str, Any]:
-    """Look at everything; plain data. "blocked" is one line why no ladder can be climbed here, or None."""
+    """Examine the machine and return the findings as plain data.
+
+    "blocked" is one line that says why no ladder can run here, or None.
+    """
     checks = [_kernels(), *_command(), *_packages()]
     try:
         found = system.choose_device(device)
@@ -77,9 +83,9 @@ def examine(device: str | None, ladder: catalog.Ladder) -> dict[str, Any]:
 
 
 def _next(device: str, facts: dict[str, Any], rungs: int, folder: Path | None = None) -> dict[str, Any]:
-    """The command to go on with and the minutes that it takes, from results of this machine where there are any.
+    """Return the command to go on with, and its minutes according to earlier results of this machine.
 
-    Without a GPU it is a quick run first. The folder is that of `ladder run`'s results.
+    On a machine without a GPU the command is a quick run. The folder is that of `ladder run`'s results.
     """
     from ladder.cli import expecting
 
@@ -90,7 +96,7 @@ def _next(device: str, facts: dict[str, Any], rungs: int, folder: Path | None = 
 
 
 def _kernels() -> Check:
-    """An unrelated package on PyPI has the name of our folder of kernels."""
+    """Check that `kernels` is this project's folder, not the unrelated package of that name on PyPI."""
     spec = importlib.util.find_spec("kernels")
     ours = ROOT / "kernels" / "__init__.py"
     if spec is not None and spec.origin and Path(spec.origin).resolve() == ours:
@@ -105,7 +111,10 @@ def _kernels() -> Check:
 
 
 def _command() -> list[Check]:
-    """The console command in .venv starts the Python of the folder that it was made in, which may be gone."""
+    """Check that the console command in .venv starts the Python of its own folder.
+
+    A moved or copied checkout leaves a command that starts the old folder.
+    """
     script = starting.VENV / "bin" / "ladder"
     with contextlib.suppress(OSError):
         started = _STARTS.search(script.read_text(errors="replace"))
@@ -155,7 +164,7 @@ def _triton(reason: str | None) -> list[Check]:
 
 
 def _shared_memory() -> list[Check]:
-    """Workers hand batches over in /dev/shm, which is small in a container unless told otherwise."""
+    """Check the size of /dev/shm, through which data workers hand over batches. Containers make it small."""
     try:
         size = shutil.disk_usage("/dev/shm").total / 2**30
     except OSError:
@@ -174,9 +183,12 @@ def _version(package: str) -> str | None:
 
 
 def self_test(root: Path, device: str | None, minutes: float | None, as_json: bool) -> int:
-    """Simulate, then on a GPU measure what is known; print, and return the exit status. Files go under `root`.
+    """Simulate runs, on a GPU also measure known effects, print both, and return the exit status.
 
-    Raises `UserError` for `minutes` without a GPU: the simulation takes seconds.
+    Files go under `root`.
+
+    Raises:
+        UserError: `minutes` was given without a GPU; the simulation takes seconds.
     """
     import json
 
@@ -207,7 +219,7 @@ def self_test(root: Path, device: str | None, minutes: float | None, as_json: bo
 
 
 def print_findings(found: dict[str, Any]) -> None:
-    """The findings for people, on stdout; no colours where it is piped."""
+    """Print the findings on stdout, without colours when stdout is piped."""
     import click
 
     marks = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "missing": ("missing", "red")}

@@ -1,4 +1,4 @@
-"""How long a `ladder run` will take, from earlier results of this machine; else from what is usual."""
+"""The expected duration of a `ladder run`, from earlier results of this machine or else from typical values."""
 
 from __future__ import annotations
 
@@ -12,15 +12,15 @@ from ladder.machine import neighbours
 from ladder.results import store as results
 from ladder.stats import rounds_budget, verdicts
 
-USUAL_S = 8.0  # of one visit: of the tiny workload on a CPU with two cores, and of article on a GPU
+USUAL_S = 8.0  # one visit of tiny on a CPU with two cores, or of article on a GPU
 USUAL = {"cpu": "tiny", "cuda": "article"}
 QUICK_ROUNDS = 3
 
 
 def visit_seconds(folder: Path, workload: str) -> float | None:
-    """Return the seconds of one visit in the newest result of a workload in a machine's folder; None without one.
+    """Return the seconds of one visit in the newest result of a workload, or None if the folder has no such result.
 
-    A result that other programs disturbed counts only where there is no other.
+    A result that other programs disturbed counts only if there is no other.
     """
     disturbed = None
     for path in sorted(folder.glob(f"{workload}-*-2*.json"), key=lambda path: path.stem[-16:], reverse=True):
@@ -48,13 +48,13 @@ def _made(result: dict[str, Any]) -> int:
 
 
 def minutes(rungs: int, seconds: float, *, rounds: int | None, budget_minutes: float | None) -> float:
-    """Return about how many minutes a run takes.
+    """Return the approximate minutes of a run.
 
     Args:
-        rungs: how many can run here; the lowest and the highest have a twin.
-        seconds: of one visit.
-        rounds: exactly so many, or None where the budget decides.
-        budget_minutes: of a run whose rounds it decides; None is the default.
+        rungs: number of rungs that can run here; the lowest and the highest also have a twin.
+        seconds: duration of one visit.
+        rounds: exact number of rounds, or None if the budget decides.
+        budget_minutes: the budget, or None for the default.
     """
 
     def taking(number: int) -> float:
@@ -75,7 +75,7 @@ def of_run(
     rounds: int | None,
     minutes_: float | None,
 ) -> float | None:
-    """Return the minutes of a run that starts from nothing; None where nothing is known of such a workload."""
+    """Return the minutes of a new run, or None if nothing is known about its workload."""
     seconds = visit_seconds(folder, workload) or (USUAL_S if USUAL[device] == workload else None)
     rounds = rounds or (QUICK_ROUNDS if quick else None)
     if seconds is None:
@@ -84,7 +84,7 @@ def of_run(
 
 
 def words(about: float | None) -> str:
-    """Return `about 3 minutes`, in whole minutes and no fewer than one."""
+    """Return the duration as text, `about 3 minutes`, in whole minutes and at least one."""
     if about is None:
         return "for how long the first visit will tell"
     number = max(1, math.ceil(about - 0.25))
@@ -99,12 +99,12 @@ def first_line(
     protocol: tuple[bool, int | None, float | None],
     resumed: Path | None = None,
 ) -> str:
-    """Return what `ladder run` says at first: what it measures, and about how long it takes.
+    """Return the first line of `ladder run`: what it measures, and about how long it takes.
 
     Args:
-        folder: of this machine's results.
-        rungs: how many of them can run here.
-        protocol: whether it is quick; the rounds and the minutes that were asked for, or None.
+        folder: the folder of this machine's results.
+        rungs: number of rungs that can run here.
+        protocol: (quick, rounds, minutes); rounds and minutes are None if not given.
     """
     quick, rounds, wanted = protocol
     what = f"{workload} on {device}: {rungs} rung{'s' * (rungs != 1)}"

@@ -1,4 +1,4 @@
-"""`ladder bench-compare`, and `ladder history`."""
+"""The commands `ladder bench-compare` and `ladder history`."""
 
 from __future__ import annotations
 
@@ -23,32 +23,32 @@ Examples:
   ladder bench-compare --head $(git stash create)       the working tree as it is
   ladder bench-compare --report results/compare/MACHINE/FILE.json --markdown comment.md""",
 )
-@click.option("--base", metavar="COMMIT", help="What is compared with. [default: main]")
-@click.option("--head", metavar="COMMIT", help="What may have become slower. [default: HEAD]")
+@click.option("--base", metavar="COMMIT", help="The commit to compare with. [default: main]")
+@click.option("--head", metavar="COMMIT", help="The commit that may be slower. [default: HEAD]")
 @click.option(
-    "--rungs", metavar="A,B,...", help="[default: the lowest and the highest that this machine can do]"
+    "--rungs", metavar="A,B,...", help="Rungs to measure. [default: the lowest and the highest that run here]"
 )
 @click.option("--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True)
 @options.workload_option("article on a GPU, tiny on the CPU")
 @click.option(
     "--rounds",
     type=click.IntRange(5, 100),
-    help="Exactly so many fresh processes of each side. [default: 5 to 12, as the budget allows]",
+    help="Exact number of fresh processes of each commit. [default: 5 to 12, as the budget allows]",
 )
 @click.option(
     "--budget",
     metavar="MINUTES",
     type=options.FloatRange(0, min_open=True),
-    help="Rounds beyond the fifth begin only within it. [default: 10]",
+    help="No round after the fifth begins later than this. [default: 10]",
 )
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Of the order of visits.")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Seed for the order of visits.")
 @options.device_option
 @click.option("--out", metavar="DIR", type=options.FOLDER, help="[default: results/compare]")
 @click.option(
-    "--report", "report_of", metavar="FILE", type=options.FILE, help="Measure nothing: judge this file anew."
+    "--report", "report_of", metavar="FILE", type=options.FILE, help="Measure nothing; judge this file again."
 )
 @click.option(
-    "--markdown", metavar="FILE", type=options.FILE, help="Write the table here, for a pull request."
+    "--markdown", metavar="FILE", type=options.FILE, help="Write the table to this file, for a pull request."
 )
 @options.json_option
 def bench_compare(
@@ -66,14 +66,14 @@ def bench_compare(
     markdown: Path | None,
     as_json: bool,
 ) -> None:
-    """Is HEAD slower than BASE? Both commits are measured, interleaved, on this device.
+    """Say whether HEAD is slower than BASE, measured in turn on this device.
 
-    A round visits BASE twice and HEAD once for each rung, in random order, each in a fresh process. What the two visits
-    of BASE differ by is noise, and nothing below it is called a difference. The working tree times; from a commit come
-    kernels/ and stylegan_lite/ alone.
+    Each round visits every rung twice with BASE and once with HEAD, in random order, each in a fresh process. The two
+    visits of BASE differ only by noise, and a smaller difference counts as none. Only kernels/ and stylegan_lite/
+    come from the commits; the measuring code is that of the working tree.
 
-    Exit status: 0 same or faster, or too close to tell; 1 slower, or HEAD fails where BASE does not; 2 it cannot be
-    asked so, or nothing was measured; 130 interrupted.
+    Exit status: 0 if HEAD is as fast, faster or undecided. 1 if HEAD is slower, or fails where BASE runs. 2 if the
+    request is impossible or nothing was measured. 130 if interrupted.
     """
     from ladder.publish.regressions import arguments, judging, report
     from ladder.report import output as ending
@@ -118,22 +118,41 @@ Examples:
   ladder history --confirm 2          measure the two largest candidates of this machine
   ladder history --threshold 0.5      smaller steps too, in percent"""
 )
-@click.option("--results", "folder", metavar="DIR", type=options.FOLDER, help="asv's. [default: results/asv]")
 @click.option(
-    "--compared", metavar="DIR", type=options.FOLDER, help="Of bench-compare. [default: results/compare]"
+    "--results",
+    "folder",
+    metavar="DIR",
+    type=options.FOLDER,
+    help="Folder of asv's results. [default: results/asv]",
 )
-@click.option("--branch", default="HEAD", show_default=True, help="Whose commits make the history.")
+@click.option(
+    "--compared",
+    metavar="DIR",
+    type=options.FOLDER,
+    help="Folder of bench-compare's results. [default: results/compare]",
+)
+@click.option("--branch", default="HEAD", show_default=True, help="Branch whose commits form the history.")
 @click.option(
     "--threshold", metavar="PERCENT", type=options.FloatRange(0, 100), default=1.0, show_default=True
 )
 @click.option(
-    "--confirm", metavar="N", type=click.IntRange(0, 20), default=0, help="Measure up to N candidates."
+    "--confirm",
+    metavar="N",
+    type=click.IntRange(0, 20),
+    default=0,
+    help="Measure up to N candidates side by side.",
 )
 @click.option(
-    "--budget", metavar="MINUTES", type=options.FloatRange(0, min_open=True), help="Of each. [default: 10]"
+    "--budget",
+    metavar="MINUTES",
+    type=options.FloatRange(0, min_open=True),
+    help="Minutes for each candidate. [default: 10]",
 )
 @click.option(
-    "--issues", metavar="FILE", type=options.FILE, help="Write an issue for each confirmed commit, as JSON."
+    "--issues",
+    metavar="FILE",
+    type=options.FILE,
+    help="Write an issue for each confirmed regression to this file, as JSON.",
 )
 @options.json_option
 def history(
@@ -146,13 +165,12 @@ def history(
     issues: Path | None,
     as_json: bool,
 ) -> None:
-    """List the steps in what asv recorded, and which of them two commits measured side by side confirm.
+    """List the steps in asv's history, and say which of them a side-by-side measurement confirms.
 
-    A step of more than 1% that stayed is a candidate. `bench-compare` of the two commits beside it makes it confirmed
-    or refuted; what coincides with a change of the driver is only labelled; benches/known-regressions.yaml silences
-    what was accepted.
+    A step of more than 1% that lasts is a candidate. `bench-compare` of the two commits around it confirms or refutes
+    it. A step at a change of the driver is only labelled. benches/known-regressions.yaml silences accepted slowdowns.
 
-    Exit status: 1 if a regression is confirmed, 2 if it cannot be asked so.
+    Exit status: 1 if a regression is confirmed, 2 if the request is impossible.
     """
     from ladder.publish.history import issues as nightly
     from ladder.publish.history import screening

@@ -1,4 +1,4 @@
-"""`ladder kernels`: the command's options, and the files that it writes."""
+"""Options of `ladder kernels`, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -28,33 +28,35 @@ Examples:
   ladder kernels --json > kernels.json
   ladder kernels --claims                      what the article says of kernels, each claim measured here"""
 )
-@click.option("--op", "ops", metavar="OP", multiple=True, help="Only this op; may be given more than once.")
+@click.option("--op", "ops", metavar="OP", multiple=True, help="Only this op; may be repeated.")
 @click.option(
     "-w", "--workload", "names", metavar="NAME|FILE", multiple=True,
-    help="Whose shapes; may be given more than once. [default: article, article-b32, adain-256]",
+    help="Use the shapes of this workload; may be repeated. [default: article, article-b32, adain-256]",
 )  # fmt: skip
-@click.option("--quick", is_flag=True, help="Few shapes and repeats. Marked as not to be quoted.")
+@click.option(
+    "--quick", is_flag=True, help="Fewer shapes and repeats. The result is marked as not to be quoted."
+)
 @click.option(
     "--claims",
     is_flag=True,
-    help="The article's claims instead: CUDA C++, coalescing, occupancy, fusion, launches.",
+    help="Measure the article's claims instead: CUDA C++, coalescing, occupancy, fusion, launches.",
 )
 @click.option(
     "--minutes",
     type=options.FloatRange(0, min_open=True),
-    help="About how long it may take; repeats are fitted to it, the least important shapes go first."
+    help="Approximate duration. Repeats are fitted to it; if it is short, the least important shapes are left out."
     " [default: 4; with --claims: 5]",
 )
 @click.option(
     "--first", type=click.Choice(ORDERS), default=ORDERS[0], show_default=True,
-    help="What is measured first: bias_act, modulate and upfirdn2d at 128x128 and 256x256, batch 8 and 32; or what"
-    " has the most work.",
+    help="Cases to measure first: bias_act, modulate and upfirdn2d at 128x128 and 256x256, batch 8 and 32; or the"
+    " cases with the most work.",
 )  # fmt: skip
 @click.option(
     "--resume", metavar="FILE", type=options.FILE,
-    help="Go on with the run of this file: measure the cases that it lacks. Ops, shapes and seed are the file's.",
+    help="Continue the run of this file: measure the missing cases. Ops, shapes and seed are the file's.",
 )  # fmt: skip
-@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="[default: 0]")
+@click.option("--seed", type=click.IntRange(0, 2**31 - 1), help="Seed for the inputs. [default: 0]")
 @options.device_option
 @click.option(
     "--out",
@@ -78,8 +80,9 @@ def kernels(
 ) -> None:
     """Time every op of kernels/ against plain PyTorch and torch.compile.
 
-    Forward, backward and double backward, with cold and hot L2; the yardstick is a copy of the same number of bytes.
-    `--device cpu` runs tiny shapes in Triton's interpreter: it shows that all of it works, its times mean nothing.
+    Forward, backward and double backward are timed with cold and hot L2 cache. The yardstick is a copy of the same
+    number of bytes. Option `--device cpu` runs tiny shapes in Triton's interpreter. It shows that the code works;
+    its times mean nothing.
     """
     from ladder.machine import environment, system
 
@@ -88,7 +91,7 @@ def kernels(
     if chosen == "cpu" and device != "cpu":
         raise UserError("kernels are timed on a CUDA GPU, and there is none; --device cpu is a smoke test")
     if chosen == "cpu":
-        os.environ.setdefault("TRITON_INTERPRET", "1")  # read when Triton is imported, which is below
+        os.environ.setdefault("TRITON_INTERPRET", "1")  # Triton reads it at import, further down
     elif reason := system.capabilities(chosen)["triton"]:
         raise UserError(f"the ops need Triton: {reason}")
     if claims:
@@ -126,7 +129,7 @@ def kernels(
 
 
 def _failed(row: dict[str, Any]) -> bool:
-    """Whether ours has no number although there was time for one."""
+    """Return whether our op has no number although there was time for one."""
     from ladder.base.text import NO_TIME
 
     return row["reasons"].get("ours", NO_TIME) != NO_TIME

@@ -1,4 +1,4 @@
-"""`ladder list` and `ladder show`: what there is, and what is known of it here, without measuring anything."""
+"""The commands `ladder list` and `ladder show`: what exists and what was measured here. They measure nothing."""
 
 from __future__ import annotations
 
@@ -20,17 +20,17 @@ from ladder.results import ranking
 from stylegan_lite.config import suggestion
 
 RESULTS = ROOT / "results" / "ladder"
-FIRST = ("article", "full")  # ladders, in the order in which they are read; the others follow by name
+FIRST = ("article", "full")  # ladders listed first; the others follow by name
 NO_GAIN = "no measurable gain"  # as in ladder.stats.verdicts, which imports numpy
 
 
 @click.command("list")
 @options.json_option
 def list_(as_json: bool) -> None:
-    """List ladders with their rungs in order, and workloads, a line each.
+    """List ladders with their rungs in order, and workloads, one line each.
 
-    A rung stands under the first ladder that has it, with what it needs and what it gains on this machine by the
-    results that are stored here.
+    A rung stands under the first ladder that contains it, with its needs and its gain in the results stored for
+    this machine.
     """
     ladders = sorted(
         catalog.ladders(), key=lambda name: (FIRST.index(name) if name in FIRST else len(FIRST), name)
@@ -50,7 +50,7 @@ def list_(as_json: bool) -> None:
 
 
 def _listed(found: dict[str, dict[str, str]]) -> list[str]:
-    """Ladders, each with the rungs that none before it has; rungs of no ladder; workloads."""
+    """Return the lines of `ladder list`: ladders with the rungs new in each, rungs of no ladder, and workloads."""
     here = [each for each in ranking.stored(RESULTS, ranking.machines_here()) if _is_staircase(each[1])]
     lines, left = [], dict(found["rungs"])
     for ladder, text in found["ladders"].items():
@@ -93,8 +93,8 @@ def _is_staircase(result: ranking.Result) -> bool:
 def show(name: str) -> None:
     """Explain a rung or a ladder.
 
-    Of a rung: what it changes, why it should help, when it does not, how to know that it is on, and your own result.
-    Of a ladder, by name or as a YAML file: its rungs in order, with what each changes and needs.
+    For a rung: its change, why it should help, when it does not, how to see that it is on, and your own result.
+    For a ladder (a name or a YAML file): its rungs in order, with the change and the needs of each.
     """
     a_file = Path(name).suffix in (".yaml", ".yml") or len(Path(name).parts) > 1
     shown = []
@@ -137,7 +137,10 @@ def _ladder(name: str) -> list[str]:
 
 
 def _own(name: str) -> list[str]:
-    """The newest quotable result of this machine that has a number for the rung: time, gain, verdict, file and date."""
+    """Return the lines on the newest quotable result of this machine with a number for the rung.
+
+    They hold time, gain, verdict, file and date. Returns an empty list if there is no such result.
+    """
     here = [
         each
         for each in ranking.stored(RESULTS, ranking.machines_here())
@@ -158,7 +161,10 @@ def _own(name: str) -> list[str]:
 
 
 def _at_top(name: str, result: ranking.Result) -> str:
-    """The gain at the top by the newest leave-one-out result of the same machine, workload, ladder and commit."""
+    """Return the gain at the top, from the newest leave-one-out result that matches, else an empty text.
+
+    Machine, workload, ladder and commit must be the same.
+    """
     others = [
         each
         for each in ranking.stored(RESULTS, [result["machine"]["name"]])
@@ -172,7 +178,10 @@ def _at_top(name: str, result: ranking.Result) -> str:
 
 
 def _gain(rung: dict[str, Any] | None, over: str = "") -> str:
-    """`1.18x vs previous (1.160-1.210x), faster`; short without ``over``. A gain inside the noise has no number."""
+    """Return a gain as text: `1.18x vs previous (1.160-1.210x), faster`, or a short form without ``over``.
+
+    A gain inside the noise has no number.
+    """
     gain = rung.get("gain") if rung else None
     if not isinstance(gain, dict) or not (ratio := texts.number(gain.get("ratio"))):
         return ""
@@ -198,7 +207,7 @@ def _so_many(number: int, of: str) -> str:
 
 
 def _table(rows: list[list[str]]) -> list[str]:
-    """Rows with their columns under each other; a column that is empty in all of them is left out."""
+    """Return rows as lines with aligned columns. A column that is empty in every row is left out."""
     kept = [column for column in zip(*rows, strict=True) if any(column)]
     wide = [max(map(len, column)) for column in kept]
     return [

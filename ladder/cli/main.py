@@ -1,11 +1,13 @@
-"""The `ladder` command. Options are read and checked here; the work is done by the modules that they
-name.
+"""The `ladder` command. It reads and checks the options; the modules named here do the work.
 
-Exit status: 0 done; 1 a rung has no number though this machine could run it (failed, oom, invalid); 2
-what was asked for cannot be done, with one line on stderr; 130 interrupted, with what is finished kept.
+Exit status:
 
-torch is imported only by the commands that measure, train or examine the machine: help, list and show
-answer at once.
+- 0: done.
+- 1: a rung has no number (failed, oom, invalid) although this machine could run it.
+- 2: the request is impossible; stderr has one line.
+- 130: interrupted; finished measurements are kept.
+
+Only commands that measure, train or examine the machine import torch, so help, list and show answer at once.
 """
 
 from __future__ import annotations
@@ -44,8 +46,9 @@ RESULTS = ROOT / "results" / "ladder"
 def main() -> None:
     """Climb the StyleGAN2 optimization ladder on this machine.
 
-    Each rung is one optimization on top of the ones before it. The ladder is timed rung by rung on a StyleGAN2-style
-    reference model, and the gains are put beside those of the article it comes from (312 to 104 ms a step on one A100).
+    Each rung is one optimization on top of the ones before it. Every rung is timed on a StyleGAN2-style reference
+    model. The gains are shown beside those of the article that the ladder comes from (312 to 104 ms a step on one
+    A100).
     """
 
 
@@ -70,18 +73,20 @@ Examples:
     "--budget",
     metavar="MINUTES",
     type=options.FloatRange(0, min_open=True),
-    help="Fit rounds and cycles to this much measuring. [default: 10]",
+    help="Time for measuring; rounds and cycles are fitted to it. [default: 10]",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
-    help="Exactly so many fresh processes of each rung. [default: 5 to 12, as the budget allows; quick: 3]",
+    help="Exact number of fresh processes of each rung. [default: 5 to 12, as the budget allows; quick: 3]",
 )
 @click.option(
     "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; quick: 1]"
 )
 @click.option(
-    "--seed", type=click.IntRange(0, 2**31 - 1), help="Of the order of visits and of the inputs. [default: 0]"
+    "--seed",
+    type=click.IntRange(0, 2**31 - 1),
+    help="Seed for the order of visits and for the inputs. [default: 0]",
 )
 @click.option(
     "--quick", is_flag=True, help="Fewer rounds and cycles. The result is marked as not to be quoted."
@@ -89,14 +94,14 @@ Examples:
 @click.option(
     "--mode",
     type=click.Choice(["cumulative", "solo", "leave-one-out"]),
-    help="Rungs on top of each other, each alone, or all but each: the last says which to adopt."
+    help="Rungs on top of each other, each rung alone, or all rungs but one. The last mode says which to adopt."
     " [default: cumulative]",
 )
 @click.option(
     "--resume",
     metavar="FILE",
     type=options.FILE,
-    help="Go on with the run of this file: measure what it lacks.",
+    help="Continue the run of this file: measure what is missing.",
 )
 @options.data_option
 @options.device_option
@@ -118,12 +123,12 @@ def run(
     out: Path | None,
     as_json: bool,
 ) -> None:
-    """Measure every rung; print the table; write the result and, beside it, the chart, Markdown and CSV.
+    """Measure every rung, print the table, and write the result with chart, Markdown and CSV beside it.
 
-    A round runs each rung once, in random order, in a fresh process: prepared, warmed up, then timed over whole
-    16-step cycles. The lowest and the highest rung run twice in each round: what these twins differ by is noise, and
-    nothing below it is called a difference. A rung that the machine cannot do is n/a and the others go on without it.
-    A rung that fails is shown with its reason and the others go on. Ctrl-C keeps what is finished.
+    A round runs each rung once, in random order, in a fresh process: prepare, warm up, time whole 16-step cycles.
+    The lowest and the highest rung run twice in each round. These twins differ only by noise, and a smaller gain
+    counts as none. A rung that this machine cannot run is n/a, and a rung that fails is shown with its reason; the
+    others go on. Ctrl-C keeps the finished measurements.
     """
     from ladder.cli import climb as climbing
     from ladder.report import output as ending
@@ -170,14 +175,14 @@ Examples:
     "--markdown",
     metavar="FILE",
     type=options.FILE,
-    help="Write the table here.",
+    help="Write the table to this file.",
 )
 @click.option(
     "--csv",
     "csv_path",
     metavar="FILE",
     type=options.FILE,
-    help="One row a rung.",
+    help="Write one row per rung to this file.",
 )
 @click.option(
     "--chart",
@@ -185,16 +190,16 @@ Examples:
     metavar="FILE",
     multiple=True,
     type=options.FILE,
-    help="Draw one result, as .png or .svg; may be given twice.",
+    help="Draw one result to this .png or .svg file; may be repeated.",
 )
-@click.option("--receipts", is_flag=True, help="Also every receipt and every parity error of each rung.")
+@click.option("--receipts", is_flag=True, help="Also show every receipt and every parity error of each rung.")
 @click.option(
-    "--all", "everything", is_flag=True, help="The best result of each machine, workload and ladder."
+    "--all", "everything", is_flag=True, help="Show the best result of each machine, workload and ladder."
 )
 @click.option(
     "--publish",
     is_flag=True,
-    help="Write results/charts, which README and docs show, anew from the committed results.",
+    help="Write results/charts, which README and docs show, again from the committed results.",
 )
 @options.json_option
 def report(
@@ -207,17 +212,15 @@ def report(
     publish: bool,
     as_json: bool,
 ) -> None:
-    """Show results that are there: a table for each file, or for the best of each workload in a folder.
+    """Show stored results: a table for each file, and for a folder the best result of each workload.
 
-    Without PATH it is the newest result of this machine, of another one if this one has none.
+    Without PATH, show the newest result of this machine, or of another machine if this one has none.
     """
     from ladder.report import tables as reporting
 
     if publish:
         if paths or markdown or csv_path or charts or receipts or everything or as_json:
-            raise UserError(
-                "--publish writes results/charts of all committed results: give nothing beside it"
-            )
+            raise UserError("--publish draws all committed results: leave out every other option")
         from ladder.publish import gallery
 
         for path in gallery.publish(ROOT):
@@ -264,7 +267,7 @@ Examples:
 )
 @click.argument("before", type=options.FILE)
 @click.argument("after", type=options.FILE)
-@click.option("--anyway", is_flag=True, help="Also compare what is not comparable.")
+@click.option("--anyway", is_flag=True, help="Compare even if the results are not comparable.")
 @options.json_option
 def compare(before: Path, after: Path, anyway: bool, as_json: bool) -> None:
     """Say for each rung whether AFTER is faster or slower than BEFORE. Exit status 1 if any rung is slower."""
@@ -283,11 +286,11 @@ Examples:
 @click.argument("paths", metavar="PATH...", nargs=-1, required=True, type=options.ANY)
 @options.json_option
 def validate(paths: tuple[Path, ...], as_json: bool) -> None:
-    """Check result files as if they came from a stranger: for each, accepted, or one line why not.
+    """Check result files as if a stranger had sent them: print "accepted" or one line of why not for each.
 
-    Every kind of file that this project writes below results/ is known, asv's in results/asv among them.
+    All kinds of file that this project writes below results/ are known, including asv's in results/asv.
 
-    Exit status 1 if any was refused.
+    Exit status: 1 if any file was refused.
     """
     from ladder.publish.validation import validate as validating
 

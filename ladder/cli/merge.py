@@ -1,4 +1,4 @@
-"""`ladder merge`: rounds of several runs of one measurement as one result."""
+"""The command `ladder merge`: rounds of several runs of one measurement become one result."""
 
 from __future__ import annotations
 
@@ -23,20 +23,19 @@ Examples:
   ladder merge old.json --out old.json          one result, judged anew by today's rules"""
 )
 @click.argument("files", metavar="FILE...", nargs=-1, required=True, type=options.FILE)
-@click.option("--out", metavar="FILE", type=options.FILE, help="Write the result here.")
+@click.option("--out", metavar="FILE", type=options.FILE, help="Write the result to this file.")
 @click.option(
     "--anyway",
     is_flag=True,
-    help="Also rounds of another CPU or core count, and of code of which nobody knows what it was.",
+    help="Also merge rounds of another CPU or core count, and of unknown code.",
 )
 @options.json_option
 def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool) -> None:
-    """Merge the rounds of several runs and judge them together; or judge one result anew.
+    """Merge the rounds of several runs and judge them together, or judge one result again.
 
-    The runs must have measured the same: GPU, software, code, workload, ladder, mode and timed cycles; some of them
-    perhaps only some rungs. Code is the same where kernels, model, rungs and what times them are, at whatever commit.
-    Samples stay as they are, everything else is computed anew. No file is ever deleted, and none but a single FILE
-    written over.
+    All runs must agree in GPU, software, code, workload, ladder, mode and timed cycles; a run may cover fewer
+    rungs. Code agrees if kernels, model, rungs and timing code are equal, at any commit. Samples are kept, and
+    everything else is computed again. No file is deleted, and only a single FILE is overwritten.
     """
     from ladder.report import output as ending
     from ladder.report import tables
@@ -65,7 +64,11 @@ def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
 
 
 def write(out: Path, result: dict[str, Any], refuse: Callable[[], None] = lambda: None) -> None:
-    """Write a result where no run is writing. Raises `UserError`, also where `refuse`, asked once it is held, does."""
+    """Write a result under its lock, so that no run writes there meanwhile.
+
+    Raises:
+        UserError: the file cannot be written, or `refuse`, called under the lock, raises it.
+    """
     from ladder.results import store as results
 
     size = len(json.dumps(text.fit(result), indent=1)) + 1

@@ -1,4 +1,4 @@
-"""What the commands of `ladder` share: options, and how an error ends."""
+"""Options that several commands of `ladder` share, and the way in which an error ends a command."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ from ladder.base.text import printable
 
 
 class UserPath(click.Path):
-    """A path that a user names. `~` is their home folder, which a shell leaves to us in `--out=~/results`."""
+    """A path given by a user. `~` is the home folder, which shells do not expand in `--out=~/results`."""
 
     def __init__(self, **rules: Any) -> None:
         super().__init__(path_type=Path, **rules)
@@ -33,7 +33,7 @@ ANY = UserPath()
 
 
 class FloatRange(click.FloatRange):
-    """Numbers of a range. Not NaN, which is in every one, nor infinity, which no JSON file can say."""
+    """A range of finite numbers. NaN passes every comparison, and JSON has no infinity; both are refused."""
 
     def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Any:
         number = super().convert(value, param, ctx)
@@ -43,7 +43,7 @@ class FloatRange(click.FloatRange):
 
 
 class Group(click.Group):
-    """Turns what a user can do something about into one line and an exit status.
+    """A command group that turns errors of the user or the system into one line and an exit status.
 
     Its texts and those of its commands name the program as the user started it.
     """
@@ -73,20 +73,18 @@ class Group(click.Group):
                 raise
             click.echo(line, err=True)
             ctx.exit(2)
-        except (
-            click.ClickException
-        ) as error:  # click shows it; it quotes arguments, a shell's list of files among them
+        except click.ClickException as error:  # click prints it, and it quotes arguments such as file names
             error.message = printable(error.message)
             raise
         except KeyboardInterrupt:
             click.echo("ladder: interrupted", err=True)
             ctx.exit(130)
         except OSError as error:
-            if error.errno == errno.EPIPE:  # `| head`: click ends without a word
+            if error.errno == errno.EPIPE:  # `| head`: click ends silently
                 raise
             click.echo(f"ladder: {_of_system(error)}", err=True)
             ctx.exit(2)
-        except Exception as error:  # others wrap what the system says: torch, compilers, workers
+        except Exception as error:  # torch, compilers and workers wrap errors of the system
             if (line := of_environment(error)) is None:
                 raise
             click.echo(f"ladder: {printable(line)}", err=True)
@@ -94,13 +92,13 @@ class Group(click.Group):
 
 
 def _of_system(error: OSError) -> str:
-    """What the system refused, and where, in one line."""
+    """Return an error of the system as one line with its path."""
     where = f"{printable(os.fsdecode(error.filename))}: " if isinstance(error.filename, str | bytes) else ""
     return f"{where}{printable(error.strerror or error)}"
 
 
 def _name_the_program(command: click.Command) -> None:
-    """Spell `ladder ...` in a command's help as `python -m ladder ...` for whoever started it so."""
+    """Write `python -m ladder ...` for `ladder ...` in a command's help if the user started it that way."""
     for owner in (command, *command.params):
         for part in ("help", "epilog"):
             if text := getattr(owner, part, None):
@@ -108,13 +106,13 @@ def _name_the_program(command: click.Command) -> None:
 
 
 def names(text: str | None) -> list[str] | None:
-    """What a list with commas names; None where none was given."""
+    """Return the names in a comma-separated list, or None if no list was given."""
     return None if text is None else [name.strip() for name in text.split(",") if name.strip()]
 
 
 def workload_option(default: str) -> Any:
     return click.option(
-        "-w", "--workload", metavar="NAME|FILE", help=f"What is trained. [default: {default}]"
+        "-w", "--workload", metavar="NAME|FILE", help=f"The workload to train. [default: {default}]"
     )
 
 
@@ -124,10 +122,12 @@ ladder_option = click.option(
     metavar="NAME|FILE",
     default="article",
     show_default=True,
-    help="Which rungs, in order.",
+    help="The ladder whose rungs are used.",
 )
 device_option = click.option(
-    "--device", type=click.Choice(["cuda", "cpu"]), help="[default: the GPU if there is one, else the CPU]"
+    "--device",
+    type=click.Choice(["cuda", "cpu"]),
+    help="The device to run on. [default: the GPU if there is one, else the CPU]",
 )
 data_option = click.option(
     "--data",

@@ -1,4 +1,4 @@
-"""`ladder precision`: the command's options, and the files that it writes."""
+"""Options of `ladder precision`, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -33,39 +33,55 @@ Examples:
   ladder precision --resume results/precision/MACHINE-partial.json
   ladder precision -w article-b32 --json > precision.json"""
 )
-@options.workload_option("article on a GPU; on the CPU one small enough for a smoke test")
-@click.option("--only", metavar="A,B,...", help="Of fp32, tf32, bf16, fp16, fp8. [default: all]")
+@options.workload_option("article on a GPU; on the CPU a workload small enough for a smoke test")
+@click.option(
+    "--only", metavar="A,B,...", help="Precisions, of fp32, tf32, bf16, fp16 and fp8. [default: all]"
+)
 @click.option(
     "--on", "bases", type=click.Choice(["baseline", "top", "both"]), default="both", show_default=True,
-    help="The baseline in each precision, or the top of the ladder.",
+    help="Measure the baseline in each precision, or the top of the ladder.",
 )  # fmt: skip
 @click.option(
-    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose top."
+    "--ladder",
+    "ladder_name",
+    metavar="NAME|FILE",
+    default="full",
+    show_default=True,
+    help="The ladder whose top is measured.",
 )
-@click.option("--rounds", type=click.IntRange(1, 100), help="Fresh processes of each. [default: 3; CPU: 1]")
-@click.option("--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each. [default: 2; CPU: 1]")
-@click.option("--parity/--no-parity", default=True, show_default=True, help="Compare with FP64 first.")
+@click.option(
+    "--rounds", type=click.IntRange(1, 100), help="Fresh processes of each row. [default: 3; CPU: 1]"
+)
+@click.option(
+    "--cycles", type=click.IntRange(1, 1000), help="Timed cycles of each process. [default: 2; CPU: 1]"
+)
+@click.option(
+    "--parity/--no-parity",
+    default=True,
+    show_default=True,
+    help="Compare each row with FP64 before it is timed.",
+)
 @click.option(
     "--batch-seconds", type=options.FloatRange(0), metavar="SECONDS",
-    help="What the search for a largest batch may take, of each row; 0: no search. [default: 75; CPU: 0]",
+    help="Seconds for each row's search for the largest batch; 0: no search. [default: 75; CPU: 0]",
 )  # fmt: skip
 @click.option(
     "--batch-of", type=click.Choice(["baseline", "top", "both"]), default="baseline", show_default=True,
-    help="Whose largest batch is looked for.",
+    help="Rows whose largest batch is searched.",
 )  # fmt: skip
-@click.option("--most", type=click.IntRange(1, 2**15), help="No larger batch is tried.", default=4096)
+@click.option("--most", type=click.IntRange(1, 2**15), help="Upper limit of the search.", default=4096)
 @click.option(
-    "--steps", type=click.IntRange(0), help="Of FP16's training whose loss scales are followed."
+    "--steps", type=click.IntRange(0), help="Steps of the FP16 training that records loss scales."
     " [default: 4000; CPU: 32]",
 )  # fmt: skip
 @click.option(
     "--minutes",
     type=options.FloatRange(0, min_open=True),
-    help="Begin nothing more after so long; go on with --resume.",
+    help="Begin nothing new after this time; continue with --resume.",
 )
 @click.option(
     "--resume", metavar="FILE", type=options.FILE,
-    help="Go on with the run of this file: measure what it lacks.",
+    help="Continue the run of this file: measure what is missing.",
 )  # fmt: skip
 @options.data_option
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
@@ -82,8 +98,9 @@ def precision(
 ) -> None:  # fmt: skip
     """Compare FP32, TF32, BF16 and FP16 by time, memory, parity and largest batch.
 
-    FP16 trains with a loss scale for G and one for D; their history is followed and drawn. FP8 is tried in the fully
-    connected layers. The article's claims (twice the throughput, memory halved, batch doubled) get a line each.
+    FP16 trains with one loss scale for G and one for D, whose history is recorded and drawn. FP8 is tried in the
+    fully connected layers. Each of the article's claims (twice the throughput, half the memory, twice the batch)
+    gets a line.
     """
     from ladder.base.progress import First
     from ladder.machine import environment, system
@@ -98,7 +115,7 @@ def precision(
     chosen = system.choose_device(device)
     environment.refuse(chosen)
     cpu = chosen == "cpu"
-    if cpu and workload is None:  # FP16 is slow where no instruction multiplies it
+    if cpu and workload is None:  # FP16 is slow on CPUs without FP16 instructions
         name, fields = "small", Workload.from_dict(SMOKE | {"batch": 4}).to_dict()
     else:
         name, fields = catalog.load_workload(workload or "article")
@@ -151,7 +168,10 @@ def _of(bases: str) -> tuple[str, ...]:
 
 
 def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) -> str | None:
-    """Images for the training that is followed: the user's, else the sample photographs; on a CPU random ones."""
+    """Return the folder of images for the recorded training, or None for random images on a CPU.
+
+    The images are those of the user, else the sample photographs.
+    """
 
     wanted = data or fields["data"]
     return None if cpu and wanted is None else for_workload.prepare_images(wanted, fields, quiet).path

@@ -1,8 +1,8 @@
-"""What somebody with a GPU runs once to send its results: `ladder run`, then `asv run`, both validated.
+"""One machine's contribution: `ladder run`, then `asv run`, and a check of both results.
 
-The paired protocol comes first, because verdicts need it; then every rung's point in asv's history, a few rungs a call
-of asv: it writes nothing before it ends, and so a Ctrl-C costs a minute or so. What is there already is not measured
-again, so the same command goes on where it ended.
+The paired protocol comes first, because verdicts need it. After it, asv adds a point for every rung to its
+history, a few rungs per call. A call of asv writes only at its end; small groups keep the loss by Ctrl-C near a
+minute. Existing results are not measured again, so the same command continues where it stopped.
 """
 
 from __future__ import annotations
@@ -31,16 +31,16 @@ from ladder.results import code_digest, loading
 from ladder.results import store as results
 
 CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
-MINUTES = 18.0  # in all; 20 on a current GPU with starting up and drawing
-PAIRED = 0.4  # of it: 7.2 minutes are three rounds of the article's ladder on an H200 and its inspections
+MINUTES = 18.0  # for measuring; with start-up and drawing 20 on a current GPU
+PAIRED = 0.4  # share of MINUTES; 7.2 minutes are three rounds of the article's ladder and its inspections on an H200
 LADDER = "article"
-GROUP = {"cuda": 6, "cpu": 1}  # rungs that one call of asv measures; their workers import side by side
+GROUP = {"cuda": 6, "cpu": 1}  # rungs in one call of asv; their workers import side by side
 Say = Callable[[str], None]
 
 
 @dataclass
 class Submission:
-    """One machine's results of one commit: what it is, where they go, what is there."""
+    """One machine's results of one commit: the facts, the folder and the time left."""
 
     root: Path
     commit: str
@@ -48,7 +48,7 @@ class Submission:
     facts: dict[str, Any]
     minutes: float
     say: Say
-    quick: bool = False  # whether `ladder run` is
+    quick: bool = False  # whether `ladder run` is a quick one
     begin: float = field(default_factory=time.monotonic)
 
     @property
@@ -57,7 +57,7 @@ class Submission:
 
     @property
     def machine(self) -> str:
-        """The name of this machine's folder under results/asv."""
+        """Return the name of this machine's folder under results/asv."""
         return asvmachines.identify(self.facts, self.root / "results" / "asv")["machine"]
 
     def left_s(self) -> float:
@@ -65,9 +65,12 @@ class Submission:
 
 
 def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
-    """Find out what is measured here. UserError, before anything is: no commit, changes to it, an unusable GPU.
+    """Return the submission of this machine and commit.
 
-    Without a GPU and without a budget (`minutes` None) `ladder run` is the quick one.
+    Without a GPU and with `minutes` None, `ladder run` is a quick one.
+
+    Raises:
+        UserError: there is no commit, it has uncommitted changes, or the GPU is unusable. Nothing was measured.
     """
     commit = git.commit(root)
     if changed := git.changes(root, CODE):
@@ -86,7 +89,7 @@ def prepare(minutes: float | None, say: Say, root: Path = ROOT) -> Submission:
 
 
 def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbing.run) -> Path | None:
-    """Measure, or go on with, the article's ladder; its file, or None if the run was interrupted."""
+    """Measure or continue the article's ladder, and return its file, or None if the run was interrupted."""
     folder = submission.root / "results" / "ladder" / submission.facts["name"]
     path, done = _started(submission, folder)
     if done:
@@ -121,9 +124,9 @@ def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbi
 
 
 def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
-    """The newest result of this commit's ladder on this machine, and whether it is complete.
+    """Return the newest result of this commit's ladder on this machine, and whether it is complete.
 
-    A quick one counts only where a quick one is wanted; one that is not quick always does.
+    A quick result counts only for a quick submission.
     """
     found = []
     for path in folder.glob(f"{submission.workload}-{LADDER}-2*.json"):
@@ -143,7 +146,7 @@ def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
 
 
 def history(submission: Submission, run: Callable[..., int] | None = None) -> list[str]:
-    """Add every rung's point to asv's history while time is left; returns the rungs that have none yet."""
+    """Add a point for every rung to asv's history while time is left, and return the rungs without one."""
     run = run or _asv
     wanted = _rungs(submission)
     have = _measured(submission)
@@ -183,7 +186,7 @@ def _asv(submission: Submission, regex: str) -> int:
     with subprocess.Popen(command, cwd=submission.root, stdin=subprocess.DEVNULL) as process:
         try:
             return process.wait()
-        except KeyboardInterrupt:  # the terminal told asv, too: it ends its own processes before it ends
+        except KeyboardInterrupt:  # asv got the signal too, and ends its own processes first
             try:
                 process.wait(30)
             except subprocess.TimeoutExpired:
@@ -192,7 +195,7 @@ def _asv(submission: Submission, regex: str) -> int:
 
 
 def _rungs(submission: Submission) -> list[str]:
-    """Rungs of which asv keeps a series here, without those that this machine cannot do, in the order of the ladder."""
+    """Return the rungs that asv measures and this machine can run, in the order of the ladder."""
     there = needs.possible(
         machine.capabilities(submission.device), catalog.load_workload(submission.workload)[1]
     )
@@ -204,7 +207,10 @@ def _rungs(submission: Submission) -> list[str]:
 
 
 def _series(submission: Submission) -> list[str]:
-    """Rungs of the workload with a series that is not retired. `benches/` knows, and nothing here imports it."""
+    """Return the rungs of the workload whose series is not retired.
+
+    A process asks `benches`, because nothing in `ladder` imports it.
+    """
     command = [sys.executable, "-m", "benches.series"]
     run = subprocess.run(command, cwd=submission.root, capture_output=True, text=True)
     if run.returncode:
@@ -215,7 +221,7 @@ def _series(submission: Submission) -> list[str]:
 
 
 def _measured(submission: Submission) -> set[str]:
-    """Rungs of which asv's results of this commit and machine hold a time."""
+    """Return the rungs with a time in asv's results of this commit and machine."""
     found = set()
     for path in asv_results(submission):
         data = asv_checks.parse(path.read_bytes(), "results")
@@ -229,7 +235,7 @@ def _measured(submission: Submission) -> set[str]:
 
 
 def asv_results(submission: Submission) -> list[Path]:
-    """asv's files of this commit, as it is and not changed, on this hardware with these libraries."""
+    """Return asv's files of the unchanged commit on this hardware with these libraries."""
     facts, found = submission.facts, []
     hardware = {
         "gpu": facts["gpu"] or "none",
@@ -251,7 +257,9 @@ def asv_results(submission: Submission) -> list[Path]:
 
 
 def files(submission: Submission, ladder: Path | None) -> list[Path]:
-    """What belongs into the pull request: the result, asv's files of this commit, their notes and machine records."""
+    """Return the files of the pull request: the result, asv's files of this commit, their notes and machine
+    records.
+    """
     found = [ladder] if ladder else []
     for path in asv_results(submission):
         note = path.parent / asv_checks.NOTES / path.name
@@ -260,12 +268,12 @@ def files(submission: Submission, ladder: Path | None) -> list[Path]:
 
 
 def refused(paths: list[Path]) -> list[str]:
-    """What is wrong with these files, a line each."""
+    """Return one line for each file that validation refuses."""
     return [f"{each.path}: {each.problem}" for each in validate.validate(paths) if each.problem]
 
 
 def commands(submission: Submission, paths: list[Path]) -> list[str]:
-    """How to send them, as a user would type it in the root of the repository."""
+    """Return the shell commands that send the files, for the root of the repository."""
     name = submission.facts["name"]
     names = " ".join(path.relative_to(submission.root).as_posix() for path in paths)
     branch = f"results-{name}-{submission.commit[:8]}"

@@ -1,4 +1,4 @@
-"""`ladder submit`: measure this machine for others. The work is done by `ladder.cli.submission`."""
+"""Options of `ladder submit`, which measures this machine for others. `ladder.cli.submission` does the work."""
 
 from __future__ import annotations
 
@@ -20,16 +20,17 @@ Examples:
     "--budget",
     metavar="MINUTES",
     type=options.FloatRange(2, 600),
-    help="For everything. Two fifths go to `ladder run`, the rest to asv, which goes on in the next call."
+    help="Time for everything. `ladder run` gets two fifths, asv the rest; the next call continues asv."
     " [default: 18; without a GPU a quick `ladder run`]",
 )
 def submit(budget: float | None) -> None:
     """Measure this machine with `ladder run` and `asv run`, check the files, and say how to send them.
 
-    Nothing is sent. Without a GPU the workload is `tiny`, and without --budget its run a quick one that says so.
+    Nothing is sent. Without a GPU the workload is `tiny`, and without --budget its run is then a quick one and marked
+    so.
 
-    Exit status: 0 everything is measured; 1 a rung has no number, or is left for the next call; 2 it cannot be done
-    here; 130 interrupted.
+    Exit status: 0 if everything is measured. 1 if a rung has no number or is left for the next call. 2 if it is
+    impossible here. 130 if interrupted.
     """
     from ladder.cli import submission as submitting
 

@@ -1,4 +1,4 @@
-"""`ladder sustain`: the command's options, and the files that it writes."""
+"""Options of `ladder sustain`, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -28,10 +28,19 @@ Examples:
 @click.argument("rungs", nargs=-1, metavar="[RUNG]...")
 @options.workload_option("article on a GPU, tiny on the CPU")
 @click.option(
-    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose rungs."
+    "--ladder",
+    "ladder_name",
+    metavar="NAME|FILE",
+    default="full",
+    show_default=True,
+    help="The ladder of the rungs.",
 )
 @click.option(
-    "--seconds", type=options.FloatRange(1, 86400), default=60.0, show_default=True, help="Of each rung."
+    "--seconds",
+    type=options.FloatRange(1, 86400),
+    default=60.0,
+    show_default=True,
+    help="Seconds for each rung.",
 )
 @options.data_option
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
@@ -44,11 +53,12 @@ def sustain(
 ) -> None:  # fmt: skip
     """Run a rung for a minute and see whether its speed lasts.
 
-    A visit of `ladder run` takes seconds. A GPU that reaches its power limit later lowers its clock then, and a
-    training runs at that clock. Each RUNG (with all below it; default: the highest) runs in one process; its step time
-    is told for every two seconds, with clock, power and temperature.
+    A visit of `ladder run` takes seconds. A GPU may reach its power limit later and lower its clock, and a training
+    runs at that clock. Each RUNG (with all below it; default: the highest) runs in one process. The step time is
+    reported every two seconds, with clock, power and temperature.
 
-    Exit status: 0 every rung has a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
+    Exit status: 0 if every rung has a number. 1 if a rung has none. 2 if the request is impossible. 130 if
+    interrupted.
     """
     from ladder.base.progress import First
     from ladder.machine import environment, system
@@ -79,7 +89,7 @@ def sustain(
 def _plan(
     rungs: tuple[str, ...], workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """The rungs' recipes on this workload; where the images come from."""
+    """Return the rungs' recipes on this workload, and the source of the images."""
     from ladder.machine import system
     from ladder.plan import catalog
 
@@ -106,7 +116,7 @@ def _plan(
 
 
 def write(result: dict[str, Any], folder: Path) -> list[Path]:
-    """JSON, Markdown and charts."""
+    """Write the result as JSON, Markdown and charts, and return the files."""
     from ladder.report import output as ending
     from ladder.studies.sustain import chart as sustainedchart
     from ladder.studies.sustain import report

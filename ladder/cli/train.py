@@ -1,4 +1,4 @@
-"""`ladder train`, and with `--canary` the trainings that compare rungs. The work is done by `ladder.cli.climb`."""
+"""Options of `ladder train`, and of `--canary`, which compares rungs. `ladder.cli.climb` does the work."""
 
 from __future__ import annotations
 
@@ -41,12 +41,12 @@ Examples:
     "--resume",
     metavar="FILE",
     type=options.FILE,
-    help="Go on from a checkpoint, exactly as if it had not stopped.",
+    help="Continue from a checkpoint exactly as if the training had not stopped.",
 )
 @click.option(
     "--sample-every",
     type=click.IntRange(1),
-    help="Steps between sample grids, and checkpoints. [default: 250]",
+    help="Steps between sample grids and between checkpoints. [default: 250]",
 )
 @click.option(
     "--log-every", type=click.IntRange(1), help="Steps between lines of the loss log. [default: 16, a cycle]"
@@ -56,19 +56,25 @@ Examples:
     type=options.FloatRange(0, 1),
     default=1.0,
     show_default=True,
-    help="Of the sample grids: below 1, latents are drawn in towards their average.",
+    help="Truncation of the sample grids: below 1, latents move towards their average.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @click.option(
     "--canary",
     is_flag=True,
-    help="Train every rung from several seeds and compare the samples' distance to the data with the baseline's.",
+    help="Train every rung from several seeds and compare its samples' distance to the data with the baseline's.",
 )
-@click.option("--seeds", type=click.IntRange(2, 100), default=3, show_default=True, help="Of the canary.")
+@click.option(
+    "--seeds",
+    type=click.IntRange(2, 100),
+    default=3,
+    show_default=True,
+    help="Trainings of each rung in the canary.",
+)
 @click.option(
     "--jobs",
     type=click.IntRange(1, 64),
-    help="Trainings of the canary at a time. [default: 1 on the CPU, up to 4 on a GPU]",
+    help="Parallel trainings of the canary. [default: 1 on the CPU, up to 4 on a GPU]",
 )
 @options.device_option
 @options.json_option
@@ -90,9 +96,9 @@ def train(
     device: str | None,
     as_json: bool,
 ) -> None:
-    """Train for real: EMA sample grids (PNG), a loss log and a checkpoint that resumes.
+    """Train a model: write EMA sample grids (PNG), a loss log and a checkpoint that resumes.
 
-    NaN or Inf in a loss stops it with the phase and the step, exit status 1.
+    NaN or infinity in a loss stops the training with exit status 1; the message names phase and step.
     """
     from ladder.cli import climb as climbing
     from ladder.report import output as ending
@@ -123,7 +129,7 @@ def train(
     except Diverged as error:
         click.echo(f"ladder: {error}", err=True)
         sys.exit(1)
-    except KeyboardInterrupt:  # after the step in progress and its checkpoint
+    except KeyboardInterrupt:  # raised after the current step and its checkpoint
         saved = out / "checkpoint.pt"
         ending.say_where(saved if saved.exists() else None, as_json, again=True)
         raise

@@ -1,4 +1,4 @@
-"""`ladder upstream`: the command's options, and the files that it writes."""
+"""Options of `ladder upstream`, and the files that it writes."""
 
 from __future__ import annotations
 
@@ -29,12 +29,17 @@ Examples:
 @click.argument("clone", type=options.FOLDER)
 @options.workload_option("article on a GPU, tiny on the CPU")
 @click.option(
-    "--ladder", "ladder_name", metavar="NAME|FILE", default="full", show_default=True, help="Whose top."
+    "--ladder",
+    "ladder_name",
+    metavar="NAME|FILE",
+    default="full",
+    show_default=True,
+    help="The ladder whose top is measured.",
 )
 @click.option(
     "--rounds",
     type=click.IntRange(1, 100),
-    help="Fresh processes of each, those of --resume among them. [default: 5; CPU: 1]",
+    help="Fresh processes of each side, including those of --resume. [default: 5; CPU: 1]",
 )
 @click.option(
     "--cycles", type=click.IntRange(1, 1000), help="Timed 16-step cycles a round. [default: 2; CPU: 1]"
@@ -43,14 +48,14 @@ Examples:
     "--inspect/--no-inspect",
     default=True,
     show_default=True,
-    help="Parity and receipts of ours before it is timed.",
+    help="Check parity and receipts of our step before it is timed.",
 )
 @options.data_option
 @click.option(
     "--resume",
     metavar="FILE",
     type=options.FILE,
-    help="Go on with the run of this file: make the rounds that it lacks. The workload is the file's.",
+    help="Continue the run of this file: measure the missing rounds. The workload is the file's.",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, show_default=True)
 @options.device_option
@@ -62,11 +67,11 @@ def upstream(
 ) -> None:  # fmt: skip
     """Time NVIDIA's own StyleGAN2 beside the top of a ladder.
 
-    CLONE is the folder of a clone of https://github.com/NVlabs/stylegan3, which is NVIDIA's and not part of this
-    project; its licence holds. Its networks, losses and CUDA ops run in its configuration `stylegan2` without
-    augmentation, at the workload's widths, in fresh processes that take turns with ours.
+    CLONE is a clone of https://github.com/NVlabs/stylegan3. It belongs to NVIDIA under NVIDIA's licence and is not
+    part of this project. Its networks, losses and CUDA ops run as configuration `stylegan2` without augmentation, at
+    the workload's widths. Its fresh processes take turns with ours.
 
-    Exit status: 0 both have a number; 1 one of them has none; 2 it cannot be asked so; 130 interrupted.
+    Exit status: 0 if both have a number. 1 if one has none. 2 if the request is impossible. 130 if interrupted.
     """
     from ladder.base.progress import First
     from ladder.machine import environment, system
@@ -108,7 +113,7 @@ def upstream(
     result = measuring.new_result(asked, facts, photographs)
     environment.tell(as_json)
     with locks.folder_lock(folder, text.slug(facts["name"])):
-        if resume:  # read again: another run may have gone on with it meanwhile
+        if resume:  # read again under the lock: another run may have continued it
             result = taking_up.take_up(resume, _before(resume), result)
         result = measuring.measure(asked, result, tell, save)
     ending.end(result, report.text(result), paths, as_json, result["programs"], resumes=True)
@@ -124,7 +129,7 @@ def _before(resume: Path | None) -> dict[str, Any] | None:
 def _plan(
     clone: Path, workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
 ) -> tuple[dict[str, Any], str | None]:
-    """What both train, and the recipe of our top; where the images come from."""
+    """Return what both sides train and the recipe of our top, and the source of the images."""
     from ladder.machine import system
     from ladder.plan import catalog
     from ladder.studies.upstream import step
@@ -151,7 +156,7 @@ def _plan(
 
 
 def weights(fields: dict[str, Any]) -> dict[str, int]:
-    """How many our networks have: no memory is taken for them."""
+    """Return the number of weights of our networks. The networks live on the meta device, without memory."""
     import torch
 
     from stylegan_lite.config import Recipe, Workload
@@ -164,7 +169,7 @@ def weights(fields: dict[str, Any]) -> dict[str, int]:
 
 
 def write(result: dict[str, Any], folder: Path) -> list[Path]:
-    """JSON and Markdown."""
+    """Write the result as JSON and Markdown, and return the files."""
     from ladder.report import output as ending
     from ladder.studies.upstream import report
 

@@ -1,4 +1,4 @@
-"""`ladder --version`: which code this is, and which torch it would measure with."""
+"""The option `ladder --version`: the version of the code, and of the torch that it would measure with."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from ladder.base.starting import ROOT
 
 
 def lines() -> list[str]:
-    """Return version, commit, torch, CUDA and cuDNN, a line each. No CUDA context is made."""
+    """Return one line each for version, commit, torch, CUDA and cuDNN. No CUDA context is created."""
 
     commit, dirty = git.commit_of(ROOT)
     code = "unknown" if commit is None else commit[:12] + (" (dirty)" if dirty else "")
@@ -24,7 +24,7 @@ def lines() -> list[str]:
 
 
 def version() -> str:
-    """Return the project's version, of the checkout: an installed copy of it may be older."""
+    """Return the version of the checkout. An installed copy of the project may be older."""
     found = re.search(
         r'^version = "(.+)"$', (ROOT / "pyproject.toml").read_text(encoding="utf-8"), re.MULTILINE
     )
@@ -32,7 +32,10 @@ def version() -> str:
 
 
 def _torch() -> dict[str, str | None]:
-    """Return the versions of torch and of its libraries. Only a build for CUDA is imported, which takes seconds."""
+    """Return the versions of torch and its libraries.
+
+    Only a CUDA build of torch is imported, because the import takes seconds.
+    """
     spec = importlib.util.find_spec("torch")
     if spec is None or spec.origin is None:
         return {"torch": "not installed", "CUDA": None, "cuDNN": None}
@@ -47,7 +50,7 @@ def _cudnn() -> str | None:
         import torch
 
         return system.dotted_cudnn(torch.backends.cudnn.version())
-    except Exception as error:  # a library that does not load: whoever reports a fault wants the other lines
+    except Exception as error:  # a library that does not load must not hide the other lines
         return f"cannot be asked: {describe(error)}"
 
 

@@ -1,1 +1,1 @@
-"""`ladder train`: the timed step, with sample grids, a loss log and checkpoints; and the canary."""
+"""The training behind `ladder train`: the timed step with sample grids, loss log and checkpoints, and the canary."""

@@ -1,9 +1,9 @@
-"""The quality canary: does a model trained on a rung come out as good as one trained on the baseline?
+"""The quality canary: a test whether a rung trains models as good as the baseline's.
 
-Parity compares one step; errors of many steps could still add up. So every rung trains a small workload for a fixed
-number of steps from several seeds, and the sliced Wasserstein distance between its samples and the data is compared
-with the baseline's: the band where the mean of as many seeds of the baseline itself would fall, 99 times in 100. A
-canary, not a benchmark: it sees a model that has broken, not a fraction of a percent.
+Parity compares one step, and errors of many steps could still add up. The canary trains a small workload on every
+rung for a fixed number of steps from several seeds. It compares the sliced Wasserstein distance between samples
+and data with the baseline's band. The mean of equally many other seeds of the baseline falls into the band 99
+times in 100. The canary sees a broken model, not a difference of a fraction of a percent.
 """
 
 from __future__ import annotations
@@ -54,16 +54,17 @@ def run(
     jobs: int | None = None,
     on_event: OnEvent | None = None,
 ) -> dict[str, Any]:
-    """Train every rung ``seeds`` times and judge it against the first; writes the result after every training.
+    """Train every rung ``seeds`` times, judge it against the first, and return the result.
 
-    ``jobs`` trainings run at a time (None: ``usual_jobs``), which changes neither the records nor their order.
-    ``on_event`` gets {"event": "trained", "rung", "seed", "done", "total", "distance"}.
+    The file is written after every training. Up to ``jobs`` trainings run at a time (None: ``usual_jobs``). Their
+    number changes neither the records nor their order. Each training calls ``on_event`` with {"event": "trained",
+    "rung", "seed", "done", "total", "distance"}. The last event, "end", has the ``path`` of the file.
 
-    Returns the result, ``complete`` false after Ctrl-C, SIGTERM or SIGHUP: ``path`` of the file is in the last event,
-    "end".
+    Returns:
+        The result. Its ``complete`` is false after Ctrl-C, SIGTERM or SIGHUP.
 
     Raises:
-        UserError: fewer than two seeds (there is no band), no rung can run here, or another canary is writing there.
+        UserError: fewer than two seeds (no band), no rung can run here, or another canary writes there.
     """
     if seeds < 2:
         raise UserError(
@@ -79,7 +80,7 @@ def run(
         path = folder / f"{name}-{ladder}-{started:%Y%m%dT%H%M%SZ}.json"
         runnable = [rung for rung in planned if not rung.skipped]
         records = {rung["name"]: rung for rung in result["rungs"]}
-        # Seed by seed: an interrupted canary has whole rounds
+        # Seed by seed, so that an interrupted canary has whole rounds.
         tasks = [(rung.name, rung.recipe, seed) for seed in range(seeds) for rung in runnable]
         arguments = (workload, images, result["samples"], device, steps)
         jobs = min(jobs or usual_jobs(device), len(tasks))
@@ -105,7 +106,10 @@ def run(
 
 
 def usual_jobs(device: str) -> int:
-    """How many trainings at a time: eager steps wait for a core more than for the GPU; a CPU is full with one."""
+    """Return the default number of parallel trainings.
+
+    On a GPU, eager steps wait for a core more than for the GPU. On a CPU, one training fills the machine.
+    """
     return max(1, min(MOST_JOBS, system.usable_cores() // 3)) if device == "cuda" else 1
 
 
@@ -128,11 +132,11 @@ def trainer(
     steps: int,
     threads: int | None = None,
 ) -> Callable[..., dict[str, Any]]:
-    """What trains (rung, recipe, seed): the real images are read once for all of them."""
+    """Return the function that trains (rung, recipe, seed). It reads the real images once."""
     if threads is not None:
         torch.set_num_threads(
             threads
-        )  # as many as the process that asked has: another number, other roundings
+        )  # equal to the parent process, because another number rounds differently
     real = real_images(images, workload["resolution"], count)
     return lambda rung, recipe, seed: train(workload, recipe, images, real, device, steps, seed)
 
@@ -146,7 +150,10 @@ def train(
     steps: int,
     seed: int,
 ) -> dict[str, Any]:
-    """One training: {"seed", "distance" (mean of the levels; None if it broke), "levels", "reason"}."""
+    """Train one rung from one seed and return its record.
+
+    The record has "seed", "distance" (mean of the levels, None if the training broke), "levels" and "reason".
+    """
     broke = {"seed": seed, "distance": None, "levels": None}
     try:
         step = stylegan_lite.make_step({**workload, "data": images.path}, recipe, device=device, seed=seed)
@@ -161,7 +168,7 @@ def train(
             levels = swd.distances(real.to(device), samples(step, len(real)))
         finally:
             step.close()
-    except Exception as error:  # whatever it is, the other rungs train on
+    except Exception as error:  # no error may stop the other rungs
         return broke | {"reason": mishaps.told(error)}
     if not all(math.isfinite(value) for value in levels.values()):
         return broke | {"reason": "the samples are not finite"}
@@ -171,20 +178,23 @@ def train(
 
 
 def samples(step: stylegan_lite.step.TrainingStep, count: int) -> Tensor:
-    """``count`` images of the averaged generator, of latents that are the same for every rung and seed."""
+    """Return ``count`` images of the averaged generator. The latents are the same for every rung and seed."""
     generator = torch.Generator().manual_seed(4)
     z = torch.randn(count, step.workload.z_dim, generator=generator)
     return torch.cat([step.sample(part) for part in z.split(step.workload.batch)])
 
 
 def real_images(images: ImageSet, resolution: int, count: int) -> Tensor:
-    """[count, 3, R, R] in [-1, 1]: spread evenly over the set."""
+    """Return ``count`` images spread evenly over the set, [count, 3, R, R] in [-1, 1]."""
     folder = ImageFolder(images.path, resolution, False)
     return torch.stack([folder[len(folder) * k // count, False] for k in range(count)])
 
 
 def judge(result: dict[str, Any]) -> None:
-    """Fill in each rung's mean and verdict: "as good", "better", "worse", "broke", or None while seeds are missing."""
+    """Fill in the band, and each rung's mean and verdict.
+
+    Verdicts are "as good", "better", "worse", "broke", and None while seeds are missing.
+    """
     baseline = result["rungs"][0]
     result["band"] = _band(_distances(baseline))
     for rung in result["rungs"]:
@@ -208,7 +218,10 @@ def _distances(rung: dict[str, Any]) -> list[float] | None:
 
 
 def _band(distances: list[float] | None) -> list[float] | None:
-    """Where the mean of as many other seeds falls with ``CONFIDENCE``: mean +- t * sd * sqrt(2 / n)."""
+    """Return the interval that holds the mean of equally many other seeds with ``CONFIDENCE``, or None.
+
+    It is mean +- t * sd * sqrt(2 / n).
+    """
     if distances is None or len(distances) < 2:
         return None
     n, mean = len(distances), sum(distances) / len(distances)
@@ -218,7 +231,7 @@ def _band(distances: list[float] | None) -> list[float] | None:
 
 
 def table(result: dict[str, Any]) -> str:
-    """For a terminal: a line for each rung."""
+    """Return the result as text for a terminal, one line per rung."""
     band = result["band"]
     lines = [
         f"{result['workload']['name']}, {result['steps']} steps, {result['seeds']} seeds: sliced Wasserstein distance"
@@ -238,7 +251,7 @@ def table(result: dict[str, Any]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The table for a page; one row a rung."""
+    """Return the result as a Markdown page, one table row per rung."""
     facts, band, workload = result["machine"], result["band"], result["workload"]
     where = f"{facts['gpu'] or facts['cpu']}, PyTorch {facts['torch']}"
     commit = results.commit_words(result)

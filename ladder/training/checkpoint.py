@@ -1,4 +1,4 @@
-"""Checkpoints: tensors and plain data in one file, loaded without unpickling code, refused where they do not fit."""
+"""Checkpoints: one file of tensors and plain data. Loading executes no code and refuses a file that does not fit."""
 
 from __future__ import annotations
 
@@ -40,22 +40,22 @@ def save(
     unwritten: list[dict[str, Any]],
     state: dict[str, Any] | None = None,
 ) -> None:
-    """Write everything that training from here depends on, whole or not at all.
+    """Write the whole state of a training, or leave the old file as it is.
 
     Args:
-        seed, seconds: of the training; seconds up to the state that is saved.
+        seed: the seed of the training.
+        seconds: seconds of training up to the saved state.
         images: source and count of the image set.
-        run: which training this is (``new_run``).
-        unwritten: steps that the loss log has no whole line of (``losslog.LossLog.unwritten``).
-        state: of the step; None: as it is now.
+        run: the name of this training (``new_run``).
+        unwritten: steps without a whole line in the loss log (``losslog.LossLog.unwritten``).
+        state: the state of the step, or None for the current state.
 
     Raises:
-        UserError: it cannot be written, a full disk say; the checkpoint that was there stays.
+        UserError: the file cannot be written, for example on a full disk. The earlier checkpoint stays.
     """
     content = {
         "format": FORMAT,
-        "workload": step.workload.to_dict()
-        | {"data": None},  # a path of this machine means nothing elsewhere
+        "workload": step.workload.to_dict() | {"data": None},  # a path of this machine is useless elsewhere
         "recipe": step.recipe.to_dict(),
         "device": step.device,
         "seed": seed,
@@ -73,12 +73,15 @@ def save(
 
 
 def new_run() -> str:
-    """Return a name for a training that begins: checkpoints tell by it whose they are."""
+    """Return a name for a new training, by which its checkpoints are recognized."""
     return secrets.token_hex(8)
 
 
 def _write(content: dict[str, Any], file: BinaryIO) -> None:
-    """Write with torch, which calls a full disk "unexpected pos": the system's own error is raised instead."""
+    """Write with torch, and raise the system's own error.
+
+    On a full disk, torch itself only says "unexpected pos".
+    """
     failed: list[OSError] = []
 
     class Told:
@@ -101,15 +104,18 @@ def _write(content: dict[str, Any], file: BinaryIO) -> None:
 
 
 def load(path: Path) -> dict[str, Any]:
-    """Read a checkpoint on the CPU. UserError if it is missing, damaged or not one of ours.
+    """Read a checkpoint on the CPU.
 
-    Checkpoints of earlier versions have neither "run" nor "log": here they are empty.
+    Checkpoints of earlier versions have neither "run" nor "log"; here both are empty.
+
+    Raises:
+        UserError: the file is missing, damaged or not a checkpoint of this project.
     """
     if not path.is_file():
         raise UserError(f"{path}: no such checkpoint file")
     try:
         content = torch.load(path, map_location="cpu", weights_only=True)
-    except Exception as error:  # damaged zip, foreign pickle, unknown class: torch raises many types
+    except Exception as error:  # torch raises many types: damaged zip, foreign pickle, unknown class
         raise UserError(
             f"{path}: not a checkpoint that can be loaded safely ({type(error).__name__})"
         ) from error
@@ -129,9 +135,12 @@ def load(path: Path) -> dict[str, Any]:
 def refuse_other(
     path: Path, content: dict[str, Any], workload: dict[str, Any], images: dict[str, Any], device: str
 ) -> None:
-    """UserError unless the checkpoint is of this workload, number of images and kind of device.
+    """Refuse a checkpoint of another workload, number of images or kind of device.
 
-    The recipe may differ: a run can go on with another one.
+    The recipe may differ, because a training can continue with another recipe.
+
+    Raises:
+        UserError: the checkpoint does not fit.
     """
     for key, here in workload.items():
         there = content["workload"].get(key)
@@ -144,12 +153,16 @@ def refuse_other(
         raise UserError(
             f"{path}: trained on {there}, here are {images['count']} {images['source']}: give the same --data"
         )
-    if content["device"] != device:  # its random state is of that device's generator
+    if content["device"] != device:  # the random state belongs to that device's generator
         raise UserError(f"{path}: trained on {content['device']}: go on with --device {content['device']}")
 
 
 def restore(path: Path, content: dict[str, Any], step: TrainingStep) -> None:
-    """Load the state into a prepared step. UserError if its tensors do not fit."""
+    """Load the state into a prepared step.
+
+    Raises:
+        UserError: the tensors do not fit.
+    """
     try:
         step.load_state_dict(content["state"])
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
@@ -157,14 +170,17 @@ def restore(path: Path, content: dict[str, Any], step: TrainingStep) -> None:
 
 
 class Copy:
-    """A copy of a step's state on its device, brought up to date in place: what is left of a step that breaks off."""
+    """A copy of a step's state on its device, updated in place. It remains when a later step fails midway."""
 
     def __init__(self) -> None:
         self.state: dict[str, Any] | None = None
         self.seconds = 0.0
 
     def take(self, step: TrainingStep, seconds: float) -> None:
-        """Copy the state after a whole step; ``seconds`` of training up to it. Without memory for it there is none."""
+        """Copy the state after a whole step, with the ``seconds`` of training so far.
+
+        Without memory for it, there is no copy.
+        """
         now = step.state_dict()
         try:
             if self.state is None or not _alike(self.state, now):
@@ -181,7 +197,7 @@ class Copy:
             self.state = None
 
     def sound(self) -> dict[str, Any] | None:
-        """Return the copy; None where there is none, or a weight in it is NaN or infinite."""
+        """Return the copy, or None if it is missing or a weight in it is NaN or infinite."""
         networks = {} if self.state is None else {name: self.state[name] for name in ("G", "D", "G_ema")}
         return self.state if all(bool(each.isfinite().all()) for each in _tensors(networks)) else None
 
@@ -195,7 +211,7 @@ def _tensors(state: Any) -> list[Tensor]:
 
 
 def _alike(mine: Any, theirs: Any) -> bool:
-    """Whether both hold the same tensors by name."""
+    """Return whether both states hold tensors under the same names."""
     if isinstance(mine, dict) and isinstance(theirs, dict):
         return mine.keys() == theirs.keys() and all(_alike(mine[key], theirs[key]) for key in mine)
     return isinstance(mine, dict) == isinstance(theirs, dict)

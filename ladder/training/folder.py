@@ -1,6 +1,6 @@
-"""The folder of a training: what is in it, and whether a training may begin or go on there.
+"""The folder of a training: its content, and whether a training may begin or continue there.
 
-Everything here is asked while ``results.folder_lock`` is held, so that no other training comes between.
+Callers hold ``results.folder_lock``, so that no other training interferes.
 """
 
 from __future__ import annotations
@@ -16,7 +16,11 @@ CHECKPOINT, LOG, SAMPLES = "checkpoint.pt", "losses.jsonl", "samples-*.png"
 
 
 def refuse_occupied(out: Path) -> None:
-    """Refuse to begin a training where another one is. UserError, one line: what is there, and what to do."""
+    """Refuse to begin a training in a folder that holds one.
+
+    Raises:
+        UserError: the folder is occupied; one line names its content and the remedy.
+    """
     path = out / CHECKPOINT
     if path.exists():
         try:
@@ -37,9 +41,12 @@ def refuse_occupied(out: Path) -> None:
 
 
 def refuse_other(out: Path, resume: Path, content: dict[str, Any]) -> None:
-    """Refuse to go on from ``resume`` where that would write over another training, or over a later state of this one.
+    """Refuse to resume if that would overwrite another training, or a later state of this training.
 
-    Its own folder is free, and so is one without a training: there the run is forked.
+    The checkpoint's own folder is allowed. In a folder without a training, the run becomes a fork.
+
+    Raises:
+        UserError: the folder holds another training or a later state.
     """
     path, step = out / CHECKPOINT, content["state"]["count"]
     if path.exists() and not path.samefile(resume):
@@ -64,7 +71,11 @@ def refuse_other(out: Path, resume: Path, content: dict[str, Any]) -> None:
 
 
 def prepare(out: Path, content: dict[str, Any] | None) -> None:
-    """Remove what a killed training left half written, and log lines that come again. UserError if it cannot be."""
+    """Remove half-written files of a killed training, and log lines that will be written again.
+
+    Raises:
+        UserError: the folder cannot be written.
+    """
     try:
         for name in (CHECKPOINT, LOG, SAMPLES):
             for path in out.glob(f".{name}-*.tmp"):
@@ -76,7 +87,7 @@ def prepare(out: Path, content: dict[str, Any] | None) -> None:
 
 
 def is_fork(out: Path, resume: Path) -> bool:
-    """Whether going on from ``resume`` in ``out`` begins a run of its own beside the one that it comes from."""
+    """Return whether resuming ``resume`` in ``out`` begins a separate run beside the original."""
     return not (out / CHECKPOINT).exists() and not _inside(out, resume)
 
 
@@ -85,7 +96,7 @@ def _inside(out: Path, resume: Path) -> bool:
 
 
 def _without_checkpoint(out: Path) -> str | None:
-    """What a training has left in a folder without a checkpoint, or None."""
+    """Return the remains of a training in a folder without a checkpoint, as text, or None."""
     if (out / LOG).exists() and (out / LOG).stat().st_size:
         return f"the loss log ({LOG})"
     samples = sorted(out.glob(SAMPLES))
@@ -93,10 +104,10 @@ def _without_checkpoint(out: Path) -> str | None:
 
 
 def _differing(here: dict[str, Any], other: dict[str, Any]) -> str | None:
-    """One word on what tells two checkpoints' trainings apart; None where nothing does."""
+    """Return a few words on how two checkpoints' trainings differ, or None if they are the same."""
     if here["run"] and other["run"]:
         return None if here["run"] == other["run"] else "begun apart"
-    for key in ("seed", "images", "workload"):  # all that checkpoints of earlier versions tell
+    for key in ("seed", "images", "workload"):  # checkpoints of earlier versions have only these
         if here[key] != other[key]:
             return f"another {key}"
     return None

@@ -1,4 +1,4 @@
-"""Grids of images as PNG: what a training run looks like."""
+"""Grids of sample images as PNG, which show the progress of a training."""
 
 from __future__ import annotations
 
@@ -15,20 +15,20 @@ from ladder.base.files import replacing
 if TYPE_CHECKING:
     from stylegan_lite.step import TrainingStep
 
-LATENT_SEED = 1000  # apart from the run's own seeds, so that a grid shows latents that no phase has drawn
+LATENT_SEED = 1000  # far from the seeds of training, so that grids show latents that no phase drew
 NOISE_SEED = 2000
 WIDEST = 2048  # pixels
-TILE = 64  # smaller images are enlarged to this, each pixel to a square, so that they can be seen
+TILE = 64  # pixels; smaller images are enlarged to this size, each pixel to a square
 
 
 def layout(resolution: int) -> tuple[int, int]:
-    """(columns, rows): 8 x 4, fewer where the grid would be wider than ``WIDEST``."""
+    """Return (columns, rows): 8 x 4, or fewer if the grid would be wider than ``WIDEST``."""
     columns = max(2, min(8, WIDEST // resolution))
     return columns, columns // 2
 
 
 def fixed_latents(count: int, z_dim: int, seed: int) -> Tensor:
-    """[count, z_dim] float32 on the CPU: the same in every grid of a run, on every device."""
+    """Return latents [count, z_dim], float32 on the CPU, equal in every grid of a run and on every device."""
     generator = torch.Generator().manual_seed(LATENT_SEED + seed)
     return torch.randn(count, z_dim, generator=generator)
 
@@ -36,8 +36,9 @@ def fixed_latents(count: int, z_dim: int, seed: int) -> Tensor:
 def write_samples(step: TrainingStep, path: Path, *, seed: int, truncation: float = 1.0) -> None:
     """Draw the averaged generator's images of the fixed latents, a batch at a time, and write their grid.
 
-    Each image has noise of its own, the same in every grid. ``TrainingStep.sample`` has none, and early in training
-    noise is all of the texture: without it a generator of 500 steps shows 1/70 of the photographs' high frequencies.
+    Each image has its own noise, the same in every grid. ``TrainingStep.sample`` adds none, but early in training
+    noise is the whole texture. Without noise, a generator of 500 steps shows 1/70 of the photographs' high
+    frequencies.
     """
     columns, rows = layout(step.workload.resolution)
     latents = fixed_latents(columns * rows, step.workload.z_dim, seed)
@@ -48,7 +49,10 @@ def write_samples(step: TrainingStep, path: Path, *, seed: int, truncation: floa
 
 @torch.no_grad()
 def _draw(step: TrainingStep, z: Tensor, generator: torch.Generator, truncation: float) -> Tensor:
-    """[N, 3, R, R] float32 of latents [N, z_dim]; noise comes from the CPU so that it is equal on every device."""
+    """Return images [N, 3, R, R], float32, of latents [N, z_dim].
+
+    The noise comes from the CPU, so that it is equal on every device.
+    """
     G, place = step.G_ema, {"device": step.device, "dtype": step.dtype}
     noise = [torch.randn(shape, generator=generator).to(**place) for shape in G.noise_shapes(len(z))]
     w = G.mapping.w_avg.lerp(G.mapping(z.to(**place)), truncation)
@@ -58,7 +62,10 @@ def _draw(step: TrainingStep, z: Tensor, generator: torch.Generator, truncation:
 
 
 def write_grid(images: Tensor, columns: int, path: Path) -> None:
-    """[N, 3, R, R] in [-1, 1], N a multiple of ``columns``, to one PNG; the file is there whole or not at all."""
+    """Write images [N, 3, R, R] in [-1, 1] as one PNG, the whole file or nothing.
+
+    N is a multiple of ``columns``.
+    """
     count, _, height, width = images.shape
     pixels = (images.float() * 127.5 + 127.5).round().clamp(0, 255).to(torch.uint8).numpy()
     tiles = pixels.reshape(count // columns, columns, 3, height, width)

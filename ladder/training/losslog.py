@@ -1,7 +1,7 @@
-"""The loss log: read late from the device, so that no step waits for its own losses.
+"""The loss log. It reads losses late from the device, so that no step waits for its own losses.
 
-Each step's losses are copied on the device into a row of a small buffer. A full buffer goes to pinned memory with an
-asynchronous copy, and is read when the next one is full: by then it has long arrived.
+Each step's losses are copied on the device into a row of a small buffer. A full buffer goes to pinned memory with
+an asynchronous copy. It is read when the next buffer is full, long after its arrival.
 """
 
 from __future__ import annotations
@@ -21,16 +21,16 @@ from ladder.base.files import replacing
 
 Unwritten = dict[
     str, Any
-]  # one step that no line has yet: step, phases, seconds, and the loss of each known phase
+]  # a step without a line yet: step, phases, seconds, and the loss of each known phase
 
 
 class Diverged(RuntimeError):
-    """A loss or weight became NaN or infinite; the message is one line that names phase and step."""
+    """An error: a loss or weight became NaN or infinite. Its message is one line with phase and step."""
 
 
 @dataclass(frozen=True)
 class Row:
-    """One step: its number (the first is 1), the phases that ran in it, seconds of training when it was queued."""
+    """One step: its number from 1, its phases, and the seconds of training when it was queued."""
 
     step: int
     phases: tuple[str, ...]
@@ -51,11 +51,12 @@ class _Batch:
 
 
 class LossLog:
-    """JSON lines, one for ``every`` steps: step, images, seconds, and each phase's mean loss over the steps it ran in.
+    """A file of JSON lines, one for ``every`` steps: step, images, seconds, and each phase's mean loss.
 
-    A phase that did not run in those steps is null. ``also`` are more numbers of the device (FP16: loss scales), as
-    they were in a line's last step. Lines end at multiples of ``every``, and a checkpoint keeps the steps that no line
-    has yet: a resumed run writes the lines that an unbroken one would have written.
+    The mean covers the steps in which the phase ran, and is null if it ran in none of them. Argument ``also``
+    names further numbers on the device (FP16: loss scales), logged as in the last step of a line. Lines end at
+    multiples of ``every``. A checkpoint keeps the steps without a line, so a resumed run writes the same lines as
+    an unbroken one.
     """
 
     def __init__(
@@ -73,11 +74,11 @@ class LossLog:
         columns = len(phases) + len(self.also)
         self.buffer = torch.zeros(every, columns, dtype=torch.float64, device=device)
         self.rows: list[Row] = []
-        self.pending: list[_Batch] = []  # whole lines that are not written yet
+        self.pending: list[_Batch] = []  # whole lines not yet written
         self.last: dict[str, Any] | None = None  # the last line written
 
     def add(self, row: Row, loss: dict[str, Tensor]) -> dict[str, Any] | None:
-        """Queue one step's losses, scalars on the device; returns a line if one was written.
+        """Queue one step's losses, scalars on the device, and return the line that was written, or None.
 
         Raises:
             Diverged: an earlier loss, just read, is NaN or infinite.
@@ -88,25 +89,37 @@ class LossLog:
         if row.step % self.every:
             return None
         self.pending.append(self._send())
-        late = self.pending[-1].arrived is not None  # a line is read when the next one is sent
+        late = self.pending[-1].arrived is not None  # on CUDA, a line is read when the next one is sent
         return self._write(1 if late else 0)
 
     def check(self) -> None:
-        """Wait for everything queued so far; Diverged if any of it is NaN or infinite."""
+        """Wait for everything queued so far and write the whole lines.
+
+        Raises:
+            Diverged: a queued loss is NaN or infinite.
+        """
         self._write(0)
         _refuse_bad(self.rows, self._unsent(), self.phases)
 
     def finish(self) -> None:
-        """As ``check``, and write what is left as a shorter line. The steps stay: a run that goes on replaces it."""
+        """Check the queued losses, then write the remaining steps as a shorter line.
+
+        The steps stay queued, and a resumed run replaces the line.
+
+        Raises:
+            Diverged: a queued loss is NaN or infinite.
+        """
         self.check()
         if self.rows:
             self._append(_Batch(self.rows, self._unsent(), None))
 
     def unwritten(self, upto: int) -> list[Unwritten]:
-        """Return the steps up to ``upto`` that no whole line has yet, as plain data for a checkpoint; synchronizes.
+        """Return the steps up to ``upto`` without a whole line, as plain data for a checkpoint.
+
+        Synchronizes with the device.
 
         Raises:
-            Diverged: a loss of theirs is NaN or infinite.
+            Diverged: a loss of these steps is NaN or infinite.
         """
         found: list[Unwritten] = []
         for batch in (*self.pending, _Batch(self.rows, self._unsent(), None)):
@@ -118,7 +131,7 @@ class LossLog:
         return [each for each in found if each["step"] <= upto]
 
     def take_up(self, unwritten: list[Unwritten]) -> None:
-        """Queue the steps that a checkpoint kept, perhaps one that wrote lines at other multiples."""
+        """Queue a checkpoint's unwritten steps. Its log may have had lines at other multiples."""
         for each in unwritten:
             row = Row(each["step"], tuple(each["phases"]), each["seconds"])
             losses = torch.tensor(each["losses"], dtype=torch.float64, device=self.buffer.device)
@@ -139,7 +152,7 @@ class LossLog:
         return _Batch(rows, values, arrived)
 
     def _write(self, left: int) -> dict[str, Any] | None:
-        """Write all lines that are queued but the last ``left``; one that cannot be written stays queued."""
+        """Write all queued lines except the last ``left``. A line that cannot be written stays queued."""
         line = None
         while len(self.pending) > left:
             line = self._append(self.pending[0])
@@ -164,7 +177,11 @@ class LossLog:
 
 
 def append(path: Path, text: str) -> None:
-    """Add ``text`` to a file, all of it or nothing. UserError where it cannot be written, a full disk say."""
+    """Append ``text`` to a file, all of it or nothing.
+
+    Raises:
+        UserError: the file cannot be written, for example on a full disk.
+    """
     left = text.encode()
     try:
         with open(path, "ab", buffering=0) as stream:
@@ -180,7 +197,7 @@ def append(path: Path, text: str) -> None:
 
 
 def are_unwritten(steps: Any) -> bool:
-    """Whether a checkpoint's part is what ``LossLog.unwritten`` returns."""
+    """Return whether a checkpoint's part has the form that ``LossLog.unwritten`` returns."""
     kinds = {"step": int, "phases": list, "seconds": float, "losses": list}
     return isinstance(steps, list) and all(
         isinstance(each, dict) and all(isinstance(each.get(key), kind) for key, kind in kinds.items())
@@ -189,9 +206,9 @@ def are_unwritten(steps: Any) -> bool:
 
 
 def trim(path: Path, step: int, unwritten: list[Unwritten]) -> None:
-    """Keep the lines up to ``step`` that hold none of the ``unwritten`` steps: those come again.
+    """Remove the lines after ``step``, and lines that hold ``unwritten`` steps, which will be logged again.
 
-    A run that was killed logged more than its last checkpoint knows, and one that ended wrote a shorter line at last.
+    A killed run logged more than its last checkpoint knows. A finished run wrote a shorter last line.
     """
     if not path.exists():
         return
@@ -202,14 +219,16 @@ def trim(path: Path, step: int, unwritten: list[Unwritten]) -> None:
             if json.loads(line)["step"] <= last:
                 kept.append(line + "\n")
         except (ValueError, KeyError, TypeError):
-            continue  # half a line, of the moment it was killed
+            continue  # half a line of a killed run
     with replacing(path) as temporary:
         temporary.write_text("".join(kept), encoding="utf-8")
 
 
 def _refuse_bad(rows: list[Row], values: Tensor, phases: tuple[str, ...]) -> None:
     for row, losses in zip(rows, values.tolist(), strict=True):
-        for phase, loss in zip(phases, losses, strict=False):  # behind them are numbers of other kinds
+        for phase, loss in zip(
+            phases, losses, strict=False
+        ):  # the losses come first; other numbers follow them
             if phase in row.phases and not math.isfinite(loss):
                 raise Diverged(
                     f"step {row.step}: the loss of {phase} is {'NaN' if math.isnan(loss) else 'infinite'}"

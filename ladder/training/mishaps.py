@@ -1,4 +1,4 @@
-"""What the machine may refuse in the midst of a training, each as one line: the cause, and what helps."""
+"""Failures of the machine during a training, each as one line with cause and remedy."""
 
 from __future__ import annotations
 
@@ -14,15 +14,15 @@ from stylegan_lite.dataworkers import FAILED
 
 MEMORY = (
     "out of memory", "can't allocate memory", "cannot allocate memory", "alloc_failed", "bad_alloc",
-    "could not create a primitive", "could not create a memory",  # what oneDNN says on a CPU
+    "could not create a primitive", "could not create a memory",  # oneDNN's messages on a CPU
 )  # fmt: skip
 _WORKERS = "fewer `workers` in the recipe"
 _SMALLER = "a smaller batch or 16-bit precision needs less"
-_SHM, _ROOM = "/dev/shm", 64 * 2**20  # bytes free, with which some batch had room
+_SHM, _ROOM = "/dev/shm", 64 * 2**20  # with this many bytes free, a batch had room
 
 
 def explain(error: BaseException) -> str | None:
-    """Return one line for what the machine refused, None for anything else, a mistake of ours say."""
+    """Return one line about a failure of the machine, or None for any other error, such as a mistake of ours."""
     text = words_of(error)
     low = text.lower()
     if isinstance(error, MemoryError) or any(sign in low for sign in MEMORY):
@@ -58,7 +58,7 @@ def _memory(error: BaseException, text: str) -> str:
 
 
 def _worker(ending: str) -> str:
-    """What became of a data worker, as torch says it."""
+    """Return one line on the end of a data worker, from torch's message."""
     if "Bus error" in ending:
         return _shared_memory(ending)
     if found := re.search(r"killed by signal: ([^.]+)", ending):
@@ -78,7 +78,7 @@ def _worker(ending: str) -> str:
 
 
 def _shared_memory(text: str) -> str:
-    """What data workers lack to share a batch: room, or leave to write at all."""
+    """Return one line on why data workers cannot share a batch: no room, or no permission to write."""
     helps = "have `workers: 0` in the recipe"
     try:
         disk = shutil.disk_usage(_SHM)
@@ -96,5 +96,5 @@ def _open_files() -> str:
 
 
 def told(error: BaseException) -> str:
-    """Return one line for any error: as ``explain``, else its type and message."""
+    """Return one line for any error: that of ``explain``, else its type and message."""
     return explain(error) or describe(error)

@@ -1,8 +1,9 @@
-"""Sliced Wasserstein distance between two sets of images on the levels of a Laplacian pyramid.
+"""Sliced Wasserstein distance between two sets of images, on the levels of a Laplacian pyramid.
 
-Karras et al. 2018 (arXiv:1710.10196), section 5 and the code published with it: 7x7 patches, 128 an image and level,
-each colour channel normalized over its set, 4 x 128 random directions, mean absolute difference of sorted projections,
-times 1000. Coarse levels compare layout and colour, fine ones texture. It needs no downloaded network.
+Source: Karras et al. 2018 (arXiv:1710.10196), section 5, and the code published with it. Each level takes 128
+patches of 7x7 from every image and normalizes each colour channel over its set. The distance is the mean absolute
+difference of sorted projections on 4 x 128 random directions, times 1000. Coarse levels compare layout and colour,
+fine levels texture. No downloaded network is needed.
 """
 
 from __future__ import annotations
@@ -12,13 +13,16 @@ import torch.nn.functional as F
 from torch import Tensor
 
 PATCH = 7
-PATCHES = 128  # an image and level
+PATCHES = 128  # per image and level
 DIRECTIONS, REPEATS = 128, 4
-LEAST = 16  # pixels: the pyramid's coarsest level
+LEAST = 16  # pixels, at the pyramid's coarsest level
 
 
 def laplacian_pyramid(images: Tensor) -> list[Tensor]:
-    """[N, 3, R, R] -> differences at R, R/2, ..., and what is left at 16x16 (at R where R is less)."""
+    """Return the pyramid of images [N, 3, R, R]: differences at R, R/2, ..., and the rest at 16x16.
+
+    The rest is at R if R is below 16.
+    """
     levels = []
     while images.shape[-1] > LEAST:
         small = _blur(images)[:, :, ::2, ::2]
@@ -30,9 +34,10 @@ def laplacian_pyramid(images: Tensor) -> list[Tensor]:
 
 
 def distances(real: Tensor, fake: Tensor, seed: int = 0) -> dict[int, float]:
-    """Distance at each level's resolution, times 1000; ``real`` and ``fake`` [N, 3, R, R] of the same N, in [-1, 1].
+    """Return the distance at each level's resolution, times 1000.
 
-    Patches and directions are a function of the seed: sets compared with one seed see the same ones.
+    ``real`` and ``fake`` are [N, 3, R, R] in [-1, 1] with the same N. Patches and directions depend only on the seed,
+    so all comparisons with one seed use the same ones.
 
     Raises:
         ValueError: the sets differ in shape.
@@ -49,7 +54,7 @@ def distances(real: Tensor, fake: Tensor, seed: int = 0) -> dict[int, float]:
 
 
 def _descriptors(level: Tensor, generator: torch.Generator) -> Tensor:
-    """[N * PATCHES, 3 * 7 * 7] random patches, mean 0 and deviation 1 in each colour."""
+    """Return random patches [N * PATCHES, 3 * 7 * 7] with mean 0 and deviation 1 in each colour."""
     n, size = level.shape[0], level.shape[-1]
     side = min(PATCH, size)
     corner = torch.randint(0, size - side + 1, (2, n, PATCHES), generator=generator).to(level.device)
@@ -72,7 +77,7 @@ def _distance(a: Tensor, b: Tensor, generator: torch.Generator) -> float:
 
 
 def _blur(x: Tensor) -> Tensor:
-    """The pyramid's 5x5 binomial filter [1, 4, 6, 4, 1], mirrored at the border."""
+    """Apply the pyramid's 5x5 binomial filter [1, 4, 6, 4, 1], mirrored at the border."""
     taps = torch.tensor([1.0, 4.0, 6.0, 4.0, 1.0]) / 16
     kernel = torch.outer(taps, taps).to(x).expand(x.shape[1], 1, 5, 5)
     return F.conv2d(F.pad(x, (2, 2, 2, 2), mode="reflect"), kernel, groups=x.shape[1])

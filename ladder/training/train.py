@@ -1,6 +1,6 @@
-"""Training for real: sample grids, a loss log, and a checkpoint that resumes exactly.
+"""Real training with sample grids, a loss log, and a checkpoint that resumes exactly.
 
-The step is the very one that the ladder times, with any recipe.
+The step is the one that the ladder times, with any recipe.
 """
 
 from __future__ import annotations
@@ -30,7 +30,9 @@ from stylegan_lite.step import PHASES, TrainingStep
 
 __all__ = ["Diverged", "train"]
 
-COPY_EVERY = 64  # steps, about, on a GPU: copying 684 MB of state takes 5 ms on an H100, half of a fast step
+COPY_EVERY = (
+    64  # steps on a GPU, approximately; copying 684 MB of state takes 5 ms on an H100, half of a fast step
+)
 
 OnEvent = Callable[[dict[str, Any]], None]
 
@@ -51,25 +53,27 @@ def train(
     truncation: float = 1.0,
     on_event: OnEvent | None = None,
 ) -> dict[str, Any]:
-    """Train up to step ``steps`` and write ``samples-<step>.png``, ``losses.jsonl`` and ``checkpoint.pt`` to ``out``.
+    """Train up to step ``steps``, and write samples, loss log and checkpoint to ``out``.
+
+    The files are ``samples-<step>.png``, ``losses.jsonl`` and ``checkpoint.pt``.
 
     Args:
-        workload, recipe: as for ``stylegan_lite.make_step``; ``workload["data"]`` is taken from ``images``.
-        steps: the step to end at, also when resuming: 500, then 1000 with ``resume``, equals 1000 at once.
-        seed: weights, latents and data order. A resumed run keeps its own.
-        resume: a checkpoint. Lines of the log in ``out`` behind its step are dropped.
-        sample_every, log_every, checkpoint_every: in steps; grids and checkpoint also come at the end. By default a
-            checkpoint goes with every grid.
-        truncation: of the sample grids; 1 is none.
-        on_event: gets dicts: "event" ("start", "note", "log", "sample", "checkpoint", "end") and what belongs to it.
+        workload, recipe: the arguments of ``stylegan_lite.make_step``; ``images`` replaces ``workload["data"]``.
+        steps: the last step, also when resuming: 500, then 1000 with ``resume``, equals 1000 at once.
+        seed: seed of weights, latents and data order. A resumed run keeps its own.
+        resume: a checkpoint. Log lines in ``out`` after its step are removed.
+        sample_every, log_every, checkpoint_every: steps between outputs. Grid and checkpoint are also written at the
+            end. By default every grid comes with a checkpoint.
+        truncation: truncation of the sample grids; 1 is none.
+        on_event: gets dicts with "event" ("start", "note", "log", "sample", "checkpoint", "end") and its details.
 
     Returns:
-        plain data: step, images, seconds, losses (the last line of the log), and the names of the files in ``out``.
+        Plain data: step, images, seconds, losses (the last line of the log), and the file names in ``out``.
 
     Raises:
         UserError: ``out`` holds another run, or the checkpoint does not fit; one line.
         Diverged: NaN or infinity, with phase and step; the last good checkpoint is kept.
-        KeyboardInterrupt: Ctrl-C, after the step in progress and a checkpoint. A second one ends at once.
+        KeyboardInterrupt: Ctrl-C, after the current step and a checkpoint. A second Ctrl-C ends at once.
     """
     out, resume = Path(out), None if resume is None else Path(resume)
     with locks.folder_lock(out):
@@ -101,7 +105,7 @@ def train(
             return run.to(steps, sample_every, checkpoint_every or sample_every)
         except (UserError, ConfigError, Diverged):
             raise
-        except Exception as error:  # before the first step: `_Run.to` handles its own
+        except Exception as error:  # errors before the first step; `_Run.to` handles later ones
             if (cause := mishaps.explain(error)) is None:
                 raise
             raise UserError(f"{out}: training cannot begin: {cause}") from error
@@ -111,7 +115,7 @@ def train(
 
 
 def _telling(on_event: OnEvent | None) -> OnEvent:
-    """``on_event``, but that a terminal or pipe which is gone ends no training."""
+    """Return ``on_event`` without its OSErrors: a closed terminal or pipe must not end a training."""
 
     def tell(event: dict[str, Any]) -> None:
         with suppress(OSError):
@@ -122,7 +126,7 @@ def _telling(on_event: OnEvent | None) -> OnEvent:
 
 
 def _scales(step: TrainingStep) -> dict[str, torch.Tensor]:
-    """FP16's loss scales, and how many updates they have skipped so far; nothing in other precisions."""
+    """Return FP16's loss scales and counts of skipped updates by name, or {} for other precisions."""
     of = {"loss_scale": "scale", "skipped": "skipped"}
     scales = step.scales.items()
     return {f"{key}_{name}": getattr(scale, value) for key, value in of.items() for name, scale in scales}
@@ -136,7 +140,10 @@ def _open(
     device: str,
     steps: int,
 ) -> dict[str, Any] | None:
-    """Read the checkpoint to go on from, and see that ``out`` is free for it, before anything costly is built."""
+    """Return the checkpoint to resume from, or None, and check that ``out`` is free.
+
+    It is called before anything costly is built.
+    """
     if resume is None:
         trainingfolder.refuse_occupied(out)
         return None
@@ -155,19 +162,19 @@ def _identity(images: ImageSet) -> dict[str, Any]:
 
 @dataclass
 class _Run:
-    """One run's step, folder and log; ``before`` are the seconds of training that a checkpoint brought along."""
+    """The step, folder and log of one run. ``before`` holds the seconds of training in the loaded checkpoint."""
 
     step: TrainingStep
     out: Path
     images: ImageSet
     seed: int
-    name: str  # of the run, in its checkpoints
+    name: str  # the name of the run in its checkpoints
     log: LossLog
     truncation: float
     tell: OnEvent
     before: float = 0.0
     started: float = 0.0
-    saved: int | None = None  # step of the checkpoint on disk
+    saved: int | None = None  # the step of the checkpoint on disk
     full: bool = False  # whether the disk has refused a checkpoint
     copy: checkpoint.Copy = field(default_factory=checkpoint.Copy)
 
@@ -180,7 +187,7 @@ class _Run:
             self.tell({"event": "note", "text": "the checkpoint was made with another recipe"})
 
     def to(self, steps: int, sample_every: int, checkpoint_every: int) -> dict[str, Any]:
-        """Step up to ``steps``; returns the summary."""
+        """Train up to ``steps`` and return the summary."""
         self.started = time.perf_counter()
         with stop_between() as stopped:
             try:
@@ -191,7 +198,7 @@ class _Run:
                 problem = self._broken(error)
                 if (
                     stopped() and self.saved == self.step.count
-                ):  # what stops a training may stop its workers first
+                ):  # a signal to stop may reach the workers first
                     raise self._stopped() from error
                 if problem is None:
                     raise
@@ -221,17 +228,20 @@ class _Run:
         self._save()
 
     def _broken(self, error: Exception) -> str | None:
-        """Save the state after the last whole step. Returns one line on cause and state; None: the cause is unknown."""
+        """Save the state after the last whole step.
+
+        Returns one line on cause and state, or None if the cause is unknown.
+        """
         cause = words_of(error) if isinstance(error, UserError | ConfigError) else mishaps.explain(error)
         number = self.step.count
-        traceback.clear_frames(error.__traceback__)  # what the step held of memory is needed to save
+        traceback.clear_frames(error.__traceback__)  # saving needs the memory that the failed step held
         gc.collect()
         if self.step.device == "cuda":
-            with suppress(Exception):  # a GPU that failed refuses this, too
+            with suppress(Exception):  # a failed GPU refuses this as well
                 torch.cuda.empty_cache()
         try:
             kept = self._rescue()
-        except Exception as other:  # whatever it is: the first error is the one to tell
+        except Exception as other:  # report the first error, not this one
             why = str(other) if isinstance(other, UserError | Diverged) else mishaps.told(other)
             kept = f"its state is not saved{'' if cause and why in cause else f' ({why})'}; {self._kept()}"
         if cause is None:
@@ -243,11 +253,11 @@ class _Run:
         state = self.copy.sound() if self.step.updating else None
         if not self.step.count or (self.step.updating and state is None):
             return self._kept()
-        if self.full:  # it was just tried
+        if self.full:  # saving has just failed
             return f"its state is not saved; {self._kept()}"
         step = self.step.count if state is None else state["count"]
         if self.saved is None or step > self.saved:
-            with suppress(UserError):  # the log's disk may be what is full
+            with suppress(UserError):  # the disk of the log may be full
                 self.log.check()
             self._write_checkpoint(state)
         return f"go on from step {step} with --resume {self.out / 'checkpoint.pt'}"
@@ -261,14 +271,14 @@ class _Run:
         try:
             self.step.step()
         finally:
-            if (
-                self.step.count > index
-            ):  # a step that is done, though reading the next batch ahead may have failed
+            if self.step.count > index:  # the step is done, even if prefetching the next batch failed
                 phases = tuple(phase for phase in PHASES if lazy.get(phase, True))
                 line = self.log.add(Row(self.step.count, phases, self._seconds()), self.step.loss)
         if line is not None:
             self.tell({"event": "log", **line})
-        every = self.log.every * math.ceil(COPY_EVERY / self.log.every)  # where a line of the log ends
+        every = self.log.every * math.ceil(
+            COPY_EVERY / self.log.every
+        )  # a multiple of it ends a line of the log
         if self.step.device == "cpu" or self.step.count % every == 0:
             self.copy.take(self.step, self._seconds())
 
@@ -281,12 +291,16 @@ class _Run:
         self.tell({"event": "sample", "step": self.step.count, "path": str(path)})
 
     def _save(self) -> None:
-        """Write the checkpoint, but only of a state whose losses and weights are all finite."""
+        """Write the checkpoint if all losses and weights are finite.
+
+        Raises:
+            Diverged: a loss or weight is NaN or infinite.
+        """
         self.log.check()
         self._write_checkpoint(None)
 
     def _write_checkpoint(self, state: dict[str, Any] | None) -> None:
-        """As ``_save``, of the state as it is now or of a copy."""
+        """Write the checkpoint of the current state (None), or of a copy of the state."""
         count = self.step.count if state is None else state["count"]
         unwritten = self.log.unwritten(count)
         if state is None and (bad := self.step.check_finite()) is not None:

@@ -1,7 +1,7 @@
-"""Trainings side by side, each in a process of its own: for what is not timed and may share a GPU.
+"""Parallel trainings, each in its own process, for work that is not timed and may share a GPU.
 
-A process is used again for the next training unless one broke in it (its CUDA context may be unusable then). A process
-that dies costs the training it was at, and nothing else.
+A process takes the next training unless one broke in it, because its CUDA context may then be unusable. A process
+that dies loses only its current training.
 """
 
 from __future__ import annotations
@@ -19,16 +19,16 @@ from typing import Any
 from ladder.training import mishaps
 
 Task = tuple[Any, ...]
-Record = dict[str, Any]  # it has "reason": None, or one line why the training broke
+Record = dict[str, Any]  # "reason" is None, or one line on why the training broke
 
 
 def run(
     prepare: Callable[..., Callable[..., Record]], arguments: Task, tasks: Sequence[Task], jobs: int
 ) -> Iterator[tuple[Task, Record]]:
-    """Each task with the record that ``prepare(*arguments)(*task)`` returns, in the order in which they end.
+    """Yield each task with the record of ``prepare(*arguments)(*task)``, in the order of completion.
 
-    ``prepare`` is called once in each process; it and everything that is handed over must be picklable. Closing the
-    iterator ends the processes, and so does the end of this one.
+    Each process calls ``prepare`` once. ``prepare`` and all arguments and tasks must be picklable. The processes
+    end when the iterator is closed or this process ends.
     """
     waiting = collections.deque(tasks)
     busy: dict[Connection, tuple[_Member, Task]] = {}
@@ -57,14 +57,14 @@ def run(
 
 
 class _Member:
-    """One process, in a process group with the data loaders that it starts."""
+    """One worker process, in a process group with its own data loaders."""
 
     def __init__(self, prepare: Callable[..., Any], arguments: Task) -> None:
-        context = multiprocessing.get_context("spawn")  # a fork of a process that has used CUDA cannot use it
+        context = multiprocessing.get_context("spawn")  # a forked process cannot use the CUDA of its parent
         self.connection, other = context.Pipe()
         self.process = context.Process(target=_work, args=(other, prepare, arguments))
         self.process.start()
-        other.close()  # so that the end of the process is the end of the pipe
+        other.close()  # so that the pipe ends with the process
 
     def answer(self) -> Record:
         try:
@@ -79,13 +79,13 @@ class _Member:
     def kill(self) -> None:
         with contextlib.suppress(ProcessLookupError):
             os.killpg(self.process.pid, signal.SIGKILL)
-        self.process.kill()  # it may not have its group yet
+        self.process.kill()  # the process may not have its group yet
         self.process.join()
         self.connection.close()
 
 
 def _given(member: _Member, task: Task) -> _Member | None:
-    """The member, with the task; None if it is no longer there."""
+    """Send the task to the member and return it, or None if its process is gone."""
     try:
         member.connection.send(task)
         return member
@@ -95,7 +95,7 @@ def _given(member: _Member, task: Task) -> _Member | None:
 
 
 def _work(connection: Connection, prepare: Callable[..., Callable[..., Record]], arguments: Task) -> None:
-    os.setpgid(0, 0)  # Ctrl-C is for the process that asked; it ends us
+    os.setpgid(0, 0)  # Ctrl-C goes to the parent, which ends this process
     threading.Thread(target=_end_with_parent, daemon=True).start()
     train = None
     while True:

@@ -1,11 +1,11 @@
-"""Makes asv's pages safe to publish: no script from elsewhere, a strict policy, and text that stays text.
+"""asv's pages made safe to publish: no script from elsewhere, a strict policy, and text that stays text.
 
-asv writes names and machine facts into its pages as HTML. Three walls stand against a hostile one: its scripts are
-changed where they do so (REPLACED), the policy runs no script that is not a file of the site, and Bootstrap's tooltips
-are of a version that cleans what it shows. The changes are exact pieces of asv 0.6.6: another asv stops the publishing.
+asv writes names and machine facts into its pages as HTML. Three barriers stop hostile text. The scripts of asv that
+insert HTML are changed (REPLACED). The policy runs only scripts that are files of the site. The bundled Bootstrap
+cleans the text of tooltips. REPLACED quotes asv 0.6.6 exactly, and any other version stops the publishing.
 
-asv also calls steps regressions, by single processes and a threshold of its own. Its page of them, its feed and the
-list's columns of changes are left out: what is confirmed is said by `ladder history` alone.
+asv also calls steps regressions, from single processes and with its own threshold. Its page of regressions, its
+feed and the list's columns of changes are removed; only `ladder history` confirms a regression.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from pathlib import Path
 from ladder.base.errors import UserError
 from ladder.publish.site import vendored
 
-# Styles: flot and asv write `style` attributes, which can neither load nor run anything.
+# `unsafe-inline` is for the `style` attributes of flot and asv, which can neither load nor run anything.
 POLICY = (
     "default-src 'none'; script-src 'self'; style-src 'self'; style-src-attr 'unsafe-inline'; img-src 'self'; "
     "font-src 'self'; connect-src 'self'; base-uri 'none'; form-action 'none'"
@@ -25,8 +25,8 @@ POLICY = (
 OURS = ("keyboard.js", "contrast.css")
 VENDOR, FONTS = "vendor", "fonts"
 
-# File: [(what asv has, how often, what stands there instead)].
-_TEXT_TOOLTIP = ("html: true", "html: false")  # line breaks are kept by asv's style sheet
+# File: [(asv's text, its count, our text)].
+_TEXT_TOOLTIP = ("html: true", "html: false")  # asv's style sheet keeps line breaks
 _JOINED = ("details.join('<br/>')", "details.join('\\n')")
 _BUTTON = ('btn-xs active" role="button"/>', 'btn-xs active" role="button" tabindex="0"/>')
 REPLACED: dict[str, list[tuple[str, int, str]]] = {
@@ -93,7 +93,7 @@ REPLACED: dict[str, list[tuple[str, int, str]]] = {
         ),
         (_JOINED[0], 1, _JOINED[1]),
         (_TEXT_TOOLTIP[0], 3, _TEXT_TOOLTIP[1]),
-        # orderBars reckons with the names of categories and gets NaN: bars of two machines were not drawn at all.
+        # orderBars computes with the names of categories and gets NaN, so bars of two machines were not drawn.
         (
             "                        point[0] = $(\"<span>\").text('' + point[0]).html();\n"
             "                    });\n                });\n",
@@ -103,7 +103,7 @@ REPLACED: dict[str, list[tuple[str, int, str]]] = {
             "                    graph.bars = {order: null};\n"
             "                    graph.shift = 0.6 * (i - (graphs.length - 1) / 2) / graphs.length;\n"
             "                });\n"
-            "                var rungs = {};\n"  # all of them, each with room for its bar on both sides
+            "                var rungs = {};\n"  # all rungs, with room for a bar on both sides
             "                $.each(graphs, function(i, graph) {\n"
             "                    $.each(graph.data, function(j, point) {\n"
             "                        if (point[1] != null) rungs[point[0]] = true;\n"
@@ -124,7 +124,7 @@ REPLACED: dict[str, list[tuple[str, int, str]]] = {
             1,
             "var graph_div = $('#main-graph').toggleClass('names', options.xaxis.mode == 'categories');",
         ),
-        # What stands on another axis than commits is no commit.
+        # Only a point on the axis of commits is a commit.
         (
             "var commit_hash = get_commit_hash(item.datapoint[0]);\n                    if (commit_hash) {",
             1,
@@ -139,7 +139,7 @@ REPLACED: dict[str, list[tuple[str, int, str]]] = {
         ),
     ],
     "asv.js": [
-        # Who follows an old address, of a page or a benchmark that is gone, sees the grid.
+        # An old address, of a removed page or benchmark, shows the grid.
         (
             "info.params['benchmark'] = info.location[0];\n            show_page('graphdisplay', info.params);",
             1,
@@ -149,7 +149,7 @@ REPLACED: dict[str, list[tuple[str, int, str]]] = {
         ),
     ],
 }
-# What calls a step a regression, or is there for an address from elsewhere.
+# Files that call a step a regression, and the page for failed loads from elsewhere.
 DROPPED = ("regressions.js", "regressions.css", "error.html")
 _PARTS = (
     r'<link href="regressions\.css"[^>]*>',
@@ -163,11 +163,11 @@ def secure(folder: Path) -> None:
     """Rewrite the pages that asv has put into ``folder``.
 
     Raises:
-        UserError: they are not those of the asv that this was written for.
+        UserError: the pages are not those of asv 0.6.6.
     """
     assets = vendored.load()
     (folder / VENDOR).mkdir()
-    (folder / FONTS).mkdir()  # where Bootstrap's style sheet looks for them
+    (folder / FONTS).mkdir()  # Bootstrap's style sheet looks for them there
     for asset in assets:
         kind = VENDOR if asset.file.endswith((".js", ".css")) else FONTS
         shutil.copyfile(vendored.ASSETS / asset.file, folder / kind / asset.file)
@@ -193,7 +193,9 @@ def _changed(name: str, text: str, pieces: list[tuple[str, int, str]]) -> str:
 
 
 def _page(text: str, assets: list[vendored.Asset]) -> str:
-    """asv's page: scripts and styles from elsewhere give way to ours; inline scripts and handlers go."""
+    """Return asv's page with our scripts and styles in place of external ones, without inline scripts and
+    handlers.
+    """
     outside = 0
 
     def script(found: re.Match[str]) -> str:

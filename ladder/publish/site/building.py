@@ -1,4 +1,4 @@
-"""Builds the front page and moves a finished site into its place: whole or not at all."""
+"""The construction of the front page, and the exchange of a finished site for the old one, whole or not at all."""
 
 from __future__ import annotations
 
@@ -17,8 +17,11 @@ from ladder.publish.site import collected, front
 from ladder.report import chart
 from ladder.report.themes import DARK, LIGHT
 
-ASV = "asv"  # asv's pages are in this folder of the site
-_OURS = (f"{ASV}/info.json", "info.json")  # of ours, and of an asv without this publisher
+ASV = "asv"  # the folder of asv's pages in the site
+_OURS = (
+    f"{ASV}/info.json",
+    "info.json",
+)  # marks of our site, and of one that asv made without this publisher
 
 
 def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Mapping[str, int]) -> list[str]:
@@ -28,10 +31,10 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
         site: the site's folder.
         ladder_results: results of `ladder run`.
         accepted: asv's results, validated.
-        revisions: commit: its number on the branch.
+        revisions: commit -> its number on the branch.
 
     Returns:
-        One line for each result of `ladder run` that was refused.
+        One line for each refused result of `ladder run`.
     """
     site = Path(site)
     found, refused = collected.publish(ladder_results, site / "results" / "ladder")
@@ -61,7 +64,7 @@ def _charts(panel: collected.Panel, group: collected.Group, site: Path) -> list[
 
 
 def _copy_asv(accepted: Path, site: Path, revisions: Mapping[str, int]) -> list[str]:
-    """Copy what is drawn of asv's results: those of commits on the branch, and their machines' records."""
+    """Copy asv's results of commits on the branch, with their machines' records, and return their paths."""
     copied = []
     for path in sorted(accepted.glob("*/*.json")):
         if path.name == "machine.json" or json.loads(path.read_bytes())["commit_hash"] not in revisions:
@@ -76,10 +79,10 @@ def _copy_asv(accepted: Path, site: Path, revisions: Mapping[str, int]) -> list[
 
 @contextmanager
 def replacing(html: Path) -> Iterator[Path]:
-    """Yield an empty folder beside ``html``; when the block ends well, it takes ``html``'s place.
+    """Yield an empty folder beside ``html`` that replaces ``html`` if the block succeeds.
 
     Raises:
-        UserError: ``html`` holds something else than a published site, or cannot be written beside.
+        UserError: ``html`` is not a published site, or its parent folder cannot be written.
     """
     html = Path(os.path.abspath(html))
     if html.is_symlink() or (html.exists() and not _replaceable(html)):

@@ -1,4 +1,4 @@
-"""What the front page shows: for each workload the best ladder of each machine, and where its raw results lie."""
+"""The content of the front page: the best ladder of each machine and workload, and the paths of the raw results."""
 
 from __future__ import annotations
 
@@ -25,9 +25,9 @@ FULL = "full"  # the ladder whose rungs asv measures
 
 @dataclass(frozen=True)
 class Raw:
-    """One result file that was published."""
+    """One published result file."""
 
-    path: str  # from the site's folder
+    path: str  # relative to the site's folder
     machine: str
     workload: str
     ladder: str
@@ -42,8 +42,8 @@ class Panel:
 
     machine: str  # its short name, as in the folders of results
     shown: View
-    result: dict[str, Any] | None  # None where only asv measured it
-    raw: tuple[str, ...]  # paths from the site's folder
+    result: dict[str, Any] | None  # absent if only asv measured the machine
+    raw: tuple[str, ...]  # paths relative to the site's folder
 
     @property
     def single(self) -> bool:
@@ -52,7 +52,7 @@ class Panel:
 
 @dataclass(frozen=True)
 class Group:
-    """The same ladder and workload on several machines: what may stand on one scale."""
+    """The same ladder and workload on several machines, which may share a scale."""
 
     workload: str
     ladder: str
@@ -61,7 +61,7 @@ class Group:
 
     @property
     def most(self) -> float:
-        """The highest bar or error bar that is drawn of any of them, in ms."""
+        """Return the highest bar or error bar of all panels, in ms."""
         from ladder.report import errorbars, panels
 
         ends = [1e-3]
@@ -78,7 +78,7 @@ def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]]
     """Copy the valid results of `ladder run` below ``folder`` to ``into``.
 
     Returns:
-        (the copies with what they hold, one line for each file that was refused)
+        (the copies with their content, one line for each refused file)
     """
     found, refused = [], []
     there = {loading.show_path(path): path for path in sorted(folder.rglob("*.json"))}
@@ -94,7 +94,7 @@ def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]]
             continue
         copy = (
             into / text.slug(result["machine"]["name"]) / source.name
-        )  # not under a folder's name as it came
+        )  # named after the machine, not after the folder of the file
         if copy.exists():
             refused.append(f"{judged.path}: another file of this machine has its name")
             continue
@@ -105,7 +105,7 @@ def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]]
 
 
 def raw(found: Iterable[tuple[Path, dict[str, Any]]], site: Path) -> list[Raw]:
-    """All published result files, by machine and workload, newest first."""
+    """Return all published result files, by machine and workload, newest first."""
     made = [
         Raw(
             path.relative_to(site).as_posix(),
@@ -125,7 +125,7 @@ def raw(found: Iterable[tuple[Path, dict[str, Any]]], site: Path) -> list[Raw]:
 def groups(
     found: list[tuple[Path, dict[str, Any]]], points: list[asvseries.Point], site: Path
 ) -> list[Group]:
-    """Ladders by workload, GPUs before CPUs; a machine that only asv has measured joins as a single run."""
+    """Return the ladders by workload, GPUs before CPUs. A machine measured only by asv joins as a single run."""
     kept = sources.without_sources(result for _, result in found)
     others = [result for _, result in found]
     paths = {id(result): path.relative_to(site).as_posix() for path, result in found}
@@ -135,7 +135,7 @@ def groups(
         if result["protocol"].get("mode", modes.CUMULATIVE) == modes.CUMULATIVE:
             work, ladder = result["workload"], result["ladder"]
             names = called[work["name"], content.of_workload(work)], ladder["name"]
-            said = ladder.get("digest")  # of a user's: two of one name may be in another order
+            said = ladder.get("digest")  # a user's ladders with one name may differ in their order
             if said and not names[1].endswith(said):
                 names = names[0], f"{names[1]}-{said}"
             machines = best.setdefault(names, {})

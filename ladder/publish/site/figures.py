@@ -1,4 +1,4 @@
-"""The front page's pictures: small ladders on one scale, and the highest rung over commits; drawn as every chart is."""
+"""The front page's pictures: small ladders on one scale, and the highest rung over commits, in the charts' style."""
 
 from __future__ import annotations
 
@@ -12,10 +12,10 @@ from ladder.report.themes import Theme
 from ladder.report.view import View
 
 HEIGHT, NAMES, LEFT, RIGHT = 2.5, 1.25, 0.95, 0.08  # inches
-FEW, WIDE, NARROW = 10, 0.54, 0.36  # up to so many columns are wide
+FEW, WIDE, NARROW = 10, 0.54, 0.36  # up to this many columns are wide
 _HISTORY = 6.2
-LABELS = 12  # commits that are named under the axis
-# Of a label beside a point: offset in points, alignment. The first is for the end of a line, then in this order.
+LABELS = 12  # commits named under the axis, at most
+# Places of a label beside a point: offset in points, alignment. Only the end of a line tries the first place.
 _PLACES = (
     ((8, 0), "left", "center"),
     *(
@@ -27,7 +27,7 @@ _PLACES = (
 
 
 def ladder(shown: View, most: float, theme: Theme) -> bytes:
-    """One machine's rungs as bars up to ``most``, as SVG."""
+    """Draw one machine's rungs as bars up to ``most`` and return SVG."""
     return drawing.save(lambda: _ladder(shown, most, theme), "svg", theme)
 
 
@@ -43,7 +43,7 @@ def _ladder(shown: View, most: float, theme: Theme) -> Any:
     axes.set_xticks([])
     for side in axes.spines.values():
         side.set_visible(False)
-    rows = tuple(dataclasses.replace(row, reason="") for row in shown.rows)  # why is in the table below
+    rows = tuple(dataclasses.replace(row, reason="") for row in shown.rows)  # the table below has the reasons
     panels.draw_bars(
         axes, dataclasses.replace(shown, rows=rows), column, theme, most, 8.5 if column == WIDE else 7
     )
@@ -61,7 +61,7 @@ def _short(title: str) -> str:
 
 
 def history(steps: Sequence[Step], theme: Theme) -> bytes:
-    """Milliseconds of the highest rung at each commit, a line for each set of libraries, as SVG."""
+    """Draw the milliseconds of the highest rung at each commit, one line per set of libraries, and return SVG."""
     return drawing.save(lambda: _history(steps, theme), "svg", theme)
 
 
@@ -88,7 +88,9 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
         times = [step.ms for step in mine]
         look = {"color": color, "marker": marker, "linestyle": line, "markersize": 5}
         lines += axes.plot(xs, times, **look, label=named(software, several))
-        axes.plot(xs, times, **look | {"linestyle": ""}, zorder=7)  # no label hides a point
+        axes.plot(
+            xs, times, **look | {"linestyle": ""}, zorder=7
+        )  # above the labels, so that no label hides a point
         for place, (x, step) in enumerate(zip(xs, mine, strict=True)):
             last = place == len(mine) - 1
             if last or place == 0 or mine[place - 1].rung != step.rung:
@@ -103,12 +105,12 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
 
 
 def libraries(steps: Sequence[Step]) -> list[tuple[str, ...]]:
-    """The sets of libraries, each a series of its own."""
+    """Return the sets of libraries. Each is a series of its own."""
     return list(dict.fromkeys(step.software for step in steps))
 
 
 def named(software: tuple[str, ...], several: Sequence[tuple[str, ...]]) -> str:
-    """A set of libraries by its torch, and by what else tells it from the others."""
+    """Return the name of a set of libraries: its torch, and the versions that distinguish it from the others."""
     differs = [part for part in software[1:] if any(part not in other for other in several)]
     return ", ".join(
         [software[0], *differs] if sum(other[0] == software[0] for other in several) > 1 else software[:1]
@@ -116,15 +118,18 @@ def named(software: tuple[str, ...], several: Sequence[tuple[str, ...]]) -> str:
 
 
 def span(times: Sequence[float]) -> tuple[float, float]:
-    """What of the axis is drawn: from 0 where times differ much, else as much around them that noise looks small."""
+    """Return the range of the axis.
+
+    It starts at 0 if times differ much, and otherwise is wide enough that noise looks small.
+    """
     low, high = min(times), max(times)
     return (0.0, high * 1.25) if high > 1.3 * low else (low * 0.85, high * 1.15)
 
 
 def _label(figure: Any, lines: list[Any], labels: list[tuple[int, int, Step, str]], theme: Theme) -> None:
-    """Rung and time beside points, where no line is if there is such a place.
+    """Write rung and time beside points, preferably where no line passes.
 
-    One that would cover another is left out: the table has it. The first come first.
+    A label that would cover another is left out; the table has its numbers. Earlier labels have precedence.
     """
     from matplotlib import patheffects
     from matplotlib.backends.backend_agg import FigureCanvasAgg
@@ -145,7 +150,9 @@ def _label(figure: Any, lines: list[Any], labels: list[tuple[int, int, Step, str
             made.set(ha=ha, va=va)
             box = made.get_window_extent(renderer)
             crossed = sum(path.intersects_bbox(box, filled=False) for path in drawn)
-            crossed += sum(box.count_contains(path.vertices) for path in drawn)  # a line of one point, too
+            crossed += sum(
+                box.count_contains(path.vertices) for path in drawn
+            )  # also for a line of one point
             covers = any(box.overlaps(other) for other in taken) or box.x0 < axes.bbox.x0
             found.append((covers, crossed, len(found)))
         covers, _, best = min(found)

@@ -1,4 +1,4 @@
-"""The front page: one HTML file without a script, its pictures inside it, so that it also works from a folder."""
+"""The front page: one HTML file with embedded pictures and no script, which also works from a folder."""
 
 from __future__ import annotations
 
@@ -17,17 +17,17 @@ from ladder.report import panels
 from ladder.report.themes import DARK, LIGHT, Theme
 from ladder.report.view import Row, shown_gain, shown_top
 
-# Green for `faster`, and the lines between rows, are of the page alone; all else are the charts' colours.
+# The page's own colours: green for `faster`, and the lines between rows. All others are the charts' colours.
 _PAGE = {
     LIGHT: {"good": "#1A6E34", "line": "#D5DAE0", "mark": LIGHT.article, "link": "#005A8C"},
     DARK: {"good": "#6CCB88", "line": "#343C45", "mark": DARK.article, "link": "#7CC5F0"},
 }
-_WORDS = ("verdict", "advice")  # columns that hold words
+_WORDS = ("verdict", "advice")  # columns of words
 _LOUD = ("faster", "slower", "ADOPT", "SKIP")
 
 
 def colors(theme: Theme) -> dict[str, str]:
-    """The page's colours by the names that its style sheet uses."""
+    """Return the page's colours by the names in its style sheet."""
     return {**vars(theme), **_PAGE[theme]}
 
 
@@ -39,15 +39,15 @@ def page(
     charts: dict[int, Sequence[tuple[str, str]]],
     names: dict[str, str],
 ) -> str:
-    """The whole page.
+    """Return the whole page as HTML.
 
     Args:
         groups: ladders that share a scale.
-        histories: by machine and workload.
+        histories: steps by (machine, workload).
         raw: result files of `ladder run` in the site.
         asv_files: paths of asv's result files in the site.
-        charts: by the id of a panel: (what it is, path in the site) of its whole chart.
-        names: what to call a machine of the histories.
+        charts: (link text, path in the site) of each whole chart, by the id of its panel.
+        names: displayed name of each machine in the histories.
     """
     from jinja2 import Environment, FileSystemLoader, StrictUndefined
     from markupsafe import Markup
@@ -88,7 +88,7 @@ def _style() -> str:
 
 
 def _picture(drawn: dict[str, Any]) -> Any:
-    """Both pictures, of which the browser shows the one for its ground, and one alternative text."""
+    """Return both pictures with one alternative text. The browser shows the one for its background."""
     from markupsafe import Markup
 
     light, dark = (_embedded(drawn[name]) for name in ("light", "dark"))
@@ -174,7 +174,7 @@ def _cell(heading: str, text: str) -> dict[str, str]:
 
 
 def _alt(panel: Panel, title: str, workload: str) -> str:
-    """What the picture shows, for whoever does not see it; the table under it has all numbers."""
+    """Return the alternative text of a picture. The table under it has all numbers."""
     bars = [
         f"{row.title} {panels.short_ms(row.step_ms)} ms" if row.step_ms else f"{row.title} {row.status}"
         for row in panel.shown.rows
@@ -219,7 +219,7 @@ def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]
 
 
 def _asv(machine: str, workload: str, axis: str, rung: str | None = None) -> str:
-    """asv's page of the step time, with what is wanted selected."""
+    """Return the address of asv's page of the step time with this selection."""
     asked = {"x-axis": axis, "machine": machine, "p-workload": f"'{workload}'"}
     if rung:
         asked["p-rung"] = f"'{rung}'"

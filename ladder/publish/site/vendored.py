@@ -1,7 +1,8 @@
-"""The scripts that asv's pages need, kept here by version and hash, so that a site loads nothing from elsewhere.
+"""The scripts that asv's pages need, stored here by version and hash, so that a site loads nothing from elsewhere.
 
-`assets/manifest.json` says of each file which npm package and version it is from, the hash of the package and its own.
-A newer version: edit PACKAGES, `npm pack` each into one folder, then `python -m ladder.site.vendored FOLDER`.
+`assets/manifest.json` gives each file's npm package and version, the package's hash and the file's hash. To update
+a script, edit PACKAGES and `npm pack` each package into one folder. Then run `python -m
+ladder.publish.site.vendored FOLDER`.
 """
 
 from __future__ import annotations
@@ -19,8 +20,8 @@ from ladder.base.errors import UserError
 ASSETS = Path(__file__).resolve().parent / "assets"
 MANIFEST = ASSETS / "manifest.json"
 
-# In the order in which a page must load them. jQuery and Bootstrap are newer than those that asv 0.6.6 names: the
-# jQuery it names runs scripts of HTML that it is given, the Bootstrap does not clean what a tooltip shows.
+# In the order in which a page must load them. jQuery and Bootstrap are newer than those that asv 0.6.6 names.
+# The older jQuery runs scripts in the HTML it is given, and the older Bootstrap does not clean tooltips.
 PACKAGES = (
     ("jquery", "3.7.1", "dist/jquery.min.js", "LICENSE.txt"),
     ("flot", "0.8.3", "jquery.flot.js", "LICENSE.txt"),
@@ -36,7 +37,7 @@ PACKAGES = (
         "3.4.1",
         "dist/fonts/glyphicons-halflings-regular.woff2",
         "LICENSE",
-    ),  # its style sheet asks for it
+    ),  # used by Bootstrap's style sheet
 )
 
 
@@ -46,19 +47,19 @@ class Asset:
 
     package: str
     version: str
-    source: str  # its path inside the package
-    file: str  # its name here
-    sha256: str  # of the file, as browsers want it: base64
+    source: str  # path inside the package
+    file: str  # name in `assets`
+    sha256: str  # of the file, in base64 as browsers expect it
     license: str
     license_file: str | None
-    package_integrity: str  # of the whole package, as npm gives it
+    package_integrity: str  # of the whole package, as npm states it
 
 
 def load() -> list[Asset]:
-    """What the manifest lists, in loading order.
+    """Return the manifest's files in loading order.
 
     Raises:
-        UserError: a file is missing or is not the one that the manifest describes.
+        UserError: a file is missing or does not match the manifest.
     """
     assets = [Asset(**entry) for entry in json.loads(MANIFEST.read_text())]
     for asset in assets:
@@ -75,7 +76,7 @@ def _sha256(content: bytes) -> str:
 
 
 def take(folder: Path) -> None:
-    """Copy the files of PACKAGES out of npm's archives in ``folder`` and write the manifest anew."""
+    """Copy the files of PACKAGES out of npm's archives in ``folder`` and write the manifest again."""
     entries = []
     for package, version, source, license_file in PACKAGES:
         archive = folder / f"{package}-{version}.tgz"

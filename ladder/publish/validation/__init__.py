@@ -1,1 +1,1 @@
-"""A stranger's result file: accepted, or one line why not."""
+"""The validation of a stranger's result file: accepted, or refused with one line of why."""

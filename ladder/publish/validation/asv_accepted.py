@@ -1,9 +1,9 @@
-"""The asv results that may be published: `accepted` copies them, and nothing else, into a fresh folder.
+"""The publishable part of asv's results: `accepted` copies it, and nothing else, into a fresh folder.
 
-asv trusts what lies in its results folder: one null, a directory of the wrong name or one Infinity ends the whole
-site. So a site is never made from that folder itself. Of each file that is accepted the data are written anew, machine
-records hold the facts that are known here and no others, and benchmarks.json, which says what asv draws and how, is
-never taken from a contributor: `regenerate` makes it of this checkout's own benchmarks.
+asv trusts its results folder: a null, a wrongly named directory or an Infinity makes the whole site fail. A site
+is therefore never made from that folder itself. The data of every accepted file are written again, and machine
+records keep only known facts. File benchmarks.json decides what asv draws, so it is never taken from a
+contributor. Function `regenerate` makes it from this checkout's own benchmarks.
 """
 
 from __future__ import annotations
@@ -30,15 +30,15 @@ NO_RESULTS = "no result of this machine was accepted: left out"
 
 
 def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]:
-    """Copy what is accepted of an asv results folder into a fresh one; benchmarks.json is not among it.
+    """Copy the accepted files of an asv results folder, without benchmarks.json, into a fresh folder.
 
-    A commit that the repository at `root` knows must have the date that it has there: asv orders every graph by it.
+    A commit known to the repository at `root` must have its date there, because asv orders every graph by date.
 
     Returns:
-        A verdict for each file, paths as they are under `source`; whatever has a problem was left out.
+        A verdict for each file, with its path under `source`. Every file with a problem was left out.
 
     Raises:
-        UserError: there is no such folder, or `into` is there already and not empty.
+        UserError: there is no such folder, or `into` exists and is not empty.
     """
     source, into = Path(source), Path(into)
     if not source.is_dir():
@@ -73,14 +73,14 @@ def accepted(source: Path, into: Path, root: Path | None = ROOT) -> list[Judged]
 
 
 def regenerate(into: Path, root: Path = ROOT) -> Path:
-    """Write `into`/benchmarks.json of the benchmarks that the checkout at `root` has, by asv's own discovery.
+    """Write `into`/benchmarks.json from the benchmarks of the checkout at `root`, by asv's own discovery.
 
     Raises:
-        UserError: asv could not discover them; one line.
+        UserError: asv could not discover the benchmarks; one line.
     """
     path = Path(into) / "benchmarks.json"
     with tempfile.TemporaryDirectory(prefix="asv-discovery-") as folder:
-        import json5  # asv's own reader of its configuration, which has comments
+        import json5  # asv's own reader of its configuration, which allows comments
 
         conf = json5.loads((root / "asv.conf.json").read_text(encoding="utf-8"))
         conf |= {"repo": str(root), "benchmark_dir": str(root / conf["benchmark_dir"])}
@@ -109,14 +109,14 @@ def _results_beside(where: Path, taken: set[Path]) -> Iterator[Path]:
 
 
 def _order(file: Path) -> tuple[int, str]:
-    """Machines first, then their results, then the notes of results: each is taken only with the one before."""
+    """Return the sorting key: machines, then results, then notes. Each is accepted only after the one before."""
     kinds = ("machine", "results", "note")
     kind = asv_checks.kind_of(file)
     return (kinds.index(kind) if kind in kinds else len(kinds), os.fspath(file))
 
 
 def _elsewhere(where: Path) -> str | None:
-    """Why a file cannot be asv's where it lies."""
+    """Return why a file at this path cannot be from asv, or None."""
     kind = asv_checks.kind_of(where)
     if kind is None:
         return "not one of asv's files"
@@ -128,7 +128,7 @@ def _elsewhere(where: Path) -> str | None:
 def _misplaced(
     where: Path, data: dict[str, Any], taken: set[Path], dates: dict[str, int] | None
 ) -> str | None:
-    """Why a file that is good in itself, and where it belongs, cannot be taken."""
+    """Return why a valid file at a valid path is still left out, or None."""
     kind = asv_checks.kind_of(where)
     if kind in ("results", "note") and Path(where.parts[0], "machine.json") not in taken:
         return "the machine.json of its folder was not accepted"
@@ -138,7 +138,7 @@ def _misplaced(
 
 
 def _copy(data: dict[str, Any], path: Path) -> None:
-    """Write what was read, not what lies there: keys in our order, machine facts alone, no infinite interval."""
+    """Write the parsed data again: keys in our order, machine facts only, no infinite interval."""
     kind = asv_checks.kind_of(path)
     path.parent.mkdir(exist_ok=True)
     if kind == "machine":
@@ -151,7 +151,7 @@ def _copy(data: dict[str, Any], path: Path) -> None:
 
 
 def _finite(column: Any) -> Any:
-    """An infinite bound, of an interval of one sample, is no bound."""
+    """Return the column with None for infinite bounds, which are the interval of one sample."""
     if not isinstance(column, list):
         return column
     return [None if isinstance(each, float) and math.isinf(each) else each for each in column]

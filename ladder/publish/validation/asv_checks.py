@@ -1,9 +1,8 @@
-"""asv's result files as if from a stranger: what no single value of theirs shows
-(`ladder.publish.validation.asv_schema` has those).
+"""The checks of a stranger's asv file that need more than one value.
 
-A file is asv's by its name: machine.json, benchmarks.json, COMMIT-ENVIRONMENT.json, and our note of that name in the
-folder notes. It is refused in one line if asv could not have written it here, or if its steps are faster than the GPU
-it names can compute them.
+Module `asv_schema` beside it checks single values. A file's name decides its kind: machine.json, benchmarks.json,
+COMMIT-ENVIRONMENT.json, or our note of that name in the folder notes. A file is refused in one line if asv could
+not have written it here. It is also refused if its steps are faster than its GPU can compute.
 """
 
 from __future__ import annotations
@@ -30,11 +29,14 @@ NOTES = "notes"
 NEVER_TAKEN = "regenerated when the site is made, never taken from here"
 DIRTY = "dirty: not publishable: the code differs from its commit"
 _RESULTS = re.compile(r"[0-9a-f]{8}-.+\.json")
-_LONGEST_ENVIRONMENT = 128  # from there on asv names the file after a digest
+_LONGEST_ENVIRONMENT = 128  # from this length on, asv names the file after a digest
 
 
 def kind_of(path: Path) -> str | None:
-    """Which of asv's files one is by its name: "machine", "benchmarks", "results", "note"; None if it is ours."""
+    """Return the kind of asv's file with this name, or None for a file of ours.
+
+    Kinds are "machine", "benchmarks", "results" and "note".
+    """
     if path.name in ("machine.json", "benchmarks.json"):
         return path.stem
     if _RESULTS.fullmatch(path.name):
@@ -43,12 +45,18 @@ def kind_of(path: Path) -> str | None:
 
 
 def parse(raw: bytes, kind: str) -> Any:
-    """The JSON of one of asv's files; ValueError in one line. In results NaN says that a benchmark does not apply."""
+    """Return the JSON of one of asv's files.
+
+    In results, NaN says that a benchmark does not apply.
+
+    Raises:
+        ValueError: the file is not valid JSON; one line.
+    """
     return results.parse(raw, constants=kind == "results")
 
 
 def check(data: Any, kind: str, path: Path) -> str | None:
-    """What is wrong with one of asv's files that a stranger sent, in one line, or None."""
+    """Return one line on what is wrong with an asv file from a stranger, or None."""
     if problem := asv_schema.RULES[kind](data):
         where, what = problem
         return f"{where.lstrip('.')}: {what}" if where else what
@@ -60,25 +68,25 @@ def check(data: Any, kind: str, path: Path) -> str | None:
 
 
 def marks(data: dict[str, Any], kind: str) -> list[str]:
-    """Why a file that is accepted is not to be quoted, or not used."""
+    """Return why an accepted file must not be quoted, or is not used."""
     if kind == "benchmarks":
         return [NEVER_TAKEN]
     return [DIRTY] if kind == "results" and "tree" in data["requirements"] else []
 
 
 def fingerprint(data: dict[str, Any], kind: str) -> str | None:
-    """Equal for two result files exactly if one measurement is in both; None for what is no measurement."""
+    """Return a digest that is equal exactly for files with the same measurement, or None for other files."""
     if kind != "results":
         return None
     what = {name: row[0] for name, row in data["results"].items() if asv_schema.is_time(name)}
     if not any(number(value) is not None for values in what.values() for value in values or ()):
-        # Peaks of memory repeat to the byte, the moments at which they were taken do not.
+        # Memory peaks can repeat to the byte; the times at which they were measured do not.
         what = {name: [*row[3:5], row[0]] for name, row in data["results"].items()}
     return hashlib.sha256(json.dumps(what, sort_keys=True).encode()).hexdigest()
 
 
 def number(value: Any) -> float | None:
-    """A value of asv's as a number, None where it failed or does not apply."""
+    """Return a value of asv as a number, or None if it failed or does not apply."""
     return None if value is None or math.isnan(value) else value
 
 
@@ -87,7 +95,10 @@ def device_of(params: dict[str, Any]) -> str:
 
 
 def combinations(row: list[Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
-    """(position in the columns, parameter values) of each of a row's combinations, values without their quotes."""
+    """Yield (position in the columns, parameter values) of each combination in a row.
+
+    The values come without their quotes.
+    """
     for index, values in enumerate(itertools.product(*row[1])):
         yield index, tuple(value.strip("'") for value in values)
 
@@ -100,7 +111,7 @@ def _machine_problem(facts: dict[str, Any], folder: str) -> str | None:
     made = text.slug(hardware)
     if not re.fullmatch(
         rf"{re.escape(made)}(-[0-9a-f]{{6}})?", facts["machine"]
-    ):  # digits: of two with one GPU
+    ):  # the digits distinguish two machines with the same GPU
         return f"machine: {shown(facts['machine'])} is not made from its hardware, {shown(hardware)}"
     if facts["machine"] != folder:
         return f"machine: {shown(facts['machine'])} in the folder of {shown(folder)}"
@@ -180,7 +191,7 @@ def _value_contradiction(value: float | None, seen: dict[str, Any]) -> str | Non
 
 
 def _too_fast(name: str, row: list[Any], params: dict[str, Any]) -> str | None:
-    """A step that takes less time than the GPU of that name can compute it in."""
+    """Return the complaint about a step that is faster than its GPU can compute, or None."""
     if not name.endswith(".samples_step_time") or row[0] is None:
         return None
     machine = {"device": device_of(params), "gpu": params["gpu"], "cores": int(params["num_cpu"])}
@@ -200,7 +211,7 @@ def _too_fast(name: str, row: list[Any], params: dict[str, Any]) -> str | None:
 
 
 def _least_ms(name: str, machine: dict[str, Any]) -> float:
-    """The floor of a workload of ours; of one that is none, the lowest that any has."""
+    """Return the floor of a preset workload in ms. For an unknown workload, it is the lowest floor of all presets."""
     presets = _workloads()
     found = [
         plausible.floor_ms(machine, each)

@@ -1,8 +1,8 @@
-"""What asv's files of a stranger may hold: machine.json, a commit's results, our notes beside them, benchmarks.json.
+"""The permitted content of a stranger's asv files: machine.json, results, our notes beside them, benchmarks.json.
 
-asv believes its input: a value of the wrong type, a NaN where a number belongs or a name in HTML goes through to its
-page. So every key is named here, as in `ladder.results.schema`. What needs more than one value is in
-`ladder.publish.validation.asv_accepted`.
+asv trusts its input: a wrong type, a NaN in place of a number or a name with HTML reaches its page. So every
+permitted key is listed here, as in `ladder.results.schema`. Module `asv_checks` beside this one makes the checks
+that need more than one value.
 """
 
 from __future__ import annotations
@@ -28,9 +28,9 @@ from ladder.machine import environment
 from ladder.results.schema import COMMIT, PART, STARTED, TEXT
 from ladder.results.schema import CONDITIONS as CONDITIONS_OF_A_RUN
 
-VERSION = 1  # asv's, of machine.json
+VERSION = 1  # asv's version of machine.json
 RESULTS_VERSION = BENCHMARKS_VERSION = 2
-MOST_COMBINATIONS = 20_000  # of parameters; asv multiplies them out
+MOST_COMBINATIONS = 20_000  # of parameters; asv expands all of them
 COLUMNS = [
     "result",
     "params",
@@ -55,14 +55,14 @@ LIBRARY_VERSION = pattern(r"[A-Za-z0-9.+_-]{0,40}", "a version")
 PYTHON = pattern(r"\d{1,2}\.\d{1,3}", "a version of Python like 3.12: no path of an interpreter")
 ENVIRONMENT = pattern(r"[a-z0-9][a-z0-9._+-]{0,199}", "the name of an environment")
 AMOUNT_OF_MEMORY = pattern(r"none|\d{1,15}( GB)?", "an amount of memory like 126 GB")
-MILLISECONDS = number(1.4e12, 4.1e12, whole=True)  # since 1970: from 2014 on
+MILLISECONDS = number(1.4e12, 4.1e12, whole=True)  # since 1970; from 2014 on
 SECONDS = number(0, 1e8)
-TIME = number(1e-9, 1e6)  # seconds, of a benchmark that measures time
+TIME = number(1e-9, 1e6)  # seconds of a timing benchmark
 AMOUNT = number(0, 2**50)  # bytes, counts
-BOUND = number(-1e15, 2.0**51)  # of an interval: with two samples it reaches below zero
+BOUND = number(-1e15, 2.0**51)  # bound of an interval; with two samples it may be negative
 WHOLE = number(1, 1e9, whole=True)
 
-PLAIN = pattern(  # a path of somebody's machine is no fact of it
+PLAIN = pattern(  # excludes paths of a machine
     rf"(?!(.*[ '=:(,])?/\w)({text.TEXT.pattern})",
     f"plain text without absolute paths (1 to {text.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)",
 )
@@ -80,7 +80,7 @@ MACHINE = fields(FACTS | {"version": number(VERSION, VERSION, whole=True)})
 
 SERIES = pattern(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")
 CONDITIONS = {"started": STARTED, "driver": maybe(TEXT), "kernel_release": maybe(PLAIN)}
-NOTE = fields(  # what may change between two results of one series
+NOTE = fields(  # facts that may change between results of one series
     {"schema": number(1, 1, whole=True), "commit": COMMIT, "environment": ENVIRONMENT, **CONDITIONS},
     {
         "benchmarks": mapping(NAME, fields(CONDITIONS), 2000),
@@ -91,7 +91,7 @@ NOTE = fields(  # what may change between two results of one series
 
 
 def _value(measure: Rule) -> Rule:
-    """A number, or null where it failed, or NaN where it does not apply."""
+    """Return a rule for a number, null (failed) or NaN (does not apply)."""
 
     def check(value: Any) -> Problem | None:
         if value is None or (isinstance(value, float) and math.isnan(value)):
@@ -102,18 +102,20 @@ def _value(measure: Rule) -> Rule:
 
 
 def _bound(value: Any) -> Problem | None:
-    """One sample has an interval from minus to plus infinity; that it was only one is asked by
-    `ladder.publish.validation.asv_accepted`."""
+    """Check a bound of an interval, which is infinite for one sample.
+
+    Module `asv_checks` compares bounds with samples.
+    """
     return None if value is None or (isinstance(value, float) and math.isinf(value)) else BOUND(value)
 
 
 def is_time(benchmark: str) -> bool:
-    """Whether a benchmark of this name measures seconds (`benches.SamplesBenchmark`, asv's own types)."""
+    """Return whether a benchmark of this name measures seconds (`benches.SamplesBenchmark`, asv's own types)."""
     return benchmark.rpartition(".")[2].startswith(("samples_", "time_"))
 
 
 def row(benchmark: str) -> Rule:
-    """One benchmark's row: a value for each of COLUMNS, in their order; empty ones at the end are left out."""
+    """Return the rule for a benchmark's row: a value for each of COLUMNS in order, without empty ones at the end."""
     measure = TIME if is_time(benchmark) else AMOUNT
     most = MOST_COMBINATIONS
     rules = {
@@ -129,7 +131,7 @@ def row(benchmark: str) -> Rule:
         "stats_number": items(maybe(WHOLE), most),
         "stats_repeat": items(maybe(WHOLE), most),
         "samples": items(maybe(items(measure, 100_000)), most),
-        "profile": one_of(None),  # pickled by Python's marshal: to read one is to run it
+        "profile": one_of(None),  # a marshal dump, which is unsafe to load
     }
 
     def check(value: Any) -> Problem | None:
@@ -207,7 +209,7 @@ BENCHMARK = fields(
 
 
 def benchmarks(value: Any) -> Problem | None:
-    """benchmarks.json: asv's list of what there is to measure."""
+    """Check benchmarks.json, asv's list of benchmarks."""
     if not isinstance(value, dict):
         return "", f"{shown(value)} is not an object"
     version = number(BENCHMARKS_VERSION, BENCHMARKS_VERSION, whole=True)

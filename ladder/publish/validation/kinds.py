@@ -1,7 +1,7 @@
-"""Every kind of result that this project writes beside a ladder's run: a table of what `ladder validate` knows.
+"""The kinds of result that `ladder validate` knows beside a ladder's run.
 
-A study says in its own `schema.py` what its file may hold. A key that is not named there is refused, so whoever writes
-a new one adds it there. The project's own checks and trials are in `ladder.publish.validation.schema_checks`.
+Each study states the permitted content of its file in its own `schema.py`. Unlisted keys are refused, so a new key
+must be added there. Module `schema_checks` has the project's own checks and trials.
 """
 
 from __future__ import annotations
@@ -22,11 +22,17 @@ from ladder.studies.upstream.schema import KIND as UPSTREAM
 
 _ALL = (CLAIMS, KERNELS, PRECISION, ROOFLINE, SUSTAINED, UPSTREAM, *tuning_schema.KINDS, *schema_checks.KINDS)
 KINDS: dict[str, Kind] = {kind.name: kind for kind in _ALL}
-UNNAMED = {"tools": "sanitizer", "benchmarks": "pytest-benchmark"}  # by a key that no other kind has
+UNNAMED = {
+    "tools": "sanitizer",
+    "benchmarks": "pytest-benchmark",
+}  # recognized by a key that no other kind has
 
 
 def kind_of(data: dict[str, Any]) -> Any:
-    """Return what a file calls its kind ("what" in self-tests and tables of faults), or None for a ladder's."""
+    """Return the kind that a file states, or None for a ladder's result.
+
+    Self-tests and tables of faults state it under "what".
+    """
     for key in ("what", "kind"):
         if key in data:
             return data[key]
@@ -34,7 +40,7 @@ def kind_of(data: dict[str, Any]) -> Any:
 
 
 def marks(data: dict[str, Any]) -> list[str]:
-    """Return why a file that is accepted must not be quoted."""
+    """Return why an accepted file must not be quoted."""
     kind = KINDS[kind_of(data)]
     found = list(data["protocol"]["notes"]) if kind.notes else []
     if kind is ROOFLINE:

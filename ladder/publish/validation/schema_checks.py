@@ -1,7 +1,7 @@
-"""Say what the files of the project's own checks and trials may hold: canary, spellings, self-tests, faults and others.
+"""The permitted content of the files of the project's own checks and trials: canary, self-tests, faults and others.
 
-Each kind is one rule, as strict as those of `ladder.results.schema`: keys that are not named are refused, numbers are
-finite and ranged, texts are short. Whoever writes a new key adds it here.
+Each kind is one rule, as strict as those of `ladder.results.schema`. Unlisted keys are refused, numbers are finite
+and in range, texts are short. A new key must be added here.
 """
 
 from __future__ import annotations
@@ -48,13 +48,13 @@ MADE = {"commit": maybe(COMMIT), "dirty": maybe(FLAG)}
 
 
 def _file(named: str, kind: str, needed: dict[str, Rule], optional: dict[str, Rule] | None = None) -> Rule:
-    """A file of this kind, which it names under the key `named`."""
+    """Return the rule for a file that states `kind` under the key `named`."""
     head = {"schema": number(results.SCHEMA, results.SCHEMA, whole=True), named: one_of(kind)}
     return fields(head | needed, optional)
 
 
 def _table(what: str, *columns: str, **others: Rule) -> Rule:
-    """What tests saw that plant faults: rows of texts, and of what `others` names."""
+    """Return the rule for a table of planted faults: columns of text, and the columns in `others` by their rules."""
     row = fields(dict.fromkeys(columns, TEXT) | others)
     return _file("what", what, {"machine": MACHINE, **MADE, "rows": items(row, 10_000)})
 
@@ -186,7 +186,7 @@ _SPIN = fields(
 
 
 def _calibration(value: Any) -> Problem | None:
-    """The round before the first, which is number -1, or none."""
+    """Check the calibration round, whose number is -1, or None."""
     if isinstance(value, dict) and value.get("round") == -1 and value["round"] is not True:
         value = value | {"round": 0}
     return maybe(ROUND)(value)
@@ -194,7 +194,7 @@ def _calibration(value: Any) -> Problem | None:
 
 _PAIR = fields(_SEEN | {"first": TEXT, "second": TEXT, "confidence": maybe(RATE), "ok": FLAG})
 _GROUP = fields(
-    # its workload may be a preset at another size, "article at 64x64"
+    # the workload may be a preset at another size, "article at 64x64"
     {
         "name": TEXT,
         "workload": lambda value: WORKLOAD(_named(value)),
@@ -276,7 +276,10 @@ _FACTS = {"name": PART, "gpu": maybe(TEXT), "cores": COUNT} | dict.fromkeys(
     ("cpu", "python", "torch", "os"), TEXT
 )
 _REPEAT = dict.fromkeys(("run_of_one_s", "run_of_all_s"), SECONDS)
-_REPEAT |= {"overhead_s": number(-1e6, 1e6), "once_s": number(-1e6, 1e6)}  # differences of times
+_REPEAT |= {
+    "overhead_s": number(-1e6, 1e6),
+    "once_s": number(-1e6, 1e6),
+}  # differences of times, possibly negative
 ASV_OVERHEAD = _file(
     "kind",
     "asv overhead",
@@ -333,7 +336,7 @@ _BENCHMARK = fields(
 
 
 def _host(value: Any) -> Problem | None:
-    """`tests.bench_plugin`: a machine as everywhere, and what pytest-benchmark asks of it."""
+    """Check the machine in a file of `tests.bench_plugin`, including the form that pytest-benchmark needs."""
     if (
         not isinstance(value, dict)
         or not isinstance(cpu := value.get("cpu"), dict)

@@ -1,9 +1,10 @@
-"""Reads result files as if from a stranger: each is accepted, or refused in one line that says why.
+"""The judge of result files from strangers: each file is accepted, or refused with one line of why.
 
-A file is a result only if this project could have written it: a regular file of modest size, known keys, numbers in
-range, plain text (`ladder.results.schema`), and in itself no contradiction: machine named after its hardware,
-headline times among the samples. asv's files are known by their names (`ladder.publish.validation.asv_checks`). What
-is shown of a file on the way is escaped, and no file can raise.
+A file is accepted only if this project could have written it. It must be a regular file of modest size with known
+keys, numbers in range and plain text (`ladder.results.schema`). It must not contradict itself: the machine is
+named after its hardware, and headline times are among the samples. Names identify asv's files
+(`ladder.publish.validation.asv_checks`). Text from a file is escaped before it is shown, and no file can raise an
+exception.
 """
 
 import difflib
@@ -35,7 +36,7 @@ _FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
 
 @dataclass(frozen=True)
 class Judged:
-    """One file, what is wrong with it in one line, or None, and why an accepted one must not be quoted."""
+    """The verdict on one file: its problem in one line or None, and why an accepted file must not be quoted."""
 
     path: str
     problem: str | None
@@ -43,16 +44,16 @@ class Judged:
 
     @property
     def verdict(self) -> str:
-        """`accepted`, perhaps with why not to quote it, or `refused: WHY`."""
+        """Return `accepted`, with why not to quote the file if it has marks, or `refused: WHY`."""
         return f"refused: {self.problem}" if self.problem else "; ".join(["accepted", *self.marks])
 
 
 def validate(paths: Iterable[Path]) -> Iterator[Judged]:
-    """Judge each path, of a folder every .json file in it at any depth, in order.
+    """Judge each path in order; for a folder, every .json file in it at any depth.
 
-    Whatever is no regular file is refused too; other regular files are no results and passed over. Of files that hold
-    the same measurement, under whatever names, one is accepted: of those that lie in a folder of their machine's name
-    and that the repository has had for the longest. A file named twice is read once.
+    Anything but a regular file is refused. Regular files of other names are skipped. If several files hold the
+    same measurement, only one is accepted. A file in a folder of its machine's name comes first, then the oldest
+    in the repository. A file named twice is read once.
     """
     for _, _, judged in read_and_judge(paths, also=asv_date):
         yield judged
@@ -63,10 +64,10 @@ def read_and_judge(
     below: Path | None = None,
     also: Callable[[Path, Any], str | None] = lambda file, data: None,
 ) -> Iterator[tuple[Path, Any, Judged]]:
-    """As `validate`: each file, what it holds if it is accepted, else None, and the verdict.
+    """Yield for each file its path, its content (None if refused) and the verdict, as in `validate`.
 
-    Paths are shown as they were given, or as they are under the folder `below`. ``also`` says what else is wrong with
-    a file that is good in itself, given what it holds: such a file takes no other's place.
+    Paths are shown as given, or relative to the folder `below`. Function ``also`` returns a further problem of a
+    valid file, or None. A file with such a problem does not count as a copy of another.
     """
     found: list[_Read] = []
     read: set[str] = set()
@@ -95,7 +96,7 @@ def read_and_judge(
 
 @dataclass
 class _Read:
-    """A file, what is wrong with it, what it holds, and by what copies of it are known."""
+    """One file with its problem, its content, and the digest by which copies are recognized."""
 
     file: Path
     name: str
@@ -106,7 +107,7 @@ class _Read:
 
 
 def _refuse_copies(found: list[_Read]) -> None:
-    """Of accepted files with one measurement, accept one."""
+    """Refuse all but one of the accepted files with the same measurement."""
     same: dict[str, list[_Read]] = {}
     for one in found:
         if one.problem is None and one.mark is not None:
@@ -120,15 +121,17 @@ def _refuse_copies(found: list[_Read]) -> None:
 
 
 def _elsewhere(one: _Read) -> bool:
-    """Whether a result lies in another folder than that of its machine."""
-    named = one.data.get("machine") or one.data.get("params")  # ours, asv's
+    """Return whether a result lies in a folder that is not named after its machine."""
+    named = one.data.get("machine") or one.data.get("params")  # ours, or asv's
     name = named and (named.get("name") or named.get("machine"))
     return bool(name) and one.file.parent.name != name
 
 
 def _since(file: Path) -> float:
-    """How many commits this repository had when the file came into it: no date, which anybody may choose. Infinity if
-    it never did."""
+    """Return the number of commits in the repository when the file was added, or infinity if it never was.
+
+    A date would be no evidence, because anybody can choose it.
+    """
     try:
         touched = git.read(ROOT, "rev-list", "HEAD", "--", os.path.abspath(file)).split()
         return float(git.read(ROOT, "rev-list", "--count", touched[-1])) if touched else math.inf
@@ -137,14 +140,14 @@ def _since(file: Path) -> float:
 
 
 def asv_date(file: Path, data: Any) -> str | None:
-    """What is wrong with the date of one of asv's results, if this repository knows its commit."""
+    """Return the problem of an asv result whose date is not that of its known commit, or None."""
     if asv_checks.kind_of(file) != "results":
         return None
     return misdated(data, _dates(data["commit_hash"]))
 
 
 def misdated(data: dict[str, Any], dates: Mapping[str, int]) -> str | None:
-    """What is wrong with the date of a result of asv, by the `commit_dates` that are known."""
+    """Return the problem of an asv result whose date differs from these `commit_dates`, or None."""
     known = dates.get(data["commit_hash"])
     return None if known in (None, data["date"]) else "date: not that of its commit"
 
@@ -155,9 +158,9 @@ def _dates(commit: str) -> dict[str, int]:
 
 
 def commit_dates(root: Path, commits: set[str]) -> dict[str, int] | None:
-    """Return when each of these commits was written, in asv's milliseconds, as far as the repository knows them.
+    """Return the dates of the commits that the repository knows, in asv's milliseconds.
 
-    None where there is no repository.
+    Returns None if there is no repository.
     """
     try:
         return {commit: 1000 * seconds for commit, seconds in git.dates(root, commits).items()}
@@ -166,12 +169,12 @@ def commit_dates(root: Path, commits: set[str]) -> dict[str, int] | None:
 
 
 def problem_of(path: Path) -> str | None:
-    """What is wrong with one file, or None. Never raises."""
+    """Return the problem of one file, or None. Never raises."""
     return _judge(Path(path), [])[0]
 
 
 def _files(path: Path) -> Iterator[tuple[Path, str | None]]:
-    """Every file to be judged under `path`, and what is already wrong with it."""
+    """Yield every file to judge under `path`, with a problem found on the way, or None."""
     kind = _kind(path)
     if kind != "folder":
         yield path, kind
@@ -205,7 +208,7 @@ def _files(path: Path) -> Iterator[tuple[Path, str | None]]:
 
 
 def _kind(path: Path) -> str | None:
-    """None for a regular file, "folder", or in one line what it is instead. Links are not followed."""
+    """Return None for a regular file, "folder", or one line on what it is instead. Links are not followed."""
     try:
         mode = os.lstat(path).st_mode
     except (OSError, ValueError) as error:
@@ -218,8 +221,9 @@ def _kind(path: Path) -> str | None:
 
 
 def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
-    """What is wrong with a file, or None and what it holds; and by what copies are known. `marks` gets why it must not
-    be quoted.
+    """Return the problem of a file (or None), its content, and the digest of its measurement.
+
+    Appends to `marks` why the file must not be quoted.
     """
     try:
         if problem := name_problem(path):
@@ -243,13 +247,13 @@ def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
         return f"cannot be read: {why(error)}", None, None
     except ValueError as error:
         return f"not a result file: {printable(str(error))}", None, None
-    except Exception as error:  # the last resort: a file must not stop the judging of the others
+    except Exception as error:  # last resort: one file must not stop the check of the others
         return f"not a result file: {printable(type(error).__name__)}", None, None
     return None, data, mark
 
 
 def check(data: Any) -> str | None:
-    """What is wrong with a result that a stranger sent, in one line, or None."""
+    """Return one line on what is wrong with a result from a stranger, or None."""
     if not isinstance(data, dict):
         return 'not a result file: expected an object with "schema"'
     kind = kinds.kind_of(data)
@@ -258,19 +262,22 @@ def check(data: Any) -> str | None:
     named = "what" in data or "kind" in data
     if not named and kind is None:
         return checks.problem_of(data)
-    if kind not in tuple(kinds.KINDS):  # a list has no hash
+    if kind not in tuple(kinds.KINDS):  # a tuple, because a list as kind has no hash
         return f"kind: {shown(kind)} is none that this project writes{nearest(kind)}"
     return checks.problem_of_kind(data, kinds.KINDS[kind])
 
 
 def nearest(kind: Any) -> str:
-    """Return which kind is meant, perhaps, as the end of a line."""
+    """Return a suggestion of the intended kind as the end of a line, or an empty text."""
     like = difflib.get_close_matches(kind, kinds.KINDS, n=1) if isinstance(kind, str) else []
     return f"; did you mean {like[0]!r}?" if like else ""
 
 
 def fingerprint(data: dict[str, Any]) -> str:
-    """Equal for two results exactly if they hold the same samples (or, without any, the same everything)."""
+    """Return a digest that is equal exactly for results with the same samples.
+
+    For results without samples it covers the whole content.
+    """
     if kinds.kind_of(data) is not None:
         return hashlib.sha256(json.dumps(data, sort_keys=True).encode()).hexdigest()
     times = [[r["samples_ms"] for r in rung["rounds"]] or rung["samples_ms"] for rung in data["rungs"]]
