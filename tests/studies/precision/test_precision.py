@@ -241,7 +241,7 @@ def test_a_smoke_run_on_the_cpu_is_gone_on_with_and_its_files_are_not_to_be_quot
     refused = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
     assert (
         refused.exit_code == 2
-        and "of other code: cannot be gone on with: measured_code.eng" in refused.output
+        and "cannot be continued: other code: measured_code.eng" in refused.output
     )
     partial.write_text(json.dumps(before | {"commit": "a" * 40}))  # a commit that changed documents alone
     run = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
