@@ -145,7 +145,7 @@ class Run:
         return [name for name in self.rungs if self.is_due(name, number)]
 
     def _turn(self, name: str) -> int:
-        """Return a row's place in the order. Rows with many kernels to compile come first, rows that reuse them last."""
+        """Return a row's place. Rows with many kernels to compile come first, and rows that reuse them come last."""
         row = self.rungs[name]
         return 1 if row["on"] == "baseline" else 2 * (row["precision"] in SHARES_KERNELS)
 

@@ -1,8 +1,8 @@
 """`ladder doctor --roofline`: how far a step is from the speed of light of this GPU, and where the distance lies.
 
-The speed of light has two parts, both at the highest rates ever recorded on this GPU: a workload's convolution FLOPs
-and its necessary bytes (`ladder.studies.roofline.floors`, `ladder.studies.roofline.rates`). Beside it stand the timed
-phases and the kernel families of a traced cycle. A part that ran faster in the trace than its floor lowers the floor
+The speed of light is a workload's convolution FLOPs and its necessary bytes, both at the highest rates recorded for
+this GPU (`ladder.studies.roofline.floors`, `ladder.studies.roofline.rates`). Beside it stand the timed phases and the
+kernel families of a traced cycle. A part that ran faster in the trace than its floor lowers the floor
 (`ladder.studies.roofline.in_step`).
 
 With `--gpu NAME` nothing is measured: the floor is computed from recorded rates, on any machine. The option `--again
@@ -83,7 +83,7 @@ def command(
 
 
 def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> tuple[str, dict[str, Any]]:
-    """Return (name, whole recipe) of a rung with all rungs below it. Without ``rung`` it is the highest that can run."""
+    """Return (name, whole recipe) of a rung with all below it. Without ``rung`` it is the highest that can run."""
     planned = catalog.climb(catalog.load_ladder(ladder), capabilities, None if rung is None else [rung])
     able = [each for each in planned if each.skipped is None]
     if not able:

@@ -29,7 +29,7 @@ Amounts = dict[str, float]  # by part: FLOPs a step, or bytes for other kernels
 
 
 def key(part: str, amount: float, precision: str, layout: str) -> str:
-    """Return the name of a rate in result files. It names the part, its work in a step, the precision and the layout."""
+    """Return the name of a rate in result files: the part, its work in a step, the precision and the layout."""
     what = "bytes" if part == OTHERS else "FLOPs"
     return f"step of {amount:.0f} {what}, {part}, {precision} {layout}"
 

@@ -79,9 +79,7 @@ def load(folder: Path) -> Modules:
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
     _stand_in("requests")  # only for downloads, and nothing is downloaded here
-    _stand_in(
-        "pkg_resources", parse_version=Version
-    )  # removed from setuptools; used to compare torch versions
+    _stand_in("pkg_resources", parse_version=Version)  # newer setuptools lack it; compares torch versions
     _stand_in("distutils.util", strtobool=lambda text: text.lower() in ("y", "yes", "t", "true", "on", "1"))
     names = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
     return Modules(
