@@ -13,9 +13,8 @@ from ladder.studies.kernelbench.cases.registry import Case
 from ladder.studies.kernelbench.timing import Call
 
 # Ways to copy the yardstick, in bytes: (page to which pieces are rounded up, largest piece).
-# In a graph on an H200 the
-# driver copied some sizes at up to 4.2 TB/s.
-# Others, even some of whole pages, took 2.7 or less.
+# In a graph on an H200 the driver copied some sizes at up to 4.2 TB/s. Others, even some of whole pages, reached
+# 2.7 TB/s or less.
 # kernels.tuning is not imported for them: `kernels` may be an old commit's.
 WAYS = tuple((page, largest) for page in (1 << 12, 1 << 16) for largest in (128 << 20, 384 << 20))
 TOLERANCE = 0.1  # relative L2 error over all results, from plain PyTorch in the same precision
