@@ -212,7 +212,7 @@ def pairs() -> list[Experiment]:
 
 
 def triton_leaky(x: Tensor, threads: int, elements: int, registers: int | None = None) -> Tensor:
-    """Run leaky ReLU in blocks of `threads` threads, each with `elements` elements and at most `registers` registers."""
+    """Run leaky ReLU in blocks of `threads` threads, each with `elements` elements and at most so many `registers`."""
     from ladder.studies.claims.small_kernels import leaky_relu_kernel
 
     y, block = torch.empty_like(x), threads * elements

@@ -118,7 +118,7 @@ class Compilers:
 
 
 def serve(backend: str, device: str) -> None:
-    """Serve one process of `Compilers`: read names of cases, answer each with a line after compiling it."""
+    """Read names of cases, and answer each with a line after compiling it: one process of `Compilers`."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
     os.dup2(2, 1)  # keeps other output out of the answers
     for line in sys.stdin:

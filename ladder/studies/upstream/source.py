@@ -128,7 +128,7 @@ def _importable_extensions() -> Iterator[None]:
 
 
 def switch_gradfix(modules: Modules, device: str) -> bool:
-    """Enable NVIDIA's fast double backward of convolutions where this torch supports it. Return whether it is enabled.
+    """Enable NVIDIA's fast double backward of convolutions if this torch supports it. Return whether it is enabled.
 
     Otherwise it falls back to PyTorch's by itself, but warns at each call of each layer.
     """

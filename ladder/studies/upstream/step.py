@@ -199,7 +199,7 @@ class UpstreamStep:
         }
 
     def check_finite(self) -> str | None:
-        """One line if a weight is not finite, else None."""
+        """Return one line if a weight is not finite, else None."""
         for name, net in (("G", self.G), ("D", self.D)):
             for where, weight in net.named_parameters():
                 if not math.isfinite(float(weight.sum())):
