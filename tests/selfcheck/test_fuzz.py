@@ -95,8 +95,12 @@ def test_a_time_that_no_clock_shows_is_refused_with_its_place(time: float) -> No
 @pytest.mark.parametrize(
     ("kind", "change", "problem"),
     [
-        ("claims", lambda d: d["claims"][0].update(name="x"), "claims: not of those that there are"),
-        ("claims", lambda d: d["claims"].append(d["claims"][0]), "claims: not of those that there are"),
+        ("claims", lambda d: d["claims"][0].update(name="x"), "claims: a name is unknown or appears twice"),
+        (
+            "claims",
+            lambda d: d["claims"].append(d["claims"][0]),
+            "claims: a name is unknown or appears twice",
+        ),
         ("claims", lambda d: d["claims"][0].update(verdict="less"), "less, but the samples say more"),
         ("kernels", lambda d: d["rows"][0]["us"].pop("hot"), "rows[0].us: the key 'hot' is missing"),
         ("roofline", lambda d: d["step"].pop("peak_ms"), "step: the key 'peak_ms' is missing"),

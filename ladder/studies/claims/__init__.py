@@ -1,6 +1,9 @@
-"""The article's claims about kernels, each measured on the GPU at hand: `ladder kernels --claims`.
+"""`ladder kernels --claims`: the article's claims about kernels, each measured on the GPU at hand.
 
-`experiments` says what is timed beside what, `occupancy` and `resources` what a kernel takes of a multiprocessor,
-`launching` what it costs to start one, `counters` what Nsight Compute counts while it runs. `registry` holds the
-claims: the article's figure, how ours follows from the measurements, and one sentence on why the two differ.
+- `experiments`: the contenders;
+- `launching`: the cost of a launch;
+- `hardware`: occupancy, registers and counters;
+- `registry`: the claims, each with the article's figure, our figure and the reason for a difference.
+
+It may know `kernelbench`, but no other study and not `ladder.cli`.
 """

@@ -1,8 +1,8 @@
-"""The claims in one picture: ours over the article's figure, and what block sizes and occupancy make of the time.
+"""The chart of the claims: ours over the article's figure, and the time over block sizes and occupancy.
 
-Above, a dot with its interval a claim that has a figure, on a logarithmic scale of multiples of that figure: the line
-is the article. Below, a panel a sweep: time over the best of the sweep, and theoretical occupancy. The same result
-gives the same bytes.
+Above, each claim with a figure is a dot with its interval, in multiples of that figure, on a logarithmic scale. The
+line is the article. Below, each sweep has a panel: time over the best of the sweep, and theoretical occupancy. The
+same result gives the same bytes.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ SWEEPS = (
     ("block size of the norm", "threads a block, instance norm, CUDA C++"),
     (EQUAL, "blocks of 128 threads an SM, Triton"),
 )
-UNEQUAL = ("occupancy", "elements a thread, 128 threads, Triton")  # of a result from before that was measured
+UNEQUAL = ("occupancy", "elements a thread, 128 threads, Triton")  # for older results, which lack EQUAL
 PAIRS = (
     ("coalescing", "strided", "coalesced", "strided / coalesced, full grid"),
     ("coalescing", "strided, N blocks", "coalesced, N blocks", "strided / coalesced, N blocks"),
@@ -38,7 +38,7 @@ WIDTH, HEIGHT = 12.5, 8.8  # inches
 
 
 def render(result: dict[str, Any], kind: str) -> bytes:
-    """The chart as PNG or SVG bytes."""
+    """Return the chart as PNG or SVG bytes."""
     return drawing.save(lambda: draw(result), kind)
 
 
@@ -69,7 +69,7 @@ def _plain(axes: Any, title: str) -> None:
 
 
 def _figures(axes: Any, result: dict[str, Any]) -> None:
-    """Ours in multiples of the article's figure (of the middle of its range, which is a band)."""
+    """Draw ours in multiples of the article's figure. The middle of its range counts, and the range is a band."""
     from matplotlib import patheffects
 
     rows = [row for row in result["claims"] if row["figure"] is not None]
@@ -140,7 +140,7 @@ def _pairs(axes: Any, view: View) -> None:
 
 
 def _sweep(axes: Any, view: View, name: str, label: str) -> None:
-    """Time over the best of the sweep as bars, theoretical occupancy as a line, both from 0."""
+    """Draw time over the best of the sweep as bars, and theoretical occupancy as a line, both from 0."""
     _plain(axes, "")
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.grid(axis="x", visible=False)

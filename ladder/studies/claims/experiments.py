@@ -1,8 +1,8 @@
-"""What is timed beside what, and on what: each of `all_experiments` is one question of the article's.
+"""The experiments: contenders that are timed beside each other. Each answers a question of the article.
 
-Activations are normal random numbers in NCHW, the memory format of the article's kernels, unless a name says
-channels_last. What CUDA C++ offers is named in `ladder.studies.kernelbench.cuda`; where it cannot be built, these
-contenders are n/a and the others are measured all the same.
+Activations are normal random numbers. They are in NCHW, the memory format of the article's kernels, unless a name
+says channels_last. `ladder.studies.kernelbench.cuda` has the contenders in CUDA C++. If they cannot be built they are
+n/a, and the others are measured all the same.
 """
 
 from __future__ import annotations
@@ -20,29 +20,32 @@ from ladder.studies.kernelbench import cuda
 from ladder.studies.kernelbench.calls import random_like
 from ladder.studies.kernelbench.timing import Call
 
-SHAPE = (8, 512, 256, 256)  # the article's, batch 8
+SHAPE = (8, 512, 256, 256)  # the article's shape at batch 8
 SMOKE_SHAPE = (2, 3, 8, 8)
 SLOPE = 0.2
 NCHW, CHANNELS_LAST = "NCHW", "channels_last"
-THREADS = (32, 64, 128, 256, 512, 1024)  # of a block
-ELEMENTS = (4, 8, 16, 32, 64, 128)  # of a thread, at 128 threads: more of them take more registers
-RESIDENT = (2, 4, 8, 16)  # blocks of 128 threads on a multiprocessor: 16 are all that most have room for
+THREADS = (32, 64, 128, 256, 512, 1024)  # threads a block
+ELEMENTS = (4, 8, 16, 32, 64, 128)  # elements a thread, at 128 threads: more elements take more registers
+RESIDENT = (2, 4, 8, 16)  # blocks of 128 threads on a multiprocessor; most have room for 16
 LAUNCH_BOUNDS = {  # max_threads and min_blocks of `__launch_bounds__`
     "1024 threads": {},
     "256 threads": {"max_threads": 256},
     "256 threads, 4 blocks": {"max_threads": 256, "min_blocks": 4},
     "256 threads, 8 blocks": {"max_threads": 256, "min_blocks": 8},
 }
-BUILDS = ({"fast_math": True}, *(flags for flags in LAUNCH_BOUNDS.values() if flags))  # besides the usual one
-IN_CUDA = (  # experiments whose contenders are CUDA C++, but for PyTorch
+BUILDS = (
+    {"fast_math": True},
+    *(flags for flags in LAUNCH_BOUNDS.values() if flags),
+)  # besides the usual build
+IN_CUDA = (  # experiments whose contenders are CUDA C++, except PyTorch
     "coalescing", "divergence", "reduction", "vector width", "block size in CUDA", "block size of the norm",
     "launch bounds",
 )  # fmt: skip
-BOUNDS = (None, 96, 64, 32)  # registers a thread may have at most
+BOUNDS = (None, 96, 64, 32)  # most registers a thread may have
 
 
 def flags_of(source: str) -> dict[str, int | bool]:
-    """What CUDA C++ is built with for "EXPERIMENT: CONTENDER"."""
+    """Return the flags of the CUDA C++ build for "EXPERIMENT: CONTENDER"."""
     experiment, _, contender = source.partition(": ")
     if experiment == "launch bounds":
         return LAUNCH_BOUNDS.get(contender, {})
@@ -57,7 +60,7 @@ def setting(device: str, smoke: bool) -> Setting:
 
 
 def sequence(x: Tensor) -> Tensor:
-    """The article's two operators in plain PyTorch."""
+    """Run the article's two operators in plain PyTorch."""
     return F.leaky_relu(F.instance_norm(x), SLOPE)
 
 
@@ -68,7 +71,7 @@ def triton_norm(x: Tensor) -> Tensor:
 
 
 def forward(function: Callable[[Tensor], Tensor], dtype: torch.dtype, layout: str = NCHW) -> Make:
-    """`function` of an activation, with gradients on, so that it saves what its backward needs."""
+    """Return a maker of forward calls of `function`, with gradients on, so that it saves what its backward needs."""
 
     def make(setting: Setting) -> Call:
         x = _laid(_activation(setting, dtype), layout).requires_grad_()
@@ -78,7 +81,7 @@ def forward(function: Callable[[Tensor], Tensor], dtype: torch.dtype, layout: st
 
 
 def backward(function: Callable[[Tensor], Tensor], dtype: torch.dtype, layout: str = NCHW) -> Make:
-    """`autograd.grad` alone, over a graph that is kept."""
+    """Return a maker of calls of `autograd.grad` alone, over a kept graph."""
 
     def make(setting: Setting) -> Call:
         x = _laid(_activation(setting, dtype), layout).requires_grad_()
@@ -98,10 +101,11 @@ def norm_functions() -> dict[str, Callable[[Tensor], Tensor]]:
     }
 
 
-# Passes over the activation that cannot but cross memory. PyTorch: the norm reads x twice and writes, the activation
-# reads and writes; backward the activation reads two and writes one, the norm reads two twice and writes one. Triton
-# and CUDA C++: x and y; x, dy and dx. What they read again comes from the L2 cache or from shared memory as far as it
-# fits there, so it is not counted.
+# Passes over the activation that must cross memory.
+# PyTorch, forward: the norm reads x twice and writes, the activation reads and writes.
+# PyTorch, backward: the activation reads two tensors and writes one; the norm reads two twice and writes one.
+# Triton and CUDA C++: x and y forward; x, dy and dx backward. Their second reads are not counted: as far as they fit,
+# they come from the L2 cache or from shared memory.
 PASSES = {"forward": (5, 2, 2, 2), "backward": (8, 3, 3, 3)}
 
 
@@ -120,7 +124,10 @@ def norms() -> list[Experiment]:
 
 
 def channels_last_norms() -> list[Experiment]:
-    """The same op in the memory format that the ladder's top computes in: no block can keep a map, all read x twice."""
+    """Return the same op in channels_last, the format of the ladder's top.
+
+    No block can keep a map there, so all contenders read x twice.
+    """
     functions = norm_functions()
     del functions["CUDA C++, fast math"]
     found = []
@@ -139,7 +146,7 @@ def channels_last_norms() -> list[Experiment]:
 
 
 def activation(function: Callable[[Tensor], Tensor], dtype: torch.dtype = torch.float32) -> Make:
-    """`function` of an activation, without gradients."""
+    """Return a maker of calls of `function` on an activation, without gradients."""
 
     def make(setting: Setting) -> Call:
         x = _activation(setting, dtype)
@@ -164,7 +171,7 @@ def coalescing() -> Experiment:
 
 
 def pairs() -> list[Experiment]:
-    """Two ways to do one thing, a page of CUDA C++ each."""
+    """Return pairs of two ways to do one thing, each a page of CUDA C++."""
     return [
         Experiment(
             "divergence",
@@ -205,7 +212,7 @@ def pairs() -> list[Experiment]:
 
 
 def triton_leaky(x: Tensor, threads: int, elements: int, registers: int | None = None) -> Tensor:
-    """Leaky ReLU by blocks of `threads` threads with `elements` elements each, and so many registers at most."""
+    """Run leaky ReLU in blocks of `threads` threads, each with `elements` elements and at most so many `registers`."""
     from ladder.studies.claims.small_kernels import leaky_relu_kernel
 
     y, block = torch.empty_like(x), threads * elements
@@ -254,7 +261,10 @@ def sweeps() -> list[Experiment]:
 
 
 def walked(blocks: int) -> Make:
-    """Leaky ReLU by so many blocks a multiprocessor, which walk over the activation: one compiled kernel for all."""
+    """Return a maker of leaky ReLU by `blocks` blocks a multiprocessor, which walk over the activation.
+
+    All of them are one compiled kernel.
+    """
 
     def make(setting: Setting) -> Call:
         _needs_triton(setting)
@@ -275,7 +285,7 @@ def walked(blocks: int) -> Make:
 
 
 def occupancies() -> Experiment:
-    """Fewer blocks in place of more registers: nothing differs between them but the warps that are there at a time."""
+    """Return the experiment on fewer blocks instead of more registers. Only the number of resident warps differs."""
     contenders = {f"{blocks} blocks": walked(blocks) for blocks in RESIDENT}
     return Experiment(EQUAL, "leaky ReLU in Triton, blocks of 128 threads a multiprocessor", contenders, 2, 4)
 
@@ -288,7 +298,7 @@ def _coalesced(threads: int) -> Callable[[Tensor], Tensor]:
 
 
 def unfused(setting: Setting) -> Call:
-    """Norm, scale and shift, activation: three operators, two intermediates."""
+    """Return norm, scale and shift, and activation as three operators with two intermediates."""
     x, scale, bias = _layer(setting)
     return lambda: F.leaky_relu(torch.addcmul(bias, F.instance_norm(x), scale), SLOPE)
 
@@ -302,7 +312,10 @@ def fused(setting: Setting) -> Call:
 
 
 def fusion() -> Experiment:
-    """Passes over the activation: unfused 3 (read twice, written), 2 and 2; fused 2, or 3 where x is not kept."""
+    """Return the experiment on fusion. It counts passes over the activation.
+
+    Unfused: 3 (read twice, written), 2 and 2. Fused: 2, or 3 where x is not kept.
+    """
     return Experiment(
         "fusion",
         "instance norm, scale and shift, leaky ReLU: three operators and one",
@@ -320,7 +333,7 @@ def _layer(setting: Setting) -> tuple[Tensor, Tensor, Tensor]:
 
 
 def all_experiments() -> list[Experiment]:
-    """The most important first: what the time allowed ends before is the last of them."""
+    """Return all experiments, the most important first, because a time limit drops the last ones."""
     first, *rest = sweeps()
     norms_ = [*norms()[2:], *channels_last_norms()]
     return [*norms()[:2], coalescing(), fusion(), first, *pairs(), *rest, *norms_, spectral.experiment()]
@@ -330,7 +343,7 @@ def all_experiments() -> list[Experiment]:
 
 
 def norm_errors(setting: Setting) -> dict[str, float | str]:
-    """Relative L2 error against float64 of each contender in float32, on one sample; a reason where there is none."""
+    """Return each contender's relative L2 error in float32 against float64, on one sample, or a reason."""
     torch.manual_seed(0)
     x = _activation(Setting(setting.device, (1, *setting.shape[1:]), setting.smoke), torch.float32)
     exact, found = sequence(x.double()), {}
@@ -359,5 +372,5 @@ def _laid(x: Tensor, layout: str) -> Tensor:
 
 
 def _random(shape: tuple[int, ...], setting: Setting, dtype: torch.dtype) -> Tensor:
-    """Drawn in the precision that is wanted: float32 first would need twice the memory."""
+    """Return numbers drawn in the wanted precision. Casting them from float32 would need twice the memory."""
     return torch.randn(shape, device=setting.device, dtype=dtype)

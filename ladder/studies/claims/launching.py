@@ -1,8 +1,8 @@
-"""What it costs to launch a kernel: on the CPU, which is what an eager step waits for, and in a graph.
+"""The cost of launching a kernel: on the CPU, where an eager step waits for it, and in a graph.
 
-- launch: seconds of the CPU for one call from Python, over a burst of calls that fits into the GPU's queue, which is
-  drained before and after: nothing waits for the GPU inside.
-- replay: seconds of the GPU for one kernel of a graph of many, the pauses between kernels included.
+- launch: CPU seconds for one call from Python. A burst of calls fits into the GPU's queue, which is drained before and
+  after, so that nothing waits for the GPU inside.
+- replay: GPU seconds for one kernel of a graph of many, including the pauses between kernels.
 """
 
 from __future__ import annotations
@@ -18,11 +18,9 @@ from ladder.studies.claims.timed import Missing, reason_of
 from ladder.studies.kernelbench import cuda
 from ladder.studies.kernelbench.timing import Call
 
-BURST = 200  # launches; the driver's queue holds about a thousand
-NODES = 1000  # kernels of a graph
-BURSTS = (
-    5  # a value is the quickest of these: an interrupt of the CPU makes one longer, nothing makes one shorter
-)
+BURST = 200  # launches; the driver's queue holds about 1000
+NODES = 1000  # kernels in a graph
+BURSTS = 5  # bursts for one value, the quickest: an interrupt of the CPU can only lengthen a burst
 LAUNCH, REPLAY, WHOLE = "launch", "replay", "one replay of the graph"
 ADD, EMPTY_TRITON, EMPTY_CUDA = "PyTorch elementwise op", "empty Triton kernel", "empty CUDA C++ kernel"
 
@@ -44,7 +42,7 @@ def contenders(device: str) -> dict[str, Callable[[], Call]]:
 
 
 def measure(gpu: Any, repeats: int, smoke: bool, seed: int = 0) -> dict[str, Any]:
-    """{"samples_us": {"launch: NAME", "replay: NAME": one value a repeat}, "reasons": {NAME: why not}}."""
+    """Return {"samples_us": {"launch: NAME", "replay: NAME": one value a repeat}, "reasons": {NAME: why not}}."""
     burst, nodes = (3, 3) if smoke else (BURST, NODES)
     samples: dict[str, list[float]] = {}
     reasons: dict[str, str] = {}
@@ -77,7 +75,7 @@ def _one(gpu: Any, call: Call, burst: int, nodes: int) -> dict[str, float]:
 
     graph = gpu.capture(body)
     start, end = gpu.event(), gpu.event()
-    graph.replay()  # warms up, and keeps the GPU busy while the next lines are queued
+    graph.replay()  # warms up, and keeps the GPU busy while the CPU queues the next lines
     start.record()
     graph.replay()
     end.record()
@@ -88,7 +86,7 @@ def _one(gpu: Any, call: Call, burst: int, nodes: int) -> dict[str, float]:
 
 
 def _burst(gpu: Any, call: Call, count: int) -> float:
-    """Seconds of the CPU for one of `count` calls in a row."""
+    """Return the CPU seconds of one of `count` calls in a row."""
     gpu.synchronize()
     begin = time.perf_counter()
     for _ in range(count):

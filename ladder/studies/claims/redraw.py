@@ -1,9 +1,9 @@
-"""Judge stored claims anew by their samples, and draw them again: `python -m ladder.claims.redraw [RESULT.json...]`.
+"""The judging of stored claims anew by their samples: `python -m ladder.claims.redraw [RESULT.json...]`.
 
-Verdicts and sentences are made from samples, so they change with the code that makes them. Each file gets the new
-claims and the bytes as they are counted now; table and chart are written beside it. No sample changes. The claims of
-`ladder precision` come from the file of the same machine in the folder `precision` beside. Without an argument every
-file in results/claims is judged. `make docs` then fills docs/claims.md and draws the chart of results/charts.
+Verdicts and sentences are made from samples, so they change with the code. Each file gets the new claims and the
+bytes of today's counting, and table and chart beside it. No sample changes. The claims of `ladder precision` come
+from the file of the same machine in the neighbouring folder `precision`. Without an argument every file in
+results/claims is judged. Then `make docs` fills docs/claims.md and draws the chart of results/charts.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The claims for people: the table in the terminal, and a Markdown page with every number behind it."""
+"""The report of the claims: the table in the terminal, and a Markdown page with every number behind it."""
 
 from __future__ import annotations
 
@@ -10,8 +10,8 @@ from ladder.studies.claims.hardware.counters import UNCOUNTED
 from ladder.studies.claims.view import View
 
 HEADINGS = ("claim", "the article says", "article", "ours", "95% interval", "verdict", "why")
-SIGNS = {"x": "x", "percent": "%"}  # what stands right behind a number
-WIDE = 150  # columns of a terminal that has room for all of HEADINGS
+SIGNS = {"x": "x", "percent": "%"}  # written right behind a number
+WIDE = 150  # columns of a terminal with room for all of HEADINGS
 STYLES = {registry.HOLDS: "green", registry.LESS: "yellow", registry.MORE: "yellow"}
 KERNEL_HEADINGS = (
     "kernel", "language", "threads", "registers", "shared bytes", "local bytes", "blocks an SM", "occupancy",
@@ -23,7 +23,7 @@ SOURCES = {
     "calls": "More kernels, called alone",
     "built": "More kernels of CUDA C++, not launched here",
 }
-UNCOUNTED_SOURCES = {  # of these, what an op of `ladder kernels` launches has the number of that op
+UNCOUNTED_SOURCES = {  # kernels of these sources have a count only from an op of `ladder kernels`
     "step": "only a step launches it",
     "ops": "only as part of another op",
     "calls": "no op of ladder kernels launches it",
@@ -32,7 +32,7 @@ UNCOUNTED_SOURCES = {  # of these, what an op of `ladder kernels` launches has t
 
 
 def amount(value: float, unit: str) -> str:
-    """2.31x, 91%, 3.40 us: three digits, or whole numbers from 100 on."""
+    """Return a number as 2.31x, 91% or 3.40 us: three digits, or whole numbers from 100 on."""
     text = f"{value:,.0f}" if value >= 100 or unit == "percent" else f"{value:.{1 if value >= 10 else 2}f}"
     return text + SIGNS.get(unit, f" {unit}")
 
@@ -46,7 +46,7 @@ def figure(claim: registry.Claim) -> str:
 
 
 def cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    """One claim's texts, under HEADINGS."""
+    """Return one claim's texts, under HEADINGS."""
     claim = registry.BY_NAME[row["name"]]
     ours = row["ours"]
     interval = ours and ours["interval"]
@@ -88,7 +88,7 @@ def remarks(result: dict[str, Any]) -> list[str]:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """The claims on stdout; colours only on a terminal."""
+    """Print the claims. Only a terminal gets colours."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -106,7 +106,7 @@ def print_table(result: dict[str, Any]) -> None:
         table.add_column(Text(HEADINGS[column]), overflow="fold")
     for row in result["claims"]:
         texts = cells(row, result)
-        if not wide and texts[4]:  # no column of its own, but never without it
+        if not wide and texts[4]:  # a narrow terminal has no column for the interval
             texts[3] += f" ({texts[4]})"
         table.add_row(*(Text(texts[c], style=STYLES.get(texts[c], "")) for c in shown))
     console.print(table)
@@ -115,7 +115,7 @@ def print_table(result: dict[str, Any]) -> None:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The claims, then every experiment, then every kernel's occupancy."""
+    """Return the page: the claims, every experiment, and every kernel's occupancy."""
     commit = (result["commit"] or "unknown")[:12]
     state = ", with changes" if result["dirty"] else ""
     lines = [f"# {escaped(title(result))}", "", f"Commit {commit}{state}, {result['started']}.", ""]
@@ -143,7 +143,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def uncounted(source: str, result: dict[str, Any]) -> str:
-    """Why a kernel of this source has no achieved occupancy."""
+    """Return why a kernel of this source has no achieved occupancy."""
     if result["protocol"]["counters"]:
         return "not counted here"
     if source in UNCOUNTED_SOURCES:
@@ -152,7 +152,7 @@ def uncounted(source: str, result: dict[str, Any]) -> str:
 
 
 def kernel_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
-    """One kernel's texts, under KERNEL_HEADINGS; what is not known is empty."""
+    """Return one kernel's texts, under KERNEL_HEADINGS. Unknown values are empty."""
     forms = str(row["forms"]) + ("" if row["spilling"] is None else f", {row['spilling']}")
     texts = [row["kernel"], row["language"]]
     texts += [

@@ -1,4 +1,4 @@
-"""Measures everything that the claims need, in order of importance, within `--minutes`; makes the record."""
+"""The measurement of everything that the claims need, in order of importance, within `--minutes`."""
 
 from __future__ import annotations
 
@@ -26,8 +26,8 @@ from ladder.studies.kernelbench.calls import compiling
 from ladder.studies.kernelbench.timing import Call
 
 LADDER_RESULTS, PRECISION_RESULTS = ROOT / "results" / "ladder", ROOT / "results" / "precision"
-COUNTING_S = 240  # Nsight Compute is given up after it
-LOOKING_S = 150  # of the time allowed, for what comes after the timing
+COUNTING_S = 240  # seconds after which Nsight Compute is stopped
+LOOKING_S = 150  # seconds of the time limit that are kept for the parts after the timing
 LEAST, LEAST_QUICK = timed.LEAST_REPEATS, 2
 Row = dict[str, Any]
 OnEvent = Callable[[dict[str, Any]], None]
@@ -36,7 +36,7 @@ OnEvent = Callable[[dict[str, Any]], None]
 def measure(
     device: str, *, minutes: float, seed: int, quick: bool, count: bool, on_event: OnEvent
 ) -> dict[str, Any]:
-    """The whole result, the claims included. Ctrl-C keeps what there is; `count`: also by Nsight Compute."""
+    """Return the whole result, the claims included. Ctrl-C keeps the finished parts. `count` adds Nsight Compute."""
     smoke = device == "cpu"
     started, begun = now(), time.monotonic()
     timer = kerneltiming.timer_on(device)
@@ -75,7 +75,7 @@ def measure(
 
 
 class Session:
-    """One run: what was launched, timed and counted so far."""
+    """The state of one run: the launches, times and counters so far."""
 
     def __init__(
         self, gpu: Any, timer: kerneltiming.Timer, smoke: bool, quick: bool, seed: int, end: float
@@ -96,7 +96,10 @@ class Session:
         return self.end - time.monotonic()
 
     def run(self, on_event: OnEvent, count: bool) -> bool:
-        """Everything in order; whether it came to its end. What fails leaves a note and the rest goes on."""
+        """Run every part in order. Return whether it came to its end.
+
+        A failed part leaves a note, and the rest goes on.
+        """
         parts = self.parts(count)
         try:
             for done, (name, part) in enumerate(parts.items()):
@@ -115,7 +118,7 @@ class Session:
         return True
 
     def parts(self, count: bool) -> dict[str, Callable[[], Any]]:
-        """What is timed comes first: a profiler, and the settings of a step, would be felt by what comes after them."""
+        """Return the parts, timing first: a profiler, and the settings of a step, would disturb later timing."""
         parts: dict[str, Callable[[], Any]] = {"build CUDA C++": self.build}
         parts |= {"launches": self.time_launches, "experiments": self.time_experiments}
         parts |= {
@@ -126,7 +129,7 @@ class Session:
         return parts | ({"Nsight Compute": self.count} if count else {})
 
     def build(self) -> None:
-        """All builds beside each other, and done before anything is timed."""
+        """Make all builds side by side, before anything is timed."""
         if not self.smoke:
             cuda.build_ahead([{}, *experiments.BUILDS])
 
@@ -145,11 +148,11 @@ class Session:
             yield from timed.repeats(self.stopwatch, self.timed, least, most, self._timing_left_s)
 
     def _timing_left_s(self) -> float:
-        """Of five minutes, two and a half are for watching a step and for Nsight Compute."""
+        """Return the seconds left for timing. The step and Nsight Compute get two and a half of five minutes."""
         return self.left_s() - (0 if self.quick else LOOKING_S)
 
     def _watcher(self, experiment: str) -> Callable[[str, Call], None]:
-        """Notes which Triton kernels a contender launches, under "EXPERIMENT: CONTENDER"."""
+        """Return a function that notes a contender's Triton kernels under "EXPERIMENT: CONTENDER"."""
 
         def watch(name: str, call: Call) -> None:
             with self.kernels.listening(f"{experiment}: {name}"):
@@ -164,13 +167,13 @@ class Session:
         self.gpu.forget()
 
     def profile(self) -> Iterator[str]:
-        """What each contender in CUDA C++ launches, by the profiler, and what the library says of its kernels."""
+        """Record each contender's launches in CUDA C++ by the profiler, and the library's facts of its kernels."""
         for each in self.timed:
             for name in each.running:
                 if "CUDA" in name or (each.experiment.name in experiments.IN_CUDA and name != "PyTorch"):
                     yield f"{each.experiment.name}: {name}"
                     self._profile(each, name)
-        for flags in ({}, *experiments.BUILDS):  # the registers and spills of one build are not another's
+        for flags in ({}, *experiments.BUILDS):  # builds differ in registers and spills
             try:
                 said = cuda.resources(**flags)
                 resources.told(
@@ -193,14 +196,14 @@ class Session:
         self.gpu.forget()
 
     def watch_kernels(self) -> None:
-        """Outside the stopwatch's stream: a step has streams of its own."""
+        """Record the kernels of a step outside the stopwatch's stream, as a step has its own streams."""
         self.notes += stepping.watch(self.kernels, self.gpu.name, self.smoke)
         if self.limits_unknown and not self.smoke:
             self.notes.append(self.limits_unknown)
         self.gpu.forget()
 
     def count(self) -> None:
-        """By a process of its own, with this one's memory given back."""
+        """Count in a separate process, after this process has given its memory back."""
         if self.smoke:
             self.refused = "Nsight Compute needs a CUDA GPU"
             return
@@ -217,7 +220,7 @@ class Session:
             self.refused = str(refused)
 
     def records(self) -> list[Row]:
-        """Experiments, and the launches as one more of them."""
+        """Return the experiments, and the launches as one more experiment."""
         launches = {
             "name": "launches", "shape": [1], "itemsize": 4, "method": None, "bytes": {}, "notes": [], **self.launches,
         }  # fmt: skip
@@ -234,7 +237,10 @@ class Session:
 
 
 def achieved(row: Row, counted: dict[str, list[Row]]) -> float | None:
-    """Of that kernel in that contender; a kernel of the step is looked for among the ops. The longest launch counts."""
+    """Return the measured occupancy of the row's kernel, or None.
+
+    Kernels of a whole step are looked up among the single ops. The longest of several launches counts.
+    """
     sources = (
         [row["source"]] if ":" in row["source"] else [name for name in counted if name.startswith("ops:")]
     )
@@ -250,7 +256,10 @@ def achieved(row: Row, counted: dict[str, list[Row]]) -> float | None:
 
 
 def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
-    """Kernels a step of the ladder's baseline on this machine, by the newest staircase of `article` that has it."""
+    """Return the kernels a step of the ladder's baseline on this machine, or None.
+
+    The newest staircase of `article` with that number counts.
+    """
     found = None
     for path in sorted(
         (LADDER_RESULTS if folder is None else folder).glob(f"{name}/article-article-2*.json")
@@ -264,9 +273,9 @@ def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
 
 
 def precision_claims(name: str, folder: Path | None = None) -> list[Row]:
-    """What `ladder precision` said on this machine of 16 bits against FP32; nothing where it did not run.
+    """Return this machine's rows of `ladder precision` for 16 bits against FP32, or [].
 
-    Of a run that was stopped there is a part, which counts where there is no whole one.
+    A stopped run's partial file counts only where there is no whole file.
     """
     keys = ("claim", "precision", "on", "ours", "interval")
     found: list[tuple[bool, str, list[Row]]] = []
@@ -279,7 +288,7 @@ def precision_claims(name: str, folder: Path | None = None) -> list[Row]:
                 for row in result["claims"]
                 if row["against"] == "fp32" and row["ours"] is not None
             ]
-            if named:  # else another workload's, or another machine's whose name begins alike
+            if named:  # skips other workloads, and machines whose names begin alike
                 found.append((named[1] is None, str(result.get("started")), rows))
     return max(found, key=lambda each: each[:2])[2] if found else []
 
@@ -298,7 +307,10 @@ MINUTES = 5.0
 
 
 def write(result: dict[str, Any], out: Path) -> list[Path]:
-    """JSON, Markdown and chart, each whole or not at all; a quick or unfinished run never replaces a whole one."""
+    """Write JSON, Markdown and chart, each whole or not at all.
+
+    A quick or unfinished run never replaces a whole run.
+    """
     from ladder.report import output as ending
     from ladder.studies.claims import chart, report
 

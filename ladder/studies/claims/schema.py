@@ -1,5 +1,4 @@
-"""What a result of `ladder kernels --claims` may hold; keys that are not named are refused, as in
-`ladder.results.schema`."""
+"""The schema of a result of `ladder kernels --claims`. Unknown keys are refused, as in `ladder.results.schema`."""
 
 from __future__ import annotations
 
@@ -23,7 +22,7 @@ from ladder.results.schema import (
 )
 
 AMOUNT = number(0, 1e30)
-SHARE = maybe(number(0, 1.2))  # achieved occupancy is an average: it may come out a hair above 1
+SHARE = maybe(number(0, 1.2))  # achieved occupancy is an average and may slightly exceed 1
 NAME = pattern(r"[A-Za-z0-9 .,:+_-]{1,96}", "the name of an experiment or of a contender")
 KERNEL = pattern(r"[A-Za-z_0-9 <>,.:()&*~-]{1,96}", "the name of a kernel")
 SUMMARY = fields({"median": AMOUNT, "interval": INTERVAL})
@@ -105,7 +104,7 @@ CLAIMS = fields(
 
 
 def contradicted(data: dict[str, Any]) -> str | None:
-    """What cannot be: a median that is not among its samples, or a claim that its own numbers do not bear out."""
+    """Return what is impossible, or None: a median outside its samples, or a claim that its numbers contradict."""
     from ladder.studies.claims import registry
 
     for experiment in data["experiments"]:
@@ -115,7 +114,7 @@ def contradicted(data: dict[str, Any]) -> str | None:
                 return f"{experiment['name']}: the median of {name} is not among its samples"
     stored = {row["name"]: row for row in data["claims"]}
     if len(stored) < len(data["claims"]) or not stored.keys() <= registry.BY_NAME.keys():
-        return "claims: not of those that there are, each once"
+        return "claims: a name is unknown or appears twice"
     for row in registry.judged(data):
         other = stored.get(row["name"])
         if other is not None and other["verdict"] != row["verdict"]:

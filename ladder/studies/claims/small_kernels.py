@@ -1,6 +1,6 @@
-"""Triton kernels that a claim needs and no network does: one that does nothing, and ones with a size to sweep.
+"""The Triton kernels that a claim needs and no network does: an empty kernel, and kernels with a size to sweep.
 
-Only what has Triton imports this file.
+Import this file only where Triton is installed.
 """
 
 import triton
@@ -9,17 +9,17 @@ import triton.language as tl
 
 @triton.jit
 def empty_kernel(x_ptr):
-    """What it costs to launch anything at all."""
+    """Do nothing: the cost of launching anything at all."""
 
 
 @triton.jit
 def claim_marker_kernel(x_ptr):
-    """Its grid is the number of what comes next, for Nsight Compute's list of kernels to be told apart by."""
+    """Mark the next contender in Nsight Compute's list. The grid is the contender's number."""
 
 
 @triton.jit
 def leaky_relu_kernel(x_ptr, y_ptr, size, slope, BLOCK: tl.constexpr):
-    """One program a block of BLOCK neighbouring elements; a thread has BLOCK / threads of them."""
+    """Apply leaky ReLU, with a program for each block of BLOCK neighbouring elements; a thread has BLOCK / threads."""
     at = tl.program_id(0).to(tl.int64) * BLOCK + tl.arange(0, BLOCK)
     inside = at < size
     x = tl.load(x_ptr + at, mask=inside).to(tl.float32)
@@ -28,7 +28,7 @@ def leaky_relu_kernel(x_ptr, y_ptr, size, slope, BLOCK: tl.constexpr):
 
 @triton.jit
 def leaky_relu_walk_kernel(x_ptr, y_ptr, size, slope, BLOCK: tl.constexpr):
-    """The same by however many programs there are: each takes every so-manyeth block, one after another."""
+    """Apply leaky ReLU with any number of programs P: each takes every P-th block in turn."""
     i = tl.arange(0, BLOCK)
     for block in tl.range(tl.program_id(0), tl.cdiv(size, BLOCK), tl.num_programs(0), num_stages=1):
         at = tl.full([], BLOCK, tl.int64) * block + i

@@ -1,4 +1,4 @@
-"""Spectral norm of a discriminator's convolutions: PyTorch's parametrization beside the launches of `kernels`."""
+"""The experiment on spectral norm of a discriminator's layers: PyTorch's parametrization beside `kernels`."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from ladder.studies.kernelbench.timing import Call
 
 
 def shapes(setting: Setting) -> list[tuple[int, ...]]:
-    """Of every weight of `article`'s discriminator, which `article-sn` normalizes: convolutions and dense layers."""
+    """Return the shapes of the weights that `article-sn` normalizes in `article`'s discriminator."""
     if setting.smoke:
         return [(3, 4, 3, 3), (5, 12)]
     from ladder.plan import catalog
@@ -30,7 +30,7 @@ def weights(setting: Setting) -> list[Tensor]:
 
 
 def moved(setting: Setting) -> int:
-    """In float32: read for both products of the iteration and for the division, and written."""
+    """Return the bytes in float32: three reads (both products and the division) and one write."""
     return 4 * 4 * sum(math.prod(shape) for shape in shapes(setting))
 
 
@@ -53,7 +53,7 @@ def pytorch(setting: Setting) -> Call:
 def triton(setting: Setting) -> Call:
     import kernels
 
-    try:  # Ours, whatever the dispatcher takes.
+    try:  # Our op, in place of the dispatcher's choice.
         power_iteration, spectral_norm = (
             getattr(op, "ours", op) for op in (kernels.power_iteration, kernels.spectral_norm)
         )
@@ -77,7 +77,7 @@ def about(setting: Setting) -> str:
 
 
 def experiment() -> Experiment:
-    """Both begin with vectors of their own, so results are not compared here but in tests."""
+    """Return the experiment. Each contender begins with its own vectors, so only the tests compare results."""
     contenders = {"PyTorch": pytorch, "Triton": triton}
     title = "one power iteration and W / sigma for every layer of a discriminator"
     unlike = ("PyTorch", "Triton")

@@ -1,7 +1,7 @@
-"""Every Triton kernel as the workloads launch it: one step of the ladder's top, watched while it prepares.
+"""The recording of every Triton kernel of the workloads: one step of the ladder's top, watched during its preparation.
 
-What a captured graph replays was launched before, to warm up; that is when it is seen. Kernels that no such step has
-are launched by `ladder.studies.kernelbench.cases.small_calls`, so that each has a row.
+A captured graph replays kernels that its warm-up launched before, and the warm-up is watched. Kernels that this step
+lacks are launched by `ladder.studies.kernelbench.cases.small_calls`, so that each has a row.
 """
 
 from __future__ import annotations
@@ -19,10 +19,11 @@ SMOKE_OPS = 2
 
 
 def watch(kernels: Kernels, device: str, smoke: bool) -> list[str]:
-    """Fill `kernels` from a step of `article` with all rungs of `full`, from the ops that `ladder kernels` times, and
-    from single calls, each with the kernels that those before it did not have; returns notes of what failed.
+    """Fill `kernels` from a step of `article`, from timed ops and from single calls. Return notes of failures.
 
-    A smoke test has a few ops alone: without CUDA no rung launches a kernel, and the interpreter is slow.
+    The step has all rungs of `full`; the ops are those of `ladder kernels`. Each source adds only the kernels that
+    the sources before it lack. A smoke test has a few ops alone: without CUDA no rung launches a kernel, and the
+    interpreter is slow.
     """
     notes = []
     known: set[str] = set()
@@ -40,14 +41,13 @@ def watch(kernels: Kernels, device: str, smoke: bool) -> list[str]:
 
 
 def largest_cases(device: str) -> list[Any]:
-    """Of each op of `ladder.studies.kernelbench.cases.registry` the case with the most work, as the ladder's top runs
-    it."""
+    """Return the case with the most work of each timed op, in the setting of the ladder's top."""
     from ladder.studies.kernelbench.cases import registry as kernelcases
 
     workloads = session._workloads(device, (), ("article", "adain-256"))
     found: dict[str, Any] = {}
     for case in kernelcases.cases(workloads, quick=True):
-        found.setdefault(case.op, case)  # the most work comes first
+        found.setdefault(case.op, case)  # cases are sorted by descending work
     return list(found.values())
 
 
@@ -55,7 +55,7 @@ def _ops(device: str, smoke: bool) -> None:
     from ladder.studies.kernelbench.calls import call_of
 
     for case in largest_cases(device)[: SMOKE_OPS if smoke else None]:
-        if case.entry.needs:  # CUDA C++ has rows of its own
+        if case.entry.needs:  # CUDA C++ has its own rows
             continue
         for direction in case.directions[: 1 if smoke else None]:
             call_of(case, direction, case.fused(), device)()

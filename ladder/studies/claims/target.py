@@ -1,7 +1,7 @@
-"""What Nsight Compute watches: `python -m ladder.studies.claims.target [EXPERIMENT...]` calls each contender once.
+"""The process that Nsight Compute watches: `python -m ladder.studies.claims.target [EXPERIMENT...]`.
 
-Everything is built and warmed up before the profiler is switched on, for one call behind a marker at a time. The last
-experiment is every op of `kernels/`, at the largest shapes of the workloads.
+It calls each contender once. Everything is built and warmed up before the profiler is switched on, for one call
+behind a marker at a time. The last experiment is every op of `kernels/`, at the largest shapes of the workloads.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ Ready = Callable[[], Call]
 
 
 def everything(names: list[str]) -> Iterator[tuple[str, Ready]]:
-    """("EXPERIMENT: CONTENDER", what makes its call)."""
+    """Yield ("EXPERIMENT: CONTENDER", maker of its call)."""
     setting = experiments.setting(DEVICE, False)
     for experiment in experiments.all_experiments():
         if not names or experiment.name in names:
@@ -28,8 +28,7 @@ def everything(names: list[str]) -> Iterator[tuple[str, Ready]]:
 
 
 def ops() -> Iterator[tuple[str, Ready]]:
-    """Every entry of `ladder.studies.kernelbench.cases.registry` at its largest shape, as the ladder's top runs it,
-    in each direction."""
+    """Yield every timed op at its largest shape, in the setting of the ladder's top, in each direction."""
     from ladder.studies.claims.stepping import largest_cases
     from ladder.studies.kernelbench.calls import call_of
 
@@ -53,7 +52,7 @@ def main(names: list[str]) -> int:
             call = ready()
             call()
         except Exception:
-            continue  # the process that times it says why
+            continue  # the timing process reports the reason
         torch.cuda.synchronize()
         print(f"claim {number}: {name}", flush=True)
         profiler.cudaProfilerStart()

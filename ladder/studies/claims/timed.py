@@ -1,7 +1,7 @@
-"""Times the contenders of an experiment beside each other: fresh inputs and a new random order in every repeat.
+"""The timing of an experiment's contenders side by side: fresh inputs and a new random order in every repeat.
 
 The clock is that of `ladder kernels` (`ladder.studies.kernelbench.timing`), with a cold L2. A contender that cannot
-run, or computes something else than the first, has a reason in place of a number, and the others go on.
+run, or differs from the first in its result, has a reason in place of a number. The others go on.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ LEAST_REPEATS, MOST_REPEATS = 5, 9
 
 @dataclass(frozen=True)
 class Setting:
-    """Where and on what an experiment runs. `shape`: [N, C, H, W]."""
+    """The device and the shape [N, C, H, W] of an experiment."""
 
     device: str
     shape: tuple[int, int, int, int]
@@ -36,23 +36,23 @@ class Setting:
         return n * c * h * w
 
 
-Make = Callable[[Setting], Call]  # new inputs, and what is called on them; raises Missing
+Make = Callable[[Setting], Call]  # makes new inputs and returns a call on them; raises Missing
 
 
 @dataclass(frozen=True)
 class Experiment:
-    """Things that do the same, to be timed beside each other.
+    """Contenders that do the same work, to be timed side by side.
 
     Args:
-        contenders: name -> what makes one call of it on new inputs. All draw the same inputs from the same seed; the
-            first is what the others' results are compared with.
-        passes: how often the activation crosses memory in one call, to choose the number of buffers by, and for the
-            bandwidth where it is the same for all.
+        contenders: name -> maker of one call on new inputs. All draw the same inputs from the same seed. The others'
+            results are compared with the first's.
+        passes: how often the activation crosses memory in one call. It sets the number of buffers, and the bandwidth
+            where all contenders share it.
         itemsize: bytes of one element.
-        unlike: contenders that compute something else, and are compared with nothing.
-        shares: contender -> passes of its own, where they differ.
-        moved: bytes of a call, of what is no activation.
-        about: what that is, for the result.
+        unlike: contenders with other results, which are not compared.
+        shares: contender -> its own passes, where they differ.
+        moved: bytes of a call whose inputs are no activation.
+        about: describes these inputs, for the result.
     """
 
     name: str
@@ -73,7 +73,7 @@ class Experiment:
 
 @dataclass
 class Timed:
-    """An experiment while it is measured. Samples are seconds, one a repeat."""
+    """An experiment during its measurement. Samples are seconds, one value a repeat."""
 
     experiment: Experiment
     setting: Setting
@@ -106,14 +106,14 @@ class Timed:
 
 
 class Stopwatch:
-    """Prepares and repeats experiments on one device."""
+    """A stopwatch that prepares and repeats experiments on one device."""
 
     def __init__(self, gpu: Any, timer: Timer, seed: int = 0) -> None:
         self.gpu, self.timer, self.seed = gpu, timer, seed
         self.random = random.Random(seed)
 
     def prepare(self, timed: Timed, watch: Callable[[str, Call], None] = lambda name, call: call()) -> None:
-        """Run every contender twice on the same inputs: to compile, to be compared, and for `watch` to look at."""
+        """Run every contender twice on the same inputs, to compile it, to compare it, and to let `watch` see it."""
         expected = None
         for name in timed.running:
             try:
@@ -131,7 +131,7 @@ class Stopwatch:
             self.gpu.forget()
 
     def repeat(self, timed: Timed) -> None:
-        """One value for every contender that is left, in random order; the first repeat finds the method."""
+        """Add one value for every remaining contender, in random order. The first repeat chooses the method."""
         if not timed.running:
             return
         values = self._values(timed)
@@ -166,7 +166,7 @@ class Stopwatch:
         self.gpu.synchronize()
         if timed.method == EVENTS:
             return self.timer.events(calls, COLD)
-        # The first capture only finds out how long a call is: two would do, of long ones each costs memory.
+        # The first capture only finds the length of a call. Two calls suffice, and each long call costs memory.
         seconds, timed.captured[name] = self.timer.graph(calls, timed.captured.get(name, 2))
         return seconds
 
@@ -174,9 +174,9 @@ class Stopwatch:
 def repeats(
     stopwatch: Stopwatch, all_timed: list[Timed], least: int, most: int, left_s: Callable[[], float]
 ) -> Iterator[str]:
-    """Every experiment `least` times, then all of them again up to `most` while `left_s()` is positive.
+    """Run every experiment `least` times, then again up to `most` times while `left_s()` is positive.
 
-    Yields a word on what is done next. An experiment for which there was no time at all says so.
+    Yields a word on the next experiment. An experiment without any time gets that as its reason.
     """
     for number in range(most):
         for timed in all_timed:
@@ -192,13 +192,13 @@ def repeats(
 
 
 def summary(values: list[float]) -> dict[str, Any]:
-    """Median and 95% interval over repeats."""
+    """Return median and 95% interval over repeats."""
     interval = estimates.log_interval(values)
     return {"median": estimates.median(values), "interval": interval and list(interval)}
 
 
 def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any] | None:
-    """numerator / denominator, paired by repeat; None where either has no number."""
+    """Return numerator / denominator, paired by repeat, or None where either has no number."""
     count = min(len(numerator), len(denominator))
     if not count:
         return None

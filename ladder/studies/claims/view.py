@@ -1,4 +1,4 @@
-"""What a claim may ask of a result: ratios of times, bandwidths, occupancies, counters. Pure functions of the data."""
+"""Pure functions that a claim asks of a result: ratios of times, bandwidths, occupancies, counters."""
 
 from __future__ import annotations
 
@@ -8,29 +8,29 @@ from typing import Any
 
 from ladder.studies.claims import timed
 
-EQUAL = "occupancy at equal work"  # its contenders are blocks a multiprocessor of one kernel
+EQUAL = "occupancy at equal work"  # its contenders are one kernel with different blocks a multiprocessor
 BLOCKS = re.compile(r"(\d{1,6}) blocks")
 Summary = dict[str, Any]  # {"median": number, "interval": [from, to] or None}
 
 
 class View:
-    """A result of `ladder kernels --claims`. Whatever is missing is None."""
+    """A view of a result of `ladder kernels --claims`. A missing value is None."""
 
     def __init__(self, result: dict[str, Any]) -> None:
         self.result = result
         self.experiments = {each["name"]: each for each in result["experiments"]}
 
     def samples(self, experiment: str, contender: str | None) -> list[float]:
-        """Microseconds, one a repeat; empty where there are none."""
+        """Return microseconds, one value a repeat; empty where nothing was measured."""
         return self.samples_of(experiment).get(contender, [])
 
     def samples_of(self, experiment: str) -> dict[str, list[float]]:
-        """Contender -> its samples."""
+        """Return contender -> its samples."""
         found = self.experiments.get(experiment)
         return found["samples_us"] if found else {}
 
     def plane_bytes(self, experiment: str) -> int | None:
-        """Bytes of one channel of one sample."""
+        """Return the bytes of one channel of one sample."""
         found = self.experiments.get(experiment)
         return found and math.prod(found["shape"][2:]) * found["itemsize"]
 
@@ -41,12 +41,12 @@ class View:
     def ratio(
         self, experiment: str, numerator: str | None, denominator: str | None, scale: float = 1.0
     ) -> Summary | None:
-        """Time of one contender over that of another, paired by repeat."""
+        """Return the time of one contender over that of another, paired by repeat."""
         found = timed.ratio(self.samples(experiment, numerator), self.samples(experiment, denominator))
         return found and self.scaled(found, scale)
 
     def faster(self, experiment: str, slow: str, quick: str) -> Summary | None:
-        """How many times as fast `quick` is as `slow`."""
+        """Return how many times as fast `quick` is as `slow`."""
         return self.ratio(experiment, slow, quick)
 
     def scaled(self, summary: Summary, scale: float) -> Summary:
@@ -57,7 +57,7 @@ class View:
         }
 
     def quickest(self, experiment: str, among: tuple[str, ...] | None = None) -> str | None:
-        """The contender with the lowest median, of all or of these."""
+        """Return the contender with the lowest median, of all or of `among`."""
         names = self._measured(experiment, among)
         return min(names, key=lambda name: names[name], default=None)
 
@@ -73,12 +73,15 @@ class View:
         }
 
     def bandwidth(self, experiment: str, contender: str) -> float | None:
-        """TB/s: the bytes that must cross memory, as the experiment counts them, over the median time."""
+        """Return TB/s: the bytes that must cross memory, as the experiment counts them, over the median time."""
         found, us = self.experiments.get(experiment), self.us(experiment, contender)
         return None if found is None or us is None else found["bytes"][contender] / us["median"] / 1e6
 
     def rate(self, experiment: str, contender: str) -> float | None:
-        """TB/s: what DRAM saw over the median time, or what must cross it at least where nobody counted."""
+        """Return TB/s: DRAM's counted bytes over the median time.
+
+        Without a count, the bytes that must cross memory take their place.
+        """
         counted, us = self.counted(experiment, contender), self.us(experiment, contender)
         seen = counted and [counted[key] for key in ("dram_read", "dram_written")]
         if us is None or not seen or None in seen:
@@ -86,28 +89,31 @@ class View:
         return sum(seen) / us["median"] / 1e6
 
     def kernel(self, experiment: str, contender: str | None) -> dict[str, Any] | None:
-        """The contender's kernel with the most threads."""
+        """Return the contender's kernel with the most threads."""
         rows = [row for row in self.result["kernels"] if row["source"] == f"{experiment}: {contender}"]
         return max(rows, key=lambda row: row["threads"] * math.prod(row["grid"]), default=None)
 
     def started(self, experiment: str, contender: str | None) -> float | None:
-        """Blocks that the GPU gets through in a microsecond."""
+        """Return the blocks that the GPU finishes in a microsecond."""
         kernel, us = self.kernel(experiment, contender), self.us(experiment, contender)
         return None if kernel is None or us is None else math.prod(kernel["grid"]) / us["median"]
 
     # ---- occupancy and counters -----------------------------------------------------------------------------------
 
     def occupancy(self, experiment: str, contender: str | None) -> float | None:
-        """Theoretical, of the contender's kernel with the most threads; of no more blocks than were launched."""
+        """Return the theoretical occupancy of the contender's kernel with the most threads.
+
+        No more blocks count than were launched.
+        """
         largest = self.kernel(experiment, contender)
         if largest is None or experiment != EQUAL or not largest["blocks"]:
             return largest and largest["occupancy"]
         blocks = int(found[1]) if (found := BLOCKS.fullmatch(str(contender))) else largest["blocks"]
-        # More of them than fit run one after another, and are no occupancy at all.
+        # Blocks that do not fit run later, so more of them have no occupancy.
         return None if blocks > largest["blocks"] else largest["occupancy"] * blocks / largest["blocks"]
 
     def by_occupancy(self, experiment: str, low: float, high: float) -> str | None:
-        """The quickest contender whose occupancy is from `low` to below `high`."""
+        """Return the quickest contender whose occupancy is from `low` to below `high`."""
         fitting = tuple(
             name
             for name in self.samples_of(experiment)
@@ -116,11 +122,14 @@ class View:
         return self.quickest(experiment, fitting) if fitting else None
 
     def counted(self, experiment: str, contender: str) -> dict[str, Any] | None:
-        """Sums of Nsight Compute's counters over the contender's kernels."""
+        """Return the sums of Nsight Compute's counters over the contender's kernels."""
         return self.result["counters"].get(f"{experiment}: {contender}")
 
     def saved_by_fusion(self, by: str | None) -> float | None:
-        """MB an image that one operator moves less than three: counted, or what DRAM saw ("dram")."""
+        """Return the MB an image that one operator saves over three.
+
+        ``by`` is None for the count of passes, or "dram" for DRAM's counters.
+        """
         found = self.experiments.get("fusion")
         if found is None:
             return None
@@ -135,7 +144,7 @@ class View:
         return (sum(three[k] - one[k] for k in ("dram_read", "dram_written"))) / images / 1e6
 
     def reads_beyond_fusion(self) -> float | None:
-        """MB an image that DRAM was read less than the two intermediates make."""
+        """Return the saved DRAM reads, in MB an image, beyond those of the two intermediates."""
         counted, measured = self.saved_by_fusion(None), self.saved_by_fusion("dram")
         if counted is None or measured is None:
             return None
@@ -144,14 +153,14 @@ class View:
         return saved - counted / 2
 
     def precision(self, name: str, precision: str, base: str = "baseline") -> Summary | None:
-        """A claim of `ladder precision` against FP32, on the ladder's baseline or top."""
+        """Return a claim of `ladder precision` against FP32, on the ladder's baseline or top."""
         for row in self.result["precision"]:
             if (row["claim"], row["precision"], row["on"]) == (name, precision, base):
                 return {"median": row["ours"], "interval": row["interval"]}
         return None
 
     def reason(self, needs: tuple[str, ...], lacks: str = "") -> str:
-        """Why there is no number: the reason of the first contender that has none, or what else is lacking."""
+        """Return why there is no number: the first contender's reason, or `lacks`."""
         for name in needs:
             found = self.experiments.get(name)
             if found is None:

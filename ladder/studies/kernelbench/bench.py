@@ -1,9 +1,9 @@
-"""Times the ops of `kernels/` against plain PyTorch, torch.compile and a copy of the same bytes; makes the record.
+"""The timing of the ops of `kernels/` against plain PyTorch, torch.compile and a copy of the same bytes.
 
-A case is finished before the next begins: every contender is made, warmed up and checked against plain PyTorch (a wrong
-answer is not timed), then timed in repeats. A repeat is fresh: new random inputs at new addresses, new graphs, and the
-contenders in random order, so that what drifts hits all of them. Ours is in every repeat twice: what these twins differ
-by is noise. `ladder.studies.kernelbench.verdicts` says what it all means.
+A case is finished before the next begins. Every contender is made, warmed up, checked against plain PyTorch and timed
+in repeats; a wrong answer is not timed. Each repeat has new random inputs at new addresses, new graphs, and the
+contenders in random order, so that drift hits all of them. Ours runs twice in every repeat: the difference of these
+twins is noise. `ladder.studies.kernelbench.verdicts` judges the samples.
 """
 
 from __future__ import annotations
@@ -28,27 +28,27 @@ from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, Call, Cu
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
 CONTENDERS = (OURS, PLAIN, COMPILE)
 LEAST_REPEATS, MOST_REPEATS = 5, 9
-FEWEST_REPEATS = 3  # of a quick look, and of settings that are only there to compare with
-HOT_REPEATS = 3  # hot numbers are beside the verdict
+FEWEST_REPEATS = 3  # for a quick look, and for settings that are timed for comparison only
+HOT_REPEATS = 3  # the verdict does not use hot numbers
 OUT_OF_MEMORY = "out of memory"
 
 
 @dataclass
 class Row:
-    """One case in one direction, while it is measured. Samples are seconds, one a repeat."""
+    """One case in one direction during its measurement. Samples are seconds, one value a repeat."""
 
     case: Case
     direction: str
     bytes: int | None
-    moved: int  # to choose the number of buffers by; the backward's for the double backward
+    moved: int  # sets the number of buffers; a double backward uses the backward's
     method: str | None = None
     samples: dict[str, dict[str, list[float]]] = field(default_factory=lambda: {COLD: {}, HOT: {}})
     captured: dict[tuple[str, str], int] = field(default_factory=dict)
-    way: tuple[int, int] | None = None  # in which the yardstick is copied
+    way: tuple[int, int] | None = None  # the fastest way to copy the yardstick
     reasons: dict[str, str] = field(default_factory=dict)
     launches: list[dict[str, Any]] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
-    dispatch: tuple[str, Any] | None = None  # the op, and the call's place in `kernels.alternatives`
+    dispatch: tuple[str, Any] | None = None  # the op, and the call's key in `kernels.alternatives`
 
     def contenders(self, temperature: str) -> list[str]:
         names = [name for name in CONTENDERS if name not in self.reasons]
@@ -57,7 +57,7 @@ class Row:
         return names
 
     def drop(self, name: str, reason: str) -> None:
-        """Without a number, and without half of one."""
+        """Drop a contender: keep the reason, and no partial samples."""
         self.reasons[name] = reason
         for samples in self.samples.values():
             samples.pop(name, None)
@@ -92,21 +92,21 @@ class Row:
 
 
 class Bench:
-    """Measures cases one by one on a device that `ladder.studies.kernelbench.timing` has a class for."""
+    """A measurement of cases, in turn, on a device that `ladder.studies.kernelbench.timing` supports."""
 
     def __init__(self, gpu: Any, timer: Timer, *, seed: int = 0, backend: str = "inductor") -> None:
         self.gpu, self.timer, self.seed, self.backend = gpu, timer, seed, backend
         self.random = random.Random(seed)
 
     def case(self, case: Case, least: int, most: int, left_s: Callable[[], float]) -> Iterator[Any]:
-        """Yield a word on what is being done, then the list of rows.
+        """Yield a word on the current work several times, then the list of rows.
 
         Repeats go on beyond `least` while `left_s()`, this case's share of the time, is not negative.
         """
         if reason := getattr(self.gpu, "broken", None):
             raise RuntimeError(reason)
         with compiling(), self.gpu.running():
-            torch.compiler.reset()  # or the ninth shape of a function would silently run uncompiled
+            torch.compiler.reset()  # else the ninth shape of a function would silently run uncompiled
             functions = {OURS: case.fused, PLAIN: case.plain, COMPILE: self._compiled(case)}
             yield "prepare"
             rows, made = self._prepare(case, functions)
@@ -125,7 +125,7 @@ class Bench:
         return make
 
     def _prepare(self, case: Case, functions: dict[str, Callable]) -> tuple[list[Row], dict[str, Callable]]:
-        """Rows, and the contenders that are there; each has run twice in every direction that it can."""
+        """Return the rows and the available contenders. Each contender has run twice in every supported direction."""
         inputs = case.tensors(self.gpu.name)
         moved = {d: case.bytes(inputs, d) for d in case.directions}
         rows = [Row(case, d, moved[d], moved[d] or moved["backward"]) for d in case.directions]
@@ -135,7 +135,7 @@ class Bench:
             row.notes += filter(None, [self.timer.lukewarm(row.moved)])
         made: dict[str, Callable] = {}
         expected: dict[str, list[Tensor | None]] = {}
-        for name in (PLAIN, OURS, COMPILE):  # plain first: the others are held against it
+        for name in (PLAIN, OURS, COMPILE):  # plain first: the others are compared with it
             try:
                 made[name] = functions[name]()
             except Exception as error:
@@ -168,7 +168,7 @@ class Bench:
             disagree(results, expected[row.direction])
 
     def _repeat(self, row: Row, made: dict[str, Callable], repeat: int) -> None:
-        """One value for every contender, in random order; the first repeat finds the method that suits them all."""
+        """Add one value for every contender, in random order. The first repeat chooses the method for all of them."""
         for temperature in (COLD, HOT) if repeat < HOT_REPEATS else (COLD,):
             values = self._values(row, made, temperature)
             if row.method is None and values:
@@ -203,11 +203,11 @@ class Bench:
         return self._timed(row, name, calls, temperature)
 
     def _copied(self, row: Row, sets: int, temperature: str) -> float:
-        """The yardstick's seconds. The row's first ones find which way to copy is fastest at this size."""
+        """Return the yardstick's seconds. The row's first call finds the fastest way to copy at this size."""
         found = {}
         for way in [row.way] if row.way else WAYS:
             if row.way is None:
-                row.captured.pop((COPY, temperature), None)  # each way begins with as few calls
+                row.captured.pop((COPY, temperature), None)  # each way begins with the same number of calls
             calls = copies(row.bytes or 0, sets, self.gpu.name, way)
             found[way] = self._timed(row, COPY, calls, temperature)
         row.way = min(found, key=found.__getitem__)
@@ -230,7 +230,7 @@ class Bench:
 def alone(
     case: Case, direction: str, temperature: str, name: str = OURS, repeats: int = LEAST_REPEATS
 ) -> list[float]:
-    """Seconds of one call of one contender, one value a fresh repeat; for a history over commits.
+    """Return the seconds of one call of one contender, a value for each fresh repeat. A history over commits uses it.
 
     Raises:
         AttributeError: this `kernels` has no such op.
@@ -256,7 +256,7 @@ def alone(
 
 
 def placed(dispatch: tuple[str, Any] | None) -> dict[str, Any]:
-    """Where a call stands in the table of alternatives, as plain data, and what the table takes for it."""
+    """Return a call's key in the table of alternatives, as plain data, and the table's choice for it."""
     if dispatch is None:
         return {"dispatch": None, "taken": None}
     from kernels import alternatives
@@ -267,7 +267,7 @@ def placed(dispatch: tuple[str, Any] | None) -> dict[str, Any]:
 
 
 def _reason(error: Exception) -> str:
-    """Why a contender has no number. Raises `EnvironmentFailure` where the system is to blame: then nobody has one."""
+    """Return why a contender has no number. Raises `EnvironmentFailure` where the system fails them all."""
     raise_if_environment(error)
     if isinstance(error, torch.OutOfMemoryError):
         return OUT_OF_MEMORY
@@ -280,7 +280,7 @@ def now() -> str:
 
 @dataclass
 class Allowance:
-    """Shares the time that is left equally among the cases that are left."""
+    """A time limit whose remainder is shared equally among the remaining cases."""
 
     minutes: float
     clock: Callable[[], float] = time.monotonic
@@ -289,7 +289,7 @@ class Allowance:
         self.end = self.clock() + 60 * self.minutes
 
     def share(self, cases_left: int) -> Callable[[], float]:
-        """A function that says how many seconds of its share a case that begins now still has."""
+        """Return a function that gives the seconds left of the share of a case that begins now."""
         end = self.clock() + max(0.0, self.end - self.clock()) / max(1, cases_left)
         return lambda: end - self.clock()
 
@@ -307,9 +307,9 @@ def run(
     on_event: Callable[[dict[str, Any]], None],
     ahead: Callable[[int], None] = lambda index: None,
 ) -> tuple[list[dict[str, Any]], bool]:
-    """(rows, whether all cases were gone through). Cases for which no time is left are rows with that reason.
+    """Return (rows, True unless interrupted). Cases without time left become rows with that reason.
 
-    `ahead` gets the number of each case before it is measured: the moment to compile.
+    `ahead` gets the index of each case before its measurement, to compile it.
     """
     rows: list[dict[str, Any]] = []
     most = FEWEST_REPEATS if quick else MOST_REPEATS
@@ -326,7 +326,7 @@ def run(
                             on_event(place | {"doing": said})
                         else:
                             found = said
-                except Exception as error:  # a device that is lost: no case after this one will do better
+                except Exception as error:  # the device is lost, so later cases fail too
                     found = skipped(case, _reason(error))
             rows += [row.record() for row in found]
             on_event(place | {"rows": rows[-len(found) :], "done": index + 1})

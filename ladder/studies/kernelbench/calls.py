@@ -1,4 +1,4 @@
-"""What is called when an op is timed, what it is compared with, and whether its results are right."""
+"""The calls that are timed for an op, the yardstick beside them, and the check of their results."""
 
 from __future__ import annotations
 
@@ -12,20 +12,21 @@ from torch import Tensor
 from ladder.studies.kernelbench.cases.registry import Case
 from ladder.studies.kernelbench.timing import Call
 
-# How the yardstick may be copied: pages that its pieces are rounded up to and how large a piece may be, in bytes. In a
-# graph on an H200 the driver copied some sizes at up to 4.2 TB/s and others at 2.7 or less, also some of whole pages.
-# Not taken from kernels.tuning: `kernels` may be an old commit's.
+# Ways to copy the yardstick, in bytes: (page to which pieces are rounded up, largest piece).
+# In a graph on an H200 the driver copied some sizes at up to 4.2 TB/s. Others, even some of whole pages, reached
+# 2.7 TB/s or less.
+# kernels.tuning is not imported for them: `kernels` may be an old commit's.
 WAYS = tuple((page, largest) for page in (1 << 12, 1 << 16) for largest in (128 << 20, 384 << 20))
 TOLERANCE = 0.1  # relative L2 error over all results, from plain PyTorch in the same precision
 
 
 def call_of(case: Case, direction: str, function: Callable[..., Tensor], device: str) -> Call:
-    """What is timed, on inputs of its own. Backward passes are `autograd.grad` alone, over a graph that is kept.
+    """Return the timed call, on its own inputs. Backward passes are `autograd.grad` alone, over a kept graph.
 
     - forward: the call, with gradients on, so that it saves what its backward needs;
     - backward: gradients of all inputs that have one;
-    - double backward: R1's and path length's second differentiation: of the gradients that the penalty uses, by all
-      inputs and by the gradient that came in.
+    - double backward: the second differentiation of R1 and path length. It differentiates the penalty's gradients by
+      all inputs and by the incoming gradient.
     """
     inputs = case.tensors(device)
     if direction == "forward":
@@ -43,14 +44,14 @@ def call_of(case: Case, direction: str, function: Callable[..., Tensor], device:
 
 
 def random_like(t: Tensor) -> Tensor:
-    """Normal numbers in t's dtype and memory format, the same at each index whatever that format is."""
+    """Return normal numbers in t's dtype and memory format, the same at each index in any format."""
     return torch.empty_like(t).copy_(torch.randn(t.shape, device=t.device))
 
 
 def copies(total: int, sets: int, device: str, way: tuple[int, int] = WAYS[0]) -> list[Call]:
-    """The yardstick: `copy_` of half as many bytes, so that reading and writing together are `total`, rounded up.
+    """Return the yardstick: `copy_` of half as many bytes, so that reads and writes together are `total`, rounded up.
 
-    way: one of WAYS. Which of them is fastest depends on the size; that one is the yardstick.
+    way: an entry of WAYS. The fastest depends on the size, and the fastest is the yardstick.
     """
     page, largest = way
     count = max(1, -(-total // 2 // largest))
@@ -65,7 +66,7 @@ def copies(total: int, sets: int, device: str, way: tuple[int, int] = WAYS[0]) -
 
 
 def disagree(results: Sequence[Tensor | None], expected: Sequence[Tensor | None]) -> None:
-    """Raise ValueError where results are not plain PyTorch's: some missing, or further off than rounding explains.
+    """Raise ValueError where a result is missing, or differs from plain PyTorch's by more than rounding explains.
 
     A gradient that is zero may be missing.
     """
@@ -84,10 +85,10 @@ def disagree(results: Sequence[Tensor | None], expected: Sequence[Tensor | None]
 
 @contextmanager
 def compiling() -> Iterator[None]:
-    """torch.compile as it must be for a backward that is run again and again over the same graph."""
+    """Set torch.compile up for a backward that is run repeatedly over the same graph."""
     import torch._functorch.config as functorch
 
-    if not hasattr(functorch, "donated_buffer"):  # an older torch, which does not refuse retain_graph
+    if not hasattr(functorch, "donated_buffer"):  # an older torch allows retain_graph anyway
         yield
         return
     with functorch.patch(donated_buffer=False):

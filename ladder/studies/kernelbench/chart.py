@@ -1,6 +1,6 @@
-"""The picture of `ladder kernels`: how near each op comes to a copy of the same bytes, beside its alternatives.
+"""The chart of `ladder kernels`: how near each op comes to a copy of the same bytes, beside its alternatives.
 
-One row of panels an op, forward left and backward right; in each, a group of bars a shape, the largest batch first.
+Each op has a row of panels, forward left and backward right. Each group of bars is a shape, the largest batch first.
 The same result gives the same bytes.
 """
 
@@ -20,19 +20,19 @@ WIDTH, PANEL, LEFT, BETWEEN, TOP, BOTTOM = 12.5, 1.25, 1.45, 0.68, 1.2, 0.85  # 
 
 
 def render(result: dict[str, Any], kind: str) -> bytes:
-    """The chart as PNG or SVG bytes."""
+    """Return the chart as PNG or SVG bytes."""
     return drawing.save(lambda: figure(result), kind)
 
 
 def shown_rows(result: dict[str, Any]) -> dict[str, dict[str, list[dict[str, Any]]]]:
-    """op -> direction -> rows with a yardstick, in the setting of the ladder's top; what else there is, is tables'."""
+    """Return op -> direction -> rows with a yardstick, in the setting of the ladder's top. The tables show the rest."""
     found: dict[str, dict[str, list[dict[str, Any]]]] = {}
     for row in kernelreport.reached(result):
         if row["setting"] == 0 and row["direction"] in DIRECTIONS:
             found.setdefault(row["op"], {d: [] for d in DIRECTIONS})[row["direction"]].append(row)
     for directions in found.values():
         for rows in directions.values():
-            rows.sort(key=lambda row: -row["batch"])  # stable: inside a batch the largest stays first
+            rows.sort(key=lambda row: -row["batch"])  # a stable sort keeps the largest first within a batch
     return found
 
 
@@ -61,18 +61,18 @@ def figure(result: dict[str, Any]) -> Any:
 
 
 def _name(op: str) -> str:
-    """In lines that fit the margin, broken behind underscores too."""
+    """Return the op's name in lines that fit the margin, broken behind underscores too."""
     lines = textwrap.wrap(op.replace("_", "_ "), 10)
     return "\n".join(line.replace("_ ", "_") for line in lines)
 
 
 def _panel(axes: Any, rows: list[dict[str, Any]]) -> None:
-    """Bars of one op in one direction; a shape without a number is a grey gap."""
+    """Draw the bars of one op in one direction. A shape without a number is a grey gap."""
     for side in axes.spines.values():
         side.set_visible(False)
     top = max((each["median"] for row in rows for each in row["share"].values()), default=1.0)
     axes.set_ylim(0, max(1.25, 1.2 * top))
-    axes.set_xlim(-0.5, max(len(rows), 4) - 0.5)  # few shapes: bars no wider than elsewhere
+    axes.set_xlim(-0.5, max(len(rows), 4) - 0.5)  # bars of few shapes are as wide as elsewhere
     axes.set_yticks([0, 0.5, 1], ["0", "50%", "100%"])
     axes.tick_params(length=0, labelcolor=MUTED, labelsize=8.5)
     axes.grid(axis="y", color=GRID, linewidth=0.8)
@@ -111,7 +111,7 @@ def _bar(axes: Any, x: float, share: dict[str, Any] | None, color: str, name: st
 
 
 def _shape(row: dict[str, Any]) -> str:
-    """The shape in three lines, which a narrow group has room for."""
+    """Return the shape in three lines, which fit a narrow group."""
     shape = row["shape"][1:] if row["shape"][0] == row["batch"] else row["shape"]
     lines = ["x".join(map(str, part)) for part in (shape[:-2], shape[-2:]) if part]
     return "\n".join([*lines, f"batch {row['batch']}"])

@@ -1,8 +1,6 @@
-"""Compiles what `ladder kernels` is about to time on all cores instead of one after the other: our Triton kernels, and
-what torch.compile makes of plain PyTorch.
+"""The compiling ahead of `ladder kernels`, on all cores: our Triton kernels, and torch.compile of plain PyTorch.
 
-Both end up in caches on disk, where the measuring process finds them. It compiles nothing while others do, and nobody
-compiles while it measures.
+Both end up in caches on disk, where the measuring process finds them. Compiling and measuring never overlap.
 """
 
 from __future__ import annotations
@@ -20,11 +18,9 @@ from typing import Any
 from ladder.studies.kernelbench.calls import call_of, compiling
 from ladder.studies.kernelbench.cases.registry import Case, named
 
-AT_ONCE = (
-    64  # cases compiled before they are measured: a run that ends early has not compiled all that it leaves
-)
-MOST_PROCESSES = 16  # each imports torch and holds a GPU context, half a gigabyte
-STUCK_S = 300  # no batch takes so long
+AT_ONCE = 64  # cases in a batch; small, so that a run that ends early compiles little in vain
+MOST_PROCESSES = 16  # each imports torch and holds a GPU context of half a gigabyte
+STUCK_S = 300  # longer than any batch takes
 GPU_BYTES_EACH = 8 * 2**30  # for the inputs, results and gradients of the largest cases
 WORKER = (
     "import json, sys; sys.path[:] = json.loads(sys.argv[1]);"
@@ -33,7 +29,7 @@ WORKER = (
 
 
 def compile_ours(cases: Sequence[Case], gpu: Any) -> Any:
-    """Every Triton kernel that these cases launch, into Triton's cache; what fails is compiled when it is launched.
+    """Compile every Triton kernel of these cases into Triton's cache. A failed kernel is compiled at its launch.
 
     Returns:
         a `kernels.precompile.Report`.
@@ -52,9 +48,9 @@ def compile_ours(cases: Sequence[Case], gpu: Any) -> Any:
 
 
 class Compilers:
-    """Processes that call torch.compile on cases, for the cache that it keeps on disk. They wait between two batches.
+    """Processes that call torch.compile on cases to fill its cache on disk. They wait between two batches.
 
-    What they cannot compile, for want of memory say, is left to who measures.
+    Cases that they cannot compile, for want of memory say, are left to the measuring process.
     """
 
     def __init__(self, processes: int, backend: str, device: str) -> None:
@@ -64,10 +60,10 @@ class Compilers:
         if processes:
             from kernels.precompile import keep_cache
 
-            keep_cache()  # theirs is then this process's
-        # One thread each: Inductor would start as many as there are cores in every one of them.
+            keep_cache()  # the processes share this process's cache
+        # One thread each: by default Inductor starts a thread for every core in each process.
         environment = os.environ | {"OMP_NUM_THREADS": "1", "TORCHINDUCTOR_COMPILE_THREADS": "1"}
-        with contextlib.suppress(OSError):  # no room for a process: fewer, or none
+        with contextlib.suppress(OSError):  # without room for a process there are fewer, or none
             for _ in range(processes):
                 command = [sys.executable, "-c", WORKER, json.dumps(sys.path), backend, device]
                 process = subprocess.Popen(
@@ -76,16 +72,16 @@ class Compilers:
                     stdout=subprocess.PIPE,
                     stderr=subprocess.DEVNULL,
                     env=environment,
-                    start_new_session=True,  # Ctrl-C is for who measures, and ends these with it
+                    start_new_session=True,  # Ctrl-C reaches only the measuring process, which ends these
                 )
                 self.running.append(process)
 
     def compile(self, names: Sequence[str]) -> list[str]:
-        """Cases by name, as each process is free; returns those that went through."""
+        """Compile cases by name, each on the next free process. Return the names that succeeded."""
         waiting, done = iter(names), []
 
         def feed(process: subprocess.Popen) -> None:
-            with contextlib.suppress(OSError, ValueError):  # it has died: the others go on
+            with contextlib.suppress(OSError, ValueError):  # this process has died; the others go on
                 while name := self._next(waiting):
                     process.stdin.write(f"{name}\n".encode())
                     process.stdin.flush()
@@ -111,7 +107,7 @@ class Compilers:
             process.kill()
 
     def close(self) -> None:
-        """End them. Were this process killed, they would get no more names, and end too."""
+        """End the processes. If this process is killed, their input ends, and they end too."""
         self._kill()
         self.threads.shutdown()
         for process in self.running:
@@ -122,9 +118,9 @@ class Compilers:
 
 
 def serve(backend: str, device: str) -> None:
-    """A process of `Compilers`: reads names of cases, answers each with a line when it has been compiled."""
+    """Read names of cases, and answer each with a line after compiling it: one process of `Compilers`."""
     answers = os.fdopen(os.dup(1), "w", buffering=1)
-    os.dup2(2, 1)  # what is printed on the way is no answer
+    os.dup2(2, 1)  # keeps other output out of the answers
     for line in sys.stdin:
         try:
             compile_theirs(named(line.strip()), backend, device)
@@ -135,41 +131,41 @@ def serve(backend: str, device: str) -> None:
 
 
 def compile_theirs(case: Case, backend: str, device: str) -> None:
-    """What `kernelbench` does with its contender `compile`, once in each direction that it can."""
+    """Compile a case as `kernelbench` does for its contender `compile`, once in each supported direction."""
     import torch
     from torch._inductor import config
 
-    # Its kernels' tiles are timed where nobody else uses the GPU; here they are compiled only.
+    # Tiles are timed only while nothing else uses the GPU; here they are just compiled.
     with compiling(), config.patch(autotune_local_cache=False):
         torch.compiler.reset()
         function = torch.compile(case.reference(), backend=backend, dynamic=False, fullgraph=True)
         for direction in case.directions:
-            if direction != "double backward":  # torch.compile has none
+            if direction != "double backward":  # torch.compile does not support it
                 call_of(case, direction, function, device)()
     if device == "cuda":
         torch.cuda.empty_cache()
 
 
 class Ahead:
-    """Compiles the cases of a run batch by batch, each before its first case is measured."""
+    """A compiler of a run's cases, batch by batch, each before its first case is measured."""
 
     def __init__(
         self, cases: Sequence[Case], gpu: Any, backend: str, tell: Callable[[int, int], None]
     ) -> None:
-        """tell: gets the first's number and how many there are whenever cases are about to be compiled."""
+        """Store the arguments. `tell` gets the first index and the number of cases before each batch."""
         self.cases, self.gpu, self.backend, self.tell = cases, gpu, backend, tell
         self.compilers: Compilers | None = None
 
     def __call__(self, index: int) -> None:
-        """Case number `index` is measured next."""
+        """Compile the batch that begins at case `index`, if one does."""
         if index % AT_ONCE:
             return
         batch = self.cases[index : index + AT_ONCE]
         self.tell(index, len(batch))
         if self.compilers is None:
             self.compilers = Compilers(processes(self.gpu), self.backend, self.gpu.name)
-        with contextlib.suppress(Exception):  # what goes wrong comes again when a case is measured
-            compile_ours(batch, self.gpu)  # while the others import torch
+        with contextlib.suppress(Exception):  # a failure comes again when its case is measured
+            compile_ours(batch, self.gpu)  # meanwhile the processes import torch
         self.compilers.compile([case.name for case in batch])
 
     def __enter__(self) -> Ahead:
@@ -181,7 +177,7 @@ class Ahead:
 
 
 def processes(gpu: Any) -> int:
-    """How many compile side by side. None on a CPU, where a smoke test compiles nothing."""
+    """Return how many processes compile side by side, 0 on a CPU: there a smoke test compiles nothing."""
     if gpu.name != "cuda":
         return 0
     from ladder.machine import system

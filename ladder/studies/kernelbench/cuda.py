@@ -1,8 +1,8 @@
 """The CUDA C++ of `kernels.cuda` as contenders: functions of one activation each.
 
-`Missing` says in one line why a function is not there: no GPU, no CUDA compiler, or a `kernels` from before it had any.
-A build that does not succeed is said here, too: `kernels.cuda.instance_norm_act` itself would go on in Triton, and its
-time would pass for that of CUDA C++.
+`Missing` says in one line why a function is missing: no GPU, no CUDA compiler, or a `kernels` without CUDA C++. A
+failed build raises it too. `kernels.cuda.instance_norm_act` itself would go on in Triton, and its time would pass for
+that of CUDA C++.
 """
 
 from __future__ import annotations
@@ -24,13 +24,13 @@ from ladder.base.paths import ROOT
 
 BUILDING_S = 240
 SLOPE = 0.2
-STEPS = 256  # of arithmetic in each side of the branch
+STEPS = 256  # steps of arithmetic in each side of the branch
 Function = Callable[[Tensor], Tensor]
 
 
 @functools.cache
 def package(**flags: Any) -> Any:
-    """`kernels.cuda`, built with these flags. Raises Missing."""
+    """Return `kernels.cuda`, built with these flags. Raises Missing."""
     try:
         import kernels.cuda as found
     except ImportError:
@@ -38,7 +38,7 @@ def package(**flags: Any) -> Any:
     if reason := found.available():
         raise Missing(reason)
     try:
-        found.resources(flags=found.Flags(**flags))  # the only thing that builds and runs nothing
+        found.resources(flags=found.Flags(**flags))  # builds without running a kernel
     except found.Unavailable as error:
         raise Missing(str(error)) from None
     except Exception as error:
@@ -47,7 +47,7 @@ def package(**flags: Any) -> Any:
 
 
 def build_ahead(builds: list[dict[str, Any]]) -> None:
-    """Build with each of these flags, side by side in processes of their own; what fails is said when it is used."""
+    """Build with each of these flags, side by side in separate processes. A failed build is reported at its use."""
     if importlib.util.find_spec("kernels.cuda") is None:
         return
     code = "import json, sys; from ladder.studies.claims import cuda; cuda.package(**json.loads(sys.argv[1]))"
@@ -71,7 +71,7 @@ def check_device(x: Tensor) -> None:
 
 
 def bound(name: str, flags: dict[str, Any] | None = None, **how: Any) -> Function:
-    """`kernels.cuda`'s function of that name as a function of x; what is missing is said when it is called."""
+    """Return the function of that name in `kernels.cuda` as a function of x. It raises Missing when it is called."""
 
     def run(x: Tensor) -> Tensor:
         check_device(x)
@@ -83,12 +83,12 @@ def bound(name: str, flags: dict[str, Any] | None = None, **how: Any) -> Functio
 
 @functools.cache
 def unit(device: torch.device, samples: int, channels: int) -> tuple[Tensor, Tensor]:
-    """Scales and biases that change nothing, made once: filling them is no part of what is timed."""
+    """Return scales and biases that change nothing. They are made once, so that filling them is not timed."""
     return torch.ones(samples, channels, device=device), torch.zeros(samples, channels, device=device)
 
 
 def norm(flags: dict[str, Any] | None = None, **how: Any) -> Function:
-    """Instance norm and leaky ReLU alone: scale 1, bias 0, gain 1."""
+    """Return instance norm and leaky ReLU alone: scale 1, bias 0, gain 1."""
 
     def run(x: Tensor) -> Tensor:
         check_device(x)
@@ -100,7 +100,7 @@ def norm(flags: dict[str, Any] | None = None, **how: Any) -> Function:
 
 
 def rows(name: str) -> Function:
-    """A sum of each plane."""
+    """Return a function that sums each plane."""
     return lambda x: bound(name)(x.flatten(2).flatten(0, 1))
 
 
@@ -113,11 +113,14 @@ def coalesced(x: Tensor, **how: Any) -> Tensor:
 
 
 def for_each_sample(function: Callable[..., Tensor]) -> Function:
-    """As the article prints it: one block a sample, a thread a channel; whole warps, 1024 threads at most."""
+    """Return the function as the article prints it: a block for each sample, a thread for each channel.
+
+    Threads come in whole warps, 1024 at most.
+    """
     return lambda x: function(x, blocks="samples", threads=min(1024, -(-x.shape[1] // 32) * 32))
 
 
 def resources(threads: int = 256, **flags: Any) -> list[Any]:
-    """`kernels.cuda`'s own row for each of its kernels, built with these flags. Raises Missing."""
+    """Return the row of `kernels.cuda` for each of its kernels, built with these flags. Raises Missing."""
     found = package(**flags)
     return found.resources(threads=threads, flags=found.Flags(**flags))

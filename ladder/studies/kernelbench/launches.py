@@ -1,4 +1,4 @@
-"""Which Triton kernels a call launches, with the grid, the tiles and the warps that were chosen for it."""
+"""The Triton kernels that a call launches, with their grid, tiles and warps."""
 
 from __future__ import annotations
 
@@ -11,9 +11,9 @@ from ladder.base.errors import one_line
 
 @contextlib.contextmanager
 def recorded_launches(launches: list[dict[str, Any]]) -> Iterator[None]:
-    """Append {"kernel", "grid", "choices"} of every launch inside, each once; also of autograd's threads.
+    """Append {"kernel", "grid", "choices"} of every distinct launch inside, also from autograd's threads.
 
-    Whatever Triton's launcher is called in a version to come, a call is never disturbed: then nothing is recorded.
+    A future version of Triton may rename its launcher. Then nothing is recorded, and calls are not disturbed.
     """
 
     def watching(run: Any) -> Any:
@@ -32,7 +32,7 @@ def recorded_launches(launches: list[dict[str, Any]]) -> Iterator[None]:
 
 @contextlib.contextmanager
 def watched_launches(watching: Callable[[Any], Any]) -> Iterator[None]:
-    """Inside, Triton launches by ``watching(run)`` in place of its own ``run``."""
+    """Make Triton launch by ``watching(run)`` in place of its own ``run``."""
     with contextlib.ExitStack() as stack:
         for kind in _launchers():
             original = kind.run
@@ -55,7 +55,7 @@ def _launchers() -> list[type]:
 
 
 def describe_launch(kernel: Any, args: tuple, grid: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
-    """Whole numbers that Triton compiled in: tile sizes, steps, warps, stages."""
+    """Return the whole numbers that Triton compiled in: tile sizes, steps, warps, stages."""
     if callable(grid):
         grid = grid(dict(zip(kernel.arg_names, args, strict=False)) | kwargs)
     chosen = {k: v for k, v in kwargs.items() if type(v) is int and k != "warmup"}

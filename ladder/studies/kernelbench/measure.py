@@ -1,4 +1,4 @@
-"""Measure what `ladder kernels` was asked for, and write its files."""
+"""The measurement of `ladder kernels` and its files."""
 
 from __future__ import annotations
 
@@ -18,18 +18,18 @@ MINUTES = 4.0
 
 SMOKE = {"resolution": 8, "channel_base": 32, "batch": 2}
 
-ORDERS = ("memory-bound", "largest")  # as `ladder.studies.kernelbench.cases.registry.in_order` knows them
+ORDERS = ("memory-bound", "largest")  # see `ladder.studies.kernelbench.cases.registry.in_order`
 
-SAVE_EVERY_S = 15.0  # of what is finished: a file of all rows takes a third of a second
+SAVE_EVERY_S = 15.0  # between saves; writing a file of all rows takes a third of a second
 
 
 @dataclass(frozen=True)
 class Asked:
-    """What the user asks for: everything but where it goes. Of what is None or empty, `resume` or a default decides."""
+    """The user's request, without its destination. `resume` or a default decides fields that are None or empty."""
 
     device: str
     ops: tuple[str, ...] = ()
-    names: tuple[str, ...] = ()  # of workloads
+    names: tuple[str, ...] = ()  # names of workloads
     quick: bool = False
     seed: int | None = None
     minutes: float = MINUTES
@@ -37,7 +37,7 @@ class Asked:
     resume: Path | None = None
 
     def like(self, before: dict[str, Any]) -> Asked:
-        """The same, where nothing is said as the file says it."""
+        """Return a copy whose unset fields come from the file."""
         rules = before["protocol"]
         names = () if rules["smoke"] else tuple(rules["workloads"])
         return replace(
@@ -50,7 +50,7 @@ class Asked:
 
 
 def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any]:
-    """The whole result, derived numbers included. What is finished is written to `out` now and then on the way."""
+    """Return the whole result, derived numbers included. Finished rows are written to `out` on the way."""
     from ladder.base.locks import device_lock
     from ladder.base.progress import First, kernels_progress
     from ladder.base.stopping import stop_on_sigterm
@@ -122,7 +122,7 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
 def _keep(part: dict[str, Any], out: Path) -> str:
     """Write the finished rows beside other runs' files.
 
-    Returns words that say where, none where the disk refuses.
+    Returns words that say where, or an empty text where the disk refuses.
     """
     from ladder.results import store as results
 
@@ -135,7 +135,7 @@ def _keep(part: dict[str, Any], out: Path) -> str:
 
 
 def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:
-    """What is to be measured, and why what cannot be measured here is left out."""
+    """Return the cases to measure, and the reasons why others cannot be measured here."""
     from ladder.machine import system
     from ladder.studies.kernelbench.cases import registry as kernelcases
 
@@ -157,7 +157,7 @@ def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str
 
 
 def _head(asked: Asked, workloads: dict[str, Any], lacking: dict[str, str]) -> dict[str, Any]:
-    """What a result that begins now says of itself, of the code that it measures and of how."""
+    """Return the head of a new result: its protocol, and the code that it measures."""
     from ladder.machine import environment, system
     from ladder.results import code_digest, record
     from ladder.studies.kernelbench import bench as kernelbench
@@ -203,7 +203,7 @@ def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> d
 
 
 def stem(result: dict[str, Any]) -> str:
-    """What its files are called: a quick look or a part of the ops never replaces the whole."""
+    """Return the stem of the result's file names. A quick look or a part of the ops never replaces the whole."""
     from ladder.studies.kernelbench.cases import registry as kernelcases
 
     rules = result["protocol"]
@@ -214,7 +214,7 @@ def stem(result: dict[str, Any]) -> str:
 
 
 def write(result: dict[str, Any], out: Path) -> list[Path]:
-    """JSON, Markdown and chart, each whole or not at all; the partial files that led to a whole one go."""
+    """Write JSON, Markdown and chart, each whole or not at all. A whole result removes its partial files."""
     from ladder.report import output as ending
     from ladder.studies.kernelbench import chart as kernelchart
     from ladder.studies.kernelbench import report as kernelreport

@@ -1,4 +1,4 @@
-"""The result of `ladder kernels` for people: rows of text, the table in the terminal, and Markdown."""
+"""The report of `ladder kernels`: rows of text, the table in the terminal, and Markdown."""
 
 from __future__ import annotations
 
@@ -11,17 +11,17 @@ from ladder.studies.kernelbench import verdicts as kernelverdicts
 CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}
 STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"}
 TAKEN = "plain PyTorch taken"
-LARGE = 128  # pixels a side: from here on the share of a copy says what a kernel wastes
-COMPUTE_BOUND = ("conv2d", "conv_transpose2d")  # of which it says nothing
+LARGE = 128  # pixels a side; in maps of this size and above, a low share of a copy means waste
+COMPUTE_BOUND = ("conv2d", "conv_transpose2d")  # for these ops the share means nothing
 HEADINGS = (
     "ours us", "plain us", "compile us", "copy us", "share of copy", "interval", "hot: ours us", "plain us",
     "compile us", "verdict",
 )  # fmt: skip
-LEAST_IMPORTANT = (7, 8, 5, 6, 3)  # of HEADINGS, for a narrow terminal
+LEAST_IMPORTANT = (7, 8, 5, 6, 3)  # columns of HEADINGS that a narrow terminal drops, in this order
 
 
 def cells(row: dict[str, Any]) -> list[str]:
-    """One row's texts, under HEADINGS; a contender without a number shows why, shortly."""
+    """Return one row's texts, under HEADINGS. A missing number shows a short reason."""
     cold, hot = row["us"]["cold"], row["us"]["hot"]
     share = row["share"].get("ours")
     interval = share and share["interval"]
@@ -36,7 +36,7 @@ def cells(row: dict[str, Any]) -> list[str]:
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """The row's verdict, and whether the op's callers get plain PyTorch in its place."""
+    """Return the row's verdict, and whether the op's callers get plain PyTorch instead."""
     return row["verdict"] + (f"; {TAKEN}" if row.get("taken") else "")
 
 
@@ -48,7 +48,7 @@ def _us(numbers: dict[str, Any], name: str, row: dict[str, Any]) -> str:
 
 
 def labels(row: dict[str, Any]) -> tuple[str, str, str]:
-    """(op, shape, setting) of a row."""
+    """Return (op, shape, setting) of a row."""
     shape = "x".join(map(str, row["shape"]))
     if row["shape"][0] != row["batch"]:
         shape += f" batch {row['batch']}"
@@ -61,20 +61,20 @@ def title(result: dict[str, Any]) -> str:
 
 
 def reached(result: dict[str, Any]) -> list[dict[str, Any]]:
-    """The rows there was time for: an unfinished run shows those, and says how many it lacks."""
+    """Return the rows that were measured. An unfinished run shows these, and how many it lacks."""
     missing = kernelverdicts.unreached(result["rows"])
     return [row for row in result["rows"] if row["case"] not in missing]
 
 
 def lacking(result: dict[str, Any]) -> str:
-    """How many cases an unfinished run never came to; empty for a finished one."""
+    """Return how many cases an unfinished run never reached, as text; empty for a finished run."""
     missing = len(kernelverdicts.unreached(result["rows"]))
     cases = len({row["case"] for row in result["rows"]})
     return f"{missing} of {cases} cases not measured: {NO_TIME}" if missing else ""
 
 
 def remarks(result: dict[str, Any]) -> list[str]:
-    """What stands below a table."""
+    """Return the remarks below a table."""
     rules = result["protocol"]
     measured = [row for row in result["rows"] if row["against"]]
     repeats = sorted({len(row["samples_us"]["cold"]["ours"]) for row in measured})
@@ -108,7 +108,7 @@ def remarks(result: dict[str, Any]) -> list[str]:
 
 
 def least_share(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
-    """The memory-bound row of a large activation, in the setting of the ladder's top, furthest from a copy."""
+    """Return the memory-bound row furthest from a copy, among large activations in the setting of the ladder's top."""
     large = [
         row
         for row in rows
@@ -122,7 +122,7 @@ def least_share(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
 
 
 def reasons(rows: list[dict[str, Any]]) -> list[str]:
-    """Every reason for a missing number once: how often, whose, and in which direction."""
+    """Return every reason for a missing number once, with its count, contender and direction."""
     seen: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
         for name, reason in row["reasons"].items():
@@ -135,7 +135,7 @@ def reasons(rows: list[dict[str, Any]]) -> list[str]:
 
 
 def print_table(result: dict[str, Any]) -> None:
-    """The table on stdout; colours only on a terminal, where the least important columns give way."""
+    """Print the table. Only a terminal gets colours, and a narrow one lacks the least important columns."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -169,7 +169,7 @@ def _fitting(headings: tuple[str, ...], rows: list[tuple[str, ...]], width: int)
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """One table for each op."""
+    """Return the page, with one table for each op."""
     commit = result["commit"] or "unknown"
     state = "" if not result["dirty"] else ", with changes"
     lines = [f"# {escaped(title(result))}", "", f"Commit {commit[:12]}{state}, {result['started']}.", ""]
@@ -190,7 +190,7 @@ def markdown(result: dict[str, Any]) -> str:
 
 
 def event_line(row: dict[str, Any]) -> str:
-    """One measured row, before there are verdicts: those need the whole run."""
+    """Return a line for one measured row. Verdicts are missing, as they need the whole run."""
     derived = {**row}
     kernelverdicts.derive([derived])
     us = derived["us"]["cold"]

@@ -1,7 +1,7 @@
-"""Taking up a `ladder kernels` where it ended: its file is the plan, cases with finished rows are not measured again.
+"""The resuming of `ladder kernels`: its file is the plan, and cases with finished rows are not measured again.
 
-All contenders of a case are measured together, so no comparison spans two sittings. As for a ladder
-(`ladder.results.combine.resuming`): one machine, one software, the same measured code, or the file is refused.
+All contenders of a case are measured together, so no comparison spans two sittings. Machine, software and measured
+code must be the same, as for a ladder (`ladder.results.combine.resuming`). Otherwise the file is refused.
 """
 
 from __future__ import annotations
@@ -19,7 +19,7 @@ from ladder.studies.kernelbench import verdicts as kernelverdicts
 from ladder.studies.kernelbench.bench import OURS, OUT_OF_MEMORY
 from ladder.studies.kernelbench.cases.registry import Case
 
-# What times a case, beside what times a rung.
+# Modules that time a case, in addition to those that time a rung.
 ENGINE = (
     *(f"studies/kernelbench/{name}" for name in ("bench", "calls", "compiling", "launches", "timing")),
     *(f"studies/kernelbench/cases/{name}" for name in ("registry", "groups", "fused", "op")),
@@ -30,14 +30,14 @@ RULES = (
     "quick",
     "smoke",
     "seed",
-)  # of the protocol: which cases, and how they are measured
+)  # keys of the protocol that must agree
 
 Result = dict[str, Any]
-Rows = dict[str, list[dict[str, Any]]]  # by case
+Rows = dict[str, list[dict[str, Any]]]  # rows by name of the case
 
 
 def load(path: Path) -> Result:
-    """The file to go on with. UserError where it is no result of `ladder kernels` that can be."""
+    """Return the file's result. Raises UserError where it cannot be resumed."""
     found = loading.load_kind(path, schema.KIND)
     if "sittings" not in found:
         raise UserError(f"{path}: --resume: made by an earlier version; start a new run")
@@ -45,13 +45,11 @@ def load(path: Path) -> Result:
 
 
 def check(path: Path, before: Result, fresh: Result, cases: Sequence[Case]) -> None:
-    """UserError, one line, unless `fresh`, what would begin now with these cases, is the same measurement."""
+    """Raise UserError unless `fresh`, the result that would begin now with these cases, is the same measurement."""
     resuming.refuse_another_machine(path, before, {"machine": text.fit(fresh["machine"])})
     for key in RULES:
         if before["protocol"][key] != fresh["protocol"][key]:
-            raise UserError(
-                f"{path}: --resume: another --{key.removesuffix('s')} than this file's was asked for"
-            )
+            raise UserError(f"{path}: --resume: another --{key.removesuffix('s')} than this file's")
     resuming.refuse_other_code(path, before, fresh)
     resuming.refuse_other_environment(path, before, text.fit(fresh))
     planned = {case.name for case in cases}
@@ -60,10 +58,10 @@ def check(path: Path, before: Result, fresh: Result, cases: Sequence[Case]) -> N
 
 
 def finished(before: Result, cases: Sequence[Case]) -> Rows:
-    """The rows of the cases that need not be measured again.
+    """Return the rows of the cases that need not be measured again.
 
-    All directions of a case must be there. Where ours has no number, for want of time or for a failure, it is tried
-    again; only what is out of memory stays out.
+    All directions of a case must be there. A case of ours without a number, for want of time or by a failure, is
+    tried again. Only cases that ran out of memory stay out.
     """
     found: Rows = {}
     for row in before["rows"]:
@@ -77,7 +75,7 @@ def _whole(rows: list[dict[str, Any]], case: Case) -> bool:
 
 
 def merged(kept: Rows, measured_now: Sequence[dict[str, Any]], cases: Sequence[Case]) -> list[dict[str, Any]]:
-    """The rows of both, in the order of `cases`; those of cases that were not come to are missing."""
+    """Return the rows of both sittings in the order of `cases`. Rows of unmeasured cases are missing."""
     found = {name: list(rows) for name, rows in kept.items()}
     for row in measured_now:
         found.setdefault(row["case"], []).append(row)
@@ -87,7 +85,7 @@ def merged(kept: Rows, measured_now: Sequence[dict[str, Any]], cases: Sequence[C
 def assembled(
     before: Result | None, head: Result, rows: list[dict[str, Any]], seconds: float, complete: bool
 ) -> Result:
-    """A result of these rows: begun with `before`, if there was one, and gone on with as `head` says."""
+    """Return a result of these rows, which continues `before`, if there is one, under `head`."""
     kernelverdicts.derive(rows)
     head = {**head, "protocol": dict(head["protocol"])}
     earlier = [dict(each) for each in before["sittings"]] if before else []

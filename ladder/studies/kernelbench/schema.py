@@ -1,4 +1,4 @@
-"""What a result of `ladder kernels` may hold; see `ladder.results.schema`."""
+"""The schema of a result of `ladder kernels`; see `ladder.results.schema`."""
 
 from typing import Any
 
@@ -38,7 +38,7 @@ def by_temperature(rule: Rule) -> Rule:
     return fields({"cold": rule, "hot": rule})
 
 
-DISPATCH = fields(  # a call's place in `kernels.alternatives`
+DISPATCH = fields(  # a call's key in `kernels.alternatives`
     {
         "op": IDENTIFIER,
         # An empty text is written as "-".
@@ -126,7 +126,7 @@ KERNELS = fields(
 
 
 def contradiction(data: dict[str, Any]) -> str | None:
-    """Return what cannot be in a file that the schema takes, in one line, or None."""
+    """Return, in one line, what is impossible in a file that the schema accepts, or None."""
     if problem := code_digest.contradiction(data):
         return problem
     for row in data["rows"]:

@@ -1,17 +1,17 @@
-"""How microseconds are measured: CUDA graphs of many calls, or an event pair a call, with the L2 cold or hot.
+"""The clock for microseconds: CUDA graphs of many calls, or a pair of events for each call, with the L2 cold or hot.
 
-From 100 us on, each call has a pair of events of its own. Shorter calls would drown in the events' own resolution and
-in the gaps between launches: n of them are captured into a CUDA graph, of which three replays in a row last at least
-5 ms: to capture three times as many for a single replay would take three times as long.
+Calls of 100 us or more have their own pairs of events. Shorter calls would drown in the events' resolution and in the
+gaps between launches. So n of them are captured into a CUDA graph, and three replays in a row last at least 5 ms.
+Capturing three times as many for a single replay would take three times as long.
 
-Cold: nothing that a call reads is left in the L2 cache. A graph's calls go round over so many sets of buffers that
-three times the L2 is touched before one comes back; its results are kept just as long, or the allocator would hand out
-the same memory again and writes would never leave the cache. Before a call with events of its own, three times the L2
-is written, outside them. Hot: the same buffers over and over.
+Cold: nothing that a call reads is left in the L2 cache. A graph's calls rotate over enough sets of buffers to touch
+three times the L2 before a set comes back. Results are kept just as long. Otherwise the allocator would hand out the
+same memory again, and writes would never leave the cache. Before a call with its own events, three times the L2 is
+written, outside the events. Hot: the same buffers over and over.
 
-The GPU must never wait for the CPU between two events. So work is queued before the first one (the graph's own warm-up
-replay, or the writes that flush the cache), and a call whose first event has passed before the CPU had queued all of it
-is repeated with more.
+The GPU must never wait for the CPU between two events. So work is queued before the first event: the graph's warm-up
+replay, or the writes that flush the cache. If the first event passes before the CPU has queued the whole call, the
+call is repeated with more queued work.
 """
 
 from __future__ import annotations
@@ -34,16 +34,16 @@ GRAPH, EVENTS = "graph", "events"
 class Rules:
     """The protocol's numbers."""
 
-    graph_s: float = 5e-3  # the replays that are timed last at least this long together
-    replays: int = 3  # of one graph; between two is a gap, which every contender has alike
-    long_s: float = 100e-6  # from here on a call has events of its own
-    evict: int = 3  # times the L2 is touched before a buffer is used again
-    calls: int = 12  # with events of their own, for one value: their median
-    enough_s: float = 0.05  # of these: slow alternatives get as few as three
-    too_slow_s: float = 0.1  # an alternative that takes this long is named and not repeated
+    graph_s: float = 5e-3  # least duration of the timed replays together
+    replays: int = 3  # replays of one graph; the gap between two is the same for every contender
+    long_s: float = 100e-6  # from this duration on a call has its own events
+    evict: int = 3  # multiples of the L2 touched before a buffer is used again
+    calls: int = 12  # calls with their own events for one value, which is their median
+    enough_s: float = 0.05  # total seconds that suffice; a slow alternative gets as few as three calls
+    too_slow_s: float = 0.1  # a slower alternative is named and not repeated
     most_sets: int = 256
-    most_calls: int = 4096  # in one graph
-    most_backlog: int = 256  # flushes queued before a call, each about 40 us on an H200
+    most_calls: int = 4096  # calls in one graph
+    most_backlog: int = 256  # flushes queued before a call; each takes about 40 us on an H200
 
 
 class Event(Protocol):
@@ -53,7 +53,7 @@ class Event(Protocol):
 
 
 class Gpu(Protocol):
-    """What the timer needs of a device; `Cuda` is the real one, tests have one whose time they know."""
+    """The device as the timer needs it. `Cuda` is the real device; tests have a device with known times."""
 
     l2_bytes: int
 
@@ -64,33 +64,33 @@ class Gpu(Protocol):
 
 
 class HostBound(RuntimeError):
-    """The GPU waited for the CPU whatever was queued before: there is no time of the GPU's to report."""
+    """The error that the GPU waited for the CPU in spite of queued work, so no GPU time exists."""
 
 
 class Timer:
-    """Seconds of one call, by either method."""
+    """A timer of one call, by either method, in seconds."""
 
     def __init__(self, gpu: Gpu, rules: Rules | None = None) -> None:
         self.gpu, self.rules = gpu, rules or Rules()
 
     def sets(self, moved: int, temperature: str) -> int:
-        """How many sets of buffers calls that move `moved` bytes must go round over."""
+        """Return how many sets of buffers calls that move `moved` bytes must rotate over."""
         if temperature == HOT:
             return 1
         needed = math.ceil(self.rules.evict * self.gpu.l2_bytes / max(1, moved)) + 1
         return min(self.rules.most_sets, max(2, needed))
 
     def lukewarm(self, moved: int) -> str | None:
-        """One line where a tiny op's buffers, as many as are allowed, do not drive each other out of the L2."""
+        """Return a note where a tiny op's buffers are too few to flush the L2, or None."""
         between = self.sets(moved, COLD) * moved
         if between >= self.rules.evict * self.gpu.l2_bytes:
             return None
         return f"not quite cold: only {between / 2**20:.0f} MiB between two uses of a buffer"
 
     def graph(self, calls: Sequence[Call], n: int = 8) -> tuple[float, int]:
-        """(seconds of a call, calls captured). `n` is where to begin; it grows until the replays last long enough.
+        """Return (seconds of a call, calls captured). `n` grows from its start until the replays last long enough.
 
-        A single call beyond `long_s` ends the growing: it will be measured by events.
+        A single call beyond `long_s` ends the growing: events will time it.
         """
         rules = self.rules
         n = _whole_rounds(min(n, rules.most_calls), len(calls))
@@ -103,17 +103,17 @@ class Timer:
             n = _whole_rounds(min(more, rules.most_calls), len(calls))
 
     def _replayed(self, calls: Sequence[Call], n: int) -> float:
-        kept: dict[int, Any] = {}  # results live until their set comes round again
+        kept: dict[int, Any] = {}  # results live until their set is used again
 
         def body() -> None:
             for i in range(n):
-                kept.pop(i % len(calls), None)  # first, so that hot calls write where the last one wrote
+                kept.pop(i % len(calls), None)  # freed first, so that hot calls write to the same memory
                 kept[i % len(calls)] = calls[i % len(calls)]()
 
         graph = self.gpu.capture(body)
         kept.clear()
         start, end = self.gpu.event(), self.gpu.event()
-        graph.replay()  # warms up, and keeps the GPU busy while the next lines are queued
+        graph.replay()  # warms up, and keeps the GPU busy while the CPU queues the next lines
         start.record()
         for _ in range(self.rules.replays):
             graph.replay()
@@ -122,7 +122,7 @@ class Timer:
         return _positive(start.elapsed_time(end) / 1e3 / n / self.rules.replays)
 
     def events(self, calls: Sequence[Call], temperature: str) -> float:
-        """Median seconds of a call, each between events of its own."""
+        """Return the median seconds of a call, each between its own events."""
         backlog, samples = 1, []
         while len(samples) < self.rules.calls and (len(samples) < 3 or sum(samples) < self.rules.enough_s):
             call = calls[len(samples) % len(calls)]
@@ -136,11 +136,11 @@ class Timer:
         return statistics.median(samples)
 
     def _between_events(self, call: Call, temperature: str, backlog: int) -> tuple[float, bool]:
-        """(seconds, whether the CPU had queued the whole call before the GPU began with it)."""
+        """Return (seconds, whether the CPU had queued the whole call before the GPU began it)."""
         for _ in range(backlog):
             self.gpu.flush()
         if temperature == HOT:
-            call()  # brings back what the flush drove out
+            call()  # brings back the data that the flush drove out
         start, end = self.gpu.event(), self.gpu.event()
         start.record()
         result = call()
@@ -164,12 +164,12 @@ def _positive(seconds: float) -> float:
 class Cuda:
     """The current CUDA device. All work happens inside `running`, on one side stream.
 
-    One stream for everything, because autograd runs each backward node on the stream of its forward, also the nodes
-    that gather gradients of leaves: a graph can be captured on that very stream only, and not on the default one.
+    Autograd runs each backward node on the stream of its forward, also the nodes that gather gradients of leaves. A
+    graph can be captured on that stream only, and not on the default stream. So there is one stream for everything.
     """
 
     name = "cuda"
-    broken: str | None = None  # why nothing can be timed in this process any more
+    broken: str | None = None  # the reason why this process can time nothing any more
 
     def __init__(self, evict: int = Rules.evict) -> None:
         import torch
@@ -200,9 +200,9 @@ class Cuda:
         self.torch.cuda.synchronize()
 
     def capture(self, body: Call) -> Any:
-        """A CUDA graph of what `body` launches. All it launches must have run before: nothing may be compiled here.
+        """Return a CUDA graph of the launches of `body`. All of it must have run before: nothing may compile here.
 
-        Not by `torch.cuda.graph`, which empties the allocator's cache each time. The garbage collector rests
+        `torch.cuda.graph` is avoided, as it empties the allocator's cache each time. The garbage collector rests
         meanwhile: it could free a graph or an event, which is not allowed during a capture.
         """
         graph = self.torch.cuda.CUDAGraph()
@@ -214,7 +214,7 @@ class Cuda:
             try:
                 body()
             except BaseException:
-                with contextlib.suppress(RuntimeError):  # what ended the capture says more
+                with contextlib.suppress(RuntimeError):  # the first error says more
                     self._end(graph)
                 raise
             self._end(graph)
@@ -224,7 +224,7 @@ class Cuda:
         return graph
 
     def _end(self, graph: Any) -> None:
-        """Where CUDA has given up a capture the allocator keeps its pool: no time in this process counts then."""
+        """End the capture. If CUDA has given it up, the allocator keeps its pool: this process times nothing more."""
         try:
             graph.capture_end()
         except RuntimeError as error:
@@ -232,7 +232,7 @@ class Cuda:
             raise
 
     def forget(self) -> None:
-        """Give memory back where a quarter is held: each graph had a pool of its own, which nothing else reuses."""
+        """Give memory back once a quarter is held. Each graph has its own pool, which nothing else reuses."""
         self.torch.cuda.synchronize()
         if self.torch.cuda.memory_reserved() > self.memory // 4:
             self.torch.cuda.empty_cache()
@@ -243,7 +243,7 @@ class _Stamp:
         self.at = time.perf_counter()
 
     def query(self) -> bool:
-        return False  # on a CPU nothing is queued
+        return False  # a CPU queues nothing
 
     def elapsed_time(self, end: _Stamp) -> float:
         return max(1e-6, 1e3 * (end.at - self.at))
@@ -256,7 +256,7 @@ class _Again:
 
 
 class Cpu:
-    """The same calls without a GPU, to see that everything works; its times mean nothing."""
+    """A substitute without a GPU, to see that everything works. Its times mean nothing."""
 
     name = "cpu"
     l2_bytes = 1024
@@ -280,5 +280,5 @@ SMOKE_NOTE = "CPU smoke test: Triton's interpreter, not to be quoted"
 
 
 def timer_on(device: str) -> Timer:
-    """A timer of the GPU, by the usual rules; on "cpu" that of a smoke test."""
+    """Return a timer by the usual rules; on "cpu" the timer of a smoke test."""
     return Timer(Cpu(), SMOKE) if device == "cpu" else Timer(Cuda())

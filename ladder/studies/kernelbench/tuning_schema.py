@@ -1,5 +1,7 @@
-"""Say what the files of kernels.tuning, filter_tuning, planes_tuning and sums_tuning may hold; see
-`ladder.results.schema`."""
+"""The schemas of the files of kernels.tuning, filter_tuning, planes_tuning and sums_tuning.
+
+See `ladder.results.schema`.
+"""
 
 from __future__ import annotations
 

@@ -1,7 +1,7 @@
-"""From the repeats of `ladder kernels` to medians, intervals, shares of a copy and verdicts. Pure functions.
+"""Pure functions from the repeats of `ladder kernels` to medians, intervals, shares of a copy and verdicts.
 
-The words are those of a ladder (`ladder.stats.verdicts`): paired log ratios over repeats, Student's t, Holm over all
-comparisons of a run, and a noise floor, here that of each row's own twins. Verdicts are about the cold L2.
+The words are those of a ladder (`ladder.stats.verdicts`): paired log ratios over repeats, Student's t, and Holm over
+all comparisons of a run. The noise floor is that of each row's own twins. Verdicts are about the cold L2.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ ONLY_OURS, NOT_MEASURED = "nothing to compare with", "not measured"
 
 
 def unreached(rows: Sequence[dict[str, Any]]) -> set[str]:
-    """The cases that there was no time for; a case is measured as a whole or not at all."""
+    """Return the cases without time for them. A case is measured as a whole or not at all."""
     return {row["case"] for row in rows if row["reasons"].get(OURS) == NO_TIME}
 
 
@@ -56,16 +56,16 @@ def derive(rows: list[dict[str, Any]]) -> None:
 
 
 def floor(cold: dict[str, list[float]]) -> float | None:
-    """What a row's twins differ by at most, as a log ratio; None without them."""
+    """Return the greatest difference of a row's twins as a log ratio, or None without twins."""
     if OURS not in cold or TWIN not in cold:
         return None
     return verdicts.noise_floor([_logs(cold[TWIN], cold[OURS])])
 
 
 def verdict(row: dict[str, Any]) -> str:
-    """`ours faster`, `plain faster`, `compile faster`, or the protocol's word where none of them is.
+    """Return `ours faster`, `plain faster`, `compile faster`, or else the protocol's word.
 
-    Ours must be faster than every alternative; an alternative must be faster than ours, and the quicker one is named.
+    Ours must be faster than every alternative. An alternative must be faster than ours, and the quickest is named.
     """
     against, us = row["against"], row["us"]["cold"]
     if not against:

@@ -1,4 +1,4 @@
-"""How large a batch fits: a search by trying, of which each try costs seconds. Pure but for what it is given."""
+"""The search for the largest batch that fits. Each try costs seconds; the only side effects are the callbacks'."""
 
 from __future__ import annotations
 
@@ -18,17 +18,18 @@ def search(
     clock: Callable[[], float] = time.monotonic,
     tried: list[dict[str, Any]] | None = None,
 ) -> dict[str, Any]:
-    """Double, then bisect to a sixteenth or one group.
+    """Find the largest batch: double, then bisect to a sixteenth or to one group.
 
     Args:
-        fits: None where a batch fits, else one line why not. start, group: a batch, and what it must be a multiple of.
-        limit_s, most: no try begins after so many seconds, nor above that batch.
-        tried: those of a search that was cut short, which this one goes on with; new ones are added in place, so that
-            whoever interrupts it has them (`cut_short`).
+        fits: returns None where a batch fits, else one line that says why not.
+        start, group: the first batch, and the number that each batch is a multiple of.
+        limit_s, most: no try begins after `limit_s` seconds, nor above the batch `most`.
+        tried: the tries of an interrupted search, to continue. New tries are appended in place, so an interrupt keeps
+            them (`cut_short`).
 
     Returns:
-        batch: the largest that fitted, None if none did. settled: whether the search came to its end; where not, more
-        may fit. tried: [{"batch", "reason"}] in order.
+        batch: the largest that fitted, or None. settled: whether the search finished; if not, more may fit. tried:
+        [{"batch", "reason"}] in order.
     """
     begin, tried = clock(), [] if tried is None else tried
     before = len(tried)
@@ -61,10 +62,10 @@ def search(
 
 
 def cut_short(tried: list[dict[str, Any]]) -> dict[str, Any]:
-    """What `search` would have returned, had its time been over after these tries."""
+    """Return the result of a `search` whose time was over after these tries."""
     return {"batch": largest(tried), "settled": False, "tried": tried}
 
 
 def largest(tried: list[dict[str, Any]]) -> int | None:
-    """The largest batch that fitted."""
+    """Return the largest batch that fitted, or None."""
     return max((each["batch"] for each in tried if each["reason"] is None), default=None)

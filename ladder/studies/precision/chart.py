@@ -1,4 +1,4 @@
-"""The picture of `ladder precision`: time, memory and largest batch of each precision, and FP16's loss scales."""
+"""The chart of `ladder precision`: time, memory and largest batch of each precision, and FP16's loss scales."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ SCALES = {"G": BUSY, "D": ARTICLE}
 
 
 def render(result: dict[str, Any], kind: str) -> bytes:
-    """The chart as PNG or SVG bytes; the same result gives the same bytes."""
+    """Return the chart as PNG or SVG bytes. The same result gives the same bytes."""
     return drawing.save(lambda: figure(result), kind)
 
 
@@ -38,7 +38,7 @@ def figure(result: dict[str, Any]) -> Any:
 def value_of(row: dict[str, Any], key: str) -> float | None:
     if key == "batch":
         return row["largest"] and row["largest"]["batch"]
-    if key == "memory":  # of the whole GPU where there is one: pools of graphs hide from PyTorch's allocator
+    if key == "memory":  # the whole GPU's, if known: PyTorch's allocator does not see pools of graphs
         return row["device_gib"] if row["device_gib"] is not None else row["rss_gib"]
     return row[key]
 

@@ -1,7 +1,6 @@
-"""What PyTorch does in FP8 on this machine: `python -m ladder.studies.precision.fp8 DEVICE` prints a JSON object, a
-line each.
+"""A probe of PyTorch's FP8: `python -m ladder.studies.precision.fp8 DEVICE` prints a JSON object on one line.
 
-A process of its own, because the one that measures must not hold a CUDA context.
+It runs in its own process, because the measuring process must not hold a CUDA context.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from ladder.base.paths import ROOT
 
 
 def ask(device: str) -> dict[str, str]:
-    """{"convolution": said, "matmul": said}."""
+    """Return PyTorch's answers as {"convolution": answer, "matmul": answer}."""
     try:
         run = subprocess.run(
             [sys.executable, "-m", "ladder.studies.precision.fp8", device],

@@ -1,4 +1,4 @@
-"""Measure what `ladder precision` was asked for: time, memory, parity and largest batch of each row, and its files."""
+"""The measurement of `ladder precision`: time, memory, parity and largest batch of each row, and its files."""
 
 from __future__ import annotations
 
@@ -29,9 +29,9 @@ def measure(
     save: Callable[[dict[str, Any] | None], None] = lambda history: None,
     workers: pool.Pool | None = None,
 ) -> dict[str, Any] | None:
-    """Fill in what the rows lack, one part after the other, and return FP16's history; Ctrl-C leaves what is there.
+    """Fill in what the rows lack, part by part, and return FP16's history or None. Ctrl-C keeps the finished parts.
 
-    ``save`` gets the history, or None, after each part; `TimeUp` from it ends what can be gone on with later.
+    ``save`` gets the history, or None, after each part. If it raises `TimeUp`, the measurement ends and may be resumed.
     ``workers`` are ended at the end.
     """
     with workers or pool.Pool() as workers:
@@ -54,13 +54,13 @@ def measure(
 
 
 def begin_ahead(plan: Plan, found: list[dict[str, Any]], workers: pool.Pool) -> None:
-    """Let workers import while something else is done. On a CPU they would take cores from it."""
+    """Let workers import during other work. On a CPU they would take cores from it, so there they do not."""
     if plan.device == "cuda":
         workers.begin_ahead(min(len(able(found)), MOST_AHEAD))
 
 
 def resumed(found: list[dict[str, Any]], before: list[dict[str, Any]]) -> None:
-    """Take over, in place, what rows of the same recipe have; a row that failed is tried again."""
+    """Copy the finished rows of the same recipe from `before`, in place. Failed rows are tried again."""
     known = {(row["on"], row["precision"]): row for row in before}
     for row in found:
         old = known.get((row["on"], row["precision"]))
@@ -75,7 +75,7 @@ def able(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def follow_scales(plan: Plan, row: dict[str, Any], workers: pool.Pool) -> dict[str, Any] | None:
-    """Both loss scales over a training from the start."""
+    """Return both loss scales over a training from the start, or None."""
     recipe = row["recipe"] | plan.scale
     worker = workers.take()
     workers.begin_ahead(tries_ahead(plan) if plan.batch_seconds else 0)
@@ -95,9 +95,9 @@ def is_settled(row: dict[str, Any]) -> bool:
 
 
 def find_largest_batch(plan: Plan, row: dict[str, Any], tell: Tell, workers: pool.Pool) -> None:
-    """Fill in the largest batch of whole minibatch-std groups that fits, as `search` finds it.
+    """Fill in the largest batch, in whole minibatch-std groups, by `search`.
 
-    A search that was cut short before is gone on with; an interrupt leaves what was tried.
+    An interrupted search continues. An interrupt keeps the finished tries.
     """
     group = min(plan.workload["mbstd_group"], plan.workload["batch"])
     tried = [] if row["largest"] is None else [*row["largest"]["tried"]]
@@ -113,7 +113,7 @@ def find_largest_batch(plan: Plan, row: dict[str, Any], tell: Tell, workers: poo
             return error.reason
         return None
 
-    workers.start_ahead(1)  # importing is no part of the search's seconds
+    workers.start_ahead(1)  # the search's seconds exclude the import
     try:
         row["largest"] = search(
             fits, first_try(plan, row), group, plan.batch_seconds, plan.most_batch, tried=tried
@@ -124,12 +124,12 @@ def find_largest_batch(plan: Plan, row: dict[str, Any], tell: Tell, workers: poo
 
 
 def tries_ahead(plan: Plan) -> int:
-    """Workers that import for the next tries while one tries: nothing is timed then, and a try takes no longer."""
+    """Return how many workers import during a try. Tries are not timed, so importing does no harm."""
     return 3 if plan.device == "cuda" else 1
 
 
 def first_try(plan: Plan, row: dict[str, Any]) -> int:
-    """The workload's batch, doubled while half of the GPU's memory should do."""
+    """Return the first batch to try: the workload's, doubled while half of the GPU's memory should suffice."""
     batch = plan.workload["batch"]
     sizes = [each[key] or 0 for each in row["rounds"] for key in ("reserved_gib", "device_gib")]
     used = max(sizes, default=0)
@@ -140,11 +140,11 @@ def first_try(plan: Plan, row: dict[str, Any]) -> int:
 
 OUT = ROOT / "results" / "precision"
 
-ENGINE = ("studies/precision/run",)  # what times a row, beside what times a rung
+ENGINE = ("studies/precision/run",)  # times a row, in addition to the modules that time a rung
 
 
 def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str, Any]:
-    """The result to go on with. UserError, one line, where it is of something else, or of other code."""
+    """Return the result to continue. Raises UserError where its measurement or its code differs."""
     from ladder.results import code_digest, loading
     from ladder.results.combine import resuming
     from ladder.studies.precision import schema
@@ -156,15 +156,15 @@ def earlier(path: Path, name: str, plan: Any, facts: dict[str, Any]) -> dict[str
     resuming.refuse_other_workload(path, found, head)
     for key in ("machine", "torch"):
         if then[key] != now[key]:
-            raise UserError(f"{path}: of another {key}: cannot be gone on with")
+            raise UserError(f"{path}: cannot be continued: measured with another {key}")
     if differing := code_digest.differences(found, head):
-        raise UserError(f"{path}: of other code: cannot be gone on with: {'; '.join(differing)}")
+        raise UserError(f"{path}: cannot be continued: other code: {'; '.join(differing)}")
     resuming.refuse_other_environment(path, found, text.fit(head))
     return found
 
 
 def head_of(name: str, plan: Any) -> dict[str, Any]:
-    """What a result that begins now says of itself and of the code that it measures."""
+    """Return the head of a new result: its plan, and the code that it measures."""
     from ladder.results import code_digest, identity, record
 
     head = record.head("precision", name, plan.workload)
@@ -181,9 +181,9 @@ def run(
     before: dict[str, Any] | None = None,
     out: Path | None = None,
 ) -> dict[str, Any]:
-    """The whole result, derived numbers included; Ctrl-C, or the end of the ``minutes``, keeps what is finished.
+    """Return the whole result, derived numbers included. Ctrl-C, or the end of ``minutes``, keeps the finished parts.
 
-    What is there is written to ``out`` after each part, for whoever is not given the time to end.
+    The result is written to ``out`` after each part, so a killed run loses at most one part.
     """
     from ladder.base.locks import device_lock
     from ladder.base.stopping import stop_on_sigterm
@@ -234,7 +234,7 @@ def assemble(
     seen: dict[str, Any],
     complete: bool,
 ) -> dict[str, Any]:
-    """The result as it stands, without when it was made."""
+    """Return the result so far, without the time of its making."""
     from ladder.machine import environment, neighbours
     from ladder.results import store as results
 
@@ -261,7 +261,7 @@ def assemble(
 
 
 def stem_of(result: dict[str, Any]) -> str:
-    """What its files are called: a smoke test never replaces a measurement."""
+    """Return the stem of the result's file names. A smoke test never replaces a measurement."""
 
     words = [result["machine"]["name"]]
     words += [result["workload"]["name"]] * (result["workload"]["name"] != "article")
@@ -276,7 +276,7 @@ def write_partial(result: dict[str, Any], out: Path) -> None:
 
 
 def write(result: dict[str, Any], out: Path) -> list[Path]:
-    """JSON, Markdown and chart, each whole or not at all; the partial file that led to a whole one goes."""
+    """Write JSON, Markdown and chart, each whole or not at all. A whole result removes its partial file."""
     from ladder.report import output as ending
     from ladder.studies.precision import chart as precisionchart
     from ladder.studies.precision import report as precisionreport

@@ -1,12 +1,12 @@
-"""What a precision costs and gives: milliseconds a step, memory, parity, the largest batch; FP32, TF32, BF16, FP16.
+"""The plan of `ladder precision`: which precisions are measured, on which base, for how long.
 
-Each precision is measured twice: as the baseline in that precision, in which nothing else has changed, and on the top
-of the ladder `full` with its precision exchanged (phases in graphs of their own, so that parity sees each of them).
-FP8 is tried where PyTorch offers it: in the fully connected layers, beside BF16.
+Each of FP32, TF32, BF16 and FP16 is measured twice. One row is the baseline in that precision, otherwise unchanged.
+The other is the top of the ladder `full` in that precision. There each phase has its own graph, so that parity sees
+each phase. FP8 is tried where PyTorch offers it: in the fully connected layers, beside BF16.
 
-Every number comes from a fresh worker process (`ladder.engine.worker`), timed one at a time; a round visits all rows
-in random order (`ladder.studies.precision.run`). How far a batch may grow is tried by building and preparing a step,
-which runs every phase once: doubled until one does not fit, then bisected, within a limit of seconds.
+Every number comes from a fresh worker process (`ladder.engine.worker`), timed one at a time. A round visits all rows
+in random order (`ladder.studies.precision.run`). The largest batch is found by preparing steps, which runs every phase
+once. The batch doubles until it does not fit, then is bisected, within a limit of seconds.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ NO_TF32 = "TF32 is a mode of NVIDIA's Tensor Cores"
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for; seconds are of each row's search for its largest batch, 0 for none."""
+    """The user's request. Seconds limit each row's search for its largest batch; 0 skips it."""
 
     workload: dict[str, Any]
     device: str
@@ -56,7 +56,7 @@ class Plan:
 
 
 def rows(plan: Plan) -> list[dict[str, Any]]:
-    """A row for each precision on each base, with its recipe or why it has none."""
+    """Return a row for each precision on each base, with its recipe or the reason why it has none."""
     capabilities = needs.possible(system.capabilities(plan.device), plan.workload)
     climbed = catalog.climb(catalog.load_ladder(plan.ladder), capabilities)
     top: dict[str, Any] = next((r.recipe for r in reversed(climbed) if r.recipe is not None), None) or {}
@@ -74,7 +74,7 @@ def rows(plan: Plan) -> list[dict[str, Any]]:
 
 
 def _recipe(below: dict[str, Any], precision: str, device: str, can: dict[str, str | None]) -> dict[str, Any]:
-    """The recipe of the base in another precision; ConfigError, one line, where this machine cannot do it."""
+    """Return the base's recipe in another precision. Raises ConfigError where this machine cannot run it."""
     change = dict(FLOATS[precision])
     if device == "cpu":
         if precision == "tf32":
@@ -97,7 +97,7 @@ def _recipe(below: dict[str, Any], precision: str, device: str, can: dict[str, s
 
 
 def ask(precisions: str | None) -> tuple[str, ...]:
-    """Names from a list with commas; `UserError`, one line, for one that is not known."""
+    """Return the names in a comma-separated list. Raises UserError for an unknown name."""
     if precisions is None:
         return tuple(NAMES)
     names = tuple(dict.fromkeys(name.strip() for name in precisions.split(",") if name.strip()))

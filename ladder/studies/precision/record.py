@@ -1,4 +1,4 @@
-"""Derive what a result of `ladder precision` says of its rows. Pure functions of the stored numbers."""
+"""Pure functions that derive the figures of `ladder precision` from the stored numbers."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def title(row: dict[str, Any]) -> str:
 
 
 def derive(found: list[dict[str, Any]]) -> None:
-    """Numbers of each row from its rounds, in place."""
+    """Fill in the numbers of each row from its rounds, in place."""
     for row in found:
         by_round = medians(row)
         interval = estimates.log_interval(list(by_round.values()))
@@ -30,12 +30,12 @@ def derive(found: list[dict[str, Any]]) -> None:
 
 
 def medians(row: dict[str, Any]) -> dict[int, float]:
-    """Milliseconds a step of each round."""
+    """Return each round's median in milliseconds a step."""
     return {each["round"]: statistics.median(each["samples_ms"]) for each in row["rounds"]}
 
 
 def pairs(found: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[str, Any]]]:
-    """(FP32 or TF32, BF16 or FP16) on the same base."""
+    """Yield (FP32 or TF32, BF16 or FP16) pairs of rows on the same base."""
     by_name = {(row["on"], row["precision"]): row for row in found}
     for (base, precision), row in by_name.items():
         for against in ("fp32", "tf32") if precision in ("bf16", "fp16") else ():
@@ -43,17 +43,20 @@ def pairs(found: list[dict[str, Any]]) -> Iterator[tuple[dict[str, Any], dict[st
                 yield by_name[base, against], row
 
 
-CLAIMS = {  # what the article says of FP16 and BF16 against FP32
+CLAIMS = {  # the article's figures for FP16 and BF16 against FP32
     "throughput": ("twice the throughput", 2.0),
     "memory": ("memory halved", 0.5),
     "batch": ("batch doubled", 2.0),
 }
 
-MEMORY = {"baseline": "allocated_gib", "top": "device_gib"}  # pools of graphs hide from PyTorch's allocator
+MEMORY = {
+    "baseline": "allocated_gib",
+    "top": "device_gib",
+}  # PyTorch's allocator does not see pools of graphs
 
 
 def claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """A row for each claim, precision, base and yardstick: {"claim", "article", "ours", "interval", ...}."""
+    """Return a row for each claim, precision, base and yardstick: {"claim", "article", "ours", "interval", ...}."""
     made = []
     for against, row in pairs(found):
         key = MEMORY[row["on"]]
@@ -79,7 +82,7 @@ def claims(found: list[dict[str, Any]]) -> list[dict[str, Any]]:
 
 
 def _throughput(against: dict[str, Any], row: dict[str, Any]) -> tuple[float | None, Any]:
-    """How many times as many images a second at the same batch, paired by round."""
+    """Return the ratio of images a second at the same batch, paired by round, and its interval."""
     slow, fast = medians(against), medians(row)
     return estimates.speedup(slow, fast), estimates.log_interval(estimates.paired_ratios(slow, fast))
 
@@ -89,6 +92,6 @@ def _ratio(a: float | None, b: float | None) -> float | None:
 
 
 def _batch(row: dict[str, Any]) -> int | None:
-    """The largest batch, where the search came to its end."""
+    """Return the largest batch, or None if the search did not finish."""
     largest = row["largest"]
     return largest["batch"] if largest and largest["settled"] else None

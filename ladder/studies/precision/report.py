@@ -1,4 +1,4 @@
-"""What `ladder precision` says: three claims of the article beside what was seen, and the table of precisions."""
+"""The report of `ladder precision`: three claims of the article beside our figures, and the table of precisions."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ from ladder.studies.precision.record import CLAIMS
 
 
 def claim_lines(result: dict[str, Any]) -> list[str]:
-    """One line a claim."""
+    """Return one line for each claim."""
     lines = []
     for claim, (words, article) in CLAIMS.items():
         seen = [_said(c) for c in result["claims"] if c["claim"] == claim and c["ours"] is not None]
@@ -27,7 +27,7 @@ def _said(claim: dict[str, Any]) -> str:
 
 
 def history_line(history: dict[str, Any]) -> str:
-    """What became of the loss scales, in a line."""
+    """Return one line on the history of the loss scales."""
     last = history["changes"][-1]
     said = [
         f"{name}: {history['skipped'][name]} of {history['updates'][name]} updates skipped, scale {scale:g} at the end"
@@ -41,7 +41,7 @@ HEADINGS = ("precision", "on", "ms/step", "95% interval", "allocated", "device",
 
 
 def cells(result: dict[str, Any]) -> Iterator[tuple[str, ...]]:
-    """The table, a tuple for each row; why a row has no number stands where the number would."""
+    """Yield the table's rows as tuples of text. A missing number is replaced by its reason."""
     for row in result["rows"]:
         interval = "" if not row["interval_ms"] else "{:.2f}-{:.2f}".format(*row["interval_ms"])
         ms = f"{row['step_ms']:.2f}" if row["step_ms"] else row["status"]
@@ -71,7 +71,7 @@ def _largest(largest: dict[str, Any] | None) -> str:
 
 
 def reasons(result: dict[str, Any]) -> list[str]:
-    """Why rows have no number, and what FP8 met."""
+    """Return the reasons for missing numbers, and FP8's errors."""
     names = record.NAMES
     lines = [
         f"{names[row['precision']]} on the {row['on']}: {row['status']}: {row['reason']}"
@@ -87,7 +87,7 @@ def reasons(result: dict[str, Any]) -> list[str]:
 
 
 def text(result: dict[str, Any]) -> str:
-    """For a terminal."""
+    """Return the report for a terminal."""
     table = [HEADINGS, *cells(result)]
     widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
     lines = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
@@ -97,7 +97,7 @@ def text(result: dict[str, Any]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The page beside the JSON file."""
+    """Return the page beside the JSON file."""
     facts, rules = result["machine"], result["protocol"]
     commit = results.commit_words(result)
     lines = [

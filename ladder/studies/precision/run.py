@@ -1,9 +1,9 @@
-"""The rows of `ladder precision` as `ladder.engine.lanes` takes the rungs of a run: checked, then timed.
+"""The rows of `ladder precision` as a job for `ladder.engine.lanes`: parity first, then timing.
 
-Parity is not timed, so on a GPU rows are checked side by side, as many as `ladder run` has inspectors. Rows are timed
-one by one. The first time a row is also alone while it is prepared: what is in use on the whole GPU is then its own. In
-later rounds rows are prepared side by side and that figure is left out; peaks of PyTorch's allocator are of a process.
-What fails for want of memory beside others is asked again alone.
+Parity is not timed, so on a GPU rows are checked side by side, in as many workers as `ladder run` has inspectors. Rows
+are timed one by one. In its first round a row is also prepared alone, so the memory in use on the whole GPU is its own.
+In later rounds rows are prepared side by side, and that figure is left out; peaks of PyTorch's allocator are each
+process's own. A row that runs out of memory beside others is tried again alone.
 """
 
 from __future__ import annotations
@@ -29,16 +29,16 @@ if TYPE_CHECKING:
     from ladder.studies.precision.plan import Plan
 
 GIB = 2**30
-SHARES_KERNELS = ("tf32", "fp8")  # with FP32 and BF16, for the most part
+SHARES_KERNELS = ("tf32", "fp8")  # share most kernels with FP32 and BF16
 SETTLE = {"settle_s": protocol.SETTLE_S, "settle_cycles": protocol.SETTLE_CYCLES}
 
 
 class TimeUp(KeyboardInterrupt):
-    """The minutes that were asked for are over: nothing more begins, what was begun beside others is finished."""
+    """The end of the minutes that the user allowed. Nothing more begins; rows begun side by side are finished."""
 
 
 class Session:
-    """A fresh worker with one recipe built in it; closed at the end whatever happened."""
+    """A fresh worker with one prepared recipe. It is closed at the end whatever happens."""
 
     def __init__(self, plan: Plan, recipe: dict[str, Any], worker: Worker, **workload: Any) -> None:
         self.plan, self.recipe, self.worker = plan, recipe, worker
@@ -58,7 +58,7 @@ class Session:
 
 
 class Run:
-    """Rows by name, what is still to be done of each, and the workers that do it. ``save`` may raise `TimeUp`."""
+    """Rows by name, their remaining work, and the workers for it. ``save`` may raise `TimeUp`."""
 
     def __init__(
         self,
@@ -70,47 +70,49 @@ class Run:
     ) -> None:
         self.plan, self.rungs, self.workers, self.tell, self.save = plan, rows, workers, tell, save
         self.recipes = {name: row["recipe"] for name, row in rows.items()}
-        self.place = threading.local()  # what this thread is at
-        self.lock = threading.RLock()  # of the rows
+        self.place = threading.local()  # this thread's current row and task
+        self.lock = threading.RLock()  # guards the rows
         self.over: TimeUp | None = None
 
-    # what is to be done
+    # the remaining work
 
     def is_due(self, name: str, number: int | None) -> bool:
-        """Whether a row lacks its parity (`number` None) or this round."""
+        """Return whether a row lacks its parity (`number` None) or this round."""
         row = self.rungs[name]
         if self.over or row["status"] != "ok":
             return False
         return row["parity"] is None if number is None else all(r["round"] != number for r in row["rounds"])
 
     def inspect_all(self) -> None:
-        """Parity of every row that lacks it."""
+        """Check parity of every row that lacks it."""
         names = self._due(None)
         room = (self.plan.memory_gib or math.inf) / measure.INSPECTOR_GB
         lanes = int(min(measure.LANES.get(self.plan.device, 1), (os.cpu_count() or 1) // 2, room))
         if names and lanes > 1:
             self.workers.begin_ahead(min(len(names), sidebyside.MOST_AHEAD))
-            self.alone(names[:1], None)  # it makes what all are compared with
+            self.alone(names[:1], None)  # makes the reference that all rows are compared with
             sidebyside.inspect(self, self.workers, sorted(names[1:], key=self._turn), lanes)
-        self.alone(names, None)  # all, or what others may be to blame for
+        self.alone(names, None)  # on a CPU all rows; on a GPU rows that failed beside others
 
     def round(self, number: int, order: Callable[[list[str]], None]) -> None:
-        """Time every row that lacks this round, in the order into which `order` puts their names.
+        """Time every row that lacks this round, in the order that `order` gives their names.
 
-        One worker more than rows imports: the one that comes after them need not wait for it.
+        One more worker than rows imports ahead, so that the next worker is ready.
         """
         names = self._due(number)
         order(names)
-        if names and self.plan.device == "cuda":  # they import side by side while the first is prepared
+        if (
+            names and self.plan.device == "cuda"
+        ):  # workers import side by side while the first row is prepared
             self.workers.begin_ahead(min(len(names) + 1, sidebyside.MOST_AHEAD))
         if measure.PREPARED.get(self.plan.device, 1) > 1:
             known = [name for name in names if self._device_is_known(name)]
             self.alone([name for name in names if name not in known], number)
             sidebyside.time_all(self, self.workers, known, number)
-        self.alone(names, number)  # all, or what chooses by measuring, or others may be to blame for
+        self.alone(names, number)  # all rows, or rows that tune, or rows that failed beside others
 
     def alone(self, names: Sequence[str], number: int | None) -> None:
-        """Check, or time, one row after the other."""
+        """Check or time the rows one after the other."""
         for name in names:
             if not self.is_due(name, number):
                 continue
@@ -122,7 +124,7 @@ class Run:
                 if number is None:
                     self.inspect(worker, self.rungs[name])
                 else:
-                    self.workers.start_ahead(self.workers.ahead)  # idle; nobody imports while one is timed
+                    self.workers.start_ahead(self.workers.ahead)  # no worker may import while a row is timed
                     self.time(worker, self.rungs[name], number, prepared)
             except WorkerFailure as failure:
                 self.fail(self.rungs[name], number, failure)
@@ -133,7 +135,7 @@ class Run:
             raise self.over
 
     def lanes(self) -> int:
-        """How many rows are prepared side by side now."""
+        """Return how many rows are prepared side by side now."""
         sizes = [each["reserved_gib"] for row in self.rungs.values() for each in row["rounds"]]
         peaks = [int(GIB * size) for size in sizes if size]
         memory = GIB * (self.plan.memory_gib or 0.0)
@@ -143,17 +145,17 @@ class Run:
         return [name for name in self.rungs if self.is_due(name, number)]
 
     def _turn(self, name: str) -> int:
-        """First what has most kernels to compile, last what then finds them compiled."""
+        """Return a row's place. Rows with many kernels to compile come first, and rows that reuse them come last."""
         row = self.rungs[name]
         return 1 if row["on"] == "baseline" else 2 * (row["precision"] in SHARES_KERNELS)
 
     def _device_is_known(self, name: str) -> bool:
         return any(each["device_gib"] is not None for each in self.rungs[name]["rounds"])
 
-    # what `ladder.engine.lanes` calls, some of it from several threads
+    # called by `ladder.engine.lanes`, partly from several threads
 
     def device_lock(self) -> contextlib.AbstractContextManager[None]:
-        return contextlib.nullcontext()  # the command holds it
+        return contextlib.nullcontext()  # the command holds the lock
 
     def emit(self, event: str, **_: Any) -> None:
         name, number = self.place.at["rung"], self.place.at["round"]
@@ -171,7 +173,7 @@ class Run:
         )
 
     def inspect(self, worker: Worker, row: dict[str, Any], _: Alone = contextlib.nullcontext) -> None:
-        """Compare with FP64. What fails is not timed, unless it is FP8, which is here to be tried."""
+        """Compare with FP64. A row that fails is not timed, except FP8: it is outside the budget by design."""
         found = worker.call("parity")
         share = checks.parity_share({"parity": found})
         errors = {phase: each["gradient"]["error"] for phase, each in found["phases"].items()}
@@ -182,7 +184,7 @@ class Run:
             "gradient_errors": {phase: float(f"{error:.4g}") for phase, error in errors.items()},
             "budget": found["budget"]["precision"],
         }
-        with self.lock:  # another thread may be writing the file
+        with self.lock:  # another thread may be writing the file of results
             row["parity"] = parity
             if found["verdict"] != "ok" and row["precision"] != "fp8":
                 row |= {"status": FAILED_PARITY, "reason": found["reason"]}
@@ -195,7 +197,7 @@ class Run:
         prepared: dict[str, Any],
         alive: set[int] | None = None,
     ) -> None:
-        """The samples of a prepared row, and what memory it took."""
+        """Store the samples and the memory of a prepared row."""
         beside = prepared.get("beside", 0)
         settle = SETTLE if self.plan.device == "cuda" else {"settle_s": 0, "settle_cycles": 0}
         before = neighbours.sample()
@@ -206,7 +208,7 @@ class Run:
         sizes = {
             "allocated_gib": seen.get("peak_allocated_bytes"),
             "reserved_gib": seen.get("peak_reserved_bytes"),
-            "device_gib": None if beside else seen.get("device_used_bytes"),  # all processes' together
+            "device_gib": None if beside else seen.get("device_used_bytes"),  # of all processes together
             "rss_gib": seen.get("peak_rss_bytes"),
         }
         samples = [round(1000 * s, 5) for s in seen["samples_s"]]
@@ -218,11 +220,11 @@ class Run:
         row |= {"status": failure.status, "reason": failure.reason}
 
     def visited(self, row: dict[str, Any], number: int | None) -> None:
-        """Keep what is there. Beside others the end of the minutes waits for those that have begun."""
+        """Save the finished rows. Beside others, the end of the minutes waits for rows that have begun."""
         with self.lock:
             try:
                 self.save()
             except TimeUp as over:
                 self.over = over
-        if number is None and self.plan.device == "cuda":  # those of the next part import meanwhile
+        if number is None and self.plan.device == "cuda":  # workers of the next part import meanwhile
             self.workers.begin_ahead(min(len(self.rungs) + 1, sidebyside.MOST_AHEAD))

@@ -1,5 +1,4 @@
-"""What a result of `ladder precision` may hold, and what cannot be in one; see `ladder.results.schema` and
-`ladder.base.rules`."""
+"""The schema of a result of `ladder precision`; see `ladder.results.schema` and `ladder.base.rules`."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ ROUND = fields(
     {
         "beside": COUNT,
         neighbours.KEY: maybe(number(0, 1)),
-    },  # how many were prepared with it; what others took
+    },  # rows prepared beside it; memory that others took
 )
 LARGEST = fields(
     {
@@ -135,7 +134,7 @@ RESULT = fields(
 
 
 def contradiction(data: dict[str, Any]) -> str | None:
-    """Numbers that do not follow from the samples they claim to come from, in one line, or None."""
+    """Return, in one line, which numbers do not follow from their samples, or None."""
 
     if problem := code_digest.contradiction(data):
         return problem

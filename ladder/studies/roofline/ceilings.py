@@ -1,8 +1,8 @@
-"""Ceilings measured in place: how fast this GPU copies, multiplies matrices and runs a workload's own convolutions.
+"""Measured ceilings: how fast this GPU copies, multiplies matrices and runs a workload's own convolutions.
 
-Each is timed by CUDA events over windows of at least 5 ms of replays of a captured graph, so that launches cost
-nothing even where a kernel takes microseconds, and with inputs that rotate through more than the L2 cache. Inputs are
-random: a GPU draws less power on zeros and clocks higher. The best of the windows counts, because it is a ceiling.
+CUDA events time windows of at least 5 ms of replays of a captured graph, so launches cost nothing even for kernels of
+microseconds. Inputs rotate through more than the L2 cache. They are random, because a GPU draws less power on zeros and
+clocks higher. The best window counts, because it is a ceiling.
 """
 
 from __future__ import annotations
@@ -23,15 +23,15 @@ from ladder.studies.roofline.floors import KINDS, Op
 
 WINDOW_S = 0.005
 WINDOWS = 3
-BUDGET_S = 60.0  # of all of it; what is not reached by then has no rate of today
-MOST_CALLS = 1024  # captured in one graph
-MOST_SETS = 64  # of rotating inputs
+BUDGET_S = 60.0  # for the whole measurement; ops not reached by then have no rate of today
+MOST_CALLS = 1024  # in one graph
+MOST_SETS = 64  # sets of rotating inputs
 COPY_BYTES = 2**30
 MATMUL = 8192
 DTYPES = {"bf16": torch.bfloat16, "fp16": torch.float16, "fp32": torch.float32}
 
 Calls = list[Callable[[], Any]]
-Timer = Callable[[Calls], float]  # seconds of one call, at best
+Timer = Callable[[Calls], float]  # returns the best seconds of one call
 
 
 def measure(
@@ -43,9 +43,9 @@ def measure(
     budget_s: float = BUDGET_S,
     tell: Callable[[str], None] = lambda text: None,
 ) -> dict[str, Any]:
-    """Rates of today: "rates" {name: bytes/s or FLOP/s}, "skipped" {name: one line why not}, "seconds".
+    """Return today's rates: "rates" {name: bytes/s or FLOP/s}, "skipped" {name: reason in one line}, "seconds".
 
-    ``ops`` {convolution: FLOPs a step}: the weightiest first, until the budget is spent.
+    ``ops`` {convolution: FLOPs a step} are timed by descending weight until the budget is spent.
     """
     timer = timer or graph_seconds
     begin = time.perf_counter()
@@ -77,9 +77,10 @@ def _convolutions(
 
 
 def copy_rate(timer: Timer, device: str = "cuda", size: int = COPY_BYTES) -> float:
-    """Bytes read and written a second, device to device: the fastest of whole and of copies in pieces (`WAYS`).
+    """Return bytes read and written a second, device to device: the fastest of whole and split copies (`WAYS`).
 
-    The driver copies some sizes at two thirds of the rate of others. A GiB is cold: no cache holds what comes next.
+    The driver copies some sizes at two thirds of the rate of others. A copy of a GiB is cold: no cache holds its next
+    bytes.
     """
     size = size if device == "cuda" else 2**16
     rates = []
@@ -87,12 +88,12 @@ def copy_rate(timer: Timer, device: str = "cuda", size: int = COPY_BYTES) -> flo
         calls = copies(2 * size, 1, device, way)
         moved = 2 * sum(target.nbytes for target in calls[0]())  # rounded up to pages
         rates.append(moved / timer(calls))
-        del calls  # its memory is the next one's
+        del calls  # frees the memory for the next copy
     return max(rates)
 
 
 def matmul_rate(name: str, timer: Timer, device: str = "cuda", size: int = MATMUL) -> float:
-    """FLOP/s of a large square matmul in "bf16", "tf32" or "fp32"."""
+    """Return FLOP/s of a large square matmul in "bf16", "tf32" or "fp32"."""
     size = size if device == "cuda" else 16
     dtype = torch.bfloat16 if name == "bf16" else torch.float32
     pairs = [[torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)] for _ in range(2)]
@@ -101,14 +102,14 @@ def matmul_rate(name: str, timer: Timer, device: str = "cuda", size: int = MATMU
 
 
 def convolution_rate(op: Op, layout: str, timer: Timer, device: str = "cuda") -> float:
-    """FLOP/s of one convolution with the algorithm that cuDNN finds fastest, in PyTorch's default FP32 precision."""
+    """Return FLOP/s of a convolution with cuDNN's fastest algorithm, in PyTorch's default FP32 precision."""
     calls = [_call(op, *tensors) for tensors in _inputs(op, layout, device)]
     with _set(torch.backends.cudnn, "benchmark", True):
         return op.flops / timer(calls)
 
 
 def _inputs(op: Op, layout: str, device: str) -> list[tuple[Tensor, Tensor, Tensor]]:
-    """Sets of (image, weight, result side), together larger than two L2 caches."""
+    """Return sets of (image, weight, result side), together larger than two L2 caches."""
     cache = 2**16
     if device == "cuda":
         cache = getattr(torch.cuda.get_device_properties(device), "L2_cache_size", 2**26)
@@ -142,7 +143,10 @@ def _set(where: Any, name: str, value: Any) -> Iterator[None]:
 
 
 def graph_seconds(calls: Calls) -> float:
-    """Seconds of one call on the GPU: the best of ``WINDOWS`` windows of replays, each at least ``WINDOW_S`` long."""
+    """Return the seconds of one call on the GPU, in the best of ``WINDOWS`` windows.
+
+    Each window replays the graph for at least ``WINDOW_S``.
+    """
     side = torch.cuda.Stream()
     side.wait_stream(torch.cuda.current_stream())
     with torch.cuda.stream(side):
@@ -162,7 +166,7 @@ def graph_seconds(calls: Calls) -> float:
 
 
 def best_window(replay: Callable[[], Any], elapsed: Callable[[Callable[[], Any]], float]) -> float:
-    """Seconds of one replay; windows grow until they are long enough."""
+    """Return the seconds of one replay. Windows grow until they are long enough."""
     replay()
     times, best = 1, math.inf
     windows: list[float] = []
@@ -182,7 +186,7 @@ def _repeat(call: Callable[[], Any], times: int) -> None:
 
 
 def _elapsed(run: Callable[[], Any]) -> float:
-    """Seconds between CUDA events on the current stream around ``run``."""
+    """Return the seconds between CUDA events on the current stream around ``run``."""
     start, end = torch.cuda.Event(enable_timing=True), torch.cuda.Event(enable_timing=True)
     start.record()
     run()
@@ -192,7 +196,7 @@ def _elapsed(run: Callable[[], Any]) -> float:
 
 
 def medians(runs: Iterable[Callable[[], Any]], windows: int = 5, window_s: float = 0.02) -> list[float]:
-    """Median seconds of each of ``runs`` on the GPU, over ``windows`` windows of at least ``window_s``."""
+    """Return the median seconds of each of ``runs`` on the GPU, over ``windows`` windows of at least ``window_s``."""
     found = []
     for run in runs:
         run()

@@ -1,11 +1,12 @@
-"""`ladder doctor --roofline`: how far a step is from the speed of light of this GPU, and what lies between.
+"""`ladder doctor --roofline`: how far a step is from the speed of light of this GPU, and where the distance lies.
 
-Speed of light: the convolution FLOPs of a workload at the highest rates ever recorded for those convolutions on this
-GPU, plus the bytes that must move at the highest bandwidth (`ladder.studies.roofline.floors`,
-`ladder.studies.roofline.rates`). Beside it stand the phases as they are timed, and the kernel families of a traced
-cycle; what ran faster there than its floor lowers the floor (`ladder.studies.roofline.in_step`). With `--gpu NAME`
-nothing is measured: the floor is told from recorded rates, on any machine. `--again FILE` tells the floors of what an
-earlier result measured. docs/roofline.md explains what is in it, what not.
+The speed of light is a workload's convolution FLOPs and its necessary bytes, both at the highest rates recorded for
+this GPU (`ladder.studies.roofline.floors`, `ladder.studies.roofline.rates`). Beside it stand the timed phases and the
+kernel families of a traced cycle. A part that ran faster in the trace than its floor lowers the floor
+(`ladder.studies.roofline.in_step`).
+
+With `--gpu NAME` nothing is measured: the floor is computed from recorded rates, on any machine. The option `--again
+FILE` computes the floors of an earlier result anew. docs/roofline.md explains what counts and what does not.
 """
 
 from __future__ import annotations
@@ -31,7 +32,7 @@ from ladder.studies.roofline import rates as recorded
 from ladder.studies.roofline import view as roofline_view
 
 OUT = ROOT / "results" / "roofline"
-LADDER = "full"  # its top is what the distance is asked of
+LADDER = "full"  # the distance of its top is measured
 
 Found = dict[str, Any]
 
@@ -46,7 +47,9 @@ def command(
     file: Path | None = None,
     out: Path | None = None,
 ) -> None:
-    """Measure (or with ``gpu`` only compute), show, and write what was measured; with ``file`` compute that again.
+    """Measure the step, show the distance and write the result.
+
+    ``gpu``: only compute, from recorded rates. ``file``: compute the floors of this result anew.
 
     Raises:
         UserError: no GPU to measure, no recorded rates of ``gpu``, no such rung here, or no roofline in ``file``; one
@@ -80,7 +83,7 @@ def command(
 
 
 def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> tuple[str, dict[str, Any]]:
-    """(name, whole recipe) of a rung with all below it; None: the highest that can run."""
+    """Return (name, whole recipe) of a rung with all below it. Without ``rung`` it is the highest that can run."""
     planned = catalog.climb(catalog.load_ladder(ladder), capabilities, None if rung is None else [rung])
     able = [each for each in planned if each.skipped is None]
     if not able:
@@ -91,7 +94,7 @@ def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> 
 
 
 def frame(name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any]) -> Found:
-    """What every result begins with."""
+    """Return the fields that every result begins with."""
     return (
         record.head("roofline", name, fields)
         | record.conditions()
@@ -111,7 +114,7 @@ def layout_of(recipe: dict[str, Any]) -> str:
 
 
 def floors_of(fields: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
-    """`ladder.studies.roofline.floors.count` of plain data."""
+    """Run `ladder.studies.roofline.floors.count` on plain data."""
     from ladder.studies.roofline import floors
     from stylegan_lite.config import Workload
 
@@ -119,7 +122,7 @@ def floors_of(fields: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
 
 
 def frequencies(fields: dict[str, Any]) -> dict[str, float]:
-    """How often each phase runs in a step."""
+    """Return how often each phase runs in a step."""
     return {
         "G_main": 1.0,
         "D_main": 1.0,
@@ -129,7 +132,7 @@ def frequencies(fields: dict[str, Any]) -> dict[str, float]:
 
 
 def weigh(floors: dict[str, Any], fields: dict[str, Any]) -> dict[Any, float]:
-    """FLOPs a step of each distinct convolution."""
+    """Return the FLOPs a step of each distinct convolution."""
     weights: dict[Any, float] = {}
     for phase, often in frequencies(fields).items():
         for op, times in floors[phase].ops.items():
@@ -138,9 +141,9 @@ def weigh(floors: dict[str, Any], fields: dict[str, Any]) -> dict[Any, float]:
 
 
 def amounts(floors: dict[str, Any], fields: dict[str, Any]) -> in_step.Amounts:
-    """What a step has to do of each part that a trace can tell apart (`instep.PARTS`): FLOPs, of other kernels bytes.
+    """Return a step's work by the parts that a trace can tell apart (`in_step.PARTS`), in FLOPs.
 
-    1x1 convolutions are among the other kernels: cuDNN computes them with kernels that are called matmuls.
+    Other kernels count in bytes. 1x1 convolutions are among them: cuDNN's kernels for them are named as matmuls.
     """
     found = dict.fromkeys(in_step.PARTS, 0.0)
     for op, flops in weigh(floors, fields).items():
@@ -159,7 +162,7 @@ def pointwise(op: Any) -> bool:
 def light(
     floors: dict[str, Any], fields: dict[str, Any], recipe: dict[str, Any], rates: recorded.Rates
 ) -> Found:
-    """The speed of light of each phase and of the amortized step, with every rate that went into it."""
+    """Return the speed of light of each phase and of the amortized step, with every rate that it uses."""
     layout, precision, often = layout_of(recipe), recipe["precision"], frequencies(fields)
     times = {phase: _times(floors[phase], layout, rates) for phase in often}
     alone = {part: sum(times[phase][part] * n for phase, n in often.items()) for part in times["G_main"]}
@@ -190,7 +193,7 @@ _POINTWISE = {f"1x1 {kind}": kind for kind in in_step.KINDS}
 
 
 def _times(floor: Any, layout: str, rates: recorded.Rates) -> dict[str, float]:
-    """Milliseconds of a phase by the ceilings: of each kind of convolution, of 1x1 ones, of bytes and of matmuls."""
+    """Return milliseconds of a phase at the ceilings: each kind of convolution, 1x1 convolutions, bytes and matmuls."""
     times = dict.fromkeys((*in_step.KINDS, *_POINTWISE), 0.0)
     for op, n in floor.ops.items():
         times[f"1x1 {op.kind}" if pointwise(op) else op.kind] += 1000 * n * rates.convolution(op, layout)[0]
@@ -204,7 +207,10 @@ def _times(floor: Any, layout: str, rates: recorded.Rates) -> dict[str, float]:
 def _phase(
     floor: Any, times: dict[str, float], factors: dict[str, float], ceiling: float
 ) -> dict[str, float]:
-    """FLOPs, bytes, and milliseconds: ``light_ms`` the floor, ``peak_ms`` with convolutions at the matmul rate."""
+    """Return FLOPs, bytes and milliseconds of a phase.
+
+    ``light_ms`` is the floor. ``peak_ms`` has convolutions at the matmul rate.
+    """
     others = factors[in_step.OTHERS]
     pointwise_ms = {kind: times[name] * others for name, kind in _POINTWISE.items()}
     kinds = {kind: times[kind] * factors[kind] + pointwise_ms[kind] for kind in in_step.KINDS}
@@ -226,7 +232,7 @@ def _phase(
 def measure(
     name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any], out: Path
 ) -> Found:
-    """Time the step, trace it, then measure the ceilings: their cuDNN algorithms would stay with the step."""
+    """Time the step, trace it, then measure the ceilings. This order keeps their cuDNN algorithms out of the step."""
     from ladder.base.locks import device_lock
     from ladder.studies.roofline import ceilings
 
@@ -249,7 +255,10 @@ def _compare(
     timed: Found,
     kept: dict[str, float],
 ) -> Found:
-    """What was measured beside its floor, into which the rates of the traced step went; ``kept`` with them."""
+    """Return the measurement beside its floor. The traced step's rates may lower the floor.
+
+    ``recorded`` gets the highest of the traced rates and ``kept``.
+    """
     precision, layout = recipe["precision"], layout_of(recipe)
     todo, matmul = amounts(floors, fields), rates.ceiling(precision).value
     seen = in_step.seen(todo, timed["families"], precision, layout, matmul)
@@ -261,9 +270,9 @@ def _compare(
 
 
 def again(path: Path, out: Path) -> Found:
-    """An earlier result with the floors as they are computed now, from all rates on record and its own trace.
+    """Return an earlier result with floors computed anew, from all rates on record and its own trace.
 
-    What was measured stays as it is, and so do machine and commit of the measurement.
+    The measured numbers stay, and so do the measurement's machine and commit.
     """
     from ladder.studies.roofline import schema
 
@@ -277,7 +286,7 @@ def again(path: Path, out: Path) -> Found:
     fields = dataclasses.asdict(Workload.from_dict(fields))
     recipe = Recipe.from_dict(before["recipe"]).to_dict()
     rates = recorded.Rates(before["machine"]["name"])
-    rates.add(before["today"]["rates"], "today")  # first, so that they keep the name of their day
+    rates.add(before["today"]["rates"], "today")  # first, so that they keep the source "today"
     rates.join(recorded.load(rates.gpu, out))
     rates.add(before["recorded"], path.name)
     found = _compare(floors_of(fields, recipe), fields, recipe, rates, before["measured"], before["recorded"])
@@ -290,9 +299,9 @@ def _tell(text: str) -> None:
 
 
 def write(found: Found, out: Path) -> list[Path]:
-    """`<machine>-<workload>-<ladder>-<rung>.json` and `.md`. The file keeps the highest rates of the one it replaces.
+    """Write `<machine>-<workload>-<ladder>-<rung>.json` and `.md`, keeping the highest rates of the file it replaces.
 
-    Older files are named without ladder and rung; their rates are read all the same.
+    Older files are named without ladder and rung. Their rates are read all the same.
     """
     name = (found["machine"]["name"], found["workload"]["name"], found["ladder"], found["rung"])
     path = results.place(out / f"{'-'.join(map(texts.slug, name))}.json", found)
@@ -304,7 +313,7 @@ def write(found: Found, out: Path) -> list[Path]:
 
 
 def save(found: Found, path: Path) -> list[Path]:
-    """The result, and beside it its page."""
+    """Write the result and its page. Return both paths."""
     files.write_json(path, found)
     files.write(path.with_suffix(".md"), roofline_view.markdown(found))
     return [path, path.with_suffix(".md")]

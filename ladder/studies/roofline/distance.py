@@ -1,4 +1,4 @@
-"""What a prepared step takes on the GPU, phase by phase and kernel by kernel, and where it goes beyond the floor."""
+"""The distance of a prepared step from its floor on the GPU, by phase and by kernel family."""
 
 from __future__ import annotations
 
@@ -12,17 +12,17 @@ from ladder.receipts import kernel_families
 from ladder.studies.roofline import in_step
 
 CYCLE = 16
-CYCLES = 5  # timed; the median counts
+CYCLES = 5  # timed cycles; the median counts
 PHASES = ["G_main", "D_main", "G_pl", "D_r1"]
 
 Found = dict[str, Any]
 
 
 def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
-    """Phases and step of a prepared step on the GPU: milliseconds between events, and the families of a cycle.
+    """Return phases and step of a prepared step on the GPU: milliseconds between events, and the families of a cycle.
 
-    Where a whole step is one graph no phase has a time: alone it would run outside of the graph, launch by launch. So
-    phases are timed in a second step, in which each is a graph of its own.
+    In a whole-step graph no phase has a time: alone it would run outside the graph, launch by launch. So phases are
+    timed in a second step, which has a graph for each phase.
     """
     import torch
 
@@ -31,7 +31,7 @@ def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
         found = (
             time_step(step, [] if together else PHASES) | trace_cycle(step) | {"settings": step.settings()}
         )
-    del step  # its weights and optimizers, before there are others
+    del step  # frees its weights and optimizers before the second step exists
     if together:
         torch.cuda.empty_cache()
         with _prepared(fields, recipe | {"whole_step_graph": False}) as step:
@@ -41,7 +41,7 @@ def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
 
 @contextlib.contextmanager
 def _prepared(fields: dict[str, Any], recipe: dict[str, Any]) -> Iterator[Any]:
-    """A step that has run a cycle; it gives its memory back."""
+    """Yield a step that has run a cycle, and give its memory back."""
     import torch
 
     from stylegan_lite import make_step
@@ -57,7 +57,7 @@ def _prepared(fields: dict[str, Any], recipe: dict[str, Any]) -> Iterator[Any]:
 
 
 def time_phases(step: Any, phases: list[str]) -> dict[str, float]:
-    """Medians of each phase alone, in ms."""
+    """Return the median of each phase alone, in ms."""
     from ladder.studies.roofline import ceilings
 
     took = ceilings.medians([lambda phase=phase: step.run_phase(phase) for phase in phases])
@@ -65,7 +65,7 @@ def time_phases(step: Any, phases: list[str]) -> dict[str, float]:
 
 
 def time_step(step: Any, phases: list[str]) -> Found:
-    """Medians, in ms. The wall clock beside the events shows what the GPU does not see."""
+    """Return medians in ms, by events and by the wall clock. The wall clock includes what the GPU does not see."""
     from ladder.receipts import evidence
     from ladder.studies.roofline import ceilings
 
@@ -87,7 +87,7 @@ def time_step(step: Any, phases: list[str]) -> Found:
 
 
 def trace_cycle(step: Any) -> Found:
-    """Families of kernels and the time in which any ran, for one step of a cycle under the profiler."""
+    """Return families of kernels, and the time in which any ran, for one step of a profiled cycle."""
     from ladder.receipts import traces
 
     events = traces.recorded(step.cycle)
@@ -95,11 +95,11 @@ def trace_cycle(step: Any) -> Found:
 
 
 def split(timed: Found, step: dict[str, float]) -> Found:
-    """Where the time between the floor and the measured step goes: by group, and by family of kernels.
+    """Return where the time beyond the floor goes: by group, and by family of kernels.
 
-    Each group has its part of the floor: convolutions theirs, all other kernels the bytes and matmuls, and no part the
-    time in which nothing runs. 1x1 convolutions count with the other kernels, as cuDNN's kernels for them are called
-    matmuls. Inside a group the floor is allotted to families in proportion to their time.
+    Each group has its part of the floor: convolutions theirs, other kernels the bytes and matmuls, and idle time
+    none. 1x1 convolutions count as other kernels, as cuDNN's kernels for them are named as matmuls. Inside a group
+    the floor is allotted to families in proportion to their time.
     """
     gap = timed["step_ms"] - step["light_ms"]
     took = in_step.milliseconds(timed["families"])

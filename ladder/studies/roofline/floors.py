@@ -1,14 +1,18 @@
-"""What a workload cannot do without, phase by phase: its convolutions with their FLOPs, and the bytes that must move.
+"""The necessary work of a workload, phase by phase: its convolutions with their FLOPs, and the bytes that must move.
 
 The real networks and losses run, forward, backward and double backward, on fake tensors: shapes and dtypes without
-memory or arithmetic, so that any workload is counted in seconds on any machine. A dispatch mode sees each operator
-below autograd and autocast. PyTorch's FlopCounterMode sees the same and agrees (there is a test), but keeps totals
-only: here each convolution must keep its shape, since each shape has a rate of its own.
+memory or arithmetic. So any workload is counted in seconds on any machine. A dispatch mode sees each operator below
+autograd and autocast. PyTorch's FlopCounterMode sees the same and agrees (there is a test), but keeps totals only. Here
+each convolution must keep its shape, since each shape has a rate of its own.
 
-The floor belongs to the workload, not to how a recipe spells it, so the spelling with the fewest FLOPs is counted:
-dense modulated convolutions, resampling by a filter of its own (memory-bound: bytes, no FLOPs), fakes and reals
-through D in one batch, and a double backward of ordinary convolutions. Of the recipe only the precision matters.
-docs/roofline.md explains the model.
+The floor belongs to the workload, not to a recipe's spelling, so the spelling with the fewest FLOPs is counted:
+
+- dense modulated convolutions;
+- resampling by its own filter (memory-bound: bytes, no FLOPs);
+- fakes and reals through D in one batch;
+- a double backward of ordinary convolutions.
+
+Only the recipe's precision matters. docs/roofline.md explains the model.
 """
 
 from __future__ import annotations
@@ -38,8 +42,10 @@ from stylegan_lite.weights import HALVES
 aten = torch.ops.aten
 PHASES = ("G_main", "D_main", "G_pl", "D_r1")
 KINDS = ("forward", "input gradient", "weight gradient")
-NARROW = 4  # channels up to which a convolution can be part of the pass beside it: from and to RGB
-FULL = 4  # bytes of a weight, moment or average, whatever the recipe; a gradient has those of what convolutions read
+NARROW = 4  # most channels at which a convolution can merge with the pass beside it: from and to RGB
+FULL = (
+    4  # bytes of a weight, moment or average in every recipe; a gradient has the size that convolutions read
+)
 MOMENT = 2 * FULL  # read and written
 AVERAGE = 3 * FULL  # reads the weight and the average, writes the average
 DTYPES = {torch.bfloat16: "bf16", torch.float32: "fp32", torch.float64: "fp64", torch.float16: "fp16"}
@@ -49,7 +55,7 @@ Shape = tuple[int, ...]
 
 @dataclass(frozen=True)
 class Op:
-    """One convolution as cuDNN is asked for it; a transposed one is the input gradient of its mirror image.
+    """A convolution as cuDNN computes it. A transposed convolution is the input gradient of its mirror image.
 
     ``image`` [N, I, H, W] is the side that ``weight`` [O, I, k, k] slides over.
     """
@@ -63,7 +69,7 @@ class Op:
 
     @property
     def result(self) -> Shape:
-        """[N, O, H', W'], the other side."""
+        """Return the shape of the other side, [N, O, H', W']."""
         n, _, h, w = self.image
         o, _, k, l = self.weight
         s, p = self.stride, self.padding
@@ -75,25 +81,28 @@ class Op:
 
     @property
     def narrow(self) -> bool:
-        """Whether it can be part of the pass beside it: from or to RGB."""
+        """Return whether the convolution can merge with the pass beside it: from or to RGB."""
         return min(self.weight[:2]) <= NARROW
 
     @property
     def bytes(self) -> int:
-        """Each of the three tensors once; of a narrow convolution the wide side is read or written anyway."""
+        """Return the bytes of the three tensors. A narrow convolution omits its wide side: another pass moves it."""
         size = {"bf16": 2, "fp16": 2, "fp32": 4, "fp64": 8}[self.dtype]
         sides = math.prod(self.image), math.prod(self.result)
         return size * (math.prod(self.weight) + (min(sides) if self.narrow else sum(sides)))
 
     def key(self, layout: str) -> str:
-        """Names a rate in result files: the same text, the same measurement."""
+        """Return the name of its rate in result files. Equal texts mean equal measurements."""
         shapes = f"{_times(self.image)} * {_times(self.weight)}"
         return f"{self.kind}, {shapes}, stride {self.stride}, padding {self.padding}, {self.dtype} {layout}"
 
 
 @dataclass
 class Floor:
-    """Of one run of one phase: ``ops`` by how often they run, FLOPs and bytes of matmuls, other bytes by what moves."""
+    """The floor of one run of one phase.
+
+    ``ops`` counts its convolutions. Matmuls have FLOPs and bytes; ``bytes`` has the other bytes by purpose.
+    """
 
     ops: Counter[Op] = field(default_factory=Counter)
     matmul_flops: int = 0
@@ -102,12 +111,12 @@ class Floor:
 
     @property
     def flops(self) -> int:
-        """Of the convolutions."""
+        """Return the FLOPs of the convolutions."""
         return sum(op.flops * times for op, times in self.ops.items())
 
 
 def count(workload: Workload, precision: str = "fp32") -> dict[str, Floor]:
-    """The floor of each phase of ``workload`` under a recipe of this precision."""
+    """Return the floor of each phase of ``workload`` under a recipe of this precision."""
     recipe = Recipe(precision=precision, modconv="dense", resample="depthwise")
     with _fresh_filters(), FakeTensorMode(), OrdinaryConvolutions():
         G, D = Generator(workload, recipe), Discriminator(workload, recipe)
@@ -136,12 +145,14 @@ def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminat
             loss = losses.g_pl(G, inputs, *pl, w.style_mixing, amp)
         loss.backward()
     drawn = 0 if phase == "D_r1" else 2 * inputs.normal.nbytes  # written when drawn, read once
-    taken = {"D_main": 2, "D_r1": 1}.get(phase, 0) * real.nbytes  # D_main also writes it: the batch arrives
+    taken = {"D_main": 2, "D_r1": 1}.get(
+        phase, 0
+    ) * real.nbytes  # D_main also writes the batch when it arrives
     floor, half = seen.floor, recipe.precision in HALVES
     floor.bytes = {
         "images": seen.image_bytes(),
         "optimizer": adam(_weights(own), w.beta1, half),
-        "BF16 weights": 2 * _weights(own)[4] if half else 0,  # convolutions read a copy
+        "BF16 weights": 2 * _weights(own)[4] if half else 0,  # convolutions read a BF16 copy
         "moving average": sum(_weights(G).values()) * AVERAGE if phase == "D_main" else 0,
         "inputs": drawn + taken,
     }
@@ -149,9 +160,9 @@ def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminat
 
 
 def adam(weights: Counter[int], beta1: float, half: bool) -> int:
-    """Bytes of an update: gradients in; weights and second moments in and out. The first only where beta1 makes it one.
+    """Return the bytes of an update: gradients in; weights, second moments and, if beta1 > 0, first moments in and out.
 
-    Without momentum the first moment is the last gradient: nothing reads it, so nothing must be kept.
+    Without momentum the first moment is the last gradient. Nothing reads it, so it need not be stored.
     """
     total = sum(weights.values())
     gradients = total * FULL - weights[4] * (FULL // 2) * half
@@ -159,7 +170,7 @@ def adam(weights: Counter[int], beta1: float, half: bool) -> int:
 
 
 def _weights(network: torch.nn.Module) -> Counter[int]:
-    """How many, by the dimensions of their tensor: 4 are those of convolutions."""
+    """Return the number of weights by the dimensions of their tensor. Four dimensions are convolutions."""
     found: Counter[int] = Counter()
     for parameter in network.parameters():
         found[parameter.dim()] += parameter.numel()
@@ -167,12 +178,14 @@ def _weights(network: torch.nn.Module) -> Counter[int]:
 
 
 class Count(TorchDispatchMode):
-    """Sees dense convolutions, matmuls, and which images pass between convolutions."""
+    """A dispatch mode that records dense convolutions, matmuls, and the images between convolutions."""
 
     def __init__(self) -> None:
         super().__init__()
         self.floor = Floor()
-        self._images: dict[int, tuple[set[str], Tensor]] = {}  # keeps them alive: an address means one image
+        self._images: dict[
+            int, tuple[set[str], Tensor]
+        ] = {}  # keeps images alive, so no address is used twice
 
     def __torch_dispatch__(self, func, types, args=(), kwargs=None):
         out = func(*args, **(kwargs or {}))
@@ -215,15 +228,15 @@ class Count(TorchDispatchMode):
                 roles.add(role)
 
     def image_bytes(self) -> int:
-        """What lies between convolutions: images that one gave are read once, images that one takes are written once.
+        """Return the bytes that other passes move between convolutions: results read once, inputs written once.
 
-        Nothing where one takes what another gave: no pass is between them.
+        An image that goes from one convolution straight to another counts nothing: no pass is between them.
         """
         return sum(x.nbytes for roles, x in self._images.values() if len(roles) == 1)
 
 
 class OrdinaryConvolutions(TorchFunctionMode):
-    """Convolutions whose double backward is made of ordinary ones: FLOPs in shapes that someone would run.
+    """A function mode in which convolutions have a double backward of ordinary convolutions, in practical shapes.
 
     PyTorch's own computes the weight gradient of a gradient as a convolution with the image for its weight.
     """
@@ -245,7 +258,7 @@ def _conv_transpose2d(x, weight, bias=None, stride=1, padding=0, output_padding=
 
 
 def _convolve(x: Tensor, weight: Tensor, bias: Tensor | None, how: tuple) -> Tensor:
-    if torch.is_autocast_enabled(x.device.type):  # which would have acted on the call that was taken over
+    if torch.is_autocast_enabled(x.device.type):  # autocast would have acted on the replaced call
         dtype = torch.get_autocast_dtype(x.device.type)
         x, weight = x.to(dtype), weight.to(dtype)
     y = _Forward.apply(x, weight, (*map(_pair, how[:3]), how[3], _pair(how[4]), how[5]))
@@ -267,8 +280,8 @@ class _Forward(torch.autograd.Function):
     def backward(ctx, g):
         x, weight = ctx.saved_tensors
         dx = _InputGradient.apply(g, weight, x.detach(), ctx.how) if ctx.needs_input_grad[0] else None
-        # A backward pass that builds a graph is a penalty's: it differentiates by images or styles, never by weights,
-        # which a Python function is not told.
+        # A backward pass that builds a graph is a penalty's. It differentiates by images or styles, never by weights;
+        # a Python function is not told which.
         wanted = ctx.needs_input_grad[1] and not torch.is_grad_enabled()
         dw = _WeightGradient.apply(g, x, weight.detach(), ctx.how) if wanted else None
         return dx, dw, None
@@ -302,7 +315,7 @@ class _WeightGradient(torch.autograd.Function):
 
 @contextmanager
 def _fresh_filters() -> Iterator[None]:
-    """Resampling keeps its filters: no fake one may stay behind, and no real one come in."""
+    """Clear resampling's stored filters before and after, so that fake and real filters do not mix."""
     resample._fir.cache_clear()
     try:
         yield

@@ -1,10 +1,9 @@
-"""What the trace of a step says of rates: what ran faster there than when measured alone has the higher rate.
+"""The rates from a step's trace: a part that ran faster there than alone gets the higher rate.
 
-A ceiling is measured on its own, each call on inputs that come from memory, in a loop that heats the GPU. In a step the
-same kernel may find its inputs in the L2 cache and higher clocks. So each part of a step has a rate from the trace too:
-what its floor counts, over the time in which it ran. It is recorded and joined by maximum like any other rate, and
-where it is above what the ceilings give, that part of the floor takes the time it took. A floor is never above what was
-measured.
+A ceiling is measured alone, on inputs that come from memory, in a loop that heats the GPU. In a step the same kernel
+may find its inputs in the L2 cache and higher clocks. So each part of a step also has a rate from the trace: the work
+in its floor over the time in which it ran. The rate is recorded and joined by maximum like any other. If it is above
+the ceilings' rate, that part of the floor takes the traced time. So a floor is never above the measurement.
 """
 
 from __future__ import annotations
@@ -24,19 +23,19 @@ PARTS = (*KINDS, CONVOLUTIONS, OTHERS)
 UNCLEAR = (
     kernel_families.UNTOLD,
     kernel_families.SGEMM,
-)  # may be of any kind, so each kind is charged with all of it
+)  # of unknown kind, so their whole time is charged to each kind
 
-Amounts = dict[str, float]  # by part: FLOPs of a step, of other kernels bytes
+Amounts = dict[str, float]  # by part: FLOPs a step, or bytes for other kernels
 
 
 def key(part: str, amount: float, precision: str, layout: str) -> str:
-    """Names a rate in result files: of steps that have this much of this part to do, in this precision."""
+    """Return the name of a rate in result files: the part, its work in a step, the precision and the layout."""
     what = "bytes" if part == OTHERS else "FLOPs"
     return f"step of {amount:.0f} {what}, {part}, {precision} {layout}"
 
 
 def milliseconds(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
-    """What each part took in a traced step, from its rows of families of kernels; at most that, for a kind."""
+    """Return each part's time in a traced step, from its rows of kernel families. A kind's time is an upper limit."""
     took = dict.fromkeys(PARTS, 0.0)
     for row in rows:
         ms, name = row["us"] / 1000, row["family"]
@@ -49,9 +48,9 @@ def milliseconds(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
 def seen(
     amounts: Amounts, rows: Iterable[dict[str, Any]], precision: str, layout: str, matmul: float
 ) -> dict[str, float]:
-    """Rates of a traced step by `key`.
+    """Return the rates of a traced step by `key`.
 
-    None of convolutions above the rate of matmuls: some then ran in kernels whose names are no convolution's.
+    A convolution's rate above the matmul rate is left out: some of its kernels then had names of other kernels.
     """
     took = milliseconds(rows)
     found = {}
@@ -66,9 +65,9 @@ def seen(
 def lower(
     alone_ms: dict[str, float], amounts: Amounts, precision: str, layout: str, known: dict[str, Any]
 ) -> tuple[dict[str, float], dict[str, Any]]:
-    """By which factor each kind and the other kernels take less than ``alone_ms``, and why, where it is below 1.
+    """Return by which factors each kind and the other kernels beat ``alone_ms``, and the reasons for factors below 1.
 
-    ``alone_ms`` is the floor of a step by the ceilings; ``known`` are rates, each with its source.
+    ``alone_ms`` is the floor of a step by the ceilings. ``known`` are rates, each with its source.
     """
     factors: dict[str, float] = dict.fromkeys((*KINDS, OTHERS), 1.0)
     why: dict[str, Any] = {}
@@ -85,5 +84,5 @@ def lower(
 
 
 def below(groups: dict[str, dict[str, Any]]) -> list[str]:
-    """Groups that took less than their floor: no floor, then. `lower` keeps it from happening."""
+    """Return the groups that took less than their floor, which `lower` should prevent."""
     return [name for name, group in groups.items() if group["ms"] < group["floor_ms"] * (1 - 1e-9)]

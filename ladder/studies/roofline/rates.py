@@ -1,9 +1,14 @@
-"""How fast this GPU has ever been: of each rate, of copies, matmuls and convolutions, the highest on record counts.
+"""The highest recorded rates of a GPU: copies, matmuls and convolutions.
 
-Facts that were measured before (`ladder/studies/roofline/ceilings.yaml`), earlier results of the same GPU
-(`results/roofline/`), copies that its kernels were tuned against (`results/kernels/*-tuning.json`) and today's
-measurement are joined by maximum. So the floor that is computed with them can only come down: a bad day, a colder
-algorithm or a throttled card never make a step look closer to the limit than it is.
+Four sources are joined by maximum:
+
+- earlier facts (`ladder/studies/roofline/ceilings.yaml`);
+- earlier results of the same GPU (`results/roofline/`);
+- copies from its kernels' tuning (`results/kernels/*-tuning.json`);
+- today's measurement.
+
+So the computed floor can only come down. A bad day, a colder algorithm or a throttled card never make a step look
+closer to the limit than it is.
 """
 
 from __future__ import annotations
@@ -21,14 +26,14 @@ from stylegan_lite.config import suggestion
 
 HERE = Path(__file__).resolve().parent
 FACTS = HERE / "ceilings.yaml"
-TUNINGS = "kernels"  # beside the folder of rooflines
+TUNINGS = "kernels"  # folder beside that of rooflines
 COPY = "copy"
 CEILING = {"bf16": "matmul bf16", "fp16": "matmul bf16", "fp32": "matmul tf32"}  # cuDNN may use TF32 for FP32
 
 
 @dataclass(frozen=True)
 class Rate:
-    """FLOP/s, or bytes/s for a copy, and who says so."""
+    """FLOP/s, or bytes/s for a copy, and its source."""
 
     value: float
     source: str
@@ -43,13 +48,13 @@ class Rates:
     classes: list[dict[str, Any]] = field(default_factory=list)
 
     def add(self, found: dict[str, float], source: str) -> None:
-        """Join rates from ``source``: only a higher one replaces what is there."""
+        """Join rates from ``source``. Only a higher rate replaces a stored rate."""
         for key, value in found.items():
             if key not in self.known or value > self.known[key].value:
                 self.known[key] = Rate(value, source)
 
     def join(self, other: Rates) -> None:
-        """Join what another knows of the same GPU."""
+        """Join another object's rates of the same GPU."""
         for key, rate in other.known.items():
             self.add({key: rate.value}, rate.source)
         self.classes = self.classes or other.classes
@@ -58,15 +63,15 @@ class Rates:
         return amount / self._need(COPY).value
 
     def ceiling(self, dtype: str) -> Rate:
-        """What no convolution of this dtype exceeds: the matmul rate."""
+        """Return the matmul rate, which no convolution of this dtype exceeds."""
         return self._need(CEILING[dtype])
 
     def convolution(self, op: Any, layout: str) -> tuple[float, str]:
-        """(seconds, source) of one ``floors.Op`` at its best.
+        """Return (seconds, source) of one ``floors.Op`` at its best.
 
-        A shape that was measured has its own rate, never less than the low end of facts that cover it. One that was
-        not gets the highest rate of its kind, and at least the time in which its tensors can be copied. One from or to
-        RGB needs no convolution: it takes what its narrow side takes to copy, however slow cuDNN was at it.
+        A measured shape has its own rate, never below the low end of the facts that cover it. Another shape gets the
+        highest rate of its kind, and takes at least as long as copying its tensors. A convolution from or to RGB
+        takes the time of copying its narrow side, however slow cuDNN was.
         """
         if op.narrow:
             return self.copy_seconds(op.bytes), f"bytes; {self._need(COPY).source}"
@@ -97,23 +102,23 @@ class Rates:
 
 
 def _covers(group: dict[str, Any], op: Any) -> bool:
-    """Whether the facts were measured on shapes like this one."""
+    """Return whether the facts were measured on shapes like this shape."""
     batch, channels = op.image[0], min(op.weight[:2])
     return op.weight[-1] == group["kernel"] and batch >= group["batch"] and channels >= group["channels"]
 
 
 def _like(key: str, op: Any, layout: str) -> bool:
-    """Whether ``key`` names another shape of the same kind, dtype and layout."""
+    """Return whether ``key`` names another shape of the same kind, dtype and layout."""
     return key.startswith(f"{op.kind}, ") and key.endswith(f", {op.dtype} {layout}")
 
 
 def facts() -> dict[str, dict[str, Any]]:
-    """The committed table, by name of the GPU."""
+    """Return the committed table by name of the GPU."""
     return yamlfile.read(FACTS)
 
 
 def load(gpu: str, folder: Path) -> Rates:
-    """What is on record of one GPU (any spelling of its name): facts, earlier results and, beside them, tunings."""
+    """Return the recorded rates of a GPU, in any spelling: facts, earlier results and the tunings beside them."""
     name = slug(gpu)
     rates = Rates(name)
     table = facts()
@@ -131,14 +136,14 @@ def load(gpu: str, folder: Path) -> Rates:
 
 
 def known_gpus(folder: Path) -> list[str]:
-    """GPUs of which a floor can be told without having one."""
+    """Return the GPUs whose floor can be computed from recorded rates."""
     seen = (_read(path) for path in folder.glob("*.json"))
     names = {result["machine"]["name"] for result in seen if recorded_of(result)}
     return sorted(set(facts()) | names)
 
 
 def choose(gpu: str, folder: Path) -> Rates:
-    """Rates of a GPU that a user names: "nvidia-h200", "NVIDIA H200" or "H200"."""
+    """Return the rates of a GPU that a user names: "nvidia-h200", "NVIDIA H200" or "H200"."""
     names, asked = known_gpus(folder), slug(gpu)
     for name in (asked, f"nvidia-{asked}"):
         if name in names:
@@ -147,7 +152,7 @@ def choose(gpu: str, folder: Path) -> Rates:
 
 
 def recorded(path: Path, gpu: str) -> dict[str, float]:
-    """The rates of an earlier result file, none if it is of another GPU or cannot be read."""
+    """Return the rates of an earlier result file, or {} for another GPU or an unreadable file."""
     result = _read(path)
     if not recorded_of(result) or result["machine"]["name"] != gpu:
         return {}
@@ -155,7 +160,7 @@ def recorded(path: Path, gpu: str) -> dict[str, float]:
 
 
 def copied(path: Path, gpu: str) -> dict[str, float]:
-    """The highest rate of a copy in a file of kernels.tuning; none if it is of another GPU or no such file."""
+    """Return the highest rate of a copy in a file of kernels.tuning, or {} for another GPU or another kind of file."""
     from ladder.studies.kernelbench.tuning_schema import KINDS
 
     result = _read(path)
@@ -174,7 +179,7 @@ def copied(path: Path, gpu: str) -> dict[str, float]:
 
 
 def recorded_of(result: Any) -> dict[str, float]:
-    """The rates in a result: only numbers that can be rates."""
+    """Return the numbers in a result that can be rates."""
     try:
         if result["kind"] != "roofline" or not isinstance(result["machine"]["name"], str):
             return {}

@@ -1,4 +1,4 @@
-"""What a result of `ladder doctor --roofline` may hold; see `ladder.results.schema`."""
+"""The schema of a result of `ladder doctor --roofline`; see `ladder.results.schema`."""
 
 from __future__ import annotations
 
@@ -37,7 +37,7 @@ NEEDED = ("flops", "bytes", "convolutions_ms", "bytes_ms", "matmul_ms", "light_m
 
 
 def FLOOR(value: Any) -> Problem | None:
-    """Of a phase or of the step: these amounts, and bytes by what they are for. No floor is zero."""
+    """Check the amounts of a phase or step, and the bytes by purpose. No floor may be zero."""
     if problem := AMOUNTS(value):
         return problem
     for key in NEEDED:

@@ -1,4 +1,4 @@
-"""A roofline as text and as Markdown: the same tables, ceilings first, then phases, then families of kernels."""
+"""The tables of a roofline for terminal and Markdown: ceilings, then phases, then families of kernels."""
 
 from __future__ import annotations
 
@@ -18,7 +18,7 @@ def text(found: dict[str, Any]) -> str:
 
 
 def markdown(found: dict[str, Any]) -> str:
-    """The same for a page."""
+    """Return the tables as a Markdown page."""
     return "\n\n".join([f"# {title(found)}", *map(_piped, tables(found)), *map(_cell, notes(found))]) + "\n"
 
 
@@ -38,7 +38,7 @@ def tables(found: dict[str, Any]) -> list[Table]:
 
 
 def ceilings(found: dict[str, Any]) -> Table:
-    """Highest rates and today's; of the convolutions the range over shapes, weighed by nothing."""
+    """Return the highest rates and today's. Convolutions show their unweighted range over shapes."""
     today = (found.get("today") or {}).get("rates", {})
     rows = [["ceiling", "highest", "recorded by", "today"]]
     for key, rate in found["ceilings"].items():
@@ -75,14 +75,14 @@ def phases(found: dict[str, Any]) -> Table:
         ]
         if name in times:
             row += [f"{times[name]:.2f}", f"{times[name] / p['light_ms']:.2f}"]
-        elif measured:  # launched with others, as one graph
+        elif measured:  # its graph includes other phases
             row += ["-", "-"]
         rows.append(row)
     return rows
 
 
 def floor(found: dict[str, Any]) -> Table:
-    """What the step's bytes are, in MB."""
+    """Return the step's bytes by purpose, in MB."""
     step = found["step"]
     keys = [key for key in step if key.endswith("_bytes")]
     return [
@@ -107,7 +107,7 @@ def shares(found: dict[str, Any]) -> Table:
 
 
 def notes(found: dict[str, Any]) -> list[str]:
-    """What a reader must know, in a line each."""
+    """Return the notes that a reader needs, one line each."""
     lines = _unmeasured(found["convolutions"])
     if found["measured"] is None:
         lines.append("Nothing was measured here: floors from recorded rates.")
@@ -185,5 +185,5 @@ def _piped(table: Table) -> str:
 
 
 def _cell(text: str) -> str:
-    """A source of a rate may be the name of a file that somebody sent."""
+    """Escape a cell. A rate's source may be the name of a file that a stranger sent."""
     return text.replace("|", "/").replace("&", "&amp;").replace("<", "&lt;")

@@ -1,4 +1,4 @@
-"""The picture of `ladder sustain`: step time over a process's seconds, in units of the first, and the clock below."""
+"""The chart of `ladder sustain`: step time over a process's seconds, relative to the first, with the clock below."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ STYLES = ("-", "--", ":", "-.")
 
 
 def render(result: dict[str, Any], kind: str) -> bytes:
-    """The chart as PNG or SVG bytes; the same result gives the same bytes."""
+    """Return the chart as PNG or SVG bytes. The same result gives the same bytes."""
     return drawing.save(lambda: figure(result), kind)
 
 

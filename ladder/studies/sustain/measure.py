@@ -1,8 +1,8 @@
-"""How fast a rung still is after a minute: one process of it, its step time with the GPU's clock and power, over time.
+"""The measurement of `ladder sustain`: a rung's step time over a minute, with the GPU's clock and power.
 
-A visit of `ladder run` lasts seconds. A card that reaches its power limit only then lowers its clock, and a training
-that goes on for days runs at that clock. So this is what a ladder's figures are to be read with; it compares no rungs:
-one process says nothing of how processes differ.
+A visit of `ladder run` lasts seconds. A card that reaches its power limit later lowers its clock, and a training of
+days runs at that clock. Read a ladder's figures with this in mind. Rungs are not compared: one process each says
+nothing of how processes differ.
 """
 
 from __future__ import annotations
@@ -25,13 +25,13 @@ from ladder.results import code_digest, identity, record
 from ladder.studies.sustain.record import DERIVED, WINDOW_S, derive
 
 ENGINE = ("studies/sustain/measure",)
-MOST_CYCLES = 1000  # of a row
+MOST_CYCLES = 1000  # in a row
 Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for; rungs with their recipes, in this order; seconds of each."""
+    """The user's request: rungs with their recipes, in order, and the seconds of each."""
 
     name: str
     workload: dict[str, Any]  # with the path of its images
@@ -42,7 +42,7 @@ class Plan:
 
 
 def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Result:
-    """The result of a measurement that has not begun. What an earlier run inspected of the same code is said."""
+    """Return the result of a measurement that has not begun, with an earlier run's inspection of the same code."""
     seen = inspection.Cache(plan.workload, facts)
     head = record.head("sustained", plan.name, plan.workload)
     head["workload"]["data"] = photographs
@@ -66,7 +66,7 @@ def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Re
 def measure(
     plan: Plan, result: Result, tell: Callable[[str], None], save: Callable[[Result], None]
 ) -> Result:
-    """Fill in the result, and return it: also when interrupted ("complete" is false then). Saved after each rung."""
+    """Fill in the result, save it after each rung, and return it. After an interrupt "complete" is false."""
     uuid = system.probe().get("uuid") if plan.device == "cuda" else None
     visits, begin = Visits(plan.device, uuid), time.monotonic()
 
@@ -114,6 +114,6 @@ def _one(plan: Plan, rung: dict[str, Any], pool: Pool, visits: Visits, tell: Cal
 
 
 def window(at: float, samples_s: list[float], state: dict[str, Any]) -> dict[str, Any]:
-    """One row: seconds since the first began, the median cycle's milliseconds a step, what NVML said meanwhile."""
+    """Return a row: seconds since the first window began, milliseconds a step (median cycle), and NVML's readings."""
     known = {key: state.get(key) for key in ("sm_mhz", "power_w", "temperature_c", "reasons")}
     return {"at_s": round(at, 3), "step_ms": 1000 * statistics.median(samples_s), **known}

@@ -1,4 +1,4 @@
-"""Derive what a result of `ladder sustain` says. Pure functions of the stored numbers."""
+"""Pure functions that derive the figures of `ladder sustain` from the stored numbers."""
 
 from __future__ import annotations
 
@@ -13,13 +13,13 @@ from ladder.results import store as results
 
 Result = dict[str, Any]
 
-WINDOW_S = 2.0  # of a row: what a visit of `ladder run` takes at the top
+WINDOW_S = 2.0  # length of a row, about that of a visit of `ladder run` at the top
 
 DERIVED = ("first_ms", "sustained_ms", "factor")
 
 
 def derive(result: Result) -> None:
-    """What follows from the rows, in place: the first one against the median of the later half of the time."""
+    """Compare the first row with the median of the later half, in place."""
     for rung in result["rungs"]:
         rung |= dict.fromkeys(DERIVED)
         if rows := rung["windows"]:
@@ -31,14 +31,14 @@ def derive(result: Result) -> None:
     also = [f"parity and receipts of {', '.join(unseen)} were not seen here"] * bool(unseen)
     also += neighbours.marks(result["rungs"])
     also += environment.said(result.get(environment.KEY))
-    rounds = results.FEWEST_ROUNDS  # of which this kind has none
+    rounds = results.FEWEST_ROUNDS  # this kind has no rounds; the minimum avoids the note "too few rounds"
     result["protocol"]["notes"] = results.cautions(
         result["machine"]["device"], rounds, result["dirty"], result["complete"], also
     )
 
 
 def contradiction(data: Result) -> str | None:
-    """Numbers that do not follow from the rows, or cannot be, in one line, or None."""
+    """Return, in one line, which numbers do not follow from the rows or are impossible, or None."""
     derived, least = copy.deepcopy(data), plausible.floor_ms(data["machine"], data["workload"])
     derive(derived)
     for found, wanted in zip(data["rungs"], derived["rungs"], strict=True):
@@ -55,5 +55,5 @@ def contradiction(data: Result) -> str | None:
 
 
 def later(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Those of the later half of the time; at least one."""
+    """Return the rows of the later half of the time, at least one."""
     return [row for row in rows if row["at_s"] >= rows[-1]["at_s"] / 2]

@@ -1,4 +1,4 @@
-"""A result of `ladder sustain`, shown: terminal table and Markdown."""
+"""The report of `ladder sustain`: terminal table and Markdown."""
 
 from __future__ import annotations
 
@@ -42,7 +42,7 @@ def cells(result: Result) -> list[tuple[str, ...]]:
 
 
 def text(result: Result) -> str:
-    """For a terminal."""
+    """Return the report for a terminal."""
     table = [HEADINGS, *cells(result)]
     widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
     rows = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
@@ -50,7 +50,7 @@ def text(result: Result) -> str:
 
 
 def markdown(result: Result) -> str:
-    """The page beside the JSON file."""
+    """Return the page beside the JSON file."""
     facts, work, rules = result["machine"], result["workload"], result["protocol"]
     page = [
         f"# How fast a rung still is after a while: {escaped(facts['gpu'] or facts['cpu'] or '')}",

@@ -1,4 +1,4 @@
-"""What a result of `ladder sustain` may hold; see `ladder.results.schema`."""
+"""The schema of a result of `ladder sustain`; see `ladder.results.schema`."""
 
 from ladder.base.rules import fields, items, maybe, number, one_of
 from ladder.machine import neighbours

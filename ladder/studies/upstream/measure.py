@@ -1,4 +1,7 @@
-"""Rounds of fresh processes of NVIDIA's step and of ours, in turn, compared by round; ours is inspected first."""
+"""The measurement of `ladder upstream`: rounds of NVIDIA's step and ours, each visit in a fresh process.
+
+Both steps are compared within a round. Ours is inspected first.
+"""
 
 from __future__ import annotations
 
@@ -30,14 +33,14 @@ Result = dict[str, Any]
 
 @dataclass(frozen=True)
 class Plan:
-    """What is asked for; `torch` and `inspect` False are for tests and for a first look."""
+    """The user's request. ``torch=False`` and ``inspect=False`` are for tests and for a first look."""
 
     folder: Path
     name: str
     workload: dict[str, Any]  # with the path of its images
     rung: str
     recipe: dict[str, Any]
-    weights: dict[str, int]  # of G and of D, which must be as many in both
+    weights: dict[str, int]  # numbers of weights in G and D, equal in both programs
     device: str
     rounds: int = 5
     cycles: int = 2
@@ -48,7 +51,7 @@ class Plan:
 
 
 def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Result:
-    """The result of a measurement that has not begun."""
+    """Return the result of a measurement that has not begun."""
     head = record.head("upstream", plan.name, plan.workload)
     head["workload"]["data"] = photographs
     return head | {
@@ -80,9 +83,10 @@ def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Re
 
 
 def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], None]) -> Result:
-    """Fill in the result, and return it: also when interrupted ("complete" is false then). Saved after each part.
+    """Fill in the result, save it after each part, and return it.
 
-    Rounds that it has already are not made again, nor is ours inspected again where it has shown its parity.
+    After Ctrl-C the result comes back with "complete" false. Rounds that it already has are not measured again, and a
+    step of ours that has shown its parity is not inspected again.
     """
     begin = time.monotonic() - result["seconds"]
     programs = {each["side"]: each for each in result["programs"]}
@@ -137,7 +141,7 @@ def _programs(plan: Plan, folder: Path) -> list[Program]:
 
 
 def inspect(plan: Plan, result: Result, ours: dict[str, Any], tell: Tell) -> None:
-    """Parity and receipts of our step, seen now or in an earlier run of it; without them it is not timed."""
+    """Check parity and receipts of our step, now or from an earlier run. A step without them is not timed."""
     seen = inspection.Cache(plan.workload, result["machine"])
     found = seen.get(plan.recipe)
     if found is None:
@@ -165,7 +169,7 @@ def _asked(plan: Plan, tell: Tell) -> inspection.Found:
 
 
 def take(plan: Plan, visited: Visited, program: dict[str, Any]) -> None:
-    """Keep a visit. One that failed, or trains networks of another size, ends its program."""
+    """Store a visit. A failure, or networks of another size, ends the visit's program."""
     status, reason = visited.status, visited.reason
     if status == "ok" and program["side"] == UPSTREAM:
         theirs = {name: (visited.settings or {}).get(f"parameters_{name}") for name in plan.weights}

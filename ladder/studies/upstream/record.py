@@ -1,4 +1,4 @@
-"""Derive what a result of `ladder upstream` says. Pure functions of the stored numbers."""
+"""Pure functions that derive the figures of `ladder upstream` from the stored numbers."""
 
 from __future__ import annotations
 
@@ -16,7 +16,7 @@ UPSTREAM, OURS = "upstream", "ours"
 
 
 def derive(result: Result) -> None:
-    """Everything that follows from the rounds, in place: medians, intervals, and how many times as fast ours is."""
+    """Fill in medians, intervals and our speedup from the rounds, in place."""
     times = {}
     for program in result["programs"]:
         times[program["side"]] = medians = record.round_medians(program)
@@ -30,7 +30,7 @@ def derive(result: Result) -> None:
 
 
 def notes(result: Result) -> list[str]:
-    """Why the figure must not be quoted, if it must not."""
+    """Return the reasons why the figure must not be quoted, if any."""
     counted = min(len(program["rounds"]) for program in result["programs"])
     unseen = ["neither parity nor receipts of ours were asked for: not to be quoted"]
     rounds = [each for program in result["programs"] for each in program["rounds"]]

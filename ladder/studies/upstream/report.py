@@ -1,4 +1,4 @@
-"""What `ladder upstream` says: a table of both steps, and how many times as fast ours is."""
+"""The report of `ladder upstream`: a table of both steps, and our speedup."""
 
 from __future__ import annotations
 
@@ -33,7 +33,7 @@ def cells(result: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def lines(result: dict[str, Any]) -> list[str]:
-    """How many times as fast, what was in force, what ours showed, and why not to quote it."""
+    """Return the speedup, the settings in force, our parity and receipts, and why not to quote them."""
     found, ratio, parity = [], result["ratio"], result["parity"]
     if ratio:
         between = ratio["interval"]
@@ -56,7 +56,7 @@ def lines(result: dict[str, Any]) -> list[str]:
 
 
 def text(result: dict[str, Any]) -> str:
-    """For a terminal."""
+    """Return the report for a terminal."""
     table = [HEADINGS, *cells(result)]
     widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
     rows = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
@@ -64,7 +64,7 @@ def text(result: dict[str, Any]) -> str:
 
 
 def markdown(result: dict[str, Any]) -> str:
-    """The page beside the JSON file."""
+    """Return the page beside the JSON file."""
     facts, work, rules = result["machine"], result["workload"], result["protocol"]
     hardware = escaped(facts["gpu"] or facts["cpu"] or "")
     page = [

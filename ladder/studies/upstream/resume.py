@@ -1,4 +1,4 @@
-"""`ladder upstream --resume`: the rounds that a file lacks. On the same machine, with the same code on both sides."""
+"""The resuming of `ladder upstream`: the rounds that a file lacks, on the same machine with the same code."""
 
 from __future__ import annotations
 
@@ -11,23 +11,25 @@ from ladder.base.errors import UserError
 from ladder.results import sources
 from ladder.results.combine import resuming
 
-RULES = ("cycles", "seed", "inspected")  # of the protocol: how a round is made
-STAYS = ("oom", "invalid", "failed: parity", "not engaged")  # tried again, it would be the same
+RULES = ("cycles", "seed", "inspected")  # keys of the protocol that must agree
+STAYS = ("oom", "invalid", "failed: parity", "not engaged")  # a second try would end the same way
 
 Result = dict[str, Any]
 
 
 def take_up(path: Path, before: Result, fresh: Result) -> Result:
-    """`before`, the file's, to be gone on with, if `fresh`, what would begin now, is the same measurement.
+    """Return `before`, the file's result, ready to continue. `fresh` is the result that would begin now.
 
-    A pair of steps comes from one sitting, so a round in which one of the two was not timed is made anew. What failed
-    is tried again; what shows no parity, no receipt or needs more memory is not.
+    Both steps of a pair come from one sitting, so a round that lacks one of the two is measured anew. Failed visits are
+    tried again, except for want of parity, receipts or memory.
+
+    Raises UserError where the two results are not the same measurement.
     """
     fresh = text.fit(fresh)
     resuming.refuse_another_machine(path, before, fresh)
     resuming.refuse_other_workload(path, before, fresh)
     if before["source"] != fresh["source"]:
-        raise UserError(f"{path}: --resume: another clone, by its sources, than this file's was asked for")
+        raise UserError(f"{path}: --resume: the clone's sources differ from those of this file")
     for key in RULES:
         if before["protocol"][key] != fresh["protocol"][key]:
             raise UserError(

@@ -1,5 +1,4 @@
-"""What a result of `ladder upstream` may hold, and what cannot be in one; see `ladder.results.schema` and
-`ladder.base.rules`."""
+"""The schema of a result of `ladder upstream`; see `ladder.results.schema` and `ladder.base.rules`."""
 
 from __future__ import annotations
 
@@ -44,7 +43,7 @@ _BY_SIDE = {
 
 
 def PROGRAM(value: Any) -> Any:
-    """One of the two, each with settings of its own."""
+    """Check one of the two programs, each with its own settings."""
     side = value.get("side") if isinstance(value, dict) else None
     return _BY_SIDE[side if side == record.OURS else record.UPSTREAM](value)
 
@@ -85,7 +84,7 @@ RESULT = fields(
 
 
 def contradiction(data: dict[str, Any]) -> str | None:
-    """Numbers that do not follow from the rounds they claim to come from, in one line, or None."""
+    """Return, in one line, which numbers do not follow from the stored rounds, or None."""
     if problem := code_digest.contradiction(data):
         return problem
     if [each["side"] for each in data["programs"]] != [record.UPSTREAM, record.OURS]:

@@ -1,4 +1,4 @@
-"""A clone of NVIDIA's stylegan3 repository (or of one that keeps its layout): what is taken from it, and its import."""
+"""The import of a clone of NVIDIA's stylegan3 repository, or of a repository with the same layout."""
 
 from __future__ import annotations
 
@@ -32,7 +32,7 @@ _OPS = ("bias_act", "upfirdn2d")
 
 @dataclass(frozen=True)
 class Modules:
-    """What a step is made of."""
+    """The clone's modules that a step uses."""
 
     networks: Any
     loss: Any
@@ -41,7 +41,7 @@ class Modules:
 
 
 def networks_of(folder: Path) -> str:
-    """The name of the module with StyleGAN2's networks. UserError, one line, where this is no such repository."""
+    """Return the name of the module with StyleGAN2's networks. Raises UserError for another repository."""
     if not folder.is_dir():
         raise UserError(f"{folder}: no such folder: `git clone {URL}`, then give its folder")
     for name in NETWORKS:
@@ -56,7 +56,7 @@ def networks_of(folder: Path) -> str:
 
 
 def refuse_unbuildable(device: str) -> None:
-    """UserError, one line, where NVIDIA's CUDA ops cannot be built: nothing is measured in vain then."""
+    """Raise UserError where NVIDIA's CUDA ops cannot be built, before anything is measured."""
     from ladder.machine import system
 
     if device != "cuda":
@@ -69,17 +69,17 @@ def refuse_unbuildable(device: str) -> None:
 
 
 def digest_of(folder: Path) -> str:
-    """Of every source that may run."""
+    """Return a hash of every source that may run."""
     files = [path for part in PARTS for path in below(folder / part, (".py", ".cpp", ".cu", ".h"))]
     return digest(folder, files)[:16]
 
 
 def load(folder: Path) -> Modules:
-    """Import what is needed; the folder stays on `sys.path`, as NVIDIA's modules import each other by name."""
+    """Import the modules. The folder stays on `sys.path`, as NVIDIA's modules import each other by name."""
     if str(folder) not in sys.path:
         sys.path.insert(0, str(folder))
-    _stand_in("requests")  # downloads, of which there are none here
-    _stand_in("pkg_resources", parse_version=Version)  # left setuptools; tells new torch from old
+    _stand_in("requests")  # only for downloads, and nothing is downloaded here
+    _stand_in("pkg_resources", parse_version=Version)  # newer setuptools lack it; compares torch versions
     _stand_in("distutils.util", strtobool=lambda text: text.lower() in ("y", "yes", "t", "true", "on", "1"))
     names = {op: importlib.import_module(f"torch_utils.ops.{op}") for op in (*_OPS, "conv2d_gradfix")}
     return Modules(
@@ -91,7 +91,7 @@ def load(folder: Path) -> Modules:
 
 
 def build_ops(modules: Modules) -> None:
-    """Compile and load the CUDA ops. RuntimeError where one falls back to its slow reference implementation."""
+    """Compile and load the CUDA ops. Raises RuntimeError where an op falls back to its slow reference."""
     for name in _OPS:
         with _importable_extensions(), warnings.catch_warnings(record=True) as said:
             warnings.simplefilter("always")
@@ -103,10 +103,10 @@ def build_ops(modules: Modules) -> None:
 
 @contextlib.contextmanager
 def _importable_extensions() -> Iterator[None]:
-    """Make `cpp_extension.load` enter into `sys.modules` the extension that it loads, and wait for no dead build.
+    """Make `cpp_extension.load` enter its extension into `sys.modules`, and ignore the lock of a dead build.
 
     NVIDIA's loader imports an extension by name. The pybind11 of newer torch (multi-phase initialization) does not
-    enter the name. A build that was killed leaves the file `lock`, which torch would wait for without an end.
+    enter the name. A killed build leaves the file `lock`, and torch would wait for it forever.
     """
     from torch.utils import cpp_extension
 
@@ -115,7 +115,7 @@ def _importable_extensions() -> Iterator[None]:
     def entered(name: str, *arguments: Any, **options: Any) -> Any:
         folder = Path(options.get("build_directory") or cpp_extension._get_build_directory(name, False))
         folder.mkdir(parents=True, exist_ok=True)
-        with open(folder / "building", "w") as file:  # this lock goes with the process that holds it
+        with open(folder / "building", "w") as file:  # the system drops this lock when its process ends
             fcntl.flock(file, fcntl.LOCK_EX)
             (folder / "lock").unlink(missing_ok=True)
             return sys.modules.setdefault(name, load(name, *arguments, **options))
@@ -128,9 +128,9 @@ def _importable_extensions() -> Iterator[None]:
 
 
 def switch_gradfix(modules: Modules, device: str) -> bool:
-    """NVIDIA's fast double backward of convolutions, where it works with this torch; returns whether.
+    """Enable NVIDIA's fast double backward of convolutions if this torch supports it. Return whether it is enabled.
 
-    Elsewhere it falls back to PyTorch's by itself, but warns at each call of each layer.
+    Otherwise it falls back to PyTorch's by itself, but warns at each call of each layer.
     """
     import torch
 
@@ -138,7 +138,7 @@ def switch_gradfix(modules: Modules, device: str) -> bool:
     without = gradfix.no_weight_gradients
     if not inspect.signature(
         without
-    ).parameters:  # stylegan2-ada-pytorch's, which stylegan3's losses cannot call
+    ).parameters:  # the version of stylegan2-ada-pytorch; stylegan3's losses cannot call it
         gradfix.no_weight_gradients = lambda disable=True: without() if disable else contextlib.nullcontext()
     gradfix.enabled = True
     with warnings.catch_warnings(), contextlib.suppress(TypeError):
@@ -148,9 +148,9 @@ def switch_gradfix(modules: Modules, device: str) -> bool:
 
 
 def parameters(function: Any) -> dict[str, inspect.Parameter]:
-    """What a function can be given; a class, what any `__init__` of its bases names.
+    """Return the parameters of a function. For a class, return those that any `__init__` of its bases names.
 
-    NVIDIA's `persistent_class` wraps a class in one that takes *args and **kwargs.
+    NVIDIA's `persistent_class` wraps a class in a class that takes *args and **kwargs.
     """
     if not inspect.isclass(function):
         return dict(inspect.signature(function).parameters)
@@ -161,19 +161,19 @@ def parameters(function: Any) -> dict[str, inspect.Parameter]:
 
 
 def accepted(function: Any, **wanted: Any) -> dict[str, Any]:
-    """Those of the arguments that this version of the repository has."""
+    """Return the arguments that this version of the repository accepts."""
     known = parameters(function)
     return {key: value for key, value in wanted.items() if key in known}
 
 
 def takes_one(function: Any, name: str) -> bool:
-    """Whether there is an argument of this name, and not only a `**name` for what is left over."""
+    """Return whether the function has an argument of this name, besides a catch-all `**name`."""
     known = parameters(function).get(name)
     return known is not None and known.kind is not known.VAR_KEYWORD
 
 
 def _stand_in(name: str, **content: Any) -> None:
-    """A module that newer Pythons or lean environments have not got, with what the code imports of it."""
+    """Install a substitute for a missing module, with the names that NVIDIA's code imports from it."""
     try:
         importlib.import_module(name)
     except ModuleNotFoundError:

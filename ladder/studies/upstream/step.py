@@ -1,10 +1,15 @@
-"""A training step of NVIDIA's implementation, as `ladder.engine.worker` expects one.
+"""A training step of NVIDIA's implementation, as `ladder.engine.worker` expects it.
 
-Networks, losses, CUDA ops and the dataset are the clone's, at the settings of its `--cfg=stylegan2 --aug=noaug`: FP16
-in the four highest resolutions, activations clamped to 256, cuDNN autotuning, ordinary instead of grouped convolutions
-while training, Adam with lazy regularization's learning rates, three loader workers. What runs between them is one
-iteration of its training loop, written anew here, as that is one function which never returns: images and latents for
-all phases; for each phase its loss, one flat tensor of its gradients without NaN, and Adam; then the moving average.
+Networks, losses, CUDA ops and the dataset are the clone's, at the settings of its `--cfg=stylegan2 --aug=noaug`:
+
+- FP16 in the four highest resolutions, with activations clamped to 256;
+- cuDNN autotuning, and ordinary instead of grouped convolutions while training;
+- Adam with the learning rates of lazy regularization;
+- three loader workers.
+
+The code between them is one iteration of NVIDIA's training loop, written anew, because that loop never returns. It
+draws images and latents for all phases. Each phase computes its loss, one flat tensor of gradients without NaN, and
+Adam. The moving average comes last.
 """
 
 from __future__ import annotations
@@ -26,11 +31,11 @@ from ladder.studies.upstream.step import make_step as make_step
 """
 FP16_RESOLUTIONS, CLAMP = 4, 256
 WORKERS, PREFETCH = 3, 2
-SAME = {"norm": "demod", "spectral_norm": False}  # what its networks cannot do otherwise
+SAME = {"norm": "demod", "spectral_norm": False}  # fixed in NVIDIA's networks
 
 
 def refuse(workload: dict[str, Any]) -> None:
-    """UserError, one line, for a workload that NVIDIA's networks do not have."""
+    """Raise UserError for a workload that NVIDIA's networks do not support."""
     for key, value in SAME.items():
         if workload.get(key, value) != value:
             raise UserError(f"workload: {key}: NVIDIA's networks have {value!r} alone, not {workload[key]!r}")
@@ -39,7 +44,7 @@ def refuse(workload: dict[str, Any]) -> None:
 def make_step(
     workload: dict[str, Any], recipe: dict[str, Any], *, device: str, seed: int = 0
 ) -> UpstreamStep:
-    """`recipe` names the folder of the clone."""
+    """Build NVIDIA's step. `recipe` names the folder of the clone."""
     return UpstreamStep(workload, Path(recipe["folder"]), device, seed)
 
 
@@ -53,7 +58,7 @@ def _dataworkers() -> Any:
 
 
 class UpstreamStep:
-    """NVIDIA's networks, losses and ops in its order of work; a cycle is 16 of its iterations."""
+    """NVIDIA's networks, losses and ops in its order of work. A cycle is 16 of its iterations."""
 
     def __init__(self, workload: dict[str, Any], folder: Path, device: str, seed: int) -> None:
         import torch
@@ -89,7 +94,7 @@ class UpstreamStep:
         mapping = {"num_layers": ours["mapping_layers"], "w_avg_beta": ours["w_avg_beta"]}
         latent = {"z_dim": ours["z_dim"], "w_dim": ours["w_dim"]}
         made_of = size | source.accepted(networks.SynthesisBlock, fused_modconv_default="inference_only")
-        if source.takes_one(networks.Generator, "synthesis_kwargs"):  # stylegan2-ada-pytorch's
+        if source.takes_one(networks.Generator, "synthesis_kwargs"):  # the version of stylegan2-ada-pytorch
             made_of = {"synthesis_kwargs": made_of}
         return (
             networks.Generator(**latent, **both, **made_of, mapping_kwargs=mapping),
@@ -97,7 +102,7 @@ class UpstreamStep:
         )
 
     def _gamma(self) -> float:
-        """R1's weight; without one by NVIDIA's rule."""
+        """Return R1's weight: the workload's, or by NVIDIA's rule."""
         gamma = self.workload["r1_gamma"]
         return 0.0002 * self.workload["resolution"] ** 2 / self.workload["batch"] if gamma is None else gamma
 
@@ -105,13 +110,13 @@ class UpstreamStep:
         import torch
 
         every = self.workload[interval]
-        share = every / (every + 1)  # of lazy regularization
+        share = every / (every + 1)  # lazy regularization scales learning rate and betas
         betas = [self.workload[key] ** share for key in ("beta1", "beta2")]
         adam = torch.optim.Adam(module.parameters(), lr=self.workload["lr"] * share, betas=betas, eps=1e-8)
         return [(f"{name}main", module, adam, 1), (f"{name}reg", module, adam, every)]
 
     def _images(self, seed: int) -> Any:
-        """Batches of uint8 images, without end. Without data the same random one."""
+        """Yield batches of uint8 images without end. Without data it repeats one random batch."""
         import torch
 
         shape = (self.workload["batch"], 3, *2 * (self.workload["resolution"],))
@@ -123,7 +128,7 @@ class UpstreamStep:
             resolution=self.workload["resolution"],
             xflip=self.workload["flips"],
         )
-        # NVIDIA's endless sampler does not run with today's torch; this one shuffles as often as it is needed.
+        # NVIDIA's endless sampler does not run with today's torch, so this loop shuffles before each pass.
         order = torch.utils.data.RandomSampler(
             data, num_samples=2**40, generator=torch.Generator().manual_seed(seed)
         )
@@ -135,7 +140,7 @@ class UpstreamStep:
         return workers.started(loader)
 
     def prepare(self) -> None:
-        """Every phase once, which autotunes its convolutions."""
+        """Run every phase once, which autotunes its convolutions."""
         self.step(lazy=True)
         self.number = 0
 
@@ -144,7 +149,7 @@ class UpstreamStep:
             self.step(lazy)
 
     def step(self, lazy: bool) -> None:
-        """One iteration; phases whose turn it is not, or lazy ones where not wanted, are left out."""
+        """Run one iteration. Phases that are not due are left out, and lazy phases too where `lazy` is false."""
         import torch
 
         batch = self.workload["batch"]
@@ -194,7 +199,7 @@ class UpstreamStep:
         }
 
     def check_finite(self) -> str | None:
-        """One line if a weight is not finite, else None."""
+        """Return one line if a weight is not finite, else None."""
         for name, net in (("G", self.G), ("D", self.D)):
             for where, weight in net.named_parameters():
                 if not math.isfinite(float(weight.sum())):
@@ -202,7 +207,7 @@ class UpstreamStep:
         return None
 
     def settings(self) -> dict[str, Any]:
-        """What was in force, and how many weights there are."""
+        """Return the settings in force and the numbers of weights."""
         return {
             "cuda_ops": self.device == "cuda",
             "fast_double_backward": self.gradfix,

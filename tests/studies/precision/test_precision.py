@@ -239,10 +239,7 @@ def test_a_smoke_run_on_the_cpu_is_gone_on_with_and_its_files_are_not_to_be_quot
     assert refused.exit_code == 2 and "another workload: batch was 2 and is 4 here" in refused.output
     partial.write_text(json.dumps(before | {"measured_code": before["measured_code"] | {"engine": "0" * 16}}))
     refused = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
-    assert (
-        refused.exit_code == 2
-        and "of other code: cannot be gone on with: measured_code.eng" in refused.output
-    )
+    assert refused.exit_code == 2 and "cannot be continued: other code: measured_code.eng" in refused.output
     partial.write_text(json.dumps(before | {"commit": "a" * 40}))  # a commit that changed documents alone
     run = CliRunner().invoke(cli.main, [*asked, "--resume", str(partial)])
     assert run.exit_code == 0, run.output

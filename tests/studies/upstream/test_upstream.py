@@ -270,7 +270,7 @@ def test_a_run_goes_on_where_it_was_stopped(clone, workload, tmp_path):
     refused("its workload is a file of yours")
     named = ("-w", workload)
     refused("torch was 2.0.0 and is", *named, machine={"torch": "2.0.0"})
-    refused("another clone, by its sources,", *named, source={"digest": "0" * 16})
+    refused("the clone's sources differ", *named, source={"digest": "0" * 16})
     refused("other code is measured here: measured_code.kernels", *named, measured_code={"kernels": "0" * 16})
     refused("another workload: batch was 2 and is 4 here", "-w", "tiny")
     refused("cycles was 1 and is 2 here", *named, "--cycles", 2)

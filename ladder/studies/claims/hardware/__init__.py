@@ -1,1 +1,4 @@
-"""What the hardware says of a kernel: counters, registers and occupancy."""
+"""The hardware's facts of a kernel: counters, registers and occupancy.
+
+It may not know the claims or the experiments.
+"""

@@ -1,9 +1,8 @@
-"""Hardware counters of the contenders, by Nsight Compute: achieved occupancy, DRAM bytes, sectors and requests.
+"""The hardware counters of the contenders, by Nsight Compute: achieved occupancy, DRAM bytes, sectors and requests.
 
-`ncu` runs `python -m ladder.studies.claims.target` as a process of its own, in which each contender is called once
-while the profiler is on. A marker kernel goes before each: its grid is the contender's number, which is how the rows
-that follow are told apart. Where `ncu` is not installed, or may not read the counters, there is one line why, and no
-counters.
+`ncu` runs `python -m ladder.studies.claims.target` as a separate process, which calls each contender once while the
+profiler is on. A marker kernel goes before each call. Its grid is the contender's number, which assigns the rows that
+follow. If `ncu` is missing or may not read the counters, there is one line why, and no counters.
 """
 
 from __future__ import annotations
@@ -21,7 +20,7 @@ from ladder.base.errors import one_line
 from ladder.base.paths import ROOT
 
 MARKER = "claim_marker_kernel"
-METRICS = {  # ours -> Nsight Compute's
+METRICS = {  # our name -> Nsight Compute's
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "dram_read": "dram__bytes_read.sum",
     "dram_written": "dram__bytes_write.sum",
@@ -31,17 +30,17 @@ METRICS = {  # ours -> Nsight Compute's
     "store_sectors": "l1tex__t_sectors_pipe_lsu_mem_global_op_st.sum",
     "ns": "gpu__time_duration.sum",
 }
-# Experiments whose kernels others of them have, or nearly: counting takes its time, COUNTING_S in all.
+# Experiments whose kernels are nearly those of others. They are left out to count within COUNTING_S.
 UNCOUNTED = ("norm forward fp32", "norm backward fp32", "launch bounds", "block size of the norm")
 Row = dict[str, Any]
 
 
 class Refused(Exception):
-    """Nsight Compute is not there, or did not count; one line why."""
+    """The error that Nsight Compute is missing or did not count, with the reason in one line."""
 
 
 def program() -> str:
-    """Path of `ncu`. Raises Refused where there is none."""
+    """Return the path of `ncu`. Raises Refused where there is none."""
     homes = [os.environ.get(name) for name in ("CUDA_HOME", "CUDA_PATH")] + ["/usr/local/cuda"]
     for folder in (None, *(Path(home) / "bin" for home in homes if home)):
         if found := shutil.which("ncu", path=None if folder is None else str(folder)):
@@ -50,7 +49,10 @@ def program() -> str:
 
 
 def command(ncu: str, names: list[str]) -> list[str]:
-    """Nothing is written, clocks are left alone, the L2 is emptied before each kernel; every counter in base units."""
+    """Return the command line of `ncu`.
+
+    It writes no file, leaves the clocks alone, empties the L2 before each kernel and prints base units.
+    """
     return [
         ncu, "--csv", "--page", "raw", "--print-units", "base", "--print-kernel-base", "function",
         "--profile-from-start", "off", "--target-processes", "application-only", "--clock-control", "none",
@@ -60,7 +62,7 @@ def command(ncu: str, names: list[str]) -> list[str]:
 
 
 def count(names: list[str], timeout_s: float, ncu: str | None = None) -> dict[str, list[Row]]:
-    """{"EXPERIMENT: CONTENDER": its kernels in order, each with `METRICS`} of these experiments. Raises Refused."""
+    """Return {"EXPERIMENT: CONTENDER": its kernels in order, each with `METRICS`}. Raises Refused."""
     line = command(ncu or program(), names)
     try:
         done = subprocess.run(
@@ -80,22 +82,22 @@ ANNOUNCED = re.compile(r"^claim (\d+): (.+)$", re.MULTILINE)
 
 
 def announced(text: str) -> dict[int, str]:
-    """What the target said it is about to call: number -> "EXPERIMENT: CONTENDER"."""
+    """Return the calls that the target announced: number -> "EXPERIMENT: CONTENDER"."""
     return {int(number): name.strip() for number, name in ANNOUNCED.findall(text)}
 
 
 def parse(text: str) -> list[Row]:
-    """Kernels of ncu's CSV, which stands among what the program and ncu print, in the order of their launches.
+    """Return the kernels of ncu's CSV, in the order of their launches. Other lines of the output are skipped.
 
-    `--page raw` has a line a kernel, behind one of units; the page of details, which a version without the other
-    would print, a line a kernel and metric.
+    `--page raw` has a line of units, then a line for each kernel. The page of details, which some versions print
+    instead, has a line for each kernel and metric.
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
     found: dict[int, Row] = {}
     for line in csv.DictReader(lines[head:]) if head is not None else ():
         if not (line.get("ID") or "").strip().isdigit():
-            continue  # the units
+            continue  # the line of units
         grid = [int(n) for n in re.findall(r"\d+", line.get("Grid Size") or "")] or [0]
         empty = {"kernel": (line.get("Kernel Name") or "").strip(), "grid": grid, **dict.fromkeys(METRICS)}
         row = found.setdefault(int(line["ID"]), empty)
@@ -105,7 +107,7 @@ def parse(text: str) -> list[Row]:
 
 
 def by_contender(rows: list[Row], names: dict[int, str]) -> dict[str, list[Row]]:
-    """The kernels between one marker and the next belong to the contender of the first marker's number."""
+    """Assign kernels to contenders. Those behind a marker belong to the contender of its number."""
     found: dict[str, list[Row]] = {}
     current: str | None = None
     for row in rows:
@@ -117,7 +119,7 @@ def by_contender(rows: list[Row], names: dict[int, str]) -> dict[str, list[Row]]
 
 
 def why(text: str, status: int) -> str:
-    """The line in which ncu says what kept it from counting."""
+    """Return the line in which ncu says why it did not count."""
     for line in text.splitlines():
         if "==ERROR==" in line or "ERR_NVGPUCTRPERM" in line:
             return one_line(f"Nsight Compute: {line.split('==')[-1].strip()}")
@@ -126,7 +128,10 @@ def why(text: str, status: int) -> str:
 
 
 def totals(rows: list[Row]) -> Row:
-    """Of one contender's kernels: sums, and occupancy weighted by their time; None where a kernel has no number."""
+    """Return sums over one contender's kernels, and their occupancy weighted by time.
+
+    A value is None where a kernel lacks it.
+    """
 
     def total(name: str) -> float | None:
         values = [row[name] for row in rows]

@@ -1,9 +1,14 @@
-"""Theoretical occupancy: how many blocks of a kernel fit on one multiprocessor, and what stops the next one.
+"""The theoretical occupancy: how many blocks of a kernel fit on one multiprocessor, and which limit stops the next one.
 
-Occupancy is the share of a multiprocessor's places for warps that are taken. Four things run out: places for warps,
-places for blocks, registers (handed out to a warp in pieces of 256) and shared memory (in pieces of 128 bytes, 1 KiB of
-it the system's own for each block). The rules are those of the CUDA toolkit's cuda_occupancy.h, for architectures from
-8.0 on; tests/studies/claims/test_claims_occupancy.py holds them against its answers.
+Occupancy is the share of a multiprocessor's places for warps that are taken. There are four limits:
+
+- places for warps;
+- places for blocks;
+- registers, which a warp gets in pieces of 256;
+- shared memory, in pieces of 128 bytes, plus 1 KiB of the system's for each block.
+
+The rules are those of the CUDA toolkit's cuda_occupancy.h, for architectures from 8.0 on.
+tests/studies/claims/test_claims_occupancy.py compares them with its answers.
 """
 
 from __future__ import annotations
@@ -14,14 +19,14 @@ WARP = 32
 REGISTER_PIECE = 256  # registers a warp gets at a time
 SHARED_PIECE = 128  # bytes a block gets at a time
 SHARED_RESERVED = 1024  # bytes of each block that the system keeps
-PARTITIONS = 4  # of a multiprocessor, each with a quarter of the registers
-MOST_THREADS = 1024  # of a block
-MOST_REGISTERS = 255  # of a thread
+PARTITIONS = 4  # parts of a multiprocessor, each with a quarter of the registers
+MOST_THREADS = 1024  # threads a block
+MOST_REGISTERS = 255  # registers a thread
 
 
 @dataclass(frozen=True)
 class Limits:
-    """What one multiprocessor has. `shared` is in bytes, at the largest carve-out."""
+    """The limits of one multiprocessor. `shared` is in bytes, at the largest carve-out."""
 
     warps: int
     blocks: int
@@ -45,7 +50,7 @@ BY_ARCHITECTURE = {
 
 @dataclass(frozen=True)
 class Occupancy:
-    """`share` of the places for warps; `limits` names what runs out first (several where they tie)."""
+    """The occupancy: `share` of the places for warps. `limits` names what runs out first, several if they tie."""
 
     blocks: int
     share: float
@@ -53,7 +58,9 @@ class Occupancy:
 
 
 def occupancy(limits: Limits, threads: int, registers: int, shared: int) -> Occupancy:
-    """Of blocks of `threads` threads with `registers` each and `shared` bytes a block, static and dynamic together.
+    """Return the occupancy of blocks of `threads` threads, with `registers` each and `shared` bytes a block.
+
+    `shared` is static and dynamic memory together.
 
     Raises:
         ValueError: no GPU has such a block.
@@ -73,7 +80,7 @@ def occupancy(limits: Limits, threads: int, registers: int, shared: int) -> Occu
 
 
 def _by_registers(limits: Limits, warps: int, registers: int) -> int:
-    """Registers belong to a quarter of the multiprocessor each, and a warp's are all in one."""
+    """Return how many blocks the registers allow. A warp's registers all lie in one of the four quarters."""
     if registers == 0:
         return limits.blocks
     piece = _rounded_up(registers * WARP, REGISTER_PIECE)

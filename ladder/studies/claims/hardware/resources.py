@@ -1,8 +1,8 @@
-"""What each kernel takes of a multiprocessor: registers, shared memory, spills, and the occupancy that follows.
+"""The resources of each kernel: registers, shared memory, spills, and the occupancy that follows.
 
-Triton's compiled kernels say it themselves, once they were launched. Launches of CUDA C++ are seen by the profiler,
-which notes registers, shared memory, grid and block; bytes of local memory come from `kernels.cuda.resources`, which
-also has the kernels that nothing launched.
+Triton's compiled kernels report them after their launch. The profiler sees launches of CUDA C++, with registers,
+shared memory, grid and block. Bytes of local memory come from `kernels.cuda.resources`, which also lists the kernels
+that nothing launched.
 """
 
 from __future__ import annotations
@@ -20,13 +20,13 @@ from ladder.studies.claims.hardware.occupancy import BY_ARCHITECTURE, WARP, Limi
 from ladder.studies.kernelbench.launches import describe_launch, watched_launches
 
 TRITON, CUDA = "Triton", "CUDA C++"
-BUILT = "built"  # the source of what nothing launched
+BUILT = "built"  # the source of kernels that nothing launched
 INTERPRETED = "Triton's interpreter compiles nothing"
 Row = dict[str, Any]
 
 
 def limits_here() -> tuple[Limits | None, str | None]:
-    """(what a multiprocessor of the current GPU has, why that is not known)."""
+    """Return (limits of a multiprocessor of the current GPU, why they are unknown). One of both is None."""
     import torch
 
     if not torch.cuda.is_available():
@@ -37,11 +37,11 @@ def limits_here() -> tuple[Limits | None, str | None]:
 
 
 class Kernels:
-    """Kernels that were launched while it listened, by name, source and what they take; see `rows`."""
+    """A record of launched kernels by name, source and resources; see `rows`."""
 
     def __init__(self) -> None:
         self.seen: dict[tuple[Any, ...], Row] = {}
-        self.lock = threading.Lock()  # autograd launches from threads of its own
+        self.lock = threading.Lock()  # autograd launches from its own threads
 
     @contextlib.contextmanager
     def listening(self, source: str) -> Iterator[None]:
@@ -50,8 +50,8 @@ class Kernels:
         def watching(run: Callable[..., Any]) -> Callable[..., Any]:
             def watched(kernel: Any, *args: Any, grid: Any, **kwargs: Any) -> Any:
                 compiled = run(kernel, *args, grid=grid, **kwargs)
-                with contextlib.suppress(Exception):  # a call is never disturbed
-                    if hasattr(compiled, "n_regs") or is_interpreted(kernel):  # else it was not launched
+                with contextlib.suppress(Exception):  # noting must never disturb a call
+                    if hasattr(compiled, "n_regs") or is_interpreted(kernel):  # others were not launched
                         self.add(source, triton_row(kernel, compiled, args, grid, kwargs))
                 return compiled
 
@@ -69,7 +69,10 @@ class Kernels:
                 self.seen[key] = {"source": source, **row}
 
     def rows(self, limits: Limits | None) -> list[Row]:
-        """A row a kernel and source: that with the most threads in all; how many forms of it there were, and spill."""
+        """Return a row for each kernel and source: the form with the most threads.
+
+        It also has the number of forms, and how many of them spill.
+        """
         found: dict[tuple[str, str], list[Row]] = {}
         for row in self.seen.values():
             found.setdefault((row["source"], row["kernel"]), []).append(row)
@@ -89,11 +92,11 @@ def is_interpreted(kernel: Any) -> bool:
 
 
 def triton_row(kernel: Any, compiled: Any, args: tuple, grid: Any, kwargs: dict[str, Any]) -> Row:
-    """One launch of a Triton kernel. In the interpreter there is nothing but the number of warps that was asked for."""
+    """Return the row of one launch of a Triton kernel. In the interpreter only the requested warps are known."""
     launch = describe_launch(kernel, args, grid, kwargs)
     metadata = getattr(compiled, "metadata", None)
     warps = getattr(metadata, "num_warps", kwargs.get("num_warps", 4))
-    words = getattr(compiled, "n_spills", None)  # of 4 bytes
+    words = getattr(compiled, "n_spills", None)  # words of 4 bytes
     return {
         "kernel": launch["kernel"],
         "language": TRITON,
@@ -123,7 +126,7 @@ def with_occupancy(row: Row, limits: Limits | None) -> Row:
 
 
 def profiled(call: Callable[[], Any]) -> list[Row]:
-    """What the profiler notes of every kernel that `call` launches; spills are not among it."""
+    """Return the profiler's row of every kernel that `call` launches, without spills."""
     import torch
 
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
@@ -136,7 +139,7 @@ def profiled(call: Callable[[], Any]) -> list[Row]:
 
 
 def rows_of_trace(trace: dict[str, Any]) -> list[Row]:
-    """Kernels of a Chrome trace as PyTorch's profiler writes it."""
+    """Return the kernels of a Chrome trace as PyTorch's profiler writes it."""
     rows = []
     for event in trace.get("traceEvents", []):
         args = event.get("args", {})
@@ -157,7 +160,7 @@ def rows_of_trace(trace: dict[str, Any]) -> list[Row]:
 
 
 def short_name(name: str) -> str:
-    """A C++ kernel's own name: `void ns::scale<float, 4>(float*)` -> `scale<float, 4>`, at most 64 characters."""
+    """Return a C++ kernel's bare name, cut to 64 characters: `void ns::scale<float, 4>(x*)` -> `scale<float, 4>`."""
     text = name.removeprefix("void ")
     depth, end = 0, len(text)
     for index, letter in enumerate(text):
@@ -172,8 +175,11 @@ def short_name(name: str) -> str:
 
 
 def told(kernels: Kernels, resources: list[Any], of: Callable[[str], bool] = lambda source: True) -> None:
-    """Add what `kernels.cuda.resources` says of one build: spills of kernels that were launched by its sources, and,
-    if `BUILT` is one of them, a row for each that none has launched."""
+    """Add the facts of `kernels.cuda.resources` about one build.
+
+    Kernels launched by the build's sources get their spills. If `BUILT` is among the sources, each kernel that
+    nothing launched gets a row.
+    """
     spilled: dict[str, int] = {}
     for row in resources:
         base = row.kernel.split("<")[0]
@@ -199,7 +205,10 @@ def told(kernels: Kernels, resources: list[Any], of: Callable[[str], bool] = lam
 
 
 def disagreements(resources: list[Any], limits: Limits | None) -> list[str]:
-    """Kernels of which CUDA says that another number of blocks fits than our calculator: there should be none."""
+    """Return a line for each kernel whose number of fitting blocks differs between CUDA and our calculator.
+
+    There should be none.
+    """
     lines = []
     for row in resources if limits is not None else ():
         ours = occupancy(limits, row.threads, row.registers, row.shared).blocks

@@ -1,5 +1,4 @@
-"""More entries of `ladder.studies.kernelbench.cases.registry.OPS`: fused pairs of ops, the ops of few channels, and
-those of whole layers."""
+"""The entries of `ladder.studies.kernelbench.cases.registry.OPS` for fused pairs, few channels and whole layers."""
 
 from __future__ import annotations
 
@@ -12,8 +11,8 @@ from ladder.studies.kernelbench.cases.op import Op, Sizes, every_layer, modulate
 from stylegan_lite.config import Workload
 
 TAPS = (1.0, 3.0, 3.0, 1.0)
-PARTS, MULTIPLE = 2, 8  # of minibatch_std: fakes and reals together, and the channels that tensor cores want
-WEIGHTS = (("fp32", "channels_last"),)  # weights are float32 whatever the recipe
+PARTS, MULTIPLE = 2, 8  # for minibatch_std: fakes and reals together; channels for tensor cores
+WEIGHTS = (("fp32", "channels_last"),)  # weights are float32 in every recipe
 ACT = {"act": True, "gain": math.sqrt(2)}
 
 
@@ -23,36 +22,39 @@ def _at(workload: Workload, resolution: int, channels: int, pixels: int | None =
 
 
 def _going_down(workload: Workload) -> list[Sizes]:
-    """What the first layer of each of the discriminator's blocks leaves for the filter."""
+    """Return the filter's inputs behind the first layer of each of the discriminator's blocks."""
     return [_at(workload, r, workload.fmaps(r)) for r in workload.resolutions[1:]]
 
 
 def _going_up(workload: Workload) -> list[Sizes]:
-    """What a transposed convolution leaves: a pixel more than the resolution."""
+    """Return the results of transposed convolutions: a pixel more than the resolution."""
     if workload.norm != "demod":
         return []
     return [_at(workload, r, workload.fmaps(r), r + 1) for r in workload.resolutions[1:]]
 
 
 def _after_blocks(workload: Workload) -> list[Sizes]:
-    """What the discriminator's blocks end in."""
+    """Return the results of the discriminator's blocks."""
     return every_layer(workload)[:-1]
 
 
 def _at_the_end(workload: Workload) -> list[Sizes]:
-    """Fakes and reals behind the discriminator's last block; one size, whatever the resolution."""
+    """Return fakes and reals behind the discriminator's last block, in one size for every resolution."""
     last = _at(workload, workload.resolution, workload.fmaps(4), 4)
     return [last | {"N": PARTS * workload.batch}]
 
 
 def _images(workload: Workload) -> list[Sizes]:
-    """Fakes and reals together, which is how images come in BF16."""
+    """Return fakes and reals together, as images come in BF16."""
     found = _at(workload, workload.resolution, workload.fmaps(workload.resolution))
     return [found | {"N": PARTS * workload.batch}]
 
 
 def _dense_layers(workload: Workload) -> list[Sizes]:
-    """The discriminator's first fully connected layer, and the mapping network's, which takes two latents a sample."""
+    """Return the first fully connected layers of the discriminator and the mapping network.
+
+    The mapping network takes two latents a sample.
+    """
     top, here = workload.fmaps(4), {"R": workload.resolution}
     last = {"N": workload.batch, "O": top, "I": 16 * top}
     mapping = {"N": 2 * workload.batch, "O": workload.w_dim, "I": workload.w_dim}
@@ -60,7 +62,7 @@ def _dense_layers(workload: Workload) -> list[Sizes]:
 
 
 def _normed_layers(workload: Workload) -> list[Sizes]:
-    """The second layer of each of the discriminator's blocks, whether the workload normalizes it or not."""
+    """Return the second layer of each of the discriminator's blocks, in every workload, normalized or not."""
     found = []
     for r in workload.resolutions[1:]:
         inputs, outputs = workload.fmaps(r), workload.fmaps(r // 2)
@@ -73,7 +75,10 @@ def _spectral(function: Any, weight: Any, u: Any, v: Any, **options: Any) -> Any
 
 
 def _moved_by_fork(op: Any, t: dict[str, Any], backward: bool) -> int:
-    """x in, its filtered half out; backward: the gradients of both in, dx out. The other result is x itself."""
+    """Return the bytes of x and its filtered half. The other result is x itself.
+
+    The backward pass reads both results' gradients and writes dx.
+    """
     return op.fork_bytes_moved(t["x"], TAPS, down=2, padding=1, backward=backward)
 
 
@@ -179,7 +184,7 @@ MORE: dict[str, Op] = {
         options=ACT,
         settings=WEIGHTS,
     ),
-    # One layer: what the kernels save by having all of them side by side, the rung says.
+    # One layer: the rung shows the savings of all layers side by side.
     "spectral_norm": Op(
         "spectral_norm",
         {"weight": "OI33", "u": "O", "v": "K"},

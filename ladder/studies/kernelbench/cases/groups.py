@@ -1,9 +1,7 @@
-"""Entries of `ladder.studies.kernelbench.cases.registry.OPS` for ops that take several layers at once, for the rest
-of `kernels.__all__`, and
-for CUDA C++; and which public ops have no entry, with the reason.
+"""The entries of `ladder.studies.kernelbench.cases.registry.OPS` for groups of layers, other public ops and CUDA C++.
 
-The networks give their layers to a group as they are, of several sizes. Here four of one size stand side by side, so
-that a size is a case.
+It also lists the public ops without an entry, with the reason. The networks give their layers to a group in several
+sizes. Here four layers of one size stand side by side, so that a size is a case.
 """
 
 from __future__ import annotations
@@ -18,10 +16,10 @@ from ladder.studies.kernelbench.cases.op import INSTANCE_NORM, Op, Sizes, weight
 from stylegan_lite.config import Workload
 
 LAYERS = 4
-SLOTS = tuple(range(LAYERS))  # a layer's style is made of a latent of its own
-FLOAT = (("fp32", "channels_last"),)  # weights and styles are float32 whatever the recipe
+SLOTS = tuple(range(LAYERS))  # each layer's style has its own latent
+FLOAT = (("fp32", "channels_last"),)  # weights and styles are float32 in every recipe
 
-# Public ops without an entry, of `kernels` and of `kernels.cuda` ("cuda.").
+# Public ops of `kernels` and `kernels.cuda` ("cuda.") without an entry, with the reason.
 _PAIR = "one of a pair without gradients, in no network: `ladder kernels --claims` times both side by side"
 NOT_TIMED = {
     "scale_channels": "another name of modulate",
@@ -39,7 +37,7 @@ NO_OPS = {"available", "cuda.available", "cuda.Flags", "cuda.Resources", "cuda.r
 
 
 def _each(name: str, shape: str) -> dict[str, str]:
-    """An input for each layer of a group."""
+    """Return an input for each layer of a group."""
     return {f"{name}{k}": shape for k in SLOTS}
 
 
@@ -52,7 +50,7 @@ def _nbytes(t: dict[str, Tensor], *names: str) -> int:
 
 
 def _outputs(t: dict[str, Tensor], batch: int, layers: str) -> int:
-    """Bytes of a float32 [N, O] for each layer."""
+    """Return the bytes of a float32 [N, O] for each layer."""
     return sum(4 * batch * len(layer) for layer in _all(t, layers))
 
 
@@ -61,7 +59,7 @@ def _demodulate(function: Callable[..., Any], **t: Tensor) -> Any:
 
 
 def _moved_by_demodulate(op: Any, t: dict[str, Tensor], backward: bool) -> int:
-    """Energies and styles in, d out; backward: those, d and its gradient in, theirs out."""
+    """Return the bytes of energies, styles and d; backward: also of the gradients of all three."""
     inputs, d = _nbytes(t, "energy", "style"), _outputs(t, len(t["style0"]), "energy")
     return 2 * inputs + 2 * d if backward else inputs + d
 
@@ -71,7 +69,7 @@ def _energies(function: Callable[..., Any], **t: Tensor) -> Any:
 
 
 def _moved_by_energies(op: Any, t: dict[str, Tensor], backward: bool) -> int:
-    """Weights in, a ninth of them out; backward: the weights and that in, gradients of weights out."""
+    """Return the bytes of weights and a ninth of them; backward: of both, and of the weights' gradients."""
     inputs = _nbytes(t, "weight")
     return (2 if backward else 1) * inputs + inputs // 9
 
@@ -81,7 +79,7 @@ def _styles(function: Callable[..., Any], x: Tensor, **t: Tensor) -> Any:
 
 
 def _moved_by_styles(op: Any, t: dict[str, Tensor], backward: bool) -> int:
-    """x and weights in, styles out; backward: g and those in, dx and dweights out."""
+    """Return the bytes of x, weights and styles; backward: of g, x and weights, dx and dweights."""
     inputs = t["x"].nbytes + _nbytes(t, "weight")
     return (2 if backward else 1) * inputs + _outputs(t, len(t["x"]), "weight")
 
@@ -93,7 +91,7 @@ def _iterate(function: Callable[..., Any], **t: Tensor) -> Any:
 
 
 def _moved_by_iteration(op: Any, t: dict[str, Tensor], backward: bool) -> int:
-    """Weights in; u and v in and out. A weight is read twice, and fits into the cache in between."""
+    """Return the bytes of weights, and of u and v twice. The second read of a weight comes from the cache."""
     return _nbytes(t, "weight") + 2 * _nbytes(t, "u", "v")
 
 
@@ -104,7 +102,7 @@ def _moved_by_up(op: Any, t: dict[str, Tensor], backward: bool) -> int:
 
 
 def _going_up(workload: Workload) -> list[Sizes]:
-    """The convolutions that lead into the two highest resolutions: half as many pixels a side, more channels."""
+    """Return the convolutions that lead into the two highest resolutions: half as many pixels a side, more channels."""
     return [
         {
             "N": workload.batch,
@@ -119,7 +117,7 @@ def _going_up(workload: Workload) -> list[Sizes]:
 
 
 def _affine(workload: Workload) -> list[Sizes]:
-    """Styles of the convolutions of each width, of latents."""
+    """Return the styles of the convolutions of each width, computed from latents."""
     return [
         {"N": workload.batch, "O": workload.fmaps(r), "I": workload.w_dim, "R": r}
         for r in workload.resolutions
@@ -127,7 +125,7 @@ def _affine(workload: Workload) -> list[Sizes]:
 
 
 def _iterated(workload: Workload) -> Sequence[Sizes]:
-    """Convolutions of the discriminator that keep their channels."""
+    """Return the discriminator's convolutions that keep their channels."""
     widths = ((r, workload.fmaps(r)) for r in workload.resolutions)
     return [{"O": width, "I": width, "K": 9 * width, "R": r} for r, width in widths]
 

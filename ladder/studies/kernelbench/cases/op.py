@@ -1,5 +1,4 @@
-"""What an entry of `ladder.studies.kernelbench.cases.registry` says of an op, and the sizes that a workload's
-networks call ops with."""
+"""The type of an entry of `ladder.studies.kernelbench.cases.registry`, and the sizes at which the networks call ops."""
 
 from __future__ import annotations
 
@@ -11,10 +10,10 @@ from torch import Tensor
 
 from stylegan_lite.config import Workload
 
-Sizes = dict[str, int]  # letter of a shape -> its value; R, where it is not H, is the resolution of the layer
+Sizes = dict[str, int]  # letter of a shape -> its value; R is the layer's resolution where H differs
 Tensors = dict[str, Tensor]
 
-SETTINGS = (("bf16", "channels_last"), ("fp32", "NCHW"))  # the ladder's top, and its baseline
+SETTINGS = (("bf16", "channels_last"), ("fp32", "NCHW"))  # those of the ladder's top and its baseline
 
 
 @dataclass(frozen=True)
@@ -24,17 +23,17 @@ class Op:
     Args:
         function: of `kernels`, or "cuda.NAME" of `kernels.cuda`; plain PyTorch is `<function>_reference`, which takes
             the same arguments.
-        inputs: argument -> its shape in letters of `sizes` ("N1HW", "NC", "" for a scalar). The first is the one whose
-            shape names the case.
-        sizes: what a workload calls it with, layer by layer; repetitions do no harm.
+        inputs: argument -> its shape in letters of `sizes` ("N1HW", "NC", "" for a scalar). The first shape names the
+            case.
+        sizes: a workload's sizes, layer by layer; repetitions do no harm.
         moved: bytes that must cross memory, given the inputs and whether it is the backward pass.
         activations: inputs in the precision of the setting; all others are float32, as parameters and styles are.
         data: inputs without a gradient.
-        penalty: inputs whose gradient R1 or path length differentiates again; none: no double backward.
+        penalty: inputs whose gradient R1 or path length differentiates again; empty: no double backward.
         options: arguments that are no tensors.
-        settings: (dtype, memory format) it is timed in; the first as the ladder's top runs it.
-        call: how the function is called with the tensors by name, where it wants them otherwise.
-        positive: inputs whose numbers are a half or more: what a root is taken of, or a gradient divides by.
+        settings: (dtype, memory format) pairs to time; the first is the ladder's top.
+        call: adapts the tensors by name to the function's arguments, where they differ.
+        positive: inputs whose numbers are at least a half, as a root or a division needs.
         needs: capabilities of `ladder.machine.system` besides CUDA and Triton.
     """
 
@@ -58,27 +57,27 @@ def _map(workload: Workload, resolution: int, channels_at: int | None = None) ->
 
 
 def every_layer(workload: Workload) -> list[Sizes]:
-    """Activations of both networks: the synthesis layers, and the discriminator's, which mirror them."""
+    """Return the activations of both networks: the synthesis layers, and the discriminator's, which mirror them."""
     return [_map(workload, r) for r in workload.resolutions]
 
 
 def synthesis(workload: Workload) -> list[Sizes]:
-    """Activations behind the synthesis network's demodulated convolutions."""
+    """Return the activations behind the synthesis network's demodulated convolutions."""
     return every_layer(workload) if workload.norm == "demod" else []
 
 
 def normalized(workload: Workload) -> list[Sizes]:
-    """Activations behind the synthesis network's convolutions where instance norm takes demodulation's place."""
+    """Return the activations behind the synthesis network's convolutions if instance norm replaces demodulation."""
     return every_layer(workload) if workload.norm == "instance" else []
 
 
 def modulated(workload: Workload) -> list[Sizes]:
-    """Activations before a modulated convolution: toRGB's everywhere, with demodulation the 3x3 layers' too."""
+    """Return the activations before a modulated convolution: toRGB's, and with demodulation the 3x3 layers' too."""
     return every_layer(workload)
 
 
 def weights(workload: Workload) -> list[Sizes]:
-    """3x3 weights that are demodulated, of each resolution's second layer; the first's have up to twice the inputs."""
+    """Return the demodulated 3x3 weights of each resolution's second layer. The first's have up to twice the inputs."""
     if workload.norm != "demod":
         return []
     return [
@@ -88,7 +87,7 @@ def weights(workload: Workload) -> list[Sizes]:
 
 
 def widest(workload: Workload, pixels: Callable[[int], int] = lambda r: r) -> list[Sizes]:
-    """Activations of the two highest resolutions, where resampling and convolutions cost the most."""
+    """Return the activations of the two highest resolutions, where resampling and convolutions cost the most."""
     return [
         _map(workload, r) | {"H": pixels(r), "W": pixels(r), "R": r}
         for r in workload.resolutions[-2:]

@@ -1,8 +1,8 @@
-"""Which op is timed at which shapes: one entry an op, shapes as the networks of the workloads have them.
+"""The registry of timed ops and their shapes: an entry for each op, shapes as in the networks of the workloads.
 
-`OPS` is the registry. An entry says what the op of `kernels/` takes, which of it has gradients, at which sizes a
-workload calls it, and what it must move; `ladder kernels`, its tables and asv take it from there. Adding an op is
-adding an entry. tests/studies/kernelbench/test_kernelcases.py compares the sizes with what the networks really call.
+`OPS` is the registry. An entry gives the op of `kernels/`, its inputs and gradients, its sizes and its bytes. `ladder
+kernels`, its tables and asv read it. To add an op, add an entry. tests/studies/kernelbench/test_kernelcases.py
+compares the sizes with the networks' real calls.
 """
 
 from __future__ import annotations
@@ -37,15 +37,15 @@ from stylegan_lite.config import Workload
 LAYOUTS = {"channels_last": torch.channels_last, "NCHW": torch.contiguous_format}
 DTYPES = {"bf16": torch.bfloat16, "fp32": torch.float32}
 WORKLOADS = ("article", "article-b32", "adain-256")
-SMALLEST = 32  # resolution: below it a layer is a few microseconds of launches, whatever its kernel
+SMALLEST = 32  # resolution; a smaller layer is a few microseconds of launches with any kernel
 DIRECTIONS = ("forward", "backward", "double backward")
-# Of the memory-bound ops one asks first how near they come to a copy where maps are large.
+# Memory-bound ops come first, on large maps: the main question is how near they come to a copy.
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
 LARGE_MAPS, THEIR_BATCHES = (128, 256), (8, 32)
 
 
 def resampling(sizes: Callable[[Workload], Sequence[Sizes]], **how: Any) -> Op:
-    """upfirdn2d by the networks' filter. R1 goes through it, path length through those of the synthesis network."""
+    """Return upfirdn2d by the networks' filter. R1 differentiates it twice, and so does path length in synthesis."""
     options = {"taps": (1.0, 3.0, 3.0, 1.0), **how}
     counted = {name: value for name, value in options.items() if name != "gain"}
     return Op(
@@ -91,15 +91,15 @@ OPS: dict[str, Op] = {
         penalty=("style",),
         settings=(("fp32", "channels_last"),),  # weights and styles are float32 whatever the recipe
     ),
-    # A transposed convolution leaves a pixel more than the resolution, a strided one wants a pixel more.
+    # A transposed convolution returns a pixel more than the resolution; a strided one takes a pixel more.
     "upfirdn2d after up": resampling(lambda w: widest(w, lambda r: r + 1), padding=1, gain=4 / 64),
     "upfirdn2d before down": resampling(widest, padding=2, gain=1 / 64),
     "upfirdn2d down": resampling(widest, down=2, padding=1, gain=1 / 64),
-    # What the gradient of the one above is; the networks themselves call it with images only.
+    # The gradient of the entry above. The networks themselves call it with images only.
     "upfirdn2d up": resampling(lambda w: widest(w, lambda r: r // 2), up=2, padding=(2, 1), gain=4 / 64),
     "conv2d": Op(
         "conv2d",
-        {"x": "NCHW", "weight": "CC33"},  # of the layers that keep channels and resolution, so y is like x
+        {"x": "NCHW", "weight": "CC33"},  # layers that keep channels and resolution, so y is like x
         widest,
         lambda op, t, backward: op.bytes_moved(t["x"], t["weight"], t["x"], backward=backward),
         activations=("x", "weight"),
@@ -112,12 +112,12 @@ OPS: dict[str, Op] = {
 
 
 class _Told(Exception):
-    """An op was called, and is not to be run."""
+    """A signal that carries an op's arguments out of the call, so that the op does not run."""
 
 
 @dataclass(frozen=True)
 class Case:
-    """One op at one size in one setting. `name` says all of it: asv stores results under it."""
+    """One op at one size in one setting. asv stores results under its `name`, which holds all of these."""
 
     op: str
     sizes: tuple[tuple[str, int], ...]
@@ -131,7 +131,7 @@ class Case:
 
     @property
     def shape(self) -> tuple[int, ...]:
-        """Of the first input."""
+        """Return the shape of the first input."""
         return self.shape_of(next(iter(self.entry.inputs)))
 
     @property
@@ -148,7 +148,7 @@ class Case:
 
     @property
     def setting(self) -> int:
-        """Its place among the op's settings: 0 is the ladder's top."""
+        """Return its index among the op's settings. 0 is the ladder's top."""
         return self.entry.settings.index((self.dtype, self.layout))
 
     @property
@@ -166,9 +166,9 @@ class Case:
         return tuple(sizes[k] if k in sizes else int(k) for k in self.entry.inputs[name])
 
     def tensors(self, device: str) -> Tensors:
-        """Fresh inputs; what has a gradient is a leaf that requires it.
+        """Return fresh inputs. An input with a gradient is a leaf that requires it.
 
-        Normal numbers of the default generator, unless the op's entry has them otherwise.
+        Numbers are normal, by the default generator, unless the op's entry differs.
         """
         made = {}
         for name in self.entry.inputs:
@@ -182,10 +182,11 @@ class Case:
         return made
 
     def fused(self) -> Callable[..., Any]:
-        """Our op, called with tensors by name, whatever its dispatcher would take instead.
+        """Return our fused op as a function of named tensors. It bypasses the dispatcher.
 
-        AttributeError where this `kernels` has none of that name.
-        CUDA C++ that cannot be built here raises `Missing`: Triton would run in its place, and be timed.
+        Raises:
+            AttributeError: this `kernels` has no op of that name.
+            Missing: CUDA C++ cannot be built here. Otherwise Triton would run in its place, and be timed.
         """
         if self.entry.function.startswith("cuda.") and importlib.util.find_spec("kernels.cuda"):
             from ladder.studies.kernelbench import cuda
@@ -195,10 +196,10 @@ class Case:
         return _called(getattr(public, "ours", public), self.entry)
 
     def dispatch(self, tensors: Tensors) -> tuple[str, Any] | None:
-        """The op and the place in `kernels.alternatives` of a call with these; None where there is no choice."""
+        """Return the op and the call's key in `kernels.alternatives`, or None where there is no choice."""
         try:
             ask = _package(self.entry.function).where
-        except AttributeError:  # not offered one; or an old commit's `kernels`, perhaps without the op
+        except AttributeError:  # no alternative, or an old commit's `kernels`
             return None
 
         def tell(*args: Any, **kwargs: Any) -> None:
@@ -211,13 +212,13 @@ class Case:
         return None
 
     def reference(self) -> Callable[..., Any]:
-        """The op in plain PyTorch, exactly as `kernels` has it: what is compiled."""
+        """Return the op in plain PyTorch, exactly as `kernels` has it. It is the compiled contender."""
         return _called(_package(f"{self.entry.function}_reference"), self.entry)
 
     def plain(self) -> Callable[..., Tensor]:
-        """The same with parameters brought to the activation's precision first, as a bf16 network writes it.
+        """Return the reference with parameters cast to the activation's precision first, as a bf16 network writes it.
 
-        Taken as they are, float32 parameters would promote every intermediate result to twice the bytes: no opponent.
+        Uncast float32 parameters would promote every intermediate result to twice the bytes, an unfair opponent.
         """
         reference, low = self.reference(), DTYPES[self.dtype]
         if not self.entry.activations or low is torch.float32:
@@ -225,10 +226,10 @@ class Case:
         return lambda **tensors: reference(**{name: t.to(low) for name, t in tensors.items()})
 
     def bytes(self, tensors: Tensors, direction: str) -> int | None:
-        """Bytes that must cross memory; None for the double backward, for which nobody has counted them."""
+        """Return the bytes that must cross memory, or None for the double backward, whose bytes are not counted."""
         if direction == "double backward":
             return None
-        # Asked of the reference: a commit may have its ops in other files.
+        # The reference knows its module: a commit may have its ops in other files.
         module = sys.modules[_package(f"{self.entry.function}_reference").__module__]
         return self.entry.moved(module, tensors, direction == "backward")
 
@@ -256,7 +257,7 @@ def cases(
     quick: bool = False,
     smallest: int = SMALLEST,
 ) -> list[Case]:
-    """Every distinct case of these workloads, the most important first: as the ladder's top runs it, the most work.
+    """Return every distinct case of these workloads: the ladder's top first, then by descending work.
 
     Settings beyond the first are timed at the smallest batch only: they are there to compare with.
 
@@ -282,10 +283,10 @@ def cases(
 
 
 def in_order(made: Sequence[Case], first: str) -> list[Case]:
-    """`cases` as they are measured: what `first` says comes before the rest, which stays as it is.
+    """Return `cases` in the order of measuring: the cases that `first` names, then the others in their order.
 
-    "memory-bound": those of MEMORY_BOUND as the ladder's top runs them, at LARGE_MAPS (or a pixel beside) and
-    THEIR_BATCHES. "largest": as they are.
+    "memory-bound": those of MEMORY_BOUND in the setting of the ladder's top, at LARGE_MAPS (or a pixel beside) and
+    THEIR_BATCHES. "largest": the given order.
     """
 
     def asked(case: Case) -> bool:
@@ -297,7 +298,7 @@ def in_order(made: Sequence[Case], first: str) -> list[Case]:
 
 
 def named(name: str) -> Case:
-    """The case of a name. KeyError for a name that no entry could give."""
+    """Return the case of a name. Raises KeyError for a name that no entry could give."""
     op = max((op for op in OPS if name.startswith(f"{op} ")), key=len, default=name)
     letters = next(iter(OPS[op].inputs.values()))
     shape, *others, dtype, layout = name[len(op) :].replace("batch ", "N").split()
@@ -308,13 +309,13 @@ def named(name: str) -> Case:
 
 
 def fingerprint(op: str) -> str:
-    """Eight hexadecimal digits of what an entry means: asv's history of a name must not change its meaning."""
+    """Return eight hexadecimal digits of an entry's meaning: asv's history of a name must keep its meaning."""
     e = OPS[op]
     what = (e.function, e.inputs, e.activations, e.data, e.penalty, sorted(e.options.items()))
     return hashlib.sha256(repr(what).encode()).hexdigest()[:8]
 
 
 def _of_shape(entry: Op, sizes: Sizes) -> Iterator[tuple[str, int]]:
-    """The sizes that some input has: a weight is the same weight at every resolution."""
+    """Yield the sizes that the inputs use. A weight is the same weight at every resolution."""
     letters = {letter for shape in entry.inputs.values() for letter in shape}
     return ((k, v) for k, v in sizes.items() if k in letters)

@@ -1,6 +1,6 @@
-"""What `make sanitize` launches: every op, on inputs that are then differentiated twice.
+"""The calls of `make sanitize`: every op, on inputs that are then differentiated twice.
 
-CUDA C++ and what walks over large maps are calls of their own.
+CUDA C++ and walks over large maps are separate calls.
 """
 
 from __future__ import annotations
@@ -10,7 +10,7 @@ import inspect
 from collections.abc import Callable, Iterator
 from typing import Any, NamedTuple
 
-CUDA = ("cuda_norm", "cuda_pairs")  # in CUDA C++, where it can be built
+CUDA = ("cuda_norm", "cuda_pairs")  # need a build of CUDA C++
 NAMES = (
     *(
         "bias_act",
@@ -26,8 +26,8 @@ NAMES = (
     *("upfirdn2d", "upsample", "downsample", "act_filter", "filter_act", "filter_act_modulate"),
     *("walk_bias_act", "walk_modulate", "walk_instance_norm"),
     *CUDA,
-)  # of all calls, known without a GPU: nothing is left out because nobody asked for it
-WALKED = 1024  # pixels of a map that are enough to be walked over
+)  # names of all calls, known without a GPU, so that no call is left out unseen
+WALKED = 1024  # pixels of a map large enough for a walk
 
 
 class Call(NamedTuple):
@@ -39,7 +39,7 @@ class Call(NamedTuple):
 
 
 def calls(kernels, x) -> Iterator[Call]:
-    """Each op on x."""
+    """Yield each op on x."""
     import torch
 
     n, c, h, w = x.shape
@@ -122,7 +122,7 @@ def instance_norm_act(kernels, noise):
 
 @contextlib.contextmanager
 def walking() -> Iterator[None]:
-    """Programs walk over several tiles each, loading ahead, as they do on maps that are too large to be run here."""
+    """Make programs walk over several tiles each, loading ahead, as on maps that are too large for this check."""
     from kernels.choices import Choice, forced
     from kernels.common import tiles
 
@@ -135,12 +135,12 @@ def walking() -> Iterator[None]:
 
 
 def plane_calls(norm, inputs):
-    """Instance norm in NCHW, two programs that walk over planes in blocks of 32 pixels, however small they are."""
+    """Yield instance norm in NCHW, by two programs that walk over planes in blocks of 32 pixels."""
     try:
         from kernels.norm import instance_norm_act_planes as planes
     except ImportError:  # code of old commits
         return
-    more = dict.fromkeys({"hints", "back"} & set(planes.Walk._fields), True)  # none in older code
+    more = dict.fromkeys({"hints", "back"} & set(planes.Walk._fields), True)  # older code lacks these fields
     usual, planes.walk = planes.walk, lambda x, tensors=1: planes.Walk(2, 32, 4, **more)
     try:
         yield Call("instance_norm_planes", lambda x, *more: norm(x.contiguous(), *more), inputs)
@@ -149,7 +149,7 @@ def plane_calls(norm, inputs):
 
 
 def cuda_calls(x, scale, shift, noise, strength):
-    """The kernels in CUDA C++, where there are any and they can be built. The pairs have no gradients."""
+    """Yield the kernels in CUDA C++, if they exist and can be built. The pairs have no gradients."""
     try:
         from kernels import cuda
     except ImportError:  # code of old commits
@@ -172,7 +172,7 @@ def cuda_calls(x, scale, shift, noise, strength):
 
 
 def spectral(kernels):
-    """Two weights over their norms after a step of the power iteration, beside each other, as a function of both."""
+    """Return a function of two weights: both over their norms after a step of the power iteration, side by side."""
     import torch
 
     def run(*weights):
@@ -187,7 +187,7 @@ def spectral(kernels):
 
 
 def grouped(kernels):
-    """Demodulation coefficients of two layers, beside each other, as a function of weights and styles."""
+    """Return a function of weights and styles: the demodulation coefficients of two layers, side by side."""
     import torch
 
     def run(first, second, style, other):
@@ -198,7 +198,7 @@ def grouped(kernels):
 
 
 def dense_calls(kernels, x):
-    """Fully connected layers on x [N, C]: one after another, side by side, and, once, one whose sum is split."""
+    """Yield fully connected layers on x [N, C]: one after another, side by side and, for C = 5, with a split sum."""
     import torch
 
     n, c = x.shape
@@ -219,8 +219,11 @@ def dense_calls(kernels, x):
 
 
 def adam(x):
-    """x^2, after steps of Adam, without momentum and with, for a weight without a copy, one with, one whose copy lies
-    turned, and of the last two again with gradients of their energies."""
+    """Return x^2 after steps of Adam, without and with momentum.
+
+    The weights have no copy, a copy, and a copy in a transposed layout. The last two run again with gradients of
+    their energies.
+    """
     import torch
 
     from kernels.weights.adam import AdamPlan, Item, Rates
@@ -254,7 +257,7 @@ def differentiate_twice(function, inputs) -> None:
     inputs = [t.detach().requires_grad_() for t in inputs]
     y = function(*inputs)
     g = torch.randn_like(y).requires_grad_()
-    torch.autograd.grad(y, inputs, g, retain_graph=True)  # for which some ops have a kernel of its own
+    torch.autograd.grad(y, inputs, g, retain_graph=True)  # some ops have their own kernel for this case
     first = torch.autograd.grad(y, inputs, g, create_graph=True)
     second = [d for d in first if d.requires_grad]
     directions = [torch.randn_like(d) for d in second]
