@@ -7,7 +7,7 @@ import pytest
 
 from ladder.engine import asides, capturing, worker
 from ladder.engine.worker import Invalid, NoContract, Rung, failure, is_settled
-from tests.support.small import SMALL
+from tests.support.small import LEAST
 
 
 @pytest.mark.parametrize(
@@ -190,7 +190,7 @@ def test_what_is_measured_has_the_threads_that_pytorch_chose() -> None:
     import stylegan_lite
 
     rung, before = Rung(None, types.SimpleNamespace(send=lambda message: None)), torch.get_num_threads()
-    rung.package, small = stylegan_lite, SMALL
+    rung.package, small = stylegan_lite, LEAST
     torch.set_num_threads(2)
     try:
         for threads, held in ((None, 2), (4, 2), (1, 1)):
