@@ -20,7 +20,7 @@ READY := .venv/.made-from-lock
 endif
 
 .DEFAULT_GOAL := help
-.PHONY: help setup ladder bench-compare publish docs test test-all faults lint sanitize bench-kernels clean
+.PHONY: help setup ladder bench-compare publish docs test test-all quick faults lint sanitize bench-kernels clean
 
 help:  ## what can be made
 	@grep -hE '^[a-z-]+:.*##' $(MAKEFILE_LIST) | sed -E 's/^([a-z-]+):.*## */  make \1\t/' | expand -t 24
@@ -72,10 +72,15 @@ faults: $(READY)  ## inject every fault, bug and sabotage that is tested; write 
 	@$(PY) -m ladder.base.installed torch pytest pytest_timeout
 	$(PY) -m pytest -q -p no:cacheprovider --record-outcomes=results/faults tests
 
-lint: $(READY)  ## ruff: rules and formatting
-	@$(PY) -m ladder.base.installed ruff
+quick: lint  ## lint, then the tests of what changed, without the slow ones: seconds
+	@$(PY) -m ladder.base.installed torch pytest pytest_timeout xdist
+	@$(PY) -m tests.support.quick
+
+lint: $(READY)  ## ruff, rules and formatting, and mypy
+	@$(PY) -m ladder.base.installed ruff mypy
 	$(PY) -m ruff check .
 	$(PY) -m ruff format --check .
+	$(PY) -m mypy
 
 sanitize: $(READY)  ## every fused kernel under compute-sanitizer's memcheck and racecheck; needs a CUDA GPU
 	$(PY) -m ladder.sanitize

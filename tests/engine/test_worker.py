@@ -9,7 +9,7 @@ from ladder.engine import asides, capturing, timed_rung
 from ladder.engine.asides import is_settled
 from ladder.engine.timed_rung import Invalid, NoContract, Rung
 from ladder.engine.worker import failure
-from tests.support.small import SMALL
+from tests.support.small import LEAST
 
 
 @pytest.mark.parametrize(
@@ -192,7 +192,7 @@ def test_what_is_measured_has_the_threads_that_pytorch_chose() -> None:
     import stylegan_lite
 
     rung, before = Rung(None, types.SimpleNamespace(send=lambda message: None)), torch.get_num_threads()
-    rung.package, small = stylegan_lite, SMALL
+    rung.package, small = stylegan_lite, LEAST
     torch.set_num_threads(2)
     try:
         for threads, held in ((None, 2), (4, 2), (1, 1)):

@@ -13,6 +13,7 @@ from ladder.engine.timed_rung import Rung
 from ladder.parity import check as parity
 from ladder.plan import catalog
 from stylegan_lite import make_step
+from tests.support.small import LEAST
 
 SMALL = {
     "resolution": 16,
@@ -376,7 +377,7 @@ def test_the_worker_answers_with_plain_data_and_says_what_it_does(tmp_path, monk
     said = []
     rung = Rung(None, type("Channel", (), {"send": lambda self, message: said.append(message)})())
     rung.package = stylegan_lite
-    rung.do_build(SMALL, {"set_to_none": True}, "cpu", 0, keep_gradients=True)
+    rung.do_build(LEAST, {"set_to_none": True}, "cpu", 0, keep_gradients=True)
     rung.do_prepare()
     found = json.loads(json.dumps(rung.do_parity(), allow_nan=False))
     assert found["verdict"] == "ok" and found["reference"]["steps"] >= 32

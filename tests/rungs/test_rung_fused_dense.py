@@ -28,7 +28,7 @@ def seen_of(recipe, sabotage=None):
     return gathered(small(recipe), sabotage)
 
 
-@pytest.mark.parametrize("norm", ["demod", "instance"])
+@pytest.mark.parametrize("norm", ["demod", pytest.param("instance", marks=pytest.mark.exhaustive)])
 def test_every_phase_computes_the_same(norm):
     """Through the kernels, in float64: R1 and path length differentiate them twice."""
     found = []
@@ -38,7 +38,11 @@ def test_every_phase_computes_the_same(norm):
 
 
 @pytest.mark.parametrize(
-    "below", [{}, {"precision": "bf16", "channels_last": True, "instance_norm": "var_mean"}]
+    "below",
+    [
+        pytest.param({}, marks=pytest.mark.exhaustive),
+        {"precision": "bf16", "channels_last": True, "instance_norm": "var_mean"},
+    ],
 )
 def test_the_rung_agrees_with_the_reference(below, references):
     found = checked(small(below | DENSE), references)

@@ -53,7 +53,7 @@ def two_ops_up(x, taps, bias, *, padding, filter_gain, **more):
     [
         {},
         pytest.param({"modconv": "grouped"}, marks=pytest.mark.exhaustive),
-        {"norm": "instance"},
+        pytest.param({"norm": "instance"}, marks=pytest.mark.exhaustive),
         LAST | {"fused_norm": True, "conv": "double_backward"},
     ],
     ids=str,
@@ -77,7 +77,7 @@ def test_gradients_in_bf16_are_those_of_fp32_up_to_rounding():
         assert (a - b).norm() <= 0.1 * a.norm(), phase
 
 
-@pytest.mark.parametrize("norm", ["demod", "instance"])
+@pytest.mark.parametrize("norm", ["demod", pytest.param("instance", marks=pytest.mark.exhaustive)])
 def test_its_receipt_and_those_below(norm):
     seen = seen_of(FUSED, norm)
     rungs = catalog.contained(seen["recipe"])

@@ -46,7 +46,7 @@ def three_ops(x, taps, style, bias, *, padding, filter_gain, **how):
     return kernels.modulate(kernels.bias_act(y, bias, **how), style)
 
 
-@pytest.mark.parametrize("how", [{}, MORE], ids=str)
+@pytest.mark.parametrize("how", [{}, pytest.param(MORE, marks=pytest.mark.exhaustive)], ids=str)
 def test_every_phase_computes_the_same(how):
     found = [every_phase(tiny({"precision": "fp64"} | recipe | how)) for recipe in (BELOW, JOINED)]
     assert_the_same(found[1], found[0], atol=1e-10)
@@ -69,7 +69,7 @@ def test_a_workload_without_modulation_is_left_as_it_is():
     assert_the_same(found[1], found[0])
 
 
-@pytest.mark.parametrize("how", [{}, MORE], ids=str)
+@pytest.mark.parametrize("how", [pytest.param({}, marks=pytest.mark.exhaustive), MORE], ids=str)
 def test_its_receipt_and_those_below(how):
     seen = seen_of(JOINED | how)
     rungs = catalog.contained(seen["recipe"])
@@ -87,7 +87,7 @@ def test_sabotaged_by_ops_that_fall_back(refused):
     ("function", "words"),
     [
         (two_ops, "activations behind a filter that are written as they are"),
-        (three_ops, "modulations by themselves"),
+        pytest.param(three_ops, "modulations by themselves", marks=pytest.mark.exhaustive),
     ],
 )
 def test_sabotaged_by_a_fallback_in_one_layer(refused, function, words):

@@ -17,7 +17,11 @@ pytestmark = pytest.mark.skipif(kernels.available() is not None, reason="no GPU,
 torch.set_num_threads(1)
 
 
-@pytest.mark.parametrize("how", [{}, LAST, LAST | {"fused_act": True}], ids=["nchw", "nhwc", "fused act"])
+@pytest.mark.parametrize(
+    "how",
+    [{}, pytest.param(LAST, marks=pytest.mark.exhaustive), LAST | {"fused_act": True}],
+    ids=["nchw", "nhwc", "fused act"],
+)
 def test_every_phase_computes_what_the_convolutions_did(how):
     """Path length differentiates toRGB twice, R1 fromRGB; without `fused_act` the activation stays PyTorch's."""
     recipes = (LAST if how else {}, how | RGB)
@@ -26,7 +30,11 @@ def test_every_phase_computes_what_the_convolutions_did(how):
     assert_the_same(fused, plain, atol=1e-11)
 
 
-@pytest.mark.parametrize("below", [{}, LAST | {"precision": "bf16"}], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "below",
+    [pytest.param({}, marks=pytest.mark.exhaustive), LAST | {"precision": "bf16"}],
+    ids=["fp32", "bf16"],
+)
 def test_it_agrees_with_the_reference(below, references):
     step = make_step(SMALL | {"channel_base": 256}, below | RGB, device="cpu")
     found = checked(step, references)

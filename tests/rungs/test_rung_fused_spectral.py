@@ -126,7 +126,7 @@ def test_a_second_stream_for_weights_gradients_is_refused_in_one_line():
 @pytest.mark.parametrize(
     "recipe",
     [
-        {"channels_last": True},
+        pytest.param({"channels_last": True}, marks=pytest.mark.exhaustive),
         {"channels_last": True, "rgb": "triton", "dense": "triton", "joint_batch": True},
         LEAN | {"fused_update": True},
     ],
@@ -148,9 +148,11 @@ def test_every_phase_computes_the_same_with_the_kernels(recipe):
 @pytest.mark.parametrize(
     "recipe",
     [
-        {},
+        pytest.param({}, marks=pytest.mark.exhaustive),
         {"channels_last": True, "precision": "bf16"},
-        {"joint_batch": True, "channels_last": True} | LEAN | FUSED,
+        pytest.param(
+            {"joint_batch": True, "channels_last": True} | LEAN | FUSED, marks=pytest.mark.exhaustive
+        ),
         {"precision": "bf16", "channels_last": True, "instance_norm": "var_mean"} | FUSED,
     ],
     ids=["plain", "plain bf16", "fused fp32", "fused bf16"],

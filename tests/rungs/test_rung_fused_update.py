@@ -16,6 +16,7 @@ FUSED = BELOW | {"fused_update": True}
 torch.set_num_threads(1)
 
 
+@pytest.mark.covering
 @pytest.mark.parametrize("norm", ["demod", "instance"])
 @pytest.mark.parametrize("how", [TURNED, {}, {"modconv": "grouped"}], ids=["turned", "kept", "grouped"])
 def test_every_phase_computes_the_same_and_updates_the_same(how, norm):
@@ -126,7 +127,9 @@ def test_each_capture_reads_its_own_gradients(monkeypatch):
         optimizer.zero_grad()
 
 
-@pytest.mark.parametrize("below", [{}, BF16], ids=["fp32", "bf16"])
+@pytest.mark.parametrize(
+    "below", [pytest.param({}, marks=pytest.mark.exhaustive), BF16], ids=["fp32", "bf16"]
+)
 def test_it_agrees_with_the_reference(below, references):
     found = checked(small(below | FUSED, channel_base=256), references)
     assert found["verdict"] == "ok", found["problems"]

@@ -85,7 +85,7 @@ def test_every_phase_computes_the_same(below):
             torch.testing.assert_close(found[1][1][phase][name], gradient, rtol=1e-7, atol=1e-12)
 
 
-@pytest.mark.parametrize("below", [{}, TOP], ids=["alone", "top"])
+@pytest.mark.parametrize("below", [pytest.param({}, marks=pytest.mark.exhaustive), TOP], ids=["alone", "top"])
 def test_the_rung_agrees_with_the_reference(below, references):
     step = small(below | GROUPED)
     step.prepare()

@@ -33,7 +33,7 @@ def clone(tmp_path):
     """This working tree on a branch of another name, with a toy for the model; nothing of the user's around it."""
     clone = tmp_path / "clone"
     for folder in ("benches", "ladder"):
-        shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("__pycache__"))
+        shutil.copytree(ROOT / folder, clone / folder, ignore=shutil.ignore_patterns("*.pyc.*"))
     for file in ("asv.conf.json", "pyproject.toml", ".gitignore"):
         shutil.copy(ROOT / file, clone / file)
     (ROOT / ".cache").mkdir(exist_ok=True)

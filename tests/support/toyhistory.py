@@ -52,7 +52,7 @@ class Rung:
 
 def make(folder: Path) -> Path:
     """The repository, on a branch called trunk, without results."""
-    shutil.copytree(ROOT / "ladder", folder / "ladder", ignore=shutil.ignore_patterns("__pycache__"))
+    shutil.copytree(ROOT / "ladder", folder / "ladder", ignore=shutil.ignore_patterns("*.pyc.*"))
     for name in ("benches", "kernels", "stylegan_lite"):
         (folder / name).mkdir()
     for path in [*(ROOT / "benches").glob("_*.py"), ROOT / "benches/series.py"]:
