@@ -21,9 +21,10 @@ import yaml
 from ladder.base.files import COMPILED, below, digest
 from ladder.base.paths import ROOT
 from ladder.results import sources
+from ladder.results.values import CODE_DIGITS
 
 KEY = "measured_code"
-DIGITS = 16
+DIGITS = CODE_DIGITS
 MAKES_A_RUNG = ("change", "needs")
 # Until 23 November 2026 every byte of a rung's and a ladder's file counted: such a digest, and today's of those files.
 EARLIER = {"97cbb728d8b30849": "a23c60d086c20765"}

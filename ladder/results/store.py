@@ -17,12 +17,12 @@ from typing import Any
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
 from ladder.base.text import fit, slug, stamp
+from ladder.results.values import OUT as OUT
+from ladder.results.values import SCHEMA as SCHEMA
+from ladder.results.values import STATUSES as STATUSES
 
-SCHEMA = 1
 SMOKE_NOTE = "CPU smoke test: not to be quoted"
 FEWEST_ROUNDS = 3  # of what is quoted: the protocol of a run makes no fewer, whatever its budget
-STATUSES = ("ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")
-OUT = STATUSES[2:]  # what takes a rung out of a run
 SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
 SERIES = ("name", "gpu", "cpu", "cores", "device", *SOFTWARE)  # whose times may stand side by side
 _TOP = {

@@ -1,0 +1,378 @@
+"""The types of a ladder's result: what its file holds, read once and frozen.
+
+Every field has the rule that its value obeys, so these classes are also the schema (`ladder.results.schema`). A key
+that older files lack is `ABSENT`, which differs from null. `read` refuses what the rules refuse, `plain` gives the
+file's data back. Recipes, workloads and settings of PyTorch stay plain: old ones have other fields.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from ladder.base.records import ABSENT as ABSENT
+from ladder.base.records import Absent, needed, optional, record, rule_of, unstored
+from ladder.base.records import build as build
+from ladder.base.records import plain as plain
+from ladder.base.records import read as read
+from ladder.base.rules import either, items, mapping, number, one_of, pattern
+from ladder.plan import content
+from ladder.results import values as v
+
+Plain = dict[str, Any]  # a recipe, a workload or settings, as a file has them
+
+
+@record
+class Machine:
+    """The hardware and software that a result was measured on."""
+
+    name: str = needed(v.PART)
+    gpu: str | None = needed(v.TEXT)
+    gpu_memory_gb: float | None = needed(number(0.1, 1e5))
+    driver: str | None = needed(v.TEXT)
+    cuda: str | None = needed(v.TEXT)
+    cudnn: str | None = needed(v.TEXT)
+    torch: str | None = needed(v.TEXT)
+    triton: str | None = needed(v.TEXT)
+    python: str = needed(v.TEXT)
+    cpu: str = needed(v.TEXT)
+    cores: int = needed(v.CORES)
+    ram_gb: float = needed(number(0, 1e6))
+    os: str = needed(v.TEXT)
+    device: str = needed(one_of("cuda", "cpu"))
+
+
+@record
+class Ladder:
+    """The ladder that a run was of, and which of its rungs."""
+
+    name: str = needed(v.PART)
+    title: str = needed(v.TEXT)
+    rungs: list[str] = needed(v.NAMES)
+    digest: str | Absent = optional(
+        pattern(rf"[0-9a-f]{{{content.DIGITS}}}", f"a digest of {content.DIGITS} digits")
+    )
+
+
+@record
+class Protocol:
+    """How a run measured. `rounds` are those that were planned last."""
+
+    rounds: int = needed(number(1, 1000, whole=True))
+    cycles: int = needed(number(1, 100_000, whole=True))
+    cycle_steps: int = needed(number(16, 16, whole=True))
+    seed: int = needed(number(0, 2**32, whole=True))
+    quick: bool = needed(v.FLAG)
+    notes: list[str] = needed(v.NOTES)
+    settle_s: float | Absent = optional(v.SECONDS)
+    settle_cycles: int | Absent = optional(v.COUNT)
+    mode: str | Absent = optional(one_of("cumulative", "solo", "leave-one-out"))
+    fixed: bool | Absent = optional(v.FLAG)
+    budget_s: float | Absent | None = optional(v.SECONDS)
+
+
+@record
+class Images:
+    """A user's images, by what they hold."""
+
+    count: int = needed(v.COUNT)
+    digest: str = needed(pattern(r"[0-9a-f]{16}", "a digest of 16 digits"))
+
+
+@record
+class UnknownGpu:
+    """The state of a GPU that could not be watched during a visit."""
+
+    state: str = needed(one_of("unknown"))
+    reason: str = needed(v.TEXT)
+    tenancy: str = needed(one_of("unknown"))
+
+
+@record
+class KnownGpu:
+    """The state of the GPU during a visit (`ladder.machine.gpu_state`)."""
+
+    state: str = needed(one_of("known"))
+    polls: int = needed(v.COUNT)
+    tenancy: str = needed(v.TENANCY)
+    longest_gap_ms: float | Absent | None = optional(number(0, 1e8))
+    sm_mhz: float | Absent | None = optional(v.CLOCK)
+    sm_mhz_min: float | Absent | None = optional(v.CLOCK)
+    memory_mhz: float | Absent | None = optional(v.CLOCK)
+    temperature_c: float | Absent | None = optional(number(-100, 300))
+    power_w: float | Absent | None = optional(number(0, 1e5))
+    reasons: list[str] | Absent | None = optional(items(v.PART, 16))
+    violation_ms: dict[str, float] | Absent | None = optional(
+        mapping(one_of("power", "thermal", "board_limit", "reliability"), v.ANY_NUMBER, 16)
+    )
+    ecc_errors: float | Absent | None = optional(v.ANY_NUMBER)
+    foreign_processes: int | Absent | None = optional(v.COUNT)
+    display_processes: int | Absent | None = optional(v.COUNT)
+    drift_bytes: int | Absent | None = optional(v.BYTES)
+    quiet_percent: float | Absent | None = optional(v.PERCENT)
+
+
+@record
+class RunGpu:
+    """The state of the GPU over a whole run."""
+
+    state: str = needed(one_of("known", "unknown"))
+    tenancy: str = needed(v.TENANCY)
+    rejected_visits: int = needed(v.COUNT)
+    notes: list[str] = needed(v.NOTES)
+
+
+@record
+class Round:
+    """One visit of a rung by a fresh process. Times in ms are of one step."""
+
+    round: int = needed(v.COUNT)
+    samples_ms: list[float] = needed(v.SAMPLES)  # one for each timed cycle
+    event_ms: list[float] | Absent | None = optional(v.SAMPLES)
+    main_ms: float | Absent | None = optional(v.MS)  # without the lazy phases
+    # What a phase adds to a step; noise may exceed it.
+    lazy_ms: dict[str, float] | Absent | None = optional(mapping(v.PHASE, number(-1e8, 1e8), 16))
+    prepare_s: float | Absent = optional(v.SECONDS)
+    capture_s: float | Absent | None = optional(v.SECONDS)
+    cache_s: float | Absent | None = optional(v.SECONDS)
+    compile_s: float | Absent | None = optional(v.SECONDS)
+    compile_kernels_s: float | Absent | None = optional(v.SECONDS)
+    start_s: float | Absent | None = optional(v.SECONDS)
+    build_s: float | Absent | None = optional(v.SECONDS)
+    visit_s: float | Absent | None = optional(v.SECONDS)
+    beside: int | Absent | None = optional(v.COUNT)
+    lead_in_cycles: int | Absent = optional(v.COUNT)
+    settled: bool | Absent | None = optional(v.FLAG)
+    peak_rss_bytes: int | Absent | None = optional(v.BYTES)
+    peak_reserved_bytes: int | Absent | None = optional(v.BYTES)
+    peak_allocated_bytes: int | Absent | None = optional(v.BYTES)
+    device_used_bytes: int | Absent | None = optional(v.BYTES)
+    alloc_retries: int | Absent | None = optional(v.COUNT)
+    canary_s: float | Absent | None = optional(number(1e-9, 10))
+    gpu: UnknownGpu | KnownGpu | Absent | None = optional(either(rule_of(UnknownGpu), rule_of(KnownGpu)))
+    rejected: list[str] | Absent = optional(v.NOTES)
+    others_cpu: float | Absent | None = optional(v.SHARE)
+
+
+@record
+class Inspection:
+    """What the profiled step of a rung showed."""
+
+    error: str | None = needed(v.TEXT)
+    gpu_busy_ms: float | Absent | None = optional(number(0, 1e8))
+    kernels_per_step: float | Absent | None = optional(number(0, 1e7))
+
+
+@record
+class FailedAt:
+    """The round in which a rung failed, and its memory then."""
+
+    round: int | None = needed(v.COUNT)
+    peak_rss_bytes: int | Absent | None = optional(v.BYTES)
+    peak_reserved_bytes: int | Absent | None = optional(v.BYTES)
+    peak_allocated_bytes: int | Absent | None = optional(v.BYTES)
+    device_used_bytes: int | Absent | None = optional(v.BYTES)
+
+
+ERROR = number(0, 1e30)  # relative; a kernel may return anything
+MADE = mapping(v.IDENTIFIER, either(v.SCALAR, items(v.TEXT, 32)), 16)
+
+
+@record
+class ParityEntry:
+    """Errors and budgets of one quantity: of the whole, and of the tensor nearest to its budget."""
+
+    error: float | None = needed(ERROR)
+    budget: float | None = needed(ERROR)
+    nearest: str | Absent = optional(v.TEXT)
+    nearest_error: float | Absent | None = optional(ERROR)
+    nearest_budget: float | Absent | None = optional(ERROR)
+    judged: int | Absent = optional(v.COUNT)
+    unresolved: int | Absent = optional(v.COUNT)
+
+
+@record
+class Parity:
+    """A rung's parity with the reference (`ladder.parity.check`)."""
+
+    verdict: str = needed(one_of("ok", "failed: parity"))
+    reason: str | None = needed(v.TEXT)
+    problems: list[str] = needed(v.NOTES)
+    phases: dict[str, dict[str, ParityEntry]] | Absent = optional(
+        mapping(v.PHASE, mapping(v.IDENTIFIER, rule_of(ParityEntry), 16), 16)
+    )
+    replays: dict[str, dict[str, float | str]] | Absent = optional(
+        mapping(v.PHASE, mapping(v.IDENTIFIER, either(ERROR, v.TEXT), 16), 16)
+    )
+    budget: Plain | Absent = optional(MADE)
+    reference: Plain | Absent = optional(MADE)
+    seconds: float | Absent = optional(v.SECONDS)
+
+
+@record
+class Receipt:
+    """Whether one rung of a recipe was engaged, and what showed it (`ladder.receipts.receipt`)."""
+
+    engaged: bool = needed(v.FLAG)
+    lines: list[str] = needed(v.NOTES)
+
+
+@record
+class Noted:
+    """A row of another table than `kernels.choices` that decided."""
+
+    op: str = needed(v.IDENTIFIER)
+    case: str = needed(pattern(r"[ -~]{1,96}", v.ASCII))
+    entry: str = needed(pattern(r"[ -~]{1,300}", v.ASCII))
+    rungs: list[str] = needed(v.NAMES)
+
+
+@record
+class Choice:
+    """A row of `kernels.choices` that decided: the tile that it says, and in which rungs."""
+
+    op: str = needed(v.IDENTIFIER)
+    direction: str = needed(v.IDENTIFIER)
+    tile: int = needed(v.COUNT)
+    columns: int = needed(v.COUNT)
+    warps: int = needed(v.COUNT)
+    per_sm: int = needed(v.COUNT)
+    stages: int = needed(v.COUNT)
+    rungs: list[str] = needed(v.NAMES)
+    itemsize: int | Absent = optional(v.COUNT)
+    layout: str | Absent = optional(one_of("nhwc", "nchw"))
+    architecture: int | Absent = optional(v.COUNT)
+    size: str | Absent = optional(one_of("small", "medium", "large"))
+
+
+@record
+class Gain:
+    """What a rung gains over another: the factor, its interval, and the floor that it was judged by."""
+
+    against: str = needed(v.PART)
+    ratio: float = needed(v.FACTOR)
+    interval: list[float] | None = needed(v.PAIR)
+    rounds: int = needed(v.COUNT)
+    confidence: float | Absent | None = optional(v.SHARE)
+    least: float | Absent | None = optional(v.FLOOR)  # log ratios, as `floor`
+    floor: float | Absent | None = optional(v.FLOOR)
+
+
+@record
+class Twin:
+    """The second measurement of a rung. The two differ by nothing but noise."""
+
+    name: str = needed(v.PART)
+    of: str = needed(v.PART)
+    status: str = needed(v.STATUS)
+    reason: str | None = needed(v.TEXT)
+    recipe: Plain | None = needed(v.RECIPE)
+    settings: Plain | None = needed(v.SETTINGS)
+    rounds: list[Round] = needed(items(rule_of(Round), 1000))
+    failed_at: FailedAt | Absent = optional(rule_of(FailedAt))
+
+
+@record
+class RungResult:
+    """What was measured of one rung: its rounds, and every number that is derived from them."""
+
+    name: str = needed(v.PART)
+    title: str = needed(v.TEXT)
+    status: str = needed(v.STATUS)
+    reason: str | None = needed(v.TEXT)
+    recipe: Plain | None = needed(v.RECIPE)
+    step_ms: float | None = needed(v.MS)
+    q25_ms: float | None = needed(v.MS)
+    q75_ms: float | None = needed(v.MS)
+    speedup_previous: float | None = needed(v.FACTOR)
+    speedup_total: float | None = needed(v.FACTOR)
+    main_ms: float | None = needed(v.MS)
+    main_speedup_total: float | None = needed(v.FACTOR)
+    images_per_s: float | None = needed(number(1e-6, 1e9))
+    peak_reserved_bytes: int | None = needed(v.BYTES)
+    peak_allocated_bytes: int | None = needed(v.BYTES)
+    prepare_s: float | None = needed(v.SECONDS)
+    interval_ms: list[float] | None = needed(v.PAIR)
+    host_bound: float | None = needed(v.SHARE)
+    gpu_busy_ms: float | None = needed(v.MS)
+    samples_ms: list[float] = needed(v.SAMPLES)
+    rounds: list[Round] = needed(items(rule_of(Round), 1000))
+    notes: list[str] = needed(v.NOTES)
+    article_ms: float | None = needed(v.MS)
+    settings: Plain | None = needed(v.SETTINGS)
+    inspection: Inspection | Absent | None = optional(rule_of(Inspection))
+    failed_at: FailedAt | Absent = optional(rule_of(FailedAt))
+    kind: str | Absent | None = optional(v.KIND)
+    verdict: str | Absent | None = optional(one_of("faster", "slower", "no measurable gain", "ambiguous"))
+    gain: Gain | Absent | None = optional(rule_of(Gain))
+    total_interval: list[float] | Absent | None = optional(v.PAIR)
+    receipts: dict[str, Receipt] | Absent | None = optional(mapping(v.PART, rule_of(Receipt), 64))
+    parity: Parity | Absent | None = optional(rule_of(Parity))
+    elsewhere: list[str] | Absent = optional(v.NOTES)  # what other runs that were merged say of it
+
+
+@record
+class Merged:
+    """One of the runs that a result was merged from."""
+
+    started: str = needed(v.STARTED)
+    rounds: int = needed(v.COUNT)
+    cpu: str = needed(v.TEXT)
+    cores: int = needed(v.CORES)
+
+
+@record
+class Noise:
+    """The noise floor of one kind of rung, a log ratio, and the smallest difference that is seen."""
+
+    floor: float = needed(v.FLOOR)
+    rounds: int = needed(v.COUNT)
+    stored_rounds: int = needed(v.COUNT)
+    resolution: float | Absent | None = optional(v.FLOOR)
+
+
+@record
+class TopGain:
+    """What a rung gains at the top of its ladder, and what to do about it. In no file."""
+
+    gain: float = unstored(None)
+    interval: list[float] | None = unstored(None)
+    advice: str = unstored("")
+
+
+@record
+class Header:
+    """Who measured what, where, when and with which code."""
+
+    machine: Machine = needed(rule_of(Machine))
+    workload: Plain = needed(v.WORKLOAD)
+    commit: str | None = needed(v.A_COMMIT)
+    dirty: bool | None = needed(v.FLAG)
+    complete: bool = needed(v.FLAG)
+    started: str = needed(v.STARTED)
+    seconds: float = needed(v.SECONDS)
+    # Several commits where all of them measured the same code.
+    commits: list[str] | Absent = optional(items(v.A_COMMIT, 100, least=2))
+    measured_code: dict[str, str] | Absent = optional(mapping(v.IDENTIFIER, v.CODE_DIGEST, 8))
+    environment: dict[str, str] | Absent = optional(v.ENVIRONMENT)
+    images: Images | Absent = optional(rule_of(Images))
+
+
+@record
+class Result(Header):
+    """The result of one run of a ladder, or of several that were merged."""
+
+    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
+    ladder: Ladder = needed(rule_of(Ladder))
+    protocol: Protocol = needed(rule_of(Protocol))
+    baseline: str | None = needed(v.PART)
+    rungs: list[RungResult] = needed(items(rule_of(RungResult), 100, least=1))
+    twins: list[Twin] | Absent = optional(items(rule_of(Twin), 100))
+    stored_twins: dict[str, list[float]] | Absent = optional(
+        mapping(v.KIND, items(number(-100, 100), 1000), 4)
+    )
+    noise: dict[str, Noise] | Absent = optional(mapping(v.KIND, rule_of(Noise), 4))
+    gpu: RunGpu | Absent | None = optional(rule_of(RunGpu))
+    merged: list[Merged] | Absent = optional(items(rule_of(Merged), 100, least=2))
+    choices: list[Noted | Choice] | Absent = optional(items(either(rule_of(Noted), rule_of(Choice)), 100))
+    # From the leave-one-out run that goes with it (`ladder.results.combine.series.with_top`).
+    at_top: dict[str, TopGain] | None = unstored(None)

@@ -1,0 +1,107 @@
+"""Rules of the values in a result: numbers, texts and names, each with the range that a genuine run can write.
+
+`ladder.results.types` gives a rule to every field; `ladder.results.schema` makes whole rules of those fields.
+"""
+
+import dataclasses
+import functools
+from typing import Any
+
+from ladder.base import text
+from ladder.base.rules import Problem, Rule, either, fields, items, mapping, maybe, number, one_of, pattern
+from ladder.machine import environment
+
+SCHEMA = 1
+STATUSES = ("ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")
+OUT = STATUSES[2:]  # what takes a rung out of a run
+CODE_DIGITS = 16  # hexadecimal digits of a digest of measured code
+
+TEXT = pattern(
+    text.TEXT.pattern, f"plain text (1 to {text.LONGEST_TEXT} of letters, digits and  ._()+:@,/'#=-)"
+)
+PART = pattern(r"[a-z0-9][a-z0-9._-]{0,95}", "a name of a-z, 0-9, dot, underscore and hyphen")
+IDENTIFIER = pattern(r"[A-Za-z][A-Za-z0-9_. ]{0,63}", "a name")
+ASCII = "a line of printable ASCII"
+PHASE = one_of("G_main", "D_main", "G_pl", "D_r1")
+KIND = one_of("host", "gpu")  # what bounds a rung
+STATUS = one_of(*STATUSES)
+FLAG = one_of(True, False)
+MS = number(1e-4, 1e8)
+SECONDS = number(0, 1e8)
+BYTES = number(0, 2**50, whole=True)
+COUNT = number(0, 1e9, whole=True)
+CORES = number(1, 1e5, whole=True)
+FACTOR = number(1e-6, 1e6)
+SHARE = number(0, 1)
+PERCENT = number(0, 100)
+CLOCK = number(0, 1e5)  # MHz
+FLOOR = number(0, 100)  # a difference of logarithms
+AMOUNT = number(0, 1e30)
+ANY_NUMBER = number(-1e12, 1e12)
+SCALAR = either(maybe(FLAG), ANY_NUMBER, TEXT)  # of a recipe, a workload or the settings of torch
+MICROSECONDS = number(1e-6, 1e12)  # of a call: a time is never 0
+SAMPLES = items(MS, 100_000)
+NOTES = items(TEXT, 64)
+NAMES = items(PART, 100, least=1)
+TENANCY = one_of("alone", "shared", "unknown")
+BOUND = number(1e-30, 1e30)  # of an interval; `stats.within_everything` cuts what reaches further
+PAIR = items(BOUND, 2, least=2)
+STARTED = pattern(
+    r"20\d\d-(0[1-9]|1[0-2])-(0[1-9]|[12]\d|3[01])T([01]\d|2[0-3]):[0-5]\d:[0-5]\d(\+00:00|Z)",
+    "a UTC time like 2026-01-31T12:00:00+00:00",
+)
+A_COMMIT = pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")
+DIGEST = rf"[0-9a-f]{{{CODE_DIGITS}}}"
+CODE_DIGEST = pattern(DIGEST, f"a digest of {CODE_DIGITS} digits")
+ENVIRONMENT = mapping(pattern(r"[A-Z][A-Z0-9_]{0,63}", "the name of a variable"), TEXT, environment.MOST)
+SETTINGS = fields(
+    {},
+    dict.fromkeys(
+        (
+            "conv_fp32_precision",
+            "matmul_fp32_precision",
+            "cudnn_benchmark",
+            "cudnn_deterministic",
+            "adam_foreach",
+            "adam_fused",
+            "adam_capturable",
+            "ema",
+            "r1_gamma",
+            "cpu_threads",
+        ),
+        SCALAR,
+    ),
+)
+
+
+def WORKLOAD(value: Any) -> Problem | None:
+    """The rule of a workload."""
+    return _workload()(value)
+
+
+def RECIPE(value: Any) -> Problem | None:
+    """The rule of a recipe."""
+    return _recipe()(value)
+
+
+# Made when first asked for: where asv measures a commit, stylegan_lite is the commit's own.
+@functools.cache
+def _workload() -> Rule:
+    from stylegan_lite.config import Workload
+
+    return fields(
+        {
+            "name": PART,
+            "resolution": number(4, 2**16, whole=True),
+            "batch": number(1, 2**16, whole=True),
+            "data": one_of(None, "sample-photographs", "user-images"),
+        },
+        {field.name: SCALAR for field in dataclasses.fields(Workload) if field.name != "data"},
+    )
+
+
+@functools.cache
+def _recipe() -> Rule:
+    from stylegan_lite.config import Recipe
+
+    return fields({}, {field.name: SCALAR for field in dataclasses.fields(Recipe)})
