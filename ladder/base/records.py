@@ -17,10 +17,19 @@ import functools
 import types
 import typing
 from collections.abc import Callable, Mapping
-from typing import Any, Literal, TypeVar, dataclass_transform
+from typing import TYPE_CHECKING, Any, Literal, TypeVar
 
 from ladder.base.errors import UserError
 from ladder.base.rules import Rule, fields, maybe
+
+if TYPE_CHECKING:
+    from typing_extensions import dataclass_transform
+else:  # Python 3.10 has none
+
+    def dataclass_transform(**_: Any) -> Callable[[Any], Any]:
+        """Return a decorator that changes nothing."""
+        return lambda function: function
+
 
 T = TypeVar("T")
 Convert = Callable[[Any], Any]
@@ -77,7 +86,7 @@ def rule_of(cls: type) -> Rule:
 
 def read(cls: type[T], data: Any) -> T:
     """Return the record that a file's data hold. UserError, with the place, for an unknown key or a wrong value."""
-    if problem := rule_of(cls)(data):
+    if problem := rule_of(typing.cast(Any, cls))(data):
         where, what = problem
         raise UserError(f"{where.lstrip('.')}: {what}" if where else what)
     return build(cls, data)
@@ -85,14 +94,14 @@ def read(cls: type[T], data: Any) -> T:
 
 def build(cls: type[T], data: Mapping[str, Any]) -> T:
     """Return the record of data that this program made. Nothing is checked but that the keys are known."""
-    convert = _converters(cls)
+    convert = _converters(typing.cast(Any, cls))
     return cls(**{key: convert[key](value) if key in convert else value for key, value in data.items()})
 
 
 def plain(value: Any) -> Any:
     """Return the data that a record was read from, without the absent keys. Lists and dicts are new."""
     if dataclasses.is_dataclass(value):
-        found = ((field.name, getattr(value, field.name)) for field in _stored(type(value)))
+        found = ((field.name, getattr(value, field.name)) for field in _stored(typing.cast(Any, type(value))))
         return {key: plain(each) for key, each in found if each is not ABSENT}
     if isinstance(value, list | tuple):
         return [plain(each) for each in value]
@@ -132,7 +141,7 @@ def _converter(hint: Any) -> Convert | None:
 def _of_several(inside: tuple[Any, ...]) -> Convert | None:
     """Return how data of one of several types become a record: of the first whose keys fit."""
     records = [hint for hint in inside if dataclasses.is_dataclass(hint)]
-    others = [convert for hint in inside if hint not in records and (convert := _converter(hint))]
+    others = [way for hint in inside if hint not in records and (way := _converter(hint))]
     if len(records) + len(others) == 0:
         return None
 

@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 from ladder.base.text import between, factor, ms
 from ladder.plan import modes
 from ladder.publish.pages.committed import Committed, Result
@@ -204,4 +206,11 @@ def hosts(committed: Committed, machine: str, workload: str, ladder: str) -> str
     return table(head, rows)
 
 
-TABLES = {"hosts": hosts, "gpus": gpus, "rungs": rungs, "gains": gains, "workloads": workloads, "lazy": lazy}
+TABLES: dict[str, Callable[..., str]] = {
+    "hosts": hosts,
+    "gpus": gpus,
+    "rungs": rungs,
+    "gains": gains,
+    "workloads": workloads,
+    "lazy": lazy,
+}

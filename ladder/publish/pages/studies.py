@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Callable
 from typing import Any
 
 from ladder.base.errors import UserError
@@ -50,7 +51,7 @@ def precision(committed: Committed, machine: str) -> str:
     """Return time, memory, parity and largest batch of each precision, and the ratios to FP32 and TF32."""
     name = f"precision/{machine}.json"
     result = committed.read(name)
-    rows = [map(text, cells) for cells in precisions.cells(result)]
+    rows = [[text(cell) for cell in cells] for cells in precisions.cells(result)]
     claims = [text(line) for line in precisions.claim_lines(result)]
     return (
         table(precisions.HEADINGS, rows, 2)
@@ -144,7 +145,7 @@ def _kernel_cells(rows: list[dict[str, Any]]) -> list[str]:
 
 
 DIRECTIONS = ("forward", "backward", "double backward")
-JOINED = {"filter_act": ("upfirdn2d after up", "bias_act noise scale")}
+JOINED: dict[str, tuple[str, ...]] = {"filter_act": ("upfirdn2d after up", "bias_act noise scale")}
 JOINED["filter_act_modulate"] = (*JOINED["filter_act"], "modulate")
 
 
@@ -292,7 +293,7 @@ def _rungs_and_seconds(result: Result) -> tuple[int, float]:
     return sum(isinstance(each, float) and each == each for each in values), math.fsum(seconds)
 
 
-TABLES = {
+TABLES: dict[str, Callable[..., str]] = {
     "upstream": upstream, "precision": precision, "sustained": sustained, "roofline": roofline, "kernels": kernels,
     "canary": canary, "selftest": selftest, "comparisons": comparisons, "parity-trials": parity_trials,
     "asv": asv, "claims": claims, "claim": claim, "filters": filters,

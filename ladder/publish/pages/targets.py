@@ -199,4 +199,4 @@ ROWS: tuple[Callable[[Committed], Row], ...] = (
     step, speedup, batch_32, lazy, upstream, compiled, light, memory_bound, cold_start, overhead, trials, damaged,
     sanitizer,
 )  # fmt: skip
-TABLES = {"targets": targets}
+TABLES: dict[str, Callable[..., str]] = {"targets": targets}
