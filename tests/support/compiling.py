@@ -1,5 +1,4 @@
-"""What `tests/kernels/test_kernels_compile.py` runs in processes of their own: kernels compiled for GPUs that are not
-there."""
+"""Kernels compiled for GPUs that are not there, in processes that `tests/kernels/test_kernels_compile.py` starts."""
 
 import json
 import os
@@ -21,7 +20,7 @@ OPTIONS = ("num_warps", "enable_fp_fusion")  # that launches give Triton
 
 
 def record_launches() -> list[tuple]:
-    """From now on nothing is launched; returns the list that (kernel, arguments by name) will be added to."""
+    """Launch nothing from now on; return the list that (kernel, arguments by name) will be added to."""
     from triton.runtime.jit import JITFunction
 
     import kernels  # noqa: F401
@@ -62,7 +61,7 @@ def run(function, *inputs) -> None:
 
 
 def run_maps(shape: tuple[int, ...], dtype, layout) -> None:
-    """What works on one pixel at a time, or on whole channels: its tiles grow with them, to 512."""
+    """Run ops on one pixel at a time, or on whole channels: their tiles grow with them, to 512."""
     import torch
 
     import kernels
@@ -174,7 +173,7 @@ def run_rgb(x, weight, style, bias, image, wide_bias, run) -> None:
 
 
 def run_rgb_odd(dtype, layout) -> None:
-    """Where a lane may hold one product of a pixel's sum: odd channels, small maps, small tiles, no alignment."""
+    """Run shapes whose lanes may hold one product of a sum: odd channels, small maps and tiles, no alignment."""
     import torch
 
     import kernels
@@ -274,7 +273,7 @@ def take_for_large(large: bool) -> None:
 
 
 def pretend(capability: int) -> None:
-    """From now on tiles are chosen as on a GPU of this architecture."""
+    """Choose tiles from now on as on a GPU of this architecture."""
     from kernels import tiles
 
     tiles.processor = lambda device: (capability, 132)
@@ -298,7 +297,7 @@ def launch_few() -> None:
 
 
 def launch_all(capability: int) -> None:
-    """As `launch_few` in all sizes, and for architectures that are compiled fully everything else."""
+    """Launch those of `launch_few` in all sizes, and all else for architectures that are compiled fully."""
     import torch
 
     planes = sys.modules["kernels.instance_norm_act_planes"]
@@ -344,7 +343,7 @@ def sources(launches: list[tuple]) -> dict[tuple, object]:
 
 
 def source(kernel, arguments: dict):
-    """What Triton would compile for these arguments: types, constants, and what is a multiple of 16."""
+    """Return what Triton would compile for these arguments: types, constants, and which are multiples of 16."""
     import torch
     from triton.compiler import ASTSource
 

@@ -27,7 +27,7 @@ def assert_no_worse(got: Tensors, plain: Tensors, exact: Tensors, dtype: torch.d
 
 
 def poison_memory(monkeypatch: pytest.MonkeyPatch) -> list[Tensor]:
-    """From now on memory that a kernel asks for is full of NaN, with 32 more on either side.
+    """Fill memory that a kernel asks for with NaN from now on, with 32 more on either side.
 
     Returns:
         what was asked for since, with what lies around it

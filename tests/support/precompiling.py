@@ -1,5 +1,4 @@
-"""What `tests/kernels/test_precompile.py` runs in a process of its own: kernels compiled ahead, for a GPU that is not
-there.
+"""Kernels compiled ahead for a GPU that is not there, in a process that `tests/kernels/test_precompile.py` starts.
 
 Each part of `main` has a cache to itself and says what was missing, compiled, launched and raised, before and after.
 """

@@ -1,4 +1,4 @@
-"""What `ladder kernels --claims` says: verdicts and sentences follow the numbers."""
+"""`ladder kernels --claims`: verdicts and sentences follow the numbers."""
 
 import functools
 import io
@@ -90,7 +90,7 @@ def test_sentences_follow_the_numbers_and_not_what_was_expected():
 
 
 def without(result, *names):
-    """As if these experiments had not been measured."""
+    """Return the result as if these experiments had not been measured."""
     kept = [each for each in result["experiments"] if each["name"] not in names]
     found = json.loads(json.dumps(result | {"experiments": kept}))
     return found | {"claims": registry.judged(found)}
