@@ -10,8 +10,8 @@ neighbour.
 The rule: a butterfly's value is never the addend of an fma. It is not added to a product either if neither instruction
 says `.rn`: ptxas makes an fma of the two. The rule is stricter than need be for two kinds of shapes, which are not
 compiled here. In the first a single lane stores the sum (`instance_norm_act_planes_kernel`, blocks of 32 pixels). In
-the second the product is exact (`moments_kernel`, tiles of 32 pixels, seen once). Other shuffles (`idx`) change layouts and
-sum nothing.
+the second the product is exact (`moments_kernel`, tiles of 32 pixels, seen once). Other shuffles (`idx`) change
+layouts and sum nothing.
 """
 
 import re
