@@ -1,7 +1,7 @@
 """Every op of kernels/ as a pytest-benchmark: `make bench-kernels`. The cases are asv's, by the same names.
 
-A round is a CUDA graph of as many calls as last some milliseconds, and what is shown is one call's share of it: so
-short are most of them that a launch by the CPU would be all there is to see. The L2 cache is cold. `ladder kernels`
+A round is a CUDA graph of as many calls as last some milliseconds, and the number is one call's share of it. Most calls
+are so short that a launch by the CPU would hide them. The L2 cache is cold. `ladder kernels`
 compares ops with alternatives; this suite leaves a file that `pytest-benchmark compare` sets beside another one.
 Without a GPU it is a smoke test at tiny sizes in Triton's interpreter, and its file says so.
 """
@@ -96,7 +96,7 @@ def test_op(name: str, direction: str, device: Any, benchmark: Any) -> None:
 
 
 def prepared(case: Case, direction: str, device: Any) -> tuple[Callable[[], Any], int]:
-    """What a round runs, and how many calls it is: enough of them, over enough buffers, as `ladder kernels` finds."""
+    """Return what a round runs and its number of calls: enough, over enough buffers, as `ladder kernels` finds."""
     timer = Timer(device, Rules(replays=1) if GPU else SMOKE)  # a round is one replay, of 5 ms
     torch.manual_seed(0)
     moved = case.bytes(case.tensors(device.name), "backward" if direction != "forward" else direction)

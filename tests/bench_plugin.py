@@ -1,4 +1,4 @@
-"""What `make bench-kernels` writes: machine and commit as in all results, without a host's name, and what is no result.
+"""The file of `make bench-kernels`: machine and commit as in all results, no host's name, and what is no result.
 
 A plugin of its own (`-p tests.bench_plugin`): tests have no business with pytest-benchmark.
 """

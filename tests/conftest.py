@@ -1,7 +1,7 @@
 """What every test shares: without a GPU, GPU tests are skipped and Triton kernels run in its interpreter.
 
-Triton reads TRITON_INTERPRET when a kernel is decorated, so the variable is set here, before any test module
-is imported. torch is imported only where a GPU is seen or a GPU test is selected: it costs seconds.
+Triton reads TRITON_INTERPRET when a kernel is decorated, so it is set here, before any test module is imported.
+Importing torch costs seconds: it waits until a GPU is seen or a GPU test is selected.
 """
 
 import os
@@ -46,7 +46,7 @@ os.environ.setdefault("OMP_NUM_THREADS", "1")
 # A hook that runs the tests exports GIT_DIR: commands that the tests start must not work on the user's repository.
 for name in os.environ.keys() - git.environment().keys():
     del os.environ[name]
-# What a script starts with `&` ignores Ctrl-C, and so does all that it starts; tests interrupt programs on purpose.
+# A program that a script starts with `&` ignores Ctrl-C, and so do its children; tests interrupt programs on purpose.
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if not (nvml_sees_a_gpu() and torch_has_cuda()):
@@ -54,7 +54,7 @@ if not (nvml_sees_a_gpu() and torch_has_cuda()):
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:
-    """Where Triton's interpreter has been imported since, it is made faster. Tests of kernels get kernels."""
+    """Make Triton's interpreter faster once it is imported. Tests of kernels get kernels."""
     interpreter.speed_up()
     if alternatives := sys.modules.get("kernels.alternatives"):
         alternatives._in_force = {}

@@ -28,7 +28,7 @@ gpgsig -----BEGIN SSH SIGNATURE-----
 
 signed
 """
-# What users have in ~/.gitconfig, each of which changed an answer of some command.
+# Settings that users have in ~/.gitconfig: each changed an answer of some command.
 SETTINGS = """
 [log]
     showSignature = true
@@ -112,7 +112,7 @@ VARIABLES = {
     "names", [[name] for name in VARIABLES] + [["GIT_DIR", "GIT_WORK_TREE", "GIT_INDEX_FILE"]]
 )
 def test_no_variable_of_git_leads_to_another_repository(root, other, monkeypatch, names):
-    """As git sets them for its hooks, and `git rebase --exec` for what it runs."""
+    """git sets them for its hooks, and `git rebase --exec` for its command."""
     (root / "kernels" / "new.py").touch()
     expected = answers(root)
     assert expected[2] == ["kernels/new.py"] and expected[1] == (expected[0], True)

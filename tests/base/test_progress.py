@@ -33,7 +33,7 @@ with progress.ladder_progress("tiny on cpu", False) as tell:
 
 
 def on_a_terminal(columns: int = 100, **env: str) -> str:
-    """What the program writes to a terminal of so many columns."""
+    """Return what the program writes to a terminal of so many columns."""
     terminal, end = pty.openpty()
     given = {key: value for key, value in os.environ.items() if key not in ("NO_COLOR", "COLUMNS", "LINES")}
     given |= {"COLUMNS": str(columns), **env}

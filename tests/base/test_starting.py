@@ -128,7 +128,7 @@ def test_help_and_errors_of_the_module_say_python_m_ladder(tmp_path: Path) -> No
 
 
 def test_the_console_command_calls_itself_ladder(tmp_path: Path) -> None:
-    """As pip writes it, from any folder."""
+    """The script is as pip writes it, and is called from any folder."""
     script = tmp_path / "ladder"
     script.write_text(
         f"#!{sys.executable}\nimport sys; sys.path.append({str(ROOT)!r})\n"

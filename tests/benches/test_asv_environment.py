@@ -26,7 +26,7 @@ def ok(run: subprocess.CompletedProcess[str], status: int = 0) -> str:
 
 
 def results(history: Path, pattern: str = CHECKOUT) -> dict[str, dict]:
-    """What asv stored, by tag of the commit; several environments of one commit are an error here."""
+    """Return what asv stored, by tag of the commit; several environments of one commit are an error here."""
     tags = {git(history, "rev-parse", f"v{k}"): f"v{k}" for k in range(1, len(SECONDS) + 1)}
     files = sorted((history / "results/asv").glob(pattern))
     found = {tags[data["commit_hash"]]: data for data in (json.loads(path.read_text()) for path in files)}
@@ -120,8 +120,10 @@ class Rung:
 
 
 def test_the_command_that_the_history_prints_bisects_to_the_commit(history):
-    """As printed, in a shell: the step is in the first commit after the good one, and another series has a larger one
-    elsewhere, which asv would take for the answer."""
+    """In a shell, as printed: the step is in the first commit after the good one.
+
+    Another series has a larger step elsewhere, which asv would take for the answer.
+    """
     (history / "benches/rungs.py").write_text(TWO_SERIES)
     ok(asv(history, "run", "ALL", "--bench", "other"))
     for commit in ("v1", "v2", "v3", "v6"):

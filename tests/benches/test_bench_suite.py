@@ -31,7 +31,7 @@ def test_without_one_every_op_but_cuda_c_runs_once_in_every_direction(monkeypatc
 
 
 def test_every_public_op_is_timed_or_says_why_not():
-    """Of `kernels` and `kernels.cuda`, whatever they export: a new op needs an entry here, and one in benches/."""
+    """Every op that `kernels` and `kernels.cuda` export: a new one needs an entry here, and one in benches/."""
     public = set(kernels.__all__) | {f"cuda.{name}" for name in kernels.cuda.__all__}
     public = {name for name in public if not name.endswith("_reference")} - kernelgroups.NO_OPS
     timed = {kernelcases.named(name).entry.function for name in CASES}

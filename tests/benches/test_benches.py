@@ -212,7 +212,7 @@ class Workers:
 
 @pytest.fixture
 def told(handover, monkeypatch):
-    """What happens in a process of asv after which baseline, cuda_graphs (n/a), bf16 and set_to_none are asked for."""
+    """Return what a process of asv does that baseline, cuda_graphs (n/a), bf16 and set_to_none are asked of next."""
     told, names = [], {json.dumps(frozen.recipe): rung for (_, rung), frozen in series.SERIES.items()}
 
     def measure_once(workload, recipe, device, cycles, code=None, workers=None):

@@ -1,7 +1,7 @@
 """asv over toy commits: rungs come, go, move and change names, and old commits bring wrong timers. asv itself runs.
 
-The working tree of each commit is what measures there. Its toy of a model says what each recipe takes in a table, so
-that every number names the series and the commit that it belongs to.
+The working tree of each commit is what measures there. Its toy of a model says in a
+table what each recipe takes: every number names its series and its commit.
 """
 
 import itertools
@@ -53,7 +53,7 @@ def series_file(rungs: dict[str, str], retired: tuple[str, ...] = ()) -> str:
     return "\n".join([*lines, "}", ""])
 
 
-# What the five commits' working trees have: values in asv's order, those retired, and the order of the ladder itself.
+# The five commits' working trees: values in asv's order, those retired, and the order of the ladder itself.
 COMMITS = [
     ({"baseline": "baseline", "a": "a", "b": "b"}, (), ["baseline", "a", "b"]),
     # c is inserted before b, which it changes: b's new meaning is a new value at the end
@@ -122,7 +122,7 @@ def checked_in(toys: Path, number: int) -> str:
     (toys / "ladder" / "ladders" / "full.yaml").write_text(json.dumps({"title": "toys", "rungs": order}))
     table = {content: value(content, number) for content in CONTENT}
     (toys / "stylegan_lite" / "table.json").write_text(json.dumps(table))
-    # What a benchmark that reads its parameters from the measured commit would take for them.
+    # A benchmark that reads its parameters from the measured commit would take these for them.
     (toys / "stylegan_lite" / "__init__.py").write_text(f"CONTRACT = 1\nRUNGS = {order}\n")
     return commit_all(toys, f"commit {number}")
 

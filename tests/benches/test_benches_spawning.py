@@ -61,7 +61,7 @@ def handover(tmp_path, monkeypatch):
 
 
 def benchmark(rungs=("baseline", "cuda_graphs"), workloads=("article", "tiny")):
-    """What asv knows of a benchmark; only these combinations are selected."""
+    """Return what asv knows of a benchmark; only these combinations are selected."""
     found = {
         "name": NAME,
         "params": [[f"'{each}'" for each in values] for values in (series.WORKLOADS, series.RUNGS)],

@@ -1,4 +1,4 @@
-"""What the doctor finds on machines that are not this one."""
+"""`ladder doctor` on machines that are not this one."""
 
 import importlib.util
 from types import SimpleNamespace

@@ -1,4 +1,4 @@
-"""What is measured comes from the code that was asked for, whatever else is installed under the same names."""
+"""The measured code is the one that was asked for, whatever else is installed under the same names."""
 
 import os
 import shutil

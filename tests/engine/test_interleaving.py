@@ -32,7 +32,7 @@ def test_three_are_prepared_at_a_time_and_each_is_timed_alone(
     rounds: Interleaved,
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """What ran out of memory beside others is visited again alone."""
+    """A program that ran out of memory beside others is visited again alone."""
     monkeypatch.setattr(Interleaved, "_lanes", lambda self, left: min(3, len(left)))
     seen = {each.program.name: each for each in rounds.round(0, programs("a", "b", "once", "later", "e"))}
     assert {each.status for each in seen.values()} == {"ok"} and len(seen) == 5

@@ -25,7 +25,7 @@ __all__ = ["images"]  # a fixture
 
 @contextmanager
 def held(folder):
-    """As another run on this machine holds it."""
+    """Hold the folder as another run on this machine does."""
     with locks.folder_lock(folder, text.slug(system.facts("cpu")["name"])):
         yield
 

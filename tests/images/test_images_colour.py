@@ -56,7 +56,7 @@ def assembled(space: bytes, kind: bytes, connection: bytes, tags: dict[str, byte
 
 
 def meant(profile: bytes, stored=STORED) -> tuple[int, ...]:
-    """What a colour-managed viewer shows."""
+    """Return the colour that a colour-managed viewer shows."""
     swatch = Image.new("RGB", (1, 1), stored)
     srgb = ImageCms.createProfile("sRGB")
     return ImageCms.profileToProfile(swatch, ImageCms.ImageCmsProfile(io.BytesIO(profile)), srgb).getpixel(

@@ -1,4 +1,4 @@
-"""What is said of machines that this one is not: the GPU library and torch's answer are faked."""
+"""Facts of machines that this one is not: the GPU library and torch's answer are faked."""
 
 import sys
 from pathlib import Path

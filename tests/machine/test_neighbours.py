@@ -27,7 +27,7 @@ def machine(tmp_path, monkeypatch, busy: list[int], own: int, lines: str = "") -
 
 
 def taken(tmp_path, monkeypatch, busy, own) -> float | None:
-    """Of ten seconds."""
+    """The window is ten seconds."""
     machine(tmp_path, monkeypatch, [1000, 1000], 500)
     before = neighbours.sample(0.0, PID)
     machine(tmp_path, monkeypatch, busy, own)

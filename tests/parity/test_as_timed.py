@@ -89,7 +89,7 @@ def test_a_graph_that_holds_another_step_after_the_second_capture_is_found(refer
     assert found["reason"].startswith("as it is timed: ") and "G_pl" in found["reason"]
 
 
-# What a timed process itself can see
+# Seen by the timed process itself
 
 
 def worker_of(step):
@@ -158,7 +158,7 @@ def test_copies_of_nan_are_stale():
     assert evidence.compute_copies(step)["stale"] == len(entries)
 
 
-# What receipts judge of a capture
+# Receipts of a capture
 
 
 class Issued:

@@ -288,7 +288,7 @@ def without_flips(step):
 
 
 def next_one_too_early(step):
-    """What the side stream makes ready lands where the step still reads."""
+    """The side stream writes where the step still reads."""
     prefetch = step.feed.prefetch
 
     def early():

@@ -124,7 +124,7 @@ def test_state_that_an_optimizer_loses_is_found(recipe, make, what, references, 
     json.dumps(found, allow_nan=False)
     entries = [found["phases"][phase][what] for phase in ("G_main", "D_main")]
     assert any(entry["nearest_error"] > entry["nearest_budget"] for entry in entries), entries
-    # What comes of it later in a whole step may be named before it.
+    # Its later effects in a whole step may be named before it.
     caught = [problem for problem in found["problems"] if f" {what}" in problem] or found["problems"]
     if (make, recipe) == EACH[0]:
         planted_bug(bug=bug, planted="both optimizers put it back after each update", problem=caught[0])
@@ -182,8 +182,10 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
 
 
 def test_the_budget_of_single_phases_is_for_gradients_that_are_none_too(references):
-    """Path length gives most biases zeros, whose exact decay hides how the others' second moments are rounded. What
-    plain PyTorch does where Adam passes them over, the same arithmetic, must not be further off than its own budget."""
+    """Path length gives most biases zeros, whose exact decay hides how the others' second moments are rounded.
+
+    Plain PyTorch where Adam passes them over is the same arithmetic, and must stay within its own budget.
+    """
     ref = reference.get(Workload.from_dict(SMALL | {"channel_base": 256}), "cpu", references)
     zeros, none = (alone({"precision": "bf16", "set_to_none": none}) for none in (False, True))
     (allowed, *_), _ = spread.measure(zeros, ref, lambda text: None, budget=True)
@@ -206,7 +208,7 @@ def test_the_other_network_s_moments_must_not_move(references):
     assert any(problem.startswith("G_main untouched of others") for problem in found["problems"])
 
 
-# What the caches are made of
+# The contents of the caches
 
 
 def counted(monkeypatch):
@@ -313,8 +315,10 @@ def test_the_reference_takes_no_more_room_for_adam_s_state(cache):
 
 
 def test_an_update_may_stray_as_far_as_the_gradients_it_is_made_of():
-    """Seen on a GPU: two phases update one noise strength, their errors cancelled in every plain spelling, and a rung
-    whose gradients were within budget was refused for an update that is 1.06 times its own."""
+    """Seen on a GPU: two phases update one noise strength, and their errors cancelled in every plain spelling.
+
+    A rung whose gradients were within budget was refused for an update that is 1.06 times its own.
+    """
     kind, tensor = ("G_main", "G_pl", "D_main"), "blocks.5.conv1.noise_strength"
     main, path, other = (together.label(phase, kind) for phase in kind)
     errors = {

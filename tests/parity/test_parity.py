@@ -190,7 +190,7 @@ def planted_in(what):
 
 
 def stale(step):
-    """As a graph that was captured with other buffers: what is loaded is never read."""
+    """Like a graph that was captured with other buffers: it never reads the loaded ones."""
     captured, inner = copy.deepcopy(step.inputs), step._loss
 
     def loss(phase):

@@ -1,4 +1,4 @@
-"""What each mode measures, and which way round a gain is read."""
+"""Modes of a run: the rungs that each measures, and which way round a gain is read."""
 
 import pytest
 

@@ -12,7 +12,7 @@ OPS, LAYOUTS, DTYPES = range(5), range(2), range(3)
 
 
 class Item:
-    """Of a collected case, what is looked at."""
+    """The part of a collected case that sweeps look at."""
 
     path, cls = "test_x.py", None
 
@@ -80,7 +80,7 @@ def test_named_tuples_are_quick_until_every_field_s_values_were_seen():
 @pytest.mark.parametrize("b", [[1], [2], [3]])
 @pytest.mark.parametrize("a", [{}, {"x": 1}])
 def test_swept(a, b):
-    """What the next test finds among pytest's own cases."""
+    """A sweep that the next test finds among pytest's own cases."""
     assert isinstance(a, dict) and isinstance(b, list)
 
 

@@ -1,4 +1,4 @@
-"""What is read off a profiled cycle."""
+"""Facts that are read off a profiled cycle."""
 
 from ladder.receipts import traces
 

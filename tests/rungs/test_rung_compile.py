@@ -1,7 +1,7 @@
 """torch.compile of the main phases: one graph each, the same numbers, and a failure that is never called compiled.
 
 On the CPU the compiler is Dynamo with its graphs run as they are, or by AOTAutograd: Inductor takes a C++ compiler and
-minutes. What Inductor makes of them is for the GPU.
+minutes. Inductor's own code is for the GPU.
 """
 
 import copy

@@ -38,7 +38,7 @@ def test_every_phase_computes_what_plain_pytorch_does(layout, on_cpu):
 
 
 def test_all_phases_agree_with_the_reference_in_bf16(on_cpu, references):
-    # Of eight channels R1's loss is so small that on some CPUs BF16's own rounding is a fifth beyond its budget.
+    # Not eight channels: R1's loss is so small there that BF16's rounding on some CPUs is a fifth beyond its budget.
     step = small(CUDA | LAST | {"precision": "bf16"}, channel_base=64, **TINY | {"channel_max": 16})
     found = checked(step, references)
     assert found["verdict"] == "ok", found["problems"]

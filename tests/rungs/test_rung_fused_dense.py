@@ -131,7 +131,7 @@ def no_bias_gain(monkeypatch):
 
 
 def detached_weights(monkeypatch):
-    """As where a second derivative forgets that the first depends on the weights."""
+    """A second derivative forgets that the first depends on the weights."""
 
     def forgetful(ws, weights, biases, slots, **how):
         return kernels.dense_group_reference(ws, [w.detach() for w in weights], biases, slots, **how)

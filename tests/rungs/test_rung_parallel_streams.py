@@ -126,7 +126,7 @@ def test_it_shows_its_receipt_and_so_do_the_rungs_below():
 
 
 def test_without_fused_resample_fewer_weights_count():
-    """As in leave-one-out: up- and downsampling layers then convolve with weights made of theirs."""
+    """Leave-one-out measures this: up- and downsampling layers then convolve with weights made of theirs."""
     found = catalog.load_rung("parallel_streams").receipt(
         gathered(BELOW | TWO | {"resample": "subpixel"}, ms=0.7)
     )

@@ -15,7 +15,7 @@ from typing import Any
 BROWSER = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 DRIVER = shutil.which("chromedriver")
 
-# As root a browser needs --no-sandbox; it opens only pages that were written here. No name resolves: no network.
+# A browser of root needs --no-sandbox; it opens only pages that were written here. No name resolves: no network.
 OPTIONS = (
     "--headless=new", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--no-first-run", "--disable-sync",
     "--disable-background-networking", "--disable-component-update", "--hide-scrollbars", "--window-size=1400,1000",
@@ -63,7 +63,7 @@ def look(browser: Any, theme: str) -> None:
 
 
 def until(browser: Any, script: str, what: str) -> Any:
-    """What ``script`` returns as soon as that is something."""
+    """Return the script's value as soon as it is true."""
     from selenium.webdriver.support.ui import WebDriverWait
 
     return WebDriverWait(browser, 10, 0.05).until(lambda it: it.execute_script(f"return {script}"), what)

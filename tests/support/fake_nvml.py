@@ -8,7 +8,7 @@ UUID = "GPU-8f5c5a53-0000-1111-2222-333344445555"
 
 
 class Refused(Exception):
-    """What NVML raises for NotSupported, NoPermission and the like."""
+    """The error that NVML raises for NotSupported, NoPermission and the like."""
 
 
 class FakeNvml:

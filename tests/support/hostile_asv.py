@@ -1,4 +1,4 @@
-"""What strangers might send for results of asv's: how each is planted in a genuine folder, and words of its refusal."""
+"""Files that strangers might send for asv's results: how each is planted among genuine ones, words of its refusal."""
 
 import json
 import math
@@ -87,7 +87,7 @@ AT = ("results", TIME)
 BENCHMARKS = '{"version": 2}'
 HTML, MARKDOWN, MATH = "<img src=x onerror=alert(1)>", "a](javascript:alert(1)) | b", "$\\frac{1}{2}$"
 
-# What is planted in an otherwise genuine results file -> (how, words of the line that refuses it)
+# Planted in an otherwise genuine results file -> (how, words of the line that refuses it)
 RESULT_FILES: dict[str, tuple[Plant, str]] = {
     "nothing": (raw(""), "not a result file"),
     "the word null": (raw("null"), "is not an object"),
@@ -165,7 +165,7 @@ def _beside(name: str, content: str) -> Plant:
     return change
 
 
-# What is planted beside it, in the same machine's folder or above -> (which file, how, words of the line)
+# Planted beside it, in the same machine's folder or above -> (which file, how, words of the line)
 BESIDE_RESULTS: dict[str, tuple[str, Plant, str]] = {
     "machine.json: null": ("machine.json", raw("null"), "None is not an object"),
     "machine.json: a list as a fact": ("machine.json", put("gpu", ["x"]), "gpu: a list is not plain text"),

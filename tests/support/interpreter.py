@@ -1,11 +1,15 @@
 """Triton's interpreter, which runs the kernels on a CPU, without what it does over and over: tests take half as long.
 
-Nothing that a kernel computes changes. Each call of a jitted function from another replaces some three hundred members
-of `triton.language` that are replaced already; each operation builds a table of number types, compares types and shapes
-and widens its operands, and each result its shape anew; each load makes the zeros for what is masked and converts
-them; BF16 is taken to pieces and put together again, where a shift will do; and whether an integer overflows is
-computed and ignored, where here it is an error. These names are Triton's own and may go: what is not found is left as
-it is.
+Nothing that a kernel computes changes. By itself the interpreter repeats this work:
+
+- a call of a jitted function from another replaces some 300 members of `triton.language` that are replaced already
+- an operation builds a table of number types, compares types and shapes, and widens its operands
+- a result makes its shape anew
+- a load makes the zeros for what is masked, and converts them
+- BF16 is taken to pieces and put together again, where a shift will do
+- an overflow of an integer is computed and ignored, where here it is an error
+
+These names are Triton's own and may go: a name that is not found is left alone.
 """
 
 from __future__ import annotations
@@ -56,7 +60,7 @@ def speed_up() -> None:
 
 
 def _once_a_launch(patch_lang: Callable[..., Any], core: Any) -> Callable[..., Any]:
-    """What a launch and the functions in it replace is replaced once, and all put back when the launch ends."""
+    """Return a `_patch_lang` that replaces each member once a launch, and puts all back when the launch ends."""
     held: list[Any] = []
     replaced: set[int] = set()
     modules: dict[Any, set[int]] = {}
@@ -161,8 +165,8 @@ CONSTANTS = {"fp32": float, "fp64": float, "int32": int, "int64": int}
 class _ByTypes:
     """Methods of Triton's semantics, each asked once what comes of operands of some types.
 
-    Of the same types the same comes, and NumPy widens them itself. Only where the operands hold one type of number (or
-    whole ones, or a pointer and how far to go), and where NumPy's result is the method's to the last bit at first.
+    The same types give the same type, and NumPy widens the operands itself. NumPy takes over for operands of one
+    type of number, for whole ones, and for a pointer and an offset. Its first result must be the method's to the bit.
     """
 
     def __init__(self, tensor: Any, make_handle: Callable[..., Any]) -> None:
@@ -292,7 +296,7 @@ def _with_known_zeros(load: Callable[..., Any], tensor: Any, interpreter: Any) -
 
 
 def _by_shifts(convert: Callable[..., Any]) -> Callable[..., Any]:
-    """What Triton makes of BF16 and, by cutting, of FP32: the same bits. Numbers next to zero it converts itself."""
+    """Return a conversion of BF16 and, by cutting, FP32 to Triton's bits. Triton converts numbers next to zero."""
     import numpy as np
 
     @functools.wraps(convert)
@@ -333,7 +337,7 @@ def _same(found: Any, result: Any) -> bool:
 
 
 def _listed_once(patch_builtin: Callable[..., None]) -> Callable[..., None]:
-    """What of a package or class is replaced is looked for once: at a launch all of it is as it was."""
+    """Return a `_patch_builtin` that looks once for what it replaces: at a launch a package is as it was."""
     made: dict[int, list[tuple[str, Any]]] = {}
 
     def patch(package: Any, builder: Any, scope: Any) -> None:
@@ -349,7 +353,7 @@ def _listed_once(patch_builtin: Callable[..., None]) -> Callable[..., None]:
 
 
 def _overflowing() -> Callable[..., None]:
-    """What Triton asks for after each sum and product, and then ignores unless it debugs: has an integer overflowed?"""
+    """Return the check for overflow after each sum and product, which Triton ignores unless it debugs."""
     import numpy as np
 
     operations = {name: each for name, each in _operations().items() if name in ARITHMETIC}

@@ -62,7 +62,7 @@ def genuine() -> dict[str, Any]:
 
 
 def judge(folder: Path, content: bytes | str | dict[str, Any], name: str = "a.json") -> str | None:
-    """What is wrong with a file of that content."""
+    """Return what is wrong with a file of that content, or None."""
     content = json.dumps(content) if isinstance(content, dict) else content
     (folder / name).write_bytes(content if isinstance(content, bytes) else content.encode())
     return validate.problem_of(folder / name)

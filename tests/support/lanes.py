@@ -1,16 +1,17 @@
 """Whether all lanes of a warp compute the same sum, by the PTX.
 
-`tl.sum` over lanes is a butterfly: each lane adds its neighbour's value to its own, so all of them hold the sum, and
-all of them write it where it goes through shared memory into another layout. a + b is b + a to the last bit, unless a
-multiplication and the addition become one instruction, which rounds once: one lane then computes fma(x_i, w_i, p_j),
-its neighbour fma(x_j, w_j, p_i), and which of the two a reader gets is chance. That happens where a thread holds a
-single product of the sum: of several, the last of its own additions stands between product and neighbour.
+`tl.sum` over lanes is a butterfly: each lane adds its neighbour's value to its own, so all of them hold the sum. All
+of them write it where it goes through shared memory into another layout. The sums a + b and b + a agree to the last bit
+unless a multiplication and the addition become one instruction, which rounds once. One lane then computes
+fma(x_i, w_i, p_j), its neighbour fma(x_j, w_j, p_i), and chance decides which of the two a reader gets. That happens
+where a thread holds a single product of the sum. With several, the last of its own additions stands between product and
+neighbour.
 
-The rule: what comes from a butterfly is never the addend of a product. Not of an fma, and not in an addition to a
-product that ptxas may make one of, which it does where neither says `.rn`. It is stricter than need be where one lane
-alone stores the sum (`instance_norm_act_planes_kernel` in blocks of 32 pixels) and where the product is exact
-(`moments_kernel` in tiles of 32 pixels, which are seen once): shapes that are not compiled here. Other shuffles
-(`idx`) change layouts and sum nothing.
+The rule: a butterfly's value is never the addend of an fma. It is not added to a product either if neither instruction
+says `.rn`: ptxas makes an fma of the two. The rule is stricter than need be for two kinds of shapes, which are not
+compiled here. In the first a single lane stores the sum (`instance_norm_act_planes_kernel`, blocks of 32 pixels). In
+the second the product is exact (`moments_kernel`, tiles of 32 pixels, seen once). Other shuffles (`idx`) change
+layouts and sum nothing.
 """
 
 import re

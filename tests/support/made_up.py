@@ -163,7 +163,7 @@ def judged_run(mode: str = "cumulative", seed: int = 0, **times: float) -> dict[
 
 
 def parity(share: float = 0.41, verdict: str = "ok") -> dict[str, Any]:
-    """What `ladder.parity.check.check` gives, cut down to two phases, with an error of `share` of its budget."""
+    """Return what `ladder.parity.check.check` gives, cut down to two phases, with an error of `share` of its budget."""
     entry = {
         "error": 0.0005,
         "budget": 0.002,

@@ -1,4 +1,4 @@
-"""What the tests that plant faults saw, as files: `pytest --record-outcomes=FOLDER tests`, or `make faults`.
+"""The outcomes of tests that plant faults, as files: `pytest --record-outcomes=FOLDER tests`, or `make faults`.
 
 A test asks for one of the fixtures `outcome`, `planted_bug` and `sabotaged_rung` and says in them what it planted and
 what came of it. Under the option only those tests run, and what they said becomes a JSON file and a Markdown table
@@ -184,7 +184,7 @@ def _cell(value: Any) -> str:
 
 
 def _checked(row: dict[str, Any]) -> dict[str, Any]:
-    """What the test wrote itself must be storable as it is; what the run said is cut to fit, like any reason."""
+    """Return the row. The test's own words must be storable as they are; the run's are cut to fit, like any reason."""
     from ladder.base.text import TEXT
 
     for key in ("injected", "bug", "planted", "rung", "sabotage"):

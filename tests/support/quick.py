@@ -1,7 +1,7 @@
 """The tests of what changed, in seconds: `make quick`.
 
-What changed is what git sees in the working tree; where that is nothing, what the last commit changed. A module's tests
-are the files with its name in the mirrored folder, or that whole folder; tests that are slow are left to `make test`.
+Changed are the files that git lists for the working tree; if there are none, the files of the last commit. A module's
+tests are the files with its name in the mirrored folder, or that whole folder. Slow tests are left to `make test`.
 """
 
 from __future__ import annotations

@@ -11,7 +11,7 @@ SETTINGS = ("user.name=t", "user.email=t@t", "commit.gpgsign=false", "advice.det
 
 
 def git(folder: Path, *arguments: str, **env: str) -> str:
-    """What git says of this there, with `env` over the environment; a status other than 0 is an error."""
+    """Return what git says there, with `env` over the environment; a status other than 0 is an error."""
     command = ["git", *(word for setting in SETTINGS for word in ("-c", setting)), *arguments]
     # Without GIT_DIR and its like: a hook that runs the tests exports those of the user's own repository.
     run = subprocess.run(

@@ -10,7 +10,7 @@ SMALL = {
     "batch": 4,
 }
 
-# Of the fewest resolutions, channels and samples: for kernels in Triton's interpreter.
+# The fewest resolutions, channels and samples: for kernels in Triton's interpreter.
 LEAST = {
     "resolution": 8,
     "channel_base": 32,

@@ -1,7 +1,7 @@
 """A repository with a history of toys, measured by the real plugin: commits whose times are known exactly.
 
-A commit's `stylegan_lite` says how long a step takes, the benchmark says so to asv. What stands between them, and
-the machine that is described, is this project's; interpreters with stand-ins for torch are made as wanted.
+A commit's `stylegan_lite` says how long a step takes, the benchmark says so to asv. All that stands between
+them is this project's, and so is the machine that is described. Interpreters have stand-ins for torch as wanted.
 """
 
 import os

@@ -32,7 +32,7 @@ def set_to(number: int, handler):
 
 
 def at(step: int, do):
-    """What is done when the line of a step is written."""
+    """Return a listener that acts when the line of a step is written."""
     return lambda event: do() if event["event"] == "log" and event["step"] == step else None
 
 

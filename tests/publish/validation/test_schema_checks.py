@@ -38,7 +38,7 @@ def committed(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def smallest(committed: Path) -> dict[str, Any]:
-    """Of each kind the smallest committed file, its lists cut to three entries."""
+    """Return the smallest committed file of each kind, its lists cut to three entries."""
     found: dict[str, Any] = {}
     for path in sorted(committed.rglob("*.json"), key=lambda path: path.stat().st_size):
         data = json.loads(path.read_text())

@@ -1,4 +1,4 @@
-"""What `ladder kernels --claims` says: verdicts and sentences follow the numbers."""
+"""`ladder kernels --claims`: verdicts and sentences follow the numbers."""
 
 import functools
 import io
@@ -89,7 +89,7 @@ def test_sentences_have_the_numbers_that_were_measured_and_leave_out_others():
 
 
 def without(result, *names):
-    """As if these experiments had not been measured."""
+    """Return the result as if these experiments had not been measured."""
     kept = [each for each in result["experiments"] if each["name"] not in names]
     found = json.loads(json.dumps(result | {"experiments": kept}))
     return found | {"claims": registry.judged(found)}

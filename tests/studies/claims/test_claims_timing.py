@@ -1,4 +1,4 @@
-"""What `ladder kernels --claims` times, and what it says of what cannot be timed."""
+"""The timing of `ladder kernels --claims`, and its reasons where a contender cannot be timed."""
 
 import sys
 import types

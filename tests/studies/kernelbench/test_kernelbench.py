@@ -1,4 +1,4 @@
-"""What is timed in `ladder kernels`, and what becomes of a contender that fails, is wrong or comes too late."""
+"""The timing of `ladder kernels`, also of a contender that fails, is wrong or comes too late."""
 
 import dataclasses
 import json

@@ -27,7 +27,7 @@ LINEAR = ("conv2d", "upfirdn2d")  # of these a few calls are timed, and it matte
 
 
 def called(workload, monkeypatch):
-    """What both networks pass to `kernels`, forward: {(function, shapes of tensors, how): (dtype, nhwc)}."""
+    """Return what both networks pass to `kernels`, forward: {(function, shapes of tensors, how): (dtype, nhwc)}."""
     seen = {}
 
     def record(function):
@@ -162,7 +162,7 @@ def test_inputs_are_random_leaves_in_the_settings_precision_and_format():
 
 @pytest.mark.parametrize("op", ["filter_act", "filter_act_modulate"])
 def test_what_a_gradient_divides_by_is_not_near_zero(op):
-    """Of 16,384 normal numbers one is, and rounding of y divided by it was 66% of all gradients of `filter_act`."""
+    """One of 16,384 normal numbers is: rounding of y divided by it was 66% of all gradients of `filter_act`."""
     inputs = Case(op, (("N", 32), ("C", 512), ("H", 5), ("W", 5), ("R", 4)), "bf16", "channels_last").tensors(
         "cpu"
     )

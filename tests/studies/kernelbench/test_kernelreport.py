@@ -1,4 +1,4 @@
-"""From samples to verdicts, tables and the chart of `ladder kernels`."""
+"""`ladder kernels`: verdicts, tables and the chart that follow from samples."""
 
 import warnings
 

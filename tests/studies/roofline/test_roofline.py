@@ -107,7 +107,7 @@ def test_phases_of_a_step_that_is_one_graph_are_those_of_a_second_step(gpu, work
 
 
 class Step:
-    """What `observe` asks of a step."""
+    """A step as far as `observe` asks."""
 
     def __init__(self, recipe, log):
         self.together, self.log = [("G_main",)] if recipe["whole_step_graph"] else [], log

@@ -26,7 +26,7 @@ from tests.support.small import LEAST
 
 WORKLOAD = Workload.from_dict(LEAST).to_dict()
 
-# What a step needs of the repository, with none of its arithmetic: layers of the right sizes, and losses that notice
+# The part of the repository that a step needs, without its arithmetic. Layers have the right sizes, and losses notice
 # which phase asked for them.
 FILES = {
     "dnnlib/__init__.py": "",
@@ -175,7 +175,7 @@ def test_its_configuration_is_that_of_its_command_line(clone):
 
 
 def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path):
-    """As NVIDIA's loader does, although torch no longer enters what it loads into `sys.modules`."""
+    """NVIDIA's loader does so, although torch no longer enters what it loads into `sys.modules`."""
     from torch.utils import cpp_extension
 
     built, seen = types.ModuleType("made_up_plugin"), []

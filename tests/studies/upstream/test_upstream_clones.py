@@ -24,7 +24,7 @@ GRADFIX = """
     def _should_use_custom_op(x):
         return enabled and not NEW
     """
-# As NVIDIA's `persistence.persistent_class`: the wrapper's own signature says nothing.
+# Like NVIDIA's `persistence.persistent_class`: the wrapper's own signature says nothing.
 WRAPPED = """
     def persistent_class(original):
         class Decorator(original):

@@ -1,7 +1,8 @@
 """A stand-in for `stylegan_lite`, without torch, in which the tests of measuring plant faults through the recipe.
 
-Pass `tests/support/fake_code` as `code`. "fault" says what goes wrong, "at" in which method, "once" names a file: the
-fault then waits until that file is there, which the first call makes. Cycles are logged to the file that "log" names.
+Pass `tests/support/fake_code` as `code`. The recipe's key "fault" says what goes wrong, "at" in which method. The key
+"once" names a file: the fault then waits until the first call has made that file. Cycles are logged to the file that
+"log" names.
 """
 
 import contextlib
