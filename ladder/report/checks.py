@@ -21,7 +21,10 @@ def receipts_word(rung: dict[str, Any]) -> str:
 
 
 def parity_share(rung: dict[str, Any]) -> float | None:
-    """The largest error of a judged quantity as a share of its budget; above 1 is outside. None if none was judged."""
+    """Return the largest error of a judged quantity as a share of its budget: above 1 is outside.
+
+    Returns None if no quantity was judged.
+    """
     shares = [entry["share"] for entry in parity_rows(rung) if entry["share"] is not None]
     return max(shares, default=None)
 
@@ -107,7 +110,7 @@ def parity_cells(rung: dict[str, Any]) -> list[tuple[str, ...]]:
 
 
 def parity_lines(rung: dict[str, Any]) -> list[str]:
-    """What was wrong, and how reference and budget were made, a line each."""
+    """Return lines that say the fault, and how reference and budget were made."""
     found = _dict(rung.get("parity"))
     if not found:
         return []

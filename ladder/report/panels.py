@@ -56,7 +56,7 @@ def draw_bars(
 
 
 def bars_window(shown: View) -> tuple[float, float]:
-    """From 0 to somewhat above the highest bar."""
+    """Return the axis from 0 to somewhat above the highest bar."""
     return 0.0, errorbars.window([row.step_ms for row in shown.rows if row.step_ms], 0.0, 0.0)[1]
 
 
@@ -142,7 +142,7 @@ def _speedups(shown: View) -> tuple[dict, dict, dict]:
 
 
 def speedups_window(shown: View) -> tuple[float, float]:
-    """What of the speedups' intervals is drawn."""
+    """Return the part of the speedups' intervals that is drawn."""
     ours, _, theirs = _speedups(shown)
     return errorbars.window([*ours.values(), *theirs.values()], 0.9, 1.2)
 

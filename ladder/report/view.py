@@ -239,22 +239,22 @@ def _no_twins(result: dict[str, Any]) -> str:
 
 
 def _gains(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """What the rungs of one kind were found to gain."""
+    """Return the gains of the rungs of one kind."""
     return [r["gain"] for r in result["rungs"] if r.get("kind") == kind and isinstance(r.get("gain"), dict)]
 
 
 def shown_gain(row: Row) -> str:
-    """The factor a rung gains; nothing where it lies inside the noise, whatever its sign."""
+    """Return the factor that a rung gains; nothing where it lies inside the noise, whatever its sign."""
     return "" if row.verdict == verdicts.NO_GAIN else factor(row.previous)
 
 
 def shown_top(row: Row) -> str:
-    """The same for what it gains at the top."""
+    """Return the factor that a rung gains at the top; nothing inside the noise."""
     return "" if row.advice == modes.ADVICE[verdicts.NO_GAIN] else factor(row.top_gain)
 
 
 def _reference(ladder: dict[str, Any]) -> str:
-    """Whose `article_ms` they are."""
+    """Return whose `article_ms` the ladder quotes."""
     known = ladder.get("reference")
     if known is None and ladder["name"] in catalog.ladders():
         known = catalog.load_ladder(ladder["name"]).reference
@@ -302,7 +302,7 @@ def _rounds(result: dict[str, Any]) -> str:
 
 
 def _unmeasured(result: dict[str, Any], mode: str) -> list[str]:
-    """What a rung contains besides the shown one before it: rungs of the ladder that were not measured (`--rungs`)."""
+    """Name the unmeasured rungs (`--rungs`) that a shown rung contains beside the one before it."""
     ladder, names = result["ladder"]["name"], {rung["name"] for rung in result["rungs"]}
     if mode != modes.CUMULATIVE or ladder not in catalog.ladders():
         return []
@@ -323,7 +323,7 @@ def _unmeasured(result: dict[str, Any], mode: str) -> list[str]:
 
 
 def _lazy(records: list[dict[str, Any]]) -> list[str]:
-    """What lazy phases add to a step that has them, of the first and the last rung that say so."""
+    """Say how much lazy phases add to a step that has them, for the first and the last rung that know it."""
     lines = []
     found = {rung["name"]: costs for rung in records if (costs := record.lazy_costs(rung))}
     for name in dict.fromkeys([*list(found)[:1], *list(found)[-1:]]):

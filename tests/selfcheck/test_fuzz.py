@@ -26,7 +26,7 @@ TEXT = fuzztargets.Target("toy", [b'{"a": [1, 2]}'], Path("toy.json"), lambda pa
 
 @pytest.fixture(autouse=True)
 def committed_bases(monkeypatch: pytest.MonkeyPatch) -> None:
-    """What is damaged are the project's results, not what a user has added to them."""
+    """Damage the project's results, not those that a user has added."""
     monkeypatch.setattr(fuzztargets, "RESULTS", committed.file("results"))
 
 

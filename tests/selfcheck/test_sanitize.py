@@ -1,4 +1,4 @@
-"""What `make sanitize` watches is every kernel there is, and what a part said becomes the right verdict."""
+"""Every kernel is watched by `make sanitize`, and the words of a part become the right verdict."""
 
 import json
 from pathlib import Path
@@ -163,7 +163,7 @@ def test_every_jit_function_that_is_launched_counts_as_a_kernel():
 
 
 def test_the_names_are_those_of_all_calls(monkeypatch):
-    """What asks for calls by name leaves none out."""
+    """A request for calls by name leaves none out."""
     import torch
 
     import kernels
@@ -204,7 +204,7 @@ def test_every_kernel_in_cuda_is_launched(monkeypatch):
 
 
 def test_programs_that_walk_are_launched():
-    """As on large maps; without `walking` each program has one tile of maps as small as these."""
+    """Programs walk on large maps. Without `walking` each program has one tile of maps as small as these."""
     import torch
 
     from kernels.common import tiles

@@ -242,7 +242,7 @@ def wait_for(condition, process=None):
 
 
 def gone(pid):
-    """What ran under the tool has ended with it."""
+    """Return whether the process under the tool has ended with it."""
 
     def ended():
         try:

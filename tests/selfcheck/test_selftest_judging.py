@@ -1,4 +1,4 @@
-"""What the self-test on a device says of made-up rounds, and how the command ends."""
+"""The self-test on a device: its words about made-up rounds, and how the command ends."""
 
 import json
 from pathlib import Path

@@ -84,7 +84,7 @@ class Toy:
                 kernel_release="6.1",
                 choices={
                     choicehistory.key(STEP, ["article", "bf16"]): choicehistory.lines([row]),
-                    # Of other processes, which decided otherwise at other commits:
+                    # Other processes decided otherwise at other commits:
                     "phases.Phase(article, bf16)": choicehistory.lines([ROW | {"tile": 2**number}]),
                     choicehistory.key(STEP, ["article", "baseline"]): choicehistory.lines(
                         [ROW | {"tile": 2**number}]
@@ -290,7 +290,7 @@ def test_what_is_broken_cannot_be_accepted_in_the_history_either(toy: Toy) -> No
 def test_a_rung_that_has_left_the_ladder_stops_no_night(
     toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """What is left in its place may have another recipe; and one refusal must not lose the other candidates."""
+    """The rung left in its place may have another recipe. One refusal must not lose the other candidates."""
     asked: list[list[str]] = []
 
     def measure(request: Any, *_: Any) -> None:
