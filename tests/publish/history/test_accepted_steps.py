@@ -1,0 +1,222 @@
+"""Steps of asv's history that were accepted or compared, the issues that they make, and hostile files."""
+
+import dataclasses
+import datetime
+import json
+from pathlib import Path
+from typing import Any
+
+import pytest
+from click.testing import CliRunner
+
+from ladder.base.errors import UserError
+from ladder.cli.main import main
+from ladder.publish.history import issues
+from ladder.publish.history import screening as history
+from ladder.publish.history.screening import CONFIRMED, KNOWN
+from ladder.publish.regressions import known
+from tests.publish.regressions.test_regressions import judging, made_up
+from tests.support import committed, hostile_asv, made_up_asv
+from tests.support.asv_steps import ENVIRONMENT, MACHINE, STEP, Toy, toy
+
+__all__ = ["toy"]  # a fixture
+
+
+def entry(commit: str, series: str = "article/*", days: int = 30, **more: Any) -> known.Entry:
+    return known.Entry(commit, series, "wider tile", known.today() + datetime.timedelta(days), **more)
+
+
+def test_what_was_accepted_is_silent_until_it_expires(toy: Toy) -> None:
+    toy.slower_from(7)
+    toy.compare(6, 7, 1.05)
+    bad = toy.commits[7]
+    assert toy.only(entry(bad)).status == toy.only(entry(bad[:9], machine=MACHINE)).status == KNOWN
+    for other in (
+        entry(bad, days=-1),
+        entry(toy.commits[6]),
+        entry(bad, "article/baseline"),
+        entry(bad, machine="x"),
+    ):
+        assert toy.only(other).status == CONFIRMED
+    assert "expired" in known.expired([entry(bad, days=-1), entry(bad)])[0]
+    assert len(known.expired([entry(bad, days=-1), entry(bad)])) == 1
+
+
+def test_a_comparison_of_an_accepted_commit_is_no_alarm_unless_it_is_broken(toy: Toy) -> None:
+    result = made_up(1.05)
+    entries = [entry("b" * 40, "tiny/baseline")]
+    known.mark(result, entries)
+    assert judging.status(result) == 0 and "wider tile" in result["rungs"][0]["known"]
+    judging.sides_of(result, "baseline")["head"].update(status="failed", reason="it fails")
+    judging.judge(result)
+    known.mark(result, entries)
+    assert judging.status(result) == 1
+    assert known.between([entry(toy.commits[7])], toy.commits[6], toy.commits[9], toy.root)
+    for base, head in ((7, 9), (2, 6)):
+        assert not known.between([entry(toy.commits[7])], toy.commits[base], toy.commits[head], toy.root)
+
+
+def test_what_is_broken_cannot_be_accepted_in_the_history_either(toy: Toy) -> None:
+    toy.slower_from(7)
+    toy.compare(6, 7, 1.0)
+    (path,) = toy.compared.iterdir()
+    result = json.loads(path.read_text())
+    judging.sides_of(result, "bf16")["head"].update(status="failed", reason="it fails", rounds=[])
+    judging.judge(result)
+    path.write_text(json.dumps(result))
+    step = toy.only(entry(toy.commits[7]))
+    assert step.status == CONFIRMED and "broken" in step.why
+
+
+def test_a_rung_that_has_left_the_ladder_stops_no_night(
+    toy: Toy, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The rung left in its place may have another recipe. One refusal must not lose the other candidates."""
+    asked: list[list[str]] = []
+
+    def measure(request: Any, *_: Any) -> None:
+        asked.append(request.rungs)
+        if request.base == toy.commits[2]:
+            raise UserError("this commit has no such recipe")
+
+    monkeypatch.setattr(issues.arguments, "measure", measure)
+    monkeypatch.setattr(issues.system, "facts", lambda device: {"name": MACHINE, "torch": "2.13.0"})
+    toy.slower_from(7)
+    step, told = toy.only(), []
+    steps = [
+        dataclasses.replace(
+            step, series=dataclasses.replace(step.series, params=("article", rung)), good=good
+        )
+        for rung, good in (
+            ("bf16-2", toy.commits[6]),
+            ("cudnn_benchmark", toy.commits[6]),
+            ("bf16", toy.commits[2]),
+        )
+    ]
+    assert issues.confirm([*steps, step], 1, toy.compared, None, told.append, toy.root) == 1
+    assert all(rungs == ["bf16"] for rungs in asked)
+    said = "\n".join(told)
+    assert (
+        "article/bf16-2: not what full has" in said and "article/cudnn_benchmark: not what full has" in said
+    )
+    (tmp_path / "results" / "asv").mkdir(parents=True)
+    (tmp_path / "results" / "asv" / "benchmarks.json").write_text(json.dumps({"x": [["'bf16'", "'bf16-2'"]]}))
+    with monkeypatch.context() as renamed:  # of the recipe before
+        renamed.setattr(issues, "ROOT", tmp_path)
+        assert issues.confirm([step], 1, toy.compared, None, told.append, toy.root) == 0
+    assert issues.confirm(steps[2:], 1, toy.compared, None, told.append, toy.root) == 0
+    assert "not measured: this commit has no such recipe" in told
+
+
+@pytest.mark.parametrize("name", hostile_asv.RESULT_FILES)
+def test_the_command_reads_nothing_that_no_site_would_be_made_from(tmp_path: Path, name: str) -> None:
+    """A traceback would end with the status of a confirmed regression."""
+    committed.folder()  # the command asks git of this checkout
+    path = made_up_asv.write(tmp_path / "asv")
+    how, _ = hostile_asv.RESULT_FILES[name]
+    how(path)
+    seen = CliRunner().invoke(main, ["history", "--results", str(tmp_path / "asv"), "--json"])
+    assert seen.exit_code == 0, seen.output
+    assert json.loads(seen.stdout)["notes"]
+
+
+def test_one_issue_for_each_confirmed_commit_and_none_for_candidates(toy: Toy) -> None:
+    toy.slower_from(7)
+    assert issues.write(toy.screen()[0]) == []
+    toy.compare(6, 7, 1.05)
+    steps = toy.screen()[0]
+    (made,) = issues.write([*steps, *steps])
+    assert made["body"].startswith(made["mark"]) and toy.commits[7] in made["mark"]
+    assert made["title"] == f"Slower since {toy.commits[7][:10]}: article/bf16"
+    assert f"Commit {toy.commits[7]} made these" in made["body"] and "asv find" not in made["body"]
+    steps[0].remarks.append("tuning: <script> @octocat | x")
+    (made,) = issues.write(steps)
+    assert "<script>" not in made["body"] and "@octocat" not in made["body"]
+
+
+def test_a_confirmed_range_names_the_range_and_blames_no_commit(toy: Toy) -> None:
+    toy.slower_from(7)
+    for number in (5, 6, 7):
+        (toy.asv / MACHINE / f"{toy.commits[number][:8]}-{ENVIRONMENT}.json").unlink()
+    toy.compare(4, 8, 1.05)
+    steps = toy.screen()[0]
+    assert steps[0].status == CONFIRMED
+    (made,) = issues.write(steps)
+    good, bad = toy.commits[4], toy.commits[8]
+    assert made["title"] == f"Slower between {good[:10]} and {bad[:10]}: article/bf16"
+    assert f"Commit {bad} made" not in made["body"] and "3 commits between them were not" in made["body"]
+    assert history.find(steps[0]) in made["body"].splitlines()
+    assert made["mark"] not in issues.MARK.format(where=bad)  # which is still to be opened once it is found
+    assert issues.MARK.format(where=bad) not in made["body"]
+
+
+def test_files_that_are_none_are_a_line_each_and_the_others_count(toy: Toy) -> None:
+    toy.slower_from(7)
+    folder = toy.asv / MACHINE
+    good = json.loads(next(folder.glob(f"{toy.commits[0][:8]}*")).read_text())
+    hostile = {
+        "null": "null", "text": "{", "list": "[]", "deep": "[" * 5000, "other-machine": json.dumps(
+            good | {"params": {"machine": "elsewhere"}}
+        ), "commit": json.dumps(good | {"commit_hash": "../../x"}), "params": json.dumps(good | {"params": 3}),
+        "results": json.dumps(good | {"results": {"b": 3}}),
+    }  # fmt: skip
+    for name, raw in hostile.items():
+        (folder / f"{name}.json").write_text(raw)
+    (folder / "binary.json").write_bytes(b"\xff\xfe\x00")
+    (folder / "link.json").symlink_to(next(folder.glob(f"{toy.commits[1][:8]}*")))
+    infinite = good | {"commit_hash": toy.commits[3]}
+    infinite["results"][STEP][0] = [float("inf"), -1.0]
+    (folder / "infinite.json").write_text(json.dumps(infinite))
+    (folder / "notes" / "bad.json").write_text("[1")
+    steps, lines = toy.screen()
+    assert [step.series.name for step in steps] == ["article/bf16"]
+    assert len(lines) == len(hostile) + 2 and all("\n" not in line for line in lines)
+
+
+# --- the file of accepted ones --------------------------------------------------------------------------------------
+
+GOOD = {"commit": "0123456789", "series": "article/bf16", "reason": "wider tile", "expires": "2027-06-30"}
+BAD = {
+    "regressions: 3": "expected a list",
+    "more: []": "unknown key 'more'",
+    "regressions: [3]": "expected commit, series",
+    json.dumps({"regressions": [GOOD | {"commit": "main"}]}): "commit: expected 7 to 40 hexadecimal digits",
+    json.dumps({"regressions": [GOOD | {"expires": "soon"}]}): "expires: expected a day",
+    json.dumps({"regressions": [GOOD | {"expires": 20270630}]}): "expires: expected a day",
+    json.dumps({"regressions": [GOOD | {"reason": "<b>x</b>"}]}): "reason: expected one line of plain text",
+    json.dumps({"regressions": [GOOD | {"series": ["a"]}]}): "series: expected a series",
+    json.dumps({"regressions": [GOOD | {"expiry": "2027-06-30"}]}): "unknown key 'expiry'",
+    json.dumps({"regressions": [{k: v for k, v in GOOD.items() if k != "reason"}]}): "reason is missing",
+    "regressions:\n  - commit: a\n   series: b": "line",
+    "a: &x [1]\nregressions: *x": "aliases",
+}
+
+
+@pytest.mark.parametrize("text", BAD)
+def test_bad_entries_are_one_line_that_names_the_place(tmp_path: Path, text: str) -> None:
+    path = tmp_path / "known-regressions.yaml"
+    path.write_text(text)
+    with pytest.raises(UserError) as error:
+        known.read(path)
+    assert BAD[text] in str(error.value) and "known-regressions.yaml" in str(error.value)
+    assert "\n" not in str(error.value)
+
+
+def test_the_file_of_the_project_and_a_plain_day_are_read(tmp_path: Path) -> None:
+    assert isinstance(known.read(), list)
+    path = tmp_path / "known.yaml"
+    path.write_text(
+        "regressions:\n  - commit: 0123456789\n    series: article/bf16\n    reason: x\n    expires: 2027-06-30\n"
+    )
+    (found,) = known.read(path)
+    assert found.commit == "0123456789" and found.expires == datetime.date(2027, 6, 30)
+
+
+def test_the_command_lists_and_ends_with_a_status(toy: Toy) -> None:
+    stored = committed.folder("results/asv")
+    seen = CliRunner().invoke(main, ["history", "--results", str(toy.root / "none")])
+    assert seen.exit_code == 2 and "no such folder" in seen.output
+    seen = CliRunner().invoke(main, ["history", "--branch", "nope"])
+    assert seen.exit_code == 2 and "git knows no such commit" in seen.output
+    seen = CliRunner().invoke(main, ["history", "--results", str(stored), "--json"])
+    assert seen.exit_code == 0 and isinstance(json.loads(seen.output)["steps"], list)
