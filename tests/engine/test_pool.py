@@ -120,7 +120,7 @@ def group_alive(group: int) -> bool:
 def test_a_device_is_held_by_one_at_a_time(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("TMPDIR", str(tmp_path))
     monkeypatch.setattr(pool.tempfile, "tempdir", None)
-    program = "from ladder.engine.pool import device_lock\nwith device_lock('gpu'): print('held', flush=True); input()"
+    program = "from ladder.base.locks import device_lock\nwith device_lock('gpu'): print('held', flush=True); input()"
     other = subprocess.Popen(
         [sys.executable, "-c", program], cwd=ROOT, stdin=subprocess.PIPE, stdout=subprocess.PIPE, text=True
     )
