@@ -116,6 +116,6 @@ def test_what_a_commits_feed_refuses_is_told_as_a_worker_would(monkeypatch, fold
             pass
 
     monkeypatch.setattr(data, "DataFeed", Other)
-    with pytest.raises(WorkerFailure, match="something else") as failure:
+    with pytest.raises(WorkerFailure, match="takes other arguments") as failure:
         parts.loading(SMALL | {"data": folder}, {}, "cpu")
     assert failure.value.status == "n/a"

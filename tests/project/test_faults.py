@@ -17,10 +17,10 @@ from typing import Any
 
 import pytest
 
-from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.machine import system
 from ladder.report import tables
+from ladder.results import record
 from tests.support import commands, fake_runs
 from tests.support.commands import call
 from tests.support.fake_runs import alive, by_name, run, stored, wait_for
@@ -283,7 +283,7 @@ def test_nothing_measured_is_a_failure(tmp_path: Path, fakes: dict[str, Any], ou
 def test_a_dirty_work_tree_is_marked_wherever_the_result_is_shown(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any
 ) -> None:
-    monkeypatch.setattr(git, "commit_of", lambda root: ("0123456789" * 4, True))
+    monkeypatch.setattr(record, "commit_of", lambda root: ("0123456789" * 4, True))
     result = run(tmp_path, {"a": {}})
     assert result["dirty"] is True and stored(tmp_path)["dirty"] is True
     result["workload"] |= {"resolution": 32}

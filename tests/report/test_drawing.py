@@ -100,5 +100,5 @@ def test_the_gallery_is_of_committed_results_alone_and_of_the_best(tmp_path, mon
     assert call("report", "--publish").stdout.splitlines() == [
         path.relative_to(tmp_path).as_posix() for path in written
     ]
-    assert "nothing beside it" in call("report", "--publish", "--all").stderr
+    assert "leave out every other option" in call("report", "--publish", "--all").stderr
     assert "git was not found" in call("report", "--publish", env={"PATH": str(tmp_path)}).stderr

@@ -152,7 +152,7 @@ def test_show_explains_a_ladder_ours_or_the_user_s(tmp_path):
     (row,) = (line.split() for line in lines if line.split()[1:2] == ["cuda_graphs"])
     assert row[:5] == ["6", "cuda_graphs", "cuda,", "cuda_graphs", "119"]
     assert row[5:] == ["cuda_graphs:", "true,", "adam:", '"capturable"']
-    assert any("biggest first" in line for line in lines)  # the notes of its file
+    assert any("the largest first" in line for line in lines)  # the notes of its file
     both = call("show", "compile").stdout
     assert "Receipt." in both and "ladder compile, 10 rungs" in both and "the top of full" in both
     (tmp_path / "mine.yaml").write_text("# Mine\nrungs: [baseline, tf32]\n")

@@ -8,6 +8,7 @@ from typing import Any
 from asv.machine import Machine
 from asv.results import Results
 from asv.runner import BenchmarkResult
+from asv.util import write_json
 
 from ladder.base import text
 from ladder.publish.history import series as asvseries
@@ -42,9 +43,8 @@ def write(
     """Write machine.json, the results of one commit and their note; returns the path of the results."""
     machine = machine or facts()
     seconds = RUNGS if seconds is None else seconds
-    record_of = Machine()
-    record_of.__dict__.update(machine)
-    record_of.save(str(folder))
+    # Asv's `Machine.save` may be replaced in this process by that of `benches._plugin`, which names the real machine.
+    write_json(str(folder / machine["machine"] / "machine.json"), machine, Machine.api_version)
     found = Results(
         {**machine, "python": "3.12", **LIBRARIES}, LIBRARIES, commit, DATE, "3.12", ENVIRONMENT, {}
     )
