@@ -141,7 +141,7 @@ def other(data, key, value):
         ("machine.driver", "1.2.3", "driver was 1.2.3 and is "),
         (f"{code_digest.KEY}.kernels", "0" * code_digest.DIGITS, "other code is measured here: measured_code.kernels"),
         (f"{code_digest.KEY}.engine", "0" * code_digest.DIGITS, "other code is measured here: measured_code.engine"),
-        ("kind", "roofline", "unknown key"),
+        ("kind", "roofline", "not a result of ladder kernels"),
         ("protocol.workloads", ["article"], "another --workload"),
         ("rows", [], "rows: "),
     ],
