@@ -17,10 +17,10 @@ from typing import Any
 
 from ladder.base import text as texts
 from ladder.base.paths import ROOT
+from ladder.base.protocol import PHASES
 
 OUT = ROOT / "results" / "spellings"
 
-PHASES = ("G_main", "D_main", "G_pl", "D_r1")
 SETTINGS: dict[str, dict[str, Any]] = {
     "FP32 NCHW": {},
     "FP32 channels_last": {"channels_last": True},

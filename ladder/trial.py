@@ -21,6 +21,7 @@ import click
 from ladder.base import files, text
 from ladder.base.errors import UserError, describe
 from ladder.base.paths import ROOT
+from ladder.base.protocol import PHASES
 from ladder.cli import options
 from ladder.engine.in_process import prepared
 from ladder.machine import environment, system
@@ -29,7 +30,6 @@ from ladder.receipts import kernel_families
 from ladder.results import record
 
 OUT = ROOT / "results" / "trials"
-PHASES = ("G_main", "D_main", "G_pl", "D_r1")
 REPLAYS = 10  # runs of a phase, timed as one window
 CYCLES = 3  # timed cycles; the median counts
 

@@ -12,7 +12,6 @@ import click
 from ladder.base import locks, text
 from ladder.base.errors import UserError
 from ladder.cli import options
-from ladder.results import loading
 
 
 @click.command(
@@ -56,6 +55,7 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
 
 
 def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
+    from ladder.results import loading
 
     if problem := loading.name_problem(out):
         raise UserError(f"--out {out}: {problem}")
@@ -69,6 +69,7 @@ def write(out: Path, result: dict[str, Any], refuse: Callable[[], None] = lambda
     Raises:
         UserError: the file cannot be written, or `refuse`, called under the lock, raises it.
     """
+    from ladder.results import loading
     from ladder.results import store as results
 
     size = len(json.dumps(text.fit(result), indent=1)) + 1

@@ -15,12 +15,12 @@ from typing import Any
 
 from ladder.base.errors import raise_if_environment
 from ladder.base.locks import device_lock
+from ladder.base.protocol import PHASES
 from ladder.engine import worker
 from ladder.engine.pool import WorkerFailure
 from ladder.engine.timed_rung import Invalid, Rung
 from ladder.machine import system
 
-PHASES = ("G_main", "D_main", "G_pl", "D_r1")
 WINDOW = 10  # runs of a phase that are timed together
 SAMPLES = 6
 _FEED = ["workload", "recipe", "real", "seed"]  # parameters of stylegan_lite.data.DataFeed

@@ -19,13 +19,13 @@ from PIL import Image
 from torch import Tensor
 
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.base.protocol import IN_ORDER as PHASES
 from ladder.receipts.evidence import replaced
 from stylegan_lite.config import Workload
 from stylegan_lite.data import EpochSampler, ImageFolder, RandomImages
 from stylegan_lite.gpudecode import JpegFiles
 from stylegan_lite.step import TrainingStep
 
-PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 DRAWN = PHASES[:3]  # D_r1 is given real images alone
 NEXT, PREFETCH = "the next batch", "the batch after it"
 BATCHES = 6  # more than there are buffers on the way

@@ -16,12 +16,12 @@ from typing import Any
 
 import torch
 
+from ladder.base.protocol import IN_ORDER as PHASES
 from ladder.receipts import torch_compile, traces
 from ladder.receipts.watch import Watch, alternatives_taken, launches, layers_named, layout, name_of
 
 CYCLE = 16
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
-PHASES = ("G_main", "G_pl", "D_main", "D_r1")
 
 
 def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str, Any]:

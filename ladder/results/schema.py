@@ -5,7 +5,7 @@ that older results stay valid. The schemas of the other kinds of result take the
 """
 
 from ladder.base.records import rule_of
-from ladder.base.rules import items, mapping, maybe, number, one_of, pattern
+from ladder.base.rules import fields, items, mapping, maybe, number, one_of, pattern
 from ladder.machine import environment
 from ladder.results import types
 from ladder.results.values import (
@@ -39,7 +39,7 @@ __all__ = [
     "IDENTIFIER",
     "INSPECTION", "INTERVAL", "LAYOUT", "LINE", "MACHINE", "MICROSECONDS", "MS", "NOTES", "PARITY", "PART",
     "PHASE", "RATE", "REAL", "RECEIPTS", "RECIPE", "RESULT", "ROUND", "RUN_GPU", "SCALAR", "SECONDS",
-    "SETTINGS", "SHAPE", "SHAPED", "STARTED", "TEXT", "VERDICT", "WORKLOAD",
+    "SETTINGS", "SHAPE", "SHAPED", "STARTED", "SUMMARY", "TEXT", "VERDICT", "WORKLOAD",
 ]  # fmt: skip
 
 MACHINE = rule_of(types.Machine)
@@ -59,6 +59,7 @@ CODE = {
 COMMIT = A_COMMIT
 COMMIT_OR_NONE = maybe(COMMIT)
 INTERVAL = maybe(PAIR)
+SUMMARY = fields({"median": AMOUNT, "interval": INTERVAL})
 REAL = number(-1e30, 1e30)
 RATE = number(1e-30, 1e30)
 SHAPED = pattern(r"[A-Za-z0-9 ,.*_x-]{1,120}", "an op with its shape")

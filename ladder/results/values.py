@@ -8,6 +8,7 @@ import functools
 from typing import Any
 
 from ladder.base import text
+from ladder.base.protocol import PHASES
 from ladder.base.rules import Problem, Rule, either, fields, items, mapping, maybe, number, one_of, pattern
 from ladder.machine import environment
 
@@ -22,7 +23,7 @@ TEXT = pattern(
 PART = pattern(r"[a-z0-9][a-z0-9._-]{0,95}", "a name of a-z, 0-9, dot, underscore and hyphen")
 IDENTIFIER = pattern(r"[A-Za-z][A-Za-z0-9_. ]{0,63}", "a name")
 ASCII = "a line of printable ASCII"
-PHASE = one_of("G_main", "D_main", "G_pl", "D_r1")
+PHASE = one_of(*PHASES)
 KIND = one_of("host", "gpu")  # what bounds a rung
 STATUS = one_of(*STATUSES)
 FLAG = one_of(True, False)

@@ -79,13 +79,8 @@ def texts(path: Path) -> Iterator[Text]:
         if isinstance(node, ast.Module | ast.ClassDef | ast.FunctionDef | ast.AsyncFunctionDef):
             if ast.get_docstring(node) is not None:
                 yield node.body[0].lineno, ast.get_docstring(node) or ""
-        elif (
-            isinstance(node, ast.keyword)
-            and node.arg in ("help", "epilog")
-            and isinstance(node.value, ast.Constant)
-        ):
-            if node.arg == "help":
-                yield node.value.lineno, str(node.value.value)
+        elif isinstance(node, ast.keyword) and node.arg == "help" and isinstance(node.value, ast.Constant):
+            yield node.value.lineno, str(node.value.value)
     yield from _comments(source)
 
 

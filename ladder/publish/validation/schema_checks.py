@@ -15,6 +15,7 @@ from ladder.results import code_digest
 from ladder.results import store as results
 from ladder.results.check import Kind
 from ladder.results.schema import (
+    AMOUNT,
     BYTES,
     CODE,
     COMMIT,
@@ -41,7 +42,6 @@ from ladder.results.schema import (
 LINE = pattern(r"[ -~]{1,300}", "a line of at most 300 printable ASCII characters")
 SHARE = number(-1, 1e6)
 SHARES = maybe(items(SHARE, 2, least=2))
-AMOUNT = number(0, 1e30)
 RATE = number(0, 1)
 LINES = items(LINE, 1000)
 MADE = {"commit": maybe(COMMIT), "dirty": maybe(FLAG)}

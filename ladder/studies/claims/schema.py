@@ -8,6 +8,7 @@ from ladder.base.rules import fields, items, mapping, maybe, number, one_of, pat
 from ladder.results import store as results
 from ladder.results.check import Kind
 from ladder.results.schema import (
+    AMOUNT,
     BYTES,
     CONDITIONS,
     COUNT,
@@ -18,14 +19,13 @@ from ladder.results.schema import (
     NOTES,
     SECONDS,
     STARTED,
+    SUMMARY,
     TEXT,
 )
 
-AMOUNT = number(0, 1e30)
 SHARE = maybe(number(0, 1.2))  # achieved occupancy is an average and may slightly exceed 1
 NAME = pattern(r"[A-Za-z0-9 .,:+_-]{1,96}", "the name of an experiment or of a contender")
 KERNEL = pattern(r"[A-Za-z_0-9 <>,.:()&*~-]{1,96}", "the name of a kernel")
-SUMMARY = fields({"median": AMOUNT, "interval": INTERVAL})
 EXPERIMENT = fields(
     {
         "name": NAME,

@@ -29,11 +29,6 @@ class View:
         found = self.experiments.get(experiment)
         return found["samples_us"] if found else {}
 
-    def plane_bytes(self, experiment: str) -> int | None:
-        """Return the bytes of one channel of one sample."""
-        found = self.experiments.get(experiment)
-        return found and math.prod(found["shape"][2:]) * found["itemsize"]
-
     def us(self, experiment: str, contender: str | None) -> Summary | None:
         values = self.samples(experiment, contender)
         return timed.summary(values) if values else None
@@ -93,11 +88,6 @@ class View:
         rows = [row for row in self.result["kernels"] if row["source"] == f"{experiment}: {contender}"]
         return max(rows, key=lambda row: row["threads"] * math.prod(row["grid"]), default=None)
 
-    def started(self, experiment: str, contender: str | None) -> float | None:
-        """Return the blocks that the GPU finishes in a microsecond."""
-        kernel, us = self.kernel(experiment, contender), self.us(experiment, contender)
-        return None if kernel is None or us is None else math.prod(kernel["grid"]) / us["median"]
-
     # ---- occupancy and counters -----------------------------------------------------------------------------------
 
     def occupancy(self, experiment: str, contender: str | None) -> float | None:
@@ -143,15 +133,6 @@ class View:
             return None
         return (sum(three[k] - one[k] for k in ("dram_read", "dram_written"))) / images / 1e6
 
-    def reads_beyond_fusion(self) -> float | None:
-        """Return the saved DRAM reads, in MB an image, beyond those of the two intermediates."""
-        counted, measured = self.saved_by_fusion(None), self.saved_by_fusion("dram")
-        if counted is None or measured is None:
-            return None
-        three, one = (self.counted("fusion", name) for name in ("three operators", "one"))
-        saved = (three["dram_read"] - one["dram_read"]) / self.experiments["fusion"]["shape"][0] / 1e6
-        return saved - counted / 2
-
     def precision(self, name: str, precision: str, base: str = "baseline") -> Summary | None:
         """Return a claim of `ladder precision` against FP32, on the ladder's baseline or top."""
         for row in self.result["precision"]:
@@ -170,11 +151,3 @@ class View:
             if found["reasons"]:
                 return next(iter(found["reasons"].values()))
         return "not measured here"
-
-
-def times(summary: Summary | None) -> str:
-    return "n/a" if summary is None else f"{summary['median']:.2f}x"
-
-
-def percent(summary: Summary | None) -> str:
-    return "n/a" if summary is None else f"{summary['median']:.0f}%"

@@ -25,13 +25,12 @@ from ladder.results.schema import (
     SECONDS,
     SHAPE,
     STARTED,
+    SUMMARY,
     TEXT,
     VERDICT,
 )
 
 CONTENDER = one_of("ours", "twin", "plain", "compile", "copy")
-
-SUMMARY = fields({"median": AMOUNT, "interval": INTERVAL})
 
 
 def by_temperature(rule: Rule) -> Rule:

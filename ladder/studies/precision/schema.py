@@ -10,11 +10,14 @@ from ladder.results import code_digest
 from ladder.results import store as results
 from ladder.results.check import Kind
 from ladder.results.schema import (
+    AMOUNT,
     CODE,
+    COMMIT_OR_NONE,
     CONDITIONS,
     COUNT,
     FLAG,
     INTERVAL,
+    LINE,
     MACHINE,
     MS,
     NOTES,
@@ -31,10 +34,7 @@ from ladder.studies.precision.batch_search import largest
 PRECISION = one_of("fp32", "tf32", "bf16", "fp16", "fp8")
 BASE = one_of("baseline", "top")
 STATUS = pattern(r"[a-z][a-z/: ]{0,40}", "a status")
-AMOUNT = number(0, 1e30)
 GIB = maybe(number(0, 1e6))
-LINE = pattern(r"[ -~]{1,1000}", "a line of printable ASCII")
-COMMIT = maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits"))
 MEMORY = dict.fromkeys(("allocated_gib", "reserved_gib", "device_gib", "rss_gib"), GIB)
 OF_NETWORK = fields({"G": COUNT, "D": COUNT})
 
@@ -106,7 +106,7 @@ RESULT = fields(
         "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
         "kind": one_of("precision"),
         "workload": WORKLOAD,
-        "commit": COMMIT,
+        "commit": COMMIT_OR_NONE,
         "dirty": maybe(FLAG),
         "machine": MACHINE,
         "complete": FLAG,

@@ -5,15 +5,15 @@ from __future__ import annotations
 import contextlib
 import statistics
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from typing import Any
 
+from ladder.base.protocol import PHASES
 from ladder.receipts import kernel_families
 from ladder.studies.roofline import in_step
 
 CYCLE = 16
 CYCLES = 5  # timed cycles; the median counts
-PHASES = ["G_main", "D_main", "G_pl", "D_r1"]
 
 Found = dict[str, Any]
 
@@ -56,7 +56,7 @@ def _prepared(fields: dict[str, Any], recipe: dict[str, Any]) -> Iterator[Any]:
         torch.cuda.empty_cache()
 
 
-def time_phases(step: Any, phases: list[str]) -> dict[str, float]:
+def time_phases(step: Any, phases: Sequence[str]) -> dict[str, float]:
     """Return the median of each phase alone, in ms."""
     from ladder.studies.roofline import ceilings
 
@@ -64,7 +64,7 @@ def time_phases(step: Any, phases: list[str]) -> dict[str, float]:
     return {name: 1000 * seconds for name, seconds in zip(phases, took, strict=True)}
 
 
-def time_step(step: Any, phases: list[str]) -> Found:
+def time_step(step: Any, phases: Sequence[str]) -> Found:
     """Return medians in ms, by events and by the wall clock. The wall clock includes what the GPU does not see."""
     from ladder.receipts import evidence
     from ladder.studies.roofline import ceilings

@@ -33,6 +33,7 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils.flop_counter import flop_registry
 
+from ladder.base.protocol import PHASES
 from stylegan_lite import losses, resample
 from stylegan_lite.config import Recipe, Workload
 from stylegan_lite.inputs import PhaseInputs
@@ -40,7 +41,6 @@ from stylegan_lite.networks import Discriminator, Generator
 from stylegan_lite.weights import HALVES
 
 aten = torch.ops.aten
-PHASES = ("G_main", "D_main", "G_pl", "D_r1")
 KINDS = ("forward", "input gradient", "weight gradient")
 NARROW = 4  # most channels at which a convolution can merge with the pass beside it: from and to RGB
 FULL = (
