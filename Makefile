@@ -6,7 +6,7 @@
 #   make ladder ARGS="--workload adain-256"
 #   make bench-compare BASE=main HEAD=HEAD   RUNGS=baseline,bf16 WORKLOAD=tiny ROUNDS=8 BUDGET=20 (minutes): all optional
 #
-# Without a GPU the ladder is the quick one, to be done in two to four minutes; `.venv/bin/ladder run` is the whole.
+# Without a GPU the ladder is the quick one, done in minutes; `.venv/bin/ladder run` is the whole.
 
 PYTHON ?= python3
 ARGS ?=
