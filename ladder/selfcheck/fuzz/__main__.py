@@ -8,6 +8,7 @@ outside the output folder, more than two seconds of CPU time. The same seed and 
 from __future__ import annotations
 
 import argparse
+import collections
 import itertools
 import json
 import os
@@ -121,20 +122,29 @@ class Fuzz:
 
 
 def run(kind: str, count: int, seed: int = 0, tell: Callable[[str], None] | None = None) -> Fuzz:
-    """Damage so many files of a kind, "results" or "yaml", in batches that Hypothesis draws by the seed."""
+    """Damage so many files of a kind, "results" or "yaml", by the weights of the files that are damaged.
+
+    Hypothesis draws each file's damage by the seed. No file is left out that its weight gives a share.
+    """
     among = [target for target in fuzztargets.targets() if target.kind == kind]
+    weighted = [each for each, target in enumerate(among) for _ in range(target.weight)]
+    shares = collections.Counter(weighted[number % len(weighted)] for number in range(count))
     with tempfile.TemporaryDirectory(prefix="ladder-fuzz-") as folder:
         fuzz = Fuzz(Path(os.path.realpath(folder)), seed)
         fuzz.lay_out(among)
-        for first in range(0, count, BATCH):
-            _batch(fuzz, among, f"{kind} {first}", min(BATCH, count - first))
-            if tell:
-                tell(f"{kind}: {min(first + BATCH, count)} of {count}")
+        done = 0
+        for each, share in shares.items():
+            for first in range(0, share, BATCH):
+                some = min(BATCH, share - first)
+                _batch(fuzz, among[each], f"{kind} {done}", some)
+                done += some
+                if tell:
+                    tell(f"{kind}: {done} of {count}")
     return fuzz
 
 
-def _batch(fuzz: Fuzz, among: list[Target], first: str, count: int) -> None:
-    """Damage so many files; the seed and the first one's kind and number decide which."""
+def _batch(fuzz: Fuzz, target: Target, first: str, count: int) -> None:
+    """Damage so many files of one target; the seed and the first one's kind and number decide how."""
     kind, number = first.split()
     numbers = itertools.count(int(number))
 
@@ -143,18 +153,16 @@ def _batch(fuzz: Fuzz, among: list[Target], first: str, count: int) -> None:
         max_examples=count, database=None, deadline=None, phases=[hypothesis.Phase.generate],
         suppress_health_check=[*hypothesis.HealthCheck],
     )  # fmt: skip
-    @hypothesis.given(_files(among))
-    def batch(file: tuple[Target, str, bytes]) -> None:
-        fuzz.damage(*file, f"{kind} {next(numbers)}")
+    @hypothesis.given(_damaged(target))
+    def batch(file: tuple[str, bytes]) -> None:
+        fuzz.damage(target, *file, f"{kind} {next(numbers)}")
 
     batch()
 
 
 @st.composite
-def _files(draw: strategies.Draw, among: list[Target]) -> tuple[Target, str, bytes]:
-    target = among[draw(st.sampled_from([k for k, each in enumerate(among) for _ in range(each.weight)]))]
-    base = target.bases[draw(st.integers(0, len(target.bases) - 1))]
-    return target, *draw(strategies.damaged(base))
+def _damaged(draw: strategies.Draw, target: Target) -> tuple[str, bytes]:
+    return draw(strategies.damaged(target.bases[draw(st.integers(0, len(target.bases) - 1))]))
 
 
 def outcome(fuzz: Fuzz, commit: str | None, dirty: bool | None) -> dict[str, Any]:
