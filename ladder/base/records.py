@@ -86,7 +86,7 @@ def read(cls: type[T], data: Any) -> T:
 def build(cls: type[T], data: Mapping[str, Any]) -> T:
     """Return the record of data that this program made. Nothing is checked but that the keys are known."""
     convert = _converters(cls)
-    return cls(**{key: convert[key](value) if key in convert else value for key, value in data.items()})
+    return cls(**{key: convert[key](value) if key in convert else value for key, value in dict(data).items()})
 
 
 def plain(value: Any) -> Any:
@@ -99,6 +99,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
     return value
+
+
+def given(value: T | Absent) -> T | None:
+    """Return a field's value, None where the file lacks its key."""
+    return None if value is ABSENT else value
 
 
 @functools.cache

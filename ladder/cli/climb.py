@@ -20,7 +20,7 @@ from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes, needs
 from ladder.report import output as ending
-from ladder.results import identity
+from ladder.results import identity, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
 from stylegan_lite.config import Recipe
@@ -110,7 +110,8 @@ def run(
         )
     from ladder.report import tables
 
-    publish(tables.with_top(result, tables.readable(folder)), Path(written["path"]), quiet)
+    shown = types.build(types.Result, texts.fit(result))
+    publish(tables.with_top(shown, tables.readable(folder)), Path(written["path"]), quiet)
     return result
 
 
@@ -141,7 +142,7 @@ def continued(request: Request) -> Request:
     return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
 
 
-def publish(result: dict[str, Any], path: Path, quiet: bool) -> None:
+def publish(result: types.Result, path: Path, quiet: bool) -> None:
     """Print the table; write chart, Markdown and CSV beside the result's file ``path``, under its name.
 
     The result is there by now: a file that cannot be made is one line on stderr, and the others follow.

@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.starting import near
 from ladder.results import store as results
+from ladder.results.types import Result
 from ladder.stats import rounds_budget, verdicts
 
 USUAL_S = 8.0  # of one visit: of the tiny workload on a CPU with two cores, and of article on a GPU
@@ -24,14 +24,14 @@ def visit_seconds(folder: Path, workload: str) -> float | None:
         except UserError:
             continue
         if count := _made(result):
-            return result["seconds"] / count
+            return result.seconds / count
     return None
 
 
-def _made(result: dict[str, Any]) -> int:
+def _made(result: Result) -> int:
     """Return how many visits a result holds, inspections included."""
-    parts = [*result["rungs"], *result.get("twins", ())]
-    return sum(len(part["rounds"]) for part in parts) + sum(bool(part.get("inspection")) for part in parts)
+    visits = sum(len(part.rounds) for part in (*result.rungs, *(result.twins or ())))
+    return visits + sum(bool(rung.inspection) for rung in result.rungs)
 
 
 def minutes(rungs: int, seconds: float, *, rounds: int | None, budget_minutes: float | None) -> float:

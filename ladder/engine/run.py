@@ -30,7 +30,7 @@ from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import system
 from ladder.plan import modes
-from ladder.results import judging, record, sources
+from ladder.results import judging, record, types
 from ladder.results import store as results
 from ladder.results.combine import resuming
 from ladder.stats import estimates, rounds_budget, verdicts
@@ -90,7 +90,7 @@ def run_ladder(
         judging.add_twins(result)
         if resume is not None:
             result = resuming.take_up(resume, result, rounds)
-        result["stored_twins"] = judging.stored_twins(folder, result, resume)
+        result["stored_twins"] = judging.stored_twins(folder, types.build(types.Result, result), resume)
         path = resume or record.new_path(out, result)
         inspects = code is None if inspect is None else inspect
         run = _Run(result, workload, planned, device, path, on_event, inspects)
@@ -178,7 +178,8 @@ class _Run:
         return go
 
     def wants_rounds(self) -> bool:
-        return verdicts.wants_rounds([comparison for _, _, comparison in judging.comparisons(self.result)])
+        asked = judging.comparisons(types.build(types.Result, self.result))
+        return verdicts.wants_rounds([comparison for _, _, comparison in asked])
 
     def fit_cycles(self, done: int, round_s: float) -> None:
         """One timed cycle a visit where five rounds of more do not fit the budget; the note says from when on."""
@@ -367,11 +368,7 @@ class _Run:
         """Bring every derived number up to date and write the file."""
         if gpu := self.visits.summary(self.rungs.values()):
             self.result["gpu"] = gpu
-        self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
-        judging.judge(self.result)
-        if record.mark_skipped(self.result, self.recipes):
-            self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
-            judging.judge(self.result)
+        judging.refresh(self.result, self.recipes)
         for name in self.recipes:
             if self.rungs[name]["status"] == "n/a":
                 self.rungs[name]["reason"] = "not measured: the run ended before"
@@ -399,7 +396,7 @@ def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None
         threads = pool.first().call("threads")["cpu_threads"]
     except WorkerFailure:
         return  # the visits will say what is wrong
-    timed = [rung for rung in sources.records(before) if rung["rounds"]]
+    timed = [rung for rung in [*before["rungs"], *before["twins"]] if rung["rounds"]]
     seen = [(rung.get("settings") or {}).get("cpu_threads") for rung in timed]
     if other := [count for count in seen if count is not None and threads is not None and count != threads]:
         raise UserError(

@@ -71,7 +71,7 @@ def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def stored(out: Path) -> dict[str, Any]:
     (path,) = out.glob("*/*.json")
-    return results.load(path)
+    return results.read(path)
 
 
 def test_every_fault_is_a_record_and_the_others_go_on(tmp_path: Path) -> None:

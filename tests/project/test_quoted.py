@@ -9,8 +9,7 @@ from typing import Any
 
 import pytest
 
-from ladder.results import record
-from tests.support import committed
+from tests.support import committed, typed
 
 ROOT = Path(__file__).parents[2]
 TITLES = {"bf16": "BF16 mixed precision", "data loading": "optimized data loading"}  # shorter in README
@@ -132,7 +131,7 @@ def test_other_workloads(sections):
         counts = {len(rung["rounds"]) for rung in rungs.values()}
         agree(rounds, sorted({min(counts), max(counts)}))
     assert workload == "stylegan2-1024"  # the table's last
-    costs = [record.lazy_costs(rungs[name])["D_r1"][0] for name in ("baseline", best["name"])]
+    costs = [typed.lazy_costs(rungs[name])["D_r1"][0] for name in ("baseline", best["name"])]
     said = re.search(
         r"at 1024x1024 R1\s+adds ([\d,]+) ms to a step that has it on the baseline, and (\d+) ms", text
     )

@@ -5,9 +5,9 @@ from typing import Any
 
 import pytest
 
-from ladder.results import record
 from tests.project import test_quoted
 from tests.project.test_quoted import agree, tables
+from tests.support import typed
 
 DOCS = test_quoted.ROOT / "docs"
 TOP = "fused_modulation"
@@ -63,7 +63,7 @@ def test_the_step_at_batch_32(seen, cells):
 
 def test_the_lazy_phases(seen, cells):
     top = rungs(linked(of(cells, "R1's phase"), "article-full"))[TOP]
-    added = record.lazy_costs(top)
+    added = typed.lazy_costs(top)
     agree(
         of(seen, "R1's phase").replace("R1", ""),
         [value for phase in ("D_r1", "G_pl") for value in (added[phase][0], *added[phase][1])],

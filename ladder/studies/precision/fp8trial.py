@@ -19,6 +19,7 @@ from ladder.parity import check as parity
 from ladder.plan import catalog
 from ladder.report import checks
 from ladder.results import store as results
+from ladder.results.types import Parity, build
 from ladder.studies.precision import fp8 as fp8probe
 from stylegan_lite import make_step
 from stylegan_lite.config import Workload
@@ -53,7 +54,7 @@ def run(
         step.keep_gradients = True
         step.prepare()
         seen = parity.check(step, cache=cache)
-        share = checks.parity_share({"parity": seen})
+        share = checks.parity_share(build(Parity, seen))
         found["recipes"][title] = {"verdict": seen["verdict"], "reason": seen["reason"], "share": share}
     found["seconds"] = round(time.monotonic() - begin, 1)
     path = results.place(out / f"{text.slug(facts['name'])}-fp8.json", found)
