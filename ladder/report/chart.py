@@ -1,9 +1,9 @@
 """The staircase: one picture of a ladder that is understood without the text around it.
 
-From top to bottom, one column a rung: milliseconds a step as bars, split into GPU work and waiting for the CPU where
-that was measured; cumulative speedup beside the article's; gain, interval, noise floor, verdict, advice and what else
-is known as numbers (`ladder.report.panels`). A rung without a number is a labelled gap. The same result gives the
-same bytes.
+Every rung is a column. At the top stand milliseconds a step as bars, split into GPU work and waiting for the CPU where
+that was measured. Below are the cumulative speedup beside the article's, and gain, interval, noise floor, verdict and
+advice as numbers (`ladder.report.panels`). A rung without a number is a labelled gap. The same result gives the same
+bytes.
 """
 
 from __future__ import annotations

@@ -56,12 +56,12 @@ def draw_bars(
 
 
 def bars_window(shown: View) -> tuple[float, float]:
-    """From 0 to somewhat above the highest bar."""
+    """Return the range of the bars in ms: 0 to somewhat above the highest bar."""
     return 0.0, errorbars.window([row.step_ms for row in shown.rows if row.step_ms], 0.0, 0.0)[1]
 
 
 def _draw_gap(axes: Any, x: int, row: Row, column: float, wide: float, theme: Theme) -> None:
-    """A column without a number: its status, and why."""
+    """Draw a column without a number: its status, and why."""
     color = theme.muted if row.status in QUIET else theme.bad
     axes.axvspan(x - wide / 2, x + wide / 2, color=theme.gap, zorder=1, linewidth=0)
     reason = textwrap.wrap(
@@ -142,7 +142,7 @@ def _speedups(shown: View) -> tuple[dict, dict, dict]:
 
 
 def speedups_window(shown: View) -> tuple[float, float]:
-    """What of the speedups' intervals is drawn."""
+    """Return the range of speedups that is drawn; intervals beyond it are cut."""
     ours, _, theirs = _speedups(shown)
     return errorbars.window([*ours.values(), *theirs.values()], 0.9, 1.2)
 

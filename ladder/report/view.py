@@ -133,7 +133,7 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
     ok, gain = rung.status == "ok", rung.gain or None
     peak = rung.peak_reserved_bytes or (_most(rung, "peak_rss_bytes") if on_cpu else None)
     allocated, device = rung.peak_allocated_bytes, _most(rung, "device_used_bytes")
-    # Where one rung is left out the base is not measured, and `total` would only be the gain's inverse.
+    # A leave-one-out run does not measure the base, so `total` would only be the gain's inverse.
     whole = mode != modes.LEAVE_ONE_OUT
     rejected = [each.rejected for each in rung.rounds if each.rejected is not ABSENT]
     return Row(

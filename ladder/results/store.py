@@ -15,6 +15,7 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
+from ladder.base.rules import shown
 from ladder.base.text import fit, slug, stamp
 from ladder.results import types
 from ladder.results.values import NUMBERS as NUMBERS
@@ -109,7 +110,7 @@ def of_data(data: Any) -> types.Result:
     if not isinstance(data, dict) or "schema" not in data:
         raise UserError('not a result file: expected an object with "schema"')
     if data["schema"] != SCHEMA:
-        raise UserError(f"schema {data['schema']!r} is not known here, expected {SCHEMA}")
+        raise UserError(f"schema {shown(data['schema'])} is not known here, expected {SCHEMA}")
     result = types.read(types.Result, data)
     for rung in result.rungs:
         if rung.status == "ok" and rung.step_ms is None:
