@@ -47,7 +47,10 @@ def receipts_word(rung: RungResult) -> str:
 
 
 def parity_share(parity: Parity | None) -> float | None:
-    """Return the largest error of a judged quantity as a share of its budget; above 1 is outside. None if none was."""
+    """Return the largest error of a judged quantity as a share of its budget; above 1 is outside.
+
+    Returns None if no quantity was judged.
+    """
     return max((row.share for row in parity_rows(parity) if row.share is not None), default=None)
 
 

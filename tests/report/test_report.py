@@ -240,7 +240,7 @@ def test_why_there_are_no_verdicts_is_what_became_of_the_twins(capsys):
 
 
 def test_rungs_that_were_not_measured_and_are_in_the_step_are_named():
-    """Of a run with `--rungs` the next rung shown is no one change: who reads its speedup must be told."""
+    """With `--rungs` a shown rung may add several changes to the one before it, so its reader must be told."""
     able = dict.fromkeys(needs.NEEDS)
     recipes = {rung.name: rung.recipe for rung in catalog.climb(catalog.load_ladder("article"), able)}
     made = made_up.result(
