@@ -76,11 +76,11 @@ def derive(result: Result) -> Result:
                 made,
                 speedup_total=estimates.speedup(round_medians(baseline), steps),
                 main_speedup_total=estimates.speedup(main_times(baseline), mains),
-                speedup_previous=previous and estimates.speedup(round_medians(previous), steps),
+                speedup_previous=estimates.speedup(round_medians(previous), steps) if previous else None,
             )
             previous = made
         rungs.append(made)
-    return replace(result, rungs=rungs, baseline=baseline and baseline.name)
+    return replace(result, rungs=rungs, baseline=baseline.name if baseline else None)
 
 
 def _own_numbers(rung: RungResult, batch: int) -> RungResult:

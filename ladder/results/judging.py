@@ -122,7 +122,10 @@ def refresh(result: dict[str, Any], recipes: Mapping[str, Plain]) -> None:
 def write_back(result: dict[str, Any], before: Result, after: Result) -> None:
     """Enter in a growing result what differs between the result as it was read and as it was made of that."""
     result |= _changes(before, after, ("rungs", "twins"))
-    parts = [("rungs", before.rungs, after.rungs), ("twins", before.twins or [], after.twins or [])]
+    parts: list[tuple[str, Any, Any]] = [
+        ("rungs", before.rungs, after.rungs),
+        ("twins", before.twins or [], after.twins or []),
+    ]
     for key, olds, news in parts:
         for record, old, new in zip(result.get(key, []), olds, news, strict=True):
             record.update(_changes(old, new))
@@ -148,7 +151,7 @@ def quarantine(result: Result) -> tuple[Result, list[str]]:
         if not (derive.is_timed(rung) and (reason := plausible.too_fast(rung, least))):
             return rung
         found.append(rung.name)
-        failed_at = types.FailedAt(round=rung.rounds[-1].round)
+        failed_at = types.build(types.FailedAt, {"round": rung.rounds[-1].round})
         return replace(rung, status="invalid", reason=reason, failed_at=failed_at)
 
     changed: dict[str, Any] = {"rungs": [marked(rung) for rung in result.rungs]}
@@ -166,7 +169,8 @@ def noise(result: Result) -> dict[str, Noise]:
     for kind in KINDS:
         stored = (result.stored_twins or {}).get(kind, [])
         if (floor := verdicts.noise_floor(own[kind], stored)) is not None:
-            made[kind] = Noise(floor=floor, rounds=sum(map(len, own[kind])), stored_rounds=len(stored))
+            counts = {"rounds": sum(map(len, own[kind])), "stored_rounds": len(stored)}
+            made[kind] = types.build(Noise, {"floor": floor, **counts})
     return made
 
 
@@ -210,7 +214,7 @@ def comparisons(result: Result) -> list[tuple[RungResult, str, verdicts.Comparis
         values = estimates.log_ratios(derive.round_medians(against), derive.round_medians(rung))
         if mode == modes.LEAVE_ONE_OUT:  # without it against with it: positive where having it is faster
             values = [-value for value in values]
-        floor = verdicts.floor_of([rung.kind, against.kind], floors)
+        floor = verdicts.floor_of([types.given(rung.kind), types.given(against.kind)], floors)
         if floor is not None and values:
             made.append((rung, against.name, verdicts.Comparison(values, floor)))
     return made

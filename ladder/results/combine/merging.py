@@ -13,7 +13,7 @@ import dataclasses
 from collections.abc import Sequence
 from dataclasses import replace
 from pathlib import Path
-from typing import Any, TypeVar
+from typing import Any, TypeVar, cast
 
 from ladder.base import text
 from ladder.base.errors import UserError
@@ -100,7 +100,7 @@ def _merged(found: list[Result]) -> Result:
         _joined(newer[name], [_named(each.rungs, name) for each in found], numbers, found) for name in names
     ]
     heads = [types.head(each) for each in found]
-    code = {"commits": ABSENT} | sources.all_commits(heads)
+    code: dict[str, Any] = {"commits": ABSENT} | sources.all_commits(heads)
     made = replace(
         newest,
         ladder=replace(newest.ladder, rungs=names),
@@ -141,7 +141,10 @@ def _choices(found: list[Result]) -> list[types.Noted | types.Choice] | Absent:
             record.add_choices(made, name, [types.plain(row)])
     if not made["choices"] and found[-1].choices is ABSENT:
         return ABSENT
-    return [types.build(types.Choice if "tile" in row else types.Noted, row) for row in made["choices"]]
+    return [
+        types.build(types.Choice, row) if "tile" in row else types.build(types.Noted, row)
+        for row in made["choices"]
+    ]
 
 
 def _renumbered(found: list[Result]) -> tuple[Numbers, list[Merged]]:
@@ -188,7 +191,9 @@ def _joined(newest: Record, parts: list[Record | None], numbers: Numbers, found:
         "failed_at": failed_at,
     }
     if isinstance(newest, RungResult):
-        changed |= _checks(known) | {"elsewhere": _elsewhere(parts, chosen.status, found)}
+        changed |= _checks(cast(Any, known)) | {
+            "elsewhere": _elsewhere(cast(Any, parts), chosen.status, found)
+        }
     return replace(newest, **changed)
 
 
