@@ -265,7 +265,7 @@ class _Run(RunState):
     ) -> dict[str, Any]:
         """Build and prepare on so many CPU threads. Return the seconds that it took."""
         self.emit("phase", phase="build")
-        more = {"keep_gradients": keep_gradients, "threads": threads}
+        more: dict[str, Any] = {"keep_gradients": keep_gradients, "threads": threads}
         built = worker.call(
             "build",
             workload=self.workload,
@@ -279,7 +279,7 @@ class _Run(RunState):
         with self.lock:
             rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
-        tunes = {"patience": TUNING} if sidebyside.chooses(self.recipes[rung["name"]]) else {}
+        tunes: dict[str, Any] = {"patience": TUNING} if sidebyside.chooses(self.recipes[rung["name"]]) else {}
         return worker.call("prepare", **tunes) | {"start_s": worker.start_s, "build_s": built.get("build_s")}
 
     def inspect_all(self, pool: Pool) -> None:

@@ -36,9 +36,7 @@ def publish(root: Path) -> list[Path]:
         for path in tracked(root, f"results/{kind}"):
             result = results.read(path)
             if isinstance(result, dict) and (result.get("kind") == kind):
-                written += files.draw(
-                    into / f"{path.stem}-{kind}", lambda suffix, r=result, f=render: f(r, suffix)
-                )
+                written += files.draw(into / f"{path.stem}-{kind}", functools.partial(render, result))
     return written
 
 

@@ -34,9 +34,9 @@ def differences(first: Result, other: Result, anyway: bool = False) -> list[str]
     ladders = [{k: value for k, value in plain(each.ladder).items() if k != "rungs"} for each in pair]
     both = all("digest" in each for each in ladders)  # an earlier version wrote none
     keys = sorted({*ladders[0], *ladders[1]} - (set() if both else {"digest"}))
-    found += _differ("ladder", *ladders, keys)
+    found += _differ("ladder", ladders[0], ladders[1], keys)
     protocols = [{"mode": modes.CUMULATIVE, **plain(each.protocol)} for each in pair]
-    found += _differ("protocol", *protocols, _PROTOCOL)
+    found += _differ("protocol", protocols[0], protocols[1], _PROTOCOL)
     known = anyway or code_digest.known(*heads)
     if not found and not known and bool(first.dirty) != bool(other.dirty):
         found.append(f"dirty: {first.dirty} and {other.dirty}")
@@ -47,7 +47,7 @@ def other_work(first: Result, other: Result) -> list[str]:
     """Return how workload, images and environment of the two differ, as far as both say: each with both values."""
     pair, heads = (first.workload, other.workload), (head(first), head(other))
     works = [content.fields_of(each) | {"data": each.get("data")} for each in pair]
-    found = _differ("workload", *works, sorted({*works[0], *works[1]}))
+    found = _differ("workload", works[0], works[1], sorted({*works[0], *works[1]}))
     if pair[0]["name"] != pair[1]["name"]:
         found.append(f"workload.name: {pair[0]['name']} and {pair[1]['name']}")
     if images := identity.other_images(*heads):

@@ -126,7 +126,10 @@ def _row(a: RungResult, b: RungResult, verdict: verdicts.Verdict | None, reason:
     times = a.step_ms, b.step_ms
     if verdict is None:
         return Compared(a.name, *times, None, None, "", reason)
-    interval = verdict.interval and tuple(float(np.exp(bound)) for bound in verdict.interval)
+    interval = None
+    if verdict.interval:
+        low, high = verdict.interval
+        interval = float(np.exp(low)), float(np.exp(high))
     return Compared(a.name, *times, float(np.exp(verdict.effect)), interval, verdict.verdict, "")
 
 
