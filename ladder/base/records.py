@@ -40,7 +40,7 @@ class Missing(enum.Enum):
 
     ABSENT = enum.auto()
 
-    def __bool__(self) -> bool:
+    def __bool__(self) -> Literal[False]:
         return False
 
     def __repr__(self) -> str:
@@ -95,7 +95,7 @@ def read(cls: type[T], data: Any) -> T:
 def build(cls: type[T], data: Mapping[str, Any]) -> T:
     """Return the record of data that this program made. Nothing is checked but that the keys are known."""
     convert = _converters(typing.cast(Any, cls))
-    return cls(**{key: convert[key](value) if key in convert else value for key, value in data.items()})
+    return cls(**{key: convert[key](value) if key in convert else value for key, value in dict(data).items()})
 
 
 def plain(value: Any) -> Any:
@@ -108,6 +108,11 @@ def plain(value: Any) -> Any:
     if isinstance(value, dict):
         return {key: plain(each) for key, each in value.items()}
     return value
+
+
+def given(value: T | Absent) -> T | None:
+    """Return a field's value, None where the file lacks its key."""
+    return None if value is ABSENT else value
 
 
 @functools.cache

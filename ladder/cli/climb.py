@@ -20,7 +20,7 @@ from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes, needs
 from ladder.report import output as ending
-from ladder.results import identity
+from ladder.results import identity, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget as budget
 from stylegan_lite.config import Recipe
@@ -113,7 +113,8 @@ def run(
         )
     from ladder.report import tables
 
-    publish(tables.with_top(result, tables.readable(folder)), Path(written["path"]), quiet)
+    shown = types.build(types.Result, texts.fit(result))
+    publish(tables.with_top(shown, tables.readable(folder)), Path(written["path"]), quiet)
     return result
 
 
@@ -145,7 +146,7 @@ def continued(request: Request) -> Request:
     return dataclasses.replace(request, **said, ladder=ladder, quick=protocol["quick"])
 
 
-def publish(result: dict[str, Any], path: Path, quiet: bool) -> None:
+def publish(result: types.Result, path: Path, quiet: bool) -> None:
     """Write chart, Markdown and CSV beside the result file ``path``, under its name, and print the table.
 
     The result is already stored. A file that cannot be written is one line on stderr, and the others follow. The

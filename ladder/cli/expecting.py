@@ -4,12 +4,12 @@ from __future__ import annotations
 
 import math
 from pathlib import Path
-from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.starting import near
 from ladder.machine import neighbours
 from ladder.results import store as results
+from ladder.results.types import Result, RungResult, Twin, plain
 from ladder.stats import rounds_budget, verdicts
 
 USUAL_S = 8.0  # one visit of tiny on a CPU with two cores, or of article on a GPU
@@ -29,22 +29,23 @@ def visit_seconds(folder: Path, workload: str) -> float | None:
         except UserError:
             continue
         if count := _made(result):
-            seconds = result["seconds"] / count
-            if not neighbours.marks(each for part in _parts(result) for each in part["rounds"]):
+            seconds = result.seconds / count
+            rounds = (plain(each) for part in _parts(result) for each in part.rounds)
+            if not neighbours.marks(rounds):
                 return seconds
             disturbed = disturbed or seconds
     return disturbed
 
 
-def _parts(result: dict[str, Any]) -> list[dict[str, Any]]:
+def _parts(result: Result) -> list[RungResult | Twin]:
     """Return the rungs of a result and their twins."""
-    return [*result["rungs"], *result.get("twins", ())]
+    return [*result.rungs, *(result.twins or ())]
 
 
-def _made(result: dict[str, Any]) -> int:
+def _made(result: Result) -> int:
     """Return how many visits a result holds, inspections included."""
-    parts = _parts(result)
-    return sum(len(part["rounds"]) for part in parts) + sum(bool(part.get("inspection")) for part in parts)
+    visits = sum(len(part.rounds) for part in _parts(result))
+    return visits + sum(bool(rung.inspection) for rung in result.rungs)
 
 
 def minutes(rungs: int, seconds: float, *, rounds: int | None, budget_minutes: float | None) -> float:

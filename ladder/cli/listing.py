@@ -6,7 +6,6 @@ import inspect
 import json
 import os
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -17,6 +16,7 @@ from ladder.base.yamlfile import remarks
 from ladder.cli import options
 from ladder.plan import catalog
 from ladder.results import ranking
+from ladder.results.types import RungResult
 from stylegan_lite.config import suggestion
 
 RESULTS = ROOT / "results" / "ladder"
@@ -77,7 +77,7 @@ def _listed_rung(name: str, summary: str, ladder: str, here: list[ranking.Stored
     known = [
         (path, result)
         for path, result in here
-        if result["ladder"]["name"] == ladder and ranking.rung_of(result, name)
+        if result.ladder.name == ladder and ranking.rung_of(result, name)
     ]
     found = ranking.newest(known)
     gain = _gain(ranking.rung_of(found[1], name)) if found else ""
@@ -151,12 +151,12 @@ def _own(name: str) -> list[str]:
         return []
     path, result = found
     rung = ranking.rung_of(result, name)
-    told = [f"{texts.ms(rung['step_ms'])} ms/step"]
+    told = [f"{texts.ms(rung.step_ms)} ms/step"]
     told += [gain for gain in (_gain(rung, "vs previous"), _at_top(name, result)) if gain]
     few = ranking.fewest_rounds(result)
-    if result["protocol"].get("quick") or few < ranking.results.FEWEST_ROUNDS:
+    if result.protocol.quick or few < ranking.results.FEWEST_ROUNDS:
         told.append("not to be quoted")
-    where = f"{texts.plain(result['workload']['name'])}, {_so_many(few, 'round')}, {result['started'][:10]}"
+    where = f"{texts.plain(result.workload['name'])}, {_so_many(few, 'round')}, {result.started[:10]}"
     return [f"Here:   {'; '.join(told)}", f"        ({where}: {os.path.relpath(path)})"]
 
 
@@ -167,29 +167,28 @@ def _at_top(name: str, result: ranking.Result) -> str:
     """
     others = [
         each
-        for each in ranking.stored(RESULTS, [result["machine"]["name"]])
+        for each in ranking.stored(RESULTS, [result.machine.name])
         if ranking.mode(each[1]) == ranking.LEAVE_ONE_OUT
-        and all(each[1][part] == result[part] for part in ("workload", "commit", "dirty"))
-        and each[1]["ladder"]["name"] == result["ladder"]["name"]
+        and all(getattr(each[1], part) == getattr(result, part) for part in ("workload", "commit", "dirty"))
+        and each[1].ladder.name == result.ladder.name
         and ranking.rung_of(each[1], name)
     ]
     found = ranking.newest(others)
     return _gain(ranking.rung_of(found[1], name), "at the top") if found else ""
 
 
-def _gain(rung: dict[str, Any] | None, over: str = "") -> str:
+def _gain(rung: RungResult | None, over: str = "") -> str:
     """Return a gain as text: `1.18x vs previous (1.160-1.210x), faster`, or a short form without ``over``.
 
     A gain inside the noise has no number.
     """
-    gain = rung.get("gain") if rung else None
-    if not isinstance(gain, dict) or not (ratio := texts.number(gain.get("ratio"))):
+    if rung is None or not (gain := rung.gain):
         return ""
-    verdict = texts.plain(rung.get("verdict") or "")
-    said = NO_GAIN if verdict == NO_GAIN else texts.factor(ratio)
+    verdict = rung.verdict or ""
+    said = NO_GAIN if verdict == NO_GAIN else texts.factor(gain.ratio)
     if not over:
         return "no gain" if verdict == NO_GAIN else said + "?" * (verdict == "ambiguous")
-    around = texts.between(texts.pair(gain.get("interval")))
+    around = texts.between(texts.pair(gain.interval))
     more = "" if verdict in ("", NO_GAIN) else f", {verdict}"
     return f"{said} {over}{f' ({around})' if around else ''}{more}"
 

@@ -32,7 +32,7 @@ from ladder.cli import sustain as cli_sustain
 from ladder.cli import train as cli_train
 from ladder.cli import upstream as cli_upstream
 from ladder.cli import version as about
-from ladder.results.store import OUT
+from ladder.results.values import OUT
 
 RESULTS = ROOT / "results" / "ladder"
 
@@ -236,7 +236,8 @@ def report(
     if not paths and not everything:
         results, remarks = reporting.of_this_machine(results)
     if as_json:
-        click.echo(json.dumps(results[0] if len(results) == 1 else results, indent=1, allow_nan=False))
+        data = [reporting.data_of(result) for result in results]
+        click.echo(json.dumps(data[0] if len(data) == 1 else data, indent=1, allow_nan=False))
     else:
         for result in results:
             reporting.print_table(result)

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import click
 
@@ -39,16 +38,18 @@ def merge(files: tuple[Path, ...], out: Path | None, anyway: bool, as_json: bool
     from ladder.report import output as ending
     from ladder.report import tables
     from ladder.results.combine import merging
+    from ladder.results.types import plain
 
     if out is not None:
         _refuse_out(out, files)
-    result = merging.merge(files, anyway)
+    merged = merging.merge(files, anyway)
+    result = plain(merged)
     if out is not None:
         write(out, result, lambda: _refuse_out(out, files))
     if as_json:
         click.echo(json.dumps(result, indent=1, allow_nan=False))
     else:
-        tables.print_table(result)
+        tables.print_table(merged)
         if out is None:
             click.echo("not written: --out FILE keeps it")
     ending.say_where(out, as_json)
@@ -63,7 +64,7 @@ def _refuse_out(out: Path, files: tuple[Path, ...]) -> None:
         raise UserError(f"--out {out}: is there already; name a new file")
 
 
-def write(out: Path, result: dict[str, Any], refuse: Callable[[], None] = lambda: None) -> None:
+def write(out: Path, result: dict[str, object], refuse: Callable[[], None] = lambda: None) -> None:
     """Write a result under its lock, so that no run writes there meanwhile.
 
     Raises:

@@ -29,6 +29,7 @@ from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_checks, validate
 from ladder.results import code_digest, loading
 from ladder.results import store as results
+from ladder.results.types import head
 
 CODE = ("kernels", "stylegan_lite", "ladder", "benches", "asv.conf.json", "requirements.lock")
 MINUTES = 18.0  # for measuring; with start-up and drawing 20 on a current GPU
@@ -95,7 +96,7 @@ def paired(submission: Submission, climb: Callable[..., dict[str, Any]] = climbi
     if done:
         submission.say(f"ladder run: {path.name} is there and complete")
         return path
-    quick = submission.quick and (path is None or results.load(path)["protocol"]["quick"])
+    quick = submission.quick and (path is None or results.load(path).protocol.quick)
     request = climbing.Request(
         workload=None if path else submission.workload,
         ladder=LADDER,
@@ -134,11 +135,11 @@ def _started(submission: Submission, folder: Path) -> tuple[Path | None, bool]:
             result = results.load(path)
         except UserError:
             continue
-        same = [result["machine"].get(key) == submission.facts[key] for key in results.SERIES]
-        ours = result["commit"] == submission.commit and not result["dirty"] and code_digest.known(result)
-        kind = result["ladder"]["name"] == LADDER and "merged" not in result
-        if ours and all(same) and kind and (submission.quick or not result["protocol"]["quick"]):
-            found.append((result["complete"], result["started"], path))
+        same = [getattr(result.machine, key) == submission.facts[key] for key in results.SERIES]
+        ours = result.commit == submission.commit and not result.dirty and code_digest.known(head(result))
+        kind = result.ladder.name == LADDER and not result.merged
+        if ours and all(same) and kind and (submission.quick or not result.protocol.quick):
+            found.append((result.complete, result.started, path))
     return (max(found)[2], max(found)[0]) if found else (None, False)
 
 

@@ -28,7 +28,7 @@ from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.run_state import OnEvent, RunState
 from ladder.machine import system
 from ladder.plan import modes
-from ladder.results import judging, record, sources
+from ladder.results import judging, record, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget, verdicts
 
@@ -98,7 +98,7 @@ def run_ladder(
         judging.add_twins(result)
         if resume is not None:
             result = resuming.take_up(resume, result, rounds)
-        result["stored_twins"] = judging.stored_twins(folder, result, resume)
+        result["stored_twins"] = judging.stored_twins(folder, types.build(types.Result, result), resume)
         path = resume or record.new_path(out, result)
         inspects = code is None if inspect is None else inspect
         run = _Run(result, workload, planned, device, path, on_event, inspects)
@@ -162,7 +162,8 @@ class _Run(RunState):
         return go
 
     def wants_rounds(self) -> bool:
-        return verdicts.wants_rounds([comparison for _, _, comparison in judging.comparisons(self.result)])
+        asked = judging.comparisons(types.build(types.Result, self.result))
+        return verdicts.wants_rounds([comparison for _, _, comparison in asked])
 
     def fit_cycles(self, done: int, round_s: float) -> None:
         """Time one cycle a visit from now on if five rounds of more do not fit the budget. A note says so."""
@@ -264,7 +265,7 @@ class _Run(RunState):
     ) -> dict[str, Any]:
         """Build and prepare on so many CPU threads. Return the seconds that it took."""
         self.emit("phase", phase="build")
-        more = {"keep_gradients": keep_gradients, "threads": threads}
+        more: dict[str, Any] = {"keep_gradients": keep_gradients, "threads": threads}
         built = worker.call(
             "build",
             workload=self.workload,
@@ -278,7 +279,7 @@ class _Run(RunState):
         with self.lock:
             rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
-        tunes = {"patience": TUNING} if sidebyside.chooses(self.recipes[rung["name"]]) else {}
+        tunes: dict[str, Any] = {"patience": TUNING} if sidebyside.chooses(self.recipes[rung["name"]]) else {}
         return worker.call("prepare", **tunes) | {"start_s": worker.start_s, "build_s": built.get("build_s")}
 
     def inspect_all(self, pool: Pool) -> None:
@@ -324,7 +325,7 @@ def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None
         threads = pool.first().call("threads")["cpu_threads"]
     except WorkerFailure:
         return  # the visits will say what is wrong
-    timed = [rung for rung in sources.records(before) if rung["rounds"]]
+    timed = [rung for rung in [*before["rungs"], *before["twins"]] if rung["rounds"]]
     seen = [(rung.get("settings") or {}).get("cpu_threads") for rung in timed]
     if other := [count for count in seen if count is not None and threads is not None and count != threads]:
         raise UserError(

@@ -11,7 +11,7 @@ from ladder.engine.pool import WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import system
 from ladder.plan import modes
-from ladder.results import judging, record
+from ladder.results import judging
 from ladder.results import store as results
 from ladder.stats import estimates
 
@@ -82,11 +82,7 @@ class RunState:
         """Bring every derived number up to date and write the file."""
         if gpu := self.visits.summary(self.rungs.values()):
             self.result["gpu"] = gpu
-        self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
-        judging.judge(self.result)
-        if record.mark_skipped(self.result, self.recipes):
-            self.result["baseline"] = record.derive(self.result["rungs"], self.workload["batch"])
-            judging.judge(self.result)
+        judging.refresh(self.result, self.recipes)
         for name in self.recipes:
             if self.rungs[name]["status"] == "n/a":
                 self.rungs[name]["reason"] = "not measured: the run ended before"

@@ -16,8 +16,7 @@ from ladder.report import chart, tables
 from ladder.results import ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
-
-Result = dict[str, Any]
+from ladder.results.types import Result
 
 
 def publish(root: Path) -> list[Path]:
@@ -37,9 +36,7 @@ def publish(root: Path) -> list[Path]:
         for path in tracked(root, f"results/{kind}"):
             result = results.read(path)
             if isinstance(result, dict) and (result.get("kind") == kind):
-                written += files.draw(
-                    into / f"{path.stem}-{kind}", lambda suffix, r=result, f=render: f(r, suffix)
-                )
+                written += files.draw(into / f"{path.stem}-{kind}", functools.partial(render, result))
     return written
 
 
@@ -58,10 +55,10 @@ def chosen(found: list[Result]) -> list[Result]:
     """
     best: dict[tuple[str, ...], tuple[Any, Result]] = {}
     for result in sources.without_sources(found):
-        key = (result["machine"]["name"], result["workload"]["name"], ladder_of(result), ranking.mode(result))
+        key = (result.machine.name, result.workload["name"], ladder_of(result), ranking.mode(result))
         shown = series.with_top(result, found)
         *worth, started = ranking.rank(result)
-        rank = (*worth, "at_top" in shown, started)
+        rank = (*worth, shown.at_top is not None, started)
         if key not in best or rank > best[key][0]:
             best[key] = rank, shown
     return [best[key][1] for key in sorted(best)]
@@ -69,7 +66,7 @@ def chosen(found: list[Result]) -> list[Result]:
 
 def ladder_of(result: Result) -> str:
     """Return the ladder that a run belongs to: its own, or the one that a rung of it has moved to since."""
-    name, rungs = result["ladder"]["name"], {rung["name"] for rung in result["rungs"]} - {modes.ALL}
+    name, rungs = result.ladder.name, {rung.name for rung in result.rungs} - {modes.ALL}
     known = _ladders()
     holders = [each for each, steps in known.items() if rungs <= steps]
     return name if name not in known or name in holders or not holders else holders[0]
@@ -83,10 +80,10 @@ def _ladders() -> dict[str, set[str]]:
 
 def stem(result: Result) -> str:
     """Return the name of a result's files without suffix: `nvidia-h200-article-full-leave-one-out-partial`."""
-    words = [result["machine"]["name"], result["workload"]["name"], ladder_of(result)]
+    words = [result.machine.name, result.workload["name"], ladder_of(result)]
     words += [mode for mode in [ranking.mode(result)] if mode != modes.CUMULATIVE]
-    words += ["quick"] * bool(result["protocol"]["quick"])
-    words += ["partial"] * (not result["complete"] or not _whole(result))
+    words += ["quick"] * result.protocol.quick
+    words += ["partial"] * (not result.complete or not _whole(result))
     return "-".join(map(text.slug, words))
 
 
@@ -96,7 +93,7 @@ def _whole(result: Result) -> bool:
     if name not in catalog.ladders():
         return True
     planned = modes.plan(ranking.mode(result), catalog.load_ladder(name), dict.fromkeys(needs.NEEDS))
-    return [rung["name"] for rung in result["rungs"]] == [rung.name for rung in planned]
+    return [rung.name for rung in result.rungs] == [rung.name for rung in planned]
 
 
 def write_tables(result: Result, stem: Path) -> list[Path]:
@@ -111,7 +108,7 @@ def write_charts(result: Result, stem: Path) -> list[Path]:
     return files.draw(stem, lambda kind: chart.render(result, kind))
 
 
-def _renderers() -> dict[str, Callable[[Result, str], bytes]]:
+def _renderers() -> dict[str, Callable[[Any, str], bytes]]:
     """Return the charts of the other commands by the folder and "kind" of their results."""
     from ladder.studies.claims import chart as claims
     from ladder.studies.kernelbench import chart as kernelchart

@@ -32,11 +32,12 @@ from ladder.report.panels import (
 )
 from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import View, view
+from ladder.results.types import Result
 
 COLUMN, WIDTH = 1.05, 10.0  # inches
 
 
-def draw(result: dict[str, Any], path: Path) -> None:
+def draw(result: Result, path: Path) -> None:
     """Write the chart of one result as PNG or SVG, by the suffix of ``path``; whole or not at all.
 
     Raises:
@@ -48,8 +49,8 @@ def draw(result: dict[str, Any], path: Path) -> None:
     files.write(path, render(result, kind[1:]))
 
 
-def render(result: dict[str, Any], kind: str, theme: Theme = LIGHT) -> bytes:
-    """The chart as PNG or SVG bytes; a function of ``result`` alone (and of the version of matplotlib)."""
+def render(result: Result, kind: str, theme: Theme = LIGHT) -> bytes:
+    """Return the chart as PNG or SVG bytes; a function of ``result`` alone (and of the version of matplotlib)."""
     return drawing.save(lambda: _figure(view(result), theme), kind, theme)
 
 

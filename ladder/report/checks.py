@@ -1,89 +1,15 @@
-"""Receipts and parity as they are shown: a word for the table, every line for whoever asks.
+"""Receipts and parity of a rung as they are shown: a word for the table, and every line of them.
 
-`ladder.receipts.receipt` and `ladder.parity.check` made them, in a process that ended before timing. A result may
-come from a stranger, so nothing is taken for what it should be.
+`ladder.receipts.receipt` and `ladder.parity.check` made them, in a process that ended before timing.
 """
 
 from __future__ import annotations
 
-import math
-from typing import Any
+from dataclasses import dataclass
+
+from ladder.results.types import Choice, Noted, Parity, Receipt, Result, RungResult, given
 
 ENGAGED, NOT_ENGAGED, FAILED = "ok", "not engaged", "failed"
-
-
-def receipts_word(rung: dict[str, Any]) -> str:
-    """ "ok" if every receipt of the rung's recipe says so, "not engaged" if one does not, "" without receipts."""
-    found = _receipts(rung)
-    if not found:
-        return ""
-    return ENGAGED if all(receipt.get("engaged") is True for receipt in found.values()) else NOT_ENGAGED
-
-
-def parity_share(rung: dict[str, Any]) -> float | None:
-    """Return the largest error of a judged quantity as a share of its budget: above 1 is outside.
-
-    Returns None if no quantity was judged.
-    """
-    shares = [entry["share"] for entry in parity_rows(rung) if entry["share"] is not None]
-    return max(shares, default=None)
-
-
-def parity_word(rung: dict[str, Any]) -> str:
-    """ "0.41 of budget", or "failed"; "" where it was not checked."""
-    found = _dict(rung.get("parity"))
-    if not found:
-        return ""
-    share = parity_share(rung)
-    if found.get("verdict") != "ok":
-        return FAILED
-    return "ok" if share is None else f"{share:.2f} of budget"
-
-
-def parity_rows(rung: dict[str, Any]) -> list[dict[str, Any]]:
-    """One entry for each phase and quantity: errors and budgets of the whole and of the tensor nearest to its budget.
-
-    `share` is that tensor's error by its budget, which is what was judged; None where plain PyTorch itself is too far
-    off for a judgement.
-    """
-    rows = []
-    for phase, quantities in _dict(_dict(rung.get("parity")).get("phases")).items():
-        for quantity, entry in _dict(quantities).items():
-            entry = _dict(entry)
-            keys = ("error", "budget", "nearest_error", "nearest_budget", "judged", "unresolved")
-            row: dict[str, Any] = {key: _number(entry.get(key)) for key in keys}
-            share = None
-            if row["judged"] and row["nearest_error"] is not None and row["nearest_budget"] is not None:
-                share = row["nearest_error"] / max(row["nearest_budget"], 1e-12)
-            nearest = entry.get("nearest")
-            rows.append(
-                {"phase": phase, "quantity": quantity, "nearest": nearest or "", **row, "share": share}
-            )
-    return rows
-
-
-def receipt_lines(rung: dict[str, Any]) -> list[str]:
-    """Every line of every receipt, with the rung it belongs to: `bf16: ok: convolution FLOPs in BF16 100 percent`."""
-    return [
-        f"{name}: {ENGAGED if receipt.get('engaged') is True else NOT_ENGAGED}: {line}"
-        for name, receipt in _receipts(rung).items()
-        for line in (receipt.get("lines") if isinstance(receipt.get("lines"), list) else [])
-    ]
-
-
-def choice_lines(result: dict[str, Any]) -> list[str]:
-    """Which tiles the kernels ran with: `modulate backward (size large): tile 2048, ...; in fused_norm`."""
-    found, lines = result.get("choices"), []
-    for each in map(_dict, found if isinstance(found, list) else []):
-        of = ", ".join(f"{key} {each[key]}" for key in CHOICE_OF if key in each)
-        says = ", ".join(f"{key} {each[key]}" for key in CHOICE_SAYS if key in each) or each.get("entry")
-        rungs = each.get("rungs") if isinstance(each.get("rungs"), list) else []
-        case = each.get("case", each.get("direction"))
-        where = f"{each.get('op')} {case}" + (f" ({of})" if of else "")
-        lines.append(f"{where}: {says}; in {', '.join(map(str, rungs))}")
-    return lines
-
-
 CHOICE_OF = ("size", "itemsize", "layout", "architecture")
 CHOICE_SAYS = ("tile", "columns", "warps", "per_sm", "stages")
 PARITY_HEADINGS = (
@@ -98,50 +24,111 @@ PARITY_HEADINGS = (
 )
 
 
-def parity_cells(rung: dict[str, Any]) -> list[tuple[str, ...]]:
-    """The parity table of a rung, as text, a tuple for each row."""
+@dataclass(frozen=True)
+class ParityRow:
+    """The errors of one quantity in one phase: of the whole, and of the tensor nearest to its budget."""
+
+    phase: str
+    quantity: str
+    error: float | None
+    budget: float | None
+    nearest: str
+    nearest_error: float | None
+    nearest_budget: float | None
+    share: float | None  # that tensor's error by its budget; None where plain PyTorch itself is too far off
+
+
+def receipts_word(rung: RungResult) -> str:
+    """Return "ok" if every receipt of the rung's recipe says so, else "not engaged"; "" without receipts."""
+    found = _receipts(rung)
+    if not found:
+        return ""
+    return ENGAGED if all(receipt.engaged for receipt in found.values()) else NOT_ENGAGED
+
+
+def parity_share(parity: Parity | None) -> float | None:
+    """Return the largest error of a judged quantity as a share of its budget; above 1 is outside.
+
+    Returns None if no quantity was judged.
+    """
+    return max((row.share for row in parity_rows(parity) if row.share is not None), default=None)
+
+
+def parity_word(rung: RungResult) -> str:
+    """Return "0.41 of budget", or "failed"; "" where parity was not checked."""
+    if not rung.parity:
+        return ""
+    share = parity_share(rung.parity)
+    if rung.parity.verdict != "ok":
+        return FAILED
+    return "ok" if share is None else f"{share:.2f} of budget"
+
+
+def parity_rows(parity: Parity | None) -> list[ParityRow]:
+    """Return one row for each phase and quantity."""
+    rows = []
+    for phase, quantities in ((parity and parity.phases) or {}).items():
+        for quantity, entry in quantities.items():
+            error, budget = given(entry.nearest_error), given(entry.nearest_budget)
+            known = entry.judged and error is not None and budget is not None
+            share = error / max(budget, 1e-12) if known else None
+            nearest = entry.nearest or ""
+            rows.append(ParityRow(phase, quantity, entry.error, entry.budget, nearest, error, budget, share))
+    return rows
+
+
+def receipt_lines(rung: RungResult) -> list[str]:
+    """Return every line of every receipt, as `bf16: ok: convolution FLOPs in BF16 100 percent`."""
+    return [
+        f"{name}: {ENGAGED if receipt.engaged else NOT_ENGAGED}: {line}"
+        for name, receipt in _receipts(rung).items()
+        for line in receipt.lines
+    ]
+
+
+def choice_lines(result: Result) -> list[str]:
+    """Return which tiles the kernels ran with: `modulate backward (size large): tile 2048, ...; in fused_norm`."""
+    return [f"{_choice(each)}; in {', '.join(each.rungs)}" for each in result.choices or []]
+
+
+def _choice(row: Noted | Choice) -> str:
+    if isinstance(row, Noted):
+        return f"{row.op} {row.case}: {row.entry}"
+    of = ", ".join(f"{key} {value}" for key in CHOICE_OF if (value := given(getattr(row, key))) is not None)
+    says = ", ".join(f"{key} {getattr(row, key)}" for key in CHOICE_SAYS)
+    return f"{row.op} {row.direction}{f' ({of})' if of else ''}: {says}"
+
+
+def parity_cells(rung: RungResult) -> list[tuple[str, ...]]:
+    """Return the parity table of a rung, as text, a tuple for each row."""
     cells = []
-    for row in parity_rows(rung):
-        share = "not judged" if row["share"] is None else f"{row['share']:.2f}"
-        numbers = [_error(row[key]) for key in ("error", "budget", "nearest_error", "nearest_budget")]
-        head = (str(row["phase"]), str(row["quantity"]))
-        cells.append((*head, *numbers[:2], str(row["nearest"]), *numbers[2:], share))
+    for row in parity_rows(rung.parity or None):
+        share = "not judged" if row.share is None else f"{row.share:.2f}"
+        whole, nearest = (row.error, row.budget), (row.nearest_error, row.nearest_budget)
+        cells.append(
+            (row.phase, row.quantity, *map(_error, whole), row.nearest, *map(_error, nearest), share)
+        )
     return cells
 
 
-def parity_lines(rung: dict[str, Any]) -> list[str]:
+def parity_lines(rung: RungResult) -> list[str]:
     """Return lines that say the fault, and how reference and budget were made."""
-    found = _dict(rung.get("parity"))
-    if not found:
+    if not (found := rung.parity):
         return []
-    problems = found.get("problems") if isinstance(found.get("problems"), list) else []
-    made, budget = _dict(found.get("reference")), _dict(found.get("budget"))
-    said = [f"verdict: {found.get('verdict')}", *(f"problem: {problem}" for problem in problems)]
-    if made:
-        notes = made.get("notes") if isinstance(made.get("notes"), list) else []
+    said = [f"verdict: {found.verdict}", *(f"problem: {problem}" for problem in found.problems)]
+    if made := found.reference:
         said.append(f"reference: FP64 on {made.get('made_on')}, batch {made.get('batch')}")
-        said += [f"reference: {note}" for note in notes]
-    if budget:
+        notes = made.get("notes")
+        said += [f"reference: {note}" for note in (notes if isinstance(notes, list) else [])]
+    if budget := found.budget:
         said.append(
             f"budget: {budget.get('factor')} times the spread of plain PyTorch in {budget.get('precision')}"
         )
     return said
 
 
-def _receipts(rung: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    found = _dict(rung.get("receipts"))
-    return {str(name): receipt for name, receipt in found.items() if isinstance(receipt, dict)}
-
-
-def _dict(value: Any) -> dict[str, Any]:
-    return value if isinstance(value, dict) else {}
-
-
-def _number(value: Any) -> float | None:
-    known = (
-        isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value) and value >= 0
-    )
-    return float(value) if known else None
+def _receipts(rung: RungResult) -> dict[str, Receipt]:
+    return rung.receipts or {}
 
 
 def _error(value: float | None) -> str:

@@ -61,7 +61,7 @@ def bars_window(shown: View) -> tuple[float, float]:
 
 
 def _draw_gap(axes: Any, x: int, row: Row, column: float, wide: float, theme: Theme) -> None:
-    """A column without a number: its status, and why."""
+    """Draw a column without a number: its status, and why."""
     color = theme.muted if row.status in QUIET else theme.bad
     axes.axvspan(x - wide / 2, x + wide / 2, color=theme.gap, zorder=1, linewidth=0)
     reason = textwrap.wrap(

@@ -1,8 +1,9 @@
-"""Results for people: the table in the terminal, as Markdown and as CSV, escaped for where it goes."""
+"""The tables of results: in the terminal, as Markdown and as CSV, escaped for where they go."""
 
 from __future__ import annotations
 
 import csv
+import dataclasses
 import io
 import sys
 from collections.abc import Sequence
@@ -15,17 +16,16 @@ from ladder.base.text import amount, between, escaped, factor, ms, plain
 from ladder.plan import modes
 from ladder.report import checks
 from ladder.report.view import View, shown_gain, shown_top, view
-from ladder.results import sources
+from ladder.results import sources, types
 from ladder.results.combine.series import collect as collect
 from ladder.results.combine.series import of_this_machine as of_this_machine
 from ladder.results.combine.series import readable as readable
 from ladder.results.combine.series import with_top as with_top
-
-Result = dict[str, Any]
+from ladder.results.types import Plain, Result, head
 
 
 def _columns(shown: View) -> list[tuple[str, Any]]:
-    """(heading, cell of a row) for terminal and Markdown: those with something in them."""
+    """Return (heading, cell of a row) for terminal and Markdown: the columns with something in them."""
     leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
     columns = [
         ("ms/step", lambda r: ms(r.step_ms) if r.status == "ok" else r.status),
@@ -53,8 +53,8 @@ def _columns(shown: View) -> list[tuple[str, Any]]:
     return [(heading, cell) for heading, cell in columns if any(cell(row) for row in shown.rows)]
 
 
-def print_table(result: dict[str, Any]) -> None:
-    """The table on stdout: colours only on a terminal; a narrow one loses the least important columns."""
+def print_table(result: Result) -> None:
+    """Print the table: colours only on a terminal; a narrow one loses the least important columns."""
     from rich.console import Console
     from rich.table import Table
     from rich.text import Text
@@ -89,7 +89,7 @@ LEAST_IMPORTANT = (
 
 
 def _fitting(columns: list[tuple[str, Any]], shown: View, width: int) -> list[tuple[str, Any]]:
-    """The columns that fit a terminal's width beside the rung's name: the least important go first."""
+    """Return the columns that fit a terminal's width beside the rung's name: the least important go first."""
     wide = {heading: 2 + max(len(heading), *(len(cell(r)) for r in shown.rows)) for heading, cell in columns}
     left = width - 2 - max(len(row.name) for row in shown.rows)
     for heading in LEAST_IMPORTANT:
@@ -127,8 +127,8 @@ def _below(shown: View) -> list[str]:
     return lines
 
 
-def markdown(result: dict[str, Any]) -> str:
-    """The table as a section of Markdown."""
+def markdown(result: Result) -> str:
+    """Return the table as a section of Markdown."""
     shown = view(result)
     columns = [("rung", lambda r: r.title), *_columns(shown)]
     lines = [f"### {escaped(shown.title)} on {escaped(shown.machine)}", ""]
@@ -142,14 +142,14 @@ def markdown(result: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def _checks_markdown(result: dict[str, Any]) -> list[str]:
-    """Receipts and parity errors of every rung that has them, under its name; then the kernels' tiles."""
+def _checks_markdown(result: Result) -> list[str]:
+    """Return receipts and parity errors of every rung that has them, under its name; then the kernels' tiles."""
     lines: list[str] = []
-    for rung in result["rungs"]:
+    for rung in result.rungs:
         receipts, cells = checks.receipt_lines(rung), checks.parity_cells(rung)
         if not (receipts or cells):
             continue
-        lines += ["", f"#### {escaped(plain(rung['name']))}: receipts and parity", ""]
+        lines += ["", f"#### {escaped(plain(rung.name))}: receipts and parity", ""]
         lines += [f"- {escaped(plain(line))}" for line in [*receipts, *checks.parity_lines(rung)]]
         if cells:
             lines += ["", "| " + " | ".join(checks.PARITY_HEADINGS) + " |"]
@@ -165,12 +165,12 @@ def _checks_markdown(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def print_checks(result: dict[str, Any]) -> None:
-    """Every receipt line and the parity table of each rung, on stdout."""
-    for rung in result["rungs"]:
+def print_checks(result: Result) -> None:
+    """Print every receipt line and the parity table of each rung."""
+    for rung in result.rungs:
         cells = [checks.PARITY_HEADINGS, *checks.parity_cells(rung)]
         lines = [*checks.receipt_lines(rung), *(f"parity: {line}" for line in checks.parity_lines(rung))]
-        print(plain(rung["name"]) + ("" if lines else ": no receipts and no parity check in this result"))
+        print(plain(rung.name) + ("" if lines else ": no receipts and no parity check in this result"))
         for line in lines:
             print(f"  {plain(line)}")
         wide = [max(len(row[index]) for row in cells) for index in range(len(checks.PARITY_HEADINGS))]
@@ -184,6 +184,12 @@ def print_checks(result: dict[str, Any]) -> None:
     print()
 
 
+def data_of(result: Result) -> Plain:
+    """Return a result as its file has it, with its gains at the top ("at_top") where they are known."""
+    top = {name: dataclasses.asdict(each) for name, each in (result.at_top or {}).items()}
+    return types.plain(result) | ({"at_top": top} if result.at_top is not None else {})
+
+
 CSV_COLUMNS = (
     "machine", "gpu", "workload", "ladder", "started", "commit", "quick", "complete", "baseline", "rung", "title",
     "mode", "status", "reason", "step_ms", "interval_low_ms", "interval_high_ms", "speedup_previous",
@@ -195,22 +201,17 @@ CSV_COLUMNS = (
 )  # fmt: skip
 
 
-def csv_text(many: list[dict[str, Any]]) -> str:
-    """All rungs of all results, one row each, for a spreadsheet: full precision, text that cannot be a formula."""
+def csv_text(many: list[Result]) -> str:
+    """Return all rungs of all results, a row each, for a spreadsheet: full precision, text that is no formula."""
     out = io.StringIO()
     writer = csv.writer(out, lineterminator="\n")
     writer.writerow(CSV_COLUMNS)
     for result in many:
-        machine = result["machine"]
-        head = [
-            machine["name"],
-            machine.get("gpu") or "",
-            result["workload"]["name"],
-            result["ladder"]["name"],
-        ]
-        head += [result["started"], " ".join(sources.commits(result)), bool(result["protocol"].get("quick"))]
-        head += [result["complete"], result.get("baseline") or ""]
-        software = [machine.get(name) or "" for name in ("torch", "cuda", "triton")]
+        machine = result.machine
+        first = [machine.name, machine.gpu or "", result.workload["name"], result.ladder.name]
+        first += [result.started, " ".join(sources.commits(head(result))), result.protocol.quick]
+        first += [result.complete, result.baseline or ""]
+        software = [machine.torch or "", machine.cuda or "", machine.triton or ""]
         shown = view(result)
         for row in shown.rows:
             low, high = row.interval or (None, None)
@@ -240,7 +241,7 @@ def csv_text(many: list[dict[str, Any]]) -> str:
                 row.parity_share,
             ]
             cells += [row.rejected, row.allocated, row.device, *software, "; ".join(shown.marks)]
-            writer.writerow([_csv(cell) for cell in [*head, *cells]])
+            writer.writerow([_csv(cell) for cell in [*first, *cells]])
     return out.getvalue()
 
 

@@ -1,22 +1,32 @@
-"""A result as it is shown: what table, Markdown, CSV and chart have in common.
+"""The view of a result: what table, Markdown, CSV and chart have in common.
 
-A result may come from a stranger: its text is reduced to one printable line, and numbers that are not
-numbers are shown as missing.
+A result may come from a stranger, so its text is reduced to one printable line.
 """
 
 from __future__ import annotations
 
 from dataclasses import dataclass
-from typing import Any
 
-from ladder.base.text import at_commits, factor, number, pair, percent, plain
+from ladder.base.text import at_commits, factor, percent, plain
 from ladder.machine import environment
 from ladder.plan import catalog, modes
 from ladder.report import checks
-from ladder.results import record, sources
+from ladder.results import derive, sources
 from ladder.results import store as results
 from ladder.results.judging import top_gains
 from ladder.results.publishable import publishable
+from ladder.results.types import (
+    ABSENT,
+    Absent,
+    Ladder,
+    Machine,
+    Plain,
+    Result,
+    RungResult,
+    TopGain,
+    given,
+    head,
+)
 from ladder.stats import verdicts
 
 GIB = 2**30
@@ -86,161 +96,117 @@ class View:
     rows: tuple[Row, ...]
 
 
-def view(result: dict[str, Any]) -> View:
-    """Everything that table and chart show of one result."""
-    records = result["rungs"]
-    on_cpu = result["machine"].get("device") == "cpu"
-    base = result.get("baseline")
-    article_base = next((number(rung.get("article_ms")) for rung in records if rung["name"] == base), None)
-    protocol = result["protocol"]
-    mode = protocol.get("mode") if protocol.get("mode") in VERSUS else modes.CUMULATIVE
-    top = top_gains(result) if mode == modes.LEAVE_ONE_OUT else result.get("at_top", {})
-    rows = tuple(
-        _row(rung, article_base, on_cpu, top.get(rung["name"]), mode, _floor(rung)) for rung in records
-    )
-    quick = bool(protocol.get("quick"))
+def view(result: Result) -> View:
+    """Return everything that table and chart show of one result."""
+    on_cpu = result.machine.device == "cpu"
+    base = result.baseline
+    article_base = next((rung.article_ms for rung in result.rungs if rung.name == base), None)
+    mode = result.protocol.mode or modes.CUMULATIVE
+    top = (top_gains(result) if mode == modes.LEAVE_ONE_OUT else result.at_top) or {}
+    rows = tuple(_row(rung, article_base, on_cpu, top.get(rung.name), mode) for rung in result.rungs)
     return View(
-        machine=_machine(result["machine"]),
-        workload=_workload(result["workload"]),
-        protocol=_protocol(result, protocol),
+        machine=_machine(result.machine),
+        workload=_workload(result.workload),
+        protocol=_protocol(result),
         marks=tuple(map(plain, publishable(result))),
         remarks=(
             *_remarks(rows, base, article_base, mode),
             *_unmeasured(result, mode),
-            *_lazy(records),
-            *map(plain, environment.said(result.get(environment.KEY))),
+            *_lazy(result.rungs),
+            *map(plain, environment.said(result.environment or None)),
         ),
-        reference=_reference(result["ladder"]),
+        reference=_reference(result.ladder),
         memory="peak RSS, GiB" if on_cpu else "reserved GiB",
-        title=plain(result["ladder"].get("title") or result["ladder"]["name"]),
-        quick=quick,
+        title=plain(result.ladder.title),
+        quick=result.protocol.quick,
         mode=mode,
         versus=VERSUS[mode],
-        visits=sum(len(rung["rounds"]) for rung in [*records, *_twins(result)]),
-        rejected=_rejected(result),
+        visits=sum(len(each.rounds) for each in sources.records(result)),
+        rejected=result.gpu.rejected_visits if result.gpu else None,
         noise=_noise(result),
         baseline=base,
         rows=rows,
     )
 
 
-def _row(
-    rung: dict[str, Any],
-    article_base: float | None,
-    on_cpu: bool,
-    top: dict[str, Any] | None,
-    mode: str,
-    floor: float | None,
-) -> Row:
-    article_ms = number(rung.get("article_ms"))
-    interval = pair(rung.get("interval_ms"))
-    gain = rung.get("gain") if isinstance(rung.get("gain"), dict) else {}
-    verdict = rung.get("verdict") if rung.get("verdict") in modes.ADVICE else ""
-    top = top or {}
-    ok = rung["status"] == "ok"
-    rounds = [r for r in rung["rounds"] if isinstance(r, dict)]
-    peak = number(rung.get("peak_reserved_bytes"))
-    if peak is None and on_cpu:
-        peak = _most(rounds, "peak_rss_bytes")
-    allocated, device = number(rung.get("peak_allocated_bytes")), _most(rounds, "device_used_bytes")
-    whole = (
-        mode != modes.LEAVE_ONE_OUT
-    )  # there the base is not measured, and `total` would only be the gain's inverse
-    rejected = [r["rejected"] for r in rounds if isinstance(r.get("rejected"), list)]
-    notes = rung.get("notes")
+def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGain | None, mode: str) -> Row:
+    ok, gain = rung.status == "ok", rung.gain or None
+    peak = rung.peak_reserved_bytes or (_most(rung, "peak_rss_bytes") if on_cpu else None)
+    allocated, device = rung.peak_allocated_bytes, _most(rung, "device_used_bytes")
+    # A leave-one-out run does not measure the base, so `total` would only be the gain's inverse.
+    whole = mode != modes.LEAVE_ONE_OUT
+    rejected = [each.rejected for each in rung.rounds if each.rejected is not ABSENT]
     return Row(
-        name=plain(rung["name"]),
-        title=plain(rung.get("title") or rung["name"]),
-        status=rung["status"],
-        reason=plain(rung.get("reason") or ""),
-        step_ms=number(rung["step_ms"]) if ok else None,
-        interval=interval if ok else None,
-        previous=number(gain.get("ratio"))
-        or (number(rung["speedup_previous"]) if mode == modes.CUMULATIVE else None),
-        gain=pair(gain.get("interval")),
-        verdict=verdict,
-        top_gain=number(top.get("gain")),
-        top_interval=pair(top.get("interval")),
-        advice=top.get("advice", ""),
-        total=number(rung["speedup_total"]) if whole else None,
-        total_interval=pair(rung.get("total_interval")) if whole else None,
-        floor=floor if verdict else None,
+        name=plain(rung.name),
+        title=plain(rung.title),
+        status=rung.status,
+        reason=plain(rung.reason or ""),
+        step_ms=rung.step_ms if ok else None,
+        interval=_pair(rung.interval_ms) if ok else None,
+        previous=gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None,
+        gain=_pair(gain.interval) if gain else None,
+        verdict=rung.verdict or "",
+        top_gain=top.gain if top else None,
+        top_interval=_pair(top.interval) if top else None,
+        advice=top.advice if top else "",
+        total=rung.speedup_total if whole else None,
+        total_interval=_pair(rung.total_interval) if whole else None,
+        floor=given(gain.floor) if gain and rung.verdict else None,
         receipts=checks.receipts_word(rung),
         parity=checks.parity_word(rung),
-        parity_share=checks.parity_share(rung),
+        parity_share=checks.parity_share(rung.parity or None),
         rejected=sum(map(len, rejected)) if rejected else None,
-        main_ms=number(rung["main_ms"]),
-        main_total=number(rung["main_speedup_total"]) if whole else None,
-        host_bound=number(rung.get("host_bound"), zero=True),
-        images_per_s=number(rung["images_per_s"]),
+        main_ms=rung.main_ms,
+        main_total=rung.main_speedup_total if whole else None,
+        host_bound=rung.host_bound,
+        images_per_s=rung.images_per_s,
         memory=peak and peak / GIB,
         allocated=allocated and allocated / GIB,
         device=device and device / GIB,
-        article_ms=article_ms,
-        article_total=article_base / article_ms if article_base and article_ms else None,
-        notes=tuple(plain(note) for note in notes) if isinstance(notes, list) else (),
+        article_ms=rung.article_ms,
+        article_total=article_base / rung.article_ms if article_base and rung.article_ms else None,
+        notes=tuple(map(plain, rung.notes)),
     )
 
 
-def _most(rounds: list[dict[str, Any]], key: str) -> float | None:
-    return max((value for r in rounds if (value := number(r.get(key)))), default=None)
+def _pair(interval: list[float] | Absent | None) -> tuple[float, float] | None:
+    return (interval[0], interval[1]) if interval else None
 
 
-def _floor(rung: dict[str, Any]) -> float | None:
-    """The noise floor that a rung was judged by."""
-    gain = rung.get("gain") if isinstance(rung.get("gain"), dict) else {}
-    return number(gain.get("floor"), zero=True)
+def _most(rung: RungResult, key: str) -> float | None:
+    return max((value for each in rung.rounds if (value := getattr(each, key))), default=None)
 
 
-def _twins(result: dict[str, Any]) -> list[dict[str, Any]]:
-    twins = result.get("twins")
-    found = [twin for twin in twins if isinstance(twin, dict)] if isinstance(twins, list) else []
-    return [twin for twin in found if isinstance(twin.get("rounds"), list)]
-
-
-def _rejected(result: dict[str, Any]) -> int | None:
-    gpu = result.get("gpu") if isinstance(result.get("gpu"), dict) else {}
-    count = number(gpu.get("rejected_visits"), zero=True)
-    return None if count is None else int(count)
-
-
-def _noise(result: dict[str, Any]) -> str:
-    """`noise floor 1.8% (host-bound rungs), 0.04% (GPU-bound rungs); differences from 2.9% and 0.3% on are seen`."""
-    found = result.get("noise") if isinstance(result.get("noise"), dict) else {}
-    said = []
+def _noise(result: Result) -> str:
+    """Return the line of noise: `noise floor 1.8% (host-bound rungs, differences from 2.9% on are seen); ...`."""
+    found, said = result.noise or {}, []
     for kind, of in (("host", "host-bound rungs"), ("gpu", "GPU-bound rungs")):
-        floor = number(found[kind].get("floor"), zero=True) if isinstance(found.get(kind), dict) else None
-        if floor is not None:
-            seen = number(found[kind].get("resolution"))
+        if kind in found:
+            seen = found[kind].resolution
             resolved = f", differences from {percent(seen)} on are seen" if seen else ""
-            of = of if result["machine"].get("device") == "cuda" else "CPU"
-            said.append(f"{percent(floor)} ({of}{resolved})")
-    assumed = {gain.get("floor") for gain in _gains(result, verdicts.HOST)} if "host" not in found else set()
-    if said and any(number(floor) == verdicts.HOST_FLOOR for floor in assumed):
+            of = of if result.machine.device == "cuda" else "CPU"
+            said.append(f"{percent(found[kind].floor)} ({of}{resolved})")
+    gains = [rung.gain for rung in result.rungs if rung.kind == verdicts.HOST and rung.gain]
+    if said and "host" not in found and any(gain.floor == verdicts.HOST_FLOOR for gain in gains):
         said.append(f"{percent(verdicts.HOST_FLOOR)} (host-bound rungs, assumed: none of them has a twin)")
     if said:
         return f"noise floor {'; '.join(said)}; what lies inside reads no measurable gain"
-    several = sum(rung["status"] == "ok" for rung in result["rungs"]) > 1
+    several = sum(rung.status == "ok" for rung in result.rungs) > 1
     return f"no verdicts: {_no_twins(result)}, so the noise is unknown" if several else ""
 
 
-def _no_twins(result: dict[str, Any]) -> str:
-    """Why nothing is known of the noise, where no floor could be made of the twins."""
-    timed, why = [rung["name"] for rung in result["rungs"] if rung["status"] == "ok"], []
-    for twin in _twins(result):
-        of, ended, reason = twin.get("of"), twin.get("status"), twin.get("reason")
-        if ended in results.OUT:
-            why.append(f"the twin of {of} is out ({ended}{f': {reason}' if reason else ''})")
-        elif twin["rounds"] and of not in timed:
-            why.append(f"{of} has a twin and no number itself")
-        elif twin["rounds"]:
-            why.append(f"the twin of {of} has too few rounds")
+def _no_twins(result: Result) -> str:
+    """Return why nothing is known of the noise, where no floor could be made of the twins."""
+    timed, why = [rung.name for rung in result.rungs if rung.status == "ok"], []
+    for twin in result.twins or []:
+        if twin.status in results.OUT:
+            reason = f": {twin.reason}" if twin.reason else ""
+            why.append(f"the twin of {twin.of} is out ({twin.status}{reason})")
+        elif twin.rounds and twin.of not in timed:
+            why.append(f"{twin.of} has a twin and no number itself")
+        elif twin.rounds:
+            why.append(f"the twin of {twin.of} has too few rounds")
     return "; ".join(map(plain, why)) or "no twin was measured"
-
-
-def _gains(result: dict[str, Any], kind: str) -> list[dict[str, Any]]:
-    """Return the gains of the rungs of one kind."""
-    return [r["gain"] for r in result["rungs"] if r.get("kind") == kind and isinstance(r.get("gain"), dict)]
 
 
 def shown_gain(row: Row) -> str:
@@ -253,79 +219,75 @@ def shown_top(row: Row) -> str:
     return "" if row.advice == modes.ADVICE[verdicts.NO_GAIN] else factor(row.top_gain)
 
 
-def _reference(ladder: dict[str, Any]) -> str:
+def _reference(ladder: Ladder) -> str:
     """Return whose `article_ms` the ladder quotes."""
-    known = ladder.get("reference")
-    if known is None and ladder["name"] in catalog.ladders():
-        known = catalog.load_ladder(ladder["name"]).reference
-    return plain(known) if isinstance(known, str) else ARTICLE
+    known = catalog.load_ladder(ladder.name).reference if ladder.name in catalog.ladders() else None
+    return plain(known) if known else ARTICLE
 
 
-def _machine(machine: dict[str, Any]) -> str:
-    memory = number(machine.get("gpu_memory_gb"))
-    parts = [str(machine.get("gpu") or machine.get("cpu") or machine["name"])]
-    if machine.get("gpu"):
-        parts.append(f"{memory:.0f} GiB" if memory else "")
-    elif machine.get("cores"):
-        parts.append(f"{machine['cores']} core{'s' if machine['cores'] != 1 else ''}")
-    parts.append(f"PyTorch {machine['torch']}" if machine.get("torch") else "")
-    parts.append(f"CUDA {machine['cuda']}" if machine.get("cuda") else "")
+def _machine(machine: Machine) -> str:
+    parts = [machine.gpu or machine.cpu]
+    if machine.gpu:
+        parts.append(f"{machine.gpu_memory_gb:.0f} GiB" if machine.gpu_memory_gb else "")
+    else:
+        parts.append(f"{machine.cores} core{'s' if machine.cores != 1 else ''}")
+    parts.append(f"PyTorch {machine.torch}" if machine.torch else "")
+    parts.append(f"CUDA {machine.cuda}" if machine.cuda else "")
     return plain(", ".join(part for part in parts if part))
 
 
-def _workload(workload: dict[str, Any]) -> str:
+def _workload(workload: Plain) -> str:
     resolution, batch = workload.get("resolution"), workload.get("batch")
     norms = f"{workload.get('norm')}{', spectral norm' if workload.get('spectral_norm') else ''}"
     return plain(f"{workload['name']}: {resolution}x{resolution}, batch {batch}, {norms}")
 
 
-def _protocol(result: dict[str, Any], protocol: dict[str, Any]) -> str:
-    at = at_commits(sources.commits(result), result.get("dirty"))
+def _protocol(result: Result) -> str:
+    at = at_commits(sources.commits(head(result)), result.dirty)
     at += ", " if at else ""
-    cycles = protocol.get("cycles")
+    cycles = result.protocol.cycles
     return plain(
         f"{_rounds(result)} of {cycles} timed cycle{'s' if cycles != 1 else ''}"
-        f" (16 steps each), lazy regularization included; {at}{result['started'][:10]}"
+        f" (16 steps each), lazy regularization included; {at}{result.started[:10]}"
     )
 
 
-def _rounds(result: dict[str, Any]) -> str:
-    """How many rounds the numbers are made of: `median of 2 to 3 rounds`. A run that was stopped planned more."""
-    timed = [rung for rung in result["rungs"] if rung["status"] == "ok"]
-    there = [[each for each in rung["rounds"] if isinstance(each, dict)] for rung in timed]
-    counts = [sum(not record.void_memory(each) for each in rounds) for rounds in there]
-    most = max(counts, default=0) or result["protocol"].get("rounds")
+def _rounds(result: Result) -> str:
+    """Return how many rounds the numbers are made of: `median of 2 to 3 rounds`. A stopped run planned more."""
+    timed = [rung for rung in result.rungs if rung.status == "ok"]
+    counts = [len(derive.counted(rung)) for rung in timed]
+    most = max(counts, default=0) or result.protocol.rounds
     said = f"{min(counts)} to {most}" if counts and 0 < min(counts) < most else f"{most}"
     said += f" round{'s' if most != 1 else ''}"
-    said += f" (of {len(result['merged'])} runs)" if result.get("merged") else ""
+    said += f" (of {len(result.merged)} runs)" if result.merged else ""
     return f"median of {said}" if timed else f"{said} planned, none with a number,"
 
 
-def _unmeasured(result: dict[str, Any], mode: str) -> list[str]:
+def _unmeasured(result: Result, mode: str) -> list[str]:
     """Name the unmeasured rungs (`--rungs`) that a shown rung contains beside the one before it."""
-    ladder, names = result["ladder"]["name"], {rung["name"] for rung in result["rungs"]}
+    ladder, names = result.ladder.name, {rung.name for rung in result.rungs}
     if mode != modes.CUMULATIVE or ladder not in catalog.ladders():
         return []
     others = [rung.name for rung in catalog.load_ladder(ladder).rungs if rung.name not in names]
-    # How many loaders there are depends on the machine, and this may be another one.
+    # How many loaders there are depends on the machine, and this may be another machine.
     changes = {
         name: {k: v for k, v in catalog.load_rung(name).change.items() if k != "workers"} for name in others
     }
     lines, below = [], set[str]()
-    for rung in result["rungs"]:
-        recipe = rung.get("recipe")
-        if rung["status"] == "ok" and isinstance(recipe, dict):
+    for rung in result.rungs:
+        recipe = rung.recipe
+        if rung.status == "ok" and recipe is not None:
             there = [name for name in others if changes[name] and changes[name].items() <= recipe.items()]
             if more := [name for name in there if name not in below]:
-                lines.append(f"part of {plain(rung['name'])} and not measured here: {', '.join(more)}")
+                lines.append(f"part of {plain(rung.name)} and not measured here: {', '.join(more)}")
             below |= {*there}
     return lines
 
 
-def _lazy(records: list[dict[str, Any]]) -> list[str]:
+def _lazy(rungs: list[RungResult]) -> list[str]:
     """Say how much lazy phases add to a step that has them, for the first and the last rung that know it."""
     lines = []
-    found = {rung["name"]: costs for rung in records if (costs := record.lazy_costs(rung))}
+    found = {rung.name: costs for rung in rungs if (costs := derive.lazy_costs(rung))}
     for name in dict.fromkeys([*list(found)[:1], *list(found)[-1:]]):
         each = []
         for phase, (ms, interval) in sorted(found[name].items()):

@@ -3,9 +3,9 @@
 Commits that differ in documents, charts, verdicts or tests alone measure one program in one way, so rounds of both
 may stand in one result (`ladder.results.combine.merging`, `ladder.results.combine.resuming`). What only judges is not
 listed: verdicts, noise floors and tables are computed anew from the rounds, and a rung that shows other receipts or
-another parity is refused for that. So of a rung its change and its needs count, of a ladder its order; a receipt and
-what teaches may be put right. Nor is what a result says itself listed: recipes, settings, workload, protocol and
-software are compared value by value.
+another parity is refused for that. Only `change` and `needs` of a rung's file are hashed, and only the order of a
+ladder's, so receipts and explanations may be corrected. Recipes, settings, workload, protocol and software are in the
+result itself; they are compared value by value.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ from __future__ import annotations
 import ast
 import hashlib
 import json
+from collections.abc import Mapping
 from pathlib import Path
 from typing import Any
 
@@ -44,11 +45,11 @@ ENGINE = (
         "images/damage",
     ),
 )
-Result = dict[str, Any]
+Head = Mapping[str, Any]  # of a result of any kind, as its file has it (`ladder.results.types.head`)
 
 
 def digests(root: Path = ROOT, code: Path | None = None, also: tuple[str, ...] = ()) -> dict[str, str]:
-    """A digest of each part; `code` is where the measured packages come from if not from `root`.
+    """Return a digest of each part; `code` is where the measured packages come from if not from `root`.
 
     `also`: modules of `ladder` that are part of the engine of a measurement other than a run.
     """
@@ -63,15 +64,17 @@ def digests(root: Path = ROOT, code: Path | None = None, also: tuple[str, ...] =
 
 
 def _rungs(ladder: Path) -> str:
-    """Of what each rung changes and needs, and of which rungs each ladder has in which order."""
+    """Return the digest of every rung's change and needs, and of the order of each ladder."""
     rungs = {path.stem: _made_of(path) for path in below(ladder / "rungs", (".py",))}
     orders = {path.stem: _order(path) for path in below(ladder / "ladders", (".yaml",))}
     return hashlib.sha256(json.dumps([rungs, orders], sort_keys=True).encode()).hexdigest()
 
 
 def _made_of(path: Path) -> dict[str, str]:
-    """The source of a rung's change and needs and of what these name in its file; read, as another checkout's
-    cannot be imported."""
+    """Return the source of a rung's change and needs, and of what these name in its file.
+
+    It is read, because another checkout's cannot be imported.
+    """
     text = path.read_text()
     defined: dict[str, ast.stmt] = {}
     for node in ast.parse(text).body:
@@ -89,14 +92,17 @@ def _made_of(path: Path) -> dict[str, str]:
 
 
 def _order(path: Path) -> list[str]:
-    """A ladder's rungs, then its rival."""
+    """Return a ladder's rungs, then its rival."""
     ladder = yaml.safe_load(path.read_bytes())
     rungs = [next(iter(each)) if isinstance(each, dict) else each for each in ladder["rungs"]]
     return [str(each) for each in (*rungs, ladder.get("rival"))]
 
 
-def differences(first: Result, other: Result) -> list[str]:
-    """Where the two may have measured other code, each with both values; by commit unless both know their digests."""
+def differences(first: Head, other: Head) -> list[str]:
+    """Return where the two may have measured other code, each with both values.
+
+    They are told by commit unless both know their digests.
+    """
     commits = [sources.commits(each) for each in (first, other)]
     said = " and ".join(", ".join(each) or "None" for each in commits)
     at = [] if sorted(commits[0]) == sorted(commits[1]) else [f"commit: {said}"]
@@ -112,19 +118,19 @@ def differences(first: Result, other: Result) -> list[str]:
     return found and [*found, *at]
 
 
-def known(*results: Result) -> bool:
-    """Whether each of the results says which code it measured, committed or not."""
+def known(*results: Head) -> bool:
+    """Return whether each of the results says which code it measured, committed or not."""
     return all(each.get(KEY) for each in results)
 
 
-def same(first: Result, other: Result) -> bool:
-    """Whether the two measured the same code, as far as they tell."""
+def same(first: Head, other: Head) -> bool:
+    """Return whether the two measured the same code, as far as they tell."""
     clean = known(first, other) or first.get("dirty") == other.get("dirty")
     return clean and not differences(first, other)
 
 
-def contradiction(result: Result) -> str | None:
-    """What is wrong with the commits that a result names, in one line, or None."""
+def contradiction(result: Head) -> str | None:
+    """Return what is wrong with the commits that a result names, in one line, or None."""
     commits = result.get("commits")
     if not commits:
         return None

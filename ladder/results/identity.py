@@ -16,6 +16,7 @@ from typing import Any
 
 from ladder.plan.catalog import _preset, of_a_preset
 from ladder.plan.content import fields_of, of_workload
+from ladder.results.types import Result
 
 IMAGES = "images"  # the key of a result
 ARTICLE = "article"  # a ladder
@@ -38,30 +39,30 @@ def misnamed(workload: Mapping[str, Any]) -> str | None:
     return None
 
 
-def misordered(result: Mapping[str, Any]) -> str | None:
-    """In one line why ladder or rungs of a result are not ours that have their names, or None.
+def misordered(result: Result) -> str | None:
+    """Return in one line why ladder or rungs of a result are not ours that have their names, or None.
 
-    The article's order never changes. Other ladders and rungs were changed: of those a result is held to what they are
-    now where it says that they were as they are now.
+    The article's order never changes. Other ladders and rungs have changed. A result is held to what they are now where
+    it says that they were the same.
     """
     from ladder.plan import catalog, modes
 
-    name = result["ladder"]["name"]
+    name = result.ladder.name
     if name not in catalog.ladders():
         return None
     now = _of_now(result)
-    names = [rung for rung in result["ladder"]["rungs"] if rung != modes.ALL]
+    names = [rung for rung in result.ladder.rungs if rung != modes.ALL]
     if (now or name == ARTICLE) and not _is_part(names, catalog.order(catalog.load_ladder(name))):
         return f"ladder: named like {name}, but with other rungs or in another order"
-    if not now or result["protocol"].get("mode", modes.CUMULATIVE) == modes.LEAVE_ONE_OUT:
+    if not now or result.protocol.mode == modes.LEAVE_ONE_OUT:
         return None
-    for rung in result["rungs"]:
-        recipe = rung["recipe"] if rung["rounds"] else None
-        if recipe and rung["name"] in catalog.rungs():
-            change = catalog.load_rung(rung["name"]).change
+    for rung in result.rungs:
+        recipe = rung.recipe if rung.rounds else None
+        if recipe and rung.name in catalog.rungs():
+            change = catalog.load_rung(rung.name).change
             lacks = [key for key in change if key != "workers" and recipe.get(key) != change[key]]
             if lacks:  # how many loader processes there are depends on the machine
-                return f"rung {rung['name']}: its recipe's {lacks[0]} is {recipe.get(lacks[0])}, not {change[lacks[0]]}"
+                return f"rung {rung.name}: its recipe's {lacks[0]} is {recipe.get(lacks[0])}, not {change[lacks[0]]}"
     return None
 
 
@@ -71,12 +72,9 @@ def _is_part(names: list[str], order: list[str]) -> bool:
     return all(name in left for name in names)
 
 
-def _of_now(result: Mapping[str, Any]) -> bool:
-    """Whether a result says that rungs and ladders were what they are here."""
-    from ladder.results import code_digest
-
-    code = result.get(code_digest.KEY) or {}
-    return code.get("rungs") == _rungs_now()
+def _of_now(result: Result) -> bool:
+    """Return whether a result says that rungs and ladders were what they are here."""
+    return (result.measured_code or {}).get("rungs") == _rungs_now()
 
 
 @functools.cache

@@ -1,4 +1,4 @@
-"""The verdicts of a result: which rung is compared with which, by which noise floor. Everything from the raw rounds.
+"""The verdicts of a result: which rung is compared with which, by which noise floor. All follows from the raw rounds.
 
     cumulative      each rung against the applicable one before it
     solo            each rung against the baseline
@@ -7,7 +7,8 @@
 A twin is a rung that is measured twice in every round; the two differ by nothing but noise.
 """
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -16,9 +17,9 @@ import numpy as np
 from ladder.base.errors import UserError
 from ladder.machine import environment
 from ladder.plan import content, modes
-from ladder.results import plausible as floor
-from ladder.results import record, sources
+from ladder.results import derive, plausible, sources, types
 from ladder.results import store as results
+from ladder.results.types import Gain, Noise, Plain, Result, RungResult, TopGain, plain
 from ladder.stats import estimates, verdicts
 
 KINDS = (verdicts.HOST, verdicts.GPU)
@@ -28,7 +29,7 @@ _SAME_MACHINE = (*results.SERIES, "driver")
 
 
 def new_twin(rung: dict[str, Any]) -> dict[str, Any]:
-    """The record of a rung's twin."""
+    """Return the record of a rung's twin, as a file has it."""
     return {
         "name": rung["name"] + TWIN,
         "of": rung["name"],
@@ -41,7 +42,7 @@ def new_twin(rung: dict[str, Any]) -> dict[str, Any]:
 
 
 def twins_of(names: list[str], quick: bool) -> list[str]:
-    """Which rungs have a twin: the lowest (as a rule bound by the host) and the highest (by the GPU).
+    """Return which rungs have a twin: the lowest (as a rule bound by the host) and the highest (by the GPU).
 
     In `leave-one-out` that is `all` alone: everything is compared with it.
     """
@@ -52,126 +53,184 @@ def twins_of(names: list[str], quick: bool) -> list[str]:
 
 
 def add_twins(result: dict[str, Any]) -> None:
-    """The records of the twins: of the lowest and the highest rung that can run here."""
+    """Give a growing result the twins of the lowest and the highest rung that can run here."""
     runnable = {rung["name"]: rung for rung in result["rungs"] if rung["reason"] is None}
     names = twins_of(list(runnable), result["protocol"]["quick"])
     result["twins"] = [new_twin(runnable[name]) for name in names]
 
 
-def judge(result: dict[str, Any]) -> None:
-    """Fill in kind, gain and verdict of every rung, and the noise floors. After `record.derive`."""
-    for twin in result.get("twins", []):
-        record.settle_status(twin)
-    if quarantine(result):
-        result["baseline"] = record.derive(result["rungs"], result["workload"]["batch"])
-    device = result["machine"]["device"]
-    by_name = {rung["name"]: rung for rung in result["rungs"]}
-    for rung in result["rungs"]:
-        timed = _timed(rung)
-        rung["kind"] = _kind(rung, device) if timed else None
-        rung.update(verdict=None, gain=None, total_interval=None)
-        base = by_name.get(result["baseline"])
-        if timed and base is not rung:
-            ratios = estimates.paired_ratios(record.round_medians(base), record.round_medians(rung))
-            rung["total_interval"] = _pair(estimates.log_interval(ratios))
-    result["noise"] = noise(result)
+def judge(result: Result) -> Result:
+    """Return the result with kind, gain and verdict of every rung, and its noise floors. After `derive.derive`."""
+    if result.twins:
+        result = replace(result, twins=[derive.settled(twin) for twin in result.twins])
+    result, invalid = quarantine(result)
+    if invalid:
+        result = derive.derive(result)
+    base = next((rung for rung in result.rungs if rung.name == result.baseline), None)
+    result = replace(result, rungs=[_not_judged(rung, base, result.machine.device) for rung in result.rungs])
+    result = replace(result, noise=noise(result))
     asked = comparisons(result)
-    for kind, found in result["noise"].items():
-        found["resolution"] = resolution([c for rung, _, c in asked if rung["kind"] == kind])
-    for (rung, against, comparison), verdict in zip(
-        asked, verdicts.judge([c for _, _, c in asked]), strict=True
-    ):
-        rung["verdict"] = verdict.verdict
-        rung["gain"] = {
-            "against": against,
-            "ratio": float(np.exp(verdict.effect)),
-            "interval": verdict.interval and [float(np.exp(bound)) for bound in verdict.interval],
-            "confidence": verdict.confidence,
-            "least": verdict.least,
-            "floor": comparison.floor,
-            "rounds": verdict.rounds,
-        }
+    verdicts_ = verdicts.judge([comparison for _, _, comparison in asked])
+    judged = {
+        rung.name: replace(rung, verdict=verdict.verdict, gain=_gain(against, comparison, verdict))
+        for (rung, against, comparison), verdict in zip(asked, verdicts_, strict=True)
+    }
+    floors = {
+        kind: replace(each, resolution=resolution([c for rung, _, c in asked if rung.kind == kind]))
+        for kind, each in (result.noise or {}).items()
+    }
+    return replace(result, rungs=[judged.get(rung.name, rung) for rung in result.rungs], noise=floors)
 
 
-def quarantine(result: dict[str, Any]) -> list[str]:
-    """Mark every rung and twin that was faster than the machine can compute as `invalid`; returns their names.
+def _not_judged(rung: RungResult, base: RungResult | None, device: str) -> RungResult:
+    """Return a rung with its kind and its interval against the baseline, and without a verdict."""
+    timed, interval = derive.is_timed(rung), None
+    if timed and base is not None and base.name != rung.name:
+        ratios = estimates.paired_ratios(derive.round_medians(base), derive.round_medians(rung))
+        interval = _pair(estimates.log_interval(ratios))
+    kind = _kind(rung, device) if timed else None
+    return replace(rung, kind=kind, verdict=None, gain=None, total_interval=interval)
 
-    Such a time is that of work that was not done; it stays in the file, and counts for nothing.
+
+def _gain(against: str, comparison: verdicts.Comparison, verdict: verdicts.Verdict) -> Gain:
+    return Gain(
+        against=against,
+        ratio=float(np.exp(verdict.effect)),
+        interval=verdict.interval and [float(np.exp(bound)) for bound in verdict.interval],
+        confidence=verdict.confidence,
+        least=verdict.least,
+        floor=comparison.floor,
+        rounds=verdict.rounds,
+    )
+
+
+def judge_anew(result: Result, recipes: Mapping[str, Plain]) -> Result:
+    """Return the result with every derived number and verdict computed from its rounds.
+
+    `recipes` are the planned ones, as `derive.mark_skipped` takes them.
     """
-    least, found = floor.floor_ms(result["machine"], result["workload"]), []
-    for rung in [*result["rungs"], *result.get("twins", [])]:
-        if _timed(rung) and (reason := floor.too_fast(rung, least)):
-            rung.update(status="invalid", reason=reason, failed_at={"round": rung["rounds"][-1]["round"]})
-            found.append(rung["name"])
-    return found
+    result, marked = derive.mark_skipped(judge(derive.derive(result)), recipes)
+    return judge(derive.derive(result)) if marked else result
 
 
-def noise(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """For each kind of rung of which there are twins: floor (log ratio), and of how many rounds it is made."""
+def refresh(result: dict[str, Any], recipes: Mapping[str, Plain]) -> None:
+    """Bring every derived number and verdict of a growing result up to date. Raw rounds are not touched."""
+    before = types.build(Result, result)
+    write_back(result, before, judge_anew(before, recipes))
+
+
+def write_back(result: dict[str, Any], before: Result, after: Result) -> None:
+    """Enter in a growing result what differs between the result as it was read and as it was made of that."""
+    result |= _changes(before, after, ("rungs", "twins"))
+    parts: list[tuple[str, Any, Any]] = [
+        ("rungs", before.rungs, after.rungs),
+        ("twins", before.twins or [], after.twins or []),
+    ]
+    for key, olds, news in parts:
+        for record, old, new in zip(result.get(key, []), olds, news, strict=True):
+            record.update(_changes(old, new))
+
+
+def _changes(old: Any, new: Any, without: tuple[str, ...] = ()) -> dict[str, Any]:
+    names = [field.name for field in fields(new) if field.name not in without]
+    return {name: plain(getattr(new, name)) for name in names if getattr(new, name) is not getattr(old, name)}
+
+
+def quarantine(result: Result) -> tuple[Result, list[str]]:
+    """Mark every rung and twin that was faster than the machine can compute as `invalid`.
+
+    A time below that limit means that work was skipped. It stays in the file, and counts for nothing.
+
+    Returns:
+        (the result, the names of what was marked)
+    """
+    least = plausible.floor_ms(plain(result.machine), result.workload)
+    found: list[str] = []
+
+    def marked(rung: derive.Record) -> derive.Record:
+        if not (derive.is_timed(rung) and (reason := plausible.too_fast(rung, least))):
+            return rung
+        found.append(rung.name)
+        failed_at = types.build(types.FailedAt, {"round": rung.rounds[-1].round})
+        return replace(rung, status="invalid", reason=reason, failed_at=failed_at)
+
+    changed: dict[str, Any] = {"rungs": [marked(rung) for rung in result.rungs]}
+    if result.twins:
+        changed["twins"] = [marked(twin) for twin in result.twins]
+    return (replace(result, **changed), found) if found else (result, found)
+
+
+def noise(result: Result) -> dict[str, Noise]:
+    """Return, for each kind of rung that has twins, the floor (a log ratio) and the rounds that it is made of."""
     own: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
-    for kind, values in twin_ratios(result):
-        own[kind].append(values)
+    for kind, found in twin_ratios(result):
+        own[kind].append(found)
     made = {}
     for kind in KINDS:
-        stored = (result.get("stored_twins") or {}).get(kind, [])
+        stored = (result.stored_twins or {}).get(kind, [])
         if (floor := verdicts.noise_floor(own[kind], stored)) is not None:
-            made[kind] = {"floor": floor, "rounds": sum(map(len, own[kind])), "stored_rounds": len(stored)}
+            counts = {"rounds": sum(map(len, own[kind])), "stored_rounds": len(stored)}
+            made[kind] = types.build(Noise, {"floor": floor, **counts})
     return made
 
 
-def twin_ratios(result: dict[str, Any]) -> Iterable[tuple[str, list[float]]]:
-    """(kind, log ratios by round) of each pair of twins that has any."""
-    by_name = {rung["name"]: rung for rung in result["rungs"]}
-    for twin in result.get("twins", []):
-        rung = by_name.get(twin["of"])
-        if rung is None or not _timed(rung) or twin["status"] != "ok":
+def twin_ratios(result: Result) -> Iterable[tuple[str, list[float]]]:
+    """Yield (kind, log ratios by round) of each pair of twins that has any."""
+    by_name = {rung.name: rung for rung in result.rungs}
+    for twin in result.twins or []:
+        rung = by_name.get(twin.of)
+        if rung is None or not derive.is_timed(rung) or twin.status != "ok":
             continue
-        values = estimates.log_ratios(record.round_medians(rung), record.round_medians(twin))
-        if values:
-            yield _kind(rung, result["machine"]["device"]), values
+        found = estimates.log_ratios(derive.round_medians(rung), derive.round_medians(twin))
+        if found:
+            yield _kind(rung, result.machine.device), found
 
 
-def _kind(rung: dict[str, Any], device: str) -> str:
-    """A rung whose profiled step kept the GPU busy for longer than the timed one takes has no share, but it is the
-    GPU's: that step was captured with copies of gradients, in files from before it was captured anew."""
-    beyond = rung["host_bound"] is None and rung.get("gpu_busy_ms")
-    return verdicts.kind(0.0 if beyond else rung["host_bound"], device)
+def _kind(rung: RungResult, device: str) -> str:
+    """Return what bounds a rung: the host or the GPU.
+
+    In some older files the profiled step was captured with copies of gradients. It kept the GPU busy for longer than
+    the timed step takes, so it has no share; such a rung is bound by the GPU.
+    """
+    beyond = rung.host_bound is None and rung.gpu_busy_ms
+    return verdicts.kind(0.0 if beyond else rung.host_bound, device)
 
 
-def comparisons(result: dict[str, Any]) -> list[tuple[dict, str, verdicts.Comparison]]:
-    """(rung, name it is compared with, log ratios and floor), one for each verdict. None at all without twins."""
-    floors = {kind: found["floor"] for kind, found in result["noise"].items()}
-    mode, timed = result["protocol"].get("mode", modes.CUMULATIVE), [r for r in result["rungs"] if _timed(r)]
-    whole = next((rung for rung in timed if rung["name"] == modes.ALL), None)
-    base = next((rung for rung in result["rungs"][:1] if _timed(rung)), None)
+def comparisons(result: Result) -> list[tuple[RungResult, str, verdicts.Comparison]]:
+    """Return (rung, name it is compared with, log ratios and floor) for each verdict; none at all without twins."""
+    floors = {kind: each.floor for kind, each in (result.noise or {}).items()}
+    mode = result.protocol.mode or modes.CUMULATIVE
+    timed = [rung for rung in result.rungs if derive.is_timed(rung)]
+    whole = next((rung for rung in timed if rung.name == modes.ALL), None)
+    base = next((rung for rung in result.rungs[:1] if derive.is_timed(rung)), None)
     made, previous = [], None
     for rung in timed:
         against = {modes.SOLO: base, modes.LEAVE_ONE_OUT: whole}.get(mode, previous)
         previous = rung
-        if mode == modes.LEAVE_ONE_OUT and rung["name"] in (modes.ALL, result["baseline"]):
+        if mode == modes.LEAVE_ONE_OUT and rung.name in (modes.ALL, result.baseline):
             continue
         if against is None or against is rung:
             continue
-        values = estimates.log_ratios(record.round_medians(against), record.round_medians(rung))
+        values = estimates.log_ratios(derive.round_medians(against), derive.round_medians(rung))
         if mode == modes.LEAVE_ONE_OUT:  # without it against with it: positive where having it is faster
             values = [-value for value in values]
-        floor = verdicts.floor_of([rung["kind"], against["kind"]], floors)
+        floor = verdicts.floor_of([types.given(rung.kind), types.given(against.kind)], floors)
         if floor is not None and values:
-            made.append((rung, against["name"], verdicts.Comparison(values, floor)))
+            made.append((rung, against.name, verdicts.Comparison(values, floor)))
     return made
 
 
 def resolution(comparisons: Iterable[verdicts.Comparison]) -> float | None:
-    """The smallest difference that such comparisons would call one, as a rule: d plus the half-width. Or None."""
+    """Return the smallest difference that such comparisons would see, as a rule: d plus the half-width. Or None."""
     halves = [(max(verdicts.LEAST_DIFFERENCE, c.floor), verdicts.half_width(c.values)) for c in comparisons]
     return estimates.median([least + half for least, half in halves if half is not None])
 
 
-def stored_twins(folder: Path, result: dict[str, Any], own: Path | None = None) -> dict[str, list[float]]:
-    """Log ratios of the twins of earlier runs in `folder` on this machine and software, of this workload.
+def stored_twins(folder: Path, result: Result, own: Path | None = None) -> dict[str, list[float]]:
+    """Return log ratios of the twins of earlier runs in `folder` on this machine and software, of this workload.
 
-    The newest come first; quick runs do not count, nor does what cannot be read, nor `own`, the file of this run, nor
-    a file that holds visits of this run or of a merged one: the same noise would count twice.
+    The newest come first. Quick runs do not count, nor files that cannot be read, nor `own`, the file of this run. A
+    file that holds visits of this run or of a merged one does not count either: the same noise would count twice.
     """
     found: dict[str, list[float]] = {kind: [] for kind in KINDS}
     earlier = []
@@ -182,43 +241,39 @@ def stored_twins(folder: Path, result: dict[str, Any], own: Path | None = None) 
             other = results.load(path)
         except UserError:
             continue
-        if other.get("twins") and not other["protocol"].get("quick") and _same(other, result):
+        if other.twins and not other.protocol.quick and _same(other, result):
             earlier.append(other)
     mine = sources.visits(result)
     earlier = [
         o for o in sources.without_sources(earlier) if sources.one_host(o) and not mine & sources.visits(o)
     ]
-    for other in sorted(earlier, key=lambda each: each["started"], reverse=True):
+    for other in sorted(earlier, key=lambda each: each.started, reverse=True):
         for kind, values in twin_ratios(other):
             found[kind] = (found[kind] + values)[:MOST_STORED]
     return found
 
 
-def _same(other: dict[str, Any], result: dict[str, Any]) -> bool:
-    machines = (other["machine"], result["machine"])
-    workloads = (other["workload"], result["workload"])
+def _same(other: Result, result: Result) -> bool:
+    """Return whether two runs measured the same workload on the same machine, software and environment."""
+    workloads = (other.workload, result.workload)
     return (
-        all(machines[0].get(key) == machines[1].get(key) for key in _SAME_MACHINE)
+        all(getattr(other.machine, key) == getattr(result.machine, key) for key in _SAME_MACHINE)
         and content.of_workload(workloads[0]) == content.of_workload(workloads[1])
         and workloads[0].get("data") == workloads[1].get("data")
-        and not environment.differences(other, result)
+        and not environment.differences(types.head(other), types.head(result))
     )
-
-
-def _timed(rung: dict[str, Any]) -> bool:
-    return rung["status"] == "ok" and bool(rung["rounds"])
 
 
 def _pair(interval: tuple[float, float] | None) -> list[float] | None:
     return None if interval is None else list(interval)
 
 
-def top_gains(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
-    """From a leave-one-out result: for each rung its gain at the top, interval, and what to do about it."""
-    found = {}
-    for rung in result["rungs"]:
-        gain = rung.get("gain")
-        if isinstance(gain, dict) and rung.get("verdict") in modes.ADVICE:
-            gained = {"gain": gain.get("ratio"), "interval": gain.get("interval")}
-            found[rung["name"]] = {**gained, "advice": modes.ADVICE[rung["verdict"]]}
-    return found
+def top_gains(result: Result) -> dict[str, TopGain]:
+    """Return, from a leave-one-out result, what each rung gains at the top, and what to do about it."""
+    return {
+        rung.name: TopGain(
+            gain=rung.gain.ratio, interval=rung.gain.interval, advice=modes.ADVICE[rung.verdict]
+        )
+        for rung in result.rungs
+        if rung.gain and rung.verdict in modes.ADVICE
+    }

@@ -9,11 +9,15 @@ work that was never done, and one that was made up.
 from __future__ import annotations
 
 import re
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping
 from typing import TYPE_CHECKING, Any
+
+from ladder.results.types import Absent, RungResult, Twin
 
 if TYPE_CHECKING:  # asv measures commits whose stylegan_lite keeps no more than the step's contract
     from stylegan_lite.config import Workload
+
+Times = Iterable[float | Absent | None]
 
 # Dense TFLOP/s of FP16 or BF16 on tensor cores, from NVIDIA's data sheets, tables of architecture white papers and, for
 # consumer cards, with FP16 accumulation: the fastest of the formats that a recipe can ask for. First match counts.
@@ -89,15 +93,25 @@ def _macs(workload: Workload) -> tuple[float, float, float]:
     return g, d + first, first
 
 
-def too_fast(rung: Mapping[str, Any], least: tuple[float, float] | None) -> str | None:
-    """One line if a rung or twin has a time that cannot be. `least` is what `floor_ms` gave."""
-    if least is None:
-        return None
-    whole = [x for r in rung["rounds"] if isinstance(r, dict) for x in r.get("samples_ms") or ()]
-    whole += [*rung.get("samples_ms", ()), rung.get("step_ms")]
-    main = [r.get("main_ms") for r in rung["rounds"] if isinstance(r, dict)] + [rung.get("main_ms")]
-    for times, bound in ((whole, least[0]), (main, least[1])):
-        seen = [x for x in times if x is not None]
+def too_fast(rung: RungResult | Twin, least: tuple[float, float] | None) -> str | None:
+    """Return one line if a rung or twin has a time that cannot be, or None. `least` is what `floor_ms` gave."""
+    whole = [ms for each in rung.rounds for ms in each.samples_ms]
+    main = [each.main_ms for each in rung.rounds]
+    if isinstance(rung, RungResult):
+        whole, main = [*whole, *rung.samples_ms, rung.step_ms], [*main, rung.main_ms]
+    return _below(whole, main, least)
+
+
+def program_too_fast(program: Mapping[str, Any], least: tuple[float, float] | None) -> str | None:
+    """Return one line if a program of another kind of result has a time that cannot be, or None."""
+    whole = [ms for each in program["rounds"] for ms in each.get("samples_ms") or ()]
+    main = [each.get("main_ms") for each in program["rounds"]]
+    return _below([*whole, program.get("step_ms")], [*main, program.get("main_ms")], least)
+
+
+def _below(whole: Times, main: Times, least: tuple[float, float] | None) -> str | None:
+    for times, bound in zip((whole, main), least or (), strict=False):
+        seen = [ms for ms in times if ms]
         if seen and min(seen) < bound:
             return f"{min(seen):.3g} ms is faster than this GPU can compute: at least {bound:.3g} ms"
     return None

@@ -1,4 +1,4 @@
-"""Which stored result is shown of several: the one with the most rungs, then rounds, then the newest.
+"""The choice between stored results: most rungs first, then most rounds, then the newest.
 
 Nothing here imports numpy or torch: `ladder list` and `ladder show` look into stored results, too.
 """
@@ -8,14 +8,13 @@ from __future__ import annotations
 import contextlib
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Any
 
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.machine import system
 from ladder.results import store as results
+from ladder.results.types import Result, RungResult
 
-Result = dict[str, Any]
 Stored = tuple[Path, Result]
 CUMULATIVE, LEAVE_ONE_OUT = "cumulative", "leave-one-out"  # as in ladder.plan.modes, which imports numpy
 
@@ -26,10 +25,9 @@ def rank(result: Result) -> tuple[bool, bool, int, int, bool, str]:
     Several rungs stand before one, which shows no gain; then runs that are not quick, more rungs with a number, rounds
     (as far as they are needed), complete runs, and the newest.
     """
-    timed = sum(rung["status"] == "ok" for rung in result["rungs"])
+    timed = sum(rung.status == "ok" for rung in result.rungs)
     rounds = min(fewest_rounds(result), results.FEWEST_ROUNDS)
-    quick = bool(result["protocol"].get("quick"))
-    return timed > 1, not quick, timed, rounds, bool(result["complete"]), result["started"]
+    return timed > 1, not result.protocol.quick, timed, rounds, result.complete, result.started
 
 
 def fewest_rounds(result: Result) -> int:
@@ -37,15 +35,14 @@ def fewest_rounds(result: Result) -> int:
 
     An allocator's retry voids a round. A file that holds no rounds has those that its protocol says.
     """
-    timed = [rung for rung in result["rungs"] if rung["status"] == "ok"]
-    counts = [sum(not visit.get("alloc_retries") for visit in rung["rounds"]) for rung in timed]
-    planned = result["protocol"].get("rounds")
-    return min(counts) if any(counts) else planned if isinstance(planned, int) else 0
+    timed = [rung for rung in result.rungs if rung.status == "ok"]
+    counts = [sum(not visit.alloc_retries for visit in rung.rounds) for rung in timed]
+    return min(counts) if any(counts) else result.protocol.rounds
 
 
 def mode(result: Result) -> str:
     """Return the mode of a run; results of before there were modes are staircases."""
-    return result["protocol"].get("mode") or CUMULATIVE
+    return result.protocol.mode or CUMULATIVE
 
 
 def machines_here() -> list[str]:
@@ -75,6 +72,6 @@ def newest(found: Iterable[Stored]) -> Stored | None:
     return max(found, key=lambda each: standing(each[1]), default=None)
 
 
-def rung_of(result: Result, name: str) -> dict[str, Any] | None:
+def rung_of(result: Result, name: str) -> RungResult | None:
     """Return the rung's record if it has a number."""
-    return next((rung for rung in result["rungs"] if rung["name"] == name and rung["status"] == "ok"), None)
+    return next((rung for rung in result.rungs if rung.name == name and rung.status == "ok"), None)

@@ -1,7 +1,7 @@
-"""The record of a run: what a result file holds, from the raw rounds to the numbers derived from them.
+"""The records of a growing run, as its file has them: made before the first visit, and filled in with each.
 
-Raw samples are kept in time order; every other number of a rung is computed from its `rounds` by `derive`, so
-that runs can be merged, and judged anew, later. A missing number is None.
+The finished result is a `ladder.results.types.Result`; its numbers are derived by `ladder.results.derive`. What the
+other kinds of result ask of their rounds is here, too. A missing number is None.
 """
 
 import datetime
@@ -13,13 +13,9 @@ from ladder.base.git import commit_of
 from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS, SETTLE_CYCLES, SETTLE_S
 from ladder.machine import environment, neighbours
-from ladder.plan import modes
-from ladder.results import code_digest, identity
+from ladder.results import code_digest, derive, identity
 from ladder.results import store as results
 from ladder.stats import estimates, verdicts
-
-_WALL_BEYOND_EVENT = 0.02
-_BUSY_BEYOND_STEP = 0.02  # noise between the inspector's process and the timed ones
 
 
 def new_result(
@@ -186,95 +182,12 @@ def add_choices(result: dict[str, Any], rung: str, used: list[dict[str, Any]] | 
             same["rungs"].append(rung)
 
 
-def derive(rungs: list[dict[str, Any]], batch: int) -> str | None:
-    """Fill in every derived number of `rungs` (in ladder order) from their raw rounds; returns the baseline's name.
-
-    The baseline is the first rung with a number. Only rungs of status "ok" have one: the samples that a rung
-    took before it failed stay, but are not a result. Units: ms for one step, images/s, bytes, seconds.
-    """
-    baseline = previous = None
-    for rung in rungs:
-        rung.update(dict.fromkeys(results.NUMBERS), interval_ms=None, host_bound=None, gpu_busy_ms=None)
-        rung["samples_ms"] = [sample for r in counted(rung) for sample in r["samples_ms"]]
-        rung["notes"] = _notes(rung)
-        _derive_costs(rung)
-        settle_status(rung)
-        if rung["status"] != "ok" or not rung["rounds"]:
-            continue
-        _derive_times(rung, batch)
-        baseline = baseline or rung
-        steps, mains = round_medians(rung), main_times(rung)
-        rung["speedup_total"] = estimates.speedup(round_medians(baseline), steps)
-        rung["main_speedup_total"] = estimates.speedup(main_times(baseline), mains)
-        rung["speedup_previous"] = previous and estimates.speedup(round_medians(previous), steps)
-        previous = rung
-    return baseline and baseline["name"]
-
-
-def _derive_times(rung: dict[str, Any], batch: int) -> None:
-    steps = list(round_medians(rung).values())
-    rung["step_ms"] = estimates.median(steps)
-    rung["q25_ms"], rung["q75_ms"] = estimates.quartiles(rung["samples_ms"])
-    interval = estimates.log_interval(steps)
-    rung["interval_ms"] = list(interval) if interval else None
-    rung["main_ms"] = estimates.median(list(main_times(rung).values()))
-    rung["images_per_s"] = batch / (rung["step_ms"] / 1000)
-    if busy := (rung.get("inspection") or {}).get("gpu_busy_ms"):
-        rung["gpu_busy_ms"] = busy
-        if busy > rung["step_ms"] * (1 + _BUSY_BEYOND_STEP):  # then it is not this step that was profiled
-            rung["notes"].append(
-                f"host-bound share unknown: GPU busy for {busy:.2f} ms in the profiled step, "
-                f"of {rung['step_ms']:.2f} ms timed"
-            )
-        else:
-            rung["host_bound"] = min(1.0, max(0.0, 1 - busy / rung["step_ms"]))
-
-
-def lazy_costs(rung: dict[str, Any]) -> dict[str, tuple[float, tuple[float, float] | None]]:
-    """What each lazy phase adds to a step that has it: {phase: (median over rounds in ms, its 95% interval)}."""
-    seen: dict[str, list[float]] = {}
-    for each in counted(rung):
-        for phase, ms in (each.get("lazy_ms") or {}).items():
-            seen.setdefault(phase, []).append(ms)
-    return {phase: (estimates.median(values), estimates.t_interval(values)) for phase, values in seen.items()}
-
-
-def _derive_costs(rung: dict[str, Any]) -> None:
-    """Memory peaks (of the failure, where there is nothing else) and seconds to prepare."""
-    rounds = rung["rounds"]
-    rung["prepare_s"] = estimates.median([r["prepare_s"] for r in rounds])
-    for key in ("peak_reserved_bytes", "peak_allocated_bytes"):
-        seen = [r.get(key) for r in [*rounds, rung.get("failed_at", {})]]
-        rung[key] = max((value for value in seen if value), default=None)
-
-
-def _notes(rung: dict[str, Any]) -> list[str]:
-    """What a reader must be told about the raw rounds of a rung."""
-    rounds, notes = rung["rounds"], list(rung.get("elsewhere", []))  # of runs that were merged
-    if error := (rung.get("inspection") or {}).get("error"):
-        notes.append(f"host-bound share unknown: {error}")
-    if unsettled := [str(r["round"] + 1) for r in rounds if r["settled"] is False]:
-        notes.append(f"unsettled in round {', '.join(unsettled)}")
-    pairs = [
-        pair for r in rounds if r["event_ms"] for pair in zip(r["samples_ms"], r["event_ms"], strict=True)
-    ]
-    if late := sum(wall > event * (1 + _WALL_BEYOND_EVENT) + 0.1 for wall, event in pairs):
-        notes.append(f"wall clock beyond CUDA events in {late} of {len(pairs)} samples: work they do not see")
-    if void := len(rounds) - len(counted(rung)):
-        notes.append(
-            f"the allocator retried while timing in {void} of {len(rounds)} rounds: they do not count"
-        )
-    return notes
-
-
 def void_memory(seen: dict[str, Any]) -> str | None:
-    """Why a visit must not count for want of memory, in one line, or None. `seen` is the worker's reply, or a round.
+    """Return why a visit must not count for want of memory, in one line, or None.
 
-    A retry frees every cached block and synchronizes: the time is that of a GPU that is too small, not of the rung.
+    `seen` is the worker's reply, or a round.
     """
-    retries = seen.get("alloc_retries") or 0
-    times = "once" if retries == 1 else f"{retries} times"
-    return f"the allocator ran out and retried {times} while timing: memory is too tight" if retries else None
+    return derive.void_memory(seen.get("alloc_retries"))
 
 
 def counted(rung: dict[str, Any]) -> list[dict[str, Any]]:
@@ -294,29 +207,9 @@ def settle_status(rung: dict[str, Any]) -> None:
         rung.update(status="invalid", reason=void_memory(rung["rounds"][-1]))
 
 
-def mark_skipped(result: dict[str, Any], recipes: dict[str, dict[str, Any]]) -> list[str]:
-    """Take out of the run what depends on a rung that is out; returns the names, twins included.
-
-    `recipes` are the planned ones by name, in ladder order (see `modes.depends_on`). Finished rounds stay.
-    """
-    out = {rung["name"] for rung in result["rungs"] if rung["status"] in results.OUT}
-    mode, marked = result["protocol"].get("mode", modes.CUMULATIVE), []
-    for rung in [*result["rungs"], *result.get("twins", [])]:
-        cause = modes.depends_on(mode, recipes, rung.get("of", rung["name"]), out)
-        if cause is not None and rung["status"] in ("ok", "n/a"):
-            rung.update(status="skipped", reason=f"depends on {cause}")
-            marked.append(rung["name"])
-    return marked
-
-
 def round_medians(rung: dict[str, Any]) -> dict[int, float]:
     """Median step time in ms of each round: the unit of all statistics."""
     return {r["round"]: estimates.median(r["samples_ms"]) for r in counted(rung)}
-
-
-def main_times(rung: dict[str, Any]) -> dict[int, float]:
-    """Step time in ms without the lazy phases, of each round that measured it."""
-    return {r["round"]: r["main_ms"] for r in counted(rung) if r["main_ms"] is not None}
 
 
 def new_path(out: Path, result: dict[str, Any]) -> Path:

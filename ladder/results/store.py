@@ -1,9 +1,8 @@
 """Result files: where they go, how they are written and what is accepted as one.
 
 One JSON object a run, `results/ladder/<machine>/<workload>-<ladder>-<UTC time>.json`; `ladder.results.record` makes
-it. A missing number is null; NaN and infinity are refused, on the way out and on the way in. What is checked here
-keeps the project's own readers safe; `ladder.publish.validation.validate` is stricter, for files that come from a
-stranger.
+it. A missing number is null; NaN and infinity are refused, on the way out and on the way in. `load` refuses what the
+fields of `ladder.results.types` do not allow; `ladder.results.check` also refuses contradictions.
 """
 
 import datetime
@@ -16,7 +15,10 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
+from ladder.base.rules import shown
 from ladder.base.text import fit, slug, stamp
+from ladder.results import types
+from ladder.results.values import NUMBERS as NUMBERS
 from ladder.results.values import OUT as OUT
 from ladder.results.values import SCHEMA as SCHEMA
 from ladder.results.values import STATUSES as STATUSES
@@ -25,33 +27,6 @@ SMOKE_NOTE = "CPU smoke test: not to be quoted"
 FEWEST_ROUNDS = 3  # of what is quoted: the protocol of a run makes no fewer, whatever its budget
 SOFTWARE = ("torch", "cuda", "cudnn", "triton")  # a newer one of these begins a new series
 SERIES = ("name", "gpu", "cpu", "cores", "device", *SOFTWARE)  # whose times may stand side by side
-_TOP = {
-    "schema": int,
-    "machine": dict,
-    "workload": dict,
-    "ladder": dict,
-    "protocol": dict,
-    "commit": (str, type(None)),
-    "dirty": (bool, type(None)),
-    "complete": bool,
-    "started": str,
-    "seconds": (int, float),
-    "baseline": (str, type(None)),
-    "rungs": list,
-}
-NUMBERS = (
-    "step_ms",
-    "q25_ms",
-    "q75_ms",
-    "speedup_previous",
-    "speedup_total",
-    "main_ms",
-    "main_speedup_total",
-    "images_per_s",
-    "peak_reserved_bytes",
-    "peak_allocated_bytes",
-    "prepare_s",
-)
 MOST_DEPTH = 8
 _MOST_READ = 2**28  # bytes of one file
 _LONGEST_NUMBER = 32  # characters; an integer of 400 digits overflows a float, one of 100,000 takes seconds
@@ -121,12 +96,30 @@ def commit_words(result: dict[str, Any]) -> str:
     return (result["commit"] or "unknown")[:12] + (" with changes" if result["dirty"] else "")
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Read and check one result file. Raises `UserError` with one line that says what is wrong and where."""
+def load(path: Path) -> types.Result:
+    """Return the result in one file of `ladder run`.
+
+    Raises:
+        UserError: the file cannot be read, or is no result; one line that says what is wrong and where.
+    """
     data = read(path)
-    if problem := check(data):
-        raise UserError(f"{path}: {problem}")
-    return data
+    try:
+        return of_data(data)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def of_data(data: Any) -> types.Result:
+    """Return the result that a file's data hold. UserError, in one line, where they hold none."""
+    if not isinstance(data, dict) or "schema" not in data:
+        raise UserError('not a result file: expected an object with "schema"')
+    if data["schema"] != SCHEMA:
+        raise UserError(f"schema {shown(data['schema'])} is not known here, expected {SCHEMA}")
+    result = types.read(types.Result, data)
+    for rung in result.rungs:
+        if rung.status == "ok" and rung.step_ms is None:
+            raise UserError(f'rung {rung.name}: status "ok" without "step_ms"')
+    return result
 
 
 def read(path: Path) -> Any:
@@ -190,73 +183,6 @@ def _no_key_twice(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
         twice = next(key for key, _ in pairs if key in seen or seen.add(key))
         raise ValueError(f"the key {twice[:40]!a} is given twice")
     return found
-
-
-def check(data: Any) -> str | None:
-    """What is wrong with a result, in one line, or None."""
-    if not isinstance(data, dict) or "schema" not in data:
-        return 'not a result file: expected an object with "schema"'
-    if data["schema"] != SCHEMA:
-        return f"schema {data['schema']!r} is not known here, expected {SCHEMA}"
-    for key, kind in _TOP.items():
-        if key not in data:
-            return f'"{key}" is missing'
-        if not isinstance(data[key], kind):
-            return f'"{key}" has the wrong type, {type(data[key]).__name__}'
-    for part in ("machine", "workload", "ladder"):
-        if not isinstance(data[part].get("name"), str):
-            return f'"{part}" has no "name"'
-    merged = data.get("merged", [])
-    if not isinstance(merged, list) or not all(isinstance(run, dict) and "started" in run for run in merged):
-        return '"merged" is not a list of runs'
-    commits = data.get("commits", [])
-    if not isinstance(commits, list) or not all(isinstance(commit, str) for commit in commits):
-        return '"commits" is not a list of commits'
-    if not isinstance(data.get("measured_code", {}), dict):
-        return '"measured_code" is not an object'
-    for index, rung in enumerate(data["rungs"]):
-        if problem := _check_rung(rung):
-            name = rung.get("name") if isinstance(rung, dict) else None
-            return f"rung {name if isinstance(name, str) else index}: {problem}"
-    return None
-
-
-def _check_rung(rung: Any) -> str | None:
-    if not isinstance(rung, dict) or not isinstance(rung.get("name"), str):
-        return "expected an object with a name"
-    if rung.get("status") not in STATUSES:
-        return f'"status" is {rung.get("status")!r}, expected one of {", ".join(STATUSES)}'
-    for key in NUMBERS:
-        if key not in rung:
-            return f'"{key}" is missing'
-        if rung[key] is not None and not _positive(rung[key]):
-            return f'"{key}" is {rung[key]!r}, expected a number above 0 or null'
-    interval, share = rung.get("interval_ms"), rung.get("host_bound")
-    if interval is not None and not (
-        isinstance(interval, list) and len(interval) == 2 and all(map(_positive, interval))
-    ):
-        return '"interval_ms" is not a pair of numbers above 0, nor null'
-    if share is not None and not (share == 0 or (_positive(share) and share <= 1)):
-        return f'"host_bound" is {share!r}, expected a share from 0 to 1 or null'
-    for key in ("samples_ms", "rounds"):
-        if not isinstance(rung.get(key), list):
-            return f'"{key}" is not a list'
-    if not all(map(_positive, rung["samples_ms"])):
-        return '"samples_ms" holds something other than numbers above 0'
-    for number, visit in enumerate(rung["rounds"]):
-        if not isinstance(visit, dict):
-            return f'"rounds" {number} is not an object'
-        for key in ("samples_ms", "event_ms"):
-            times = visit.get(key)
-            if times is not None and not (isinstance(times, list) and all(map(_positive, times))):
-                return f'"rounds" {number}: "{key}" holds something other than numbers above 0'
-    if rung["status"] == "ok" and rung["step_ms"] is None:
-        return 'status "ok" without "step_ms"'
-    return None
-
-
-def _positive(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and 0 < value < math.inf
 
 
 NOT_ENGAGED, FAILED_PARITY = "not engaged", "failed: parity"

@@ -2,7 +2,8 @@
 
 Every field has the rule that its value obeys, so these classes are also the schema (`ladder.results.schema`). A key
 that older files lack is `ABSENT`, which differs from null. `read` refuses what the rules refuse, `plain` gives the
-file's data back. Recipes, workloads and settings of PyTorch stay plain: old ones have other fields.
+file's data back. Recipes, workloads and settings of PyTorch stay plain: other commits have other fields. What a
+stranger's may hold is checked by `ladder.results.check`.
 """
 
 from __future__ import annotations
@@ -12,6 +13,7 @@ from typing import Any
 from ladder.base.records import ABSENT as ABSENT
 from ladder.base.records import Absent, needed, optional, record, rule_of, unstored
 from ladder.base.records import build as build
+from ladder.base.records import given as given
 from ladder.base.records import plain as plain
 from ladder.base.records import read as read
 from ladder.base.rules import either, items, mapping, number, one_of, pattern
@@ -265,8 +267,8 @@ class Twin:
     of: str = needed(v.PART)
     status: str = needed(v.STATUS)
     reason: str | None = needed(v.TEXT)
-    recipe: Plain | None = needed(v.RECIPE)
-    settings: Plain | None = needed(v.SETTINGS)
+    recipe: Plain | None = needed(v.OBJECT)
+    settings: Plain | None = needed(v.OBJECT)
     rounds: list[Round] = needed(items(rule_of(Round), 1000))
     failed_at: FailedAt | Absent = optional(rule_of(FailedAt))
 
@@ -279,7 +281,7 @@ class RungResult:
     title: str = needed(v.TEXT)
     status: str = needed(v.STATUS)
     reason: str | None = needed(v.TEXT)
-    recipe: Plain | None = needed(v.RECIPE)
+    recipe: Plain | None = needed(v.OBJECT)
     step_ms: float | None = needed(v.MS)
     q25_ms: float | None = needed(v.MS)
     q75_ms: float | None = needed(v.MS)
@@ -298,7 +300,7 @@ class RungResult:
     rounds: list[Round] = needed(items(rule_of(Round), 1000))
     notes: list[str] = needed(v.NOTES)
     article_ms: float | None = needed(v.MS)
-    settings: Plain | None = needed(v.SETTINGS)
+    settings: Plain | None = needed(v.OBJECT)
     inspection: Inspection | Absent | None = optional(rule_of(Inspection))
     failed_at: FailedAt | Absent = optional(rule_of(FailedAt))
     kind: str | Absent | None = optional(v.KIND)
@@ -332,11 +334,11 @@ class Noise:
 
 @record
 class TopGain:
-    """What a rung gains at the top of its ladder, and what to do about it. In no file."""
+    """What a rung gains at the top of its ladder, and what to do about it. No file holds it."""
 
-    gain: float = unstored(None)
-    interval: list[float] | None = unstored(None)
-    advice: str = unstored("")
+    gain: float
+    interval: list[float] | None
+    advice: str
 
 
 @record
@@ -344,7 +346,7 @@ class Header:
     """Who measured what, where, when and with which code."""
 
     machine: Machine = needed(rule_of(Machine))
-    workload: Plain = needed(v.WORKLOAD)
+    workload: Plain = needed(v.NAMED)
     commit: str | None = needed(v.A_COMMIT)
     dirty: bool | None = needed(v.FLAG)
     complete: bool = needed(v.FLAG)
@@ -376,3 +378,12 @@ class Result(Header):
     choices: list[Noted | Choice] | Absent = optional(items(either(rule_of(Noted), rule_of(Choice)), 100))
     # From the leave-one-out run that goes with it (`ladder.results.combine.series.with_top`).
     at_top: dict[str, TopGain] | None = unstored(None)
+
+
+def head(result: Header) -> Plain:
+    """Return what a result says of itself, as its file has it: all of `Header`, nothing of what was measured."""
+    found = ((name, getattr(result, name)) for name in _HEAD)
+    return {name: plain(value) for name, value in found if value is not ABSENT}
+
+
+_HEAD = tuple(Header.__dataclass_fields__)

@@ -9,12 +9,37 @@ from typing import Any
 
 from ladder.base import text
 from ladder.base.protocol import PHASES
-from ladder.base.rules import Problem, Rule, either, fields, items, mapping, maybe, number, one_of, pattern
+from ladder.base.rules import (
+    Problem,
+    Rule,
+    either,
+    fields,
+    items,
+    mapping,
+    maybe,
+    number,
+    one_of,
+    pattern,
+    shown,
+)
 from ladder.machine import environment
 
 SCHEMA = 1
 STATUSES = ("ok", "n/a", "skipped", "failed", "oom", "invalid", "not engaged", "failed: parity")
 OUT = STATUSES[2:]  # what takes a rung out of a run
+NUMBERS = (
+    "step_ms",
+    "q25_ms",
+    "q75_ms",
+    "speedup_previous",
+    "speedup_total",
+    "main_ms",
+    "main_speedup_total",
+    "images_per_s",
+    "peak_reserved_bytes",
+    "peak_allocated_bytes",
+    "prepare_s",
+)
 CODE_DIGITS = 16  # hexadecimal digits of a digest of measured code
 
 TEXT = pattern(
@@ -75,13 +100,26 @@ SETTINGS = fields(
 )
 
 
+def OBJECT(value: Any) -> Problem | None:
+    """Refuse what is no object. Recipes and settings of other commits have fields that are not known here."""
+    return None if isinstance(value, dict) else ("", f"{shown(value)} is not an object")
+
+
+def NAMED(value: Any) -> Problem | None:
+    """Refuse what is no object with a name."""
+    named = isinstance(value, dict) and "name" in value
+    if named and (problem := PART(value["name"])):
+        return ".name", problem[1]
+    return None if named else ("", f"{shown(value)} is not an object with a name")
+
+
 def WORKLOAD(value: Any) -> Problem | None:
-    """The rule of a workload."""
+    """Refuse what is no workload of this commit's fields."""
     return _workload()(value)
 
 
 def RECIPE(value: Any) -> Problem | None:
-    """The rule of a recipe."""
+    """Refuse what is no recipe of this commit's fields."""
     return _recipe()(value)
 
 

@@ -138,7 +138,7 @@ def test_run_writes_result_table_and_chart_and_shows_what_is_n_a(tmp_path, fakes
     assert "fused_norm, cuda_graphs, data_loading, fused_act: n/a: needs a CUDA GPU" in seen.stdout
     assert "upscaled" in seen.stderr and "\x1b" not in seen.output
     (file,) = tmp_path.glob("*/*.json")
-    result = results.load(file)
+    result = results.read(file)
     assert [rung["status"] for rung in result["rungs"]] == [
         "ok",
         "ok",
@@ -318,7 +318,7 @@ def test_a_ladder_of_the_real_model_from_a_folder_of_pictures(tmp_path):
     )
     assert run.returncode == 0, run.stderr
     (path,) = (tmp_path / "out").glob("*/*.json")
-    result = results.load(path)
+    result = results.read(path)
     baseline, graphs = result["rungs"]
     assert baseline["status"] == "ok" and baseline["step_ms"] > 0 and baseline["images_per_s"] > 0
     assert graphs["status"] == "n/a" and "GPU" in graphs["reason"]
@@ -345,7 +345,7 @@ def test_leave_one_out_advises_and_joins_the_staircase(tmp_path, fakes):
     seen = succeed("run", "--mode", "leave-one-out", *common)
     assert "gain at top" in seen.stdout and "all rungs" not in seen.stderr
     (file,) = tmp_path.glob("*/*-leave-one-out-*.json")
-    result = results.load(file)
+    result = results.read(file)
     assert [rung["name"] for rung in result["rungs"]] == ["all", "channels_last", "bf16"]
     assert [twin["of"] for twin in result["twins"]] == ["all"]
     without = result["rungs"][2]
@@ -367,7 +367,7 @@ def test_a_run_is_resumed_from_its_file_alone(tmp_path, fakes):
     seen = succeed("run", "--resume", file, "--out", tmp_path)
     assert "quick: not to be quoted" in seen.stdout and list(tmp_path.glob("*/*.json")) == [file]
     assert {path.stem for path in file.parent.iterdir()} == {file.stem}  # charts follow their result
-    result = results.load(file)
+    result = results.read(file)
     assert [len(rung["rounds"]) for rung in result["rungs"]] == [2, 2] and result["protocol"]["seed"] == 3
     assert "another --mode" in refused("run", "--resume", file, "--mode", "solo", "--out", tmp_path)
     assert "cannot be read" in refused("run", "--resume", tmp_path / "no.json", "--out", tmp_path)

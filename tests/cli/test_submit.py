@@ -146,7 +146,7 @@ def test_ladder_run_is_started_once_gone_on_with_and_left_alone_when_complete(
     assert submit.paired(submission, climb(True)) == path and path is not None
     first, second = asked
     assert (first.workload, first.quick, first.budget, first.resume) == ("tiny", True, None, None)
-    assert second.resume == path and results.load(path)["complete"]
+    assert second.resume == path and results.read(path)["complete"]
 
 
 def test_without_a_gpu_a_budget_is_kept_to_and_a_quick_run_is_not_enough_then(
@@ -191,10 +191,10 @@ def test_on_a_gpu_two_fifths_of_the_time_are_paired_rounds_and_nothing_is_quick(
 def test_a_result_of_another_commit_or_machine_is_not_gone_on_with(submission: submit.Submission) -> None:
     path = submit.paired(submission, climbed(submission))
     for key, value in (("commit", "f" * 40), ("dirty", True)):
-        other = results.load(path) | {key: value}
+        other = results.read(path) | {key: value}
         results.write(path, other)
         assert submit._started(submission, path.parent) == (None, False)
-    results.write(path, results.load(path) | {"commit": submission.commit, "dirty": False})
+    results.write(path, results.read(path) | {"commit": submission.commit, "dirty": False})
     submission.facts["torch"] = "9.9"
     assert submit._started(submission, path.parent) == (None, False)
 

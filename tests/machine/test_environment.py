@@ -14,6 +14,11 @@ from ladder.machine import environment
 from ladder.results import identity, judging, schema
 from ladder.results.combine import belonging, comparing, resuming
 from tests.support import made_up
+from tests.support.typed import Reading
+
+belonging = Reading(belonging)
+comparing = Reading(comparing)
+judging = Reading(judging)
 
 
 @pytest.mark.parametrize("name", environment.FALSIFIES)

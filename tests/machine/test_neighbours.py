@@ -7,9 +7,13 @@ import os
 import pytest
 
 from ladder.machine import neighbours
-from ladder.report.view import view
+from ladder.report import view as viewing
 from ladder.results import publishable, schema
 from tests.support import made_up
+from tests.support.typed import Reading
+
+publishable = Reading(publishable)
+view = Reading(viewing).view
 
 PID = 40
 

@@ -24,7 +24,9 @@ from ladder.results import record
 from tests.support import commands, fake_runs
 from tests.support.commands import call
 from tests.support.fake_runs import alive, by_name, run, stored, wait_for
+from tests.support.typed import Reading
 
+tables = Reading(tables)
 ROOT = Path(__file__).resolve().parents[2]
 fakes = commands.fakes
 

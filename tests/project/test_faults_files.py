@@ -16,6 +16,9 @@ from ladder.report import tables
 from tests.project.test_faults import ROOT, another_process, the_file
 from tests.support.commands import call
 from tests.support.fake_runs import run, stored
+from tests.support.typed import Reading
+
+tables = Reading(tables)
 
 
 @pytest.fixture
@@ -74,7 +77,7 @@ def test_a_write_torn_by_a_kill_leaves_the_old_file_whole(tmp_path: Path, where:
     path = the_file(tmp_path)
     before = path.read_bytes()
     torn = another_process(
-        f"path = Path({str(path)!r})\nresult = results.load(path)\n"
+        f"path = Path({str(path)!r})\nresult = results.read(path)\n"
         f"os.{where} = lambda *_: os.kill(os.getpid(), signal.SIGKILL)\n"
         "results.write(path, result | {'complete': False})"
     )

@@ -8,8 +8,13 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.report import chart, drawing, panels, tables
-from ladder.report.view import view
+from ladder.report import view as viewing
 from tests.support import made_up
+from tests.support.typed import Reading
+
+chart = Reading(chart)
+tables = Reading(tables)
+view = Reading(viewing).view
 
 RUNS = {
     "checked": made_up.checked_run,

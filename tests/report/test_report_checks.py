@@ -7,12 +7,15 @@ import pytest
 
 from ladder.report import checks
 from ladder.report import tables as report
-from ladder.report.view import view
+from ladder.report import view as viewing
 from ladder.results import store as results
 from tests.cli.test_cli import call
 from tests.support import made_up
+from tests.support.typed import Reading
 
-HOSTILE = "=HYPERLINK(1)|<script>x</script> \x1b[31m`a`\n![i](http://e.x) \u202e"
+checks = Reading(checks)
+report = Reading(report)
+view = Reading(viewing).view
 
 
 def rows_of(result):
@@ -21,19 +24,6 @@ def rows_of(result):
 
 def read_csv(*many):
     return list(csv.DictReader(io.StringIO(report.csv_text(list(many)))))
-
-
-@pytest.fixture
-def folder(tmp_path):
-    for index, (made, started) in enumerate(
-        [
-            (made_up.gpu_run(), "2026-11-20T09:00:00+00:00"),
-            (made_up.gpu_run(), "2026-11-21T09:00:00+00:00"),
-            (made_up.cpu_run(), "2026-11-19T09:00:00+00:00"),
-        ]
-    ):
-        results.write(tmp_path / "results" / f"{index}.json", {**made, "started": started})
-    return tmp_path / "results"
 
 
 def test_the_table_says_whether_each_rung_was_on_and_computed_the_same(capsys):
@@ -64,8 +54,8 @@ def test_the_table_says_whether_each_rung_was_on_and_computed_the_same(capsys):
 
 
 def test_what_cannot_be_judged_is_no_error_of_the_rung():
-    rung = {"parity": made_up.parity(0.2)}  # a loss at 900 times its budget is there, unresolved
-    assert checks.parity_share(rung) == pytest.approx(0.2)
+    rung = made_up.rung("bf16", 1.0, parity=made_up.parity(0.2))  # a loss at 900 times its budget, unresolved
+    assert rows_of(made_up.result([rung]))["bf16"].parity_share == pytest.approx(0.2)
     assert ["not judged" in row for row in checks.parity_cells(rung)] == [False, False, True]
 
 
@@ -110,21 +100,3 @@ def test_three_figures_of_memory(capsys):
     assert all(
         word in said for word in ("allocated GiB", "reserved GiB", "device GiB", "in use on the whole GPU")
     )
-
-
-def test_checks_of_a_stranger_are_taken_for_nothing_they_are_not(capsys):
-    made = made_up.judged_run()
-    for rung, junk in zip(
-        made["rungs"], ("x", [1], {"bf16": 3}, {"a": {"lines": "x"}}, {"phases": [1]}), strict=False
-    ):
-        rung.update(receipts=junk, parity=junk)
-    made["rungs"][5].update(receipts={HOSTILE: {"engaged": True, "lines": [HOSTILE]}})
-    made["rungs"][5].update(
-        parity={"verdict": "ok", "phases": {HOSTILE: {HOSTILE: {"error": "NaN"}, "x": 3}}}
-    )
-    made["gpu"] = {"notes": 3, "rejected_visits": "x"}
-    made["choices"] = [3, "x", {"op": HOSTILE, "tile": HOSTILE, "rungs": 3}, {"rungs": [HOSTILE, 3]}]
-    made["rungs"][6]["rounds"][0]["rejected"] = 3
-    report.print_table(made), report.print_checks(made)
-    said, page = capsys.readouterr().out, report.markdown(made)
-    assert "\x1b" not in said + page and "<script" not in page and "http:" not in page

@@ -6,9 +6,9 @@ from pathlib import Path
 import pytest
 
 from ladder.publish.validation import validate
-from ladder.results import judging, plausible, record
+from ladder.results import plausible
 from stylegan_lite.config import Workload
-from tests.support import committed, made_up
+from tests.support import committed, made_up, typed
 
 RESULTS = committed.listed("results/ladder/*/*.json")
 H200 = Path(__file__).parents[1] / "support" / "data" / "article-article-20261121T015325Z.json"
@@ -102,10 +102,10 @@ def test_an_unknown_gpu_is_taken_for_a_very_fast_one_and_an_unknown_workload_has
 def test_an_impossible_rung_is_invalid_and_the_others_keep_their_numbers(outcome):
     made = made_up.judged_run(fused_act=0.3)
     made["workload"] |= {"channel_base": 16384}
-    judging.judge(made)
+    typed.judged(made)
     *others, last = made["rungs"]
     assert last["status"] == "invalid" and last["step_ms"] is None and last["verdict"] is None
     assert last["reason"].startswith("0.") and "faster than this GPU can compute" in last["reason"]
     assert all(rung["status"] == "ok" and rung["step_ms"] for rung in others)
-    assert record.derive(made["rungs"], 8) == "baseline"
+    assert typed.derived(made) == "baseline"
     outcome(fault="impossible time", injected="0.3 ms a step of article", outcome=last, kept=True)

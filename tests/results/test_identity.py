@@ -16,6 +16,12 @@ from ladder.publish.validation import validate
 from ladder.results import code_digest, identity, judging
 from ladder.results.combine import belonging, comparing, resuming, series
 from tests.support import made_up
+from tests.support.typed import Reading
+
+belonging = Reading(belonging)
+comparing = Reading(comparing)
+judging = Reading(judging)
+series = Reading(series)
 
 TINY = (catalog.WORKLOADS / "tiny.yaml").read_text()
 

@@ -14,7 +14,10 @@ from ladder.results.combine import resuming
 from ladder.stats import verdicts
 from tests.cli.test_cli import call
 from tests.engine import test_measure
-from tests.support import made_up
+from tests.support import made_up, typed
+from tests.support.typed import Reading
+
+judging = Reading(judging)
 
 
 def planned(mode="cumulative"):
@@ -28,8 +31,8 @@ def by_name(result):
 
 
 def judged_anew(made):
-    made["baseline"] = record.derive(made["rungs"], 8)
-    judging.judge(made)
+    typed.derived(made)
+    typed.judged(made)
     return by_name(made)
 
 
@@ -44,26 +47,26 @@ def test_a_twin_that_was_measured_has_no_reason(tmp_path):
 def test_what_contains_a_rung_that_is_out_is_skipped_with_its_twin(status):
     made = made_up.judged_run()
     by_name(made)["cuda_graphs"].update(status=status, reason="why", failed_at={"round": 2})
-    assert record.mark_skipped(made, planned()) == ["data_loading", "fused_act", "fused_act.twin"]
+    assert typed.skipped(made, planned()) == ["data_loading", "fused_act", "fused_act.twin"]
     rungs = judged_anew(made)
     for name in ("data_loading", "fused_act", "fused_act.twin"):
         assert (rungs[name]["status"], rungs[name]["reason"]) == ("skipped", "depends on cuda_graphs")
         assert rungs[name].get("step_ms") is None and rungs[name]["rounds"]  # kept, but no result
     assert rungs["set_to_none"]["status"] == "ok" and rungs["baseline.twin"]["status"] == "ok"
-    assert record.mark_skipped(made, planned()) == []
+    assert typed.skipped(made, planned()) == []
 
 
 def test_a_baseline_that_is_out_takes_nothing_with_it_on_the_staircase():
     made = made_up.judged_run()
     by_name(made)["baseline"].update(status="oom", reason="out of memory")
-    assert record.mark_skipped(made, planned()) == []
+    assert typed.skipped(made, planned()) == []
 
 
 def test_without_its_reference_no_other_mode_measures_on():
     for mode, first in (("solo", "baseline"), ("leave-one-out", "all")):
         made = made_up.judged_run(mode)
         made["rungs"][0].update(status="failed", reason="why")
-        assert len(record.mark_skipped(made, planned(mode))) >= 7
+        assert len(typed.skipped(made, planned(mode))) >= 7
         assert judged_anew(made)["bf16"]["reason"] == f"depends on {first}"
         assert all(rung["verdict"] is None for rung in made["rungs"])
         made = made_up.judged_run(
@@ -97,9 +100,9 @@ def test_a_resumed_run_tries_again_what_failed_and_at_another_commit_what_was_re
     for commit, again in (("1" * 40, here), ("2" * 40, elsewhere), (None, here)):
         made = copy.deepcopy(fresh)
         made["protocol"] |= {"fixed": True, "budget_s": None}
-        found = {"inspection": None, "parity": {"verdict": "failed"}, "receipts": {}}
+        found = {"inspection": None, "parity": made_up.parity(3.0, "failed: parity"), "receipts": {}}
         by_name(made)["bf16"].update(found, status=status, reason="why", failed_at={"round": 0})
-        record.mark_skipped(made, planned())
+        typed.skipped(made, planned())
         judged_anew(made)
         results.write(tmp_path / "a.json", made)
         asked = copy.deepcopy(fresh) | {"commit": commit}
@@ -190,7 +193,7 @@ def test_skipped_and_failed_checks_are_results_that_validate_accepts():
     bf16 = by_name(made)["bf16"]
     bf16.update(status="failed: parity", reason="G_main", parity=made_up.parity(3.0, "failed: parity"))
     by_name(made)["channels_last"].update(status="not engaged", reason="channels_last: weights NCHW")
-    record.mark_skipped(made, planned())
+    typed.skipped(made, planned())
     judged_anew(made)
     assert {rung["status"] for rung in made["rungs"][3:]} == {"skipped"}
     assert validate.check(text.fit(made)) is None
@@ -224,6 +227,6 @@ def test_a_gpu_that_is_busy_for_longer_than_the_step_is_no_unknown_host():
         (10.3, None, verdicts.GPU),
         (None, None, verdicts.HOST),
     ):
-        rung = {"host_bound": share, "gpu_busy_ms": busy}
+        rung = made_up.rung("bf16", 10.0, host_bound=share, gpu_busy_ms=busy)
         assert judging._kind(rung, "cuda") == kind
-    assert judging._kind({"host_bound": None, "gpu_busy_ms": 10.3}, "cpu") == verdicts.HOST
+    assert judging._kind(made_up.rung("bf16", 10.0, gpu_busy_ms=10.3), "cpu") == verdicts.HOST

@@ -11,14 +11,19 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.publish.validation import validate
-from ladder.results import code_digest, sources
+from ladder.results import code_digest, derive, sources
 from ladder.results.combine import merging, resuming, series
-from ladder.results.record import round_medians
 from ladder.stats import estimates
 from tests.cli.test_cli import FAKE, call, refused
 from tests.results.combine.test_merging import cut, run, rung, write
 from tests.results.test_judging import planned
 from tests.support import made_up
+from tests.support.typed import Reading
+
+derive = Reading(derive)
+merging = Reading(merging)
+series = Reading(series)
+sources = Reading(sources)
 
 ROOT = Path(__file__).resolve().parents[2]
 ONE, OTHER, THIRD = ("1" * 40, "2" * 40, "3" * 40)
@@ -317,7 +322,7 @@ def test_rounds_of_some_rungs_join_those_of_the_whole_ladder(tmp_path):
     top, before = (rung(merged, name) for name in ("fused_act", "data_loading"))
     assert top["gain"]["against"] == "data_loading" and top["gain"]["rounds"] == 5
     assert rung(merged, "fused_act.twin")["rounds"][-1]["round"] == 9
-    ratios = estimates.log_ratios(round_medians(before), round_medians(top))
+    ratios = estimates.log_ratios(derive.round_medians(before), derive.round_medians(top))
     assert top["gain"]["ratio"] == pytest.approx(2.718281828459045 ** estimates.median(ratios))
     (out,) = write(tmp_path, merged, name="merged")
     assert validate.problem_of(out) is None

@@ -9,12 +9,22 @@ from ladder.cli import listing
 from ladder.cli import main as cli
 from ladder.publish.site import collected
 from ladder.report import chart, tables
-from ladder.report.view import view
+from ladder.report import view as viewing
 from ladder.results import publishable, ranking
 from ladder.results import store as results
 from ladder.results.combine import comparing, series
 from tests.cli.test_cli import call, refused
 from tests.support import made_up
+from tests.support.typed import Reading
+
+chart = Reading(chart)
+comparing = Reading(comparing)
+publishable = Reading(publishable)
+collected = Reading(collected)
+ranking = Reading(ranking)
+series = Reading(series)
+tables = Reading(tables)
+view = Reading(viewing).view
 
 MARK = "fewer than 3 rounds: not to be quoted"
 
@@ -50,7 +60,7 @@ def test_a_staircase_is_shown_before_newer_runs_of_less(tmp_path, newer):
     assert shown["started"] == stairs["started"]
     (group,) = collected.groups(found, [], tmp_path)
     assert len(group.panels[0].shown.rows) == 8 and group.panels[0].raw == ("a.json",)
-    assert ranking.newest(found)[1] is stairs
+    assert ranking.newest(found)[1] == stairs
 
 
 def test_of_equal_ones_the_newest_is_shown_and_a_quick_one_last():
@@ -105,7 +115,7 @@ def stored(tmp_path, monkeypatch):
         ("intel/d", made_up.cpu_run()),
     ):
         results.write(folder / f"{name}.json", result)
-    monkeypatch.setattr(ranking, "machines_here", lambda: ["nvidia-h200"])
+    monkeypatch.setattr(listing.ranking, "machines_here", lambda: ["nvidia-h200"])
     monkeypatch.setattr(cli, "RESULTS", folder)
     monkeypatch.setattr(listing, "RESULTS", folder)
     return folder
@@ -118,7 +128,7 @@ def test_a_bare_report_is_of_this_machine_and_says_how_to_see_the_rest(stored, m
     assert json.loads(call("report", "--json").stdout)["started"] == made_up.judged_run()["started"]
     everything = call("report", "--all").stdout
     assert everything.count("ms/step") == 3 and "more result" not in everything
-    monkeypatch.setattr(ranking, "machines_here", lambda: ["amd-epyc"])
+    monkeypatch.setattr(listing.ranking, "machines_here", lambda: ["amd-epyc"])
     said = call("report").stdout
     assert "no result of this machine (amd-epyc) yet: this is nvidia-h200's" in said
     assert "leave out PATH" in refused("report", "--all", stored)

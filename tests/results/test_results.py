@@ -11,8 +11,9 @@ import pytest
 from ladder.base import locks
 from ladder.base import text as texts
 from ladder.base.errors import UserError
-from ladder.results import record
+from ladder.results import record, types
 from ladder.results import store as results
+from tests.support import made_up, typed
 
 GIB = 2**30
 
@@ -25,10 +26,10 @@ def make(*samples: list[float]) -> dict[str, Any]:
         rung["rounds"] = [a_round(number, time) for number, time in enumerate(times)]
         rung["status"] = "ok" if times else "n/a"
         rungs.append(rung)
-    return {
+    made = {
         "schema": 1,
-        "machine": {"name": "nvidia-h200"},
-        "workload": {"name": "article", "batch": 8},
+        "machine": made_up.result([])["machine"],
+        "workload": {"name": "article", "resolution": 256, "batch": 8, "data": None},
         "ladder": {"name": "article", "title": "Article", "rungs": [rung["name"] for rung in rungs]},
         "protocol": record.protocol(5, 2, 0, False),
         "commit": None,
@@ -36,9 +37,11 @@ def make(*samples: list[float]) -> dict[str, Any]:
         "complete": True,
         "started": "2026-11-21T10:15:00+00:00",
         "seconds": 1.0,
-        "baseline": record.derive(rungs, 8),
+        "baseline": None,
         "rungs": rungs,
     }
+    typed.derived(made)
+    return made
 
 
 def a_round(number: int, time: float) -> dict[str, Any]:
@@ -60,7 +63,7 @@ def test_what_is_written_is_read_back(tmp_path: Path) -> None:
     path = tmp_path / "new" / "a.json"
     result = make([10.0, 11.0], [], [5.0, 5.0])
     results.write(path, result)
-    assert results.load(path) == result
+    assert types.plain(results.load(path)) == result
 
 
 def test_a_write_that_fails_leaves_the_old_file_and_nothing_else(
@@ -100,7 +103,7 @@ def test_derived_numbers() -> None:
 def test_speedups_are_against_the_first_rung_with_a_number() -> None:
     result = make([10.0], [8.0], [4.0])
     result["rungs"][0] |= {"status": "oom", "failed_at": {"round": 1, "peak_reserved_bytes": 140 * GIB}}
-    assert record.derive(result["rungs"], 8) == "rung1"
+    assert typed.derived(result) == "rung1"
     first, second, third = result["rungs"]
     assert first["step_ms"] is first["speedup_total"] is None and first["peak_reserved_bytes"] == 140 * GIB
     assert second["speedup_total"] == 1 and second["speedup_previous"] is None
@@ -108,29 +111,31 @@ def test_speedups_are_against_the_first_rung_with_a_number() -> None:
 
 
 def test_host_bound_is_what_the_gpu_was_idle() -> None:
-    rungs = make([10.0], [10.0], [10.0])["rungs"]
+    made = make([10.0], [10.0], [10.0])
+    rungs = made["rungs"]
     rungs[0]["inspection"] = {"gpu_busy_ms": 4.0, "error": None}
     rungs[1]["inspection"] = {"gpu_busy_ms": 10.1, "error": None}  # a profiled cycle can be the slower one
     rungs[2]["inspection"] = {"gpu_busy_ms": 10.3, "error": None}
-    record.derive(rungs, 8)
+    typed.derived(made)
     assert rungs[0]["host_bound"] == pytest.approx(0.6) and rungs[0]["gpu_busy_ms"] == 4
     assert rungs[1]["host_bound"] == 0 and rungs[1]["notes"] == []
     assert rungs[2]["host_bound"] is None and rungs[2]["gpu_busy_ms"] == 10.3
     assert rungs[2]["notes"] == [
         "host-bound share unknown: GPU busy for 10.30 ms in the profiled step, of 10.00 ms timed"
     ]
-    record.derive(rungs, 8)
+    typed.derived(made)
     assert len(rungs[2]["notes"]) == 1 and texts.TEXT.fullmatch(rungs[2]["notes"][0])
 
 
 def test_notes_tell_what_was_wrong_with_the_rounds() -> None:
-    rung = make([10.0, 10.0])["rungs"][0]
+    made = make([10.0, 10.0])
+    (rung,) = made["rungs"]
     assert rung["notes"] == []
     rung["rounds"][0] |= {"settled": False, "event_ms": [5.0, 10.0]}
     rung["rounds"][1]["alloc_retries"] = 2
     rung["inspection"] = {"error": "the profiler saw no kernels"}
     for _ in range(2):  # derived anew, not added to
-        record.derive([rung], 8)
+        typed.derived(made)
     assert [note.split(":")[0].split(" in ")[0] for note in rung["notes"]] == [
         "host-bound share unknown",
         "unsettled",
@@ -153,14 +158,23 @@ def broken(change: Any) -> str:
         ('{"schema": 1, "rungs": NaN}', "NaN is not allowed"),
         ("[" * 100_000, "nested too deep"),
         (broken(lambda r: r.update(schema=2)), "schema 2 is not known"),
-        (broken(lambda r: r.pop("protocol")), '"protocol" is missing'),
-        (broken(lambda r: r.update(rungs={})), '"rungs" has the wrong type'),
-        (broken(lambda r: r["rungs"][0].update(step_ms=0)), 'rung rung0: "step_ms" is 0'),
-        (broken(lambda r: r["rungs"][0].update(samples_ms=[1, -1])), '"samples_ms" holds something other'),
-        (broken(lambda r: r["rungs"][0].update(status="fine")), "\"status\" is 'fine'"),
+        (broken(lambda r: r.pop("protocol")), "the key 'protocol' is missing"),
+        (broken(lambda r: r.update(rungs={})), "rungs: an object is not a list"),
+        (
+            broken(lambda r: r["rungs"][0].update(step_ms=0)),
+            "rungs[0].step_ms: 0 is not from 0.0001 to 1e+08",
+        ),
+        (
+            broken(lambda r: r["rungs"][0].update(samples_ms=[1, -1])),
+            "rungs[0].samples_ms[1]: -1 is not from",
+        ),
+        (broken(lambda r: r["rungs"][0].update(status="fine")), "rungs[0].status: 'fine' is none of"),
         (broken(lambda r: r["rungs"][0].update(step_ms=None)), 'status "ok" without "step_ms"'),
-        (broken(lambda r: r["rungs"][0].update(interval_ms=[1])), '"interval_ms" is not'),
-        (broken(lambda r: r["rungs"][0].update(host_bound=2)), '"host_bound" is 2'),
+        (
+            broken(lambda r: r["rungs"][0].update(interval_ms=[1])),
+            "rungs[0].interval_ms: 1 entries, expected 2 to 2",
+        ),
+        (broken(lambda r: r["rungs"][0].update(host_bound=2)), "rungs[0].host_bound: 2 is not from 0 to 1"),
     ],
 )
 def test_a_bad_file_is_refused_in_one_line_that_names_it(tmp_path: Path, text: str, says: str) -> None:

@@ -46,7 +46,7 @@ def by_name(result: dict[str, Any]) -> dict[str, dict[str, Any]]:
 
 def stored(out: Path) -> dict[str, Any]:
     (path,) = out.glob("*/*.json")
-    return results.load(path)
+    return results.read(path)
 
 
 def alive(pid: int) -> bool:

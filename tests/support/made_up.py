@@ -7,7 +7,7 @@ from typing import Any
 
 from ladder.plan import catalog
 from ladder.results import judging
-from ladder.results import record as recording
+from tests.support import typed
 
 ARTICLE = {rung.name: rung.article_ms for rung in catalog.load_ladder("article").rungs}
 H200 = {
@@ -82,7 +82,7 @@ def result(rungs: list[dict[str, Any]], **more: Any) -> dict[str, Any]:
             "os": "Linux x86_64",
             "device": "cuda",
         },
-        "workload": {"name": "article", "resolution": 256, "batch": 8, "norm": "demod"},
+        "workload": {"name": "article", "resolution": 256, "batch": 8, "norm": "demod", "data": None},
         "ladder": {
             "name": "article",
             "title": "The article's eight rungs",
@@ -113,12 +113,14 @@ def cpu_run() -> dict[str, Any]:
         record.update(peak_reserved_bytes=None, peak_allocated_bytes=None)
         if record["status"] == "ok":
             record["images_per_s"] = 4000 / record["step_ms"]
-            record["rounds"] = [{"round": 0, "peak_rss_bytes": 900 * 2**20}]
+            peaks = {"peak_rss_bytes": 900 * 2**20}
+            record["rounds"] = [{"round": 0, "samples_ms": [record["step_ms"]], **peaks}]
+    made = result(rungs)
+    none = dict.fromkeys(("gpu", "gpu_memory_gb", "driver", "cuda", "cudnn", "triton"))
     cpu = {"name": "intel-xeon-processor-2.60ghz", "cpu": "Intel(R) Xeon(R) Processor @ 2.60GHz", "cores": 2}
-    machine = {**cpu, "gpu": None, "torch": "2.13.0+cpu", "device": "cpu"}
-    return result(
-        rungs, machine=machine, workload={"name": "tiny", "resolution": 32, "batch": 4, "norm": "demod"}
-    )
+    made["machine"] |= {**none, **cpu, "torch": "2.13.0+cpu", "device": "cpu"}
+    made["workload"] = {"name": "tiny", "resolution": 32, "batch": 4, "norm": "demod", "data": None}
+    return made
 
 
 def faulty_run() -> dict[str, Any]:
@@ -157,8 +159,8 @@ def judged_run(mode: str = "cumulative", seed: int = 0, **times: float) -> dict[
         twin = judging.new_twin(record_)
         made["twins"].append(twin)
         twin.update(status="ok", rounds=rounds(record_["step_ms"], record_["host_bound"], rng))
-    made["baseline"] = recording.derive(made["rungs"], 8)
-    judging.judge(made)
+    typed.derived(made)
+    typed.judged(made)
     return made
 
 

@@ -8,15 +8,14 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.publish import gallery
 from ladder.results import ranking
 from ladder.results import store as results
+from ladder.results.types import Plain, Result
 
-Result = dict[str, Any]
 Key = tuple[str, str, str, str]
 
 
@@ -27,13 +26,13 @@ class Committed:
         self.root = root / "results"
         self._charts: dict[str, str] = {}
 
-    def read(self, name: str) -> Result:
-        """Return one result. Raises UserError where the file is missing or holds no result."""
+    def read(self, name: str) -> Plain:
+        """Return the data of one result file. Raises UserError where the file is missing or holds no result."""
         if not (path := self.root / name).is_file():
             raise UserError(f"results/{name} is not among the committed results")
         return results.read(path)
 
-    def read_asv(self, name: str) -> Result:
+    def read_asv(self, name: str) -> Plain:
         """Return a result file of asv's, which marks a missing number with NaN."""
         return json.loads((self.root / name).read_text(encoding="utf-8"))
 
@@ -83,12 +82,12 @@ class Committed:
     @staticmethod
     def _key(result: Result) -> Key:
         """Return (machine, workload, ladder, mode)."""
-        names = result["machine"]["name"], result["workload"]["name"], gallery.ladder_of(result)
+        names = result.machine.name, result.workload["name"], gallery.ladder_of(result)
         return (*names, ranking.mode(result))
 
 
 def _identity(result: Result) -> tuple[str, str]:
-    return result["machine"]["name"], result["started"]
+    return result.machine.name, result.started
 
 
 @contextmanager

@@ -6,11 +6,12 @@ from collections.abc import Callable
 
 from ladder.base.text import between, factor, ms
 from ladder.plan import modes
-from ladder.publish.pages.committed import Committed, Result
+from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
 from ladder.report.view import Row, View, shown_gain, shown_top, view
-from ladder.results import ranking, record
+from ladder.results import derive, ranking
 from ladder.results import store as results
+from ladder.results.types import Result
 
 CUMULATIVE, LEAVE_ONE_OUT = modes.CUMULATIVE, modes.LEAVE_ONE_OUT
 
@@ -19,7 +20,7 @@ def gpus(committed: Committed) -> str:
     """Return the article's ladder on every GPU, with one row of the ladder `full`."""
     parts = []
     for (machine, workload, ladder, mode), result in committed.best.items():
-        if (workload, ladder, mode) == ("article", "article", CUMULATIVE) and result["machine"]["gpu"]:
+        if (workload, ladder, mode) == ("article", "article", CUMULATIVE) and result.machine.gpu:
             parts.append(_gpu(committed, machine, result))
     return "\n".join(parts)
 
@@ -52,10 +53,12 @@ def _gpu(committed: Committed, machine: str, result: Result) -> str:
     full = committed.best.get((machine, "article", "full", CUMULATIVE))
     if full is not None and (timed := _timed(all_rungs := view(full))):
         top = timed[-1]
-        name = f"all {len(full['rungs'])} rungs of {link('`full`', committed.chart(full))}, rounds: {_rounds(full)}"
+        name = (
+            f"all {len(full.rungs)} rungs of {link('`full`', committed.chart(full))}, rounds: {_rounds(full)}"
+        )
         name += ", not to be quoted" * bool(all_rungs.marks)
         rows.append([name, *_step(top), "", "", "", factor(top.total), "", ""])
-    name = result["machine"]["gpu"]
+    name = result.machine.gpu
     return f"**{name}**, `article`\n\n{table(head, rows)}{_source(committed, result, shown)}"
 
 
@@ -73,15 +76,15 @@ def _timed(shown: View) -> list[Row]:
 
 def _rounds(result: Result) -> str:
     """Return the rounds of the rungs with a number: `3`, or `2 to 4`."""
-    counts = sorted({len(record.counted(rung)) for rung in result["rungs"] if rung["status"] == "ok"})
+    counts = sorted({len(derive.counted(rung)) for rung in result.rungs if rung.status == "ok"})
     return " to ".join(map(str, counts[:1] + counts[1:][-1:])) or "0"
 
 
 def _source(committed: Committed, result: Result, shown: View) -> str:
     path = committed.path_of(result)
     page = [link("table", committed.chart(result))] * committed.is_best(result)
-    visits = [visit for rung in result["rungs"] for visit in rung["rounds"]]
-    loose = sum(visit.get("settled") is False for visit in visits)
+    visits = [visit for rung in result.rungs for visit in rung.rounds]
+    loose = sum(visit.settled is False for visit in visits)
     unsettled = [f"{loose} of {len(visits)} visits unsettled"] * bool(loose)
     marks = map(text, shown.marks)
     return under(f"rounds: {_rounds(result)}", *unsettled, *page, link("samples", path), *marks)
@@ -146,7 +149,7 @@ def _climbed(committed: Committed, machine: str, ladder: str) -> list[Result]:
 def _workload_row(committed: Committed, result: Result) -> list[str]:
     timed = {row.name: row for row in _timed(view(result))}
     top, eight = list(timed.values())[-1], timed.get("fused_act")
-    work = result["workload"]
+    work = result.workload
     name = link(f"`{work['name']}`", committed.chart(result))
     few = ranking.fewest_rounds(result) < results.FEWEST_ROUNDS
     return [
@@ -159,7 +162,7 @@ def _workload_row(committed: Committed, result: Result) -> list[str]:
         between(top.total_interval),
         factor(top.main_total),
         _rounds(result) + f", fewer than {results.FEWEST_ROUNDS}" * few,
-        "complete" if result["complete"] else "stopped",
+        "complete" if result.complete else "stopped",
     ]
 
 
@@ -168,11 +171,11 @@ def lazy(committed: Committed, machine: str, ladder: str) -> str:
     head = ["workload", "rung", "R1 adds, ms", "95% interval", "path length adds, ms", "95% interval"]
     rows = []
     for result in _climbed(committed, machine, ladder):
-        timed = [rung for rung in result["rungs"] if rung["status"] == "ok"]
+        timed = [rung for rung in result.rungs if rung.status == "ok"]
         for rung in (timed[0], timed[-1]):
-            costs = record.lazy_costs(rung)
+            costs = derive.lazy_costs(rung)
             cells = [cell for phase in ("D_r1", "G_pl") for cell in _cost(costs.get(phase))]
-            rows.append([f"`{result['workload']['name']}`", text(rung["title"]), *cells])
+            rows.append([f"`{result.workload['name']}`", text(rung.title), *cells])
     return table(head, rows, 2)
 
 
@@ -200,7 +203,7 @@ def hosts(committed: Committed, machine: str, workload: str, ladder: str) -> str
         if not (timed := _timed(shown)):
             continue
         unclear = sum(row.verdict == "ambiguous" for row in timed)
-        first = [text(result["started"][:16].replace("T", " ")), *_step(timed[0])]
+        first = [text(result.started[:16].replace("T", " ")), *_step(timed[0])]
         rows.append([link(first[0], name), *first[1:], *_step(timed[-1]), factor(timed[-1].total),
                      between(timed[-1].total_interval), f"{unclear} of {len(timed) - 1}", _rounds(result)])  # fmt: skip
     return table(head, rows)

@@ -8,8 +8,9 @@ from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.text import factor, ms
-from ladder.publish.pages.committed import Committed, Result
+from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
+from ladder.results.types import Plain
 from ladder.studies.claims import page, registry
 from ladder.studies.kernelbench.report import COMPUTE_BOUND
 from ladder.studies.precision import report as precisions
@@ -39,11 +40,11 @@ def upstream(committed: Committed, machine: str) -> str:
     return table(head, rows)
 
 
-def _linked(result: Result, name: str, suffix: str = ".md") -> str:
+def _linked(result: Plain, name: str, suffix: str = ".md") -> str:
     return link(f"`{result['workload']['name']}`", name.removesuffix(".json") + suffix)
 
 
-def _stopped(result: Result) -> str:
+def _stopped(result: Plain) -> str:
     return "" if result["complete"] else ", stopped"
 
 
@@ -98,7 +99,7 @@ def share(row: dict[str, Any]) -> float:
     return row["share"]["ours"]["median"]
 
 
-def large(result: Result) -> list[dict[str, Any]]:
+def large(result: Plain) -> list[dict[str, Any]]:
     """Return the memory-bound rows of a result of `ladder kernels` with large maps."""
     return [
         row
@@ -128,7 +129,7 @@ def _when(committed: Committed, name: str) -> str:
     return result["started"] if result.get("kind") == "kernels" else ""
 
 
-def _ops(result: Result) -> set[str]:
+def _ops(result: Plain) -> set[str]:
     return {row["function"] for row in result["rows"]}
 
 
@@ -256,7 +257,7 @@ def claim(committed: Committed, name: str) -> str:
     return "" if result is None else page.quote(known[name], result)
 
 
-def _claims(committed: Committed) -> tuple[Result | None, str]:
+def _claims(committed: Committed) -> tuple[Plain | None, str]:
     """Return the newest quotable result of `ladder kernels --claims`, and the stem of its files."""
     found = [(name, committed.read(name)) for name in committed.names("claims/*.json")]
     good = [(each["started"], name, each) for name, each in found if page.is_quotable(each)]
@@ -284,7 +285,7 @@ def asv(committed: Committed) -> str:
     return table(["machine", "commits", "most rungs", "commits with so many", "seconds for one commit"], rows)
 
 
-def _rungs_and_seconds(result: Result) -> tuple[int, float]:
+def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
     columns = {name: column for column, name in enumerate(result["result_columns"])}
     values = result["results"][STEPS][columns["result"]] if STEPS in result["results"] else []
     seconds = [

@@ -5,11 +5,12 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 from ladder.base.text import factor, ms
-from ladder.publish.pages.committed import Committed, Result
+from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table
 from ladder.publish.pages.studies import ENOUGH, large, share
-from ladder.results import record
+from ladder.results import derive
 from ladder.results import store as results
+from ladder.results.types import Result, RungResult, given
 
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
 PARTS = ("start", "build", "prepare")
@@ -28,26 +29,26 @@ def targets(committed: Committed) -> str:
     return table(["target", "seen", "where, and whether it counts"], [row(committed) for row in ROWS], 3)
 
 
-def _top(result: Result, name: str = "") -> Result:
+def _top(result: Result, name: str = "") -> RungResult:
     """Return the rung of that name; without a name, the highest rung with a number."""
-    timed = [rung for rung in result["rungs"] if rung["status"] == "ok"]
-    return next(rung for rung in reversed(timed) if name in ("", rung["name"]))
+    timed = [rung for rung in result.rungs if rung.status == "ok"]
+    return next(rung for rung in reversed(timed) if name in ("", rung.name))
 
 
-def _time(rung: Result) -> str:
-    return f"{ms(rung['step_ms'])} ms ({span(rung['interval_ms'])})"
+def _time(rung: RungResult) -> str:
+    return f"{ms(rung.step_ms)} ms ({span(rung.interval_ms)})"
 
 
-def _times(rung: Result) -> str:
-    return f"{factor(rung['speedup_total'])} ({span(rung['total_interval'], '.3g')})"
+def _times(rung: RungResult) -> str:
+    return f"{factor(rung.speedup_total)} ({span(given(rung.total_interval), '.3g')})"
 
 
 def _counts(count: int, words: str) -> str:
     return f"{words}, rounds: {count}" + ("" if count >= results.FEWEST_ROUNDS else ", too few to count")
 
 
-def _file(rung: Result, name: str, words: str = "file") -> str:
-    return _counts(len(record.counted(rung)), link(words, name))
+def _file(rung: RungResult, name: str, words: str = "file") -> str:
+    return _counts(len(derive.counted(rung)), link(words, name))
 
 
 def step(committed: Committed) -> Row:
@@ -57,7 +58,7 @@ def step(committed: Committed) -> Row:
 
 def speedup(committed: Committed) -> Row:
     top, other = (_top(committed.ladder(name)) for name in (FULL, WITH_AUTOTUNING))
-    main = [factor(rung["main_speedup_total"]) for rung in (top, other)]
+    main = [factor(rung.main_speedup_total) for rung in (top, other)]
     seen = f"{_times(top)}, without {main[0]}; with `cudnn_benchmark` {_times(other)}, without {main[1]}"
     target = "top over baseline: at least 8 times, without R1 and path length 5 times"
     return target, seen, f"{_file(top, FULL)}; {_file(other, WITH_AUTOTUNING)}"
@@ -74,7 +75,7 @@ def batch_32(committed: Committed) -> Row:
 
 def lazy(committed: Committed) -> Row:
     top = _top(committed.ladder(FULL))
-    costs = record.lazy_costs(top)
+    costs = derive.lazy_costs(top)
     seen = [f"{ms(costs[phase][0])} ms ({span(costs[phase][1])})" for phase in ("D_r1", "G_pl")]
     return "batch 8: R1 at most 8 ms, path length at most 12 ms", " and ".join(seen), _file(top, FULL)
 
@@ -96,8 +97,8 @@ def upstream(committed: Committed) -> Row:
 
 
 def compiled(committed: Committed) -> Row:
-    plain, top = committed.ladder(COMPILED)["rungs"]
-    seen = f"{_times(top)}: {ms(plain['step_ms'])} and {ms(top['step_ms'])} ms"
+    plain, top = committed.ladder(COMPILED).rungs
+    seen = f"{_times(top)}: {ms(plain.step_ms)} and {ms(top.step_ms)} ms"
     target = "BF16 and channels_last under `torch.compile(max-autotune)`: ours at least 1.25 times as fast"
     other = "of `compile_autotune`: no coordinate descent, no Triton templates for matmuls"
     return target, seen, f"{_file(top, COMPILED)}; {other}"
@@ -106,7 +107,7 @@ def compiled(committed: Committed) -> Row:
 def light(committed: Committed) -> Row:
     top = _top(committed.ladder(FULL))
     floor = committed.read(f"{LIGHT}.json")["step"]["light_ms"]
-    seen = f"{top['step_ms'] / floor:.2f} times: {ms(top['step_ms'])} ms and a floor of {ms(floor)}"
+    seen = f"{top.step_ms / floor:.2f} times: {ms(top.step_ms)} ms and a floor of {ms(floor)}"
     return (
         "within 1.8 times the speed of light",
         seen,
@@ -138,9 +139,9 @@ def cold_start(committed: Committed) -> Row:
     seen, where = [], []
     for words, name in (("warm", WARM), ("cold", COLD)):
         rung = _top(committed.ladder(name))
-        first = rung["rounds"][0]
-        parts = [first[f"{part}_s"] for part in PARTS]
-        compiling = first["compile_kernels_s"]
+        first = rung.rounds[0]
+        parts = [getattr(first, f"{part}_s") for part in PARTS]
+        compiling = first.compile_kernels_s
         detail = ", ".join(f"{part} {value:.1f}" for part, value in zip(PARTS, parts, strict=True))
         extra = f", of which kernels {compiling:.1f}" if compiling else ""
         seen.append(f"{sum(parts):.1f} s {words} ({detail}{extra})")

@@ -165,4 +165,4 @@ def _contradiction(program: dict[str, Any], least: tuple[float, float] | None) -
         return "status ok without a round"
     if (program["status"] == "ok") != (program["reason"] is None) and program["status"] != "n/a":
         return "a status that its reason contradicts"
-    return plausible.too_fast(program, least)
+    return plausible.program_too_fast(program, least)

@@ -6,7 +6,6 @@ import shutil
 from collections.abc import Iterable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ladder.base import text
 from ladder.base.errors import UserError
@@ -19,6 +18,7 @@ from ladder.results import identity, loading, ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
 from ladder.results.publishable import publishable
+from ladder.results.types import Result
 
 FULL = "full"  # the ladder whose rungs asv measures
 
@@ -42,7 +42,7 @@ class Panel:
 
     machine: str  # its short name, as in the folders of results
     shown: View
-    result: dict[str, Any] | None  # absent if only asv measured the machine
+    result: Result | None  # absent if only asv measured the machine
     raw: tuple[str, ...]  # paths relative to the site's folder
 
     @property
@@ -74,7 +74,7 @@ class Group:
         return max(ends)
 
 
-def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]], list[str]]:
+def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, Result]], list[str]]:
     """Copy the valid results of `ladder run` below ``folder`` to ``into``.
 
     Returns:
@@ -92,9 +92,8 @@ def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]]
         except UserError:
             refused.append(f"{judged.path}: not a result of `ladder run`, whose folder this is")
             continue
-        copy = (
-            into / text.slug(result["machine"]["name"]) / source.name
-        )  # named after the machine, not after the folder of the file
+        # Named after the machine, not after the folder of the file.
+        copy = into / text.slug(result.machine.name) / source.name
         if copy.exists():
             refused.append(f"{judged.path}: another file of this machine has its name")
             continue
@@ -104,16 +103,16 @@ def publish(folder: Path, into: Path) -> tuple[list[tuple[Path, dict[str, Any]]]
     return found, refused
 
 
-def raw(found: Iterable[tuple[Path, dict[str, Any]]], site: Path) -> list[Raw]:
+def raw(found: Iterable[tuple[Path, Result]], site: Path) -> list[Raw]:
     """Return all published result files, by machine and workload, newest first."""
     made = [
         Raw(
             path.relative_to(site).as_posix(),
-            plain(result["machine"]["name"]),
-            plain(result["workload"]["name"]),
-            plain(result["ladder"]["name"]),
-            plain(result["protocol"].get("mode", modes.CUMULATIVE)),
-            plain(result["started"])[:16].replace("T", " "),
+            plain(result.machine.name),
+            plain(result.workload["name"]),
+            plain(result.ladder.name),
+            plain(ranking.mode(result)),
+            plain(result.started)[:16].replace("T", " "),
             tuple(map(plain, publishable(result))),
         )
         for path, result in found
@@ -122,27 +121,25 @@ def raw(found: Iterable[tuple[Path, dict[str, Any]]], site: Path) -> list[Raw]:
     return sorted(made, key=lambda each: (each.machine, each.workload, each.ladder))
 
 
-def groups(
-    found: list[tuple[Path, dict[str, Any]]], points: list[asvseries.Point], site: Path
-) -> list[Group]:
+def groups(found: list[tuple[Path, Result]], points: list[asvseries.Point], site: Path) -> list[Group]:
     """Return the ladders by workload, GPUs before CPUs. A machine measured only by asv joins as a single run."""
     kept = sources.without_sources(result for _, result in found)
     others = [result for _, result in found]
     paths = {id(result): path.relative_to(site).as_posix() for path, result in found}
-    best: dict[tuple[str, str], dict[str, dict[str, Any]]] = {}
-    called = identity.labels(result["workload"] for result in kept)
+    best: dict[tuple[str, str], dict[str, Result]] = {}
+    called = identity.labels(result.workload for result in kept)
     for result in kept:
-        if result["protocol"].get("mode", modes.CUMULATIVE) == modes.CUMULATIVE:
-            work, ladder = result["workload"], result["ladder"]
-            names = called[work["name"], content.of_workload(work)], ladder["name"]
-            said = ladder.get("digest")  # a user's ladders with one name may differ in their order
+        if ranking.mode(result) == modes.CUMULATIVE:
+            work, ladder = result.workload, result.ladder
+            names = called[work["name"], content.of_workload(work)], ladder.name
+            said = ladder.digest  # a user's ladders with one name may differ in their order
             if said and not names[1].endswith(said):
                 names = names[0], f"{names[1]}-{said}"
             machines = best.setdefault(names, {})
-            before = machines.get(result["machine"]["name"])
+            before = machines.get(result.machine.name)
             if before is None or ranking.rank(result) > ranking.rank(before):
-                machines[result["machine"]["name"]] = result
-    paired = {(result["machine"]["name"], result["workload"]["name"]) for result in kept}
+                machines[result.machine.name] = result
+    paired = {(result.machine.name, result.workload["name"]) for result in kept}
     made = []
     for (workload, ladder), machines in best.items():
         shown = [
@@ -154,7 +151,7 @@ def groups(
             )
             for name, result in sorted(machines.items())
         ]
-        rungs = max((result["ladder"]["rungs"] for result in machines.values()), key=len)
+        rungs = max((result.ladder.rungs for result in machines.values()), key=len)
         made.append(
             Group(workload, ladder, shown[0].shown.title, (*shown, *_single(points, paired, workload, rungs)))
         )
@@ -172,7 +169,7 @@ def _name(group: Group) -> tuple[str, bool, str]:
 
 
 def _on_cpu(group: Group) -> bool:
-    devices = {panel.result["machine"].get("device") for panel in group.panels if panel.result}
+    devices = {panel.result.machine.device for panel in group.panels if panel.result}
     return devices == {"cpu"} or (not devices and group.workload == "tiny")
 
 

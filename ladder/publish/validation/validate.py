@@ -29,6 +29,7 @@ from ladder.results import check as checks
 from ladder.results import store as results
 from ladder.results.loading import name_problem, printable, read_bytes, show_path, why
 from ladder.results.publishable import publishable
+from ladder.results.types import Result, build
 
 MOST_FILES = 10_000
 _FOLDER = re.compile(r"[a-z0-9][a-z0-9._-]{0,95}")
@@ -242,7 +243,8 @@ def _judge(path: Path, marks: list[str]) -> tuple[str | None, Any, str | None]:
             marks += asv_checks.marks(data, kind)
         else:
             mark = fingerprint(data)
-            marks += publishable(data) if kinds.kind_of(data) is None else kinds.marks(data)
+            ladders = kinds.kind_of(data) is None
+            marks += publishable(build(Result, data)) if ladders else kinds.marks(data)
     except OSError as error:
         return f"cannot be read: {why(error)}", None, None
     except ValueError as error:

@@ -12,7 +12,7 @@ from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.machine import environment
 from ladder.plan import content
-from ladder.results import code_digest, identity, record, sources
+from ladder.results import code_digest, derive, identity, judging, sources, types
 from ladder.results import store as results
 from ladder.results.store import FAILED_PARITY, NOT_ENGAGED
 
@@ -24,7 +24,7 @@ def load(path: Path) -> dict[str, Any]:
     """Read an unfinished (or finished) result of this schema. Raises `UserError` if it cannot be gone on with."""
     if path.exists() and not path.is_file():  # a pipe without a writer would wait for ever
         raise UserError(f"{path}: --resume: not a regular file, and the run would be written back into it")
-    result = results.load(path)
+    result = types.plain(results.load(path))
     if "twins" not in result:
         raise UserError(f"{path}: --resume: made by an earlier version, without twins; start a new run")
     return result
@@ -139,7 +139,8 @@ def take_up(path: Path, fresh: dict[str, Any], rounds: int | None = None) -> dic
                 rung.pop("parity", None)
                 rung.pop("receipts", None)
             rung.update(status="ok" if rung["rounds"] else "n/a", reason=None)
-    record.mark_skipped(result, planned)
+    before = types.build(types.Result, result)
+    judging.write_back(result, before, derive.mark_skipped(before, planned)[0])
     if rounds is not None:
         result["protocol"].update(rounds=rounds, fixed=True, budget_s=None)
     elif not result["protocol"]["fixed"]:

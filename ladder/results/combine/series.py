@@ -1,5 +1,4 @@
-"""Which results belong together: a newer torch, CUDA, cuDNN or Triton begins a new series.
-
+"""The series that results belong to: a newer torch, CUDA, cuDNN or Triton begins a new one.
 
 A series is one machine, software, workload (by its fields), ladder and mode, quick runs apart.
 `ladder.results.ranking` says which result is shown of each series. A rung's gain at the top is shown beside a
@@ -9,31 +8,33 @@ staircase of the same series and code.
 from __future__ import annotations
 
 import contextlib
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.text import plain
 from ladder.plan import content, modes
-from ladder.results import code_digest, ranking, sources
+from ladder.results import code_digest, ranking, sources, types
 from ladder.results import store as results
 from ladder.results.combine import belonging
 from ladder.results.judging import top_gains
+from ladder.results.types import Result
 
 
-def key(result: dict[str, Any], mode: str | None = None) -> tuple[Any, ...]:
-    """Equal for two results of one series; of the series in another `mode` if that is given.
+def key(result: Result, mode: str | None = None) -> tuple[Any, ...]:
+    """Return a key that is equal for two results of one series; that of another `mode` if it is given.
 
-    A workload is told by its fields, a user's ladder by what it says: another of the same name is another series.
+    A workload is told by its fields, a user's ladder by its content. Another workload or ladder of the same name is
+    another series.
     """
-    protocol = result["protocol"]
-    names = [result[part]["name"] for part in ("machine", "workload", "ladder")]
-    found = [mode or protocol.get("mode", modes.CUMULATIVE), bool(protocol.get("quick"))]
-    found += [content.of_workload(result["workload"]), result["ladder"].get("digest")]
-    return (*names, *map(str, found), *(str(result["machine"].get(name)) for name in results.SERIES))
+    names = result.machine.name, result.workload["name"], result.ladder.name
+    found = [mode or ranking.mode(result), result.protocol.quick]
+    found += [content.of_workload(result.workload), result.ladder.digest]
+    return (*names, *map(str, found), *(str(getattr(result.machine, name)) for name in results.SERIES))
 
 
-def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
+def collect(paths: list[Path]) -> tuple[list[Result], list[str]]:
     """Read results: files as they are named; of a folder the best of each series, merged before their sources.
 
     A cumulative result gets the gains at the top ("at_top") of the leave-one-out result that goes with it; for a named
@@ -45,15 +46,15 @@ def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     Raises:
         UserError: a named file is not a result, or there is none at all.
     """
-    found: list[dict[str, Any]] = []
-    others: list[dict[str, Any]] = []
+    found: list[Result] = []
+    others: list[Result] = []
     refused: list[str] = []
     for path in paths:
         if not path.is_dir():
             found.append(results.load(path))
             others += readable(path.parent)
             continue
-        shown: dict[tuple[Any, ...], dict[str, Any]] = {}
+        shown: dict[tuple[Any, ...], Result] = {}
         read = []
         for file in sorted(path.rglob("*.json")):
             try:
@@ -74,7 +75,7 @@ def collect(paths: list[Path]) -> tuple[list[dict[str, Any]], list[str]]:
     return [with_top(result, [*found, *others]) for result in found], refused
 
 
-def of_this_machine(found: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], list[str]]:
+def of_this_machine(found: list[Result]) -> tuple[list[Result], list[str]]:
     """Pick the newest result of this machine among the best of each series; of another machine if it has none.
 
     A complete staircase of enough rounds stands before others, however new they are.
@@ -83,23 +84,21 @@ def of_this_machine(found: list[dict[str, Any]]) -> tuple[list[dict[str, Any]], 
         (that result alone, lines that say whose it is and how many others there are).
     """
     here = ranking.machines_here()
-    mine = [result for result in found if result["machine"]["name"] in here]
+    mine = [result for result in found if result.machine.name in here]
     picked = max(
         mine or found, key=lambda each: (ranking.mode(each) == modes.CUMULATIVE, *ranking.standing(each))
     )
-    said = (
-        [] if mine else [f"no result of this machine ({here[0]}) yet: this is {picked['machine']['name']}'s"]
-    )
+    said = [] if mine else [f"no result of this machine ({here[0]}) yet: this is {picked.machine.name}'s"]
     if others := len(found) - 1:
         said.append(f"{others} more result{'s' if others > 1 else ''}: `ladder report --all`")
     return [picked], list(map(plain, said))
 
 
-def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, Any]:
-    """`result`, if it is cumulative with the gains at the top of the best leave-one-out result among `others`.
+def with_top(result: Result, others: list[Result]) -> Result:
+    """Return a cumulative result with the gains at the top of the best leave-one-out result among `others`.
 
-    Of the same series, of the same measured code and of the same workload to the last field, or it would be advice on
-    another program.
+    That result is of the same series, measured code and workload, or it would be advice on another program. A result
+    of another mode is returned as it is.
     """
     if key(result) != key(result, modes.CUMULATIVE):
         return result
@@ -109,14 +108,14 @@ def with_top(result: dict[str, Any], others: list[dict[str, Any]]) -> dict[str, 
         for other in others
         if key(other) == wanted
         and not belonging.other_work(other, result)
-        and code_digest.same(other, result)
+        and code_digest.same(types.head(other), types.head(result))
     ]
     chosen = max(same, key=ranking.rank, default=None)
-    return result if chosen is None else {**result, "at_top": top_gains(chosen)}
+    return result if chosen is None else replace(result, at_top=top_gains(chosen))
 
 
-def readable(folder: Path) -> list[dict[str, Any]]:
-    """The results in one folder, those that are none left out."""
+def readable(folder: Path) -> list[Result]:
+    """Return the results in one folder; other files are left out."""
     found = []
     for path in sorted(Path(folder).glob("*.json")):
         with contextlib.suppress(UserError):

@@ -24,6 +24,7 @@ from ladder.machine import neighbours
 from ladder.report import checks
 from ladder.results import record
 from ladder.results.store import FAILED_PARITY
+from ladder.results.types import Parity, build
 
 if TYPE_CHECKING:
     from ladder.studies.precision.plan import Plan
@@ -175,7 +176,7 @@ class Run:
     def inspect(self, worker: Worker, row: dict[str, Any], _: Alone = contextlib.nullcontext) -> None:
         """Compare with FP64. A row that fails is not timed, except FP8: it is outside the budget by design."""
         found = worker.call("parity")
-        share = checks.parity_share({"parity": found})
+        share = checks.parity_share(build(Parity, found))
         errors = {phase: each["gradient"]["error"] for phase, each in found["phases"].items()}
         parity = {
             "verdict": found["verdict"],

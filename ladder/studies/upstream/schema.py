@@ -105,7 +105,7 @@ def contradiction(data: dict[str, Any]) -> str | None:
         return f"protocol.notes: lack {missing[0]!r}"
     ours = data["programs"][1]
     if ours["status"] == "ok" and (
-        problem := plausible.too_fast(ours, plausible.floor_ms(data["machine"], data["workload"]))
+        problem := plausible.program_too_fast(ours, plausible.floor_ms(data["machine"], data["workload"]))
     ):
         return f"ours: {problem}"
     return None

@@ -19,6 +19,7 @@ from ladder.results import loading
 from tests.publish.validation.test_asvfiles import HOSTILE, plant
 from tests.support import committed, made_up_asv, published
 from tests.support.hostile_asv import RESULT_FILES
+from tests.support.typed import typed
 
 ROOT = Path(__file__).resolve().parents[3]
 
@@ -261,7 +262,7 @@ def test_machines_of_one_workload_share_one_scale(tmp_path, monkeypatch):
     published.ladder_result(tmp_path)
     published.ladder_result(tmp_path, "NVIDIA A100", 0.6)
     found, refused = collected.publish(tmp_path / "results" / "ladder", tmp_path / "site")
-    (group,) = collected.groups(found, [], tmp_path / "site")
+    (group,) = collected.groups(typed(found), [], tmp_path / "site")
     assert not refused and [panel.machine for panel in group.panels] == ["nvidia-a100", "nvidia-h200"]
     asked, draw = [], figures.ladder
     monkeypatch.setattr(figures, "ladder", lambda *args: asked.append(args) or draw(*args))
@@ -276,9 +277,9 @@ def test_what_is_shown_of_a_machine_is_whole_before_it_is_new(tmp_path):
     part = whole | {"complete": False, "started": "2027-01-01T00:00:00Z"}
     part["rungs"] = [rung | {"rounds": []} for rung in whole["rungs"]]
     found = [(tmp_path / "a.json", whole), (tmp_path / "b.json", part)]
-    (group,) = collected.groups(found, [], tmp_path)
+    (group,) = collected.groups(typed(found), [], tmp_path)
     assert [panel.raw for panel in group.panels] == [("a.json",)]
-    assert [each.path for each in collected.raw(found, tmp_path)] == ["b.json", "a.json"]
+    assert [each.path for each in collected.raw(typed(found), tmp_path)] == ["b.json", "a.json"]
 
 
 # --- what is shown of asv's results ---------------------------------------------------------------------------------

@@ -23,6 +23,10 @@ from tests.machine import test_gpustate
 from tests.support import committed, fake_runs
 from tests.support.fake_nvml import FakeNvml
 from tests.support.judging_files import CPUS, GENUINE, GPUS, genuine, judge, mutate, places
+from tests.support.typed import Reading
+
+checks = Reading(checks)
+tables = Reading(tables)
 
 
 def call(*arguments: Any) -> Any:
@@ -68,7 +72,7 @@ def test_what_a_run_writes_is_accepted_with_its_faults_and_their_messages(tmp_pa
     path = results.path_for(tmp_path, result)
     results.write(path, result)
     assert validate.problem_of(path) is None, validate.problem_of(path)
-    assert results.load(path)["rungs"][-1]["reason"].startswith(
+    assert results.read(path)["rungs"][-1]["reason"].startswith(
         "Triton Error (CUDA): 'x' is 5 percent (b), long"
     )
 
@@ -309,7 +313,7 @@ def test_thousands_of_mutants_are_judged_in_one_line_and_never_raise(count: int,
             assert problem and problem.isascii() and problem.isprintable() and len(problem) < 400, problem
             continue
         accepted += 1
-        mutated = results.load(tmp_path / "a.json")
+        mutated = results.read(tmp_path / "a.json")
         for value in texts_and_numbers(mutated):
             assert re.fullmatch(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,96}", value) if isinstance(value, str) else True
             assert isinstance(value, str) or abs(value) <= 2**50

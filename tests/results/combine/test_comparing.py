@@ -9,6 +9,9 @@ from ladder.results import store as results
 from ladder.results.combine import comparing
 from tests.cli.test_cli import call
 from tests.support import made_up
+from tests.support.typed import Reading
+
+comparing = Reading(comparing)
 
 
 def verdicts_of(before, after, **more):

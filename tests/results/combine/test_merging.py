@@ -8,12 +8,18 @@ import pytest
 from ladder.base import locks
 from ladder.base import text as texts
 from ladder.publish.validation import validate
-from ladder.results import judging, record, sources
+from ladder.results import judging, sources
 from ladder.results import store as results
 from ladder.results.combine import merging, resuming, series
 from ladder.stats import estimates
 from tests.cli.test_cli import call, refused
-from tests.support import made_up
+from tests.support import made_up, typed
+from tests.support.typed import Reading
+
+judging = Reading(judging)
+merging = Reading(merging)
+series = Reading(series)
+sources = Reading(sources)
 
 WHEN = "2026-11-2{}T10:15:00+00:00"
 
@@ -32,14 +38,19 @@ def write(folder, *made, name="run"):
     return paths
 
 
+def records(result):
+    """Rungs and twins of a result."""
+    return [*result["rungs"], *result.get("twins", [])]
+
+
 def rung(result, name):
-    return next(each for each in sources.records(result) if each["name"] == name)
+    return next(each for each in records(result) if each["name"] == name)
 
 
 def cut(result, rounds):
     """The run as it was when it was interrupted after so many rounds."""
     made = copy.deepcopy(result)
-    for each in sources.records(made):
+    for each in records(made):
         each["rounds"] = each["rounds"][:rounds]
     made["protocol"]["notes"] = ["interrupted: what was finished is kept"]
     return merging.judge_anew(made) | {"complete": False}
@@ -58,7 +69,7 @@ def test_ratios_and_floors_are_those_of_the_rounds_of_both(tmp_path):
             value
             for each in (first, second)
             for value in estimates.log_ratios(
-                record.round_medians(rung(each, against)), record.round_medians(rung(each, name))
+                typed.round_medians(rung(each, against)), typed.round_medians(rung(each, name))
             )
         ]
         gain = rung(merged, name)["gain"]
@@ -111,12 +122,12 @@ def test_a_merged_file_is_valid_without_its_sources_and_is_resumed(tmp_path):
         path.unlink()
     assert validate.problem_of(out) is None
     assert "10 rounds (of 2 runs)" in call("report", out).stdout
-    merged = results.load(out)
+    merged = results.read(out)
     merged["protocol"].setdefault("fixed", True)
     results.write(out, merged)
     taken = resuming.take_up(out, merged)
     assert sources.end(taken) == 10 and taken["merged"] == merged["merged"]
-    for each in sources.records(taken):  # one round more, of the run that was taken up
+    for each in records(taken):  # one round more, of the run that was taken up
         each["rounds"].append({**run(3)["rungs"][0]["rounds"][0], "round": 10})
     more = merging.merge(write(tmp_path, merging.judge_anew(taken), run(4)))
     assert [each["rounds"] for each in more["merged"]] == [5, 6, 5] and sources.end(more) == 16
@@ -165,7 +176,7 @@ def test_what_depends_on_a_rung_that_is_out_in_the_whole_is_skipped(tmp_path):
         each["rungs"] = each["rungs"][:3]
         each["ladder"]["rungs"] = list(recipes)
         each["twins"] = each["twins"][:1]
-        for found in sources.records(each):
+        for found in records(each):
             found["recipe"] = recipes[found.get("of", found["name"])]
     rung(runs[0], "channels_last").update(status="failed", reason="an error", rounds=[])
     rung(runs[0], "bf16").update(status="skipped", reason="depends on channels_last")
@@ -316,15 +327,15 @@ def test_a_run_that_is_still_writing_there_is_not_disturbed(tmp_path):
 
 def test_one_file_judged_anew_keeps_every_sample_byte_for_byte(tmp_path):
     made = run(1)
-    raw = copy.deepcopy([each["rounds"] for each in sources.records(made)])
+    raw = copy.deepcopy([each["rounds"] for each in records(made)])
     for each in made["rungs"]:  # judged by rules that are no longer those of today
         each.update(verdict=None, gain=None, kind=None, speedup_total=1.0 if each["speedup_total"] else None)
     made["noise"] = {"gpu": {"floor": 0.5, "rounds": 1, "stored_rounds": 0}}
     (path,) = write(tmp_path, made)
-    text = json.dumps(raw, indent=1)
+    text = json.dumps(raw, indent=1, sort_keys=True)
     assert call("merge", path, "--out", path).exit_code == 0
-    after = results.load(path)
-    assert json.dumps([each["rounds"] for each in sources.records(after)], indent=1) == text
+    after = results.read(path)
+    assert json.dumps([each["rounds"] for each in records(after)], indent=1, sort_keys=True) == text
     fresh = run(1)
     for key in ("rungs", "twins", "noise", "baseline"):
         assert after[key] == fresh[key], key
@@ -348,9 +359,7 @@ def test_a_folder_shows_the_merged_file_and_not_its_sources(tmp_path):
     assert shown["started"] == WHEN.format(4)
     newer[0].unlink()
     b = run(2)
-    for each in sources.records(
-        b
-    ):  # the source went on after it was merged: it is more than the merged file knows
+    for each in records(b):  # the source went on after it was merged: it is more than the merged file knows
         each["rounds"].append(
             {**each["rounds"][0], "round": 5, "samples_ms": [each["rounds"][0]["samples_ms"][0]]}
         )

@@ -6,11 +6,17 @@ import pytest
 
 from ladder.base.errors import UserError
 from ladder.report import tables
-from ladder.report.view import view
+from ladder.report import view as viewing
 from ladder.results import judging
 from ladder.results import store as results
 from ladder.results.combine import resuming, series
 from tests.support import made_up
+from tests.support.typed import Reading
+
+judging = Reading(judging)
+series = Reading(series)
+tables = Reading(tables)
+view = Reading(viewing).view
 
 SOFTWARE = {"torch": "2.14.0", "cuda": "13.2", "cudnn": "9.99", "triton": "3.8.0"}
 

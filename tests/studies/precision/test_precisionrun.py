@@ -23,6 +23,7 @@ GIB = 2**30
 WORKLOAD = {"batch": 8, "mbstd_group": 4, "data": None}
 PARITY = {
     "verdict": "ok",
+    "problems": [],
     "reason": None,
     "phases": {"G_main": {"gradient": {"error": 0.01, "budget": 0.1, "nearest_error": 1, "nearest_budget": 2}}},
     "budget": {"precision": "fp32"},
