@@ -19,6 +19,11 @@ from ladder.base.records import read as read
 from ladder.base.rules import either, items, mapping, number, one_of, pattern
 from ladder.plan import content
 from ladder.results import values as v
+from ladder.results.raw import KernelFamily as KernelFamily
+from ladder.results.raw import KernelProfile, Round
+from ladder.results.raw import KnownGpu as KnownGpu
+from ladder.results.raw import ProfiledCycle as ProfiledCycle
+from ladder.results.raw import UnknownGpu as UnknownGpu
 
 Plain = dict[str, Any]  # a recipe, a workload or settings, as a file has them
 
@@ -81,39 +86,6 @@ class Images:
 
 
 @record
-class UnknownGpu:
-    """The state of a GPU that could not be watched during a visit."""
-
-    state: str = needed(one_of("unknown"))
-    reason: str = needed(v.TEXT)
-    tenancy: str = needed(one_of("unknown"))
-
-
-@record
-class KnownGpu:
-    """The state of the GPU during a visit (`ladder.machine.gpu_state`)."""
-
-    state: str = needed(one_of("known"))
-    polls: int = needed(v.COUNT)
-    tenancy: str = needed(v.TENANCY)
-    longest_gap_ms: float | Absent | None = optional(number(0, 1e8))
-    sm_mhz: float | Absent | None = optional(v.CLOCK)
-    sm_mhz_min: float | Absent | None = optional(v.CLOCK)
-    memory_mhz: float | Absent | None = optional(v.CLOCK)
-    temperature_c: float | Absent | None = optional(number(-100, 300))
-    power_w: float | Absent | None = optional(number(0, 1e5))
-    reasons: list[str] | Absent | None = optional(items(v.PART, 16))
-    violation_ms: dict[str, float] | Absent | None = optional(
-        mapping(one_of("power", "thermal", "board_limit", "reliability"), v.ANY_NUMBER, 16)
-    )
-    ecc_errors: float | Absent | None = optional(v.ANY_NUMBER)
-    foreign_processes: int | Absent | None = optional(v.COUNT)
-    display_processes: int | Absent | None = optional(v.COUNT)
-    drift_bytes: int | Absent | None = optional(v.BYTES)
-    quiet_percent: float | Absent | None = optional(v.PERCENT)
-
-
-@record
 class RunGpu:
     """The state of the GPU over a whole run."""
 
@@ -121,38 +93,6 @@ class RunGpu:
     tenancy: str = needed(v.TENANCY)
     rejected_visits: int = needed(v.COUNT)
     notes: list[str] = needed(v.NOTES)
-
-
-@record
-class Round:
-    """One visit of a rung by a fresh process. Times in ms are of one step."""
-
-    round: int = needed(v.COUNT)
-    samples_ms: list[float] = needed(v.SAMPLES)  # one for each timed cycle
-    event_ms: list[float] | Absent | None = optional(v.SAMPLES)
-    main_ms: float | Absent | None = optional(v.MS)  # without the lazy phases
-    # What a phase adds to a step; noise may exceed it.
-    lazy_ms: dict[str, float] | Absent | None = optional(mapping(v.PHASE, number(-1e8, 1e8), 16))
-    prepare_s: float | Absent = optional(v.SECONDS)
-    capture_s: float | Absent | None = optional(v.SECONDS)
-    cache_s: float | Absent | None = optional(v.SECONDS)
-    compile_s: float | Absent | None = optional(v.SECONDS)
-    compile_kernels_s: float | Absent | None = optional(v.SECONDS)
-    start_s: float | Absent | None = optional(v.SECONDS)
-    build_s: float | Absent | None = optional(v.SECONDS)
-    visit_s: float | Absent | None = optional(v.SECONDS)
-    beside: int | Absent | None = optional(v.COUNT)
-    lead_in_cycles: int | Absent = optional(v.COUNT)
-    settled: bool | Absent | None = optional(v.FLAG)
-    peak_rss_bytes: int | Absent | None = optional(v.BYTES)
-    peak_reserved_bytes: int | Absent | None = optional(v.BYTES)
-    peak_allocated_bytes: int | Absent | None = optional(v.BYTES)
-    device_used_bytes: int | Absent | None = optional(v.BYTES)
-    alloc_retries: int | Absent | None = optional(v.COUNT)
-    canary_s: float | Absent | None = optional(number(1e-9, 10))
-    gpu: UnknownGpu | KnownGpu | Absent | None = optional(either(rule_of(UnknownGpu), rule_of(KnownGpu)))
-    rejected: list[str] | Absent = optional(v.NOTES)
-    others_cpu: float | Absent | None = optional(v.SHARE)
 
 
 @record
@@ -255,7 +195,8 @@ class Gain:
     interval: list[float] | None = needed(v.PAIR)
     rounds: int = needed(v.COUNT)
     confidence: float | Absent | None = optional(v.SHARE)
-    least: float | Absent | None = optional(v.FLOOR)  # log ratios, as `floor`
+    least: float | Absent | None = optional(v.FLOOR)  # log ratios, as `floor` and `below`
+    below: float | Absent | None = optional(v.FLOOR)  # the far end of the interval, for "less than"
     floor: float | Absent | None = optional(v.FLOOR)
 
 
@@ -304,8 +245,18 @@ class RungResult:
     inspection: Inspection | Absent | None = optional(rule_of(Inspection))
     failed_at: FailedAt | Absent = optional(rule_of(FailedAt))
     kind: str | Absent | None = optional(v.KIND)
-    verdict: str | Absent | None = optional(one_of("faster", "slower", "no measurable gain", "ambiguous"))
+    verdict: str | Absent | None = optional(v.VERDICT)
     gain: Gain | Absent | None = optional(rule_of(Gain))
+    # GPU time of a step (the union of kernels and copies): median over generations, its interval, and verdicts of its
+    # own. `waiting_ms` is the wall time in which the GPU has no work.
+    gpu_ms: float | Absent | None = optional(v.MS)
+    gpu_interval_ms: list[float] | Absent | None = optional(v.PAIR)
+    waiting_ms: float | Absent | None = optional(number(0, 1e8))
+    gpu_speedup_previous: float | Absent | None = optional(v.FACTOR)
+    gpu_speedup_total: float | Absent | None = optional(v.FACTOR)
+    gpu_verdict: str | Absent | None = optional(v.VERDICT)
+    gpu_gain: Gain | Absent | None = optional(rule_of(Gain))
+    profile: KernelProfile | Absent | None = optional(rule_of(KernelProfile))
     total_interval: list[float] | Absent | None = optional(v.PAIR)
     receipts: dict[str, Receipt] | Absent | None = optional(mapping(v.PART, rule_of(Receipt), 64))
     parity: Parity | Absent | None = optional(rule_of(Parity))
@@ -372,7 +323,8 @@ class Result(Header):
     stored_twins: dict[str, list[float]] | Absent = optional(
         mapping(v.KIND, items(number(-100, 100), 1000), 4)
     )
-    noise: dict[str, Noise] | Absent = optional(mapping(v.KIND, rule_of(Noise), 4))
+    noise: dict[str, Noise] | Absent = optional(mapping(v.KIND, rule_of(Noise), 4))  # of wall time
+    gpu_noise: dict[str, Noise] | Absent = optional(mapping(v.KIND, rule_of(Noise), 4))  # of GPU time
     gpu: RunGpu | Absent | None = optional(rule_of(RunGpu))
     merged: list[Merged] | Absent = optional(items(rule_of(Merged), 100, least=2))
     choices: list[Noted | Choice] | Absent = optional(items(either(rule_of(Noted), rule_of(Choice)), 100))
