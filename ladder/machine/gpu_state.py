@@ -143,6 +143,39 @@ def summarize(
     return summary | {"tenancy": tenancy(summary)}
 
 
+def joined(summaries: Sequence[Summary]) -> Summary:
+    """Return the summary of a process' visits together: the state is known only if all of them know it."""
+    known = [each for each in summaries if each["state"] == "known"]
+    if len(known) < len(summaries) or not known:
+        return next((each for each in summaries if each["state"] != "known"), unknown("no visit was watched"))
+    whole: Summary = {"state": "known", "polls": sum(each["polls"] for each in known)}
+    for name, of in _JOINED.items():
+        values = [value for each in known if (value := each.get(name)) is not None]
+        whole[name] = of(values) if values else None
+    reasons = [each["reasons"] for each in known if each["reasons"] is not None]
+    whole["reasons"] = sorted(set().union(*reasons)) if reasons else None
+    grown = [each["violation_ms"] for each in known if each["violation_ms"]]
+    whole["violation_ms"] = {
+        name: sum(each.get(name, 0.0) for each in grown) for name in sorted(set().union(*grown))
+    } or None
+    return whole | {"tenancy": tenancy(whole)}
+
+
+_JOINED: dict[str, Callable[[list[Any]], Any]] = {
+    "longest_gap_ms": max,
+    "sm_mhz": statistics.median,
+    "sm_mhz_min": min,
+    "memory_mhz": statistics.median,
+    "temperature_c": max,
+    "power_w": max,
+    "ecc_errors": sum,
+    "foreign_processes": max,
+    "display_processes": max,
+    "drift_bytes": max,
+    "quiet_percent": max,
+}
+
+
 def power_capped(summary: Summary) -> bool:
     """Return whether the visit ran at the power limit. Hot rungs do, and their clock wanders there."""
     violation = (summary.get("violation_ms") or {}).get("power", 0)

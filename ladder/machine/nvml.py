@@ -74,9 +74,9 @@ class Gpu:
 
     def read(self, own: frozenset[int]) -> Reading:
         """Return one poll. `own` are our processes that may hold a context."""
-        before = self._used()
+        before = self.used()
         processes = self._processes("nvmlDeviceGetComputeRunningProcesses")
-        after = self._used()
+        after = self.used()
         foreign, ours = whose(processes, own)
         # Between two equal figures nothing was allocated, so our bytes and the total belong together.
         steady = before is not None and before == after and ours is not None
@@ -129,7 +129,8 @@ class Gpu:
         ):  # NotSupported, NoPermission, GpuIsLost, an older library without it: all say nothing
             return None
 
-    def _used(self) -> int | None:
+    def used(self) -> int | None:
+        """Return the bytes of the GPU's memory in use, by all processes."""
         return self._ask("nvmlDeviceGetMemoryInfo", of=lambda memory: int(memory.used))
 
     def _reasons(self) -> frozenset[str] | None:

@@ -130,6 +130,18 @@ def as_timed(
     """
     tell("as it is timed")
     step.stop_keeping()
+    return within_budget(step, ref, budget, spread, tell, kinds)
+
+
+def within_budget(
+    step: TrainingStep,
+    ref: reference.Reference,
+    budget: Errors,
+    spread: Errors,
+    tell: Tell,
+    kinds: list[tuple[str, ...]],
+) -> list[str]:
+    """Compare all but gradients of a step that keeps no copies of them, with the graphs it has. Return the findings."""
     settle_scales(step, ref, kinds)
     runs: list[Errors] = []
     found: list[tuple[float, str]] = []

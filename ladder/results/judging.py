@@ -277,3 +277,8 @@ def top_gains(result: Result) -> dict[str, TopGain]:
         for rung in result.rungs
         if rung.gain and rung.verdict in modes.ADVICE
     }
+
+
+def wants_generations(result: Result) -> bool:
+    """Return whether one more generation is worth it."""
+    return verdicts.wants_rounds([comparison for _, _, comparison in comparisons(result)])

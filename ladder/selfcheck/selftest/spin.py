@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS
-from ladder.engine.pool import Worker, WorkerFailure
+from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.stats.estimates import median
 
 LENGTHS_US = (20, 50, 100, 200, 500, 1_000, 2_000, 5_000, 10_000, 20_000, 50_000, 100_000)
@@ -155,15 +155,14 @@ def measure(device: str, folder: Path, lengths_us: tuple[int, ...] = LENGTHS_US)
     package.mkdir()
     (package / "__init__.py").write_text(PACKAGE)
     rows = []
-    worker = Worker(code=folder, torch=device == "cuda")
-    try:
-        for us in lengths_us:
-            rows.append(_time(worker, device, us, folder / "clock.json"))
-        worker.close()
-    except WorkerFailure as failure:
-        rows.append(row(us, calls_for(us), [], [], None) | {"reason": failure.reason})
-    finally:
-        worker.kill()
+    with Pool(code=folder, torch=device == "cuda") as pool:
+        worker = pool.take()
+        try:
+            for us in lengths_us:
+                rows.append(_time(worker, device, us, folder / "clock.json"))
+            worker.close()
+        except WorkerFailure as failure:
+            rows.append(row(us, calls_for(us), [], [], None) | {"reason": failure.reason})
     return rows
 
 
