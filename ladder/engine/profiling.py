@@ -18,8 +18,28 @@ HEAVIEST = 40  # kernels that are kept by name
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9 ._()+:@,/'#=-]")
 
 
-def profile(rung: Any, cycles: int) -> dict[str, Any]:
-    """Return the profiled cycles of a `ladder.engine.timed_rung.Rung`, and what the first consists of.
+def load() -> None:
+    """Start and stop the profiler once. The first start takes seconds."""
+    traces.profiled(lambda: None)
+
+
+def record(rung: Any, cycles: int) -> list[tuple[float, Any]]:
+    """Run so many cycles of a `ladder.engine.timed_rung.Rung`, each under a profiler of its own after a lead-in.
+
+    Returns (seconds, profile) of each.
+    """
+    found = []
+    for _ in range(cycles):
+        rung.drain()
+        began = time.perf_counter()
+        seen = traces.profiled(rung.step.cycle, lambda began=began: time.perf_counter() - began)
+        found.append(seen)
+        rung.channel.send({"progress": "profiled"})
+    return found
+
+
+def digest(recorded: list[tuple[float, Any]]) -> dict[str, Any]:
+    """Return the figures of recorded cycles, and what the first consists of.
 
     Returns:
         cycles: gpu_ms, wall_ms and kernels of a step, of each cycle, or None.
@@ -27,12 +47,8 @@ def profile(rung: Any, cycles: int) -> dict[str, Any]:
         gpu_void: one line why there is no GPU time, or None.
     """
     found, first = [], []
-    for _ in range(cycles):
-        rung.drain()
-        began = time.perf_counter()
-        events = traces.recorded(rung.step.cycle)
-        wall = time.perf_counter() - began
-        rung.channel.send({"progress": "profiled", "seconds": wall})
+    for wall, seen in recorded:
+        events = list(traces.events(seen))
         ran = [event for event in events if event[1] and not event[0].startswith(traces.NOT_KERNELS)]
         if not ran:
             return {"cycles": None, "profile": None, "gpu_void": "the profiler saw no kernels"}

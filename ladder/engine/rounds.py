@@ -33,9 +33,9 @@ from ladder.results import record
 from ladder.stats import estimates
 
 PROFILED = 2  # cycles of each process
-CAPTURED_PASSES = 2  # passes of captured steps for each of eager ones
+MORE_PASSES = 1  # of captured steps, whose visits are short
 PREPARED = {"cuda": 8}  # programs prepared side by side once their memory is known, if memory and cores allow
-PROVED = {"cuda": 4}  # steps compared with the reference side by side
+BESIDE = {"cuda": 8}  # processes that are profiled or proved side by side
 
 OnPhase = Callable[["Program", str], None]
 
@@ -102,7 +102,7 @@ class Interleaved:
     """The maker of generations. `torch` False and `timeouts` are for code of tests.
 
     Args:
-        cycles: timed cycles of an eager step in a generation. A captured one has `CAPTURED_PASSES` times as many.
+        cycles: timed cycles of an eager step in a generation. A captured one has `MORE_PASSES` more.
         settle: run cycles before the first visit until the step time stands still.
         profile: profile each process after its last visit.
     """
@@ -129,7 +129,7 @@ class Interleaved:
         self.peaks: dict[str, int] = {}  # bytes reserved on the GPU, by program
         self._pools: dict[Path | None, Pool] = {}
         self._ahead: dict[Path | None, Pool] = {}  # servers of the next generation
-        self._lock = threading.Lock()
+        self._lock, self.gpu = threading.Lock(), threading.Lock()
         self.accepted: dict[str, list[dict[str, Any]]] = {}  # by program, in order
 
     def order(self, number: int, programs: Sequence[Program], turn: int = 0) -> list[Program]:
@@ -172,6 +172,10 @@ class Interleaved:
                 pool.kill()
             self._pools.clear()
 
+    def adopt(self, code: Path | None, pool: Pool) -> None:
+        """Take over a pool, whose server has imported this code, for the next generation."""
+        self._ahead[code] = pool
+
     def recall(self, name: str, rounds: Sequence[dict[str, Any]]) -> None:
         """Take note of a program's rounds from an earlier run, which this one continues."""
         self.accepted[name] = list(rounds)
@@ -206,7 +210,7 @@ class Interleaved:
                     self._ahead.setdefault(code, self._pool(code))
             if self.profile:
                 random.Random(f"{self.seed} {number} profile").shuffle(alive)
-                self._each(alive, failed, self._profile)
+                self._side_by_side(alive, failed, self._profile)
             self._side_by_side(alive, failed, self._prove)
         finally:
             processes = [process.worker for process in alive]
@@ -321,7 +325,7 @@ class Interleaved:
     def _passes(self, number: int, alive: list[Process], failed: dict[str, Visited]) -> None:
         """Visit the processes in passes, each in a random order."""
         captured = self.device == "cuda" and any(process.program.is_captured() for process in alive)
-        whole = self.cycles * (CAPTURED_PASSES if captured else 1)
+        whole = self.cycles + MORE_PASSES * captured
         pids = {process.worker.pid for process in alive}
         for turn in range(whole):
             asked = {
@@ -356,10 +360,14 @@ class Interleaved:
         process.choices = process.worker.call("choices")["choices"]
 
     def _profile(self, process: Process) -> None:
-        self.on_phase(process.program, "profile")
-        with self.visits.watched({process.worker.pid}) as state:
-            process.profiled = process.worker.call("profile", cycles=PROFILED)
-        for cycle in process.profiled.get("cycles") or []:
+        """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU."""
+        process.worker.call("profile", part="load")
+        with self.gpu:
+            self.on_phase(process.program, "profile")
+            with self.visits.watched({process.worker.pid}) as state:
+                process.worker.call("profile", part="record", cycles=PROFILED)
+        process.profiled = process.worker.call("profile", part="digest")
+        for cycle in process.profiled["cycles"] or []:
             cycle["sm_mhz"] = state.get("sm_mhz")
 
     def _prove(self, process: Process) -> None:
@@ -381,7 +389,7 @@ class Interleaved:
         self, alive: list[Process], failed: dict[str, Visited], stage: Callable[[Process], None]
     ) -> None:
         jobs = [functools.partial(self._staged, process, failed, stage) for process in alive]
-        lanes.each(jobs, PROVED.get(self.device, 1), self.kill)
+        lanes.each(jobs, BESIDE.get(self.device, 1), self.kill)
         alive[:] = [process for process in alive if process.program.name not in failed]
 
     def _staged(self, process: Process, failed: dict[str, Visited], stage: Callable[[Process], None]) -> None:

@@ -30,8 +30,9 @@ from ladder.results import judging, record, types
 from ladder.results.combine import resuming
 from ladder.stats import rounds_budget
 
-LANES = {"cuda": 6}  # inspectors side by side; on a CPU they would only take each other's cores
-INSPECTOR_GB = 20.0  # of the GPU's memory for each
+LANES = {"cuda": 8}  # inspectors side by side; on a CPU they would only take each other's cores
+INSPECTOR_GB = 20.0  # of the GPU's memory for each, if the workload is a large one
+SMALL_GB, SMALL_PIXELS = 9.0, 2**20  # for a workload with at most so many pixels a batch
 
 
 def run_ladder(
@@ -126,8 +127,9 @@ class _Run(RunState):
             self.save()
             self.emit("start", path=str(self.path))
             if self.inspects:
-                with Pool(code=code, torch=torch, timeouts=timeouts) as pool:
-                    self.inspect_all(pool)
+                pool = Pool(code=code, torch=torch, timeouts=timeouts)
+                self.maker.adopt(code, pool)
+                self.inspect_all(pool)
             self.recall()
             number, round_s = 0, 0.0
             while self.goes_on(number, round_s):
@@ -289,12 +291,14 @@ class _Run(RunState):
             if self.rungs[name]["inspection"] is None and (found := self.seen.get(self.recipes[name])):
                 self.rungs[name].update(found)
         memory = self.result["machine"].get("gpu_memory_gb") or math.inf
-        lanes = max(1, int(min(LANES.get(self.device, 1), memory / INSPECTOR_GB)))
+        small = self.workload["batch"] * self.workload.get("resolution", 0) ** 2 <= SMALL_PIXELS
+        lanes = max(1, int(min(LANES.get(self.device, 1), memory / (SMALL_GB if small else INSPECTOR_GB))))
         if lanes > 1:
-            # The first is alone, as it makes the reference. Beside others its batch might have to shrink.
-            self.each(pool, names[:1])
+            if not small:
+                # The first is alone, as it makes the reference. Beside others its batch might have to shrink.
+                self.each(pool, names[:1])
             # Rungs that choose by measuring are left to the end, alone: timed processes find their choices in a cache.
-            rest = [name for name in names[1:] if not sidebyside.chooses(self.recipes[name])]
+            rest = [name for name in names if not sidebyside.chooses(self.recipes[name])]
             # The budget of whole steps takes longest to make; others make theirs meanwhile.
             whole = [name for name in rest if self.recipes[name].get("whole_step_graph")][:1]
             sidebyside.inspect(self, pool, list(dict.fromkeys([*whole, *rest])), lanes)

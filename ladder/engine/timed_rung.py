@@ -81,7 +81,7 @@ class Rung:
         self.peaks: dict[str, int] = {}  # of visits before the last
         self.threads = Threads()
         self.retries, self.weights = 0, {}
-        self.profiled = False
+        self.profiled, self.recorded = False, []
 
     def do_import(self, torch: bool) -> dict[str, Any]:
         begin = time.perf_counter()
@@ -197,14 +197,23 @@ class Rung:
         """Run the canary kernel once more."""
         return {"canary_s": gpu_state.canary_seconds(sys.modules["torch"])}
 
-    def do_profile(self, cycles: int) -> dict[str, Any]:
-        """Profile whole cycles after the last timed one. No cycle of this process is timed again."""
+    def do_profile(self, part: str, cycles: int = 0) -> dict[str, Any]:
+        """Profile whole cycles after the last timed one: no cycle of this process is timed again.
+
+        Part "load" starts a profiler, "record" needs the GPU for itself, and "digest" returns what was recorded.
+        """
         self.profiled = True
         if self.device != "cuda":
             return {"cycles": None, "profile": None, "gpu_void": None}
         from ladder.engine import profiling
 
-        return profiling.profile(self, cycles)
+        if part == "load":
+            profiling.load()
+        elif part == "record":
+            self.recorded = profiling.record(self, cycles)
+        else:
+            return profiling.digest(self.recorded)
+        return {}
 
     def do_prove(self) -> dict[str, Any]:
         """Compare the very step that was timed with the FP64 reference, on the reference's state and inputs."""

@@ -24,10 +24,18 @@ def traced(cycle: Callable[[], None]) -> dict[str, Any]:
 
 def recorded(cycle: Callable[[], None]) -> list[tuple[str, bool, int, int, int]]:
     """Return the events of one cycle under the profiler; see `events`."""
+    return list(events(profiled(cycle)[1]))
+
+
+def profiled(
+    cycle: Callable[[], None], took: Callable[[], float] = lambda: 0.0
+) -> tuple[float, torch.profiler.profile]:
+    """Return what `took` returns when one cycle under the profiler is over, and the profile."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
         cycle()
         torch.cuda.synchronize()
-    return list(events(profile))
+        seconds = took()
+    return seconds, profile
 
 
 def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
