@@ -52,7 +52,7 @@ class Row(TypedDict):
 
 
 class Head(TypedDict):
-    """What a result begins with (`ladder.results.record.head`)."""
+    """The first keys of a result (`ladder.results.record.head`)."""
 
     schema: int
     kind: str

@@ -51,7 +51,7 @@ Tell = Callable[[str], None]
 
 
 class Made(TypedDict):
-    """What a reference's file holds."""
+    """The content of a reference's file."""
 
     made_on: str
     batch: int

@@ -275,7 +275,7 @@ def precision_of(recipe: Recipe) -> str:
 
 
 class Spread(TypedDict):
-    """What the spellings of one precision gave, as its file has it."""
+    """The errors of the spellings of one precision, as their file has them."""
 
     precision: str
     spellings: list[str]

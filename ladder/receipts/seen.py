@@ -113,7 +113,7 @@ class Data(Loader):
 
 
 class Compiled(TypedDict, total=False):
-    """What a step compiled. Empty if its recipe does not compile."""
+    """The compiled parts of a step. Empty if its recipe does not compile."""
 
     mode: str
     failed: str | None

@@ -57,7 +57,7 @@ class Images(TypedDict):
 
 
 class Content(TypedDict):
-    """What a checkpoint file holds."""
+    """The content of a checkpoint file."""
 
     format: str
     workload: Fields

@@ -46,7 +46,7 @@ class Files(TypedDict):
 
 
 class Summary(TypedDict):
-    """What came of a training."""
+    """The outcome of a training."""
 
     step: int
     images: int

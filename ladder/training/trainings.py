@@ -22,7 +22,7 @@ Task = tuple[Any, ...]
 
 
 class Record(TypedDict):
-    """What became of a training. A training that ended has further keys."""
+    """The outcome of a training. A training that came to its end has further keys."""
 
     reason: str | None  # one line on why the training broke
 

@@ -80,7 +80,7 @@ class Told(TypedDict):
 
 
 class Outcome(TypedDict):
-    """What became of the files of one kind."""
+    """The outcomes of the files of one kind."""
 
     commit: str | None
     dirty: bool | None

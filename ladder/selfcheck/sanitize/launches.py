@@ -56,7 +56,7 @@ def described(shape: tuple[int, ...], layout: str, dtype: str) -> str:
 
 
 class Compiled(TypedDict):
-    """What became of compiling Triton's kernels."""
+    """The outcome of compiling Triton's kernels."""
 
     missing: int
     compiled: int
@@ -65,14 +65,14 @@ class Compiled(TypedDict):
 
 
 class Cpp(TypedDict, total=False):
-    """What became of building CUDA C++."""
+    """The outcome of building CUDA C++."""
 
     cuda: str | None  # its problem
     left_out: dict[str, str]  # call -> why it cannot be launched here
 
 
 class Prepared(Cpp, total=False):
-    """What became of compiling everything. Where the program failed, only its problem is there."""
+    """The outcome of compiling everything. If the program failed, only its problem is there."""
 
     problem: str
     compiled: Compiled

@@ -41,7 +41,7 @@ class Said(TypedDict, total=False):
 
 
 class Verdict(Said):
-    """What the text of one part under one tool says."""
+    """The verdict on one part under one tool, from its text."""
 
     status: str
     errors: int | None
@@ -50,7 +50,7 @@ class Verdict(Said):
 
 
 class Found(Verdict):
-    """What came of one part under one tool."""
+    """The outcome of one part under one tool."""
 
     part: int
     calls: list[str]
@@ -58,7 +58,7 @@ class Found(Verdict):
 
 
 class Together(TypedDict):
-    """What came of all parts under one tool."""
+    """The outcome of all parts under one tool."""
 
     status: str
     errors: int

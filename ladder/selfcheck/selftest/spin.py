@@ -157,7 +157,7 @@ class Row(TypedDict):
     calls: int  # waits in a step
     clock_us: list[float]  # by the device's own clock
     wall_us: list[float]
-    event_us: list[float] | None  # None on the CPU
+    event_us: list[float] | None  # the CPU has none
     seen_us: float | None
     error_us: float | None  # the largest, with its sign
     allowed_us: float
