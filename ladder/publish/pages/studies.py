@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ladder.base.errors import UserError
+from ladder.base.records import build
 from ladder.base.text import factor, ms
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
@@ -15,6 +16,7 @@ from ladder.studies.claims import page, registry
 from ladder.studies.kernelbench.report import COMPUTE_BOUND
 from ladder.studies.precision import report as precisions
 from ladder.studies.sustain import report as sustaining
+from ladder.studies.sustain.record import Result as Sustained
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
 ENOUGH = 0.85  # of a cold copy
@@ -68,7 +70,10 @@ def sustained(committed: Committed, machine: str) -> str:
     for name in committed.names(f"sustained/{machine}-*.json"):
         result = committed.read(name)
         seconds = f"{result['protocol']['seconds']:g}"
-        rows += [[_linked(result, name), seconds, *map(text, cells)] for cells in sustaining.cells(result)]
+        rows += [
+            [_linked(result, name), seconds, *map(text, cells)]
+            for cells in sustaining.cells(build(Sustained, result))
+        ]
     return table(["workload", "seconds", *sustaining.HEADINGS], rows, 3)
 
 
