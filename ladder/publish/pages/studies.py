@@ -15,6 +15,7 @@ from ladder.results.types import Plain
 from ladder.studies.claims import page, registry
 from ladder.studies.kernelbench.report import COMPUTE_BOUND
 from ladder.studies.precision import report as precisions
+from ladder.studies.precision.record import Result as Precision
 from ladder.studies.sustain import report as sustaining
 from ladder.studies.sustain.record import Result as Sustained
 
@@ -53,12 +54,12 @@ def _stopped(result: Plain) -> str:
 def precision(committed: Committed, machine: str) -> str:
     """Return time, memory, parity and largest batch of each precision, and the ratios to FP32 and TF32."""
     name = f"precision/{machine}.json"
-    result = committed.read(name)
+    result = build(Precision, committed.read(name))
     rows = [[text(cell) for cell in cells] for cells in precisions.cells(result)]
     claims = [text(line) for line in precisions.claim_lines(result)]
     return (
         table(precisions.HEADINGS, rows, 2)
-        + under(f"rounds: {result['protocol']['rounds']}", link("page", name.replace(".json", ".md")))
+        + under(f"rounds: {result.protocol.rounds}", link("page", name.replace(".json", ".md")))
         + "\n"
         + "".join(f"- {line}\n" for line in claims)
     )
