@@ -6,6 +6,7 @@ of another check is refused, because it would have no effect.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -122,10 +123,10 @@ def doctor(
         return
     found = examining.examine(device, catalog.load_ladder(ladder_name or "article"))
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(dataclasses.asdict(found), indent=1))
     else:
         examining.print_findings(found)
-    if found["blocked"]:
+    if found.blocked:
         sys.exit(2)
 
 

@@ -24,9 +24,12 @@ from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_accepted, asv_checks, kinds, validate
 from ladder.report import tables
 from ladder.results import store as results
+from ladder.results.types import build
 from ladder.studies.claims import report as claimsreport
 from ladder.studies.kernelbench import report as kernelreport
+from ladder.studies.precision import record as precisions
 from ladder.studies.precision import report as precisionreport
+from ladder.studies.roofline import schema as roofline
 from ladder.studies.roofline import view as roofline_view
 from stylegan_lite.config import Recipe
 
@@ -39,8 +42,8 @@ WEIGHTS = {
 PAGES: dict[str, Callable[[Any], str]] = {  # how an accepted result of another kind is shown
     "claims": claimsreport.markdown,
     "kernels": kernelreport.markdown,
-    "precision": precisionreport.markdown,
-    "roofline": roofline_view.markdown,
+    "precision": lambda data: precisionreport.markdown(build(precisions.Result, data)),
+    "roofline": lambda data: roofline_view.markdown(build(roofline.Result, data)),
 }
 
 # What becomes of a damaged file: "accepted", or "refused" in one good line. Anything else is an exception.
