@@ -96,7 +96,6 @@ def run_ladder(
         judging.add_twins(result)
         if resume is not None:
             result = resuming.take_up(resume, result, rounds)
-        result["stored_twins"] = judging.stored_twins(folder, types.build(types.Result, result), resume)
         path = resume or record.new_path(out, result)
         inspects = code is None if inspect is None else inspect
         run = _Run(result, workload, planned, device, path, on_event, inspects)

@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ladder.base.errors import UserError
 from ladder.base.plain import Fields
-from ladder.stats import verdicts
+from ladder.stats import answers, verdicts
 
 if TYPE_CHECKING:  # measuring must not import the catalog: an old commit's stylegan_lite may lack its fields
     from ladder.plan import catalog
@@ -25,7 +25,8 @@ ALL = "all"  # the entry of leave-one-out that has every rung
 ADVICE = {
     verdicts.FASTER: "ADOPT",
     verdicts.SLOWER: "SKIP",
-    verdicts.NO_GAIN: "NO DIFFERENCE",
+    answers.LESS: "NO DIFFERENCE",
+    verdicts.NO_GAIN: "NO DIFFERENCE",  # in older files
     verdicts.AMBIGUOUS: "ambiguous",
 }
 
