@@ -272,8 +272,12 @@ def top_gains(result: Result) -> dict[str, TopGain]:
     """Return, from a leave-one-out result, what each rung gains at the top, and what to do about it."""
     return {
         rung.name: TopGain(
-            gain=rung.gain.ratio, interval=rung.gain.interval, advice=modes.ADVICE[rung.verdict]
+            gain=rung.gain.ratio,
+            interval=rung.gain.interval,
+            advice=modes.advice(rung.gpu_verdict or "", rung.verdict),
+            gpu_gain=rung.gpu_gain.ratio if rung.gpu_gain else None,
+            gpu_interval=rung.gpu_gain.interval if rung.gpu_gain else None,
         )
         for rung in result.rungs
-        if rung.gain and rung.verdict in modes.ADVICE
+        if rung.gain and rung.verdict
     }
