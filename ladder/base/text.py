@@ -18,7 +18,7 @@ def between(interval: tuple[float, float] | None) -> str:
     """
     if not interval:
         return ""
-    return "any" if interval[1] > WIDEST * interval[0] else f"{interval[0]:.3f}-{interval[1]:.3f}x"
+    return "any" if interval[1] > WIDEST * interval[0] else bounds(interval)
 
 
 def at_commits(commits: Sequence[str], dirty: bool | None) -> str:
@@ -30,9 +30,22 @@ def at_commits(commits: Sequence[str], dirty: bool | None) -> str:
     return f"{said}{' with changes' if dirty else ''}" if said else ""
 
 
+def bounds(interval: tuple[float, float] | None) -> str:
+    """Return an interval of factors, however wide: 0.998-1.003x."""
+    return f"{interval[0]:.3f}-{interval[1]:.3f}x" if interval else ""
+
+
 def percent(share: float) -> str:
     """Return a share as percent with two significant digits."""
     return f"{100 * share:.2g}%" if share < 0.995 else f"{100 * share:.0f}%"
+
+
+def less_than(below: float) -> str:
+    """Return "less than 0.41%" for a difference of at most this log ratio, rounded up to two digits."""
+    share = 100 * math.expm1(below)
+    unit = 10.0 ** (math.floor(math.log10(share)) - 1) if share > 0 else 1.0
+    value = math.ceil(share / unit - 1e-6) * unit
+    return f"less than {value:.2g}%" if value < 10 else f"less than {value:.0f}%"
 
 
 def plain(text: object) -> str:
@@ -59,6 +72,11 @@ def ms(value: float | None) -> str:
 def factor(value: float | None) -> str:
     """Return a speedup: 1.18x."""
     return "" if value is None else f"{value:.2f}x"
+
+
+def fine_factor(value: float | None) -> str:
+    """Return a speedup, with a third decimal near 1: 1.18x, 1.006x."""
+    return f"{value:.3f}x" if value and abs(math.log(value)) < 0.02 else factor(value)
 
 
 def amount(value: float | None) -> str:

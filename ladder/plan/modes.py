@@ -13,7 +13,6 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ladder.base.errors import UserError
 from ladder.base.plain import Fields
-from ladder.stats import answers, verdicts
 
 if TYPE_CHECKING:  # measuring must not import the catalog: an old commit's stylegan_lite may lack its fields
     from ladder.plan import catalog
@@ -22,13 +21,29 @@ CUMULATIVE, SOLO, LEAVE_ONE_OUT = "cumulative", "solo", "leave-one-out"
 MODES = (CUMULATIVE, SOLO, LEAVE_ONE_OUT)
 LONGEST = 60  # characters of a title
 ALL = "all"  # the entry of leave-one-out that has every rung
+NO_DIFFERENCE = "NO DIFFERENCE"
+# By verdict, "no measurable gain" being the word of older files.
 ADVICE = {
-    verdicts.FASTER: "ADOPT",
-    verdicts.SLOWER: "SKIP",
-    answers.LESS: "NO DIFFERENCE",
-    verdicts.NO_GAIN: "NO DIFFERENCE",  # in older files
-    verdicts.AMBIGUOUS: "ambiguous",
+    "faster": "ADOPT",
+    "slower": "SKIP",
+    "less than": NO_DIFFERENCE,
+    "no measurable gain": NO_DIFFERENCE,
+    "ambiguous": "ambiguous",
+    "too few generations": "too few generations",
 }
+
+
+def advice(gpu: str, wall: str) -> str:
+    """Return what to do about a rung, by the verdicts on the GPU's work and on the step; "" without either.
+
+    A step that is surely faster or slower decides: a user gets that time. Where the host hides the step, GPU time
+    decides. No difference must hold for both.
+    """
+    for sure in (wall, gpu):
+        if sure in ("faster", "slower"):
+            return ADVICE[sure]
+    left = [ADVICE[word] for word in (gpu, wall) if word in ADVICE]
+    return next((each for each in left if each != NO_DIFFERENCE), NO_DIFFERENCE) if left else ""
 
 
 class Planned(Protocol):

@@ -3,41 +3,53 @@
 from __future__ import annotations
 
 import csv
-import dataclasses
 import io
 import sys
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
 from ladder.base import starting
 from ladder.base.errors import UserError
-from ladder.base.text import amount, between, escaped, factor, ms, plain
+from ladder.base.text import amount, between, bounds, escaped, factor, fine_factor, ms, plain
 from ladder.plan import modes
 from ladder.report import checks
-from ladder.report.view import View, shown_gain, shown_top, view
+from ladder.report.errorbars import Interval
+from ladder.report.view import (
+    Row,
+    View,
+    shown_gain,
+    shown_gpu_gain,
+    shown_gpu_verdict,
+    shown_top,
+    shown_verdict,
+    view,
+)
 from ladder.results import sources, types
 from ladder.results.combine.series import collect as collect
 from ladder.results.combine.series import of_this_machine as of_this_machine
 from ladder.results.combine.series import readable as readable
 from ladder.results.combine.series import with_top as with_top
 from ladder.results.types import Plain, Result, head
+from ladder.results.values import LESS_THAN, TOO_FEW
 
 
 def _columns(shown: View) -> list[tuple[str, Any]]:
     """Return (heading, cell of a row) for terminal and Markdown: the columns with something in them."""
     leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
+    around = bounds if shown.generations else between
     columns = [
         ("ms/step", lambda r: ms(r.step_ms) if r.status == "ok" else r.status),
         ("95% interval", lambda r: f"{ms(r.interval[0])}-{ms(r.interval[1])}" if r.interval else ""),
-        (shown.versus, lambda r: shown_gain(r)),
-        ("interval", lambda r: between(r.gain)),
-        ("verdict", lambda r: r.verdict if not leave_out else r.advice),
+        *(_two_clocks(shown) if shown.has_gpu_time else _one_clock(shown, around)),
         ("gain at top", lambda r: "" if leave_out else shown_top(r)),
-        ("at the top", lambda r: "" if leave_out else between(r.top_interval)),
-        ("advice", lambda r: "" if leave_out else r.advice),
+        ("at the top", lambda r: "" if leave_out else around(r.top_interval)),
+        ("at the top (GPU)", lambda r: "" if leave_out or not r.gpu else fine_factor(r.gpu.top_gain)),
+        ("advice", lambda r: "" if leave_out and not shown.has_gpu_time else r.advice),
         ("total", lambda r: factor(r.total)),
-        ("total interval", lambda r: between(r.total_interval)),
+        ("total interval", lambda r: around(r.total_interval)),
+        ("total (GPU)", lambda r: factor(r.gpu.total) if r.gpu else ""),
         ("main ms", lambda r: ms(r.main_ms)),
         ("host bound", lambda r: "" if r.host_bound is None else f"{100 * r.host_bound:.0f}%"),
         ("receipts", lambda r: r.receipts),
@@ -51,6 +63,32 @@ def _columns(shown: View) -> list[tuple[str, Any]]:
         ("article total", lambda r: factor(r.article_total)),
     ]
     return [(heading, cell) for heading, cell in columns if any(cell(row) for row in shown.rows)]
+
+
+def _one_clock(shown: View, around: Callable[[Interval | None], str]) -> list[tuple[str, Any]]:
+    """Return the columns of what a rung gains, in a result without GPU time."""
+    leave_out = shown.mode == modes.LEAVE_ONE_OUT
+    return [
+        (shown.versus, shown_gain),
+        ("interval", lambda r: around(r.gain)),
+        ("verdict", lambda r: r.advice if leave_out else shown_verdict(r)),
+    ]
+
+
+def _two_clocks(shown: View) -> list[tuple[str, Any]]:
+    """Return the columns of GPU time, and of what a rung gains by each clock, the word beside the factor."""
+
+    def said(gain: str, word: str) -> str:
+        return " ".join(part for part in (gain if word != TOO_FEW else "", word) if part)
+
+    return [
+        ("GPU ms", lambda r: ms(r.gpu.ms) if r.gpu else ""),
+        ("waiting (ms)", lambda r: ms(r.gpu.waiting_ms) if r.gpu else ""),
+        (f"{shown.versus} (GPU)", lambda r: said(shown_gpu_gain(r), shown_gpu_verdict(r))),
+        ("interval (GPU)", lambda r: bounds(r.gpu.gain).rstrip("x") if r.gpu else ""),
+        (f"{shown.versus} (step)", lambda r: said(shown_gain(r), shown_verdict(r))),
+        ("interval (step)", lambda r: bounds(r.gain).rstrip("x")),
+    ]
 
 
 def print_table(result: Result) -> None:
@@ -72,7 +110,7 @@ def print_table(result: Result) -> None:
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rung", no_wrap=True)
     for heading, _ in columns:
-        table.add_column(Text(heading), justify="right", no_wrap=True)
+        table.add_column(Text("\n".join(_heading(heading, shown))), justify="right", no_wrap=True)
     for row in shown.rows:
         style = {"ok": "", "n/a": "dim", "skipped": "dim"}.get(row.status, "red")
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
@@ -85,12 +123,22 @@ def print_table(result: Result) -> None:
 LEAST_IMPORTANT = (
     "95% interval", "allocated GiB", "article ms", "main ms", "at the top", "total interval", "interval", "images/s",
     "reserved GiB", "host bound", "device GiB", "rejected", "gain at top", "receipts", "parity", "article total",
+    "peak RSS, GiB", "total (GPU)", "at the top (GPU)", "interval (step)", "interval (GPU)", "total",
 )  # fmt: skip
+
+
+def _heading(heading: str, shown: View) -> list[str]:
+    """Return the lines of a heading: `vs previous` over `(GPU)`. Without GPU time it is one line."""
+    first, _, clock = heading.partition(" (")
+    return [first, f"({clock}"] if clock and shown.has_gpu_time else [heading]
 
 
 def _fitting(columns: list[tuple[str, Any]], shown: View, width: int) -> list[tuple[str, Any]]:
     """Return the columns that fit a terminal's width beside the rung's name: the least important go first."""
-    wide = {heading: 2 + max(len(heading), *(len(cell(r)) for r in shown.rows)) for heading, cell in columns}
+    wide = {
+        heading: 2 + max(map(len, [*_heading(heading, shown), *map(cell, shown.rows)]))
+        for heading, cell in columns
+    }
     left = width - 2 - max(len(row.name) for row in shown.rows)
     for heading in LEAST_IMPORTANT:
         if sum(wide.values()) > left:
@@ -99,9 +147,9 @@ def _fitting(columns: list[tuple[str, Any]], shown: View, width: int) -> list[tu
 
 
 def _below(shown: View) -> list[str]:
-    lines = list(shown.remarks)
-    if shown.noise:
-        lines.append(shown.noise)
+    floors = [line for line in (shown.gpu_noise, shown.noise) if line]
+    first, last = (floors, []) if shown.generations else ([], floors)
+    lines = [*shown.sentences, *first, *shown.remarks, *last]
     if shown.mode == modes.LEAVE_ONE_OUT:
         lines.append("each row: the whole ladder without that rung; gain at top: what the rung gains there")
     elif any(row.advice for row in shown.rows):
@@ -186,7 +234,10 @@ def print_checks(result: Result) -> None:
 
 def data_of(result: Result) -> Plain:
     """Return a result as its file has it, with its gains at the top ("at_top") where they are known."""
-    top = {name: dataclasses.asdict(each) for name, each in (result.at_top or {}).items()}
+    top = {
+        name: {key: value for key, value in asdict(each).items() if value is not None or key == "interval"}
+        for name, each in (result.at_top or {}).items()
+    }
     return types.plain(result) | ({"at_top": top} if result.at_top is not None else {})
 
 
@@ -197,7 +248,9 @@ CSV_COLUMNS = (
     "main_ms", "main_speedup_total", "host_bound", "images_per_s", "peak_gib", "article_ms", "article_speedup_total",
     "speedup_total_low", "speedup_total_high", "gain_at_top_low", "gain_at_top_high", "noise_floor", "receipts",
     "parity", "parity_of_budget", "rejected_visits", "allocated_gib", "device_gib", "torch", "cuda", "triton",
-    "not_publishable",
+    "not_publishable", "gpu_ms", "gpu_interval_low_ms", "gpu_interval_high_ms", "waiting_ms", "gpu_speedup_previous",
+    "gpu_speedup_previous_low", "gpu_speedup_previous_high", "gpu_verdict", "gpu_less_than", "less_than",
+    "gpu_speedup_total", "gpu_noise_floor", "gpu_gain_at_top", "gpu_gain_at_top_low", "gpu_gain_at_top_high",
 )  # fmt: skip
 
 
@@ -241,8 +294,19 @@ def csv_text(many: list[Result]) -> str:
                 row.parity_share,
             ]
             cells += [row.rejected, row.allocated, row.device, *software, "; ".join(shown.marks)]
+            cells += _gpu_cells(row)
             writer.writerow([_csv(cell) for cell in [*first, *cells]])
     return out.getvalue()
+
+
+def _gpu_cells(row: Row) -> list[object]:
+    """Return the cells of GPU time, as `CSV_COLUMNS` names them."""
+    none, less_than = (None, None), row.below if row.verdict == LESS_THAN else None
+    if (gpu := row.gpu) is None:
+        return [None] * 9 + [less_than] + [None] * 5
+    cells: list[object] = [gpu.ms, *(gpu.interval or none), gpu.waiting_ms, gpu.previous, *(gpu.gain or none)]
+    cells += [gpu.verdict, gpu.below if gpu.verdict == LESS_THAN else None, less_than]
+    return [*cells, gpu.total, gpu.floor, gpu.top_gain, *(gpu.top_interval or none)]
 
 
 def _csv(cell: object) -> object:

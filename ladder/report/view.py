@@ -5,14 +5,15 @@ A result may come from a stranger, so its text is reduced to one printable line.
 
 from __future__ import annotations
 
+from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ladder.base.text import at_commits, factor, percent, plain
+from ladder.base.text import at_commits, factor, fine_factor, plain
 from ladder.machine import environment
 from ladder.plan import catalog, modes
-from ladder.report import checks
+from ladder.report import checks, noise, remarks
+from ladder.report.sentences import WAITS, Seen, sentence, word
 from ladder.results import derive, sources
-from ladder.results import store as results
 from ladder.results.judging import top_gains
 from ladder.results.publishable import publishable
 from ladder.results.types import (
@@ -27,16 +28,39 @@ from ladder.results.types import (
     given,
     head,
 )
-from ladder.stats import verdicts
+from ladder.results.values import LESS_THAN, NO_GAIN
 
 GIB = 2**30
 ARTICLE = "one A100"
-LAZY = {"G_pl": "path length", "D_r1": "R1"}
+INSIDE = (LESS_THAN, NO_GAIN)  # verdicts on what lies inside the noise
+UNPROVED = "not yet proved: timed before its inspection ended"
 VERSUS = {
     modes.CUMULATIVE: "vs previous",
     modes.SOLO: "alone",
     modes.LEAVE_ONE_OUT: "gain at top",
 }
+
+
+@dataclass(frozen=True)
+class GpuTime:
+    """The GPU's work in a step of a rung, with an answer of its own. Times in ms a step."""
+
+    ms: float
+    interval: tuple[float, float] | None  # 95 %, over generations
+    waiting_ms: float | None  # wall time in which the GPU has no work
+    previous: float | None
+    gain: tuple[float, float] | None
+    verdict: str
+    below: float | None  # log ratio, X of "less than X%"
+    total: float | None
+    floor: float | None  # a share
+    top_gain: float | None
+    top_interval: tuple[float, float] | None
+
+    @property
+    def seen(self) -> Seen:
+        """The answer of the run on the GPU's work."""
+        return Seen(self.verdict, self.previous, self.below)
 
 
 @dataclass(frozen=True)
@@ -72,6 +96,9 @@ class Row:
     article_ms: float | None
     article_total: float | None  # the article's speedup against the same rung as `total`
     notes: tuple[str, ...]
+    below: float | None = None  # log ratio, X of "less than X%"
+    gpu: GpuTime | None = None
+    sentence: str = ""  # what the rung does to the GPU's work and to the step
 
 
 @dataclass(frozen=True)
@@ -94,6 +121,20 @@ class View:
     noise: str  # noise floors and resolution, in a line
     baseline: str | None
     rows: tuple[Row, ...]
+    generations: bool = False  # of live processes; older runs had rounds of visits
+    gpu_noise: str = ""  # noise floors and resolution of GPU time, in a line
+
+    @property
+    def has_gpu_time(self) -> bool:
+        """Whether any rung has a GPU time."""
+        return any(row.gpu for row in self.rows)
+
+    @property
+    def sentences(self) -> list[str]:
+        """What each rung does to the GPU's work and to the step, a line each; rungs with equal ones share a line."""
+        if not self.has_gpu_time:
+            return []
+        return _joined((row.name, row.sentence) for row in self.rows if row.sentence)
 
 
 def view(result: Result) -> View:
@@ -111,8 +152,9 @@ def view(result: Result) -> View:
         marks=tuple(map(plain, publishable(result))),
         remarks=(
             *_remarks(rows, base, article_base, mode),
-            *_unmeasured(result, mode),
-            *_lazy(result.rungs),
+            *remarks.unmeasured(result, mode),
+            *remarks.lazy(result.rungs),
+            *_unproved(result, rows),
             *map(plain, environment.said(result.environment or None)),
         ),
         reference=_reference(result.ladder),
@@ -123,9 +165,11 @@ def view(result: Result) -> View:
         versus=VERSUS[mode],
         visits=sum(len(each.rounds) for each in sources.records(result)),
         rejected=result.gpu.rejected_visits if result.gpu else None,
-        noise=_noise(result),
+        noise=noise.of_step(result),
         baseline=base,
         rows=rows,
+        generations=in_generations(result),
+        gpu_noise=noise.of_gpu_time(result),
     )
 
 
@@ -136,6 +180,10 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
     # A leave-one-out run does not measure the base, so `total` would only be the gain's inverse.
     whole = mode != modes.LEAVE_ONE_OUT
     rejected = [each.rejected for each in rung.rounds if each.rejected is not ABSENT]
+    previous = gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None
+    below = given(gain.below) if gain else None
+    gpu = _gpu_time(rung, top, mode) if ok else None
+    wall = Seen(rung.verdict or "", previous, below)
     return Row(
         name=plain(rung.name),
         title=plain(rung.title),
@@ -143,7 +191,7 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
         reason=plain(rung.reason or ""),
         step_ms=rung.step_ms if ok else None,
         interval=_pair(rung.interval_ms) if ok else None,
-        previous=gain.ratio if gain else rung.speedup_previous if mode == modes.CUMULATIVE else None,
+        previous=previous,
         gain=_pair(gain.interval) if gain else None,
         verdict=rung.verdict or "",
         top_gain=top.gain if top else None,
@@ -152,7 +200,7 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
         total=rung.speedup_total if whole else None,
         total_interval=_pair(rung.total_interval) if whole else None,
         floor=given(gain.floor) if gain and rung.verdict else None,
-        receipts=checks.receipts_word(rung),
+        receipts="not yet proved" if is_unproved(rung) else checks.receipts_word(rung),
         parity=checks.parity_word(rung),
         parity_share=checks.parity_share(rung.parity or None),
         rejected=sum(map(len, rejected)) if rejected else None,
@@ -166,7 +214,53 @@ def _row(rung: RungResult, article_base: float | None, on_cpu: bool, top: TopGai
         article_ms=rung.article_ms,
         article_total=article_base / rung.article_ms if article_base and rung.article_ms else None,
         notes=tuple(map(plain, rung.notes)),
+        below=below,
+        gpu=gpu,
+        sentence=_sentence(gpu.seen if gpu else Seen(), wall, _waits(rung), whole),
     )
+
+
+def _gpu_time(rung: RungResult, top: TopGain | None, mode: str) -> GpuTime | None:
+    if not rung.gpu_ms:
+        return None
+    gain = rung.gpu_gain or None
+    alone = rung.gpu_speedup_previous if mode == modes.CUMULATIVE else None
+    return GpuTime(
+        ms=rung.gpu_ms,
+        interval=_pair(rung.gpu_interval_ms),
+        waiting_ms=given(rung.waiting_ms),
+        previous=gain.ratio if gain else given(alone),
+        gain=_pair(gain.interval) if gain else None,
+        verdict=rung.gpu_verdict or "",
+        below=given(gain.below) if gain else None,
+        total=given(rung.gpu_speedup_total) if mode != modes.LEAVE_ONE_OUT else None,
+        floor=given(gain.floor) if gain and rung.gpu_verdict else None,
+        top_gain=top.gpu_gain if top else None,
+        top_interval=_pair(top.gpu_interval) if top else None,
+    )
+
+
+def _waits(rung: RungResult) -> bool:
+    """Return whether the GPU waits for a share of the step that counts."""
+    if rung.step_ms and (waiting := given(rung.waiting_ms)) is not None:
+        return waiting / rung.step_ms >= WAITS
+    return (rung.host_bound or 0.0) >= WAITS
+
+
+def _sentence(gpu: Seen, wall: Seen, waits: bool, whole: bool) -> str:
+    said = sentence(gpu, wall, waits and whole)  # without it, the GPU may wait for longer than with it
+    return f"with it, {said}" if said and not whole else said
+
+
+def is_unproved(rung: RungResult) -> bool:
+    """Return whether a rung was timed before its inspection ended, so that no receipt says that it was on."""
+    live = any(each.passes is not ABSENT for each in rung.rounds)
+    return rung.status == "ok" and live and rung.inspection is None and not rung.receipts
+
+
+def in_generations(result: Result) -> bool:
+    """Return whether a run timed generations of live processes; older ones had rounds of visits."""
+    return any(visit.passes is not ABSENT for each in sources.records(result) for visit in each.rounds)
 
 
 def _pair(interval: list[float] | Absent | None) -> tuple[float, float] | None:
@@ -177,46 +271,31 @@ def _most(rung: RungResult, key: str) -> float | None:
     return max((value for each in rung.rounds if (value := getattr(each, key))), default=None)
 
 
-def _noise(result: Result) -> str:
-    """Return the line of noise: `noise floor 1.8% (host-bound rungs, differences from 2.9% on are seen); ...`."""
-    found, said = result.noise or {}, []
-    for kind, of in (("host", "host-bound rungs"), ("gpu", "GPU-bound rungs")):
-        if kind in found:
-            seen = found[kind].resolution
-            resolved = f", differences from {percent(seen)} on are seen" if seen else ""
-            of = of if result.machine.device == "cuda" else "CPU"
-            said.append(f"{percent(found[kind].floor)} ({of}{resolved})")
-    gains = [rung.gain for rung in result.rungs if rung.kind == verdicts.HOST and rung.gain]
-    if said and "host" not in found and any(gain.floor == verdicts.HOST_FLOOR for gain in gains):
-        said.append(f"{percent(verdicts.HOST_FLOOR)} (host-bound rungs, assumed: none of them has a twin)")
-    if said:
-        return f"noise floor {'; '.join(said)}; what lies inside reads no measurable gain"
-    several = sum(rung.status == "ok" for rung in result.rungs) > 1
-    return f"no verdicts: {_no_twins(result)}, so the noise is unknown" if several else ""
-
-
-def _no_twins(result: Result) -> str:
-    """Return why nothing is known of the noise, where no floor could be made of the twins."""
-    timed, why = [rung.name for rung in result.rungs if rung.status == "ok"], []
-    for twin in result.twins or []:
-        if twin.status in results.OUT:
-            reason = f": {twin.reason}" if twin.reason else ""
-            why.append(f"the twin of {twin.of} is out ({twin.status}{reason})")
-        elif twin.rounds and twin.of not in timed:
-            why.append(f"{twin.of} has a twin and no number itself")
-        elif twin.rounds:
-            why.append(f"the twin of {twin.of} has too few rounds")
-    return "; ".join(map(plain, why)) or "no twin was measured"
-
-
 def shown_gain(row: Row) -> str:
     """Return the factor that a rung gains; nothing where it lies inside the noise, whatever its sign."""
-    return "" if row.verdict == verdicts.NO_GAIN else factor(row.previous)
+    if row.verdict in INSIDE:
+        return ""
+    return fine_factor(row.previous) if row.gpu else factor(row.previous)
+
+
+def shown_verdict(row: Row) -> str:
+    """Return the verdict on the step, with X where it is "less than X%"."""
+    return word(Seen(row.verdict, row.previous, row.below))
+
+
+def shown_gpu_gain(row: Row) -> str:
+    """Return the factor by which the GPU's work shrinks; nothing where it lies inside the noise."""
+    return fine_factor(row.gpu.previous) if row.gpu and row.gpu.verdict not in INSIDE else ""
+
+
+def shown_gpu_verdict(row: Row) -> str:
+    """Return the verdict on the GPU's work, with X where it is "less than X%"."""
+    return word(row.gpu.seen) if row.gpu else ""
 
 
 def shown_top(row: Row) -> str:
     """Return the factor that a rung gains at the top; nothing inside the noise."""
-    return "" if row.advice == modes.ADVICE[verdicts.NO_GAIN] else factor(row.top_gain)
+    return "" if row.advice == modes.NO_DIFFERENCE else factor(row.top_gain)
 
 
 def _reference(ladder: Ladder) -> str:
@@ -245,11 +324,21 @@ def _workload(workload: Plain) -> str:
 def _protocol(result: Result) -> str:
     at = at_commits(sources.commits(head(result)), result.dirty)
     at += ", " if at else ""
-    cycles = result.protocol.cycles
+    cycles = _cycles(result)
     return plain(
-        f"{_rounds(result)} of {cycles} timed cycle{'s' if cycles != 1 else ''}"
+        f"{_rounds(result)} of {cycles} timed cycle{'s' if cycles != '1' else ''}"
         f" (16 steps each), lazy regularization included; {at}{result.started[:10]}"
     )
+
+
+def _cycles(result: Result) -> str:
+    """Return the timed cycles of a process: as planned, or `5 to 40` where as many were timed as fitted."""
+    counts = [
+        len(each.samples_ms) for rung in result.rungs if rung.status == "ok" for each in derive.counted(rung)
+    ]
+    if not (in_generations(result) and counts):
+        return str(result.protocol.cycles)
+    return f"{min(counts)} to {max(counts)}" if min(counts) < max(counts) else str(max(counts))
 
 
 def _rounds(result: Result) -> str:
@@ -258,66 +347,38 @@ def _rounds(result: Result) -> str:
     counts = [len(derive.counted(rung)) for rung in timed]
     most = max(counts, default=0) or result.protocol.rounds
     said = f"{min(counts)} to {most}" if counts and 0 < min(counts) < most else f"{most}"
-    said += f" round{'s' if most != 1 else ''}"
+    said += f" {'generation' if in_generations(result) else 'round'}{'s' if most != 1 else ''}"
     said += f" (of {len(result.merged)} runs)" if result.merged else ""
     return f"median of {said}" if timed else f"{said} planned, none with a number,"
 
 
-def _unmeasured(result: Result, mode: str) -> list[str]:
-    """Name the unmeasured rungs (`--rungs`) that a shown rung contains beside the one before it."""
-    ladder, names = result.ladder.name, {rung.name for rung in result.rungs}
-    if mode != modes.CUMULATIVE or ladder not in catalog.ladders():
-        return []
-    others = [rung.name for rung in catalog.load_ladder(ladder).rungs if rung.name not in names]
-    # How many loaders there are depends on the machine, and this may be another machine.
-    changes = {
-        name: {k: v for k, v in catalog.load_rung(name).change.items() if k != "workers"} for name in others
-    }
-    lines, below = [], set[str]()
-    for rung in result.rungs:
-        recipe = rung.recipe
-        if rung.status == "ok" and recipe is not None:
-            there = [name for name in others if changes[name] and changes[name].items() <= recipe.items()]
-            if more := [name for name in there if name not in below]:
-                lines.append(f"part of {plain(rung.name)} and not measured here: {', '.join(more)}")
-            below |= {*there}
-    return lines
-
-
-def _lazy(rungs: list[RungResult]) -> list[str]:
-    """Say how much lazy phases add to a step that has them, for the first and the last rung that know it."""
-    lines = []
-    found = {rung.name: costs for rung in rungs if (costs := derive.lazy_costs(rung))}
-    for name in dict.fromkeys([*list(found)[:1], *list(found)[-1:]]):
-        each = []
-        for phase, (ms, interval) in sorted(found[name].items()):
-            if ms <= 0 or (interval and interval[0] <= 0):
-                each.append(f"what {LAZY.get(phase, phase)} adds is within the noise")
-                continue
-            around = f" ({interval[0]:.4g} to {interval[1]:.4g})" if interval else ""
-            each.append(f"{LAZY.get(phase, phase)} adds {ms:.4g} ms{around} to a step that has it")
-        lines.append(f"{plain(name)}: {', '.join(each)}")
-    return lines
-
-
 def _remarks(rows: tuple[Row, ...], base: str | None, article_base: float | None, mode: str) -> list[str]:
-    remarks = []
+    found = []
     if base is None:
-        remarks.append("no rung has a number")
+        found.append("no rung has a number")
     elif base != "baseline" and mode != modes.LEAVE_ONE_OUT:
         there = any(row.name == "baseline" for row in rows)
         why_not = "the baseline has no number here" if there else "the baseline was not measured"
-        remarks.append(f"speedups refer to {plain(base)}: {why_not}")
+        found.append(f"speedups refer to {plain(base)}: {why_not}")
         if article_base is None and any(row.article_ms for row in rows):
-            remarks.append(f"the article has no number for {plain(base)}, so none of its speedups are shown")
+            found.append(f"the article has no number for {plain(base)}, so none of its speedups are shown")
     why: dict[tuple[str, str], list[str]] = {}
     for row in rows:
         if row.status != "ok":
             why.setdefault((row.status, row.reason), []).append(row.name)
     for (status, reason), names in why.items():
-        remarks.append(f"{', '.join(names)}: {status}{': ' + reason if reason else ''}")
-    said: dict[str, list[str]] = {}
-    for row in rows:
-        for note in row.notes:
-            said.setdefault(note, []).append(row.name)
-    return remarks + [f"{', '.join(names)}: {note}" for note, names in said.items()]
+        found.append(f"{', '.join(names)}: {status}{': ' + reason if reason else ''}")
+    return found + _joined((row.name, note) for row in rows for note in row.notes)
+
+
+def _joined(said: Iterable[tuple[str, str]]) -> list[str]:
+    """Return lines of names and what is said of them; names of which the same is said share a line."""
+    found: dict[str, list[str]] = {}
+    for name, text in said:
+        found.setdefault(text, []).append(name)
+    return [f"{', '.join(names)}: {text}" for text, names in found.items()]
+
+
+def _unproved(result: Result, rows: tuple[Row, ...]) -> list[str]:
+    names = [row.name for rung, row in zip(result.rungs, rows, strict=True) if is_unproved(rung)]
+    return _joined((name, UNPROVED) for name in names)

@@ -282,10 +282,19 @@ def top_gains(result: Result) -> dict[str, TopGain]:
     in which the GPU waits, so wall time decides about the rung that makes a step captured.
     """
     whole = next((rung for rung in result.rungs if rung.name == modes.ALL), None)
-    made = {}
-    for rung in result.rungs:
-        by_gpu = rung.gpu_gain and whole is not None and rung.kind == whole.kind
-        gain, verdict = (rung.gpu_gain, rung.gpu_verdict) if by_gpu else (rung.gain, rung.verdict)
-        if gain and verdict in modes.ADVICE:
-            made[rung.name] = TopGain(gain=gain.ratio, interval=gain.interval, advice=modes.ADVICE[verdict])
-    return made
+
+    def advice(rung: RungResult) -> str:
+        by_gpu = whole is not None and rung.kind == whole.kind
+        return modes.advice((rung.gpu_verdict or "") if by_gpu else "", rung.verdict or "")
+
+    return {
+        rung.name: TopGain(
+            gain=rung.gain.ratio,
+            interval=rung.gain.interval,
+            advice=advice(rung),
+            gpu_gain=rung.gpu_gain.ratio if rung.gpu_gain else None,
+            gpu_interval=rung.gpu_gain.interval if rung.gpu_gain else None,
+        )
+        for rung in result.rungs
+        if rung.gain and rung.verdict
+    }

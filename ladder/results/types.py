@@ -290,6 +290,8 @@ class TopGain:
     gain: float
     interval: list[float] | None
     advice: str
+    gpu_gain: float | None = None
+    gpu_interval: list[float] | None = None
 
 
 @record

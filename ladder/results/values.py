@@ -50,7 +50,12 @@ IDENTIFIER = pattern(r"[A-Za-z][A-Za-z0-9_. ]{0,63}", "a name")
 ASCII = "a line of printable ASCII"
 PHASE = one_of(*PHASES)
 KIND = one_of("captured", "eager", "host", "gpu")  # of a rung; older files have what bounds it: host or gpu
-VERDICT = one_of("faster", "slower", "less than", "ambiguous", "too few generations", "no measurable gain")
+FASTER, SLOWER, LESS_THAN, AMBIGUOUS = "faster", "slower", "less than", "ambiguous"
+TOO_FEW, NO_GAIN = (
+    "too few generations",
+    "no measurable gain",
+)  # older files say the second instead of "less than"
+VERDICT = one_of(FASTER, SLOWER, LESS_THAN, AMBIGUOUS, TOO_FEW, NO_GAIN)
 STATUS = one_of(*STATUSES)
 FLAG = one_of(True, False)
 MS = number(1e-4, 1e8)

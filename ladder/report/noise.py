@@ -1,0 +1,69 @@
+"""The lines that say how fine a run can see: noise floors and resolutions of the step's time and of GPU time."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from ladder.base.text import percent, plain
+from ladder.results import values
+from ladder.results.types import Noise, Result
+from ladder.results.values import TOO_FEW
+
+KINDS = {
+    "captured": "captured rungs",
+    "eager": "eager rungs",
+    "host": "host-bound rungs",  # the last two are those of older files
+    "gpu": "GPU-bound rungs",
+}
+OLDER = ("host", "gpu")
+ASSUMED = 0.03  # floor of host-bound rungs in an older run without a host-bound twin
+
+
+def of_step(result: Result) -> str:
+    """Return the line of the step's time: `noise floor 1.8% (host-bound rungs, differences from 2.9% on are seen)`.
+
+    A run without floors says why it has none.
+    """
+    found = result.noise or {}
+    if not (found.keys() <= set(OLDER)):
+        return f"step time: {_floors(found, result.machine.device)}"
+    if any(rung.verdict == TOO_FEW for rung in result.rungs):
+        return ""  # the rows say so
+    gains = [rung.gain for rung in result.rungs if rung.kind == "host" and rung.gain]
+    assumed = "host" not in found and any(gain.floor == ASSUMED for gain in gains)
+    if found:
+        said = _floors(found, result.machine.device)
+        if assumed:
+            said += f"; {percent(ASSUMED)} (host-bound rungs, assumed: none of them has a twin)"
+        return f"{said}; what lies inside reads no measurable gain"
+    several = sum(rung.status == "ok" for rung in result.rungs) > 1
+    return f"no verdicts: {_no_twins(result)}, so the noise is unknown" if several else ""
+
+
+def of_gpu_time(result: Result) -> str:
+    """Return the line of GPU time: `GPU time: noise floor 0.3% (captured rungs, ...)`; "" where there is none."""
+    return f"GPU time: {_floors(result.gpu_noise, result.machine.device)}" if result.gpu_noise else ""
+
+
+def _floors(found: Mapping[str, Noise], device: str) -> str:
+    said = []
+    for kind in (each for each in KINDS if each in found):
+        seen = found[kind].resolution
+        resolved = f", differences from {percent(seen)} on are seen" if seen else ""
+        of = KINDS[kind] if device == "cuda" else "CPU"
+        said.append(f"{percent(found[kind].floor)} ({of}{resolved})")
+    return f"noise floor {'; '.join(said)}"
+
+
+def _no_twins(result: Result) -> str:
+    """Return why nothing is known of the noise, where no floor could be made of the twins."""
+    timed, why = [rung.name for rung in result.rungs if rung.status == "ok"], []
+    for twin in result.twins or []:
+        if twin.status in values.OUT:
+            reason = f": {twin.reason}" if twin.reason else ""
+            why.append(f"the twin of {twin.of} is out ({twin.status}{reason})")
+        elif twin.rounds and twin.of not in timed:
+            why.append(f"{twin.of} has a twin and no number itself")
+        elif twin.rounds:
+            why.append(f"the twin of {twin.of} has too few rounds")
+    return "; ".join(map(plain, why)) or "no twin was measured"

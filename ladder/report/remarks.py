@@ -1,0 +1,47 @@
+"""Lines under a table that are made of the whole result: rungs that were not measured, and what lazy phases add."""
+
+from __future__ import annotations
+
+from ladder.base.text import plain
+from ladder.plan import catalog, modes
+from ladder.results import derive
+from ladder.results.types import Result, RungResult
+
+LAZY = {"G_pl": "path length", "D_r1": "R1"}
+
+
+def unmeasured(result: Result, mode: str) -> list[str]:
+    """Name the unmeasured rungs (`--rungs`) that a shown rung contains beside the one before it."""
+    ladder, names = result.ladder.name, {rung.name for rung in result.rungs}
+    if mode != modes.CUMULATIVE or ladder not in catalog.ladders():
+        return []
+    others = [rung.name for rung in catalog.load_ladder(ladder).rungs if rung.name not in names]
+    # How many loaders there are depends on the machine, and this may be another machine.
+    changes = {
+        name: {k: v for k, v in catalog.load_rung(name).change.items() if k != "workers"} for name in others
+    }
+    lines, below = [], set[str]()
+    for rung in result.rungs:
+        recipe = rung.recipe
+        if rung.status == "ok" and recipe is not None:
+            there = [name for name in others if changes[name] and changes[name].items() <= recipe.items()]
+            if more := [name for name in there if name not in below]:
+                lines.append(f"part of {plain(rung.name)} and not measured here: {', '.join(more)}")
+            below |= {*there}
+    return lines
+
+
+def lazy(rungs: list[RungResult]) -> list[str]:
+    """Say how much lazy phases add to a step that has them, for the first and the last rung that know it."""
+    lines = []
+    found = {rung.name: costs for rung in rungs if (costs := derive.lazy_costs(rung))}
+    for name in dict.fromkeys([*list(found)[:1], *list(found)[-1:]]):
+        each = []
+        for phase, (ms, interval) in sorted(found[name].items()):
+            if ms <= 0 or (interval and interval[0] <= 0):
+                each.append(f"what {LAZY.get(phase, phase)} adds is within the noise")
+                continue
+            around = f" ({interval[0]:.4g} to {interval[1]:.4g})" if interval else ""
+            each.append(f"{LAZY.get(phase, phase)} adds {ms:.4g} ms{around} to a step that has it")
+        lines.append(f"{plain(name)}: {', '.join(each)}")
+    return lines

@@ -1,0 +1,67 @@
+"""The sentence on a rung: it says both clocks, whatever their verdicts are, and blames the CPU only where it waits."""
+
+import itertools
+
+import pytest
+
+from ladder.report.sentences import Seen, sentence, word
+from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
+
+GPU = {
+    "faster": (Seen(FASTER, 1.13), "the GPU's work takes 1.13x less time"),
+    "slower": (Seen(SLOWER, 0.9), "the GPU's work takes 1.11x more time"),
+    "less": (Seen(LESS_THAN, 1.001, 0.004), "the GPU's work shows less than 0.41% difference"),
+    "ambiguous": (Seen(AMBIGUOUS, 1.01, 0.02), "the change of the GPU's work stays ambiguous"),
+    "few": (Seen(TOO_FEW, 1.2), "the GPU's work has too few generations for a verdict"),
+    "none": (Seen(), "the GPU's time is unknown"),
+}
+WALL = {
+    "faster": (Seen(FASTER, 1.84), "the step is 1.84x faster"),
+    "slower": (Seen(SLOWER, 0.994), "the step is 0.6% slower"),
+    "less": (Seen(LESS_THAN, 1.01, 0.0769), "the step shows less than 8% difference"),
+    "ambiguous": (Seen(AMBIGUOUS, 1.1, 0.3), "the change of the step stays ambiguous"),
+    "few": (Seen(TOO_FEW, 1.2), "the step has too few generations for a verdict"),
+    "none": (Seen(), "the step has no verdict"),
+}
+LESS, LONGER, PACE = (
+    ", because the GPU waits less",
+    ", because the GPU waits longer",
+    ", the CPU sets the pace",
+)
+# Where the verdicts themselves show that the waiting changed.
+WHY = {
+    ("slower", "faster"): LESS,
+    ("less", "faster"): LESS,
+    ("faster", "slower"): LONGER,
+    ("less", "slower"): LONGER,
+}
+SILENT = ("few", "none")  # without two answers nothing is explained
+
+
+@pytest.mark.parametrize("waits", [False, True])
+@pytest.mark.parametrize(("gpu", "wall"), [*itertools.product(GPU, WALL)])
+def test_every_combination_says_both(gpu, wall, waits):
+    said = sentence(GPU[gpu][0], WALL[wall][0], waits)
+    if (gpu, wall) == ("none", "none"):
+        expected = ""
+    elif (gpu, wall) == ("few", "few"):
+        expected = "too few generations for a verdict"
+    else:
+        why = PACE if waits else ""
+        if gpu in SILENT or wall in SILENT:
+            why = ""
+        expected = f"{GPU[gpu][1]}; {WALL[wall][1]}{WHY.get((gpu, wall), why)}"
+    assert said == expected
+    assert all(len(clause.split()) <= 20 for clause in said.split(";"))
+
+
+def test_a_step_that_changes_by_less_than_the_gpu_s_work_might_has_no_explanation():
+    gpu = Seen(LESS_THAN, 1.004, 0.012)
+    assert "because" not in sentence(gpu, Seen(FASTER, 1.01), waits=False)
+    assert "because" in sentence(gpu, Seen(FASTER, 1.02), waits=False)
+
+
+def test_the_word_of_a_table_has_its_number():
+    assert word(Seen(LESS_THAN, 1.0, 0.00123)) == "less than 0.13%"  # rounded up: it is a bound
+    assert word(Seen(LESS_THAN, 1.0, 0.72)) == "less than 110%"
+    assert [word(Seen(each)) for each in (FASTER, AMBIGUOUS, NO_GAIN, "")] == [FASTER, AMBIGUOUS, NO_GAIN, ""]

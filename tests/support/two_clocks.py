@@ -1,0 +1,85 @@
+"""A result with GPU time beside wall time, for tests of what is shown of it. No machine ran it."""
+
+from __future__ import annotations
+
+import math
+from typing import Any
+
+from tests.support import made_up
+
+GPU_MS = {
+    "baseline": 105.0, "channels_last": 93.0, "bf16": 73.8, "fused_norm": 69.0, "set_to_none": 68.5,
+    "cuda_graphs": 68.9, "data_loading": 68.2, "fused_act": 61.2,
+}  # fmt: skip
+WALL_MS = {
+    "baseline": 160.0, "channels_last": 158.0, "bf16": 150.0, "fused_norm": 140.0, "set_to_none": 138.0,
+    "cuda_graphs": 75.0, "data_loading": 68.4, "fused_act": 61.3,
+}  # fmt: skip
+CAPTURED = ("cuda_graphs", "data_loading", "fused_act")
+FLOORS = {"captured": (0.003, 0.004), "eager": (0.004, 0.08)}  # of GPU time and of the step
+
+
+def run(generations: int = 3, mode: str = "cumulative") -> dict[str, Any]:
+    """Return the article's rungs by both clocks, judged by hand; with fewer than 3 generations without verdicts."""
+    rungs = []
+    for name, ms in WALL_MS.items():
+        kind = "captured" if name in CAPTURED else "eager"
+        record = made_up.rung(name, ms, (ms - GPU_MS[name]) / ms)
+        record |= {
+            "kind": kind,
+            "inspection": {"gpu_busy_ms": GPU_MS[name], "error": None},
+            "gpu_ms": GPU_MS[name],
+            "gpu_interval_ms": [GPU_MS[name] * 0.998, GPU_MS[name] * 1.002],
+            "waiting_ms": ms - GPU_MS[name],
+            "gpu_speedup_total": GPU_MS["baseline"] / GPU_MS[name],
+            "rounds": [a_round(number, ms, GPU_MS[name]) for number in range(generations)],
+        }
+        if rungs:
+            compare(record, rungs[-1], generations)
+        rungs.append(record)
+    made = made_up.result(rungs)
+    made["protocol"] |= {"mode": mode, "rounds": generations}
+    if generations >= 3:
+        for key, index in (("gpu_noise", 0), ("noise", 1)):
+            made[key] = {kind: noise(floors[index], generations) for kind, floors in FLOORS.items()}
+    return made
+
+
+def noise(floor: float, generations: int) -> dict[str, Any]:
+    return {"floor": floor, "rounds": generations, "stored_rounds": 0, "resolution": 1.4 * floor}
+
+
+def a_round(number: int, ms: float, gpu_ms: float) -> dict[str, Any]:
+    """Return a process of a generation: four passes, and two profiled cycles after them."""
+    cycle = {"gpu_ms": gpu_ms, "wall_ms": ms * 1.05, "kernels": 2100.0, "sm_mhz": 1980.0}
+    empty = dict.fromkeys(("event_ms", "main_ms", "settled", "alloc_retries"))
+    return {
+        "round": number,
+        "samples_ms": [ms] * 4,
+        "passes": [0, 1, 2, 3],
+        "profiled": [cycle, cycle],
+        **empty,
+    }
+
+
+def compare(record: dict[str, Any], before: dict[str, Any], generations: int) -> None:
+    """Give a rung both verdicts against the one before it, by the floors of its kind."""
+    parts = (("gpu_gain", "gpu_verdict", "gpu_ms", 0, 0.006), ("gain", "verdict", "step_ms", 1, None))
+    for gain, verdict, time, index, half in parts:
+        kind = "eager" if "eager" in (record["kind"], before["kind"]) else "captured"
+        floor, effect = FLOORS[kind][index], math.log(before[time] / record[time])
+        half = half or 0.9 * floor
+        word, below = "ambiguous", None
+        if abs(effect) - half > floor:
+            word = "faster" if effect > 0 else "slower"
+        elif abs(effect) + half <= (0.015 if gain == "gpu_gain" else 2.5 * floor):
+            word, below = "less than", abs(effect) + half
+        interval = [math.exp(effect - half), math.exp(effect + half)]
+        if generations < 3:
+            word, below, interval = "too few generations", None, None
+        record[verdict] = word
+        record[gain] = {
+            "against": before["name"], "ratio": math.exp(effect), "interval": interval, "rounds": generations,
+            "floor": floor, "below": below,
+        }  # fmt: skip
+    record["gpu_speedup_previous"] = before["gpu_ms"] / record["gpu_ms"]
