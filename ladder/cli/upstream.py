@@ -101,7 +101,8 @@ def upstream(
         if workload not in catalog.workloads():
             raise UserError(f"{resume}: --resume: its workload is a file of yours; name it with --workload")
     if before:
-        resuming.ask_for_images(resume, head(before), data, catalog.load_workload(workload)[1]["data"])
+        own = catalog.load_workload(workload)[1]["data"]
+        resuming.ask_for_images(resume, head(before), data, None if own is None else str(own))
     files.refuse_unwritable(folder)
     plan, photographs = _plan(clone, workload, ladder_name, chosen, data, as_json)
     cpu = chosen == "cpu"

@@ -7,7 +7,6 @@ eager step scatters by 10%, so it says what a rung does to the GPU.
 from __future__ import annotations
 
 import re
-import time
 from collections import defaultdict
 from typing import Any
 
@@ -31,9 +30,7 @@ def record(rung: Any, cycles: int) -> list[tuple[float, Any]]:
     found = []
     for _ in range(cycles):
         rung.drain()
-        began = time.perf_counter()
-        seen = traces.profiled(rung.step.cycle, lambda began=began: time.perf_counter() - began)
-        found.append(seen)
+        found.append(traces.profiled(rung.step.cycle))
         rung.channel.send({"progress": "profiled"})
     return found
 
@@ -75,27 +72,25 @@ def differing(kernels: list[float]) -> str | None:
     return f"profiled cycles launched {seen} kernels"
 
 
-def composition(events: list[kernel_families.Event]) -> dict[str, Any]:
+def composition(events: list[kernel_families.Event]) -> dict[str, list[dict[str, Any]]]:
     """Return milliseconds and launches of a step by family and by kernel: the heaviest, and the rest as one row."""
     families = [
-        {"name": text(row["family"]), "ms": row["us"] / 1000, "launches": row["kernels"]}
+        _row(text(row["family"]), row["us"] / 1000, row["kernels"])
         for row in kernel_families.shares(events, CYCLE_STEPS)
     ]
-    took: dict[str, list[float]] = defaultdict(lambda: [0.0, 0.0])
+    took: dict[str, list[float]] = defaultdict(list)
     for name, on_device, _, begin, end in events:
         if on_device and not name.startswith(kernel_families.WAITING):
-            seen = took[text(kernel_families.short(name))]
-            seen[0] += (end - begin) / 1e6 / CYCLE_STEPS
-            seen[1] += 1 / CYCLE_STEPS
-    rows = [{"name": name, "ms": ms, "launches": launches} for name, (ms, launches) in took.items()]
-    rows.sort(key=lambda row: -float(row["ms"]))
-    kept, rest = rows[:HEAVIEST], rows[HEAVIEST:]
-    if rest:
-        whole = {key: sum(float(row[key]) for row in rest) for key in ("ms", "launches")}
-        kept.append({"name": f"{len(rest)} other kernels", **whole})
-    for row in (*families, *kept):
-        row["ms"], row["launches"] = round(float(row["ms"]), 5), round(float(row["launches"]), 4)
+            took[text(kernel_families.short(name))].append((end - begin) / 1e6 / CYCLE_STEPS)
+    heaviest = sorted(took, key=lambda name: -sum(took[name]))
+    kept = [_row(name, sum(took[name]), len(took[name]) / CYCLE_STEPS) for name in heaviest[:HEAVIEST]]
+    if rest := [each for name in heaviest[HEAVIEST:] for each in took[name]]:
+        kept.append(_row(f"{len(heaviest) - HEAVIEST} other kernels", sum(rest), len(rest) / CYCLE_STEPS))
     return {"families": families, "kernels": kept}
+
+
+def _row(name: str, ms: float, launches: float) -> dict[str, Any]:
+    return {"name": name, "ms": round(ms, 5), "launches": round(launches, 4)}
 
 
 def text(name: str) -> str:

@@ -16,7 +16,7 @@ import os
 import random
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -147,7 +147,7 @@ class Interleaved:
         programs: Sequence[Program],
         is_due: Callable[[Program], bool] = lambda program: True,
         last: bool = False,
-    ) -> Iterator[Visited]:
+    ) -> Generator[Visited, None, None]:
         """Make one generation of the programs (given rung by rung) that are due. Yield each outcome at its end.
 
         `last`: no generation follows, so no server is started for one.

@@ -168,12 +168,12 @@ def summarize(
     return {**summary, "tenancy": tenancy(summary)}
 
 
-def joined(summaries: Sequence[Summary]) -> Summary:
+def joined(summaries: Sequence[Seen]) -> Seen:
     """Return the summary of a process' visits together: the state is known only if all of them know it."""
     known = [each for each in summaries if each["state"] == "known"]
     if len(known) < len(summaries) or not known:
         return next((each for each in summaries if each["state"] != "known"), unknown("no visit was watched"))
-    whole: Summary = {"state": "known", "polls": sum(each["polls"] for each in known)}
+    whole: dict[str, Any] = {"state": "known", "polls": sum(each["polls"] for each in known)}
     for name, of in _JOINED.items():
         values = [value for each in known if (value := each.get(name)) is not None]
         whole[name] = of(values) if values else None

@@ -17,7 +17,7 @@ import numpy as np
 
 from ladder.plan import modes
 from ladder.results import derive, plausible, sources, types
-from ladder.results.types import Gain, Noise, Plain, Result, TopGain, plain
+from ladder.results.types import Gain, Noise, Plain, Result, RungResult, TopGain, plain
 from ladder.stats import answers, estimates, nested, verdicts
 
 TWIN = ".twin"

@@ -25,8 +25,7 @@ from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.stopping import stop_on_sigterm
-from ladder.engine import run as engine
-from ladder.engine.rounds import Interleaved, Program, Visited
+from ladder.engine.rounds import PREPARED, Interleaved, Program, Visited
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.results import store as results
@@ -139,7 +138,7 @@ class SelfTest:
                 "seed": seed,
                 "settle_s": protocol.SETTLE_S,
                 "settle_cycles": protocol.SETTLE_CYCLES,
-                "built_together": engine.PREPARED.get(self.device, 1),
+                "built_together": PREPARED.get(self.device, 1),
             },
             "spin": [],
             "groups": [_group_record(group) for group in groups],

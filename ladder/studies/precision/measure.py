@@ -14,7 +14,6 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.records import build, plain
 from ladder.engine import pool
-from ladder.engine.lanes import MOST_AHEAD
 from ladder.results.store import FAILED_PARITY
 from ladder.results.types import Plain, head
 from ladder.studies.precision import record as records
@@ -57,12 +56,6 @@ def measure(
     return history
 
 
-def begin_ahead(plan: Plan, found: Rows, workers: pool.Pool) -> None:
-    """Let workers import during other work. On a CPU they would take cores from it, so there they do not."""
-    if plan.device == "cuda":
-        workers.begin_ahead(min(len(able(found)), MOST_AHEAD))
-
-
 def resumed(found: Rows, before: Iterable[Row]) -> None:
     """Put the finished rows of the same recipe from `before` in place. Failed rows are tried again."""
     for old in before:
@@ -85,7 +78,6 @@ def follow_scales(plan: Plan, found: Rows, name: str, workers: pool.Pool) -> His
     row = found[name]
     recipe = row.recipe | plan.scale
     worker = workers.take()
-    workers.begin_ahead(tries_ahead(plan) if plan.batch_seconds else 0)
     try:
         with Session(plan, recipe, worker) as session:
             session.build()
@@ -117,7 +109,6 @@ def find_largest_batch(plan: Plan, found: Rows, name: str, tell: Tell, workers: 
     def fits(batch: int) -> str | None:
         tell(f"{name}: does a batch of {batch} fit?")
         worker = workers.take()
-        workers.begin_ahead(tries_ahead(plan))
         try:
             with Session(plan, row.recipe, worker, batch=batch, data=None) as session:
                 session.build()
@@ -125,18 +116,12 @@ def find_largest_batch(plan: Plan, found: Rows, name: str, tell: Tell, workers: 
             return error.reason
         return None
 
-    workers.start_ahead(1)  # the search's seconds exclude the import
     try:
         most = search(fits, first_try(plan, row), group, plan.batch_seconds, plan.most_batch, tried=tried)
     except KeyboardInterrupt:
         found[name] = replace(row, largest=cut_short(tried) if tried else None)
         raise
     found[name] = replace(row, largest=most)
-
-
-def tries_ahead(plan: Plan) -> int:
-    """Return how many workers import during a try. Tries are not timed, so importing does no harm."""
-    return 3 if plan.device == "cuda" else 1
 
 
 def first_try(plan: Plan, row: Row) -> int:
@@ -242,7 +227,6 @@ def run(
     with device_lock(system.device_key(plan.device)):
         try:
             with stop_on_sigterm(), Pool() as workers:
-                begin_ahead(plan, found, workers)
                 if not base.fp8 or "probe" in base.fp8:
                     base = replace(base, fp8=fp8probe.ask(plan.device))
                 base = replace(base, history=measure(plan, found, tell, base.history, save, workers))

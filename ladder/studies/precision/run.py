@@ -93,27 +93,15 @@ class Run:
         room = (self.plan.memory_gib or math.inf) / measure.INSPECTOR_GB
         lanes = int(min(measure.LANES.get(self.plan.device, 1), (os.cpu_count() or 1) // 2, room))
         if names and lanes > 1:
-            self.workers.begin_ahead(min(len(names), sidebyside.MOST_AHEAD))
             self.alone(names[:1], None)  # makes the reference that all rows are compared with
             sidebyside.inspect(self, self.workers, sorted(names[1:], key=self._turn), lanes)
         self.alone(names, None)  # on a CPU all rows; on a GPU rows that failed beside others
 
     def round(self, number: int, order: Callable[[list[str]], None]) -> None:
-        """Time every row that lacks this round, in the order that `order` gives their names.
-
-        One more worker than rows imports ahead, so that the next worker is ready.
-        """
+        """Time every row that lacks this round, in the order that `order` gives their names."""
         names = self._due(number)
         order(names)
-        if (
-            names and self.plan.device == "cuda"
-        ):  # workers import side by side while the first row is prepared
-            self.workers.begin_ahead(min(len(names) + 1, sidebyside.MOST_AHEAD))
-        if measure.PREPARED.get(self.plan.device, 1) > 1:
-            known = [name for name in names if self._device_is_known(name)]
-            self.alone([name for name in names if name not in known], number)
-            sidebyside.time_all(self, self.workers, known, number)
-        self.alone(names, number)  # all rows, or rows that tune, or rows that failed beside others
+        self.alone(names, number)
 
     def alone(self, names: Sequence[str], number: int | None) -> None:
         """Check or time the rows one after the other."""
@@ -128,7 +116,6 @@ class Run:
                 if number is None:
                     self.inspect(worker, self.rungs[name])
                 else:
-                    self.workers.start_ahead(self.workers.ahead)  # no worker may import while a row is timed
                     self.time(worker, self.rungs[name], number, prepared)
             except WorkerFailure as failure:
                 self.fail(self.rungs[name], number, failure)
@@ -138,13 +125,6 @@ class Run:
         if self.over:
             raise self.over
 
-    def lanes(self) -> int:
-        """Return how many rows are prepared side by side now."""
-        sizes = [each.reserved_gib for row in self.rungs.values() for each in row.rounds]
-        peaks = [int(GIB * size) for size in sizes if size]
-        memory = GIB * (self.plan.memory_gib or 0.0)
-        return sidebyside.fitting(measure.PREPARED[self.plan.device], memory, os.cpu_count() or 1, peaks)
-
     def _due(self, number: int | None) -> list[str]:
         return [name for name in self.rungs if self.is_due(name, number)]
 
@@ -152,9 +132,6 @@ class Run:
         """Return a row's place. Rows with many kernels to compile come first, and rows that reuse them come last."""
         row = self.rungs[name]
         return 1 if row.on == "baseline" else 2 * (row.precision in SHARES_KERNELS)
-
-    def _device_is_known(self, name: str) -> bool:
-        return any(each.device_gib is not None for each in self.rungs[name].rounds)
 
     # called by `ladder.engine.lanes`, partly from several threads
 
@@ -231,5 +208,3 @@ class Run:
                 self.save()
             except TimeUp as over:
                 self.over = over
-        if number is None and self.plan.device == "cuda":  # workers of the next part import meanwhile
-            self.workers.begin_ahead(min(len(self.recipes) + 1, sidebyside.MOST_AHEAD))
