@@ -12,6 +12,8 @@ from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
 from ladder.results.types import Plain
 from ladder.studies.claims import page, registry
+from ladder.studies.claims.schema import Claims
+from ladder.studies.claims.schema import of_data as claims_of
 from ladder.studies.kernelbench.report import COMPUTE_BOUND
 from ladder.studies.precision import report as precisions
 from ladder.studies.sustain import report as sustaining
@@ -240,7 +242,7 @@ def claims(committed: Committed) -> str:
     result, stem = _claims(committed)
     if result is None:
         return "No machine's result is in the repository yet.\n"
-    machine = result["machine"]["gpu"] or result["machine"]["cpu"]
+    machine = result.machine.gpu or result.machine.cpu
     return (
         f"![The article's claims on one {machine}](@/results/charts/{stem}-claims.png)\n"
         f"*One {machine}: {link('table, times and occupancy', f'claims/{stem}.md')},"
@@ -257,10 +259,10 @@ def claim(committed: Committed, name: str) -> str:
     return "" if result is None else page.quote(known[name], result)
 
 
-def _claims(committed: Committed) -> tuple[Plain | None, str]:
+def _claims(committed: Committed) -> tuple[Claims | None, str]:
     """Return the newest quotable result of `ladder kernels --claims`, and the stem of its files."""
-    found = [(name, committed.read(name)) for name in committed.names("claims/*.json")]
-    good = [(each["started"], name, each) for name, each in found if page.is_quotable(each)]
+    found = [(name, claims_of(committed.read(name))) for name in committed.names("claims/*.json")]
+    good = [(each.started, name, each) for name, each in found if page.is_quotable(each)]
     if not good:
         return None, ""
     _, name, result = max(good, key=lambda each: each[:2])

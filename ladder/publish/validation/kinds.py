@@ -11,7 +11,7 @@ from typing import Any
 from ladder.publish.validation import schema_checks
 from ladder.results import publishable
 from ladder.results.check import Kind
-from ladder.studies.claims.schema import KIND as CLAIMS
+from ladder.studies.claims.registry import KIND as CLAIMS
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
 from ladder.studies.precision.schema import KIND as PRECISION

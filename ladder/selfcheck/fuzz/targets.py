@@ -25,7 +25,9 @@ from ladder.publish.validation import asv_accepted, asv_checks, kinds, validate
 from ladder.report import tables
 from ladder.results import store as results
 from ladder.studies.claims import report as claimsreport
+from ladder.studies.claims import schema as claimsschema
 from ladder.studies.kernelbench import report as kernelreport
+from ladder.studies.kernelbench import schema as kernelschema
 from ladder.studies.precision import report as precisionreport
 from ladder.studies.roofline import view as roofline_view
 from stylegan_lite.config import Recipe
@@ -37,8 +39,8 @@ WEIGHTS = {
     **dict.fromkeys(("claims", "compare", "kernels", "precision", "roofline", "sustained"), 10),
 }
 PAGES: dict[str, Callable[[dict[str, Any]], str]] = {  # how an accepted result of another kind is shown
-    "claims": claimsreport.markdown,
-    "kernels": kernelreport.markdown,
+    "claims": lambda data: claimsreport.markdown(claimsschema.of_data(data)),
+    "kernels": lambda data: kernelreport.markdown(kernelschema.of_data(data)),
     "precision": precisionreport.markdown,
     "roofline": roofline_view.markdown,
 }

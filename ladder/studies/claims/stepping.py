@@ -34,9 +34,9 @@ def watch(kernels: Kernels, device: str, smoke: bool) -> list[str]:
         except Exception as error:
             raise_if_environment(error)
             notes.append(f"kernels of the {what}: {describe(error)}")
-        for key in [key for key in kernels.seen if key[0] == what and key[1] in known]:
+        for key in [key for key, row in kernels.seen.items() if row.source == what and row.kernel in known]:
             del kernels.seen[key]
-        known |= {key[1] for key in kernels.seen}
+        known |= {row.kernel for row in kernels.seen.values()}
     return notes
 
 
