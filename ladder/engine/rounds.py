@@ -12,7 +12,7 @@ import functools
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -97,7 +97,7 @@ class Interleaved:
         number: int,
         programs: Sequence[Program],
         is_due: Callable[[Program], bool] = lambda program: True,
-    ) -> Iterator[Visited]:
+    ) -> Generator[Visited, None, None]:
         """Visit every program (given rung by rung) that is due when its turn comes.
 
         Yield each outcome as it is done.

@@ -146,11 +146,11 @@ def read_result(path: Path, out: Path) -> str:
 
 def read_comparison(path: Path, out: Path) -> str:
     """Read a comparison as the second stage of the GPU's workflow reads the file of a pull request."""
+    from ladder.publish.regressions import judging
     from ladder.publish.regressions import report as page
-    from ladder.publish.regressions import schema as accepting
 
     try:
-        found = accepting.load(path)
+        found = judging.load(path)
     except UserError as error:
         return _line(str(error))
     (out / "comparison.md").write_text(page.markdown(found), encoding="utf-8")
