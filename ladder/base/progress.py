@@ -8,8 +8,9 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 import click
@@ -75,16 +76,27 @@ def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callabl
         yield on_progress
 
 
+@dataclass(frozen=True)
+class CaseEvent:
+    """The work on a case at this moment, or its measured rows."""
+
+    case: str
+    done: int
+    total: int
+    doing: str = ""
+    rows: Sequence[Any] = ()
+
+
 @contextmanager
-def kernels_progress(quiet: bool, line: Callable[[Any], str]) -> Iterator[OnEvent]:
+def kernels_progress(quiet: bool, line: Callable[[Any], str]) -> Iterator[Callable[[CaseEvent], None]]:
     """Yield the callback for ``kernelbench.run``. The bar names the case, and ``line`` words each measured row."""
     with _Bar("kernels", "cases", quiet) as drawn:
 
-        def on_event(event: Event) -> None:
-            for row in event.get("rows", []):
+        def on_event(event: CaseEvent) -> None:
+            for row in event.rows:
                 drawn.line(line(row))
-            text = f"{event['case']}  {event.get('doing', '')}"
-            drawn.update(event["done"], event["total"], text, say="rows" not in event, now_and_then=True)
+            text = f"{event.case}  {event.doing}"
+            drawn.update(event.done, event.total, text, say=not event.rows, now_and_then=True)
 
         yield on_event
 

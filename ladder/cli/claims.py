@@ -9,6 +9,7 @@ from pathlib import Path
 import click
 
 from ladder.base import locks, text
+from ladder.base.records import plain
 
 
 def command(device: str, minutes: float, seed: int, quick: bool, out: Path | None, as_json: bool) -> None:
@@ -32,11 +33,11 @@ def command(device: str, minutes: float, seed: int, quick: bool, out: Path | Non
             )
         paths = run.write(result, folder)
     if as_json:
-        click.echo(json.dumps(result, indent=1, allow_nan=False))
+        click.echo(json.dumps(plain(result), indent=1, allow_nan=False))
     else:
         report.print_table(result)
     ending.say_files(paths, as_json)
-    if not result["complete"]:
+    if not result.complete:
         sys.exit(130)
-    if not any(claim["ours"] for claim in result["claims"]):
+    if not any(claim.ours for claim in result.claims):
         sys.exit(1)

@@ -75,6 +75,7 @@ def bench_compare(
     Exit status: 0 if HEAD is as fast, faster or undecided. 1 if HEAD is slower, or fails where BASE runs. 2 if the
     request is impossible or nothing was measured. 130 if interrupted.
     """
+    from ladder.base.records import plain
     from ladder.publish.regressions import arguments, judging, report
     from ladder.report import output as ending
 
@@ -93,10 +94,10 @@ def bench_compare(
         _write(path.with_suffix(".md"), report.markdown(result))
     if markdown is not None:
         _write(markdown, report.markdown(result))
-    click.echo(json.dumps(result, indent=1, allow_nan=False) if as_json else report.text(result))
+    click.echo(json.dumps(plain(result), indent=1, allow_nan=False) if as_json else report.text(result))
     if report_of is None:
         ending.say_where(path, as_json)
-        if not result["complete"]:
+        if not result.complete:
             sys.exit(130)
     sys.exit(judging.status(result))
 

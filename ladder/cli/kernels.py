@@ -6,15 +6,19 @@ import json
 import os
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ladder.base import files, locks, text
 from ladder.base.errors import UserError
+from ladder.base.records import plain
 from ladder.base.starting import near
 from ladder.cli import options
 from ladder.studies.kernelbench.measure import MINUTES, ORDERS, OUT, Asked, measure, write
+
+if TYPE_CHECKING:
+    from ladder.studies.kernelbench.schema import Row
 
 
 @click.command(
@@ -112,24 +116,24 @@ def kernels(
         result = measure(asked, as_json, folder)
         paths = write(result, folder)
     if as_json:
-        click.echo(json.dumps(result, indent=1, allow_nan=False))
+        click.echo(json.dumps(plain(result), indent=1, allow_nan=False))
     else:
         from ladder.studies.kernelbench import report as kernelreport
 
         kernelreport.print_table(result)
-    if left := len(kernelverdicts.unreached(result["rows"])):
+    if left := len(kernelverdicts.unreached(result.rows)):
         click.echo(f"{left} cases had no time; measure them with --resume {near(paths[0])}", err=True)
-    failed = any(_failed(row) for row in result["rows"])
-    again = bool(left) or failed or not result["complete"]
+    failed = any(_failed(row) for row in result.rows)
+    again = bool(left) or failed or not result.complete
     ending.say_files(paths, as_json, again, drop=("ops", "names", "quick", "seed"))
-    if not result["complete"]:
+    if not result.complete:
         sys.exit(130)
     if failed:
         sys.exit(1)
 
 
-def _failed(row: dict[str, Any]) -> bool:
+def _failed(row: Row) -> bool:
     """Return whether our op has no number although there was time for one."""
     from ladder.base.text import NO_TIME
 
-    return row["reasons"].get("ours", NO_TIME) != NO_TIME
+    return row.reasons.get("ours", NO_TIME) != NO_TIME

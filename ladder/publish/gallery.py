@@ -16,7 +16,7 @@ from ladder.report import chart, tables
 from ladder.results import ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
-from ladder.results.types import Plain, Result, build
+from ladder.results.types import Result, build
 
 
 def publish(root: Path) -> list[Path]:
@@ -111,11 +111,14 @@ def write_charts(result: Result, stem: Path) -> list[Path]:
 def _renderers() -> dict[str, Callable[[Any, str], bytes]]:
     """Return the charts of the other commands by the folder and "kind" of their results."""
     from ladder.studies.claims import chart as claims
+    from ladder.studies.claims import schema as claimsschema
     from ladder.studies.kernelbench import chart as kernelchart
+    from ladder.studies.kernelbench import schema as kernelschema
     from ladder.studies.precision import chart as precisionchart
     from ladder.studies.precision.record import Result as Precision
 
-    def precision(data: Plain, kind: str) -> bytes:
-        return precisionchart.render(build(Precision, data), kind)
-
-    return {"kernels": kernelchart.render, "precision": precision, "claims": claims.render}
+    return {
+        "kernels": lambda data, kind: kernelchart.render(kernelschema.of_data(data), kind),
+        "precision": lambda data, kind: precisionchart.render(build(Precision, data), kind),
+        "claims": lambda data, kind: claims.render(claimsschema.of_data(data), kind),
+    }

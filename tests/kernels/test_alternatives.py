@@ -218,14 +218,14 @@ def test_the_result_and_the_table_name_what_is_taken_and_time_ours_all_the_same(
         return [row.record() for row in found]
 
     before = rows()
-    assert {row["taken"] for row in before} == {None} and before[0]["dispatch"]["op"] == "modulate"
+    assert {row.taken for row in before} == {None} and before[0].dispatch.op == "modulate"
     planted_case(planted, case)
     after = rows()
-    assert {row["taken"] for row in after} == {"plain"}
-    assert [row["launches"] for row in after] == [row["launches"] for row in before] and after[0]["launches"]
+    assert {row.taken for row in after} == {"plain"}
+    assert [row.launches for row in after] == [row.launches for row in before] and after[0].launches
     assert not alternatives.taken
     result = made_up_kernels.result(after)
-    assert all(row["verdict"] + "; plain PyTorch taken" in kernelreport.cells(row) for row in after)
+    assert all(row.verdict + "; plain PyTorch taken" in kernelreport.cells(row) for row in result.rows)
     text = kernelreport.markdown(result)
     assert text.count("plain PyTorch taken |") == len(after) and "callers of the op get it, not ours" in text
     assert "plain PyTorch taken" not in kernelreport.markdown(made_up_kernels.result(before))
@@ -311,9 +311,9 @@ def test_what_is_dispatched_is_not_left_behind(planted):
 
 
 def test_rows_say_where_a_call_stands():
-    assert kernelbench.placed(None) == {"dispatch": None, "taken": None}
+    assert kernelbench.placed(None) == (None, None)
     case = next(case for case in CASES if case.entry.function == "bias_act" and case.dtype == "bf16")
-    found = kernelbench.placed(case.dispatch(case.tensors("cpu")))["dispatch"]
-    assert found["op"] == "bias_act" and found["dtype"] == "bfloat16" and found["architecture"] == 0
+    found, _ = kernelbench.placed(case.dispatch(case.tensors("cpu")))
+    assert found.op == "bias_act" and found.dtype == "bfloat16" and found.architecture == 0
     conv = small_cases(["conv2d"])[0]
     assert conv.dispatch(conv.tensors("cpu")) is None

@@ -1,6 +1,7 @@
 """A made-up history of asv in which some commit is slower, with comparisons of its commits."""
 
 import json
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -11,6 +12,8 @@ from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import screening as history
 from ladder.publish.regressions import known
+from ladder.publish.regressions.schema import Compared
+from ladder.results.types import plain
 from tests.publish.regressions.test_regressions import judging, made_up
 from tests.support.repositories import git
 
@@ -84,14 +87,23 @@ class Toy:
     def compare(self, good: int, bad: int, head: float = 1.0, noise: float = 0.0002, **machine: Any) -> None:
         """A comparison of two of the commits, of bf16 of `article`."""
         result = made_up(head, noise=noise)
-        result["base"]["commit"], result["head"]["commit"] = self.commits[good], self.commits[bad]
-        result["machine"] |= {"name": MACHINE, "torch": "2.13.0+cpu"} | machine
         article = catalog.load_workload("article")[1]
-        result["workload"] |= article | {"name": "article", "data": result["workload"]["data"]}
-        for each in [*result["programs"], *result["rungs"]]:
-            each["rung" if "side" in each else "name"] = "bf16"
-        judging.judge(result)
-        (self.compared / f"{len(list(self.compared.iterdir()))}.json").write_text(json.dumps(result))
+        self.write(
+            replace(
+                result,
+                base=replace(result.base, commit=self.commits[good]),
+                head=replace(result.head, commit=self.commits[bad]),
+                machine=replace(result.machine, **{"name": MACHINE, "torch": "2.13.0+cpu"} | machine),
+                workload=article | {"name": "article", "data": result.workload["data"]},
+                programs=[replace(each, rung="bf16") for each in result.programs],
+                rungs=[replace(each, name="bf16") for each in result.rungs],
+            )
+        )
+
+    def write(self, result: Compared) -> None:
+        """A comparison among those that are known."""
+        path = self.compared / f"{len(list(self.compared.iterdir()))}.json"
+        path.write_text(json.dumps(plain(judging.judge(result))))
 
     def screen(self, *entries: known.Entry, threshold: float = 0.01) -> tuple[list[history.Step], list[str]]:
         return history.screen(self.asv, self.compared, entries, "main", threshold, self.root)

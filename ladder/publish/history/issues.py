@@ -8,7 +8,6 @@ from __future__ import annotations
 import itertools
 from collections.abc import Callable, Sequence
 from pathlib import Path
-from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
@@ -80,7 +79,7 @@ def _todays() -> set[str]:
     return {name for name in names if f"\"'{name}-2'\"" not in listed}
 
 
-def write(steps: Sequence[Step]) -> list[dict[str, Any]]:
+def write(steps: Sequence[Step]) -> list[dict[str, str]]:
     """Return {"mark", "title", "body"}, escaped, for each commit or range with a confirmed regression."""
     key = lambda step: (step.bad, step.good)  # noqa: E731
     confirmed = sorted((step for step in steps if step.status == CONFIRMED), key=key)

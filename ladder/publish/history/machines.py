@@ -86,8 +86,8 @@ def choose(facts: Mapping[str, Any], folder: Path, name: str | None = None) -> R
     return own | {"machine": name}
 
 
-def _stored(folder: Path) -> dict[str, dict[str, Any]]:
-    """Return the machine records in a folder of asv's results that can be used, by name."""
+def _stored(folder: Path) -> dict[str, Record]:
+    """Return the machine records in a folder of asv's results that can be used, by name: what is text in them."""
     found = {}
     for path in sorted(folder.glob("*/machine.json")):
         try:
@@ -95,17 +95,17 @@ def _stored(folder: Path) -> dict[str, dict[str, Any]]:
         except (OSError, ValueError):
             continue
         if isinstance(data, dict) and data.get("machine") == path.parent.name:
-            found[path.parent.name] = data
+            found[path.parent.name] = {key: each for key, each in data.items() if isinstance(each, str)}
     return found
 
 
-def _differences(record: Record, other: Mapping[str, Any]) -> list[str]:
+def _differences(record: Record, other: Record) -> list[str]:
     """Return the keys, but for the name, in which another record is not of the same machine."""
     return [key for key, value in record.items() if key != "machine" and not _agree(value, other.get(key))]
 
 
-def _agree(value: str, other: Any) -> bool:
-    if not isinstance(other, str):
+def _agree(value: str, other: str | None) -> bool:
+    if other is None:
         return False
     a, b = (re.fullmatch(r"(\d{1,9}) GB", text) for text in (value, other))
     if a and b:
@@ -113,7 +113,7 @@ def _agree(value: str, other: Any) -> bool:
     return value == other
 
 
-def _said(record: Record, other: Mapping[str, Any]) -> str:
+def _said(record: Record, other: Record) -> str:
     """Return in which facts another record differs: "num_cpu 16, here 2"; empty if it does not."""
     return ", ".join(
         f"{key} {texts.plain(other.get(key))[:60]}, here {record[key]}"

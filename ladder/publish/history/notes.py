@@ -12,7 +12,7 @@ import json
 import re
 from collections.abc import Iterable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, Literal, TypedDict
 
 from ladder.base import files, text
 from ladder.base.errors import UserError
@@ -20,9 +20,34 @@ from ladder.results import store as results
 
 SCHEMA = 1
 FOLDER = "notes"
-Note = dict[str, Any]
 
-CONDITIONS = ("driver", "kernel_release")  # may change between two results of one series
+
+class Seen(TypedDict):
+    """The conditions of a measurement, and when it began."""
+
+    driver: str | None
+    kernel_release: str | None
+    started: str
+
+
+class _Told(TypedDict, total=False):
+    choices: dict[str, list[str]]  # lines by series
+    variables: dict[str, str]  # of the environment
+
+
+class Note(Seen, _Told):
+    """The contents of a note's file. A benchmark that was measured apart has conditions of its own."""
+
+    schema: int
+    commit: str
+    environment: str
+    benchmarks: dict[str, Seen]
+
+
+CONDITIONS: tuple[Literal["driver", "kernel_release"], ...] = (
+    "driver",
+    "kernel_release",
+)  # may change between two results of one series
 _MOST, _LARGEST = 2000, 1_000_000  # entries of a list or an object; bytes of a file
 _KEYS = {"schema", "commit", "environment", "started", *CONDITIONS, "benchmarks"}
 _PARTS = ("benchmarks", "choices")  # by name, merged one by one
@@ -50,21 +75,22 @@ def made(
         variables: those of `ladder.machine.environment`.
         choices: lines of text by series, if there are any.
     """
-    seen = {
+    seen: Seen = {
         "driver": driver and text.display(driver),
         "kernel_release": kernel_release and text.display(kernel_release),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
-    told = (
-        {} if choices is None else {"choices": {name: list(lines) for name, lines in sorted(choices.items())}}
-    )
-    told |= {"variables": dict(variables)} if variables else {}
+    told: _Told = {}
+    if choices is not None:
+        told["choices"] = {name: list(lines) for name, lines in sorted(choices.items())}
+    if variables:
+        told["variables"] = dict(variables)
     return {
         "schema": SCHEMA,
         "commit": commit,
         "environment": environment,
         **seen,
-        "benchmarks": {name: dict(seen) for name in sorted(benchmarks)},
+        "benchmarks": {name: {**seen} for name in sorted(benchmarks)},
         **told,
     }
 
@@ -75,8 +101,10 @@ def merge(old: Note | None, new: Note) -> Note:
         return new
     if (old["commit"], old["environment"]) != (new["commit"], new["environment"]):
         raise ValueError("notes of two results")
-    parts = {key: {**old.get(key, {}), **new.get(key, {})} for key in _PARTS if key in old or key in new}
-    return {**old, **new, **parts}
+    both: Note = {**old, **new, "benchmarks": {**old["benchmarks"], **new["benchmarks"]}}
+    if "choices" in both:
+        both["choices"] = {**old.get("choices", {}), **new.get("choices", {})}
+    return both
 
 
 def add(result: Path, note: Note) -> Path:
@@ -202,7 +230,10 @@ def label(before: Note | None, after: Note | None, benchmark: str | None = None)
     return f"coincides with a driver change: {driver}" if driver else None
 
 
-def _condition(note: Note | None, key: str, benchmark: str | None) -> str | None:
+def _condition(
+    note: Note | None, key: Literal["driver", "kernel_release"], benchmark: str | None
+) -> str | None:
     if note is None:
         return None
-    return (note["benchmarks"].get(benchmark) or note)[key]
+    apart = note["benchmarks"].get(benchmark or "")
+    return apart[key] if apart else note[key]

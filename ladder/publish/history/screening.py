@@ -20,9 +20,9 @@ from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import series as recorded
 from ladder.publish.history.series import Series
-from ladder.publish.regressions import known
-from ladder.publish.regressions import schema as accepting
-from ladder.publish.regressions.judging import BASE, BROKEN, HEAD
+from ladder.publish.regressions import judging, known
+from ladder.publish.regressions.judging import BROKEN
+from ladder.publish.regressions.schema import Compared, Rung
 from ladder.publish.validation import asv_accepted
 from ladder.stats import verdicts
 
@@ -129,20 +129,20 @@ def steps_of(one: Series, place: dict[str, int], threshold: float = THRESHOLD) -
     return made
 
 
-def _comparisons(folder: Path, lines: list[str]) -> list[dict[str, Any]]:
+def _comparisons(folder: Path, lines: list[str]) -> list[Compared]:
     """Return every comparison in a folder, judged anew, the newest last."""
     found = []
     for path in sorted(folder.rglob("*.json")) if folder.is_dir() else []:
         try:
-            found.append(accepting.load(path))
+            found.append(judging.load(path))
         except UserError as error:
             lines.append(str(error))
-    return sorted(found, key=lambda each: each["started"])
+    return sorted(found, key=lambda each: each.started)
 
 
 def _settle(
     step: Step,
-    comparisons: list[dict[str, Any]],
+    comparisons: list[Compared],
     entries: Sequence[known.Entry],
     root: Path,
 ) -> None:
@@ -190,14 +190,14 @@ def find(step: Step) -> str | None:
     return pattern and f'asv find --skip-save {span} "{pattern}"'
 
 
-def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str, str] | None:
+def _verdict(step: Step, comparisons: list[Compared]) -> tuple[str, str, str] | None:
     """Return (status, reason, verdict) of the newest comparison of the two commits; None where there is none.
 
     The comparison must be of this rung on this machine, with this torch.
     """
     for result in reversed(comparisons):
-        machine = result["machine"]
-        same = (result[BASE]["commit"], result[HEAD]["commit"], machine["name"], result["workload"]["name"])
+        machine = result.machine
+        same = (result.base.commit, result.head.commit, machine.name, result.workload["name"])
         if step.series.rung is None or same != (
             step.good,
             step.bad,
@@ -205,20 +205,19 @@ def _verdict(step: Step, comparisons: list[dict[str, Any]]) -> tuple[str, str, s
             step.series.rung[0],
         ):
             continue
-        if step.series.torch not in (None, "", str(machine["torch"]).partition("+")[0]):
+        if step.series.torch not in (None, "", str(machine.torch).partition("+")[0]):
             continue
-        row = next((r for r in result["rungs"] if r["name"] == step.series.rung[1] and r["verdict"]), None)
+        row = next((each for each in result.rungs if each.name == step.series.rung[1] and each.verdict), None)
         if row:
-            between = "" if not row["interval"] else _said(row)
-            verdict = row["verdict"]
-            return _BY_VERDICT[verdict], f"bench-compare: {verdict}{between}", verdict
+            between = _said(row) if row.interval else ""
+            return _BY_VERDICT[row.verdict], f"bench-compare: {row.verdict}{between}", row.verdict
     return None
 
 
-def _said(row: dict[str, Any]) -> str:
+def _said(row: Rung) -> str:
     from ladder.publish.regressions import report
 
-    return f", {report.change(row)} ({report.between(row)}) in {row['rounds']} rounds"
+    return f", {report.change(row)} ({report.between(row)}) in {row.rounds} rounds"
 
 
 def text(steps: Sequence[Step], lines: Sequence[str]) -> str:

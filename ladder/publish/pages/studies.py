@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Sequence
 
 from ladder.base.errors import UserError
 from ladder.base.records import build
@@ -13,7 +12,11 @@ from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
 from ladder.results.types import Plain
 from ladder.studies.claims import page, registry
+from ladder.studies.claims.schema import Claims
+from ladder.studies.claims.schema import of_data as claims_of
+from ladder.studies.kernelbench import schema as kernelschema
 from ladder.studies.kernelbench.report import COMPUTE_BOUND
+from ladder.studies.kernelbench.schema import Row
 from ladder.studies.precision import report as precisions
 from ladder.studies.precision.record import Result as Precision
 from ladder.studies.sustain import report as sustaining
@@ -100,33 +103,34 @@ def roofline(committed: Committed, machine: str) -> str:
     return table(head, rows)
 
 
-def share(row: dict[str, Any]) -> float:
+def share(row: Row) -> float:
     """Return the time of a cold copy of the same bytes, divided by ours."""
-    return row["share"]["ours"]["median"]
+    return row.share["ours"].median
 
 
-def large(result: Plain) -> list[dict[str, Any]]:
-    """Return the memory-bound rows of a result of `ladder kernels` with large maps."""
+def large(rows: Sequence[Row]) -> list[Row]:
+    """Return the memory-bound ones of the rows of `ladder kernels` with large maps."""
     return [
         row
-        for row in result["rows"]
-        if "ours" in row["share"] and len(row["shape"]) == 4 and row["shape"][2] in LARGE
-        if row["function"] not in COMPUTE_BOUND
+        for row in rows
+        if "ours" in row.share and len(row.shape) == 4 and row.shape[2] in LARGE
+        if row.function not in COMPUTE_BOUND
     ]
 
 
 def kernels(committed: Committed, machine: str) -> str:
     """Return each op's share of a copy, and the comparisons that an alternative wins."""
     name = max(committed.names(f"kernels/{machine}*.json"), key=lambda each: _when(committed, each))
-    result = committed.read(name)
+    result = kernelschema.of_data(committed.read(name))
     head = ["op", "figures at 128x128 and 256x256", "share of a cold copy", "at least 85%", "comparisons, all sizes",
             "torch.compile faster", "by at most", "plain PyTorch faster", "by at most"]  # fmt: skip
-    groups = {op: [row for row in result["rows"] if row["function"] == op] for op in _ops(result)}
+    ops = {row.function for row in result.rows}
+    groups = {op: [row for row in result.rows if row.function == op] for op in ops}
     rows = [[f"`{op}`", *_kernel_cells(group)] for op, group in sorted(groups.items())]
-    rows.append(["all", *_kernel_cells(result["rows"])])
-    cases = len({row["case"] for row in result["rows"]})
+    rows.append(["all", *_kernel_cells(result.rows)])
+    cases, stopped = len({row.case for row in result.rows}), "" if result.complete else ", stopped"
     return table(head, rows) + under(
-        f"{cases} cases{_stopped(result)}", link("every shape", name.replace(".json", ".md"))
+        f"{cases} cases{stopped}", link("every shape", name.replace(".json", ".md"))
     )
 
 
@@ -135,18 +139,14 @@ def _when(committed: Committed, name: str) -> str:
     return result["started"] if result.get("kind") == "kernels" else ""
 
 
-def _ops(result: Plain) -> set[str]:
-    return {row["function"] for row in result["rows"]}
-
-
-def _kernel_cells(rows: list[dict[str, Any]]) -> list[str]:
-    shares = [share(row) for row in large({"rows": rows})]
+def _kernel_cells(rows: Sequence[Row]) -> list[str]:
+    shares = [share(row) for row in large(rows)]
     between = f"{100 * min(shares):.0f}-{100 * max(shares):.0f}%" if shares else ""
     enough = str(sum(each >= ENOUGH for each in shares)) if shares else ""
-    compared = sum(row["verdict"] in COMPARED for row in rows)
+    compared = sum(row.verdict in COMPARED for row in rows)
     cells = [str(len(shares)), between, enough, str(compared)]
     for other in ("compile", "plain"):
-        won = [row["against"][other]["times_faster"] for row in rows if row["verdict"] == f"{other} faster"]
+        won = [row.against[other].times_faster for row in rows if row.verdict == f"{other} faster"]
         cells += [str(len(won)), factor(1 / min(won)) if won else ""]
     return cells
 
@@ -158,17 +158,17 @@ JOINED["filter_act_modulate"] = (*JOINED["filter_act"], "modulate")
 
 def filters(committed: Committed, machine: str) -> str:
     """Return the microseconds of a filter and its activation, as separate ops and as one pass."""
-    result = committed.read(f"kernels/{machine}-partial.json")
+    result = kernelschema.of_data(committed.read(f"kernels/{machine}-partial.json"))
     sizes = ([32, 64, 256, 256], [32, 64, 257, 257])
-    rows_there = [row for row in result["rows"] if row["shape"] in sizes and row["setting"] == 0]
-    at = {(row["op"], row["direction"]): row["us"]["cold"] for row in rows_there}
+    rows_there = [row for row in result.rows if row.shape in sizes and row.setting == 0]
+    at = {(row.op, row.direction): row.us.cold["ours"].median for row in rows_there if "ours" in row.us.cold}
     head = ["", *(words for each in DIRECTIONS for words in (f"separate ops, {each}", "one pass"))]
     rows = []
     for op, parts in JOINED.items():
         cells = []
         for direction in DIRECTIONS:
-            separate = sum(at[part, direction]["ours"]["median"] for part in parts)
-            cells += [f"{separate:,.0f}", f"{at[op, direction]['ours']['median']:,.0f}"]
+            separate = sum(at[part, direction] for part in parts)
+            cells += [f"{separate:,.0f}", f"{at[op, direction]:,.0f}"]
         rows.append([f"`{op}`", *cells])
     return table(head, rows)
 
@@ -207,7 +207,7 @@ def selftest(committed: Committed, machine: str) -> str:
     )
 
 
-def _seen(each: dict[str, Any]) -> list[str]:
+def _seen(each: Plain) -> list[str]:
     bounds = " to ".join(f"{100 * bound:+.2f}%" for bound in each["interval"] or [])
     return [f"{100 * each['seen']:+.2f}%", bounds]
 
@@ -246,7 +246,7 @@ def claims(committed: Committed) -> str:
     result, stem = _claims(committed)
     if result is None:
         return "No machine's result is in the repository yet.\n"
-    machine = result["machine"]["gpu"] or result["machine"]["cpu"]
+    machine = result.machine.gpu or result.machine.cpu
     return (
         f"![The article's claims on one {machine}](@/results/charts/{stem}-claims.png)\n"
         f"*One {machine}: {link('table, times and occupancy', f'claims/{stem}.md')},"
@@ -263,10 +263,10 @@ def claim(committed: Committed, name: str) -> str:
     return "" if result is None else page.quote(known[name], result)
 
 
-def _claims(committed: Committed) -> tuple[Plain | None, str]:
+def _claims(committed: Committed) -> tuple[Claims | None, str]:
     """Return the newest quotable result of `ladder kernels --claims`, and the stem of its files."""
-    found = [(name, committed.read(name)) for name in committed.names("claims/*.json")]
-    good = [(each["started"], name, each) for name, each in found if page.is_quotable(each)]
+    found = [(name, claims_of(committed.read(name))) for name in committed.names("claims/*.json")]
+    good = [(each.started, name, each) for name, each in found if page.is_quotable(each)]
     if not good:
         return None, ""
     _, name, result = max(good, key=lambda each: each[:2])

@@ -11,6 +11,7 @@ from ladder.publish.pages.studies import ENOUGH, large, share
 from ladder.results import derive
 from ladder.results import store as results
 from ladder.results.types import Result, RungResult, given
+from ladder.studies.kernelbench.schema import of_data as kernels_of
 
 MEMORY_BOUND = ("bias_act", "modulate", "upfirdn2d")
 PARTS = ("start", "build", "prepare")
@@ -117,9 +118,9 @@ def light(committed: Committed) -> Row:
 
 def memory_bound(committed: Committed) -> Row:
     name = "kernels/nvidia-h200-partial"
-    rows = large(committed.read(f"{name}.json"))
-    ours = sorted(share(row) for row in rows if row["function"] in MEMORY_BOUND)
-    others = [share(row) for row in rows if row["function"] not in MEMORY_BOUND]
+    rows = large(kernels_of(committed.read(f"{name}.json")).rows)
+    ours = sorted(share(row) for row in rows if row.function in MEMORY_BOUND)
+    others = [share(row) for row in rows if row.function not in MEMORY_BOUND]
     missed = [each for each in ours if each < ENOUGH]
     seen = f"{len(ours) - len(missed)} of {len(ours)}, the others {_percents(missed)}"
     below = sum(each < ENOUGH for each in others)

@@ -6,7 +6,6 @@ import re
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ladder.base import git
 from ladder.base.errors import UserError
@@ -14,9 +13,10 @@ from ladder.base.paths import ROOT
 from ladder.images import for_workload
 from ladder.machine import environment, system
 from ladder.plan import catalog, needs
-from ladder.publish.regressions import checkouts, comparing, known
-from ladder.publish.regressions import schema as accepting
+from ladder.publish.regressions import checkouts, comparing, judging, known
 from ladder.publish.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_ROUNDS
+from ladder.publish.regressions.schema import Compared
+from ladder.results.types import Machine, Plain, build
 from ladder.stats import rounds_budget as budget
 
 OUT = ROOT / "results" / "compare"
@@ -40,7 +40,7 @@ class Request:
 
 
 def plan(
-    ladder_name: str, rungs: list[str] | None, capabilities: dict[str, str | None], workload: dict[str, Any]
+    ladder_name: str, rungs: list[str] | None, capabilities: dict[str, str | None], workload: Plain
 ) -> list[comparing.Rung]:
     """Return the rungs to compare: the named ones, else the lowest and the highest that this machine can do.
 
@@ -57,14 +57,12 @@ def plan(
     return [comparing.Rung(p.name, p.title, workload, p.recipe, p.skipped) for p in planned]
 
 
-def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, Any], Path]:
+def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[Compared, Path]:
     """Measure two commits; return the result and its file. Raises `UserError` before anything is measured."""
     if request.budget is not None and request.rounds is not None:
         raise UserError("--budget fits the number of rounds: leave out --rounds")
-    commits = [
-        checkouts.commit_of(request.base, "BASE", root),
-        checkouts.commit_of(request.head, "HEAD", root),
-    ]
+    base_commit = checkouts.commit_of(request.base, "BASE", root)
+    head_commit = checkouts.commit_of(request.head, "HEAD", root)
     entries = known.read(root / known.FILE.relative_to(ROOT))
     device = system.choose_device(request.device)
     environment.refuse(device)
@@ -81,7 +79,7 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, 
         tell("uncommitted changes in kernels/ or stylegan_lite/ are not measured: commits are")
     for line in known.expired(entries):
         tell(line)
-    in_force = known.between(entries, *commits, root)
+    in_force = known.between(entries, base_commit, head_commit, root)
     many = request.rounds or f"{LEAST_ROUNDS} to {MOST_ROUNDS}"
     tell(f"{name} on {device}: {' and '.join(each.name for each in rungs)} of two commits, {many} rounds")
     options = comparing.Options(
@@ -90,13 +88,13 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, 
         budget_s=60 * (request.budget or budget.MINUTES),
         torch=device == "cuda",
     )
-    with checkouts.checked_out(commits, root) as (base, head):
+    with checkouts.checked_out([base_commit, head_commit], root) as (base, head):
         return comparing.run(
-            system.facts(device),
+            build(Machine, system.facts(device)),
             {"name": name, **workload, "data": pictures.source},
             rungs,
-            comparing.Side(commits[0], request.base, base),
-            comparing.Side(commits[1], request.head, head),
+            comparing.Side(base_commit, request.base, base),
+            comparing.Side(head_commit, request.head, head),
             request.out,
             options,
             tell,
@@ -104,19 +102,17 @@ def measure(request: Request, tell: Tell, root: Path = ROOT) -> tuple[dict[str, 
         )
 
 
-def reread(path: Path, base: str | None, head: str | None, root: Path = ROOT) -> dict[str, Any]:
+def reread(path: Path, base: str | None, head: str | None, root: Path = ROOT) -> Compared:
     """Return the comparison of a file, validated and judged anew; `base` and `head` must be its commits.
 
     Accepted slowdowns are looked up in this checkout, whatever the file says.
     """
-    result = accepting.load(path)
-    for side, name in ((BASE, base), (HEAD, head)):
+    result = judging.load(path)
+    for side, seen, name in ((BASE, result.base.commit, base), (HEAD, result.head.commit, head)):
         if name is None:
             continue
         commit = name if re.fullmatch("[0-9a-f]{40}", name) else checkouts.commit_of(name, side.upper(), root)
-        if result[side]["commit"] != commit:
-            other = result[side]["commit"][:10]
-            raise UserError(f"{path.name}: its {side.upper()} is commit {other}, expected {commit[:10]}")
-    commits = result[BASE]["commit"], result[HEAD]["commit"]
-    known.mark(result, known.between(known.read(root / known.FILE.relative_to(ROOT)), *commits, root))
-    return result
+        if seen != commit:
+            raise UserError(f"{path.name}: its {side.upper()} is commit {seen[:10]}, expected {commit[:10]}")
+    commits = result.base.commit, result.head.commit
+    return known.mark(result, known.between(known.read(root / known.FILE.relative_to(ROOT)), *commits, root))

@@ -11,28 +11,40 @@ import datetime
 import re
 import time
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
 
 from ladder.base import git, locks
 from ladder.base import protocol as protocols
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.records import build, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine.rounds import Interleaved, Program, Visited
 from ladder.machine import environment
 from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_ROUNDS, TWIN
-from ladder.results import code_digest, record
+from ladder.publish.regressions.schema import (
+    ENGINE,
+    KIND,
+    PARTS,
+    SCHEMA,
+    Commit,
+    Compared,
+    Harness,
+    Protocol,
+    new_rung,
+)
+from ladder.publish.regressions.schema import Program as Measured
+from ladder.results import code_digest, derive, record
 from ladder.results import store as results
+from ladder.results.types import Machine, Plain, Round, RunGpu
 from ladder.stats import estimates
 
-KIND, SCHEMA = "compare", 1
 MINUTES, CYCLES = 10.0, 2
-PARTS = ("kernels", "stylegan_lite")
 Tell = Callable[[str], None]
+Settle = Callable[[Compared], Compared]  # marks the accepted slowdowns
 
 
 @dataclass(frozen=True)
@@ -41,8 +53,8 @@ class Rung:
 
     name: str
     title: str
-    workload: dict[str, Any]
-    recipe: dict[str, Any] | None
+    workload: Plain
+    recipe: Plain | None
     skipped: str | None = None
 
 
@@ -69,71 +81,73 @@ class Options:
 
 
 def new_result(
-    facts: dict[str, Any],
-    workload: dict[str, Any],
+    machine: Machine,
+    workload: Plain,
     rungs: Sequence[Rung],
     base: Side,
     head: Side,
     options: Options,
-) -> dict[str, Any]:
+) -> Compared:
     """Return a comparison that has not begun; `workload` is the publishable form."""
     commit, dirty = git.commit_of(ROOT)
     engine = code_digest.digests()
-    sides = {}
-    for key, side in ((BASE, base), (HEAD, head)):
-        digests = code_digest.digests(code=side.code)
-        code = {part: digests[part] for part in PARTS}
-        sides[key] = {"commit": side.commit, "name": texts.display(side.name), code_digest.KEY: code}
-    return {
-        "schema": SCHEMA,
-        "kind": KIND,
-        "machine": facts,
-        "workload": workload,
+    sides = [_commit(base), _commit(head)]
+    fixed = options.rounds is not None
+    return Compared(
+        schema=SCHEMA,
+        kind=KIND,
+        machine=machine,
+        workload=workload,
         **record.conditions(),
-        **sides,
-        "harness": {
-            "commit": commit,
-            "dirty": dirty,
-            code_digest.KEY: {part: engine[part] for part in ("rungs", "engine")},
-        },
-        "protocol": {
-            "fixed": options.rounds is not None,
-            "budget_s": None if options.rounds is not None else options.budget_s,
-            "rounds": 0,
-            "cycles": options.cycles,
-            "cycle_steps": record.CYCLE_STEPS,
-            "seed": options.seed,
-            "settle_s": protocols.SETTLE_S if options.settle else 0.0,
-            "settle_cycles": protocols.SETTLE_CYCLES if options.settle else 0,
-        },
-        "complete": False,
-        "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
-        "seconds": 0.0,
-        "rungs": [{"name": r.name, "title": r.title, "skipped": r.skipped, "known": None} for r in rungs],
-        "programs": [
-            {"rung": r.name, "side": side, "status": "n/a", "reason": None, "recipe": r.recipe, "settings": None,
-             "choices": None, "rounds": []}
-            for r in rungs if not r.skipped for side in judging.SIDES
+        base=sides[0],
+        head=sides[1],
+        harness=Harness(commit=commit, dirty=dirty, measured_code={part: engine[part] for part in ENGINE}),
+        protocol=Protocol(
+            fixed=fixed,
+            budget_s=None if fixed else options.budget_s,
+            rounds=0,
+            cycles=options.cycles,
+            cycle_steps=record.CYCLE_STEPS,
+            seed=options.seed,
+            settle_s=protocols.SETTLE_S if options.settle else 0.0,
+            settle_cycles=protocols.SETTLE_CYCLES if options.settle else 0,
+        ),
+        complete=False,
+        started=datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
+        seconds=0.0,
+        rungs=[new_rung(each.name, each.title, each.skipped) for each in rungs],
+        programs=[
+            Measured(
+                rung=each.name, side=side, status="n/a", reason=None, recipe=each.recipe, settings=None,
+                choices=None, rounds=[],
+            )
+            for each in rungs if not each.skipped for side in judging.SIDES
         ],
-        "gpu": None,
-        "notes": _notes(sides) + environment.said(environment.recorded()),
-    }  # fmt: skip
+        gpu=None,
+        notes=_notes(*sides) + environment.said(environment.recorded()),
+    )  # fmt: skip
 
 
-def _notes(sides: dict[str, dict[str, Any]]) -> list[str]:
-    if sides[BASE]["commit"] == sides[HEAD]["commit"]:
+def _commit(side: Side) -> Commit:
+    digests = code_digest.digests(code=side.code)
+    code = {part: digests[part] for part in PARTS}
+    return Commit(commit=side.commit, name=texts.display(side.name), measured_code=code)
+
+
+def _notes(base: Commit, head: Commit) -> list[str]:
+    if base.commit == head.commit:
         return ["BASE and HEAD are one commit: whatever differs is noise"]
-    if sides[BASE][code_digest.KEY] == sides[HEAD][code_digest.KEY]:
+    if base.measured_code == head.measured_code:
         return ["kernels and stylegan_lite are the same in both commits: whatever differs is noise"]
     return []
 
 
-def new_path(out: Path, result: dict[str, Any]) -> Path:
+def new_path(out: Path, result: Compared) -> Path:
     """Return `out`/<machine>/<workload>-<base>-<head>-<UTC time>.json, with a number where that file exists."""
-    stamp = re.sub(r"[-:]|\+00:00$", "", result["started"]) + "Z"
-    commits = [result[side]["commit"][:8] for side in (BASE, HEAD)]
-    stem = "-".join([texts.slug(result["workload"]["name"]), *commits, stamp])
-    folder = Path(out) / texts.slug(result["machine"]["name"])
+    stamp = re.sub(r"[-:]|\+00:00$", "", result.started) + "Z"
+    commits = [side.commit[:8] for side in (result.base, result.head)]
+    stem = "-".join([texts.slug(result.workload["name"]), *commits, stamp])
+    folder = Path(out) / texts.slug(result.machine.name)
     path, number = folder / f"{stem}.json", 2
     while path.exists():
         path, number = folder / f"{stem}-{number}.json", number + 1
@@ -145,14 +159,14 @@ class Comparison:
 
     def __init__(
         self,
-        result: dict[str, Any],
+        result: Compared,
         rungs: Sequence[Rung],
         base: Side,
         head: Side,
         path: Path,
         options: Options,
         tell: Tell = lambda text: None,
-        settle_known: Callable[[dict[str, Any]], None] = lambda result: None,
+        settle_known: Settle = lambda result: result,
     ) -> None:
         self.result, self.path, self.options, self.tell = result, path, options, tell
         self.settle_known = settle_known
@@ -163,14 +177,13 @@ class Comparison:
             if not r.skipped
             for side in judging.SIDES
         ]
-        self.records = {(each["rung"], each["side"]): each for each in result["programs"]}
+        self.measured = {(each.rung, each.side): each for each in result.programs}
         self.begin = time.monotonic()
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Compared:
         """Measure; return the result. An interrupted one has "complete" false."""
-        protocol = self.result["protocol"]
         rounds = Interleaved(
-            self.result["machine"]["device"],
+            self.result.machine.device,
             cycles=self.options.cycles,
             seed=self.options.seed,
             settle=self.options.settle,
@@ -187,11 +200,13 @@ class Comparison:
                         for visited in visits:
                             self.take(visited, rounds)
                     round_s, number = max(round_s, time.monotonic() - begin), number + 1
-                    protocol["rounds"] = number
+                    protocol = replace(self.result.protocol, rounds=number)
+                    self.result = replace(self.result, protocol=protocol)
                     self.tell(self.progress(number))
-            self.result["complete"] = True
+            self.result = replace(self.result, complete=True)
         except KeyboardInterrupt:
-            self.result["notes"].append("interrupted: what was finished is kept")
+            notes = [*self.result.notes, "interrupted: what was finished is kept"]
+            self.result = replace(self.result, notes=notes)
         finally:
             self.save(rounds)
             rounds.close()
@@ -205,9 +220,9 @@ class Comparison:
 
         BASE is visited once even where HEAD failed first: only a rung that BASE can do is broken.
         """
-        sides = {side: self.records[program.rung, side] for side in judging.SIDES}
-        out = [side for side, each in sides.items() if each["reason"]]
-        return not out or (out == [HEAD] and program.side == BASE and not sides[BASE]["rounds"])
+        sides = {side: self.measured[program.rung, side] for side in judging.SIDES}
+        out = [side for side, each in sides.items() if each.reason]
+        return not out or (out == [HEAD] and program.side == BASE and not sides[BASE].rounds)
 
     def goes_on(self, done: int, round_s: float) -> bool:
         """Return whether there is another round: five in any case, more within the budget while they are worth it."""
@@ -224,34 +239,47 @@ class Comparison:
 
     def take(self, visited: Visited, rounds: Interleaved) -> None:
         """Keep the outcome of a visit, and write the file."""
-        each = self.records[visited.program.rung, visited.program.side]
+        key = visited.program.rung, visited.program.side
+        each, where = self.measured[key], ", ".join(key)
         if visited.round is None:
-            each.update(status=visited.status, reason=texts.display(visited.reason or "no reason was given"))
-            self.tell(f"{visited.program.rung}, {visited.program.side}: {each['status']}: {each['reason']}")
+            reason = texts.display(visited.reason or "no reason was given")
+            each = replace(each, status=visited.status, reason=reason)
+            self.tell(f"{where}: {each.status}: {each.reason}")
         else:
-            each["rounds"].append(visited.round)
-            each.update(
-                status="ok", recipe=visited.recipe, settings=visited.settings, choices=visited.choices
+            rounds_ = [*each.rounds, build(Round, visited.round)]
+            counted = [seen for seen in rounds_ if not seen.alloc_retries]
+            each = replace(
+                each,
+                status="ok" if counted else "invalid",
+                reason=None if counted else derive.void_memory(rounds_[-1].alloc_retries or None),
+                recipe=visited.recipe,
+                settings=visited.settings,
+                choices=visited.choices,
+                rounds=rounds_,
             )
-            record.settle_status(each)
-            step_ms = estimates.median(visited.round["samples_ms"])
-            self.tell(f"{visited.program.rung}, {visited.program.side}: {step_ms:.1f} ms")
+            self.tell(f"{where}: {estimates.median(rounds_[-1].samples_ms):.1f} ms")
+        self.measured[key] = each
         self.save(rounds)
 
     def save(self, rounds: Interleaved) -> None:
         """Bring everything derived up to date and write the file."""
-        self.result["seconds"] = round(time.monotonic() - self.begin, 1)
-        self.result["gpu"] = rounds.visits.summary(self.result["programs"])
-        judging.judge(self.result)
-        self.settle_known(self.result)
+        programs = list(self.measured.values())
+        gpu = rounds.visits.summary(plain(programs))
+        result = replace(
+            self.result,
+            seconds=round(time.monotonic() - self.begin, 1),
+            programs=programs,
+            gpu=build(RunGpu, gpu) if gpu else None,
+        )
+        self.result = self.settle_known(judging.judge(result))
         try:
-            results.write(self.path, self.result)
+            results.write(self.path, plain(self.result))
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
     def progress(self, done: int) -> str:
         spent = (time.monotonic() - self.begin) / 60
-        words = {r["name"]: r["verdict"] or r["reason"] for r in self.result["rungs"] if not r["skipped"]}
+        words = {r.name: r.verdict or r.reason for r in self.result.rungs if not r.skipped}
         said = (
             "" if done < LEAST_ROUNDS else ": " + ", ".join(f"{name} {word}" for name, word in words.items())
         )
@@ -259,18 +287,18 @@ class Comparison:
 
 
 def run(
-    facts: dict[str, Any],
-    workload: dict[str, Any],
+    machine: Machine,
+    workload: Plain,
     rungs: Sequence[Rung],
     base: Side,
     head: Side,
     out: Path,
     options: Options,
     tell: Tell = lambda text: None,
-    settle_known: Callable[[dict[str, Any]], None] = lambda result: None,
-) -> tuple[dict[str, Any], Path]:
+    settle_known: Settle = lambda result: result,
+) -> tuple[Compared, Path]:
     """Measure and write; return the result and its file. Raises `UserError` where the file cannot be written."""
-    with locks.folder_lock(Path(out) / texts.slug(facts["name"])):
-        result = new_result(facts, workload, rungs, base, head, options)
+    with locks.folder_lock(Path(out) / texts.slug(machine.name)):
+        result = new_result(machine, workload, rungs, base, head, options)
         path = new_path(out, result)
         return Comparison(result, rungs, base, head, path, options, tell, settle_known).run(), path

@@ -8,24 +8,29 @@ takes five rounds: many samples of few processes support none.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from dataclasses import dataclass
-from typing import Any
+import os
+import stat
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
 
 import numpy as np
 
-from ladder.results import judging, record
+from ladder.base import text
+from ladder.base.errors import UserError
+from ladder.publish.regressions import schema
+from ladder.publish.regressions.schema import BASE, HEAD, TWIN, Compared, Program, Rung
+from ladder.publish.regressions.schema import SIDES as SIDES
+from ladder.results import judging
 from ladder.results import store as results
 from ladder.stats import estimates, verdicts
 
-BASE, HEAD, TWIN = "base", "head", "twin"
-SIDES = (BASE, HEAD, TWIN)
+MOST_BYTES = 2**21  # of a file
 LEAST_ROUNDS, MOST_ROUNDS = verdicts.LEAST_ROUNDS, verdicts.MOST_ROUNDS
 ENOUGH = 0.02  # the slowdown that is to be seen, if twelve rounds can; captured rungs are there after five
 BROKEN = "broken"  # HEAD fails where BASE has a number: worse than slower
 WORDS = (verdicts.FASTER, verdicts.SLOWER, verdicts.NO_GAIN, verdicts.AMBIGUOUS, BROKEN)
 SAME_OR_FASTER, SLOWER, NOTHING = 0, 1, 2  # exit statuses
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -76,79 +81,103 @@ def wants_rounds(asked: Sequence[Times]) -> bool:
     return any(resolution > ENOUGH for resolution in found if resolution is not None)
 
 
-def judge(result: Result) -> None:
-    """Fill in the verdict of each rung. Everything derived is computed anew from the programs' raw rounds."""
-    asked = [times_of(result, rung["name"]) for rung in result["rungs"]]
-    for rung, times, verdict in zip(result["rungs"], asked, decide(asked), strict=True):
-        sides = sides_of(result, rung["name"])
-        rung.update(
-            base_ms=estimates.median([*times.base.values(), *times.twin.values()]),
-            head_ms=estimates.median(list(times.head.values())),
-            rounds=len(times.rounds()),
-            **dict.fromkeys(("verdict", "ratio", "interval", "confidence", "floor", "least", "resolution")),
-            reason=None,
-        )
-        if rung["skipped"]:
-            rung["reason"] = rung["skipped"]
-        elif reason := _out(sides):
-            rung["reason"] = reason
-            rung["verdict"] = BROKEN if _is_broken(sides) else None
-        elif verdict is None:
-            rung["reason"] = f"{rung['rounds']} of {LEAST_ROUNDS} rounds: too few for a verdict"
-        else:
-            rung.update(_numbers(times, verdict))
+def load(path: Path) -> Compared:
+    """Return the comparison in a file, judged anew. Raises `UserError` with the problem in one line."""
+    name = text.display(Path(path).name)
+    try:
+        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
+        with os.fdopen(handle, "rb") as file:
+            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+                raise UserError(f"{name}: not a regular file")
+            raw = file.read(MOST_BYTES + 1)
+    except OSError as error:
+        raise UserError(f"{name}: cannot be read: {error.strerror}") from None
+    if len(raw) > MOST_BYTES:
+        raise UserError(f"{name}: larger than {MOST_BYTES} bytes")
+    try:
+        data = results.parse(raw)
+    except ValueError as error:
+        raise UserError(f"{name}: not a result file: {error}") from None
+    if problem := schema.problem_of(data):
+        raise UserError(f"{name}: {problem}")
+    return judge(schema.of_data(data))
 
 
-def _numbers(times: Times, verdict: verdicts.Verdict) -> dict[str, Any]:
+def judge(result: Compared) -> Compared:
+    """Return the comparison with the verdict of each rung, computed anew from the programs' raw rounds."""
+    asked = [times_of(result, rung.name) for rung in result.rungs]
+    rungs = [
+        _judged(rung, sides_of(result, rung.name), times, verdict)
+        for rung, times, verdict in zip(result.rungs, asked, decide(asked), strict=True)
+    ]
+    return replace(result, rungs=rungs)
+
+
+def _judged(rung: Rung, sides: Mapping[str, Program], times: Times, verdict: verdicts.Verdict | None) -> Rung:
+    fresh = replace(
+        schema.new_rung(rung.name, rung.title, rung.skipped),
+        known=rung.known,
+        base_ms=estimates.median([*times.base.values(), *times.twin.values()]),
+        head_ms=estimates.median(list(times.head.values())),
+        rounds=len(times.rounds()),
+    )
+    if rung.skipped:
+        return replace(fresh, reason=rung.skipped)
+    if reason := _out(sides):
+        return replace(fresh, reason=reason, verdict=BROKEN if _is_broken(sides) else None)
     comparison = times.comparison()
-    return {
-        "verdict": verdict.verdict,
-        "ratio": float(np.exp(verdict.effect)),
-        "interval": verdict.interval and [float(np.exp(bound)) for bound in verdict.interval],
-        "confidence": verdict.confidence,
-        "floor": comparison.floor,
-        "least": verdict.least,
-        "resolution": judging.resolution([comparison]),
-    }
-
-
-def times_of(result: Result, rung: str) -> Times:
-    sides = sides_of(result, rung)
-    return Times(
-        **{side: record.round_medians(sides[side]) if side in sides else {} for side in (BASE, TWIN, HEAD)}
+    if verdict is None or comparison is None:
+        return replace(fresh, reason=f"{fresh.rounds} of {LEAST_ROUNDS} rounds: too few for a verdict")
+    return replace(
+        fresh,
+        verdict=verdict.verdict,
+        ratio=float(np.exp(verdict.effect)),
+        interval=verdict.interval and [float(np.exp(bound)) for bound in verdict.interval],
+        confidence=verdict.confidence,
+        floor=comparison.floor,
+        least=verdict.least,
+        resolution=judging.resolution([comparison]),
     )
 
 
-def sides_of(result: Result, rung: str) -> dict[str, dict[str, Any]]:
-    return {each["side"]: each for each in result["programs"] if each["rung"] == rung}
+def times_of(result: Compared, rung: str) -> Times:
+    sides = sides_of(result, rung)
+    return Times(
+        **{side: _round_medians(sides[side]) if side in sides else {} for side in (BASE, TWIN, HEAD)}
+    )
 
 
-def _out(sides: dict[str, dict[str, Any]]) -> str | None:
+def _round_medians(program: Program) -> dict[int, float]:
+    counted = [each for each in program.rounds if not each.alloc_retries]
+    return {each.round: estimates.median(each.samples_ms) for each in counted}
+
+
+def sides_of(result: Compared, rung: str) -> dict[str, Program]:
+    return {each.side: each for each in result.programs if each.rung == rung}
+
+
+def _out(sides: Mapping[str, Program]) -> str | None:
     """Return why a rung has no verdict for a program that is out of the run, or None."""
     names = {BASE: "BASE", HEAD: "HEAD", TWIN: "BASE's second visit"}
-    out = {side: each for side, each in sides.items() if each["status"] in (*results.OUT, "n/a")}
-    said = [
-        f"{names[side]}: {each['status']}: {each['reason']}" for side, each in out.items() if each["reason"]
-    ]
+    out = {side: each for side, each in sides.items() if each.status in (*results.OUT, "n/a")}
+    said = [f"{names[side]}: {each.status}: {each.reason}" for side, each in out.items() if each.reason]
     return said[0] if said else None
 
 
-def _is_broken(sides: dict[str, dict[str, Any]]) -> bool:
+def _is_broken(sides: Mapping[str, Program]) -> bool:
     base, head = sides.get(BASE), sides.get(HEAD)
-    if not base or not head or base["status"] != "ok" or head["status"] not in results.OUT:
+    if not base or not head or base.status != "ok" or head.status not in results.OUT:
         return False
-    return not (head["reason"] or "").startswith(
-        "throttled:"
-    )  # the GPU's fault, see `ladder.machine.gpu_state`
+    return not (head.reason or "").startswith("throttled:")  # the GPU's fault, see `ladder.machine.gpu_state`
 
 
-def alarming(result: Result) -> list[dict[str, Any]]:
+def alarming(result: Compared) -> list[Rung]:
     """Return the rungs that HEAD made slower or broke, and that nobody accepted."""
-    return [r for r in result["rungs"] if r["verdict"] in (verdicts.SLOWER, BROKEN) and not r.get("known")]
+    return [each for each in result.rungs if each.verdict in (verdicts.SLOWER, BROKEN) and not each.known]
 
 
-def status(result: Result) -> int:
+def status(result: Compared) -> int:
     """Return the exit status: 0 same, faster or too close to tell; 1 slower or broken; 2 no rung has a verdict."""
     if alarming(result):
         return SLOWER
-    return SAME_OR_FASTER if any(rung["verdict"] for rung in result["rungs"]) else NOTHING
+    return SAME_OR_FASTER if any(rung.verdict for rung in result.rungs) else NOTHING

@@ -5,7 +5,7 @@ from __future__ import annotations
 import datetime
 import fnmatch
 import re
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +13,7 @@ from ladder.base import text, yamlfile
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.publish.regressions import checkouts
+from ladder.publish.regressions.schema import Compared, Rung
 from ladder.stats import verdicts
 
 FILE = ROOT / "benches" / "known-regressions.yaml"
@@ -58,13 +59,16 @@ def between(entries: list[Entry], base: str, head: str, root: Path = ROOT) -> li
     ]
 
 
-def mark(result: dict[str, Any], entries: list[Entry]) -> None:
-    """Mark each rung of a comparison whose slowdown is accepted; `entries` are those `between`."""
-    for rung in result["rungs"]:
-        series = f"{result['workload']['name']}/{rung['name']}"
-        found = [each for each in entries if each.is_of(series, result["machine"]["name"])]
-        slower = rung["verdict"] == verdicts.SLOWER  # what is broken is never accepted
-        rung["known"] = text.display(found[0].said) if found and slower else None
+def mark(result: Compared, entries: list[Entry]) -> Compared:
+    """Return a comparison whose accepted slowdowns are marked; `entries` are those `between`."""
+
+    def said(rung: Rung) -> str | None:
+        series = f"{result.workload['name']}/{rung.name}"
+        found = [each for each in entries if each.is_of(series, result.machine.name)]
+        slower = rung.verdict == verdicts.SLOWER  # what is broken is never accepted
+        return text.display(found[0].said) if found and slower else None
+
+    return replace(result, rungs=[replace(rung, known=said(rung)) for rung in result.rungs])
 
 
 def today() -> datetime.date:

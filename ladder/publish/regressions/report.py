@@ -7,12 +7,13 @@ from __future__ import annotations
 
 import html
 import re
-from typing import Any
 
 from ladder.base import text as texts
+from ladder.base.records import plain
 from ladder.machine import neighbours
 from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import BASE, BROKEN, HEAD
+from ladder.publish.regressions.schema import Compared, Rung
 from ladder.results.publishable import DIRTY, NO_COMMIT, PARTIAL
 from ladder.stats import verdicts
 
@@ -25,7 +26,6 @@ _SIGNS = {
     verdicts.NO_GAIN: "⚪",
     verdicts.AMBIGUOUS: "🟡",
 }
-Result = dict[str, Any]
 
 
 def escape(text: object) -> str:
@@ -35,81 +35,82 @@ def escape(text: object) -> str:
     return plain.replace("@", "@\u200b").replace("\\#", "\\#\u200b").replace("www.", "www\u200b.")
 
 
-def title(result: Result) -> str:
+def title(result: Compared) -> str:
     return f"BASE {_commit(result, BASE)}, HEAD {_commit(result, HEAD)}"
 
 
-def _commit(result: Result, side: str) -> str:
-    commit, name = result[side]["commit"][:10], texts.plain(result[side]["name"])
-    return commit if name in ("", result[side]["commit"]) else f"{name} ({commit})"
+def _commit(result: Compared, side: str) -> str:
+    measured = result.base if side == BASE else result.head
+    commit, name = measured.commit[:10], texts.plain(measured.name)
+    return commit if name in ("", measured.commit) else f"{name} ({commit})"
 
 
-def where(result: Result) -> str:
-    machine = result["machine"]
-    parts = [machine["gpu"] or machine["cpu"], f"PyTorch {machine['torch']}", result["workload"]["name"]]
+def where(result: Compared) -> str:
+    machine = result.machine
+    parts = [machine.gpu or machine.cpu, f"PyTorch {machine.torch}", result.workload["name"]]
     return ", ".join(map(texts.plain, parts))
 
 
-def change(rung: dict[str, Any]) -> str:
+def change(rung: Rung) -> str:
     """Return how much more time HEAD takes: +1.2% is slower."""
-    return "" if rung["ratio"] is None else f"{100 * (1 / rung['ratio'] - 1):+.2f}%"
+    return "" if rung.ratio is None else f"{100 * (1 / rung.ratio - 1):+.2f}%"
 
 
-def between(rung: dict[str, Any]) -> str:
+def between(rung: Rung) -> str:
     """Return the interval of `change`, at the level that Holm's correction left."""
-    if not rung["interval"]:
+    if not rung.interval:
         return ""
-    low, high = (100 * (1 / bound - 1) for bound in reversed(rung["interval"]))
+    low, high = (100 * (1 / bound - 1) for bound in reversed(rung.interval))
     return f"{low:+.2f}% to {high:+.2f}%"
 
 
-def cells(rung: dict[str, Any]) -> list[str]:
-    word = rung["verdict"] or f"no verdict: {rung['reason']}"
-    if rung["verdict"] == BROKEN:
-        word = f"broken: {rung['reason']}"
-    if rung.get("known"):
-        word += f" ({rung['known']})"
-    floor = "" if rung["floor"] is None else texts.percent(rung["floor"])
-    times = [texts.ms(rung["base_ms"]), texts.ms(rung["head_ms"])]
-    return [rung["name"], *times, change(rung), between(rung), word, floor, str(rung["rounds"])]
+def cells(rung: Rung) -> list[str]:
+    word = rung.verdict or f"no verdict: {rung.reason}"
+    if rung.verdict == BROKEN:
+        word = f"broken: {rung.reason}"
+    if rung.known:
+        word += f" ({rung.known})"
+    floor = "" if rung.floor is None else texts.percent(rung.floor)
+    times = [texts.ms(rung.base_ms), texts.ms(rung.head_ms)]
+    return [rung.name, *times, change(rung), between(rung), word, floor, str(rung.rounds)]
 
 
-def conclusion(result: Result) -> str:
+def conclusion(result: Compared) -> str:
     """Return the exit status in a line."""
     bad, status = judging.alarming(result), judging.status(result)
-    names = ", ".join(rung["name"] for rung in bad)
+    names = ", ".join(rung.name for rung in bad)
     if status == judging.SLOWER:
         return f"HEAD is slower or broken: {names}"
     if status == judging.NOTHING:
         return "nothing was measured: no rung has a verdict"
-    unsure = [rung["name"] for rung in result["rungs"] if rung["verdict"] == verdicts.AMBIGUOUS]
+    unsure = [rung.name for rung in result.rungs if rung.verdict == verdicts.AMBIGUOUS]
     return "nothing is slower" + (f"; too close to tell: {', '.join(unsure)}" if unsure else "")
 
 
-def remarks(result: Result) -> list[str]:
+def remarks(result: Compared) -> list[str]:
     """Return the lines that a reader must know beside the table."""
-    found = list(result["notes"])
-    if not result["complete"]:
+    found = list(result.notes)
+    if not result.complete:
         found.append(PARTIAL)
-    if result["harness"]["commit"] is None:
+    if result.harness.commit is None:
         found.append(NO_COMMIT)
-    elif result["harness"]["dirty"]:
+    elif result.harness.dirty:
         found.append(DIRTY)
-    found += (result["gpu"] or {}).get("notes") or []
-    found += neighbours.marks(each for program in result["programs"] for each in program["rounds"])
-    seen = [rung for rung in result["rungs"] if rung["resolution"] is not None]
+    found += result.gpu.notes if result.gpu else []
+    found += neighbours.marks(plain(each) for program in result.programs for each in program.rounds)
+    seen = [rung for rung in result.rungs if rung.resolution is not None]
     if seen:
-        sizes = ", ".join(f"{rung['name']} {texts.percent(rung['resolution'])}" for rung in seen)
+        sizes = ", ".join(f"{rung.name} {texts.percent(rung.resolution)}" for rung in seen)
         found.append(f"a slowdown would have been seen from about: {sizes}")
     return [*found, *choices(result)]
 
 
-def choices(result: Result) -> list[str]:
+def choices(result: Compared) -> list[str]:
     """Return tuning choices that only one of the commits made, a line a rung: why a time may have moved."""
     found = []
-    for rung in result["rungs"]:
-        sides = judging.sides_of(result, rung["name"])
-        used = {side: sides[side]["choices"] for side in (BASE, HEAD) if side in sides}
+    for rung in result.rungs:
+        sides = judging.sides_of(result, rung.name)
+        used = {side: sides[side].choices for side in (BASE, HEAD) if side in sides}
         if used.get(BASE) is None or used.get(HEAD) is None or used[BASE] == used[HEAD]:
             continue
         only = {
@@ -117,25 +118,25 @@ def choices(result: Result) -> list[str]:
             for side, other in ((BASE, HEAD), (HEAD, BASE))
         }
         said = "; ".join(f"{side.upper()} {_rows(rows)}" for side, rows in only.items() if rows)
-        found.append(f"{rung['name']}: other tuning choices: {said}")
+        found.append(f"{rung.name}: other tuning choices: {said}")
     return found
 
 
-def _rows(rows: list[dict[str, Any]]) -> str:
+def _rows(rows: list[dict[str, int | str]]) -> str:
     shown = [f"{r.get('op')} {r.get('direction')} tile {r.get('tile')} warps {r.get('warps')}" for r in rows]
     return ", ".join(shown[:2]) + (f" and {len(shown) - 2} more" if len(shown) > 2 else "")
 
 
-def text(result: Result) -> str:
+def text(result: Compared) -> str:
     """Return the comparison for a terminal, the most important lines last."""
-    rows = [list(HEADS), *(list(map(texts.plain, cells(rung))) for rung in result["rungs"])]
+    rows = [list(HEADS), *(list(map(texts.plain, cells(rung))) for rung in result.rungs)]
     wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
     table = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, wide, strict=True)).rstrip() for row in rows]
     head = f"{title(result)}; {where(result)}"
     return "\n".join([head, *table, *map(texts.plain, remarks(result)), texts.plain(conclusion(result))])
 
 
-def markdown(result: Result) -> str:
+def markdown(result: Compared) -> str:
     """Return the comparison for a pull request; the first line marks the comment."""
     lines = [
         MARK,
@@ -145,9 +146,9 @@ def markdown(result: Result) -> str:
         "",
     ]
     lines += ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
-    for rung in result["rungs"]:
+    for rung in result.rungs:
         row = [escape(cell) for cell in cells(rung)]
-        row[5] = f"{_SIGNS.get(rung['verdict'], '⚫')} {row[5]}"
+        row[5] = f"{_SIGNS.get(rung.verdict, '⚫')} {row[5]}"
         lines.append("| " + " | ".join(row) + " |")
     lines += ["", *(f"- {escape(line)}" for line in remarks(result))]
     how = "Both commits, and BASE a second time, in fresh processes side by side in every round"

@@ -1,168 +1,195 @@
-"""The rules of a comparison's file, read as if from a stranger: known keys, numbers in range, plain text.
+"""The types of a comparison of two commits, which are also its schema; a file is read as if from a stranger.
 
 Derived values (verdicts, ratios, accepted slowdowns) are never taken from the file. They are judged anew from the
-rounds.
+rounds (`ladder.publish.regressions.judging`).
 """
 
 from __future__ import annotations
 
 import dataclasses
-import os
-import stat
-from pathlib import Path
 from typing import Any
 
-from ladder.base import text
-from ladder.base.errors import UserError
-from ladder.base.rules import Rule, fields, items, maybe, number, one_of, pattern
-from ladder.publish.regressions import judging
-from ladder.publish.regressions.comparing import KIND, PARTS, SCHEMA
-from ladder.results import code_digest, identity, plausible, record, schema
+from ladder.base.records import Absent, build, needed, optional, plain, record, rule_of
+from ladder.base.rules import Rule, fields, items, maybe, number, one_of
+from ladder.results import identity, plausible, types, values
+from ladder.results import record as records
+from ladder.results import schema as rules
 from ladder.results import store as results
+from ladder.results.types import Plain, Round, RunGpu
 from stylegan_lite.config import Workload
 
-MOST_BYTES = 2**21
+KIND, SCHEMA = "compare", 1
+BASE, HEAD, TWIN = "base", "head", "twin"
+SIDES = (BASE, HEAD, TWIN)
+PARTS, ENGINE = ("kernels", "stylegan_lite"), ("rungs", "engine")  # of the measured code
 MOST_RUNGS, MOST_ROUNDS = 32, 100
-DERIVED = ("verdict", "ratio", "interval", "confidence", "floor", "least", "resolution", "base_ms", "head_ms")
+_NUMBER = number(-1e30, 1e30)
+_INTERVAL = items(_NUMBER, 2, least=2)
 
 
-def _digests(*parts: str) -> Rule:
-    return fields(dict.fromkeys(parts, pattern(schema.DIGEST, "a digest")))
+def _digests(parts: tuple[str, ...]) -> Rule:
+    return fields(dict.fromkeys(parts, values.CODE_DIGEST))
 
 
-_SIDE = fields({"commit": schema.COMMIT, "name": schema.TEXT, code_digest.KEY: _digests(*PARTS)})
+@record
+class Commit:
+    """A commit that was measured, with the user's name for it."""
+
+    commit: str = needed(values.A_COMMIT)
+    name: str = needed(values.TEXT)
+    measured_code: dict[str, str] = needed(_digests(PARTS))
+
+
+@record
+class Harness:
+    """The commit that measured both."""
+
+    commit: str | None = needed(values.A_COMMIT)
+    dirty: bool | None = needed(values.FLAG)
+    measured_code: dict[str, str] = needed(_digests(ENGINE))
+
+
+@record
+class Protocol:
+    """How a comparison is measured."""
+
+    fixed: bool = needed(values.FLAG)
+    budget_s: float | None = needed(values.SECONDS)
+    rounds: int = needed(values.COUNT)
+    cycles: int = needed(number(1, 100_000, whole=True))
+    cycle_steps: int = needed(number(records.CYCLE_STEPS, records.CYCLE_STEPS, whole=True))
+    seed: int = needed(number(0, 2**32, whole=True))
+    settle_s: float = needed(values.SECONDS)
+    settle_cycles: int = needed(values.COUNT)
+
+
+@record
+class Rung:
+    """A rung of a comparison, and the numbers that are derived from the rounds of its programs."""
+
+    name: str = needed(values.PART)
+    title: str = needed(values.TEXT)
+    skipped: str | None = needed(values.TEXT)
+    known: str | None = needed(values.TEXT)  # in words: who accepted the slowdown, and until when
+    base_ms: float | None = needed(_NUMBER)
+    head_ms: float | None = needed(_NUMBER)
+    rounds: int = needed(values.COUNT)
+    verdict: str | None = needed(values.TEXT)
+    ratio: float | None = needed(_NUMBER)
+    interval: list[float] | None = needed(_INTERVAL)
+    confidence: float | None = needed(_NUMBER)
+    floor: float | None = needed(_NUMBER)
+    least: float | None = needed(_NUMBER)
+    resolution: float | None = needed(_NUMBER)
+    reason: str | None = needed(values.TEXT)
+
+
+ASKED = {"name": values.PART, "title": values.TEXT, "skipped": maybe(values.TEXT)}  # the rest is derived
+DERIVED = {
+    **dict.fromkeys(("ratio", "confidence", "floor", "least", "resolution"), maybe(_NUMBER)),
+    **dict.fromkeys(("base_ms", "head_ms"), maybe(_NUMBER)),
+    **dict.fromkeys(("verdict", "known", "reason"), maybe(values.TEXT)),
+    "interval": maybe(_INTERVAL),
+    "rounds": values.COUNT,
+}
 _CHOICE = fields(
-    dict.fromkeys(("op", "direction"), schema.IDENTIFIER)
-    | dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), schema.COUNT),
+    dict.fromkeys(("op", "direction"), values.IDENTIFIER)
+    | dict.fromkeys(("tile", "columns", "warps", "per_sm", "stages"), values.COUNT),
     {
-        "itemsize": schema.COUNT,
+        "itemsize": values.COUNT,
         "layout": one_of("nhwc", "nchw"),
-        "architecture": schema.COUNT,
+        "architecture": values.COUNT,
         "size": one_of("small", "medium", "large"),
     },
 )
-_NUMBER = maybe(number(-1e30, 1e30))
-_DERIVED = dict.fromkeys(DERIVED, _NUMBER) | {
-    "verdict": maybe(schema.TEXT),
-    "interval": maybe(items(number(-1e30, 1e30), 2, least=2)),
-}
-RULE = fields(
-    {
-        "schema": number(SCHEMA, SCHEMA, whole=True),
-        "kind": one_of(KIND),
-        "machine": schema.MACHINE,
-        "workload": fields(
-            {"name": schema.PART, "data": one_of(None, "sample-photographs")},
-            {f.name: schema.SCALAR for f in dataclasses.fields(Workload) if f.name != "data"},
-        ),
-        "base": _SIDE,
-        "head": _SIDE,
-        "harness": fields(
-            {
-                "commit": maybe(schema.COMMIT),
-                "dirty": maybe(schema.FLAG),
-                code_digest.KEY: _digests("rungs", "engine"),
-            }
-        ),
-        "protocol": fields(
-            {
-                "fixed": schema.FLAG,
-                "budget_s": maybe(schema.SECONDS),
-                "rounds": schema.COUNT,
-                "cycles": number(1, 100_000, whole=True),
-                "cycle_steps": number(record.CYCLE_STEPS, record.CYCLE_STEPS, whole=True),
-                "seed": number(0, 2**32, whole=True),
-                "settle_s": schema.SECONDS,
-                "settle_cycles": schema.COUNT,
-            }
-        ),
-        "complete": schema.FLAG,
-        "started": schema.STARTED,
-        "seconds": schema.SECONDS,
-        "rungs": items(
-            fields(
-                {"name": schema.PART, "title": schema.TEXT, "skipped": maybe(schema.TEXT)},
-                {"known": maybe(schema.TEXT), "reason": maybe(schema.TEXT), "rounds": schema.COUNT}
-                | _DERIVED,
-            ),
-            MOST_RUNGS,
-            least=1,
-        ),
-        "programs": items(
-            fields(
-                {
-                    "rung": schema.PART,
-                    "side": one_of(*judging.SIDES),
-                    "status": one_of(*results.STATUSES),
-                    "reason": maybe(schema.TEXT),
-                    "recipe": maybe(schema.RECIPE),
-                    "settings": maybe(schema.SETTINGS),
-                    "choices": maybe(items(_CHOICE, 100)),
-                    "rounds": items(schema.ROUND, MOST_ROUNDS),
-                }
-            ),
-            3 * MOST_RUNGS,
-        ),
-        "gpu": maybe(schema.RUN_GPU),
-        "notes": schema.NOTES,
-    },
-    schema.CONDITIONS,
-)
 
 
-def load(path: Path) -> dict[str, Any]:
-    """Return the comparison in a file, judged anew. Raises `UserError` with the problem in one line."""
-    name = text.display(Path(path).name)
-    try:
-        handle = os.open(path, os.O_RDONLY | os.O_NOFOLLOW | os.O_NONBLOCK)
-        with os.fdopen(handle, "rb") as file:
-            if not stat.S_ISREG(os.fstat(file.fileno()).st_mode):
-                raise UserError(f"{name}: not a regular file")
-            raw = file.read(MOST_BYTES + 1)
-    except OSError as error:
-        raise UserError(f"{name}: cannot be read: {error.strerror}") from None
-    if len(raw) > MOST_BYTES:
-        raise UserError(f"{name}: larger than {MOST_BYTES} bytes")
-    try:
-        data = results.parse(raw)
-    except ValueError as error:
-        raise UserError(f"{name}: not a result file: {error}") from None
-    if problem := problem_of(data):
-        raise UserError(f"{name}: {problem}")
-    for rung in data["rungs"]:
-        rung["known"] = None
-    judging.judge(data)
-    return data
+@record
+class Program:
+    """The visits of a rung on one side. A choice is a row of the commit's own `kernels.choices`."""
+
+    rung: str = needed(values.PART)
+    side: str = needed(one_of(*SIDES))
+    status: str = needed(one_of(*results.STATUSES))
+    reason: str | None = needed(values.TEXT)
+    recipe: Plain | None = needed(rules.RECIPE)
+    settings: Plain | None = needed(rules.SETTINGS)
+    choices: list[dict[str, int | str]] | None = needed(items(_CHOICE, 100))
+    rounds: list[Round] = needed(items(rules.ROUND, MOST_ROUNDS))
+
+
+@record
+class Compared:
+    """A comparison of two commits."""
+
+    schema: int = needed(number(SCHEMA, SCHEMA, whole=True))
+    kind: str = needed(one_of(KIND))
+    machine: types.Machine = needed(rules.MACHINE)
+    workload: Plain = needed(
+        fields(
+            {"name": values.PART, "data": one_of(None, "sample-photographs")},
+            {f.name: values.SCALAR for f in dataclasses.fields(Workload) if f.name != "data"},
+        )
+    )
+    environment: dict[str, str] | Absent = optional(values.ENVIRONMENT)
+    images: types.Images | Absent = optional(rule_of(types.Images))
+    base: Commit = needed(rule_of(Commit))
+    head: Commit = needed(rule_of(Commit))
+    harness: Harness = needed(rule_of(Harness))
+    protocol: Protocol = needed(rule_of(Protocol))
+    complete: bool = needed(values.FLAG)
+    started: str = needed(values.STARTED)
+    seconds: float = needed(values.SECONDS)
+    rungs: list[Rung] = needed(items(fields(ASKED, DERIVED), MOST_RUNGS, least=1))
+    programs: list[Program] = needed(items(rule_of(Program), 3 * MOST_RUNGS))
+    gpu: RunGpu | None = needed(rule_of(RunGpu))
+    notes: list[str] = needed(values.NOTES)
+
+
+RULE = rule_of(Compared)
+
+
+def new_rung(name: str, title: str, skipped: str | None) -> Rung:
+    """Return a rung of which nothing is derived yet."""
+    nothing = dict.fromkeys(DERIVED)
+    return build(Rung, nothing | {"name": name, "title": title, "skipped": skipped, "rounds": 0})
+
+
+def of_data(data: Plain) -> Compared:
+    """Return the comparison of data that the rules accept, without the derived values."""
+    rungs = [plain(new_rung(*(each[key] for key in ASKED))) for each in data["rungs"]]
+    return build(Compared, {**data, "rungs": rungs})
 
 
 def problem_of(data: Any) -> str | None:
     """Return the problem of a comparison in one line, or None."""
     if problem := RULE(data):
         return f"{problem[0].lstrip('.') or 'the file'}: {problem[1]}"
-    if problem := identity.misnamed(data["workload"]):
+    result = of_data(data)
+    if problem := identity.misnamed(result.workload):
         return problem
-    names = [rung["name"] for rung in data["rungs"]]
+    names = [rung.name for rung in result.rungs]
     if len(set(names)) < len(names):
         return "rungs: one is there twice"
-    expected = {(r["name"], side) for r in data["rungs"] if not r["skipped"] for side in judging.SIDES}
-    seen = [(each["rung"], each["side"]) for each in data["programs"]]
+    expected = {(rung.name, side) for rung in result.rungs if not rung.skipped for side in SIDES}
+    seen = [(each.rung, each.side) for each in result.programs]
     if len(seen) != len(expected) or set(seen) != expected:
         return "programs: not BASE, HEAD and BASE again of each rung"
-    least = plausible.floor_ms(data["machine"], data["workload"])
-    for each in data["programs"]:
+    least = plausible.floor_ms(plain(result.machine), result.workload)
+    for each in result.programs:
         if problem := _contradiction(each, least):
-            return f"{each['rung']}, {each['side']}: {problem}"
+            return f"{each.rung}, {each.side}: {problem}"
     return None
 
 
-def _contradiction(program: dict[str, Any], least: tuple[float, float] | None) -> str | None:
-    numbers = [each["round"] for each in program["rounds"]]
+def _contradiction(program: Program, least: tuple[float, float] | None) -> str | None:
+    numbers = [each.round for each in program.rounds]
     if len(set(numbers)) < len(numbers):
         return "a round is there twice"
-    if any(not each["samples_ms"] for each in program["rounds"]):
+    if any(not each.samples_ms for each in program.rounds):
         return "a round without samples"
-    if program["status"] == "ok" and not numbers:
+    if program.status == "ok" and not numbers:
         return "status ok without a round"
-    if (program["status"] == "ok") != (program["reason"] is None) and program["status"] != "n/a":
+    if (program.status == "ok") != (program.reason is None) and program.status != "n/a":
         return "a status that its reason contradicts"
-    return plausible.program_too_fast(program, least)
+    return plausible.program_too_fast(plain(program), least)

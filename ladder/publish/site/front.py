@@ -4,7 +4,8 @@ from __future__ import annotations
 
 import base64
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
 from typing import Any
 from urllib.parse import quote, urlencode
 
@@ -22,8 +23,97 @@ _PAGE = {
     LIGHT: {"good": "#1A6E34", "line": "#D5DAE0", "mark": LIGHT.article, "link": "#005A8C"},
     DARK: {"good": "#6CCB88", "line": "#343C45", "mark": DARK.article, "link": "#7CC5F0"},
 }
+Charts = Mapping[
+    int, Sequence[tuple[str, str]]
+]  # (link text, path) of each whole chart, by the id of its panel
 _WORDS = ("verdict", "advice")  # columns of words
 _LOUD = ("faster", "slower", "ADOPT", "SKIP")
+
+
+@dataclass(frozen=True)
+class Link:
+    """A link of the page."""
+
+    text: str
+    address: str
+
+
+@dataclass(frozen=True)
+class Cell:
+    """A text of a table, with the class of its style."""
+
+    text: str
+    kind: str
+
+
+@dataclass(frozen=True)
+class TitledRow:
+    """A rung's row of a table."""
+
+    title: str
+    cells: list[Cell]
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture in both themes, as SVG, with its alternative text."""
+
+    alt: str
+    light: bytes
+    dark: bytes
+
+
+@dataclass(frozen=True)
+class ShownPanel:
+    """The texts and the picture of a panel."""
+
+    id: str
+    name: str
+    facts: str
+    single: bool
+    wide: bool
+    headline: str
+    total: str
+    marks: tuple[str, ...]
+    protocol: str
+    headings: list[Cell]
+    rows: list[TitledRow]
+    remarks: list[str]
+    links: list[Link]
+    picture: Picture
+
+
+@dataclass(frozen=True)
+class ShownGroup:
+    """The texts and the panels of a group. `split`: its bars show the share of the GPU's work."""
+
+    title: str
+    workload: str
+    about: str
+    split: bool
+    panels: list[ShownPanel]
+
+
+@dataclass(frozen=True)
+class Measurement:
+    """A commit's row of a history's table."""
+
+    commit: str
+    rung: str
+    ms: str
+    software: str
+
+
+@dataclass(frozen=True)
+class ShownHistory:
+    """The texts of a history, and its picture where there are several commits."""
+
+    name: str
+    workload: str
+    about: str
+    rows: list[Measurement]
+    links: list[Link]
+    picture: Picture | None
 
 
 def colors(theme: Theme) -> dict[str, str]:
@@ -36,7 +126,7 @@ def page(
     histories: dict[tuple[str, str], list[asvseries.Step]],
     raw: Sequence[Raw],
     asv_files: Sequence[str],
-    charts: dict[int, Sequence[tuple[str, str]]],
+    charts: Charts,
     names: dict[str, str],
 ) -> str:
     """Return the whole page as HTML.
@@ -87,37 +177,35 @@ def _style() -> str:
     return text
 
 
-def _picture(drawn: dict[str, Any]) -> Any:
+def _picture(drawn: Picture) -> Any:
     """Return both pictures with one alternative text. The browser shows the one for its background."""
     from markupsafe import Markup
 
-    light, dark = (_embedded(drawn[name]) for name in ("light", "dark"))
+    light, dark = _embedded(drawn.light), _embedded(drawn.dark)
     return Markup(
         '<picture><source media="(prefers-color-scheme: dark)" srcset="{}"><img src="{}" alt="{}"></picture>'
-    ).format(dark, light, drawn["alt"])
+    ).format(dark, light, drawn.alt)
 
 
 def _embedded(svg: bytes) -> str:
     return f"data:image/svg+xml;base64,{base64.b64encode(svg).decode()}"
 
 
-def _group(group: Group, index: int, charts: dict[int, Sequence[tuple[str, str]]]) -> dict[str, Any]:
+def _group(group: Group, index: int, charts: Charts) -> ShownGroup:
     about = {panel.shown.workload for panel in group.panels if not panel.single} or {group.workload}
     several = " All machines share one scale." if len(group.panels) > 1 else ""
-    return {
-        "title": group.title,
-        "workload": group.workload,
-        "about": f"{'; '.join(sorted(about))}.{several}",
-        "split": any(row.host_bound is not None for panel in group.panels for row in panel.shown.rows),
-        "panels": [
+    return ShownGroup(
+        title=group.title,
+        workload=group.workload,
+        about=f"{'; '.join(sorted(about))}.{several}",
+        split=any(row.host_bound is not None for panel in group.panels for row in panel.shown.rows),
+        panels=[
             _panel(panel, group, f"{index}-{number}", charts) for number, panel in enumerate(group.panels)
         ],
-    }
+    )
 
 
-def _panel(
-    panel: Panel, group: Group, name: str, charts: dict[int, Sequence[tuple[str, str]]]
-) -> dict[str, Any]:
+def _panel(panel: Panel, group: Group, name: str, charts: Charts) -> ShownPanel:
     shown = panel.shown
     title, _, facts = shown.machine.partition(", ")
     measured = [row for row in shown.rows if row.step_ms]
@@ -130,30 +218,30 @@ def _panel(
             total = factor(last.total)
     columns = _columns(shown.rows, panel.single)
     links = [*charts.get(id(panel), ()), ("raw result", panel.raw[0])]
-    links = [{"text": text, "address": quote(path)} for text, path in links]
-    return {
-        "id": name,
-        "name": title,
-        "facts": facts,
-        "single": panel.single,
-        "wide": len(shown.rows) > figures.FEW,
-        "headline": headline,
-        "total": total,
-        "marks": shown.marks,
-        "protocol": f"{shown.protocol[0].upper()}{shown.protocol[1:]}.",
-        "headings": [
-            {"text": heading, "kind": "" if heading in _WORDS else "number"} for heading, _ in columns
-        ],
-        "rows": [
-            {"title": row.title, "cells": [_cell(heading, cell(row)) for heading, cell in columns]}
+    alt = _alt(panel, title, group.workload)
+    light, dark = (figures.ladder(shown, group.most, theme) for theme in (LIGHT, DARK))
+    return ShownPanel(
+        id=name,
+        name=title,
+        facts=facts,
+        single=panel.single,
+        wide=len(shown.rows) > figures.FEW,
+        headline=headline,
+        total=total,
+        marks=shown.marks,
+        protocol=f"{shown.protocol[0].upper()}{shown.protocol[1:]}.",
+        headings=[Cell(heading, "" if heading in _WORDS else "number") for heading, _ in columns],
+        rows=[
+            TitledRow(row.title, [_cell(heading, cell(row)) for heading, cell in columns])
             for row in shown.rows
         ],
-        "remarks": [text for text in (shown.noise, *shown.remarks) if text],
-        "links": [*links, {"text": "in asv", "address": _asv(panel.machine, group.workload, "rung")}],
-        "alt": _alt(panel, title, group.workload),
-        "light": figures.ladder(shown, group.most, LIGHT),
-        "dark": figures.ladder(shown, group.most, DARK),
-    }
+        remarks=[text for text in (shown.noise, *shown.remarks) if text],
+        links=[
+            *(Link(text, quote(path)) for text, path in links),
+            Link("in asv", _asv(panel.machine, group.workload, "rung")),
+        ],
+        picture=Picture(alt, light, dark),
+    )
 
 
 def _columns(rows: Sequence[Row], single: bool) -> list[tuple[str, Any]]:
@@ -168,9 +256,9 @@ def _columns(rows: Sequence[Row], single: bool) -> list[tuple[str, Any]]:
     return [(heading, cell) for heading, cell in columns if any(cell(row) for row in rows)]
 
 
-def _cell(heading: str, text: str) -> dict[str, str]:
+def _cell(heading: str, text: str) -> Cell:
     kind = text if text in _LOUD else "" if heading in _WORDS else "number"
-    return {"text": text, "kind": kind}
+    return Cell(text, kind)
 
 
 def _alt(panel: Panel, title: str, workload: str) -> str:
@@ -183,7 +271,7 @@ def _alt(panel: Panel, title: str, workload: str) -> str:
     return f"Bars of milliseconds a step on {title}{kind}, workload {workload}: {', '.join(bars)}."
 
 
-def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]) -> dict[str, Any]:
+def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]) -> ShownHistory:
     drawn = [step for step in steps if step.whole]
     commits = list(dict.fromkeys(step.commit for step in drawn))
     first, last = drawn[0], drawn[-1]
@@ -195,27 +283,13 @@ def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]
         )
     if in_part := len(steps) - len(drawn):
         about += f" {in_part} measured without the highest rungs, and in the table alone."
-    rows = [
-        {
-            "commit": step.commit[:8],
-            "rung": step.rung,
-            "ms": ms(step.ms),
-            "software": ", ".join(step.software),
-        }
-        for step in steps
-    ]
-    made = {
-        "name": name,
-        "workload": workload,
-        "about": about,
-        "rows": rows,
-        "light": None,
-        "alt": f"Milliseconds a step of the highest rung on {name} over commits. {about}",
-        "links": [{"text": "in asv", "address": _asv(machine, workload, "commit", last.rung)}],
-    }
+    rows = [Measurement(step.commit[:8], step.rung, ms(step.ms), ", ".join(step.software)) for step in steps]
+    picture = None
     if len(commits) > 1:
-        made |= {theme: figures.history(drawn, look) for theme, look in (("light", LIGHT), ("dark", DARK))}
-    return made
+        alt = f"Milliseconds a step of the highest rung on {name} over commits. {about}"
+        picture = Picture(alt, *(figures.history(drawn, theme) for theme in (LIGHT, DARK)))
+    link = Link("in asv", _asv(machine, workload, "commit", last.rung))
+    return ShownHistory(name, workload, about, rows, [link], picture)
 
 
 def _asv(machine: str, workload: str, axis: str, rung: str | None = None) -> str:

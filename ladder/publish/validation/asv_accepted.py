@@ -125,9 +125,7 @@ def _elsewhere(where: Path) -> str | None:
     return None
 
 
-def _misplaced(
-    where: Path, data: dict[str, Any], taken: set[Path], dates: dict[str, int] | None
-) -> str | None:
+def _misplaced(where: Path, data: Any, taken: set[Path], dates: dict[str, int] | None) -> str | None:
     """Return why a valid file at a valid path is still left out, or None."""
     kind = asv_checks.kind_of(where)
     if kind in ("results", "note") and Path(where.parts[0], "machine.json") not in taken:
@@ -137,7 +135,7 @@ def _misplaced(
     return validate.misdated(data, dates or {}) if kind == "results" else None
 
 
-def _copy(data: dict[str, Any], path: Path) -> None:
+def _copy(data: Any, path: Path) -> None:
     """Write the parsed data again: keys in our order, machine facts only, no infinite interval."""
     kind = asv_checks.kind_of(path)
     path.parent.mkdir(exist_ok=True)

@@ -13,9 +13,9 @@ import itertools
 import json
 import math
 import re
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, NamedTuple
 
 from ladder.base import text
 from ladder.base.rules import shown
@@ -23,6 +23,7 @@ from ladder.plan import catalog
 from ladder.publish.validation import asv_schema
 from ladder.results import plausible
 from ladder.results import store as results
+from ladder.results.types import Plain
 
 MOST_BYTES = 2**20
 NOTES = "notes"
@@ -67,14 +68,14 @@ def check(data: Any, kind: str, path: Path) -> str | None:
     return _contradiction(data, path) if kind == "results" else None
 
 
-def marks(data: dict[str, Any], kind: str) -> list[str]:
+def marks(data: Any, kind: str) -> list[str]:
     """Return why an accepted file must not be quoted, or is not used."""
     if kind == "benchmarks":
         return [NEVER_TAKEN]
     return [DIRTY] if kind == "results" and "tree" in data["requirements"] else []
 
 
-def fingerprint(data: dict[str, Any], kind: str) -> str | None:
+def fingerprint(data: Any, kind: str) -> str | None:
     """Return a digest that is equal exactly for files with the same measurement, or None for other files."""
     if kind != "results":
         return None
@@ -90,7 +91,7 @@ def number(value: Any) -> float | None:
     return None if value is None or math.isnan(value) else value
 
 
-def device_of(params: dict[str, Any]) -> str:
+def device_of(params: Mapping[str, str]) -> str:
     return "cpu" if params["gpu"] == "none" else "cuda"
 
 
@@ -106,7 +107,7 @@ def combinations(row: list[Any]) -> Iterator[tuple[int, tuple[str, ...]]]:
 # --- what no single value shows -----------------------------------------------------------------------------------
 
 
-def _machine_problem(facts: dict[str, Any], folder: str) -> str | None:
+def _machine_problem(facts: Mapping[str, str], folder: str) -> str | None:
     hardware = facts["cpu"] if facts["gpu"] == "none" else facts["gpu"]
     made = text.slug(hardware)
     if not re.fullmatch(
@@ -128,7 +129,7 @@ def _named_after(commit: str, environment: str, path: Path) -> str | None:
     return None
 
 
-def _contradiction(data: dict[str, Any], path: Path) -> str | None:
+def _contradiction(data: asv_schema.Results, path: Path) -> str | None:
     params = data["params"]
     for key, rule in asv_schema.FACTS.items():
         if problem := rule(params.get(key)):
@@ -164,37 +165,49 @@ def _row_contradiction(row: list[Any]) -> str | None:
     none = [None] * count
     found = {key: none if values is None else values for key, values in columns.items()}
     for index, value in enumerate(found["result"]):
-        problem = _value_contradiction(number(value), {k: v[index] for k, v in found.items() if _a_column(k)})
-        if problem:
+        seen = _Statistics(*(found[key][index] for key in _Statistics._fields))
+        if problem := _value_contradiction(number(value), seen):
             return f"[{index}]: {problem}"
     return None
 
 
-def _a_column(key: str) -> bool:
-    return key.startswith("stats_") or key == "samples"
+class _Statistics(NamedTuple):
+    """The statistics of one value, by asv's names of their columns."""
+
+    stats_ci_99_a: float | None
+    stats_ci_99_b: float | None
+    stats_q_25: float | None
+    stats_q_75: float | None
+    stats_number: float | None
+    stats_repeat: float | None
+    samples: list[float] | None
 
 
-def _value_contradiction(value: float | None, seen: dict[str, Any]) -> str | None:
+def _value_contradiction(value: float | None, seen: _Statistics) -> str | None:
     if value is None:
-        return "statistics of what has no result" if any(v is not None for v in seen.values()) else None
-    low, high = seen["stats_q_25"], seen["stats_q_75"]
-    if samples := seen["samples"]:
+        return "statistics of what has no result" if any(each is not None for each in seen) else None
+    low, high = seen.stats_q_25, seen.stats_q_75
+    if samples := seen.samples:
         low, high = min(samples), max(samples)
-        if seen["stats_repeat"] not in (None, len(samples)):
-            return f"{len(samples)} samples, and repeat is {seen['stats_repeat']}"
+        if seen.stats_repeat not in (None, len(samples)):
+            return f"{len(samples)} samples, and repeat is {seen.stats_repeat}"
     if low is not None and high is not None and not 0.9999 * low <= value <= 1.0001 * high:
         return "the result is not among its samples"
-    bounds = [seen["stats_ci_99_a"], seen["stats_ci_99_b"]]
-    if any(b is not None and math.isinf(b) for b in bounds) and seen["stats_repeat"] != 1:
+    bounds = [seen.stats_ci_99_a, seen.stats_ci_99_b]
+    if any(b is not None and math.isinf(b) for b in bounds) and seen.stats_repeat != 1:
         return "an infinite interval of more than one sample"
     return None
 
 
-def _too_fast(name: str, row: list[Any], params: dict[str, Any]) -> str | None:
+def _too_fast(name: str, row: list[Any], params: Mapping[str, str]) -> str | None:
     """Return the complaint about a step that is faster than its GPU can compute, or None."""
     if not name.endswith(".samples_step_time") or row[0] is None:
         return None
-    machine = {"device": device_of(params), "gpu": params["gpu"], "cores": int(params["num_cpu"])}
+    machine: dict[str, str | int] = {
+        "device": device_of(params),
+        "gpu": params["gpu"],
+        "cores": int(params["num_cpu"]),
+    }
     least: dict[str, float] = {}
     for index, values in combinations(row):
         seconds, workload = number(row[0][index]), values[0] if values else ""
@@ -210,7 +223,7 @@ def _too_fast(name: str, row: list[Any], params: dict[str, Any]) -> str | None:
     return None
 
 
-def _least_ms(name: str, machine: dict[str, Any]) -> float:
+def _least_ms(name: str, machine: Mapping[str, str | int]) -> float:
     """Return the floor of a preset workload in ms. For an unknown workload, it is the lowest floor of all presets."""
     presets = _workloads()
     found = [
@@ -221,5 +234,5 @@ def _least_ms(name: str, machine: dict[str, Any]) -> float:
 
 
 @functools.cache
-def _workloads() -> dict[str, dict[str, Any]]:
+def _workloads() -> dict[str, Plain]:
     return {name: catalog.load_workload(name)[1] for name in catalog.workloads()}

@@ -8,7 +8,7 @@ that need more than one value.
 from __future__ import annotations
 
 import math
-from typing import Any
+from typing import Any, TypedDict
 
 from ladder.base import text
 from ladder.base.rules import (
@@ -46,6 +46,23 @@ COLUMNS = [
     "samples",
     "profile",
 ]
+
+
+class Results(TypedDict):
+    """The contents of asv's file of one commit. A row has the values of COLUMNS, without empty ones at the end."""
+
+    commit_hash: str
+    env_name: str
+    date: int  # milliseconds since 1970
+    params: dict[str, str]  # of the machine and the environment
+    python: str
+    requirements: dict[str, str]
+    env_vars: dict[str, str]
+    result_columns: list[str]
+    results: dict[str, list[Any]]
+    durations: dict[str, float]
+    version: int
+
 
 NAME = pattern(
     r"[A-Za-z_]\w{0,63}(\.[A-Za-z_]\w{0,63}){1,3}", "the name of a benchmark, like rungs.Rung.samples_x"

@@ -11,8 +11,9 @@ from typing import Any
 from ladder.publish.validation import schema_checks
 from ladder.results import publishable
 from ladder.results.check import Kind
+from ladder.results.code_digest import Head
 from ladder.results.types import build
-from ladder.studies.claims.schema import KIND as CLAIMS
+from ladder.studies.claims.registry import KIND as CLAIMS
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
 from ladder.studies.precision.schema import KIND as PRECISION
@@ -30,7 +31,7 @@ UNNAMED = {
 }  # recognized by a key that no other kind has
 
 
-def kind_of(data: dict[str, Any]) -> Any:
+def kind_of(data: Head) -> Any:
     """Return the kind that a file states, or None for a ladder's result.
 
     Self-tests and tables of faults state it under "what".
@@ -41,7 +42,7 @@ def kind_of(data: dict[str, Any]) -> Any:
     return next((kind for key, kind in UNNAMED.items() if key in data and "schema" not in data), None)
 
 
-def marks(data: dict[str, Any]) -> list[str]:
+def marks(data: Head) -> list[str]:
     """Return why an accepted file must not be quoted."""
     kind = KINDS[kind_of(data)]
     found = list(data["protocol"]["notes"]) if kind.notes else []

@@ -24,9 +24,10 @@ from ladder.base import git
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.rules import shown
-from ladder.publish.validation import asv_checks, kinds
+from ladder.publish.validation import asv_checks, asv_schema, kinds
 from ladder.results import check as checks
 from ladder.results import store as results
+from ladder.results.code_digest import Head
 from ladder.results.loading import name_problem, printable, read_bytes, show_path, why
 from ladder.results.publishable import publishable
 from ladder.results.types import Result, build
@@ -147,7 +148,7 @@ def asv_date(file: Path, data: Any) -> str | None:
     return misdated(data, _dates(data["commit_hash"]))
 
 
-def misdated(data: dict[str, Any], dates: Mapping[str, int]) -> str | None:
+def misdated(data: asv_schema.Results, dates: Mapping[str, int]) -> str | None:
     """Return the problem of an asv result whose date differs from these `commit_dates`, or None."""
     known = dates.get(data["commit_hash"])
     return None if known in (None, data["date"]) else "date: not that of its commit"
@@ -275,7 +276,7 @@ def nearest(kind: Any) -> str:
     return f"; did you mean {like[0]!r}?" if like else ""
 
 
-def fingerprint(data: dict[str, Any]) -> str:
+def fingerprint(data: Head) -> str:
     """Return a digest that is equal exactly for results with the same samples.
 
     For results without samples it covers the whole content.

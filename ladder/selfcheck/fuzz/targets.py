@@ -26,7 +26,9 @@ from ladder.report import tables
 from ladder.results import store as results
 from ladder.results.types import build
 from ladder.studies.claims import report as claimsreport
+from ladder.studies.claims import schema as claimsschema
 from ladder.studies.kernelbench import report as kernelreport
+from ladder.studies.kernelbench import schema as kernelschema
 from ladder.studies.precision import record as precisions
 from ladder.studies.precision import report as precisionreport
 from ladder.studies.roofline import schema as roofline
@@ -40,8 +42,8 @@ WEIGHTS = {
     **dict.fromkeys(("claims", "compare", "kernels", "precision", "roofline", "sustained"), 10),
 }
 PAGES: dict[str, Callable[[Any], str]] = {  # how an accepted result of another kind is shown
-    "claims": claimsreport.markdown,
-    "kernels": kernelreport.markdown,
+    "claims": lambda data: claimsreport.markdown(claimsschema.of_data(data)),
+    "kernels": lambda data: kernelreport.markdown(kernelschema.of_data(data)),
     "precision": lambda data: precisionreport.markdown(build(precisions.Result, data)),
     "roofline": lambda data: roofline_view.markdown(build(roofline.Result, data)),
 }
@@ -147,11 +149,11 @@ def read_result(path: Path, out: Path) -> str:
 
 def read_comparison(path: Path, out: Path) -> str:
     """Read a comparison as the second stage of the GPU's workflow reads the file of a pull request."""
+    from ladder.publish.regressions import judging
     from ladder.publish.regressions import report as page
-    from ladder.publish.regressions import schema as accepting
 
     try:
-        found = accepting.load(path)
+        found = judging.load(path)
     except UserError as error:
         return _line(str(error))
     (out / "comparison.md").write_text(page.markdown(found), encoding="utf-8")

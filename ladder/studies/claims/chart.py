@@ -14,6 +14,7 @@ from ladder.report.drawing import fitted
 from ladder.report.panels import ARTICLE, BUSY, GAP, GRID, IDLE, INK, MUTED
 from ladder.studies.claims import registry
 from ladder.studies.claims.report import amount, figure
+from ladder.studies.claims.schema import Claims
 from ladder.studies.claims.view import EQUAL, View
 
 SWEEPS = (
@@ -37,18 +38,18 @@ PAIRS = (
 WIDTH, HEIGHT = 12.5, 8.8  # inches
 
 
-def render(result: dict[str, Any], kind: str) -> bytes:
+def render(result: Claims, kind: str) -> bytes:
     """Return the chart as PNG or SVG bytes."""
     return drawing.save(lambda: draw(result), kind)
 
 
-def draw(result: dict[str, Any]) -> Any:
+def draw(result: Claims) -> Any:
     from matplotlib.figure import Figure
 
     made, view = Figure(figsize=(WIDTH, HEIGHT)), View(result)
-    machine = result["machine"]
-    notes = f" ({result['protocol']['notes'][0]})" if result["protocol"]["notes"] else ""
-    headline = f"{machine['gpu'] or machine['cpu']}: the article's claims, measured{notes}"
+    machine = result.machine
+    notes = f" ({result.protocol.notes[0]})" if result.protocol.notes else ""
+    headline = f"{machine.gpu or machine.cpu}: the article's claims, measured{notes}"
     fitted(made, 0.2 / WIDTH, 1 - 0.14 / HEIGHT, headline, 15, fontweight="bold", va="top")
     _figures(made.add_axes((0.19, 0.54, 0.34, 0.34)), result)
     _pairs(made.add_axes((0.73, 0.54, 0.25, 0.34)), view)
@@ -68,21 +69,21 @@ def _plain(axes: Any, title: str) -> None:
     axes.set_title(title, loc="left", fontsize=11, fontweight="bold", pad=10)
 
 
-def _figures(axes: Any, result: dict[str, Any]) -> None:
+def _figures(axes: Any, result: Claims) -> None:
     """Draw ours in multiples of the article's figure. The middle of its range counts, and the range is a band."""
     from matplotlib import patheffects
 
-    rows = [row for row in result["claims"] if row["figure"] is not None]
+    rows = [row for row in result.claims if row.figure is not None]
     _plain(axes, "Ours, in multiples of the article's figure")
     axes.set_xscale("log")
     axes.axvline(1, color=ARTICLE, linewidth=1.4, zorder=2)
     reach = 2.0
     for y, row in enumerate(rows):
-        claim, low, high = registry.BY_NAME[row["name"]], *row["figure"]
+        claim, low, high = registry.BY_NAME[row.name], *row.figure
         middle = (low + high) / 2
         if high > low:
             axes.barh(y, (high - low) / middle, 0.5, left=low / middle, color=ARTICLE, alpha=0.2, zorder=1)
-        if row["ours"] is None:
+        if row.ours is None:
             axes.axhspan(y - 0.4, y + 0.4, color=GAP, zorder=0, linewidth=0)
             axes.annotate(
                 "n/a",
@@ -94,12 +95,12 @@ def _figures(axes: Any, result: dict[str, Any]) -> None:
                 va="center",
             )
             continue
-        value, interval = row["ours"]["median"] / middle, row["ours"]["interval"]
+        value, interval = row.ours.median / middle, row.ours.interval
         reach = max(reach, value, 1 / value)
         if interval:
             axes.plot([b / middle for b in interval], [y, y], color=INK, linewidth=1.4, zorder=3)
         axes.plot([value], [y], "o", color=BUSY, markersize=8, zorder=4)
-        text = f"{amount(row['ours']['median'], claim.unit)} for {figure(claim)}"
+        text = f"{amount(row.ours.median, claim.unit)} for {figure(claim)}"
         axes.annotate(
             text, (value, y), xytext=(0, 7), textcoords="offset points", ha="center", fontsize=8, zorder=5,
             path_effects=[patheffects.withStroke(linewidth=2.5, foreground="white")],
@@ -107,7 +108,7 @@ def _figures(axes: Any, result: dict[str, Any]) -> None:
     reach = min(reach * 1.8, 1e4)
     axes.set_xlim(1 / reach, reach)
     axes.set_ylim(len(rows) - 0.4, -0.7)
-    axes.set_yticks(range(len(rows)), [row["name"] for row in rows])
+    axes.set_yticks(range(len(rows)), [row.name for row in rows])
     near, far = (0.25, 0.5, 1, 2, 4), (0.001, 0.01, 0.1, 1, 10, 100, 1000)
     ticks = [t for t in (near if reach < 8 else far) if 1 / reach <= t <= reach]
     axes.set_xticks(ticks, [f"{t:g}x" for t in ticks])
@@ -124,11 +125,11 @@ def _pairs(axes: Any, view: View) -> None:
             axes.axhspan(y - 0.4, y + 0.4, color=GAP, zorder=0, linewidth=0)
             axes.text(0.05, y, "n/a", fontsize=8.5, color=MUTED, va="center")
             continue
-        value = found["median"]
+        value = found.median
         top = max(top, value)
         axes.barh(y, value, 0.6, color=BUSY, zorder=2)
-        if found["interval"]:
-            axes.plot(found["interval"], [y, y], color=INK, linewidth=1.2, zorder=4)
+        if found.interval:
+            axes.plot(found.interval, [y, y], color=INK, linewidth=1.2, zorder=4)
         axes.annotate(
             f"{amount(value, 'x')}", (value, y), xytext=(4, 0), textcoords="offset points", va="center", fontsize=8.5
         )  # fmt: skip
@@ -144,15 +145,15 @@ def _sweep(axes: Any, view: View, name: str, label: str) -> None:
     _plain(axes, "")
     axes.grid(axis="y", color=GRID, linewidth=0.8)
     axes.grid(axis="x", visible=False)
-    found = view.experiments.get(name, {"samples_us": {}, "reasons": {}})
-    contenders = list(dict.fromkeys((*found.get("bytes", {}), *found["samples_us"])))
+    found = view.experiments.get(name)
+    contenders = list(dict.fromkeys((*found.bytes, *found.samples_us))) if found else []
     best = view.quickest(name)
     axes.set_xlabel(label, fontsize=8.5, color=MUTED)
     axes.set_xticks(range(len(contenders)), [each.split()[0] for each in contenders])
     axes.set_xlim(-0.6, max(1, len(contenders)) - 0.4)
     if best is None:
         axes.set_yticks([])
-        reason = next(iter(found["reasons"].values()), "not measured")
+        reason = next(iter(found.reasons.values() if found else ()), "not measured")
         axes.text(
             0.5, 0.5, f"n/a: {reason}"[:40], transform=axes.transAxes, fontsize=7.5, color=MUTED, ha="center"
         )
@@ -160,19 +161,17 @@ def _sweep(axes: Any, view: View, name: str, label: str) -> None:
     ratios = [view.ratio(name, each, best) for each in contenders]
     for x, ratio in enumerate(ratios):
         if ratio:
-            axes.bar(x, ratio["median"], 0.7, color=IDLE, zorder=2)
-            axes.text(
-                x, ratio["median"] + 0.02, f"{ratio['median']:.2f}", fontsize=7.5, ha="center", zorder=4
-            )
+            axes.bar(x, ratio.median, 0.7, color=IDLE, zorder=2)
+            axes.text(x, ratio.median + 0.02, f"{ratio.median:.2f}", fontsize=7.5, ha="center", zorder=4)
     shares = [
         (x, share) for x, each in enumerate(contenders) if (share := view.occupancy(name, each)) is not None
     ]
     axes.plot([x for x, _ in shares], [s for _, s in shares], "-o", color=BUSY, markersize=4, zorder=5)
-    top = max([ratio["median"] for ratio in ratios if ratio] + [1.2])
+    top = max([ratio.median for ratio in ratios if ratio] + [1.2])
     axes.set_ylim(0, top * 1.12)
 
 
-def _footer(made: Any, result: dict[str, Any]) -> None:
+def _footer(made: Any, result: Claims) -> None:
     from matplotlib.lines import Line2D
     from matplotlib.patches import Patch
 
@@ -184,11 +183,11 @@ def _footer(made: Any, result: dict[str, Any]) -> None:
     made.legend(
         handles=handles, loc="upper left", bbox_to_anchor=(0.05, 0.475), ncols=3, frameon=False, fontsize=9
     )
-    machine = result["machine"]
+    machine = result.machine
     text = (
-        f"PyTorch {machine['torch']}, Triton {machine['triton']}; 8x512x256x256; cold L2."
+        f"PyTorch {machine.torch}, Triton {machine.triton}; 8x512x256x256; cold L2."
         " Lines: 95% intervals over repeats."
     )
-    if result["protocol"]["smoke"]:
+    if result.protocol.smoke:
         text = "Tiny shapes in Triton's interpreter: no time means anything."
     fitted(made, 0.2 / WIDTH, 0.12 / HEIGHT, text, 8, color=MUTED)

@@ -10,19 +10,19 @@ from __future__ import annotations
 import random
 import time
 from collections.abc import Callable
+from dataclasses import dataclass
 from typing import Any
 
 import torch
 
 from ladder.studies.claims.timed import Missing, reason_of
+from ladder.studies.claims.view import ADD, EMPTY_CUDA, EMPTY_TRITON, LAUNCH, REPLAY, WHOLE
 from ladder.studies.kernelbench import cuda
 from ladder.studies.kernelbench.timing import Call
 
 BURST = 200  # launches; the driver's queue holds about 1000
 NODES = 1000  # kernels in a graph
 BURSTS = 5  # bursts for one value, the quickest: an interrupt of the CPU can only lengthen a burst
-LAUNCH, REPLAY, WHOLE = "launch", "replay", "one replay of the graph"
-ADD, EMPTY_TRITON, EMPTY_CUDA = "PyTorch elementwise op", "empty Triton kernel", "empty CUDA C++ kernel"
 
 
 def contenders(device: str) -> dict[str, Callable[[], Call]]:
@@ -41,8 +41,16 @@ def contenders(device: str) -> dict[str, Callable[[], Call]]:
     return {ADD: lambda: lambda: x.add_(1.0), EMPTY_TRITON: empty_triton, EMPTY_CUDA: empty_cuda}
 
 
-def measure(gpu: Any, repeats: int, smoke: bool, seed: int = 0) -> dict[str, Any]:
-    """Return {"samples_us": {"launch: NAME", "replay: NAME": one value a repeat}, "reasons": {NAME: why not}}."""
+@dataclass(frozen=True)
+class Launches:
+    """Microseconds by "launch: NAME" and "replay: NAME", one value a repeat; by name the reasons for missing ones."""
+
+    samples_us: dict[str, list[float]]
+    reasons: dict[str, str]
+
+
+def measure(gpu: Any, repeats: int, smoke: bool, seed: int = 0) -> Launches:
+    """Return the cost of a launch of each contender."""
     burst, nodes = (3, 3) if smoke else (BURST, NODES)
     samples: dict[str, list[float]] = {}
     reasons: dict[str, str] = {}
@@ -62,7 +70,7 @@ def measure(gpu: Any, repeats: int, smoke: bool, seed: int = 0) -> dict[str, Any
     for name in reasons:
         for what in (LAUNCH, REPLAY, WHOLE):
             samples.pop(f"{what}: {name}", None)
-    return {"samples_us": samples, "reasons": reasons}
+    return Launches(samples, reasons)
 
 
 def _one(gpu: Any, call: Call, burst: int, nodes: int) -> dict[str, float]:

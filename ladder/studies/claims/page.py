@@ -2,18 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ladder.base.text import escaped
 from ladder.studies.claims import registry, report
+from ladder.studies.claims.schema import Claims
 
 
-def quote(name: str, result: dict[str, Any]) -> str:
+def quote(name: str, result: Claims) -> str:
     """Return the quoted line of one claim: ours, the interval, the article's figure, the verdict and the reason.
 
     Returns an empty text where the result lacks the claim.
     """
-    row = next((each for each in result["claims"] if each["name"] == name), None)
+    row = next((each for each in result.claims if each.name == name), None)
     if row is None:
         return ""
     _, _, article, ours, interval, verdict, why = report.cells(row, result)
@@ -22,7 +21,7 @@ def quote(name: str, result: dict[str, Any]) -> str:
     return f"> {ours}{against}, {verdict}: {escaped(why)}"
 
 
-def is_quotable(result: dict[str, Any]) -> bool:
+def is_quotable(result: Claims) -> bool:
     """Return whether a result may be quoted: whole, of committed code, neither quick nor a smoke test."""
-    rules = result["protocol"]
-    return not (rules["smoke"] or rules["quick"] or result["dirty"] or not result["complete"])
+    rules = result.protocol
+    return not (rules.smoke or rules.quick or result.dirty or not result.complete)

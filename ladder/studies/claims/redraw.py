@@ -9,38 +9,43 @@ results/claims is judged. Then `make docs` fills docs/claims.md and draws the ch
 from __future__ import annotations
 
 import sys
+from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ladder.base.errors import UserError
+from ladder.base.records import plain
 from ladder.results import check
-from ladder.results import store as results
-from ladder.studies.claims import experiments, registry, run
-from ladder.studies.claims.schema import CLAIMS, KIND
-from ladder.studies.claims.timed import Setting
+from ladder.studies.claims import experiments, registry, run, schema
+from ladder.studies.claims.schema import Claims, ExperimentResult
+from ladder.studies.claims.timed import Experiment, Setting
 
 
-def judged_anew(path: Path) -> dict[str, Any]:
+def judged_anew(path: Path) -> Claims:
     """Return the result of a file, with the claims that its samples give now. Raises UserError for another file."""
-    data = results.read(path)
-    if problem := CLAIMS(data):
-        raise UserError(f"{path}: {problem[0].lstrip('.') or 'the file'}: {problem[1]}")
-    name, folder = data["machine"]["name"], path.resolve().parent.parent / "precision"
-    data["precision"] = run.precision_claims(name, folder) or data["precision"]
-    count_bytes(data)
-    data["claims"] = registry.judged(data)
-    if problem := check.problem_of_kind(data, KIND):
+    result = schema.load(path)
+    folder = path.resolve().parent.parent / "precision"
+    result = replace(
+        result,
+        precision=run.precision_claims(result.machine.name, folder) or result.precision,
+        experiments=with_bytes(result.experiments),
+    )
+    result = replace(result, claims=registry.judged(result))
+    if problem := check.problem_of_kind(plain(result), registry.KIND):
         raise UserError(f"{path}: {problem}")
-    return data
+    return result
 
 
-def count_bytes(data: dict[str, Any]) -> None:
-    """Set the bytes that must cross memory, as the experiments count them now. They are not measured."""
+def with_bytes(found: Sequence[ExperimentResult]) -> list[ExperimentResult]:
+    """Return results with the bytes that must cross memory, as the experiments count them now."""
     known = {each.name: each for each in experiments.all_experiments() if each.moved is None}
-    for record in data["experiments"]:
-        if experiment := known.get(record["name"]):
-            setting = Setting("cpu", tuple(record["shape"]))
-            record["bytes"] = {name: experiment.bytes(setting, name) for name in record["bytes"]}
+    return [_with_bytes(each, known[each.name]) if each.name in known else each for each in found]
+
+
+def _with_bytes(found: ExperimentResult, experiment: Experiment) -> ExperimentResult:
+    n, c, h, w = found.shape
+    setting = Setting("cpu", (n, c, h, w))
+    return replace(found, bytes={name: experiment.bytes(setting, name) for name in found.bytes})
 
 
 def main(arguments: list[str]) -> int:

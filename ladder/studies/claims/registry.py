@@ -8,11 +8,15 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Any
 
-from ladder.studies.claims import launching, sentences
+from ladder.base.records import build, rule_of
+from ladder.results import code_digest
+from ladder.results.check import Kind
+from ladder.studies.claims import sentences
+from ladder.studies.claims.schema import ClaimResult, Claims
 from ladder.studies.claims.sentences import ADVISED, BLOCKS, UNBOUNDED
-from ladder.studies.claims.view import EQUAL, Summary, View
+from ladder.studies.claims.view import ADD, EQUAL, LAUNCH, View
+from ladder.studies.kernelbench.schema import Summary, is_among
 
 HOLDS, MORE, LESS = "holds", "more", "less"
 NOT, AMBIGUOUS, MISSING = "does not hold", "ambiguous", "n/a"
@@ -62,7 +66,7 @@ def verdict(claim: Claim, ours: Summary | None, separated: bool = True) -> str:
         return MISSING
     if not separated:
         return NOT_SEPARATED
-    low, high = ours["interval"] or (ours["median"], ours["median"])
+    low, high = ours.interval or (ours.median, ours.median)
     if claim.limit and claim.figure:
         most = claim.figure[1] * (1 + claim.tolerance)
         return NOT if low > most else HOLDS if high <= most else AMBIGUOUS
@@ -75,25 +79,25 @@ def verdict(claim: Claim, ours: Summary | None, separated: bool = True) -> str:
     return LESS if high < claim.figure[0] * (1 - claim.tolerance) else HOLDS
 
 
-def judged(result: dict[str, Any]) -> list[dict[str, Any]]:
+def judged(result: Claims) -> list[ClaimResult]:
     """Return a row for each claim: ours, the verdict, and the reason where there is no number."""
     view, rows = View(result), []
     for claim in CLAIMS:
         ours = claim.ours(view)
         rows.append(
-            {
-                "name": claim.name,
-                "figure": claim.figure and list(claim.figure),
-                "unit": claim.unit,
-                "ours": ours,
-                "verdict": verdict(claim, ours, claim.separated(view)),
-                "reason": None if ours else view.reason(claim.needs, claim.lacks),
-            }
+            ClaimResult(
+                name=claim.name,
+                figure=claim.figure and list(claim.figure),
+                unit=claim.unit,
+                ours=ours,
+                verdict=verdict(claim, ours, claim.separated(view)),
+                reason=None if ours else view.reason(claim.needs, claim.lacks),
+            )
         )
     return rows
 
 
-def sentence(claim: Claim, result: dict[str, Any]) -> str:
+def sentence(claim: Claim, result: Claims) -> str:
     """Return the numbers behind ours in words; the reason where there is no number."""
     view = View(result)
     if claim.ours(view) is None:
@@ -108,7 +112,7 @@ def best_blocks(view: View) -> Summary | None:
         best, usual = view.quickest(name), view.quickest(name, ADVISED)
         if best and usual:
             found.append(view.ratio(name, usual, best))
-    return max((each for each in found if each), key=lambda each: each["median"], default=None)
+    return max((each for each in found if each), key=lambda each: each.median, default=None)
 
 
 def at_equal_work(view: View) -> bool:
@@ -127,12 +131,12 @@ def saved(view: View) -> Summary | None:
     """Return the MB an image that fusion saves: in DRAM where DRAM was counted, else by arithmetic."""
     found = view.saved_by_fusion("dram")
     found = view.saved_by_fusion(None) if found is None else found
-    return None if found is None else {"median": found, "interval": None}
+    return None if found is None else Summary(median=found, interval=None)
 
 
 def launches_of_step(view: View) -> Summary | None:
     """Return the milliseconds of the CPU for the launches of a step of the ladder's baseline."""
-    each, count = view.us("launches", f"{launching.LAUNCH}: {launching.ADD}"), view.result["kernels_per_step"]
+    each, count = view.us("launches", f"{LAUNCH}: {ADD}"), view.result.kernels_per_step
     if each is None or count is None:
         return None
     return view.scaled(each, count / 1e3)
@@ -142,6 +146,10 @@ def best_bound(view: View) -> Summary | None:
     """Return how many times as fast the quickest real launch bound is as none."""
     best = sentences.contender(view, "launch bounds", "bound")
     return view.faster("launch bounds", UNBOUNDED, best) if best else None
+
+
+def _precision(name: str) -> Callable[[View], Summary | None]:
+    return lambda view: view.precision(name, "bf16")
 
 
 CLAIMS = (
@@ -174,7 +182,7 @@ CLAIMS = (
     ),
     Claim(
         "launch overhead", "a launch costs 5-10 us", (5, 10), "us", ("launches",),
-        lambda view: view.us("launches", f"{launching.LAUNCH}: {launching.ADD}"),
+        lambda view: view.us("launches", f"{LAUNCH}: {ADD}"),
     ),
     Claim(
         "launches of a step", "1-2 ms of a 50 ms step are launches", (1, 2), "ms", ("launches",),
@@ -210,7 +218,7 @@ CLAIMS = (
     *(
         Claim(
             f"16-bit {name}", statement, (figure, figure), "x", ("precision",),
-            lambda view, name=name: view.precision(name, "bf16"),
+            _precision(name),
             "measured by ladder precision, which has no figure of this machine",
         )
         for name, statement, figure in (
@@ -221,3 +229,27 @@ CLAIMS = (
     ),
 )  # fmt: skip
 BY_NAME = {claim.name: claim for claim in CLAIMS}
+
+
+def contradicted(data: code_digest.Head) -> str | None:
+    """Return what is impossible, or None: a median outside its samples, or a claim that its numbers contradict."""
+    result = build(Claims, data)
+    for experiment in result.experiments:
+        for name, summary in experiment.us.items():
+            if not is_among(summary.median, experiment.samples_us.get(name)):
+                return f"{experiment.name}: the median of {name} is not among its samples"
+    stored = {row.name: row for row in result.claims}
+    if len(stored) < len(result.claims) or not stored.keys() <= BY_NAME.keys():
+        return "claims: a name is unknown or appears twice"
+    for row in judged(result):
+        other = stored.get(row.name)
+        if other is not None and other.verdict != row.verdict:
+            return f"claim {row.name}: {other.verdict}, but the samples say {row.verdict}"
+        if other is not None and row.ours is not None:
+            theirs = other.ours.median if other.ours else None
+            if theirs is None or abs(theirs - row.ours.median) > 1e-6 * abs(row.ours.median):
+                return f"claim {row.name}: not what the samples say"
+    return None
+
+
+KIND = Kind("claims", rule_of(Claims), contradicted, notes=True)

@@ -2,11 +2,10 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 from ladder.base.text import escaped
 from ladder.studies.claims import registry
 from ladder.studies.claims.hardware.counters import UNCOUNTED
+from ladder.studies.claims.schema import ClaimResult, Claims, Counted, ExperimentResult, Kernel
 from ladder.studies.claims.view import View
 
 HEADINGS = ("claim", "the article says", "article", "ours", "95% interval", "verdict", "why")
@@ -45,35 +44,35 @@ def figure(claim: registry.Claim) -> str:
     return text + SIGNS.get(claim.unit, f" {claim.unit}")
 
 
-def cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
+def cells(row: ClaimResult, result: Claims) -> list[str]:
     """Return one claim's texts, under HEADINGS."""
-    claim = registry.BY_NAME[row["name"]]
-    ours = row["ours"]
-    interval = ours and ours["interval"]
+    claim = registry.BY_NAME[row.name]
+    ours = row.ours
+    interval = ours and ours.interval
     return [
         claim.name,
         claim.statement,
         figure(claim),
-        amount(ours["median"], claim.unit) if ours else "n/a",
+        amount(ours.median, claim.unit) if ours else "n/a",
         f"{amount(interval[0], claim.unit)} to {amount(interval[1], claim.unit)}"
         if interval
         else claim.once * bool(ours),
-        row["verdict"],
+        row.verdict,
         registry.sentence(claim, result),
     ]
 
 
-def title(result: dict[str, Any]) -> str:
-    machine = result["machine"]
-    return f"The article's claims on {machine['gpu'] or machine['cpu']}, PyTorch {machine['torch']}"
+def title(result: Claims) -> str:
+    machine = result.machine
+    return f"The article's claims on {machine.gpu or machine.cpu}, PyTorch {machine.torch}"
 
 
-def remarks(result: dict[str, Any]) -> list[str]:
-    rules, counted = result["protocol"], result["protocol"]["counters"]
-    repeats = [len(v) for each in result["experiments"] for v in each["samples_us"].values()]
+def remarks(result: Claims) -> list[str]:
+    rules, counted = result.protocol, result.protocol.counters
+    repeats = [len(v) for each in result.experiments for v in each.samples_us.values()]
     span = "no" if not repeats else " to ".join(map(str, sorted({min(repeats), max(repeats)})))
     lines = [
-        f"{span} repeats with new inputs, in random order; cold L2 (of {rules['l2_bytes'] / 2**20:.0f} MiB); ratios are"
+        f"{span} repeats with new inputs, in random order; cold L2 (of {rules.l2_bytes / 2**20:.0f} MiB); ratios are"
         " paired by repeat, intervals Student's t over repeats",
         "verdict: holds where the interval comes within a tenth of the article's figure, else more or less; not"
         " separated where the two times differ in something else as well",
@@ -87,7 +86,7 @@ def remarks(result: dict[str, Any]) -> list[str]:
     return lines
 
 
-def print_table(result: dict[str, Any]) -> None:
+def print_table(result: Claims) -> None:
     """Print the claims. Only a terminal gets colours."""
     from rich.console import Console
     from rich.table import Table
@@ -97,14 +96,14 @@ def print_table(result: dict[str, Any]) -> None:
     if not console.is_terminal:
         console = Console(highlight=False, width=260, no_color=True)
     console.print(Text(title(result), style="bold"))
-    for note in result["protocol"]["notes"]:
+    for note in result.protocol.notes:
         console.print(Text(note, style="bold yellow"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     wide = console.width >= WIDE
     shown = range(len(HEADINGS)) if wide else (0, 2, 3, 5, 6)
     for column in shown:
         table.add_column(Text(HEADINGS[column]), overflow="fold")
-    for row in result["claims"]:
+    for row in result.claims:
         texts = cells(row, result)
         if not wide and texts[4]:  # a narrow terminal has no column for the interval
             texts[3] += f" ({texts[4]})"
@@ -114,78 +113,79 @@ def print_table(result: dict[str, Any]) -> None:
         console.print(Text(line, style="dim"), soft_wrap=not console.is_terminal)
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: Claims) -> str:
     """Return the page: the claims, every experiment, and every kernel's occupancy."""
-    commit = (result["commit"] or "unknown")[:12]
-    state = ", with changes" if result["dirty"] else ""
-    lines = [f"# {escaped(title(result))}", "", f"Commit {commit}{state}, {result['started']}.", ""]
-    lines += [f"**{escaped(note)}**\n" for note in result["protocol"]["notes"]]
-    lines += _table(HEADINGS, [cells(row, result) for row in result["claims"]])
+    commit = (result.commit or "unknown")[:12]
+    state = ", with changes" if result.dirty else ""
+    lines = [f"# {escaped(title(result))}", "", f"Commit {commit}{state}, {result.started}.", ""]
+    lines += [f"**{escaped(note)}**\n" for note in result.protocol.notes]
+    lines += _table(HEADINGS, [cells(row, result) for row in result.claims])
     lines += [f"- {escaped(remark)}" for remark in remarks(result)]
     lines += ["", "## What was timed", ""]
-    for experiment in result["experiments"]:
+    for experiment in result.experiments:
         lines += _experiment(experiment, View(result))
     lines += ["## Occupancy", ""]
     for source, heading in SOURCES.items():
-        rows = [row for row in result["kernels"] if row["source"] == source]
+        rows = [row for row in result.kernels if row.source == source]
         if rows:
             lines += [
                 f"### {heading}",
                 "",
                 *_table(KERNEL_HEADINGS, [kernel_cells(row, result) for row in rows]),
             ]
-    order = [f"{each['name']}: {name}" for each in result["experiments"] for name in each["bytes"]]
-    rows = [row for source in order for row in result["kernels"] if row["source"] == source]
+    order = [f"{each.name}: {name}" for each in result.experiments for name in each.bytes]
+    rows = [row for source in order for row in result.kernels if row.source == source]
     if rows:
-        texts = [[row["source"], *kernel_cells(row, result)] for row in rows]
+        texts = [[row.source, *kernel_cells(row, result)] for row in rows]
         lines += ["### Kernels of the experiments", "", *_table(("experiment", *KERNEL_HEADINGS), texts)]
     return "\n".join(lines) + "\n"
 
 
-def uncounted(source: str, result: dict[str, Any]) -> str:
+def uncounted(source: str, result: Claims) -> str:
     """Return why a kernel of this source has no achieved occupancy."""
-    if result["protocol"]["counters"]:
+    if result.protocol.counters:
         return "not counted here"
     if source in UNCOUNTED_SOURCES:
         return UNCOUNTED_SOURCES[source]
     return "left out, to save time" if source.split(":")[0] in UNCOUNTED else "Nsight Compute saw no launch"
 
 
-def kernel_cells(row: dict[str, Any], result: dict[str, Any]) -> list[str]:
+def kernel_cells(row: Kernel, result: Claims) -> list[str]:
     """Return one kernel's texts, under KERNEL_HEADINGS. Unknown values are empty."""
-    forms = str(row["forms"]) + ("" if row["spilling"] is None else f", {row['spilling']}")
-    texts = [row["kernel"], row["language"]]
+    forms = str(row.forms) + ("" if row.spilling is None else f", {row.spilling}")
+    texts = [row.kernel, row.language]
     texts += [
-        _or_empty(row[key]) for key in ("threads", "registers", "shared_bytes", "local_bytes", "blocks")
+        _or_empty(each)
+        for each in (row.threads, row.registers, row.shared_bytes, row.local_bytes, row.blocks)
     ]
-    achieved = _share(row["achieved"]) or f"n/a: {uncounted(row['source'], result)}"
-    return [*texts, _share(row["occupancy"]), row["limited_by"] or "", achieved, forms]
+    achieved = _share(row.achieved) or f"n/a: {uncounted(row.source, result)}"
+    return [*texts, _share(row.occupancy), row.limited_by or "", achieved, forms]
 
 
-def _experiment(experiment: dict[str, Any], view: View) -> list[str]:
-    name = experiment["name"]
+def _experiment(experiment: ExperimentResult, view: View) -> list[str]:
+    name = experiment.name
     rows = []
-    for contender in dict.fromkeys((*experiment["us"], *experiment["reasons"])):
-        us = experiment["us"].get(contender)
+    for contender in dict.fromkeys((*experiment.us, *experiment.reasons)):
+        us = experiment.us.get(contender)
         counted = view.counted(name, contender)
-        interval = us and us["interval"]
-        bandwidth = view.bandwidth(name, contender) if contender in experiment["bytes"] else None
+        interval = us and us.interval
+        bandwidth = view.bandwidth(name, contender) if contender in experiment.bytes else None
         seen = view.rate(name, contender) if counted and _megabytes(counted) else None
         rows.append(
             [
                 contender,
-                f"{us['median']:,.4g}" if us else "n/a",
+                f"{us.median:,.4g}" if us else "n/a",
                 f"{interval[0]:,.4g} to {interval[1]:,.4g}" if interval else "",
                 f"{bandwidth:.3g}" if bandwidth else "",
                 f"{seen:.3g}" if seen else "",
                 _share(view.occupancy(name, contender)),
-                _share(counted and counted["occupancy"]),
+                _share(counted.occupancy if counted else None),
                 _megabytes(counted),
                 _sectors(counted),
-                experiment["reasons"].get(contender, ""),
+                experiment.reasons.get(contender, ""),
             ]
         )
-    shape = "x".join(map(str, experiment["shape"]))
+    shape = "x".join(map(str, experiment.shape))
     shape = "" if shape == "1" else f", {shape}"
     headings = (
         "", "us", "95% interval", "TB/s at least", "in DRAM", "occupancy", "achieved", "DRAM MB in, out",
@@ -194,16 +194,16 @@ def _experiment(experiment: dict[str, Any], view: View) -> list[str]:
     return [f"### {escaped(name)}{shape}", "", *_table(headings, rows)]
 
 
-def _megabytes(counted: dict[str, Any] | None) -> str:
-    if not counted or None in (counted["dram_read"], counted["dram_written"]):
+def _megabytes(counted: Counted | None) -> str:
+    if not counted or None in (counted.dram_read, counted.dram_written):
         return ""
-    return f"{counted['dram_read'] / 1e6:,.0f}, {counted['dram_written'] / 1e6:,.0f}"
+    return f"{counted.dram_read / 1e6:,.0f}, {counted.dram_written / 1e6:,.0f}"
 
 
-def _sectors(counted: dict[str, Any] | None) -> str:
-    if not counted or not (counted["sectors_a_load"] or counted["sectors_a_store"]):
+def _sectors(counted: Counted | None) -> str:
+    if not counted or not (counted.sectors_a_load or counted.sectors_a_store):
         return ""
-    return ", ".join(f"{counted[key] or 0:.1f}" for key in ("sectors_a_load", "sectors_a_store"))
+    return f"{counted.sectors_a_load or 0:.1f}, {counted.sectors_a_store or 0:.1f}"
 
 
 def _share(value: float | None) -> str:

@@ -6,36 +6,46 @@ import contextlib
 import json
 import re
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ladder.base import git, text
 from ladder.base.errors import describe, raise_if_environment
 from ladder.base.paths import ROOT
+from ladder.base.progress import CaseEvent
+from ladder.base.records import build, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.machine import environment, system
 from ladder.results import record
+from ladder.results.types import Machine
 from ladder.studies.claims import experiments, launching, registry, stepping, timed
 from ladder.studies.claims.hardware import counters, resources
+from ladder.studies.claims.schema import (
+    Claims,
+    ExperimentResult,
+    Kernel,
+    Launched,
+    PrecisionRow,
+    Protocol,
+)
 from ladder.studies.kernelbench import cuda
 from ladder.studies.kernelbench import timing as kerneltiming
 from ladder.studies.kernelbench.bench import now
 from ladder.studies.kernelbench.calls import compiling
 from ladder.studies.kernelbench.timing import Call
+from ladder.studies.kernelbench.verdicts import summary
 
 LADDER_RESULTS, PRECISION_RESULTS = ROOT / "results" / "ladder", ROOT / "results" / "precision"
 COUNTING_S = 240  # seconds after which Nsight Compute is stopped
 LOOKING_S = 150  # seconds of the time limit that are kept for the parts after the timing
 LEAST, LEAST_QUICK = timed.LEAST_REPEATS, 2
-Row = dict[str, Any]
-OnEvent = Callable[[dict[str, Any]], None]
+OnEvent = Callable[[CaseEvent], None]
 
 
-def measure(
-    device: str, *, minutes: float, seed: int, quick: bool, count: bool, on_event: OnEvent
-) -> dict[str, Any]:
+def measure(device: str, *, minutes: float, seed: int, quick: bool, count: bool, on_event: OnEvent) -> Claims:
     """Return the whole result, the claims included. Ctrl-C keeps the finished parts. `count` adds Nsight Compute."""
     smoke = device == "cpu"
     started, begun = now(), time.monotonic()
@@ -44,34 +54,34 @@ def measure(
     with stop_on_sigterm():
         complete = session.run(on_event, count)
     commit, dirty = git.commit_of(ROOT)
-    facts = system.facts(device)
+    machine = build(Machine, system.facts(device))
     notes = [kerneltiming.SMOKE_NOTE] * smoke + ["quick: not to be quoted"] * (quick and not smoke)
     notes += ["dirty work tree: not to be published"] * bool(dirty) + ["interrupted"] * (not complete)
     notes += environment.said(environment.recorded())
-    result = {
-        "schema": 1,
-        "kind": "claims",
-        "machine": facts,
-        "commit": commit,
-        "dirty": dirty,
+    result = Claims(
+        schema=1,
+        kind="claims",
+        machine=machine,
+        commit=commit,
+        dirty=dirty,
         **record.conditions(),
-        "complete": complete,
-        "started": started,
-        "seconds": round(time.monotonic() - begun, 1),
-        "protocol": {
-            "minutes": minutes, "quick": quick, "smoke": smoke, "seed": seed, "l2_bytes": timer.gpu.l2_bytes,
-            "evict": timer.rules.evict, "graph_ms": 1e3 * timer.rules.graph_s, "notes": notes + session.notes,
-            "counters": session.refused,
-        },
-        "experiments": session.records(),
-        "kernels": session.kernel_rows(),
-        "counters": {name: counters.totals(rows) for name, rows in session.counted.items()},
-        "errors": session.errors,
-        "kernels_per_step": kernels_per_step(facts["name"]),
-        "precision": precision_claims(facts["name"]),
-    }  # fmt: skip
-    result["claims"] = registry.judged(result)
-    return result
+        complete=complete,
+        started=started,
+        seconds=round(time.monotonic() - begun, 1),
+        protocol=Protocol(
+            minutes=minutes, quick=quick, smoke=smoke, seed=seed, l2_bytes=timer.gpu.l2_bytes,
+            evict=timer.rules.evict, graph_ms=1e3 * timer.rules.graph_s, notes=notes + session.notes,
+            counters=session.refused,
+        ),
+        experiments=session.records(),
+        kernels=session.kernel_rows(),
+        counters={name: counters.totals(rows) for name, rows in session.counted.items()},
+        errors=session.errors,
+        kernels_per_step=kernels_per_step(machine.name),
+        precision=precision_claims(machine.name),
+        claims=[],
+    )  # fmt: skip
+    return replace(result, claims=registry.judged(result))
 
 
 class Session:
@@ -84,10 +94,10 @@ class Session:
         self.stopwatch = timed.Stopwatch(gpu, timer, seed)
         setting = experiments.setting(gpu.name, smoke)
         self.timed = [timed.Timed(each, setting) for each in experiments.all_experiments()]
-        self.launches: dict[str, Any] = {"samples_us": {}, "reasons": {"launches": "not measured"}}
+        self.launches = launching.Launches({}, {"launches": "not measured"})
         self.kernels = resources.Kernels()
         self.limits, self.limits_unknown = resources.limits_here()
-        self.counted: dict[str, list[Row]] = {}
+        self.counted: dict[str, list[counters.Counts]] = {}
         self.refused: str | None = "not counted"
         self.errors: dict[str, float] = {}
         self.notes: list[str] = []
@@ -103,16 +113,16 @@ class Session:
         parts = self.parts(count)
         try:
             for done, (name, part) in enumerate(parts.items()):
-                place = {"case": name, "done": done, "total": len(parts)}
+                place = CaseEvent(name, done, len(parts))
                 on_event(place)
                 begin = time.monotonic()
                 try:
                     for word in part() or ():
-                        on_event(place | {"doing": word})
+                        on_event(replace(place, doing=word))
                 except Exception as error:
                     raise_if_environment(error)
                     self.notes.append(f"{name}: {describe(error)}")
-                on_event(place | {"rows": [f"{name}: {time.monotonic() - begin:.0f} s"]})
+                on_event(replace(place, rows=[f"{name}: {time.monotonic() - begin:.0f} s"]))
         except KeyboardInterrupt:
             return False
         return True
@@ -162,8 +172,7 @@ class Session:
 
     def find_errors(self) -> None:
         with self.gpu.running():
-            found = experiments.norm_errors(self.timed[0].setting)
-        self.errors = {name: value for name, value in found.items() if isinstance(value, float)}
+            self.errors = experiments.norm_errors(self.timed[0].setting)
         self.gpu.forget()
 
     def profile(self) -> Iterator[str]:
@@ -175,22 +184,23 @@ class Session:
                     self._profile(each, name)
         for flags in ({}, *experiments.BUILDS):  # builds differ in registers and spills
             try:
-                said = cuda.resources(**flags)
-                resources.told(
-                    self.kernels, said, lambda source, flags=flags: experiments.flags_of(source) == flags
-                )
-                self.notes += resources.disagreements(said, self.limits)
+                self._add_facts(flags)
             except timed.Missing as missing:
                 self.notes.append(str(missing))
                 return
+
+    def _add_facts(self, flags: cuda.Flags) -> None:
+        said = cuda.resources(**flags)
+        resources.told(self.kernels, said, lambda source: experiments.flags_of(source) == flags)
+        self.notes += resources.disagreements(said, self.limits)
 
     def _profile(self, each: timed.Timed, name: str) -> None:
         source = f"{each.experiment.name}: {name}"
         try:
             call = each.experiment.contenders[name](each.setting)
             call()
-            for row in resources.profiled(call):
-                self.kernels.add(source, row)
+            for row in resources.profiled(call, source):
+                self.kernels.add(row)
         except Exception as error:
             self.notes.append(f"profiler, {source}: {describe(error)}")
         self.gpu.forget()
@@ -219,40 +229,35 @@ class Session:
         except counters.Refused as refused:
             self.refused = str(refused)
 
-    def records(self) -> list[Row]:
+    def records(self) -> list[ExperimentResult]:
         """Return the experiments, and the launches as one more experiment."""
-        launches = {
-            "name": "launches", "shape": [1], "itemsize": 4, "method": None, "bytes": {}, "notes": [], **self.launches,
-        }  # fmt: skip
-        records = [each.record() for each in self.timed] + [launches]
-        for each in records:
-            each["us"] = {name: timed.summary(values) for name, values in each["samples_us"].items()}
-        return records
+        samples, reasons = self.launches.samples_us, self.launches.reasons
+        launches = ExperimentResult(
+            name="launches", shape=[1], itemsize=4, method=None, bytes={}, samples_us=samples, reasons=reasons,
+            notes=[], us={name: summary(values) for name, values in samples.items()},
+        )  # fmt: skip
+        return [*(each.record() for each in self.timed), launches]
 
-    def kernel_rows(self) -> list[Row]:
+    def kernel_rows(self) -> list[Kernel]:
         rows = self.kernels.rows(self.limits)
-        for row in rows:
-            row["achieved"] = achieved(row, self.counted)
-        return rows
+        return [replace(row, achieved=achieved(row, self.counted)) for row in rows]
 
 
-def achieved(row: Row, counted: dict[str, list[Row]]) -> float | None:
+def achieved(row: Launched, counted: Mapping[str, list[counters.Counts]]) -> float | None:
     """Return the measured occupancy of the row's kernel, or None.
 
     Kernels of a whole step are looked up among the single ops. The longest of several launches counts.
     """
-    sources = (
-        [row["source"]] if ":" in row["source"] else [name for name in counted if name.startswith("ops:")]
-    )
-    base = row["kernel"].split("<")[0]
+    sources = [row.source] if ":" in row.source else [name for name in counted if name.startswith("ops:")]
+    base = row.kernel.split("<")[0]
     found = [
         each
         for source in sources
         for each in counted.get(source, [])
-        if each["kernel"].split("<")[0] == base and each["occupancy"] is not None
+        if each.kernel.split("<")[0] == base and each.occupancy is not None
     ]
-    longest = max(found, key=lambda each: each["ns"] or 0, default=None)
-    return None if longest is None else longest["occupancy"] / 100
+    longest = max(found, key=lambda each: each.ns or 0, default=None)
+    return None if longest is None else longest.occupancy / 100
 
 
 def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
@@ -272,19 +277,19 @@ def kernels_per_step(name: str, folder: Path | None = None) -> float | None:
     return found
 
 
-def precision_claims(name: str, folder: Path | None = None) -> list[Row]:
+def precision_claims(name: str, folder: Path | None = None) -> list[PrecisionRow]:
     """Return this machine's rows of `ladder precision` for 16 bits against FP32, or [].
 
     A stopped run's partial file counts only where there is no whole file.
     """
-    keys = ("claim", "precision", "on", "ours", "interval")
-    found: list[tuple[bool, str, list[Row]]] = []
+    keys = [field.name for field in fields(PrecisionRow)]
+    found: list[tuple[bool, str, list[PrecisionRow]]] = []
     for path in sorted((PRECISION_RESULTS if folder is None else folder).glob(f"{name}*.json")):
         named = re.fullmatch(rf"{re.escape(name)}(-partial)?(-\d{{8}}T\d{{6}}Z)?", path.stem)
         with contextlib.suppress(OSError, ValueError, KeyError, TypeError):
             result = json.loads(path.read_text(encoding="utf-8"))
             rows = [
-                {key: row[key] for key in keys}
+                PrecisionRow(**{key: row[key] for key in keys})
                 for row in result["claims"]
                 if row["against"] == "fp32" and row["ours"] is not None
             ]
@@ -306,7 +311,7 @@ OUT = ROOT / "results" / "claims"
 MINUTES = 5.0
 
 
-def write(result: dict[str, Any], out: Path) -> list[Path]:
+def write(result: Claims, out: Path) -> list[Path]:
     """Write JSON, Markdown and chart, each whole or not at all.
 
     A quick or unfinished run never replaces a whole run.
@@ -314,7 +319,9 @@ def write(result: dict[str, Any], out: Path) -> list[Path]:
     from ladder.report import output as ending
     from ladder.studies.claims import chart, report
 
-    rules = result["protocol"]
-    words = [result["machine"]["name"], *["quick"] * rules["quick"], *["smoke"] * rules["smoke"]]
+    rules = result.protocol
+    words = [result.machine.name, *["quick"] * rules.quick, *["smoke"] * rules.smoke]
     stem, pages = "-".join(text.slug(word) for word in words), {"md": report.markdown(result)}
-    return ending.write_named(result, out, stem, pages, lambda kind: chart.render(result, kind), "-claims")
+    return ending.write_named(
+        plain(result), out, stem, pages, lambda kind: chart.render(result, kind), "-claims"
+    )

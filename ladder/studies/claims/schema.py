@@ -1,129 +1,165 @@
-"""The schema of a result of `ladder kernels --claims`. Unknown keys are refused, as in `ladder.results.schema`."""
+"""The types of a result of `ladder kernels --claims`, which are also its schema; see `ladder.results.types`."""
 
 from __future__ import annotations
 
+from pathlib import Path
 from typing import Any
 
-from ladder.base.rules import fields, items, mapping, maybe, number, one_of, pattern
+from ladder.base.errors import UserError
+from ladder.base.records import Absent, needed, optional, read, record, rule_of
+from ladder.base.rules import items, mapping, number, one_of, pattern
 from ladder.results import store as results
-from ladder.results.check import Kind
+from ladder.results import values
 from ladder.results.schema import (
     AMOUNT,
     BYTES,
-    CONDITIONS,
     COUNT,
     FLAG,
-    INTERVAL,
     MACHINE,
     MICROSECONDS,
     NOTES,
     SECONDS,
     STARTED,
-    SUMMARY,
     TEXT,
 )
+from ladder.results.types import Images, Machine
+from ladder.studies.kernelbench.schema import MINUTES, Summary
 
-SHARE = maybe(number(0, 1.2))  # achieved occupancy is an average and may slightly exceed 1
+SHARE = number(0, 1.2)  # achieved occupancy is an average and may slightly exceed 1
 NAME = pattern(r"[A-Za-z0-9 .,:+_-]{1,96}", "the name of an experiment or of a contender")
 KERNEL = pattern(r"[A-Za-z_0-9 <>,.:()&*~-]{1,96}", "the name of a kernel")
-EXPERIMENT = fields(
-    {
-        "name": NAME,
-        "shape": items(COUNT, 8, least=1),
-        "itemsize": COUNT,
-        "method": maybe(one_of("graph", "events")),
-        "bytes": mapping(NAME, BYTES, 32),
-        "samples_us": mapping(NAME, items(MICROSECONDS, 1000), 32),
-        "reasons": mapping(NAME, TEXT, 32),
-        "notes": NOTES,
-        "us": mapping(NAME, SUMMARY, 32),
-    }
-)
-KERNEL_ROW = fields(
-    {
-        "source": NAME,
-        "kernel": KERNEL,
-        "language": one_of("Triton", "CUDA C++"),
-        "grid": items(COUNT, 3),
-        "threads": COUNT,
-        **dict.fromkeys(("registers", "shared_bytes", "local_bytes", "blocks", "spilling"), maybe(COUNT)),
-        "occupancy": SHARE,
-        "limited_by": maybe(TEXT),
-        "achieved": SHARE,
-        "forms": COUNT,
-    }
-)
-SUMS = ("dram_read", "dram_written", "load_requests", "load_sectors", "store_requests", "store_sectors", "ns")
-COUNTED = fields(
-    {**dict.fromkeys((*SUMS, "sectors_a_load", "sectors_a_store"), maybe(AMOUNT)), "occupancy": SHARE}
-)
-CLAIM = fields(
-    {
-        "name": NAME,
-        "figure": maybe(items(AMOUNT, 2, least=2)),
-        "unit": one_of("x", "percent", "us", "ms", "MB"),
-        "ours": maybe(SUMMARY),
-        "verdict": one_of("holds", "more", "less", "does not hold", "ambiguous", "not separated", "n/a"),
-        "reason": maybe(TEXT),
-    }
-)
-PRECISION = fields({"claim": NAME, "precision": NAME, "on": NAME, "ours": AMOUNT, "interval": INTERVAL})
-CLAIMS = fields(
-    {
-        "schema": number(results.SCHEMA, results.SCHEMA, whole=True),
-        "kind": one_of("claims"),
-        "machine": MACHINE,
-        "commit": maybe(pattern(r"[0-9a-f]{40}", "a commit of 40 hexadecimal digits")),
-        "dirty": maybe(FLAG),
-        "complete": FLAG,
-        "started": STARTED,
-        "seconds": SECONDS,
-        "protocol": fields(
-            {
-                "minutes": number(0, 1e6),
-                "quick": FLAG,
-                "smoke": FLAG,
-                "seed": COUNT,
-                "l2_bytes": BYTES,
-                "evict": COUNT,
-                "graph_ms": number(0, 1e6),
-                "notes": NOTES,
-                "counters": maybe(TEXT),
-            }
-        ),
-        "experiments": items(EXPERIMENT, 100, least=1),
-        "kernels": items(KERNEL_ROW, 2000),
-        "counters": mapping(NAME, COUNTED, 1000),
-        "errors": mapping(NAME, AMOUNT, 32),
-        "kernels_per_step": maybe(AMOUNT),
-        "precision": items(PRECISION, 200),
-        "claims": items(CLAIM, 100, least=1),
-    },
-    CONDITIONS,
-)
 
 
-def contradicted(data: dict[str, Any]) -> str | None:
-    """Return what is impossible, or None: a median outside its samples, or a claim that its numbers contradict."""
-    from ladder.studies.claims import registry
+@record
+class ExperimentResult:
+    """The times of an experiment's contenders, in microseconds, a value for each repeat."""
 
-    for experiment in data["experiments"]:
-        for name, summary in experiment["us"].items():
-            samples = experiment["samples_us"].get(name)
-            if not samples or not min(samples) * 0.999999 <= summary["median"] <= max(samples) * 1.000001:
-                return f"{experiment['name']}: the median of {name} is not among its samples"
-    stored = {row["name"]: row for row in data["claims"]}
-    if len(stored) < len(data["claims"]) or not stored.keys() <= registry.BY_NAME.keys():
-        return "claims: a name is unknown or appears twice"
-    for row in registry.judged(data):
-        other = stored.get(row["name"])
-        if other is not None and other["verdict"] != row["verdict"]:
-            return f"claim {row['name']}: {other['verdict']}, but the samples say {row['verdict']}"
-        if other is not None and row["ours"] is not None:
-            theirs = other["ours"] and other["ours"]["median"]
-            if theirs is None or abs(theirs - row["ours"]["median"]) > 1e-6 * abs(row["ours"]["median"]):
-                return f"claim {row['name']}: not what the samples say"
-    return None
+    name: str = needed(NAME)
+    shape: list[int] = needed(items(COUNT, 8, least=1))
+    itemsize: int = needed(COUNT)
+    method: str | None = needed(one_of("graph", "events"))
+    bytes: dict[str, int] = needed(mapping(NAME, BYTES, 32))
+    samples_us: dict[str, list[float]] = needed(mapping(NAME, items(MICROSECONDS, 1000), 32))
+    reasons: dict[str, str] = needed(mapping(NAME, TEXT, 32))
+    notes: list[str] = needed(NOTES)
+    us: dict[str, Summary] = needed(mapping(NAME, rule_of(Summary), 32))
 
 
-KIND = Kind("claims", CLAIMS, contradicted, notes=True)
+@record
+class Launched:
+    """A kernel that was launched, and the resources of one thread or block. `source` says who launched it."""
+
+    source: str = needed(NAME)
+    kernel: str = needed(KERNEL)
+    language: str = needed(one_of("Triton", "CUDA C++"))
+    grid: list[int] = needed(items(COUNT, 3))
+    threads: int = needed(COUNT)  # a block
+    registers: int | None = needed(COUNT)  # a thread
+    shared_bytes: int | None = needed(COUNT)  # a block
+    local_bytes: int | None = needed(COUNT)  # spilled, a thread
+
+
+@record
+class Kernel(Launched):
+    """A kernel with its occupancy, theoretical and achieved, and how many of its forms spill registers."""
+
+    blocks: int | None = needed(COUNT)  # on one multiprocessor
+    occupancy: float | None = needed(SHARE)
+    limited_by: str | None = needed(TEXT)
+    achieved: float | None = needed(SHARE)
+    forms: int = needed(COUNT)
+    spilling: int | None = needed(COUNT)
+
+
+@record
+class Counted:
+    """Sums of Nsight Compute's counters over the kernels of one contender."""
+
+    dram_read: float | None = needed(AMOUNT)
+    dram_written: float | None = needed(AMOUNT)
+    load_requests: float | None = needed(AMOUNT)
+    load_sectors: float | None = needed(AMOUNT)
+    store_requests: float | None = needed(AMOUNT)
+    store_sectors: float | None = needed(AMOUNT)
+    ns: float | None = needed(AMOUNT)
+    occupancy: float | None = needed(SHARE)
+    sectors_a_load: float | None = needed(AMOUNT)
+    sectors_a_store: float | None = needed(AMOUNT)
+
+
+@record
+class ClaimResult:
+    """A claim of the article: its figure, ours, and the verdict."""
+
+    name: str = needed(NAME)
+    figure: list[float] | None = needed(items(AMOUNT, 2, least=2))
+    unit: str = needed(one_of("x", "percent", "us", "ms", "MB"))
+    ours: Summary | None = needed(rule_of(Summary))
+    verdict: str = needed(
+        one_of("holds", "more", "less", "does not hold", "ambiguous", "not separated", "n/a")
+    )
+    reason: str | None = needed(TEXT)
+
+
+@record
+class PrecisionRow:
+    """A claim of `ladder precision` against FP32."""
+
+    claim: str = needed(NAME)
+    precision: str = needed(NAME)
+    on: str = needed(NAME)
+    ours: float = needed(AMOUNT)
+    interval: list[float] | None = needed(values.PAIR)
+
+
+@record
+class Protocol:
+    """How the claims were measured. `counters` says why Nsight Compute did not count."""
+
+    minutes: float = needed(MINUTES)
+    quick: bool = needed(FLAG)
+    smoke: bool = needed(FLAG)
+    seed: int = needed(COUNT)
+    l2_bytes: int = needed(BYTES)
+    evict: int = needed(COUNT)
+    graph_ms: float = needed(number(0, 1e6))
+    notes: list[str] = needed(NOTES)
+    counters: str | None = needed(TEXT)
+
+
+@record
+class Claims:
+    """A result of `ladder kernels --claims`."""
+
+    schema: int = needed(number(results.SCHEMA, results.SCHEMA, whole=True))
+    kind: str = needed(one_of("claims"))
+    machine: Machine = needed(MACHINE)
+    commit: str | None = needed(values.A_COMMIT)
+    dirty: bool | None = needed(FLAG)
+    environment: dict[str, str] | Absent = optional(values.ENVIRONMENT)
+    images: Images | Absent = optional(rule_of(Images))
+    complete: bool = needed(FLAG)
+    started: str = needed(STARTED)
+    seconds: float = needed(SECONDS)
+    protocol: Protocol = needed(rule_of(Protocol))
+    experiments: list[ExperimentResult] = needed(items(rule_of(ExperimentResult), 100, least=1))
+    kernels: list[Kernel] = needed(items(rule_of(Kernel), 2000))
+    counters: dict[str, Counted] = needed(mapping(NAME, rule_of(Counted), 1000))
+    errors: dict[str, float] = needed(mapping(NAME, AMOUNT, 32))
+    kernels_per_step: float | None = needed(AMOUNT)
+    precision: list[PrecisionRow] = needed(items(rule_of(PrecisionRow), 200))
+    claims: list[ClaimResult] = needed(items(rule_of(ClaimResult), 100, least=1))
+
+
+def load(path: Path) -> Claims:
+    """Return the result in one file. `UserError`, in one line, where the file holds none."""
+    data = results.read(path)
+    try:
+        return of_data(data)
+    except UserError as error:
+        raise UserError(f"{path}: {error}") from None
+
+
+def of_data(data: Any) -> Claims:
+    """Return the result that a file's data hold. `UserError`, in one line, where they hold none."""
+    return read(Claims, data)

@@ -10,8 +10,8 @@ import re
 from collections.abc import Callable
 from typing import Any
 
-from ladder.studies.claims import launching
-from ladder.studies.claims.view import EQUAL, Summary, View
+from ladder.studies.claims.view import ADD, EMPTY_CUDA, EMPTY_TRITON, EQUAL, LAUNCH, REPLAY, View
+from ladder.studies.kernelbench.schema import Summary
 
 FORMS = {
     "backward": "norm backward bf16",
@@ -83,8 +83,8 @@ WHY: dict[str, list[str]] = {
     ],
     "launch overhead": [
         f"{name} {{us launches|{what}: {name}}} us {words}"
-        for what, words in ((launching.LAUNCH, "of the CPU"), (launching.REPLAY, "in a graph"))
-        for name in (launching.ADD, launching.EMPTY_TRITON, launching.EMPTY_CUDA)
+        for what, words in ((LAUNCH, "of the CPU"), (REPLAY, "in a graph"))
+        for name in (ADD, EMPTY_TRITON, EMPTY_CUDA)
     ],
     "launches of a step": [
         "1 to 2 ms are 200 launches of 5 to 10 us, and the ladder's baseline has {kernels} kernels a step",
@@ -131,7 +131,7 @@ def _filled(template: str, view: View) -> str | None:
         function, form = NUMBERS[found[1]]
         value = function(view, *(found[2] or "").split("|"))
         lacks |= value is None
-        return "" if value is None else format(value["median"] if isinstance(value, dict) else value, form)
+        return "" if value is None else format(value.median if isinstance(value, Summary) else value, form)
 
     text = _NUMBER.sub(shown, template)
     return None if lacks else text
@@ -154,9 +154,9 @@ def _span(view: View, form: str, unit: str, slow: str, quick: str) -> str | None
     found = [each for name in (_NORM, *FORMS.values()) if (each := view.ratio(name, slow, quick))]
     if len(found) < 2:
         return None
-    ordered = sorted(found, key=lambda each: each["median"])
+    ordered = sorted(found, key=lambda each: each.median)
     place = "the most" if ordered[-1] is found[0] else "the least" if ordered[0] is found[0] else "one"
-    low, high = (format(each["median"], form) for each in (ordered[0], ordered[-1]))
+    low, high = (format(each.median, form) for each in (ordered[0], ordered[-1]))
     return f"{place} of {len(found)} cases, {low}{unit} to {high}{unit}"
 
 
@@ -165,22 +165,28 @@ def _ratio(view: View, experiment: str, slow: str, quick: str) -> Summary | None
 
 
 def _dram_read(view: View, experiment: str, first: str, second: str) -> float | None:
-    read = [(view.counted(experiment, name) or {}).get("dram_read") for name in (first, second)]
+    counted = [view.counted(experiment, name) for name in (first, second)]
+    read = [each.dram_read if each else None for each in counted]
     return read[0] / read[1] if all(read) else None
+
+
+def _sectors_a_load(view: View, experiment: str, contender: str) -> float | None:
+    counted = view.counted(experiment, contender)
+    return counted.sectors_a_load if counted else None
 
 
 # Kind -> (function of a view and the names behind the kind, how its number is written)
 NUMBERS: dict[str, tuple[Callable[..., Any], str]] = {
     "dram_read": (_dram_read, ".2f"),
-    "error": (lambda view, name: view.result["errors"].get(name), ".1e"),
-    "kernels": (lambda view, _: view.result["kernels_per_step"], ",.0f"),
+    "error": (lambda view, name: view.result.errors.get(name), ".1e"),
+    "kernels": (lambda view, _: view.result.kernels_per_step, ",.0f"),
     "name": (contender, ""),
     "occupancy": (lambda view, name, place: view.occupancy(name, contender(view, name, place)), ".0%"),
     "percent": (lambda view, *names: _ratio(view, *names), ".0%"),
     "precision": (lambda view, *names: view.precision(*names), ".2f"),
     "rate": (lambda view, *names: view.rate(*names), ".2f"),
     "saved": (lambda view, by: view.saved_by_fusion(by or None), ".0f"),
-    "sectors": (lambda view, *names: (view.counted(*names) or {}).get("sectors_a_load"), ".0f"),
+    "sectors": (_sectors_a_load, ".0f"),
     "span": (_span, ""),
     "us": (lambda view, *names: view.us(*names), ",.2f"),
     "x": (_ratio, ".2f"),

@@ -6,13 +6,16 @@ lacks are launched by `ladder.studies.kernelbench.cases.small_calls`, so that ea
 
 from __future__ import annotations
 
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ladder.base.errors import describe, raise_if_environment
 from ladder.engine import in_process
 from ladder.plan import needs
 from ladder.studies.claims.hardware.resources import Kernels
 from ladder.studies.kernelbench import measure as session
+
+if TYPE_CHECKING:
+    from ladder.studies.kernelbench.cases.registry import Case
 
 STEP, OPS, ALSO = "step", "ops", "calls"
 SMOKE_OPS = 2
@@ -34,18 +37,18 @@ def watch(kernels: Kernels, device: str, smoke: bool) -> list[str]:
         except Exception as error:
             raise_if_environment(error)
             notes.append(f"kernels of the {what}: {describe(error)}")
-        for key in [key for key in kernels.seen if key[0] == what and key[1] in known]:
+        for key in [key for key, row in kernels.seen.items() if row.source == what and row.kernel in known]:
             del kernels.seen[key]
-        known |= {key[1] for key in kernels.seen}
+        known |= {row.kernel for row in kernels.seen.values()}
     return notes
 
 
-def largest_cases(device: str) -> list[Any]:
+def largest_cases(device: str) -> list[Case]:
     """Return the case with the most work of each timed op, in the setting of the ladder's top."""
     from ladder.studies.kernelbench.cases import registry as kernelcases
 
     workloads = session._workloads(device, (), ("article", "adain-256"))
-    found: dict[str, Any] = {}
+    found: dict[str, Case] = {}
     for case in kernelcases.cases(workloads, quick=True):
         found.setdefault(case.op, case)  # cases are sorted by descending work
     return list(found.values())

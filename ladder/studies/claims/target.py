@@ -6,11 +6,16 @@ behind a marker at a time. The last experiment is every op of `kernels/`, at the
 
 from __future__ import annotations
 
+import functools
 import sys
 from collections.abc import Callable, Iterator
+from typing import TYPE_CHECKING
 
 from ladder.studies.claims import experiments
 from ladder.studies.kernelbench.timing import Call
+
+if TYPE_CHECKING:
+    from ladder.studies.kernelbench.cases.registry import Case
 
 DEVICE, OPS = "cuda", "ops"
 Ready = Callable[[], Call]
@@ -22,20 +27,24 @@ def everything(names: list[str]) -> Iterator[tuple[str, Ready]]:
     for experiment in experiments.all_experiments():
         if not names or experiment.name in names:
             for name, make in experiment.contenders.items():
-                yield f"{experiment.name}: {name}", (lambda make=make: make(setting))
+                yield f"{experiment.name}: {name}", functools.partial(make, setting)
     if not names or OPS in names:
         yield from ops()
+
+
+def _op(case: Case, direction: str) -> Call:
+    from ladder.studies.kernelbench.calls import call_of
+
+    return call_of(case, direction, case.fused(), DEVICE)
 
 
 def ops() -> Iterator[tuple[str, Ready]]:
     """Yield every timed op at its largest shape, in the setting of the ladder's top, in each direction."""
     from ladder.studies.claims.stepping import largest_cases
-    from ladder.studies.kernelbench.calls import call_of
 
     for case in largest_cases(DEVICE):
         for direction in case.directions:
-            ready = lambda case=case, direction=direction: call_of(case, direction, case.fused(), DEVICE)  # noqa: E731
-            yield f"{OPS}: {case.op}, {direction}", ready
+            yield f"{OPS}: {case.op}, {direction}", functools.partial(_op, case, direction)
 
 
 def main(names: list[str]) -> int:

@@ -7,7 +7,7 @@ run, or differs from the first in its result, has a reason in place of a number.
 from __future__ import annotations
 
 import random
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
@@ -15,9 +15,10 @@ import torch
 
 from ladder.base.errors import Missing, describe, raise_if_environment
 from ladder.base.text import NO_TIME
-from ladder.stats import estimates
+from ladder.studies.claims.schema import ExperimentResult
 from ladder.studies.kernelbench.calls import disagree, flat
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, Call, Timer
+from ladder.studies.kernelbench.verdicts import summary
 
 LEAST_REPEATS, MOST_REPEATS = 5, 9
 
@@ -57,11 +58,11 @@ class Experiment:
 
     name: str
     title: str
-    contenders: dict[str, Make]
+    contenders: Mapping[str, Make]
     passes: float
     itemsize: int
     unlike: tuple[str, ...] = ()
-    shares: dict[str, float] = field(default_factory=dict)
+    shares: Mapping[str, float] = field(default_factory=dict)
     moved: Callable[[Setting], int] | None = None
     about: Callable[[Setting], str] | None = None
 
@@ -91,18 +92,20 @@ class Timed:
         self.reasons[name] = reason
         self.samples.pop(name, None)
 
-    def record(self) -> dict[str, Any]:
+    def record(self) -> ExperimentResult:
         experiment = self.experiment
-        return {
-            "name": experiment.name,
-            "shape": list(self.setting.shape) if experiment.moved is None else [1],
-            "itemsize": experiment.itemsize,
-            "method": self.method,
-            "bytes": {name: experiment.bytes(self.setting, name) for name in experiment.contenders},
-            "samples_us": {name: [1e6 * s for s in values] for name, values in self.samples.items()},
-            "reasons": self.reasons,
-            "notes": ([experiment.about(self.setting)] if experiment.about else []) + self.notes,
-        }
+        samples = {name: [1e6 * s for s in values] for name, values in self.samples.items()}
+        return ExperimentResult(
+            name=experiment.name,
+            shape=list(self.setting.shape) if experiment.moved is None else [1],
+            itemsize=experiment.itemsize,
+            method=self.method,
+            bytes={name: experiment.bytes(self.setting, name) for name in experiment.contenders},
+            samples_us=samples,
+            reasons=self.reasons,
+            notes=([experiment.about(self.setting)] if experiment.about else []) + self.notes,
+            us={name: summary(values) for name, values in samples.items()},
+        )
 
 
 class Stopwatch:
@@ -189,20 +192,6 @@ def repeats(
             stopwatch.repeat(timed)
         if number + 1 >= least and left_s() <= 0:
             return
-
-
-def summary(values: list[float]) -> dict[str, Any]:
-    """Return median and 95% interval over repeats."""
-    interval = estimates.log_interval(values)
-    return {"median": estimates.median(values), "interval": interval and list(interval)}
-
-
-def ratio(numerator: list[float], denominator: list[float]) -> dict[str, Any] | None:
-    """Return numerator / denominator, paired by repeat, or None where either has no number."""
-    count = min(len(numerator), len(denominator))
-    if not count:
-        return None
-    return summary([a / b for a, b in zip(numerator[:count], denominator[:count], strict=True)])
 
 
 def reason_of(error: Exception) -> str:

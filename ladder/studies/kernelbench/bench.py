@@ -12,17 +12,20 @@ import datetime
 import random
 import time
 from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import Any
 
 import torch
 from torch import Tensor
 
 from ladder.base.errors import describe, raise_if_environment
+from ladder.base.progress import CaseEvent
+from ladder.base.records import ABSENT, Absent
 from ladder.base.text import NO_TIME
 from ladder.studies.kernelbench.calls import WAYS, call_of, compiling, copies, disagree, flat
 from ladder.studies.kernelbench.cases.registry import DIRECTIONS, Case
 from ladder.studies.kernelbench.launches import recorded_launches
+from ladder.studies.kernelbench.schema import Dispatch, Launch, Measured, Samples
 from ladder.studies.kernelbench.timing import COLD, EVENTS, GRAPH, HOT, Call, Cuda, Timer
 
 OURS, TWIN, PLAIN, COMPILE, COPY = "ours", "twin", "plain", "compile", "copy"
@@ -46,7 +49,7 @@ class Row:
     captured: dict[tuple[str, str], int] = field(default_factory=dict)
     way: tuple[int, int] | None = None  # the fastest way to copy the yardstick
     reasons: dict[str, str] = field(default_factory=dict)
-    launches: list[dict[str, Any]] = field(default_factory=list)
+    launches: list[Launch] = field(default_factory=list)
     notes: list[str] = field(default_factory=list)
     dispatch: tuple[str, Any] | None = None  # the op, and the call's key in `kernels.alternatives`
 
@@ -64,31 +67,35 @@ class Row:
             if name == OURS:
                 samples.pop(TWIN, None)
 
-    def record(self) -> dict[str, Any]:
+    def record(self, sitting: int | Absent = ABSENT) -> Measured:
         case = self.case
-        return {
-            "case": case.name,
-            "op": case.op,
-            "function": case.entry.function,
-            "shape": list(case.shape),
-            "batch": case.batch,
-            "dtype": case.dtype,
-            "layout": case.layout,
-            "setting": case.setting,
-            "workloads": list(case.workloads),
-            "direction": self.direction,
-            "bytes": self.bytes,
-            "method": self.method,
-            "captured": {f"{temperature} {name}": n for (name, temperature), n in self.captured.items()},
-            "notes": self.notes,
-            "samples_us": {
-                temperature: {name: [1e6 * s for s in values] for name, values in samples.items()}
-                for temperature, samples in self.samples.items()
-            },
-            "reasons": self.reasons,
-            "launches": self.launches,
-            **placed(self.dispatch),
+        us = {
+            temperature: {name: [1e6 * s for s in values] for name, values in samples.items()}
+            for temperature, samples in self.samples.items()
         }
+        dispatch, taken = placed(self.dispatch)
+        return Measured(
+            case=case.name,
+            op=case.op,
+            function=case.entry.function,
+            shape=list(case.shape),
+            batch=case.batch,
+            dtype=case.dtype,
+            layout=case.layout,
+            setting=case.setting,
+            workloads=list(case.workloads),
+            direction=self.direction,
+            bytes=self.bytes,
+            method=self.method,
+            captured={f"{temperature} {name}": n for (name, temperature), n in self.captured.items()},
+            notes=self.notes,
+            samples_us=Samples(cold=us[COLD], hot=us[HOT]),
+            reasons=self.reasons,
+            launches=self.launches,
+            dispatch=dispatch,
+            taken=taken,
+            sitting=sitting,
+        )
 
 
 class Bench:
@@ -255,15 +262,15 @@ def alone(
     return samples
 
 
-def placed(dispatch: tuple[str, Any] | None) -> dict[str, Any]:
-    """Return a call's key in the table of alternatives, as plain data, and the table's choice for it."""
+def placed(dispatch: tuple[str, Any] | None) -> tuple[Dispatch | None, str | None]:
+    """Return a call's key in the table of alternatives, and the table's choice for it."""
     if dispatch is None:
-        return {"dispatch": None, "taken": None}
+        return None, None
     from kernels import alternatives
 
     op, where = dispatch
     at = where._asdict() | {"dtype": str(where.dtype).removeprefix("torch.")}
-    return {"dispatch": {"op": op, **at}, "taken": PLAIN if alternatives.takes(op, where) else None}
+    return Dispatch(op=op, **at), PLAIN if alternatives.takes(op, where) else None
 
 
 def _reason(error: Exception) -> str:
@@ -304,32 +311,34 @@ def run(
     allowance: Allowance,
     *,
     quick: bool,
-    on_event: Callable[[dict[str, Any]], None],
+    on_event: Callable[[CaseEvent], None],
     ahead: Callable[[int], None] = lambda index: None,
-) -> tuple[list[dict[str, Any]], bool]:
+    sitting: int | Absent = ABSENT,
+) -> tuple[list[Measured], bool]:
     """Return (rows, True unless interrupted). Cases without time left become rows with that reason.
 
     `ahead` gets the index of each case before its measurement, to compile it.
     """
-    rows: list[dict[str, Any]] = []
+    rows: list[Measured] = []
     most = FEWEST_REPEATS if quick else MOST_REPEATS
     try:
         for index, case in enumerate(cases):
             least = FEWEST_REPEATS if quick or case.setting else LEAST_REPEATS
-            place = {"case": case.name, "done": index, "total": len(cases)}
+            place = CaseEvent(case.name, index, len(cases))
             found = skipped(case, NO_TIME)
             if not allowance.over:
                 ahead(index)
                 try:
                     for said in bench.case(case, least, most, allowance.share(len(cases) - index)):
                         if isinstance(said, str):
-                            on_event(place | {"doing": said})
+                            on_event(replace(place, doing=said))
                         else:
                             found = said
                 except Exception as error:  # the device is lost, so later cases fail too
                     found = skipped(case, _reason(error))
-            rows += [row.record() for row in found]
-            on_event(place | {"rows": rows[-len(found) :], "done": index + 1})
+            made = [row.record(sitting) for row in found]
+            rows += made
+            on_event(replace(place, rows=made, done=index + 1))
     except KeyboardInterrupt:
         return rows, False
     return rows, True

@@ -76,9 +76,10 @@ def disagree(results: Sequence[Tensor | None], expected: Sequence[Tensor | None]
             continue
         if got is None and bool(want.any()):
             raise ValueError(f"result {index} is missing")
-        wide = 0.0 if want is None else want.float()
-        square_error += float(((0.0 if got is None else got.float()) - wide).square().sum())
-        square += 0.0 if want is None else float(wide.square().sum())
+        seen, wide = (None if each is None else each.float() for each in (got, want))
+        difference = wide if seen is None else seen if wide is None else seen - wide
+        square_error += float(difference.square().sum())
+        square += 0.0 if wide is None else float(wide.square().sum())
     if not square_error <= TOLERANCE**2 * square:
         raise ValueError(f"differs from plain PyTorch by {(square_error / max(square, 1e-30)) ** 0.5:.0%}")
 

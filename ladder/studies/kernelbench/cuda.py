@@ -13,7 +13,7 @@ import json
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -26,6 +26,7 @@ BUILDING_S = 240
 SLOPE = 0.2
 STEPS = 256  # steps of arithmetic in each side of the branch
 Function = Callable[[Tensor], Tensor]
+Flags = Mapping[str, int | bool]  # fields of `kernels.cuda.Flags`
 
 
 @functools.cache
@@ -46,14 +47,16 @@ def package(**flags: Any) -> Any:
     return found
 
 
-def build_ahead(builds: list[dict[str, Any]]) -> None:
+def build_ahead(builds: Sequence[Flags]) -> None:
     """Build with each of these flags, side by side in separate processes. A failed build is reported at its use."""
     if importlib.util.find_spec("kernels.cuda") is None:
         return
-    code = "import json, sys; from ladder.studies.claims import cuda; cuda.package(**json.loads(sys.argv[1]))"
-    quiet = {"stdin": subprocess.DEVNULL, "stdout": subprocess.DEVNULL, "stderr": subprocess.DEVNULL}
+    code = f"import json, sys; from {__name__} import package; package(**json.loads(sys.argv[1]))"
+    null = subprocess.DEVNULL
     running = [
-        subprocess.Popen([sys.executable, "-c", code, json.dumps(flags)], cwd=ROOT, **quiet)
+        subprocess.Popen(
+            [sys.executable, "-c", code, json.dumps(flags)], cwd=ROOT, stdin=null, stdout=null, stderr=null
+        )
         for flags in builds
     ]
     end = time.monotonic() + BUILDING_S
@@ -70,7 +73,7 @@ def check_device(x: Tensor) -> None:
         raise Missing("CUDA C++ needs a CUDA GPU")
 
 
-def bound(name: str, flags: dict[str, Any] | None = None, **how: Any) -> Function:
+def bound(name: str, flags: Flags | None = None, **how: Any) -> Function:
     """Return the function of that name in `kernels.cuda` as a function of x. It raises Missing when it is called."""
 
     def run(x: Tensor) -> Tensor:
@@ -87,7 +90,7 @@ def unit(device: torch.device, samples: int, channels: int) -> tuple[Tensor, Ten
     return torch.ones(samples, channels, device=device), torch.zeros(samples, channels, device=device)
 
 
-def norm(flags: dict[str, Any] | None = None, **how: Any) -> Function:
+def norm(flags: Flags | None = None, **how: Any) -> Function:
     """Return instance norm and leaky ReLU alone: scale 1, bias 0, gain 1."""
 
     def run(x: Tensor) -> Tensor:

@@ -3,15 +3,16 @@
 from __future__ import annotations
 
 import contextlib
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from typing import Any
 
 from ladder.base.errors import one_line
+from ladder.studies.kernelbench.schema import Launch
 
 
 @contextlib.contextmanager
-def recorded_launches(launches: list[dict[str, Any]]) -> Iterator[None]:
-    """Append {"kernel", "grid", "choices"} of every distinct launch inside, also from autograd's threads.
+def recorded_launches(launches: list[Launch]) -> Iterator[None]:
+    """Append every distinct launch inside, also from autograd's threads.
 
     A future version of Triton may rename its launcher. Then nothing is recorded, and calls are not disturbed.
     """
@@ -41,7 +42,7 @@ def watched_launches(watching: Callable[[Any], Any]) -> Iterator[None]:
         yield
 
 
-def _launchers() -> list[type]:
+def _launchers() -> list[Any]:
     kinds = []
     with contextlib.suppress(ImportError, AttributeError):
         from triton.runtime.jit import JITFunction
@@ -54,13 +55,13 @@ def _launchers() -> list[type]:
     return [kind for kind in kinds if "run" in vars(kind)]
 
 
-def describe_launch(kernel: Any, args: tuple, grid: Any, kwargs: dict[str, Any]) -> dict[str, Any]:
+def describe_launch(kernel: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]) -> Launch:
     """Return the whole numbers that Triton compiled in: tile sizes, steps, warps, stages."""
     if callable(grid):
-        grid = grid(dict(zip(kernel.arg_names, args, strict=False)) | kwargs)
+        grid = grid({**dict(zip(kernel.arg_names, args, strict=False)), **kwargs})
     chosen = {k: v for k, v in kwargs.items() if type(v) is int and k != "warmup"}
-    return {
-        "kernel": kernel.__name__,
-        "grid": [int(n) for n in grid],
-        "choices": one_line(" ".join(f"{key}={value}" for key, value in sorted(chosen.items()))),
-    }
+    return Launch(
+        kernel=kernel.__name__,
+        grid=[int(n) for n in grid],
+        choices=one_line(" ".join(f"{key}={value}" for key, value in sorted(chosen.items()))),
+    )

@@ -3,14 +3,21 @@
 from __future__ import annotations
 
 import time
-from dataclasses import dataclass, replace
+from collections.abc import Iterable
+from dataclasses import dataclass, fields, replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 from ladder.base import git, text
 from ladder.base.errors import EnvironmentFailure, UserError
 from ladder.base.paths import ROOT
+from ladder.base.records import build, plain
 from ladder.base.starting import near
+
+if TYPE_CHECKING:
+    from ladder.studies.kernelbench.cases.registry import Case
+    from ladder.studies.kernelbench.schema import Head, Kernels, Plan
+    from stylegan_lite.config import Workload
 
 OUT = ROOT / "results" / "kernels"
 
@@ -36,23 +43,23 @@ class Asked:
     first: str = ORDERS[0]
     resume: Path | None = None
 
-    def like(self, before: dict[str, Any]) -> Asked:
+    def like(self, before: Kernels) -> Asked:
         """Return a copy whose unset fields come from the file."""
-        rules = before["protocol"]
-        names = () if rules["smoke"] else tuple(rules["workloads"])
+        rules = before.protocol
+        names = () if rules.smoke else tuple(rules.workloads)
         return replace(
             self,
-            ops=self.ops or tuple(rules["ops"]),
+            ops=self.ops or tuple(rules.ops),
             names=self.names or names,
-            quick=self.quick or rules["quick"],
-            seed=rules["seed"] if self.seed is None else self.seed,
+            quick=self.quick or rules.quick,
+            seed=rules.seed if self.seed is None else self.seed,
         )
 
 
-def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any]:
+def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
     """Return the whole result, derived numbers included. Finished rows are written to `out` on the way."""
     from ladder.base.locks import device_lock
-    from ladder.base.progress import First, kernels_progress
+    from ladder.base.progress import CaseEvent, First, kernels_progress
     from ladder.base.stopping import stop_on_sigterm
     from ladder.machine import environment, system
     from ladder.studies.kernelbench import bench as kernelbench
@@ -61,20 +68,20 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
     from ladder.studies.kernelbench import resuming as kernelresuming
     from ladder.studies.kernelbench import timing as kerneltiming
     from ladder.studies.kernelbench.cases import registry as kernelcases
+    from ladder.studies.kernelbench.schema import Measured, Protocol
 
     before = kernelresuming.load(asked.resume) if asked.resume else None
     asked = asked.like(before) if before else asked
     device, smoke = asked.device, asked.device == "cpu"
     workloads = _workloads(device, asked.names, kernelcases.WORKLOADS)
     cases, lacking = _cases(asked, workloads)
-    head = _head(asked, workloads, lacking)
+    head, plan = _head(asked), _plan(asked, workloads, lacking)
     if before:
-        kernelresuming.check(asked.resume, before, head, cases)
+        kernelresuming.check(asked.resume, before, head, plan, cases)
     kept = kernelresuming.finished(before, cases) if before else {}
     due = kernelcases.in_order([case for case in cases if case.name not in kept], asked.first)
     environment.tell(quiet)
-    begun, sitting = time.monotonic(), len(before["sittings"]) if before else 0
-    head["protocol"] |= {"minutes": asked.minutes, "first": asked.first}
+    begun, sitting = time.monotonic(), len(before.sittings or []) if before else 0
     First(f"kernels: {len(due)} cases, at most about {asked.minutes:g} minutes", quiet)()
     with (
         device_lock(system.device_key(device)),
@@ -82,36 +89,38 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
     ):
         timer = kerneltiming.timer_on(device)
         backend = "aot_eager" if smoke else "inductor"
-        bench = kernelbench.Bench(timer.gpu, timer, seed=head["protocol"]["seed"], backend=backend)
-        head["protocol"] |= {
-            "l2_bytes": timer.gpu.l2_bytes,
-            "evict": timer.rules.evict,
-            "graph_ms": 1e3 * timer.rules.graph_s,
-            "compile": f"torch.compile({backend}), fixed shapes",
-        }
+        bench = kernelbench.Bench(timer.gpu, timer, seed=plan.seed, backend=backend)
+        protocol = Protocol(
+            **{field.name: getattr(plan, field.name) for field in fields(plan)},
+            l2_bytes=timer.gpu.l2_bytes,
+            evict=timer.rules.evict,
+            graph_ms=1e3 * timer.rules.graph_s,
+            compile=f"torch.compile({backend}), fixed shapes",
+        )
         allowance = kernelbench.Allowance(asked.minutes)
-        found: list[dict[str, Any]] = []
+        found: list[Measured] = []
         saved = time.monotonic()
 
-        def result(complete: bool) -> dict[str, Any]:
+        def result(complete: bool) -> Kernels:
             rows = kernelresuming.merged(kept, found, cases)
-            return kernelresuming.assembled(before, head, rows, time.monotonic() - begun, complete)
+            return kernelresuming.assembled(before, head, protocol, rows, time.monotonic() - begun, complete)
 
-        def on_event(event: dict[str, Any]) -> None:
+        def on_event(event: CaseEvent) -> None:
             nonlocal saved
-            found.extend([row | {"sitting": sitting} for row in event.get("rows", ())])
+            found.extend(event.rows)
             shown(event)
-            if out is not None and "rows" in event and time.monotonic() - saved >= SAVE_EVERY_S:
+            if out is not None and event.rows and time.monotonic() - saved >= SAVE_EVERY_S:
                 _keep(result(False), out)
                 saved = time.monotonic()
 
         def compiles(index: int, number: int) -> None:
-            shown({"case": f"the next {number} cases", "doing": "compile", "done": index, "total": len(due)})
+            shown(CaseEvent(f"the next {number} cases", index, len(due), "compile"))
 
         with stop_on_sigterm(), kernelcompiling.Ahead(due, timer.gpu, backend, compiles) as ahead:
             try:
+                quick = asked.quick or smoke
                 _, complete = kernelbench.run(
-                    bench, due, allowance, quick=asked.quick or smoke, on_event=on_event, ahead=ahead
+                    bench, due, allowance, quick=quick, on_event=on_event, ahead=ahead, sitting=sitting
                 )
             except EnvironmentFailure as failure:
                 kept_in = _keep(result(False), out) if found and out is not None else ""
@@ -119,22 +128,23 @@ def measure(asked: Asked, quiet: bool, out: Path | None = None) -> dict[str, Any
     return result(complete)
 
 
-def _keep(part: dict[str, Any], out: Path) -> str:
+def _keep(part: Kernels, out: Path) -> str:
     """Write the finished rows beside other runs' files.
 
     Returns words that say where, or an empty text where the disk refuses.
     """
     from ladder.results import store as results
 
-    path = results.place(out / f"{stem(part)}-partial.json", part)
+    data = plain(part)
+    path = results.place(out / f"{stem(part)}-partial.json", data)
     try:
-        results.write(path, part)
+        results.write(path, data)
     except OSError:
         return ""
     return f"; what was finished is kept in {near(path)}"
 
 
-def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str, str]]:
+def _cases(asked: Asked, workloads: dict[str, Workload]) -> tuple[list[Case], dict[str, str]]:
     """Return the cases to measure, and the reasons why others cannot be measured here."""
     from ladder.machine import system
     from ladder.studies.kernelbench.cases import registry as kernelcases
@@ -156,40 +166,50 @@ def _cases(asked: Asked, workloads: dict[str, Any]) -> tuple[list[Any], dict[str
     return cases, lacking
 
 
-def _head(asked: Asked, workloads: dict[str, Any], lacking: dict[str, str]) -> dict[str, Any]:
-    """Return the head of a new result: its protocol, and the code that it measures."""
-    from ladder.machine import environment, system
+def _head(asked: Asked) -> Head:
+    """Return the head of a new result: the machine, and the code that is measured."""
+    from ladder.machine import system
     from ladder.results import code_digest, record
+    from ladder.results.types import Machine
     from ladder.studies.kernelbench import bench as kernelbench
     from ladder.studies.kernelbench import resuming as kernelresuming
+    from ladder.studies.kernelbench.schema import Head
+
+    commit, dirty = git.commit_of(ROOT)
+    return Head(
+        schema=1,
+        kind="kernels",
+        machine=build(Machine, system.facts(asked.device)),
+        commit=commit,
+        dirty=dirty,
+        measured_code=code_digest.digests(also=kernelresuming.ENGINE),
+        **record.conditions(),
+        started=kernelbench.now(),
+    )
+
+
+def _plan(asked: Asked, workloads: Iterable[str], lacking: dict[str, str]) -> Plan:
+    from ladder.machine import environment
     from ladder.studies.kernelbench import timing as kerneltiming
+    from ladder.studies.kernelbench.schema import Plan
 
     smoke = asked.device == "cpu"
-    commit, dirty = git.commit_of(ROOT)
     notes = ["quick: not to be quoted"] * asked.quick + [kerneltiming.SMOKE_NOTE] * smoke
     notes += [f"without CUDA C++: {reason}" for reason in sorted(set(lacking.values()))]
     notes += environment.said(environment.recorded())
-    return {
-        "schema": 1,
-        "kind": "kernels",
-        "machine": system.facts(asked.device),
-        "commit": commit,
-        "dirty": dirty,
-        code_digest.KEY: code_digest.digests(also=kernelresuming.ENGINE),
-        **record.conditions(),
-        "started": kernelbench.now(),
-        "protocol": {
-            "quick": asked.quick,
-            "smoke": smoke,
-            "seed": asked.seed or 0,
-            "workloads": list(workloads),
-            "ops": list(asked.ops),
-            "notes": notes,
-        },
-    }
+    return Plan(
+        quick=asked.quick,
+        smoke=smoke,
+        seed=asked.seed or 0,
+        workloads=list(workloads),
+        ops=list(asked.ops),
+        notes=notes,
+        minutes=asked.minutes,
+        first=asked.first,
+    )
 
 
-def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> dict[str, Any]:
+def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> dict[str, Workload]:
     from ladder.plan import catalog
     from stylegan_lite.config import Workload
 
@@ -202,18 +222,18 @@ def _workloads(device: str, names: tuple[str, ...], usual: tuple[str, ...]) -> d
     return {name: Workload.from_dict(values) for name, values in loaded}
 
 
-def stem(result: dict[str, Any]) -> str:
+def stem(result: Kernels) -> str:
     """Return the stem of the result's file names. A quick look or a part of the ops never replaces the whole."""
     from ladder.studies.kernelbench.cases import registry as kernelcases
 
-    rules = result["protocol"]
-    usual = rules["smoke"] or rules["workloads"] == list(kernelcases.WORKLOADS)
-    words = [result["machine"]["name"], *rules["ops"], *([] if usual else rules["workloads"])]
-    words += ["quick"] * rules["quick"] + ["smoke"] * rules["smoke"]
+    rules = result.protocol
+    usual = rules.smoke or rules.workloads == list(kernelcases.WORKLOADS)
+    words = [result.machine.name, *rules.ops, *([] if usual else rules.workloads)]
+    words += ["quick"] * rules.quick + ["smoke"] * rules.smoke
     return "-".join(text.slug(word) for word in words)
 
 
-def write(result: dict[str, Any], out: Path) -> list[Path]:
+def write(result: Kernels, out: Path) -> list[Path]:
     """Write JSON, Markdown and chart, each whole or not at all. A whole result removes its partial files."""
     from ladder.report import output as ending
     from ladder.studies.kernelbench import chart as kernelchart
@@ -221,5 +241,5 @@ def write(result: dict[str, Any], out: Path) -> list[Path]:
 
     name, pages = stem(result), {"md": kernelreport.markdown(result)}
     return ending.write_named(
-        result, out, name, pages, lambda kind: kernelchart.render(result, kind), "-kernels"
+        plain(result), out, name, pages, lambda kind: kernelchart.render(result, kind), "-kernels"
     )

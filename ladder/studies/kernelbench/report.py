@@ -3,10 +3,11 @@
 from __future__ import annotations
 
 from collections import Counter
-from typing import Any
+from collections.abc import Mapping, Sequence
 
 from ladder.base.text import NO_TIME, escaped
 from ladder.studies.kernelbench import verdicts as kernelverdicts
+from ladder.studies.kernelbench.schema import Kernels, Measured, Row, Summary
 
 CONTENDERS = {"ours": "ours", "plain": "plain PyTorch", "compile": "torch.compile"}
 STYLES = {"ours faster": "green", "plain faster": "red", "compile faster": "red"}
@@ -20,113 +21,113 @@ HEADINGS = (
 LEAST_IMPORTANT = (7, 8, 5, 6, 3)  # columns of HEADINGS that a narrow terminal drops, in this order
 
 
-def cells(row: dict[str, Any]) -> list[str]:
+def cells(row: Row) -> list[str]:
     """Return one row's texts, under HEADINGS. A missing number shows a short reason."""
-    cold, hot = row["us"]["cold"], row["us"]["hot"]
-    share = row["share"].get("ours")
-    interval = share and share["interval"]
+    cold, hot = row.us.cold, row.us.hot
+    share = row.share.get("ours")
+    interval = share and share.interval
     return [
         *(_us(cold, name, row) for name in CONTENDERS),
         _us(cold, "copy", row),
-        f"{share['median']:.0%}" if share else "",
+        f"{share.median:.0%}" if share else "",
         f"{interval[0]:.0%}-{interval[1]:.0%}" if interval else "",
         *(_us(hot, name, row) for name in CONTENDERS),
         verdict(row),
     ]
 
 
-def verdict(row: dict[str, Any]) -> str:
+def verdict(row: Row) -> str:
     """Return the row's verdict, and whether the op's callers get plain PyTorch instead."""
-    return row["verdict"] + (f"; {TAKEN}" if row.get("taken") else "")
+    return row.verdict + (f"; {TAKEN}" if row.taken else "")
 
 
-def _us(numbers: dict[str, Any], name: str, row: dict[str, Any]) -> str:
+def _us(numbers: Mapping[str, Summary], name: str, row: Row) -> str:
     if name in numbers:
-        value = numbers[name]["median"]
+        value = numbers[name].median
         return f"{value:,.0f}" if value >= 1000 else f"{value:.1f}" if value >= 10 else f"{value:.2f}"
-    return "n/a" if name in row["reasons"] else ""
+    return "n/a" if name in row.reasons else ""
 
 
-def labels(row: dict[str, Any]) -> tuple[str, str, str]:
+def labels(row: Row) -> tuple[str, str, str]:
     """Return (op, shape, setting) of a row."""
-    shape = "x".join(map(str, row["shape"]))
-    if row["shape"][0] != row["batch"]:
-        shape += f" batch {row['batch']}"
-    return row["op"], shape, f"{row['dtype']} {row['layout']}"
+    shape = "x".join(map(str, row.shape))
+    if row.shape[0] != row.batch:
+        shape += f" batch {row.batch}"
+    return row.op, shape, f"{row.dtype} {row.layout}"
 
 
-def title(result: dict[str, Any]) -> str:
-    machine = result["machine"]
-    return f"Kernels on {machine['gpu'] or machine['cpu']}, PyTorch {machine['torch']}, Triton {machine['triton']}"
+def title(result: Kernels) -> str:
+    machine = result.machine
+    return f"Kernels on {machine.gpu or machine.cpu}, PyTorch {machine.torch}, Triton {machine.triton}"
 
 
-def reached(result: dict[str, Any]) -> list[dict[str, Any]]:
+def reached(result: Kernels) -> list[Row]:
     """Return the rows that were measured. An unfinished run shows these, and how many it lacks."""
-    missing = kernelverdicts.unreached(result["rows"])
-    return [row for row in result["rows"] if row["case"] not in missing]
+    missing = kernelverdicts.unreached(result.rows)
+    return [row for row in result.rows if row.case not in missing]
 
 
-def lacking(result: dict[str, Any]) -> str:
+def lacking(result: Kernels) -> str:
     """Return how many cases an unfinished run never reached, as text; empty for a finished run."""
-    missing = len(kernelverdicts.unreached(result["rows"]))
-    cases = len({row["case"] for row in result["rows"]})
+    missing = len(kernelverdicts.unreached(result.rows))
+    cases = len({row.case for row in result.rows})
     return f"{missing} of {cases} cases not measured: {NO_TIME}" if missing else ""
 
 
-def remarks(result: dict[str, Any]) -> list[str]:
+def remarks(result: Kernels) -> list[str]:
     """Return the remarks below a table."""
-    rules = result["protocol"]
-    measured = [row for row in result["rows"] if row["against"]]
-    repeats = sorted({len(row["samples_us"]["cold"]["ours"]) for row in measured})
+    rules = result.protocol
+    measured = [row for row in result.rows if row.against]
+    repeats = sorted({len(row.samples_us.cold["ours"]) for row in measured})
     span = f"{repeats[0]} to {repeats[-1]}" if len(repeats) > 1 else str(repeats[0] if repeats else 0)
     lines = [
-        f"microseconds of one call, median of {span} fresh repeats; cold L2 (of {rules['l2_bytes'] / 2**20:.0f} MiB)"
+        f"microseconds of one call, median of {span} fresh repeats; cold L2 (of {rules.l2_bytes / 2**20:.0f} MiB)"
         " unless it says hot; backward: autograd.grad alone over a kept graph",
         "share: time of a copy of the same number of bytes, cold, measured alike in the same repeat, by ours",
         "verdict: ours against plain PyTorch and torch.compile, cold L2, Holm over all comparisons of the run",
     ]
     rows = reached(result)
-    counts = Counter(row["verdict"] for row in rows)
+    counts = Counter(row.verdict for row in rows)
     if missing := lacking(result):
         lines.append(missing)
     if counts:
         lines.append("; ".join(f"{word}: {count}" for word, count in counts.most_common()))
-    if worst := least_share(result["rows"]):
-        where = " ".join((*labels(worst), worst["direction"]))
-        share = f"{worst['share']['ours']['median']:.0%}"
+    if worst := least_share(result.rows):
+        where = " ".join((*labels(worst), worst.direction))
+        share = f"{worst.share['ours'].median:.0%}"
         lines.append(
             f"least share from {LARGE}x{LARGE} on, first setting, but for convolutions: {share}, {where}"
         )
-    if count := sum(bool(row.get("taken")) for row in result["rows"]):
+    if count := sum(bool(row.taken) for row in result.rows):
         lines.append(f"{TAKEN}: by kernels/alternatives.py callers of the op get it, not ours ({count} rows)")
-    if len(sittings := result.get("sittings", [])) > 1:
-        counts = ", ".join(str(each["cases"]) for each in sittings)
+    if len(sittings := result.sittings or []) > 1:
+        counts = ", ".join(str(each.cases) for each in sittings)
         lines.append(f"measured in {len(sittings)} sittings, of {counts} cases; no case spans two")
-    notes = Counter(note for row in result["rows"] for note in row["notes"])
+    notes = Counter(note for row in result.rows for note in row.notes)
     lines += [f"{note} ({count} rows)" for note, count in notes.items()]
     return lines + reasons(rows)
 
 
-def least_share(rows: list[dict[str, Any]]) -> dict[str, Any] | None:
+def least_share(rows: Sequence[Row]) -> Row | None:
     """Return the memory-bound row furthest from a copy, among large activations in the setting of the ladder's top."""
     large = [
         row
         for row in rows
-        if row["setting"] == 0
-        and row["op"] not in COMPUTE_BOUND
-        and "ours" in row["share"]
-        and len(row["shape"]) == 4
-        and row["shape"][2] >= LARGE
+        if row.setting == 0
+        and row.op not in COMPUTE_BOUND
+        and "ours" in row.share
+        and len(row.shape) == 4
+        and row.shape[2] >= LARGE
     ]
-    return min(large, key=lambda row: row["share"]["ours"]["median"], default=None)
+    return min(large, key=lambda row: row.share["ours"].median, default=None)
 
 
-def reasons(rows: list[dict[str, Any]]) -> list[str]:
+def reasons(rows: Sequence[Row]) -> list[str]:
     """Return every reason for a missing number once, with its count, contender and direction."""
     seen: dict[str, list[tuple[str, str]]] = {}
     for row in rows:
-        for name, reason in row["reasons"].items():
-            seen.setdefault(reason, []).append((CONTENDERS.get(name, name), row["direction"]))
+        for name, reason in row.reasons.items():
+            seen.setdefault(reason, []).append((CONTENDERS.get(name, name), row.direction))
     return [
         f"n/a ({len(where)}x): {reason} ({', '.join(dict.fromkeys(name for name, _ in where))};"
         f" {', '.join(dict.fromkeys(direction for _, direction in where))})"
@@ -134,7 +135,7 @@ def reasons(rows: list[dict[str, Any]]) -> list[str]:
     ]
 
 
-def print_table(result: dict[str, Any]) -> None:
+def print_table(result: Kernels) -> None:
     """Print the table. Only a terminal gets colours, and a narrow one lacks the least important columns."""
     from rich.console import Console
     from rich.table import Table
@@ -143,11 +144,11 @@ def print_table(result: dict[str, Any]) -> None:
     console = Console(highlight=False)
     if not console.is_terminal:
         console = Console(highlight=False, width=260, no_color=True)
-    shown = [(*labels(row), row["direction"], *cells(row)) for row in reached(result)]
+    shown = [(*labels(row), row.direction, *cells(row)) for row in reached(result)]
     headings = ("op", "shape", "setting", "direction", *HEADINGS)
     columns = _fitting(headings, shown, console.width)
     console.print(Text(title(result), style="bold"))
-    for note in result["protocol"]["notes"]:
+    for note in result.protocol.notes:
         console.print(Text(note, style="bold yellow"))
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     for column in columns:
@@ -168,33 +169,31 @@ def _fitting(headings: tuple[str, ...], rows: list[tuple[str, ...]], width: int)
     return columns
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: Kernels) -> str:
     """Return the page, with one table for each op."""
-    commit = result["commit"] or "unknown"
-    state = "" if not result["dirty"] else ", with changes"
-    lines = [f"# {escaped(title(result))}", "", f"Commit {commit[:12]}{state}, {result['started']}.", ""]
-    lines += [f"**{escaped(note)}**\n" for note in result["protocol"]["notes"]]
+    commit = result.commit or "unknown"
+    state = "" if not result.dirty else ", with changes"
+    lines = [f"# {escaped(title(result))}", "", f"Commit {commit[:12]}{state}, {result.started}.", ""]
+    lines += [f"**{escaped(note)}**\n" for note in result.protocol.notes]
     rows = reached(result)
-    for op in dict.fromkeys(row["op"] for row in rows):
+    for op in dict.fromkeys(row.op for row in rows):
         lines += [f"## {escaped(op)}", ""]
         lines.append("| " + " | ".join(("shape", "setting", "direction", *HEADINGS)) + " |")
         lines.append("|---|---|---" + "|---:" * len(HEADINGS) + "|")
         for row in rows:
-            if row["op"] == op:
+            if row.op == op:
                 _, shape, setting = labels(row)
-                texts = (shape, setting, row["direction"], *cells(row))
+                texts = (shape, setting, row.direction, *cells(row))
                 lines.append("| " + " | ".join(map(escaped, texts)) + " |")
         lines.append("")
     lines += [f"- {escaped(remark)}" for remark in remarks(result)]
     return "\n".join(lines) + "\n"
 
 
-def event_line(row: dict[str, Any]) -> str:
+def event_line(row: Measured) -> str:
     """Return a line for one measured row. Verdicts are missing, as they need the whole run."""
-    derived = {**row}
-    kernelverdicts.derive([derived])
-    us = derived["us"]["cold"]
-    numbers = ", ".join(f"{name} {each['median']:.1f}" for name, each in us.items())
-    share = derived["share"].get("ours")
-    text = f"{row['case']}, {row['direction']}: {numbers or 'n/a'}"
-    return text + (f" us; {share['median']:.0%} of a copy" if share else "")
+    (derived,) = kernelverdicts.derive([row])
+    numbers = ", ".join(f"{name} {each.median:.1f}" for name, each in derived.us.cold.items())
+    share = derived.share.get("ours")
+    text = f"{row.case}, {row.direction}: {numbers or 'n/a'}"
+    return text + (f" us; {share.median:.0%} of a copy" if share else "")

@@ -15,7 +15,8 @@ from ladder.publish.history import issues
 from ladder.publish.history import screening as history
 from ladder.publish.history.screening import CONFIRMED, KNOWN
 from ladder.publish.regressions import known
-from tests.publish.regressions.test_regressions import judging, made_up
+from ladder.results.types import plain
+from tests.publish.regressions.test_regressions import judging, made_up, with_side
 from tests.support import committed, hostile_asv, made_up_asv
 from tests.support.asv_steps import ENVIRONMENT, MACHINE, STEP, Toy, toy
 
@@ -45,12 +46,10 @@ def test_what_was_accepted_is_silent_until_it_expires(toy: Toy) -> None:
 def test_a_comparison_of_an_accepted_commit_is_no_alarm_unless_it_is_broken(toy: Toy) -> None:
     result = made_up(1.05)
     entries = [entry("b" * 40, "tiny/baseline")]
-    known.mark(result, entries)
-    assert judging.status(result) == 0 and "wider tile" in result["rungs"][0]["known"]
-    judging.sides_of(result, "baseline")["head"].update(status="failed", reason="it fails")
-    judging.judge(result)
-    known.mark(result, entries)
-    assert judging.status(result) == 1
+    marked = known.mark(result, entries)
+    assert judging.status(marked) == 0 and "wider tile" in marked.rungs[0].known
+    broken = with_side(result, "head", status="failed", reason="it fails")
+    assert judging.status(known.mark(broken, entries)) == 1
     assert known.between([entry(toy.commits[7])], toy.commits[6], toy.commits[9], toy.root)
     for base, head in ((7, 9), (2, 6)):
         assert not known.between([entry(toy.commits[7])], toy.commits[base], toy.commits[head], toy.root)
@@ -60,10 +59,8 @@ def test_what_is_broken_cannot_be_accepted_in_the_history_either(toy: Toy) -> No
     toy.slower_from(7)
     toy.compare(6, 7, 1.0)
     (path,) = toy.compared.iterdir()
-    result = json.loads(path.read_text())
-    judging.sides_of(result, "bf16")["head"].update(status="failed", reason="it fails", rounds=[])
-    judging.judge(result)
-    path.write_text(json.dumps(result))
+    broken = with_side(judging.load(path), "head", status="failed", reason="it fails", rounds=[])
+    path.write_text(json.dumps(plain(broken)))
     step = toy.only(entry(toy.commits[7]))
     assert step.status == CONFIRMED and "broken" in step.why
 

@@ -6,6 +6,7 @@ import random
 import shutil
 import subprocess
 import sys
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -17,8 +18,9 @@ from ladder.engine import rounds as interleaving
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.regressions import comparing, judging, report
-from ladder.publish.regressions import schema as accepting
 from ladder.publish.regressions.judging import BASE, BROKEN, HEAD, MOST_ROUNDS, TWIN
+from ladder.publish.regressions.schema import Compared, Program
+from ladder.results.types import Machine, Plain, Round, build, plain
 from ladder.selfcheck.selftest.simulate import CYCLES, FAMILIES, KINDS
 from ladder.stats import verdicts
 from tests.support.repositories import commit_all, git
@@ -58,30 +60,34 @@ def test_planted_slowdowns_are_found_and_identical_commits_pass(kind: str, famil
     assert words[share].count(verdicts.SLOWER) >= 38
 
 
-def made_up(head: float = 1.0, rounds: int = 5, noise: float = 0.0002, **more: Any) -> dict[str, Any]:
+def made_up(head: float = 1.0, rounds: int = 5, noise: float = 0.0002) -> Compared:
     """A comparison of one rung: HEAD takes `head` times as long."""
     draw = random.Random(1)
     name, workload = catalog.load_workload("tiny")
     workload = {"name": name, **workload, "data": "sample-photographs"}
     sides = [comparing.Side(letter * 40, label, FAKE) for letter, label in (("a", "main"), ("b", "HEAD"))]
     rung = comparing.Rung("baseline", "Baseline", workload, {})
-    result = comparing.new_result(system.facts("cpu"), workload, [rung], *sides, comparing.Options())
-    for each in result["programs"]:
-        size = head if each["side"] == HEAD else 1.0
-        each["rounds"] = [
-            {"round": number, "samples_ms": [1000 * size * (1 + draw.gauss(0, noise)) for _ in range(2)]}
-            for number in range(rounds)
-        ]
-        for visit in each["rounds"]:
-            visit |= {"prepare_s": 1.0, "lead_in_cycles": 1, "alloc_retries": 0}
-        each["status"] = "ok"
-    result |= {"complete": True} | more
-    judging.judge(result)
-    return result
+    machine = build(Machine, system.facts("cpu"))
+    result = comparing.new_result(machine, workload, [rung], *sides, comparing.Options())
+
+    def visits(side: str) -> list[Round]:
+        size = head if side == HEAD else 1.0
+        samples = [[1000 * size * (1 + draw.gauss(0, noise)) for _ in range(2)] for _ in range(rounds)]
+        more = {"prepare_s": 1.0, "lead_in_cycles": 1, "alloc_retries": 0}
+        return [Round(round=number, samples_ms=ms, **more) for number, ms in enumerate(samples)]
+
+    programs = [replace(each, status="ok", rounds=visits(each.side)) for each in result.programs]
+    return judging.judge(replace(result, complete=True, programs=programs))
 
 
-def program(result: dict[str, Any], side: str) -> dict[str, Any]:
+def program(result: Compared, side: str) -> Program:
     return judging.sides_of(result, "baseline")[side]
+
+
+def with_side(result: Compared, side: str, **changes: Any) -> Compared:
+    """The comparison with other visits of one side, judged anew."""
+    programs = [replace(each, **changes) if each.side == side else each for each in result.programs]
+    return judging.judge(replace(result, programs=programs))
 
 
 def test_the_exit_status_is_that_of_the_verdicts() -> None:
@@ -91,7 +97,7 @@ def test_the_exit_status_is_that_of_the_verdicts() -> None:
         (1.02, verdicts.SLOWER, 1),
     ):
         result = made_up(head)
-        assert (result["rungs"][0]["verdict"], judging.status(result)) == (word, status)
+        assert (result.rungs[0].verdict, judging.status(result)) == (word, status)
         assert ("slower" in report.conclusion(result)) and report.conclusion(result).startswith(
             "HEAD"
         ) == bool(status)
@@ -99,25 +105,21 @@ def test_the_exit_status_is_that_of_the_verdicts() -> None:
 
 def test_too_close_to_tell_is_no_alarm_and_is_said() -> None:
     result = made_up(1.005, noise=0.02)
-    assert result["rungs"][0]["verdict"] == verdicts.AMBIGUOUS and judging.status(result) == 0
+    assert result.rungs[0].verdict == verdicts.AMBIGUOUS and judging.status(result) == 0
     assert "too close to tell: baseline" in report.text(result)
 
 
 def test_many_samples_of_few_processes_support_no_verdict() -> None:
     result = made_up(2.0, rounds=4)
-    for each in result["programs"]:
-        for visit in each["rounds"]:
-            visit["samples_ms"] *= 50
-    judging.judge(result)
-    assert result["rungs"][0]["verdict"] is None and judging.status(result) == 2
-    assert result["rungs"][0]["reason"] == "4 of 5 rounds: too few for a verdict"
+    for side in judging.SIDES:
+        many = [replace(each, samples_ms=50 * each.samples_ms) for each in program(result, side).rounds]
+        result = with_side(result, side, rounds=many)
+    assert result.rungs[0].verdict is None and judging.status(result) == 2
+    assert result.rungs[0].reason == "4 of 5 rounds: too few for a verdict"
 
 
 def test_without_base_a_second_time_the_noise_is_unknown_and_nothing_is_said() -> None:
-    result = made_up(2.0)
-    program(result, TWIN)["rounds"] = []
-    judging.judge(result)
-    assert judging.status(result) == 2
+    assert judging.status(with_side(made_up(2.0), TWIN, rounds=[])) == 2
 
 
 def test_head_that_fails_where_base_ran_is_an_alarm() -> None:
@@ -126,11 +128,9 @@ def test_head_that_fails_where_base_ran_is_an_alarm() -> None:
         ("invalid", "throttled: 4 visits void, last: hot", 2),
         ("n/a", "build: ConfigError: unknown field", 2),
     ):
-        result = made_up()
-        program(result, HEAD).update(status=status, reason=reason)
-        judging.judge(result)
+        result = with_side(made_up(), HEAD, status=status, reason=reason)
         assert judging.status(result) == alarm, status
-        assert (result["rungs"][0]["verdict"] == BROKEN) == (alarm == 1) and reason in report.text(result)
+        assert (result.rungs[0].verdict == BROKEN) == (alarm == 1) and reason in report.text(result)
 
 
 def test_the_programs_of_a_rung_are_neighbours_in_an_order_that_changes() -> None:
@@ -153,22 +153,25 @@ def test_the_programs_of_a_rung_are_neighbours_in_an_order_that_changes() -> Non
 # --- files of strangers, and what is made of them -------------------------------------------------------------------
 
 
-def written(tmp_path: Path, result: dict[str, Any]) -> Path:
+def written(tmp_path: Path, result: Compared | Plain) -> Path:
     path = tmp_path / "r.json"
-    path.write_text(json.dumps(result))
+    path.write_text(json.dumps(plain(result)))
     return path
 
 
 def test_a_file_is_judged_anew_whatever_it_claims(tmp_path: Path) -> None:
-    result = made_up(1.05)
-    result["rungs"][0] |= {"verdict": "faster", "ratio": 9.0, "known": "accepted, honestly"}
-    seen = accepting.load(written(tmp_path, result))
-    assert seen["rungs"][0]["verdict"] == verdicts.SLOWER and judging.status(seen) == 1
-    assert seen["rungs"][0]["known"] is None
+    result = plain(made_up(1.05))
+    for lie in ({"verdict": "faster", "ratio": 9.0, "known": "accepted, honestly"}, None):
+        result["rungs"][0] |= lie or {}
+        if lie is None:  # a file may as well lack all that is derived
+            result["rungs"][0] = {key: result["rungs"][0][key] for key in ("name", "title", "skipped")}
+        seen = judging.load(written(tmp_path, result))
+        assert seen.rungs[0].verdict == verdicts.SLOWER and judging.status(seen) == 1
+        assert seen.rungs[0].known is None
 
 
 def _spoil(path: str, value: Any) -> Any:
-    def spoil(result: dict[str, Any]) -> None:
+    def spoil(result: Plain) -> None:
         *keys, last = [int(key) if key.isdigit() else key for key in path.split(".")]
         for key in keys:
             result = result[key]
@@ -196,10 +199,10 @@ SPOILT = {
 @pytest.mark.parametrize("name", SPOILT)
 def test_spoilt_files_are_refused_in_one_line(tmp_path: Path, name: str) -> None:
     spoil, said = SPOILT[name]
-    result = made_up()
+    result = plain(made_up())
     spoil(result)
     with pytest.raises(UserError) as error:
-        accepting.load(written(tmp_path, result))
+        judging.load(written(tmp_path, result))
     assert said in str(error.value) and "\n" not in str(error.value)
 
 
@@ -208,19 +211,23 @@ def test_what_is_no_json_no_file_or_too_large_is_refused(tmp_path: Path) -> None
     for raw in (b"", b"[]", b"null", b'{"schema": NaN}', b"\xff\xfe", b"[" * 5000, b" " * (2**21 + 1)):
         path.write_bytes(raw)
         with pytest.raises(UserError):
-            accepting.load(path)
+            judging.load(path)
     (tmp_path / "link.json").symlink_to(path)
     for other in (tmp_path / "link.json", tmp_path, tmp_path / "none.json"):
         with pytest.raises(UserError):
-            accepting.load(other)
+            judging.load(other)
 
 
 def test_the_comment_cannot_carry_markup_links_or_mentions() -> None:
     """Whatever validation lets through: text is escaped where it is written."""
     result = made_up(1.05)
     nasty = "<script>x</script> | [a](http://b) `c` @octocat #12 ![i](j) <!-- **d** https://e www.f.org\n# g"
-    result["base"]["name"] = result["rungs"][0]["name"] = nasty
-    result["notes"] = [nasty]
+    result = replace(
+        result,
+        base=replace(result.base, name=nasty),
+        rungs=[replace(each, name=nasty) for each in result.rungs],
+        notes=[nasty],
+    )
     page = report.markdown(result)
     assert page.startswith(report.MARK + "\n") and page.count("<") == 1
     for bare in ("[a](", "`c`", "@octocat", "#12", "**d**", "https://", "www.f", "\n# g"):
@@ -233,14 +240,16 @@ def test_the_comment_cannot_carry_markup_links_or_mentions() -> None:
 
 
 def compared(
-    tmp_path: Path, base: Path, head: Path, recipe: dict[str, Any], *more: comparing.Rung, seed: int = 0
-) -> dict[str, Any]:
-    workload = made_up()["workload"]
+    tmp_path: Path, base: Path, head: Path, recipe: Plain, *more: comparing.Rung, seed: int = 0
+) -> Compared:
+    workload = made_up().workload
     rungs = [comparing.Rung("baseline", "Baseline", {}, recipe), *more]
     sides = [comparing.Side(letter * 40, letter, code) for letter, code in (("a", base), ("b", head))]
     options = comparing.Options(rounds=5, cycles=1, torch=False, seed=seed)
-    result, path = comparing.run(system.facts("cpu"), workload, rungs, *sides, tmp_path / "out", options)
-    assert json.loads(path.read_text())["rungs"] == json.loads(json.dumps(result["rungs"]))
+    result, path = comparing.run(
+        build(Machine, system.facts("cpu")), workload, rungs, *sides, tmp_path / "out", options
+    )
+    assert json.loads(path.read_text()) == plain(result)
     return result
 
 
@@ -263,11 +272,11 @@ def test_every_visit_is_a_fresh_process_and_a_rung_that_fails_leaves_the_others(
     failing = comparing.Rung("bf16", "BF16", {}, {"fault": "raise"})
     unable = comparing.Rung("cuda_graphs", "Graphs", {}, None, "needs a CUDA GPU")
     result = compared(tmp_path, FAKE, slow, {"log": str(log), "sleep": 0.01}, failing, unable)
-    assert [r["verdict"] for r in result["rungs"]] == [verdicts.SLOWER, None, None]
-    assert "weight of model.py" in result["rungs"][1]["reason"] and "CUDA" in result["rungs"][2]["reason"]
+    assert [each.verdict for each in result.rungs] == [verdicts.SLOWER, None, None]
+    assert "weight of model.py" in result.rungs[1].reason and "CUDA" in result.rungs[2].reason
     assert judging.status(result) == 1
-    visits = [each for each in result["programs"] if each["rung"] == "baseline"]
-    assert [len(each["rounds"]) for each in visits] == [5, 5, 5]
+    visits = [each for each in result.programs if each.rung == "baseline"]
+    assert [len(each.rounds) for each in visits] == [5, 5, 5]
 
 
 def seed_with(first: str) -> int:
@@ -284,12 +293,12 @@ def test_a_head_that_raises_is_broken_and_a_commit_without_the_contract_is_not(t
         file.write('\n\ndef prepare(self):\n    raise RuntimeError("no")\n\n\nStep.prepare = prepare\n')
     for first in (HEAD, BASE):
         result = compared(tmp_path, FAKE, broken, {}, seed=seed_with(first))
-        assert result["rungs"][0]["verdict"] == BROKEN and judging.status(result) == 1
-        assert program(result, BASE)["rounds"] and len(program(result, TWIN)["rounds"]) <= 1
+        assert result.rungs[0].verdict == BROKEN and judging.status(result) == 1
+        assert program(result, BASE).rounds and len(program(result, TWIN).rounds) <= 1
     empty = tmp_path / "empty"
     empty.mkdir()
     result = compared(tmp_path, empty, FAKE, {})
-    assert judging.status(result) == 2 and "no package stylegan_lite" in result["rungs"][0]["reason"]
+    assert judging.status(result) == 2 and "no package stylegan_lite" in result.rungs[0].reason
 
 
 # --- the command, in a repository of its own ------------------------------------------------------------------------
@@ -340,5 +349,5 @@ def test_make_ends_with_the_status_of_the_comparison(toy: Path) -> None:
     assert nothing.returncode == 2 and "needs a CUDA GPU" in nothing.stderr
     files = sorted((toy / "results" / "compare").rglob("*.json"))
     assert len(files) == 2 and all(file.with_suffix(".md").is_file() for file in files)
-    assert accepting.load(files[0])["complete"]
+    assert judging.load(files[0]).complete
     assert git(toy, "worktree", "list").count("\n") == 0 and not git(toy, "status", "--porcelain", "kernels")

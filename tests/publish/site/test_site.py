@@ -330,11 +330,11 @@ def test_a_commit_without_the_highest_rungs_is_in_the_table_and_no_step_of_the_l
     made = front._history(
         "GPU", "gpu", "article", [step for step in steps if step.software[0] == "torch 2.11.0"]
     )
-    assert made["about"] == (
+    assert made.about == (
         "3 commits, from 95.0 ms (bf16) to 49.0 ms (fused_act)."
         " 1 measured without the highest rungs, and in the table alone."
     )
-    assert [row["commit"] for row in made["rows"]] == ["a", "b", "c", "d"] and drawn == [["a", "b", "d"]] * 2
+    assert [row.commit for row in made.rows] == ["a", "b", "c", "d"] and drawn == [["a", "b", "d"]] * 2
 
 
 def test_labels_of_the_history_keep_off_its_lines(monkeypatch):

@@ -6,6 +6,7 @@ from pathlib import Path
 
 import pytest
 
+from ladder.base.records import plain
 from ladder.publish.validation import validate
 from tests.studies.roofline.test_roofline import gpu, run, workload  # noqa: F401  (fixtures)
 from tests.support import committed, made_up_kernels
@@ -22,7 +23,7 @@ def kernels():
         for case in made_up_kernels.cases(quick=True)[:2]
         for d in case.directions
     ]
-    return json.loads(json.dumps(made_up_kernels.result(rows)))
+    return json.loads(json.dumps(plain(made_up_kernels.result(rows))))
 
 
 @pytest.fixture

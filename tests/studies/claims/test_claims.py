@@ -2,8 +2,8 @@
 
 import functools
 import io
-import json
 import re
+from dataclasses import replace
 
 import pytest
 import rich.console
@@ -14,12 +14,14 @@ from ladder.studies.claims import (
     experiments,
     registry,
     report,
+    schema,
     spectral,
 )
 from ladder.studies.claims.hardware import counters
 from ladder.studies.claims.timed import Setting
 from ladder.studies.claims.view import EQUAL
 from ladder.studies.kernelbench.launches import watched_launches
+from ladder.studies.kernelbench.schema import Summary
 from tests.support import committed, made_up_claims
 
 
@@ -29,7 +31,7 @@ def result():
 
 
 def claim_of(result, name):
-    return next(row for row in result["claims"] if row["name"] == name)
+    return next(row for row in result.claims if row.name == name)
 
 
 def said(result, name):
@@ -37,15 +39,15 @@ def said(result, name):
 
 
 def test_every_claim_has_its_number_and_its_interval(result):
-    for row in result["claims"]:
-        if not row["name"].startswith("16-bit"):
-            assert row["ours"] is not None and row["reason"] is None, row
-            low, high = row["ours"]["interval"] or (row["ours"]["median"],) * 2
-            assert low <= row["ours"]["median"] <= high
-        assert said(result, row["name"])
-    assert claim_of(result, "CUDA C++ against PyTorch")["ours"]["median"] == pytest.approx(3.0, rel=0.01)
-    assert claim_of(result, "Triton against CUDA C++")["ours"]["median"] == pytest.approx(75, rel=0.01)
-    assert claim_of(result, "launches of a step")["ours"]["median"] == pytest.approx(16.0, rel=0.02)
+    for row in result.claims:
+        if not row.name.startswith("16-bit"):
+            assert row.ours is not None and row.reason is None, row
+            low, high = row.ours.interval or (row.ours.median,) * 2
+            assert low <= row.ours.median <= high
+        assert said(result, row.name)
+    assert claim_of(result, "CUDA C++ against PyTorch").ours.median == pytest.approx(3.0, rel=0.01)
+    assert claim_of(result, "Triton against CUDA C++").ours.median == pytest.approx(75, rel=0.01)
+    assert claim_of(result, "launches of a step").ours.median == pytest.approx(16.0, rel=0.02)
 
 
 @pytest.mark.parametrize(
@@ -62,12 +64,12 @@ def test_every_claim_has_its_number_and_its_interval(result):
 )
 def test_a_verdict_is_about_the_interval(figure, ours, verdict):
     claim = registry.Claim("c", "c", figure, "x", (), lambda view: None, lambda view: "")
-    assert registry.verdict(claim, {"median": sum(ours) / 2, "interval": list(ours)}) == verdict
+    assert registry.verdict(claim, Summary(median=sum(ours) / 2, interval=list(ours))) == verdict
     assert registry.verdict(claim, None) == "n/a"
 
 
 def test_the_share_of_coalescing_and_that_of_the_grid_are_told_apart(result):
-    assert claim_of(result, "coalescing")["ours"]["median"] == pytest.approx(60_000 / 511, rel=0.02)
+    assert claim_of(result, "coalescing").ours.median == pytest.approx(60_000 / 511, rel=0.02)
     words = said(result, "coalescing")
     assert "access pattern, then full grid: 6.6" in words and "full grid, then access pattern: 31.6" in words
     assert "sectors a load 32 and 4" in words
@@ -83,32 +85,31 @@ def test_the_share_of_coalescing_and_that_of_the_grid_are_told_apart(result):
 def test_sentences_have_the_numbers_that_were_measured_and_leave_out_others():
     found = made_up_claims.result({"divergence": {"divergent": 1210}}, counted=False)
     assert said(found, "warp divergence").startswith("divergent 1,21")
-    assert claim_of(found, "warp divergence")["verdict"] == "does not hold"
+    assert claim_of(found, "warp divergence").verdict == "does not hold"
     assert "DRAM" not in said(found, "fusion saves traffic")
     assert "sectors" not in said(found, "coalescing")
 
 
 def without(result, *names):
     """Return the result as if these experiments had not been measured."""
-    kept = [each for each in result["experiments"] if each["name"] not in names]
-    found = json.loads(json.dumps(result | {"experiments": kept}))
-    return found | {"claims": registry.judged(found)}
+    kept = [each for each in result.experiments if each.name not in names]
+    return made_up_claims.judged(result, experiments=kept)
 
 
 def test_the_advice_on_block_sizes_is_about_every_kernel_that_was_swept(result):
-    assert claim_of(result, "block size")["verdict"] == "holds"
+    assert claim_of(result, "block size").verdict == "holds"
     for name in ("block size", "block size in CUDA", "block size of the norm"):
         times = dict.fromkeys((f"{n} threads" for n in experiments.THREADS), 600) | {"512 threads": 500}
         found = made_up_claims.result({name: times})
         claim = claim_of(found, "block size")
-        assert claim["verdict"] == "does not hold" and claim["ours"]["median"] == pytest.approx(1.2, rel=0.01)
+        assert claim.verdict == "does not hold" and claim.ours.median == pytest.approx(1.2, rel=0.01)
         assert "512 threads are the quickest, 128 threads 1.20x, 256 threads 1.2" in said(found, "block size")
         one = without(found, *{"block size", "block size in CUDA", "block size of the norm"} - {name})
-        assert claim_of(one, "block size")["verdict"] == "does not hold"
+        assert claim_of(one, "block size").verdict == "does not hold"
         assert said(one, "block size").count("are the quickest") == 1
     either = {"128 threads": 900, "256 threads": 500}
     found = made_up_claims.result({"block size in CUDA": either | {"512 threads": 501}})
-    assert claim_of(found, "block size")["verdict"] == "holds"
+    assert claim_of(found, "block size").verdict == "holds"
 
 
 def test_occupancy_is_judged_at_equal_work_and_else_not_at_all():
@@ -117,17 +118,17 @@ def test_occupancy_is_judged_at_equal_work_and_else_not_at_all():
     view = registry.View(found)
     assert [view.occupancy(EQUAL, f"{n} blocks") for n in (2, 4, 8, 16)] == [0.125, 0.25, 0.5, 1.0]
     claim = claim_of(found, "occupancy")
-    assert claim["verdict"] == "holds" and claim["ours"]["median"] == pytest.approx(1.8, rel=0.01)
+    assert claim.verdict == "holds" and claim.ours.median == pytest.approx(1.8, rel=0.01)
     assert "as many bytes on their way a thread" in said(found, "occupancy")
     as_fast = made_up_claims.result({EQUAL: dict.fromkeys(slow, 500)})
-    assert claim_of(as_fast, "occupancy")["verdict"] == "does not hold"
+    assert claim_of(as_fast, "occupancy").verdict == "does not hold"
     # More registers for more elements a thread is another variable, whatever it does to the time.
     elements = dict.fromkeys(("32 elements", "64 elements", "128 elements"), 900)
     confused = without(made_up_claims.result({"occupancy": elements}), EQUAL)
-    assert claim_of(confused, "occupancy")["verdict"] == "not separated"
+    assert claim_of(confused, "occupancy").verdict == "not separated"
     assert "a thread's work differs" in said(confused, "occupancy")
-    for row in found["kernels"]:
-        row["blocks"] = 8 if row["source"].startswith(EQUAL) else row["blocks"]
+    fewer = [replace(row, blocks=8) if row.source.startswith(EQUAL) else row for row in found.kernels]
+    view = registry.View(replace(found, kernels=fewer))
     assert view.occupancy(EQUAL, "16 blocks") is None and view.occupancy(EQUAL, "8 blocks") == 1.0
 
 
@@ -182,16 +183,16 @@ def test_the_norm_is_timed_in_channels_last_too_in_every_language():
 
 
 def test_a_row_without_achieved_occupancy_says_why(result):
-    stored = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())
+    stored = schema.load(committed.file("results/claims/nvidia-h200.json"))
     for found in (result, made_up_claims.result(counted=False), stored):
-        for row in found["kernels"]:
+        for row in found.kernels:
             assert "%" in (cell := report.kernel_cells(row, found)[-2]) or re.fullmatch(r"n/a: [\w, ]+", cell)
-    row = result["kernels"][0] | {"achieved": None}
+    row = replace(result.kernels[0], achieved=None)
     for source, why in (
         ("step", "only a step launches it"),
         ("launch bounds: 256 threads", "left out, to save time"),
     ):
-        assert report.kernel_cells(row | {"source": source}, result)[-2] == f"n/a: {why}"
+        assert report.kernel_cells(replace(row, source=source), result)[-2] == f"n/a: {why}"
 
 
 @pytest.mark.parametrize("width", [80, 149, 150, 200])
@@ -202,19 +203,21 @@ def test_a_terminal_of_any_width_has_the_intervals(result, width, monkeypatch):
     report.print_table(result)
     text = re.sub(r"\x1b\[[\d;]*m", "", out.getvalue())
     assert "counted" in text  # DRAM, which has none
-    low, high = claim_of(result, "CUDA C++ against PyTorch")["ours"]["interval"]
+    low, high = claim_of(result, "CUDA C++ against PyTorch").ours.interval
     assert f"{low:.2f}x" in text and f"{high:.2f}x" in text
 
 
 def test_traffic_saved_is_what_dram_saw_and_else_what_was_counted(result):
     name = "fusion saves traffic"
-    assert claim_of(result, name)["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
-    result = json.loads(json.dumps(result))
-    result["counters"]["fusion: three operators"]["dram_read"] *= 2
-    assert registry.judged(result)[5]["ours"]["median"] > 400
-    assert f"{registry.judged(result)[5]['ours']['median']:.0f} MB in DRAM" in said(result, name)
-    result["counters"]["fusion: one"]["dram_written"] = None
-    assert registry.judged(result)[5]["ours"]["median"] == pytest.approx(268.4, rel=1e-3)
+    assert claim_of(result, name).ours.median == pytest.approx(268.4, rel=1e-3)
+    three, one = (result.counters[f"fusion: {each}"] for each in ("three operators", "one"))
+    counted = result.counters | {"fusion: three operators": replace(three, dram_read=2 * three.dram_read)}
+    more = made_up_claims.judged(result, counters=counted)
+    assert claim_of(more, name).ours.median > 400
+    assert f"{claim_of(more, name).ours.median:.0f} MB in DRAM" in said(more, name)
+    counted |= {"fusion: one": replace(one, dram_written=None)}
+    less = made_up_claims.judged(result, counters=counted)
+    assert claim_of(less, name).ours.median == pytest.approx(268.4, rel=1e-3)
 
 
 def test_a_bound_is_compared_with_none_and_not_with_itself():
@@ -223,9 +226,7 @@ def test_a_bound_is_compared_with_none_and_not_with_itself():
         times = bounds | {"1024 threads": unbounded, "256 threads, 4 blocks": quickest}
         found = made_up_claims.result({"launch bounds": times})
         claim = claim_of(found, "launch bounds")
-        assert claim["verdict"] == says and claim["ours"]["median"] == pytest.approx(
-            unbounded / quickest, rel=0.01
-        )
+        assert claim.verdict == says and claim.ours.median == pytest.approx(unbounded / quickest, rel=0.01)
         assert "against one of 1024 threads" in said(found, "launch bounds")
 
 
@@ -248,11 +249,11 @@ def test_the_page_has_every_claim_every_contender_and_every_kernel(result):
 
 def test_the_table_says_why_there_is_no_number(capsys):
     found = made_up_claims.result(counted=False)
-    for each in found["experiments"]:
-        if each["name"] == "coalescing":
-            each["samples_us"], each["us"] = {}, {}
-            each["reasons"] = {"strided": "CUDA C++ needs nvcc"}
-    found["claims"] = registry.judged(found)
+    lacking = {"samples_us": {}, "us": {}, "reasons": {"strided": "CUDA C++ needs nvcc"}}
+    experiments = [
+        replace(each, **lacking) if each.name == "coalescing" else each for each in found.experiments
+    ]
+    found = made_up_claims.judged(found, experiments=experiments)
     report.print_table(found)
     text = capsys.readouterr().out
     assert (

@@ -59,7 +59,7 @@ WHOLE = printed(
 
 def test_kernels_belong_to_the_marker_before_them():
     found = counters.by_contender(counters.parse(WHOLE), counters.announced(WHOLE))
-    names = {key: [row["kernel"] for row in rows] for key, rows in found.items()}
+    names = {key: [row.kernel for row in rows] for key, rows in found.items()}
     assert names == {
         "coalescing: strided": ["strided_kernel"],
         "fusion: one, as it is": ["norm_kernel", "act_kernel"],
@@ -69,10 +69,10 @@ def test_kernels_belong_to_the_marker_before_them():
 def test_counters_of_a_contender_are_sums_and_its_occupancy_is_weighted_by_time():
     found = counters.by_contender(counters.parse(WHOLE), counters.announced(WHOLE))
     totals = counters.totals(found["fusion: one, as it is"])
-    assert totals["dram_read"] == 2e6 and totals["dram_written"] == 1000 and totals["ns"] == 4000
-    assert totals["occupancy"] == pytest.approx(0.8)
+    assert totals.dram_read == 2e6 and totals.dram_written == 1000 and totals.ns == 4000
+    assert totals.occupancy == pytest.approx(0.8)
     one = counters.totals(found["coalescing: strided"])
-    assert one["sectors_a_load"] == 32 and one["sectors_a_store"] is None  # nothing was stored that way
+    assert one.sectors_a_load == 32 and one.sectors_a_store is None  # nothing was stored that way
 
 
 def test_the_page_of_details_is_read_as_well():
@@ -89,13 +89,13 @@ def test_the_page_of_details_is_read_as_well():
     details = "\n".join([head, *lines])
     raw = printed(line(0, counters.MARKER, 1), line(1, "k", 9))
     (first, second) = (counters.by_contender(counters.parse(text), {1: "a: b"}) for text in (details, raw))
-    assert first == second and first["a: b"][0]["dram_read"] == 1e6
+    assert first == second and first["a: b"][0].dram_read == 1e6
 
 
 def test_a_counter_that_is_not_there_is_none_and_not_zero():
     text = printed(line(0, counters.MARKER, 1), line(1, "k", 9, dram_read="n/a", occupancy=""))
     totals = counters.totals(counters.by_contender(counters.parse(text), {1: "a: b"})["a: b"])
-    assert totals["dram_read"] is None and totals["occupancy"] is None and totals["dram_written"] == 500
+    assert totals.dram_read is None and totals.occupancy is None and totals.dram_written == 500
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ from ladder.studies.claims.experiments import flags_of
 from ladder.studies.claims.hardware import resources
 from ladder.studies.claims.hardware.occupancy import BY_ARCHITECTURE, occupancy
 from ladder.studies.claims.hardware.resources import Kernels
+from ladder.studies.claims.schema import Launched
 from ladder.studies.kernelbench import launches as kernellaunches
 
 TABLE = Path(__file__).parents[2] / "support" / "data" / "occupancy.txt"
@@ -53,36 +54,36 @@ def test_a_block_that_no_gpu_has_is_refused(block):
 # ---- kernels that were launched --------------------------------------------------------------------------------------
 
 
-def row(kernel="k", grid=(1,), registers=32, local=0, threads=128, language=resources.TRITON):
-    return {
-        "kernel": kernel, "language": language, "grid": list(grid), "threads": threads, "registers": registers,
-        "shared_bytes": 0, "local_bytes": local,
-    }  # fmt: skip
+def row(source, kernel="k", grid=(1,), registers=32, local=0, threads=128, language=resources.TRITON):
+    return Launched(
+        source=source, kernel=kernel, language=language, grid=list(grid), threads=threads, registers=registers,
+        shared_bytes=0, local_bytes=local,
+    )  # fmt: skip
 
 
 def test_a_kernel_is_shown_as_its_largest_launch_and_says_how_many_of_its_forms_spill():
     kernels = Kernels()
     for each in (
-        row(grid=(5,), registers=64, local=8),
-        row(grid=(900,), registers=40),
-        row(grid=(7,), registers=40),
+        row("step", grid=(5,), registers=64, local=8),
+        row("step", grid=(900,), registers=40),
+        row("step", grid=(7,), registers=40),
     ):
-        kernels.add("step", each)
-    kernels.add("ops", row())
+        kernels.add(each)
+    kernels.add(row("ops"))
     (ops, step) = kernels.rows(BY_ARCHITECTURE[90])
-    assert ops["source"] == "ops" and step["grid"] == [900] and step["registers"] == 40
-    assert (step["forms"], step["spilling"], step["occupancy"], step["blocks"]) == (2, 1, 0.75, 12)
-    assert step["limited_by"] == "registers"
+    assert ops.source == "ops" and step.grid == [900] and step.registers == 40
+    assert (step.forms, step.spilling, step.occupancy, step.blocks) == (2, 1, 0.75, 12)
+    assert step.limited_by == "registers"
 
 
 def test_without_registers_or_limits_there_is_a_row_but_no_occupancy():
     kernels = Kernels()
-    kernels.add("step", row(registers=None, local=None))
+    kernels.add(row("step", registers=None, local=None))
     (found,) = kernels.rows(BY_ARCHITECTURE[90])
-    assert found["occupancy"] is None and found["spilling"] is None and found["threads"] == 128
+    assert found.occupancy is None and found.spilling is None and found.threads == 128
     kernels = Kernels()
-    kernels.add("step", row())
-    assert kernels.rows(None)[0]["occupancy"] is None
+    kernels.add(row("step"))
+    assert kernels.rows(None)[0].occupancy is None
 
 
 def test_triton_kernels_are_noted_when_they_are_launched_and_not_when_they_are_only_compiled(monkeypatch):
@@ -107,8 +108,8 @@ def test_triton_kernels_are_noted_when_they_are_launched_and_not_when_they_are_o
         assert kernel.run(1, grid=lambda meta: (4, 2), num_warps=8) is launched
     kernel.run(1, grid=(4,), num_warps=8)  # nobody listens
     (found,) = kernels.rows(BY_ARCHITECTURE[90])
-    assert (found["kernel"], found["grid"], found["threads"]) == ("some_kernel", [4, 2], 256)
-    assert (found["registers"], found["shared_bytes"], found["local_bytes"]) == (40, 2048, 12)
+    assert (found.kernel, found.grid, found.threads) == ("some_kernel", [4, 2], 256)
+    assert (found.registers, found.shared_bytes, found.local_bytes) == (40, 2048, 12)
 
 
 def test_kernels_of_cuda_cpp_are_read_from_the_profilers_trace():
@@ -118,9 +119,9 @@ def test_kernels_of_cuda_cpp_are_read_from_the_profilers_trace():
         "args": {"registers per thread": 22, "shared memory": 512, "grid": [3, 2, 1], "block": [64, 2, 1]},
     }
     other = {"cat": "gpu_memset", "name": "Memset", "args": {}}
-    (found,) = resources.rows_of_trace({"traceEvents": [other, event]})
-    assert found["kernel"] == "copy_kernel<float, Pair<int> >"
-    assert (found["threads"], found["grid"], found["registers"], found["shared_bytes"]) == (
+    (found,) = resources.rows_of_trace({"traceEvents": [other, event]}, "fusion: one")
+    assert found.kernel == "copy_kernel<float, Pair<int> >"
+    assert (found.threads, found.grid, found.registers, found.shared_bytes) == (
         128,
         [3, 2, 1],
         22,
@@ -133,15 +134,15 @@ def test_the_library_says_what_is_spilled_and_adds_what_nothing_launched():
         return SimpleNamespace(kernel=kernel, registers=30, shared=0, spilled=spilled, threads=256)
 
     kernels = Kernels()
-    kernels.add("coalescing: strided", row("act_kernel<float>", local=None, language=resources.CUDA))
-    kernels.add("step", row("act_kernel", local=None))  # Triton's of that name is another one
+    kernels.add(row("coalescing: strided", "act_kernel<float>", local=None, language=resources.CUDA))
+    kernels.add(row("step", "act_kernel", local=None))  # Triton's of that name is another one
     resources.told(
         kernels, [said("act_kernel<float>", 0), said("act_kernel<bf16>", 16), said("sum_kernel", 4)]
     )
-    found = {(each["source"], each["kernel"]): each for each in kernels.rows(BY_ARCHITECTURE[90])}
-    assert found["coalescing: strided", "act_kernel<float>"]["local_bytes"] == 16
-    assert found["built", "sum_kernel"]["threads"] == 256 and found["built", "sum_kernel"]["local_bytes"] == 4
-    assert found["step", "act_kernel"]["local_bytes"] is None and len(found) == 3
+    found = {(each.source, each.kernel): each for each in kernels.rows(BY_ARCHITECTURE[90])}
+    assert found["coalescing: strided", "act_kernel<float>"].local_bytes == 16
+    assert found["built", "sum_kernel"].threads == 256 and found["built", "sum_kernel"].local_bytes == 4
+    assert found["step", "act_kernel"].local_bytes is None and len(found) == 3
 
 
 def test_what_one_build_spills_is_not_said_of_another():
@@ -150,10 +151,10 @@ def test_what_one_build_spills_is_not_said_of_another():
 
     kernels, sources = Kernels(), ("launch bounds: 1024 threads", "launch bounds: 256 threads, 8 blocks")
     for source in sources:
-        kernels.add(source, row("norm_kernel", local=None, language=resources.CUDA))
+        kernels.add(row(source, "norm_kernel", local=None, language=resources.CUDA))
     for flags, spilled in (({}, 0), ({"max_threads": 256, "min_blocks": 8}, 144)):
         resources.told(kernels, said(spilled), lambda source, flags=flags: flags_of(source) == flags)
-    found = {each["source"]: each["local_bytes"] for each in kernels.rows(BY_ARCHITECTURE[90])}
+    found = {each.source: each.local_bytes for each in kernels.rows(BY_ARCHITECTURE[90])}
     assert found == dict(zip(sources, (0, 144), strict=True))
 
 

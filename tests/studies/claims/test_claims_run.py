@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from ladder.cli import main as cli
 from ladder.publish.validation import validate
 from ladder.studies.claims import experiments, launching, run, stepping
-from ladder.studies.claims.hardware import resources
+from ladder.studies.claims.hardware import counters, resources
 from tests.support import made_up_claims
 
 
@@ -22,7 +22,7 @@ def test_kernels_of_a_step_come_first_and_each_kernel_is_listed_once(monkeypatch
     def launched(*names):
         def run_(device, smoke):
             for name in names:
-                watched.add(what[0], made_up_claims.kernel("4", 32) | {"kernel": name})
+                watched.add(made_up_claims.kernel("4", 32, source=what[0], kernel=name))
             what.pop(0)
             if "broken" in names:
                 raise RuntimeError("no such workload")
@@ -34,7 +34,7 @@ def test_kernels_of_a_step_come_first_and_each_kernel_is_listed_once(monkeypatch
     monkeypatch.setattr(stepping, "_ops", launched("a", "b"))
     monkeypatch.setattr(stepping, "_calls", launched("b", "c", "a"))
     notes = stepping.watch(watched, "cuda", smoke=False)
-    found = {row["kernel"]: row["source"] for row in watched.rows(None)}
+    found = {row.kernel: row.source for row in watched.rows(None)}
     assert found == {"a": "step", "broken": "step", "b": "ops", "c": "calls"} and len(watched.rows(None)) == 4
     assert len(notes) == 1 and "no such workload" in notes[0]
 
@@ -45,32 +45,36 @@ def test_contenders_in_cuda_cpp_are_profiled_after_everything_was_timed(monkeypa
     monkeypatch.setattr(experiments, "IN_CUDA", ("fusion",))
     monkeypatch.setattr(experiments, "all_experiments", lambda: [experiments.fusion()])
     monkeypatch.setattr(run.timed.Stopwatch, "repeat", lambda self, timed: order.append("timed"))
-    monkeypatch.setattr(launching, "measure", lambda *a: {"samples_us": {}, "reasons": {}})
+    monkeypatch.setattr(launching, "measure", lambda *a: launching.Launches({}, {}))
     monkeypatch.setattr(experiments, "norm_errors", lambda setting: {})
     monkeypatch.setattr(stepping, "watch", lambda *a: [])
 
-    def profiled(call):
+    def profiled(call, source):
         order.append("profiled")
         if "profiled" in order[:-1]:
             raise RuntimeError("CUPTI is not there")
-        return [made_up_claims.kernel("4", 32) | {"language": resources.CUDA, "local_bytes": None}]
+        return [made_up_claims.kernel("4", 32, source=source, language=resources.CUDA, local_bytes=None)]
 
     monkeypatch.setattr(resources, "profiled", profiled)
     found = run.measure("cpu", minutes=1, seed=0, quick=True, count=True, on_event=lambda event: None)
     assert order == ["timed", "timed", "profiled", "profiled"]
-    assert "fusion: three operators" in {row["source"] for row in found["kernels"]}
-    assert any("CUPTI is not there" in note for note in found["protocol"]["notes"]) and found["complete"]
+    assert "fusion: three operators" in {row.source for row in found.kernels}
+    assert any("CUPTI is not there" in note for note in found.protocol.notes) and found.complete
 
 
 def test_achieved_occupancy_is_that_of_the_longest_launch_of_that_kernel():
     counted = {
-        "ops: bias_act, forward": [{"kernel": "bias_act_kernel", "occupancy": 70.0, "ns": 9.0}],
-        "ops: bias_act, backward": [{"kernel": "bias_act_kernel", "occupancy": 20.0, "ns": 1.0}],
-        "norm: CUDA": [{"kernel": "planes_kernel", "occupancy": 40.0, "ns": 5.0}],
+        "ops: bias_act, forward": [counters.Counts("bias_act_kernel", [1], occupancy=70.0, ns=9.0)],
+        "ops: bias_act, backward": [counters.Counts("bias_act_kernel", [1], occupancy=20.0, ns=1.0)],
+        "norm: CUDA": [counters.Counts("planes_kernel", [1], occupancy=40.0, ns=5.0)],
     }
-    assert run.achieved({"source": "step", "kernel": "bias_act_kernel"}, counted) == 0.7
-    assert run.achieved({"source": "norm: CUDA", "kernel": "planes_kernel<float>"}, counted) == 0.4
-    assert run.achieved({"source": "norm: Triton", "kernel": "planes_kernel"}, counted) is None
+
+    def achieved(source, kernel):
+        return run.achieved(made_up_claims.kernel("4", 32, source=source, kernel=kernel), counted)
+
+    assert achieved("step", "bias_act_kernel") == 0.7
+    assert achieved("norm: CUDA", "planes_kernel<float>") == 0.4
+    assert achieved("norm: Triton", "planes_kernel") is None
 
 
 def test_what_other_commands_measured_on_this_machine_is_taken_from_their_files(tmp_path):
@@ -88,7 +92,7 @@ def test_what_other_commands_measured_on_this_machine_is_taken_from_their_files(
     row = {"claim": "memory", "precision": "bf16", "on": "top", "ours": 0.6, "interval": None, "article": 0.5}
     rows = [row | {"against": "fp32"}, row | {"against": "tf32"}, row | {"against": "fp32", "ours": None}]
     (tmp_path / "gpu.json").write_text(json.dumps({"claims": rows}))
-    assert [each["on"] for each in run.precision_claims("gpu", tmp_path)] == ["top"]
+    assert [each.on for each in run.precision_claims("gpu", tmp_path)] == ["top"]
     assert run.precision_claims("other", tmp_path) == []
     (tmp_path / "gpu-partial.json").write_text(json.dumps({"claims": [row | {"against": "fp32"}] * 2}))
     assert len(run.precision_claims("gpu", tmp_path)) == 1
@@ -141,12 +145,13 @@ def test_ctrl_c_or_a_time_limit_keeps_what_there_is(number, monkeypatch):
     monkeypatch.setattr(
         launching,
         "measure",
-        lambda *a: {"samples_us": {f"launch: {launching.ADD}": [5.0, 6.0]}, "reasons": {}},
+        lambda *a: launching.Launches({f"launch: {launching.ADD}": [5.0, 6.0]}, {}),
     )
     found = run.measure("cpu", minutes=1, seed=0, quick=True, count=True, on_event=lambda event: None)
-    assert not found["complete"] and "interrupted" in found["protocol"]["notes"]
-    assert claim_of(found, "launch overhead")["ours"]["median"] == 5.5
-    assert found["protocol"]["counters"] == "not counted"
+    assert not found.complete and "interrupted" in found.protocol.notes
+    (overhead,) = (claim for claim in found.claims if claim.name == "launch overhead")
+    assert overhead.ours.median == 5.5
+    assert found.protocol.counters == "not counted"
 
 
 # ---- on a GPU --------------------------------------------------------------------------------------------------------

@@ -2,6 +2,7 @@
 
 import sys
 import types
+from dataclasses import replace
 
 import pytest
 import torch
@@ -106,11 +107,11 @@ def test_launches_are_timed_and_what_cannot_run_says_why(monkeypatch):
     made = {"op": lambda: lambda: x.add_(1), "none": lambda: lacking(None)}
     monkeypatch.setattr(launching, "contenders", lambda device: made)
     found = launching.measure(Cpu(), 2, smoke=True)
-    assert set(found["samples_us"]) == {
+    assert set(found.samples_us) == {
         f"{w}: op" for w in (launching.LAUNCH, launching.REPLAY, launching.WHOLE)
     }
-    assert found["reasons"] == {"none": "no compiler here"}
-    assert all(len(v) == 2 and min(v) > 0 for v in found["samples_us"].values())
+    assert found.reasons == {"none": "no compiler here"}
+    assert all(len(v) == 2 and min(v) > 0 for v in found.samples_us.values())
 
 
 def test_a_fallback_of_the_cuda_norm_is_not_timed_as_cuda(monkeypatch):
@@ -122,9 +123,26 @@ def test_a_fallback_of_the_cuda_norm_is_not_timed_as_cuda(monkeypatch):
         cuda.package()
 
 
+def test_the_processes_that_build_ahead_build_with_each_of_the_flags(monkeypatch):
+    started, built = [], []
+
+    def start(command, **how):
+        started.append(command)
+        return types.SimpleNamespace(wait=lambda timeout: 0)
+
+    monkeypatch.setattr(cuda.importlib.util, "find_spec", lambda name: True)
+    monkeypatch.setattr(cuda.subprocess, "Popen", start)
+    monkeypatch.setattr(cuda, "package", lambda **flags: built.append(flags))
+    cuda.build_ahead([{}, {"fast_math": True}])
+    for _, _, code, flags in started:
+        monkeypatch.setattr(sys, "argv", ["-c", flags])
+        exec(code)
+    assert built == [{}, {"fast_math": True}]
+
+
 def test_the_bytes_saved_by_fusion_are_two_intermediates_written_and_read():
     whole = experiments.setting("cuda", False)
     fusion = experiments.fusion()
     record = timed.Timed(fusion, whole).record()
-    saved = registry.View({"experiments": [record]}).saved_by_fusion(None)
+    saved = registry.View(replace(made_up_claims.result(), experiments=[record])).saved_by_fusion(None)
     assert saved * 1e6 == 4 * 2 * 512 * 256 * 256 == 256 * 2**20

@@ -203,11 +203,11 @@ def test_time_that_is_used_up_is_said_and_least_repeats_are_kept(toy, bench, mon
     rows, complete = run(bench, cases, Allowance(1, fake_clock(9.0)), quick=False, on_event=events.append)
     assert complete and len(rows) == 9
     first, last = rows[0], rows[-1]
-    assert len(first["samples_us"][COLD][OURS]) == kernelbench.LEAST_REPEATS
-    assert last["reasons"][OURS] == texts.NO_TIME and not last["samples_us"][COLD]
-    assert events[-1]["done"] == events[-1]["total"] == 3
+    assert len(first.samples_us.cold[OURS]) == kernelbench.LEAST_REPEATS
+    assert last.reasons[OURS] == texts.NO_TIME and not last.samples_us.cold
+    assert events[-1].done == events[-1].total == 3
     rows, _ = run(bench, cases, Allowance(1, fake_clock(0.01)), quick=False, on_event=events.append)
-    assert {len(row["samples_us"][COLD][OURS]) for row in rows} == {kernelbench.MOST_REPEATS}
+    assert {len(row.samples_us.cold[OURS]) for row in rows} == {kernelbench.MOST_REPEATS}
 
 
 def test_a_lost_device_or_ctrl_c_keeps_what_there_is(toy, bench, monkeypatch):
@@ -221,11 +221,11 @@ def test_a_lost_device_or_ctrl_c_keeps_what_there_is(toy, bench, monkeypatch):
 
     monkeypatch.setattr(Cpu, "forget", forget)
     rows, complete = run(bench, [toy, toy], Allowance(5), quick=True, on_event=lambda _: None)
-    assert complete and "illegal memory access" in rows[0]["reasons"][OURS]
-    assert rows[3]["samples_us"][COLD][OURS]
+    assert complete and "illegal memory access" in rows[0].reasons[OURS]
+    assert rows[3].samples_us.cold[OURS]
 
     def interrupted(event):
-        if "rows" in event:
+        if event.rows:
             raise KeyboardInterrupt
 
     rows, complete = run(bench, [toy, toy], Allowance(5), quick=True, on_event=interrupted)

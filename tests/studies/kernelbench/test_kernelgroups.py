@@ -135,7 +135,7 @@ def test_cuda_c_is_left_out_where_it_cannot_be_built(monkeypatch):
     ops = ("cuda instance_norm_act", "scale_act", "instance_norm_act")
     found = measure(*ops)
     assert set(asked) == {"scale_act", "instance_norm_act"}
-    assert "without CUDA C++: needs a CUDA GPU" in found["protocol"]["notes"]
+    assert "without CUDA C++: needs a CUDA GPU" in found.protocol.notes
     with pytest.raises(UserError, match="these ops cannot run here: needs a CUDA GPU"):
         measure(*ops[:1])
     here = system.capabilities("cpu") | {"nvcc": None}

@@ -20,8 +20,7 @@ def judged(*factors, **more):
     """Verdict of one forward row whose contenders are behind the copy by these factors."""
     slower = dict(zip(("ours", "plain", "compile"), factors, strict=False))
     rows = [made_up_kernels.row(CASE, "forward", slower={k: v for k, v in slower.items() if v}, **more)]
-    kernelverdicts.derive(rows)
-    return rows[0]
+    return kernelverdicts.derive(rows)[0]
 
 
 @pytest.mark.parametrize(
@@ -37,35 +36,35 @@ def judged(*factors, **more):
     ],
 )
 def test_the_quickest_is_named(factors, verdict):
-    assert judged(*factors)["verdict"] == verdict
+    assert judged(*factors).verdict == verdict
 
 
 def test_a_winner_is_never_forced():
-    assert judged(1.1, 3.0, 1.1, noise=0.01)["verdict"] in ("ambiguous", "no measurable gain")
-    assert judged(1.1, 3.0, 1.12, noise=0.05)["verdict"] == "ambiguous"
-    assert judged(1.1, 3.0, 1.1, noise=1e-5)["verdict"] == "no measurable gain"
-    assert judged(1.1, 3.0, 1.1015, noise=1e-6)["verdict"] == "no measurable gain"  # below 0.25%: of no use
-    assert judged(1.1, 3.0, 1.3, repeats=1)["verdict"] == "ambiguous"
+    assert judged(1.1, 3.0, 1.1, noise=0.01).verdict in ("ambiguous", "no measurable gain")
+    assert judged(1.1, 3.0, 1.12, noise=0.05).verdict == "ambiguous"
+    assert judged(1.1, 3.0, 1.1, noise=1e-5).verdict == "no measurable gain"
+    assert judged(1.1, 3.0, 1.1015, noise=1e-6).verdict == "no measurable gain"  # below 0.25%: of no use
+    assert judged(1.1, 3.0, 1.3, repeats=1).verdict == "ambiguous"
 
 
 def test_noisy_twins_hide_what_they_differ_by():
     row = made_up_kernels.row(CASE, "forward", noise=1e-4)
-    row["samples_us"]["cold"]["twin"] = [1.2 * t for t in row["samples_us"]["cold"]["ours"]]
-    kernelverdicts.derive([row])
-    assert row["floor"] > 0.18
-    assert row["against"]["compile"]["verdict"] != "faster"
+    row.samples_us.cold["twin"] = [1.2 * t for t in row.samples_us.cold["ours"]]
+    (row,) = kernelverdicts.derive([row])
+    assert row.floor > 0.18
+    assert row.against["compile"].verdict != "faster"
 
 
 def test_the_share_is_the_copys_time_by_the_ops():
     row = judged(1.25, 2.5, 2.0, noise=1e-6)
-    assert row["share"]["ours"]["median"] == pytest.approx(0.8, rel=1e-3)
-    assert row["share"]["plain"]["median"] == pytest.approx(0.4, rel=1e-3)
-    low, high = row["share"]["ours"]["interval"]
-    assert low < row["share"]["ours"]["median"] < high
-    assert row["against"]["plain"]["times_faster"] == pytest.approx(2.0, rel=1e-3)
+    assert row.share["ours"].median == pytest.approx(0.8, rel=1e-3)
+    assert row.share["plain"].median == pytest.approx(0.4, rel=1e-3)
+    low, high = row.share["ours"].interval
+    assert low < row.share["ours"].median < high
+    assert row.against["plain"].times_faster == pytest.approx(2.0, rel=1e-3)
     double = made_up_kernels.row(CASE, "double backward")
-    kernelverdicts.derive([double])
-    assert double["share"] == {} and double["verdict"] == "ours faster"
+    (double,) = kernelverdicts.derive([double])
+    assert double.share == {} and double.verdict == "ours faster"
 
 
 def with_gaps():
@@ -93,14 +92,14 @@ RESULTS = [made_up_kernels.result, with_gaps, nothing, lambda: made_up_kernels.r
 @pytest.mark.parametrize("make", RESULTS)
 def test_terminal_and_markdown_show_every_row_that_there_was_time_for(make, capsys):
     result = make()
-    reached = [row for row in result["rows"] if NO_TIME not in row["reasons"].values()]
+    reached = [row for row in result.rows if NO_TIME not in row.reasons.values()]
     kernelreport.print_table(result)
     printed, text = capsys.readouterr().out, kernelreport.markdown(result)
     table = [line for line in text.splitlines() if line.startswith("| ") and not line.startswith("| shape")]
     assert len(table) == len(reached)
     assert {line.count(" | ") for line in table} <= {12}
     for row in reached:
-        assert row["verdict"] in printed and "x".join(map(str, row["shape"])) in printed
+        assert row.verdict in printed and "x".join(map(str, row.shape)) in printed
 
 
 def test_what_is_missing_says_why_once():
@@ -109,9 +108,9 @@ def test_what_is_missing_says_why_once():
     assert f"{len(cases[3::7])} of {len(cases)} cases not measured: {NO_TIME}" in said
     assert said.count(NO_TIME) == 1
     assert "least share from 128x128 on" in said and ", conv" not in said
-    assert "not measured" in kernelreport.event_line(
-        nothing()["rows"][0]
-    ) or "n/a" in kernelreport.event_line(nothing()["rows"][0])
+    assert "not measured" in kernelreport.event_line(nothing().rows[0]) or "n/a" in kernelreport.event_line(
+        nothing().rows[0]
+    )
 
 
 @pytest.mark.parametrize("make", [pytest.param(RESULTS[0], marks=pytest.mark.exhaustive), *RESULTS[1:]])

@@ -14,6 +14,7 @@ from ladder.results import code_digest
 from ladder.studies.kernelbench import bench as kernelbench
 from ladder.studies.kernelbench import measure as session
 from ladder.studies.kernelbench import report as kernelreport
+from ladder.studies.kernelbench import schema
 from ladder.studies.kernelbench.bench import OUT_OF_MEMORY, Bench, Row
 from ladder.studies.kernelbench.cases import registry as kernelcases
 from ladder.studies.kernelbench.timing import COLD, HOT
@@ -100,7 +101,7 @@ def test_a_run_goes_on_from_where_it_ended(bench, tmp_path):
             row["sitting"] == (0 if row["case"] == bench.asked[0] else 1) and row["verdict"] == "ours faster"
         )
     assert f"measured in 2 sittings, of 1, {len(planned()) - 1} cases" in "\n".join(
-        kernelreport.remarks(found)
+        kernelreport.remarks(schema.load(whole))
     )
 
 

@@ -13,11 +13,12 @@ import re
 import shutil
 import subprocess
 import sys
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ladder.base.errors import one_line
 from ladder.base.paths import ROOT
+from ladder.studies.claims.schema import Counted
 
 MARKER = "claim_marker_kernel"
 METRICS = {  # our name -> Nsight Compute's
@@ -32,7 +33,22 @@ METRICS = {  # our name -> Nsight Compute's
 }
 # Experiments whose kernels are nearly those of others. They are left out to count within COUNTING_S.
 UNCOUNTED = ("norm forward fp32", "norm backward fp32", "launch bounds", "block size of the norm")
-Row = dict[str, Any]
+
+
+@dataclass
+class Counts:
+    """The counters of one launched kernel, by the names of `METRICS`. `occupancy` is in percent."""
+
+    kernel: str
+    grid: list[int]
+    occupancy: float | None = None
+    dram_read: float | None = None  # bytes
+    dram_written: float | None = None
+    load_requests: float | None = None
+    load_sectors: float | None = None
+    store_requests: float | None = None
+    store_sectors: float | None = None
+    ns: float | None = None
 
 
 class Refused(Exception):
@@ -61,7 +77,7 @@ def command(ncu: str, names: list[str]) -> list[str]:
     ]  # fmt: skip
 
 
-def count(names: list[str], timeout_s: float, ncu: str | None = None) -> dict[str, list[Row]]:
+def count(names: list[str], timeout_s: float, ncu: str | None = None) -> dict[str, list[Counts]]:
     """Return {"EXPERIMENT: CONTENDER": its kernels in order, each with `METRICS`}. Raises Refused."""
     line = command(ncu or program(), names)
     try:
@@ -86,7 +102,7 @@ def announced(text: str) -> dict[int, str]:
     return {int(number): name.strip() for number, name in ANNOUNCED.findall(text)}
 
 
-def parse(text: str) -> list[Row]:
+def parse(text: str) -> list[Counts]:
     """Return the kernels of ncu's CSV, in the order of their launches. Other lines of the output are skipped.
 
     `--page raw` has a line of units, then a line for each kernel. The page of details, which some versions print
@@ -94,25 +110,28 @@ def parse(text: str) -> list[Row]:
     """
     lines = [line for line in text.splitlines() if line.startswith('"')]
     head = next((i for i, line in enumerate(lines) if line.startswith('"ID"')), None)
-    found: dict[int, Row] = {}
+    found: dict[int, Counts] = {}
     for line in csv.DictReader(lines[head:]) if head is not None else ():
         if not (line.get("ID") or "").strip().isdigit():
             continue  # the line of units
         grid = [int(n) for n in re.findall(r"\d+", line.get("Grid Size") or "")] or [0]
-        empty = {"kernel": (line.get("Kernel Name") or "").strip(), "grid": grid, **dict.fromkeys(METRICS)}
-        row = found.setdefault(int(line["ID"]), empty)
+        number = int(line["ID"])
+        row = found.get(number) or Counts((line.get("Kernel Name") or "").strip(), grid)
         values = {line["Metric Name"]: line.get("Metric Value")} if "Metric Name" in line else line
-        row |= {name: _number(values[theirs]) for name, theirs in METRICS.items() if theirs in values}
+        found[number] = row
+        for name, theirs in METRICS.items():
+            if theirs in values:
+                setattr(row, name, _number(values[theirs]))
     return list(found.values())
 
 
-def by_contender(rows: list[Row], names: dict[int, str]) -> dict[str, list[Row]]:
+def by_contender(rows: list[Counts], names: dict[int, str]) -> dict[str, list[Counts]]:
     """Assign kernels to contenders. Those behind a marker belong to the contender of its number."""
-    found: dict[str, list[Row]] = {}
+    found: dict[str, list[Counts]] = {}
     current: str | None = None
     for row in rows:
-        if row["kernel"] == MARKER:
-            current = names.get(row["grid"][0])
+        if row.kernel == MARKER:
+            current = names.get(row.grid[0])
         elif current is not None:
             found.setdefault(current, []).append(row)
     return found
@@ -127,27 +146,43 @@ def why(text: str, status: int) -> str:
     return one_line(f"Nsight Compute counted nothing (status {status}): {said[-1] if said else 'no message'}")
 
 
-def totals(rows: list[Row]) -> Row:
+def totals(rows: list[Counts]) -> Counted:
     """Return sums over one contender's kernels, and their occupancy weighted by time.
 
     A value is None where a kernel lacks it.
     """
 
-    def total(name: str) -> float | None:
-        values = [row[name] for row in rows]
+    def total(values: list[float | None]) -> float | None:
         return None if None in values else sum(values)
 
-    found: Row = {name: total(name) for name in METRICS if name != "occupancy"}
-    time, occupancies = found["ns"], [row["occupancy"] for row in rows]
+    time, occupancies = total([row.ns for row in rows]), [row.occupancy for row in rows]
+    weighted = None
     if time and None not in occupancies:
-        weighted = sum(row["occupancy"] * row["ns"] for row in rows) / time
-        found["occupancy"] = weighted / 100
-    else:
-        found["occupancy"] = None
-    for kind in ("load", "store"):
-        requests, sectors = found[f"{kind}_requests"], found[f"{kind}_sectors"]
-        found[f"sectors_a_{kind}"] = sectors / requests if requests and sectors is not None else None
-    return found
+        weighted = sum(row.occupancy * row.ns for row in rows) / time
+    loads, load_sectors = (
+        total([row.load_requests for row in rows]),
+        total([row.load_sectors for row in rows]),
+    )
+    stores, store_sectors = (
+        total([row.store_requests for row in rows]),
+        total([row.store_sectors for row in rows]),
+    )
+    return Counted(
+        dram_read=total([row.dram_read for row in rows]),
+        dram_written=total([row.dram_written for row in rows]),
+        load_requests=loads,
+        load_sectors=load_sectors,
+        store_requests=stores,
+        store_sectors=store_sectors,
+        ns=time,
+        occupancy=None if weighted is None else weighted / 100,
+        sectors_a_load=_ratio(load_sectors, loads),
+        sectors_a_store=_ratio(store_sectors, stores),
+    )
+
+
+def _ratio(sectors: float | None, requests: float | None) -> float | None:
+    return sectors / requests if requests and sectors is not None else None
 
 
 def _number(text: str | None) -> float | None:

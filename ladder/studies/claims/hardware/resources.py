@@ -12,17 +12,18 @@ import json
 import math
 import tempfile
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
 from ladder.studies.claims.hardware.occupancy import BY_ARCHITECTURE, WARP, Limits, occupancy
+from ladder.studies.claims.schema import Kernel, Launched
 from ladder.studies.kernelbench.launches import describe_launch, watched_launches
 
 TRITON, CUDA = "Triton", "CUDA C++"
 BUILT = "built"  # the source of kernels that nothing launched
 INTERPRETED = "Triton's interpreter compiles nothing"
-Row = dict[str, Any]
 
 
 def limits_here() -> tuple[Limits | None, str | None]:
@@ -40,7 +41,7 @@ class Kernels:
     """A record of launched kernels by name, source and resources; see `rows`."""
 
     def __init__(self) -> None:
-        self.seen: dict[tuple[Any, ...], Row] = {}
+        self.seen: dict[tuple[str | int | None, ...], Launched] = {}
         self.lock = threading.Lock()  # autograd launches from its own threads
 
     @contextlib.contextmanager
@@ -52,7 +53,7 @@ class Kernels:
                 compiled = run(kernel, *args, grid=grid, **kwargs)
                 with contextlib.suppress(Exception):  # noting must never disturb a call
                     if hasattr(compiled, "n_regs") or is_interpreted(kernel):  # others were not launched
-                        self.add(source, triton_row(kernel, compiled, args, grid, kwargs))
+                        self.add(triton_row(source, kernel, compiled, args, grid, kwargs))
                 return compiled
 
             return watched
@@ -60,72 +61,73 @@ class Kernels:
         with watched_launches(watching):
             yield
 
-    def add(self, source: str, row: Row) -> None:
-        same = ("kernel", "language", "threads", "registers", "shared_bytes", "local_bytes")
-        key = (source, *(row[name] for name in same))
+    def add(self, row: Launched) -> None:
+        resources = (row.threads, row.registers, row.shared_bytes, row.local_bytes)
+        key = (row.source, row.kernel, row.language, *resources)
         with self.lock:
             known = self.seen.get(key)
-            if known is None or math.prod(row["grid"]) > math.prod(known["grid"]):
-                self.seen[key] = {"source": source, **row}
+            if known is None or math.prod(row.grid) > math.prod(known.grid):
+                self.seen[key] = row
 
-    def rows(self, limits: Limits | None) -> list[Row]:
+    def rows(self, limits: Limits | None) -> list[Kernel]:
         """Return a row for each kernel and source: the form with the most threads.
 
         It also has the number of forms, and how many of them spill.
         """
-        found: dict[tuple[str, str], list[Row]] = {}
+        found: dict[tuple[str, str], list[Launched]] = {}
         for row in self.seen.values():
-            found.setdefault((row["source"], row["kernel"]), []).append(row)
-        rows = []
-        for forms in found.values():
-            largest = max(forms, key=lambda row: math.prod(row["grid"]) * row["threads"])
-            spilling = [row["local_bytes"] for row in forms if row["local_bytes"] is not None]
-            rows.append(
-                with_occupancy(largest, limits)
-                | {"forms": len(forms), "spilling": sum(map(bool, spilling)) if spilling else None}
-            )
-        return sorted(rows, key=lambda row: (row["source"], row["language"], row["kernel"]))
+            found.setdefault((row.source, row.kernel), []).append(row)
+        rows = [_shown(forms, limits) for forms in found.values()]
+        return sorted(rows, key=lambda row: (row.source, row.language, row.kernel))
+
+
+def _shown(forms: list[Launched], limits: Limits | None) -> Kernel:
+    """Return the row of a kernel by its forms: the form with the most threads, with its occupancy."""
+    largest = max(forms, key=lambda row: math.prod(row.grid) * row.threads)
+    spilling = [row.local_bytes for row in forms if row.local_bytes is not None]
+    found = None
+    if limits is not None and largest.registers is not None and largest.shared_bytes is not None:
+        with contextlib.suppress(ValueError):
+            found = occupancy(limits, largest.threads, largest.registers, largest.shared_bytes)
+    return Kernel(
+        **{field.name: getattr(largest, field.name) for field in fields(Launched)},
+        blocks=found.blocks if found else None,
+        occupancy=found.share if found else None,
+        limited_by=", ".join(found.limits) if found else None,
+        achieved=None,
+        forms=len(forms),
+        spilling=sum(map(bool, spilling)) if spilling else None,
+    )
 
 
 def is_interpreted(kernel: Any) -> bool:
     return type(kernel).__name__ == "InterpretedFunction"
 
 
-def triton_row(kernel: Any, compiled: Any, args: tuple, grid: Any, kwargs: dict[str, Any]) -> Row:
+def triton_row(
+    source: str, kernel: Any, compiled: Any, args: tuple[Any, ...], grid: Any, kwargs: Mapping[str, Any]
+) -> Launched:
     """Return the row of one launch of a Triton kernel. In the interpreter only the requested warps are known."""
     launch = describe_launch(kernel, args, grid, kwargs)
     metadata = getattr(compiled, "metadata", None)
     warps = getattr(metadata, "num_warps", kwargs.get("num_warps", 4))
     words = getattr(compiled, "n_spills", None)  # words of 4 bytes
-    return {
-        "kernel": launch["kernel"],
-        "language": TRITON,
-        "grid": launch["grid"],
-        "threads": WARP * warps,
-        "registers": getattr(compiled, "n_regs", None),
-        "shared_bytes": getattr(metadata, "shared", None),
-        "local_bytes": None if words is None else 4 * words,
-    }
-
-
-def with_occupancy(row: Row, limits: Limits | None) -> Row:
-    found = None
-    if limits is not None and row["registers"] is not None and row["shared_bytes"] is not None:
-        with contextlib.suppress(ValueError):
-            found = occupancy(limits, row["threads"], row["registers"], row["shared_bytes"])
-    return {
-        **row,
-        "blocks": found and found.blocks,
-        "occupancy": found and found.share,
-        "limited_by": ", ".join(found.limits) if found else None,
-        "achieved": None,
-    }
+    return Launched(
+        source=source,
+        kernel=launch.kernel,
+        language=TRITON,
+        grid=launch.grid,
+        threads=WARP * warps,
+        registers=getattr(compiled, "n_regs", None),
+        shared_bytes=getattr(metadata, "shared", None),
+        local_bytes=None if words is None else 4 * words,
+    )
 
 
 # ---- CUDA C++, by the profiler ---------------------------------------------------------------------------------------
 
 
-def profiled(call: Callable[[], Any]) -> list[Row]:
+def profiled(call: Callable[[], Any], source: str) -> list[Launched]:
     """Return the profiler's row of every kernel that `call` launches, without spills."""
     import torch
 
@@ -135,10 +137,10 @@ def profiled(call: Callable[[], Any]) -> list[Row]:
     with tempfile.TemporaryDirectory() as folder:
         path = Path(folder) / "trace.json"
         profile.export_chrome_trace(str(path))
-        return rows_of_trace(json.loads(path.read_text(encoding="utf-8", errors="replace")))
+        return rows_of_trace(json.loads(path.read_text(encoding="utf-8", errors="replace")), source)
 
 
-def rows_of_trace(trace: dict[str, Any]) -> list[Row]:
+def rows_of_trace(trace: dict[str, Any], source: str) -> list[Launched]:
     """Return the kernels of a Chrome trace as PyTorch's profiler writes it."""
     rows = []
     for event in trace.get("traceEvents", []):
@@ -146,15 +148,16 @@ def rows_of_trace(trace: dict[str, Any]) -> list[Row]:
         if event.get("cat") != "kernel" or "registers per thread" not in args:
             continue
         rows.append(
-            {
-                "kernel": short_name(event["name"]),
-                "language": CUDA,
-                "grid": [int(n) for n in args["grid"]],
-                "threads": math.prod(int(n) for n in args["block"]),
-                "registers": int(args["registers per thread"]),
-                "shared_bytes": int(args["shared memory"]),
-                "local_bytes": None,
-            }
+            Launched(
+                source=source,
+                kernel=short_name(event["name"]),
+                language=CUDA,
+                grid=[int(n) for n in args["grid"]],
+                threads=math.prod(int(n) for n in args["block"]),
+                registers=int(args["registers per thread"]),
+                shared_bytes=int(args["shared memory"]),
+                local_bytes=None,
+            )
         )
     return rows
 
@@ -181,26 +184,26 @@ def told(kernels: Kernels, resources: list[Any], of: Callable[[str], bool] = lam
     nothing launched gets a row.
     """
     spilled: dict[str, int] = {}
-    for row in resources:
-        base = row.kernel.split("<")[0]
-        spilled[base] = max(spilled.get(base, 0), row.spilled)
-    for row in kernels.seen.values():
-        if row["language"] == CUDA and row["local_bytes"] is None and of(row["source"]):
-            row["local_bytes"] = spilled.get(row["kernel"].split("<")[0])
-    launched = {row["kernel"].split("<")[0] for row in kernels.seen.values() if row["language"] == CUDA}
-    for row in resources if of(BUILT) else ():
-        if row.kernel.split("<")[0] not in launched:
+    for built in resources:
+        base = built.kernel.split("<")[0]
+        spilled[base] = max(spilled.get(base, 0), built.spilled)
+    for key, row in kernels.seen.items():
+        if row.language == CUDA and row.local_bytes is None and of(row.source):
+            kernels.seen[key] = replace(row, local_bytes=spilled.get(row.kernel.split("<")[0]))
+    launched = {row.kernel.split("<")[0] for row in kernels.seen.values() if row.language == CUDA}
+    for built in resources if of(BUILT) else ():
+        if built.kernel.split("<")[0] not in launched:
             kernels.add(
-                BUILT,
-                {
-                    "kernel": row.kernel,
-                    "language": CUDA,
-                    "grid": [1],
-                    "threads": row.threads,
-                    "registers": row.registers,
-                    "shared_bytes": row.shared,
-                    "local_bytes": row.spilled,
-                },
+                Launched(
+                    source=BUILT,
+                    kernel=built.kernel,
+                    language=CUDA,
+                    grid=[1],
+                    threads=built.threads,
+                    registers=built.registers,
+                    shared_bytes=built.shared,
+                    local_bytes=built.spilled,
+                )
             )
 
 

@@ -7,7 +7,7 @@ from typing import Any
 
 import torch
 
-from ladder.studies.kernelbench.cases.op import Op, Sizes, every_layer, modulated, synthesis
+from ladder.studies.kernelbench.cases.op import Op, Sizes, Tensors, every_layer, modulated, synthesis
 from stylegan_lite.config import Workload
 
 TAPS = (1.0, 3.0, 3.0, 1.0)
@@ -74,7 +74,7 @@ def _spectral(function: Any, weight: Any, u: Any, v: Any, **options: Any) -> Any
     return function([weight], [u], [v], **options)[0]
 
 
-def _moved_by_fork(op: Any, t: dict[str, Any], backward: bool) -> int:
+def _moved_by_fork(op: Any, t: Tensors, backward: bool) -> int:
     """Return the bytes of x and its filtered half. The other result is x itself.
 
     The backward pass reads both results' gradients and writes dx.
@@ -82,13 +82,13 @@ def _moved_by_fork(op: Any, t: dict[str, Any], backward: bool) -> int:
     return op.fork_bytes_moved(t["x"], TAPS, down=2, padding=1, backward=backward)
 
 
-def _moved_by_std(op: Any, t: dict[str, Any], backward: bool) -> int:
+def _moved_by_std(op: Any, t: Tensors, backward: bool) -> int:
     n, c, h, w = t["x"].shape
     y = t["x"].new_empty((n, -(-(c + 1) // MULTIPLE) * MULTIPLE, h, w))
     return op.bytes_moved(t["x"], y, backward=backward)
 
 
-def _moved_by_rgb(op: Any, t: dict[str, Any], backward: bool) -> int:
+def _moved_by_rgb(op: Any, t: Tensors, backward: bool) -> int:
     if "image" in t:
         n, _, h, w = t["image"].shape
         wide, narrow = t["image"].new_empty((n, len(t["bias"]), h, w)), t["image"]
