@@ -44,6 +44,7 @@ def inspect(worker: Worker, tell: Callable[[str], None], alone: Alone = contextl
     parity = plain(worker.call("parity"))
     if parity["verdict"] != "ok":
         raise Objection(FAILED_PARITY, parity["reason"], {"parity": parity})
+    worker.call("profile", part="load")  # which takes seconds, and no GPU
     with contextlib.ExitStack() as gate:
         gate.enter_context(alone())
         tell("receipts")

@@ -22,17 +22,13 @@ def load() -> None:
     traces.profiled(lambda: None)
 
 
-def record(rung: Any, cycles: int) -> list[tuple[float, Any]]:
-    """Run so many cycles of a `ladder.engine.timed_rung.Rung`, each under a profiler of its own after a lead-in.
+def record(rung: Any) -> tuple[float, Any]:
+    """Run one cycle of a `ladder.engine.timed_rung.Rung` under the profiler, after a lead-in.
 
-    Returns (seconds, profile) of each.
+    The progress "ran" tells that the GPU has done its work. Returns the seconds and the profile.
     """
-    found = []
-    for _ in range(cycles):
-        rung.drain()
-        found.append(traces.profiled(rung.step.cycle))
-        rung.channel.send({"progress": "profiled"})
-    return found
+    rung.drain()
+    return traces.profiled(rung.step.cycle, lambda: rung.channel.send({"progress": "ran"}))
 
 
 def digest(recorded: list[tuple[float, Any]]) -> dict[str, Any]:

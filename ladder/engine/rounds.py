@@ -10,6 +10,7 @@ A generation counts as a whole: its outcomes are given when it is over.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import itertools
 import os
@@ -34,8 +35,11 @@ from ladder.stats import estimates
 
 PROFILED = 2  # cycles of each process
 MORE_PASSES = 1  # of captured steps, whose visits are short
-PREPARED = {"cuda": 8}  # programs prepared side by side once their memory is known, if memory and cores allow
-BESIDE = {"cuda": 8}  # processes that are profiled or proved side by side
+PREPARED = {
+    "cuda": 12
+}  # programs prepared side by side once their memory is known, if memory and cores allow
+PROFILED_BESIDE = {"cuda": 8}  # processes of which all but one read what they have recorded
+PROVED_BESIDE = {"cuda": 4}  # each with a reference on the GPU
 
 OnPhase = Callable[["Program", str], None]
 
@@ -44,7 +48,7 @@ OnPhase = Callable[["Program", str], None]
 class Program:
     """A worker's task: a recipe, by the packages in the folder `code` (None: this checkout's).
 
-    `main`: also time a cycle without lazy phases, and what each lazy phase costs.
+    `main`: also time a cycle without lazy phases. `lazy`: also tell what each lazy phase costs.
     `prove`: compare the timed step with the reference afterwards.
     """
 
@@ -55,6 +59,7 @@ class Program:
     recipe: dict[str, Any]
     code: Path | None
     main: bool = False
+    lazy: bool = False
     prove: bool = False
 
     def is_captured(self) -> bool:
@@ -210,8 +215,8 @@ class Interleaved:
                     self._ahead.setdefault(code, self._pool(code))
             if self.profile:
                 random.Random(f"{self.seed} {number} profile").shuffle(alive)
-                self._side_by_side(alive, failed, self._profile)
-            self._side_by_side(alive, failed, self._prove)
+                self._side_by_side(alive, failed, self._profile, PROFILED_BESIDE)
+            self._side_by_side(alive, failed, self._prove, PROVED_BESIDE)
         finally:
             processes = [process.worker for process in alive]
             lanes.each([worker.close for worker in processes], max(1, len(processes)), self.kill)
@@ -255,7 +260,7 @@ class Interleaved:
 
     def _lane(self, left: Sequence[Program], alive: Sequence[Process]) -> list[Program]:
         """Return the programs at the front that are prepared side by side: those whose memory is known."""
-        most = min(PREPARED.get(self.device, 1), max(1, (os.cpu_count() or 1) // 2))
+        most = min(PREPARED.get(self.device, 1), max(1, (os.cpu_count() or 1) - 2))
         lane: list[Program] = []
         for program in left[:most]:
             known = self.peaks.get(program.name) is not None or self.device != "cuda"
@@ -356,19 +361,23 @@ class Interleaved:
         seen = [
             each["canary_s"] for rounds in self.accepted.values() for each in rounds if each.get("canary_s")
         ]
-        process.finished = self.visits.finish(process.worker, process.program.main, seen, process.rejected)
+        process.finished = self.visits.finish(process.worker, process.program, seen, process.rejected)
         process.choices = process.worker.call("choices")["choices"]
 
     def _profile(self, process: Process) -> None:
         """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU."""
         process.worker.call("profile", part="load")
-        with self.gpu:
-            self.on_phase(process.program, "profile")
-            with self.visits.watched({process.worker.pid}) as state:
-                process.worker.call("profile", part="record", cycles=PROFILED)
+        clocks = []
+        for _ in range(PROFILED):
+            with contextlib.ExitStack() as alone:
+                alone.enter_context(self.gpu)
+                self.on_phase(process.program, "profile")
+                state = alone.enter_context(self.visits.watched({process.worker.pid}))
+                process.worker.call("profile", part="record", on_progress=lambda _: alone.close())
+            clocks.append(state.get("sm_mhz"))
         process.profiled = process.worker.call("profile", part="digest")
-        for cycle in process.profiled["cycles"] or []:
-            cycle["sm_mhz"] = state.get("sm_mhz")
+        for cycle, clock in zip(process.profiled["cycles"] or [], clocks, strict=False):
+            cycle["sm_mhz"] = clock
 
     def _prove(self, process: Process) -> None:
         if process.program.prove:
@@ -386,10 +395,14 @@ class Interleaved:
         alive[:] = [process for process in alive if process.program.name not in failed]
 
     def _side_by_side(
-        self, alive: list[Process], failed: dict[str, Visited], stage: Callable[[Process], None]
+        self,
+        alive: list[Process],
+        failed: dict[str, Visited],
+        stage: Callable[[Process], None],
+        most: dict[str, int],
     ) -> None:
         jobs = [functools.partial(self._staged, process, failed, stage) for process in alive]
-        lanes.each(jobs, BESIDE.get(self.device, 1), self.kill)
+        lanes.each(jobs, most.get(self.device, 1), self.kill)
         alive[:] = [process for process in alive if process.program.name not in failed]
 
     def _staged(self, process: Process, failed: dict[str, Visited], stage: Callable[[Process], None]) -> None:

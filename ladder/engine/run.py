@@ -191,6 +191,7 @@ class _Run(RunState):
 
     def generation(self, number: int, code: Path | None) -> None:
         """Make one generation of every rung that has not failed yet, and write the file."""
+        names = [name for name in self.recipes if name not in self.twins]
         programs = [
             Program(
                 name,
@@ -200,6 +201,7 @@ class _Run(RunState):
                 recipe,
                 code,
                 main=number == 0 and name not in self.twins,
+                lazy=number == 0 and name in (names[0], names[-1]),
                 prove=self.inspects,
             )
             for name, recipe in self.recipes.items()

@@ -175,15 +175,17 @@ class Rung:
         events = [event for _, event in timed] if self.device == "cuda" else None
         return {"samples_s": [wall for wall, _ in timed], "event_s": events}
 
-    def do_finish(self, main: bool) -> dict[str, Any]:
+    def do_finish(self, main: bool, lazy: bool | None = None) -> dict[str, Any]:
         """Do all that is not the step's time: a cycle without lazy phases, their costs, and checks of the step.
+
+        The costs are told as `lazy` asks, by default as `main`.
 
         Raises `Invalid` for NaN, Inf, or weights that stood still.
         """
         self.refuse_profiled()
         reply: dict[str, Any] = {
             "main_s": self.timed_cycle(lazy=False)[0] if main else None,
-            "lazy_s": self.lazy_costs() if main else None,
+            "lazy_s": self.lazy_costs() if (main if lazy is None else lazy) else None,
             **self.memory(),
         }
         reply["alloc_retries"] = reply.get("alloc_retries", 0) - self.retries
@@ -197,10 +199,11 @@ class Rung:
         """Run the canary kernel once more."""
         return {"canary_s": gpu_state.canary_seconds(sys.modules["torch"])}
 
-    def do_profile(self, part: str, cycles: int = 0) -> dict[str, Any]:
-        """Profile whole cycles after the last timed one: no cycle of this process is timed again.
+    def do_profile(self, part: str) -> dict[str, Any]:
+        """Profile a cycle after the last timed one: no cycle of this process is timed again.
 
-        Part "load" starts a profiler, "record" needs the GPU for itself, and "digest" returns what was recorded.
+        Part "load" starts a profiler. "record" needs the GPU for itself until it says "ran". "digest" returns what
+        was recorded.
         """
         self.profiled = True
         if self.device != "cuda":
@@ -210,7 +213,7 @@ class Rung:
         if part == "load":
             profiling.load()
         elif part == "record":
-            self.recorded = profiling.record(self, cycles)
+            self.recorded.append(profiling.record(self))
         else:
             return profiling.digest(self.recorded)
         return {}

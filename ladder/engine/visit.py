@@ -63,17 +63,18 @@ class Visits:
                 raise WorkerFailure("invalid", gpu_state.throttled(rejected))
 
     def finish(
-        self, worker: Worker, main: bool, canaries: Sequence[float], rejected: list[str]
+        self, worker: Worker, program: Any, canaries: Sequence[float], rejected: list[str]
     ) -> dict[str, Any]:
         """Return the worker's reply to "finish".
 
         Args:
+            program: a `ladder.engine.rounds.Program`, which says what is asked beside the step's time.
             canaries: the accepted canary times of the run. A canary beside them is asked three times more.
 
         Raises:
             WorkerFailure: the worker failed, the canary stays slow, or memory was too tight ("invalid").
         """
-        seen = worker.call("finish", main=main)
+        seen = worker.call("finish", main=program.main, lazy=program.lazy)
         if reason := record.void_memory(seen):
             raise WorkerFailure("invalid", reason, seen)
         while reason := gpu_state.void_reason({}, (), seen.get("canary_s"), canaries):

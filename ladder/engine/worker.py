@@ -12,9 +12,9 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | visit | cycles, settle_s, settle_cycles, main: bool | those of begin, cycle and finish |
 | begin | settle_s, settle_cycles | lead_in_cycles, settled, and the memory so far |
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
-| finish | main: bool | main_s, lazy_s, canary_s, and the memory |
+| finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
-| profile | cycles | those of `ladder.engine.profiling.profile` |
+| profile | part: "load", "record" or "digest" | those of `ladder.engine.profiling.digest` for "digest" |
 | prove | | problem: one line or null, see `ladder.parity.after_timing` |
 | parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
 | receipts | rungs: list or null | receipts: {rung: {}}, evidence |

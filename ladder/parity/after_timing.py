@@ -7,6 +7,8 @@ average are.
 
 from __future__ import annotations
 
+import torch
+
 from ladder.parity import check, freshness, reference
 from ladder.parity.spread import Tell, budgets, get_spread, precision_of
 from stylegan_lite.step import TrainingStep
@@ -23,5 +25,10 @@ def problem(step: TrainingStep, tell: Tell) -> str | None:
     kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
     precision = precision_of(step.recipe)
     spread = get_spread(ref, precision, step.device, tell, kinds)["errors"]
-    found = check.within_budget(step, ref.on(step.device), budgets(spread, precision), spread, tell, kinds)
+    budget = budgets(spread, precision)
+    try:
+        found = check.within_budget(step, ref.on(step.device), budget, spread, tell, kinds)
+    except torch.OutOfMemoryError:  # beside other processes: the reference stays on the CPU
+        torch.cuda.empty_cache()
+        found = check.within_budget(step, ref, budget, spread, tell, kinds)
     return found[0] if found else None

@@ -36,8 +36,7 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> Evidence:
     replayed = operators(step) if step.graphs else None
     before = tally(step)  # after the batches that were fetched here: only a cycle's own count
     with fetches_counted(step) as fetched:
-        trace, waiting = traced_cycle(step)
-    on_traced()
+        trace, waiting = traced_cycle(step, on_traced)
     after = tally(step)
     taken = alternatives_taken()
     captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
@@ -355,7 +354,7 @@ def fetches_counted(step: Any) -> Iterator[dict[str, float]]:
     counted["fetched"] = round(calls / max(1, step.count - steps), 3)
 
 
-def traced_cycle(step: Any) -> tuple[Trace, float]:
+def traced_cycle(step: Any, ran: Callable[[], None] = lambda: None) -> tuple[Trace, float]:
     """Run a lead-in, then one cycle as it is timed.
 
     Returns the profiler's figures (on CUDA), and the milliseconds a step spent waiting for data.
@@ -366,9 +365,11 @@ def traced_cycle(step: Any) -> tuple[Trace, float]:
         step.cycle()
     synchronize(step)
     if step.device != "cuda":
-        return {}, fetching(step)
+        waiting = fetching(step)
+        ran()
+        return {}, waiting
     waited: list[float] = []
-    trace = traces.traced(lambda: waited.append(fetching(step)))
+    trace = traces.traced(lambda: waited.append(fetching(step)), ran)
     return trace, waited[0]
 
 

@@ -56,7 +56,7 @@ def receipt(rung, seen):
 def gathered(step, trace=None):
     step.keep_gradients = False
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step: (step.cycle(), (trace or {}, 0.5))[1])
+        patch.setattr(evidence, "traced_cycle", lambda step, ran: (step.cycle(), (trace or {}, 0.5))[1])
         return evidence.gather(step)
 
 

@@ -49,7 +49,7 @@ def gathered(recipe, sabotage=None, **workload):
     if sabotage:
         sabotage(step)
     with pytest.MonkeyPatch.context() as patch:
-        patch.setattr(evidence, "traced_cycle", lambda step: (step.step(), ({}, 0.5))[1])
+        patch.setattr(evidence, "traced_cycle", lambda step, ran: (step.step(), ({}, 0.5))[1])
         return evidence.gather(step)
 
 
