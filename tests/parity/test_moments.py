@@ -148,7 +148,7 @@ def test_the_budget_of_moments_is_for_gradients_that_are_none_too(references):
     """R1 moves no bias behind the minibatch's deviation, where all is linear in pieces. With zeros for its gradient the
     moments decay exactly; with None, which kernels of ours give, they stay where D_main's rounded gradient put them."""
     ref = reference.get(Workload.from_dict(SMALL | {"channel_base": 256}), "cpu", references)
-    # Of every kind, as `parity.check` asks: a budget of other kinds would take the place of the kept one.
+    # Every kind, as `parity.check` asks: a budget of other kinds would take the place of the kept one.
     errors = spread.get_spread(ref, "bf16", "cpu", lambda text: None, freshness.kinds(ref.workload))["errors"]
     step = small({"precision": "bf16", "set_to_none": True}, channel_base=256)
     step.keep_gradients, inner = True, step._compute

@@ -224,6 +224,7 @@ def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path)
     assert cpp_extension.load is before and seen and not any(seen)
 
 
+@pytest.mark.slow
 def test_both_are_timed_in_turn_and_the_file_is_accepted(finished):
     result = json.loads(finished.read_text())
     assert validate.problem_of(finished) is None
