@@ -281,7 +281,8 @@ def test_compile_sabotaged_by_what_the_compiler_cannot_see_through(monkeypatch, 
     refused("compile", gathered(step), "graph breaks: ", sabotage="a layer that Dynamo may not enter")
 
 
-def test_steps_of_one_process_do_not_share_what_was_compiled_and_see_shapes_that_change(once, refused):
+def test_compile_sabotaged_by_shapes_that_change(once, refused):
+    """In a second step, which does not share what was compiled for the first."""
     other = prepared(DEFAULT, batch=8)
     assert dict(other.compiled.graphs) == {"G_main": 1, "D_main": 1}
     once.cycle()
