@@ -4,11 +4,12 @@ Triton reads TRITON_INTERPRET when a kernel is decorated, so it is set here, bef
 Importing torch costs seconds: it waits until a GPU is seen or a GPU test is selected.
 """
 
+import gc
 import os
 import shutil
 import signal
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -51,6 +52,17 @@ if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
 if not (nvml_sees_a_gpu() and torch_has_cuda()):
     os.environ.setdefault("TRITON_INTERPRET", "1")
+
+
+@pytest.hookimpl(wrapper=True)
+def pytest_collection() -> Iterator[Any]:
+    """Keep modules and tests, which live until the end, out of every collection of garbage: some million objects."""
+    gc.disable()
+    try:
+        return (yield)
+    finally:
+        gc.freeze()
+        gc.enable()
 
 
 def pytest_runtest_setup(item: pytest.Item) -> None:

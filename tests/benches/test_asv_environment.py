@@ -35,13 +35,9 @@ def results(history: Path, pattern: str = CHECKOUT) -> dict[str, dict]:
 
 
 def values(history: Path, benchmark: str, pattern: str = CHECKOUT) -> dict[str, float]:
-    """The number of `tiny`, by tag; `article` is n/a."""
-    found = {}
-    for tag, data in results(history, pattern).items():
-        if benchmark in data["results"]:
-            article, found[tag] = data["results"][benchmark][0]
-            assert article != article
-    return found
+    """Return the number of `tiny`, by tag."""
+    stored = results(history, pattern).items()
+    return {tag: data["results"][benchmark][0][0] for tag, data in stored if benchmark in data["results"]}
 
 
 def no_private_words(history: Path) -> None:
@@ -87,19 +83,17 @@ def test_continuous_compare_and_interleaved_rounds(history):
     assert values(history, MEMORY) == {"v3": 3, "v4": 4}  # neither was given what the other left
     for data in results(history).values():
         samples = dict(zip(data["result_columns"], data["results"][STEP], strict=False))["samples"]
-        assert len(samples[1]) == 12  # both rounds'
+        assert len(samples[0]) == 12  # both rounds'
     said = ok(asv(history, "compare", "v3", "v4"))
-    assert re.search(r"^\| \+ .*\| 3.00 .*samples_step_time\('tiny'", said, re.MULTILINE), said
+    assert re.search(r"^\| \+ .*\| +3 .*samples_step_time\('tiny'", said, re.MULTILINE), said
 
-    assert "NOT SIGNIFICANTLY CHANGED" in ok(asv(history, "continuous", "v1", "v2", "-b", "time"))
     ok(asv(history, "run", "v1..v3", *rounds, "--parallel", "2"))
     assert values(history, MEMORY) == {"v2": 2, "v3": 3, "v4": 4}
+    assert not re.search(r"^\| [+-] .*step_time", ok(asv(history, "compare", "v2", "v3")), re.MULTILINE)
     no_private_words(history)
 
 
-def test_find_and_check(history):
-    said = ok(asv(history, "find", "v1..v6", STEP))
-    assert f"Greatest regression found: {git(history, 'rev-parse', '--short=8', 'v4')}" in said
+def test_check(history):
     assert "No problems found" in ok(asv(history, "check"))
     (history / "benches/wrong.py").write_text("class Suite:\n    def time_wrong(self, parameter): pass\n")
     assert "wrong.Suite.time_wrong" in ok(asv(history, "check"), status=1)
@@ -126,8 +120,8 @@ def test_the_command_that_the_history_prints_bisects_to_the_commit(history):
     """
     (history / "benches/rungs.py").write_text(TWO_SERIES)
     ok(asv(history, "run", "ALL", "--bench", "other"))
-    for commit in ("v1", "v2", "v3", "v6"):
-        ok(asv(history, "run", f"{commit}^!", "--bench", "baseline"))
+    (history.parent / "some").write_text("\n".join(("v1", "v2", "v3", "v6")))
+    ok(asv(history, "run", f"HASHFILE:{history.parent / 'some'}", "--bench", "baseline"))
     steps, _ = screened.screen(history / "results/asv", history / "none", [], "trunk", 0.01, history)
     (step,) = [step for step in steps if step.series.name == "tiny/baseline"]
     assert [git(history, "rev-parse", tag) for tag in ("v3", "v6")] == [step.good, step.bad]
@@ -246,14 +240,12 @@ def test_managed_environments_have_a_torch_each(history, wheels):
     for torch, triton in (("2.12.0", "3.6.0"), ("2.13.0", "3.7.1")):
         found = results(history, f"*/????????-managed-py*-torch{torch}-*.json")
         assert list(found) == ["v5", "v6"]
-        assert {tag: data["results"][MEMORY][0][1] for tag, data in found.items()} == {"v5": 5, "v6": 6}
+        assert {tag: data["results"][MEMORY][0][0] for tag, data in found.items()} == {"v5": 5, "v6": 6}
         versions = {"torch": torch, "triton": triton, "cuda": "13.0"}
         assert all(data["requirements"] == versions for data in found.values())
     # Kept, and no commit is built or installed: there is nothing to install from any more.
     said = ok(asv(history, "continuous", *MANAGED, "v3", "v4", "-b", "time", "-a", "rounds=2"), status=1)
     assert "managed-py" in said and not re.search("nstalling|wheel", said)
-    # Beside the results of the default environment, on the same page.
-    ok(asv(history, "run", "v5..v6"))
     ok(asv(history, "publish"))
     index = json.loads((history / ".asv/html/asv/index.json").read_text())
     assert {"2.12.0", "2.13.0"} <= set(index["params"]["torch"])
@@ -285,8 +277,18 @@ def _imports(todo: list[str]) -> set[str]:
         seen.add(name)
         path = ROOT.joinpath(*name.split("."))
         file = path / "__init__.py" if path.is_dir() else path.with_suffix(".py")
-        for node in ast.walk(ast.parse(file.read_text())) if file.is_file() else ():
+        nodes = list(ast.walk(ast.parse(file.read_text()))) if file.is_file() else []
+        for_types = {
+            inner
+            for node in nodes
+            if isinstance(node, ast.If) and ast.unparse(node.test).endswith("TYPE_CHECKING")
+            for each in node.body
+            for inner in ast.walk(each)
+        }
+        for node in nodes:
             names = []
+            if node in for_types:
+                continue
             if isinstance(node, ast.Import):
                 names = [alias.name for alias in node.names]
             elif isinstance(node, ast.ImportFrom) and node.module:

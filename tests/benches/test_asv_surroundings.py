@@ -138,8 +138,8 @@ def test_a_worktree_a_submodule_and_a_read_only_home_are_measured_like_any_clone
 
 
 def test_publishing_from_a_shallow_clone_says_what_is_not_drawn(history, tmp_path):
-    ok(asv(history, *ONE))
-    ok(asv(history, "run", "v6^!", "-b", "tiny"))
+    (tmp_path / "both").write_text("v2\nv6")
+    ok(asv(history, "run", f"HASHFILE:{tmp_path / 'both'}"))
     git(history, "switch", "-q", "--detach", "v6")
     shallow = tmp_path / "shallow"
     git(tmp_path, "clone", "-q", "--depth=1", f"file://{history}", str(shallow))

@@ -14,6 +14,7 @@ from ladder.receipts import evidence
 from stylegan_lite.step import PHASES
 from tests.support import fake_graphs
 from tests.support.rung_steps import gathered, receipt, small
+from tests.support.small import LEAST
 
 OURS = {"conv": "double_backward", "set_to_none": True}
 HOW = ["eager", "a graph for each phase", "a graph for each kind of step"]
@@ -102,7 +103,7 @@ def worker_of(step):
     ("network", "still"), [(None, None), ("G", "G, G_ema"), ("D", "D"), ("G_ema", "G_ema")]
 )
 def test_weights_that_stand_still_while_they_are_timed_void_the_time(network, still):
-    step = small(OURS)
+    step = small(OURS, **LEAST)
     step.prepare()
     if network == "G_ema":
         step._update_ema = lambda: None

@@ -35,7 +35,6 @@ ON_GPU = {
     "whole_step_graph",
     "cached_uint8",
 }  # rungs of those
-SIZE = {"resolution": 8, "channel_base": 64}
 
 
 def climbed(ladder: str = "full", norm: str = "demod") -> list[catalog.Planned]:
@@ -54,7 +53,7 @@ def everything(ladder: str = "full", norm: str = "demod") -> dict:
 def test_the_top_of_the_ladder_computes_what_the_baseline_does(cache, rounding):  # noqa: F811
     if not kernels.common.tiles.INTERPRETED:
         pytest.skip("a GPU is there: test_the_whole_ladder_agrees_and_is_engaged_on_the_gpu")
-    step = prepared(everything(), **SIZE, batch=2)
+    step = prepared(everything(), **LEAST)
     found = parity.check(step, cache=cache)
     assert found["verdict"] == "ok", found["problems"]
 

@@ -19,7 +19,7 @@ from stylegan_lite import make_step
 from stylegan_lite.config import Recipe, Workload
 from tests.cli.test_cli import refused
 from tests.support.fake_nvml import UUID, FakeNvml
-from tests.support.small import SMALL
+from tests.support.small import LEAST, SMALL
 
 ROOT = Path(__file__).resolve().parents[2]
 FACTS = system.facts("cpu")
@@ -116,10 +116,10 @@ def test_a_planted_wait_is_in_every_step_and_not_in_the_recipe(tmp_path: Path, c
 
 @pytest.mark.slow
 def test_the_real_step_takes_a_planted_wait(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    """A wait is never shorter than asked, however busy this machine is; a SMALL step takes some 20 ms."""
+    """A wait is never shorter than asked, however busy this machine is; a LEAST step takes some 10 ms."""
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     planted = planting.checkout(tmp_path / "planted", 0.1, "cpu")
-    seen = visited(programs_of(ROOT, planted, workload=SMALL, recipe={}), torch=True)
+    seen = visited(programs_of(ROOT, planted, workload=LEAST, recipe={}), torch=True)
     assert seen["planted"].round["samples_ms"][0] >= 100
     assert (seen["planted"].recipe, seen["planted"].settings) == (
         seen["plain"].recipe,

@@ -110,8 +110,8 @@ def run_layers(shape: tuple[int, ...], dtype, layout) -> None:
     run_rgb(x, weight, scale, torch.zeros(3), image, bias, run)
 
 
-def run_planes(dtype, fully: bool) -> None:
-    """Instance norm of large NCHW maps in every configuration; gradients, which have no second kernel of their own.
+def run_planes(dtype, fully: bool, configurations: int | None = None) -> None:
+    """Instance norm of large NCHW maps, with gradients, in every configuration or the first few.
 
     fully: partial blocks that are not aligned, and (16 bits) maps without noise, too: the same code with less in it.
     """
@@ -122,7 +122,7 @@ def run_planes(dtype, fully: bool) -> None:
     planes = sys.modules["kernels.norm.instance_norm_act_planes"]
     for size in ((64, 128), (65, 63)) if fully else ((64, 128),):  # whole blocks, partial ones
         x, style = torch.zeros(8, 64, *size, dtype=dtype), torch.zeros(8, 64)
-        for _, how in planes.CONFIGS:  # for one program on a multiprocessor, for two
+        for _, how in planes.CONFIGS[:configurations]:  # for one program on a multiprocessor, for two
             for noise in (torch.zeros(8, 1, *size), None)[: 1 + (fully and dtype.itemsize == 2)]:
                 strength = None if noise is None else torch.zeros((), requires_grad=True)
                 inputs = [t.detach().requires_grad_() for t in (x, style, style)]
@@ -272,18 +272,24 @@ def pretend(capability: int) -> None:
     planes.shared_bytes = lambda device: SHARED_KIB[capability] << 10
 
 
-def launch_few() -> None:
-    """Each kernel as BF16 steps take it, in channels_last and short strips; and of one size in FP32 and NCHW."""
+def launch_few(launches: list[tuple]) -> None:
+    """Launch each kernel as BF16 steps do, in channels_last and short strips; and once in FP32 and NCHW."""
     import torch
 
     shorten_filters(True)
-    run_layers((2, 64, 16, 16), torch.bfloat16, torch.channels_last)
     run_layers((2, 64, 16, 16), torch.float32, torch.contiguous_format)
+    fullest = {}
+    for kernel, arguments in launches:
+        given = sum(isinstance(value, torch.Tensor) for value in arguments.values())
+        if given > fullest.get(kernel, (-1,))[0]:
+            fullest[kernel] = given, arguments
+    launches[:] = [(kernel, arguments) for kernel, (_, arguments) in fullest.items()]
+    run_layers((2, 64, 16, 16), torch.bfloat16, torch.channels_last)
     run_maps((2, 512, 16, 16), torch.bfloat16, torch.channels_last)
     run_dense(twice=False)
     run_adam(torch.bfloat16, torch.channels_last, 0.0)
     run_spectral(torch.bfloat16, torch.channels_last)
-    run_planes(torch.bfloat16, False)
+    run_planes(torch.bfloat16, False, 1)
 
 
 def launch_all(capability: int) -> None:
@@ -372,7 +378,7 @@ def main(arguments: list[str]) -> None:
     for capability in [90] if few else map(int, arguments):
         pretend(capability)
         launches.clear()
-        launch_few() if few else launch_all(capability)
+        launch_few(launches) if few else launch_all(capability)
         for (name, *_), (source, options) in sources(launches).items():
             code = triton.compile(source, target=GPUTarget("cuda", capability, 32), options=options)
             compiled.append((name, capability, code.metadata.shared, contracted_sums(code.asm["ptx"])))

@@ -28,13 +28,9 @@ from pathlib import Path
 
 
 class Rung:
-    params = (["article", "tiny"], ["baseline"])
+    params = (["tiny"], ["baseline"])
     param_names = ("workload", "rung")
     version = "1"
-
-    def setup(self, workload, rung):
-        if workload == "article":
-            raise NotImplementedError("not here")
 
     def samples_step_time(self, workload, rung):
         import stylegan_lite

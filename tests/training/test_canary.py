@@ -106,6 +106,7 @@ def without_times(result):
     return {key: value for key, value in result.items() if key != "seconds"}
 
 
+@pytest.mark.slow
 def test_trainings_side_by_side_give_the_same_result_in_the_same_order(images, tmp_path):
     one = go(images, tmp_path / "one", steps=2, seeds=2, jobs=1)
     two = go(images, tmp_path / "two", steps=2, seeds=2, jobs=2)

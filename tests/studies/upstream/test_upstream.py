@@ -1,5 +1,6 @@
 """`ladder upstream`: a stand-in for NVIDIA's repository, its step beside ours, and files that validate."""
 
+import contextlib
 import importlib
 import json
 import multiprocessing
@@ -96,28 +97,51 @@ def kept(tmp_path, monkeypatch):
     monkeypatch.setattr(measuring.inspection, "CACHE", tmp_path / "kept")
 
 
-@pytest.fixture
-def clone(tmp_path, monkeypatch):
-    """The stand-in's folder; its modules leave with the test, and so do the settings of its step."""
+@contextlib.contextmanager
+def standing_in(folder):
+    """The stand-in in a folder; its modules leave afterwards, and so do the settings of its step."""
     weights = cli_upstream.weights(WORKLOAD)
     for path, text in FILES.items():
-        (tmp_path / "clone" / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
         for net in ("G", "D"):
             text = text.replace(f"COUNT_{net}", str(weights[net]))
-        (tmp_path / "clone" / path).write_text(textwrap.dedent(text))
-    monkeypatch.setattr(sys, "path", [*sys.path])
+        (folder / path).write_text(textwrap.dedent(text))
     cudnn, matmul = torch.backends.cudnn, torch.backends.cuda.matmul
     before = cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32
-    yield tmp_path / "clone"
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(sys, "path", [*sys.path])
+        yield folder
     cudnn.benchmark, cudnn.allow_tf32, matmul.allow_tf32 = before
     for name in [name for name in sys.modules if name.split(".")[0] in source.PARTS]:
         del sys.modules[name]
 
 
 @pytest.fixture
-def workload(tmp_path):
-    path = tmp_path / "least.yaml"
+def clone(tmp_path):
+    with standing_in(tmp_path / "clone") as folder:
+        yield folder
+
+
+def file_of_least(folder):
+    path = folder / "least.yaml"
     path.write_text("".join(f"{key}: {value}\n" for key, value in LEAST.items()))
+    return path
+
+
+@pytest.fixture
+def workload(tmp_path):
+    return file_of_least(tmp_path)
+
+
+@pytest.fixture(scope="module")
+def finished(tmp_path_factory):
+    """The file of a whole run of two rounds, for tests that only read it."""
+    folder = tmp_path_factory.mktemp("finished")
+    with standing_in(folder / "clone") as clone:
+        asked = ["upstream", clone, "-w", file_of_least(folder), "--device", "cpu", "--out", folder / "out"]
+        run = CliRunner().invoke(cli.main, [*map(str, asked), "--no-inspect", "--rounds", "2"])
+    assert run.exit_code == 0, run.output
+    (path,) = (folder / "out").glob("*.json")
     return path
 
 
@@ -201,14 +225,10 @@ def test_an_op_is_imported_by_the_name_it_was_built_under(monkeypatch, tmp_path)
     assert cpp_extension.load is before and seen and not any(seen)
 
 
-def test_both_are_timed_in_turn_and_the_file_is_accepted(clone, workload, tmp_path):
-    out = tmp_path / "out"
-    asked = ["upstream", str(clone), "-w", str(workload), "--device", "cpu", "--out", str(out)]
-    run = CliRunner().invoke(cli.main, [*asked, "--no-inspect", "--rounds", "2"])
-    assert run.exit_code == 0, run.output
-    path = out / next(out.glob("*.json"))
-    result = json.loads(path.read_text())
-    assert validate.problem_of(path) is None
+@pytest.mark.slow
+def test_both_are_timed_in_turn_and_the_file_is_accepted(finished):
+    result = json.loads(finished.read_text())
+    assert validate.problem_of(finished) is None
     theirs, ours = result["programs"]
     assert [len(each["rounds"]) for each in (theirs, ours)] == [2, 2] and theirs["settings"][
         "loader_workers"
@@ -217,8 +237,8 @@ def test_both_are_timed_in_turn_and_the_file_is_accepted(clone, workload, tmp_pa
         a["samples_ms"][0] / b["samples_ms"][0] for a, b in zip(theirs["rounds"], ours["rounds"], strict=True)
     ]
     assert min(ratios) <= result["ratio"]["median"] <= max(ratios)
-    assert str(tmp_path) not in path.read_text()
-    page = path.with_suffix(".md").read_text()
+    assert str(finished.parent.parent) not in finished.read_text()
+    page = finished.with_suffix(".md").read_text()
     assert "times as fast" in page and "neither parity nor receipts" in page and results.SMOKE_NOTE in page
     for change, says in (
         (lambda r: r["programs"][0].update(step_ms=1.0), "upstream: step_ms is not what its rounds say"),
@@ -232,16 +252,15 @@ def test_both_are_timed_in_turn_and_the_file_is_accepted(clone, workload, tmp_pa
         assert says in validate.check(changed)
 
 
-def test_a_run_goes_on_where_it_was_stopped(clone, workload, tmp_path):
+def test_a_run_goes_on_where_it_was_stopped(finished, clone, workload, tmp_path):
     """Both steps of a pair come from one sitting: half a round is made again, a whole one is kept as it is."""
 
     def ask(*more):
         asked = ["upstream", str(clone), "--device", "cpu", "--out", str(tmp_path / "out"), *map(str, more)]
         return CliRunner().invoke(cli.main, [*asked, "--no-inspect"])
 
-    assert ask("-w", workload, "--rounds", 2).exit_code == 0
-    (path,) = (tmp_path / "out").glob("*.json")
-    stopped, begun = tmp_path / "stopped.json", json.loads(path.read_text())
+    path = tmp_path / "out" / finished.name
+    stopped, begun = tmp_path / "stopped.json", json.loads(finished.read_text())
     del begun["programs"][1]["rounds"][1]
     begun |= {"complete": False, "commit": "a" * 40, "dirty": False, "gpu": None}
     begun["protocol"]["rounds"] = 1
@@ -326,6 +345,8 @@ def test_networks_of_another_size_are_no_comparison(clone, workload, tmp_path):
         "--out",
         str(out),
         "--no-inspect",
+        "--rounds",
+        "1",
     ]
     run = CliRunner().invoke(cli.main, asked)
     assert run.exit_code == 1 and "failed: weights: " in run.output and ", where ours has " in run.output
