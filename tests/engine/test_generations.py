@@ -14,8 +14,9 @@ import pytest
 
 from ladder.engine import lanes, pool, rounds
 from ladder.engine import run as measure
+from ladder.engine.outcomes import Process, Program, beyond
 from ladder.engine.pool import Worker, WorkerFailure
-from ladder.engine.rounds import Interleaved, Program
+from ladder.engine.rounds import Interleaved
 from ladder.machine import system
 from tests.support.fake_runs import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
 
@@ -99,9 +100,7 @@ def test_a_captured_step_has_more_visits_on_a_gpu(monkeypatch: pytest.MonkeyPatc
     )
     recipes = {"eager": {}, "captured": {"cuda_graphs": True}, "whole": {"whole_step_graph": True}}
     processes = [
-        rounds.Process(
-            Program(name, name, name, WORKLOAD, recipe, FAKE), type("W", (), {"pid": 1})(), {}, {}, 0
-        )
+        Process(Program(name, name, name, WORKLOAD, recipe, FAKE), type("W", (), {"pid": 1})(), {}, {}, 0)
         for name, recipe in recipes.items()
     ]
     made._passes(0, processes, {})
@@ -364,7 +363,7 @@ def test_a_process_that_was_profiled_refuses_to_be_timed() -> None:
 def test_a_captured_step_cannot_work_longer_than_it_takes(
     cycles: Any, samples: list[float], captured: bool, why: str | None
 ) -> None:
-    assert rounds.beyond(cycles, samples, captured) == why
+    assert beyond(cycles, samples, captured) == why
 
 
 def test_a_step_that_computes_something_else_after_timing_loses_its_times(
