@@ -1,9 +1,9 @@
 """Generations: a process of each program, all alive together, timed in many short visits of one cycle.
 
 A round is one generation. Its processes are forked by one server for each checkout, built and prepared. Then passes
-over all of them follow in random order, one visit at a time, so what the host does in a minute hits every program
-alike. Captured steps get more passes than eager ones. After the last timed cycle each process is profiled, and the
-very step that was timed is compared with the reference. Where memory does not hold all processes, they come in shifts.
+over all of them follow in random order, one visit at a time. Trouble of the host in a minute hits every program alike.
+Captured steps get more passes than eager ones. After the last timed cycle each process is profiled, and the very step
+that was timed is compared with the reference. If memory does not hold all processes, they come in shifts.
 
 A generation counts as a whole: its outcomes are given when it is over.
 """
@@ -266,7 +266,7 @@ class Interleaved:
         """Visit the processes in passes, each in a random order."""
         captured = self.device == "cuda" and any(process.program.is_captured() for process in alive)
         whole = self.cycles + MORE_PASSES * captured
-        pids = {process.worker.pid for process in alive}
+        living = list(alive)
         for turn in range(whole):
             asked = {
                 process.program.name: process
@@ -275,12 +275,13 @@ class Interleaved:
             }
             programs = [process.program for process in asked.values()]
             order = [asked[program.name] for program in self.order(number, programs, turn + 1)]
-            self._each(order, failed, functools.partial(self._visit, turn=turn, pids=pids))
+            self._each(order, failed, functools.partial(self._visit, turn=turn, beside=living))
             alive[:] = [process for process in alive if process.program.name not in failed]
 
-    def _visit(self, process: Process, turn: int, pids: set[int]) -> None:
+    def _visit(self, process: Process, turn: int, beside: Sequence[Process]) -> None:
         self.on_phase(process.program, "measure")
         earlier = [each["gpu"] for each in (*self._rounds(process), *process.visits) if each.get("gpu")]
+        pids = {each.worker.pid for each in beside if not each.worker.ended}
         begin = time.monotonic()
         seen = self.visits.cycle(process.worker, pids, earlier, process.rejected)
         process.visit_s += time.monotonic() - begin

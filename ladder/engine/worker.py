@@ -14,7 +14,7 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
 | finish | main: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
-| profile | cycles | those of `ladder.engine.profiling.profile` |
+| profile | part: "load", "record" or "digest", cycles | of "digest": those of `ladder.engine.profiling.digest` |
 | prove | | problem: one line or null, see `ladder.parity.after_timing` |
 | parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
 | receipts | rungs: list or null | receipts: {rung: {}}, evidence |
@@ -76,7 +76,7 @@ def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
 
 
 def preload(code: Path | None, torch: bool) -> None:
-    """Import what workers need, so that their forks have it. What fails is said by the worker that imports it again."""
+    """Import the code that workers need, so that their forks have it. A fork imports again and tells a failure."""
     if torch:
         with contextlib.suppress(Exception):
             importlib.import_module("numpy")  # before torch, see `ladder.engine.forkserver`
