@@ -1,4 +1,4 @@
-"""The pipes between a worker and the orchestrator, as the worker sees them."""
+"""The pipes between a worker and the orchestrator, as the worker sees them, and words that both sides use."""
 
 import json
 import os
@@ -6,6 +6,9 @@ import queue
 import signal
 import threading
 from typing import Any
+
+SPOKEN = dict.fromkeys(("begin", "cycle", "finish"), "visit")  # a reader's name of a command
+ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 
 
 class Channel:

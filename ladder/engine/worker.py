@@ -43,11 +43,9 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import describe, of_environment, one_line
-from ladder.engine.channel import Channel, Nobody
-from ladder.engine.pool import SPOKEN
+from ladder.engine.channel import ENVIRONMENT, SPOKEN, Channel, Nobody
 from ladder.engine.timed_rung import Invalid, NoContract, Rung
 
-ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "annot allocate memory", "ALLOC_FAILED")
 
 
