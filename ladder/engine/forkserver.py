@@ -107,7 +107,7 @@ class ForkServer:
             return True
 
     def reap(self, pid: int) -> int | None:
-        """Return the exit status of a worker that ends, and free its number. None if the server has ended."""
+        """Return the exit status of a worker that ends, and free its number. Returns None if the server has ended."""
         try:
             while (status := self._ask({"do": "reap", "pid": pid})["status"]) is None:
                 time.sleep(0.005)

@@ -31,8 +31,8 @@ def measure_once(
     Raises:
         WorkerFailure: its status is "n/a" if `code`, a checkout with the measured packages, lacks the contract.
 
-    The worker is one of `workers`, as `pool` makes them, which may have imported ahead. There is no cycle without
-    lazy phases: asv has no number of it.
+    The worker is one of `workers`, as `pool` makes them. There is no cycle without lazy phases: asv has no number of
+    it.
     """
     empty = {"peak_reserved_bytes": None, "peak_allocated_bytes": None}
     with _prepared(workload, recipe, device, code, seed, workers) as (worker, prepared):

@@ -17,8 +17,9 @@ from ladder.base.errors import raise_if_environment
 from ladder.base.locks import device_lock
 from ladder.base.protocol import PHASES
 from ladder.engine import worker
+from ladder.engine.channel import Nobody
 from ladder.engine.pool import WorkerFailure
-from ladder.engine.timed_rung import Invalid, Nobody, Rung
+from ladder.engine.timed_rung import Invalid, Rung
 from ladder.machine import system
 
 WINDOW = 10  # runs of a phase that are timed together

@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import EnvironmentFailure, one_line, raise_if_environment
+from ladder.engine.channel import ENVIRONMENT, SPOKEN
 from ladder.engine.forkserver import ForkServer, ServerEnded
 
 # Seconds without a word from a worker before it counts as hung. Generous: tuning and capturing take minutes
@@ -44,8 +45,6 @@ TUNING = (
     3600.0  # if preparing tries candidates: torch.compile's max-autotune goes through thousands, silently
 )
 TIMED = ("visit", "cycle")  # commands whose replies have samples
-SPOKEN = dict.fromkeys(("begin", "cycle", "finish"), "visit")  # what a reader calls a command
-ENVIRONMENT = "environment"  # `ladder.engine.worker`'s status for a lack of the system
 _LEAST_CYCLE_TIMEOUT = 60.0
 _CYCLE_TIMEOUT_FACTOR = 20.0
 

@@ -1,9 +1,9 @@
 """Generations: a process of each program, all alive together, timed in many short visits of one cycle.
 
 A round is one generation. Its processes are forked by one server for each checkout, built and prepared. Then passes
-over all of them follow in random order, one visit at a time, so what the host does in a minute hits every program
-alike. Captured steps get more passes than eager ones. After the last timed cycle each process is profiled, and the
-very step that was timed is compared with the reference. Where memory does not hold all processes, they come in shifts.
+over all of them follow in random order, one visit at a time. Trouble of the host in a minute hits every program alike.
+Captured steps get more passes than eager ones. After the last timed cycle each process is profiled, and the very step
+that was timed is compared with the reference. If memory does not hold all processes, they come in shifts.
 
 A generation counts as a whole: its outcomes are given when it is over.
 """
@@ -18,7 +18,6 @@ import random
 import threading
 import time
 from collections.abc import Callable, Generator, Iterator, Sequence
-from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -26,81 +25,19 @@ from ladder.base import protocol
 from ladder.base.errors import UserError
 from ladder.base.locks import device_lock
 from ladder.engine import lanes
-from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
+from ladder.engine.outcomes import Process, Program, Visited, new_round
+from ladder.engine.pool import TUNING, Pool, WorkerFailure
 from ladder.engine.visit import Visits
-from ladder.machine import gpu_state, neighbours, stillness, system
+from ladder.machine import stillness, system
 from ladder.machine.threads import share
-from ladder.results import record
-from ladder.stats import estimates
 
 PROFILED = 2  # cycles of each process
 MORE_PASSES = 1  # of captured steps, whose visits are short
-PREPARED = {
-    "cuda": 12
-}  # programs prepared side by side once their memory is known, if memory and cores allow
+PREPARED = {"cuda": 12}  # programs prepared side by side once their memory is known
 PROFILED_BESIDE = {"cuda": 8}  # processes of which all but one read what they have recorded
 PROVED_BESIDE = {"cuda": 4}  # each with a reference on the GPU
 
-OnPhase = Callable[["Program", str], None]
-
-
-@dataclass(frozen=True)
-class Program:
-    """A worker's task: a recipe, by the packages in the folder `code` (None: this checkout's).
-
-    `main`: also time a cycle without lazy phases. `lazy`: also tell what each lazy phase costs.
-    `prove`: compare the timed step with the reference afterwards.
-    """
-
-    name: str
-    rung: str
-    side: str
-    workload: dict[str, Any]
-    recipe: dict[str, Any]
-    code: Path | None
-    main: bool = False
-    lazy: bool = False
-    prove: bool = False
-
-    def is_captured(self) -> bool:
-        """Return whether the step is launched as CUDA graphs."""
-        return bool(self.recipe.get("cuda_graphs") or self.recipe.get("whole_step_graph"))
-
-
-@dataclass(frozen=True)
-class Visited:
-    """The outcome of a program in a generation: "ok" and its record, or a failure's status and reason."""
-
-    program: Program
-    status: str
-    reason: str | None
-    round: dict[str, Any] | None = None
-    recipe: dict[str, Any] | None = None
-    settings: dict[str, Any] | None = None
-    choices: list[dict[str, Any]] | None = None
-    profile: dict[str, Any] | None = None
-    failure: WorkerFailure | None = None
-
-
-@dataclass
-class Process:
-    """A program's process in the generation that is being made, and what it has shown so far."""
-
-    program: Program
-    worker: Worker
-    built: dict[str, Any]
-    spent: dict[str, Any]
-    beside: int
-    device_bytes: int | None = None
-    visits: list[dict[str, Any]] = field(default_factory=list)
-    passes: list[int] = field(default_factory=list)
-    still_s: list[float | None] = field(default_factory=list)
-    rejected: list[str] = field(default_factory=list)
-    visit_s: float = 0.0
-    finished: dict[str, Any] = field(default_factory=dict)
-    profiled: dict[str, Any] = field(default_factory=dict)
-    choices: list[dict[str, Any]] | None = None
-    after: str | None = None
+OnPhase = Callable[[Program, str], None]
 
 
 class Interleaved:
@@ -331,7 +268,7 @@ class Interleaved:
         """Visit the processes in passes, each in a random order."""
         captured = self.device == "cuda" and any(process.program.is_captured() for process in alive)
         whole = self.cycles + MORE_PASSES * captured
-        pids = {process.worker.pid for process in alive}
+        living = list(alive)
         for turn in range(whole):
             asked = {
                 process.program.name: process
@@ -340,12 +277,13 @@ class Interleaved:
             }
             programs = [process.program for process in asked.values()]
             order = [asked[program.name] for program in self.order(number, programs, turn + 1)]
-            self._each(order, failed, functools.partial(self._visit, turn=turn, pids=pids))
+            self._each(order, failed, functools.partial(self._visit, turn=turn, beside=living))
             alive[:] = [process for process in alive if process.program.name not in failed]
 
-    def _visit(self, process: Process, turn: int, pids: set[int]) -> None:
+    def _visit(self, process: Process, turn: int, beside: Sequence[Process]) -> None:
         self.on_phase(process.program, "measure")
         earlier = [each["gpu"] for each in (*self._rounds(process), *process.visits) if each.get("gpu")]
+        pids = {each.worker.pid for each in beside if not each.worker.ended}
         begin = time.monotonic()
         seen = self.visits.cycle(process.worker, pids, earlier, process.rejected)
         process.visit_s += time.monotonic() - begin
@@ -425,50 +363,6 @@ class Interleaved:
         return Visited(
             process.program, "ok", None, made, built["recipe"], built["settings"], process.choices, profile
         )
-
-
-def new_round(number: int, process: Process) -> dict[str, Any]:
-    """Return the raw record of a process in a generation."""
-    samples = [sample for visit in process.visits for sample in visit["samples_s"]]
-    events = [event for visit in process.visits for event in visit["event_s"] or []]
-    others = [visit[neighbours.KEY] for visit in process.visits if visit.get(neighbours.KEY) is not None]
-    seen = {key: process.spent[key] for key in ("lead_in_cycles", "settled")} | process.finished
-    seen |= {
-        "samples_s": samples,
-        "event_s": events or None,
-        neighbours.KEY: estimates.median(others),
-        "visit_s": process.visit_s,
-    }
-    made = record.new_round(number, process.spent, seen)
-    made |= {"device_used_bytes": process.device_bytes, "passes": process.passes}
-    waits = [seconds for seconds in process.still_s if seconds is not None]
-    made["still_s"] = max(waits) if len(waits) == len(process.still_s) and waits else None
-    if process.profiled:
-        cycles = process.profiled["cycles"]
-        captured = process.program.is_captured()
-        made["profiled"] = cycles
-        made["gpu_void"] = process.profiled["gpu_void"] or beyond(cycles, samples, captured)
-    if process.after:
-        made["after"] = process.after
-    states = [visit["gpu"] for visit in process.visits if visit.get("gpu")]
-    if states:
-        made |= {
-            "gpu": gpu_state.joined(states),
-            "canary_s": seen.get("canary_s"),
-            "rejected": process.rejected,
-        }
-    return made
-
-
-BEYOND = 1.005  # of the wall time: a captured step's kernels cannot take longer than its cycle
-
-
-def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:
-    """Return one line if a captured step's GPU time exceeds its wall time, which is timed without a profiler."""
-    if not (cycles and captured):
-        return None
-    gpu, wall = estimates.median([cycle["gpu_ms"] for cycle in cycles]), 1000 * estimates.median(samples_s)
-    return f"GPU time of {gpu:.4g} ms in a step of {wall:.4g} ms" if gpu > BEYOND * wall else None
 
 
 def _grown(before: int | None, after: int | None) -> int | None:

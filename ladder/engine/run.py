@@ -21,8 +21,9 @@ from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
 from ladder.engine import lanes as sidebyside
 from ladder.engine.once import measure_once as measure_once
+from ladder.engine.outcomes import Program, Visited
 from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
-from ladder.engine.rounds import Interleaved, Program, Visited
+from ladder.engine.rounds import Interleaved
 from ladder.engine.run_state import OnEvent, RunState
 from ladder.machine import system
 from ladder.plan import modes

@@ -1,16 +1,11 @@
-"""One training step under test, and the pipes that its commands come through."""
+"""One training step under test: the commands of a worker."""
 
 import contextlib
 import gc
 import importlib
 import itertools
-import json
 import math
-import os
-import queue
-import signal
 import sys
-import threading
 import time
 from pathlib import Path
 from typing import Any
@@ -19,6 +14,7 @@ from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine import capturing
 from ladder.engine.asides import added, foreign, is_settled, peak_rss, stood_still, weights_of
+from ladder.engine.channel import Channel, Nobody
 from ladder.machine import gpu_state
 from ladder.machine.threads import Threads
 
@@ -35,46 +31,10 @@ class NoContract(Exception):
     """Measured code that does not offer the contract."""
 
 
-class Channel:
-    """The protocol's two pipes, out of reach of the measured code's prints and reads."""
-
-    def __init__(self) -> None:
-        self._out = os.fdopen(os.dup(1), "w", buffering=1)
-        self._in = os.fdopen(os.dup(0), "r")
-        os.dup2(2, 1)
-        null = os.open(os.devnull, os.O_RDONLY)
-        os.dup2(null, 0)
-        os.close(null)
-        self._commands: queue.SimpleQueue[str] = queue.SimpleQueue()
-        threading.Thread(target=self._listen, daemon=True).start()
-
-    def _listen(self) -> None:
-        for line in self._in:
-            self._commands.put(line)
-        # The orchestrator is gone. The work of this moment (a hung kernel, say) must not hold the GPU for ever.
-        if os.getpgrp() == os.getpid():
-            os.killpg(os.getpid(), signal.SIGKILL)
-        os._exit(1)
-
-    def receive(self) -> dict[str, Any]:
-        return json.loads(self._commands.get())
-
-    def send(self, message: dict[str, Any]) -> None:
-        self._out.write(json.dumps(message) + "\n")
-        self._out.flush()
-
-
-class Nobody:
-    """A stand-in for the other end of a worker's pipes."""
-
-    def send(self, message: dict[str, Any]) -> None:
-        pass
-
-
 class Rung:
     """One training step under test, with a method for each command."""
 
-    def __init__(self, code: Path | None, channel: "Channel | Nobody") -> None:
+    def __init__(self, code: Path | None, channel: Channel | Nobody) -> None:
         self.code, self.channel = code, channel
         self.step: Any = None
         self.device = "cpu"

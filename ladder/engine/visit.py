@@ -4,6 +4,7 @@ import contextlib
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
+from ladder.engine.outcomes import Program
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.machine import gpu_state, neighbours
 from ladder.results import record
@@ -63,12 +64,12 @@ class Visits:
                 raise WorkerFailure("invalid", gpu_state.throttled(rejected))
 
     def finish(
-        self, worker: Worker, program: Any, canaries: Sequence[float], rejected: list[str]
+        self, worker: Worker, program: Program, canaries: Sequence[float], rejected: list[str]
     ) -> dict[str, Any]:
         """Return the worker's reply to "finish".
 
         Args:
-            program: a `ladder.engine.rounds.Program`, which says what is asked beside the step's time.
+            program: says what is asked beside the step's time.
             canaries: the accepted canary times of the run. A canary beside them is asked three times more.
 
         Raises:

@@ -14,7 +14,7 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
 | finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
-| profile | part: "load", "record" or "digest" | those of `ladder.engine.profiling.digest` for "digest" |
+| profile | part: "load", "record" or "digest" | of "digest": those of `ladder.engine.profiling.digest` |
 | prove | | problem: one line or null, see `ladder.parity.after_timing` |
 | parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
 | receipts | rungs: list or null | receipts: {rung: {}}, evidence |
@@ -43,10 +43,9 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import describe, of_environment, one_line
-from ladder.engine.pool import SPOKEN
-from ladder.engine.timed_rung import Channel, Invalid, Nobody, NoContract, Rung
+from ladder.engine.channel import ENVIRONMENT, SPOKEN, Channel, Nobody
+from ladder.engine.timed_rung import Invalid, NoContract, Rung
 
-ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "annot allocate memory", "ALLOC_FAILED")
 
 
@@ -75,7 +74,7 @@ def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
 
 
 def preload(code: Path | None, torch: bool) -> None:
-    """Import what workers need, so that their forks have it. What fails is said by the worker that imports it again."""
+    """Import the code that workers need, so that their forks have it. A fork imports again and tells a failure."""
     if torch:
         with contextlib.suppress(Exception):
             importlib.import_module("numpy")  # before torch, see `ladder.engine.forkserver`

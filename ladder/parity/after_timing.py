@@ -17,7 +17,7 @@ from stylegan_lite.step import TrainingStep
 def problem(step: TrainingStep, tell: Tell) -> str | None:
     """Return the worst finding in one line, or None for a step within the parity budget. It is of no use afterwards.
 
-    None, too, where the reference had to fall back to a smaller batch: the timed buffers do not fit it.
+    Returns None, too, if the reference had to fall back to a smaller batch: the timed buffers do not fit it.
     """
     ref = reference.get(step.workload, step.device, None, tell)
     if ref.workload.batch != step.workload.batch:

@@ -14,8 +14,10 @@ import pytest
 
 from ladder.engine import lanes, pool, rounds
 from ladder.engine import run as measure
+from ladder.engine.outcomes import Process, Program
 from ladder.engine.pool import Worker, WorkerFailure
-from ladder.engine.rounds import Interleaved, Program
+from ladder.engine.rounds import Interleaved
+from ladder.engine.visit import Visits
 from ladder.machine import system
 from tests.support.fake_runs import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
 
@@ -95,13 +97,11 @@ def test_a_captured_step_has_more_visits_on_a_gpu(monkeypatch: pytest.MonkeyPatc
     made.device = "cuda"
     seen: list[tuple[str, int]] = []
     monkeypatch.setattr(
-        Interleaved, "_visit", lambda self, p, turn, pids: seen.append((p.program.name, turn))
+        Interleaved, "_visit", lambda self, p, turn, beside: seen.append((p.program.name, turn))
     )
     recipes = {"eager": {}, "captured": {"cuda_graphs": True}, "whole": {"whole_step_graph": True}}
     processes = [
-        rounds.Process(
-            Program(name, name, name, WORKLOAD, recipe, FAKE), type("W", (), {"pid": 1})(), {}, {}, 0
-        )
+        Process(Program(name, name, name, WORKLOAD, recipe, FAKE), type("W", (), {"pid": 1})(), {}, {}, 0)
         for name, recipe in recipes.items()
     ]
     made._passes(0, processes, {})
@@ -148,6 +148,26 @@ def test_what_runs_out_of_memory_beside_others_is_tried_again_alone(
         times = [each for each in calls if each[:2] == (name, do)]
         assert len(times) == 2 and at_work(calls, times[1]) == 0
         assert [each["beside"] for each in by_name(result)[name]["rounds"]] == [0]
+
+
+def test_whoever_has_died_is_no_process_of_ours_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its place in the GPU's list of processes would be another's, who would be taken for it."""
+    seen: list[int] = []
+    real = Visits.cycle
+
+    def cycle(self: Visits, worker: Worker, alive: set[int], *rest: Any) -> Any:
+        seen.append(len(alive))
+        assert worker.pid in alive
+        return real(self, worker, alive, *rest)
+
+    monkeypatch.setattr(Visits, "cycle", cycle)
+    once = tmp_path / "once"  # the lead-in's cycle makes it
+    dies = {"fault": "kill", "once": str(once)}
+    result = run(tmp_path / "out", {"a": {}, "dies": dies, "c": {}}, cycles=2)
+    assert by_name(result)["dies"]["status"] == "failed" and seen[0] == 4
+    assert seen == sorted(seen, reverse=True) and seen[4:] == [3, 3, 3]
 
 
 def test_a_rung_that_never_fits_or_breaks_is_out_and_the_others_go_on(calls: Calls, tmp_path: Path) -> None:
@@ -293,114 +313,6 @@ def test_whoever_stops_in_the_middle_leaves_no_worker() -> None:
             (one,) = made._pools.values()
             taken += one._taken
     assert taken and all(worker.ended for worker in taken)
-
-
-# --- after the last timed cycle
-
-
-def commands(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> list[tuple[str, str]]:
-    """Answer commands of workers in their place. Return the list that gets (rung, command)."""
-    seen: list[tuple[str, str]] = []
-    real = Worker.call
-
-    def call(worker: Any, do: str, **fields: Any) -> dict[str, Any]:
-        if do == "build":
-            worker.named = fields["recipe"]["name"]
-        part = fields.get("part")
-        seen.append((worker.named, f"{do} {part}" if part else do))
-        if do in answers:
-            found = answers[do]
-            return found(worker, **fields) if callable(found) else found
-        return real(worker, do, **fields)
-
-    monkeypatch.setattr(Worker, "call", call)
-    return seen
-
-
-def profiled(gpu_ms: float = 0.01, kernels: tuple[float, float] = (9.0, 9.0)) -> dict[str, Any]:
-    cycles = [{"gpu_ms": gpu_ms, "wall_ms": 1.0, "kernels": count} for count in kernels]
-    row = {"name": "elementwise", "ms": gpu_ms, "launches": kernels[0]}
-    return {"cycles": cycles, "profile": {"families": [row], "kernels": [row]}, "gpu_void": None}
-
-
-def test_every_timed_cycle_comes_before_the_first_profiled_one(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    said = profiled()
-    seen = commands(monkeypatch, {"profile": lambda worker, part, cycles=0: said if part == "digest" else {}})
-    result = run(tmp_path, {"a": {}, "b": {}}, cycles=2, rounds=2)
-    generation = [do for _, do in seen[: len(seen) // 2]]
-    first = next(at for at, do in enumerate(generation) if do.startswith("profile"))
-    assert not {"cycle", "finish"} & {*generation[first:]}
-    assert generation.count("profile record") == 3
-    rung = by_name(result)["a"]
-    assert [len(each["profiled"]) for each in rung["rounds"]] == [2, 2] and rung["rounds"][0][
-        "gpu_void"
-    ] is None
-    assert rung["profile"] == said["profile"] and stored(tmp_path) == result
-
-
-def test_a_process_that_was_profiled_refuses_to_be_timed() -> None:
-    with pool.Pool(code=FAKE, torch=False) as workers:
-        worker = workers.take()
-        worker.call("build", workload={}, recipe={}, device="cpu", seed=0)
-        worker.call("begin", settle_s=0, settle_cycles=0)
-        worker.call("cycle")
-        worker.call("profile", part="load")
-        for do, how in (("cycle", {}), ("finish", {"main": True})):
-            with pytest.raises(WorkerFailure, match="never timed again"):
-                worker.call(do, **how)
-
-
-@pytest.mark.parametrize(
-    ("cycles", "samples", "captured", "why"),
-    [
-        (None, [0.1], True, None),
-        ([{"gpu_ms": 100.4}] * 2, [0.1], True, None),
-        ([{"gpu_ms": 101.0}] * 2, [0.1], True, "GPU time of 101 ms in a step of 100 ms"),
-        ([{"gpu_ms": 101.0}] * 2, [0.1], False, None),  # an eager step's wall time is the host's
-    ],
-)
-def test_a_captured_step_cannot_work_longer_than_it_takes(
-    cycles: Any, samples: list[float], captured: bool, why: str | None
-) -> None:
-    assert rounds.beyond(cycles, samples, captured) == why
-
-
-def test_a_step_that_computes_something_else_after_timing_loses_its_times(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(measure._Run, "inspect_all", lambda self, pool: None)
-    problems = {"b": "G_main update: error 1, budget 0.02"}
-    seen = commands(monkeypatch, {"prove": lambda worker: {"problem": problems.get(worker.named)}})
-    result = run(tmp_path, {"a": {}, "b": {}, "c": {}}, rounds=2, inspect=True)
-    found = by_name(result)
-    assert (found["b"]["status"], found["b"]["reason"]) == (
-        "failed: parity",
-        "after timing: G_main update: error 1, budget 0.02",
-    )
-    assert found["b"]["step_ms"] is None and found["a"]["rounds"][0]["after"] == "ok"
-    assert [do for name, do in seen if name == "b"].count("prove") == 1
-    stored(tmp_path)
-
-
-def test_the_next_server_starts_when_nothing_is_timed_any_more(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    happened: list[str] = []
-    seen = commands(monkeypatch, {})
-    real = pool.ForkServer.__init__
-
-    def begins(self: Any, *how: Any) -> None:
-        happened.append(f"server after {sum(do == 'cycle' for _, do in seen)}")
-        real(self, *how)
-
-    monkeypatch.setattr(pool.ForkServer, "__init__", begins)
-    run(tmp_path, {"a": {}, "b": {}}, rounds=3)
-    assert happened == ["server after 0", "server after 3", "server after 6"]
-
-
-# --- side by side
 
 
 def test_an_interrupt_while_jobs_are_handed_out_stops_those_that_run() -> None:

@@ -43,6 +43,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
         if do == "build":
             worker.recipe = fields["recipe"]
         asked.append((worker.recipe["name"], do))
+        if do == "prove":
+            return {"problem": None}
         said = worker.recipe.get(do, {"parity": OK, "receipts": ON}.get(do))
         if said is None:
             return real(worker, do, **fields)
@@ -91,7 +93,7 @@ def test_a_rung_that_cannot_show_what_it_is_is_never_timed(
     result = run(tmp_path / "out", {"a": {}, "bad": how, "c": {}}, inspect=True)
     bad, others = by_name(result)["bad"], [by_name(result)[name] for name in "ac"]
     assert (bad["status"], bad["reason"]) == (status, reason) and bad["step_ms"] is None
-    assert bad["rounds"] == [] and ("bad", "visit") not in asked and ("a", "visit") in asked
+    assert bad["rounds"] == [] and ("bad", "cycle") not in asked and ("a", "cycle") in asked
     for rung in others:
         assert rung["status"] == "ok" and rung["receipts"] == ON and rung["parity"] == OK
         assert rung["inspection"] == {"gpu_busy_ms": 12.5, "kernels_per_step": 100.0, "error": None}
@@ -107,7 +109,7 @@ def test_inspectors_come_first_and_end_before_the_timing(asked: list, tmp_path: 
     run(tmp_path / "out", {"a": {}, "b": {}}, inspect=True)
     did = [do for _, do in asked]
     assert did.count("parity") == did.count("receipts") == 2
-    assert max(i for i, do in enumerate(did) if do == "receipts") < did.index("visit")
+    assert max(i for i, do in enumerate(did) if do == "receipts") < did.index("begin")
     assert did.index("parity") < did.index("receipts")  # receipts let the step train on
 
 
@@ -136,7 +138,8 @@ def test_a_rung_whose_check_broke_is_checked_again_before_a_resumed_run_times_it
     asked.clear()
     after = by_name(run(tmp_path / "out", {"a": {}, "b": {}, "c": {}}, inspect=True, resume=path))
     did = [do for name, do in asked if name == "b"]
-    assert did == ["build", "prepare", "parity", "receipts", "build", "prepare", "visit", "choices"]
+    timed = ["begin", "cycle", "finish", "choices", "profile", "profile", "profile", "prove"]
+    assert did == ["build", "prepare", "parity", "receipts", "build", "prepare", *timed]
     assert after["b"]["status"] == "ok" and after["b"]["parity"] == OK
     assert after["c"]["status"] == "failed: parity" and not [do for name, do in asked if name == "c"]
 

@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 
 from ladder.engine import once
-from ladder.engine.pool import Worker, WorkerFailure
+from ladder.engine.pool import Pool, Worker, WorkerFailure
 
 FAKE = Path(__file__).resolve().parents[1] / "support" / "fake_code"
 WORKLOAD = {"batch": 8, "data": None}
@@ -64,20 +64,17 @@ def test_timing_once_runs_no_cycle_that_asv_has_no_number_of(tmp_path):
     assert [json.loads(line) for line in log.read_text().splitlines()] == [["a", True]] * 3  # one leads in
 
 
-def test_workers_that_imported_ahead_are_taken_and_ended():
+def test_rows_share_a_pool_that_imports_once_and_each_has_a_worker_that_ends(monkeypatch):
+    taken, real = [], Pool.take
+    monkeypatch.setattr(Pool, "take", lambda pool: taken.append(real(pool)) or taken[-1])
     with once.pool("cpu", FAKE) as workers:
-        workers.start_ahead(2)
-        ahead = {worker.pid for worker in workers._ahead}
-        seen = set()
-        for left in (1, 0):
+        for _ in range(2):
             found = once.measure_once(WORKLOAD, {"name": "a"}, "cpu", 1, code=FAKE, workers=workers)
-            assert len(found["samples_s"]) == 1 and workers.ahead == left
-            seen.add(workers._taken[-1].pid)
-            assert workers._taken[-1].ended
-        assert seen == ahead
-        workers.start_ahead(1)
-        (idle,) = workers._ahead
-    assert idle.ended
+            assert len(found["samples_s"]) == 1
+            assert taken[-1].ended
+    assert len({worker.pid for worker in taken}) == 2
+    with pytest.raises(WorkerFailure, match="the run was ended"):
+        once.measure_once(WORKLOAD, {"name": "a"}, "cpu", 1, code=FAKE, workers=workers)
 
 
 def test_a_worker_that_fails_is_ended(monkeypatch):

@@ -1,4 +1,4 @@
-"""Worker processes: their end, those started ahead, the lock on a device."""
+"""Worker processes: their commands, their end, the lock on a device."""
 
 import os
 import signal
@@ -28,16 +28,15 @@ def visit(worker: Worker) -> dict[str, Any]:
 
 @pytest.fixture
 def worker() -> Any:
-    worker = Worker(code=FAKE, torch=False)
-    yield worker
-    worker.kill()
+    with Pool(code=FAKE, torch=False) as workers:
+        yield workers.take()
 
 
 def test_a_worker_that_is_closed_has_exited_by_itself(worker: Worker) -> None:
     build(worker)
     visit(worker)
     worker.close()
-    assert worker._process.returncode == 0
+    assert worker.returncode == 0
     worker.close()
 
 
@@ -45,7 +44,7 @@ def test_a_failed_command_leaves_a_worker_that_can_still_be_closed(worker: Worke
     with pytest.raises(WorkerFailure, match="RuntimeError"):
         build(worker, fault="raise", at="build")
     worker.close()
-    assert worker._process.returncode == 0
+    assert worker.returncode == 0
 
 
 def test_a_worker_killed_while_idle_is_noticed_at_the_next_command(worker: Worker) -> None:
@@ -61,35 +60,27 @@ def test_each_cycle_is_a_sign_of_life(worker: Worker) -> None:
     build(worker)
     worker.call("visit", cycles=3, settle_s=0, settle_cycles=0, main=True, on_progress=seen.append)
     assert len(seen) == 5 and all(message["seconds"] > 0 for message in seen)  # lead-in, 3 timed, main
+    worker.call("begin", settle_s=0, settle_cycles=0, on_progress=seen.append)
+    worker.call("cycle", on_progress=seen.append)
+    worker.call("finish", main=True, on_progress=seen.append)
+    assert len(seen) == 8
+    worker.close()
 
 
-def test_workers_started_ahead_come_next_and_a_dead_one_is_replaced() -> None:
-    with Pool(code=FAKE, torch=False) as workers:
-        workers.start_ahead(2)
-        ahead = [worker.pid for worker in workers._ahead]
-        first = workers.take()
-        build(first)
-        first.close()
-        assert workers.take().pid == ahead[1] != first.pid
-        workers.start_ahead(2)
-        dead, alive = workers._ahead
-        os.kill(dead.pid, signal.SIGKILL)
-        dead._await_exit(10)
-        last = workers.take()
-        assert last is alive
-        build(last)
-        workers.start_ahead(1)
-        rest = list(workers._ahead)
-        assert workers.ahead == 1
-    for gone in (first, last, *rest):
-        assert gone._process.returncode is not None
+def test_a_visit_and_its_parts_tell_the_same(worker: Worker) -> None:
+    build(worker)
+    whole = visit(worker)
+    parts = worker.call("begin", settle_s=0, settle_cycles=0) | worker.call("cycle")
+    parts |= worker.call("finish", main=False)
+    assert {*whole} == {*parts, "visit_s"} and len(parts["samples_s"]) == 1
 
 
 def test_workers_do_not_outlive_an_orchestrator_that_is_killed() -> None:
     program = f"""
-from ladder.engine.pool import Worker
-worker = Worker(code={str(FAKE)!r}, torch=False)
-worker.wait_imported()
+from pathlib import Path
+from ladder.engine.pool import Pool
+worker = Pool(code=Path({str(FAKE)!r}), torch=False).take()
+worker.call("threads")
 print(worker.pid, flush=True)
 worker.call("build", workload={{}}, recipe=dict(fault="hang", at="build", pids="/dev/null"), device="cpu", seed=0)
 """

@@ -1,5 +1,6 @@
 """Visits under a watched GPU: which count, which are repeated, and what a run says of its company."""
 
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
@@ -8,31 +9,44 @@ from ladder.engine.pool import WorkerFailure
 from ladder.engine.visit import Visits
 from tests.support.fake_nvml import UUID, FakeNvml
 
-PREPARED = {"prepare_s": 1.0}
+Each = dict[str, Any]
 
 
 class FakeWorker:
-    """Answers visits with one sample each; `during` is called in each with its number from 1."""
+    """Answers cycles with a sample each; `during` is called in each with its number from 1.
+
+    `canaries` are the seconds of its canary kernel, the last of which stays.
+    """
 
     pid = 100
 
-    def __init__(self, during: Any = lambda number: None, **more: Any) -> None:
-        self.visits, self.during, self.more = 0, during, more
+    def __init__(self, during: Any = lambda number: None, canaries: Any = (1e-4,), **more: Any) -> None:
+        self.cycles, self.during, self.canaries, self.more = 0, during, [*canaries], more
+        self.asked: list[str] = []
 
-    def wait_imported(self) -> None:
-        pass
+    def canary(self) -> float | None:
+        return self.canaries.pop(0) if len(self.canaries) > 1 else self.canaries[0]
 
-    def call(self, do: str, **fields: Any) -> dict[str, Any]:
-        assert do == "visit" and fields == {"cycles": 2}
-        self.visits += 1
-        self.during(self.visits)
-        seen = {"samples_s": [0.01 * self.visits], "event_s": None, "main_s": None, "lead_in_cycles": 1}
-        return seen | {"settled": True, "canary_s": 1e-4} | self.more
+    def call(self, do: str, **fields: Any) -> Each:
+        self.asked.append(do)
+        if do == "cycle":
+            self.cycles += 1
+            self.during(self.cycles)
+            return {"samples_s": [0.01 * self.cycles], "event_s": None}
+        assert do in ("finish", "canary")
+        return {"canary_s": self.canary()} | (self.more if do == "finish" else {})
 
 
-def one(visits: Visits, worker: FakeWorker, own: list | None = None, others: list | None = None) -> dict:
+def cycle(visits: Visits, worker: FakeWorker, own: Sequence[Each] = (), others: Sequence[int] = ()) -> Each:
+    """One visit after a look around: its reply, and the reasons of the void visits before it."""
     visits.look_around()
-    return visits.visit(worker, 3, PREPARED, own or [], others or [], cycles=2)
+    rejected: list[str] = []
+    return visits.cycle(worker, {100, *others}, own, rejected) | {"rejected": rejected}
+
+
+def finish(visits: Visits, worker: FakeWorker, canaries: Sequence[float] = ()) -> Each:
+    rejected: list[str] = []
+    return visits.finish(worker, False, canaries, rejected) | {"rejected": rejected}
 
 
 def gpu(**answers: Any) -> tuple[FakeNvml, Visits]:
@@ -42,10 +56,9 @@ def gpu(**answers: Any) -> tuple[FakeNvml, Visits]:
 
 def test_a_visit_that_counts_carries_the_state_of_the_gpu() -> None:
     fake, visits = gpu()
-    seen = one(visits, FakeWorker())
-    assert seen["round"] == 3 and seen["samples_ms"] == [10.0] and seen["rejected"] == []
+    seen = cycle(visits, FakeWorker())
+    assert seen["samples_s"] == [0.01] and seen["rejected"] == []
     assert seen["gpu"]["state"] == "known" and seen["gpu"]["tenancy"] == "alone"
-    assert seen["canary_s"] == 1e-4
     whole = visits.summary([{"rounds": [seen]}])
     assert whole == {"state": "known", "tenancy": "alone", "rejected_visits": 0, "notes": []}
     visits.close()
@@ -63,8 +76,8 @@ def test_a_throttled_visit_is_repeated_and_counted(outcome: Any) -> None:
         fake.bits = 0
 
     worker = FakeWorker(hot)
-    seen = one(visits, worker)
-    assert worker.visits == 3 and seen["samples_ms"] == [30.0]
+    seen = cycle(visits, worker)
+    assert worker.cycles == 3 and seen["samples_s"] == [0.03]
     assert seen["rejected"] == ["hardware thermal slowdown"] * 2
     rejected = visits.summary([{"rounds": [seen]}])["rejected_visits"]
     assert rejected == 2
@@ -76,39 +89,56 @@ def test_a_rung_that_is_always_throttled_has_no_number_and_is_counted() -> None:
     _, visits = gpu(bits=0x80)
     worker = FakeWorker()
     with pytest.raises(WorkerFailure, match="throttled: 4 visits void, last: power brake") as failure:
-        one(visits, worker)
-    assert failure.value.status == "invalid" and worker.visits == 4
+        cycle(visits, worker)
+    assert failure.value.status == "invalid" and worker.cycles == 4
     assert visits.summary([{"rounds": []}])["rejected_visits"] == 4
 
 
-def test_a_canary_that_is_off_voids() -> None:
+def test_a_process_has_three_repeats_in_all_its_visits() -> None:
+    _, visits = gpu(bits=0x80)
+    before = ["hardware thermal slowdown"] * 3
+    worker = FakeWorker()
+    with pytest.raises(WorkerFailure, match="throttled: 4 visits void"):
+        visits.cycle(worker, {100}, (), before)
+    assert worker.cycles == 1
+
+
+def test_a_canary_that_stays_off_voids() -> None:
     _, visits = gpu()
-    before = [{"canary_s": 1e-4, "gpu": None}] * 2
-    with pytest.raises(WorkerFailure, match="canary kernel 102 us, usually 100"):
-        one(visits, FakeWorker(canary_s=1.02e-4), others=before)
+    worker = FakeWorker(canaries=[1.02e-4])
+    with pytest.raises(WorkerFailure, match="4 visits void, last: canary kernel 102 us, usually 100"):
+        finish(visits, worker, [1e-4] * 2)
+    assert worker.asked == ["finish", "canary", "canary", "canary"]
+    assert visits.summary([{"rounds": []}])["rejected_visits"] == 4
+
+
+def test_a_canary_that_was_off_for_a_moment_is_asked_again() -> None:
+    seen = finish(gpu()[1], FakeWorker(canaries=[1.02e-4, 1.001e-4]), [1e-4] * 2)
+    assert seen["canary_s"] == 1.001e-4 and seen["rejected"] == ["canary kernel 102 us, usually 100"]
+    assert finish(gpu()[1], FakeWorker(canaries=[1.02e-4]), [1e-4])["rejected"] == []  # nothing is usual yet
 
 
 def test_a_clock_that_is_not_the_rungs_own_voids() -> None:
     fake, visits = gpu()
-    own = [{"gpu": {"sm_mhz": 1980, "reasons": []}}] * 2
+    own = [{"sm_mhz": 1980, "reasons": []}] * 2
     fake.sm = 1700
     with pytest.raises(WorkerFailure, match="SM clock 1700 MHz, usually 1980"):
-        one(visits, FakeWorker(), own=own)
+        cycle(visits, FakeWorker(), own=own)
 
 
 def test_an_allocator_that_retried_voids_on_any_device(outcome: Any) -> None:
     for visits in (Visits("cpu"), gpu()[1]):
         with pytest.raises(WorkerFailure, match="allocator ran out and retried 2 times") as failure:
-            one(visits, FakeWorker(alloc_retries=2))
+            finish(visits, FakeWorker(alloc_retries=2))
         assert failure.value.status == "invalid"
     said = f"{failure.value.status}: {failure.value.reason}"
-    injected = "every visit retries twice, on a CPU and on a GPU"
-    outcome(fault="allocator retry", injected=injected, outcome=said, count=8, number=False)
+    injected = "a process retries twice, on a CPU and on a GPU"
+    outcome(fault="allocator retry", injected=injected, outcome=said, count=2, number=False)
 
 
 def test_company_makes_a_run_noisy_and_voids_nothing(outcome: Any) -> None:
     _, visits = gpu(compute={100: 2**30, 666: 2**30})
-    seen = one(visits, FakeWorker())
+    seen = cycle(visits, FakeWorker())
     whole = visits.summary([{"rounds": [seen]}])
     assert seen["rejected"] == [] and whole["tenancy"] == "shared"
     assert whole["notes"] == ["noisy: not publishable: 1 foreign compute process"]
@@ -118,7 +148,7 @@ def test_company_makes_a_run_noisy_and_voids_nothing(outcome: Any) -> None:
 
 def test_work_of_others_after_the_last_round_is_seen() -> None:
     fake, visits = gpu()
-    seen = one(visits, FakeWorker())
+    seen = cycle(visits, FakeWorker())
     fake.busy = [80]
     visits.look_around()
     whole = visits.summary([{"rounds": [seen]}])
@@ -127,7 +157,7 @@ def test_work_of_others_after_the_last_round_is_seen() -> None:
 
 def test_without_nvml_nothing_is_void_and_nothing_is_known(outcome: Any) -> None:
     visits = Visits("cuda", UUID, nvml=FakeNvml(refuse={"nvmlInit"}))
-    seen = one(visits, FakeWorker())
+    seen = cycle(visits, FakeWorker())
     assert seen["gpu"]["state"] == "unknown" and seen["rejected"] == []
     tenancy = visits.summary([{"rounds": [seen]}])["tenancy"]
     assert tenancy == "unknown"
@@ -137,8 +167,9 @@ def test_without_nvml_nothing_is_void_and_nothing_is_known(outcome: Any) -> None
 
 def test_a_cpu_run_says_nothing_of_a_gpu() -> None:
     visits = Visits("cpu")
-    seen = one(visits, FakeWorker(canary_s=None))
-    assert "gpu" not in seen and visits.summary([{"rounds": [seen]}]) is None
+    seen = cycle(visits, FakeWorker())
+    assert seen["gpu"] == {} and visits.summary([{"rounds": [seen]}]) is None
+    assert visits.used_bytes() is None
 
 
 def test_another_gpu_than_the_watched_one_is_named() -> None:
@@ -146,3 +177,26 @@ def test_another_gpu_than_the_watched_one_is_named() -> None:
     assert visits.check_gpu(UUID) is None and visits.check_gpu(UUID.removeprefix("GPU-")) is None
     assert "another GPU" in visits.check_gpu(UUID[:-1] + "9")
     assert Visits("cpu").check_gpu(None) is None
+
+
+# --- others of ours hold a context, too
+
+
+def test_our_other_processes_are_no_company() -> None:
+    """NVML names them, or in a container gives all of them numbers that are not ours."""
+    for numbers in ((100, 101, 102), (7, 8, 9)):
+        _, visits = gpu(compute=dict.fromkeys(numbers, 2**30))
+        seen = cycle(visits, FakeWorker(), others=[101, 102])["gpu"]
+        assert (seen["foreign_processes"], seen["tenancy"]) == (0, "alone")
+
+
+def test_whoever_is_there_beside_all_of_ours_is_company() -> None:
+    for numbers in ((100, 101, 102, 666), (7, 8, 9, 10)):
+        _, visits = gpu(compute=dict.fromkeys(numbers, 2**30))
+        seen = cycle(visits, FakeWorker(), others=[101, 102])["gpu"]
+        assert (seen["foreign_processes"], seen["tenancy"]) == (1, "shared")
+
+
+def test_the_memory_in_use_is_the_whole_gpus() -> None:
+    fake, visits = gpu()
+    assert visits.used_bytes() == fake.beyond + fake.compute[100]

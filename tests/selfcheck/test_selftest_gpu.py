@@ -9,7 +9,8 @@ from typing import Any
 import pytest
 
 from ladder.base.errors import UserError
-from ladder.engine.rounds import Interleaved, Program
+from ladder.engine.outcomes import Program
+from ladder.engine.rounds import Interleaved
 from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, system
 from ladder.selfcheck.selftest import on_gpu, planting

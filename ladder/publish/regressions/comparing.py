@@ -21,7 +21,8 @@ from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.records import build, plain
 from ladder.base.stopping import stop_on_sigterm
-from ladder.engine.rounds import Interleaved, Program, Visited
+from ladder.engine.outcomes import Program, Visited
+from ladder.engine.rounds import Interleaved
 from ladder.machine import environment
 from ladder.publish.regressions import judging
 from ladder.publish.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_ROUNDS, TWIN

@@ -25,7 +25,8 @@ from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.stopping import stop_on_sigterm
-from ladder.engine.rounds import PREPARED, Interleaved, Program, Visited
+from ladder.engine.outcomes import Program, Visited
+from ladder.engine.rounds import PREPARED, Interleaved
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.results import store as results

@@ -20,8 +20,9 @@ from ladder.base.paths import ROOT
 from ladder.base.records import build, given, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
+from ladder.engine.outcomes import Program, Visited
 from ladder.engine.pool import Pool, WorkerFailure
-from ladder.engine.rounds import Interleaved, Program, Visited
+from ladder.engine.rounds import Interleaved
 from ladder.machine import system
 from ladder.results import code_digest, identity, record
 from ladder.results.derive import void_memory

@@ -1,0 +1,115 @@
+"""A program of a generation, its process while the generation is made, and its outcome."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+from ladder.engine.pool import Worker, WorkerFailure
+from ladder.machine import gpu_state, neighbours
+from ladder.results import record
+from ladder.stats import estimates
+
+BEYOND = 1.005  # of the wall time: a captured step's kernels cannot take longer than its cycle
+
+
+@dataclass(frozen=True)
+class Program:
+    """A worker's task: a recipe, by the packages in the folder `code` (None: this checkout's).
+
+    `main`: also time a cycle without lazy phases. `lazy`: also tell what each lazy phase costs.
+    `prove`: compare the timed step with the reference afterwards.
+    """
+
+    name: str
+    rung: str
+    side: str
+    workload: dict[str, Any]
+    recipe: dict[str, Any]
+    code: Path | None
+    main: bool = False
+    lazy: bool = False
+    prove: bool = False
+
+    def is_captured(self) -> bool:
+        """Return whether the step is launched as CUDA graphs."""
+        return bool(self.recipe.get("cuda_graphs") or self.recipe.get("whole_step_graph"))
+
+
+@dataclass(frozen=True)
+class Visited:
+    """The outcome of a program in a generation: "ok" and its record, or a failure's status and reason."""
+
+    program: Program
+    status: str
+    reason: str | None
+    round: dict[str, Any] | None = None
+    recipe: dict[str, Any] | None = None
+    settings: dict[str, Any] | None = None
+    choices: list[dict[str, Any]] | None = None
+    profile: dict[str, Any] | None = None
+    failure: WorkerFailure | None = None
+
+
+@dataclass
+class Process:
+    """A program's process in the generation that is being made, and what it has shown so far."""
+
+    program: Program
+    worker: Worker
+    built: dict[str, Any]
+    spent: dict[str, Any]
+    beside: int
+    device_bytes: int | None = None
+    visits: list[dict[str, Any]] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
+    still_s: list[float | None] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    visit_s: float = 0.0
+    finished: dict[str, Any] = field(default_factory=dict)
+    profiled: dict[str, Any] = field(default_factory=dict)
+    choices: list[dict[str, Any]] | None = None
+    after: str | None = None
+
+
+def new_round(number: int, process: Process) -> dict[str, Any]:
+    """Return the raw record of a process in a generation."""
+    samples = [sample for visit in process.visits for sample in visit["samples_s"]]
+    events = [event for visit in process.visits for event in visit["event_s"] or []]
+    others = [visit[neighbours.KEY] for visit in process.visits if visit.get(neighbours.KEY) is not None]
+    seen = {key: process.spent[key] for key in ("lead_in_cycles", "settled")} | process.finished
+    seen |= {
+        "samples_s": samples,
+        "event_s": events or None,
+        neighbours.KEY: estimates.median(others),
+        "visit_s": process.visit_s,
+    }
+    made = record.new_round(number, process.spent, seen)
+    made |= {"device_used_bytes": process.device_bytes, "passes": process.passes}
+    waits = [seconds for seconds in process.still_s if seconds is not None]
+    made["still_s"] = max(waits) if len(waits) == len(process.still_s) and waits else None
+    if process.profiled:
+        cycles = process.profiled["cycles"]
+        captured = process.program.is_captured()
+        made["profiled"] = cycles
+        made["gpu_void"] = process.profiled["gpu_void"] or beyond(cycles, samples, captured)
+    if process.after:
+        made["after"] = process.after
+    states = [visit["gpu"] for visit in process.visits if visit.get("gpu")]
+    if states:
+        made |= {
+            "gpu": gpu_state.joined(states),
+            "canary_s": seen.get("canary_s"),
+            "rejected": process.rejected,
+        }
+    return made
+
+
+def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:
+    """Return one line if a captured step's GPU time exceeds its wall time, which is timed without a profiler."""
+    if not (cycles and captured):
+        return None
+    gpu, wall = estimates.median([cycle["gpu_ms"] for cycle in cycles]), 1000 * estimates.median(samples_s)
+    return f"GPU time of {gpu:.4g} ms in a step of {wall:.4g} ms" if gpu > BEYOND * wall else None
