@@ -166,10 +166,14 @@ def _serve(connection: socket.socket, code: Path | None) -> None:
             os._exit(0)
         request = json.loads(message)
         if request["do"] == "fork":
+            begun, begins = os.pipe()
             pid = os.fork()
             if pid == 0:
                 connection.close()
-                _work(ends, code)
+                _work(ends, (begun, begins), code)
+            os.close(begins)
+            os.read(begun, 1)  # it leads a group now, which the orchestrator may kill
+            os.close(begun)
             for end in ends:
                 os.close(end)
             reply: dict[str, object] = {"pid": pid}
@@ -184,10 +188,12 @@ def _serve(connection: socket.socket, code: Path | None) -> None:
         connection.send(json.dumps(reply).encode())
 
 
-def _work(ends: list[int], code: Path | None) -> None:
+def _work(ends: list[int], told: tuple[int, int], code: Path | None) -> None:
     """Become a worker with these descriptors, in a session of its own. Never returns."""
     try:
         os.setsid()
+        for end in told:
+            os.close(end)
         for number, end in enumerate(ends):
             os.dup2(end, number)
             os.close(end)
