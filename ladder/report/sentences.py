@@ -5,8 +5,8 @@ from __future__ import annotations
 import math
 from dataclasses import dataclass
 
-from ladder.base.text import factor, less_than, percent
-from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
+from ladder.base.text import factor, fine_factor, less_than, percent
+from ladder.results.values import AMBIGUOUS, FASTER, INSIDE, LESS_THAN, SLOWER, TOO_FEW
 
 WAITS = 0.04  # a step whose GPU waits for this share of it has its pace from the CPU
 _NEAR = 0.02  # a log ratio below it is told in percent
@@ -25,6 +25,12 @@ class Seen:
 def word(seen: Seen) -> str:
     """Return the verdict as tables show it: `less than 0.41%` instead of `less than`."""
     return less_than(seen.below) if seen.verdict == LESS_THAN and seen.below is not None else seen.verdict
+
+
+def answer(seen: Seen) -> str:
+    """Return factor and word, the factor only where it says something: `1.13x faster`, `less than 0.41%`."""
+    quiet = seen.verdict in (*INSIDE, TOO_FEW)
+    return " ".join(part for part in ("" if quiet else fine_factor(seen.ratio), word(seen)) if part)
 
 
 def sentence(gpu: Seen, wall: Seen, waits: bool) -> str:
@@ -55,7 +61,7 @@ def _wall(seen: Seen) -> str:
 
 
 def _other(seen: Seen, name: str) -> str:
-    if seen.verdict in (LESS_THAN, NO_GAIN):
+    if seen.verdict in INSIDE:
         return f"{name} shows {'no measurable' if seen.below is None else less_than(seen.below)} difference"
     return _OPEN.get(seen.verdict, "").format(name)
 

@@ -16,12 +16,11 @@ from ladder.base.text import amount, between, bounds, escaped, factor, fine_fact
 from ladder.plan import modes
 from ladder.report import checks
 from ladder.report.errorbars import Interval
+from ladder.report.sentences import answer
 from ladder.report.view import (
     Row,
     View,
     shown_gain,
-    shown_gpu_gain,
-    shown_gpu_verdict,
     shown_top,
     shown_verdict,
     view,
@@ -32,7 +31,7 @@ from ladder.results.combine.series import of_this_machine as of_this_machine
 from ladder.results.combine.series import readable as readable
 from ladder.results.combine.series import with_top as with_top
 from ladder.results.types import Plain, Result, head
-from ladder.results.values import LESS_THAN, TOO_FEW
+from ladder.results.values import LESS_THAN
 
 
 def _columns(shown: View) -> list[tuple[str, Any]]:
@@ -77,16 +76,12 @@ def _one_clock(shown: View, around: Callable[[Interval | None], str]) -> list[tu
 
 def _two_clocks(shown: View) -> list[tuple[str, Any]]:
     """Return the columns of GPU time, and of what a rung gains by each clock, the word beside the factor."""
-
-    def said(gain: str, word: str) -> str:
-        return " ".join(part for part in (gain if word != TOO_FEW else "", word) if part)
-
     return [
         ("GPU ms", lambda r: ms(r.gpu.ms) if r.gpu else ""),
         ("waiting (ms)", lambda r: ms(r.gpu.waiting_ms) if r.gpu else ""),
-        (f"{shown.versus} (GPU)", lambda r: said(shown_gpu_gain(r), shown_gpu_verdict(r))),
+        (f"{shown.versus} (GPU)", lambda r: answer(r.gpu.seen) if r.gpu else ""),
         ("interval (GPU)", lambda r: bounds(r.gpu.gain).rstrip("x") if r.gpu else ""),
-        (f"{shown.versus} (step)", lambda r: said(shown_gain(r), shown_verdict(r))),
+        (f"{shown.versus} (step)", lambda r: answer(r.seen)),
         ("interval (step)", lambda r: bounds(r.gain).rstrip("x")),
     ]
 
