@@ -98,7 +98,6 @@ def run_ladder(
         judging.add_twins(result)
         if resume is not None:
             result = resuming.take_up(resume, result, rounds)
-        result["stored_twins"] = judging.stored_twins(folder, types.build(types.Result, result), resume)
         path = resume or record.new_path(out, result)
         inspects = code is None if inspect is None else inspect
         run = _Run(result, workload, planned, device, path, on_event, inspects)
@@ -162,8 +161,7 @@ class _Run(RunState):
         return go
 
     def wants_rounds(self) -> bool:
-        asked = judging.comparisons(types.build(types.Result, self.result))
-        return verdicts.wants_rounds([comparison for _, _, comparison in asked])
+        return judging.wants_generations(types.build(types.Result, self.result))
 
     def fit_cycles(self, done: int, round_s: float) -> None:
         """Time one cycle a visit from now on if five rounds of more do not fit the budget. A note says so."""

@@ -12,6 +12,8 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ladder.base.errors import UserError
+from ladder.stats.answers import LESS, TOO_FEW
+from ladder.stats.verdicts import AMBIGUOUS, FASTER, NO_GAIN, SLOWER
 
 if TYPE_CHECKING:  # measuring must not import the catalog: an old commit's stylegan_lite may lack its fields
     from ladder.plan import catalog
@@ -23,12 +25,12 @@ ALL = "all"  # the entry of leave-one-out that has every rung
 NO_DIFFERENCE = "NO DIFFERENCE"
 # By verdict, "no measurable gain" being the word of older files.
 ADVICE = {
-    "faster": "ADOPT",
-    "slower": "SKIP",
-    "less than": NO_DIFFERENCE,
-    "no measurable gain": NO_DIFFERENCE,
-    "ambiguous": "ambiguous",
-    "too few generations": "too few generations",
+    FASTER: "ADOPT",
+    SLOWER: "SKIP",
+    LESS: NO_DIFFERENCE,
+    NO_GAIN: NO_DIFFERENCE,
+    AMBIGUOUS: "ambiguous",
+    TOO_FEW: TOO_FEW,
 }
 
 
@@ -39,7 +41,7 @@ def advice(gpu: str, wall: str) -> str:
     decides. No difference must hold for both.
     """
     for sure in (wall, gpu):
-        if sure in ("faster", "slower"):
+        if sure in (FASTER, SLOWER):
             return ADVICE[sure]
     left = [ADVICE[word] for word in (gpu, wall) if word in ADVICE]
     return next((each for each in left if each != NO_DIFFERENCE), NO_DIFFERENCE) if left else ""

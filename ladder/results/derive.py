@@ -6,18 +6,25 @@ merged, and judged anew, later.
 
 from __future__ import annotations
 
+import math
 from collections.abc import Mapping
 from dataclasses import replace
 from typing import Any, TypeVar
 
+import numpy as np
+
 from ladder.plan import modes
-from ladder.results import values
+from ladder.results import sources, values
 from ladder.results.types import ABSENT, Plain, Result, Round, RungResult, Twin
-from ladder.stats import estimates
+from ladder.stats import estimates, nested
 
 Record = TypeVar("Record", RungResult, Twin)
+Values = dict[str, dict[int, float]]  # ms a step, by rung or twin and by generation
+CAPTURED, EAGER = "captured", "eager"
 _WALL_BEYOND_EVENT = 0.02
 _BUSY_BEYOND_STEP = 0.02  # noise between the inspector's process and the timed ones
+_CLEARED = ("interval_ms", "host_bound", "gpu_busy_ms", "gpu_ms", "gpu_interval_ms", "waiting_ms",
+            "gpu_speedup_previous", "gpu_speedup_total")  # fmt: skip
 
 
 def void_memory(retries: int | None) -> str | None:
@@ -44,6 +51,62 @@ def round_medians(rung: RungResult | Twin) -> dict[int, float]:
     return {each.round: estimates.median(each.samples_ms) for each in counted(rung)}
 
 
+def kind(rung: RungResult | Twin, device: str) -> str:
+    """Return "captured" if CUDA graphs launch the rung's kernels, else "eager"; on a CPU every rung is eager."""
+    recipe = rung.recipe or {}
+    graphs = recipe.get("cuda_graphs") or recipe.get("whole_step_graph")
+    return CAPTURED if device == "cuda" and graphs else EAGER
+
+
+def wall_values(result: Result) -> Values:
+    """Return the step time in ms of each rung and twin that has a number, by generation.
+
+    The effects of passes are removed within a generation and a kind. Older files do not know the passes. There it is
+    the median of the samples.
+    """
+    made: Values = {}
+    together: dict[tuple[int, str], dict[str, list[tuple[int, float]]]] = {}
+    for rung in sources.records(result):
+        if not is_timed(rung):
+            continue
+        made[rung.name] = round_medians(rung)
+        for each in counted(rung):
+            if each.passes:
+                pairs = list(zip(each.passes, map(math.log, each.samples_ms), strict=True))
+                together.setdefault((each.round, kind(rung, result.machine.device)), {})[rung.name] = pairs
+    for (number, _), samples in together.items():
+        for name, value in nested.generation_values(samples).items():
+            made[name][number] = math.exp(value)
+    return made
+
+
+def gpu_values(result: Result) -> Values:
+    """Return the GPU time of a step in ms of each rung and twin that has a number, by generation.
+
+    It is the geometric mean of the profiled cycles that are not void. A rung without one has no entry.
+    """
+    made = {}
+    for rung in sources.records(result):
+        rounds = [each for each in counted(rung) if gpu_counts(each)]
+        if is_timed(rung) and rounds:
+            made[rung.name] = {
+                each.round: float(np.exp(np.mean(np.log([cycle.gpu_ms for cycle in each.profiled or []]))))
+                for each in rounds
+            }
+    return made
+
+
+def gpu_counts(each: Round) -> bool:
+    """Return whether a process has profiled cycles that count."""
+    return bool(each.profiled) and not each.gpu_void
+
+
+def interval(values: Mapping[int, float]) -> list[float] | None:
+    """Return the 95% interval of a rung's time over generations in ms, or None for fewer than three."""
+    found = estimates.log_interval(list(values.values())) if len(values) >= nested.LEAST_GENERATIONS else None
+    return None if found is None else list(found)
+
+
 def main_times(rung: RungResult | Twin) -> dict[int, float]:
     """Return the step time in ms without the lazy phases, of each round that measured it."""
     return {each.round: each.main_ms for each in counted(rung) if each.main_ms}
@@ -64,30 +127,36 @@ def derive(result: Result) -> Result:
     Only rungs of status "ok" have numbers. The samples that a rung took before it failed stay, but are no result.
     Units: ms for one step, images/s, bytes, seconds.
     """
-    baseline: RungResult | None = None
-    previous: RungResult | None = None
+    settled_ = replace(result, rungs=[_own_numbers(rung) for rung in result.rungs])
+    walls, gpus, mains = wall_values(settled_), gpu_values(settled_), {}
+    baseline = previous = None
     rungs = []
-    for rung in result.rungs:
-        made = _own_numbers(rung, result.workload["batch"])
-        if is_timed(made):
-            baseline = baseline or made
-            steps, mains = round_medians(made), main_times(made)
-            made = replace(
-                made,
-                speedup_total=estimates.speedup(round_medians(baseline), steps),
-                main_speedup_total=estimates.speedup(main_times(baseline), mains),
-                speedup_previous=estimates.speedup(round_medians(previous), steps) if previous else None,
+    for rung in settled_.rungs:
+        if is_timed(rung):
+            name, mains[rung.name] = rung.name, main_times(rung)
+            baseline = baseline or name
+            rung = _with_times(rung, result.workload["batch"], walls[name], gpus.get(name, {}))
+            rung = replace(
+                rung,
+                speedup_total=_speedup(walls, baseline, name),
+                main_speedup_total=_speedup(mains, baseline, name),
+                gpu_speedup_total=_speedup(gpus, baseline, name),
+                speedup_previous=_speedup(walls, previous, name),
+                gpu_speedup_previous=_speedup(gpus, previous, name),
             )
-            previous = made
-        rungs.append(made)
-    return replace(result, rungs=rungs, baseline=baseline.name if baseline else None)
+            previous = name
+        rungs.append(rung)
+    return replace(result, rungs=rungs, baseline=baseline)
 
 
-def _own_numbers(rung: RungResult, batch: int) -> RungResult:
-    """Return a rung with the numbers that need no other rung; those that need one are None."""
-    cleared = dict.fromkeys((*values.NUMBERS, "interval_ms", "host_bound", "gpu_busy_ms"))
+def _speedup(values: Values, reference: str | None, name: str) -> float | None:
+    return estimates.speedup(values.get(reference, {}), values.get(name, {})) if reference else None
+
+
+def _own_numbers(rung: RungResult) -> RungResult:
+    """Return a rung with its samples, notes and memory; all other derived numbers are None."""
     rounds, last = rung.rounds, [rung.failed_at] if rung.failed_at else []
-    made = cleared | {
+    made: dict[str, Any] = dict.fromkeys((*values.NUMBERS, *_CLEARED)) | {
         "samples_ms": [sample for each in counted(rung) for sample in each.samples_ms],
         "notes": _notes(rung),
         "prepare_s": estimates.median([each.prepare_s for each in rounds if each.prepare_s is not ABSENT]),
@@ -95,18 +164,22 @@ def _own_numbers(rung: RungResult, batch: int) -> RungResult:
     for key in ("peak_reserved_bytes", "peak_allocated_bytes"):
         seen = [getattr(each, key) for each in (*rounds, *last)]
         made[key] = max((value for value in seen if value), default=None)
-    rung = settled(replace(rung, **made))
-    return _with_times(rung, batch) if is_timed(rung) else rung
+    return settled(replace(rung, **made))
 
 
-def _with_times(rung: RungResult, batch: int) -> RungResult:
-    steps = list(round_medians(rung).values())
-    step_ms = estimates.median(steps)
+def _with_times(
+    rung: RungResult, batch: int, walls: Mapping[int, float], gpus: Mapping[int, float]
+) -> RungResult:
+    """Return a rung with the numbers that need no other rung."""
+    # A pass' effect may take a value beyond the samples of a rung that missed passes. No reader must see that.
+    step_ms = min(max(estimates.median(list(walls.values())), min(rung.samples_ms)), max(rung.samples_ms))
     q25_ms, q75_ms = estimates.quartiles(rung.samples_ms)
-    interval = estimates.log_interval(steps)
     busy = (rung.inspection and rung.inspection.gpu_busy_ms) or None
+    gpu_ms = estimates.median(list(gpus.values()))
     host_bound, notes = None, rung.notes
-    if busy and busy > step_ms * (1 + _BUSY_BEYOND_STEP):  # then another step was profiled
+    if gpu_ms:
+        host_bound = max(0.0, step_ms - gpu_ms) / step_ms
+    elif busy and busy > step_ms * (1 + _BUSY_BEYOND_STEP):  # then another step was profiled
         notes = [*notes, f"host-bound share unknown: GPU busy for {busy:.2f} ms in the profiled step, "
                  f"of {step_ms:.2f} ms timed"]  # fmt: skip
     elif busy:
@@ -116,10 +189,13 @@ def _with_times(rung: RungResult, batch: int) -> RungResult:
         step_ms=step_ms,
         q25_ms=q25_ms,
         q75_ms=q75_ms,
-        interval_ms=list(interval) if interval else None,
+        interval_ms=interval(walls),
         main_ms=estimates.median(list(main_times(rung).values())),
         images_per_s=batch / (step_ms / 1000),
         gpu_busy_ms=busy,
+        gpu_ms=gpu_ms,
+        gpu_interval_ms=interval(gpus),
+        waiting_ms=max(0.0, step_ms - gpu_ms) if gpu_ms else None,
         host_bound=host_bound,
         notes=notes,
     )
@@ -128,8 +204,14 @@ def _with_times(rung: RungResult, batch: int) -> RungResult:
 def _notes(rung: RungResult) -> list[str]:
     """Return what a reader must be told about the raw rounds of a rung."""
     rounds, notes = rung.rounds, list(rung.elsewhere or [])  # of runs that were merged
-    if rung.inspection and rung.inspection.error:
+    if rung.inspection and rung.inspection.error and not any(map(gpu_counts, rounds)):
         notes.append(f"host-bound share unknown: {rung.inspection.error}")
+    void_gpu: dict[str, list[int]] = {}
+    for each in rounds:
+        if each.gpu_void:
+            void_gpu.setdefault(each.gpu_void, []).append(each.round + 1)
+    for why, numbers in void_gpu.items():
+        notes.append(f"GPU time void in round {', '.join(map(str, numbers))}: {why}")
     if unsettled := [str(each.round + 1) for each in rounds if each.settled is False]:
         notes.append(f"unsettled in round {', '.join(unsettled)}")
     timed = [each for each in rounds if each.event_ms]

@@ -7,25 +7,20 @@
 A twin is a rung that is measured twice in every round; the two differ by nothing but noise.
 """
 
+import itertools
+import math
 from collections.abc import Iterable, Mapping
-from dataclasses import fields, replace
-from pathlib import Path
+from dataclasses import dataclass, fields, replace
 from typing import Any
 
 import numpy as np
 
-from ladder.base.errors import UserError
-from ladder.machine import environment
-from ladder.plan import content, modes
+from ladder.plan import modes
 from ladder.results import derive, plausible, sources, types
-from ladder.results import store as results
-from ladder.results.types import Gain, Noise, Plain, Result, RungResult, TopGain, plain
-from ladder.stats import estimates, verdicts
+from ladder.results.types import Gain, Noise, Plain, Result, TopGain, plain
+from ladder.stats import answers, estimates, nested, verdicts
 
-KINDS = (verdicts.HOST, verdicts.GPU)
-MOST_STORED = 200  # log ratios of earlier twins of each kind: enough to know a spread
 TWIN = ".twin"
-_SAME_MACHINE = (*results.SERIES, "driver")
 
 
 def new_twin(rung: dict[str, Any]) -> dict[str, Any]:
@@ -60,48 +55,162 @@ def add_twins(result: dict[str, Any]) -> None:
 
 
 def judge(result: Result) -> Result:
-    """Return the result with kind, gain and verdict of every rung, and its noise floors. After `derive.derive`."""
+    """Return the result with kind, gain and verdict of every rung, and its noise floors. After `derive.derive`.
+
+    Wall time and GPU time are judged apart, each with Holm's correction over its own verdicts.
+    """
     if result.twins:
         result = replace(result, twins=[derive.settled(twin) for twin in result.twins])
     result, invalid = quarantine(result)
     if invalid:
         result = derive.derive(result)
-    base = next((rung for rung in result.rungs if rung.name == result.baseline), None)
-    result = replace(result, rungs=[_not_judged(rung, base, result.machine.device) for rung in result.rungs])
-    result = replace(result, noise=noise(result))
-    asked = comparisons(result)
-    verdicts_ = verdicts.judge([comparison for _, _, comparison in asked])
-    judged = {
-        rung.name: replace(rung, verdict=verdict.verdict, gain=_gain(against, comparison, verdict))
-        for (rung, against, comparison), verdict in zip(asked, verdicts_, strict=True)
-    }
-    floors = {
-        kind: replace(each, resolution=resolution([c for rung, _, c in asked if rung.kind == kind]))
-        for kind, each in (result.noise or {}).items()
-    }
-    return replace(result, rungs=[judged.get(rung.name, rung) for rung in result.rungs], noise=floors)
-
-
-def _not_judged(rung: RungResult, base: RungResult | None, device: str) -> RungResult:
-    """Return a rung with its kind and its interval against the baseline, and without a verdict."""
-    timed, interval = derive.is_timed(rung), None
-    if timed and base is not None and base.name != rung.name:
-        ratios = estimates.paired_ratios(derive.round_medians(base), derive.round_medians(rung))
-        interval = _pair(estimates.log_interval(ratios))
-    kind = _kind(rung, device) if timed else None
-    return replace(rung, kind=kind, verdict=None, gain=None, total_interval=interval)
-
-
-def _gain(against: str, comparison: verdicts.Comparison, verdict: verdicts.Verdict) -> Gain:
-    return Gain(
-        against=against,
-        ratio=float(np.exp(verdict.effect)),
-        interval=verdict.interval and [float(np.exp(bound)) for bound in verdict.interval],
-        confidence=verdict.confidence,
-        least=verdict.least,
-        floor=comparison.floor,
-        rounds=verdict.rounds,
+    device = result.machine.device
+    wall, gpu = measured(result)
+    judged = {rung.name: rung for rung in result.rungs}
+    for rung in result.rungs:
+        kind = derive.kind(rung, device) if derive.is_timed(rung) else None
+        total = _total(wall, result.baseline, rung.name)
+        judged[rung.name] = replace(rung, kind=kind, total_interval=total, **_NOTHING)
+    for name, verdict, gain in _answers(result, wall):
+        judged[name] = replace(judged[name], verdict=verdict, gain=gain)
+    for name, verdict, gain in _answers(result, gpu):
+        judged[name] = replace(judged[name], gpu_verdict=verdict, gpu_gain=gain)
+    return replace(
+        result, rungs=list(judged.values()), noise=_noise(result, wall), gpu_noise=_noise(result, gpu)
     )
+
+
+_NOTHING: dict[str, None] = dict.fromkeys(("verdict", "gain", "gpu_verdict", "gpu_gain"))
+
+
+@dataclass(frozen=True)
+class Measured:
+    """One quantity of a run: the kind of each rung and twin that has a number, and the rungs of each kind together."""
+
+    kinds: dict[str, str]
+    groups: dict[str, nested.Group]
+    is_gpu: bool
+
+    def group(self, name: str) -> nested.Group:
+        """Return the group of a rung or twin; an empty one for a rung without a number."""
+        return self.groups.get(self.kinds.get(name, ""), nested.Group({}))
+
+    def difference(self, reference: str, other: str) -> nested.Difference | None:
+        """Return the difference of two rungs, or None for fewer than three common generations."""
+        return nested.difference(self.group(reference), self.group(other), reference, other)
+
+
+def measured(result: Result) -> tuple[Measured, Measured]:
+    """Return the wall times and the GPU times of a result."""
+    walls, gpus = derive.wall_values(result), derive.gpu_values(result)
+    return _measured(result, walls, False), _measured(result, gpus, True)
+
+
+def _measured(result: Result, values: derive.Values, is_gpu: bool) -> Measured:
+    kinds = {
+        rung.name: derive.kind(rung, result.machine.device)
+        for rung in sources.records(result)
+        if values.get(rung.name)
+    }
+    logs = {name: {number: math.log(ms) for number, ms in values[name].items()} for name in kinds}
+    groups = {
+        kind: nested.group({name: logs[name] for name in kinds if kinds[name] == kind})
+        for kind in dict.fromkeys(kinds.values())
+    }
+    return Measured(kinds, groups, is_gpu)
+
+
+def pairs(result: Result) -> list[tuple[str, str, str]]:
+    """Return (rung, reference, other) of each comparison of a run. A gain is positive where the other is faster."""
+    mode = result.protocol.mode or modes.CUMULATIVE
+    timed = [rung.name for rung in result.rungs if derive.is_timed(rung)]
+    if mode == modes.CUMULATIVE:
+        return [(name, before, name) for before, name in itertools.pairwise(timed)]
+    if mode == modes.SOLO:
+        base = result.rungs[0].name
+        return [(name, base, name) for name in timed if name != base and base in timed]
+    if modes.ALL not in timed:
+        return []
+    rest = [name for name in timed if name not in (modes.ALL, result.baseline)]
+    return [(name, name, modes.ALL) for name in rest]  # positive where having the rung is faster
+
+
+def _asked(result: Result, of: Measured) -> list[tuple[str, str, str]]:
+    """Return the pairs that have a generation in common."""
+    return [
+        asked for asked in pairs(result) if nested.paired(of.group(asked[1]), of.group(asked[2]), *asked[1:])
+    ]
+
+
+def _floors(result: Result, of: Measured) -> dict[str, answers.Floor]:
+    """Return the floor of each kind that has any."""
+    twins = [(twin.of, twin.name) for twin in result.twins or [] if {twin.of, twin.name} <= of.kinds.keys()]
+    made = {}
+    for kind, group in of.groups.items():
+        own = [pair for pair in twins if of.kinds[pair[0]] == kind]
+        if floor := answers.floor_of(group, own, len(_asked(result, of))):
+            made[kind] = floor
+    return made
+
+
+def _answers(result: Result, of: Measured) -> list[tuple[str, str, Gain]]:
+    """Return (rung, verdict, gain) of each comparison in one quantity."""
+    floors, asked = _floors(result, of), _asked(result, of)
+    questions = []
+    for _, *pair in asked:
+        known = [floors.get(of.kinds[name]) for name in pair]
+        questions.append(answers.question(of.difference(*pair), known, len(asked), gpu=of.is_gpu))
+    made = []
+    for (name, *pair), answer in zip(asked, answers.answer(questions), strict=True):
+        values = list(nested.paired(of.group(pair[0]), of.group(pair[1]), *pair).values())
+        gain = Gain(
+            against=next((each for each in pair if each != name), name),
+            ratio=float(np.exp(np.mean(values))),
+            interval=answer.interval and [float(np.exp(bound)) for bound in answer.interval],
+            confidence=answer.confidence,
+            least=answer.least if answer.interval else None,
+            below=answer.below,
+            floor=answer.floor if answer.interval else None,
+            rounds=len(values),
+        )
+        made.append((name, answer.verdict, gain))
+    return made
+
+
+def _noise(result: Result, of: Measured) -> dict[str, Noise]:
+    """Return the floor of each kind, a log ratio, and the generations that it is made of."""
+    return {
+        kind: Noise(
+            floor=floor.floor,
+            rounds=of.groups[kind].generations,
+            stored_rounds=0,
+            resolution=floor.resolution,
+        )
+        for kind, floor in _floors(result, of).items()
+    }
+
+
+def _total(wall: Measured, base: str | None, name: str) -> list[float] | None:
+    """Return the 95% interval of a rung's factor over the baseline, or None."""
+    found = wall.difference(base, name) if base and base != name else None
+    if found is None:
+        return None
+    half = estimates.t_quantile(0.5 + estimates.CONFIDENCE / 2, found.freedom) * found.error
+    bounds = estimates.within_everything(found.mean - half, found.mean + half)
+    return [float(np.exp(bound)) for bound in bounds]
+
+
+def wants_generations(result: Result) -> bool:
+    """Return whether one more generation is worth it: fewer than three are there, or fewer than twelve and wide ones.
+
+    Wide is a half-width of more than 0.5% in GPU time, or in wall time where the run has no GPU time. The widths
+    alone decide. Every derived number is computed anew here.
+    """
+    result = derive.derive(result)
+    wall, gpu = measured(result)
+    of = gpu if gpu.kinds else wall
+    done = max((group.generations for group in of.groups.values()), default=0)
+    return answers.wants_generations(done, [of.difference(*pair) for _, *pair in pairs(result)])
 
 
 def judge_anew(result: Result, recipes: Mapping[str, Plain]) -> Result:
@@ -160,112 +269,10 @@ def quarantine(result: Result) -> tuple[Result, list[str]]:
     return (replace(result, **changed), found) if found else (result, found)
 
 
-def noise(result: Result) -> dict[str, Noise]:
-    """Return, for each kind of rung that has twins, the floor (a log ratio) and the rounds that it is made of."""
-    own: dict[str, list[list[float]]] = {kind: [] for kind in KINDS}
-    for kind, found in twin_ratios(result):
-        own[kind].append(found)
-    made = {}
-    for kind in KINDS:
-        stored = (result.stored_twins or {}).get(kind, [])
-        if (floor := verdicts.noise_floor(own[kind], stored)) is not None:
-            counts = {"rounds": sum(map(len, own[kind])), "stored_rounds": len(stored)}
-            made[kind] = types.build(Noise, {"floor": floor, **counts})
-    return made
-
-
-def twin_ratios(result: Result) -> Iterable[tuple[str, list[float]]]:
-    """Yield (kind, log ratios by round) of each pair of twins that has any."""
-    by_name = {rung.name: rung for rung in result.rungs}
-    for twin in result.twins or []:
-        rung = by_name.get(twin.of)
-        if rung is None or not derive.is_timed(rung) or twin.status != "ok":
-            continue
-        found = estimates.log_ratios(derive.round_medians(rung), derive.round_medians(twin))
-        if found:
-            yield _kind(rung, result.machine.device), found
-
-
-def _kind(rung: RungResult, device: str) -> str:
-    """Return what bounds a rung: the host or the GPU.
-
-    In some older files the profiled step was captured with copies of gradients. It kept the GPU busy for longer than
-    the timed step takes, so it has no share; such a rung is bound by the GPU.
-    """
-    beyond = rung.host_bound is None and rung.gpu_busy_ms
-    return verdicts.kind(0.0 if beyond else rung.host_bound, device)
-
-
-def comparisons(result: Result) -> list[tuple[RungResult, str, verdicts.Comparison]]:
-    """Return (rung, name it is compared with, log ratios and floor) for each verdict; none at all without twins."""
-    floors = {kind: each.floor for kind, each in (result.noise or {}).items()}
-    mode = result.protocol.mode or modes.CUMULATIVE
-    timed = [rung for rung in result.rungs if derive.is_timed(rung)]
-    whole = next((rung for rung in timed if rung.name == modes.ALL), None)
-    base = next((rung for rung in result.rungs[:1] if derive.is_timed(rung)), None)
-    made, previous = [], None
-    for rung in timed:
-        against = {modes.SOLO: base, modes.LEAVE_ONE_OUT: whole}.get(mode, previous)
-        previous = rung
-        if mode == modes.LEAVE_ONE_OUT and rung.name in (modes.ALL, result.baseline):
-            continue
-        if against is None or against is rung:
-            continue
-        values = estimates.log_ratios(derive.round_medians(against), derive.round_medians(rung))
-        if mode == modes.LEAVE_ONE_OUT:  # without it against with it: positive where having it is faster
-            values = [-value for value in values]
-        floor = verdicts.floor_of([types.given(rung.kind), types.given(against.kind)], floors)
-        if floor is not None and values:
-            made.append((rung, against.name, verdicts.Comparison(values, floor)))
-    return made
-
-
 def resolution(comparisons: Iterable[verdicts.Comparison]) -> float | None:
     """Return the smallest difference that such comparisons would see, as a rule: d plus the half-width. Or None."""
     halves = [(max(verdicts.LEAST_DIFFERENCE, c.floor), verdicts.half_width(c.values)) for c in comparisons]
     return estimates.median([least + half for least, half in halves if half is not None])
-
-
-def stored_twins(folder: Path, result: Result, own: Path | None = None) -> dict[str, list[float]]:
-    """Return log ratios of the twins of earlier runs in `folder` on this machine and software, of this workload.
-
-    The newest come first. Quick runs do not count, nor files that cannot be read, nor `own`, the file of this run. A
-    file that holds visits of this run or of a merged one does not count either: the same noise would count twice.
-    """
-    found: dict[str, list[float]] = {kind: [] for kind in KINDS}
-    earlier = []
-    for path in Path(folder).glob("*.json"):
-        if own is not None and path.name == Path(own).name:
-            continue
-        try:
-            other = results.load(path)
-        except UserError:
-            continue
-        if other.twins and not other.protocol.quick and _same(other, result):
-            earlier.append(other)
-    mine = sources.visits(result)
-    earlier = [
-        o for o in sources.without_sources(earlier) if sources.one_host(o) and not mine & sources.visits(o)
-    ]
-    for other in sorted(earlier, key=lambda each: each.started, reverse=True):
-        for kind, values in twin_ratios(other):
-            found[kind] = (found[kind] + values)[:MOST_STORED]
-    return found
-
-
-def _same(other: Result, result: Result) -> bool:
-    """Return whether two runs measured the same workload on the same machine, software and environment."""
-    workloads = (other.workload, result.workload)
-    return (
-        all(getattr(other.machine, key) == getattr(result.machine, key) for key in _SAME_MACHINE)
-        and content.of_workload(workloads[0]) == content.of_workload(workloads[1])
-        and workloads[0].get("data") == workloads[1].get("data")
-        and not environment.differences(types.head(other), types.head(result))
-    )
-
-
-def _pair(interval: tuple[float, float] | None) -> list[float] | None:
-    return None if interval is None else list(interval)
 
 
 def top_gains(result: Result) -> dict[str, TopGain]:

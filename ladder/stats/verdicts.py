@@ -110,7 +110,7 @@ def decide(
     """Return the verdicts for (mean, standard error, degrees of freedom) of each comparison, paired or not."""
     least = [max(LEAST_DIFFERENCE, floor) for floor in floors]
     asked = [index for index, summary in enumerate(summaries) if summary is not None]
-    p_values = [_p_beyond(*summaries[index], least[index]) for index in asked]
+    p_values = [p_beyond(*summaries[index], least[index]) for index in asked]
     levels = dict(zip(asked, estimates.holm_levels(p_values), strict=True))
     verdicts = []
     for index, summary in enumerate(summaries):
@@ -136,7 +136,7 @@ def word_for(interval: tuple[float, float] | None, least: float) -> str:
     return NO_GAIN if -least <= low and high <= least else AMBIGUOUS
 
 
-def _p_beyond(mean: float, error: float, freedom: float, least: float) -> float:
+def p_beyond(mean: float, error: float, freedom: float, least: float) -> float:
     """Return the two-sided p-value against an effect of at most `least`.
 
     It is below a iff the 1-a interval lies beyond.

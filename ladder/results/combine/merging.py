@@ -110,7 +110,7 @@ def _merged(found: list[Result]) -> Result:
         measured_code=newest.measured_code if code_digest.known(*heads) else ABSENT,
         dirty=True if any(each.dirty for each in found) else newest.dirty,
         seconds=round(sum(each.seconds for each in found), 1),
-        stored_twins=_stored(found),
+        stored_twins=ABSENT,
         gpu=_gpu(found) or newest.gpu,
         choices=_choices(found),
         **code,
@@ -246,15 +246,6 @@ def _protocol(found: list[Result], made: Result) -> Protocol:
     budget = None if fixed else sum(each.budget_s or 0.0 for each in protocols)
     notes = list(dict.fromkeys(notes))[:64]
     return replace(protocols[-1], fixed=fixed, budget_s=budget, rounds=rounds, notes=notes)
-
-
-def _stored(found: list[Result]) -> dict[str, list[float]]:
-    """Return twins of earlier runs, as the newest knew them, without those that are now this result's own."""
-    own = [value for each in found for _, values in judging.twin_ratios(each) for value in values]
-    return {
-        kind: [value for value in values if all(abs(value - mine) > 1e-12 for mine in own)]
-        for kind, values in (found[-1].stored_twins or {}).items()
-    }
 
 
 def _gpu(found: list[Result]) -> types.RunGpu | None:

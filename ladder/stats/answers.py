@@ -1,0 +1,133 @@
+"""The words about differences between rungs over generations, and the floors below which no difference counts.
+
+    faster, slower       the whole interval lies beyond the floor
+    less than            the difference is smaller than the far end of the interval
+    ambiguous            that far end says too little
+    too few generations  fewer than three
+
+Every interval is at Holm's level over the verdicts of one run and one quantity. All numbers are log ratios, positive
+if a rung gains.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterable, Sequence
+from dataclasses import dataclass
+
+from ladder.stats import estimates, nested, verdicts
+from ladder.stats.nested import Difference, Group
+
+LESS, TOO_FEW = "less than", "too few generations"
+GPU_RESOLUTION = 0.015  # of GPU time: an answer that leaves more open says too little
+ENOUGH = 0.005  # half-width of an interval at which more generations are not worth their time
+
+
+@dataclass(frozen=True)
+class Floor:
+    """The noise of one kind and quantity in a run. A difference from `resolution` on is seen, as a rule."""
+
+    floor: float
+    resolution: float
+
+
+@dataclass(frozen=True)
+class Question:
+    """A rung against the rung before it, or another. `widest` is the far end of an interval that says enough."""
+
+    difference: Difference | None
+    floor: float
+    widest: float
+
+
+@dataclass(frozen=True)
+class Answer:
+    """A word with its interval of log ratios; effect and interval are None with too few generations."""
+
+    verdict: str
+    effect: float | None
+    interval: tuple[float, float] | None
+    confidence: float
+    floor: float
+    least: float  # the least difference that counts: the floor, and 0.25% at least
+    below: float | None  # the far end of the interval, where the word is "less than"
+
+
+def floor_of(group: Group, twins: Iterable[tuple[str, str]], verdicts_: int) -> Floor | None:
+    """Return the floor of a kind: the larger of its twins' bound and its residual's, or None if neither is known.
+
+    Forked twins share an address layout, so twins alone are too much alike.
+
+    Args:
+        twins: names of each rung of the kind and its twin.
+        verdicts_: the number of verdicts that Holm's correction is over.
+    """
+    residual, pairs = nested.residual_bound(group), nested.twins_bound(group, twins)
+    if residual is None:
+        return None
+    floor = max(residual, pairs or 0.0)
+    half = residual * _hardest(verdicts_, group.freedom) / estimates.t_quantile(0.975, group.freedom)
+    return Floor(floor, max(verdicts.LEAST_DIFFERENCE, floor) + half)
+
+
+def question(
+    difference: Difference | None, floors: Sequence[Floor | None], verdicts_: int, *, gpu: bool
+) -> Question:
+    """Return the question that a difference puts, with the floors of the two rungs' kinds.
+
+    The drift between two kinds and the noise of an odd rung are in no kind's floor. So the bound of the difference's
+    own error is a floor, too.
+    """
+    known = [each for each in floors if each is not None]
+    error, freedom = (difference.error, difference.freedom) if difference else (0.0, 1.0)
+    floor = max(estimates.t_quantile(0.975, freedom) * error, *(each.floor for each in known), 0.0)
+    if gpu:
+        return Question(difference, floor, GPU_RESOLUTION)
+    if known:
+        return Question(difference, floor, max(each.resolution for each in known))
+    half = _hardest(verdicts_, freedom) * error
+    return Question(difference, floor, max(verdicts.LEAST_DIFFERENCE, floor) + half)
+
+
+def answer(asked: Sequence[Question]) -> list[Answer]:
+    """Return the answers to all questions about one quantity of a run, in order."""
+    known = [each.difference for each in asked if each.difference is not None]
+    least = [max(verdicts.LEAST_DIFFERENCE, each.floor) for each in asked if each.difference is not None]
+    p_values = [verdicts.p_beyond(d.mean, d.error, d.freedom, at) for d, at in zip(known, least, strict=True)]
+    levels = iter(estimates.holm_levels(p_values))
+    return [_answer(each, next(levels) if each.difference else 1 - estimates.CONFIDENCE) for each in asked]
+
+
+def _answer(asked: Question, level: float) -> Answer:
+    least = max(verdicts.LEAST_DIFFERENCE, asked.floor)
+    if asked.difference is None:
+        return Answer(TOO_FEW, None, None, 1 - level, asked.floor, least, None)
+    mean, half = asked.difference.mean, asked.difference.error
+    half *= estimates.t_quantile(1 - level / 2, asked.difference.freedom)
+    low, high = estimates.within_everything(mean - half, mean + half)
+    below = max(abs(low), abs(high))
+    word = verdicts.word_for((low, high), least)
+    if word not in (verdicts.FASTER, verdicts.SLOWER):
+        word = LESS if below <= asked.widest else verdicts.AMBIGUOUS
+    return Answer(word, mean, (low, high), 1 - level, asked.floor, least, below if word == LESS else None)
+
+
+def wants_generations(done: int, differences: Sequence[Difference | None]) -> bool:
+    """Return whether one more generation is worth it: an interval is wider than 0.5% either way.
+
+    Widths alone decide. Generations added until something becomes significant would make chance look like a result.
+
+    Args:
+        done: the most generations that any rung has.
+        differences: those that verdicts are about.
+    """
+    if not differences or done >= nested.MOST_GENERATIONS:
+        return False
+    if done < nested.LEAST_GENERATIONS:
+        return True
+    halves = [estimates.t_quantile(0.975, d.freedom) * d.error for d in differences if d is not None]
+    return len(halves) < len(differences) or max(halves) > ENOUGH
+
+
+def _hardest(verdicts_: int, freedom: float) -> float:
+    """Return the quantile at Holm's first and hardest level."""
+    return estimates.t_quantile(1 - (1 - estimates.CONFIDENCE) / 2 / max(1, verdicts_), freedom)

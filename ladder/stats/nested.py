@@ -1,0 +1,203 @@
+"""The statistics of generations: values of rungs, their error, and differences between rungs. Pure functions.
+
+A generation is one process of each rung, all alive together. Its passes visit each rung once. All values are
+logarithms, so a difference of 0.01 is 1%.
+
+    value       of a rung in a generation: its effect beside the passes' effects, by least squares
+    error       the residual of rung x generation, joint over the rungs of one kind and one quantity
+    difference  the mean over generations of two rungs' values; generations are its unit
+
+No rule here looks at a difference. What an interval is made of follows from kinds and variances alone.
+"""
+
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field
+
+import numpy as np
+from scipy import special
+
+from ladder.stats import estimates
+
+LEAST_GENERATIONS, MOST_GENERATIONS = 3, 12
+ODD = 0.01  # chance that any rung of a kind is given a variance of its own without need
+_NOTHING = 1e-20  # a variance of logarithms below which all values are equal, but for rounding
+
+Values = Mapping[str, Mapping[int, float]]  # by rung and generation
+
+
+def generation_values(samples: Mapping[str, Sequence[tuple[int, float]]]) -> dict[str, float]:
+    """Return each rung's value in one generation, on the level of the average pass.
+
+    The model is value + effect of the pass. Passes that no rung links to others keep their own level.
+
+    Args:
+        samples: (number of the pass, logarithm) of each cycle, by rung; every rung has at least one.
+    """
+    rows = [(name, at, value) for name, each in samples.items() for at, value in each]
+    rungs, rung = np.unique([row[0] for row in rows], return_inverse=True)
+    passes, at = np.unique([row[1] for row in rows], return_inverse=True)
+    values = np.array([row[2] for row in rows])
+    counts = np.bincount(rung)
+
+    def mean(each: np.ndarray) -> np.ndarray:
+        return np.bincount(rung, each) / counts
+
+    shares = np.zeros((len(rungs), len(passes)))
+    np.add.at(shares, (rung, at), 1.0)
+    if (shares == shares[:1]).all():  # the same passes for all: their effects cancel
+        return dict(zip(rungs.tolist(), mean(values).tolist(), strict=True))
+    shares /= counts[:, None]
+    design = np.eye(len(passes))[at] - shares[rung]
+    # Of all solutions lstsq gives the shortest, in which the effects of linked passes sum to zero.
+    effects = np.linalg.lstsq(design, values - mean(values)[rung], rcond=None)[0]
+    return dict(zip(rungs.tolist(), mean(values - effects[at]).tolist(), strict=True))
+
+
+@dataclass(frozen=True)
+class Group:
+    """The rungs of one kind and one quantity.
+
+    `variance` is that of one rung in one generation, None if nothing shows it. `odd` rungs vary more than the others;
+    they are in none of the fields before. `drift` is the effect of each generation.
+    """
+
+    values: Values
+    variance: float | None = None
+    freedom: int = 0
+    rungs: float = 0.0  # in a generation, on average
+    drift: Mapping[int, float] = field(default_factory=dict)
+    odd: frozenset[str] = frozenset()
+
+    @property
+    def generations(self) -> int:
+        """The number of generations in which any rung has a value."""
+        return len({number for each in self.values.values() for number in each})
+
+
+@dataclass(frozen=True)
+class Difference:
+    """The reference's values minus the other's: positive if the other is faster. Its error has `freedom` degrees."""
+
+    mean: float
+    error: float
+    freedom: float
+    generations: int
+
+
+def group(values: Values) -> Group:
+    """Return the rungs of one kind with their joint error.
+
+    The rung that varies most is tried against all others: F is the variance that it adds over the others' variance.
+    The rung is odd if chance reaches F less often than `ODD`, divided by the number of rungs. Then the next is tried.
+    Two rungs at least remain.
+    """
+    kept, odd = [name for name in values if values[name]], set[str]()
+    numbers = sorted({number for each in values.values() for number in each})
+    table = np.array([[values[name].get(number, np.nan) for number in numbers] for name in kept])
+    table = table.reshape(len(kept), len(numbers))
+    while len(kept) > 2:
+        tried = [_p_as_others(table, row) for row in range(len(kept))]
+        worst = int(np.argmin(tried))
+        if tried[worst] >= ODD / len(kept):
+            break
+        odd.add(kept.pop(worst))
+        table = np.delete(table, worst, axis=0)
+    squares, freedom, drift = _residual(table)
+    there = ~np.isnan(drift)
+    return Group(
+        values=values,
+        variance=squares / freedom if freedom else None,
+        freedom=freedom,
+        rungs=float((~np.isnan(table)).sum() / max(1, there.sum())),
+        drift={number: float(each) for number, each in zip(numbers, drift, strict=True) if each == each},
+        odd=frozenset(odd),
+    )
+
+
+def paired(first: Group, second: Group, reference: str, other: str) -> dict[int, float]:
+    """Return the reference's value minus the other's in each generation that has both."""
+    a, b = first.values.get(reference, {}), second.values.get(other, {})
+    return {number: a[number] - b[number] for number in sorted(a.keys() & b.keys())}
+
+
+def difference(first: Group, second: Group, reference: str, other: str) -> Difference | None:
+    """Return the difference of a rung of `first` and a rung of `second`, or None below three common generations.
+
+    Its variance in one generation is
+
+        two rungs of a kind    twice the kind's variance
+        rungs of two kinds     the variance of each around its kind, plus that of the kinds' drift apart
+        an odd rung            the variance of the two rungs' differences
+
+    The second has Satterthwaite's degrees of freedom. So kinds that drift alike cost nothing, and kinds that do not
+    leave those of the generations.
+    """
+    apart = paired(first, second, reference, other)
+    if len(apart) < LEAST_GENERATIONS:
+        return None
+    common = list(apart)
+    if reference in first.odd or other in second.odd:
+        parts = [(float(np.var(list(apart.values()), ddof=1)), len(common) - 1)]
+    elif first is second:
+        parts = [(2 * (first.variance or 0.0), first.freedom)]
+    else:
+        drifts = [first.drift[number] - second.drift[number] for number in common]
+        parts = [(float(np.var(drifts, ddof=1)), len(common) - 1)]
+        parts += [((each.variance or 0.0) * (1 - 1 / each.rungs), each.freedom) for each in (first, second)]
+    variance = sum(part for part, _ in parts)
+    weights = sum(part**2 / freedom for part, freedom in parts if freedom)
+    freedom = variance**2 / weights if weights else float(len(common) - 1)
+    return Difference(
+        float(np.mean(list(apart.values()))), float(np.sqrt(variance / len(common))), freedom, len(common)
+    )
+
+
+def residual_bound(of: Group) -> float | None:
+    """Return the difference that two identical rungs of the kind stay below in 95% of runs like this, or None."""
+    if of.variance is None or of.generations < LEAST_GENERATIONS:
+        return None
+    return estimates.t_quantile(0.975, of.freedom) * float(np.sqrt(2 * of.variance / of.generations))
+
+
+def twins_bound(of: Group, twins: Iterable[tuple[str, str]]) -> float | None:
+    """Return the upper 95% bound of the largest |difference| between a rung and its twin, or None."""
+    found = [each for pair in twins if (each := difference(of, of, *pair)) is not None]
+    return max(
+        (abs(each.mean) + estimates.t_quantile(0.95, each.freedom) * each.error for each in found),
+        default=None,
+    )
+
+
+def _residual(table: np.ndarray) -> tuple[float, int, np.ndarray]:
+    """Return the sum of squares of rung x generation, its degrees of freedom, and each generation's effect.
+
+    Args:
+        table: (rungs, generations) values, NaN for those that are not there.
+    """
+    if not table.size:
+        return 0.0, 0, np.full(table.shape[1], np.nan)
+    there = ~np.isnan(table)
+    if there.all():
+        rest = table - table.mean(axis=1, keepdims=True)
+        drift = rest.mean(axis=0)
+        rest, freedom = rest - drift, (table.shape[0] - 1) * (table.shape[1] - 1)
+    else:
+        shares = there / there.sum(axis=1, keepdims=True)
+        rung, number = np.nonzero(there)
+        design = np.eye(table.shape[1])[number] - shares[rung]
+        centred = (table - np.nanmean(table, axis=1, keepdims=True))[there]
+        drift, _, rank, _ = np.linalg.lstsq(design, centred, rcond=1e-9)
+        rest, freedom = centred - design @ drift, int(there.sum()) - len(table) - int(rank)
+        drift = np.where(there.any(axis=0), drift, np.nan)
+    squares = float((rest**2).sum())
+    return squares if squares > _NOTHING * table.size else 0.0, freedom, drift
+
+
+def _p_as_others(table: np.ndarray, row: int) -> float:
+    """Return how often chance adds as much to the others' sum of squares as this rung does (its degrees: one less)."""
+    squares, freedom, _ = _residual(table)
+    others, left, _ = _residual(np.delete(table, row, axis=0))
+    added = freedom - left
+    if not left or not added or squares <= others:
+        return 1.0
+    return float(special.fdtrc(added, left, (squares - others) / added / (others / left))) if others else 0.0
