@@ -10,7 +10,6 @@ from typing import Any
 from ladder.base.text import amount, between, bounds, factor, percent
 from ladder.plan import modes
 from ladder.report import errorbars
-from ladder.report.sentences import Seen, answer
 from ladder.report.themes import LIGHT, Theme
 from ladder.report.view import (
     Row,
@@ -19,6 +18,7 @@ from ladder.report.view import (
     shown_top,
 )
 from ladder.results.values import NO_GAIN, TOO_FEW
+from ladder.results.words import Seen, answer
 
 BUSY, IDLE, ARTICLE, BAD = LIGHT.busy, LIGHT.idle, LIGHT.article, LIGHT.bad
 INK, MUTED, GRID, GAP = LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.gap

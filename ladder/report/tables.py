@@ -16,7 +16,6 @@ from ladder.base.text import amount, between, bounds, escaped, factor, fine_fact
 from ladder.plan import modes
 from ladder.report import checks
 from ladder.report.errorbars import Interval
-from ladder.report.sentences import answer
 from ladder.report.view import (
     Row,
     View,
@@ -32,6 +31,7 @@ from ladder.results.combine.series import readable as readable
 from ladder.results.combine.series import with_top as with_top
 from ladder.results.types import Plain, Result, head
 from ladder.results.values import LESS_THAN
+from ladder.results.words import answer
 
 
 def _columns(shown: View) -> list[tuple[str, Any]]:

@@ -12,7 +12,7 @@ from ladder.base.text import at_commits, factor, plain
 from ladder.machine import environment
 from ladder.plan import catalog, modes
 from ladder.report import checks, noise, remarks
-from ladder.report.sentences import WAITS, Seen, sentence, word
+from ladder.report.sentences import WAITS, sentence
 from ladder.results import derive, sources
 from ladder.results.judging import top_gains
 from ladder.results.publishable import publishable
@@ -29,6 +29,7 @@ from ladder.results.types import (
     head,
 )
 from ladder.results.values import INSIDE
+from ladder.results.words import Seen, word
 
 GIB = 2**30
 ARTICLE = "one A100"
