@@ -89,7 +89,6 @@ def _two_clocks(shown: View) -> list[tuple[str, Any]]:
 def print_table(result: Result) -> None:
     """Print the table: colours only on a terminal; a narrow one loses the least important columns."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     terminal = sys.stdout.isatty()  # whatever FORCE_COLOR and TTY_COMPATIBLE tell rich
@@ -101,7 +100,18 @@ def print_table(result: Result) -> None:
     console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
     for mark in shown.marks:
         console.print(Text(mark, style="bold yellow"))
-    columns = _fitting(_columns(shown), shown, console.width)
+    console.print(_table(shown, console.width))
+    for remark in _below(shown):
+        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not terminal)
+    console.print()
+
+
+def _table(shown: View, width: int) -> Any:
+    """Return rich's table of the rungs, with the columns that fit."""
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = _fitting(_columns(shown), shown, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rung", no_wrap=True)
     for heading, _ in columns:
@@ -109,10 +119,18 @@ def print_table(result: Result) -> None:
     for row in shown.rows:
         style = {"ok": "", "n/a": "dim", "skipped": "dim"}.get(row.status, "red")
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
-    console.print(table)
-    for remark in _below(shown):
-        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not terminal)
-    console.print()
+    return table
+
+
+def interim(result: Result, width: int) -> list[str]:
+    """Return the lines of the table of a run that goes on: the rungs and their sentences, without colours."""
+    from rich.console import Console
+
+    shown, out = view(result), io.StringIO()
+    Console(file=out, width=width, no_color=True, highlight=False).print(_table(shown, width))
+    done = max((len(rung.rounds) for rung in result.rungs), default=0)
+    head = f"after {done} {'generation' if shown.generations else 'round'}{'s' * (done != 1)}:"
+    return [head, *(line.rstrip() for line in out.getvalue().splitlines()), *shown.sentences]
 
 
 LEAST_IMPORTANT = (
