@@ -114,21 +114,16 @@ def following(benchmark: Any) -> list[Series]:
 
 
 def _one_by_one(due: list[Series], measure: Callable[[Series, Any], dict[str, Any]]) -> None:
-    """Measure and keep all series, each in its own worker.
-
-    Workers import in groups, while none is timed.
-    """
-    from ladder.engine import lanes, once
+    """Measure and keep all series, each in its own worker, forked by one server that has imported."""
+    from ladder.engine import once
     from ladder.machine import caches
 
-    begin, group = time.monotonic(), min(lanes.MOST_AHEAD, os.cpu_count() or 1)
+    begin = time.monotonic()
     code, asv = code_under_test(), os.getppid()
     with caches.set_to(caches.builds(code)), once.pool(due[0].device, code) as workers:
         for place, one in enumerate(due):
             if place and time.monotonic() - begin > AHEAD_S:
                 return
-            if place % group == 0:
-                workers.start_ahead(min(group, len(due) - place))
             record = _record(lambda one=one: measure(one, workers), one.workload, one.recipe)
             if os.getppid() != asv:
                 raise SystemExit("asv has ended, and its next run may be of another commit")

@@ -6,6 +6,7 @@ of another check is refused, because it would have no effect.
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import sys
 from pathlib import Path
@@ -122,10 +123,10 @@ def doctor(
         return
     found = examining.examine(device, catalog.load_ladder(ladder_name or "article"))
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(dataclasses.asdict(found), indent=1))
     else:
         examining.print_findings(found)
-    if found["blocked"]:
+    if found.blocked:
         sys.exit(2)
 
 
@@ -158,9 +159,8 @@ def _try_parity(workloads: tuple[str, ...], device: str | None, as_json: bool) -
     from ladder.machine import system
     from ladder.parity import trial as paritytrial
 
-    found = paritytrial.run(
+    found, path = paritytrial.run(
         workloads, system.choose_device(device), tell=lambda line: click.echo(line, err=True)
     )
-    path = near(found.pop("path"))
-    click.echo(json.dumps(found, indent=1) if as_json else f"{paritytrial.text(found)}; {path}")
+    click.echo(json.dumps(found, indent=1) if as_json else f"{paritytrial.text(found)}; {near(path)}")
     return 1 if found["worst"] > found["factor"] else 0

@@ -7,15 +7,15 @@ import importlib.metadata
 import importlib.util
 import re
 import shutil
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from ladder.base import bounds, starting
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.machine import system
 from ladder.plan import catalog, needs
+from ladder.results.types import Machine, build
 
 INSTALL = "pip install -r requirements.lock"
 PACKAGES = {  # module -> what is lost without it
@@ -48,41 +48,61 @@ class Check:
     remedy: str = ""
 
 
-def examine(device: str | None, ladder: catalog.Ladder) -> dict[str, Any]:
-    """Examine the machine and return the findings as plain data.
+@dataclass(frozen=True)
+class RungHere:
+    """A rung of the ladder, and the reason why it cannot run here; None where it can."""
 
-    "blocked" is one line that says why no ladder can run here, or None.
-    """
+    name: str
+    title: str
+    skipped: str | None
+
+
+@dataclass(frozen=True)
+class Next:
+    """The command to go on with, and its minutes according to earlier results of this machine."""
+
+    command: str
+    minutes: float
+
+
+@dataclass(frozen=True)
+class Findings:
+    """The findings about a machine. `blocked` is one line that says why no ladder can run here, or None."""
+
+    machine: Machine
+    device: str | None
+    checks: list[Check]
+    ladder: str
+    rungs: list[RungHere]
+    blocked: str | None
+    next: Next | None
+
+
+def examine(device: str | None, ladder: catalog.Ladder) -> Findings:
+    """Examine the machine and return the findings."""
     checks = [_kernels(), *_command(), *_packages()]
     try:
         found = system.choose_device(device)
-        facts = system.facts(found)
+        facts = build(Machine, system.facts(found))
         capabilities = system.capabilities(found)
         checks.append(_device(facts))
     except UserError as error:
-        found, facts = None, system.facts("cpu")
+        found, facts = None, build(Machine, system.facts("cpu"))
         capabilities = dict.fromkeys(needs.NEEDS, "")
         checks.append(Check("device", "missing", str(error)))
     checks += _torch_version()
     if found == "cuda":
         checks += [*_triton(capabilities["triton"]), *_shared_memory()]
     rungs = [
-        {"name": plan.name, "title": plan.title, "skipped": plan.skipped if found else "no device, see above"}
+        RungHere(plan.name, plan.title, plan.skipped if found else "no device, see above")
         for plan in catalog.climb(ladder, capabilities)
     ]
     blocked = next((f"{check.name}: {check.detail}" for check in checks if check.status == "missing"), None)
-    return {
-        "machine": facts,
-        "device": found,
-        "checks": [asdict(check) for check in checks],
-        "ladder": ladder.name,
-        "rungs": rungs,
-        "blocked": blocked,
-        "next": None if blocked else _next(found, facts, sum(not rung["skipped"] for rung in rungs)),
-    }
+    following = None if blocked else _next(found, facts, sum(not rung.skipped for rung in rungs))
+    return Findings(facts, found, checks, ladder.name, rungs, blocked, following)
 
 
-def _next(device: str, facts: dict[str, Any], rungs: int, folder: Path | None = None) -> dict[str, Any]:
+def _next(device: str, facts: Machine, rungs: int, folder: Path | None = None) -> Next:
     """Return the command to go on with, and its minutes according to earlier results of this machine.
 
     On a machine without a GPU the command is a quick run. The folder is that of `ladder run`'s results.
@@ -90,9 +110,9 @@ def _next(device: str, facts: dict[str, Any], rungs: int, folder: Path | None = 
     from ladder.cli import expecting
 
     quick, workload = device == "cpu", expecting.USUAL[device]
-    folder = (folder or ROOT / "results" / "ladder") / facts["name"]
+    folder = (folder or ROOT / "results" / "ladder") / facts.name
     minutes = expecting.of_run(folder, workload, device, rungs, quick, None, None)
-    return {"command": "ladder run --quick" if quick else "ladder run", "minutes": round(minutes or 0, 1)}
+    return Next("ladder run --quick" if quick else "ladder run", round(minutes or 0, 1))
 
 
 def _kernels() -> Check:
@@ -137,12 +157,10 @@ def _packages() -> list[Check]:
     return checks or [Check("packages", "ok", f"torch {_version('torch')} and the others are installed")]
 
 
-def _device(facts: dict[str, Any]) -> Check:
-    if facts["gpu"]:
-        return Check(
-            "device", "ok", f"{facts['gpu']}, {facts['gpu_memory_gb']:.0f} GiB, driver {facts['driver']}"
-        )
-    return Check("device", "ok", f"{facts['cpu']}, {facts['cores']} cores; no GPU is used")
+def _device(facts: Machine) -> Check:
+    if facts.gpu:
+        return Check("device", "ok", f"{facts.gpu}, {facts.gpu_memory_gb:.0f} GiB, driver {facts.driver}")
+    return Check("device", "ok", f"{facts.cpu}, {facts.cores} cores; no GPU is used")
 
 
 def _torch_version() -> list[Check]:
@@ -202,29 +220,28 @@ def self_test(root: Path, device: str | None, minutes: float | None, as_json: bo
     if minutes is not None and device != "cuda":
         raise UserError("--minutes is for the part of --selftest that needs a CUDA GPU")
     folder = root / "results" / "selftest"
-    found = selftest.run(folder, device)
-    path = found.pop("path").relative_to(root)
+    simulated, path = selftest.run(folder, device)
     if not as_json:
-        click.echo(f"{selftest.text(found)}; {path}")
-    broken, complete = list(found["broken"]), True
+        click.echo(f"{selftest.text(simulated)}; {path.relative_to(root)}")
+    broken, complete, told = [*simulated["broken"]], True, dict(simulated)
     if device == "cuda":
-        real = on_gpu.run(folder, minutes, tell=lambda line: click.echo(line, err=True))
-        path, complete = real.pop("path").relative_to(root), real["complete"]
+        real, path = on_gpu.run(folder, minutes, tell=lambda line: click.echo(line, err=True))
+        complete = real["complete"]
         if not as_json:
-            click.echo(f"\n{selftest_judging.text(real)}; {path}, .md")
-        broken, found = [*broken, *real["broken"]], {**found, "real": real}
+            click.echo(f"\n{selftest_judging.text(real)}; {path.relative_to(root)}, .md")
+        broken, told = [*broken, *real["broken"]], told | {"real": real}
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(told, indent=1))
     return 130 if not complete else 1 if broken else 0
 
 
-def print_findings(found: dict[str, Any]) -> None:
+def print_findings(found: Findings) -> None:
     """Print the findings on stdout, without colours when stdout is piped."""
     import click
 
     marks = {"ok": ("ok", "green"), "warning": ("warning", "yellow"), "missing": ("missing", "red")}
-    facts = found["machine"]
-    click.echo(click.style("machine", bold=True) + f"  {facts['name']}")
+    facts = found.machine
+    click.echo(click.style("machine", bold=True) + f"  {facts.name}")
     for key in (
         "gpu",
         "cpu",
@@ -238,23 +255,21 @@ def print_findings(found: dict[str, Any]) -> None:
         "triton",
         "python",
     ):
-        if facts[key] is not None:
-            click.echo(f"  {key:<8}  {facts[key]}")
+        if (value := getattr(facts, key)) is not None:
+            click.echo(f"  {key:<8}  {value}")
     click.echo(click.style("checks", bold=True))
-    for check in found["checks"]:
-        word, color = marks[check["status"]]
-        click.echo(f"  {click.style(f'{word:<8}', fg=color)}  {check['name']}: {check['detail']}")
-        if check["remedy"]:
-            click.echo(f"            try: {check['remedy']}")
-    click.echo(click.style(f"rungs of {found['ladder']}", bold=True))
-    width = max(len(rung["name"]) for rung in found["rungs"])
-    for rung in found["rungs"]:
-        word = (
-            click.style("n/a     ", fg="yellow") if rung["skipped"] else click.style("can run ", fg="green")
-        )
-        click.echo(f"  {word}  {rung['name']:<{width}}  {rung['skipped'] or ''}".rstrip())
-    if following := found["next"]:
+    for check in found.checks:
+        word, color = marks[check.status]
+        click.echo(f"  {click.style(f'{word:<8}', fg=color)}  {check.name}: {check.detail}")
+        if check.remedy:
+            click.echo(f"            try: {check.remedy}")
+    click.echo(click.style(f"rungs of {found.ladder}", bold=True))
+    width = max(len(rung.name) for rung in found.rungs)
+    for rung in found.rungs:
+        word = click.style("n/a     ", fg="yellow") if rung.skipped else click.style("can run ", fg="green")
+        click.echo(f"  {word}  {rung.name:<{width}}  {rung.skipped or ''}".rstrip())
+    if following := found.next:
         from ladder.cli import expecting
 
-        command = starting.named(f"`{following['command']}`")
-        click.echo(click.style("next", bold=True) + f"  {command}: {expecting.words(following['minutes'])}")
+        command = starting.named(f"`{following.command}`")
+        click.echo(click.style("next", bold=True) + f"  {command}: {expecting.words(following.minutes)}")

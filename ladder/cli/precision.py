@@ -5,13 +5,17 @@ from __future__ import annotations
 import json
 import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ladder.base import files, locks, text
+from ladder.base.records import plain
 from ladder.cli import options
 from ladder.images import for_workload
+
+if TYPE_CHECKING:
+    from ladder.results.types import Plain
 
 SMOKE = {
     "resolution": 8,
@@ -149,15 +153,15 @@ def precision(
         )
         paths = measure.write(result, folder)
     if as_json:
-        click.echo(json.dumps(result, indent=1, allow_nan=False))
+        click.echo(json.dumps(plain(result), indent=1, allow_nan=False))
     else:
         from ladder.studies.precision import report as precisionreport
 
         click.echo(precisionreport.text(result))
-    broken = [row["status"] for row in result["rows"] if row["status"] not in ("ok", "n/a")]
-    again = not result["complete"] or any(status != "failed: parity" for status in broken)
+    broken = [row.status for row in result.rows if row.status not in ("ok", "n/a")]
+    again = not result.complete or any(status != "failed: parity" for status in broken)
     ending.say_files(paths, as_json, again)
-    if not result["complete"]:
+    if not result.complete:
         sys.exit(130)
     if broken:
         sys.exit(1)
@@ -167,7 +171,7 @@ def _of(bases: str) -> tuple[str, ...]:
     return ("baseline", "top") if bases == "both" else (bases,)
 
 
-def _images(data: str | None, fields: dict[str, Any], cpu: bool, quiet: bool) -> str | None:
+def _images(data: str | None, fields: Plain, cpu: bool, quiet: bool) -> str | None:
     """Return the folder of images for the recorded training, or None for random images on a CPU.
 
     The images are those of the user, else the sample photographs.

@@ -3,17 +3,22 @@
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.records import plain
 from ladder.cli import options
 from ladder.images import for_workload
 from ladder.plan import needs
 from stylegan_lite.config import suggestion
+
+if TYPE_CHECKING:
+    from ladder.studies.sustain.measure import Plan
+    from ladder.studies.sustain.record import Result
 
 OUT = ROOT / "results" / "sustained"
 
@@ -70,28 +75,30 @@ def sustain(
     environment.refuse(chosen)
     folder = out or OUT
     files.refuse_unwritable(folder)
-    plan, photographs = _plan(rungs, workload, ladder_name, chosen, data, as_json)
-    asked = sustaining.Plan(**plan, seconds=seconds, seed=seed)
+    asked, photographs = _plan(rungs, workload, ladder_name, chosen, data, seconds, seed, as_json)
     paths: list[Path] = []
 
-    def save(result: dict[str, Any]) -> None:
+    def save(result: Result) -> None:
         paths[:] = write(result, folder)
 
     chosen_rungs = ", ".join(asked.recipes)
     First(f"{asked.name} on {chosen}: {chosen_rungs}, {seconds:g} s each once it is prepared", as_json)()
     result = sustaining.new_result(asked, system.facts(chosen), photographs)
     environment.tell(as_json)
-    with locks.folder_lock(folder, text.slug(result["machine"]["name"])):
+    with locks.folder_lock(folder, text.slug(result.machine.name)):
         result = sustaining.measure(asked, result, lambda line: click.echo(line, err=True), save)
-    ending.end(result, report.text(result), paths, as_json, result["rungs"])
+    found = plain(result)
+    ending.end(found, report.text(result), paths, as_json, found["rungs"])
 
 
 def _plan(
-    rungs: tuple[str, ...], workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
-) -> tuple[dict[str, Any], str | None]:
+    rungs: tuple[str, ...], workload: str | None, ladder_name: str, device: str, data: str | None,
+    seconds: float, seed: int, quiet: bool,
+) -> tuple[Plan, str | None]:  # fmt: skip
     """Return the rungs' recipes on this workload, and the source of the images."""
     from ladder.machine import system
     from ladder.plan import catalog
+    from ladder.studies.sustain.measure import Plan
 
     name, fields = catalog.load_workload(workload or for_workload.DEFAULT_WORKLOAD[device])
     able = needs.possible(system.capabilities(device), fields)
@@ -106,20 +113,16 @@ def _plan(
         if rung not in runs:
             raise UserError(f"rung {rung} cannot run here: {climbed[rung].skipped}")
     pictures = for_workload.prepare_images(data or fields["data"], fields, quiet)
-    chosen = dict.fromkeys(rungs or runs[-1:])
-    return {
-        "name": name,
-        "workload": fields | {"data": pictures.path},
-        "recipes": {rung: climbed[rung].recipe for rung in chosen},
-        "device": device,
-    }, pictures.source
+    recipes = {rung: climbed[rung].recipe for rung in dict.fromkeys(rungs or runs[-1:])}
+    plan = Plan(name, fields | {"data": pictures.path}, recipes, device, seconds, seed)
+    return plan, pictures.source
 
 
-def write(result: dict[str, Any], folder: Path) -> list[Path]:
+def write(result: Result, folder: Path) -> list[Path]:
     """Write the result as JSON, Markdown and charts, and return the files."""
     from ladder.report import output as ending
     from ladder.studies.sustain import chart as sustainedchart
     from ladder.studies.sustain import report
 
     pages = {"md": report.markdown(result)}
-    return ending.write(result, folder, pages, lambda kind: sustainedchart.render(result, kind))
+    return ending.write(plain(result), folder, pages, lambda kind: sustainedchart.render(result, kind))

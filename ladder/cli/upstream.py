@@ -2,17 +2,24 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ladder.base import files, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.records import build, plain
 from ladder.cli import options
 from ladder.images import for_workload
 from ladder.plan import needs
+
+if TYPE_CHECKING:
+    from ladder.results.types import Plain
+    from ladder.studies.upstream.measure import Plan
+    from ladder.studies.upstream.record import Result
 
 OUT = ROOT / "results" / "upstream"
 
@@ -78,6 +85,7 @@ def upstream(
     from ladder.plan import catalog
     from ladder.report import output as ending
     from ladder.results.combine import resuming
+    from ladder.results.types import head
     from ladder.studies.upstream import measure as measuring
     from ladder.studies.upstream import report, source
     from ladder.studies.upstream import resume as taking_up
@@ -89,16 +97,23 @@ def upstream(
     source.refuse_unbuildable(chosen)
     folder = out or (resume.parent if resume else OUT)
     if before and workload is None:
-        workload = before["workload"]["name"]
+        workload = before.workload["name"]
         if workload not in catalog.workloads():
             raise UserError(f"{resume}: --resume: its workload is a file of yours; name it with --workload")
     if before:
-        resuming.ask_for_images(resume, before, data, catalog.load_workload(workload)[1]["data"])
+        own = catalog.load_workload(workload)[1]["data"]
+        resuming.ask_for_images(resume, head(before), data, None if own is None else str(own))
     files.refuse_unwritable(folder)
     plan, photographs = _plan(clone, workload, ladder_name, chosen, data, as_json)
     cpu = chosen == "cpu"
-    plan |= {"rounds": rounds or (1 if cpu else 5), "cycles": cycles or (1 if cpu else 2), "seed": seed}
-    asked = measuring.Plan(**plan, inspect=inspect, settle=not cpu)
+    asked = replace(
+        plan,
+        rounds=rounds or (1 if cpu else 5),
+        cycles=cycles or (1 if cpu else 2),
+        seed=seed,
+        inspect=inspect,
+        settle=not cpu,
+    )
 
     def tell(line: str) -> None:
         click.echo(line, err=True)
@@ -107,7 +122,7 @@ def upstream(
     facts = system.facts(chosen)
     paths: list[Path] = []
 
-    def save(result: dict[str, Any]) -> None:
+    def save(result: Result) -> None:
         paths[:] = write(result, folder)
 
     result = measuring.new_result(asked, facts, photographs)
@@ -116,23 +131,25 @@ def upstream(
         if resume:  # read again under the lock: another run may have continued it
             result = taking_up.take_up(resume, _before(resume), result)
         result = measuring.measure(asked, result, tell, save)
-    ending.end(result, report.text(result), paths, as_json, result["programs"], resumes=True)
+    found = plain(result)
+    ending.end(found, report.text(result), paths, as_json, found["programs"], resumes=True)
 
 
-def _before(resume: Path | None) -> dict[str, Any] | None:
+def _before(resume: Path | None) -> Result | None:
     from ladder.results import loading
-    from ladder.studies.upstream import schema
+    from ladder.studies.upstream import record, schema
 
-    return loading.load_kind(resume, schema.KIND) if resume else None
+    return build(record.Result, loading.load_kind(resume, schema.KIND)) if resume else None
 
 
 def _plan(
     clone: Path, workload: str | None, ladder_name: str, device: str, data: str | None, quiet: bool
-) -> tuple[dict[str, Any], str | None]:
+) -> tuple[Plan, str | None]:
     """Return what both sides train and the recipe of our top, and the source of the images."""
     from ladder.machine import system
     from ladder.plan import catalog
     from ladder.studies.upstream import step
+    from ladder.studies.upstream.measure import Plan
 
     name, fields = catalog.load_workload(workload or for_workload.DEFAULT_WORKLOAD[device])
     step.refuse(fields)
@@ -143,34 +160,37 @@ def _plan(
     if not climbed:
         raise UserError(f"ladder {ladder_name}: none of its rungs runs here")
     pictures = for_workload.prepare_images(data or fields["data"], fields, quiet)
-    plan = {
-        "folder": clone.resolve(),
-        "name": name,
-        "workload": fields | {"data": pictures.path},
-        "rung": climbed[-1].name,
-        "recipe": climbed[-1].recipe,
-        "weights": weights(fields),
-        "device": device,
-    }
+    plan = Plan(
+        folder=clone.resolve(),
+        name=name,
+        workload=fields | {"data": pictures.path},
+        rung=climbed[-1].name,
+        recipe=climbed[-1].recipe,
+        weights=weights(fields),
+        device=device,
+    )
     return plan, pictures.source
 
 
-def weights(fields: dict[str, Any]) -> dict[str, int]:
+def weights(fields: Plain) -> dict[str, int]:
     """Return the number of weights of our networks. The networks live on the meta device, without memory."""
     import torch
 
     from stylegan_lite.config import Recipe, Workload
     from stylegan_lite.networks import Discriminator, Generator
 
+    workload, recipe = Workload.from_dict(fields), Recipe.from_dict({})
     with torch.device("meta"):
-        made = {"G": Generator, "D": Discriminator}
-        nets = {key: net(Workload.from_dict(fields), Recipe.from_dict({})) for key, net in made.items()}
-    return {key: sum(weight.numel() for weight in net.parameters()) for key, net in nets.items()}
+        G, D = Generator(workload, recipe), Discriminator(workload, recipe)
+    return {
+        name: sum(each.numel() for each in held)
+        for name, held in (("G", G.parameters()), ("D", D.parameters()))
+    }
 
 
-def write(result: dict[str, Any], folder: Path) -> list[Path]:
+def write(result: Result, folder: Path) -> list[Path]:
     """Write the result as JSON and Markdown, and return the files."""
     from ladder.report import output as ending
     from ladder.studies.upstream import report
 
-    return ending.write(result, folder, {"md": report.markdown(result)})
+    return ending.write(plain(result), folder, {"md": report.markdown(result)})

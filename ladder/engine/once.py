@@ -1,5 +1,6 @@
 """One recipe timed, or only prepared, in one fresh worker, for benches."""
 
+import contextlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
@@ -72,11 +73,10 @@ def _prepared(
     workers: Pool | None = None,
 ) -> Iterator[tuple[Worker, dict[str, Any]]]:
     """Yield a prepared worker and its words about building and preparing. The worker ends afterwards."""
-    worker = (workers or pool(device, code)).take()
-    try:
+    with contextlib.ExitStack() as stack:
+        worker = (workers or stack.enter_context(pool(device, code))).take()
+        stack.callback(worker.kill)
         with device_lock(system.device_key(device)):
             built = worker.call("build", workload=workload, recipe=recipe, device=device, seed=seed)
             yield worker, built | worker.call("prepare")
             worker.close()
-    finally:
-        worker.kill()

@@ -18,7 +18,7 @@ from ladder.base.locks import device_lock
 from ladder.base.protocol import PHASES
 from ladder.engine import worker
 from ladder.engine.pool import WorkerFailure
-from ladder.engine.timed_rung import Invalid, Rung
+from ladder.engine.timed_rung import Invalid, Nobody, Rung
 from ladder.machine import system
 
 WINDOW = 10  # runs of a phase that are timed together
@@ -45,7 +45,7 @@ def phases(
     Raises:
         WorkerFailure: as a worker's; "n/a" if the measured code cannot run a phase alone.
     """
-    rung = Rung(None, _Nobody())
+    rung = Rung(None, Nobody())
     try:
         with device_lock(system.device_key(device)):
             with _failing("import", rung):
@@ -89,7 +89,7 @@ def loading(
 
     Returns samples_s and recipe. Raises `WorkerFailure`, as `phases`.
     """
-    rung = Rung(None, _Nobody())
+    rung = Rung(None, Nobody())
     rung.device = device
     with _failing("import", rung):
         rung.do_import(torch=False)
@@ -138,13 +138,6 @@ def _seconds(function: Callable[[], object], times: int, synchronize: Callable[[
         function()
     synchronize()
     return time.perf_counter() - begin
-
-
-class _Nobody:
-    """A stand-in for the other end of a worker's pipe."""
-
-    def send(self, message: dict[str, Any]) -> None:
-        pass
 
 
 @contextmanager

@@ -10,8 +10,6 @@ import math
 import os
 import selectors
 import signal
-import subprocess
-import sys
 import tempfile
 import threading
 import time
@@ -19,9 +17,8 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from ladder.base import files
 from ladder.base.errors import EnvironmentFailure, one_line, raise_if_environment
-from ladder.base.paths import ROOT
+from ladder.engine.forkserver import ForkServer, ServerEnded
 
 # Seconds without a word from a worker before it counts as hung. Generous: tuning and capturing take minutes
 # on some GPUs, and one 16-step cycle of the article's workload takes many on a CPU.
@@ -30,6 +27,12 @@ TIMEOUTS = {
     "build": 300.0,
     "prepare": 900.0,
     "visit": 900.0,
+    "begin": 900.0,
+    "cycle": 900.0,
+    "finish": 900.0,
+    "canary": 60.0,
+    "profile": 900.0,
+    "prove": 900.0,
     "parity": 900.0,
     "receipts": 900.0,
     "choices": 60.0,
@@ -40,6 +43,8 @@ TIMEOUTS = {
 TUNING = (
     3600.0  # if preparing tries candidates: torch.compile's max-autotune goes through thousands, silently
 )
+TIMED = ("visit", "cycle")  # commands whose replies have samples
+SPOKEN = dict.fromkeys(("begin", "cycle", "finish"), "visit")  # what a reader calls a command
 ENVIRONMENT = "environment"  # `ladder.engine.worker`'s status for a lack of the system
 _LEAST_CYCLE_TIMEOUT = 60.0
 _CYCLE_TIMEOUT_FACTOR = 20.0
@@ -57,54 +62,55 @@ class WorkerFailure(Exception):
 
 
 class Worker:
-    """One worker process. It begins to import as soon as it is made."""
+    """One worker process, forked by a server that has imported, or imports now.
 
-    def __init__(
-        self, *, code: Path | None = None, torch: bool = True, timeouts: dict[str, float] | None = None
-    ) -> None:
-        self._timeouts = TIMEOUTS | (timeouts or {})
-        command = [sys.executable, "-m", "ladder.engine.worker"]
-        if code:
-            command += ["--code", str(Path(code).resolve())]
+    Args:
+        server: of the measured code, which must outlive the worker.
+
+    Raises:
+        WorkerFailure: the code cannot even be imported.
+        EnvironmentFailure: the system has no room for a process.
+    """
+
+    def __init__(self, server: ForkServer, timeouts: dict[str, float] | None = None) -> None:
+        self._timeouts, self._server = TIMEOUTS | (timeouts or {}), server
+        begin = time.monotonic()
+        pipes: list[int] = []
         try:
             self._stderr = tempfile.TemporaryFile()
-            self._process = subprocess.Popen(
-                command,
-                cwd=ROOT,  # `-m` looks there first, so ladder is always this file's
-                stdin=subprocess.PIPE,
-                stdout=subprocess.PIPE,
-                stderr=self._stderr,
-                start_new_session=True,
-                env=os.environ | files.cache_variables(),
-            )
+            pipes += os.pipe()
+            pipes += os.pipe()
         except OSError as error:
+            for end in pipes:
+                os.close(end)
             raise_if_environment(error)
             raise EnvironmentFailure(
                 f"no process can be started: {one_line(error.strerror or str(error))}"
             ) from None
-        os.set_blocking(self._process.stdout.fileno(), False)
+        theirs_in, ours_in, ours_out, theirs_out = pipes
+        self._in, self._out = os.fdopen(ours_in, "wb"), os.fdopen(ours_out, "rb", buffering=0)
+        self.returncode: int | None = None
+        self._killing = threading.Lock()
+        try:
+            self.pid = server.fork((theirs_in, theirs_out, self._stderr.fileno()), self._timeouts["import"])
+        except ServerEnded as ended:
+            self._close_files()
+            raise WorkerFailure("failed", one_line(f"import: {ended}")) from None
+        finally:
+            os.close(theirs_in)
+            os.close(theirs_out)
+        self.start_s = time.monotonic() - begin  # most of it the server's importing, for the first worker
+        os.set_blocking(ours_out, False)
         self._selector = selectors.DefaultSelector()
-        self._selector.register(self._process.stdout, selectors.EVENT_READ)
+        self._selector.register(self._out, selectors.EVENT_READ)
         self._buffer = b""
         self._imported = False
-        self.start_s: float | None = None  # seconds of importing
         self._busy = False  # True while a command has no reply
-        self._send({"do": "import", "torch": torch})
-
-    @property
-    def pid(self) -> int:
-        return self._process.pid
 
     @property
     def ended(self) -> bool:
         """Return whether the worker has been closed or killed."""
-        return self._process.returncode is not None
-
-    def wait_imported(self) -> None:
-        """Return when the imports are done, so that they cannot disturb another worker's timing."""
-        if not self._imported:
-            self.start_s = self._reply("import", None).get("start_s")
-            self._imported = True
+        return self.returncode is not None
 
     def call(
         self,
@@ -122,7 +128,10 @@ class Worker:
             WorkerFailure: the rung failed. The worker is then good for `close` only.
             EnvironmentFailure: the system is to blame, not the rung.
         """
-        self.wait_imported()
+        if not self._imported:
+            self._send({"do": "import", "torch": self._server.torch})
+            self._reply("import", None)
+            self._imported = True
         self._send({"do": do, **fields})
         return self._reply(do, on_progress, patience)
 
@@ -131,7 +140,7 @@ class Worker:
 
         A healthy one ends itself (loaders return their shared memory), then its whole group is killed.
         """
-        if self._process.returncode is None:
+        if self.returncode is None:
             with contextlib.suppress(WorkerFailure):
                 if not self._busy:
                     self._send({"do": "exit"})
@@ -141,29 +150,34 @@ class Worker:
 
     def kill(self) -> None:
         """Kill the worker's process group and free its handles. Safe to call again."""
-        if self._process.returncode is None:
-            # It is not reaped yet, so no other process can have its group's number.
-            with contextlib.suppress(ProcessLookupError):
-                os.killpg(self._process.pid, signal.SIGKILL)
-            self._process.wait()
+        with self._killing:
+            if self.returncode is None:
+                # It is not reaped yet, so no other process can have its group's number.
+                with contextlib.suppress(ProcessLookupError):
+                    os.killpg(self.pid, signal.SIGKILL)
+                status = self._server.reap(self.pid)
+                self.returncode = -signal.SIGKILL if status is None else status
         self._selector.close()
-        for file in (self._process.stdin, self._process.stdout, self._stderr):
+        self._close_files()
+
+    def _close_files(self) -> None:
+        for file in (self._in, self._out, self._stderr):
             with contextlib.suppress(OSError, ValueError):  # ValueError: another thread closes it just now
                 file.close()
 
     def _send(self, command: dict[str, Any]) -> None:
         self._busy = True
         with contextlib.suppress(BrokenPipeError):  # the death is noticed and named when the reply is read
-            self._process.stdin.write(json.dumps(command).encode() + b"\n")
-            self._process.stdin.flush()
+            self._in.write(json.dumps(command).encode() + b"\n")
+            self._in.flush()
 
     def _reply(
         self, do: str, on_progress: Callable[[dict], None] | None, patience: float | None = None
     ) -> dict[str, Any]:
         patience = patience or self._timeouts[do]
         while "progress" in (message := self._read(do, patience)):
-            if do == "visit":  # once a cycle's time is known, a hang need not take the generous limit
-                known = max(_LEAST_CYCLE_TIMEOUT, _CYCLE_TIMEOUT_FACTOR * message["seconds"])
+            if do in TIMED:  # once a cycle's time is known, a hang need not take the generous limit
+                known = max(_LEAST_CYCLE_TIMEOUT, _CYCLE_TIMEOUT_FACTOR * message.get("seconds", 0.0))
                 patience = min(known, self._timeouts[do])
             if on_progress:
                 on_progress(message)
@@ -172,7 +186,7 @@ class Worker:
             raise EnvironmentFailure(message["reason"])
         if not message["ok"]:
             raise WorkerFailure(message["status"], message["reason"], message)
-        if do == "visit" and (problem := no_time(message)):
+        if do in TIMED and (problem := no_time(message)):
             raise WorkerFailure("invalid", problem, message)
         return message
 
@@ -183,11 +197,12 @@ class Worker:
             if left <= 0:
                 self.kill()
                 raise WorkerFailure(
-                    "failed", f"{do}: no sign of life for {patience:.0f} s, worker ended by the watchdog"
+                    "failed",
+                    f"{SPOKEN.get(do, do)}: no sign of life for {patience:.0f} s, worker ended by the watchdog",
                 )
             # Wake up now and then: a data-loader child can hold the pipe open after the worker itself has died.
             if self._selector.select(min(left, 1.0)):
-                chunk = self._process.stdout.read()
+                chunk = self._out.read()
                 if chunk:
                     self._buffer += chunk
                 elif chunk == b"":
@@ -202,7 +217,7 @@ class Worker:
         except ValueError:
             self.kill()
             raise WorkerFailure(
-                "failed", f"{do}: something else wrote between the worker's replies"
+                "failed", f"{SPOKEN.get(do, do)}: something else wrote between the worker's replies"
             ) from None
         return message
 
@@ -213,16 +228,17 @@ class Worker:
 
     def _exited(self) -> bool:
         """Return whether the process has ended, without reaping it: until then its number is ours and safe to kill."""
-        return os.waitid(os.P_PID, self._process.pid, os.WEXITED | os.WNOHANG | os.WNOWAIT) is not None
+        return self.ended or self._server.ended(self.pid)
 
     def _death(self, do: str) -> WorkerFailure | EnvironmentFailure:
+        do = SPOKEN.get(do, do)
         self._stderr.seek(0, os.SEEK_END)
         self._stderr.seek(max(0, self._stderr.tell() - 4000))
         said = self._stderr.read().decode(errors="replace").strip().splitlines()
         self._await_exit(5.0)  # its pipe is closed, its exit status a moment away
         exited = self._exited()
         self.kill()  # kill the whole group (loaders too) before the process number can be reused
-        code = self._process.returncode if exited else None
+        code = self.returncode if exited else None
         if code is not None and code < 0:
             name = signal.Signals(-code).name if -code in list(signal.Signals) else f"signal {-code}"
             if name == "SIGBUS":  # a page of a mapped file without room on the disk or in shared memory
@@ -256,13 +272,13 @@ def no_time(reply: dict[str, Any]) -> str | None:
 
 
 class Pool:
-    """A pool of fresh workers. Some are started ahead, so that a round waits once for all of its imports."""
+    """Fresh workers of one checkout, forked by one server, which begins to import when the pool is made."""
 
     def __init__(
         self, *, code: Path | None = None, torch: bool = True, timeouts: dict[str, float] | None = None
     ) -> None:
-        self._make = lambda: Worker(code=code, torch=torch, timeouts=timeouts)
-        self._ahead: list[Worker] = []
+        self._timeouts = timeouts
+        self._server = ForkServer(code, torch)
         self._taken: list[Worker] = []
         self._lock = threading.Lock()
         # true after `kill()`: a worker that dies then was ended by us, its rung did not fail
@@ -276,51 +292,31 @@ class Pool:
 
     def kill(self) -> None:
         """End every worker, busy ones included: a thread that waits for one is told that it died."""
-        with self._lock:
-            self.ended = True
-            for worker in (*self._taken, *self._ahead):
+        self.ended = True
+        if not self._lock.acquire(timeout=0.2):  # another thread waits for the server, which imports
+            self._server.stop()
+            self._lock.acquire()
+        try:
+            for worker in self._taken:
                 worker.kill()
-            self._taken, self._ahead = [], []
+            self._taken = []
+            self._server.close()
+        finally:
+            self._lock.release()
 
     def take(self) -> Worker:
-        """Return a fresh worker, which the caller must close. Workers that died while idle are passed over.
+        """Return a fresh worker, which the caller must close. The first waits until the server has imported.
 
         Raises `WorkerFailure` once all have been killed, so that no late thread starts another.
         """
         with self._lock:
             if self.ended:
                 raise WorkerFailure("failed", "the run was ended")
-            while self._ahead and self._ahead[0]._exited():
-                self._ahead.pop(0).kill()
             self._taken = [worker for worker in self._taken if not worker.ended]
-            self._taken.append(self._ahead.pop(0) if self._ahead else self._make())
+            self._taken.append(Worker(self._server, self._timeouts))
             return self._taken[-1]
 
-    def first(self) -> Worker:
-        """Return the worker that `take` hands out next, for a question that leaves it unchanged."""
-        self.begin_ahead(1)
-        return self._ahead[0]
-
-    @property
-    def ahead(self) -> int:
-        """Return how many workers have been started ahead and not been taken yet."""
-        return len(self._ahead)
-
-    def begin_ahead(self, count: int) -> None:
-        """Start workers until ``count`` are ahead. They import meanwhile; `start_ahead` waits for them."""
-        with self._lock:
-            while len(self._ahead) < count and not self.ended:
-                self._ahead.append(self._make())
-
-    def start_ahead(self, count: int) -> None:
-        """Start workers until ``count`` are ahead, and wait until all have imported: idle, they disturb nothing.
-
-        A worker that dies while it imports is dropped. The ``take`` that misses it starts another and says why.
-        """
-        self.begin_ahead(count)
-        for worker in list(self._ahead):
-            try:
-                worker.wait_imported()
-            except WorkerFailure:
-                worker.kill()
-                self._ahead.remove(worker)
+    def wait(self) -> None:
+        """Return when the server has imported, or has failed to: `take` then says why."""
+        with contextlib.suppress(ServerEnded):
+            self._server.ready((TIMEOUTS | (self._timeouts or {}))["import"])

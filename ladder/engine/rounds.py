@@ -1,19 +1,23 @@
-"""Rounds of fresh worker processes of several checkouts: every program once a round, a rung's programs in a row.
+"""Generations: a process of each program, all alive together, timed in many short visits of one cycle.
 
-The order of rungs, and of the programs of a rung, is drawn anew for each round from (seed, round). So slow changes, a
-temperature say, favour no program and hardly differ between neighbours. On a GPU a few are prepared side by side and
-then timed one by one, as in a run (`ladder.engine.lanes`).
+A round is one generation. Its processes are forked by one server for each checkout, built and prepared. Then passes
+over all of them follow in random order, one visit at a time, so what the host does in a minute hits every program
+alike. Captured steps get more passes than eager ones. After the last timed cycle each process is profiled, and the
+very step that was timed is compared with the reference. Where memory does not hold all processes, they come in shifts.
+
+A generation counts as a whole: its outcomes are given when it is over.
 """
 
 from __future__ import annotations
 
-import contextlib
 import functools
 import itertools
 import os
 import random
-from collections.abc import Callable, Iterator, Sequence
-from dataclasses import dataclass
+import threading
+import time
+from collections.abc import Callable, Generator, Iterator, Sequence
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -21,28 +25,46 @@ from ladder.base import protocol
 from ladder.base.errors import UserError
 from ladder.base.locks import device_lock
 from ladder.engine import lanes
-from ladder.engine import run as measure
-from ladder.engine.pool import Pool, Worker, WorkerFailure
+from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
 from ladder.engine.visit import Visits
-from ladder.machine import system
+from ladder.machine import gpu_state, neighbours, stillness, system
 from ladder.machine.threads import share
+from ladder.results import record
+from ladder.stats import estimates
+
+PROFILED = 2  # cycles of each process
+MORE_PASSES = 1  # of captured steps, whose visits are short
+PREPARED = {"cuda": 8}  # programs prepared side by side once their memory is known, if memory and cores allow
+BESIDE = {"cuda": 8}  # processes that are profiled or proved side by side
+
+OnPhase = Callable[["Program", str], None]
 
 
 @dataclass(frozen=True)
 class Program:
-    """A worker's task: a recipe, by the packages in the folder `code`."""
+    """A worker's task: a recipe, by the packages in the folder `code` (None: this checkout's).
+
+    `main`: also time a cycle without lazy phases, and what each lazy phase costs.
+    `prove`: compare the timed step with the reference afterwards.
+    """
 
     name: str
     rung: str
     side: str
     workload: dict[str, Any]
     recipe: dict[str, Any]
-    code: Path
+    code: Path | None
+    main: bool = False
+    prove: bool = False
+
+    def is_captured(self) -> bool:
+        """Return whether the step is launched as CUDA graphs."""
+        return bool(self.recipe.get("cuda_graphs") or self.recipe.get("whole_step_graph"))
 
 
 @dataclass(frozen=True)
 class Visited:
-    """The outcome of a visit: "ok" and its record (`record.new_round`), or a failure's status and reason."""
+    """The outcome of a program in a generation: "ok" and its record, or a failure's status and reason."""
 
     program: Program
     status: str
@@ -51,18 +73,39 @@ class Visited:
     recipe: dict[str, Any] | None = None
     settings: dict[str, Any] | None = None
     choices: list[dict[str, Any]] | None = None
+    profile: dict[str, Any] | None = None
+    failure: WorkerFailure | None = None
 
 
-@dataclass(frozen=True)
-class Prepared:
-    """A worker's replies to building and preparing."""
+@dataclass
+class Process:
+    """A program's process in the generation that is being made, and what it has shown so far."""
 
+    program: Program
+    worker: Worker
     built: dict[str, Any]
-    spent: dict[str, Any] | None
+    spent: dict[str, Any]
+    beside: int
+    device_bytes: int | None = None
+    visits: list[dict[str, Any]] = field(default_factory=list)
+    passes: list[int] = field(default_factory=list)
+    still_s: list[float | None] = field(default_factory=list)
+    rejected: list[str] = field(default_factory=list)
+    visit_s: float = 0.0
+    finished: dict[str, Any] = field(default_factory=dict)
+    profiled: dict[str, Any] = field(default_factory=dict)
+    choices: list[dict[str, Any]] | None = None
+    after: str | None = None
 
 
 class Interleaved:
-    """The maker of the rounds. `torch` False and `timeouts` are for code of tests."""
+    """The maker of generations. `torch` False and `timeouts` are for code of tests.
+
+    Args:
+        cycles: timed cycles of an eager step in a generation. A captured one has `MORE_PASSES` more.
+        settle: run cycles before the first visit until the step time stands still.
+        profile: profile each process after its last visit.
+    """
 
     def __init__(
         self,
@@ -70,22 +113,28 @@ class Interleaved:
         *,
         cycles: int,
         seed: int,
-        settle: bool = True,
+        settle: bool = False,
+        profile: bool = True,
         torch: bool = True,
         timeouts: dict[str, float] | None = None,
         on_wait: Callable[[], None] | None = None,
+        on_phase: OnPhase = lambda program, phase: None,
+        visits: Visits | None = None,
     ) -> None:
-        self.device, self.cycles, self.seed, self.settle = device, cycles, seed, settle
-        self.torch, self.timeouts, self.on_wait = torch, timeouts, on_wait
+        self.device, self.cycles, self.seed, self.settle, self.profile = device, cycles, seed, settle, profile
+        self.torch, self.timeouts, self.on_wait, self.on_phase = torch, timeouts, on_wait, on_phase
         gpu = system.probe() if device == "cuda" else {}
-        self.visits, self.memory = Visits(device, gpu.get("uuid")), float(gpu.get("memory") or 0)
-        self._pools: dict[Path, Pool] = {}
-        self._stack = contextlib.ExitStack()
-        self._accepted: dict[str, list[dict[str, Any]]] = {}
+        self.visits = visits or Visits(device, gpu.get("uuid"))
+        self.memory = float(gpu.get("memory") or 0)
+        self.peaks: dict[str, int] = {}  # bytes reserved on the GPU, by program
+        self._pools: dict[Path | None, Pool] = {}
+        self._ahead: dict[Path | None, Pool] = {}  # servers of the next generation
+        self._lock, self.gpu = threading.Lock(), threading.Lock()
+        self.accepted: dict[str, list[dict[str, Any]]] = {}  # by program, in order
 
-    def order(self, number: int, programs: Sequence[Program]) -> list[Program]:
-        """Return the rungs in random order, and inside each rung its programs; a function of (seed, round)."""
-        draw = random.Random(f"{self.seed} {number}")
+    def order(self, number: int, programs: Sequence[Program], turn: int = 0) -> list[Program]:
+        """Return the rungs in random order, and inside each rung its programs: a function of (seed, round, pass)."""
+        draw = random.Random(f"{self.seed} {number} {turn}" if turn else f"{self.seed} {number}")
         blocks = [list(block) for _, block in itertools.groupby(programs, key=lambda program: program.rung)]
         draw.shuffle(blocks)
         for block in blocks:
@@ -97,166 +146,317 @@ class Interleaved:
         number: int,
         programs: Sequence[Program],
         is_due: Callable[[Program], bool] = lambda program: True,
-    ) -> Iterator[Visited]:
-        """Visit every program (given rung by rung) that is due when its turn comes.
+        last: bool = False,
+    ) -> Generator[Visited, None, None]:
+        """Make one generation of the programs (given rung by rung) that are due. Yield each outcome at its end.
 
-        Yield each outcome as it is done.
+        `last`: no generation follows, so no server is started for one.
         """
-        left = self.order(number, programs)
-        self._start_ahead(left)
-        self.visits.look_around()
-        while left:
-            size = self._lanes(left)
-            group, left = [program for program in left[:size] if is_due(program)], left[size:]
-            if len(group) > 1:
-                yield from self._group(group, number, is_due)
-            elif group:
-                yield self._visit(group[0], number)
-
-    def close(self) -> None:
-        self._stack.close()
-        self.visits.close()
-
-    def _start_ahead(self, programs: Sequence[Program]) -> None:
-        """Start a round's workers together, so that they import before anything is timed."""
-        codes = [program.code for program in programs]
-        most = max(1, lanes.MOST_AHEAD // max(1, len(set(codes))))
-        for code in dict.fromkeys(codes):
-            self._pool(code).start_ahead(min(most, codes.count(code)))
-
-    def _pool(self, code: Path) -> Pool:
-        if code not in self._pools:
-            pool = Pool(code=code, torch=self.torch, timeouts=self.timeouts)
-            self._pools[code] = self._stack.enter_context(pool)
-        return self._pools[code]
-
-    def _lanes(self, programs: Sequence[Program]) -> int:
-        """Return how many of the first programs are prepared side by side: one until a program's memory is known."""
-        rounds = itertools.chain.from_iterable(self._accepted.values())
-        peaks = [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]
-        most = lanes.fitting(measure.PREPARED.get(self.device, 1), self.memory, os.cpu_count() or 1, peaks)
-        alike = itertools.takewhile(lambda program: not lanes.chooses(program.recipe), programs[:most])
-        return max(1, len(list(alike)))
-
-    def _group(
-        self, programs: Sequence[Program], number: int, is_due: Callable[[Program], bool]
-    ) -> Iterator[Visited]:
-        """Prepare programs side by side and time them one by one.
-
-        A program whose failure others may have caused is visited again, alone.
-        """
-        ready: dict[str, tuple[Worker, Prepared]] = {}
-        failed: dict[str, WorkerFailure] = {}
-        held = share(len(programs))
-        jobs = [functools.partial(self._prepare_beside, each, ready, failed, held) for each in programs]
+        left = [program for program in self.order(number, programs) if is_due(program)]
+        codes = dict.fromkeys(program.code for program in left)
+        again: list[Program] = []
         try:
             with device_lock(system.device_key(self.device), self.on_wait):
-                lanes.each(jobs, len(jobs), self._kill)
-                beside = len(ready) - 1
-                for program in programs:
-                    if program.name in failed or not is_due(program):
-                        continue
-                    alive = {worker.pid for worker, _ in ready.values()}
-                    worker, prepared = ready.pop(program.name)
-                    try:
-                        visited = self._timed(worker, program, number, prepared, alive, beside)
-                    except WorkerFailure as failure:
-                        failed[program.name] = failure
-                        continue
-                    finally:
-                        worker.close()
-                    yield visited
+                for code in codes:
+                    self._pools[code] = self._ahead.pop(code, None) or self._pool(code)
+                for pool in self._pools.values():
+                    pool.wait()
+                self.visits.look_around()
+                while left:
+                    yield from self._shift(number, left, again, [] if last else list(codes))
+                for program in again:  # alone: others beside it may have been at fault
+                    if is_due(program):
+                        yield from self._shift(number, [program], [], [])
         finally:
-            for worker, _ in ready.values():
-                worker.close()
-        for program in programs:
-            failure = failed.get(program.name)
-            if failure and is_due(program):
-                unsure = lanes.is_unsure(failure)
-                yield self._visit(program, number) if unsure else self._failed(program, failure)
+            for pool in self._pools.values():
+                pool.kill()
+            self._pools.clear()
 
-    def _prepare_beside(
-        self,
-        program: Program,
-        ready: dict[str, tuple[Worker, Prepared]],
-        failed: dict[str, WorkerFailure],
-        held: int | None,
-    ) -> None:
-        worker = self._pool(program.code).take()
-        try:
-            ready[program.name] = worker, self._prepared(worker, program, held)
-        except WorkerFailure as failure:
-            worker.close()
-            failed[program.name] = failure
-        except BaseException:
-            worker.close()
-            raise
+    def adopt(self, code: Path | None, pool: Pool) -> None:
+        """Take over a pool, whose server has imported this code, for the next generation."""
+        self._ahead[code] = pool
 
-    def _kill(self) -> None:
-        for pool in self._pools.values():
+    def recall(self, name: str, rounds: Sequence[dict[str, Any]]) -> None:
+        """Take note of a program's rounds from an earlier run, which this one continues."""
+        self.accepted[name] = list(rounds)
+        if peaks := [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]:
+            self.peaks[name] = max(peaks)
+
+    def close(self) -> None:
+        for pool in (*self._pools.values(), *self._ahead.values()):
+            pool.kill()
+        self.visits.close()
+
+    def kill(self) -> None:
+        for pool in list(self._pools.values()):
             pool.kill()
 
-    def _visit(self, program: Program, number: int) -> Visited:
-        with device_lock(system.device_key(self.device), self.on_wait):
-            worker = self._pool(program.code).take()
-            try:
-                return self._timed(worker, program, number, self._prepared(worker, program))
-            except WorkerFailure as failure:
-                return self._failed(program, failure)
-            finally:
-                worker.close()
+    def _pool(self, code: Path | None) -> Pool:
+        return Pool(code=code, torch=self.torch, timeouts=self.timeouts)
 
-    def _failed(self, program: Program, failure: WorkerFailure) -> Visited:
+    def _shift(
+        self, number: int, left: list[Program], again: list[Program], codes: list[Path | None]
+    ) -> Iterator[Visited]:
+        """Take as many programs from `left` as fit together, and yield their outcomes."""
+        failed: dict[str, Visited] = {}
+        alive = self._prepared(left, failed)
+        asked = [process.program for process in alive] + [visited.program for visited in failed.values()]
+        several = len(asked) > 1
+        try:
+            self._passes(number, alive, failed)
+            self._each(alive, failed, self._finish)
+            if not left:
+                for code in codes:  # it imports while nothing is timed
+                    self._ahead.setdefault(code, self._pool(code))
+            if self.profile:
+                random.Random(f"{self.seed} {number} profile").shuffle(alive)
+                self._side_by_side(alive, failed, self._profile)
+            self._side_by_side(alive, failed, self._prove)
+        finally:
+            processes = [process.worker for process in alive]
+            lanes.each([worker.close for worker in processes], max(1, len(processes)), self.kill)
+        by_name = {process.program.name: process for process in alive}
+        for program in asked:
+            if program.name in by_name:
+                yield self._outcome(number, by_name[program.name])
+            elif several and lanes.is_unsure(failed[program.name].failure):
+                again.append(program)
+            else:
+                yield failed[program.name]
+
+    # Preparing
+
+    def _prepared(self, left: list[Program], failed: dict[str, Visited]) -> list[Process]:
+        """Build and prepare programs from the front of `left`, as many as fit together.
+
+        One at a time until their memory is known, which the device's own figure needs; then side by side.
+        """
+        alive: list[Process] = []
+        while left and self._fits(alive, left[0]):
+            program = left[0]
+            lane = self._lane(left, alive)
+            if len(lane) == 1:
+                left.pop(0)
+                before = self.visits.used_bytes()
+                if process := self._prepare(program, failed, None, len(alive)):
+                    process.device_bytes = _grown(before, self.visits.used_bytes())
+                    alive.append(process)
+                continue
+            del left[: len(lane)]
+            held, found = share(len(lane)), []
+
+            def prepare(each: Program, held: int | None = held, found: list[Process] = found) -> None:
+                if process := self._prepare(each, failed, held, len(lane)):  # noqa: B023
+                    found.append(process)
+
+            lanes.each([functools.partial(prepare, each) for each in lane], len(lane), self.kill)
+            alive += sorted(found, key=lambda process: lane.index(process.program))
+        return alive
+
+    def _lane(self, left: Sequence[Program], alive: Sequence[Process]) -> list[Program]:
+        """Return the programs at the front that are prepared side by side: those whose memory is known."""
+        most = min(PREPARED.get(self.device, 1), max(1, (os.cpu_count() or 1) // 2))
+        lane: list[Program] = []
+        for program in left[:most]:
+            known = self.peaks.get(program.name) is not None or self.device != "cuda"
+            if not known or lanes.chooses(program.recipe) or not self._fits(alive, *lane, program):
+                break
+            lane.append(program)
+        return lane or [left[0]]
+
+    def _fits(self, alive: Sequence[Process], *more: Program) -> bool:
+        """Return whether programs fit beside the living processes: one always does."""
+        if not alive and len(more) == 1:
+            return True
+        if self.device != "cuda":
+            return len(alive) + len(more) <= lanes.MOST_ALIVE
+        peaks = [self.peaks.get(process.program.name) for process in alive]
+        peaks += [self.peaks.get(each.name) for each in more]
+        known = [peak for peak in peaks if peak is not None]
+        unknown = len(peaks) - len(known)
+        needed = sum(known) + unknown * max(known, default=0) + len(peaks) * lanes.CONTEXT_BYTES
+        return len(peaks) <= lanes.MOST_ALIVE and needed <= lanes.SHARE * self.memory
+
+    def _prepare(
+        self, program: Program, failed: dict[str, Visited], threads: int | None, beside: int
+    ) -> Process | None:
+        """Build and prepare a program on so many CPU threads, and run its first untimed cycles."""
+        worker = None
+        try:
+            worker = self._pools[program.code].take()
+            self.on_phase(program, "build")
+            held = {"threads": threads} if threads else {}
+            asked = {"workload": program.workload, "recipe": program.recipe, "seed": self.seed} | held
+            built = worker.call("build", device=self.device, **asked)
+            if problem := self.visits.check_gpu(built.get("gpu_uuid")):
+                raise UserError(problem)
+            if any(built["recipe"].get(key) != value for key, value in program.recipe.items()):
+                raise WorkerFailure("n/a", "this commit gives the recipe another meaning")
+            self.on_phase(program, "prepare")
+            tunes: dict[str, Any] = {"patience": TUNING} if lanes.chooses(program.recipe) else {}
+            spent = worker.call("prepare", **tunes)
+            spent |= {"start_s": worker.start_s, "build_s": built.get("build_s"), "beside": beside}
+            settle = (protocol.SETTLE_S, protocol.SETTLE_CYCLES) if self.settle else (0, 0)
+            spent |= worker.call("begin", settle_s=settle[0], settle_cycles=settle[1])
+        except WorkerFailure as failure:
+            self._fail(program, failure, failed)
+            if worker is not None:
+                worker.close()
+            return None
+        except BaseException:
+            if worker is not None:
+                worker.kill()
+            raise
+        with self._lock:
+            peak = spent.get("peak_reserved_bytes")
+            if peak:
+                self.peaks[program.name] = max(peak, self.peaks.get(program.name, 0))
+        return Process(program, worker, built, spent, beside)
+
+    def _fail(self, program: Program, failure: WorkerFailure, failed: dict[str, Visited]) -> None:
         # A commit from before a field or value of a recipe existed refuses it: it cannot do this rung.
         refused = failure.reason.startswith("build: ConfigError")
-        return Visited(program, "n/a" if refused else failure.status, failure.reason)
+        status = "n/a" if refused else failure.status
+        with self._lock:
+            failed[program.name] = Visited(program, status, failure.reason, failure=failure)
 
-    def _prepared(self, worker: Worker, program: Program, threads: int | None = None) -> Prepared:
-        """Build and prepare a program, on so many CPU threads.
+    # Timing
 
-        `spent` is None if the commit understands the recipe otherwise.
-        """
-        held = {"threads": threads} if threads else {}
-        asked = {"workload": program.workload, "recipe": program.recipe, "seed": self.seed} | held
-        built = worker.call("build", device=self.device, **asked)
-        if problem := self.visits.check_gpu(built.get("gpu_uuid")):
-            raise UserError(problem)
-        recipe = built["recipe"]
-        if any(recipe.get(key) != value for key, value in program.recipe.items()):
-            return Prepared(built, None)
-        spent = worker.call("prepare") | {"start_s": worker.start_s, "build_s": built.get("build_s")}
-        return Prepared(built, spent)
+    def _passes(self, number: int, alive: list[Process], failed: dict[str, Visited]) -> None:
+        """Visit the processes in passes, each in a random order."""
+        captured = self.device == "cuda" and any(process.program.is_captured() for process in alive)
+        whole = self.cycles + MORE_PASSES * captured
+        pids = {process.worker.pid for process in alive}
+        for turn in range(whole):
+            asked = {
+                process.program.name: process
+                for process in alive
+                if turn < self.cycles or process.program.is_captured()
+            }
+            programs = [process.program for process in asked.values()]
+            order = [asked[program.name] for program in self.order(number, programs, turn + 1)]
+            self._each(order, failed, functools.partial(self._visit, turn=turn, pids=pids))
+            alive[:] = [process for process in alive if process.program.name not in failed]
 
-    def _timed(
-        self,
-        worker: Worker,
-        program: Program,
-        number: int,
-        prepared: Prepared,
-        alive: set[int] | None = None,
-        beside: int = 0,
-    ) -> Visited:
-        """Time a prepared program and return the outcome.
+    def _visit(self, process: Process, turn: int, pids: set[int]) -> None:
+        self.on_phase(process.program, "measure")
+        earlier = [each["gpu"] for each in (*self._rounds(process), *process.visits) if each.get("gpu")]
+        begin = time.monotonic()
+        seen = self.visits.cycle(process.worker, pids, earlier, process.rejected)
+        process.visit_s += time.monotonic() - begin
+        process.visits.append(seen)
+        process.passes.append(turn)
+        process.still_s.append(stillness.wait(process.worker.pid))
 
-        `alive` are the workers that hold a context, if others do. `beside` is how many were prepared with it.
-        """
-        if prepared.spent is None:
-            return Visited(program, "n/a", "this commit gives the recipe another meaning")
-        accepted = self._accepted.setdefault(program.name, [])
-        others = itertools.chain.from_iterable(self._accepted.values())
-        made = self.visits.visit(
-            worker,
-            number,
-            prepared.spent | {"beside": beside},
-            accepted,
-            others,
-            alive=alive,
-            cycles=self.cycles,
-            settle_s=protocol.SETTLE_S if self.settle else 0,
-            settle_cycles=protocol.SETTLE_CYCLES if self.settle else 0,
-            main=False,
+    def _rounds(self, process: Process) -> list[dict[str, Any]]:
+        return self.accepted.get(process.program.name, [])
+
+    def _finish(self, process: Process) -> None:
+        self.on_phase(process.program, "finish")
+        seen = [
+            each["canary_s"] for rounds in self.accepted.values() for each in rounds if each.get("canary_s")
+        ]
+        process.finished = self.visits.finish(process.worker, process.program.main, seen, process.rejected)
+        process.choices = process.worker.call("choices")["choices"]
+
+    def _profile(self, process: Process) -> None:
+        """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU."""
+        process.worker.call("profile", part="load")
+        with self.gpu:
+            self.on_phase(process.program, "profile")
+            with self.visits.watched({process.worker.pid}) as state:
+                process.worker.call("profile", part="record", cycles=PROFILED)
+        process.profiled = process.worker.call("profile", part="digest")
+        for cycle in process.profiled["cycles"] or []:
+            cycle["sm_mhz"] = state.get("sm_mhz")
+
+    def _prove(self, process: Process) -> None:
+        if process.program.prove:
+            self.on_phase(process.program, "prove")
+            process.after = process.worker.call("prove")["problem"] or "ok"
+
+    # Every stage, and what comes of a process
+
+    def _each(
+        self, alive: list[Process], failed: dict[str, Visited], stage: Callable[[Process], None]
+    ) -> None:
+        """Run a stage of each process, one at a time. A process that fails is closed and leaves `alive`."""
+        for process in list(alive):
+            self._staged(process, failed, stage)
+        alive[:] = [process for process in alive if process.program.name not in failed]
+
+    def _side_by_side(
+        self, alive: list[Process], failed: dict[str, Visited], stage: Callable[[Process], None]
+    ) -> None:
+        jobs = [functools.partial(self._staged, process, failed, stage) for process in alive]
+        lanes.each(jobs, BESIDE.get(self.device, 1), self.kill)
+        alive[:] = [process for process in alive if process.program.name not in failed]
+
+    def _staged(self, process: Process, failed: dict[str, Visited], stage: Callable[[Process], None]) -> None:
+        try:
+            stage(process)
+        except WorkerFailure as failure:
+            self._fail(process.program, failure, failed)
+            process.worker.close()
+
+    def _outcome(self, number: int, process: Process) -> Visited:
+        """Return a finished process' outcome, and keep its record for later generations."""
+        if process.after not in (None, "ok"):
+            failure = WorkerFailure("failed: parity", f"after timing: {process.after}")
+            return Visited(process.program, failure.status, failure.reason, failure=failure)
+        made = new_round(number, process)
+        self.accepted.setdefault(process.program.name, []).append(made)
+        if peak := made.get("peak_reserved_bytes"):
+            self.peaks[process.program.name] = peak
+        built, profile = process.built, process.profiled.get("profile")
+        return Visited(
+            process.program, "ok", None, made, built["recipe"], built["settings"], process.choices, profile
         )
-        accepted.append(made)
-        choices = worker.call("choices")["choices"]  # after timing
-        built = prepared.built
-        return Visited(program, "ok", None, made, built["recipe"], built["settings"], choices)
+
+
+def new_round(number: int, process: Process) -> dict[str, Any]:
+    """Return the raw record of a process in a generation."""
+    samples = [sample for visit in process.visits for sample in visit["samples_s"]]
+    events = [event for visit in process.visits for event in visit["event_s"] or []]
+    others = [visit[neighbours.KEY] for visit in process.visits if visit.get(neighbours.KEY) is not None]
+    seen = {key: process.spent[key] for key in ("lead_in_cycles", "settled")} | process.finished
+    seen |= {
+        "samples_s": samples,
+        "event_s": events or None,
+        neighbours.KEY: estimates.median(others),
+        "visit_s": process.visit_s,
+    }
+    made = record.new_round(number, process.spent, seen)
+    made |= {"device_used_bytes": process.device_bytes, "passes": process.passes}
+    waits = [seconds for seconds in process.still_s if seconds is not None]
+    made["still_s"] = max(waits) if len(waits) == len(process.still_s) and waits else None
+    if process.profiled:
+        cycles = process.profiled["cycles"]
+        captured = process.program.is_captured()
+        made["profiled"] = cycles
+        made["gpu_void"] = process.profiled["gpu_void"] or beyond(cycles, samples, captured)
+    if process.after:
+        made["after"] = process.after
+    states = [visit["gpu"] for visit in process.visits if visit.get("gpu")]
+    if states:
+        made |= {
+            "gpu": gpu_state.joined(states),
+            "canary_s": seen.get("canary_s"),
+            "rejected": process.rejected,
+        }
+    return made
+
+
+BEYOND = 1.005  # of the wall time: a captured step's kernels cannot take longer than its cycle
+
+
+def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:
+    """Return one line if a captured step's GPU time exceeds its wall time, which is timed without a profiler."""
+    if not (cycles and captured):
+        return None
+    gpu, wall = estimates.median([cycle["gpu_ms"] for cycle in cycles]), 1000 * estimates.median(samples_s)
+    return f"GPU time of {gpu:.4g} ms in a step of {wall:.4g} ms" if gpu > BEYOND * wall else None
+
+
+def _grown(before: int | None, after: int | None) -> int | None:
+    return None if before is None or after is None else max(0, after - before)

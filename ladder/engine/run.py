@@ -1,17 +1,14 @@
-"""A run of a ladder: rounds of fresh worker processes in random order, and a record of every outcome.
+"""A run of a ladder: generations of processes that live together, and a record of every outcome.
 
-A round is one visit to every rung, each in a process of its own. Process medians differ by more than the cycles of
-one process. Its order is drawn from (seed, round) so that drift does not favour a rung. The lowest and the highest
-rung are visited twice: the difference between these twins is noise (`ladder.results.judging`). Before the rounds, one
-inspector process a rung shows that the rung is on and computes what the baseline does (`ladder.engine.inspection`).
-How one visit is made, and when it is void, is in `ladder.engine.visit`. A rung that fails once is out; the others go
-on. After every visit the result file is written, so nothing finished is ever lost.
+A round is one generation (`ladder.engine.rounds`): a process of every rung, visited in turn in random order. The lowest
+and the highest rung have two: the difference between these twins is noise (`ladder.results.judging`). Before the first
+generation, one inspector process a rung shows that the rung is on and computes what the baseline does
+(`ladder.engine.inspection`). A rung that fails once is out; the others go on. After every generation the result file
+is written, so nothing finished is ever lost.
 """
 
 import contextlib
 import math
-import os
-import random
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -25,16 +22,17 @@ from ladder.engine import inspection
 from ladder.engine import lanes as sidebyside
 from ladder.engine.once import measure_once as measure_once
 from ladder.engine.pool import TUNING, Pool, Worker, WorkerFailure
+from ladder.engine.rounds import Interleaved, Program, Visited
 from ladder.engine.run_state import OnEvent, RunState
 from ladder.machine import system
 from ladder.plan import modes
 from ladder.results import judging, record, types
 from ladder.results.combine import resuming
-from ladder.stats import rounds_budget, verdicts
+from ladder.stats import rounds_budget
 
-LANES = {"cuda": 6}  # inspectors side by side; on a CPU they would only take each other's cores
-INSPECTOR_GB = 20.0  # of the GPU's memory for each
-PREPARED = {"cuda": 8}  # rungs prepared side by side before each is timed alone, if memory and cores allow
+LANES = {"cuda": 8}  # inspectors side by side; on a CPU they would only take each other's cores
+INSPECTOR_GB = 20.0  # of the GPU's memory for each, if the workload is a large one
+SMALL_GB, SMALL_PIXELS = 9.0, 2**20  # for a workload with at most so many pixels a batch
 
 
 def run_ladder(
@@ -63,8 +61,8 @@ def run_ladder(
 
     Args:
         workload: "data" may be a path; the result has `data_source` and `images` instead.
-        rounds: by default 5 to 12 as far as `budget_s` allows (`ladder.stats.rounds_budget`), or 3 if `quick`.
-        quick: leave out settling and repeats of the cycle without lazy phases. The result is not to be quoted.
+        rounds: generations; by default 3 to 12 as far as `budget_s` allows (`ladder.stats.rounds_budget`).
+        quick: one timed cycle a process and no second twin. The result is not to be quoted.
         resume: a result file, to which the run adds what it lacks.
         on_event: called with dicts, see below.
         data_source: "sample-photographs" or "user-images".
@@ -101,38 +99,48 @@ def run_ladder(
         path = resume or record.new_path(out, result)
         inspects = code is None if inspect is None else inspect
         run = _Run(result, workload, planned, device, path, on_event, inspects)
-        with (
-            stop_on_sigterm(),
-            Pool(code=code, torch=code is None or device == "cuda", timeouts=timeouts) as pool,
-        ):
+        torch = code is None or device == "cuda"
+        with stop_on_sigterm():
             if resume is not None:
-                refuse_other_threads(resume, result, pool)
-            run.measure(pool)
+                refuse_other_threads(resume, result, code, torch, timeouts)
+            run.measure(code, timeouts, torch)
         return result
 
 
 class _Run(RunState):
-    """One run in progress: the rounds, the inspections and the visits that fill its result."""
+    """One run in progress: the inspections and the generations that fill its result."""
 
-    def measure(self, pool: Pool) -> None:
-        """Inspect, then run all rounds. `result` is finished and written, also when interrupted."""
+    def measure(self, code: Path | None, timeouts: dict[str, float] | None, torch: bool) -> None:
+        """Inspect, then make all generations. `result` is finished and written, also when interrupted."""
+        self.maker = Interleaved(
+            self.device,
+            cycles=self.protocol["cycles"],
+            seed=self.protocol["seed"],
+            torch=torch,
+            timeouts=timeouts,
+            on_wait=lambda: self.emit("waiting"),
+            on_phase=self.on_phase,
+            visits=self.visits,
+        )
         try:
             self.save()
             self.emit("start", path=str(self.path))
             if self.inspects:
+                pool = Pool(code=code, torch=torch, timeouts=timeouts)
+                self.maker.adopt(code, pool)
                 self.inspect_all(pool)
+            self.recall()
             number, round_s = 0, 0.0
             while self.goes_on(number, round_s):
                 begin = time.monotonic()
-                self.round(pool, number)
+                self.generation(number, code)
                 round_s = max(round_s, time.monotonic() - begin)
-                self.emit("round")
                 number += 1
                 self.fit_cycles(number, round_s)
             self.visits.look_around()
             self.result["complete"] = True
         except KeyboardInterrupt:
-            self.protocol["notes"].append("interrupted: what was finished is kept")
+            self.protocol["notes"].append("interrupted: whole generations are kept")
         except EnvironmentFailure as failure:
             self.protocol["notes"].append(f"interrupted: {failure}")
             raise UserError(
@@ -142,11 +150,16 @@ class _Run(RunState):
             try:
                 self.save()
             finally:
-                self.visits.close()
+                self.maker.close()
         self.emit("end", path=str(self.path))
 
+    def recall(self) -> None:
+        """Tell the maker of generations what a resumed run has measured before."""
+        for name, rung in self.rungs.items():
+            self.maker.recall(name, rung["rounds"])
+
     def goes_on(self, done: int, round_s: float) -> bool:
-        """Return whether to make one more round, and keep the number of planned rounds up to date."""
+        """Return whether to make one more generation, and keep the number of planned ones up to date."""
         asked = self.protocol["rounds"] if self.protocol["fixed"] else None
         begun = any(r["round"] >= done for rung in self.rungs.values() for r in rung["rounds"])
         go = begun or rounds_budget.another_round(
@@ -155,7 +168,7 @@ class _Run(RunState):
             budget_s=self.protocol["budget_s"],
             spent_s=time.monotonic() - self.begin,
             round_s=round_s,
-            wanted=done >= verdicts.LEAST_ROUNDS and self.wants_rounds(),
+            wanted=done >= rounds_budget.FEWEST_ROUNDS and self.wants_rounds(),
         )
         self.protocol["rounds"] = max(self.protocol["rounds"], done + 1) if go else done
         return go
@@ -164,96 +177,85 @@ class _Run(RunState):
         return judging.wants_generations(types.build(types.Result, self.result))
 
     def fit_cycles(self, done: int, round_s: float) -> None:
-        """Time one cycle a visit from now on if five rounds of more do not fit the budget. A note says so."""
+        """Time one cycle a process from now on if three generations of more do not fit the budget. A note says so."""
         protocol, spent = self.protocol, time.monotonic() - self.begin
         limit = None if protocol["fixed"] else protocol["budget_s"]
         cycles = rounds_budget.fitting_cycles(
             protocol["cycles"], done, budget_s=limit, spent_s=spent, round_s=round_s
         )
         if cycles < protocol["cycles"]:
-            protocol["cycles"] = cycles
-            protocol["notes"].append(f"from round {done + 1} on {cycles} cycle a visit, to fit the budget")
+            protocol["cycles"] = self.maker.cycles = cycles
+            protocol["notes"].append(
+                f"from generation {done + 1} on {cycles} cycle a visit, to fit the budget"
+            )
 
-    def order(self, number: int) -> list[str]:
-        """Return the rungs of one round in random order: a function of (seed, round), so that a run can be resumed."""
-        names = list(self.recipes)
-        random.Random(f"{self.protocol['seed']} {number}").shuffle(names)
-        return names
+    def generation(self, number: int, code: Path | None) -> None:
+        """Make one generation of every rung that has not failed yet, and write the file."""
+        programs = [
+            Program(
+                name,
+                name,
+                name,
+                self.workload,
+                recipe,
+                code,
+                main=number == 0 and name not in self.twins,
+                prove=self.inspects,
+            )
+            for name, recipe in self.recipes.items()
+        ]
+        self.number = number
+        self.place.at = {"rung": None, "round": number}
+        left = rounds_budget.LEAST_ROUNDS - number - 1
+        last = (self.protocol["fixed"] and number + 1 >= self.protocol["rounds"]) or (
+            not self.protocol["fixed"] and left <= 0 and not self.wants_rounds()
+        )
+        with contextlib.closing(
+            self.maker.round(number, programs, lambda program: self.is_due(program.name, number), last)
+        ) as outcomes:
+            for visited in outcomes:
+                self.take(visited, number)
+        self.save()
+        self.emit("round")
 
-    def round(self, pool: Pool, number: int) -> None:
-        """Visit every rung that has not failed yet. Some are prepared side by side; the others, alone, come last."""
-        names = self.order(number)
-        self.visits.look_around()
-        if PREPARED.get(self.device, 1) > 1:
-            sidebyside.time_all(self, pool, names, number)
-        self.each(pool, names, number)
+    def take(self, visited: Visited, number: int) -> None:
+        """Keep the outcome of a rung in a generation."""
+        rung = self.rungs[visited.program.name]
+        self.place.at = {"rung": rung["name"], "round": number}
+        if visited.round is None:
+            self.fail(rung, number, visited.failure or WorkerFailure(visited.status, visited.reason or ""))
+        else:
+            rung["rounds"].append(visited.round)
+            rung.update(status="ok", reason=None, recipe=visited.recipe, settings=visited.settings)
+            if visited.profile and "of" not in rung and not rung.get("profile"):
+                rung["profile"] = visited.profile
+            record.add_choices(self.result, rung.get("of", rung["name"]), visited.choices)
+        self.visited(rung, number)
 
-    def lanes(self) -> int:
-        """Return how many rungs are prepared side by side now."""
-        memory = (self.result["machine"].get("gpu_memory_gb") or 0.0) * 2**30
-        rounds = [each for rung in self.rungs.values() for each in rung["rounds"]]
-        peaks = [each["peak_reserved_bytes"] for each in rounds if each.get("peak_reserved_bytes")]
-        return sidebyside.fitting(PREPARED[self.device], memory, os.cpu_count() or 1, peaks)
+    def on_phase(self, program: Program, phase: str) -> None:
+        """Tell the caller what is done with a rung now."""
+        self.place.at = {"rung": program.name, "round": self.number}
+        self.emit("phase", phase=phase)
 
-    def each(self, pool: Pool, names: list[str], number: int | None) -> None:
-        """Give every rung that has not failed a fresh worker. It is inspected if `number` is None, else timed."""
-        names = [name for name in names if self.is_due(name, number)]
-        if not names:
-            return
-        pool.start_ahead(min(len(names), sidebyside.MOST_AHEAD))
-        for place, name in enumerate(names):
-            rung = self.rungs[name]
-            if not self.is_due(name, number):  # a rung it depends on has failed since
+    def each(self, pool: Pool, names: list[str]) -> None:
+        """Inspect every rung that is due in a worker of its own."""
+        for name in names:
+            if not self.is_due(name, None):
                 continue
-            if not pool.ahead:  # twelve side by side import in the time of one
-                pool.start_ahead(min(len(names) - place, sidebyside.MOST_AHEAD))
-            self.place.at = {"rung": name, "round": number}
-            self.emit("inspect" if number is None else "visit")
+            rung = self.rungs[name]
+            self.place.at = {"rung": name, "round": None}
+            self.emit("inspect")
             try:
                 with self.device_lock():
-                    self.one(pool, rung, number)
+                    worker = pool.take()
+                    try:
+                        self.get_ready(worker, rung, keep_gradients=True)
+                        self.inspect(worker, rung)
+                    finally:
+                        worker.close()
             except WorkerFailure as failure:
-                self.fail(rung, number, failure)
-            self.visited(rung, number)
-
-    def one(self, pool: Pool, rung: dict[str, Any], number: int | None) -> None:
-        """Run one worker's life: build, prepare, then inspect or time."""
-        worker = pool.take()
-        try:
-            prepared = self.get_ready(worker, rung, keep_gradients=number is None)
-            if number is None:
-                self.inspect(worker, rung)
-            else:
-                self.time(worker, rung, number, prepared)
-        finally:
-            worker.close()
-
-    def time(
-        self,
-        worker: Worker,
-        rung: dict[str, Any],
-        number: int,
-        prepared: dict[str, Any],
-        alive: set[int] | None = None,
-    ) -> None:
-        """Time a prepared rung and keep its record. `alive` are the workers that hold a context, if others do."""
-        self.emit("phase", phase="measure")
-        made = self.visits.visit(
-            worker,
-            number,
-            prepared,
-            rung["rounds"],
-            (r for each in self.rungs.values() for r in each["rounds"]),
-            alive=alive,
-            cycles=self.protocol["cycles"],
-            settle_s=self.protocol["settle_s"],
-            settle_cycles=self.protocol["settle_cycles"],
-            main=(number == 0 or not self.protocol["quick"]) and "of" not in rung,
-        )
-        rung["rounds"].append(made)
-        rung.update(status="ok", reason=None)
-        used = worker.call("choices")["choices"]  # after timing
-        record.add_choices(self.result, rung.get("of", rung["name"]), used)
+                self.fail(rung, None, failure)
+            self.visited(rung, None)
 
     def device_lock(self) -> contextlib.AbstractContextManager[None]:
         return device_lock(system.device_key(self.device), lambda: self.emit("waiting"))
@@ -288,16 +290,18 @@ class _Run(RunState):
             if self.rungs[name]["inspection"] is None and (found := self.seen.get(self.recipes[name])):
                 self.rungs[name].update(found)
         memory = self.result["machine"].get("gpu_memory_gb") or math.inf
-        lanes = max(1, int(min(LANES.get(self.device, 1), memory / INSPECTOR_GB)))
+        small = self.workload["batch"] * self.workload.get("resolution", 0) ** 2 <= SMALL_PIXELS
+        lanes = max(1, int(min(LANES.get(self.device, 1), memory / (SMALL_GB if small else INSPECTOR_GB))))
         if lanes > 1:
-            # The first is alone, as it makes the reference. Beside others its batch might have to shrink.
-            self.each(pool, names[:1], None)
+            if not small:
+                # The first is alone, as it makes the reference. Beside others its batch might have to shrink.
+                self.each(pool, names[:1])
             # Rungs that choose by measuring are left to the end, alone: timed processes find their choices in a cache.
-            rest = [name for name in names[1:] if not sidebyside.chooses(self.recipes[name])]
+            rest = [name for name in names if not sidebyside.chooses(self.recipes[name])]
             # The budget of whole steps takes longest to make; others make theirs meanwhile.
             whole = [name for name in rest if self.recipes[name].get("whole_step_graph")][:1]
             sidebyside.inspect(self, pool, list(dict.fromkeys([*whole, *rest])), lanes)
-        self.each(pool, names, None)  # all, or those that ran out of memory beside others
+        self.each(pool, names)  # all, or those that ran out of memory beside others
 
     def inspect(
         self, worker: Worker, rung: dict[str, Any], alone: inspection.Alone = contextlib.nullcontext
@@ -317,12 +321,15 @@ class _Run(RunState):
         self.seen.put(self.recipes[rung["name"]], found)
 
 
-def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None:
+def refuse_other_threads(
+    path: Path, before: dict[str, Any], code: Path | None, torch: bool, timeouts: dict[str, float] | None
+) -> None:
     """Raise `UserError`, one line, if the timed rungs computed with another number of CPU threads than a worker has."""
     try:
-        threads = pool.first().call("threads")["cpu_threads"]
+        with Pool(code=code, torch=torch, timeouts=timeouts) as pool:
+            threads = pool.take().call("threads")["cpu_threads"]
     except WorkerFailure:
-        return  # the visits will say what is wrong
+        return  # the generations will say what is wrong
     timed = [rung for rung in [*before["rungs"], *before["twins"]] if rung["rounds"]]
     seen = [(rung.get("settings") or {}).get("cpu_threads") for rung in timed]
     if other := [count for count in seen if count is not None and threads is not None and count != threads]:

@@ -43,6 +43,7 @@ class RunState:
         self.inspects = inspects
         self.visits = Visits(device, system.probe().get("uuid") if device == "cuda" else None)
         self.place = threading.local()  # the rung and round of this thread
+        self.number: int | None = None  # of the generation that is being made
         self.lock = threading.RLock()  # guards the result
 
     def is_due(self, name: str, number: int | None) -> bool:

@@ -64,19 +64,28 @@ class Channel:
         self._out.flush()
 
 
+class Nobody:
+    """A stand-in for the other end of a worker's pipes."""
+
+    def send(self, message: dict[str, Any]) -> None:
+        pass
+
+
 class Rung:
     """One training step under test, with a method for each command."""
 
-    def __init__(self, code: Path | None, channel: Channel) -> None:
+    def __init__(self, code: Path | None, channel: "Channel | Nobody") -> None:
         self.code, self.channel = code, channel
         self.step: Any = None
         self.device = "cpu"
         self.peaks: dict[str, int] = {}  # of visits before the last
         self.threads = Threads()
+        self.retries, self.weights = 0, {}
+        self.profiled, self.recorded = False, []
 
     def do_import(self, torch: bool) -> dict[str, Any]:
         begin = time.perf_counter()
-        if self.code:
+        if self.code and str(self.code) not in sys.path[:1]:
             sys.path.insert(0, str(self.code))
         if torch:
             importlib.import_module("torch")
@@ -140,32 +149,96 @@ class Rung:
         return parts | {"prepare_s": whole, "capture_s": sum(captured)}
 
     def do_visit(self, cycles: int, settle_s: float, settle_cycles: int, main: bool) -> dict[str, Any]:
-        """Run an untimed lead-in, `cycles` timed cycles, then all that is not the step's time.
-
-        That is a cycle without lazy phases, the cost of each lazy phase, and the checks that timing must not see.
-        """
+        """Begin, time so many cycles in a row, and finish: all visits of a process that is alone."""
         begin = time.perf_counter()
+        begun = self.do_begin(settle_s, settle_cycles)
+        timed = [self.timed_cycle() for _ in range(cycles)]
+        found = self.sampled(timed) | begun | self.do_finish(main)
+        return found | {"visit_s": time.perf_counter() - begin}
+
+    def do_begin(self, settle_s: float, settle_cycles: int) -> dict[str, Any]:
+        """Run the lead-in before the first visit, on all CPU threads."""
         self.threads.release()
         gc.collect()
-        retries = self.memory().get("alloc_retries", 0)
-        weights = weights_of(self.step)
+        self.retries = self.memory().get("alloc_retries", 0)
+        self.weights = weights_of(self.step)
         lead_in, settled = self.lead_in(settle_s, settle_cycles)
-        timed = [self.timed_cycle() for _ in range(cycles)]
+        return self.memory() | {"lead_in_cycles": lead_in, "settled": settled}
+
+    def do_cycle(self) -> dict[str, Any]:
+        """Drain what idle loaders hold, then time one cycle: one visit of a generation."""
+        self.refuse_profiled()
+        self.drain()
+        return self.sampled([self.timed_cycle()])
+
+    def sampled(self, timed: list[tuple[float, float | None]]) -> dict[str, Any]:
+        events = [event for _, event in timed] if self.device == "cuda" else None
+        return {"samples_s": [wall for wall, _ in timed], "event_s": events}
+
+    def do_finish(self, main: bool) -> dict[str, Any]:
+        """Do all that is not the step's time: a cycle without lazy phases, their costs, and checks of the step.
+
+        Raises `Invalid` for NaN, Inf, or weights that stood still.
+        """
+        self.refuse_profiled()
         reply: dict[str, Any] = {
-            "samples_s": [wall for wall, _ in timed],
-            "event_s": [event for _, event in timed] if self.device == "cuda" else None,
             "main_s": self.timed_cycle(lazy=False)[0] if main else None,
             "lazy_s": self.lazy_costs() if main else None,
-            "lead_in_cycles": lead_in,
-            "settled": settled,
             **self.memory(),
         }
-        reply["alloc_retries"] = reply.get("alloc_retries", 0) - retries
-        if broken := self.step.check_finite() or stood_still(weights, weights_of(self.step)):
+        reply["alloc_retries"] = reply.get("alloc_retries", 0) - self.retries
+        if broken := self.step.check_finite() or stood_still(self.weights, weights_of(self.step)):
             raise Invalid(broken)
         if self.device == "cuda":
             reply["canary_s"] = self.canary(reply)
-        return reply | {"visit_s": time.perf_counter() - begin}
+        return reply
+
+    def do_canary(self) -> dict[str, Any]:
+        """Run the canary kernel once more."""
+        return {"canary_s": gpu_state.canary_seconds(sys.modules["torch"])}
+
+    def do_profile(self, part: str, cycles: int = 0) -> dict[str, Any]:
+        """Profile whole cycles after the last timed one: no cycle of this process is timed again.
+
+        Part "load" starts a profiler, "record" needs the GPU for itself, and "digest" returns what was recorded.
+        """
+        self.profiled = True
+        if self.device != "cuda":
+            return {"cycles": None, "profile": None, "gpu_void": None}
+        from ladder.engine import profiling
+
+        if part == "load":
+            profiling.load()
+        elif part == "record":
+            self.recorded = profiling.record(self, cycles)
+        else:
+            return profiling.digest(self.recorded)
+        return {}
+
+    def do_prove(self) -> dict[str, Any]:
+        """Compare the very step that was timed with the FP64 reference, on the reference's state and inputs."""
+        from ladder.parity import after_timing
+
+        self.profiled = True
+        return {
+            "problem": after_timing.problem(self.step, lambda text: self.channel.send({"progress": text}))
+        }
+
+    def refuse_profiled(self) -> None:
+        """Raise if a profiler ran in this process: what it leaves behind would be timed, too."""
+        if self.profiled:
+            raise RuntimeError("a process that was profiled is never timed again")
+
+    def drain(self) -> None:
+        """Run as many steps as loaders may hold batches for. An idle loader refills."""
+        held = math.ceil(self.step.data_capacity)
+        if hasattr(self.step, "step") and hasattr(self.step, "count"):
+            for _ in range(held):
+                self.step.step()
+        else:  # an old commit's
+            for _ in range(math.ceil(held / CYCLE_STEPS)):
+                self.step.cycle()
+        self.synchronize()
 
     def canary(self, peaks: dict[str, Any]) -> float | None:
         """Return the seconds of a kernel that is the same in every process.

@@ -1,7 +1,7 @@
 """One visit of a rung: timed in its worker while the GPU is watched from here, and repeated if it was void."""
 
 import contextlib
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any
 
 from ladder.engine.pool import Worker, WorkerFailure
@@ -12,8 +12,6 @@ from ladder.results import record
 class Visits:
     """The visits of a run. On a CPU there is no GPU to watch, and no visit is void for its state.
 
-    Each visit records the share of the CPU that other processes took meanwhile, on every device.
-
     Args:
         uuid: of the GPU that the workers should be on.
         nvml: replaces pynvml in tests.
@@ -23,10 +21,10 @@ class Visits:
         self.watch = gpu_state.Watch(uuid, nvml=nvml) if device == "cuda" else None
         self.uuid = uuid if device == "cuda" else None
         self.quiet_percent: int | None = None
-        self.lost = 0  # void visits of rungs without a record of them: all of a round's visits were void
+        self.lost = 0  # void visits of rungs without a record of them: all of a generation's visits were void
 
     def look_around(self) -> None:
-        """Record how busy the GPU is while nothing of ours runs on it, between rounds."""
+        """Record how busy the GPU is while nothing of ours runs on it, between generations."""
         if self.watch:
             self.quiet_percent = self.watch.quiet()
 
@@ -34,52 +32,57 @@ class Visits:
         """Return one line if a worker, whose GPU is `seen`, runs on another GPU than the watched one."""
         return gpu_state.wrong_gpu(self.uuid, seen)
 
-    def visit(
-        self,
-        worker: Worker,
-        number: int,
-        prepared: dict[str, Any],
-        own: list[dict[str, Any]],
-        others: Iterable[dict[str, Any]],
-        *,
-        alive: set[int] | None = None,
-        **how: Any,
+    def used_bytes(self) -> int | None:
+        """Return the bytes of the GPU that are in use, None if unknown."""
+        return self.watch.gpu.used() if self.watch else None
+
+    def cycle(
+        self, worker: Worker, alive: set[int], earlier: Sequence[dict[str, Any]], rejected: list[str]
     ) -> dict[str, Any]:
-        """Return the raw record of a visit that counts.
+        """Return one timed cycle's reply, with `gpu`, the GPU's state, and the share of the CPU that others took.
 
         Args:
-            own: the accepted rounds of this rung.
-            others: the accepted rounds of all rungs.
-            alive: all workers of ours that hold a context; by default this one alone.
-            how: the fields of the worker's command.
+            alive: all workers of ours that hold a context.
+            earlier: the states of the rung's accepted visits.
+            rejected: gets the reasons of void visits. A process has three repeats in all.
 
         Raises:
-            WorkerFailure: the worker failed. Status "invalid" means that four visits in a row were void.
+            WorkerFailure: the worker failed. Status "invalid" means that too many visits were void.
         """
-        earlier = [each["gpu"] for each in own if each.get("gpu")]
-        canaries = [each["canary_s"] for each in others if each.get("canary_s")]
-
-        def once() -> tuple[dict[str, Any], dict[str, Any]]:
-            worker.wait_imported()
-            with self.watched(alive or {worker.pid}) as state:
+        while True:
+            with self.watched(alive) as state:
                 before = neighbours.sample()
-                seen = worker.call("visit", **how)
-                after = neighbours.sample()
-            return seen | {neighbours.KEY: neighbours.share(before, after)}, state
+                seen = worker.call("cycle")
+                share = neighbours.share(before, neighbours.sample())
+            reason = gpu_state.void_reason(state, earlier)
+            if reason is None:
+                return seen | {"gpu": state, neighbours.KEY: share}
+            rejected.append(reason)
+            if len(rejected) > gpu_state.MOST_RETRIES:
+                self.lost += len(rejected)
+                raise WorkerFailure("invalid", gpu_state.throttled(rejected))
 
-        def void(visit: tuple[dict[str, Any], dict[str, Any]]) -> str | None:
-            seen, state = visit
-            return record.void_memory(seen) or gpu_state.void_reason(
-                state, earlier, seen.get("canary_s"), canaries
-            )
+    def finish(
+        self, worker: Worker, main: bool, canaries: Sequence[float], rejected: list[str]
+    ) -> dict[str, Any]:
+        """Return the worker's reply to "finish".
 
-        kept, rejected = gpu_state.with_retries(once, void)
-        if kept is None:
-            self.lost += len(rejected)
-            raise WorkerFailure("invalid", gpu_state.throttled(rejected))
-        seen, state = kept
-        more = {"gpu": state, "canary_s": seen.get("canary_s"), "rejected": rejected} if state else {}
-        return record.new_round(number, prepared, seen) | more
+        Args:
+            canaries: the accepted canary times of the run. A canary beside them is asked three times more.
+
+        Raises:
+            WorkerFailure: the worker failed, the canary stays slow, or memory was too tight ("invalid").
+        """
+        seen = worker.call("finish", main=main)
+        if reason := record.void_memory(seen):
+            raise WorkerFailure("invalid", reason, seen)
+        while reason := gpu_state.void_reason({}, (), seen.get("canary_s"), canaries):
+            rejected.append(reason)
+            if len(rejected) > gpu_state.MOST_RETRIES:
+                self.lost += len(rejected)
+                raise WorkerFailure("invalid", gpu_state.throttled(rejected))
+            seen |= {"canary_s": worker.call("canary")["canary_s"]}
+        return seen
 
     @contextlib.contextmanager
     def watched(self, alive: set[int]) -> Iterator[dict[str, Any]]:

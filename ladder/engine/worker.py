@@ -1,4 +1,4 @@
-"""The process that runs one rung: `python -m ladder.engine.worker [--code DIR]`, started by `ladder.engine.pool`.
+"""The process that runs one rung, forked by `ladder.engine.forkserver` for `ladder.engine.pool`.
 
 Protocol: JSON objects, one a line, on the process's original stdin and stdout. Prints of the measured code go to
 stderr instead and cannot corrupt it. Each command, `{"do": NAME, ...}`, gets one reply, `{"ok": true, ...}`. Slow
@@ -9,7 +9,13 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | import | torch: bool | start_s |
 | build | workload, recipe, device, seed, threads, keep_gradients | recipe, settings, build_s, gpu_uuid |
 | prepare | | prepare_s, capture_s, and the parts that the measured code reports: warmup_s, ... |
-| visit | cycles, settle_s, settle_cycles, main: bool | samples_s, event_s, main_s, lazy_s, canary_s, ... |
+| visit | cycles, settle_s, settle_cycles, main: bool | those of begin, cycle and finish |
+| begin | settle_s, settle_cycles | lead_in_cycles, settled, and the memory so far |
+| cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
+| finish | main: bool | main_s, lazy_s, canary_s, and the memory |
+| canary | | canary_s |
+| profile | cycles | those of `ladder.engine.profiling.profile` |
+| prove | | problem: one line or null, see `ladder.parity.after_timing` |
 | parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
 | receipts | rungs: list or null | receipts: {rung: {}}, evidence |
 | choices | | choices: rows of `kernels.choices` that decided here, null if the measured code does not say |
@@ -25,18 +31,20 @@ canary_s: seconds of a kernel that is the same in every process.
 A failure is a reply, not a crash: `{"ok": false, "status": ..., "reason": one line, "peak_reserved_bytes": n, ...}`.
 The status is "oom", "failed", "invalid", "n/a", or "environment" (a full disk, say: the system's fault, not the
 rung's). The process is then discarded. All times are seconds for one step (a 16-step cycle / 16) unless named
-otherwise. With `--code DIR`, `stylegan_lite` and `kernels` come from DIR (asv measures old commits). All that times
-comes from the package beside this file.
+otherwise. With a folder `code`, `stylegan_lite` and `kernels` come from there (asv measures old commits). All that
+times comes from the package beside this file.
 """
 
-import argparse
+import contextlib
+import importlib
 import os
 import sys
 from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import describe, of_environment, one_line
-from ladder.engine.timed_rung import Channel, Invalid, NoContract, Rung
+from ladder.engine.pool import SPOKEN
+from ladder.engine.timed_rung import Channel, Invalid, Nobody, NoContract, Rung
 
 ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 _OOM_SIGNS = ("out of memory", "can't allocate memory", "annot allocate memory", "ALLOC_FAILED")
@@ -44,6 +52,7 @@ _OOM_SIGNS = ("out of memory", "can't allocate memory", "annot allocate memory",
 
 def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
     """Return the reply for an exception: its status, one line why, and the memory peaks."""
+    did = SPOKEN.get(did, did)
     try:
         memory = rung.memory()
     except Exception:  # a CUDA error makes every later call fail as well
@@ -65,11 +74,21 @@ def failure(error: BaseException, did: str, rung: Rung) -> dict[str, Any]:
     return {"ok": False, "did": did, "status": status, "reason": reason, **memory}
 
 
-def main() -> None:
+def preload(code: Path | None, torch: bool) -> None:
+    """Import what workers need, so that their forks have it. What fails is said by the worker that imports it again."""
+    if torch:
+        with contextlib.suppress(Exception):
+            importlib.import_module("numpy")  # before torch, see `ladder.engine.forkserver`
+    try:
+        Rung(code, Nobody()).do_import(torch)
+    except Exception:
+        return
+
+
+def run(code: Path | None) -> None:
+    """Answer commands until one says "exit"."""
     channel = Channel()
-    parser = argparse.ArgumentParser(prog="ladder.engine.worker")
-    parser.add_argument("--code", type=Path, help="folder that stylegan_lite and kernels come from")
-    rung = Rung(parser.parse_args().code, channel)
+    rung = Rung(code, channel)
     while True:
         command = channel.receive()
         did = command.pop("do")
@@ -82,7 +101,3 @@ def main() -> None:
         channel.send(reply)
         if did == "exit":
             os._exit(0)  # nothing left to save; interpreter teardown with CUDA and loaders takes seconds
-
-
-if __name__ == "__main__":
-    main()

@@ -61,7 +61,9 @@ class Gpu:
             return
         try:
             if nvml is None:
-                import pynvml as nvml
+                import pynvml
+
+                nvml = pynvml
             nvml.nvmlInit()
         except Exception as error:
             self.unknown = f"NVML is not available: {describe(error)}"
@@ -74,9 +76,9 @@ class Gpu:
 
     def read(self, own: frozenset[int]) -> Reading:
         """Return one poll. `own` are our processes that may hold a context."""
-        before = self._used()
+        before = self.used()
         processes = self._processes("nvmlDeviceGetComputeRunningProcesses")
-        after = self._used()
+        after = self.used()
         foreign, ours = whose(processes, own)
         # Between two equal figures nothing was allocated, so our bytes and the total belong together.
         steady = before is not None and before == after and ours is not None
@@ -129,7 +131,8 @@ class Gpu:
         ):  # NotSupported, NoPermission, GpuIsLost, an older library without it: all say nothing
             return None
 
-    def _used(self) -> int | None:
+    def used(self) -> int | None:
+        """Return the bytes of the GPU's memory in use, by all processes."""
         return self._ask("nvmlDeviceGetMemoryInfo", of=lambda memory: int(memory.used))
 
     def _reasons(self) -> frozenset[str] | None:

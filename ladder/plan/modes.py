@@ -12,8 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ladder.base.errors import UserError
-from ladder.stats.answers import LESS, TOO_FEW
-from ladder.stats.verdicts import AMBIGUOUS, FASTER, NO_GAIN, SLOWER
+from ladder.base.plain import Fields
 
 if TYPE_CHECKING:  # measuring must not import the catalog: an old commit's stylegan_lite may lack its fields
     from ladder.plan import catalog
@@ -25,12 +24,12 @@ ALL = "all"  # the entry of leave-one-out that has every rung
 NO_DIFFERENCE = "NO DIFFERENCE"
 # By verdict, "no measurable gain" being the word of older files.
 ADVICE = {
-    FASTER: "ADOPT",
-    SLOWER: "SKIP",
-    LESS: NO_DIFFERENCE,
-    NO_GAIN: NO_DIFFERENCE,
-    AMBIGUOUS: "ambiguous",
-    TOO_FEW: TOO_FEW,
+    "faster": "ADOPT",
+    "slower": "SKIP",
+    "less than": NO_DIFFERENCE,
+    "no measurable gain": NO_DIFFERENCE,
+    "ambiguous": "ambiguous",
+    "too few generations": "too few generations",
 }
 
 
@@ -41,7 +40,7 @@ def advice(gpu: str, wall: str) -> str:
     decides. No difference must hold for both.
     """
     for sure in (wall, gpu):
-        if sure in (FASTER, SLOWER):
+        if sure in ("faster", "slower"):
             return ADVICE[sure]
     left = [ADVICE[word] for word in (gpu, wall) if word in ADVICE]
     return next((each for each in left if each != NO_DIFFERENCE), NO_DIFFERENCE) if left else ""
@@ -52,7 +51,7 @@ class Planned(Protocol):
 
     name: str
     title: str
-    recipe: dict[str, Any] | None
+    recipe: Fields | None
     skipped: str | None
     article_ms: float | None
 
@@ -125,7 +124,7 @@ def depends_on(
     return None
 
 
-def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) -> catalog.Planned:
+def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]) -> catalog.Planned:
     """Return one rung alone, or the ladder without it and its dependents."""
     from ladder.plan import catalog
     from stylegan_lite.config import ConfigError, Recipe
@@ -152,7 +151,7 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) 
     return catalog.Planned(rung.name, title, recipe, None, None)
 
 
-def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _without(out: str, changes: dict[str, Fields]) -> dict[str, Fields]:
     """Return the changes without those of one rung, of rungs that join or extend it, and of rungs that rest on it.
 
     A recipe with a rung that extends a missing one is refused.
@@ -160,7 +159,7 @@ def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str
     from ladder.plan import catalog
     from stylegan_lite.config import ConfigError, Recipe
 
-    kept: dict[str, dict[str, Any]] = {}
+    kept: dict[str, Fields] = {}
     for name, change in changes.items():
         if name == out or out in catalog.load_rung(name).rests_on:
             continue
@@ -172,8 +171,8 @@ def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str
     return kept
 
 
-def _laid(changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    recipe: dict[str, Any] = {}
+def _laid(changes: dict[str, Fields]) -> Fields:
+    recipe: Fields = {}
     for change in changes.values():
         recipe |= change
     return recipe

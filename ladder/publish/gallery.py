@@ -16,7 +16,7 @@ from ladder.report import chart, tables
 from ladder.results import ranking, sources
 from ladder.results import store as results
 from ladder.results.combine import series
-from ladder.results.types import Result
+from ladder.results.types import Plain, Result, build
 
 
 def publish(root: Path) -> list[Path]:
@@ -113,5 +113,9 @@ def _renderers() -> dict[str, Callable[[Any, str], bytes]]:
     from ladder.studies.claims import chart as claims
     from ladder.studies.kernelbench import chart as kernelchart
     from ladder.studies.precision import chart as precisionchart
+    from ladder.studies.precision.record import Result as Precision
 
-    return {"kernels": kernelchart.render, "precision": precisionchart.render, "claims": claims.render}
+    def precision(data: Plain, kind: str) -> bytes:
+        return precisionchart.render(build(Precision, data), kind)
+
+    return {"kernels": kernelchart.render, "precision": precision, "claims": claims.render}

@@ -6,28 +6,37 @@ Only inspectors and tools load the profiler; a process that times never does.
 from __future__ import annotations
 
 import math
+import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
 import torch
 
 from ladder.receipts.kernel_families import WAITING
+from ladder.receipts.seen import Trace
 
 CYCLE = 16
 NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 
 
-def traced(cycle: Callable[[], None]) -> dict[str, Any]:
+def traced(cycle: Callable[[], None]) -> Trace:
     """Return the profiler's figures of one cycle; see `digest`."""
     return digest(recorded(cycle))
 
 
 def recorded(cycle: Callable[[], None]) -> list[tuple[str, bool, int, int, int]]:
     """Return the events of one cycle under the profiler; see `events`."""
+    return list(events(profiled(cycle)[1]))
+
+
+def profiled(cycle: Callable[[], None]) -> tuple[float, torch.profiler.profile]:
+    """Return the seconds of one cycle under the profiler, and the profile."""
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
+        begin = time.perf_counter()
         cycle()
         torch.cuda.synchronize()
-    return list(events(profile))
+        seconds = time.perf_counter() - begin
+    return seconds, profile
 
 
 def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
@@ -42,19 +51,8 @@ def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
         yield event.name(), device, event.device_resource_id(), begin, begin + event.duration_ns()
 
 
-def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
-    """Return figures of a step from one profiled cycle. Empty if the profiler saw no kernels.
-
-    launches: calls of the CPU that put work on the GPU, graph replays included.
-    replays: graph launches.
-    kernels: all that ran.
-    inductor_kernels: those that torch.compile generated, by its names for them.
-    busy_ms: the union of all kernels and copies; parallel streams count once.
-    parallel_ms: the sum of kernels' times less their union. For that long two of them ran at once.
-    zero_kernels: fills, with any value.
-    copy_ms: host to device.
-    overlap: the part of copy_ms in which kernels of other streams ran (None without copies).
-    """
+def digest(found: list[tuple[str, bool, int, int, int]]) -> Trace:
+    """Return figures of a step from one profiled cycle. Empty if the profiler saw no kernels."""
     ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
     if not ran:
         return {}

@@ -312,12 +312,12 @@ def csv_text(many: list[Result]) -> str:
     return out.getvalue()
 
 
-def _gpu_cells(row: Row) -> list[object]:
+def _gpu_cells(row: Row) -> list[Any]:
     """Return the cells of GPU time, as `CSV_COLUMNS` names them."""
     none, less_than = (None, None), row.below if row.verdict == LESS_THAN else None
     if (gpu := row.gpu) is None:
         return [None] * 9 + [less_than] + [None] * 5
-    cells: list[object] = [gpu.ms, *(gpu.interval or none), gpu.waiting_ms, gpu.previous, *(gpu.gain or none)]
+    cells: list[Any] = [gpu.ms, *(gpu.interval or none), gpu.waiting_ms, gpu.previous, *(gpu.gain or none)]
     cells += [gpu.verdict, gpu.below if gpu.verdict == LESS_THAN else None, less_than]
     return [*cells, gpu.total, gpu.floor, gpu.top_gain, *(gpu.top_interval or none)]
 

@@ -17,7 +17,7 @@ import numpy as np
 
 from ladder.plan import modes
 from ladder.results import derive, plausible, sources, types
-from ladder.results.types import Gain, Noise, Plain, Result, TopGain, plain
+from ladder.results.types import Gain, Noise, Plain, Result, RungResult, TopGain, plain
 from ladder.stats import answers, estimates, nested, verdicts
 
 TWIN = ".twin"
@@ -276,12 +276,22 @@ def resolution(comparisons: Iterable[verdicts.Comparison]) -> float | None:
 
 
 def top_gains(result: Result) -> dict[str, TopGain]:
-    """Return, from a leave-one-out result, what each rung gains at the top, and what to do about it."""
+    """Return, from a leave-one-out result, what each rung gains at the top, and what to do about it.
+
+    GPU time decides where it is known and the ladder without the rung is of the same kind. CUDA graphs save the time
+    in which the GPU waits, so wall time decides about the rung that makes a step captured.
+    """
+    whole = next((rung for rung in result.rungs if rung.name == modes.ALL), None)
+
+    def advice(rung: RungResult) -> str:
+        by_gpu = whole is not None and rung.kind == whole.kind
+        return modes.advice((rung.gpu_verdict or "") if by_gpu else "", rung.verdict or "")
+
     return {
         rung.name: TopGain(
             gain=rung.gain.ratio,
             interval=rung.gain.interval,
-            advice=modes.advice(rung.gpu_verdict or "", rung.verdict),
+            advice=advice(rung),
             gpu_gain=rung.gpu_gain.ratio if rung.gpu_gain else None,
             gpu_interval=rung.gpu_gain.interval if rung.gpu_gain else None,
         )

@@ -1,8 +1,7 @@
 """The number of rounds in a run: pure functions of seconds and widths, so that their decisions can be tested."""
 
-from ladder.stats.verdicts import LEAST_ROUNDS
-
 MINUTES = 10.0
+LEAST_ROUNDS, MOST_ROUNDS = 3, 12
 FEWEST_ROUNDS = 3  # even beyond the budget: two are no basis for an interval
 
 

@@ -1,6 +1,7 @@
 """`ladder doctor` on machines that are not this one."""
 
 import importlib.util
+from dataclasses import replace
 from types import SimpleNamespace
 
 import pytest
@@ -9,6 +10,7 @@ from ladder.base.errors import UserError
 from ladder.cli import examine as doctor
 from ladder.machine import system
 from ladder.plan import catalog, needs
+from ladder.results.types import Machine, build
 
 GPU = {"name": "nvidia-h200", "gpu": "NVIDIA H200", "gpu_memory_gb": 139.8, "driver": "580"}
 
@@ -26,22 +28,22 @@ def examine(device=None):
 
 
 def check(found, name):
-    return next(check for check in found["checks"] if check["name"] == name)
+    return next(check for check in found.checks if check.name == name)
 
 
 def skipped(found):
-    return {rung["name"] for rung in found["rungs"] if rung["skipped"]}
+    return {rung.name for rung in found.rungs if rung.skipped}
 
 
 def test_on_a_cpu_it_says_which_rungs_can_run():
     found = examine("cpu")
-    assert found["blocked"] is None and found["device"] == "cpu"
+    assert found.blocked is None and found.device == "cpu"
     assert skipped(found) == {"fused_norm", "cuda_graphs", "data_loading", "fused_act"}
 
 
 def test_with_a_gpu_everything_can_run(gpu, capsys):
     found = examine()
-    assert found["blocked"] is None and not skipped(found)
+    assert found.blocked is None and not skipped(found)
     doctor.print_findings(found)
     said = capsys.readouterr().out
     assert "NVIDIA H200" in said and "can run   fused_act" in said and "\x1b" not in said
@@ -55,7 +57,7 @@ def test_a_gpu_that_torch_cannot_use_blocks_and_says_what_helps(monkeypatch):
 
     monkeypatch.setattr(system, "choose_device", refuse)
     found = examine()
-    assert "pip install torch" in found["blocked"]
+    assert "pip install torch" in found.blocked
     assert len(skipped(found)) == 8
 
 
@@ -64,8 +66,8 @@ def test_another_package_named_kernels_is_named(monkeypatch):
     other = SimpleNamespace(origin="/usr/lib/python3/site-packages/kernels/__init__.py")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: other if name == "kernels" else real(name))
     found = examine("cpu")
-    assert check(found, "kernels")["status"] == "missing" and "shadows" in found["blocked"]
-    assert "python -m ladder" in check(found, "kernels")["remedy"]
+    assert check(found, "kernels").status == "missing" and "shadows" in found.blocked
+    assert "python -m ladder" in check(found, "kernels").remedy
 
 
 def test_a_missing_package_comes_with_the_command_that_helps(monkeypatch):
@@ -74,16 +76,16 @@ def test_a_missing_package_comes_with_the_command_that_helps(monkeypatch):
         importlib.util, "find_spec", lambda name: None if name in ("skimage",) else real(name)
     )
     found = examine("cpu")
-    assert found["blocked"] is None  # --data still works
-    assert check(found, "skimage")["remedy"].startswith("pip install")
+    assert found.blocked is None  # --data still works
+    assert check(found, "skimage").remedy.startswith("pip install")
     monkeypatch.setattr(importlib.util, "find_spec", lambda name: None if name == "torch" else real(name))
-    assert "torch" in examine("cpu")["blocked"]
+    assert "torch" in examine("cpu").blocked
 
 
 def test_an_old_torch_is_a_warning_and_no_refusal(monkeypatch):
     monkeypatch.setattr(system, "torch_warning", lambda: "torch 2.8.0 is older than 2.11")
     found = examine("cpu")
-    assert check(found, "torch")["status"] == "warning" and found["blocked"] is None
+    assert check(found, "torch").status == "warning" and found.blocked is None
 
 
 def test_triton_without_a_compiler_says_which_package(gpu, monkeypatch):
@@ -91,23 +93,23 @@ def test_triton_without_a_compiler_says_which_package(gpu, monkeypatch):
     monkeypatch.setattr(system, "capabilities", lambda device: {**dict.fromkeys(needs.NEEDS), **reasons})
     monkeypatch.setattr(doctor.shutil, "which", lambda name: None)
     found = examine()
-    assert "C compiler" in check(found, "triton")["detail"] and "gcc" in check(found, "triton")["remedy"]
+    assert "C compiler" in check(found, "triton").detail and "gcc" in check(found, "triton").remedy
     assert skipped(found) == {"fused_norm", "fused_act"}
 
 
 def test_a_containers_small_shared_memory_is_a_warning(gpu, monkeypatch):
     monkeypatch.setattr(doctor.shutil, "disk_usage", lambda path: SimpleNamespace(total=64 * 2**20))
     found = examine()
-    assert "--shm-size" in check(found, "shared memory")["remedy"] and found["blocked"] is None
+    assert "--shm-size" in check(found, "shared memory").remedy and found.blocked is None
 
 
 @pytest.mark.parametrize(("device", "command"), [("cpu", "ladder run --quick"), ("cuda", "ladder run")])
 def test_it_ends_with_the_next_command_and_how_long_it_takes(device, command, monkeypatch, capsys, tmp_path):
     monkeypatch.setattr(doctor, "ROOT", tmp_path)
     facts = {**system.facts("cpu"), **GPU} if device == "cuda" else system.facts("cpu")
-    found = doctor._next(device, facts, 4, tmp_path)
-    assert found["command"] == command and 2 <= found["minutes"] <= 10
-    doctor.print_findings({**examine("cpu"), "next": found})
+    found = doctor._next(device, build(Machine, facts), 4, tmp_path)
+    assert found.command == command and 2 <= found.minutes <= 10
+    doctor.print_findings(replace(examine("cpu"), next=found))
     assert capsys.readouterr().out.splitlines()[-1].startswith(f"next  `{command}`: about ")
 
 
@@ -118,7 +120,7 @@ def test_nothing_comes_next_where_no_ladder_can_be_climbed(monkeypatch, capsys):
     monkeypatch.setattr(system, "choose_device", refuse)
     found = examine()
     doctor.print_findings(found)
-    assert found["next"] is None and "next" not in capsys.readouterr().out
+    assert found.next is None and "next" not in capsys.readouterr().out
 
 
 def test_a_console_command_of_a_moved_checkout_is_named(monkeypatch, tmp_path):

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from typing import Any
 
+from ladder.base.records import build, plain
 from ladder.plan.catalog import load_workload
 from ladder.studies.sustain import measure as sustaining
 from ladder.studies.sustain import record as records
@@ -26,7 +27,8 @@ def of_sustained(machine: dict[str, Any]) -> bytes:
             "name": rung,
             "recipe": Recipe().to_dict(),
             "windows": [
-                sustaining.window(2.0 * k, [ms * drift / 1000], state) for k, drift in enumerate(REPEATS)
+                plain(sustaining.window(2.0 * k, [ms * drift / 1000], state))
+                for k, drift in enumerate(REPEATS)
             ],
         }
         for rung, ms in (("baseline", 110.0), ("bf16", 60.0))
@@ -34,5 +36,4 @@ def of_sustained(machine: dict[str, Any]) -> bytes:
     made = HEAD | {"kind": "sustained", "workload": {"name": name, **fields, "data": "sample-photographs"}}
     made |= {"measured_code": {"kernels": "0" * 16}, "machine": machine, "rungs": rungs}
     made |= {"protocol": {"seconds": 6.0, "window_s": 2.0, "seed": 0, "notes": []}}
-    records.derive(made)
-    return json.dumps(made).encode()
+    return json.dumps(plain(records.derive(build(records.Result, made)))).encode()

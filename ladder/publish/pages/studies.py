@@ -7,6 +7,7 @@ from collections.abc import Callable
 from typing import Any
 
 from ladder.base.errors import UserError
+from ladder.base.records import build
 from ladder.base.text import factor, ms
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
@@ -14,7 +15,9 @@ from ladder.results.types import Plain
 from ladder.studies.claims import page, registry
 from ladder.studies.kernelbench.report import COMPUTE_BOUND
 from ladder.studies.precision import report as precisions
+from ladder.studies.precision.record import Result as Precision
 from ladder.studies.sustain import report as sustaining
+from ladder.studies.sustain.record import Result as Sustained
 
 LARGE = (128, 129, 256, 257)  # pixels a side; one more behind a transposed convolution
 ENOUGH = 0.85  # of a cold copy
@@ -51,12 +54,12 @@ def _stopped(result: Plain) -> str:
 def precision(committed: Committed, machine: str) -> str:
     """Return time, memory, parity and largest batch of each precision, and the ratios to FP32 and TF32."""
     name = f"precision/{machine}.json"
-    result = committed.read(name)
+    result = build(Precision, committed.read(name))
     rows = [[text(cell) for cell in cells] for cells in precisions.cells(result)]
     claims = [text(line) for line in precisions.claim_lines(result)]
     return (
         table(precisions.HEADINGS, rows, 2)
-        + under(f"rounds: {result['protocol']['rounds']}", link("page", name.replace(".json", ".md")))
+        + under(f"rounds: {result.protocol.rounds}", link("page", name.replace(".json", ".md")))
         + "\n"
         + "".join(f"- {line}\n" for line in claims)
     )
@@ -68,7 +71,10 @@ def sustained(committed: Committed, machine: str) -> str:
     for name in committed.names(f"sustained/{machine}-*.json"):
         result = committed.read(name)
         seconds = f"{result['protocol']['seconds']:g}"
-        rows += [[_linked(result, name), seconds, *map(text, cells)] for cells in sustaining.cells(result)]
+        rows += [
+            [_linked(result, name), seconds, *map(text, cells)]
+            for cells in sustaining.cells(build(Sustained, result))
+        ]
     return table(["workload", "seconds", *sustaining.HEADINGS], rows, 3)
 
 

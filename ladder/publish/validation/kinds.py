@@ -11,12 +11,14 @@ from typing import Any
 from ladder.publish.validation import schema_checks
 from ladder.results import publishable
 from ladder.results.check import Kind
+from ladder.results.types import build
 from ladder.studies.claims.schema import KIND as CLAIMS
 from ladder.studies.kernelbench import tuning_schema
 from ladder.studies.kernelbench.schema import KIND as KERNELS
 from ladder.studies.precision.schema import KIND as PRECISION
 from ladder.studies.roofline import in_step
 from ladder.studies.roofline.schema import KIND as ROOFLINE
+from ladder.studies.roofline.schema import Result as Roofline
 from ladder.studies.sustain.schema import KIND as SUSTAINED
 from ladder.studies.upstream.schema import KIND as UPSTREAM
 
@@ -46,7 +48,9 @@ def marks(data: dict[str, Any]) -> list[str]:
     if kind is ROOFLINE:
         if data["dirty"]:
             found.append("dirty work tree: not to be published")
-        found += [f"no floor: {name} took less" for name in in_step.below(data["measured"]["groups"])]
+        found += [
+            f"no floor: {name} took less" for name in in_step.below(build(Roofline, data).measured.groups)
+        ]
     if kind in schema_checks.KINDS:
         found += [publishable.DIRTY] * bool(data.get("dirty"))
         found += [publishable.PARTIAL] * (data.get("complete") is False)

@@ -6,7 +6,7 @@ import importlib.util
 import json
 import os
 import sys
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
@@ -24,9 +24,12 @@ from ladder.publish.history import series as asvseries
 from ladder.publish.validation import asv_accepted, asv_checks, kinds, validate
 from ladder.report import tables
 from ladder.results import store as results
+from ladder.results.types import build
 from ladder.studies.claims import report as claimsreport
 from ladder.studies.kernelbench import report as kernelreport
+from ladder.studies.precision import record as precisions
 from ladder.studies.precision import report as precisionreport
+from ladder.studies.roofline import schema as roofline
 from ladder.studies.roofline import view as roofline_view
 from stylegan_lite.config import Recipe
 
@@ -36,11 +39,11 @@ WEIGHTS = {
     RUN: 60,
     **dict.fromkeys(("claims", "compare", "kernels", "precision", "roofline", "sustained"), 10),
 }
-PAGES: dict[str, Callable[[dict[str, Any]], str]] = {  # how an accepted result of another kind is shown
+PAGES: dict[str, Callable[[Any], str]] = {  # how an accepted result of another kind is shown
     "claims": claimsreport.markdown,
     "kernels": kernelreport.markdown,
-    "precision": precisionreport.markdown,
-    "roofline": roofline_view.markdown,
+    "precision": lambda data: precisionreport.markdown(build(precisions.Result, data)),
+    "roofline": lambda data: roofline_view.markdown(build(roofline.Result, data)),
 }
 
 # What becomes of a damaged file: "accepted", or "refused" in one good line. Anything else is an exception.
@@ -215,7 +218,7 @@ def targets() -> list[Target]:
     return [target for target in found if target.bases]
 
 
-def _small(data: dict[str, Any]) -> bytes:
+def _small(data: Any) -> bytes:
     """Return the file with three entries of each list; the whole file where three are refused."""
 
     def cut(value: Any) -> Any:
@@ -244,7 +247,7 @@ def _asv_targets() -> list[Target]:
     ]
 
 
-def _note(result: dict[str, Any]) -> bytes:
+def _note(result: Mapping[str, Any]) -> bytes:
     seen = {
         "started": "2026-11-21T12:00:00+00:00",
         "driver": "580.65.06",

@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable
-from typing import Any
+from collections.abc import Callable, Iterable
+
+from ladder.studies.precision.record import Largest, Try
 
 LARGEST = 2**15
 
@@ -16,8 +17,8 @@ def search(
     limit_s: float,
     most: int = LARGEST,
     clock: Callable[[], float] = time.monotonic,
-    tried: list[dict[str, Any]] | None = None,
-) -> dict[str, Any]:
+    tried: list[Try] | None = None,
+) -> Largest:
     """Find the largest batch: double, then bisect to a sixteenth or to one group.
 
     Args:
@@ -28,21 +29,20 @@ def search(
             them (`cut_short`).
 
     Returns:
-        batch: the largest that fitted, or None. settled: whether the search finished; if not, more may fit. tried:
-        [{"batch", "reason"}] in order.
+        The largest batch that fitted, whether the search finished, and the tries in order.
     """
     begin, tried = clock(), [] if tried is None else tried
     before = len(tried)
 
     def try_(batch: int) -> bool:
-        tried.append({"batch": batch, "reason": fits(batch)})
-        return tried[-1]["reason"] is None
+        tried.append(Try(batch=batch, reason=fits(batch)))
+        return tried[-1].reason is None
 
     def in_time() -> bool:
         return len(tried) == before or clock() - begin < limit_s
 
     low = largest(tried)
-    high = min((each["batch"] for each in tried if each["reason"] is not None), default=None)
+    high = min((each.batch for each in tried if each.reason is not None), default=None)
     batch = start if low is None else 2 * low
     while high is None and batch <= most and in_time():
         if try_(batch):
@@ -58,14 +58,14 @@ def search(
             low = middle
         else:
             high = middle
-    return {"batch": low, "settled": settled, "tried": tried}
+    return Largest(batch=low, settled=settled, tried=tried)
 
 
-def cut_short(tried: list[dict[str, Any]]) -> dict[str, Any]:
+def cut_short(tried: list[Try]) -> Largest:
     """Return the result of a `search` whose time was over after these tries."""
-    return {"batch": largest(tried), "settled": False, "tried": tried}
+    return Largest(batch=largest(tried), settled=False, tried=tried)
 
 
-def largest(tried: list[dict[str, Any]]) -> int | None:
+def largest(tried: Iterable[Try]) -> int | None:
     """Return the largest batch that fitted, or None."""
-    return max((each["batch"] for each in tried if each["reason"] is None), default=None)
+    return max((each.batch for each in tried if each.reason is None), default=None)

@@ -13,18 +13,18 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.machine import system
 from ladder.plan import catalog, needs
+from ladder.results.types import Plain
 from ladder.studies.precision.batch_search import LARGEST
-from ladder.studies.precision.record import NAMES
+from ladder.studies.precision.record import NAMES, TIMED, Row, Rows, title
 from stylegan_lite.config import ConfigError, Recipe, suggestion
 
 Tell = Callable[[str], None]
 BASES = ("baseline", "top")
-FLOATS: dict[str, dict[str, Any]] = {
+FLOATS: dict[str, dict[str, str]] = {
     "fp32": {"precision": "fp32", "fp32_precision": "ieee"},
     "tf32": {"precision": "fp32", "fp32_precision": "tf32"},
     "bf16": {"precision": "bf16"},
@@ -38,7 +38,7 @@ NO_TF32 = "TF32 is a mode of NVIDIA's Tensor Cores"
 class Plan:
     """The user's request. Seconds limit each row's search for its largest batch; 0 skips it."""
 
-    workload: dict[str, Any]
+    workload: Plain
     device: str
     precisions: tuple[str, ...] = tuple(NAMES)
     bases: tuple[str, ...] = BASES
@@ -52,28 +52,36 @@ class Plan:
     most_batch: int = LARGEST
     memory_gib: float | None = None
     steps: int = 4000
-    scale: dict[str, Any] = field(default_factory=dict)  # loss_scale, loss_scale_interval of the history
+    scale: dict[str, float] = field(default_factory=dict)  # loss_scale, loss_scale_interval of the history
 
 
-def rows(plan: Plan) -> list[dict[str, Any]]:
+def rows(plan: Plan) -> Rows:
     """Return a row for each precision on each base, with its recipe or the reason why it has none."""
     capabilities = needs.possible(system.capabilities(plan.device), plan.workload)
     climbed = catalog.climb(catalog.load_ladder(plan.ladder), capabilities)
-    top: dict[str, Any] = next((r.recipe for r in reversed(climbed) if r.recipe is not None), None) or {}
+    top = next((r.recipe for r in reversed(climbed) if r.recipe is not None), None) or {}
     found = []
     for base in plan.bases:
         below = {} if base == "baseline" else top | {"whole_step_graph": False}
         for precision in plan.precisions:
-            row = {"precision": precision, "on": base, "status": "ok", "reason": None, "recipe": None}
             try:
-                row["recipe"] = _recipe(below, precision, plan.device, capabilities)
+                recipe = _recipe(below, precision, plan.device, capabilities)
             except ConfigError as error:
-                row |= {"status": "n/a", "reason": str(error)}
-            found.append(row | {"rounds": [], "parity": None, "largest": None})
-    return found
+                found.append(new_row(precision, base, None, str(error)))
+            else:
+                found.append(new_row(precision, base, recipe))
+    return {title(row): row for row in found}
 
 
-def _recipe(below: dict[str, Any], precision: str, device: str, can: dict[str, str | None]) -> dict[str, Any]:
+def new_row(precision: str, base: str, recipe: Plain | None, reason: str | None = None) -> Row:
+    """Return a row of which nothing is measured, or that cannot run for `reason`."""
+    return Row(
+        precision=precision, on=base, status="ok" if reason is None else "n/a", reason=reason, recipe=recipe, rounds=[],
+        parity=None, largest=None, step_ms=None, interval_ms=None, **dict.fromkeys(TIMED),
+    )  # fmt: skip
+
+
+def _recipe(below: Plain, precision: str, device: str, can: dict[str, str | None]) -> Plain:
     """Return the base's recipe in another precision. Raises ConfigError where this machine cannot run it."""
     change = dict(FLOATS[precision])
     if device == "cpu":
@@ -85,15 +93,6 @@ def _recipe(below: dict[str, Any], precision: str, device: str, can: dict[str, s
     recipe = Recipe.from_dict(below | change)
     recipe.refuse_on(device)
     return recipe.to_dict()
-
-
-# ---- measuring ---------------------------------------------------------------------------------------------------
-
-
-# ---- the largest batch -------------------------------------------------------------------------------------------
-
-
-# ---- what follows from the samples -------------------------------------------------------------------------------
 
 
 def ask(precisions: str | None) -> tuple[str, ...]:

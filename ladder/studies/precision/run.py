@@ -13,6 +13,7 @@ import math
 import os
 import threading
 from collections.abc import Callable, Sequence
+from dataclasses import replace
 from typing import TYPE_CHECKING, Any
 
 from ladder.base import protocol
@@ -23,8 +24,10 @@ from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.machine import neighbours
 from ladder.report import checks
 from ladder.results import record
+from ladder.results import types as checked
 from ladder.results.store import FAILED_PARITY
-from ladder.results.types import Parity, build
+from ladder.results.types import Plain, build
+from ladder.studies.precision.record import Parity, Round, Row, Rows, title
 
 if TYPE_CHECKING:
     from ladder.studies.precision.plan import Plan
@@ -41,7 +44,7 @@ class TimeUp(KeyboardInterrupt):
 class Session:
     """A fresh worker with one prepared recipe. It is closed at the end whatever happens."""
 
-    def __init__(self, plan: Plan, recipe: dict[str, Any], worker: Worker, **workload: Any) -> None:
+    def __init__(self, plan: Plan, recipe: Plain, worker: Worker, **workload: Any) -> None:
         self.plan, self.recipe, self.worker = plan, recipe, worker
         self.workload = plan.workload | workload
 
@@ -51,7 +54,7 @@ class Session:
     def __exit__(self, kind: Any, *_: object) -> None:
         self.worker.kill() if kind else self.worker.close()
 
-    def build(self, **more: Any) -> dict[str, Any]:
+    def build(self, **more: Any) -> Plain:
         built = self.worker.call(
             "build", workload=self.workload, recipe=self.recipe, device=self.plan.device, seed=self.plan.seed, **more
         )  # fmt: skip
@@ -64,13 +67,13 @@ class Run:
     def __init__(
         self,
         plan: Plan,
-        rows: dict[str, dict[str, Any]],
+        rows: Rows,
         workers: Pool,
         tell: Callable[[str], None],
         save: Callable[[], None],
     ) -> None:
         self.plan, self.rungs, self.workers, self.tell, self.save = plan, rows, workers, tell, save
-        self.recipes = {name: row["recipe"] for name, row in rows.items()}
+        self.recipes = {name: row.recipe for name, row in rows.items() if row.status == "ok"}
         self.place = threading.local()  # this thread's current row and task
         self.lock = threading.RLock()  # guards the rows
         self.over: TimeUp | None = None
@@ -80,9 +83,9 @@ class Run:
     def is_due(self, name: str, number: int | None) -> bool:
         """Return whether a row lacks its parity (`number` None) or this round."""
         row = self.rungs[name]
-        if self.over or row["status"] != "ok":
+        if self.over or row.status != "ok":
             return False
-        return row["parity"] is None if number is None else all(r["round"] != number for r in row["rounds"])
+        return row.parity is None if number is None else all(r.round != number for r in row.rounds)
 
     def inspect_all(self) -> None:
         """Check parity of every row that lacks it."""
@@ -90,27 +93,15 @@ class Run:
         room = (self.plan.memory_gib or math.inf) / measure.INSPECTOR_GB
         lanes = int(min(measure.LANES.get(self.plan.device, 1), (os.cpu_count() or 1) // 2, room))
         if names and lanes > 1:
-            self.workers.begin_ahead(min(len(names), sidebyside.MOST_AHEAD))
             self.alone(names[:1], None)  # makes the reference that all rows are compared with
             sidebyside.inspect(self, self.workers, sorted(names[1:], key=self._turn), lanes)
         self.alone(names, None)  # on a CPU all rows; on a GPU rows that failed beside others
 
     def round(self, number: int, order: Callable[[list[str]], None]) -> None:
-        """Time every row that lacks this round, in the order that `order` gives their names.
-
-        One more worker than rows imports ahead, so that the next worker is ready.
-        """
+        """Time every row that lacks this round, in the order that `order` gives their names."""
         names = self._due(number)
         order(names)
-        if (
-            names and self.plan.device == "cuda"
-        ):  # workers import side by side while the first row is prepared
-            self.workers.begin_ahead(min(len(names) + 1, sidebyside.MOST_AHEAD))
-        if measure.PREPARED.get(self.plan.device, 1) > 1:
-            known = [name for name in names if self._device_is_known(name)]
-            self.alone([name for name in names if name not in known], number)
-            sidebyside.time_all(self, self.workers, known, number)
-        self.alone(names, number)  # all rows, or rows that tune, or rows that failed beside others
+        self.alone(names, number)
 
     def alone(self, names: Sequence[str], number: int | None) -> None:
         """Check or time the rows one after the other."""
@@ -125,7 +116,6 @@ class Run:
                 if number is None:
                     self.inspect(worker, self.rungs[name])
                 else:
-                    self.workers.start_ahead(self.workers.ahead)  # no worker may import while a row is timed
                     self.time(worker, self.rungs[name], number, prepared)
             except WorkerFailure as failure:
                 self.fail(self.rungs[name], number, failure)
@@ -135,23 +125,13 @@ class Run:
         if self.over:
             raise self.over
 
-    def lanes(self) -> int:
-        """Return how many rows are prepared side by side now."""
-        sizes = [each["reserved_gib"] for row in self.rungs.values() for each in row["rounds"]]
-        peaks = [int(GIB * size) for size in sizes if size]
-        memory = GIB * (self.plan.memory_gib or 0.0)
-        return sidebyside.fitting(measure.PREPARED[self.plan.device], memory, os.cpu_count() or 1, peaks)
-
     def _due(self, number: int | None) -> list[str]:
         return [name for name in self.rungs if self.is_due(name, number)]
 
     def _turn(self, name: str) -> int:
         """Return a row's place. Rows with many kernels to compile come first, and rows that reuse them come last."""
         row = self.rungs[name]
-        return 1 if row["on"] == "baseline" else 2 * (row["precision"] in SHARES_KERNELS)
-
-    def _device_is_known(self, name: str) -> bool:
-        return any(each["device_gib"] is not None for each in self.rungs[name]["rounds"])
+        return 1 if row.on == "baseline" else 2 * (row.precision in SHARES_KERNELS)
 
     # called by `ladder.engine.lanes`, partly from several threads
 
@@ -165,37 +145,38 @@ class Run:
             with self.lock:
                 self.tell(f"{name}: {doing}")
 
-    def get_ready(
-        self, worker: Worker, row: dict[str, Any], keep_gradients: bool, threads: int | None = None
-    ) -> dict[str, Any]:
+    def get_ready(self, worker: Worker, row: Row, keep_gradients: bool, threads: int | None = None) -> Plain:
         more = {"keep_gradients": keep_gradients, "threads": threads}
-        return Session(self.plan, row["recipe"], worker, data=None).build(
-            **{k: v for k, v in more.items() if v}
-        )
+        return Session(self.plan, row.recipe, worker, data=None).build(**{k: v for k, v in more.items() if v})
 
-    def inspect(self, worker: Worker, row: dict[str, Any], _: Alone = contextlib.nullcontext) -> None:
+    def inspect(self, worker: Worker, row: Row, _: Alone = contextlib.nullcontext) -> None:
         """Compare with FP64. A row that fails is not timed, except FP8: it is outside the budget by design."""
-        found = worker.call("parity")
-        share = checks.parity_share(build(Parity, found))
-        errors = {phase: each["gradient"]["error"] for phase, each in found["phases"].items()}
-        parity = {
-            "verdict": found["verdict"],
-            "reason": found["reason"],
-            "share": None if share is None else round(share, 4),
-            "gradient_errors": {phase: float(f"{error:.4g}") for phase, error in errors.items()},
-            "budget": found["budget"]["precision"],
-        }
-        with self.lock:  # another thread may be writing the file of results
-            row["parity"] = parity
-            if found["verdict"] != "ok" and row["precision"] != "fp8":
-                row |= {"status": FAILED_PARITY, "reason": found["reason"]}
+        found = build(checked.Parity, worker.call("parity"))
+        share = checks.parity_share(found)
+        errors = {phase: each["gradient"].error for phase, each in (found.phases or {}).items()}
+        parity = Parity(
+            verdict=found.verdict,
+            reason=found.reason,
+            share=None if share is None else round(share, 4),
+            gradient_errors={phase: float(f"{error:.4g}") for phase, error in errors.items()},
+            budget=(found.budget or {})["precision"],
+        )
+        if found.verdict == "ok" or row.precision == "fp8":
+            self.put(row, parity=parity)
+        else:
+            self.put(row, parity=parity, status=FAILED_PARITY, reason=found.reason)
+
+    def put(self, row: Row, **changes: Any) -> None:
+        """Change the row of this name. Another thread may be writing the file of results."""
+        with self.lock:
+            self.rungs[title(row)] = replace(self.rungs[title(row)], **changes)
 
     def time(
         self,
         worker: Worker,
-        row: dict[str, Any],
+        row: Row,
         number: int,
-        prepared: dict[str, Any],
+        prepared: Plain,
         alive: set[int] | None = None,
     ) -> None:
         """Store the samples and the memory of a prepared row."""
@@ -214,18 +195,16 @@ class Run:
         }
         samples = [round(1000 * s, 5) for s in seen["samples_s"]]
         gib = {k: None if v is None else round(v / GIB, 4) for k, v in sizes.items()}
-        row["rounds"].append({"round": number, "samples_ms": samples, "beside": beside} | gib)
-        row["rounds"][-1][neighbours.KEY] = others
+        made = Round(round=number, samples_ms=samples, beside=beside, others_cpu=others, **gib)
+        self.put(row, rounds=[*self.rungs[title(row)].rounds, made])
 
-    def fail(self, row: dict[str, Any], number: int | None, failure: WorkerFailure) -> None:
-        row |= {"status": failure.status, "reason": failure.reason}
+    def fail(self, row: Row, number: int | None, failure: WorkerFailure) -> None:
+        self.put(row, status=failure.status, reason=failure.reason)
 
-    def visited(self, row: dict[str, Any], number: int | None) -> None:
+    def visited(self, row: Row, number: int | None) -> None:
         """Save the finished rows. Beside others, the end of the minutes waits for rows that have begun."""
         with self.lock:
             try:
                 self.save()
             except TimeUp as over:
                 self.over = over
-        if number is None and self.plan.device == "cuda":  # workers of the next part import meanwhile
-            self.workers.begin_ahead(min(len(self.rungs) + 1, sidebyside.MOST_AHEAD))

@@ -8,6 +8,7 @@ clocks higher. The best window counts, because it is a ceiling.
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import math
 import time
@@ -20,6 +21,7 @@ from torch import Tensor
 from ladder.base.errors import describe
 from ladder.studies.kernelbench.calls import WAYS, copies
 from ladder.studies.roofline.floors import KINDS, Op
+from ladder.studies.roofline.schema import Today
 
 WINDOW_S = 0.005
 WINDOWS = 3
@@ -42,8 +44,8 @@ def measure(
     timer: Timer | None = None,
     budget_s: float = BUDGET_S,
     tell: Callable[[str], None] = lambda text: None,
-) -> dict[str, Any]:
-    """Return today's rates: "rates" {name: bytes/s or FLOP/s}, "skipped" {name: reason in one line}, "seconds".
+) -> Today:
+    """Return today's rates in bytes/s or FLOP/s, and the reasons for those that it lacks.
 
     ``ops`` {convolution: FLOPs a step} are timed by descending weight until the budget is spent.
     """
@@ -60,20 +62,20 @@ def measure(
             rates[name] = job(timer)
         except (RuntimeError, NotImplementedError) as error:  # out of memory, or no algorithm for this shape
             skipped[name] = describe(error)
-    return {"rates": rates, "skipped": skipped, "seconds": round(time.perf_counter() - begin, 1)}
+    return Today(rates=rates, skipped=skipped, seconds=round(time.perf_counter() - begin, 1))
 
 
 def _plain(device: str) -> Iterator[tuple[str, Callable[[Timer], float]]]:
     yield "copy", lambda timer: copy_rate(timer, device)
     for name in ("bf16", "tf32", "fp32"):
-        yield f"matmul {name}", lambda timer, name=name: matmul_rate(name, timer, device)
+        yield f"matmul {name}", functools.partial(matmul_rate, name, device=device)
 
 
 def _convolutions(
     ops: dict[Op, float], layout: str, device: str
 ) -> Iterator[tuple[str, Callable[[Timer], float]]]:
     for op in sorted(ops, key=lambda op: -ops[op]):
-        yield op.key(layout), lambda timer, op=op: convolution_rate(op, layout, timer, device)
+        yield op.key(layout), functools.partial(convolution_rate, op, layout, device=device)
 
 
 def copy_rate(timer: Timer, device: str = "cuda", size: int = COPY_BYTES) -> float:
@@ -98,7 +100,7 @@ def matmul_rate(name: str, timer: Timer, device: str = "cuda", size: int = MATMU
     dtype = torch.bfloat16 if name == "bf16" else torch.float32
     pairs = [[torch.randn(size, size, device=device, dtype=dtype) for _ in range(2)] for _ in range(2)]
     with _set(torch.backends.cuda.matmul, "fp32_precision", "tf32" if name == "tf32" else "ieee"):
-        return 2 * size**3 / timer([lambda a=a, b=b: a @ b for a, b in pairs])
+        return 2 * size**3 / timer([functools.partial(torch.matmul, a, b) for a, b in pairs])
 
 
 def convolution_rate(op: Op, layout: str, timer: Timer, device: str = "cuda") -> float:
@@ -171,7 +173,7 @@ def best_window(replay: Callable[[], Any], elapsed: Callable[[Callable[[], Any]]
     times, best = 1, math.inf
     windows: list[float] = []
     while len(windows) < WINDOWS:
-        took = elapsed(lambda times=times: _repeat(replay, times))
+        took = elapsed(functools.partial(_repeat, replay, times))
         if took < WINDOW_S:  # also lets the clocks rise
             times = max(times + 1, math.ceil(1.1 * times * WINDOW_S / max(took, 1e-6)))
             continue
@@ -203,8 +205,6 @@ def medians(runs: Iterable[Callable[[], Any]], windows: int = 5, window_s: float
         torch.cuda.synchronize()
         once = max(_elapsed(run), 1e-6)
         times = max(1, math.ceil(window_s / once))
-        took = sorted(
-            _elapsed(lambda run=run, times=times: _repeat(run, times)) / times for _ in range(windows)
-        )
+        took = sorted(_elapsed(functools.partial(_repeat, run, times)) / times for _ in range(windows))
         found.append(took[windows // 2])
     return found

@@ -13,8 +13,9 @@ from __future__ import annotations
 
 import dataclasses
 import json
+import sys
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING
 
 import click
 
@@ -22,19 +23,25 @@ from ladder.base import files, git
 from ladder.base import text as texts
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.records import build, plain
 from ladder.base.starting import near
 from ladder.machine import environment, system
 from ladder.plan import catalog, needs
 from ladder.results import loading, record
 from ladder.results import store as results
+from ladder.results.types import Plain
 from ladder.studies.roofline import distance, in_step
 from ladder.studies.roofline import rates as recorded
 from ladder.studies.roofline import view as roofline_view
+from ladder.studies.roofline.schema import CEILINGS, Light, Measured, Result
+
+if TYPE_CHECKING:
+    from ladder.studies.roofline.floors import Floor, Op
+
+    Floors = dict[str, Floor]  # by phase
 
 OUT = ROOT / "results" / "roofline"
 LADDER = "full"  # the distance of its top is measured
-
-Found = dict[str, Any]
 
 
 def command(
@@ -58,13 +65,12 @@ def command(
     out, ladder = out or OUT, ladder or LADDER
     name, fields = catalog.load_workload(workload or "article")
     if file is not None:
-        found = again(file, out)
+        found: Light = again(file, out)
         paths = save(found, file)
     elif gpu is not None:
         chosen, recipe = plan(ladder, rung, needs.possible(dict.fromkeys(needs.NEEDS), fields))
-        found = frame(name, fields, ladder, chosen, recipe) | light(
-            floors_of(fields, recipe), fields, recipe, recorded.choose(gpu, out)
-        )
+        head = frame(name, fields, ladder, chosen, recipe)
+        found = light(head, floors_of(fields, recipe), fields, recipe, recorded.choose(gpu, out))
         paths = []
     else:
         if (chosen := system.choose_device(device)) == "cuda":
@@ -75,14 +81,13 @@ def command(
                 f"--roofline measures a GPU, and none is used here; for the floor alone: --gpu NAME ({gpus})"
             )
         chosen, recipe = plan(ladder, rung, needs.possible(system.capabilities("cuda"), fields))
-        found = measure(name, fields, ladder, chosen, recipe, out)
-        paths = write(found, out)
-    click.echo(json.dumps(found, indent=1, allow_nan=False) if as_json else roofline_view.text(found))
+        found, paths = write(measure(name, fields, ladder, chosen, recipe, out), out)
+    click.echo(json.dumps(plain(found), indent=1, allow_nan=False) if as_json else roofline_view.text(found))
     for path in paths:
         click.echo(f"result: {near(path)}", err=True)
 
 
-def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> tuple[str, dict[str, Any]]:
+def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> tuple[str, Plain]:
     """Return (name, whole recipe) of a rung with all below it. Without ``rung`` it is the highest that can run."""
     planned = catalog.climb(catalog.load_ladder(ladder), capabilities, None if rung is None else [rung])
     able = [each for each in planned if each.skipped is None]
@@ -93,7 +98,7 @@ def plan(ladder: str, rung: str | None, capabilities: dict[str, str | None]) -> 
     return able[-1].name, Recipe.from_dict(able[-1].recipe or {}).to_dict()
 
 
-def frame(name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any]) -> Found:
+def frame(name: str, fields: Plain, ladder: str, rung: str, recipe: Plain) -> Plain:
     """Return the fields that every result begins with."""
     return (
         record.head("roofline", name, fields)
@@ -109,11 +114,11 @@ def frame(name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dic
     )
 
 
-def layout_of(recipe: dict[str, Any]) -> str:
+def layout_of(recipe: Plain) -> str:
     return "channels_last" if recipe["channels_last"] else "nchw"
 
 
-def floors_of(fields: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
+def floors_of(fields: Plain, recipe: Plain) -> Floors:
     """Run `ladder.studies.roofline.floors.count` on plain data."""
     from ladder.studies.roofline import floors
     from stylegan_lite.config import Workload
@@ -121,7 +126,7 @@ def floors_of(fields: dict[str, Any], recipe: dict[str, Any]) -> dict[str, Any]:
     return floors.count(Workload.from_dict(fields), recipe["precision"])
 
 
-def frequencies(fields: dict[str, Any]) -> dict[str, float]:
+def frequencies(fields: Plain) -> dict[str, float]:
     """Return how often each phase runs in a step."""
     return {
         "G_main": 1.0,
@@ -131,16 +136,16 @@ def frequencies(fields: dict[str, Any]) -> dict[str, float]:
     }
 
 
-def weigh(floors: dict[str, Any], fields: dict[str, Any]) -> dict[Any, float]:
+def weigh(floors: Floors, fields: Plain) -> dict[Op, float]:
     """Return the FLOPs a step of each distinct convolution."""
-    weights: dict[Any, float] = {}
+    weights: dict[Op, float] = {}
     for phase, often in frequencies(fields).items():
         for op, times in floors[phase].ops.items():
             weights[op] = weights.get(op, 0.0) + op.flops * times * often
     return weights
 
 
-def amounts(floors: dict[str, Any], fields: dict[str, Any]) -> in_step.Amounts:
+def amounts(floors: Floors, fields: Plain) -> in_step.Amounts:
     """Return a step's work by the parts that a trace can tell apart (`in_step.PARTS`), in FLOPs.
 
     Other kernels count in bytes. 1x1 convolutions are among them: cuDNN's kernels for them are named as matmuls.
@@ -155,14 +160,15 @@ def amounts(floors: dict[str, Any], fields: dict[str, Any]) -> in_step.Amounts:
     return found
 
 
-def pointwise(op: Any) -> bool:
+def pointwise(op: Op) -> bool:
     return op.weight[-1] == 1
 
 
-def light(
-    floors: dict[str, Any], fields: dict[str, Any], recipe: dict[str, Any], rates: recorded.Rates
-) -> Found:
-    """Return the speed of light of each phase and of the amortized step, with every rate that it uses."""
+def light(head: Plain, floors: Floors, fields: Plain, recipe: Plain, rates: recorded.Rates) -> Light:
+    """Return the speed of light of each phase and of the amortized step, with every rate that it uses.
+
+    ``head`` has the keys of the result that are known before.
+    """
     layout, precision, often = layout_of(recipe), recipe["precision"], frequencies(fields)
     times = {phase: _times(floors[phase], layout, rates) for phase in often}
     alone = {part: sum(times[phase][part] * n for phase, n in often.items()) for part in times["G_main"]}
@@ -178,21 +184,21 @@ def light(
         convolutions.append(
             {"name": op.key(layout), "flops": flops, "rate": op.flops / seconds, "source": source}
         )
-    plain = ("copy", "matmul bf16", "matmul tf32", "matmul fp32")
-    return {
+    made = {
         "gpu": rates.gpu,
-        "ceilings": {key: vars(rates.known[key]) for key in plain if key in rates.known},
+        "ceilings": {key: vars(rates.known[key]) for key in CEILINGS if key in rates.known},
         "phases": phases,
         "step": step,
-        "in_step": why,
+        "in_step": plain(why),
         "convolutions": convolutions,
     }
+    return build(Light, head | made)
 
 
 _POINTWISE = {f"1x1 {kind}": kind for kind in in_step.KINDS}
 
 
-def _times(floor: Any, layout: str, rates: recorded.Rates) -> dict[str, float]:
+def _times(floor: Floor, layout: str, rates: recorded.Rates) -> dict[str, float]:
     """Return milliseconds of a phase at the ceilings: each kind of convolution, 1x1 convolutions, bytes and matmuls."""
     times = dict.fromkeys((*in_step.KINDS, *_POINTWISE), 0.0)
     for op, n in floor.ops.items():
@@ -205,7 +211,7 @@ def _times(floor: Any, layout: str, rates: recorded.Rates) -> dict[str, float]:
 
 
 def _phase(
-    floor: Any, times: dict[str, float], factors: dict[str, float], ceiling: float
+    floor: Floor, times: dict[str, float], factors: dict[str, float], ceiling: float
 ) -> dict[str, float]:
     """Return FLOPs, bytes and milliseconds of a phase.
 
@@ -229,9 +235,7 @@ def _phase(
     }
 
 
-def measure(
-    name: str, fields: dict[str, Any], ladder: str, rung: str, recipe: dict[str, Any], out: Path
-) -> Found:
+def measure(name: str, fields: Plain, ladder: str, rung: str, recipe: Plain, out: Path) -> Result:
     """Time the step, trace it, then measure the ceilings. This order keeps their cuDNN algorithms out of the step."""
     from ladder.base.locks import device_lock
     from ladder.studies.roofline import ceilings
@@ -242,34 +246,35 @@ def measure(
         timed = distance.observe(fields, recipe)
         today = ceilings.measure(weigh(floors, fields), layout_of(recipe), tell=_tell)
     rates = recorded.load(facts["name"], out)
-    rates.add(today["rates"], "today")
-    found = frame(name, fields, ladder, rung, recipe) | {"machine": facts, "today": today}
-    return found | _compare(floors, fields, recipe, rates, timed, today["rates"])
+    rates.add(today.rates, "today")
+    head = frame(name, fields, ladder, rung, recipe) | {"machine": facts, "today": plain(today)}
+    return _compare(head, floors, fields, recipe, rates, timed, today.rates)
 
 
 def _compare(
-    floors: dict[str, Any],
-    fields: dict[str, Any],
-    recipe: dict[str, Any],
+    head: Plain,
+    floors: Floors,
+    fields: Plain,
+    recipe: Plain,
     rates: recorded.Rates,
-    timed: Found,
+    timed: distance.Observed | Measured,
     kept: dict[str, float],
-) -> Found:
+) -> Result:
     """Return the measurement beside its floor. The traced step's rates may lower the floor.
 
     ``recorded`` gets the highest of the traced rates and ``kept``.
     """
     precision, layout = recipe["precision"], layout_of(recipe)
     todo, matmul = amounts(floors, fields), rates.ceiling(precision).value
-    seen = in_step.seen(todo, timed["families"], precision, layout, matmul)
+    seen = in_step.seen(todo, timed.families, precision, layout, matmul)
     rates.add(seen, "today")
-    found = light(floors, fields, recipe, rates)
-    measured = timed | distance.split(timed, found["step"])
+    found = light(head, floors, fields, recipe, rates)
+    measured = distance.split(timed, found.step)
     both = {key: max(each[key] for each in (kept, seen) if key in each) for key in kept | seen}
-    return found | {"recorded": both, "measured": measured}
+    return build(Result, plain(found) | {"recorded": both, "measured": plain(measured)})
 
 
-def again(path: Path, out: Path) -> Found:
+def again(path: Path, out: Path) -> Result:
     """Return an earlier result with floors computed anew, from all rates on record and its own trace.
 
     The measured numbers stay, and so do the measurement's machine and commit.
@@ -277,43 +282,45 @@ def again(path: Path, out: Path) -> Found:
     from ladder.studies.roofline import schema
 
     try:
-        before = loading.load_kind(path, schema.KIND)
+        before = build(Result, loading.load_kind(path, schema.KIND))
     except UserError as error:
         raise UserError(f"--again: {error}") from None
     from stylegan_lite.config import Recipe, Workload
 
-    fields = {key: value for key, value in before["workload"].items() if key != "name"}
+    fields = {key: value for key, value in before.workload.items() if key != "name"}
     fields = dataclasses.asdict(Workload.from_dict(fields))
-    recipe = Recipe.from_dict(before["recipe"]).to_dict()
-    rates = recorded.Rates(before["machine"]["name"])
-    rates.add(before["today"]["rates"], "today")  # first, so that they keep the source "today"
+    recipe = Recipe.from_dict(before.recipe).to_dict()
+    rates = recorded.Rates(before.machine.name)
+    rates.add(before.today.rates, "today")  # first, so that they keep the source "today"
     rates.join(recorded.load(rates.gpu, out))
-    rates.add(before["recorded"], path.name)
-    found = _compare(floors_of(fields, recipe), fields, recipe, rates, before["measured"], before["recorded"])
-    return before | found | {"floors_commit": git.commit_of(ROOT)[0]}
+    rates.add(before.recorded, path.name)
+    floors = floors_of(fields, recipe)
+    found = _compare(plain(before), floors, fields, recipe, rates, before.measured, before.recorded)
+    return dataclasses.replace(found, floors_commit=git.commit_of(ROOT)[0])
 
 
 def _tell(text: str) -> None:
-    if click.get_text_stream("stderr").isatty():
+    if sys.stderr.isatty():
         click.echo(f"\r\x1b[K{text[:100]}", nl=False, err=True)
 
 
-def write(found: Found, out: Path) -> list[Path]:
+def write(found: Result, out: Path) -> tuple[Result, list[Path]]:
     """Write `<machine>-<workload>-<ladder>-<rung>.json` and `.md`, keeping the highest rates of the file it replaces.
 
-    Older files are named without ladder and rung. Their rates are read all the same.
+    Older files are named without ladder and rung. Their rates are read all the same. Return the result with all rates,
+    and both paths.
     """
-    name = (found["machine"]["name"], found["workload"]["name"], found["ladder"], found["rung"])
-    path = results.place(out / f"{'-'.join(map(texts.slug, name))}.json", found)
-    kept = recorded.Rates(found["gpu"])
-    kept.add(recorded.recorded(path, found["machine"]["name"]), path.name)
-    kept.add(found["recorded"], "today")
-    found["recorded"] = {key: kept.known[key].value for key in sorted(kept.known)}
-    return save(found, path)
+    name = (found.machine.name, found.workload["name"], found.ladder or "", found.rung)
+    path = results.place(out / f"{'-'.join(map(texts.slug, name))}.json", plain(found))
+    kept = recorded.Rates(found.gpu)
+    kept.add(recorded.recorded(path, found.machine.name), path.name)
+    kept.add(found.recorded, "today")
+    found = dataclasses.replace(found, recorded={key: kept.known[key].value for key in sorted(kept.known)})
+    return found, save(found, path)
 
 
-def save(found: Found, path: Path) -> list[Path]:
+def save(found: Light, path: Path) -> list[Path]:
     """Write the result and its page. Return both paths."""
-    files.write_json(path, found)
+    files.write_json(path, plain(found))
     files.write(path.with_suffix(".md"), roofline_view.markdown(found))
     return [path, path.with_suffix(".md")]

@@ -3,22 +3,50 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import statistics
 import time
 from collections.abc import Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
 from ladder.base.protocol import PHASES
+from ladder.base.records import build
 from ladder.receipts import kernel_families
+from ladder.results.types import Plain
 from ladder.studies.roofline import in_step
+from ladder.studies.roofline.in_step import Group, Kernels
+from ladder.studies.roofline.schema import Family, Measured
 
 CYCLE = 16
 CYCLES = 5  # timed cycles; the median counts
 
-Found = dict[str, Any]
+
+@dataclass(frozen=True)
+class Times:
+    """Medians in ms of a step, by events and by the wall clock, and of each phase alone."""
+
+    phases_ms: dict[str, float]
+    step_ms: float
+    wall_ms: float
 
 
-def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
+@dataclass(frozen=True)
+class Traced:
+    """The time in ms of a step in which any kernel ran, and the families of kernels."""
+
+    busy_ms: float
+    families: list[Kernels]
+
+
+@dataclass(frozen=True)
+class Observed(Traced, Times):
+    """A timed and traced step, with the settings in force."""
+
+    settings: Plain
+
+
+def observe(fields: Plain, recipe: Plain) -> Observed:
     """Return phases and step of a prepared step on the GPU: milliseconds between events, and the families of a cycle.
 
     In a whole-step graph no phase has a time: alone it would run outside the graph, launch by launch. So phases are
@@ -28,19 +56,29 @@ def observe(fields: dict[str, Any], recipe: dict[str, Any]) -> Found:
 
     with _prepared(fields, recipe) as step:
         together = bool(step.together)
-        found = (
-            time_step(step, [] if together else PHASES) | trace_cycle(step) | {"settings": step.settings()}
+        times, traced, settings = (
+            time_step(step, [] if together else PHASES),
+            trace_cycle(step),
+            step.settings(),
         )
     del step  # frees its weights and optimizers before the second step exists
+    phases_ms = times.phases_ms
     if together:
         torch.cuda.empty_cache()
         with _prepared(fields, recipe | {"whole_step_graph": False}) as step:
-            found["phases_ms"] = time_phases(step, PHASES)
-    return found
+            phases_ms = time_phases(step, PHASES)
+    return Observed(
+        phases_ms=phases_ms,
+        step_ms=times.step_ms,
+        wall_ms=times.wall_ms,
+        busy_ms=traced.busy_ms,
+        families=traced.families,
+        settings=settings,
+    )
 
 
 @contextlib.contextmanager
-def _prepared(fields: dict[str, Any], recipe: dict[str, Any]) -> Iterator[Any]:
+def _prepared(fields: Plain, recipe: Plain) -> Iterator[Any]:
     """Yield a step that has run a cycle, and give its memory back."""
     import torch
 
@@ -60,11 +98,11 @@ def time_phases(step: Any, phases: Sequence[str]) -> dict[str, float]:
     """Return the median of each phase alone, in ms."""
     from ladder.studies.roofline import ceilings
 
-    took = ceilings.medians([lambda phase=phase: step.run_phase(phase) for phase in phases])
+    took = ceilings.medians([functools.partial(step.run_phase, phase) for phase in phases])
     return {name: 1000 * seconds for name, seconds in zip(phases, took, strict=True)}
 
 
-def time_step(step: Any, phases: Sequence[str]) -> Found:
+def time_step(step: Any, phases: Sequence[str]) -> Times:
     """Return medians in ms, by events and by the wall clock. The wall clock includes what the GPU does not see."""
     from ladder.receipts import evidence
     from ladder.studies.roofline import ceilings
@@ -79,49 +117,61 @@ def time_step(step: Any, phases: Sequence[str]) -> Found:
         walls.append(time.perf_counter() - begin)
 
     (median,) = ceilings.medians([cycle], windows=CYCLES, window_s=0.0)
-    return {
-        "phases_ms": phases_ms,
-        "step_ms": 1000 * median / CYCLE,
-        "wall_ms": 1000 * statistics.median(walls[-CYCLES:]) / CYCLE,
-    }
+    return Times(phases_ms, 1000 * median / CYCLE, 1000 * statistics.median(walls[-CYCLES:]) / CYCLE)
 
 
-def trace_cycle(step: Any) -> Found:
+def trace_cycle(step: Any) -> Traced:
     """Return families of kernels, and the time in which any ran, for one step of a profiled cycle."""
     from ladder.receipts import traces
 
     events = traces.recorded(step.cycle)
-    return {"busy_ms": traces.busy_ms(events), "families": kernel_families.shares(events, CYCLE)}
+    rows = kernel_families.shares(events, CYCLE)
+    return Traced(traces.busy_ms(events), [build(Kernels, row) for row in rows])
 
 
-def split(timed: Found, step: dict[str, float]) -> Found:
+def split(timed: Observed | Measured, step: dict[str, float]) -> Measured:
     """Return where the time beyond the floor goes: by group, and by family of kernels.
 
     Each group has its part of the floor: convolutions theirs, other kernels the bytes and matmuls, and idle time
     none. 1x1 convolutions count as other kernels, as cuDNN's kernels for them are named as matmuls. Inside a group
     the floor is allotted to families in proportion to their time.
     """
-    gap = timed["step_ms"] - step["light_ms"]
-    took = in_step.milliseconds(timed["families"])
+    gap = timed.step_ms - step["light_ms"]
+    took = in_step.milliseconds(timed.families)
     convolved, others = took[in_step.CONVOLUTIONS], took[in_step.OTHERS]
     groups = {
         in_step.CONVOLUTIONS: (convolved, step["convolutions_ms"] - step["pointwise_ms"]),
         in_step.OTHERS: (others, step["bytes_ms"] + step["matmul_ms"] + step["pointwise_ms"]),
-        in_step.IDLE: (max(0.0, timed["step_ms"] - timed["busy_ms"]), 0.0),
+        in_step.IDLE: (max(0.0, timed.step_ms - timed.busy_ms), 0.0),
     }
     rows = []
-    for row in timed["families"]:
-        group = in_step.CONVOLUTIONS if kernel_families.is_convolution(row["family"]) else in_step.OTHERS
-        took, floor = groups[group]
-        beyond = row["us"] / 1000 * (1 - floor / took) if took else 0.0
-        share = row["us"] / 1000 / timed["step_ms"]
-        rows.append(row | {"group": group, "of_step": share, "of_distance": beyond / gap if gap else None})
-    return {
-        "families": rows,
-        "groups": {
-            name: {"ms": took, "floor_ms": floor, "of_distance": (took - floor) / gap if gap else None}
-            for name, (took, floor) in groups.items()
+    for row in timed.families:
+        group = in_step.CONVOLUTIONS if kernel_families.is_convolution(row.family) else in_step.OTHERS
+        ms, floor = groups[group]
+        beyond = row.us / 1000 * (1 - floor / ms) if ms else 0.0
+        share = row.us / 1000 / timed.step_ms
+        rows.append(
+            Family(
+                family=row.family,
+                us=row.us,
+                kernels=row.kernels,
+                heaviest=row.heaviest,
+                group=group,
+                of_step=share,
+                of_distance=beyond / gap if gap else None,
+            )
+        )
+    return Measured(
+        phases_ms=timed.phases_ms,
+        step_ms=timed.step_ms,
+        wall_ms=timed.wall_ms,
+        busy_ms=timed.busy_ms,
+        times_light=timed.step_ms / step["light_ms"],
+        distance_ms=gap,
+        families=rows,
+        groups={
+            name: Group(ms=ms, floor_ms=floor, of_distance=(ms - floor) / gap if gap else None)
+            for name, (ms, floor) in groups.items()
         },
-        "distance_ms": gap,
-        "times_light": timed["step_ms"] / step["light_ms"],
-    }
+        settings=timed.settings,
+    )

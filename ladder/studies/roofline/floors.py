@@ -117,7 +117,7 @@ class Floor:
 
 def count(workload: Workload, precision: str = "fp32") -> dict[str, Floor]:
     """Return the floor of each phase of ``workload`` under a recipe of this precision."""
-    recipe = Recipe(precision=precision, modconv="dense", resample="depthwise")
+    recipe = Recipe.from_dict({"precision": precision, "modconv": "dense", "resample": "depthwise"})
     with _fresh_filters(), FakeTensorMode(), OrdinaryConvolutions():
         G, D = Generator(workload, recipe), Discriminator(workload, recipe)
         return {phase: _phase(phase, workload, recipe, G, D) for phase in PHASES}
@@ -128,7 +128,7 @@ def _phase(phase: str, w: Workload, recipe: Recipe, G: Generator, D: Discriminat
     G.requires_grad_(own is G)
     D.requires_grad_(own is D)
     batch = max(1, w.batch // w.pl_batch_shrink) if phase == "G_pl" else w.batch
-    shapes = G.noise_shapes(batch)
+    shapes: list[tuple[int, ...]] = [*G.noise_shapes(batch)]
     place = {"device": "cpu", "dtype": torch.float32}
     inputs = PhaseInputs(w, batch, shapes, G.num_ws, image_noise=phase == "G_pl", **place)
     real = torch.empty(w.batch, 3, w.resolution, w.resolution, **place)

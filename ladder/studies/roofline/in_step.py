@@ -8,10 +8,16 @@ the ceilings' rate, that part of the floor takes the traced time. So a floor is 
 
 from __future__ import annotations
 
-from collections.abc import Iterable
-from typing import Any
+from collections.abc import Iterable, Mapping
+from typing import TYPE_CHECKING
 
+from ladder.base.records import needed, record
 from ladder.receipts import kernel_families
+from ladder.results import values as v
+from ladder.results.schema import LINE, REAL
+
+if TYPE_CHECKING:
+    from ladder.studies.roofline.rates import Rate
 
 KINDS = {
     "forward": kernel_families.FORWARD,
@@ -28,17 +34,45 @@ UNCLEAR = (
 Amounts = dict[str, float]  # by part: FLOPs a step, or bytes for other kernels
 
 
+@record
+class Kernels:
+    """A family of kernels of a traced step: microseconds and kernels a step, and its heaviest kernel."""
+
+    family: str = needed(LINE)
+    us: float = needed(v.AMOUNT)
+    kernels: float = needed(v.AMOUNT)
+    heaviest: str = needed(LINE)
+
+
+@record
+class Group:
+    """A part of a step: its time, its floor, and its part of the distance between both."""
+
+    ms: float = needed(v.AMOUNT)
+    floor_ms: float = needed(v.AMOUNT)
+    of_distance: float | None = needed(REAL)
+
+
+@record
+class Lowered:
+    """A part of the floor that a traced step has lowered, with its time by the ceilings alone."""
+
+    alone_ms: float = needed(v.AMOUNT)
+    ms: float = needed(v.AMOUNT)
+    source: str = needed(LINE)
+
+
 def key(part: str, amount: float, precision: str, layout: str) -> str:
     """Return the name of a rate in result files: the part, its work in a step, the precision and the layout."""
     what = "bytes" if part == OTHERS else "FLOPs"
     return f"step of {amount:.0f} {what}, {part}, {precision} {layout}"
 
 
-def milliseconds(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
+def milliseconds(rows: Iterable[Kernels]) -> dict[str, float]:
     """Return each part's time in a traced step, from its rows of kernel families. A kind's time is an upper limit."""
     took = dict.fromkeys(PARTS, 0.0)
     for row in rows:
-        ms, name = row["us"] / 1000, row["family"]
+        ms, name = row.us / 1000, row.family
         took[CONVOLUTIONS if kernel_families.is_convolution(name) else OTHERS] += ms
         for kind, own in KINDS.items():
             took[kind] += ms if name == own or name in UNCLEAR else 0.0
@@ -46,7 +80,7 @@ def milliseconds(rows: Iterable[dict[str, Any]]) -> dict[str, float]:
 
 
 def seen(
-    amounts: Amounts, rows: Iterable[dict[str, Any]], precision: str, layout: str, matmul: float
+    amounts: Amounts, rows: Iterable[Kernels], precision: str, layout: str, matmul: float
 ) -> dict[str, float]:
     """Return the rates of a traced step by `key`.
 
@@ -63,14 +97,14 @@ def seen(
 
 
 def lower(
-    alone_ms: dict[str, float], amounts: Amounts, precision: str, layout: str, known: dict[str, Any]
-) -> tuple[dict[str, float], dict[str, Any]]:
+    alone_ms: dict[str, float], amounts: Amounts, precision: str, layout: str, known: Mapping[str, Rate]
+) -> tuple[dict[str, float], dict[str, Lowered]]:
     """Return by which factors each kind and the other kernels beat ``alone_ms``, and the reasons for factors below 1.
 
     ``alone_ms`` is the floor of a step by the ceilings. ``known`` are rates, each with its source.
     """
     factors: dict[str, float] = dict.fromkeys((*KINDS, OTHERS), 1.0)
-    why: dict[str, Any] = {}
+    why: dict[str, Lowered] = {}
     for part in PARTS:
         rate = known.get(key(part, amounts[part], precision, layout))
         mine = KINDS if part == CONVOLUTIONS else (part,)
@@ -79,10 +113,10 @@ def lower(
         if after < before:
             for each in mine:
                 factors[each] *= after / before
-            why[part] = {"alone_ms": before, "ms": after, "source": rate.source}
+            why[part] = Lowered(alone_ms=before, ms=after, source=rate.source)
     return factors, why
 
 
-def below(groups: dict[str, dict[str, Any]]) -> list[str]:
+def below(groups: Mapping[str, Group]) -> list[str]:
     """Return the groups that took less than their floor, which `lower` should prevent."""
-    return [name for name, group in groups.items() if group["ms"] < group["floor_ms"] * (1 - 1e-9)]
+    return [name for name, group in groups.items() if group.ms < group.floor_ms * (1 - 1e-9)]

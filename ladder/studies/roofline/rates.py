@@ -17,12 +17,15 @@ import json
 import math
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ladder.base import yamlfile
 from ladder.base.errors import UserError
 from ladder.base.text import slug
 from stylegan_lite.config import suggestion
+
+if TYPE_CHECKING:
+    from ladder.studies.roofline.floors import Op
 
 HERE = Path(__file__).resolve().parent
 FACTS = HERE / "ceilings.yaml"
@@ -39,13 +42,38 @@ class Rate:
     source: str
 
 
+@dataclass(frozen=True)
+class Range:
+    """Facts of kinds of convolutions: FLOP/s between ``low`` and ``high``, depending on the shape.
+
+    ``low`` holds for this kernel from this batch and these channels up.
+    """
+
+    kinds: list[str]
+    dtype: str
+    layout: str
+    kernel: int
+    batch: int
+    channels: int
+    low: float
+    high: float
+
+
+@dataclass(frozen=True)
+class Facts:
+    """The committed facts of a GPU: rates by name, and ranges of kinds of convolutions."""
+
+    rates: dict[str, float]
+    ranges: list[Range]
+
+
 @dataclass
 class Rates:
     """The rates of one GPU. ``known``: by name, see `floors.Op.key`; ``classes``: ranges of kinds of convolutions."""
 
     gpu: str
     known: dict[str, Rate] = field(default_factory=dict)
-    classes: list[dict[str, Any]] = field(default_factory=list)
+    classes: list[Range] = field(default_factory=list)
 
     def add(self, found: dict[str, float], source: str) -> None:
         """Join rates from ``source``. Only a higher rate replaces a stored rate."""
@@ -66,7 +94,7 @@ class Rates:
         """Return the matmul rate, which no convolution of this dtype exceeds."""
         return self._need(CEILING[dtype])
 
-    def convolution(self, op: Any, layout: str) -> tuple[float, str]:
+    def convolution(self, op: Op, layout: str) -> tuple[float, str]:
         """Return (seconds, source) of one ``floors.Op`` at its best.
 
         A measured shape has its own rate, never below the low end of the facts that cover it. Another shape gets the
@@ -77,19 +105,19 @@ class Rates:
             return self.copy_seconds(op.bytes), f"bytes; {self._need(COPY).source}"
         group = self._class(op, layout)
         if measured := self.known.get(op.key(layout)):
-            low = group["low"] if group and _covers(group, op) else 0.0
+            low = group.low if group and _covers(group, op) else 0.0
             best = measured if measured.value >= low else Rate(low, "facts, low end")
             return op.flops / best.value, best.source
         alike = [rate for key, rate in self.known.items() if _like(key, op, layout)]
         if group:
-            alike.append(Rate(group["high"], "facts, high end"))
+            alike.append(Rate(group.high, "facts, high end"))
         best = max(alike or [self.ceiling(op.dtype)], key=lambda rate: rate.value)
         seconds = max(op.flops / best.value, self.copy_seconds(op.bytes))
         return seconds, f"not measured; {best.source}"
 
-    def _class(self, op: Any, layout: str) -> dict[str, Any] | None:
+    def _class(self, op: Op, layout: str) -> Range | None:
         for group in self.classes:
-            if op.kind in group["kinds"] and (group["dtype"], group["layout"]) == (op.dtype, layout):
+            if op.kind in group.kinds and (group.dtype, group.layout) == (op.dtype, layout):
                 return group
         return None
 
@@ -101,33 +129,34 @@ class Rates:
         return self.known[key]
 
 
-def _covers(group: dict[str, Any], op: Any) -> bool:
+def _covers(group: Range, op: Op) -> bool:
     """Return whether the facts were measured on shapes like this shape."""
     batch, channels = op.image[0], min(op.weight[:2])
-    return op.weight[-1] == group["kernel"] and batch >= group["batch"] and channels >= group["channels"]
+    return op.weight[-1] == group.kernel and batch >= group.batch and channels >= group.channels
 
 
-def _like(key: str, op: Any, layout: str) -> bool:
+def _like(key: str, op: Op, layout: str) -> bool:
     """Return whether ``key`` names another shape of the same kind, dtype and layout."""
     return key.startswith(f"{op.kind}, ") and key.endswith(f", {op.dtype} {layout}")
 
 
-def facts() -> dict[str, dict[str, Any]]:
-    """Return the committed table by name of the GPU."""
-    return yamlfile.read(FACTS)
+def facts() -> dict[str, Facts]:
+    """Return the committed table by name of the GPU. YAML reads 774e12 as text."""
+    return {name: _facts(**said) for name, said in yamlfile.read(FACTS).items()}
+
+
+def _facts(rates: dict[str, str], convolutions: list[dict[str, Any]], **_: str) -> Facts:
+    ranges = [Range(**each | {key: float(each[key]) for key in ("low", "high")}) for each in convolutions]
+    return Facts({key: float(value) for key, value in rates.items()}, ranges)
 
 
 def load(gpu: str, folder: Path) -> Rates:
     """Return the recorded rates of a GPU, in any spelling: facts, earlier results and the tunings beside them."""
     name = slug(gpu)
     rates = Rates(name)
-    table = facts()
-    if name in table:
-        rates.add({key: float(value) for key, value in table[name]["rates"].items()}, "facts")
-        rates.classes = [
-            {**group, "low": float(group["low"]), "high": float(group["high"])}
-            for group in table[name]["convolutions"]
-        ]
+    if known := facts().get(name):
+        rates.add(known.rates, "facts")
+        rates.classes = known.ranges
     for path in sorted(folder.glob(f"{name}-*.json")):
         rates.add(recorded(path, name), path.name)
     for path in sorted((folder.parent / TUNINGS).glob("*-tuning.json")):

@@ -2,9 +2,9 @@
 
 from __future__ import annotations
 
-from typing import Any
-
+from ladder.base.records import ABSENT
 from ladder.studies.roofline import in_step
+from ladder.studies.roofline.schema import Convolution, Light
 
 MOST_FAMILIES = 24
 NAMES = {"copy": "copy, TB/s", "matmul bf16": "matmul BF16, TFLOP/s", "matmul tf32": "matmul TF32, TFLOP/s"}
@@ -13,49 +13,49 @@ NAMES |= {"matmul fp32": "matmul FP32, TFLOP/s"}
 Table = list[list[str]]  # the first row is the head
 
 
-def text(found: dict[str, Any]) -> str:
+def text(found: Light) -> str:
     return "\n\n".join([title(found), *map(_plain, tables(found)), *notes(found)])
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(found: Light) -> str:
     """Return the tables as a Markdown page."""
     return "\n\n".join([f"# {title(found)}", *map(_piped, tables(found)), *map(_cell, notes(found))]) + "\n"
 
 
-def title(found: dict[str, Any]) -> str:
-    w, recipe = found["workload"], found["recipe"]
-    how = f"{recipe['precision'].upper()} {found['layout']}"
-    of = f" of ladder {found['ladder']}" if "ladder" in found else ""
+def title(found: Light) -> str:
+    w, recipe = found.workload, found.recipe
+    how = f"{recipe['precision'].upper()} {found.layout}"
+    of = f" of ladder {found.ladder}" if found.ladder else ""
     return (
-        f"Roofline of {w['name']} ({w['resolution']}x{w['resolution']}, batch {w['batch']}), rung {found['rung']}"
-        f"{of}, {how}, on {found['gpu']}"
+        f"Roofline of {w['name']} ({w['resolution']}x{w['resolution']}, batch {w['batch']}), rung {found.rung}"
+        f"{of}, {how}, on {found.gpu}"
     )
 
 
-def tables(found: dict[str, Any]) -> list[Table]:
+def tables(found: Light) -> list[Table]:
     made = [ceilings(found), phases(found), floor(found)]
-    return [*made, groups(found), shares(found)] if found["measured"] else made
+    return [*made, groups(found), shares(found)] if found.measured else made
 
 
-def ceilings(found: dict[str, Any]) -> Table:
+def ceilings(found: Light) -> Table:
     """Return the highest rates and today's. Convolutions show their unweighted range over shapes."""
-    today = (found.get("today") or {}).get("rates", {})
+    today = found.today.rates if found.today else {}
     rows = [["ceiling", "highest", "recorded by", "today"]]
-    for key, rate in found["ceilings"].items():
+    for key, rate in found.ceilings.items():
         now = f"{today[key] / 1e12:.2f}" if key in today else "-"
-        rows.append([NAMES[key], f"{rate['value'] / 1e12:.2f}", rate["source"], now])
+        rows.append([NAMES[key], f"{rate.value / 1e12:.2f}", rate.source, now])
     for kind in ("forward", "input gradient", "weight gradient"):
-        mine = [row for row in found["convolutions"] if row["name"].startswith(f"{kind}, ")]
-        heavy = [row for row in mine if row["flops"] >= 0.01 * sum(r["flops"] for r in mine)]
+        mine = [row for row in found.convolutions if row.name.startswith(f"{kind}, ")]
+        heavy = [row for row in mine if row.flops >= 0.01 * sum(r.flops for r in mine)]
         if not mine:
             continue
-        known = sum(row["flops"] for row in mine if not row["source"].startswith("not measured"))
-        share = known / sum(row["flops"] for row in mine)
-        now = [today[row["name"]] for row in heavy if row["name"] in today]
+        known = sum(row.flops for row in mine if not row.source.startswith("not measured"))
+        share = known / sum(row.flops for row in mine)
+        now = [today[row.name] for row in heavy if row.name in today]
         rows.append(
             [
                 f"convolution {kind}, TFLOP/s",
-                _range([row["rate"] for row in heavy]),
+                _range([row.rate for row in heavy]),
                 f"{share:.0%} of the FLOPs measured",
                 _range(now),
             ]
@@ -63,12 +63,12 @@ def ceilings(found: dict[str, Any]) -> Table:
     return rows
 
 
-def phases(found: dict[str, Any]) -> Table:
-    measured = found["measured"]
+def phases(found: Light) -> Table:
+    measured = found.measured
     rows = [["", "TFLOP", "convolutions ms", "bytes ms", "matmuls ms", "light ms", "at matmul rate ms"]]
     rows[0] += ["measured ms", "x light"] if measured else []
-    times = {} if measured is None else measured["phases_ms"] | {"step": measured["step_ms"]}
-    for name, p in (found["phases"] | {"step": found["step"]}).items():
+    times = {} if measured is None else measured.phases_ms | {"step": measured.step_ms}
+    for name, p in (found.phases | {"step": found.step}).items():
         row = [name, f"{p['flops'] / 1e12:.2f}"]
         row += [
             f"{p[key]:.2f}" for key in ("convolutions_ms", "bytes_ms", "matmul_ms", "light_ms", "peak_ms")
@@ -81,9 +81,9 @@ def phases(found: dict[str, Any]) -> Table:
     return rows
 
 
-def floor(found: dict[str, Any]) -> Table:
+def floor(found: Light) -> Table:
     """Return the step's bytes by purpose, in MB."""
-    step = found["step"]
+    step = found.step
     keys = [key for key in step if key.endswith("_bytes")]
     return [
         ["MB a step", *(key.removesuffix("_bytes").replace("_", " ") for key in keys), "in all"],
@@ -91,54 +91,53 @@ def floor(found: dict[str, Any]) -> Table:
     ]
 
 
-def groups(found: dict[str, Any]) -> Table:
+def groups(found: Light) -> Table:
     rows = [["a step's time", "ms", "floor ms", "of the distance"]]
-    for name, group in found["measured"]["groups"].items():
-        rows.append([name, f"{group['ms']:.2f}", f"{group['floor_ms']:.2f}", _percent(group["of_distance"])])
+    for name, group in found.measured.groups.items():
+        rows.append([name, f"{group.ms:.2f}", f"{group.floor_ms:.2f}", _percent(group.of_distance)])
     return rows
 
 
-def shares(found: dict[str, Any]) -> Table:
+def shares(found: Light) -> Table:
     rows = [["kernels", "us a step", "kernels a step", "of the step", "of the distance", "heaviest"]]
-    for row in found["measured"]["families"][:MOST_FAMILIES]:
-        numbers = [f"{row['us']:.0f}", f"{row['kernels']:.0f}", _percent(row["of_step"])]
-        rows.append([row["family"], *numbers, _percent(row["of_distance"]), row["heaviest"]])
+    for row in found.measured.families[:MOST_FAMILIES]:
+        numbers = [f"{row.us:.0f}", f"{row.kernels:.0f}", _percent(row.of_step)]
+        rows.append([row.family, *numbers, _percent(row.of_distance), row.heaviest])
     return rows
 
 
-def notes(found: dict[str, Any]) -> list[str]:
+def notes(found: Light) -> list[str]:
     """Return the notes that a reader needs, one line each."""
-    lines = _unmeasured(found["convolutions"])
-    if found["measured"] is None:
+    lines = _unmeasured(found.convolutions)
+    if found.measured is None:
         lines.append("Nothing was measured here: floors from recorded rates.")
     else:
-        m = found["measured"]
+        m = found.measured
         lines.append(
-            f"A step takes {m['step_ms']:.2f} ms, {m['times_light']:.2f} times the floor"
-            f" ({found['step']['light_ms']:.2f} ms); {m['distance_ms']:.2f} ms lie between."
+            f"A step takes {m.step_ms:.2f} ms, {m.times_light:.2f} times the floor"
+            f" ({found.step['light_ms']:.2f} ms); {m.distance_ms:.2f} ms lie between."
         )
         lines += [
-            f"In a traced step ({low['source']}) {part} took {low['ms']:.2f} ms where the ceilings alone ask for"
-            f" {low['alone_ms']:.2f}: that is their floor."
-            for part, low in found.get("in_step", {}).items()
+            f"In a traced step ({low.source}) {part} took {low.ms:.2f} ms where the ceilings alone ask for"
+            f" {low.alone_ms:.2f}: that is their floor."
+            for part, low in (found.in_step or {}).items()
         ]
-        lines += [f"Below its floor, so this is none: {name}." for name in in_step.below(m["groups"])]
-        if m["phases_ms"] and found["recipe"].get("whole_step_graph") is True:
+        lines += [f"Below its floor, so this is none: {name}." for name in in_step.below(m.groups)]
+        if m.phases_ms and found.recipe.get("whole_step_graph") is True:
             lines.append("Phases were timed in a second step, in which each is a graph of its own.")
-        if "floors_commit" in found:
+        if found.floors_commit is not ABSENT:
             lines.append(
-                f"Measured at commit {_commit(found['commit'])}; floors as commit"
-                f" {_commit(found['floors_commit'])} computes them."
+                f"Measured at commit {_commit(found.commit)}; floors as commit"
+                f" {_commit(found.floors_commit)} computes them."
             )
-        skipped = found["today"]["skipped"]
-        if skipped:
+        if found.today and (skipped := found.today.skipped):
             lines.append(f"Not measured today: {len(skipped)} shapes ({next(iter(skipped.values()))}).")
     return lines
 
 
-def _unmeasured(rows: list[dict[str, Any]]) -> list[str]:
-    whole = sum(row["flops"] for row in rows)
-    guessed = sum(row["flops"] for row in rows if row["source"].startswith("not measured"))
+def _unmeasured(rows: list[Convolution]) -> list[str]:
+    whole = sum(row.flops for row in rows)
+    guessed = sum(row.flops for row in rows if row.source.startswith("not measured"))
     if not guessed:
         return []
     return [

@@ -9,24 +9,24 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Iterator
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
-from typing import Any
 
 from ladder.base import text as texts
 from ladder.base.locks import device_lock
+from ladder.base.records import build
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import neighbours, system
 from ladder.results import code_digest, identity, record
-from ladder.studies.sustain.record import DERIVED, WINDOW_S, derive
+from ladder.results.types import Plain
+from ladder.studies.sustain.record import DERIVED, WINDOW_S, Result, Rung, Window, derive
 
 ENGINE = ("studies/sustain/measure",)
 MOST_CYCLES = 1000  # in a row
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -34,21 +34,21 @@ class Plan:
     """The user's request: rungs with their recipes, in order, and the seconds of each."""
 
     name: str
-    workload: dict[str, Any]  # with the path of its images
-    recipes: dict[str, dict[str, Any]]
+    workload: Plain  # with the path of its images
+    recipes: dict[str, Plain]
     device: str
     seconds: float = 60.0
     seed: int = 0
 
 
-def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Result:
+def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
     """Return the result of a measurement that has not begun, with an earlier run's inspection of the same code."""
     seen = inspection.Cache(plan.workload, facts)
     head = record.head("sustained", plan.name, plan.workload)
     head["workload"]["data"] = photographs
     head |= record.conditions(identity.of_images(plan.workload["data"]))
     empty = dict.fromkeys(DERIVED)
-    return head | {
+    made = head | {
         code_digest.KEY: code_digest.digests(also=ENGINE),
         "machine": facts,
         "complete": False,
@@ -61,59 +61,66 @@ def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Re
             for name, recipe in plan.recipes.items()
         ],
     }  # fmt: skip
+    return build(Result, made)
 
 
 def measure(
     plan: Plan, result: Result, tell: Callable[[str], None], save: Callable[[Result], None]
 ) -> Result:
-    """Fill in the result, save it after each rung, and return it. After an interrupt "complete" is false."""
+    """Follow the rungs, save the result after each, and return it. After an interrupt it is not complete."""
     uuid = system.probe().get("uuid") if plan.device == "cuda" else None
-    visits, begin = Visits(plan.device, uuid), time.monotonic()
+    visits, begin, rungs = Visits(plan.device, uuid), time.monotonic(), [*result.rungs]
 
-    def keep() -> None:
-        result["seconds"] = round(time.monotonic() - begin, 1)
-        derive(result)
-        save(result)
+    def keep(complete: bool) -> Result:
+        seconds = round(time.monotonic() - begin, 1)
+        found = derive(replace(result, seconds=seconds, complete=complete, rungs=[*rungs]))
+        save(found)
+        return found
 
+    complete = False
     try:
         with stop_on_sigterm(), device_lock(system.device_key(plan.device)), Pool() as pool:
-            for rung in result["rungs"]:
-                _one(plan, rung, pool, visits, tell)
-                keep()
-        result["complete"] = True
+            for number, rung in enumerate(result.rungs):
+                for state in _followed(plan, rung, pool, visits, tell):
+                    rungs[number] = state
+                keep(complete)
+        complete = True
     except KeyboardInterrupt:
         pass
     finally:
         visits.close()
-        keep()
-    return result
+        found = keep(complete)
+    return found
 
 
-def _one(plan: Plan, rung: dict[str, Any], pool: Pool, visits: Visits, tell: Callable[[str], None]) -> None:
+def _followed(
+    plan: Plan, rung: Rung, pool: Pool, visits: Visits, tell: Callable[[str], None]
+) -> Iterator[Rung]:
+    """Yield the rung with each of its rows, so that an interrupt keeps the rows before it."""
     worker = pool.take()
     try:
-        worker.call(
-            "build", workload=plan.workload, recipe=rung["recipe"], device=plan.device, seed=plan.seed
-        )
+        worker.call("build", workload=plan.workload, recipe=rung.recipe, device=plan.device, seed=plan.seed)
         worker.call("prepare")
-        tell(f"{rung['name']}: prepared")
+        tell(f"{rung.name}: prepared")
         begin, cycles, before = time.monotonic(), 1, neighbours.sample()
-        while (at := time.monotonic() - begin) < plan.seconds or not rung["windows"]:
+        rung = replace(rung, status="ok", reason=None, windows=[*rung.windows])
+        while (at := time.monotonic() - begin) < plan.seconds or not rung.windows:
             with visits.watched({worker.pid}) as state:
                 seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
             row = window(at, seen["samples_s"], state)
-            rung["windows"].append(row)
-            cycles = min(MOST_CYCLES, max(1, round(WINDOW_S / (16 * row["step_ms"] / 1000))))
-            rung |= {"status": "ok", "reason": None}
-        rung[neighbours.KEY] = neighbours.share(before, neighbours.sample())
-        tell(f"{rung['name']}: {rung['windows'][0]['step_ms']:.4g} ms at first, {row['step_ms']:.4g} at last")
+            rung.windows.append(row)
+            cycles = min(MOST_CYCLES, max(1, round(WINDOW_S / (16 * row.step_ms / 1000))))
+            yield rung
+        yield replace(rung, others_cpu=neighbours.share(before, neighbours.sample()))
+        first, last = rung.windows[0].step_ms, rung.windows[-1].step_ms
+        tell(f"{rung.name}: {first:.4g} ms at first, {last:.4g} at last")
     except WorkerFailure as failure:
-        rung |= {"status": failure.status, "reason": texts.display(failure.reason)}
+        yield replace(rung, status=failure.status, reason=texts.display(failure.reason))
     finally:
         worker.close()
 
 
-def window(at: float, samples_s: list[float], state: dict[str, Any]) -> dict[str, Any]:
-    """Return a row: seconds since the first window began, milliseconds a step (median cycle), and NVML's readings."""
+def window(at: float, samples_s: list[float], state: Plain) -> Window:
+    """Return a row of cycles that began ``at`` seconds after the first. ``state`` is the GPU's, empty on a CPU."""
     known = {key: state.get(key) for key in ("sm_mhz", "power_w", "temperature_c", "reasons")}
-    return {"at_s": round(at, 3), "step_ms": 1000 * statistics.median(samples_s), **known}
+    return Window(at_s=round(at, 3), step_ms=1000 * statistics.median(samples_s), **known)

@@ -1,59 +1,113 @@
-"""Pure functions that derive the figures of `ladder sustain` from the stored numbers."""
+"""The records of `ladder sustain`, which are the schema of its file, and pure functions that derive its figures."""
 
 from __future__ import annotations
 
-import copy
 import statistics
-from typing import Any
+from collections.abc import Sequence
+from dataclasses import replace
 
-from ladder.base.rules import alike
+from ladder.base.records import Absent, needed, optional, plain, record, rule_of
+from ladder.base.rules import alike, items, number, one_of
 from ladder.machine import environment, neighbours
-from ladder.results import plausible
+from ladder.results import code_digest, plausible
 from ladder.results import store as results
-
-Result = dict[str, Any]
+from ladder.results import values as v
+from ladder.results.schema import CODE, RATE
+from ladder.results.types import Header, Plain, head
 
 WINDOW_S = 2.0  # length of a row, about that of a visit of `ladder run` at the top
 
 DERIVED = ("first_ms", "sustained_ms", "factor")
 
 
-def derive(result: Result) -> None:
-    """Compare the first row with the median of the later half, in place."""
-    for rung in result["rungs"]:
-        rung |= dict.fromkeys(DERIVED)
-        if rows := rung["windows"]:
-            late = later(rows)
-            rung["first_ms"] = rows[0]["step_ms"]
-            rung["sustained_ms"] = statistics.median(row["step_ms"] for row in late)
-            rung["factor"] = rung["sustained_ms"] / rung["first_ms"]
-    unseen = [rung["name"] for rung in result["rungs"] if not rung["inspected"]]
+@record
+class Window:
+    """A row: seconds since the first window began, milliseconds a step (median cycle), and NVML's readings."""
+
+    at_s: float = needed(v.SECONDS)
+    step_ms: float = needed(v.MS)
+    sm_mhz: float | None = needed(v.AMOUNT)
+    power_w: float | None = needed(v.AMOUNT)
+    temperature_c: float | None = needed(v.AMOUNT)
+    reasons: list[str] | None = needed(items(v.TEXT, 20))
+
+
+@record
+class Rung:
+    """A rung, its rows, and the figures that follow from them. Both times are in ms a step."""
+
+    name: str = needed(v.PART)
+    recipe: Plain = needed(v.RECIPE)
+    status: str = needed(v.STATUS)
+    reason: str | None = needed(v.TEXT)
+    inspected: bool = needed(v.FLAG)
+    first_ms: float | None = needed(v.MS)
+    sustained_ms: float | None = needed(v.MS)
+    factor: float | None = needed(RATE)
+    windows: list[Window] = needed(items(rule_of(Window), 50_000))
+    others_cpu: float | Absent | None = optional(v.SHARE)
+
+
+@record
+class Protocol:
+    """How the rungs were followed, and why the figures must not be quoted."""
+
+    seconds: float = needed(v.SECONDS)
+    window_s: float = needed(v.SECONDS)
+    seed: int = needed(v.COUNT)
+    notes: list[str] = needed(v.NOTES)
+
+
+@record
+class Result(Header):
+    """A result of `ladder sustain`."""
+
+    schema: int = needed(number(v.SCHEMA, v.SCHEMA, whole=True))
+    kind: str = needed(one_of("sustained"))
+    workload: Plain = needed(v.WORKLOAD)
+    measured_code: dict[str, str] = needed(CODE[code_digest.KEY])
+    protocol: Protocol = needed(rule_of(Protocol))
+    rungs: list[Rung] = needed(items(rule_of(Rung), 100))
+
+
+def derive(result: Result) -> Result:
+    """Return the result with its figures: each rung's first row beside the median of the later half."""
+    rungs = [_derived(rung) for rung in result.rungs]
+    unseen = [rung.name for rung in rungs if not rung.inspected]
     also = [f"parity and receipts of {', '.join(unseen)} were not seen here"] * bool(unseen)
-    also += neighbours.marks(result["rungs"])
-    also += environment.said(result.get(environment.KEY))
+    also += neighbours.marks({neighbours.KEY: rung.others_cpu} for rung in rungs)
+    also += environment.said(result.environment or None)
     rounds = results.FEWEST_ROUNDS  # this kind has no rounds; the minimum avoids the note "too few rounds"
-    result["protocol"]["notes"] = results.cautions(
-        result["machine"]["device"], rounds, result["dirty"], result["complete"], also
-    )
+    notes = results.cautions(result.machine.device, rounds, result.dirty, result.complete, also)
+    return replace(result, rungs=rungs, protocol=replace(result.protocol, notes=notes))
 
 
-def contradiction(data: Result) -> str | None:
+def _derived(rung: Rung) -> Rung:
+    if not rung.windows:
+        return replace(rung, first_ms=None, sustained_ms=None, factor=None)
+    first = rung.windows[0].step_ms
+    sustained = statistics.median(row.step_ms for row in later(rung.windows))
+    return replace(rung, first_ms=first, sustained_ms=sustained, factor=sustained / first)
+
+
+def contradiction(result: Result) -> str | None:
     """Return, in one line, which numbers do not follow from the rows or are impossible, or None."""
-    derived, least = copy.deepcopy(data), plausible.floor_ms(data["machine"], data["workload"])
-    derive(derived)
-    for found, wanted in zip(data["rungs"], derived["rungs"], strict=True):
-        if found["status"] == "ok" and not found["windows"]:
-            return f"{found['name']}: ok without a row"
+    if problem := code_digest.contradiction(head(result)):
+        return problem
+    derived, least = derive(result), plausible.floor_ms(plain(result.machine), result.workload)
+    for found, wanted in zip(result.rungs, derived.rungs, strict=True):
+        if found.status == "ok" and not found.windows:
+            return f"{found.name}: ok without a row"
         for key in DERIVED:
-            if not alike(found[key], wanted[key]):
-                return f"{found['name']}: {key} is not what its rows say"
-        if least and any(row["step_ms"] < least[0] for row in found["windows"]):
-            return f"{found['name']}: faster than this GPU can compute"
-    if missing := [note for note in derived["protocol"]["notes"] if note not in data["protocol"]["notes"]]:
+            if not alike(getattr(found, key), getattr(wanted, key)):
+                return f"{found.name}: {key} is not what its rows say"
+        if least and any(row.step_ms < least[0] for row in found.windows):
+            return f"{found.name}: faster than this GPU can compute"
+    if missing := [note for note in derived.protocol.notes if note not in result.protocol.notes]:
         return f"protocol.notes: lack {missing[0]!r}"
     return None
 
 
-def later(rows: list[dict[str, Any]]) -> list[dict[str, Any]]:
+def later(rows: Sequence[Window]) -> list[Window]:
     """Return the rows of the later half of the time, at least one."""
-    return [row for row in rows if row["at_s"] >= rows[-1]["at_s"] / 2]
+    return [row for row in rows if row.at_s >= rows[-1].at_s / 2]

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import statistics
-from typing import Any
 
 from ladder.base.text import escaped
 from ladder.results import store as results
-from ladder.studies.sustain.record import later
-
-Result = dict[str, Any]
+from ladder.results.types import head
+from ladder.studies.sustain.record import Result, later
 
 HEADINGS = (
     "rung", "ms/step at first", "sustained", "factor", "MHz at first", "sustained", "W at most", "power limit",
@@ -18,21 +16,21 @@ HEADINGS = (
 
 def cells(result: Result) -> list[tuple[str, ...]]:
     found = []
-    for rung in result["rungs"]:
-        rows = rung["windows"]
-        if rung["status"] != "ok" or not rows:
-            found.append((rung["name"], f"{rung['status']}: {rung['reason']}", *[""] * 6))
+    for rung in result.rungs:
+        rows = rung.windows
+        if rung.status != "ok" or not rows:
+            found.append((rung.name, f"{rung.status}: {rung.reason}", *[""] * 6))
             continue
-        clocks = [row["sm_mhz"] for row in later(rows) if row["sm_mhz"]]
-        watts = [row["power_w"] for row in rows if row["power_w"]]
-        capped = sum("power_cap" in (row["reasons"] or ()) for row in rows)
+        clocks = [row.sm_mhz for row in later(rows) if row.sm_mhz]
+        watts = [row.power_w for row in rows if row.power_w]
+        capped = sum("power_cap" in (row.reasons or ()) for row in rows)
         found.append(
             (
-                rung["name"],
-                f"{rung['first_ms']:.4g}",
-                f"{rung['sustained_ms']:.4g}",
-                f"{rung['factor']:.3f}",
-                f"{rows[0]['sm_mhz']:.0f}" if rows[0]["sm_mhz"] else "",
+                rung.name,
+                f"{rung.first_ms:.4g}",
+                f"{rung.sustained_ms:.4g}",
+                f"{rung.factor:.3f}",
+                f"{rows[0].sm_mhz:.0f}" if rows[0].sm_mhz else "",
                 f"{statistics.median(clocks):.0f}" if clocks else "",
                 f"{max(watts):.0f}" if watts else "",
                 f"in {capped} of {len(rows)}" if clocks else "",
@@ -46,24 +44,24 @@ def text(result: Result) -> str:
     table = [HEADINGS, *cells(result)]
     widths = [max(len(line[k]) for line in table) for k in range(len(HEADINGS))]
     rows = ["  ".join(f"{c:<{w}}" for c, w in zip(line, widths, strict=True)).rstrip() for line in table]
-    return "\n".join([*rows, "", *result["protocol"]["notes"]])
+    return "\n".join([*rows, "", *result.protocol.notes])
 
 
 def markdown(result: Result) -> str:
     """Return the page beside the JSON file."""
-    facts, work, rules = result["machine"], result["workload"], result["protocol"]
+    facts, work, rules = result.machine, result.workload, result.protocol
     page = [
-        f"# How fast a rung still is after a while: {escaped(facts['gpu'] or facts['cpu'] or '')}",
+        f"# How fast a rung still is after a while: {escaped(facts.gpu or facts.cpu or '')}",
         "",
         f"Workload {escaped(work['name'])}: {work['resolution']}x{work['resolution']}, batch {work['batch']}, R1 and"
-        f" path length included. One process of each rung for {rules['seconds']:g} seconds, in rows of"
-        f" {rules['window_s']:g} s; sustained is the median of the later half. PyTorch {facts['torch']}, commit"
-        f" {results.commit_words(result)}.",
+        f" path length included. One process of each rung for {rules.seconds:g} seconds, in rows of"
+        f" {rules.window_s:g} s; sustained is the median of the later half. PyTorch {facts.torch}, commit"
+        f" {results.commit_words(head(result))}.",
         "",
         "| " + " | ".join(HEADINGS) + " |",
         "|---|" + "---:|" * (len(HEADINGS) - 1),
         *("| " + " | ".join(escaped(cell) for cell in row) + " |" for row in cells(result)),
         "",
-        *(f"- {escaped(line)}" for line in rules["notes"]),
+        *(f"- {escaped(line)}" for line in rules.notes),
     ]
     return "\n".join(page).rstrip() + "\n"

@@ -8,27 +8,30 @@ from __future__ import annotations
 import contextlib
 import tempfile
 import time
-from collections.abc import Callable
-from dataclasses import dataclass
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, replace
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import cast
 
 from ladder.base import text
 from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
+from ladder.base.records import build, given, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import inspection
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.engine.rounds import Interleaved, Program, Visited
 from ladder.machine import system
 from ladder.results import code_digest, identity, record
+from ladder.results.derive import void_memory
+from ladder.results.types import Inspection, Parity, Plain, Receipt, Round, RunGpu
 from ladder.studies.upstream import source, step
-from ladder.studies.upstream.record import OURS, UPSTREAM, derive
+from ladder.studies.upstream.record import OURS, UPSTREAM, Result, counted, derive
+from ladder.studies.upstream.record import Program as Timed
 
 ENGINE = ("studies/upstream/step", "studies/upstream/source", "engine/rounds")
 Tell = Callable[[str], None]
-Result = dict[str, Any]
 
 
 @dataclass(frozen=True)
@@ -37,9 +40,9 @@ class Plan:
 
     folder: Path
     name: str
-    workload: dict[str, Any]  # with the path of its images
+    workload: Plain  # with the path of its images
     rung: str
-    recipe: dict[str, Any]
+    recipe: Plain
     weights: dict[str, int]  # numbers of weights in G and D, equal in both programs
     device: str
     rounds: int = 5
@@ -50,11 +53,11 @@ class Plan:
     torch: bool = True
 
 
-def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Result:
+def new_result(plan: Plan, facts: Plain, photographs: str | None) -> Result:
     """Return the result of a measurement that has not begun."""
     head = record.head("upstream", plan.name, plan.workload)
     head["workload"]["data"] = photographs
-    return head | {
+    made = head | {
         **record.conditions(identity.of_images(plan.workload["data"])),
         code_digest.KEY: code_digest.digests(also=ENGINE),
         "machine": facts,
@@ -71,15 +74,79 @@ def new_result(plan: Plan, facts: dict[str, Any], photographs: str | None) -> Re
         },
         "programs": [
             {"side": side, "rung": rung, "recipe": recipe, "status": "n/a", "reason": "not measured", "settings": None,
-             "rounds": []}
+             "rounds": [], "step_ms": None, "interval_ms": None}
             for side, rung, recipe in ((UPSTREAM, None, None), (OURS, plan.rung, plan.recipe))
         ],
-        "parity": None,
-        "receipts": None,
-        "inspection": None,
-        "ratio": None,
-        "gpu": None,
+        **dict.fromkeys(("parity", "receipts", "inspection", "ratio", "gpu")),
     }  # fmt: skip
+    return build(Result, made)
+
+
+class Measurement:
+    """A result that grows: `result` is its latest state, and `save` gets it after each part."""
+
+    def __init__(self, plan: Plan, result: Result, tell: Tell, save: Callable[[Result], None]) -> None:
+        self.plan, self.result, self.tell, self.save = plan, result, tell, save
+        self.begin = time.monotonic() - result.seconds
+        self.rounds = Interleaved(
+            plan.device, cycles=plan.cycles, seed=plan.seed, settle=plan.settle, torch=plan.torch,
+            on_wait=lambda: tell("waiting for another run on this device"),
+        )  # fmt: skip
+
+    def keep(self) -> None:
+        """Derive what follows from the rounds, and save."""
+        programs = self.result.programs
+        seen = self.rounds.visits.summary(plain(programs))
+        gpu = None if seen is None else build(RunGpu, seen)
+        seconds = round(time.monotonic() - self.begin, 1)
+        self.result = derive(replace(self.result, seconds=seconds, gpu=gpu))
+        self.save(self.result)
+
+    def program(self, side: str) -> Timed:
+        return next(each for each in self.result.programs if each.side == side)
+
+    def put(self, program: Timed) -> None:
+        """Replace the program of this side."""
+        programs = [program if each.side == program.side else each for each in self.result.programs]
+        self.result = replace(self.result, programs=programs)
+
+    def is_due(self, program: Program) -> bool:
+        return self.program(program.side).status in ("ok", "n/a")
+
+    def round(self, number: int, asked: Sequence[Program]) -> None:
+        """Visit both programs, and count the round once it is whole."""
+        due, place = [program for program in asked if self.is_due(program)], f"round {number + 1}"
+        visiting = cast("Generator[Visited]", self.rounds.round(number, due, self.is_due))
+        with contextlib.closing(visiting) as visits:
+            for visited in visits:
+                side = visited.program.side
+                self.put(taken(self.plan, visited, self.program(side)))
+                self.tell(f"{place} of {self.plan.rounds}: {side} visited")
+                self.keep()
+        self.result = replace(self.result, protocol=replace(self.result.protocol, rounds=number + 1))
+        self.tell(f"{place} of {self.plan.rounds}: {said(self.result)}")
+
+    def inspect(self) -> None:
+        """Check parity and receipts of our step, now or from an earlier run. A step without them is not timed."""
+        plan, seen = self.plan, inspection.Cache(self.plan.workload, plain(self.result.machine))
+        found = seen.get(plan.recipe)
+        if found is None:
+            try:
+                found = _asked(plan, self.tell)
+                seen.put(plan.recipe, found)
+            except WorkerFailure as failure:
+                found = getattr(failure, "found", {})
+                reason = text.display(failure.reason)
+                self.put(replace(self.program(OURS), status=failure.status, reason=reason))
+        parity, receipts, busy = (found.get(key) for key in ("parity", "receipts", "inspection"))
+        self.result = replace(
+            self.result,
+            parity=None if parity is None else build(Parity, parity),
+            receipts=None
+            if receipts is None
+            else {key: build(Receipt, each) for key, each in receipts.items()},
+            inspection=None if busy is None else build(Inspection, busy),
+        )
 
 
 def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], None]) -> Result:
@@ -88,45 +155,23 @@ def measure(plan: Plan, result: Result, tell: Tell, save: Callable[[Result], Non
     After Ctrl-C the result comes back with "complete" false. Rounds that it already has are not measured again, and a
     step of ours that has shown its parity is not inspected again.
     """
-    begin = time.monotonic() - result["seconds"]
-    programs = {each["side"]: each for each in result["programs"]}
-    rounds = Interleaved(
-        plan.device, cycles=plan.cycles, seed=plan.seed, settle=plan.settle, torch=plan.torch,
-        on_wait=lambda: tell("waiting for another run on this device"),
-    )  # fmt: skip
-
-    def keep() -> None:
-        result["seconds"] = round(time.monotonic() - begin, 1)
-        result["gpu"] = rounds.visits.summary(result["programs"])
-        derive(result)
-        save(result)
-
-    def is_due(program: Program) -> bool:
-        return programs[program.side]["status"] in ("ok", "n/a")
-
+    growing = Measurement(plan, result, tell, save)
     with tempfile.TemporaryDirectory() as folder:
         asked = _programs(plan, Path(folder))
         try:
             with stop_on_sigterm():
-                if plan.inspect and not (result["parity"] and result["receipts"]):
-                    inspect(plan, result, programs[OURS], tell)
-                    keep()
-                for number in range(result["protocol"]["rounds"], plan.rounds):
-                    due = [program for program in asked if is_due(program)]
-                    with contextlib.closing(rounds.round(number, due, is_due)) as visits:
-                        for visited in visits:
-                            take(plan, visited, programs[visited.program.side])
-                            tell(f"round {number + 1} of {plan.rounds}: {visited.program.side} visited")
-                            keep()
-                    result["protocol"]["rounds"] = number + 1
-                    tell(f"round {number + 1} of {plan.rounds}: {said(result)}")
-            result["complete"] = True
+                if plan.inspect and not (result.parity and result.receipts):
+                    growing.inspect()
+                    growing.keep()
+                for number in range(result.protocol.rounds, plan.rounds):
+                    growing.round(number, asked)
+            growing.result = replace(growing.result, complete=True)
         except KeyboardInterrupt:
             pass
         finally:
-            keep()
-            rounds.close()
-    return result
+            growing.keep()
+            growing.rounds.close()
+    return growing.result
 
 
 def _programs(plan: Plan, folder: Path) -> list[Program]:
@@ -138,20 +183,6 @@ def _programs(plan: Plan, folder: Path) -> list[Program]:
         Program(UPSTREAM, "step", UPSTREAM, plan.workload, theirs, folder),
         Program(OURS, "step", OURS, plan.workload, plan.recipe, ROOT),
     ]
-
-
-def inspect(plan: Plan, result: Result, ours: dict[str, Any], tell: Tell) -> None:
-    """Check parity and receipts of our step, now or from an earlier run. A step without them is not timed."""
-    seen = inspection.Cache(plan.workload, result["machine"])
-    found = seen.get(plan.recipe)
-    if found is None:
-        try:
-            found = _asked(plan, tell)
-            seen.put(plan.recipe, found)
-        except WorkerFailure as failure:
-            found = getattr(failure, "found", {})
-            ours |= {"status": failure.status, "reason": text.display(failure.reason)}
-    result |= {key: found.get(key) for key in ("parity", "receipts", "inspection")}
 
 
 def _asked(plan: Plan, tell: Tell) -> inspection.Found:
@@ -168,10 +199,10 @@ def _asked(plan: Plan, tell: Tell) -> inspection.Found:
             worker.close()
 
 
-def take(plan: Plan, visited: Visited, program: dict[str, Any]) -> None:
-    """Store a visit. A failure, or networks of another size, ends the visit's program."""
+def taken(plan: Plan, visited: Visited, program: Timed) -> Timed:
+    """Return the program with a visit. A failure, or networks of another size, ends the visit's program."""
     status, reason = visited.status, visited.reason
-    if status == "ok" and program["side"] == UPSTREAM:
+    if status == "ok" and program.side == UPSTREAM:
         theirs = {name: (visited.settings or {}).get(f"parameters_{name}") for name in plan.weights}
         if theirs != plan.weights:
             counts = [
@@ -180,13 +211,14 @@ def take(plan: Plan, visited: Visited, program: dict[str, Any]) -> None:
             status, reason = "failed", f"weights: {counts[0]}, where ours has {counts[1]}"
     if status != "ok" or visited.round is None:
         said_why = text.display(reason or "no reason was given")
-        program |= {"status": "failed" if status == "n/a" else status, "reason": said_why}
-        return
-    program["rounds"].append(visited.round)
-    program |= {"status": "ok", "settings": visited.settings}
-    record.settle_status(program)
+        return replace(program, status="failed" if status == "n/a" else status, reason=said_why)
+    rounds = [*program.rounds, build(Round, visited.round)]
+    program = replace(program, status="ok", reason=None, settings=visited.settings, rounds=rounds)
+    if not counted(program):
+        return replace(program, status="invalid", reason=void_memory(given(rounds[-1].alloc_retries)))
+    return program
 
 
 def said(result: Result) -> str:
-    shown = [f"{each['side']} {each['step_ms']:.4g} ms" for each in result["programs"] if each["step_ms"]]
+    shown = [f"{each.side} {each.step_ms:.4g} ms" for each in result.programs if each.step_ms]
     return ", ".join(shown) or "no number yet"

@@ -3,18 +3,18 @@
 from __future__ import annotations
 
 import itertools
+from dataclasses import replace
 from pathlib import Path
-from typing import Any
 
 from ladder.base import text
 from ladder.base.errors import UserError
+from ladder.base.records import build, plain
 from ladder.results import sources
 from ladder.results.combine import resuming
+from ladder.studies.upstream.record import Program, Result
 
 RULES = ("cycles", "seed", "inspected")  # keys of the protocol that must agree
 STAYS = ("oom", "invalid", "failed: parity", "not engaged")  # a second try would end the same way
-
-Result = dict[str, Any]
 
 
 def take_up(path: Path, before: Result, fresh: Result) -> Result:
@@ -25,30 +25,37 @@ def take_up(path: Path, before: Result, fresh: Result) -> Result:
 
     Raises UserError where the two results are not the same measurement.
     """
-    fresh = text.fit(fresh)
-    resuming.refuse_another_machine(path, before, fresh)
-    resuming.refuse_other_workload(path, before, fresh)
-    if before["source"] != fresh["source"]:
+    was, now = plain(before), text.fit(plain(fresh))
+    fresh = build(Result, now)
+    resuming.refuse_another_machine(path, was, now)
+    resuming.refuse_other_workload(path, was, now)
+    if before.source != fresh.source:
         raise UserError(f"{path}: --resume: the clone's sources differ from those of this file")
     for key in RULES:
-        if before["protocol"][key] != fresh["protocol"][key]:
-            raise UserError(
-                f"{path}: --resume: {key} was {before['protocol'][key]} and is {fresh['protocol'][key]} here"
-            )
-    for theirs, ours in zip(before["programs"], fresh["programs"], strict=True):
-        if (theirs["rung"], theirs["recipe"]) != (ours["rung"], ours["recipe"]):
-            raise UserError(
-                f"{path}: --resume: it timed {theirs['rung']}, and the top is {ours['rung']} here"
-            )
-    resuming.refuse_other_code(path, before, fresh)
-    resuming.refuse_other_environment(path, before, fresh)
-    timed = [{each["round"] for each in program["rounds"]} for program in before["programs"]]
+        old, new = (getattr(each.protocol, key) for each in (before, fresh))
+        if old != new:
+            raise UserError(f"{path}: --resume: {key} was {old} and is {new} here")
+    for theirs, ours in zip(before.programs, fresh.programs, strict=True):
+        if (theirs.rung, theirs.recipe) != (ours.rung, ours.recipe):
+            raise UserError(f"{path}: --resume: it timed {theirs.rung}, and the top is {ours.rung} here")
+    resuming.refuse_other_code(path, was, now)
+    resuming.refuse_other_environment(path, was, now)
+    timed = [{each.round for each in program.rounds} for program in before.programs]
     whole = next(number for number in itertools.count() if not all(number in rounds for rounds in timed))
-    before["protocol"]["rounds"] = whole
-    for program in before["programs"]:
-        program["rounds"] = [each for each in program["rounds"] if each["round"] < whole]
-        if program["status"] not in STAYS:
-            program |= (
-                {"status": "ok", "reason": None} if whole else {"status": "n/a", "reason": "not measured"}
-            )
-    return before | sources.gone_on_with(before, fresh) | {"complete": False}
+    return replace(
+        before,
+        **sources.gone_on_with(was, now),
+        complete=False,
+        protocol=replace(before.protocol, rounds=whole),
+        programs=[_begun(program, whole) for program in before.programs],
+    )
+
+
+def _begun(program: Program, whole: int) -> Program:
+    """Return the program with its whole rounds, to be tried again unless it would end the same way."""
+    program = replace(program, rounds=[each for each in program.rounds if each.round < whole])
+    if program.status in STAYS:
+        return program
+    if whole:
+        return replace(program, status="ok", reason=None)
+    return replace(program, status="n/a", reason="not measured")

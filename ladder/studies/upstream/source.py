@@ -154,7 +154,7 @@ def parameters(function: Any) -> dict[str, inspect.Parameter]:
     """
     if not inspect.isclass(function):
         return dict(inspect.signature(function).parameters)
-    ways = [each.__init__ for each in inspect.getmro(function) if "__init__" in vars(each)]
+    ways = [vars(each)["__init__"] for each in inspect.getmro(function) if "__init__" in vars(each)]
     return {
         name: each for way in reversed(ways[:-1]) for name, each in inspect.signature(way).parameters.items()
     }

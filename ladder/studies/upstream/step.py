@@ -18,12 +18,15 @@ import copy
 import importlib.util
 import math
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.studies.upstream import source
+
+if TYPE_CHECKING:
+    from ladder.results.types import Plain
 
 CONTRACT = 1
 PACKAGE = """from ladder.studies.upstream.step import CONTRACT as CONTRACT
@@ -34,16 +37,14 @@ WORKERS, PREFETCH = 3, 2
 SAME = {"norm": "demod", "spectral_norm": False}  # fixed in NVIDIA's networks
 
 
-def refuse(workload: dict[str, Any]) -> None:
+def refuse(workload: Plain) -> None:
     """Raise UserError for a workload that NVIDIA's networks do not support."""
     for key, value in SAME.items():
         if workload.get(key, value) != value:
             raise UserError(f"workload: {key}: NVIDIA's networks have {value!r} alone, not {workload[key]!r}")
 
 
-def make_step(
-    workload: dict[str, Any], recipe: dict[str, Any], *, device: str, seed: int = 0
-) -> UpstreamStep:
+def make_step(workload: Plain, recipe: Plain, *, device: str, seed: int = 0) -> UpstreamStep:
     """Build NVIDIA's step. `recipe` names the folder of the clone."""
     return UpstreamStep(workload, Path(recipe["folder"]), device, seed)
 
@@ -60,7 +61,7 @@ def _dataworkers() -> Any:
 class UpstreamStep:
     """NVIDIA's networks, losses and ops in its order of work. A cycle is 16 of its iterations."""
 
-    def __init__(self, workload: dict[str, Any], folder: Path, device: str, seed: int) -> None:
+    def __init__(self, workload: Plain, folder: Path, device: str, seed: int) -> None:
         import torch
 
         self.recipe = {"folder": str(folder), "cudnn_benchmark": True}
@@ -206,7 +207,7 @@ class UpstreamStep:
                     return f"{name}.{where} is not finite"
         return None
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> dict[str, bool | int]:
         """Return the settings in force and the numbers of weights."""
         return {
             "cuda_ops": self.device == "cuda",

@@ -1,11 +1,13 @@
 """`ladder precision`: the search for a batch, claims from samples, a smoke run on the CPU, and files that validate."""
 
 import json
+from dataclasses import replace
 
 import pytest
 from click.testing import CliRunner
 
 from ladder.base.errors import UserError
+from ladder.base.records import build, plain
 from ladder.cli import main as cli
 from ladder.engine import loss_scales, pool
 from ladder.machine import system
@@ -37,20 +39,20 @@ def found_by(capacity, start=8, limit_s=1e9, most=4096, seconds=1.0, group=4, tr
 @pytest.mark.parametrize("capacity", [4, 7, 8, 20, 63, 100, 1000, 1023])
 def test_the_largest_batch_is_found_to_a_sixteenth(capacity):
     found = found_by(capacity)
-    assert found["settled"] and found["batch"] <= capacity and found["batch"] % 4 == 0
-    assert capacity - found["batch"] < max(4, found["batch"] / 16 + 4)
-    batches = [each["batch"] for each in found["tried"]]
+    assert found.settled and found.batch <= capacity and found.batch % 4 == 0
+    assert capacity - found.batch < max(4, found.batch / 16 + 4)
+    batches = [each.batch for each in found.tried]
     assert len(set(batches)) == len(batches) < 14
 
 
 def test_a_search_that_is_cut_short_or_finds_nothing_says_so():
-    assert found_by(1000, limit_s=2.5) == {
+    assert plain(found_by(1000, limit_s=2.5)) == {
         "batch": 32, "settled": False, "tried": [{"batch": b, "reason": None} for b in (8, 16, 32)]
     }  # fmt: skip
-    assert not found_by(100, limit_s=5.5)["settled"]
+    assert not found_by(100, limit_s=5.5).settled
     found = found_by(1000, most=32)
-    assert found["batch"] == 32 and not found["settled"]
-    assert found_by(3) == {
+    assert found.batch == 32 and not found.settled
+    assert plain(found_by(3)) == {
         "batch": None, "settled": True,
         "tried": [{"batch": b, "reason": "out of memory"} for b in (8, 4)],
     }  # fmt: skip
@@ -59,11 +61,11 @@ def test_a_search_that_is_cut_short_or_finds_nothing_says_so():
 @pytest.mark.parametrize("tries", [1, 3, 4, 5, 7])
 def test_a_search_that_was_cut_short_is_gone_on_with(tries):
     whole = found_by(100)
-    assert len(whole["tried"]) > 7
+    assert len(whole.tried) > 7
     begun = found_by(100, limit_s=tries - 0.5)
-    assert begun["tried"] == whole["tried"][:tries] and not begun["settled"]
-    assert batch_search.cut_short(begun["tried"]) == begun
-    assert found_by(100, tried=begun["tried"]) == whole
+    assert begun.tried == whole.tried[:tries] and not begun.settled
+    assert batch_search.cut_short(begun.tried) == begun
+    assert found_by(100, tried=[*begun.tried]) == whole
 
 
 def plan(**more):
@@ -71,26 +73,24 @@ def plan(**more):
 
 
 def test_every_precision_has_a_recipe_or_a_reason_on_a_cpu():
-    rows = {(row["on"], row["precision"]): row for row in precision.rows(plan())}
+    rows = {(row.on, row.precision): row for row in precision.rows(plan()).values()}
     assert len(rows) == 10
-    assert {key[1] for key, row in rows.items() if row["status"] == "n/a"} == {"tf32"}
-    assert all(row["reason"] == precision.NO_TF32 for row in rows.values() if row["status"] == "n/a")
-    assert (
-        rows["top", "fp16"]["recipe"]["precision"] == "fp16" and rows["top", "fp16"]["recipe"]["fused_adam"]
-    )
-    assert not rows["baseline", "fp16"]["recipe"]["fused_adam"]  # plain PyTorch waits for GradScaler
+    assert {key[1] for key, row in rows.items() if row.status == "n/a"} == {"tf32"}
+    assert all(row.reason == precision.NO_TF32 for row in rows.values() if row.status == "n/a")
+    assert rows["top", "fp16"].recipe["precision"] == "fp16" and rows["top", "fp16"].recipe["fused_adam"]
+    assert not rows["baseline", "fp16"].recipe["fused_adam"]  # plain PyTorch waits for GradScaler
 
 
 def test_on_a_gpu_the_top_has_graphs_in_every_precision(monkeypatch):
     everything = dict.fromkeys(system.CAPABILITIES)
     monkeypatch.setattr(system, "capabilities", lambda device: everything)
     rows = precision.rows(precision.Plan(WORKLOAD, "cuda"))
-    top = {row["precision"]: row["recipe"] for row in rows if row["on"] == "top"}
+    top = {row.precision: row.recipe for row in rows.values() if row.on == "top"}
     assert all(recipe["cuda_graphs"] and not recipe["whole_step_graph"] for recipe in top.values())
     assert (top["fp32"]["fp32_precision"], top["tf32"]["fp32_precision"]) == ("ieee", "tf32")
     monkeypatch.setattr(system, "capabilities", lambda device: everything | {"bf16": "needs BF16"})
     rows = precision.rows(precision.Plan(WORKLOAD, "cuda", bases=("baseline",)))
-    assert {row["precision"] for row in rows if row["status"] == "n/a"} == {"bf16", "fp8"}
+    assert {row.precision for row in rows.values() if row.status == "n/a"} == {"bf16", "fp8"}
 
 
 def test_a_row_that_cannot_run_is_a_row(monkeypatch):
@@ -101,35 +101,44 @@ def test_a_row_that_cannot_run_is_a_row(monkeypatch):
     asked = plan(precisions=("fp16",), bases=("baseline",), parity=False)
     found = precision.rows(asked)
     assert measure.measure(asked, found, lambda line: None) is None
-    record.derive(found)
-    assert (found[0]["status"], found[0]["step_ms"]) == ("oom", None)
+    (row,) = record.derive(found.values())
+    assert (row.status, row.step_ms) == ("oom", None)
 
 
 def made(**more):
     """A result as if an H200 had made it: BF16 twice as fast, with half the memory, and four thirds the batch."""
     asked = plan(precisions=("fp32", "bf16"), bases=("baseline",))
-    found = precision.rows(asked)
-    for row, ms, gib, batch in zip(found, (100.0, 50.0), (8.0, 4.0), (96, 128), strict=True):
-        for number, drift in enumerate((1.0, 1.1, 0.9)):
-            sizes = {"allocated_gib": gib, "reserved_gib": gib + 1, "device_gib": gib + 2, "rss_gib": 3.0}
-            row["rounds"].append({"round": number, "samples_ms": [ms * drift, ms * drift]} | sizes)
+    found = []
+    for row, ms, gib, batch in zip(
+        precision.rows(asked).values(), (100.0, 50.0), (8.0, 4.0), (96, 128), strict=True
+    ):
+        sizes = {"allocated_gib": gib, "reserved_gib": gib + 1, "device_gib": gib + 2, "rss_gib": 3.0}
+        rounds = [
+            {"round": number, "samples_ms": [ms * drift, ms * drift], **sizes}
+            for number, drift in enumerate((1.0, 1.1, 0.9))
+        ]
         tried = [{"batch": batch, "reason": None}, {"batch": 2 * batch, "reason": "out of memory"}]
-        row["largest"] = {"batch": batch, "settled": True, "tried": tried}
-        row["parity"] = {
+        largest = {"batch": batch, "settled": True, "tried": tried}
+        parity = {
             "verdict": "ok", "reason": None, "share": 0.4, "gradient_errors": {"G_main": 0.01}, "budget": "fp32"
         }  # fmt: skip
+        found.append(plain(row) | {"rounds": rounds, "largest": largest, "parity": parity})
     result = measure.run(
         precision.Plan(WORKLOAD, "cpu", rounds=0, steps=0, parity=False, batch_seconds=0, precisions=()),
         "least", dict(made_up.gpu_run()["machine"]), lambda line: None,
     )  # fmt: skip
-    record.derive(found)
+    rows = record.derive(build(record.Row, row) for row in found)
     history = {
         "on": "top", "steps": 40, "initial": 65536.0, "interval": 2000, "images": True,
         "changes": [[1, 32768.0, 65536.0, 1, 0], [2, 512.0, 65536.0, 7, 0]],
         "updates": {"G": 50, "D": 42}, "skipped": {"G": 7, "D": 0},
     }  # fmt: skip
-    result |= {"rows": found, "claims": record.claims(found), "history": history}
-    return json.loads(json.dumps(result | more))
+    made = plain(replace(result, rows=rows, claims=record.claims(rows))) | {"history": history}
+    return json.loads(json.dumps(made | more))
+
+
+def read(data):
+    return build(record.Result, data)
 
 
 @pytest.fixture(scope="module")
@@ -142,31 +151,31 @@ def test_claims_follow_from_the_samples(result):
     assert ours["throughput"]["ours"] == pytest.approx(2) and ours["memory"]["ours"] == pytest.approx(0.5)
     assert ours["batch"]["ours"] == pytest.approx(4 / 3)
     assert ours["throughput"]["interval"] == pytest.approx([2, 2])  # paired by round: a drift is in both
-    lines = precisionreport.claim_lines(result)
+    lines = precisionreport.claim_lines(read(result))
     assert (
         len(lines) == 3
         and "twice the throughput (article: 2x): BF16 for FP32 on the baseline 2.00x" in lines[0]
     )
-    page = precisionreport.markdown(result)
+    page = precisionreport.markdown(read(result))
     assert "7 of 50 updates skipped, scale 512 at the end" in page and "0.40 of budget" in page
     assert "| BF16 | baseline | 50.00 |" in page and "| 128 |" in page
-    assert precisionreport.text(result).count("\n") > 5
+    assert precisionreport.text(read(result)).count("\n") > 5
 
 
 def test_a_search_that_was_cut_short_makes_no_claim(result):
     rows = json.loads(json.dumps(result["rows"]))
     rows[1]["largest"]["settled"] = False
-    ours = {claim["claim"]: claim["ours"] for claim in record.claims(rows)}
+    ours = {claim.claim: claim.ours for claim in record.claims(build(record.Row, row) for row in rows)}
     assert ours["batch"] is None and ours["memory"] is not None
 
 
 def test_the_chart_is_the_same_every_time_and_takes_what_is_missing(result):
-    assert precisionchart.render(result, "svg") == precisionchart.render(result, "svg")
+    assert precisionchart.render(read(result), "svg") == precisionchart.render(read(result), "svg")
     empty = [
         row | {"step_ms": None, "device_gib": None, "rss_gib": None, "largest": None}
         for row in result["rows"]
     ]
-    assert precisionchart.render(result | {"rows": empty, "history": None}, "png")[:4] == b"\x89PNG"
+    assert precisionchart.render(read(result | {"rows": empty, "history": None}), "png")[:4] == b"\x89PNG"
 
 
 def test_a_file_is_accepted_or_says_what_is_wrong(tmp_path, result):

@@ -5,6 +5,7 @@ import signal
 import threading
 import time
 from collections.abc import Iterator
+from dataclasses import replace
 from typing import Any
 
 import pytest
@@ -109,17 +110,17 @@ def seen(monkeypatch: pytest.MonkeyPatch) -> Iterator[Seen]:
     assert all(worker.ended for worker in asked.started)
 
 
-def rows(**recipes: dict[str, Any]) -> list[dict[str, Any]]:
+def rows(**recipes: dict[str, Any]) -> record.Rows:
     """All ten rows; a recipe's name is its row's, as in `top_fp32`."""
     found = []
     for base in precision.BASES:
         for name in record.NAMES:
             recipe = {"name": f"{base}_{name}"} | recipes.get(f"{base}_{name}", {})
-            found.append({"precision": name, "on": base, "status": "ok", "reason": None, "recipe": recipe})
-    return [row | {"rounds": [], "parity": None, "largest": None} for row in found]
+            found.append(precision.new_row(name, base, recipe))
+    return {record.title(row): row for row in found}
 
 
-def measure(found: list[dict[str, Any]], save: Any = lambda history: None, **how: Any) -> Any:
+def measure(found: record.Rows, save: Any = lambda history: None, **how: Any) -> Any:
     how = {
         "device": "cuda",
         "rounds": 1,
@@ -132,19 +133,19 @@ def measure(found: list[dict[str, Any]], save: Any = lambda history: None, **how
     return measures.measure(precision.Plan(WORKLOAD, **how), found, lambda line: None, None, save, workers)
 
 
-def by_name(found: list[dict[str, Any]]) -> dict[str, dict[str, Any]]:
-    return {row["recipe"]["name"]: row for row in found}
+def by_name(found: record.Rows) -> record.Rows:
+    return {row.recipe["name"]: row for row in found.values()}
 
 
-def statuses(found: list[dict[str, Any]]) -> set[str]:
-    return {row["status"] for row in found}
+def statuses(found: record.Rows) -> set[str]:
+    return {row.status for row in found.values()}
 
 
 def test_parity_is_checked_side_by_side_after_the_first_and_before_any_is_timed(seen: Seen) -> None:
     found = rows()
     measure(found)
     checked = seen.of("parity")
-    assert len(checked) == 10 and statuses(found) == {"ok"} and all(row["parity"] for row in found)
+    assert len(checked) == 10 and statuses(found) == {"ok"} and all(row.parity for row in found.values())
     first = seen.of("parity", "baseline_fp32")[0]
     assert first == checked[0] and seen.company(first) == 0
     assert 2 <= seen.most("parity") <= 6
@@ -179,7 +180,7 @@ def test_what_fails_beside_others_is_checked_again_alone(seen: Seen, how: Any, d
         how = WorkerFailure("failed", "worker killed by SIGKILL", {"signal": "SIGKILL"})
     seen.first["top_bf16", do] = how
     measure(found, rounds=0)
-    assert statuses(found) == {"ok"} and all(row["parity"] for row in found)
+    assert statuses(found) == {"ok"} and all(row.parity for row in found.values())
     tries = seen.of(do, "top_bf16")
     assert len(tries) == 2 and seen.company(tries[1]) == 0
     assert seen.company(tries[0]) or how == "killed"
@@ -191,10 +192,10 @@ def test_what_is_no_matter_of_memory_is_not_asked_again_nor_timed(seen: Seen) ->
     seen.first["top_tf32", "parity"] = WorkerFailure("failed", "parity: sizes differ")
     seen.first["top_fp16", "parity"] = seen.first["baseline_fp8", "parity"] = wrong
     measure(found)
-    status = {name: (row["status"], len(row["rounds"])) for name, row in by_name(found).items()}
+    status = {name: (row.status, len(row.rounds)) for name, row in by_name(found).items()}
     assert status["top_tf32"] == ("failed", 0) and status["top_fp16"] == ("failed: parity", 0)
     assert status["baseline_fp8"] == ("ok", 1)  # is here to be tried
-    assert [by_name(found)["baseline_fp8"]["parity"][key] for key in wrong] == list(wrong.values())
+    assert [getattr(by_name(found)["baseline_fp8"].parity, key) for key in wrong] == list(wrong.values())
     assert set(status.values()) == {("ok", 1), ("failed", 0), ("failed: parity", 0)}
     assert len(seen.of("parity")) == 10
 
@@ -202,18 +203,16 @@ def test_what_is_no_matter_of_memory_is_not_asked_again_nor_timed(seen: Seen) ->
 def test_a_row_is_alone_the_first_time_and_prepared_beside_others_after_that(seen: Seen) -> None:
     found = rows()
     measure(found, rounds=3, parity=False)
-    for row in found:
-        assert [(each["round"], each["beside"], each["device_gib"]) for each in row["rounds"][:1]] == [
-            (0, 0, 9)
-        ]
-        assert all(each["beside"] and each["device_gib"] is None for each in row["rounds"][1:])
-        assert all((each["reserved_gib"], each["allocated_gib"]) == (4, 3) for each in row["rounds"])
-        assert len(row["rounds"]) == 3
+    for row in found.values():
+        assert [(each.round, each.beside, each.device_gib) for each in row.rounds[:1]] == [(0, 0, 9)]
+        assert all(each.beside and each.device_gib is None for each in row.rounds[1:])
+        assert all((each.reserved_gib, each.allocated_gib) == (4, 3) for each in row.rounds)
+        assert len(row.rounds) == 3
     prepared = seen.of("prepare")
     assert all(seen.company(each) == 0 for each in prepared[:10])
     assert seen.most("prepare") == 6
-    record.derive(found)
-    assert {(row["device_gib"], row["reserved_gib"]) for row in found} == {(9, 4)}
+    derived = record.derive(found.values())
+    assert {(row.device_gib, row.reserved_gib) for row in derived} == {(9, 4)}
     orders = [[name for name, *_ in seen.of("visit")][10 * k : 10 * k + 10] for k in range(3)]
     assert len({tuple(order) for order in orders}) == 3
 
@@ -232,10 +231,10 @@ def test_what_fails_beside_others_is_timed_again_alone(seen: Seen, do: str) -> N
     seen.first["top_fp8", do] = WorkerFailure("oom", f"out of memory in {do}")
     seen.first["top_fp32", "visit"] = {"alloc_retries": 2}
     measure(found, rounds=2, parity=False)
-    assert statuses(found) == {"ok"} and all(len(row["rounds"]) == 2 for row in found)
-    again = {name for name, row in by_name(found).items() if not row["rounds"][1]["beside"]}
+    assert statuses(found) == {"ok"} and all(len(row.rounds) == 2 for row in found.values())
+    again = {name for name, row in by_name(found).items() if not row.rounds[1].beside}
     assert again == {"top_fp8", "top_fp32"}
-    assert by_name(found)["top_fp8"]["rounds"][1]["device_gib"] == 9
+    assert by_name(found)["top_fp8"].rounds[1].device_gib == 9
 
 
 def test_what_measures_while_it_prepares_is_prepared_alone(seen: Seen) -> None:
@@ -244,15 +243,15 @@ def test_what_measures_while_it_prepares_is_prepared_alone(seen: Seen) -> None:
     for name in ("top_bf16", "top_fp16"):
         assert len(seen.of("prepare", name)) == 2
         assert not any(seen.company(each) for each in seen.of("prepare", name))
-        assert [each["beside"] for each in by_name(found)[name]["rounds"]] == [0, 0]
+        assert [each.beside for each in by_name(found)[name].rounds] == [0, 0]
 
 
 def test_one_that_fails_for_good_is_out_and_the_others_go_on(seen: Seen) -> None:
     found = rows(top_fp32={"fault": "oom", "at": "prepare"})
     measure(found, rounds=2)
     named = by_name(found)
-    assert named["top_fp32"]["status"] == "oom" and not named.pop("top_fp32")["rounds"]
-    assert all(len(row["rounds"]) == 2 for row in named.values())
+    assert named["top_fp32"].status == "oom" and not named.pop("top_fp32").rounds
+    assert all(len(row.rounds) == 2 for row in named.values())
 
 
 @pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
@@ -266,7 +265,7 @@ def test_an_interrupt_while_rows_are_checked_keeps_those_that_were(
     checked: list[str] = []
 
     def save(history: Any) -> None:
-        checked[:] = [name for name, row in by_name(found).items() if row["parity"]]
+        checked[:] = [name for name, row in by_name(found).items() if row.parity]
         if len(checked) == 5:
             threading.Timer(0.2, os.kill, (os.getpid(), sign)).start()
 
@@ -277,8 +276,8 @@ def test_an_interrupt_while_rows_are_checked_keeps_those_that_were(
     finally:
         signal.signal(signal.SIGINT, before)
     assert stopped.type is KeyboardInterrupt and time.monotonic() - begin < 25
-    assert statuses(found) == {"ok"} and not any(row["rounds"] for row in found)
-    assert [name for name, row in by_name(found).items() if row["parity"]] == checked
+    assert statuses(found) == {"ok"} and not any(row.rounds for row in found.values())
+    assert [name for name, row in by_name(found).items() if row.parity] == checked
     assert sorted(checked) == sorted(f"baseline_{name}" for name in record.NAMES)
     assert not any(alive(worker.pid) for worker in seen.started)
 
@@ -288,17 +287,17 @@ def test_the_end_of_the_minutes_waits_for_what_runs_beside_others(seen: Seen) ->
     saved = []
 
     def save(history: Any) -> None:
-        saved.append(sum(row["parity"] is not None for row in found))
+        saved.append(sum(row.parity is not None for row in found.values()))
         if len(saved) >= 2:
             raise TimeUp
 
     with pytest.raises(TimeUp):
         measure(found, save)
-    finished = sum(row["parity"] is not None for row in found)
+    finished = sum(row.parity is not None for row in found.values())
     assert len(seen.of("prepare")) == finished == len(saved) and 2 <= finished <= 8
     assert statuses(found) == {"ok"} and not seen.of("visit")
     measure(found)
-    assert len(seen.of("parity")) == 10 and all(len(row["rounds"]) == 1 for row in found)
+    assert len(seen.of("parity")) == 10 and all(len(row.rounds) == 1 for row in found.values())
 
 
 def test_the_end_of_the_minutes_ends_a_round_after_the_row_that_is_timed(seen: Seen) -> None:
@@ -310,22 +309,24 @@ def test_the_end_of_the_minutes_ends_a_round_after_the_row_that_is_timed(seen: S
 
     with pytest.raises(TimeUp):
         measure(found, save, rounds=2, parity=False)
-    assert sorted(len(row["rounds"]) for row in found) == [1] * 9 + [2]
+    assert sorted(len(row.rounds) for row in found.values()) == [1] * 9 + [2]
 
 
 def test_on_a_cpu_one_at_a_time_and_nobody_imports_ahead(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     begun = []
     monkeypatch.setattr(Pool, "begin_ahead", lambda pool, count: begun.append(count))
-    found = rows()[:4]
+    found = dict(list(rows().items())[:4])
     measure(found, device="cpu", memory_gib=None, rounds=2)
-    assert statuses(found) == {"ok"} and all(row["parity"] and len(row["rounds"]) == 2 for row in found)
+    assert statuses(found) == {"ok"} and all(row.parity and len(row.rounds) == 2 for row in found.values())
     assert not any(map(seen.company, seen.calls)) and not any(begun)
     assert len(seen.started) == 4 + 2 * 4
 
 
 def test_tries_of_a_batch_find_their_workers_imported(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
     found = rows()
-    found[0]["rounds"] = [{"reserved_gib": 4.0, "device_gib": 5.0}]
+    first, second = list(found)[:2]
+    sizes = {"allocated_gib": 3.0, "reserved_gib": 4.0, "device_gib": 5.0, "rss_gib": 1.0}
+    found[first] = replace(found[first], rounds=[record.Round(round=0, samples_ms=[1.0], **sizes)])
     waited, take = [], Pool.take
 
     def taken(pool: Pool) -> Worker:
@@ -340,17 +341,18 @@ def test_tries_of_a_batch_find_their_workers_imported(seen: Seen, monkeypatch: p
     monkeypatch.setattr(precision_run.Session, "build", build)
     how = {"memory_gib": 140.0, "batch_seconds": 60.0}
     with Pool(code=FAKE, torch=False) as workers:
-        for row in found[:2]:
+        for name in (first, second):
             asked = precision.Plan(WORKLOAD, "cuda", **how)
-            measures.find_largest_batch(asked, row, lambda line: None, workers)
+            measures.find_largest_batch(asked, found, name, lambda line: None, workers)
     assert waited and not any(waited)
-    assert [each["batch"] for each in found[0]["largest"]["tried"]][:2] == [64, 128]  # 64 needs 40 of 140 GiB
-    assert [each["batch"] for each in found[1]["largest"]["tried"]][:2] == [8, 16]  # nothing is known of it
-    assert {row["largest"]["settled"] for row in found[:2]} == {True}
+    assert [each.batch for each in found[first].largest.tried][:2] == [64, 128]  # 64 needs 40 of 140 GiB
+    assert [each.batch for each in found[second].largest.tried][:2] == [8, 16]  # nothing is known of it
+    assert found[first].largest.settled and found[second].largest.settled
 
 
 def test_a_search_that_was_interrupted_is_gone_on_with(seen: Seen, monkeypatch: pytest.MonkeyPatch) -> None:
-    (row,) = found = rows()[:1]
+    ((name, row),) = list(rows().items())[:1]
+    found = {name: row}
     tried: list[int] = []
 
     def build(session: precision_run.Session) -> None:
@@ -365,19 +367,18 @@ def test_a_search_that_was_interrupted_is_gone_on_with(seen: Seen, monkeypatch: 
     how = {"parity": False, "rounds": 0, "batch_seconds": 60.0}
     with pytest.raises(KeyboardInterrupt):
         measure(found, **how)
-    fits = [{"batch": batch, "reason": None} for batch in (8, 16)]
-    assert row["largest"] == {"batch": 16, "settled": False, "tried": fits}
+    fits = [record.Try(batch=batch, reason=None) for batch in (8, 16)]
+    assert found[name].largest == record.Largest(batch=16, settled=False, tried=fits)
     measure(found, **how)
-    assert tried[3:5] == [32, 64] and row["largest"]["settled"] and 93 < row["largest"]["batch"] <= 100
+    largest = found[name].largest
+    assert tried[3:5] == [32, 64] and largest.settled and 93 < largest.batch <= 100
     before = len(tried)
     measure(found, **how)
     assert len(tried) == before  # it has come to its end
 
 
 def test_a_row_of_which_nothing_is_due_starts_no_worker(seen: Seen) -> None:
-    found = rows()
-    for row in found:
-        row["status"] = "failed: parity"
+    found = {name: replace(row, status="failed: parity") for name, row in rows().items()}
     run = Run(precision.Plan(WORKLOAD, "cuda"), {}, Pool(code=FAKE, torch=False), print, lambda: None)
     run.inspect_all()
     run.round(0, lambda names: None)

@@ -94,17 +94,17 @@ def test_everything_is_measured_and_a_failure_costs_one_rate():
         return 1.0
 
     found = ceilings.measure(WEIGHTS, "nchw", device="cpu", timer=timer)
-    assert set(found["rates"]) == {"copy", "matmul bf16", "matmul tf32", "matmul fp32"}
-    assert set(found["skipped"]) == {op.key("nchw") for op in WEIGHTS}
-    assert "unable to find an engine" in found["skipped"][OPS[KINDS[0]].key("nchw")]
+    assert set(found.rates) == {"copy", "matmul bf16", "matmul tf32", "matmul fp32"}
+    assert set(found.skipped) == {op.key("nchw") for op in WEIGHTS}
+    assert "unable to find an engine" in found.skipped[OPS[KINDS[0]].key("nchw")]
 
 
 def test_when_time_is_up_the_lightest_are_left_out(monkeypatch):
     clock = iter(range(1000))
     monkeypatch.setattr(ceilings.time, "perf_counter", lambda: next(clock))
     found = ceilings.measure(WEIGHTS, "nchw", device="cpu", timer=lambda calls: 1.0, budget_s=5.5)
-    assert OPS[KINDS[0]].key("nchw") in found["rates"] and len(found["rates"]) == 5
-    assert found["skipped"] == {OPS[kind].key("nchw"): "no time left" for kind in KINDS[1:]}
+    assert OPS[KINDS[0]].key("nchw") in found.rates and len(found.rates) == 5
+    assert found.skipped == {OPS[kind].key("nchw"): "no time left" for kind in KINDS[1:]}
 
 
 def test_the_best_of_windows_that_are_long_enough_counts():
@@ -132,5 +132,5 @@ def test_the_best_of_windows_that_are_long_enough_counts():
 def test_ceilings_of_a_gpu_are_plausible():
     op = Op(KINDS[0], (8, 64, 64, 64), (64, 64, 3, 3), 1, 1, "bf16")
     found = ceilings.measure({op: 1.0}, "channels_last")
-    assert not found["skipped"] and all(rate > 1e9 for rate in found["rates"].values())
-    assert found["rates"]["matmul bf16"] > found["rates"]["matmul fp32"]
+    assert not found.skipped and all(rate > 1e9 for rate in found.rates.values())
+    assert found.rates["matmul bf16"] > found.rates["matmul fp32"]

@@ -28,7 +28,7 @@ def test_the_committed_facts_can_be_read():
     loaded = rates.load(GPU, rates.HERE)
     assert loaded.known["copy"].value == 4.24e12 and loaded.known["matmul bf16"].value == 774e12
     assert loaded.known["matmul fp32"].source == "facts"
-    assert {kind for group in loaded.classes for kind in group["kinds"]} == {
+    assert {kind for group in loaded.classes for kind in group.kinds} == {
         "forward",
         "input gradient",
         "weight gradient",

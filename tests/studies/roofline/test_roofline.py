@@ -7,12 +7,13 @@ from click.testing import CliRunner
 
 import stylegan_lite
 from ladder.base import git
+from ladder.base.records import build
 from ladder.cli import main as cli
 from ladder.machine import system
 from ladder.plan import needs as needss
 from ladder.publish.validation import validate
 from ladder.receipts import evidence, kernel_families
-from ladder.studies.roofline import ceilings, distance, in_step
+from ladder.studies.roofline import ceilings, distance, in_step, schema
 from ladder.studies.roofline import command as roofline
 from ladder.studies.roofline import view as roofline_view
 from ladder.studies.roofline.floors import PHASES
@@ -49,18 +50,20 @@ def gpu(monkeypatch, tmp_path):
 
     def observe(fields, recipe):
         ms = made["step_us"] / 1000
-        return {
-            "phases_ms": dict.fromkeys(PHASES, ms / 2),
-            "step_ms": ms,
-            "wall_ms": ms,
-            "busy_ms": 0.8 * ms,
-            "families": kernel_families.shares(events(made["step_us"]), 16),
-            "settings": {},
-        }
+        return distance.Observed(
+            phases_ms=dict.fromkeys(PHASES, ms / 2),
+            step_ms=ms,
+            wall_ms=ms,
+            busy_ms=0.8 * ms,
+            families=[
+                build(in_step.Kernels, row) for row in kernel_families.shares(events(made["step_us"]), 16)
+            ],
+            settings={},
+        )
 
     def measure(ops, layout, tell):
         rates = RATES | {op.key(layout): made["rate"] for op in ops}
-        return {"rates": rates, "skipped": {}, "seconds": 1.0}
+        return schema.Today(rates=rates, skipped={}, seconds=1.0)
 
     monkeypatch.setattr(distance, "observe", observe)
     monkeypatch.setattr(ceilings, "measure", measure)
@@ -121,12 +124,12 @@ class Step:
 def test_each_phase_is_timed_whether_or_not_the_step_is_one_graph(monkeypatch, whole):
     log = []
     monkeypatch.setattr(stylegan_lite, "make_step", lambda fields, recipe, device: Step(recipe, log))
-    monkeypatch.setattr(distance, "trace_cycle", lambda step: {"traced": step.name})
+    monkeypatch.setattr(distance, "trace_cycle", lambda step: distance.Traced(1.0, [step.name]))
     monkeypatch.setattr(evidence, "synchronize", lambda step: None)
     monkeypatch.setattr(ceilings, "medians", lambda runs, **how: [each() or 0.001 for each in runs])
     seen = distance.observe(SMALL, {"whole_step_graph": whole})
-    assert seen["phases_ms"] == dict.fromkeys(PHASES, 1.0)
-    assert seen["traced"] == log[0][0] == ("whole" if whole else "apart"), (
+    assert seen.phases_ms == dict.fromkeys(PHASES, 1.0)
+    assert seen.families == [log[0][0]] == ["whole" if whole else "apart"], (
         "the step asked for is the one measured"
     )
     alone = [(name, *args) for name, call, *args in log if call == "run_phase"]
@@ -176,8 +179,9 @@ def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, worklo
     done = run(*args)
     assert done.exit_code == 0, done.output
     found = json.loads(path.read_text())
-    step, groups, low = found["step"], found["measured"]["groups"], found["in_step"]
-    assert groups["convolutions"]["ms"] == pytest.approx(3.0) and not in_step.below(groups)
+    step, low = found["step"], found["in_step"]
+    groups = build(schema.Result, found).measured.groups
+    assert groups["convolutions"].ms == pytest.approx(3.0) and not in_step.below(groups)
     assert low["forward"]["ms"] == pytest.approx(3.0) and low["forward"]["alone_ms"] > 3.0
     assert low["convolutions"]["ms"] == pytest.approx(3.0), (
         "three kinds that each take all the time that is unclear"
@@ -198,8 +202,8 @@ def test_what_ran_faster_in_the_step_than_its_floor_lowers_the_floor(gpu, worklo
 def test_no_rate_of_a_traced_step_is_above_that_of_matmuls():
     """Triton's templates convolve under names that are no convolution's: what is left would run at any rate."""
     rows = [
-        {"family": kernel_families.FORWARD, "us": 1000.0},
-        {"family": kernel_families.INDUCTOR, "us": 5000.0},
+        in_step.Kernels(family=name, us=us, kernels=1.0, heaviest=name)
+        for name, us in ((kernel_families.FORWARD, 1000.0), (kernel_families.INDUCTOR, 5000.0))
     ]
     amounts = dict.fromkeys(in_step.PARTS, 1e12) | {"forward": 0.5e12}
     seen = in_step.seen(amounts, rows, "bf16", "channels_last", 700e12)
@@ -211,8 +215,8 @@ def test_no_rate_of_a_traced_step_is_above_that_of_matmuls():
 
 @pytest.mark.parametrize("path", STORED, ids=lambda path: path.stem)
 def test_nothing_on_record_took_less_than_its_floor(path):
-    found = json.loads(path.read_text())
-    assert found["measured"]["groups"] and not in_step.below(found["measured"]["groups"])
+    found = build(schema.Result, json.loads(path.read_text()))
+    assert found.measured.groups and not in_step.below(found.measured.groups)
     assert path.with_suffix(".md").read_text() == roofline_view.markdown(found)
 
 
@@ -225,7 +229,9 @@ def test_a_group_below_its_floor_is_marked_and_said(gpu, workload, tmp_path):
     path.write_text(json.dumps(found))
     (judged,) = validate.validate([path])
     assert judged.problem is None and judged.marks == ("no floor: convolutions took less",)
-    assert "Below its floor, so this is none: convolutions." in roofline_view.text(found)
+    assert "Below its floor, so this is none: convolutions." in roofline_view.text(
+        build(schema.Result, found)
+    )
 
 
 def test_floors_of_an_earlier_result_are_computed_again(gpu, workload, tmp_path):
@@ -326,5 +332,5 @@ def test_numbers_stand_on_the_right():
 def test_a_step_on_a_gpu_is_timed_and_traced():
     name, recipe = roofline.plan("article", "cuda_graphs", dict.fromkeys(needss.NEEDS))
     seen = distance.observe(SMALL, recipe)
-    assert name == "cuda_graphs" and seen["families"] and 0 < seen["busy_ms"] <= 1.1 * seen["step_ms"]
-    assert all(ms > 0 for ms in seen["phases_ms"].values())
+    assert name == "cuda_graphs" and seen.families and 0 < seen.busy_ms <= 1.1 * seen.step_ms
+    assert all(ms > 0 for ms in seen.phases_ms.values())

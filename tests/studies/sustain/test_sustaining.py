@@ -1,8 +1,8 @@
 """Whether a rung's speed lasts: rows over time, what follows from them, and what a file of them may not say."""
 
-import copy
 import itertools
 import json
+from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -10,6 +10,7 @@ import pytest
 import yaml
 from click.testing import CliRunner
 
+from ladder.base.records import build, plain
 from ladder.cli import main as cli
 from ladder.engine import inspection
 from ladder.engine.pool import Worker, WorkerFailure
@@ -23,7 +24,7 @@ from tests.support.small import LEAST
 H200_MACHINE = json.loads(committed.file("results/claims/nvidia-h200.json").read_text())["machine"]
 
 
-def rows(*steps_ms: float) -> list[dict[str, Any]]:
+def rows(*steps_ms: float) -> list[record.Window]:
     state = {"sm_mhz": 1980.0, "power_w": 690.0, "temperature_c": 55, "reasons": ["power_cap"], "polls": 3}
     return [sustaining.window(2.0 * k, [ms / 1000] * 3, state) for k, ms in enumerate(steps_ms)]
 
@@ -138,11 +139,12 @@ def test_an_interrupt_keeps_what_was_seen(command, monkeypatch):
 
 
 def test_the_first_row_stands_against_the_later_half(result):
-    rung = result["rungs"][0] | {"windows": rows(12.0, 14.0, 12.5, 13.0, 13.2)}
-    found = result | {"rungs": [rung]}
-    record.derive(found)
-    assert (rung["first_ms"], rung["sustained_ms"]) == (12.0, 13.0)
-    assert rung["factor"] == pytest.approx(13 / 12)
+    whole = build(record.Result, result)
+    rung = replace(whole.rungs[0], windows=rows(12.0, 14.0, 12.5, 13.0, 13.2))
+    found = record.derive(replace(whole, rungs=[rung]))
+    (rung,) = found.rungs
+    assert (rung.first_ms, rung.sustained_ms) == (12.0, 13.0)
+    assert rung.factor == pytest.approx(13 / 12)
     assert "in 5 of 5" in report.text(found) and "1.083" in report.markdown(found)
 
 
@@ -161,7 +163,7 @@ def change(result: dict[str, Any], what: str) -> None:
     elif what == "the speed":
         for row in rung["windows"]:
             row["step_ms"] /= 100
-        record.derive(result)
+        result.update(plain(record.derive(build(record.Result, result))))
     elif what == "the machine":
         result["machine"]["name"] = "another"
 
@@ -185,8 +187,12 @@ def test_a_file_that_contradicts_itself_is_refused(what, words, result):
 
 
 def test_the_chart_is_the_same_for_the_same_result_and_another_for_another(result):
-    first, again = (sustainedchart.render(copy.deepcopy(result), "svg") for _ in range(2))
-    assert first == again and sustainedchart.render(result, "png")[:4] == b"\x89PNG"
+    def drawn(kind="svg"):
+        return sustainedchart.render(build(record.Result, result), kind)
+
+    first = drawn()
+    assert first == drawn() and drawn("png")[:4] == b"\x89PNG"
     result["rungs"][0]["windows"][-1]["sm_mhz"] = 900.0
-    assert sustainedchart.render(result, "svg") != first
-    assert sustainedchart.render(result | {"rungs": []}, "svg")  # nothing was measured
+    assert drawn() != first
+    result["rungs"] = []  # nothing was measured
+    assert drawn()

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from PIL import Image
 
 from ladder.base.errors import UserError
+from ladder.base.records import build, plain
 from ladder.cli import main as cli
 from ladder.cli import upstream as cli_upstream
 from ladder.publish.validation import validate
@@ -244,7 +245,7 @@ def test_a_run_goes_on_where_it_was_stopped(clone, workload, tmp_path):
     del begun["programs"][1]["rounds"][1]
     begun |= {"complete": False, "commit": "a" * 40, "dirty": False, "gpu": None}
     begun["protocol"]["rounds"] = 1
-    record.derive(begun)
+    begun = plain(record.derive(build(record.Result, begun)))
     stopped.write_text(json.dumps(begun))
 
     run = ask("-w", workload, "--resume", stopped, "--rounds", 2)

@@ -1,0 +1,244 @@
+"""A server that imports the measured code once and forks a worker for each rung of a generation.
+
+Starting a process that imports PyTorch takes 3 to 13 seconds, and a generation has a process for each rung. The
+server (`python -m ladder.engine.forkserver`) imports everything, runs no tensor operation and never touches CUDA, so
+its forks may. Each generation has a server of its own, because forks share the layout of their memory.
+
+Requests and replies are JSON messages on a pair of sockets. `{"do": "fork"}` comes with the worker's stdin, stdout and
+stderr. A worker that has ended stays a zombie until `reap`, so nobody else can get its number before that.
+
+| do | fields | keys of the reply |
+|---|---|---|
+| ready | | threads: of the server, start_s: seconds of importing |
+| fork | three descriptors | pid |
+| ended | pid | ended: bool |
+| reap | pid | status: exit status, negative for a signal, or null while it runs |
+"""
+
+from __future__ import annotations
+
+import argparse
+import contextlib
+import gc
+import json
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Mapping
+from pathlib import Path
+from typing import IO
+
+from ladder.base import files
+from ladder.base.errors import EnvironmentFailure, one_line, raise_if_environment
+from ladder.base.paths import ROOT
+
+# Idle OpenMP threads sleep at once: spinning after small CPU operations, they kept four to six cores busy.
+QUIET = {"GOMP_SPINCOUNT": "0", "KMP_BLOCKTIME": "0"}
+_MOST = 4096  # bytes of a message
+_ALONE = "OPENBLAS_NUM_THREADS"  # NumPy's library starts its threads when it is imported
+
+
+class ServerEnded(Exception):
+    """The server has ended, or said nothing for too long. The message is one line that says how."""
+
+
+class ForkServer:
+    """The orchestrator's side. The server begins to import when this is made, and ends with `close`.
+
+    Args:
+        code: a checkout whose `stylegan_lite` and `kernels` are measured, by default this one.
+        torch: whether to import torch.
+
+    Raises:
+        EnvironmentFailure: no process can be started.
+    """
+
+    def __init__(self, code: Path | None = None, torch: bool = True) -> None:
+        self._lock, self.torch = threading.Lock(), torch
+        command = [sys.executable, "-m", "ladder.engine.forkserver"]
+        command += ["--code", str(Path(code).resolve())] if code else []
+        command += ["--torch"] if torch else []
+        self._socket, theirs = socket.socketpair(socket.AF_UNIX, socket.SOCK_SEQPACKET)
+        try:
+            self._stderr: IO[bytes] = tempfile.TemporaryFile()
+            self._process = subprocess.Popen(
+                [*command, "--socket", str(theirs.fileno())],
+                cwd=ROOT,  # `-m` looks there first, so ladder is always this file's
+                stdin=subprocess.DEVNULL,
+                stdout=self._stderr,
+                stderr=self._stderr,
+                start_new_session=True,
+                pass_fds=[theirs.fileno()],
+                env=os.environ | files.cache_variables() | QUIET,
+            )
+        except OSError as error:
+            raise_if_environment(error)
+            raise EnvironmentFailure(
+                f"no process can be started: {one_line(error.strerror or str(error))}"
+            ) from None
+        finally:
+            theirs.close()
+
+    @property
+    def pid(self) -> int:
+        return self._process.pid
+
+    def fork(self, ends: tuple[int, int, int], patience: float) -> int:
+        """Return the number of a new worker with these descriptors as stdin, stdout and stderr.
+
+        Waits until the server has imported. Raises `ServerEnded` if that takes longer than `patience` seconds.
+        """
+        return int(self._ask({"do": "fork"}, patience, ends)["pid"])
+
+    def ready(self, patience: float) -> Mapping[str, float]:
+        """Return the server's number of threads and its seconds of importing, once it has imported."""
+        return self._ask({"do": "ready"}, patience)
+
+    def ended(self, pid: int) -> bool:
+        """Return whether a worker has ended. Its number stays its own until `reap`."""
+        try:
+            return bool(self._ask({"do": "ended", "pid": pid})["ended"])
+        except ServerEnded:
+            return True
+
+    def reap(self, pid: int) -> int | None:
+        """Return the exit status of a worker that ends, and free its number. None if the server has ended."""
+        try:
+            while (status := self._ask({"do": "reap", "pid": pid})["status"]) is None:
+                time.sleep(0.005)
+        except ServerEnded:
+            return None
+        return int(status)
+
+    def close(self) -> None:
+        """End the server. Workers that still run end when their own pipes close. Safe to call again."""
+        self._socket.close()
+        self.stop()
+        self._process.wait()
+        with contextlib.suppress(OSError, ValueError):
+            self._stderr.close()
+
+    def stop(self) -> None:
+        """Kill the server. A thread that waits for its reply gets `ServerEnded`."""
+        if self._process.poll() is None:
+            self._process.kill()
+
+    def _ask(
+        self, request: Mapping[str, object], patience: float = 60.0, ends: tuple[int, ...] = ()
+    ) -> Mapping[str, float]:
+        with self._lock:
+            try:
+                self._socket.settimeout(patience)
+                socket.send_fds(self._socket, [json.dumps(request).encode()], list(ends))
+                reply = self._socket.recv(_MOST)
+            except TimeoutError:
+                self._process.kill()
+                raise ServerEnded(f"no sign of life for {patience:.0f} s, ended by the watchdog") from None
+            except OSError:
+                reply = b""
+            if not reply:
+                raise ServerEnded(self._last_words())
+            return json.loads(reply)
+
+    def _last_words(self) -> str:
+        if self._stderr.closed:
+            return "the run was ended"
+        status = self._process.wait()
+        self._stderr.seek(0, os.SEEK_END)
+        self._stderr.seek(max(0, self._stderr.tell() - 4000))
+        said = self._stderr.read().decode(errors="replace").strip().splitlines()
+        if status < 0:
+            known = -status in list(signal.Signals)
+            return f"worker killed by {signal.Signals(-status).name if known else f'signal {-status}'}"
+        return f"worker ended with status {status}" + (f": {one_line(said[-1])}" if said else "")
+
+
+def _serve(connection: socket.socket, code: Path | None) -> None:
+    """Answer requests until the orchestrator closes its side."""
+    while True:
+        message, ends, _, _ = socket.recv_fds(connection, _MOST, 3)
+        if not message:
+            os._exit(0)
+        request = json.loads(message)
+        if request["do"] == "fork":
+            pid = os.fork()
+            if pid == 0:
+                connection.close()
+                _work(ends, code)
+            for end in ends:
+                os.close(end)
+            reply: dict[str, object] = {"pid": pid}
+        elif request["do"] == "ended":
+            found = os.waitid(os.P_PID, request["pid"], os.WEXITED | os.WNOHANG | os.WNOWAIT)
+            reply = {"ended": found is not None}
+        elif request["do"] == "reap":
+            pid, status = os.waitpid(request["pid"], os.WNOHANG)
+            reply = {"status": os.waitstatus_to_exitcode(status) if pid else None}
+        else:
+            reply = {"threads": _threads(), "start_s": _START_S}
+        connection.send(json.dumps(reply).encode())
+
+
+def _work(ends: list[int], code: Path | None) -> None:
+    """Become a worker with these descriptors, in a session of its own. Never returns."""
+    try:
+        os.setsid()
+        for number, end in enumerate(ends):
+            os.dup2(end, number)
+            os.close(end)
+        from ladder.engine import worker
+
+        worker.run(code)
+    except SystemExit as said:
+        if isinstance(said.code, int):
+            os._exit(said.code)
+        print(said.code or "", file=sys.stderr)
+    except BaseException as error:
+        sys.excepthook(type(error), error, error.__traceback__)
+    finally:
+        sys.stderr.flush()
+        os._exit(1)
+
+
+def _threads() -> int:
+    """Return the threads of this process as the system counts them."""
+    try:
+        return len(os.listdir("/proc/self/task"))
+    except OSError:
+        return threading.active_count()
+
+
+_START_S = 0.0
+
+
+def main() -> None:
+    global _START_S
+    parser = argparse.ArgumentParser(prog="ladder.engine.forkserver")
+    parser.add_argument("--socket", type=int, required=True)
+    parser.add_argument("--code", type=Path)
+    parser.add_argument("--torch", action="store_true")
+    asked = parser.parse_args()
+    begin = time.perf_counter()
+    from ladder.engine import worker
+
+    before = os.environ.get(_ALONE)
+    os.environ[_ALONE] = "1"
+    try:
+        worker.preload(asked.code, asked.torch)
+    finally:
+        del os.environ[_ALONE]
+        if before is not None:
+            os.environ[_ALONE] = before
+    gc.collect()
+    gc.freeze()  # pages that no collection writes to stay shared
+    _START_S = time.perf_counter() - begin
+    _serve(socket.socket(fileno=asked.socket), asked.code)
+
+
+if __name__ == "__main__":
+    main()

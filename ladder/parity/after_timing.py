@@ -1,0 +1,27 @@
+"""Parity of a step that has just been timed: its own graphs and buffers, on the reference's state and inputs.
+
+The check before timing (`ladder.parity.check`) sees another process. This one sees the very graphs whose times count.
+Gradients are not compared, as a timed step keeps no copies of them: losses, updates, Adam's state and the moving
+average are.
+"""
+
+from __future__ import annotations
+
+from ladder.parity import check, freshness, reference
+from ladder.parity.spread import Tell, budgets, get_spread, precision_of
+from stylegan_lite.step import TrainingStep
+
+
+def problem(step: TrainingStep, tell: Tell) -> str | None:
+    """Return the worst finding in one line, or None for a step within the parity budget. It is of no use afterwards.
+
+    None, too, where the reference had to fall back to a smaller batch: the timed buffers do not fit it.
+    """
+    ref = reference.get(step.workload, step.device, None, tell)
+    if ref.workload.batch != step.workload.batch:
+        return None
+    kinds = freshness.kinds(step.workload) if getattr(step, "together", []) else []
+    precision = precision_of(step.recipe)
+    spread = get_spread(ref, precision, step.device, tell, kinds)["errors"]
+    found = check.within_budget(step, ref.on(step.device), budgets(spread, precision), spread, tell, kinds)
+    return found[0] if found else None

@@ -1,0 +1,415 @@
+"""Generations: who is prepared and timed when, what becomes of failures, and what follows the last timed cycle."""
+
+import contextlib
+import os
+import signal
+import threading
+import time
+from collections import Counter
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from ladder.engine import lanes, pool, rounds
+from ladder.engine import run as measure
+from ladder.engine.pool import Worker, WorkerFailure
+from ladder.engine.rounds import Interleaved, Program
+from ladder.machine import system
+from tests.support.fake_runs import FAKE, WORKLOAD, Ladder, Planned, alive, by_name, run, stored
+
+GIB = 2**30
+Calls = list[tuple[str, str, int, int]]
+
+
+@pytest.fixture
+def calls(monkeypatch: pytest.MonkeyPatch) -> Iterator[Calls]:
+    """(rung, command, begin, end) of every prepare and timed cycle, on one count.
+
+    The first prepare of a rung named once and the first cycle of one named later run out of memory.
+    """
+    made: Calls = []
+    ticks, real, lock = [0], Worker.call, threading.Lock()
+
+    def tick() -> int:
+        with lock:
+            ticks[0] += 1
+            return ticks[0]
+
+    def call(worker: Any, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.named = fields["recipe"]["name"]
+        if do not in ("prepare", "cycle"):
+            return real(worker, do, **fields)
+        begin = tick()
+        time.sleep(0.05)
+        first = (worker.named, do) not in [each[:2] for each in made]
+        try:
+            if first and (worker.named, do) in (("once", "prepare"), ("later", "cycle")):
+                raise WorkerFailure("oom", f"out of memory in {do}")
+            return real(worker, do, **fields)
+        finally:
+            made.append((worker.named, do, begin, tick()))
+
+    monkeypatch.setattr(Worker, "call", call)
+    yield made
+
+
+@pytest.fixture
+def three(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three prepared at a time, also on a CPU."""
+    monkeypatch.setattr(rounds, "PREPARED", {"cpu": 3})
+    monkeypatch.setattr("os.cpu_count", lambda: 64)
+    monkeypatch.setattr(system, "usable_cores", lambda: 16)
+
+
+def at_work(calls: Calls, one: tuple[str, str, int, int]) -> int:
+    """How many other calls overlap this one."""
+    return sum(other is not one and other[2] < one[3] and one[2] < other[3] for other in calls)
+
+
+def test_all_live_together_and_one_cycle_is_timed_at_a_time(
+    calls: Calls, three: None, tmp_path: Path
+) -> None:
+    result = run(tmp_path, {name: {} for name in "abcde"}, rounds=2, cycles=3)
+    assert max(at_work(calls, each) for each in calls if each[1] == "prepare") == 2
+    timed = [each for each in calls if each[1] == "cycle"]
+    assert all(at_work(calls, each) == 0 for each in timed)
+    first = [do for _, do, _, _ in calls[: len(calls) // 2]]
+    assert first == ["prepare"] * 6 + ["cycle"] * 18  # five rungs and a twin
+    whole = Counter(name for name, *_ in timed[:18])
+    assert whole == {"a": 6, "b": 3, "c": 3, "d": 3, "e": 3}
+    passes = [[name for name, *_ in timed[at : at + 6]] for at in (0, 6, 12)]
+    assert len({tuple(each) for each in passes}) > 1 and {tuple(sorted(each)) for each in passes} == {
+        ("a", "a", "b", "c", "d", "e")
+    }
+    for rung in [*result["rungs"], *result["twins"]]:
+        assert [each["passes"] for each in rung["rounds"]] == [[0, 1, 2]] * 2
+        assert all(len(each["samples_ms"]) == 3 and each["visit_s"] > 0 for each in rung["rounds"])
+    assert result["complete"] and stored(tmp_path) == result
+
+
+def test_a_captured_step_has_more_visits_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
+    made = Interleaved("cpu", cycles=2, seed=0, torch=False)
+    made.device = "cuda"
+    seen: list[tuple[str, int]] = []
+    monkeypatch.setattr(
+        Interleaved, "_visit", lambda self, p, turn, pids: seen.append((p.program.name, turn))
+    )
+    recipes = {"eager": {}, "captured": {"cuda_graphs": True}, "whole": {"whole_step_graph": True}}
+    processes = [
+        rounds.Process(
+            Program(name, name, name, WORKLOAD, recipe, FAKE), type("W", (), {"pid": 1})(), {}, {}, 0
+        )
+        for name, recipe in recipes.items()
+    ]
+    made._passes(0, processes, {})
+    assert Counter(name for name, _ in seen) == {"eager": 2, "captured": 3, "whole": 3}
+    assert {turn for name, turn in seen if name == "eager"} == {0, 1}
+
+
+def test_the_order_is_a_function_of_seed_generation_and_pass() -> None:
+    programs = [Program(f"{rung}{side}", rung, side, {}, {}, None) for rung in "abcdef" for side in "xy"]
+    orders = {}
+    for seed, number, turn in ((0, 0, 1), (0, 0, 2), (0, 1, 1), (1, 0, 1)):
+        made = Interleaved("cpu", cycles=1, seed=seed)
+        names = [each.name for each in made.order(number, programs, turn)]
+        assert names == [each.name for each in made.order(number, programs, turn)]
+        assert all(names[at][0] == names[at + 1][0] for at in range(0, 12, 2))  # a rung's programs in a row
+        orders[tuple(names)] = sorted(names)
+    assert len(orders) == 4 and {tuple(each) for each in orders.values()} == {
+        tuple(sorted(p.name for p in programs))
+    }
+
+
+def test_side_by_side_each_has_its_share_of_the_cores(
+    three: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held, real = [], Worker.call
+
+    def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
+        held.extend([fields.get("threads")] * (do == "build"))
+        return real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    run(tmp_path, {name: {} for name in "abc"})
+    assert held == [5, 5, 5, None]  # three, and the twin alone
+
+
+def test_what_runs_out_of_memory_beside_others_is_tried_again_alone(
+    calls: Calls, three: None, tmp_path: Path
+) -> None:
+    result = run(tmp_path, {name: {} for name in ("baseline", "once", "later", "last")})
+    assert {name: rung["status"] for name, rung in by_name(result).items()} == dict.fromkeys(
+        ("baseline", "once", "later", "last"), "ok"
+    )
+    for name, do in (("once", "prepare"), ("later", "cycle")):
+        times = [each for each in calls if each[:2] == (name, do)]
+        assert len(times) == 2 and at_work(calls, times[1]) == 0
+        assert [each["beside"] for each in by_name(result)[name]["rounds"]] == [0]
+
+
+def test_a_rung_that_never_fits_or_breaks_is_out_and_the_others_go_on(calls: Calls, tmp_path: Path) -> None:
+    rungs = {
+        "baseline": {},
+        "big": {"fault": "oom"},
+        "broken": {"fault": "raise", "at": "prepare"},
+        "last": {},
+    }
+    found = by_name(run(tmp_path, rungs, rounds=2))
+    assert [found[name]["status"] for name in rungs] == ["ok", "oom", "failed", "ok"]
+    assert sum(each[0] == "broken" for each in calls) == 1  # what is no matter of memory is not repeated
+    assert len(found["last"]["rounds"]) == 2
+
+
+def test_what_chooses_by_measuring_is_prepared_alone(calls: Calls, three: None, tmp_path: Path) -> None:
+    rungs = {name: {} for name in "abc"} | {"tuned": {"cudnn_benchmark": True}}
+    run(tmp_path, rungs | {"compiled": {"compile": "max-autotune"}, "z": {}}, rounds=2)
+    alone = [each for each in calls if each[0] in ("tuned", "compiled")]
+    assert len(alone) == 8 and all(at_work(calls, each) == 0 for each in alone)
+
+
+def test_what_tunes_while_it_prepares_may_be_silent_for_longer(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    seen, real = {}, Worker.call
+
+    def call(worker: Any, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.named = fields["recipe"]["name"]
+        if do == "prepare":
+            seen[worker.named] = (fields.get("patience") or 0) > pool.TIMEOUTS["prepare"]
+        return real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    result = run(tmp_path, {"plain": {}, "tuned": {"compile": "max-autotune"}})
+    assert seen == {"plain": False, "tuned": True} and result["complete"]
+
+
+def test_processes_come_in_shifts_where_memory_does_not_hold_them(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(lanes, "MOST_ALIVE", 3)
+    result = run(tmp_path, {name: {} for name in "abcd"}, cycles=2)
+    assert [do for _, do, _, _ in calls] == (["prepare"] * 3 + ["cycle"] * 6) + (
+        ["prepare"] * 2 + ["cycle"] * 4
+    )
+    assert all(len(rung["rounds"]) == 1 for rung in [*result["rungs"], *result["twins"]])
+
+
+@pytest.mark.parametrize(
+    ("memory", "peaks", "more", "fits"),
+    [
+        (80, {}, "a", True),  # alone in any case
+        (16, {"a": 15}, "a", True),
+        (80, {"a": 9}, "ab", True),
+        (80, {"a": 9}, "abcde", True),
+        (80, {"a": 9}, "abcdef", False),  # what is not known yet may take as much
+        (80, {"a": 9, "b": 40}, "ab", True),
+        (80, {"a": 16, "b": 40}, "ab", False),
+    ],
+)
+def test_how_many_fit_depends_on_the_memory_that_was_seen(
+    memory: float, peaks: dict[str, int], more: str, fits: bool
+) -> None:
+    made = Interleaved("cpu", cycles=1, seed=0)
+    made.device, made.memory = "cuda", memory * GIB
+    made.peaks = {name: peak * GIB for name, peak in peaks.items()}
+    assert made._fits([], *(Program(name, name, name, {}, {}, None) for name in more)) is fits
+
+
+@pytest.mark.parametrize("sign", [signal.SIGINT, signal.SIGTERM])
+def test_an_interrupt_keeps_whole_generations_and_the_run_is_taken_up(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, sign: signal.Signals
+) -> None:
+    workers: list[int] = []
+    prepare = Interleaved._prepare
+
+    def interrupted(self: Interleaved, *how: Any) -> Any:
+        found = prepare(self, *how)
+        if self.accepted.get("a"):
+            workers.append(found.worker.pid)
+            if len(workers) == 1:
+                threading.Timer(0.2, os.kill, (os.getpid(), sign)).start()
+        return found
+
+    monkeypatch.setattr(Interleaved, "_prepare", interrupted)
+    rungs = {name: {"prepare": 0.5} for name in "abc"}
+    before = signal.signal(signal.SIGINT, signal.default_int_handler)  # in the background it may be ignored
+    try:
+        result = run(tmp_path, rungs, rounds=2)
+    finally:
+        signal.signal(signal.SIGINT, before)
+    assert not result["complete"] and stored(tmp_path) == result and workers
+    assert {(rung["status"], len(rung["rounds"])) for rung in result["rungs"]} == {("ok", 1)}
+    assert not any(alive(pid) for pid in workers)
+    monkeypatch.undo()
+    (path,) = tmp_path.glob("*/*.json")
+    again = run(tmp_path, rungs, rounds=2, resume=path)
+    assert again["complete"] and all(len(rung["rounds"]) == 2 for rung in again["rungs"])
+
+
+def test_who_was_killed_beside_others_is_tried_again_alone(
+    calls: Calls, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The system may have run out of memory for them all."""
+    patched, killed = Worker.call, []
+
+    def call(worker: Any, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "prepare" and worker.named == "big" and not killed:
+            killed.append(worker.pid)
+            os.kill(worker.pid, signal.SIGKILL)
+        return patched(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    result = run(tmp_path, {name: {} for name in ("a", "big", "b")})
+    assert killed and {rung["status"] for rung in result["rungs"]} == {"ok"}
+    assert [each["beside"] for each in by_name(result)["big"]["rounds"]] == [0]
+
+
+def test_what_depends_on_one_that_failed_beside_it_has_no_number(tmp_path: Path) -> None:
+    oom = {"fault": "raise"}
+    plan = [
+        Planned("a", {}),
+        Planned("b", oom),
+        Planned("c", {"fault": "raise", "at": "close", "capacity": 1}),
+    ]
+    plan.append(Planned("d", {"sleep": 0.001}))
+    plan[2] = Planned("c", {"fault": "raise", "at": "close"})
+    result = measure.run_ladder(WORKLOAD, "fake", Ladder(), plan, "cpu", out=tmp_path, code=FAKE, rounds=1)
+    found = by_name(result)
+    assert {name: found[name]["status"] for name in "abd"} == {"a": "ok", "b": "failed", "d": "ok"}
+    assert found["c"]["status"] == "skipped" and found["c"]["step_ms"] is None
+
+
+def test_whoever_stops_in_the_middle_leaves_no_worker() -> None:
+    made = Interleaved("cpu", cycles=1, seed=0, torch=False)
+    taken: list[Worker] = []
+    with contextlib.closing(made):
+        programs = [Program(name, name, name, WORKLOAD, {"name": name}, FAKE) for name in "abc"]
+        with contextlib.closing(made.round(0, programs)) as outcomes:
+            next(outcomes)
+            (one,) = made._pools.values()
+            taken += one._taken
+    assert taken and all(worker.ended for worker in taken)
+
+
+# --- after the last timed cycle
+
+
+def commands(monkeypatch: pytest.MonkeyPatch, answers: dict[str, Any]) -> list[tuple[str, str]]:
+    """Answer commands of workers in their place. Return the list that gets (rung, command)."""
+    seen: list[tuple[str, str]] = []
+    real = Worker.call
+
+    def call(worker: Any, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.named = fields["recipe"]["name"]
+        part = fields.get("part")
+        seen.append((worker.named, f"{do} {part}" if part else do))
+        if do in answers:
+            found = answers[do]
+            return found(worker, **fields) if callable(found) else found
+        return real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    return seen
+
+
+def profiled(gpu_ms: float = 0.01, kernels: tuple[float, float] = (9.0, 9.0)) -> dict[str, Any]:
+    cycles = [{"gpu_ms": gpu_ms, "wall_ms": 1.0, "kernels": count} for count in kernels]
+    row = {"name": "elementwise", "ms": gpu_ms, "launches": kernels[0]}
+    return {"cycles": cycles, "profile": {"families": [row], "kernels": [row]}, "gpu_void": None}
+
+
+def test_every_timed_cycle_comes_before_the_first_profiled_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    said = profiled()
+    seen = commands(monkeypatch, {"profile": lambda worker, part, cycles=0: said if part == "digest" else {}})
+    result = run(tmp_path, {"a": {}, "b": {}}, cycles=2, rounds=2)
+    generation = [do for _, do in seen[: len(seen) // 2]]
+    first = next(at for at, do in enumerate(generation) if do.startswith("profile"))
+    assert not {"cycle", "finish"} & {*generation[first:]}
+    assert generation.count("profile record") == 3
+    rung = by_name(result)["a"]
+    assert [len(each["profiled"]) for each in rung["rounds"]] == [2, 2] and rung["rounds"][0][
+        "gpu_void"
+    ] is None
+    assert rung["profile"] == said["profile"] and stored(tmp_path) == result
+
+
+def test_a_process_that_was_profiled_refuses_to_be_timed() -> None:
+    with pool.Pool(code=FAKE, torch=False) as workers:
+        worker = workers.take()
+        worker.call("build", workload={}, recipe={}, device="cpu", seed=0)
+        worker.call("begin", settle_s=0, settle_cycles=0)
+        worker.call("cycle")
+        worker.call("profile", part="load")
+        for do, how in (("cycle", {}), ("finish", {"main": True})):
+            with pytest.raises(WorkerFailure, match="never timed again"):
+                worker.call(do, **how)
+
+
+@pytest.mark.parametrize(
+    ("cycles", "samples", "captured", "why"),
+    [
+        (None, [0.1], True, None),
+        ([{"gpu_ms": 100.4}] * 2, [0.1], True, None),
+        ([{"gpu_ms": 101.0}] * 2, [0.1], True, "GPU time of 101 ms in a step of 100 ms"),
+        ([{"gpu_ms": 101.0}] * 2, [0.1], False, None),  # an eager step's wall time is the host's
+    ],
+)
+def test_a_captured_step_cannot_work_longer_than_it_takes(
+    cycles: Any, samples: list[float], captured: bool, why: str | None
+) -> None:
+    assert rounds.beyond(cycles, samples, captured) == why
+
+
+def test_a_step_that_computes_something_else_after_timing_loses_its_times(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(measure._Run, "inspect_all", lambda self, pool: None)
+    problems = {"b": "G_main update: error 1, budget 0.02"}
+    seen = commands(monkeypatch, {"prove": lambda worker: {"problem": problems.get(worker.named)}})
+    result = run(tmp_path, {"a": {}, "b": {}, "c": {}}, rounds=2, inspect=True)
+    found = by_name(result)
+    assert (found["b"]["status"], found["b"]["reason"]) == (
+        "failed: parity",
+        "after timing: G_main update: error 1, budget 0.02",
+    )
+    assert found["b"]["step_ms"] is None and found["a"]["rounds"][0]["after"] == "ok"
+    assert [do for name, do in seen if name == "b"].count("prove") == 1
+    stored(tmp_path)
+
+
+def test_the_next_server_starts_when_nothing_is_timed_any_more(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    happened: list[str] = []
+    seen = commands(monkeypatch, {})
+    real = pool.ForkServer.__init__
+
+    def begins(self: Any, *how: Any) -> None:
+        happened.append(f"server after {sum(do == 'cycle' for _, do in seen)}")
+        real(self, *how)
+
+    monkeypatch.setattr(pool.ForkServer, "__init__", begins)
+    run(tmp_path, {"a": {}, "b": {}}, rounds=3)
+    assert happened == ["server after 0", "server after 3", "server after 6"]
+
+
+# --- side by side
+
+
+def test_an_interrupt_while_jobs_are_handed_out_stops_those_that_run() -> None:
+    stopped = threading.Event()
+
+    def jobs() -> Iterator[Any]:
+        yield lambda: stopped.wait(3)
+        raise KeyboardInterrupt
+
+    with pytest.raises(KeyboardInterrupt):
+        lanes.each(jobs(), 2, stopped.set)
+    assert stopped.is_set()
