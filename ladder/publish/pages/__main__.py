@@ -10,7 +10,10 @@ from ladder.publish.pages import filling, generation
 
 
 def main(arguments: list[str]) -> int:
-    """Fill every document, draw its picture, and print the names of the changed files. Return the exit status: 0, or 2 with one line."""
+    """Fill every document, draw the pictures, and print the names of the changed files.
+
+    Return the exit status: 0, or 2 with one line.
+    """
     try:
         if arguments:
             raise UserError("this command takes no arguments: tables come from all committed results")
