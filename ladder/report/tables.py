@@ -133,6 +133,11 @@ def interim(result: Result, width: int) -> list[str]:
     return [head, *(line.rstrip() for line in out.getvalue().splitlines()), *shown.sentences]
 
 
+DEVICE = "device GiB: in use on the whole GPU after timing, context, graph pools and others' memory included"
+DEVICE_ADDED = (
+    "device GiB: added to the use of the whole GPU by building and preparing, with context and graph pools"
+)
+
 LEAST_IMPORTANT = (
     "95% interval", "allocated GiB", "article ms", "main ms", "at the top", "total interval", "interval", "images/s",
     "reserved GiB", "host bound", "device GiB", "rejected", "gain at top", "receipts", "parity", "article total",
@@ -178,9 +183,7 @@ def _below(shown: View) -> list[str]:
             "parity: the error nearest to its budget; `ladder report --receipts` shows all, and every receipt"
         )
     if any(row.device for row in shown.rows):
-        lines.append(
-            "device GiB: in use on the whole GPU after timing, context, graph pools and others' memory included"
-        )
+        lines.append(DEVICE_ADDED if shown.generations else DEVICE)
     if any(row.main_ms for row in shown.rows):
         lines.append("main ms: without the lazy phases (path length, R1)")
     if any(row.article_ms for row in shown.rows):

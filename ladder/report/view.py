@@ -136,7 +136,7 @@ class View:
 
     @property
     def sentences(self) -> list[str]:
-        """What each rung does to the GPU's work and to the step, a line each; rungs with equal ones share a line."""
+        """The sentences on the rungs, a line each; rungs with equal sentences share a line."""
         if not self.has_gpu_time:
             return []
         return _joined((row.name, row.sentence) for row in self.rows if row.sentence)

@@ -1,4 +1,4 @@
-"""The picture of a generation: it is there for both grounds, in the order of the protocol, and its text does not overlap."""
+"""The picture of a generation: there for both grounds, in the order of the protocol, without text over text."""
 
 import re
 from itertools import combinations
@@ -17,14 +17,19 @@ def test_the_page_shows_it_on_light_and_on_dark_ground():
     page = (committed.ROOT / generation.PAGE).read_text(encoding="utf-8")
     shown = re.findall(r"images/(generation-\w+\.svg)", page)
     assert {*shown} == {"generation-light.svg", "generation-dark.svg"}
-    assert all((committed.ROOT / generation.FOLDER / name).read_bytes().startswith(b"<?xml") for name in shown)
+    assert all(
+        (committed.ROOT / generation.FOLDER / name).read_bytes().startswith(b"<?xml") for name in shown
+    )
 
 
 def test_it_is_drawn_where_the_page_is_and_once(tmp_path):
     assert generation.write(tmp_path) == []
     (tmp_path / "docs").mkdir()
     (tmp_path / generation.PAGE).write_text("# A\n")
-    assert [path.name for path in generation.write(tmp_path)] == ["generation-light.svg", "generation-dark.svg"]
+    assert [path.name for path in generation.write(tmp_path)] == [
+        "generation-light.svg",
+        "generation-dark.svg",
+    ]
     assert generation.write(tmp_path) == []
     assert generation.render(LIGHT) != generation.render(DARK)
 
@@ -36,9 +41,12 @@ def test_a_pass_visits_each_process_once_and_a_profile_follows_every_visit():
     axes = generation.figure(LIGHT).axes[0]
     colours = {name: matplotlib.colors.to_rgba(getattr(LIGHT, name)) for name in ("busy", "article")}
     begins = {
-        name: [bar.get_x() for bar in axes.patches if bar.get_facecolor() == colour] for name, colour in colours.items()
+        name: [bar.get_x() for bar in axes.patches if bar.get_facecolor() == colour]
+        for name, colour in colours.items()
     }
-    assert len(begins["busy"]) == sum(map(len, generation.PASSES)) and len(set(begins["busy"])) == len(begins["busy"])
+    assert len(begins["busy"]) == sum(map(len, generation.PASSES)) and len(set(begins["busy"])) == len(
+        begins["busy"]
+    )
     assert max(begins["busy"]) < min(begins["article"])
 
 
