@@ -29,7 +29,7 @@ LESS, LONGER, PACE = (
     ", because the GPU waits longer",
     ", the CPU sets the pace",
 )
-# Where the verdicts themselves show that the waiting changed.
+# The verdicts themselves show that the waiting changed.
 WHY = {
     ("slower", "faster"): LESS,
     ("less", "faster"): LESS,
