@@ -27,7 +27,7 @@ from ladder.results.types import (
     given,
     head,
 )
-from ladder.stats import verdicts
+from ladder.stats import answers, verdicts
 
 GIB = 2**30
 ARTICLE = "one A100"
@@ -177,10 +177,18 @@ def _most(rung: RungResult, key: str) -> float | None:
     return max((value for each in rung.rounds if (value := getattr(each, key))), default=None)
 
 
+_KINDS = {
+    "host": "host-bound rungs",
+    "gpu": "GPU-bound rungs",
+    "eager": "eager rungs",
+    "captured": "captured rungs",
+}
+
+
 def _noise(result: Result) -> str:
     """Return the line of noise: `noise floor 1.8% (host-bound rungs, differences from 2.9% on are seen); ...`."""
     found, said = result.noise or {}, []
-    for kind, of in (("host", "host-bound rungs"), ("gpu", "GPU-bound rungs")):
+    for kind, of in _KINDS.items():
         if kind in found:
             seen = found[kind].resolution
             resolved = f", differences from {percent(seen)} on are seen" if seen else ""
@@ -190,7 +198,8 @@ def _noise(result: Result) -> str:
     if said and "host" not in found and any(gain.floor == verdicts.HOST_FLOOR for gain in gains):
         said.append(f"{percent(verdicts.HOST_FLOOR)} (host-bound rungs, assumed: none of them has a twin)")
     if said:
-        return f"noise floor {'; '.join(said)}; what lies inside reads no measurable gain"
+        inside = answers.LESS if derive.EAGER in found or derive.CAPTURED in found else verdicts.NO_GAIN
+        return f"noise floor {'; '.join(said)}; what lies inside reads {inside}"
     several = sum(rung.status == "ok" for rung in result.rungs) > 1
     return f"no verdicts: {_no_twins(result)}, so the noise is unknown" if several else ""
 
@@ -211,7 +220,7 @@ def _no_twins(result: Result) -> str:
 
 def shown_gain(row: Row) -> str:
     """Return the factor that a rung gains; nothing where it lies inside the noise, whatever its sign."""
-    return "" if row.verdict == verdicts.NO_GAIN else factor(row.previous)
+    return "" if row.verdict in (verdicts.NO_GAIN, answers.LESS) else factor(row.previous)
 
 
 def shown_top(row: Row) -> str:
