@@ -11,17 +11,18 @@ import itertools
 import json
 import statistics
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 from ladder.base import text as texts
 from ladder.base.paths import ROOT
+from ladder.base.plain import Fields
 from ladder.base.protocol import PHASES
 
 OUT = ROOT / "results" / "spellings"
 
-SETTINGS: dict[str, dict[str, Any]] = {
+SETTINGS: dict[str, Fields] = {
     "FP32 NCHW": {},
     "FP32 channels_last": {"channels_last": True},
     "BF16 channels_last": {"channels_last": True, "precision": "bf16"},
@@ -31,7 +32,7 @@ MODCONV = ("grouped", "dense")
 INSTANCE_NORM = ("functional", "var_mean")
 
 
-def spellings(norm: str, setting: str) -> Iterator[dict[str, Any]]:
+def spellings(norm: str, setting: str) -> Iterator[dict[str, str]]:
     """Yield the recipes to compare: all in FP32 NCHW, else only dense modulation (grouped copies to NCHW)."""
     if norm == "instance":
         axes = {"instance_norm": INSTANCE_NORM, "resample": RESAMPLE}
@@ -41,9 +42,33 @@ def spellings(norm: str, setting: str) -> Iterator[dict[str, Any]]:
         yield dict(zip(axes, values, strict=True))
 
 
-def time_phases(
-    workload: dict[str, Any], recipe: dict[str, Any], device: str, seconds: float
-) -> dict[str, float]:
+class Row(TypedDict):
+    """One spelling in one setting, and its times or the reason why it has none."""
+
+    setting: str
+    spelling: dict[str, str]
+    ms: dict[str, float] | None  # of each phase, of "main" and of "step"
+    reason: str | None
+
+
+class Head(TypedDict):
+    """The first keys of a result (`ladder.results.record.head`)."""
+
+    schema: int
+    kind: str
+    workload: Fields
+    commit: str | None
+    dirty: bool | None
+
+
+class Spellings(Head):
+    """The whole table, as its file has it."""
+
+    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+    rows: list[Row]
+
+
+def time_phases(workload: Fields, recipe: Fields, device: str, seconds: float) -> dict[str, float]:
     """Return the median milliseconds of each phase, timed about ``seconds`` after a warm-up.
 
     Each call is synchronized. Also returns ``main`` (G_main + D_main) and ``step`` (a cycle's mean with the lazy
@@ -79,22 +104,22 @@ def time_phases(
 
 
 def table(
-    workload: dict[str, Any],
+    workload: Fields,
     device: str,
     *,
     settings: list[str] | None = None,
     seconds: float = 0.5,
-    on_row: Callable[[dict[str, Any]], None] | None = None,
-) -> list[dict[str, Any]]:
-    """Return rows of setting, spelling, and milliseconds a phase or a one-line reason. ``on_row`` gets each row."""
+    on_row: Callable[[Row], None] | None = None,
+) -> list[Row]:
+    """Return a row for each spelling in each setting. ``on_row`` gets each row."""
     import torch
 
     rows = []
     for setting in settings or list(SETTINGS):
-        for spelling in spellings(workload.get("norm", "demod"), setting):
-            row: dict[str, Any] = {"setting": setting, "spelling": spelling, "ms": None, "reason": None}
+        for spelling in spellings(str(workload.get("norm", "demod")), setting):
+            row: Row = {"setting": setting, "spelling": spelling, "ms": None, "reason": None}
             try:
-                row["ms"] = time_phases(workload, SETTINGS[setting] | spelling, device, seconds)
+                row["ms"] = time_phases(workload, {**SETTINGS[setting], **spelling}, device, seconds)
             except (
                 RuntimeError,
                 NotImplementedError,
@@ -110,21 +135,19 @@ def table(
 
 def result(
     workload_name: str,
-    workload: dict[str, Any],
+    workload: Fields,
     device: str,
-    on_row: Callable[[dict[str, Any]], None] | None = None,
-) -> dict[str, Any]:
+    on_row: Callable[[Row], None] | None = None,
+) -> Spellings:
     """Return the whole table with the machine's facts and the commit, as it is stored."""
     from ladder.machine import system as machine
     from ladder.results import record
 
-    return record.head("spellings", workload_name, workload) | {
-        "machine": machine.facts(device),
-        "rows": table(workload, device, on_row=on_row),
-    }
+    head = cast(Head, record.head("spellings", workload_name, workload))
+    return {**head, "machine": machine.facts(device), "rows": table(workload, device, on_row=on_row)}
 
 
-def markdown(data: dict[str, Any]) -> str:
+def markdown(data: Spellings) -> str:
     """Return the rows as one Markdown table for each setting, fastest cycle first, the fastest in bold."""
     machine = data["machine"]
     where = f"{machine['gpu'] or machine['cpu']}, PyTorch {machine['torch']}"
@@ -155,14 +178,14 @@ def markdown(data: dict[str, Any]) -> str:
     return "\n".join(lines) + "\n"
 
 
-def measure(workload_name: str, workload: dict[str, Any], device: str) -> list[Path]:
+def measure(workload_name: str, workload: Fields, device: str) -> list[Path]:
     """Measure the table with a line a row on stderr and write it. Return the JSON and the Markdown file."""
     import click
 
     from ladder.base.files import replacing
     from ladder.results import store as results
 
-    def say(row: dict[str, Any]) -> None:
+    def say(row: Row) -> None:
         step = f"{row['ms']['step']:8.1f} ms/step" if row["ms"] else row["reason"]
         click.echo(
             f"{row['setting']:<20} {' '.join(map(str, row['spelling'].values())):<30} {step}", err=True
@@ -171,7 +194,7 @@ def measure(workload_name: str, workload: dict[str, Any], device: str) -> list[P
     data = result(workload_name, workload, device, say)
     stem = f"{texts.slug(data['machine']['name'])}-{texts.slug(workload_name)}"
     OUT.mkdir(parents=True, exist_ok=True)
-    path = results.place(OUT / f"{stem}.json", data)
+    path = results.place(OUT / f"{stem}.json", dict(data))
     paths = [path, path.with_suffix(".md")]
     for path, text in zip(
         paths, (json.dumps(data, indent=1, allow_nan=False) + "\n", markdown(data)), strict=True

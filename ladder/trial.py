@@ -12,15 +12,17 @@ from __future__ import annotations
 import dataclasses
 import sys
 import time
+from collections.abc import Mapping
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict, cast
 
 import click
 
 from ladder.base import files, text
 from ladder.base.errors import UserError, describe
 from ladder.base.paths import ROOT
+from ladder.base.plain import Fields
 from ladder.base.protocol import PHASES
 from ladder.cli import options
 from ladder.engine.in_process import prepared
@@ -33,7 +35,41 @@ OUT = ROOT / "results" / "trials"
 REPLAYS = 10  # runs of a phase, timed as one window
 CYCLES = 3  # timed cycles; the median counts
 
-Found = dict[str, Any]
+
+class Profiled(TypedDict, total=False):
+    """The kernels of one run of a phase."""
+
+    kernels: int
+    busy_us: float
+    families: list[kernel_families.Share]
+    sequence: list[tuple[str, float]]  # each kernel in order, and its microseconds; with --kernels
+
+
+class Row(TypedDict, total=False):
+    """The figures of one variant, also the seconds of its preparation as `TrainingStep.prepare` names them."""
+
+    error: str  # why the figures end here
+    recipe: Fields
+    step_ms: float
+    main_ms: float
+    reserved_gib: float
+    phases_ms: dict[str, float]
+    phases: dict[str, Profiled]
+    seconds: float  # of the whole trial
+
+
+class Found(TypedDict):
+    """The result of a trial, as its file has it."""
+
+    schema: int
+    kind: str
+    workload: Fields
+    commit: str | None
+    dirty: bool | None
+    ladder: str
+    started: str
+    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+    variants: dict[str, Row]
 
 
 @click.command(help=__doc__.split("\n\n")[0].split(": ", 1)[1])
@@ -65,9 +101,9 @@ def command(
         name, fields = catalog.load_workload(workload or ("article" if device == "cuda" else "tiny"))
         ladder = catalog.load_ladder(ladder_name)
         variants = plan(ladder, needs.possible(system.capabilities(device), fields), without, each, only)
-        found = frame(name, fields, ladder.name, device)
-        path = out or OUT / f"{found['machine']['name']}-{name}-{found['started']:%Y%m%dT%H%M%SZ}.json"
-        found["started"] = found["started"].isoformat(timespec="seconds")
+        started = datetime.now(timezone.utc)
+        found = frame(name, fields, ladder.name, device, started)
+        path = out or OUT / f"{found['machine']['name']}-{name}-{started:%Y%m%dT%H%M%SZ}.json"
         click.echo(heading())
         for variant, recipe in variants.items():
             found["variants"][variant] = row = trial(fields, recipe, device, kernels)
@@ -85,7 +121,7 @@ def plan(
     without: tuple[str, ...],
     each: bool,
     only: bool,
-) -> dict[str, dict[str, Any]]:
+) -> dict[str, Fields]:
     """Return name -> recipe: "all", then "without RUNG" for those that can be left out.
 
     Raises:
@@ -107,36 +143,38 @@ def plan(
     return found
 
 
-def frame(workload: str, fields: dict[str, Any], ladder: str, device: str) -> Found:
-    return record.head("trial", workload, fields) | {
+def frame(workload: str, fields: Fields, ladder: str, device: str, started: datetime) -> Found:
+    more = {
         "ladder": ladder,
-        "started": datetime.now(timezone.utc),
+        "started": started.isoformat(timespec="seconds"),
         "machine": system.facts(device),
         "variants": {},
     }
+    return cast(Found, record.head("trial", workload, fields) | more)
 
 
-def trial(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: bool) -> Found:
+def trial(fields: Fields, recipe: Fields, device: str, kernels: bool) -> Row:
     """Return milliseconds and kernels of one recipe on random images, or "error" if it fails."""
     import torch
 
     from stylegan_lite.config import Recipe
 
     begin = time.perf_counter()
-    row: Found = {}
+    row: Row = {}
     try:
         whole = Recipe.from_dict(recipe)
-        row = {"recipe": whole.to_dict()} | steps(fields, whole.to_dict(), device)
+        row = {"recipe": whole.to_dict(), **steps(fields, whole.to_dict(), device)}
         apart = dataclasses.replace(whole, whole_step_graph=False)
-        row |= phases(fields, apart.to_dict(), device, kernels)
+        row.update(phases(fields, apart.to_dict(), device, kernels))
     except Exception as error:  # a variant that cannot run is a row, and the others go on
         row["error"] = text.display(describe(error))
     if device == "cuda":
         torch.cuda.empty_cache()
-    return row | {"seconds": round(time.perf_counter() - begin, 1)}
+    row["seconds"] = round(time.perf_counter() - begin, 1)
+    return row
 
 
-def steps(fields: dict[str, Any], recipe: dict[str, Any], device: str) -> Found:
+def steps(fields: Fields, recipe: Fields, device: str) -> Row:
     """Return a sixteenth of the wall clock of whole cycles, seconds of preparing, and the peak of reserved memory."""
     import torch
 
@@ -147,20 +185,20 @@ def steps(fields: dict[str, Any], recipe: dict[str, Any], device: str) -> Found:
         found = {f"{name}_ms": _cycle_ms(step, lazy) for name, lazy in (("step", True), ("main", False))}
         if device == "cuda":
             found["reserved_gib"] = torch.cuda.max_memory_reserved() / 2**30
-    return seconds | {name: round(value, 4) for name, value in found.items()}
+    return cast(Row, seconds | {name: round(value, 4) for name, value in found.items()})
 
 
-def phases(fields: dict[str, Any], recipe: dict[str, Any], device: str, kernels: bool) -> Found:
+def phases(fields: Fields, recipe: Fields, device: str, kernels: bool) -> Row:
     """Return figures of each phase alone: milliseconds, families of its kernels, and with ``kernels`` each kernel."""
     with prepared(fields, recipe, device) as (step, _):
         took = {phase: _window_ms(step, phase) for phase in PHASES}
-        found: Found = {"phases_ms": {phase: round(ms, 4) for phase, ms in took.items()}}
+        found: Row = {"phases_ms": {phase: round(ms, 4) for phase, ms in took.items()}}
         if device == "cuda":
             found["phases"] = {phase: traced(step, phase, kernels) for phase in PHASES}
     return found
 
 
-def traced(step: Any, phase: str, kernels: bool) -> Found:
+def traced(step: Any, phase: str, kernels: bool) -> Profiled:
     """Profile one run of a phase. Return microseconds by family, and with ``kernels`` each kernel in order."""
     from ladder.receipts import traces
 
@@ -170,13 +208,13 @@ def traced(step: Any, phase: str, kernels: bool) -> Found:
     ran = sorted(
         (e for e in events if e[1] and not e[0].startswith(kernel_families.WAITING)), key=lambda e: e[3]
     )
-    found = {
+    found: Profiled = {
         "kernels": len(ran),
         "busy_us": round(traces.union([e[3:] for e in ran]) / 1000, 1),
         "families": [{**row, "us": round(row["us"], 1)} for row in rows],
     }
     if kernels:
-        found["sequence"] = [[kernel_families.short(e[0], 100), round((e[4] - e[3]) / 1000, 2)] for e in ran]
+        found["sequence"] = [(kernel_families.short(e[0], 100), round((e[4] - e[3]) / 1000, 2)) for e in ran]
     return found
 
 
@@ -213,7 +251,7 @@ def heading() -> str:
     )
 
 
-def line(name: str, row: Found) -> str:
+def line(name: str, row: Row) -> str:
     if "error" in row:
         return f"{name[:32]:32}  {row['error'][:120]}"
     times = [row["step_ms"], row["main_ms"], *(row["phases_ms"][phase] for phase in PHASES)]

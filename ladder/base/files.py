@@ -13,7 +13,7 @@ import stat
 import sys
 import tempfile
 import uuid
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
@@ -196,7 +196,7 @@ def digest(root: Path, files: Iterable[Path]) -> str:
     return whole.hexdigest()
 
 
-def write_json(path: Path, found: dict[str, Any]) -> None:
+def write_json(path: Path, found: Mapping[str, Any]) -> None:
     """Write plain data as JSON, as `write` does. Raises ValueError for a number that is not finite."""
     write(path, json.dumps(found, indent=1, allow_nan=False) + "\n")
 

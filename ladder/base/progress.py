@@ -8,7 +8,7 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -16,7 +16,8 @@ import click
 
 from ladder.base.text import printable
 
-OnEvent = Callable[[dict[str, Any]], None]
+Event = Mapping[str, Any]  # "event" is its kind; the other keys are each kind's own
+OnEvent = Callable[[Event], None]
 EVERY_S = 10.0  # seconds between lines, for work of hundreds of steps
 NARROW = 80  # columns: on a narrower terminal a bar leaves no room for its text
 
@@ -26,7 +27,7 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
     """Yield the callback for ``measure.run_ladder``: rung, round and time left. Failures are lines of their own."""
     with _Bar(title, "visits", quiet) as bar:
 
-        def on_event(event: dict[str, Any]) -> None:
+        def on_event(event: Event) -> None:
             kind = event["event"]
             if kind == "failed":
                 bar.line(f"{event['rung']}: {event['status']}: {event['reason']}")
@@ -40,7 +41,7 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
         yield on_event
 
 
-def _where(event: dict[str, Any]) -> str:
+def _where(event: Event) -> str:
     number, doing = event["round"], event.get("phase", "")
     place = "inspecting" if number is None else f"round {number + 1}/{event['rounds']}"
     if event["event"] == "visited":
@@ -75,11 +76,11 @@ def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callabl
 
 
 @contextmanager
-def kernels_progress(quiet: bool, line: Callable[[dict[str, Any]], str]) -> Iterator[OnEvent]:
+def kernels_progress(quiet: bool, line: Callable[[Any], str]) -> Iterator[OnEvent]:
     """Yield the callback for ``kernelbench.run``. The bar names the case, and ``line`` words each measured row."""
     with _Bar("kernels", "cases", quiet) as drawn:
 
-        def on_event(event: dict[str, Any]) -> None:
+        def on_event(event: Event) -> None:
             for row in event.get("rows", []):
                 drawn.line(line(row))
             text = f"{event['case']}  {event.get('doing', '')}"
@@ -93,7 +94,7 @@ def training_progress(steps: int, quiet: bool) -> Iterator[OnEvent]:
     """Yield the callback for ``train.train``: the step and its losses. Files are lines of their own."""
     with _Bar("training", "steps", quiet) as drawn:
 
-        def on_event(event: dict[str, Any]) -> None:
+        def on_event(event: Event) -> None:
             if event["event"] == "log":
                 losses = {key: event[key] for key in ("G_main", "D_main") if event.get(key) is not None}
                 text = "  ".join(f"{key} {value:.3f}" for key, value in losses.items())

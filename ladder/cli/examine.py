@@ -202,19 +202,18 @@ def self_test(root: Path, device: str | None, minutes: float | None, as_json: bo
     if minutes is not None and device != "cuda":
         raise UserError("--minutes is for the part of --selftest that needs a CUDA GPU")
     folder = root / "results" / "selftest"
-    found = selftest.run(folder, device)
-    path = found.pop("path").relative_to(root)
+    simulated, path = selftest.run(folder, device)
     if not as_json:
-        click.echo(f"{selftest.text(found)}; {path}")
-    broken, complete = list(found["broken"]), True
+        click.echo(f"{selftest.text(simulated)}; {path.relative_to(root)}")
+    broken, complete, told = [*simulated["broken"]], True, dict(simulated)
     if device == "cuda":
-        real = on_gpu.run(folder, minutes, tell=lambda line: click.echo(line, err=True))
-        path, complete = real.pop("path").relative_to(root), real["complete"]
+        real, path = on_gpu.run(folder, minutes, tell=lambda line: click.echo(line, err=True))
+        complete = real["complete"]
         if not as_json:
-            click.echo(f"\n{selftest_judging.text(real)}; {path}, .md")
-        broken, found = [*broken, *real["broken"]], {**found, "real": real}
+            click.echo(f"\n{selftest_judging.text(real)}; {path.relative_to(root)}, .md")
+        broken, told = [*broken, *real["broken"]], told | {"real": real}
     if as_json:
-        click.echo(json.dumps(found, indent=1))
+        click.echo(json.dumps(told, indent=1))
     return 130 if not complete else 1 if broken else 0
 
 

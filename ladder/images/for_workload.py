@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import click
 
 from ladder.base import progress
 from ladder.base import text as texts
+from ladder.base.plain import Fields, Scalar
 
 if TYPE_CHECKING:
     from ladder.images.prepare import ImageSet
@@ -16,18 +17,19 @@ DEFAULT_WORKLOAD = {"cuda": "article", "cpu": "tiny"}
 
 
 def prepare_images(
-    data: str | None, workload: dict[str, Any], quiet: bool, first: progress.First | None = None
+    data: Scalar, workload: Fields, quiet: bool, first: progress.First | None = None
 ) -> ImageSet:
     """Return the workload's images, with a progress bar while they are made and their notes on stderr.
 
+    ``data`` is a user's folder, or the workload's own field; None takes the sample photographs.
     ``first`` is printed before they are made, once it is certain that the images can be had.
     """
     from ladder.images import prepare as images
 
+    folder = None if data is None else str(data)
+    resolution, batch = int(workload["resolution"]), int(workload["batch"])
     with progress.bar("images", quiet, first) as on_progress:
-        found = images.prepare_images(
-            data, workload["resolution"], progress=on_progress, at_least=workload["batch"]
-        )
+        found = images.prepare_images(folder, resolution, progress=on_progress, at_least=batch)
     if first is not None:
         first()
     if not quiet:

@@ -8,11 +8,11 @@ from __future__ import annotations
 import os
 import re
 import subprocess
-from collections.abc import Mapping
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from ladder.base.errors import one_line
+from ladder.machine.probe import Probe
 
 PROC = Path("/proc/driver/nvidia/gpus")
 DEVICES = Path("/dev")
@@ -139,7 +139,15 @@ def tells_of_a_gpu(error: str) -> bool:
     return any(cause.search(error) for cause, _ in CAUSES[:-1]) or bool(_NO_IMAGE.search(error))
 
 
-def advice(found: Mapping[str, Any], gpus: list[dict[str, Any]], sign: str | None = None) -> str:
+class SeenGpu(TypedDict):
+    """An NVIDIA GPU that the driver knows."""
+
+    name: str
+    driver: str
+    driver_cuda: str | None  # the newest CUDA of this driver, as "13.0"
+
+
+def advice(found: Probe, gpus: list[SeenGpu], sign: str | None = None) -> str:
     """Return what to do when torch cannot use the GPU, in one sentence with the command that helps.
 
     Args:
@@ -151,7 +159,7 @@ def advice(found: Mapping[str, Any], gpus: list[dict[str, Any]], sign: str | Non
     return said[:1].upper() + said[1:] if not said.startswith(VARIABLE) else said
 
 
-def _advice(found: Mapping[str, Any], gpus: list[dict[str, Any]], sign: str | None) -> str:
+def _advice(found: Probe, gpus: list[SeenGpu], sign: str | None) -> str:
     error = found["error"]
     if sign and _MISMATCH.search(sign):
         return f"{CAUSES[0][1]}; {CPU}"
@@ -207,7 +215,7 @@ def _is_nobodys(uuid: str) -> bool:
         return False
 
 
-def _install(found: Mapping[str, Any], gpus: list[dict[str, Any]]) -> str:
+def _install(found: Probe, gpus: list[SeenGpu]) -> str:
     """Return the command that installs a torch for this driver and this GPU."""
     version = re.match(r"[\d.]+", found.get("torch") or "")
     torch = f"torch=={version[0]}" if version else "torch"

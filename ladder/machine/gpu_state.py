@@ -11,8 +11,8 @@ import itertools
 import statistics
 import threading
 import time
-from collections.abc import Callable, Iterable, Iterator, Sequence
-from typing import Any, TypeVar
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from typing import Any, TypedDict, TypeVar
 
 from ladder.machine.nvml import Counters, Gpu, Reading, full_uuid
 
@@ -28,8 +28,33 @@ _SLOWDOWNS = {
     "hw_slowdown": "hardware slowdown",
     "sw_thermal": "thermal slowdown",
 }
-Summary = dict[str, Any]
 T = TypeVar("T")
+Seen = Mapping[str, Any]  # a `Summary`, as a result's file or a visit in progress has it
+
+
+class Summary(TypedDict, total=False):
+    """The state of the GPU during a visit, in MHz, degrees Celsius, watts and ms. Unknown values are None.
+
+    If the state is "unknown", there are only the reason and the tenancy.
+    """
+
+    state: str
+    tenancy: str
+    reason: str
+    polls: int
+    longest_gap_ms: float | None
+    sm_mhz: float | None
+    sm_mhz_min: float | None
+    memory_mhz: float | None
+    temperature_c: float | None
+    power_w: float | None
+    reasons: list[str] | None
+    violation_ms: dict[str, float] | None
+    ecc_errors: int | None
+    foreign_processes: int | None
+    display_processes: int | None
+    drift_bytes: int | None
+    quiet_percent: int | None
 
 
 class Watch:
@@ -108,7 +133,7 @@ def unknown(reason: str) -> Summary:
 def summarize(
     readings: Sequence[Reading], before: Counters, after: Counters, quiet_percent: int | None
 ) -> Summary:
-    """Return the summary of a visit's readings, in MHz, degrees Celsius, watts and ms. Unknown values are None."""
+    """Return the summary of a visit's readings."""
 
     def values(name: str) -> list[Any]:
         return [value for reading in readings if (value := getattr(reading, name)) is not None]
@@ -123,7 +148,7 @@ def summarize(
         for name, begin in before.violation_ns.items()
         if name in after.violation_ns
     }
-    summary = {
+    summary: Summary = {
         "state": "known",
         "polls": len(readings),
         "longest_gap_ms": round(1000 * max(gaps), 1) if gaps else None,
@@ -140,18 +165,18 @@ def summarize(
         "drift_bytes": max(beyond) - min(beyond) if beyond else None,
         "quiet_percent": quiet_percent,
     }
-    return summary | {"tenancy": tenancy(summary)}
+    return {**summary, "tenancy": tenancy(summary)}
 
 
-def power_capped(summary: Summary) -> bool:
+def power_capped(summary: Seen) -> bool:
     """Return whether the visit ran at the power limit. Hot rungs do, and their clock wanders there."""
     violation = (summary.get("violation_ms") or {}).get("power", 0)
     return "power_cap" in (summary.get("reasons") or ()) or violation > 0
 
 
 def void_reason(
-    summary: Summary,
-    earlier: Sequence[Summary] = (),
+    summary: Seen,
+    earlier: Sequence[Seen] = (),
     canary_s: float | None = None,
     earlier_canaries_s: Sequence[float] = (),
 ) -> str | None:
@@ -180,7 +205,7 @@ def void_reason(
     return None
 
 
-def company(summary: Summary) -> str | None:
+def company(summary: Seen) -> str | None:
     """Return one line about who else used the GPU, or None if nobody is known. An idle display is ignored."""
     if foreign := summary.get("foreign_processes"):
         return f"{foreign} foreign compute process{'es' if foreign > 1 else ''}"
@@ -191,7 +216,7 @@ def company(summary: Summary) -> str | None:
     return None
 
 
-def tenancy(summary: Summary) -> str:
+def tenancy(summary: Seen) -> str:
     """Return "alone" or "shared", or "unknown" if neither processes nor a quiet window could be seen."""
     if company(summary):
         return "shared"
@@ -218,7 +243,7 @@ def throttled(rejected: Sequence[str]) -> str:
     return f"throttled: {len(rejected)} visits void, last: {rejected[-1]}"
 
 
-def run_summary(visits: Sequence[Summary], rejected: int) -> dict[str, Any]:
+def run_summary(visits: Sequence[Seen], rejected: int) -> dict[str, Any]:
     """Return the summary of a whole run. Rejected visits are counted even if there are none; company makes it noisy."""
     seen = {each["tenancy"] for each in visits}
     whole = next((word for word in ("shared", "unknown") if word in seen), "alone" if seen else "unknown")

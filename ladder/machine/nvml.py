@@ -61,7 +61,9 @@ class Gpu:
             return
         try:
             if nvml is None:
-                import pynvml as nvml
+                import pynvml
+
+                nvml = pynvml
             nvml.nvmlInit()
         except Exception as error:
             self.unknown = f"NVML is not available: {describe(error)}"

@@ -6,16 +6,33 @@ A process of its own, because the answers create a CUDA context, which the measu
 import json
 import re
 import sys
-from typing import Any
+from typing import Any, TypedDict
 
 from ladder.base.errors import describe, one_line
 
 _COUNTING = re.compile(r"Unexpected error from cudaGetDeviceCount\(\).*?(?=Error \d+)", re.DOTALL)
 
 
-def probe() -> dict[str, Any]:
-    """Return facts of the current CUDA device. "error" (one line or None) says why torch cannot use it."""
-    found: dict[str, Any] = {"error": None}
+class Probe(TypedDict, total=False):
+    """Facts of the current CUDA device. After an error the facts behind it are missing."""
+
+    error: str | None  # one line why torch cannot use the device
+    torch: str
+    cuda: str | None  # that torch was built with
+    capability: list[int]  # major, minor
+    name: str
+    memory: int  # bytes
+    cudnn: int | None
+    bf16: bool
+    uuid: str
+    triton_error: str | None
+    nvcc_error: str | None
+    nvjpeg_error: str | None
+
+
+def probe() -> Probe:
+    """Return the facts, as far as torch can tell them."""
+    found: Probe = {"error": None}
     try:
         import torch
     except Exception as error:
@@ -23,16 +40,17 @@ def probe() -> dict[str, Any]:
     found["torch"] = torch.__version__
     found["cuda"] = torch.version.cuda
     if torch.version.cuda is None:
-        return found | {"error": f"torch {torch.__version__} is built without CUDA"}
+        return {**found, "error": f"torch {torch.__version__} is built without CUDA"}
     try:
         torch.cuda.init()
         properties = torch.cuda.get_device_properties(0)
         found["capability"] = [properties.major, properties.minor]
         torch.zeros(1, device="cuda").add_(1).item()
     except Exception as error:
-        return found | {"error": shortened(error)}
+        return {**found, "error": shortened(error)}
     uuid = str(getattr(properties, "uuid", ""))
-    return found | {
+    return {
+        **found,
         "name": properties.name,
         "memory": properties.total_memory,
         "cudnn": torch.backends.cudnn.version(),

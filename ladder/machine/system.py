@@ -26,6 +26,8 @@ from ladder.base.errors import UserError, one_line
 from ladder.base.paths import ROOT
 from ladder.base.text import slug
 from ladder.machine import gpu_causes
+from ladder.machine.gpu_causes import SeenGpu
+from ladder.machine.probe import Probe
 
 OLDEST_TORCH = (2, 11)
 SLOW_S = 3.0  # seconds of silence before a line says what the command waits for
@@ -135,7 +137,7 @@ def device_key(device: str) -> str | None:
 
 
 @functools.cache
-def probe() -> dict[str, Any]:
+def probe() -> Probe:
     """Return what torch says about its first GPU (see `ladder.machine.probe`), asked once in another process."""
     slow = threading.Timer(SLOW_S, lambda: print("asking torch what the GPU can do", file=sys.stderr))
     slow.daemon = True
@@ -164,13 +166,13 @@ def probe() -> dict[str, Any]:
 
 
 @functools.cache
-def gpus_seen() -> list[dict[str, Any]]:
-    """Return the NVIDIA GPUs that the driver knows, whatever torch says: name, driver, driver_cuda ("13.0" or None)."""
+def gpus_seen() -> list[SeenGpu]:
+    """Return the NVIDIA GPUs that the driver knows, whatever torch says."""
     seen = _nvml()
     return _nvidia_smi() if seen is None else seen
 
 
-def _nvml() -> list[dict[str, Any]] | None:
+def _nvml() -> list[SeenGpu] | None:
     """Return the GPUs by NVML; None if it is absent or refused."""
     try:
         import pynvml
@@ -180,19 +182,18 @@ def _nvml() -> list[dict[str, Any]] | None:
         return None
     try:
         number = pynvml.nvmlSystemGetCudaDriverVersion()
-        common = {
-            "driver": _text(pynvml.nvmlSystemGetDriverVersion()),
-            "driver_cuda": f"{number // 1000}.{number % 1000 // 10}",
-        }
+        driver = _text(pynvml.nvmlSystemGetDriverVersion())
+        cuda = f"{number // 1000}.{number % 1000 // 10}"
         handles = [pynvml.nvmlDeviceGetHandleByIndex(i) for i in range(pynvml.nvmlDeviceGetCount())]
-        return [{"name": _text(pynvml.nvmlDeviceGetName(handle)), **common} for handle in handles]
+        names = [_text(pynvml.nvmlDeviceGetName(handle)) for handle in handles]
+        return [{"name": name, "driver": driver, "driver_cuda": cuda} for name in names]
     except Exception:
         return None
     finally:
         pynvml.nvmlShutdown()
 
 
-def _nvidia_smi() -> list[dict[str, Any]]:
+def _nvidia_smi() -> list[SeenGpu]:
     command = ["nvidia-smi", "--query-gpu=name,driver_version", "--format=csv,noheader"]
     try:
         run = subprocess.run(command, capture_output=True, text=True, timeout=30, check=True)

@@ -11,7 +11,7 @@ agree.
 
 from __future__ import annotations
 
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor, nn
@@ -20,7 +20,20 @@ MOMENTS = ("exp_avg", "exp_avg_sq")
 STEPS = "steps"  # one tensor [parameters], so that the host waits for the GPU once and not for every count
 QUANTITIES = (*MOMENTS, STEPS)
 
-Moments = dict[str, dict[str, Tensor]]  # quantity -> name -> tensor
+Tensors = dict[str, Tensor]
+Moments = dict[str, Tensors]  # quantity -> name -> tensor
+
+
+class State(TypedDict):
+    """The shared state of networks, optimizers and mean path length, with each optimizer's decays."""
+
+    G: Tensors
+    D: Tensors
+    G_ema: Tensors
+    opt_G: dict[int, Tensors]  # number of a parameter -> moments
+    opt_D: dict[int, Tensors]
+    pl_mean: Tensor
+    betas: dict[str, tuple[float, float]]  # "G" | "D" -> decays
 
 
 def clones(step: Any) -> dict[str, Moments]:
@@ -39,13 +52,14 @@ def moved(step: Any, before: dict[str, Moments]) -> dict[str, Moments]:
     }
 
 
-def expected(state: dict[str, Any], net: str, gradients: list[dict[str, Tensor]], counted: Tensor) -> Moments:
+def expected(state: State, net: str, gradients: list[Tensors], counted: Tensor) -> Moments:
     """Return how far updates with these gradients, one after the other, move the moments of ``state``.
 
     ``counted`` [parameters] is how often the judged step updated each parameter. It decides for parameters whose
     gradients are zeros, and for no others.
     """
-    saved, (beta1, beta2) = state[f"opt_{net}"], state["betas"][net]
+    saved = state["opt_G"] if net == "G" else state["opt_D"]
+    beta1, beta2 = state["betas"][net]
     names = list(gradients[0])
     there = [torch.stack([g[name].any() for name in names]).tolist() for g in gradients]
     needed = torch.tensor(there).sum(0).tolist()
@@ -69,9 +83,7 @@ def expected(state: dict[str, Any], net: str, gradients: list[dict[str, Tensor]]
     return found | {STEPS: {STEPS: torch.tensor(steps)}}
 
 
-def passed_over(
-    state: dict[str, Any], net: str, seen: list[dict[str, Tensor]], exact: list[dict[str, Tensor]]
-) -> tuple[Moments, Moments]:
+def passed_over(state: State, net: str, seen: list[Tensors], exact: list[Tensors]) -> tuple[Moments, Moments]:
     """Return how far the measured and the exact gradients would move the moments if Adam skipped all that it may.
 
     A rung may give None where plain PyTorch gives zeros. Zeros make the moments decay exactly, and this decay is most

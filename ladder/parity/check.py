@@ -23,7 +23,7 @@ from __future__ import annotations
 
 import time
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ladder.parity import adam_state, freshness, reference, whole_steps
 from ladder.parity.spread import (
@@ -43,8 +43,41 @@ from ladder.parity.spread import (
     precision_of,
     settle_scales,
 )
+from ladder.parity.whole_steps import Distances, Entry, Summary
 from stylegan_lite.config import Workload
 from stylegan_lite.step import TrainingStep
+
+
+class Budget(TypedDict):
+    """How a budget was made."""
+
+    factor: float
+    precision: str
+    spellings: list[str]
+    left_out: list[str]  # a line for each spelling that could not run
+
+
+class MadeOn(TypedDict):
+    """How a reference was made."""
+
+    made_on: str  # device
+    batch: int
+    chunk: int  # samples at a time
+    steps: int
+    notes: list[str]
+
+
+class Parity(TypedDict):
+    """The outcome of a check."""
+
+    verdict: str  # "ok" or "failed: parity"
+    reason: str | None  # the worst finding
+    problems: list[str]  # findings, a line each
+    phases: Summary
+    replays: Distances
+    budget: Budget
+    reference: MadeOn
+    seconds: float
 
 
 def check(
@@ -52,17 +85,10 @@ def check(
 ) -> dict[str, Any]:
     """Compare a prepared step, whose ``keep_gradients`` was set before, with the reference.
 
+    Returns a ``Parity``, as plain data for the worker's pipe.
+
     A step that passes is left in the shared state and as it is timed, without ``keep_gradients``. If the reference
     had to fall back to a smaller batch, a second step of the same recipe and that batch is compared instead.
-
-    Returns plain data:
-        verdict: "ok" or "failed: parity".
-        reason: the worst finding.
-        problems: lines of findings.
-        phases: phase -> quantity -> error, budget, the tensor nearest to its budget.
-        replays: relative distance between the two.
-        budget, reference: how they were made.
-        seconds: of the check.
     """
     begin, tell = time.perf_counter(), tell or (lambda text: None)
     if not step.keep_gradients:
@@ -78,8 +104,8 @@ def check(
     compared, here = _rebuilt(step, ref.workload, seed) if other else step, ref.on(step.device)
     try:
         runs, distances = measure(compared, here, tell, kinds)
-        found = judge(runs, budget, spread["errors"])
-        problems += same_replays(distances) + [problem for _, problem in found]
+        outside = judge(runs, budget, spread["errors"])
+        problems += same_replays(distances) + [problem for _, problem in outside]
         if not problems:
             problems += as_timed(compared, here, budget, spread["errors"], tell, kinds)
     finally:
@@ -90,13 +116,18 @@ def check(
     phases = summary(runs, budget, spread["errors"])
     if kinds:
         phases, distances = whole_steps.fold_summary(phases), whole_steps.fold_distances(distances)
-    return {
+    found: Parity = {
         "verdict": "failed: parity" if problems else "ok",
         "reason": problems[0] if problems else None,
         "problems": problems[:8],
         "phases": phases,
         "replays": distances,
-        "budget": {"factor": FACTOR, **{k: spread[k] for k in ("precision", "spellings", "left_out")}},
+        "budget": {
+            "factor": FACTOR,
+            "precision": spread["precision"],
+            "spellings": spread["spellings"],
+            "left_out": spread["left_out"],
+        },
         "reference": {
             "made_on": ref.made_on,
             "batch": ref.workload.batch,
@@ -106,6 +137,7 @@ def check(
         },
         "seconds": round(time.perf_counter() - begin, 2),
     }
+    return dict(found)
 
 
 def _rebuilt(step: TrainingStep, workload: Workload, seed: int) -> TrainingStep:
@@ -190,12 +222,12 @@ def judge(runs: list[Errors], budget: Errors, spread: Errors) -> list[tuple[floa
     return [(times, line) for times, line, _ in found]
 
 
-def summary(runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, dict[str, Any]]:
+def summary(runs: list[Errors], budget: Errors, spread: Errors) -> Summary:
     """Return phase -> quantity -> figures: error and budget of the whole, the tensor nearest to its budget, counts.
 
     The error of the whole is the larger of the replays'. That of the nearest tensor is the smaller, which is judged.
     """
-    table: dict[str, dict[str, Any]] = {}
+    table: dict[str, dict[str, list[str]]] = {}
     for key in runs[0]:
         table.setdefault(key.split("/")[0], {}).setdefault(key.split("/")[1], []).append(key)
     return {
@@ -204,7 +236,7 @@ def summary(runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, dic
     }
 
 
-def _entry(keys: list[str], runs: list[Errors], budget: Errors, spread: Errors) -> dict[str, Any]:
+def _entry(keys: list[str], runs: list[Errors], budget: Errors, spread: Errors) -> Entry:
     error = {key: min(run[key] for run in runs) for key in keys}
     whole = next((key for key in keys if is_whole(key)), keys[0])
     judged = [key for key in keys if spread[key] <= RESOLVED]
@@ -225,7 +257,7 @@ def _in_words(name: str) -> str:
     return "everything" if name == "*all" else name.replace("*", "all ")
 
 
-def same_replays(distances: dict[str, dict[str, float]]) -> list[str]:
+def same_replays(distances: Distances) -> list[str]:
     """Return a line for each phase whose two replays are not a tenth as far apart as the reference's."""
     return [
         f"{phase}: two replays with different inputs give the same gradients (distance {d['rung']:.2g}, "

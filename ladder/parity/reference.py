@@ -13,13 +13,14 @@ the batch becomes 4, then the CPU computes; the reason is kept. State and outcom
 from __future__ import annotations
 
 import dataclasses
+import functools
 import hashlib
 import json
 import shutil
 from collections.abc import Callable, Collection
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -30,6 +31,7 @@ from ladder.base.errors import one_line
 from ladder.base.files import below, digest, one_at_a_time, replacing
 from ladder.parity import adam_state as moments
 from ladder.parity import exact
+from ladder.parity.adam_state import State
 from ladder.parity.exact import Draw, Exact, draw
 from stylegan_lite.config import Workload
 from stylegan_lite.step import PHASES, TrainingStep
@@ -43,11 +45,20 @@ NUDGE = 0.1  # added to noise strengths and biases, as they are applied
 SMALL_BATCH = 4
 MOST_WORK = 4e10  # of a batch, by `work`: a little more than article-b32 and stylegan2-512 have
 
-State = dict[str, Any]
-Outcome = dict[
-    str, dict[str, Tensor]
-]  # quantity ("loss", "gradient", "update", "ema", "untouched", and those of `moments`) -> name -> tensor
+# Quantity ("loss", "gradient", "update", "ema", "untouched", and those of `moments`) -> name -> tensor.
+Outcome = dict[str, dict[str, Tensor]]
 Tell = Callable[[str], None]
+
+
+class Made(TypedDict):
+    """The content of a reference's file."""
+
+    made_on: str
+    batch: int
+    chunk: int
+    notes: list[str]
+    state: State
+    outcomes: list[dict[str, Outcome]]
 
 
 @dataclass(frozen=True)
@@ -65,9 +76,8 @@ class Reference:
     state: State
     outcomes: list[dict[str, Outcome]]
     folder: Path
-    held: dict[str, Any] = dataclasses.field(
-        default_factory=dict
-    )  # outcomes of whole steps, by device and kinds
+    # Outcomes of whole steps for each replay, by device and kinds.
+    held: dict[str, list[dict[str, Outcome]]] = dataclasses.field(default_factory=dict)
 
     def draws(self) -> list[Draw]:
         """Return the inputs that belong to the outcomes."""
@@ -144,14 +154,13 @@ def computed(step: TrainingStep, phase: str) -> Outcome:
 def adopt(step: TrainingStep, state: State) -> None:
     """Set networks, averages and optimizers to ``state``, in place if the step is prepared (graphs)."""
     for name in ("G", "D", "G_ema"):
-        getattr(step, name).load_state_dict(state[name])
+        getattr(step, name).load_state_dict(state.get(name))
     step.pl_mean.copy_(state["pl_mean"])
-    for name in ("opt_G", "opt_D"):
-        optimizer = getattr(step, name)
+    for optimizer, held in ((step.opt_G, state["opt_G"]), (step.opt_D, state["opt_D"])):
         if step.prepared:
-            step._load_optimizer(optimizer, state[name])
+            step._load_optimizer(optimizer, held)
         else:
-            saved = {k: {n: t.clone() for n, t in moments.items()} for k, moments in state[name].items()}
+            saved = {k: {n: t.clone() for n, t in moments.items()} for k, moments in held.items()}
             optimizer.load_state_dict(
                 {"state": saved, "param_groups": optimizer.state_dict()["param_groups"]}
             )
@@ -195,9 +204,7 @@ def compute(
         inputs, outcome = draw(workload, number), {}
         for phase in PHASES:
             adopt(baseline.step, state)
-            seen = observe(
-                baseline.step, phase, lambda phase=phase, inputs=inputs: baseline.run(phase, inputs)
-            )
+            seen = observe(baseline.step, phase, functools.partial(baseline.run, phase, inputs))
             outcome[phase] = to_cpu(seen)
             tell(f"FP64 reference, {phase}")
         outcomes.append(outcome)
@@ -262,7 +269,7 @@ def work(workload: Workload) -> float:
     return float(sum(size**2 * workload.fmaps(size) ** 2 for size in workload.resolutions))
 
 
-def _make(workload: Workload, device: str, tell: Tell) -> dict[str, Any]:
+def _make(workload: Workload, device: str, tell: Tell) -> Made:
     states: dict[int, State] = {}  # by batch; made on the GPU if possible: in FP32 it is cheap
     notes, skip_device = [], False
     tries = attempts(workload, device)
@@ -282,14 +289,20 @@ def _make(workload: Workload, device: str, tell: Tell) -> dict[str, Any]:
             skip_device = "out of memory" not in str(error).lower()  # else smaller pieces will not help
             notes.append(f"{where}, batch {batch}, {chunk} at a time: {one_line(str(error))}")
         else:
-            found = {"made_on": where, "batch": batch, "chunk": chunk, "notes": notes}
-            return found | {"state": states[batch], "outcomes": outcomes}
+            return {
+                "made_on": where,
+                "batch": batch,
+                "chunk": chunk,
+                "notes": notes,
+                "state": states[batch],
+                "outcomes": outcomes,
+            }
         if where == "cuda":
             torch.cuda.empty_cache()
     raise AssertionError("unreachable: the last attempt raises")
 
 
-def _write(folder: Path, content: dict[str, Any]) -> None:
+def _write(folder: Path, content: Made) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with replacing(folder / "reference.pt") as temporary:
         torch.save(content, temporary)
@@ -311,11 +324,12 @@ def resident(tree: dict[Any, Any], device: str, but: Collection[str] = ()) -> di
     """
     if device != "cuda" or _bytes(tree) > RESIDENT * torch.cuda.get_device_properties(0).total_memory:
         return tree
+
+    def placed(key: Any, each: Any) -> Any:
+        return _map(each, lambda t: t.to(device) if t.ndim or key not in but else t)
+
     try:
-        return {
-            key: _map(each, lambda t, key=key: t.to(device) if t.ndim or key not in but else t)
-            for key, each in tree.items()
-        }
+        return {key: placed(key, each) for key, each in tree.items()}
     except torch.OutOfMemoryError:
         return tree
 

@@ -3,18 +3,20 @@
 from __future__ import annotations
 
 import contextlib
+import functools
 import itertools
 import json
 import math
 import statistics
-from collections.abc import Callable, Iterator
-from typing import Any
+from collections.abc import Callable, Iterator, Mapping
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
 
 from ladder.base.errors import describe
 from ladder.base.files import one_at_a_time, replacing
+from ladder.base.plain import Fields
 from ladder.parity import adam_state, reference, whole_steps
 from ladder.parity.exact import Draw
 from ladder.parity.reference import Outcome, Reference
@@ -36,16 +38,13 @@ Errors = dict[str, float]  # "phase/quantity/name" -> relative L2 error; names s
 Tell = Callable[[str], None]
 
 
-# Running
-
-
 def measure(
     step: TrainingStep,
     ref: Reference,
     tell: Tell,
     kinds: list[tuple[str, ...]] | None = None,
     budget: bool = False,
-) -> tuple[list[Errors], dict[str, dict[str, float]]]:
+) -> tuple[list[Errors], whole_steps.Distances]:
     """Return errors of each replay, and distances of the replays' gradients: {phase: {"rung": d, "reference": d}}.
 
     ``ref`` is best on the step's device (``Reference.on``): every phase of every step starts from its state. With
@@ -57,7 +56,7 @@ def measure(
         return _measure_together(step, ref, tell, kinds, budget)
     runs: list[Errors] = []
     first: dict[str, dict[str, Tensor]] = {}
-    distances = {}
+    distances: whole_steps.Distances = {}
     with inputs_are_ours(step):
         for number, inputs in enumerate(ref.draws()):
             load(step, inputs)  # all phases first: phases that share a buffer then see the wrong numbers
@@ -90,18 +89,18 @@ def each_phase(
     """
     for phase in PHASES:
         reference.adopt(step, ref.state)
-        seen = reference.observe(step, phase, lambda phase=phase: step.run_phase(phase))
+        seen = reference.observe(step, phase, functools.partial(step.run_phase, phase))
         yield phase, seen, adam_state.with_adam(ref, phase, ref.outcomes[number][phase], seen)
         tell(f"{phase}, {what}")
 
 
 def _measure_together(
     step: TrainingStep, ref: Reference, tell: Tell, kinds: list[tuple[str, ...]], budget: bool
-) -> tuple[list[Errors], dict[str, dict[str, float]]]:
+) -> tuple[list[Errors], whole_steps.Distances]:
     exact = whole_steps.exact(ref, kinds, tell, step.device)
     runs: list[Errors] = []
     first: dict[str, dict[str, Tensor]] = {}
-    distances = {}
+    distances: whole_steps.Distances = {}
     with inputs_are_ours(step):
         for number, inputs in enumerate(ref.draws()):
             load(step, inputs)
@@ -189,7 +188,8 @@ def compare(phase: str, seen: Outcome, exact: Outcome) -> Errors:
                 pools.setdefault(pool, [0.0, 0.0])
                 pools[pool][0] += wrong
                 pools[pool][1] += size
-        errors |= {f"{phase}/{quantity}/{pool}": _relative(*pair, total) for pool, pair in pools.items()}
+        for pool, (wrong, size) in pools.items():
+            errors[f"{phase}/{quantity}/{pool}"] = _relative(wrong, size, total)
     return errors
 
 
@@ -248,11 +248,11 @@ def is_exact(key: str) -> bool:
 # The budget
 
 
-def spellings(workload: Workload, precision: str, device: str) -> list[dict[str, Any]]:
+def spellings(workload: Workload, precision: str, device: str) -> list[Fields]:
     """Return plain-PyTorch ways to compute the same step in one precision: recipes, plus cuDNN's flags on a GPU."""
     grouped, var_mean = {"modconv": "grouped"}, {"instance_norm": "var_mean"}
     one, other = (grouped, {}) if workload.norm == "demod" else ({}, var_mean)
-    found: list[dict[str, Any]] = [
+    found: list[Fields] = [
         {},
         {"resample": "folded", "channels_last": True, **other},
         {"resample": "channels_as_batch", **one},
@@ -262,7 +262,7 @@ def spellings(workload: Workload, precision: str, device: str) -> list[dict[str,
         found += [{"resample": "depthwise", **other}]
     else:  # cuDNN differentiates a depthwise convolution twice in seconds, longer than all others together
         found += [{}, {"cudnn": "deterministic"}, {"cudnn": "benchmark"}]  # {} again: its own nondeterminism
-    base = {"precision": precision}
+    base: Fields = {"precision": precision}
     if precision == "tf32":
         base = {"precision": "fp32", "fp32_precision": "tf32"}
     return [base | recipe for recipe in found]
@@ -274,9 +274,19 @@ def precision_of(recipe: Recipe) -> str:
     return "tf32" if tf32 else recipe.precision
 
 
+class Spread(TypedDict):
+    """The errors of the spellings of one precision, as their file has them."""
+
+    precision: str
+    spellings: list[str]
+    left_out: list[str]  # a line for each spelling that could not run
+    made_of: Mapping[str, Any]  # decides whether it must be made anew
+    errors: Errors  # the largest of all spellings and replays
+
+
 def get_spread(
     ref: Reference, precision: str, device: str, tell: Tell, kinds: list[tuple[str, ...]] | None = None
-) -> dict[str, Any]:
+) -> Spread:
     """Return the largest error of each tensor over all spellings and replays, kept beside the reference.
 
     It is made anew if its way of making, or the kinds of steps, have changed.
@@ -288,11 +298,16 @@ def get_spread(
     made_of = {"by": sources, "spellings": spellings(ref.workload, precision, device)}
     made_of |= {"kinds": [*map(list, kinds or ())], "cudnn": torch.backends.cudnn.version()}
     with one_at_a_time(path):
-        made = json.loads(path.read_text()) if path.exists() else {}
-        if made.get("made_of") != made_of:
+        made: Spread | None = json.loads(path.read_text()) if path.exists() else None
+        if made is None or made.get("made_of") != made_of:
             runs, left_out = run_spellings(ref, precision, device, tell, kinds)
-            made = {"precision": precision, "spellings": list(runs), "left_out": left_out}
-            made |= {"made_of": made_of, "errors": worst(runs)}
+            made = {
+                "precision": precision,
+                "spellings": list(runs),
+                "left_out": left_out,
+                "made_of": made_of,
+                "errors": worst(runs),
+            }
             with replacing(path) as temporary:
                 temporary.write_text(json.dumps(made))
     return made
@@ -333,7 +348,7 @@ def worst(runs: dict[str, list[Errors]]) -> Errors:
 
 def _errors_of(
     ref: Reference,
-    recipe: dict[str, Any],
+    recipe: Fields,
     device: str,
     tell: Tell,
     kinds: list[tuple[str, ...]] | None = None,
@@ -342,9 +357,9 @@ def _errors_of(
     cudnn = recipe.pop("cudnn", None)
     before = {flag: getattr(torch.backends.cudnn, flag) for flag in ("deterministic", "benchmark")}
     if cudnn:
-        setattr(torch.backends.cudnn, cudnn, True)
+        setattr(torch.backends.cudnn, str(cudnn), True)
     try:
-        step = TrainingStep(ref.workload, Recipe(**recipe), device=device, seed=0)
+        step = TrainingStep(ref.workload, Recipe.from_dict(recipe), device=device, seed=0)
         step.keep_gradients = True
         return measure(step, ref, lambda text: tell(f"budget, {text}"), kinds, budget=True)[0]
     finally:

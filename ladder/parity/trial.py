@@ -9,14 +9,15 @@ others.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ladder.base import git
 from ladder.base import text as texts
 from ladder.base.files import write
 from ladder.base.paths import ROOT
+from ladder.base.plain import Fields
 from ladder.machine import system
 from ladder.parity import reference
 from ladder.parity.spread import (
@@ -40,7 +41,47 @@ USUAL = {"cuda": ("article", "adain-256"), "cpu": ("tiny",)}
 Tell = Callable[[str], None]
 
 
-def named(workloads: Sequence[str], device: str) -> list[tuple[str, dict[str, Any]]]:
+class Row(TypedDict):
+    """One spelling, judged by all others."""
+
+    spelling: str
+    ratio: float  # the smallest factor that passes it
+    nearest: str  # the quantity of this ratio
+    error: float
+    budget: float
+    whole: float  # the largest ratio of a loss or of all tensors of a kind together
+    judged: int
+    unresolved: int
+
+
+class Tried(TypedDict):
+    """The spellings of one workload and precision."""
+
+    workload: str
+    norm: str
+    precision: str
+    left_out: list[str]
+    batch: int
+    reference_on: str
+    spellings: list[Row]
+
+
+class Trial(TypedDict):
+    """The result of a trial, as its file has it."""
+
+    schema: int
+    what: str
+    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+    commit: str | None
+    dirty: bool | None
+    factor: float
+    trials: list[Tried]
+    worst: float  # ratio
+    cases: int
+    seconds: float
+
+
+def named(workloads: Sequence[str], device: str) -> list[tuple[str, Fields]]:
     """Return (name, fields) of the workloads to try: on a CPU `tiny` with both norms unless workloads are named."""
     found = [catalog.load_workload(name) for name in workloads or USUAL[device]]
     if not workloads and device == "cpu":
@@ -50,39 +91,58 @@ def named(workloads: Sequence[str], device: str) -> list[tuple[str, dict[str, An
 
 def run(
     workloads: Sequence[str], device: str, *, cache: Path | None = None, out: Path = OUT, tell: Tell
-) -> dict[str, Any]:
-    """Try every spelling of every workload and precision. Write <machine>-trial.json and .md after each workload."""
+) -> tuple[Trial, Path]:
+    """Try every spelling of every workload and precision. Write <machine>-trial.json and .md after each workload.
+
+    Returns the trial and its JSON file.
+    """
     begin, facts = time.monotonic(), system.facts(device)
     commit, dirty = git.commit_of(ROOT)
-    found: dict[str, Any] = {"schema": 1, "what": "parity-trial", "machine": facts}
-    found |= {"commit": commit, "dirty": dirty, "factor": FACTOR, "trials": []}
-    path = results.place(out / f"{texts.slug(facts['name'])}-trial.json", found)
+    found: Trial = {
+        "schema": 1,
+        "what": "parity-trial",
+        "machine": facts,
+        "commit": commit,
+        "dirty": dirty,
+        "factor": FACTOR,
+        "trials": [],
+        "worst": 0.0,
+        "cases": 0,
+        "seconds": 0.0,
+    }
+    path = results.place(out / f"{texts.slug(facts['name'])}-trial.json", dict(found))
     for name, fields in named(workloads, device):
         workload = Workload.from_dict({**fields, "data": None}, where=name)
-        ref = reference.get(workload, device, cache, lambda text, name=name: tell(f"{name}: {text}"))
+        ref = reference.get(workload, device, cache, _prefixed(tell, name))
         for precision in PRECISIONS:
             label = f"{name}, {precision}"
-            runs, left_out = run_spellings(
-                ref, precision, device, lambda text, at=label: tell(f"{at}: {text}")
+            runs, left_out = run_spellings(ref, precision, device, _prefixed(tell, label))
+            found["trials"].append(
+                {
+                    "workload": name,
+                    "norm": workload.norm,
+                    "precision": precision,
+                    "left_out": left_out,
+                    "batch": ref.workload.batch,
+                    "reference_on": ref.made_on,
+                    "spellings": left_one_out(runs, precision),
+                }
             )
-            trial = {"workload": name, "norm": workload.norm, "precision": precision, "left_out": left_out}
-            trial |= {
-                "batch": ref.workload.batch,
-                "reference_on": ref.made_on,
-                "spellings": left_one_out(runs, precision),
-            }
-            found["trials"].append(trial)
         found["worst"] = max(row["ratio"] for trial in found["trials"] for row in trial["spellings"])
         found["cases"] = sum(len(trial["spellings"]) for trial in found["trials"])
         found["seconds"] = round(time.monotonic() - begin, 1)
-        results.write(path, found)
+        results.write(path, dict(found))
         write(path.with_suffix(".md"), markdown(texts.fit(found)))
-    return {**found, "path": path}
+    return found, path
 
 
-def left_one_out(runs: dict[str, list[Errors]], precision: str) -> list[dict[str, Any]]:
+def _prefixed(tell: Tell, label: str) -> Tell:
+    return lambda text: tell(f"{label}: {text}")
+
+
+def left_one_out(runs: dict[str, list[Errors]], precision: str) -> list[Row]:
     """Return for each spelling the worst ratio to the others' budget without a factor, its place, and counts."""
-    rows = []
+    rows: list[Row] = []
     for name, errors in runs.items():
         others = worst({other: run for other, run in runs.items() if other != name})
         budget = budgets(others, precision, factor=1.0)
@@ -113,7 +173,7 @@ def ratio(errors: Sequence[float], budget: float, whole: bool) -> float:
     return error / max(budget, 1e-12)
 
 
-def text(found: dict[str, Any]) -> str:
+def text(found: Trial) -> str:
     """Return text for a terminal: a line for each workload and precision, and the worst of all."""
     lines = []
     for trial in found["trials"]:
@@ -129,10 +189,10 @@ def text(found: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def markdown(found: dict[str, Any]) -> str:
+def markdown(found: Trial) -> str:
     """Return one table a workload and precision, the spelling with the largest ratio first."""
     facts = found["machine"]
-    commit = results.commit_words(found)
+    commit = results.commit_words(dict(found))
     lines = [
         f"# Trial of parity's factor on {facts['gpu'] or facts['cpu']}",
         "",

@@ -8,8 +8,9 @@ sequences. Each phase's loss and gradients are compared, and the moves of the st
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable
-from typing import Any
+from typing import Any, TypedDict, TypeVar
 
 import torch
 
@@ -20,6 +21,34 @@ from ladder.parity.reference import Outcome, Reference, Tell
 from stylegan_lite.step import TrainingStep
 
 Kind = tuple[str, ...]
+T = TypeVar("T")
+
+
+class Distance(TypedDict):
+    """The relative distance between the gradients of two replays."""
+
+    rung: float
+    reference: float
+
+
+class Entry(TypedDict):
+    """Error and budget of one quantity: of the whole, and of the tensor nearest to its budget.
+
+    The error of the whole is the larger of the replays'. The error of the nearest tensor is the smaller, which is
+    judged.
+    """
+
+    error: float
+    budget: float
+    nearest: str
+    nearest_error: float
+    nearest_budget: float
+    judged: int
+    unresolved: int
+
+
+Summary = dict[str, dict[str, Entry]]  # phase -> quantity -> figures
+Distances = dict[str, Distance]  # by phase
 
 
 def label(phase: str, kind: Kind) -> str:
@@ -56,7 +85,7 @@ def run_kinds(
     outcomes: dict[str, Outcome] = {}
     for kind in kinds:
         reference.adopt(step, ref.state)
-        outcomes |= observe(step, kind, lambda kind=kind: run(kind))
+        outcomes |= observe(step, kind, functools.partial(run, kind))
         tell(f"{what}, {'+'.join(kind)}")
     return outcomes
 
@@ -144,9 +173,9 @@ def _sequence(baseline: Exact, inputs: Draw) -> Callable[[Kind], None]:
     return run
 
 
-def fold(table: dict[str, Any], worse: Callable[[Any, Any], bool]) -> dict[str, Any]:
+def fold(table: dict[str, T], worse: Callable[[T, T], bool]) -> dict[str, T]:
     """Return one entry for each phase out of those of all kinds: the worst."""
-    folded: dict[str, Any] = {}
+    folded: dict[str, T] = {}
     for name, entry in table.items():
         phase = phase_of(name)
         if phase not in folded or worse(entry, folded[phase]):
@@ -154,27 +183,27 @@ def fold(table: dict[str, Any], worse: Callable[[Any, Any], bool]) -> dict[str, 
     return folded
 
 
-def fold_summary(table: dict[str, dict[str, dict[str, Any]]]) -> dict[str, dict[str, dict[str, Any]]]:
+def fold_summary(table: Summary) -> Summary:
     """Return `ladder.parity.check.summary` by phase: of each quantity the kind of step nearest to its budget."""
-    by_quantity: dict[str, dict[str, dict[str, Any]]] = {}
+    by_quantity: dict[str, dict[str, Entry]] = {}
     for name, quantities in table.items():
         for quantity, entry in quantities.items():
             by_quantity.setdefault(quantity, {})[name] = entry
 
-    def near(entry: dict[str, Any]) -> float:
+    def near(entry: Entry) -> float:
         return entry["nearest_error"] / max(entry["nearest_budget"], 1e-12)
 
-    folded: dict[str, dict[str, dict[str, Any]]] = {}
+    folded: Summary = {}
     for quantity, entries in by_quantity.items():
         for phase, entry in fold(entries, lambda a, b: near(a) > near(b)).items():
             folded.setdefault(phase, {})[quantity] = entry
     return folded
 
 
-def fold_distances(distances: dict[str, dict[str, float]]) -> dict[str, dict[str, float]]:
+def fold_distances(distances: Distances) -> Distances:
     """Return the two replays' distances by phase: those of the kind of step whose replays are nearest to each other."""
 
-    def apart(entry: dict[str, float]) -> float:
+    def apart(entry: Distance) -> float:
         return entry["rung"] / max(entry["reference"], 1e-12)
 
     return fold(distances, lambda a, b: apart(a) < apart(b))

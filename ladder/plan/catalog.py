@@ -18,10 +18,12 @@ from typing import Any
 from ladder.base import yamlfile
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.plain import Fields
 from ladder.plan import content as contents
 from ladder.plan.content import of_workload
 from ladder.plan.needs import NEEDS, OF_WORKLOAD
 from ladder.receipts.receipt import Receipt
+from ladder.receipts.seen import Evidence
 from stylegan_lite.config import ConfigError, Recipe, Workload, suggestion
 
 HERE = ROOT / "ladder"
@@ -44,11 +46,9 @@ class Rung:
     title: str
     summary: str  # first line of the docstring
     text: str  # the whole docstring
-    change: dict[str, Any]
+    change: Fields
     needs: tuple[str, ...]
-    receipt: Callable[[dict[str, Any]], Receipt] | None = (
-        None  # judges the evidence of ladder.receipts.evidence
-    )
+    receipt: Callable[[Evidence], Receipt] | None = None  # judges the evidence of ladder.receipts.evidence
     rests_on: tuple[str, ...] = ()  # rungs without which it has nothing to work on: left out with any of them
 
 
@@ -81,7 +81,7 @@ class Planned:
 
     name: str
     title: str
-    recipe: dict[str, Any] | None
+    recipe: Fields | None
     skipped: str | None
     article_ms: float | None
 
@@ -102,7 +102,7 @@ def rungs() -> list[str]:
     return sorted(path.stem for path in RUNGS.glob("*.py") if path.stem != "__init__")
 
 
-def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
+def load_workload(name_or_path: str) -> tuple[str, Fields]:
     """Read one workload, by name or from the user's YAML file.
 
     Returns:
@@ -131,7 +131,7 @@ def load_workload(name_or_path: str) -> tuple[str, dict[str, Any]]:
     return name, workload
 
 
-def load_recipe(path: str, names: list[str]) -> dict[str, Any]:
+def load_recipe(path: str, names: list[str]) -> Fields:
     """Read the fields of ``stylegan_lite.config.Recipe`` from the user's YAML file.
 
     ``names`` are the rungs that the user may have meant instead.
@@ -271,7 +271,7 @@ def climb(
     chosen = _choose(ladder, only)
     if not alone:
         refuse_contradictions(ladder)
-    recipe: dict[str, Any] = {}
+    recipe: Fields = {}
     planned = []
     for step in ladder.rungs:
         rung = load_rung(step.name)
@@ -371,7 +371,7 @@ def _size(name: str) -> tuple[int, int]:
 
 
 @functools.cache
-def _preset(name: str) -> dict[str, Any] | None:
+def _preset(name: str) -> Fields | None:
     return load_workload(name)[1] if name in workloads() else None
 
 

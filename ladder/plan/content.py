@@ -9,13 +9,15 @@ import json
 from collections.abc import Mapping
 from typing import Any
 
+from ladder.base.plain import Fields
+
 DIGITS = 6  # of a workload's or ladder's content
 
 _NOT_CONTENT = ("name", "data")
 
 
 @functools.cache
-def _defaults() -> dict[str, Any]:
+def _defaults() -> Fields:
     """Return the fields that a workload may leave out.
 
     Imported late: if asv measures a commit, the class is that commit's.
@@ -31,7 +33,7 @@ def digest(content: Any, digits: int = DIGITS) -> str:
     return hashlib.sha256(json.dumps(content, sort_keys=True).encode()).hexdigest()[:digits]
 
 
-def fields_of(workload: Mapping[str, Any]) -> dict[str, Any]:
+def fields_of(workload: Mapping[str, Any]) -> Fields:
     """Return every field that decides the work of a step, with defaults for those that a file leaves out.
 
     The name and the images are not among them.

@@ -12,6 +12,7 @@ from collections.abc import Collection, Iterable, Mapping
 from typing import TYPE_CHECKING, Any, Protocol
 
 from ladder.base.errors import UserError
+from ladder.base.plain import Fields
 from ladder.stats import answers, verdicts
 
 if TYPE_CHECKING:  # measuring must not import the catalog: an old commit's stylegan_lite may lack its fields
@@ -35,7 +36,7 @@ class Planned(Protocol):
 
     name: str
     title: str
-    recipe: dict[str, Any] | None
+    recipe: Fields | None
     skipped: str | None
     article_ms: float | None
 
@@ -108,7 +109,7 @@ def depends_on(
     return None
 
 
-def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) -> catalog.Planned:
+def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, Fields]) -> catalog.Planned:
     """Return one rung alone, or the ladder without it and its dependents."""
     from ladder.plan import catalog
     from stylegan_lite.config import ConfigError, Recipe
@@ -135,7 +136,7 @@ def _one(mode: str, rung: catalog.Planned, base: str, changes: dict[str, dict]) 
     return catalog.Planned(rung.name, title, recipe, None, None)
 
 
-def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str, Any]]:
+def _without(out: str, changes: dict[str, Fields]) -> dict[str, Fields]:
     """Return the changes without those of one rung, of rungs that join or extend it, and of rungs that rest on it.
 
     A recipe with a rung that extends a missing one is refused.
@@ -143,7 +144,7 @@ def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str
     from ladder.plan import catalog
     from stylegan_lite.config import ConfigError, Recipe
 
-    kept: dict[str, dict[str, Any]] = {}
+    kept: dict[str, Fields] = {}
     for name, change in changes.items():
         if name == out or out in catalog.load_rung(name).rests_on:
             continue
@@ -155,8 +156,8 @@ def _without(out: str, changes: dict[str, dict[str, Any]]) -> dict[str, dict[str
     return kept
 
 
-def _laid(changes: dict[str, dict[str, Any]]) -> dict[str, Any]:
-    recipe: dict[str, Any] = {}
+def _laid(changes: dict[str, Fields]) -> Fields:
+    recipe: Fields = {}
     for change in changes.values():
         recipe |= change
     return recipe

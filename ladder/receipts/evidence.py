@@ -9,6 +9,7 @@ the launches of that very code.
 from __future__ import annotations
 
 import contextlib
+import functools
 import math
 import time
 from collections.abc import Callable, Iterator
@@ -18,21 +19,18 @@ import torch
 
 from ladder.base.protocol import IN_ORDER as PHASES
 from ladder.receipts import torch_compile, traces
+from ladder.receipts.seen import Copies, Crossing, Evidence, Flags, Launches, Loader, Trace
 from ladder.receipts.watch import Watch, alternatives_taken, launches, layers_named, layout, name_of
 
 CYCLE = 16
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
 
 
-def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str, Any]:
+def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> Evidence:
     """Return the evidence of one prepared ``TrainingStep``.
 
-    Amounts are for one step of a cycle, calls for one run of each phase. `on_traced` is called when the step no
-    longer needs the GPU for itself: all that follows counts, and times nothing.
-
-    Keys: recipe, norm, device, flops, inputs, weights, convolutions, passes, stored, copies, energies, relayouts,
-    plain, kernels, alternatives, islands, gradients, adam, graphs, data, compile, parallel, scales, settings. The
-    functions below, ``ladder.receipts.watch`` and ``stylegan_lite.parallel`` describe their values.
+    `on_traced` is called when the step no longer needs the GPU for itself: all that follows counts, and times
+    nothing. The functions below, ``ladder.receipts.watch`` and ``stylegan_lite.parallel`` describe the values.
     """
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
@@ -40,7 +38,7 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
     with fetches_counted(step) as fetched:
         trace, waiting = traced_cycle(step)
     on_traced()
-    images = {key: count - before[key] for key, count in tally(step).items()} | fetched
+    after = tally(step)
     taken = alternatives_taken()
     captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:
@@ -60,33 +58,43 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
         "convolutions": {stage: dict(count) for stage, count in watch.convolutions.items()},
         "passes": {network: list(batches) for network, batches in watch.passes.items()},
         "stored": weight_layouts(step),
-        "copies": kept | {"reworked": watch.reworked},
+        "copies": {**kept, "reworked": watch.reworked},
         "energies": energies,
         "relayouts": {"calls": round(watch.relayouts, 2), "mb": round(watch.relayout_bytes / 1e6, 3)},
         "plain": {op: {k: n for k, n in layers.items() if n} for op, layers in watch.plain.items()},
         "kernels": dict(kernels),
         "alternatives": dict(alternatives_taken() - taken),
         "islands": {name: dict(count) for name, count in watch.islands.items()} | stored(step),
-        "gradients": zeroed
-        | {
+        "gradients": {
+            **zeroed,
             "filled": watch.fills,
             "accumulated": watch.accumulated,
             "zero_kernels": trace.get("zero_kernels"),
             "tensors": sum(frequency(step, p) * parameters(step, p) for p in PHASES),
         },
-        "adam": adam(step) | {"calls": dict(watch.optimizer)},
+        "adam": {**adam(step), "calls": dict(watch.optimizer)},
         "graphs": {
             "captured": captured,
             "operators": watch.calls if replayed is None else replayed,
             "operators_eager": watch.calls,
             "together": ["+".join(kind) for kind in getattr(step, "together", [])],
             "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
-        }
-        | {k: trace.get(k) for k in ("launches", "replays", "kernels", "busy_ms")},
-        "data": data(step, crossings)
-        | images
-        | {"waiting_ms": waiting, "operators": copying}
-        | {k: trace.get(k) for k in ("copy_ms", "overlap")},
+            "launches": trace.get("launches"),
+            "replays": trace.get("replays"),
+            "kernels": trace.get("kernels"),
+            "busy_ms": trace.get("busy_ms"),
+        },
+        "data": {
+            **data(step, crossings),
+            "decoded": after["decoded"] - before["decoded"],
+            "mapped": after["mapped"] - before["mapped"],
+            "decoded_on_gpu": after["decoded_on_gpu"] - before["decoded_on_gpu"],
+            "fetched": fetched["fetched"],
+            "waiting_ms": waiting,
+            "operators": copying,
+            "copy_ms": trace.get("copy_ms"),
+            "overlap": trace.get("overlap"),
+        },
         "compile": torch_compile.evidence(step, trace),
         "parallel": {
             "phases": forked(step, "captured" if captured else "collected"),
@@ -98,7 +106,7 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> dict[str,
     }
 
 
-def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, dict[str, Any]]]:
+def watch_phases(step: Any) -> tuple[Watch, dict[str, int], dict[str, Launches]]:
     """Run each phase once eagerly.
 
     Return the watch, the gradients that ``zero_grad`` left, and our kernels' launches.
@@ -218,7 +226,7 @@ def weight_layouts(step: Any) -> dict[str, int]:
     return found
 
 
-def compute_copies(step: Any) -> dict[str, Any]:
+def compute_copies(step: Any) -> Copies:
     """Return compute copies of convolution weights by dtype, and how many differ from their weight."""
     entries = entries_of(step)
     stale = [
@@ -251,12 +259,17 @@ def forked(step: Any, what: str) -> dict[str, dict[str, int]]:
     return dict(getattr(getattr(step, "parallel", None), what, {}))
 
 
-def adam(step: Any) -> dict[str, Any]:
+def adam(step: Any) -> Flags:
     """Return Adam's flags, and the device of its step counts. A capture needs them on the GPU."""
     group = step.opt_G.param_groups[0]
     counts = [s["step"] for o in (step.opt_G, step.opt_D) for s in o.state.values() if "step" in s]
     places = sorted({x.device.type if torch.is_tensor(x) else "python" for x in counts})
-    return {key: group[key] for key in ("capturable", "foreach", "fused")} | {"steps_on": places}
+    return {
+        "capturable": group["capturable"],
+        "foreach": group["foreach"],
+        "fused": group["fused"],
+        "steps_on": places,
+    }
 
 
 def scales(step: Any) -> dict[str, dict[str, float]]:
@@ -277,16 +290,20 @@ def operators(step: Any) -> int:
             run()
         return watch.calls
 
+    def each_phase() -> None:
+        for phase in PHASES:
+            step.run_phase(phase)
+
     kinds = getattr(step, "together", [])
     if kinds:
-        found = max(issued(lambda kind=kind: step.run(kind)) for kind in kinds)
+        found = max(issued(functools.partial(step.run, kind)) for kind in kinds)
     else:
-        found = issued(lambda: [step.run_phase(phase) for phase in PHASES])
+        found = issued(each_phase)
     synchronize(step)
     return found
 
 
-def watch_data(step: Any) -> tuple[list[dict[str, Any]], int]:
+def watch_data(step: Any) -> tuple[list[Crossing], int]:
     """Return the copies between devices that one batch of images causes, and the operators of the step's request.
 
     The second batch is watched, as the first may have been fetched early.
@@ -302,7 +319,7 @@ def watch_data(step: Any) -> tuple[list[dict[str, Any]], int]:
     return watch.crossings, operators
 
 
-def data(step: Any, crossings: list[dict[str, Any]]) -> dict[str, Any]:
+def data(step: Any, crossings: list[Crossing]) -> Loader:
     """Return how one batch comes: workers alive, and its copies to the device."""
     iterators = {id(i): i for i in (step.feed.iterator, getattr(step.feed.loader, "_iterator", None))}
     workers = [worker for iterator in iterators.values() for worker in getattr(iterator, "_workers", [])]
@@ -338,7 +355,7 @@ def fetches_counted(step: Any) -> Iterator[dict[str, float]]:
     counted["fetched"] = round(calls / max(1, step.count - steps), 3)
 
 
-def traced_cycle(step: Any) -> tuple[dict[str, Any], float]:
+def traced_cycle(step: Any) -> tuple[Trace, float]:
     """Run a lead-in, then one cycle as it is timed.
 
     Returns the profiler's figures (on CUDA), and the milliseconds a step spent waiting for data.

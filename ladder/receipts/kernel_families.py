@@ -11,7 +11,7 @@ import functools
 import re
 from collections import defaultdict
 from collections.abc import Iterable
-from typing import Any
+from typing import TypedDict
 
 from ladder.base.paths import ROOT
 
@@ -85,8 +85,17 @@ def is_convolution(name: str) -> bool:
     return name in CONVOLUTIONS
 
 
-def shares(events: Iterable[Event], steps: int) -> list[dict[str, Any]]:
-    """Return rows of family, microseconds and kernels a step, and its heaviest kernel, the longest first.
+class Share(TypedDict):
+    """The share of a step that one family of kernels takes."""
+
+    family: str
+    us: float  # microseconds a step
+    kernels: float  # launches a step
+    heaviest: str  # name of the kernel that takes most
+
+
+def shares(events: Iterable[Event], steps: int) -> list[Share]:
+    """Return the families' shares, the longest first.
 
     ``events`` are those of ``steps`` steps. Events of the host and of waiting streams do not count.
     """
@@ -94,7 +103,7 @@ def shares(events: Iterable[Event], steps: int) -> list[dict[str, Any]]:
     for name, on_device, _, begin, end in events:
         if on_device and not name.startswith(WAITING):
             took[family(name)][name].append(end - begin)
-    rows = []
+    rows: list[Share] = []
     for found, kernels in took.items():
         heaviest = max(kernels, key=lambda name: sum(kernels[name]))
         rows.append(

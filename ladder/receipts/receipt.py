@@ -10,10 +10,19 @@ from __future__ import annotations
 import importlib
 from collections.abc import Iterable, Mapping
 from dataclasses import dataclass
-from typing import Any
+from typing import Any, TypedDict
+
+from ladder.receipts.seen import Evidence
 
 NOT = "not engaged: "  # begins every line that speaks against a rung
 FULL = ("float32", "float64")
+
+
+class Issued(TypedDict):
+    """A receipt as plain data, for the result file."""
+
+    engaged: bool
+    lines: list[str]
 
 
 @dataclass(frozen=True)
@@ -28,7 +37,7 @@ class Receipt:
         """Return the first line that speaks against the rung, or None."""
         return next((line for line in self.lines if line.startswith(NOT)), None)
 
-    def to_dict(self) -> dict[str, Any]:
+    def to_dict(self) -> Issued:
         """Return plain data for the result file."""
         return {"engaged": self.engaged, "lines": list(self.lines)}
 
@@ -44,13 +53,13 @@ def judge(*checks: tuple[bool | None, str]) -> Receipt:
     return Receipt(not any(line.startswith(NOT) for line in lines), lines)
 
 
-def issue(names: Iterable[str], evidence: dict[str, Any]) -> dict[str, dict]:
-    """Return the receipt of each of these rungs: {rung: {"engaged", "lines"}}."""
+def issue(names: Iterable[str], evidence: Evidence) -> dict[str, Issued]:
+    """Return the receipt of each of these rungs."""
     modules = {name: importlib.import_module(f"ladder.rungs.{name}") for name in names}
     return {name: module.receipt(evidence).to_dict() for name, module in modules.items()}
 
 
-def reason(receipts: Mapping[str, dict]) -> str | None:
+def reason(receipts: Mapping[str, Issued]) -> str | None:
     """Return why a recipe is not engaged, in one line that names the rung; None if all its rungs are."""
     for name, receipt in receipts.items():
         if not receipt["engaged"]:

@@ -6,9 +6,10 @@ from typing import Any
 
 from ladder.base.text import display
 from ladder.receipts.receipt import Receipt, judge
+from ladder.receipts.seen import Compiled, Trace
 
 
-def evidence(step: Any, trace: dict[str, Any]) -> dict[str, Any]:
+def evidence(step: Any, trace: Trace) -> Compiled:
     """Return facts on what a step compiled. Empty if its recipe does not compile, or its code cannot."""
     compiled = getattr(step, "compiled", None)
     if compiled is None:

@@ -12,12 +12,13 @@ from typing import Any
 import torch
 
 from ladder.receipts.kernel_families import WAITING
+from ladder.receipts.seen import Trace
 
 CYCLE = 16
 NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 
 
-def traced(cycle: Callable[[], None]) -> dict[str, Any]:
+def traced(cycle: Callable[[], None]) -> Trace:
     """Return the profiler's figures of one cycle; see `digest`."""
     return digest(recorded(cycle))
 
@@ -42,19 +43,8 @@ def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
         yield event.name(), device, event.device_resource_id(), begin, begin + event.duration_ns()
 
 
-def digest(found: list[tuple[str, bool, int, int, int]]) -> dict[str, Any]:
-    """Return figures of a step from one profiled cycle. Empty if the profiler saw no kernels.
-
-    launches: calls of the CPU that put work on the GPU, graph replays included.
-    replays: graph launches.
-    kernels: all that ran.
-    inductor_kernels: those that torch.compile generated, by its names for them.
-    busy_ms: the union of all kernels and copies; parallel streams count once.
-    parallel_ms: the sum of kernels' times less their union. For that long two of them ran at once.
-    zero_kernels: fills, with any value.
-    copy_ms: host to device.
-    overlap: the part of copy_ms in which kernels of other streams ran (None without copies).
-    """
+def digest(found: list[tuple[str, bool, int, int, int]]) -> Trace:
+    """Return figures of a step from one profiled cycle. Empty if the profiler saw no kernels."""
     ran = [e for e in found if e[1] and not e[0].startswith(NOT_KERNELS)]
     if not ran:
         return {}

@@ -9,12 +9,14 @@ from __future__ import annotations
 import contextlib
 import sys
 from collections import Counter, defaultdict
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from typing import Any
 
 import torch
 from torch import Tensor
 from torch.utils._python_dispatch import TorchDispatchMode
+
+from ladder.receipts.seen import Crossing, Launches
 
 WAIT = "griddepcontrol.wait"  # in the code of a kernel that is launched before the kernel in front has ended
 LAYOUTS = {(True, False): "nhwc", (False, True): "nchw", (True, True): "either", (False, False): "other"}
@@ -75,7 +77,7 @@ class Watch(TorchDispatchMode):
         self.optimizer: Counter[str] = Counter()
         self.weights_at: set[int] = set()
         self.reworked = 0
-        self.crossings: list[dict[str, Any]] = []
+        self.crossings: list[Crossing] = []
         self.passes: defaultdict[str, list[int]] = defaultdict(list)
 
     def start(self, weight: float) -> None:
@@ -89,7 +91,7 @@ class Watch(TorchDispatchMode):
         self.see(func.overloadpacket.__name__, args, kwargs, out)
         return out
 
-    def see(self, op: str, args: tuple, kwargs: dict[str, Any], out: Any) -> None:
+    def see(self, op: str, args: tuple, kwargs: Mapping[str, Any], out: Any) -> None:
         node = torch._C._current_autograd_node()
         if node is not None and torch.is_grad_enabled():
             self.building.add(torch._C._current_graph_task_id())
@@ -154,7 +156,7 @@ class Watch(TorchDispatchMode):
         one = weight.shape[2:] == (1, 1)
         seen["rgb"] += one and (3 in weight.shape[:2] or self.layer() in ("ToRGB", "FromRGB"))
 
-    def copy(self, op: str, args: tuple, kwargs: dict[str, Any], out: Tensor) -> None:
+    def copy(self, op: str, args: tuple, kwargs: Mapping[str, Any], out: Tensor) -> None:
         source = args[1] if op == "copy_" else args[0]
         if source.device != out.device and source.numel() > 1:
             self.crossings.append(
@@ -260,18 +262,13 @@ def layers_named(watch: Watch, *networks: torch.nn.Module) -> Iterator[None]:
 
 
 @contextlib.contextmanager
-def launches(package: str = "kernels") -> Iterator[dict[str, dict[str, Any]]]:
-    """Count launches of kernels defined in ``package``: {kernel: {"calls": n, "dtypes": [...], "tensors": [...]}}.
+def launches(package: str = "kernels") -> Iterator[dict[str, Launches]]:
+    """Count launches of kernels defined in ``package``, by kernel.
 
     They are counted at the one place that all launches pass, compiled or interpreted. So an entry point that fell
     back to plain PyTorch does not count.
-
-    dtypes: of the first launch's tensors.
-    tensors: names of the arguments that were tensors in any launch.
-    dependent: launches before the kernel in front has ended, of code that waits for it. Absent if there are none.
-    cpp: True for CUDA C++, whose exported function is counted and nothing more.
     """
-    seen: dict[str, dict[str, Any]] = {}
+    seen: dict[str, Launches] = {}
     try:
         from triton.runtime.jit import KernelInterface
     except ImportError:  # no Triton, so no kernels of ours

@@ -11,10 +11,10 @@ from __future__ import annotations
 import contextlib
 import math
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Mapping, Sequence
 from datetime import datetime, timezone
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -23,6 +23,8 @@ import stylegan_lite
 from ladder.base import files, git, locks, text
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
+from ladder.base.plain import Fields
+from ladder.base.progress import OnEvent
 from ladder.base.stopping import stop_on_sigterm
 from ladder.images.prepare import ImageSet
 from ladder.machine import system
@@ -37,12 +39,52 @@ MOST_SAMPLES = {"cuda": 2000, "cpu": 500}
 MOST_JOBS = 4
 CONFIDENCE = 0.99
 
-OnEvent = Callable[[dict[str, Any]], None]
+Task = tuple[str, Fields, int]  # rung, recipe, seed
+
+
+class Run(trainings.Record):
+    """One training of a rung. Without "reason" it came to its end."""
+
+    seed: int
+    distance: float | None  # the mean of the levels
+    levels: dict[str, float] | None  # by resolution
+
+
+class Rung(TypedDict):
+    """The trainings of one rung, and its verdict."""
+
+    name: str
+    title: str
+    recipe: Fields | None
+    skipped: str | None
+    distance: float | None  # the mean of the runs
+    verdict: str | None
+    runs: list[Run]
+
+
+class Canary(TypedDict):
+    """A canary's result, as its file has it."""
+
+    schema: int
+    kind: str
+    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+    workload: Fields
+    ladder: str
+    steps: int
+    seeds: int
+    samples: int
+    commit: str | None
+    dirty: bool | None
+    complete: bool
+    notes: list[str]
+    band: list[float] | None  # from, to
+    rungs: list[Rung]
+    seconds: float
 
 
 def run(
     name: str,
-    workload: dict[str, Any],
+    workload: Fields,
     ladder: str,
     planned: Sequence[Planned],
     images: ImageSet,
@@ -53,7 +95,7 @@ def run(
     out: Path,
     jobs: int | None = None,
     on_event: OnEvent | None = None,
-) -> dict[str, Any]:
+) -> Canary:
     """Train every rung ``seeds`` times, judge it against the first, and return the result.
 
     The file is written after every training. Up to ``jobs`` trainings run at a time (None: ``usual_jobs``). Their
@@ -82,13 +124,13 @@ def run(
         records = {rung["name"]: rung for rung in result["rungs"]}
         # Seed by seed, so that an interrupted canary has whole rounds.
         tasks = [(rung.name, rung.recipe, seed) for seed in range(seeds) for rung in runnable]
-        arguments = (workload, images, result["samples"], device, steps)
+        arguments = workload, images, result["samples"], device, steps
         jobs = min(jobs or usual_jobs(device), len(tasks))
         done = 0
         try:
             with contextlib.closing(_trained(arguments, tasks, jobs)) as trained:
-                for (rung, _, seed), one in trained:
-                    one = {"seed": seed, "distance": None, "levels": None} | one
+                for (rung, _, seed), record in trained:
+                    one: Run = {"seed": seed, "distance": None, "levels": None, **record}
                     runs = records[rung]["runs"]
                     runs.append(one)
                     runs.sort(key=lambda each: each["seed"])
@@ -114,8 +156,8 @@ def usual_jobs(device: str) -> int:
 
 
 def _trained(
-    arguments: tuple[Any, ...], tasks: list[tuple[Any, ...]], jobs: int
-) -> Iterator[tuple[tuple[Any, ...], dict[str, Any]]]:
+    arguments: tuple[Fields, ImageSet, int, str, int], tasks: list[Task], jobs: int
+) -> Generator[tuple[trainings.Task, trainings.Record], None, None]:
     if jobs == 1:
         one = trainer(*arguments)
         yield from ((task, one(*task)) for task in tasks)
@@ -125,36 +167,36 @@ def _trained(
 
 
 def trainer(
-    workload: dict[str, Any],
+    workload: Fields,
     images: ImageSet,
     count: int,
     device: str,
     steps: int,
     threads: int | None = None,
-) -> Callable[..., dict[str, Any]]:
+) -> Callable[[str, Fields, int], Run]:
     """Return the function that trains (rung, recipe, seed). It reads the real images once."""
     if threads is not None:
         torch.set_num_threads(
             threads
         )  # equal to the parent process, because another number rounds differently
-    real = real_images(images, workload["resolution"], count)
+    real = real_images(images, int(workload["resolution"]), count)
     return lambda rung, recipe, seed: train(workload, recipe, images, real, device, steps, seed)
 
 
 def train(
-    workload: dict[str, Any],
-    recipe: dict[str, Any],
+    workload: Fields,
+    recipe: Fields,
     images: ImageSet,
     real: Tensor,
     device: str,
     steps: int,
     seed: int,
-) -> dict[str, Any]:
-    """Train one rung from one seed and return its record.
+) -> Run:
+    """Train one rung from one seed and return its record."""
 
-    The record has "seed", "distance" (mean of the levels, None if the training broke), "levels" and "reason".
-    """
-    broke = {"seed": seed, "distance": None, "levels": None}
+    def broke(reason: str) -> Run:
+        return {"seed": seed, "distance": None, "levels": None, "reason": reason}
+
     try:
         step = stylegan_lite.make_step({**workload, "data": images.path}, recipe, device=device, seed=seed)
         try:
@@ -164,14 +206,14 @@ def train(
                 step.step()
             bad = step.check_finite()
             if bad:
-                return broke | {"reason": bad}
+                return broke(bad)
             levels = swd.distances(real.to(device), samples(step, len(real)))
         finally:
             step.close()
     except Exception as error:  # no error may stop the other rungs
-        return broke | {"reason": mishaps.told(error)}
+        return broke(mishaps.told(error))
     if not all(math.isfinite(value) for value in levels.values()):
-        return broke | {"reason": "the samples are not finite"}
+        return broke("the samples are not finite")
     mean = sum(levels.values()) / len(levels)
     named = {str(size): round(value, 3) for size, value in levels.items()}
     return {"seed": seed, "distance": round(mean, 3), "levels": named, "reason": None}
@@ -190,7 +232,7 @@ def real_images(images: ImageSet, resolution: int, count: int) -> Tensor:
     return torch.stack([folder[len(folder) * k // count, False] for k in range(count)])
 
 
-def judge(result: dict[str, Any]) -> None:
+def judge(result: Canary) -> None:
     """Fill in the band, and each rung's mean and verdict.
 
     Verdicts are "as good", "better", "worse", "broke", and None while seeds are missing.
@@ -212,7 +254,7 @@ def judge(result: dict[str, Any]) -> None:
             rung["verdict"] = "worse" if mean > high else "better" if mean < low else "as good"
 
 
-def _distances(rung: dict[str, Any]) -> list[float] | None:
+def _distances(rung: Rung) -> list[float] | None:
     found = [run["distance"] for run in rung["runs"]]
     return None if None in found else found
 
@@ -230,7 +272,7 @@ def _band(distances: list[float] | None) -> list[float] | None:
     return [round(max(0.0, mean - half), 3), round(mean + half, 3)]
 
 
-def table(result: dict[str, Any]) -> str:
+def table(result: Canary) -> str:
     """Return the result as text for a terminal, one line per rung."""
     band = result["band"]
     lines = [
@@ -250,11 +292,11 @@ def table(result: dict[str, Any]) -> str:
     return "\n".join(lines)
 
 
-def markdown(result: dict[str, Any]) -> str:
+def markdown(result: Canary) -> str:
     """Return the result as a Markdown page, one table row per rung."""
     facts, band, workload = result["machine"], result["band"], result["workload"]
     where = f"{facts['gpu'] or facts['cpu']}, PyTorch {facts['torch']}"
-    commit = results.commit_words(result)
+    commit = results.commit_words(dict(result))
     known = f"{band[0]:.1f} to {band[1]:.1f}" if band else "none, the baseline did not finish"
     lines = [
         f"# Quality canary: {workload['name']}, {result['ladder']} on {where}",
@@ -279,14 +321,14 @@ def markdown(result: dict[str, Any]) -> str:
 
 def _new(
     name: str,
-    workload: dict[str, Any],
+    workload: Fields,
     ladder: str,
     planned: Sequence[Planned],
     images: ImageSet,
     device: str,
     steps: int,
     seeds: int,
-) -> dict[str, Any]:
+) -> Canary:
     commit, dirty = git.commit_of(ROOT)
     facts = system.facts(device)
     return {
@@ -315,10 +357,11 @@ def _new(
             }
             for rung in planned
         ],
+        "seconds": 0.0,
     }
 
 
-def _save(path: Path, result: dict[str, Any], begin: float) -> None:
+def _save(path: Path, result: Canary, begin: float) -> None:
     judge(result)
     result["seconds"] = round(time.monotonic() - begin, 1)
     try:

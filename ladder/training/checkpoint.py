@@ -5,13 +5,14 @@ from __future__ import annotations
 import copy
 import secrets
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, BinaryIO
+from typing import TYPE_CHECKING, Any, BinaryIO, TypedDict, cast
 
 import torch
 from torch import Tensor
 
 from ladder.base.errors import UserError, one_line
 from ladder.base.files import replacing
+from ladder.base.plain import Fields
 from ladder.training import losslog, mishaps
 
 if TYPE_CHECKING:
@@ -28,6 +29,47 @@ _PARTS = {
     "state": dict,
 }
 
+Tensors = dict[str, Tensor]
+
+
+class State(TypedDict):
+    """The state of a step (`stylegan_lite.saving`)."""
+
+    count: int
+    workload: Fields
+    G: Tensors
+    D: Tensors
+    G_ema: Tensors
+    opt_G: dict[int, Tensors]
+    opt_D: dict[int, Tensors]
+    pl_mean: Tensor
+    scales: dict[str, Tensors]
+    loss: Tensors
+    rng: Tensor
+    data: dict[str, int]
+
+
+class Images(TypedDict):
+    """An image set, as a checkpoint names it."""
+
+    source: str
+    count: int
+
+
+class Content(TypedDict):
+    """The content of a checkpoint file."""
+
+    format: str
+    workload: Fields
+    recipe: Fields
+    device: str
+    seed: int
+    seconds: float
+    images: Images
+    run: str
+    log: list[losslog.Unwritten]
+    state: State
+
 
 def save(
     path: Path,
@@ -35,10 +77,10 @@ def save(
     *,
     seed: int,
     seconds: float,
-    images: dict[str, Any],
+    images: Images,
     run: str,
-    unwritten: list[dict[str, Any]],
-    state: dict[str, Any] | None = None,
+    unwritten: list[losslog.Unwritten],
+    state: State | None = None,
 ) -> None:
     """Write the whole state of a training, or leave the old file as it is.
 
@@ -53,7 +95,7 @@ def save(
     Raises:
         UserError: the file cannot be written, for example on a full disk. The earlier checkpoint stays.
     """
-    content = {
+    content: Content = {
         "format": FORMAT,
         "workload": step.workload.to_dict() | {"data": None},  # a path of this machine is useless elsewhere
         "recipe": step.recipe.to_dict(),
@@ -63,7 +105,7 @@ def save(
         "images": images,
         "run": run,
         "log": unwritten,
-        "state": step.state_dict() if state is None else state,
+        "state": state_of(step) if state is None else state,
     }
     try:
         with replacing(path) as temporary, open(temporary, "wb") as file:
@@ -72,12 +114,17 @@ def save(
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from error
 
 
+def state_of(step: TrainingStep) -> State:
+    """Return the current state of a step. Its tensors are the step's own."""
+    return cast(State, step.state_dict())
+
+
 def new_run() -> str:
     """Return a name for a new training, by which its checkpoints are recognized."""
     return secrets.token_hex(8)
 
 
-def _write(content: dict[str, Any], file: BinaryIO) -> None:
+def _write(content: Content, file: BinaryIO) -> None:
     """Write with torch, and raise the system's own error.
 
     On a full disk, torch itself only says "unexpected pos".
@@ -103,7 +150,7 @@ def _write(content: dict[str, Any], file: BinaryIO) -> None:
         raise
 
 
-def load(path: Path) -> dict[str, Any]:
+def load(path: Path) -> Content:
     """Read a checkpoint on the CPU.
 
     Checkpoints of earlier versions have neither "run" nor "log"; here both are empty.
@@ -124,17 +171,16 @@ def load(path: Path) -> dict[str, Any]:
     for part, kind in _PARTS.items():
         if not isinstance(content.get(part), kind):
             raise UserError(f"{path}: damaged checkpoint: {part} is missing or of a wrong type")
-    content = {"run": "", "log": []} | content
+    content.setdefault("run", "")
+    content.setdefault("log", [])
     if not isinstance(content["run"], str) or not losslog.are_unwritten(content["log"]):
         raise UserError(f"{path}: damaged checkpoint: run or log is of a wrong type")
     if not isinstance(content["state"].get("count"), int):
         raise UserError(f"{path}: damaged checkpoint: it does not know its step")
-    return content
+    return cast(Content, content)
 
 
-def refuse_other(
-    path: Path, content: dict[str, Any], workload: dict[str, Any], images: dict[str, Any], device: str
-) -> None:
+def refuse_other(path: Path, content: Content, workload: Fields, images: Images, device: str) -> None:
     """Refuse a checkpoint of another workload, number of images or kind of device.
 
     The recipe may differ, because a training can continue with another recipe.
@@ -143,11 +189,9 @@ def refuse_other(
         UserError: the checkpoint does not fit.
     """
     for key, here in workload.items():
-        there = content["workload"].get(key)
-        if key != "data" and there != here:
-            raise UserError(
-                f"{path}: checkpoint of another workload: {key} is {there!r} there, {here!r} here"
-            )
+        held = content["workload"].get(key)
+        if key != "data" and held != here:
+            raise UserError(f"{path}: checkpoint of another workload: {key} is {held!r} there, {here!r} here")
     if content["images"] != images:
         there = f"{content['images'].get('count')} {content['images'].get('source')}"
         raise UserError(
@@ -157,14 +201,14 @@ def refuse_other(
         raise UserError(f"{path}: trained on {content['device']}: go on with --device {content['device']}")
 
 
-def restore(path: Path, content: dict[str, Any], step: TrainingStep) -> None:
+def restore(path: Path, content: Content, step: TrainingStep) -> None:
     """Load the state into a prepared step.
 
     Raises:
         UserError: the tensors do not fit.
     """
     try:
-        step.load_state_dict(content["state"])
+        step.load_state_dict(dict(content["state"]))
     except (RuntimeError, KeyError, TypeError, ValueError, AttributeError) as error:
         raise UserError(f"{path}: damaged checkpoint: {one_line(str(error))}") from error
 
@@ -173,7 +217,7 @@ class Copy:
     """A copy of a step's state on its device, updated in place. It remains when a later step fails midway."""
 
     def __init__(self) -> None:
-        self.state: dict[str, Any] | None = None
+        self.state: State | None = None
         self.seconds = 0.0
 
     def take(self, step: TrainingStep, seconds: float) -> None:
@@ -181,7 +225,7 @@ class Copy:
 
         Without memory for it, there is no copy.
         """
-        now = step.state_dict()
+        now = state_of(step)
         try:
             if self.state is None or not _alike(self.state, now):
                 self.state = None
@@ -189,17 +233,20 @@ class Copy:
             else:
                 mine, theirs = _tensors(self.state), _tensors(now)
                 torch._foreach_copy_(mine, theirs)
-                self.state |= {key: value for key, value in now.items() if key in ("count", "data")}
+                self.state["count"], self.state["data"] = now["count"], now["data"]
             self.seconds = seconds
         except (MemoryError, RuntimeError) as error:
             if mishaps.explain(error) is None:
                 raise
             self.state = None
 
-    def sound(self) -> dict[str, Any] | None:
+    def sound(self) -> State | None:
         """Return the copy, or None if it is missing or a weight in it is NaN or infinite."""
-        networks = {} if self.state is None else {name: self.state[name] for name in ("G", "D", "G_ema")}
-        return self.state if all(bool(each.isfinite().all()) for each in _tensors(networks)) else None
+        state = self.state
+        networks = (
+            [] if state is None else _tensors({"G": state["G"], "D": state["D"], "ema": state["G_ema"]})
+        )
+        return state if all(bool(each.isfinite().all()) for each in networks) else None
 
 
 def _tensors(state: Any) -> list[Tensor]:

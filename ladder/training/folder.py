@@ -6,7 +6,6 @@ Callers hold ``results.folder_lock``, so that no other training interferes.
 from __future__ import annotations
 
 from pathlib import Path
-from typing import Any
 
 from ladder.base.errors import UserError
 from ladder.training import checkpoint
@@ -40,7 +39,7 @@ def refuse_occupied(out: Path) -> None:
         )
 
 
-def refuse_other(out: Path, resume: Path, content: dict[str, Any]) -> None:
+def refuse_other(out: Path, resume: Path, content: checkpoint.Content) -> None:
     """Refuse to resume if that would overwrite another training, or a later state of this training.
 
     The checkpoint's own folder is allowed. In a folder without a training, the run becomes a fork.
@@ -70,7 +69,7 @@ def refuse_other(out: Path, resume: Path, content: dict[str, Any]) -> None:
         )
 
 
-def prepare(out: Path, content: dict[str, Any] | None) -> None:
+def prepare(out: Path, content: checkpoint.Content | None) -> None:
     """Remove half-written files of a killed training, and log lines that will be written again.
 
     Raises:
@@ -103,11 +102,10 @@ def _without_checkpoint(out: Path) -> str | None:
     return f"samples ({samples[-1].name})" if samples else None
 
 
-def _differing(here: dict[str, Any], other: dict[str, Any]) -> str | None:
+def _differing(here: checkpoint.Content, other: checkpoint.Content) -> str | None:
     """Return a few words on how two checkpoints' trainings differ, or None if they are the same."""
     if here["run"] and other["run"]:
         return None if here["run"] == other["run"] else "begun apart"
-    for key in ("seed", "images", "workload"):  # checkpoints of earlier versions have only these
-        if here[key] != other[key]:
-            return f"another {key}"
-    return None
+    # Checkpoints of earlier versions have only these.
+    ours, theirs = ({key: each.get(key) for key in ("seed", "images", "workload")} for each in (here, other))
+    return next((f"another {key}" for key, value in ours.items() if value != theirs[key]), None)

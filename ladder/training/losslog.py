@@ -11,7 +11,7 @@ import math
 import os
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import torch
 from torch import Tensor
@@ -19,9 +19,17 @@ from torch import Tensor
 from ladder.base.errors import UserError
 from ladder.base.files import replacing
 
-Unwritten = dict[
-    str, Any
-]  # a step without a line yet: step, phases, seconds, and the loss of each known phase
+# Numbers of some steps: step, images, seconds, the mean loss of each phase, and what else is logged.
+Line = dict[str, float | None]
+
+
+class Unwritten(TypedDict):
+    """A step without a line yet, with the loss of each known phase, as a checkpoint has it."""
+
+    step: int
+    phases: list[str]
+    seconds: float
+    losses: list[float]
 
 
 class Diverged(RuntimeError):
@@ -75,9 +83,9 @@ class LossLog:
         self.buffer = torch.zeros(every, columns, dtype=torch.float64, device=device)
         self.rows: list[Row] = []
         self.pending: list[_Batch] = []  # whole lines not yet written
-        self.last: dict[str, Any] | None = None  # the last line written
+        self.last: Line | None = None  # the last line written
 
-    def add(self, row: Row, loss: dict[str, Tensor]) -> dict[str, Any] | None:
+    def add(self, row: Row, loss: dict[str, Tensor]) -> Line | None:
         """Queue one step's losses, scalars on the device, and return the line that was written, or None.
 
         Raises:
@@ -126,8 +134,10 @@ class LossLog:
             values = batch.read()
             _refuse_bad(batch.rows, values, self.phases)
             for row, losses in zip(batch.rows, values.tolist(), strict=True):
-                about = {"step": row.step, "phases": list(row.phases), "seconds": row.seconds}
-                found.append(about | {"losses": losses[: len(self.phases)]})
+                known = losses[: len(self.phases)]
+                found.append(
+                    Unwritten(step=row.step, phases=[*row.phases], seconds=row.seconds, losses=known)
+                )
         return [each for each in found if each["step"] <= upto]
 
     def take_up(self, unwritten: list[Unwritten]) -> None:
@@ -151,7 +161,7 @@ class LossLog:
         arrived.record()
         return _Batch(rows, values, arrived)
 
-    def _write(self, left: int) -> dict[str, Any] | None:
+    def _write(self, left: int) -> Line | None:
         """Write all queued lines except the last ``left``. A line that cannot be written stays queued."""
         line = None
         while len(self.pending) > left:
@@ -159,7 +169,7 @@ class LossLog:
             self.pending.pop(0)
         return line
 
-    def _append(self, sent: _Batch) -> dict[str, Any]:
+    def _append(self, sent: _Batch) -> Line:
         values = sent.read()
         _refuse_bad(sent.rows, values, self.phases)
         line = self._line(sent.rows, values.tolist())
@@ -167,9 +177,9 @@ class LossLog:
         self.last = line
         return line
 
-    def _line(self, rows: list[Row], values: list[list[float]]) -> dict[str, Any]:
+    def _line(self, rows: list[Row], values: list[list[float]]) -> Line:
         step, seconds = rows[-1].step, round(rows[-1].seconds, 3)
-        line: dict[str, Any] = {"step": step, "images": step * self.batch, "seconds": seconds}
+        line: Line = {"step": step, "images": step * self.batch, "seconds": seconds}
         for column, phase in enumerate(self.phases):
             ran = [value[column] for row, value in zip(rows, values, strict=True) if phase in row.phases]
             line[phase] = math.fsum(ran) / len(ran) if ran else None

@@ -47,9 +47,8 @@ def distances(real: Tensor, fake: Tensor, seed: int = 0) -> dict[int, float]:
     found = {}
     for a, b in zip(laplacian_pyramid(real.float()), laplacian_pyramid(fake.float()), strict=True):
         generator = torch.Generator().manual_seed(seed)
-        found[a.shape[-1]] = 1000 * _distance(
-            *(_descriptors(x, torch.Generator().manual_seed(seed + 1)) for x in (a, b)), generator
-        )
+        ours, theirs = (_descriptors(x, torch.Generator().manual_seed(seed + 1)) for x in (a, b))
+        found[a.shape[-1]] = 1000 * _distance(ours, theirs, generator)
     return found
 
 

@@ -13,16 +13,18 @@ from collections.abc import Callable
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 import torch
 
 import stylegan_lite
 from ladder.base import locks
 from ladder.base.errors import UserError, words_of
+from ladder.base.plain import Fields
+from ladder.base.progress import Event, OnEvent
 from ladder.base.stopping import stop_between
 from ladder.images.prepare import ImageSet
-from ladder.training import checkpoint, grid, mishaps
+from ladder.training import checkpoint, grid, losslog, mishaps
 from ladder.training import folder as trainingfolder
 from ladder.training.losslog import Diverged, LossLog, Row
 from stylegan_lite.config import ConfigError
@@ -34,12 +36,30 @@ COPY_EVERY = (
     64  # steps on a GPU, approximately; copying 684 MB of state takes 5 ms on an H100, half of a fast step
 )
 
-OnEvent = Callable[[dict[str, Any]], None]
+
+class Files(TypedDict):
+    """The names of the files of a training, in its folder."""
+
+    samples: str
+    log: str
+    checkpoint: str
+
+
+class Summary(TypedDict):
+    """The outcome of a training."""
+
+    step: int
+    images: int
+    seconds: float
+    seed: int
+    recipe: Fields
+    losses: losslog.Line | None  # of the last line of the log
+    files: Files
 
 
 def train(
-    workload: dict[str, Any],
-    recipe: dict[str, Any],
+    workload: Fields,
+    recipe: Fields,
     images: ImageSet,
     *,
     steps: int,
@@ -52,7 +72,7 @@ def train(
     checkpoint_every: int | None = None,
     truncation: float = 1.0,
     on_event: OnEvent | None = None,
-) -> dict[str, Any]:
+) -> Summary:
     """Train up to step ``steps``, and write samples, loss log and checkpoint to ``out``.
 
     The files are ``samples-<step>.png``, ``losses.jsonl`` and ``checkpoint.pt``.
@@ -68,7 +88,7 @@ def train(
         on_event: gets dicts with "event" ("start", "note", "log", "sample", "checkpoint", "end") and its details.
 
     Returns:
-        Plain data: step, images, seconds, losses (the last line of the log), and the file names in ``out``.
+        The summary, which is plain data.
 
     Raises:
         UserError: ``out`` holds another run, or the checkpoint does not fit; one line.
@@ -78,15 +98,16 @@ def train(
     out, resume = Path(out), None if resume is None else Path(resume)
     with locks.folder_lock(out):
         content = _open(out, resume, workload, images, device, steps)
-        begin = content or {"seed": seed, "run": "", "seconds": 0.0}
-        name = begin["run"]
+        if content is not None:
+            seed = content["seed"]
+        name = "" if content is None else content["run"]
         if not name or trainingfolder.is_fork(out, resume):
             name = checkpoint.new_run()
         trainingfolder.prepare(out, content)
         step = None
         try:
             step = stylegan_lite.make_step(
-                {**workload, "data": images.path}, recipe, device=device, seed=begin["seed"]
+                {**workload, "data": images.path}, recipe, device=device, seed=seed
             )
             step.prepare()
             log = LossLog(
@@ -98,7 +119,7 @@ def train(
                 also=_scales(step),
             )
             tell = _telling(on_event)
-            run = _Run(step, out, images, begin["seed"], name, log, truncation, tell)
+            run = _Run(step, out, images, seed, name, log, truncation, tell)
             if content is not None:
                 run.restore(resume, content)
             tell({"event": "start", "step": step.count, "steps": steps})
@@ -117,7 +138,7 @@ def train(
 def _telling(on_event: OnEvent | None) -> OnEvent:
     """Return ``on_event`` without its OSErrors: a closed terminal or pipe must not end a training."""
 
-    def tell(event: dict[str, Any]) -> None:
+    def tell(event: Event) -> None:
         with suppress(OSError):
             if on_event is not None:
                 on_event(event)
@@ -135,11 +156,11 @@ def _scales(step: TrainingStep) -> dict[str, torch.Tensor]:
 def _open(
     out: Path,
     resume: Path | None,
-    workload: dict[str, Any],
+    workload: Fields,
     images: ImageSet,
     device: str,
     steps: int,
-) -> dict[str, Any] | None:
+) -> checkpoint.Content | None:
     """Return the checkpoint to resume from, or None, and check that ``out`` is free.
 
     It is called before anything costly is built.
@@ -156,7 +177,7 @@ def _open(
     return content
 
 
-def _identity(images: ImageSet) -> dict[str, Any]:
+def _identity(images: ImageSet) -> checkpoint.Images:
     return {"source": images.source, "count": images.count}
 
 
@@ -178,7 +199,7 @@ class _Run:
     full: bool = False  # whether the disk has refused a checkpoint
     copy: checkpoint.Copy = field(default_factory=checkpoint.Copy)
 
-    def restore(self, path: Path, content: dict[str, Any]) -> None:
+    def restore(self, path: Path, content: checkpoint.Content) -> None:
         checkpoint.restore(path, content, self.step)
         self.before = content["seconds"]
         self.saved = self.step.count if path.resolve() == (self.out / "checkpoint.pt").resolve() else None
@@ -186,7 +207,7 @@ class _Run:
         if content["recipe"] != self.step.recipe.to_dict():
             self.tell({"event": "note", "text": "the checkpoint was made with another recipe"})
 
-    def to(self, steps: int, sample_every: int, checkpoint_every: int) -> dict[str, Any]:
+    def to(self, steps: int, sample_every: int, checkpoint_every: int) -> Summary:
         """Train up to ``steps`` and return the summary."""
         self.started = time.perf_counter()
         with stop_between() as stopped:
@@ -299,7 +320,7 @@ class _Run:
         self.log.check()
         self._write_checkpoint(None)
 
-    def _write_checkpoint(self, state: dict[str, Any] | None) -> None:
+    def _write_checkpoint(self, state: checkpoint.State | None) -> None:
         """Write the checkpoint of the current state (None), or of a copy of the state."""
         count = self.step.count if state is None else state["count"]
         unwritten = self.log.unwritten(count)
@@ -320,8 +341,8 @@ class _Run:
     def _seconds(self) -> float:
         return self.before + time.perf_counter() - self.started
 
-    def _summary(self) -> dict[str, Any]:
-        summary = {
+    def _summary(self) -> Summary:
+        summary: Summary = {
             "step": self.step.count,
             "images": self.step.count * self.step.workload.batch,
             "seconds": round(self._seconds(), 3),

@@ -14,12 +14,17 @@ import signal
 import threading
 from collections.abc import Callable, Iterator, Sequence
 from multiprocessing.connection import Connection, wait
-from typing import Any
+from typing import Any, TypedDict
 
 from ladder.training import mishaps
 
 Task = tuple[Any, ...]
-Record = dict[str, Any]  # "reason" is None, or one line on why the training broke
+
+
+class Record(TypedDict):
+    """The outcome of a training. A training that came to its end has further keys."""
+
+    reason: str | None  # one line on why the training broke
 
 
 def run(
@@ -43,7 +48,8 @@ def run(
                     yield task, {"reason": "a process for it could not be started"}
                 else:
                     busy[member.connection] = member, task
-            for connection in wait(list(busy)):
+            ready = wait([*busy])
+            for connection in [each for each in busy if each in ready]:
                 member, task = busy.pop(connection)
                 record = member.answer()
                 if record["reason"] is None:

@@ -52,13 +52,13 @@ def test_the_command_tries_both_precisions_and_writes_what_it_found(tmp_path, mo
     fields = Workload.from_dict(LITTLE).to_dict()
     monkeypatch.setattr(paritytrial, "named", lambda *_: [("small", fields)])
     said = []
-    found = paritytrial.run((), "cpu", cache=tmp_path / "cache", out=tmp_path / "out", tell=said.append)
+    found, path = paritytrial.run((), "cpu", cache=tmp_path / "cache", out=tmp_path / "out", tell=said.append)
     assert [(t["precision"], len(t["spellings"])) for t in found["trials"]] == [("fp32", 5), ("bf16", 5)]
     assert found["cases"] == 10 and 0.5 < found["worst"] <= FACTOR
     assert "small, bf16: budget, D_r1, replay 2" in said
-    stored = json.loads(found["path"].read_text())
-    assert stored["worst"] == found["worst"] and str(tmp_path) not in found["path"].read_text()
-    assert "| ratio |" in found["path"].with_suffix(".md").read_text()
+    stored = json.loads(path.read_text())
+    assert stored["worst"] == found["worst"] and str(tmp_path) not in path.read_text()
+    assert "| ratio |" in path.with_suffix(".md").read_text()
     text = paritytrial.text(found)
     assert f"worst ratio {found['worst']:.2f} in 10 cases, within" in text
 
@@ -75,8 +75,8 @@ def test_a_workload_without_the_trial_is_refused(monkeypatch):
 def test_honest_code_that_fails_is_status_1(monkeypatch):
     row = {"spelling": "a", "ratio": 9.0, "nearest": "x"}
     trial = {"workload": "w", "precision": "fp32", "spellings": [row]}
-    found = {"worst": 9.0, "factor": 2.5, "cases": 1, "trials": [trial], "path": paritytrial.OUT / "x.json"}
-    monkeypatch.setattr(paritytrial, "run", lambda *_, **__: dict(found))
+    found = {"worst": 9.0, "factor": 2.5, "cases": 1, "trials": [trial]}
+    monkeypatch.setattr(paritytrial, "run", lambda *_, **__: (found, paritytrial.OUT / "x.json"))
     seen = call("doctor", "--parity-trial", "--device", "cpu")
     assert seen.exit_code == 1 and "OUTSIDE the factor 2.5" in seen.stdout
 

@@ -74,9 +74,9 @@ def test_an_unpromised_slowdown_may_be_missed(tmp_path: Path) -> None:
 @pytest.fixture
 def gpu(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> Path:
     """The command on a machine with a GPU, whose real part is made up."""
-    small = {"table": [], "broken": [], "path": tmp_path / "results" / "selftest" / "x.json"}
+    small = {"table": [], "broken": []}, tmp_path / "results" / "selftest" / "x.json"
     monkeypatch.setattr(system, "choose_device", lambda requested: "cuda")
-    monkeypatch.setattr(selftest, "run", lambda folder, device: dict(small))
+    monkeypatch.setattr(selftest, "run", lambda folder, device: small)
     monkeypatch.setattr(selftest, "text", lambda found: "simulated")
     monkeypatch.setattr("ladder.cli.doctor.ROOT", tmp_path)
     return tmp_path
@@ -91,7 +91,7 @@ def test_the_status_says_whether_promises_were_kept(
 ) -> None:
     real = made_up(gpu, **times) | {"complete": complete}
     path = gpu / "results" / "selftest" / "x-real.json"
-    monkeypatch.setattr(on_gpu, "run", lambda folder, minutes, tell: {**real, "path": path})
+    monkeypatch.setattr(on_gpu, "run", lambda folder, minutes, tell: (real, path))
     seen = call("doctor", "--selftest", "--minutes", 6)
     assert seen.exit_code == status, seen.output
     assert seen.stdout.startswith("simulated") and "Planted slowdowns" in seen.stdout

@@ -15,10 +15,10 @@ import os
 import sys
 import tempfile
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import hypothesis
 from hypothesis import strategies as st
@@ -56,6 +56,51 @@ class Row:
     findings: list[str] = field(default_factory=list)
 
 
+class Slowest(TypedDict):
+    """The file that took longest."""
+
+    file: str
+    damage: str
+    bytes: int
+    number: int
+    seconds: float  # of CPU time
+
+
+class Told(TypedDict):
+    """A row, as the result file has it."""
+
+    file: str
+    damage: str
+    count: int
+    accepted: int
+    refused: int
+    exceptions: int
+    writes_outside: int
+    slowest_s: float
+
+
+class Outcome(TypedDict):
+    """The outcomes of the files of one kind."""
+
+    commit: str | None
+    dirty: bool | None
+    seed: int
+    total: dict[str, int]
+    slowest: Slowest
+    findings: list[str]
+    rows: list[Told]
+
+
+class Fuzzed(TypedDict):
+    """The result of all runs, as its file has it."""
+
+    schema: int
+    what: str
+    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+    limit_s: float
+    kinds: dict[str, Outcome]
+
+
 # --- the run ------------------------------------------------------------------------------------------------------
 
 
@@ -66,7 +111,7 @@ class Fuzz:
     folder: Path
     seed: int = 0
     rows: dict[tuple[str, str], Row] = field(default_factory=dict)
-    slowest: dict[str, Any] = field(default_factory=dict)
+    slowest: Slowest | None = None
 
     def damage(self, target: Target, damage: str, raw: bytes, place: str) -> None:
         """Have a damaged file read, and count the outcome. `place` is its kind and number."""
@@ -89,14 +134,15 @@ class Fuzz:
             row.findings.append(text.display(f"{place}: {verdict}"))
         path.write_bytes(target.bases[0])  # it lies beside the next one that is damaged
         row.slowest_s = max(row.slowest_s, seconds)
-        if seconds > self.slowest.get("seconds", 0):
+        if self.slowest is None or seconds > self.slowest["seconds"]:
+            number = int(place.split()[1])
             self.slowest = {
                 "file": target.name,
                 "damage": damage,
                 "bytes": len(raw),
-                "number": int(place.split()[1]),
+                "number": number,
+                "seconds": seconds,
             }
-            self.slowest["seconds"] = seconds
 
     def _read(self, target: Target, path: Path, out: Path, row: Row) -> tuple[str, float]:
         with fuzztargets.watched(self.folder) as outside:
@@ -165,7 +211,7 @@ def _damaged(draw: strategies.Draw, target: Target) -> tuple[str, bytes]:
     return draw(strategies.damaged(target.bases[draw(st.integers(0, len(target.bases) - 1))]))
 
 
-def outcome(fuzz: Fuzz, commit: str | None, dirty: bool | None) -> dict[str, Any]:
+def outcome(fuzz: Fuzz, commit: str | None, dirty: bool | None) -> Outcome:
     """Return the entry of one kind in the result file; `commit` is the checkout's when the run began."""
     rows = [fuzz.rows[key] for key in sorted(fuzz.rows)]
     return {
@@ -176,14 +222,22 @@ def outcome(fuzz: Fuzz, commit: str | None, dirty: bool | None) -> dict[str, Any
         "slowest": {**fuzz.slowest, "seconds": round(fuzz.slowest["seconds"], 3)},
         "findings": [finding for row in rows for finding in row.findings][:100],
         "rows": [
-            {"file": row.file, "damage": row.damage, **{key: getattr(row, key) for key in COUNTS}}
-            | {"slowest_s": round(row.slowest_s, 3)}
+            {
+                "file": row.file,
+                "damage": row.damage,
+                "count": row.count,
+                "accepted": row.accepted,
+                "refused": row.refused,
+                "exceptions": row.exceptions,
+                "writes_outside": row.writes_outside,
+                "slowest_s": round(row.slowest_s, 3),
+            }
             for row in rows
         ],
     }
 
 
-def markdown(data: dict[str, Any]) -> str:
+def markdown(data: Fuzzed) -> str:
     """Return the result as tables."""
     facts = data["machine"]
     lines = [
@@ -195,7 +249,7 @@ def markdown(data: dict[str, Any]) -> str:
     ]
     for kind, found in data["kinds"].items():
         total, slowest = found["total"], found["slowest"]
-        commit = results.commit_words(found)
+        commit = results.commit_words(dict(found))
         lines += [
             "",
             f"## {TITLES[kind]}",
@@ -212,7 +266,7 @@ def markdown(data: dict[str, Any]) -> str:
             cells = [
                 row["file"],
                 row["damage"],
-                *(str(row[key]) for key in COUNTS),
+                *(str(row.get(key)) for key in COUNTS),
                 f"{row['slowest_s']:.3f} s",
             ]
             lines.append("| " + " | ".join(cells) + " |")
@@ -234,16 +288,22 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--out", type=Path, default=OUT, help="where fuzz.json and fuzz.md go")
     asked = parser.parse_args(arguments)
     path, findings = asked.out / "fuzz.json", []
-    kept = json.loads(path.read_text())["kinds"] if path.is_file() else {}
+    kept: dict[str, Outcome] = json.loads(path.read_text())["kinds"] if path.is_file() else {}
     for kind, count in (("results", asked.results), ("yaml", asked.yaml)):
         if count:
             code = git.commit_of(ROOT)
             fuzz = run(kind, count, asked.seed, lambda line: print(line, file=sys.stderr, flush=True))
             kept[kind] = outcome(fuzz, *code)
             findings += kept[kind]["findings"]
-    data = {"schema": 1, "what": "fuzz", "machine": system.facts("cpu"), "limit_s": LIMIT_S}
-    data = text.fit(data | {"kinds": {kind: kept[kind] for kind in TITLES if kind in kept}})
-    results.write(path, data)
+    data: Fuzzed = {
+        "schema": 1,
+        "what": "fuzz",
+        "machine": system.facts("cpu"),
+        "limit_s": LIMIT_S,
+        "kinds": {kind: kept[kind] for kind in TITLES if kind in kept},
+    }
+    data = text.fit(data)
+    results.write(path, dict(data))
     files.write(asked.out / "fuzz.md", markdown(data))
     print(f"{asked.results + asked.yaml} files, {len(findings)} findings: {asked.out / 'fuzz.md'}")
     for line in findings:

@@ -18,10 +18,10 @@ import signal
 import sys
 import tempfile
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 from ladder.base import git, stopping
 from ladder.base.errors import UserError
@@ -30,12 +30,32 @@ from ladder.base.paths import ROOT
 from ladder.results import store as results
 from ladder.selfcheck.sanitize import launches as sanitizelaunches
 from ladder.selfcheck.sanitize import parts as sanitizeparts
+from ladder.selfcheck.sanitize.launches import Prepared
 from ladder.selfcheck.sanitize.parts import ERRORS, TOOLS, UNFINISHED
 from ladder.studies.kernelbench.cases import small_calls
 
 REFUSED = "sanitize: "  # how a line of ours on stderr begins
 PREPARED = "prepared: "
 PREPARING_S = 300  # before the parts begin without
+Tools = dict[str, sanitizeparts.Together]  # by tool
+
+
+class About(TypedDict):
+    """How a run went."""
+
+    prepared: Prepared
+    seconds: float
+    interrupted: bool
+
+
+class Sanitized(About):
+    """The result of a run. Its file leaves out the texts of the parts."""
+
+    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+    commit: str | None
+    dirty: bool | None
+    complete: bool
+    tools: Tools
 
 
 def main(arguments: list[str] | None = None) -> int:
@@ -112,7 +132,7 @@ def run(program: str, out: Path, folder: Path, stopped: Callable[[], bool]) -> i
     told("compiling every kernel, outside of the tools")
     facts, prepared = preparation(folder, stopped)
     told(said_of(prepared))
-    left_out: dict[str, str] = prepared.get("left_out", {})
+    left_out = prepared.get("left_out", {})
     for name, why in left_out.items():
         told(f"{name} is left out: {why}")
     slots = sanitizeparts.at_once(facts["cores"], facts["ram_gb"], facts["gpu_memory_gb"])
@@ -132,11 +152,15 @@ def run(program: str, out: Path, folder: Path, stopped: Callable[[], bool]) -> i
     tools = {tool: sanitizeparts.together(tool, parts, found[tool]) for tool in TOOLS}
     for tool, result in tools.items():
         print(f"{tool}: {result['status']}: {result['summary']}", flush=True)
-    about = {"prepared": prepared, "seconds": round(time.monotonic() - begun, 1), "interrupted": stopped()}
+    about: About = {
+        "prepared": prepared,
+        "seconds": round(time.monotonic() - begun, 1),
+        "interrupted": stopped(),
+    }
     return conclude(tools, facts, about, out)
 
 
-def preparation(folder: Path, stopped: Callable[[], bool]) -> tuple[dict[str, Any], dict[str, Any]]:
+def preparation(folder: Path, stopped: Callable[[], bool]) -> tuple[Mapping[str, Any], Prepared]:
     """Return the machine's facts, and the report of the program that compiles meanwhile."""
     from ladder.machine import system
 
@@ -163,7 +187,7 @@ def preparation(folder: Path, stopped: Callable[[], bool]) -> tuple[dict[str, An
     return facts, {"problem": problem or sanitizeparts.reason(text, lines)}
 
 
-def said_of(prepared: dict[str, Any]) -> str:
+def said_of(prepared: Prepared) -> str:
     """Return one line on the preparation."""
     if "compiled" not in prepared:
         return f"not all is compiled, the parts go on: {prepared['problem']}"
@@ -173,7 +197,7 @@ def said_of(prepared: dict[str, Any]) -> str:
     return line + (f"; {prepared['cuda']}" if prepared["cuda"] else "")
 
 
-def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any], out: Path) -> int:
+def conclude(tools: Tools, facts: Mapping[str, Any], about: About, out: Path) -> int:
     """Write the results, and return the exit status."""
     lost = {tool: result["unfinished"] for tool, result in tools.items() if result["unfinished"]}
     parts = [part for result in tools.values() for part in result["parts"]]
@@ -183,7 +207,7 @@ def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any]
         print(f"{REFUSED}interrupted before a part was finished", file=sys.stderr)
         return 130
     commit, dirty = git.commit_of(ROOT)
-    found = {
+    found: Sanitized = {
         "machine": facts,
         "commit": commit,
         "dirty": dirty,
@@ -191,7 +215,7 @@ def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any]
         **about,
         "tools": tools,
     }
-    path = results.place(out / f"{facts['name']}{'-partial' if lost else ''}.json", found)
+    path = results.place(out / f"{facts['name']}{'-partial' if lost else ''}.json", dict(found))
     paths = write(found, path.with_suffix(""))
     print(*paths, sep="\n", flush=True)
     if about["interrupted"] and lost:
@@ -205,10 +229,10 @@ def conclude(tools: dict[str, Any], facts: dict[str, Any], about: dict[str, Any]
     return 0
 
 
-def write(found: dict[str, Any], stem: Path) -> list[Path]:
+def write(found: Sanitized, stem: Path) -> list[Path]:
     """Write the output of every part as text, and the verdicts as JSON."""
     stem.parent.mkdir(parents=True, exist_ok=True)
-    said = []
+    said: list[str] = []
     for tool, result in found["tools"].items():
         for part in result["parts"]:
             said += [f"== {tool}, {sanitizeparts.part_name(part)}: {part['status']}", *part.pop("text")]

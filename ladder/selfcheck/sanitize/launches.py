@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections.abc import Collection
-from typing import Any
+from typing import Any, TypedDict
 
 from ladder.base.errors import one_line
 from ladder.studies.kernelbench.cases.small_calls import CUDA, NAMES, calls, differentiate_twice
@@ -55,20 +55,37 @@ def described(shape: tuple[int, ...], layout: str, dtype: str) -> str:
     return f"{'x'.join(map(str, shape))} {'NHWC' if layout == 'channels_last' else 'NCHW'} {dtype}"
 
 
-def prepare(device: str) -> dict[str, Any]:
-    """Compile what `launch` will need: Triton's kernels on all cores, CUDA C++ beside them.
+class Compiled(TypedDict):
+    """The outcome of compiling Triton's kernels."""
 
-    Returns:
-        compiled: {"missing", "compiled", "seconds", "problem"} of Triton's kernels.
-        cuda: the problem of CUDA C++, or None.
-        left_out: {call: why it cannot be launched here}.
-        seconds: {call: about how long it takes}, good only to deal the calls out by.
-    """
+    missing: int
+    compiled: int
+    seconds: float
+    problem: str | None
+
+
+class Cpp(TypedDict, total=False):
+    """The outcome of building CUDA C++."""
+
+    cuda: str | None  # its problem
+    left_out: dict[str, str]  # call -> why it cannot be launched here
+
+
+class Prepared(Cpp, total=False):
+    """The outcome of compiling everything. If the program failed, only its problem is there."""
+
+    problem: str
+    compiled: Compiled
+    seconds: dict[str, float]  # call -> about how long it takes, good only to deal the calls out by
+
+
+def prepare(device: str) -> Prepared:
+    """Compile what `launch` will need: Triton's kernels on all cores, CUDA C++ beside them."""
     import kernels
     from kernels.precompile import compile_ahead
 
     taken: dict[str, list[float]] = {}
-    found: dict[str, Any] = {"cuda": None, "left_out": {}}
+    found: Cpp = {"cuda": None, "left_out": {}}
     building = threading.Thread(target=build, args=(found,))
     building.start()
 
@@ -84,12 +101,16 @@ def prepare(device: str) -> dict[str, Any]:
     report = compile_ahead(run)
     building.join()
     middle = {name: statistics.median(each) * len(each) for name, each in taken.items()}
-    about = {key: getattr(report, key) for key in ("missing", "compiled", "seconds")}
-    about["problem"] = report.problem and one_line(report.problem)
-    return found | {"compiled": about, "seconds": middle}
+    about: Compiled = {
+        "missing": report.missing,
+        "compiled": report.compiled,
+        "seconds": report.seconds,
+        "problem": report.problem and one_line(report.problem),
+    }
+    return {**found, "compiled": about, "seconds": middle}
 
 
-def build(found: dict[str, Any]) -> None:
+def build(found: Cpp) -> None:
     """Build CUDA C++ once; put the reason into `found` where that fails."""
     try:
         from kernels import cuda

@@ -15,7 +15,7 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
 from ladder.base.errors import one_line
 from ladder.base.paths import ROOT
@@ -31,8 +31,41 @@ UNCACHED = {"PYTORCH_NO_CUDA_MEMORY_CACHING": "1", "OMP_NUM_THREADS": "1"}
 HOST_GB, GPU_GB = 5, 2  # of memory for one process with a CUDA context and a tool, at most
 FIRST_PORT, PORTS = 49152, 16  # between the tool and what it watches; side by side, each has its own
 
-Found = dict[str, Any]  # what came of one part under one tool
 Told = Callable[[str], None]
+
+
+class Said(TypedDict, total=False):
+    """The text of one part under one tool, which the result's file leaves out."""
+
+    text: list[str]
+
+
+class Verdict(Said):
+    """The verdict on one part under one tool, from its text."""
+
+    status: str
+    errors: int | None
+    summary: str
+    kernels: list[str]
+
+
+class Found(Verdict):
+    """The outcome of one part under one tool."""
+
+    part: int
+    calls: list[str]
+    seconds: float
+
+
+class Together(TypedDict):
+    """The outcome of all parts under one tool."""
+
+    status: str
+    errors: int
+    summary: str
+    unfinished: list[int]  # parts
+    kernels: list[str]
+    parts: list[Found]
 
 
 def at_once(cores: int, ram_gb: float, gpu_gb: float | None) -> int:
@@ -101,8 +134,9 @@ class Running:
         """note: why it was ended."""
         kill(self.process)
         text = self.text() + (f"\n{note}\n" if note else "")
-        about = {"part": self.number, "calls": self.names, "seconds": round(self.seconds, 1)}
-        return about | judge(text, 1 if note else self.process.returncode)
+        seconds = round(self.seconds, 1)
+        verdict = judge(text, 1 if note else self.process.returncode)
+        return {"part": self.number, "calls": self.names, "seconds": seconds, **verdict}
 
 
 def spawn(command: list[str], said: Path, more: Mapping[str, str]) -> subprocess.Popen:
@@ -188,7 +222,7 @@ def whereabouts(running: Sequence[Running]) -> str:
 # ---- verdicts ----------------------------------------------------------------------------------------------------
 
 
-def judge(text: str, status: int) -> Found:
+def judge(text: str, status: int) -> Verdict:
     """Judge a sanitizer's text. A clean part came to its end, launched kernels, and says 0 errors."""
     found = SUMMARY.search(text)
     lines = [line.strip() for line in text.splitlines() if line.strip()]
@@ -201,8 +235,13 @@ def judge(text: str, status: int) -> Found:
         verdict, summary = CLEAN, found.group(0)
     else:
         verdict, summary = UNFINISHED, reason(text, lines)
-    about = {"status": verdict, "errors": errors, "summary": one_line(summary), "kernels": names}
-    return about | {"text": [one_line(line) for line in lines if not line.startswith(BEGAN)]}
+    return {
+        "status": verdict,
+        "errors": errors,
+        "summary": one_line(summary),
+        "kernels": names,
+        "text": [one_line(line) for line in lines if not line.startswith(BEGAN)],
+    }
 
 
 def reason(text: str, lines: Sequence[str]) -> str:
@@ -224,14 +263,23 @@ def part_name(found: Found) -> str:
     return f"part {found['part']} ({', '.join(found['calls'])})"
 
 
-def together(tool: str, parts: Sequence[list[str]], found: Sequence[Found]) -> Found:
+def together(tool: str, parts: Sequence[list[str]], found: Sequence[Found]) -> Together:
     """Sum all parts up under one tool; a part without a record has not finished."""
     known = {each["part"]: each for each in found}
-    missing = {"status": UNFINISHED, "errors": None, "summary": "was not run", "kernels": [], "seconds": 0.0}
-    each = [
-        known.get(number, missing | {"part": number, "calls": names, "text": []})
-        for number, names in enumerate(parts, 1)
-    ]
+
+    def missing(number: int, names: list[str]) -> Found:
+        return {
+            "status": UNFINISHED,
+            "errors": None,
+            "summary": "was not run",
+            "kernels": [],
+            "seconds": 0.0,
+            "part": number,
+            "calls": names,
+            "text": [],
+        }
+
+    each = [known.get(number) or missing(number, names) for number, names in enumerate(parts, 1)]
     lost = [one for one in each if one["status"] == UNFINISHED]
     errors = sum(one["errors"] or 0 for one in each)
     what = {"racecheck": "hazards"}.get(tool, "errors")

@@ -1,19 +1,109 @@
 """The judge of the self-test on a device: raw rounds become rows, broken promises and tables."""
 
 import itertools
-from collections.abc import Sequence
-from typing import Any
+from collections.abc import Mapping, Sequence
+from typing import Any, TypedDict
 
 import numpy as np
 
+from ladder.base.plain import Fields
 from ladder.results import judging, record
 from ladder.selfcheck.selftest import spin
 from ladder.stats import estimates, verdicts
 
 RUN = 7  # comparisons that are judged together
 CALLED = (verdicts.FASTER, verdicts.SLOWER)
-Result = dict[str, Any]
 Table = tuple[str, list[str], list[list[str]]]  # title, heads, rows
+
+
+class Program(TypedDict):
+    """One program and its rounds. A copy has nothing planted."""
+
+    name: str
+    group: str
+    planted: float | None  # share of a step
+    against: str | None  # the copy that it is compared with
+    status: str
+    reason: str | None
+    planted_ms: float | None
+    rounds: list[Mapping[str, Any]]  # each a `ladder.results.types.Round`
+
+
+class Compared(TypedDict):
+    """The verdict on two programs."""
+
+    first: str
+    second: str
+    planted: float | None
+    seen: float  # how much slower the second is, as a share
+    interval: list[float] | None
+    confidence: float
+    least: float
+    rounds: int
+    verdict: str
+    ok: bool
+
+
+class Noise(TypedDict):
+    """The noise of identical programs, as standard deviations of logarithms."""
+
+    between_processes: float | None
+    inside_process: float | None
+
+
+class Judged(Noise):
+    """The verdicts on a group's programs."""
+
+    twins: list[str]
+    floor: float | None
+    resolution: float | None
+    step_ms: float | None
+    comparisons: list[Compared]
+
+
+class Group(Judged):
+    """One kind of step, and the verdicts on it."""
+
+    name: str
+    workload: Fields
+    recipe: Fields
+    settings: Fields | None
+    waits_on: str
+    promised: list[float]
+    calibration: Mapping[str, Any] | None  # the round that its step time is from
+
+
+class Protocol(TypedDict):
+    """How a self-test measured."""
+
+    budget_s: float
+    rounds: int
+    cycles: int
+    cycle_steps: int
+    seed: int
+    settle_s: float
+    settle_cycles: int
+    built_together: int
+
+
+class Result(TypedDict):
+    """The result of a self-test on a device, as its file has it."""
+
+    schema: int
+    what: str
+    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+    commit: str | None
+    dirty: bool | None
+    complete: bool
+    started: str
+    seconds: float
+    protocol: Protocol
+    spin: list[spin.Row]
+    groups: list[Group]
+    programs: list[Program]
+    gpu: Mapping[str, Any] | None  # `ladder.results.types.RunGpu`
+    gpu_notes: list[str]
+    broken: list[str]
 
 
 def judge(result: Result) -> None:
@@ -26,7 +116,7 @@ def judge(result: Result) -> None:
     result["broken"] = lines
 
 
-def of_group(result: Result, group: dict[str, Any]) -> list[dict[str, Any]]:
+def of_group(result: Result, group: Group) -> list[Program]:
     return [each for each in result["programs"] if each["group"] == group["name"]]
 
 
@@ -39,7 +129,7 @@ def wants_rounds(result: Result) -> bool:
 Asked = tuple[str, str, float | None, verdicts.Comparison]  # first, second, what is planted in it
 
 
-def comparisons(programs: list[dict[str, Any]]) -> tuple[float | None, list[Asked]]:
+def comparisons(programs: list[Program]) -> tuple[float | None, list[Asked]]:
     """Return (noise floor, comparisons), as in a run: the first two copies are its twins and set the floor.
 
     Every other pair of copies is compared, and every planted program with the copy that it was given. Nothing is
@@ -48,27 +138,33 @@ def comparisons(programs: list[dict[str, Any]]) -> tuple[float | None, list[Aske
     known = {each["name"]: each for each in programs if each["status"] == "ok" and each["rounds"]}
     copies = [each["name"] for each in programs if each["planted"] is None]
     twins = tuple(copies[:2])
+    pairs: list[tuple[str, str, float | None]]
     pairs = [(a, b, None) for a, b in itertools.combinations(copies, 2) if (a, b) != twins]
     pairs += [(e["against"], e["name"], e["planted"]) for e in programs if e["planted"] is not None]
 
     def ratios(a: str, b: str) -> list[float]:
         if a not in known or b not in known:
             return []
-        return estimates.log_ratios(record.round_medians(known[a]), record.round_medians(known[b]))
+        return estimates.log_ratios(_medians(known[a]), _medians(known[b]))
 
     floor = verdicts.noise_floor([ratios(*twins)]) if len(twins) == 2 else None
     if floor is None:
         return None, []
     asked = [(a, b, planted, ratios(a, b)) for a, b, planted in pairs]
-    return floor, [(*names, verdicts.Comparison(r, floor)) for *names, r in asked if len(r) > 1]
+    return floor, [(a, b, planted, verdicts.Comparison(r, floor)) for a, b, planted, r in asked if len(r) > 1]
 
 
-def _judged(group: dict[str, Any], programs: list[dict[str, Any]]) -> dict[str, Any]:
+def _medians(program: Program) -> dict[int, float]:
+    """Return the median step time in ms of each round."""
+    return record.round_medians(dict(program))
+
+
+def _judged(group: Group, programs: list[Program]) -> Judged:
     """Return verdicts as a run makes them, and the noise of this kind of step."""
     floor, asked = comparisons(programs)
     asked.sort(key=lambda each: each[2] is None)  # what is planted is judged together
     judged = [verdict for run in _runs(asked) for verdict in verdicts.judge([c for *_, c in run])]
-    rows = []
+    rows: list[Compared] = []
     for (first, second, planted, _), verdict in zip(asked, judged, strict=True):
         rows.append(
             {
@@ -89,7 +185,7 @@ def _judged(group: dict[str, Any], programs: list[dict[str, Any]]) -> dict[str, 
         "twins": [each["name"] for each in programs if each["planted"] is None][:2],
         "floor": floor,
         "resolution": judging.resolution([c for *_, c in asked]),
-        "step_ms": estimates.median([ms for each in copied for ms in record.round_medians(each).values()]),
+        "step_ms": estimates.median([ms for each in copied for ms in _medians(each).values()]),
         **spread(copied),
         "comparisons": rows,
     }
@@ -111,9 +207,9 @@ def _kept(verdict: str, planted: float | None, promised: bool) -> bool:
     return verdict == verdicts.SLOWER if promised else verdict != verdicts.FASTER
 
 
-def spread(copies: Sequence[dict[str, Any]]) -> dict[str, float | None]:
+def spread(copies: Sequence[Program]) -> Noise:
     """Return the noise of identical programs between processes and inside one, as standard deviations of logarithms."""
-    between = [np.log(list(record.round_medians(each).values())) for each in copies]
+    between = [np.log(list(_medians(each).values())) for each in copies]
     inside = [np.log(visit["samples_ms"]) for each in copies for visit in each["rounds"]]
     return {"between_processes": _pooled(between), "inside_process": _pooled(inside)}
 
@@ -123,7 +219,7 @@ def _pooled(samples: Sequence[np.ndarray]) -> float | None:
     return float(np.sqrt(np.mean(variances))) if variances else None
 
 
-def _broken(group: dict[str, Any], programs: list[dict[str, Any]]) -> list[str]:
+def _broken(group: Group, programs: list[Program]) -> list[str]:
     lines, name = [], group["name"]
     for each in programs:
         if each["reason"]:

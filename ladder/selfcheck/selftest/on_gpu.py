@@ -11,7 +11,7 @@ import contextlib
 import datetime
 import tempfile
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -22,6 +22,7 @@ from ladder.base.errors import UserError
 from ladder.base.files import replacing
 from ladder.base.locks import device_lock
 from ladder.base.paths import ROOT
+from ladder.base.plain import Fields
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.base.stopping import stop_on_sigterm
 from ladder.engine import run as engine
@@ -29,8 +30,8 @@ from ladder.engine.rounds import Interleaved, Program, Visited
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.results import store as results
-from ladder.selfcheck.selftest import planting, spin
-from ladder.selfcheck.selftest.judging import judge, markdown, wants_rounds
+from ladder.selfcheck.selftest import judging, planting, spin
+from ladder.selfcheck.selftest.judging import Result, judge, markdown, wants_rounds
 from ladder.stats import estimates, rounds_budget, verdicts
 
 MINUTES = 9.0
@@ -47,8 +48,8 @@ class Group:
 
     name: str
     workload_name: str
-    workload: dict[str, Any]
-    recipe: dict[str, Any]
+    workload: Fields
+    recipe: Fields
     copies: int
     planted: tuple[float, ...]
     promised: tuple[float, ...]
@@ -84,8 +85,8 @@ def groups(capabilities: dict[str, str | None]) -> list[Group]:
     ]
 
 
-def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: None) -> dict[str, Any]:
-    """Measure on the GPU and write `folder`/<machine>-real.json and .md; return the result with "path".
+def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: None) -> tuple[Result, Path]:
+    """Measure on the GPU, write `folder`/<machine>-real.json and .md, and return the result and the JSON file.
 
     Ctrl-C keeps what is finished ("complete" false). Raises `UserError` where it cannot be measured or written.
     """
@@ -96,7 +97,7 @@ def run(folder: Path, minutes: float | None = None, tell: Tell = lambda text: No
     now = {"machine": facts, "commit": git.commit_of(ROOT)[0]}
     path = results.place(Path(folder) / f"{texts.slug(facts['name'])}-real.json", now)
     test = SelfTest(facts, groups(capabilities), path, minutes or MINUTES, tell=tell)
-    return {**test.run(), "path": path}
+    return test.run(), path
 
 
 class SelfTest:
@@ -104,7 +105,7 @@ class SelfTest:
 
     def __init__(
         self,
-        facts: dict[str, Any],
+        facts: Mapping[str, Any],
         groups: Sequence[Group],
         path: Path,
         minutes: float,
@@ -121,7 +122,7 @@ class SelfTest:
         self.begin, self.budget_s = time.monotonic(), 60 * minutes
         self.rounds = Interleaved(self.device, cycles=cycles, seed=seed, torch=torch, on_wait=self._wait)
         commit, dirty = git.commit_of(ROOT)
-        self.result: dict[str, Any] = {
+        self.result: Result = {
             "schema": 1,
             "what": "selftest on a device",
             "machine": facts,
@@ -149,7 +150,7 @@ class SelfTest:
         }
         self.records = {each["name"]: each for each in self.result["programs"]}
 
-    def run(self) -> dict[str, Any]:
+    def run(self) -> Result:
         """Measure waits, one visit of each step to learn its time, then rounds as the budget allows."""
         try:
             with stop_on_sigterm(), tempfile.TemporaryDirectory() as folder:
@@ -207,7 +208,7 @@ class SelfTest:
             if visit.round is None:
                 self._fail(self.records[visit.program.name], f"calibration: {visit.reason}")
             else:
-                group |= {"recipe": visit.recipe, "settings": visit.settings}
+                group["recipe"], group["settings"] = visit.recipe, visit.settings
                 steps_s[group["name"]] = estimates.median(visit.round["samples_ms"]) / 1000
         programs = []
         for group in (group for group in self.groups if group.name in steps_s):
@@ -241,7 +242,7 @@ class SelfTest:
             each["status"] = "ok"
         self._save()
 
-    def _fail(self, each: dict[str, Any], reason: str) -> None:
+    def _fail(self, each: judging.Program, reason: str) -> None:
         each["status"], each["reason"] = "failed", texts.display(reason)
 
     def _save(self) -> None:
@@ -249,17 +250,17 @@ class SelfTest:
         result = self.result
         result["seconds"] = round(time.monotonic() - self.begin, 1)
         judge(result)
-        if gpu := self.rounds.visits.summary(result["programs"]):
+        if gpu := self.rounds.visits.summary(map(dict, result["programs"])):
             result["gpu"], result["gpu_notes"] = gpu, gpu["notes"]
         try:
-            results.write(self.path, result)
+            results.write(self.path, dict(result))
             with replacing(self.path.with_suffix(".md")) as temporary:
                 temporary.write_text(markdown(result), encoding="utf-8")
         except OSError as error:
             raise UserError(f"{self.path}: cannot be written: {error.strerror or error}") from None
 
 
-def _group_record(group: Group) -> dict[str, Any]:
+def _group_record(group: Group) -> judging.Group:
     return {
         "name": group.name,
         "workload": {"name": group.workload_name, **group.workload, "data": None},
@@ -268,16 +269,28 @@ def _group_record(group: Group) -> dict[str, Any]:
         "waits_on": group.where,
         "promised": list(group.promised),
         "calibration": None,
+        "twins": [],
+        "floor": None,
+        "resolution": None,
+        "step_ms": None,
+        "between_processes": None,
+        "inside_process": None,
+        "comparisons": [],
     }
 
 
-def _program_records(group: Group) -> list[dict[str, Any]]:
-    empty = {"status": "n/a", "reason": None, "planted_ms": None}
-    copies = [
-        {"name": name, "group": group.name, "planted": None, "against": None} for name in group.copy_names()
-    ]
-    planted = [
-        {"name": name, "group": group.name, "planted": share, "against": group.against(share)}
-        for share, name in group.planted_names().items()
-    ]
-    return [{**each, **empty, "rounds": []} for each in [*copies, *planted]]
+def _program_records(group: Group) -> list[judging.Program]:
+    def record(name: str, share: float | None) -> judging.Program:
+        return {
+            "name": name,
+            "group": group.name,
+            "planted": share,
+            "against": None if share is None else group.against(share),
+            "status": "n/a",
+            "reason": None,
+            "planted_ms": None,
+            "rounds": [],
+        }
+
+    copies = [record(name, None) for name in group.copy_names()]
+    return [*copies, *(record(name, share) for share, name in group.planted_names().items())]

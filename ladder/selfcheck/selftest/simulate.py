@@ -7,10 +7,10 @@ of two cycles then differ by 0.7%. The shape of the noise comes in five families
 """
 
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, TypedDict
 
 import numpy as np
 
@@ -123,7 +123,54 @@ PROMISED: dict[str, dict[float, float | None]] = {
 CALLED = (verdicts.FASTER, verdicts.SLOWER)
 
 
-def false_verdicts(kind: str, family: str, runs: int = 300, seed: int = 0) -> dict[str, Any]:
+class Same(TypedDict):
+    """Outcomes of runs of identical programs."""
+
+    runs: int
+    false: int  # runs in which any program was called faster or slower
+    ambiguous: float  # share of the verdicts
+    noise_floor: float
+    rounds: float  # mean
+
+
+class Planted(TypedDict):
+    """Outcomes of runs with one planted slowdown."""
+
+    slowdown: float
+    runs: int
+    found: float  # share of the runs
+    wrong_sign: int
+    false: int  # runs with a false verdict elsewhere
+    promised: float | None
+
+
+class Row(TypedDict):
+    """Outcomes of one kind of rung in one family of noise."""
+
+    kind: str
+    family: str
+    same: Same
+    planted: list[Planted]
+
+
+class Table(TypedDict):
+    """The outcomes of all simulated runs, with a line for each promise that was not kept."""
+
+    seed: int
+    table: list[Row]
+    broken: list[str]
+    seconds: float
+
+
+class Found(Table):
+    """The result of a simulation, as its file has it."""
+
+    schema: int
+    what: str
+    machine: Mapping[str, Any]  # `ladder.machine.system.facts`
+
+
+def false_verdicts(kind: str, family: str, runs: int = 300, seed: int = 0) -> Same:
     """Count the runs of eight identical programs in which any was called faster or slower."""
     rng = np.random.default_rng([seed, runs])
     done = [simulate(rng, KINDS[kind], FAMILIES[family]) for _ in range(runs)]
@@ -137,7 +184,7 @@ def false_verdicts(kind: str, family: str, runs: int = 300, seed: int = 0) -> di
     }
 
 
-def detection(kind: str, family: str, slowdown: float, runs: int = 100, seed: int = 0) -> dict[str, Any]:
+def detection(kind: str, family: str, slowdown: float, runs: int = 100, seed: int = 0) -> Planted:
     """Return how often one planted slowdown was found, and how often another verdict was false."""
     rng, at = np.random.default_rng([seed, runs, round(1e4 * slowdown)]), 4
     done = [simulate(rng, KINDS[kind], FAMILIES[family], float(np.log1p(slowdown)), at) for _ in range(runs)]
@@ -152,19 +199,23 @@ def detection(kind: str, family: str, slowdown: float, runs: int = 100, seed: in
     }
 
 
-def measure(runs: int = 300, planted: int = 100, seed: int = 0) -> dict[str, Any]:
-    """Simulate each kind of rung and family of noise; "broken" has a line for each promise that was not kept."""
+def measure(runs: int = 300, planted: int = 100, seed: int = 0) -> Table:
+    """Simulate each kind of rung in each family of noise."""
     begin, table, broken = time.perf_counter(), [], []
     for kind in KINDS:
         for family in FAMILIES:
-            row = {"kind": kind, "family": family, "same": false_verdicts(kind, family, runs, seed)}
-            row["planted"] = [detection(kind, family, size, planted, seed) for size in PROMISED[kind]]
+            row: Row = {
+                "kind": kind,
+                "family": family,
+                "same": false_verdicts(kind, family, runs, seed),
+                "planted": [detection(kind, family, size, planted, seed) for size in PROMISED[kind]],
+            }
             table.append(row)
             broken += _broken(row)
     return {"seed": seed, "table": table, "broken": broken, "seconds": round(time.perf_counter() - begin, 1)}
 
 
-def _broken(row: dict[str, Any]) -> list[str]:
+def _broken(row: Row) -> list[str]:
     where, lines = f"{row['kind']}, {row['family']}", []
     if row["same"]["false"]:
         lines.append(
@@ -179,19 +230,19 @@ def _broken(row: dict[str, Any]) -> list[str]:
     return lines
 
 
-def run(folder: Path, device: str) -> dict[str, Any]:
-    """Measure and write `folder`/<machine>.json; return the result with "path". Raises UserError."""
+def run(folder: Path, device: str) -> tuple[Found, Path]:
+    """Measure and write `folder`/<machine>.json. Return the result and its file. Raises UserError."""
     facts = system.facts(device)
-    found = {"schema": 1, "what": "selftest", "machine": facts, **measure()}
-    path = results.place(folder / f"{texts.slug(facts['name'])}.json", found)
+    found: Found = {"schema": 1, "what": "selftest", "machine": facts, **measure()}
+    path = results.place(folder / f"{texts.slug(facts['name'])}.json", dict(found))
     try:
-        results.write(path, found)
+        results.write(path, dict(found))
     except OSError as error:
         raise UserError(f"{path}: cannot be written: {error.strerror or error}") from None
-    return {**found, "path": path}
+    return found, path
 
 
-def text(found: dict[str, Any]) -> str:
+def text(found: Table) -> str:
     """Return the table for people: twins called different, and slowdowns found, by kind of rung and noise."""
     runs, planted = found["table"][0]["same"]["runs"], found["table"][0]["planted"][0]["runs"]
     lines = [

@@ -10,8 +10,9 @@ import json
 import time
 from collections.abc import Callable
 from pathlib import Path
-from typing import Any
+from typing import TypedDict
 
+from ladder.base.plain import Fields
 from ladder.base.protocol import CYCLE_STEPS
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.stats.estimates import median
@@ -105,7 +106,7 @@ class Spin:
         waits = CYCLE_STEPS * self.calls
         self.clock.write_text(json.dumps([(end - begin) / 1000 / waits for begin, end in self.seen()]))
 
-    def settings(self) -> dict[str, Any]:
+    def settings(self) -> Fields:
         return {}
 
     def close(self) -> None:
@@ -149,25 +150,40 @@ class GpuSpin(Spin):
         return [(begin, end) for _, begin, end in self.kept[: self.count].tolist()]
 
 
-def measure(device: str, folder: Path, lengths_us: tuple[int, ...] = LENGTHS_US) -> list[dict[str, Any]]:
+class Row(TypedDict):
+    """One length that was waited, and its times in microseconds, one for each repeat."""
+
+    asked_us: float
+    calls: int  # waits in a step
+    clock_us: list[float]  # by the device's own clock
+    wall_us: list[float]
+    event_us: list[float] | None  # the CPU has none
+    seen_us: float | None
+    error_us: float | None  # the largest, with its sign
+    allowed_us: float
+    ok: bool
+    reason: str | None
+
+
+def measure(device: str, folder: Path, lengths_us: tuple[int, ...] = LENGTHS_US) -> list[Row]:
     """Time every length in one worker; a row each, raw and judged. `folder` is an empty one for temporary files."""
     package = folder / "stylegan_lite"
     package.mkdir()
     (package / "__init__.py").write_text(PACKAGE)
-    rows = []
+    rows: list[Row] = []
     worker = Worker(code=folder, torch=device == "cuda")
     try:
         for us in lengths_us:
             rows.append(_time(worker, device, us, folder / "clock.json"))
         worker.close()
     except WorkerFailure as failure:
-        rows.append(row(us, calls_for(us), [], [], None) | {"reason": failure.reason})
+        rows.append({**row(us, calls_for(us), [], [], None), "reason": failure.reason})
     finally:
         worker.kill()
     return rows
 
 
-def _time(worker: Worker, device: str, us: int, clock: Path) -> dict[str, Any]:
+def _time(worker: Worker, device: str, us: int, clock: Path) -> Row:
     calls, repeats = calls_for(us), repeats_for(us)
     recipe = {"us": us, "calls": calls, "clock": str(clock)}
     worker.call("build", workload={}, recipe=recipe, device=device, seed=0)
@@ -183,7 +199,7 @@ def _time(worker: Worker, device: str, us: int, clock: Path) -> dict[str, Any]:
 
 def row(
     asked_us: float, calls: int, clock_us: list[float], wall_us: list[float], event_us: list[float] | None
-) -> dict[str, Any]:
+) -> Row:
     """Judge a length: every repeat by the wall clock and by CUDA events, against the device's clock.
 
     "ok" also needs the clock to show the asked length: a wait of another length proves nothing.
@@ -208,7 +224,7 @@ def row(
     }
 
 
-def broken(rows: list[dict[str, Any]]) -> list[str]:
+def broken(rows: list[Row]) -> list[str]:
     """Return a line for each length that did not come back."""
     lines = []
     for each in rows:

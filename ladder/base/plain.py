@@ -1,0 +1,6 @@
+"""The types of plain data, as YAML and JSON files hold them."""
+
+from __future__ import annotations
+
+Scalar = str | int | float | bool | None
+Fields = dict[str, Scalar]  # field -> value, of a workload or a recipe

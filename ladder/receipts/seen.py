@@ -1,0 +1,163 @@
+"""The types of the evidence that `ladder.receipts.evidence` gathers: plain data, as receipts read it."""
+
+from __future__ import annotations
+
+from typing import TypedDict
+
+from ladder.base.plain import Fields
+
+Counts = dict[str, dict[str, float]]  # stage or layer -> kind -> amount
+
+
+class Crossing(TypedDict):
+    """One copy between devices."""
+
+    to: str
+    bytes: int
+    dtype: str
+    pinned: bool
+    non_blocking: bool
+    side_stream: bool
+
+
+class Counted(TypedDict):
+    """The launches of one kernel."""
+
+    calls: int
+    dtypes: list[str]  # of the first launch's tensors
+    tensors: list[str]  # arguments that were tensors in any launch
+
+
+class Launches(Counted, total=False):
+    """The launches of one kernel, with the keys that few kernels have."""
+
+    dependent: int  # launches before the kernel in front has ended, of code that waits for it
+    cpp: bool  # CUDA C++, whose exported function is counted and nothing more
+
+
+class Trace(TypedDict, total=False):
+    """The profiler's figures of a step. Empty without CUDA, or if the profiler saw no kernels."""
+
+    launches: float  # calls of the CPU that put work on the GPU, graph replays included
+    replays: float  # graph launches
+    kernels: float  # all that ran
+    inductor_kernels: float  # kernels that torch.compile generated, by its names for them
+    busy_ms: float  # the union of all kernels and copies; parallel streams count once
+    parallel_ms: float  # the sum of kernels' times less their union: for that long two of them ran at once
+    zero_kernels: float  # fills, with any value
+    copy_ms: float  # host to device
+    overlap: float | None  # the part of copy_ms in which kernels of other streams ran; None without copies
+
+
+class Copies(TypedDict):
+    """Compute copies of convolution weights."""
+
+    kept: dict[str, int]  # by dtype
+    stale: int  # copies that differ from their weight
+
+
+class Reworked(Copies):
+    """Compute copies, and how often a weight is still worked on in a forward pass."""
+
+    reworked: int
+
+
+class Flags(TypedDict):
+    """Adam's flags, and the devices of its step counts."""
+
+    capturable: bool
+    foreach: bool | None
+    fused: bool | None
+    steps_on: list[str]
+
+
+class Adam(Flags):
+    """Adam as it runs."""
+
+    calls: dict[str, int]
+
+
+class Graphs(TypedDict):
+    """CUDA graphs, and the operators and launches of a step."""
+
+    captured: list[str]
+    operators: int  # issued by the CPU for one run of each phase, as it is timed
+    operators_eager: int
+    together: list[str]
+    phases_per_step: float
+    launches: float | None
+    replays: float | None
+    kernels: float | None
+    busy_ms: float | None
+
+
+class Loader(TypedDict):
+    """How one batch comes: workers alive, and its copies to the device."""
+
+    workers: int
+    crossings: list[Crossing]
+    persistent: bool
+
+
+class Data(Loader):
+    """How batches come, and how long the step waits for them."""
+
+    decoded: int
+    mapped: int
+    decoded_on_gpu: int
+    fetched: float  # batches requested from the loader a step
+    waiting_ms: float
+    operators: int
+    copy_ms: float | None
+    overlap: float | None
+
+
+class Compiled(TypedDict, total=False):
+    """The compiled parts of a step. Empty if its recipe does not compile."""
+
+    mode: str
+    failed: str | None
+    graphs: dict[str, int]
+    late: int
+    runs: dict[str, int]
+    breaks: int
+    why_broken: list[str]
+    filters: int
+    kernels: float | None
+
+
+class Parallel(TypedDict):
+    """The work of the second stream."""
+
+    phases: dict[str, dict[str, int]]
+    ms: float | None
+    busy_ms: float | None
+
+
+class Evidence(TypedDict):
+    """The evidence of one prepared step. Amounts are of one step of a cycle, calls of one run of each phase."""
+
+    recipe: Fields
+    norm: str
+    device: str
+    flops: Counts
+    inputs: Counts
+    weights: Counts
+    convolutions: Counts
+    passes: dict[str, list[int]]
+    stored: dict[str, int]
+    copies: Reworked
+    energies: dict[str, int]
+    relayouts: dict[str, float]
+    plain: Counts
+    kernels: dict[str, Launches]
+    alternatives: dict[str, int]
+    islands: dict[str, dict[str, int]]
+    gradients: dict[str, float | None]
+    adam: Adam
+    graphs: Graphs
+    data: Data
+    compile: Compiled
+    parallel: Parallel
+    scales: dict[str, dict[str, float]]
+    settings: Fields
