@@ -11,6 +11,7 @@ what was measured on an H100 in a noisy virtual machine:
     passes   some visits are missing
 """
 
+import itertools
 import time
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
@@ -103,6 +104,8 @@ FAMILIES: dict[str, Noise] = {
 }
 IN_TIME = ("autocorrelated", "drifting")  # noise of the moment; the others are of processes
 TWINS = ((0, RUNGS), (RUNGS - 1, RUNGS + 1))
+NAMES = tuple(map(str, range(RUNGS + len(TWINS))))
+TWIN_NAMES = [(NAMES[rung], NAMES[twin]) for rung, twin in TWINS]
 EAGER = 5  # of the rungs in the measured family
 
 
@@ -124,33 +127,32 @@ def simulate(rng: np.random.Generator, kind: Kind, family: str, slowdown: float 
     captured = np.full(len(level), kind.name.startswith("captured"))
     if family == MEASURED:
         captured = np.isin(np.arange(len(level)), [*range(EAGER, RUNGS), RUNGS + 1])
-    kinds = {rung: "captured" if each else "eager" for rung, each in enumerate(captured)}
+    kinds = {name: "captured" if each else "eager" for name, each in zip(NAMES, captured, strict=True)}
     times = (_measured(rng, kind, captured) if family == MEASURED else _drawn(rng, kind, family)) + level
-    values: dict[int, dict[int, float]] = {rung: {} for rung in kinds}
-    pairs = [(rung - 1, rung) for rung in range(1, RUNGS)]
+    values: dict[str, dict[int, float]] = {name: {} for name in NAMES}
+    pairs = list(itertools.pairwise(NAMES[:RUNGS]))
     for generation in range(most):
         for group in set(kinds.values()):
             samples = {
-                rung: [
-                    (index, value) for index, value in enumerate(times[generation, :, rung]) if value == value
-                ]
-                for rung in kinds
-                if kinds[rung] == group
+                name: [(index, value) for index, value in enumerate(column) if value == value]
+                for name, column in zip(NAMES, times[generation].T.tolist(), strict=True)
+                if kinds[name] == group
             }
-            for rung, value in nested.generation_values(samples).items():
-                values[rung][generation] = value
+            for name, value in nested.generation_values(samples).items():
+                values[name][generation] = value
         if kind.generations is None and generation + 1 >= nested.LEAST_GENERATIONS:
-            of = answers.quantity(values, kinds, TWINS, is_gpu=kind.gpu)
+            of = answers.quantity(values, kinds, TWIN_NAMES, is_gpu=kind.gpu)
             if not answers.wants_generations(generation + 1, [of.difference(*pair) for pair in pairs]):
                 break
-    of = answers.quantity(values, kinds, TWINS, is_gpu=kind.gpu)
+    of = answers.quantity(values, kinds, TWIN_NAMES, is_gpu=kind.gpu)
     inside = []
     for pair in pairs:
         found = of.difference(*pair)
         assert found is not None
         half = estimates.t_quantile(0.975, found.freedom) * found.error
-        inside.append(bool(abs(found.mean - (level[pair[0]] - level[pair[1]])) <= half))
-    own = "captured" if kind.name.startswith("captured") else kinds[0]
+        truth = -slowdown if pair[1] == NAMES[at] else 0.0
+        inside.append(bool(abs(found.mean - truth) <= half))
+    own = "captured" if kind.name.startswith("captured") else kinds[NAMES[0]]
     floor = of.floors(len(pairs))[own].floor
     return Run([each.verdict for each in of.answers(pairs)], inside, floor, generation + 1)
 
