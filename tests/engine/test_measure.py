@@ -268,7 +268,7 @@ def test_twins_of_the_lowest_and_the_highest_rung_are_in_every_round(tmp_path: P
     result = run(tmp_path, rungs, rounds=3, quick=False)
     assert [(twin["of"], len(twin["rounds"])) for twin in result["twins"]] == [("a", 3), ("c", 3)]
     assert [rung["name"] for rung in result["rungs"]] == list(rungs)  # a twin is no rung
-    assert result["noise"]["host"]["rounds"] == 6 and result["noise"]["host"]["floor"] > 0
+    assert result["noise"]["eager"]["rounds"] == 3 and result["noise"]["eager"]["floor"] > 0
     found = by_name(result)
     assert found["a"]["verdict"] is None and found["b"]["verdict"] and found["gone"]["verdict"] is None
     assert found["c"]["gain"]["against"] == "b" and found["c"]["gain"]["rounds"] == 3
@@ -283,14 +283,6 @@ def test_a_twin_goes_with_its_rung(tmp_path: Path) -> None:
     (twin,) = result["twins"]
     assert len(twin["rounds"]) < 2 and result["noise"] == {}
     assert by_name(result)["b"]["verdict"] is None  # without twins nobody knows what is noise
-
-
-def test_earlier_twins_of_the_machine_are_heard(tmp_path: Path) -> None:
-    rungs: dict[str, dict | None] = {"a": {}, "b": {}}
-    first = run(tmp_path, rungs, rounds=2, quick=False)
-    second = run(tmp_path, rungs, rounds=2, quick=False, seed=1)
-    assert second["noise"]["host"]["stored_rounds"] >= 4 == first["noise"]["host"]["rounds"]
-    assert first["noise"]["host"]["stored_rounds"] == 0
 
 
 def test_a_killed_rung_is_measured_when_the_run_is_resumed_and_nothing_else(tmp_path: Path) -> None:
