@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import contextlib
 import dataclasses
+import shutil
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -92,6 +94,8 @@ def run(
                     on_file(Path(event["path"]))
             written.update({key: event[key] for key in ("path",) if key in event})
             show_event(event)
+            if event["event"] == "round" and not quiet:
+                show_interim(Path(written["path"]))
 
         result = measure.run_ladder(
             {**workload, "data": pictures.path},
@@ -116,6 +120,16 @@ def run(
     shown = types.build(types.Result, texts.fit(result))
     publish(tables.with_top(shown, tables.readable(folder)), Path(written["path"]), quiet)
     return result
+
+
+def show_interim(path: Path) -> None:
+    """Print the table of the rounds so far on stderr, from the file of a run that goes on."""
+    from ladder.report import tables
+    from ladder.results import store
+
+    with contextlib.suppress(UserError):
+        lines = tables.interim(store.load(path), shutil.get_terminal_size((110, 24)).columns)
+        click.echo("\n".join(lines), err=True)
 
 
 def continued(request: Request) -> Request:

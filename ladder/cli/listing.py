@@ -15,13 +15,12 @@ from ladder.base.paths import ROOT
 from ladder.base.yamlfile import remarks
 from ladder.cli import options
 from ladder.plan import catalog
-from ladder.results import ranking
-from ladder.results.types import RungResult
+from ladder.results import ranking, values, words
+from ladder.results.types import Gain, RungResult, given
 from stylegan_lite.config import suggestion
 
 RESULTS = ROOT / "results" / "ladder"
 FIRST = ("article", "full")  # ladders listed first; the others follow by name
-NO_GAIN = "no measurable gain"  # as in ladder.stats.verdicts, which imports numpy
 
 
 @click.command("list")
@@ -180,17 +179,26 @@ def _at_top(name: str, result: ranking.Result) -> str:
 def _gain(rung: RungResult | None, over: str = "") -> str:
     """Return a gain as text: `1.18x vs previous (1.160-1.210x), faster`, or a short form without ``over``.
 
-    A gain inside the noise has no number.
+    A gain inside the noise has no number. With GPU time both clocks are told: `GPU 1.13x, step less than 8.9%`.
     """
-    if rung is None or not (gain := rung.gain):
+    if rung is None or not rung.gain:
         return ""
-    verdict = rung.verdict or ""
-    said = NO_GAIN if verdict == NO_GAIN else texts.factor(gain.ratio)
+    step = _by_clock(rung.gain, rung.verdict or "", over)
+    if not rung.gpu_gain:
+        return step
+    return f"GPU {_by_clock(rung.gpu_gain, rung.gpu_verdict or '', over)}{'; ' if over else ', '}step {step}"
+
+
+def _by_clock(gain: Gain, verdict: str, over: str) -> str:
+    said = words.word(words.Seen(verdict, gain.ratio, given(gain.below)))
+    inside = verdict in values.INSIDE
     if not over:
-        return "no gain" if verdict == NO_GAIN else said + "?" * (verdict == "ambiguous")
+        short = "no gain" if verdict == values.NO_GAIN else said
+        open_ = verdict in (values.AMBIGUOUS, values.TOO_FEW)
+        return short if inside else texts.factor(gain.ratio) + "?" * open_
     around = texts.between(texts.pair(gain.interval))
-    more = "" if verdict in ("", NO_GAIN) else f", {verdict}"
-    return f"{said} {over}{f' ({around})' if around else ''}{more}"
+    more = "" if not verdict or inside else f", {verdict}"
+    return f"{said if inside else texts.factor(gain.ratio)} {over}{f' ({around})' if around else ''}{more}"
 
 
 def _needs(name: str) -> str:

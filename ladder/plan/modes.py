@@ -36,8 +36,8 @@ ADVICE = {
 def advice(gpu: str, wall: str) -> str:
     """Return what to do about a rung, by the verdicts on the GPU's work and on the step; "" without either.
 
-    A step that is surely faster or slower decides: a user gets that time. Where the host hides the step, GPU time
-    decides. No difference must hold for both.
+    A step that is surely faster or slower decides: a user gets that time. Else GPU time decides, which no host hides.
+    No difference must hold for both.
     """
     for sure in (wall, gpu):
         if sure in ("faster", "slower"):

@@ -26,6 +26,7 @@ from ladder.report.panels import (
     draw_bars,
     draw_names,
     draw_numbers,
+    draw_parts,
     draw_speedups,
     numbers_of,
     short_ms,
@@ -83,7 +84,9 @@ def _figure(shown: View, theme: Theme = LIGHT) -> Any:
     bottom += heights["speedups"]
     draw_names(axes(bottom, heights["names"]), shown, column, theme)
     bottom += heights["names"]
-    draw_bars(axes(bottom, heights["bars"]), shown, column, theme)
+    bars = axes(bottom, heights["bars"])
+    draw_bars(bars, shown, column, theme)
+    draw_parts(bars, shown, theme)
     lines = draw_speedups(speedups, shown, theme)
     _draw_header(figure, shown, lines, theme)
     for index, line in enumerate(reversed(footer)):
@@ -99,11 +102,13 @@ def _draw_header(figure: Any, shown: View, lines: list[Any], theme: Theme) -> No
     details = f"{shown.workload}   |   {shown.machine}"
     fitted(figure, 0.2 / width, 1 - 0.5 / height, details, 10, va="top")
     handles = [Patch(color=theme.busy, label="ms per step")]
-    if any(row.host_bound is not None for row in shown.rows):
+    if shown.has_gpu_time or any(row.host_bound is not None for row in shown.rows):
         handles = [
             Patch(color=theme.busy, label="GPU working"),
-            Patch(color=theme.idle, label="GPU waiting for the CPU"),
+            Patch(color=theme.idle, label="GPU waiting" if shown.has_gpu_time else "GPU waiting for the CPU"),
         ]
+    if shown.has_gpu_time and any(row.step_ms and not row.gpu for row in shown.rows):
+        handles.append(Patch(color=theme.muted, label="GPU time unknown"))
     figure.legend(
         handles=handles + lines[::-1], loc="upper left", bbox_to_anchor=(0.12 / width, 1 - 0.7 / height),
         ncols=4, frameon=False, fontsize=9, handlelength=1.8, columnspacing=1.8, borderpad=0.2,
@@ -131,9 +136,9 @@ def _footer(shown: View, width: float) -> list[str]:
     lines = [f"{shown.protocol}."]
     if any(row.interval for row in shown.rows):
         arrows = " An arrow: it goes on, to what the table says." if cut(shown) else ""
-        lines.append(f"Error bars: 95% interval over rounds.{arrows}")
-    if shown.noise:
-        lines.append(f"{shown.noise[0].upper()}{shown.noise[1:]}.")
+        over = "generations" if shown.generations else "rounds"
+        lines.append(f"Error bars: 95% interval over {over}.{arrows}")
+    lines += [f"{line[0].upper()}{line[1:]}." for line in (shown.gpu_noise, shown.noise) if line]
     if any(row.article_ms for row in shown.rows):
         lines.append(f"Orange: the article, {shown.reference}; not a target.")
     lines = [lines[0], " ".join(lines[1:])]

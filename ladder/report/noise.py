@@ -28,7 +28,7 @@ def of_step(result: Result) -> str:
     if not (found.keys() <= set(OLDER)):
         return f"step time: {_floors(found, result.machine.device)}"
     if any(rung.verdict == TOO_FEW for rung in result.rungs):
-        return ""  # the rows say so
+        return "; ".join(map(plain, _lost_twins(result)))  # the rows say that generations are too few
     gains = [rung.gain for rung in result.rungs if rung.kind == "host" and rung.gain]
     assumed = "host" not in found and any(gain.floor == ASSUMED for gain in gains)
     if found:
@@ -57,13 +57,21 @@ def _floors(found: Mapping[str, Noise], device: str) -> str:
 
 def _no_twins(result: Result) -> str:
     """Return why nothing is known of the noise, where no floor could be made of the twins."""
-    timed, why = [rung.name for rung in result.rungs if rung.status == "ok"], []
+    timed, why = [rung.name for rung in result.rungs if rung.status == "ok"], _lost_twins(result)
     for twin in result.twins or []:
         if twin.status in values.OUT:
-            reason = f": {twin.reason}" if twin.reason else ""
-            why.append(f"the twin of {twin.of} is out ({twin.status}{reason})")
-        elif twin.rounds and twin.of not in timed:
+            continue
+        if twin.rounds and twin.of not in timed:
             why.append(f"{twin.of} has a twin and no number itself")
         elif twin.rounds:
             why.append(f"the twin of {twin.of} has too few rounds")
     return "; ".join(map(plain, why)) or "no twin was measured"
+
+
+def _lost_twins(result: Result) -> list[str]:
+    """Return why each twin that is out has no number."""
+    return [
+        f"the twin of {twin.of} is out ({twin.status}{f': {twin.reason}' if twin.reason else ''})"
+        for twin in result.twins or []
+        if twin.status in values.OUT
+    ]

@@ -2,16 +2,23 @@
 
 from __future__ import annotations
 
+import dataclasses
 import math
 import textwrap
 from typing import Any
 
-from ladder.base.text import amount, between, factor, percent
+from ladder.base.text import amount, between, bounds, factor, percent
 from ladder.plan import modes
 from ladder.report import errorbars
 from ladder.report.themes import LIGHT, Theme
-from ladder.report.view import Row, View, shown_gain, shown_top
-from ladder.stats import verdicts
+from ladder.report.view import (
+    Row,
+    View,
+    shown_gain,
+    shown_top,
+)
+from ladder.results.values import NO_GAIN, TOO_FEW
+from ladder.results.words import Seen, answer
 
 BUSY, IDLE, ARTICLE, BAD = LIGHT.busy, LIGHT.idle, LIGHT.article, LIGHT.bad
 INK, MUTED, GRID, GAP = LIGHT.ink, LIGHT.muted, LIGHT.grid, LIGHT.gap
@@ -21,9 +28,10 @@ NAMED = {
     modes.SOLO: ("each rung alone", "on the baseline"),
     modes.LEAVE_ONE_OUT: ("all rungs but", "the one named"),
 }
-SHORT = {verdicts.NO_GAIN: "no measurable\ngain"}  # in two lines it fits a column
+SHORT = {NO_GAIN: "no measurable\ngain", TOO_FEW: "too few\ngenerations"}  # in two lines they fit a column
 QUIET = ("n/a", "skipped")  # a rung without a number for a reason that is nobody's fault
-SMALL = ("verdict", "advice", "interval", "parity")  # rows of long cells
+SMALL = ("verdict", "advice", "interval", "parity", "GPU gain", "step gain")  # rows of long cells
+PART = 7.5  # points of the text in a bar
 
 
 def draw_bars(
@@ -43,8 +51,9 @@ def draw_bars(
         if row.step_ms is None:
             _draw_gap(axes, x, row, column, wide, theme)
             continue
-        busy = row.step_ms if row.host_bound is None else row.step_ms * (1 - row.host_bound)
-        axes.bar(x, busy, wide, color=theme.busy, zorder=2)
+        busy = _busy_ms(row)
+        known = row.gpu is not None or not shown.has_gpu_time
+        axes.bar(x, busy, wide, color=theme.busy if known else theme.muted, zorder=2)
         axes.bar(x, row.step_ms - busy, wide, bottom=busy, color=theme.idle, zorder=2)
         high = row.step_ms
         if row.interval:
@@ -53,6 +62,39 @@ def draw_bars(
             f"{short_ms(row.step_ms)}{' ms' if size >= 10 else ''}", (x, max(high, row.step_ms)), xytext=(0, 4),
             textcoords="offset points", ha="center", va="bottom", fontsize=size, fontweight="bold", zorder=4,
         )  # fmt: skip
+
+
+def _busy_ms(row: Row) -> float:
+    """Return the milliseconds of a step in which the GPU works; all of them where that is unknown."""
+    step_ms = row.step_ms or 0.0
+    if row.gpu:
+        return min(row.gpu.ms, step_ms)
+    return step_ms if row.host_bound is None else step_ms * (1 - row.host_bound)
+
+
+def draw_parts(axes: Any, shown: View, theme: Theme = LIGHT) -> None:
+    """Write into each bar, where there is room, what the GPU works and gains, and for how long it waits."""
+    low, high = axes.get_ylim()
+    points = axes.get_window_extent().height * 72 / axes.figure.dpi / (high - low)
+    for x, row in enumerate(shown.rows):
+        if not (row.gpu and row.step_ms):
+            continue
+        busy = _busy_ms(row)
+        said = "" if row.gpu.verdict == TOO_FEW else answer(row.gpu.seen)
+        parts = [
+            (busy / 2, busy, [f"{short_ms(row.gpu.ms)} ms", *textwrap.wrap(said, 12)], theme.ground),
+            (
+                (busy + row.step_ms) / 2,
+                row.step_ms - busy,
+                [f"waits {short_ms(row.step_ms - busy)}"],
+                theme.ink,
+            ),
+        ]
+        for y, height, lines, color in parts:
+            if height * points > (PART + 2.5) * len(lines) + 3:
+                axes.text(
+                    x, y, "\n".join(lines), ha="center", va="center", fontsize=PART, color=color, zorder=4
+                )
 
 
 def bars_window(shown: View) -> tuple[float, float]:
@@ -202,10 +244,7 @@ def numbers_of(shown: View) -> list[tuple[str, list[str]]]:
     rows = shown.rows
     leave_out = shown.mode == modes.LEAVE_ONE_OUT  # there the rows themselves are about the top
     made = [
-        (shown.versus, [shown_gain(row) for row in rows]),
-        ("interval", [between(row.gain) for row in rows]),
-        ("noise floor", [percent(row.floor) if row.floor else "" for row in rows]),
-        ("verdict", [SHORT.get(row.verdict, row.verdict) for row in rows]),
+        *(_two_clocks(shown) if shown.has_gpu_time else _one_clock(shown)),
         ("gain at top", ["" if leave_out else shown_top(row) for row in rows]),
         ("interval", ["" if leave_out else between(row.top_interval) for row in rows]),
         ("advice", [row.advice.lower() for row in rows]),
@@ -215,6 +254,31 @@ def numbers_of(shown: View) -> list[tuple[str, list[str]]]:
         ("article, ms", ["" if row.article_ms is None else f"{row.article_ms:g}" for row in rows]),
     ]
     return [(heading, cells) for heading, cells in made if any(cells)]
+
+
+def _one_clock(shown: View) -> list[tuple[str, list[str]]]:
+    rows, around = shown.rows, bounds if shown.generations else between
+    return [
+        (shown.versus, [shown_gain(row) for row in rows]),
+        ("interval", [around(row.gain) for row in rows]),
+        ("noise floor", [percent(row.floor) if row.floor else "" for row in rows]),
+        ("verdict", [_cell(dataclasses.replace(row.seen, ratio=None)) for row in rows]),
+    ]
+
+
+def _two_clocks(shown: View) -> list[tuple[str, list[str]]]:
+    """Return the rows of what each rung gains by GPU time and by the step's time."""
+    rows = shown.rows
+    return [
+        ("GPU gain", [_cell(row.gpu.seen) if row.gpu else "" for row in rows]),
+        ("interval", [bounds(row.gpu.gain) if row.gpu else "" for row in rows]),
+        ("step gain", [_cell(row.seen) for row in rows]),
+        ("interval", [bounds(row.gain) for row in rows]),
+    ]
+
+
+def _cell(seen: Seen) -> str:
+    return SHORT.get(seen.verdict) or answer(seen)
 
 
 def draw_numbers(axes: Any, shown: View, numbers: list[tuple[str, list[str]]], theme: Theme = LIGHT) -> None:

@@ -3,28 +3,14 @@
 from __future__ import annotations
 
 import math
-from dataclasses import dataclass
 
 from ladder.base.text import factor, less_than, percent
-from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
+from ladder.results.values import AMBIGUOUS, FASTER, INSIDE, LESS_THAN, SLOWER, TOO_FEW
+from ladder.results.words import Seen
 
 WAITS = 0.04  # a step whose GPU waits for this share of it has its pace from the CPU
 _NEAR = 0.02  # a log ratio below it is told in percent
 _OPEN = {AMBIGUOUS: "the change of {} stays ambiguous", TOO_FEW: "{} has too few generations for a verdict"}
-
-
-@dataclass(frozen=True)
-class Seen:
-    """The answer of a run on one quantity of a rung. A verdict of "" means that the run has no answer."""
-
-    verdict: str = ""
-    ratio: float | None = None  # above 1: less time than before
-    below: float | None = None  # log ratio, X of "less than X%"
-
-
-def word(seen: Seen) -> str:
-    """Return the verdict as tables show it: `less than 0.41%` instead of `less than`."""
-    return less_than(seen.below) if seen.verdict == LESS_THAN and seen.below is not None else seen.verdict
 
 
 def sentence(gpu: Seen, wall: Seen, waits: bool) -> str:
@@ -55,7 +41,7 @@ def _wall(seen: Seen) -> str:
 
 
 def _other(seen: Seen, name: str) -> str:
-    if seen.verdict in (LESS_THAN, NO_GAIN):
+    if seen.verdict in INSIDE:
         return f"{name} shows {'no measurable' if seen.below is None else less_than(seen.below)} difference"
     return _OPEN.get(seen.verdict, "").format(name)
 

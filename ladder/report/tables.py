@@ -20,8 +20,6 @@ from ladder.report.view import (
     Row,
     View,
     shown_gain,
-    shown_gpu_gain,
-    shown_gpu_verdict,
     shown_top,
     shown_verdict,
     view,
@@ -32,7 +30,8 @@ from ladder.results.combine.series import of_this_machine as of_this_machine
 from ladder.results.combine.series import readable as readable
 from ladder.results.combine.series import with_top as with_top
 from ladder.results.types import Plain, Result, head
-from ladder.results.values import LESS_THAN, TOO_FEW
+from ladder.results.values import LESS_THAN
+from ladder.results.words import answer
 
 
 def _columns(shown: View) -> list[tuple[str, Any]]:
@@ -77,16 +76,12 @@ def _one_clock(shown: View, around: Callable[[Interval | None], str]) -> list[tu
 
 def _two_clocks(shown: View) -> list[tuple[str, Any]]:
     """Return the columns of GPU time, and of what a rung gains by each clock, the word beside the factor."""
-
-    def said(gain: str, word: str) -> str:
-        return " ".join(part for part in (gain if word != TOO_FEW else "", word) if part)
-
     return [
         ("GPU ms", lambda r: ms(r.gpu.ms) if r.gpu else ""),
         ("waiting (ms)", lambda r: ms(r.gpu.waiting_ms) if r.gpu else ""),
-        (f"{shown.versus} (GPU)", lambda r: said(shown_gpu_gain(r), shown_gpu_verdict(r))),
+        (f"{shown.versus} (GPU)", lambda r: answer(r.gpu.seen) if r.gpu else ""),
         ("interval (GPU)", lambda r: bounds(r.gpu.gain).rstrip("x") if r.gpu else ""),
-        (f"{shown.versus} (step)", lambda r: said(shown_gain(r), shown_verdict(r))),
+        (f"{shown.versus} (step)", lambda r: answer(r.seen)),
         ("interval (step)", lambda r: bounds(r.gain).rstrip("x")),
     ]
 
@@ -94,7 +89,6 @@ def _two_clocks(shown: View) -> list[tuple[str, Any]]:
 def print_table(result: Result) -> None:
     """Print the table: colours only on a terminal; a narrow one loses the least important columns."""
     from rich.console import Console
-    from rich.table import Table
     from rich.text import Text
 
     terminal = sys.stdout.isatty()  # whatever FORCE_COLOR and TTY_COMPATIBLE tell rich
@@ -106,7 +100,18 @@ def print_table(result: Result) -> None:
     console.print(Text(f"{shown.workload}; {shown.protocol}", style="dim"))
     for mark in shown.marks:
         console.print(Text(mark, style="bold yellow"))
-    columns = _fitting(_columns(shown), shown, console.width)
+    console.print(_table(shown, console.width))
+    for remark in _below(shown):
+        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not terminal)
+    console.print()
+
+
+def _table(shown: View, width: int) -> Any:
+    """Return rich's table of the rungs, with the columns that fit."""
+    from rich.table import Table
+    from rich.text import Text
+
+    columns = _fitting(_columns(shown), shown, width)
     table = Table(box=None, padding=(0, 2, 0, 0), header_style="bold")
     table.add_column("rung", no_wrap=True)
     for heading, _ in columns:
@@ -114,11 +119,24 @@ def print_table(result: Result) -> None:
     for row in shown.rows:
         style = {"ok": "", "n/a": "dim", "skipped": "dim"}.get(row.status, "red")
         table.add_row(Text(row.name), *(Text(cell(row)) for _, cell in columns), style=style)
-    console.print(table)
-    for remark in _below(shown):
-        console.print(Text(starting.named(remark), style="dim"), soft_wrap=not terminal)
-    console.print()
+    return table
 
+
+def interim(result: Result, width: int) -> list[str]:
+    """Return the lines of the table of a run that goes on: the rungs and their sentences, without colours."""
+    from rich.console import Console
+
+    shown, out = view(result), io.StringIO()
+    Console(file=out, width=width, no_color=True, highlight=False).print(_table(shown, width))
+    done = max((len(rung.rounds) for rung in result.rungs), default=0)
+    head = f"after {done} {'generation' if shown.generations else 'round'}{'s' * (done != 1)}:"
+    return [head, *(line.rstrip() for line in out.getvalue().splitlines()), *shown.sentences]
+
+
+DEVICE = "device GiB: in use on the whole GPU after timing, context, graph pools and others' memory included"
+DEVICE_ADDED = (
+    "device GiB: added to the use of the whole GPU by building and preparing, with context and graph pools"
+)
 
 LEAST_IMPORTANT = (
     "95% interval", "allocated GiB", "article ms", "main ms", "at the top", "total interval", "interval", "images/s",
@@ -165,9 +183,7 @@ def _below(shown: View) -> list[str]:
             "parity: the error nearest to its budget; `ladder report --receipts` shows all, and every receipt"
         )
     if any(row.device for row in shown.rows):
-        lines.append(
-            "device GiB: in use on the whole GPU after timing, context, graph pools and others' memory included"
-        )
+        lines.append(DEVICE_ADDED if shown.generations else DEVICE)
     if any(row.main_ms for row in shown.rows):
         lines.append("main ms: without the lazy phases (path length, R1)")
     if any(row.article_ms for row in shown.rows):

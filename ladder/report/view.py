@@ -8,11 +8,11 @@ from __future__ import annotations
 from collections.abc import Iterable
 from dataclasses import dataclass
 
-from ladder.base.text import at_commits, factor, fine_factor, plain
+from ladder.base.text import at_commits, factor, plain
 from ladder.machine import environment
 from ladder.plan import catalog, modes
 from ladder.report import checks, noise, remarks
-from ladder.report.sentences import WAITS, Seen, sentence, word
+from ladder.report.sentences import WAITS, sentence
 from ladder.results import derive, sources
 from ladder.results.judging import top_gains
 from ladder.results.publishable import publishable
@@ -28,11 +28,11 @@ from ladder.results.types import (
     given,
     head,
 )
-from ladder.results.values import LESS_THAN, NO_GAIN
+from ladder.results.values import INSIDE
+from ladder.results.words import Seen, word
 
 GIB = 2**30
 ARTICLE = "one A100"
-INSIDE = (LESS_THAN, NO_GAIN)  # verdicts on what lies inside the noise
 UNPROVED = "not yet proved: timed before its inspection ended"
 VERSUS = {
     modes.CUMULATIVE: "vs previous",
@@ -100,6 +100,11 @@ class Row:
     gpu: GpuTime | None = None
     sentence: str = ""  # what the rung does to the GPU's work and to the step
 
+    @property
+    def seen(self) -> Seen:
+        """The answer of the run on the step."""
+        return Seen(self.verdict, self.previous, self.below)
+
 
 @dataclass(frozen=True)
 class View:
@@ -131,7 +136,7 @@ class View:
 
     @property
     def sentences(self) -> list[str]:
-        """What each rung does to the GPU's work and to the step, a line each; rungs with equal ones share a line."""
+        """The sentences on the rungs, a line each; rungs with equal sentences share a line."""
         if not self.has_gpu_time:
             return []
         return _joined((row.name, row.sentence) for row in self.rows if row.sentence)
@@ -273,24 +278,12 @@ def _most(rung: RungResult, key: str) -> float | None:
 
 def shown_gain(row: Row) -> str:
     """Return the factor that a rung gains; nothing where it lies inside the noise, whatever its sign."""
-    if row.verdict in INSIDE:
-        return ""
-    return fine_factor(row.previous) if row.gpu else factor(row.previous)
+    return "" if row.verdict in INSIDE else factor(row.previous)
 
 
 def shown_verdict(row: Row) -> str:
     """Return the verdict on the step, with X where it is "less than X%"."""
-    return word(Seen(row.verdict, row.previous, row.below))
-
-
-def shown_gpu_gain(row: Row) -> str:
-    """Return the factor by which the GPU's work shrinks; nothing where it lies inside the noise."""
-    return fine_factor(row.gpu.previous) if row.gpu and row.gpu.verdict not in INSIDE else ""
-
-
-def shown_gpu_verdict(row: Row) -> str:
-    """Return the verdict on the GPU's work, with X where it is "less than X%"."""
-    return word(row.gpu.seen) if row.gpu else ""
+    return word(row.seen)
 
 
 def shown_top(row: Row) -> str:

@@ -10,7 +10,7 @@ A twin is a rung that is measured twice in every round; the two differ by nothin
 import itertools
 import math
 from collections.abc import Iterable, Mapping
-from dataclasses import dataclass, fields, replace
+from dataclasses import fields, replace
 from typing import Any
 
 import numpy as np
@@ -18,7 +18,8 @@ import numpy as np
 from ladder.plan import modes
 from ladder.results import derive, plausible, sources, types
 from ladder.results.types import Gain, Noise, Plain, Result, RungResult, TopGain, plain
-from ladder.stats import answers, estimates, nested, verdicts
+from ladder.stats import answers, estimates, verdicts
+from ladder.stats.answers import Quantity
 
 TWIN = ".twin"
 
@@ -83,41 +84,17 @@ def judge(result: Result) -> Result:
 _NOTHING: dict[str, None] = dict.fromkeys(("verdict", "gain", "gpu_verdict", "gpu_gain"))
 
 
-@dataclass(frozen=True)
-class Measured:
-    """One quantity of a run: the kind of each rung and twin that has a number, and the rungs of each kind together."""
-
-    kinds: dict[str, str]
-    groups: dict[str, nested.Group]
-    is_gpu: bool
-
-    def group(self, name: str) -> nested.Group:
-        """Return the group of a rung or twin; an empty one for a rung without a number."""
-        return self.groups.get(self.kinds.get(name, ""), nested.Group({}))
-
-    def difference(self, reference: str, other: str) -> nested.Difference | None:
-        """Return the difference of two rungs, or None for fewer than three common generations."""
-        return nested.difference(self.group(reference), self.group(other), reference, other)
-
-
-def measured(result: Result) -> tuple[Measured, Measured]:
+def measured(result: Result) -> tuple[Quantity, Quantity]:
     """Return the wall times and the GPU times of a result."""
-    walls, gpus = derive.wall_values(result), derive.gpu_values(result)
-    return _measured(result, walls, False), _measured(result, gpus, True)
-
-
-def _measured(result: Result, values: derive.Values, is_gpu: bool) -> Measured:
-    kinds = {
-        rung.name: derive.kind(rung, result.machine.device)
-        for rung in sources.records(result)
-        if values.get(rung.name)
-    }
-    logs = {name: {number: math.log(ms) for number, ms in values[name].items()} for name in kinds}
-    groups = {
-        kind: nested.group({name: logs[name] for name in kinds if kinds[name] == kind})
-        for kind in dict.fromkeys(kinds.values())
-    }
-    return Measured(kinds, groups, is_gpu)
+    kinds = {rung.name: derive.kind(rung, result.machine.device) for rung in sources.records(result)}
+    twins = [(twin.of, twin.name) for twin in result.twins or []]
+    wall, gpu = (
+        {name: {number: math.log(ms) for number, ms in each.items()} for name, each in values.items()}
+        for values in (derive.wall_values(result), derive.gpu_values(result))
+    )
+    return answers.quantity(wall, kinds, twins, is_gpu=False), answers.quantity(
+        gpu, kinds, twins, is_gpu=True
+    )
 
 
 def pairs(result: Result) -> list[tuple[str, str, str]]:
@@ -135,36 +112,18 @@ def pairs(result: Result) -> list[tuple[str, str, str]]:
     return [(name, name, modes.ALL) for name in rest]  # positive where having the rung is faster
 
 
-def _asked(result: Result, of: Measured) -> list[tuple[str, str, str]]:
+def _asked(result: Result, of: Quantity) -> list[tuple[str, str, str]]:
     """Return the pairs that have a generation in common."""
-    return [
-        asked for asked in pairs(result) if nested.paired(of.group(asked[1]), of.group(asked[2]), *asked[1:])
-    ]
+    return [each for each in pairs(result) if of.paired(*each[1:])]
 
 
-def _floors(result: Result, of: Measured) -> dict[str, answers.Floor]:
-    """Return the floor of each kind that has any."""
-    twins = [(twin.of, twin.name) for twin in result.twins or [] if {twin.of, twin.name} <= of.kinds.keys()]
-    made = {}
-    for kind, group in of.groups.items():
-        own = [pair for pair in twins if of.kinds[pair[0]] == kind]
-        if floor := answers.floor_of(group, own, len(_asked(result, of))):
-            made[kind] = floor
-    return made
-
-
-def _answers(result: Result, of: Measured) -> list[tuple[str, str, Gain]]:
+def _answers(result: Result, of: Quantity) -> list[tuple[str, str, Gain]]:
     """Return (rung, verdict, gain) of each comparison in one quantity."""
-    floors, asked = _floors(result, of), _asked(result, of)
-    questions = []
-    for _, *pair in asked:
-        known = [floors.get(of.kinds[name]) for name in pair]
-        questions.append(answers.question(of.difference(*pair), known, len(asked), gpu=of.is_gpu))
-    made = []
-    for (name, *pair), answer in zip(asked, answers.answer(questions), strict=True):
-        values = list(nested.paired(of.group(pair[0]), of.group(pair[1]), *pair).values())
+    made, asked = [], _asked(result, of)
+    for (name, *pair), answer in zip(asked, of.answers([(a, b) for _, a, b in asked]), strict=True):
+        values = list(of.paired(*pair).values())
         gain = Gain(
-            against=next((each for each in pair if each != name), name),
+            against=next(each for each in pair if each != name),
             ratio=float(np.exp(np.mean(values))),
             interval=answer.interval and [float(np.exp(bound)) for bound in answer.interval],
             confidence=answer.confidence,
@@ -177,7 +136,7 @@ def _answers(result: Result, of: Measured) -> list[tuple[str, str, Gain]]:
     return made
 
 
-def _noise(result: Result, of: Measured) -> dict[str, Noise]:
+def _noise(result: Result, of: Quantity) -> dict[str, Noise]:
     """Return the floor of each kind, a log ratio, and the generations that it is made of."""
     return {
         kind: Noise(
@@ -186,11 +145,11 @@ def _noise(result: Result, of: Measured) -> dict[str, Noise]:
             stored_rounds=0,
             resolution=floor.resolution,
         )
-        for kind, floor in _floors(result, of).items()
+        for kind, floor in of.floors(len(_asked(result, of))).items()
     }
 
 
-def _total(wall: Measured, base: str | None, name: str) -> list[float] | None:
+def _total(wall: Quantity, base: str | None, name: str) -> list[float] | None:
     """Return the 95% interval of a rung's factor over the baseline, or None."""
     found = wall.difference(base, name) if base and base != name else None
     if found is None:

@@ -55,6 +55,7 @@ TOO_FEW, NO_GAIN = (
     "too few generations",
     "no measurable gain",
 )  # older files say the second instead of "less than"
+INSIDE = (LESS_THAN, NO_GAIN)  # the noise
 VERDICT = one_of(FASTER, SLOWER, LESS_THAN, AMBIGUOUS, TOO_FEW, NO_GAIN)
 STATUS = one_of(*STATUSES)
 FLAG = one_of(True, False)

@@ -11,7 +11,7 @@ if a rung gains.
 
 from __future__ import annotations
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
 from ladder.stats import estimates, nested, verdicts
@@ -86,6 +86,57 @@ def question(
         return Question(difference, floor, max(each.resolution for each in known))
     half = _hardest(verdicts_, freedom) * error
     return Question(difference, floor, max(verdicts.LEAST_DIFFERENCE, floor) + half)
+
+
+@dataclass(frozen=True)
+class Quantity:
+    """Wall or GPU time of a run: the kind of each rung and twin that has values, and the rungs of a kind together."""
+
+    kinds: Mapping[str, str]
+    groups: Mapping[str, Group]
+    twins: Sequence[tuple[str, str]]  # a rung and its twin
+    is_gpu: bool
+
+    def group(self, name: str) -> Group:
+        """Return the group of a rung or twin; an empty one for a rung without values."""
+        return self.groups.get(self.kinds.get(name, ""), Group({}))
+
+    def paired(self, reference: str, other: str) -> dict[int, float]:
+        """Return the reference's value minus the other's in each generation that has both."""
+        return nested.paired(self.group(reference), self.group(other), reference, other)
+
+    def difference(self, reference: str, other: str) -> Difference | None:
+        """Return the difference of two rungs, or None for fewer than three common generations."""
+        return nested.difference(self.group(reference), self.group(other), reference, other)
+
+    def floors(self, verdicts_: int) -> dict[str, Floor]:
+        """Return the floor of each kind that shows its noise, for so many verdicts."""
+        made = {}
+        for kind, group in self.groups.items():
+            own = [pair for pair in self.twins if all(self.kinds.get(name) == kind for name in pair)]
+            if floor := floor_of(group, own, verdicts_):
+                made[kind] = floor
+        return made
+
+    def answers(self, asked: Sequence[tuple[str, str]]) -> list[Answer]:
+        """Return the answers to the differences of (reference, other), in order."""
+        floors, questions = self.floors(len(asked)), []
+        for pair in asked:
+            known = [floors.get(self.kinds.get(name, "")) for name in pair]
+            questions.append(question(self.difference(*pair), known, len(asked), gpu=self.is_gpu))
+        return answer(questions)
+
+
+def quantity(
+    values: nested.Values, kinds: Mapping[str, str], twins: Sequence[tuple[str, str]], *, is_gpu: bool
+) -> Quantity:
+    """Return the quantity with these logarithms by rung or twin and by generation."""
+    known = {name: kinds[name] for name in values if values[name]}
+    groups = {
+        kind: nested.group({name: values[name] for name in known if known[name] == kind})
+        for kind in dict.fromkeys(known.values())
+    }
+    return Quantity(known, groups, twins, is_gpu)
 
 
 def answer(asked: Sequence[Question]) -> list[Answer]:

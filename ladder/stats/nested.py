@@ -95,21 +95,22 @@ def group(values: Values) -> Group:
     numbers = sorted({number for each in values.values() for number in each})
     table = np.array([[values[name].get(number, np.nan) for number in numbers] for name in kept])
     table = table.reshape(len(kept), len(numbers))
+    each, freedom, drift = _residual(table)
     while len(kept) > 2:
-        tried = [_p_as_others(table, row) for row in range(len(kept))]
-        worst = int(np.argmin(tried))
-        if tried[worst] >= ODD / len(kept):
+        worst = int(np.argmax(each / np.maximum(1, (~np.isnan(table)).sum(axis=1) - 1)))
+        others = np.delete(table, worst, axis=0)
+        rest = _residual(others)
+        if _p_of_added(each.sum(), freedom, rest[0].sum(), rest[1]) >= ODD / len(kept):
             break
         odd.add(kept.pop(worst))
-        table = np.delete(table, worst, axis=0)
-    squares, freedom, drift = _residual(table)
+        table, (each, freedom, drift) = others, rest
     there = ~np.isnan(drift)
     return Group(
         values=values,
-        variance=squares / freedom if freedom else None,
+        variance=float(each.sum()) / freedom if freedom else None,
         freedom=freedom,
         rungs=float((~np.isnan(table)).sum() / max(1, there.sum())),
-        drift={number: float(each) for number, each in zip(numbers, drift, strict=True) if each == each},
+        drift={number: float(at) for number, at in zip(numbers, drift, strict=True) if at == at},
         odd=frozenset(odd),
     )
 
@@ -168,14 +169,14 @@ def twins_bound(of: Group, twins: Iterable[tuple[str, str]]) -> float | None:
     )
 
 
-def _residual(table: np.ndarray) -> tuple[float, int, np.ndarray]:
-    """Return the sum of squares of rung x generation, its degrees of freedom, and each generation's effect.
+def _residual(table: np.ndarray) -> tuple[np.ndarray, int, np.ndarray]:
+    """Return each rung's sum of squares, the degrees of freedom of all together, and each generation's effect.
 
     Args:
         table: (rungs, generations) values, NaN for those that are not there.
     """
     if not table.size:
-        return 0.0, 0, np.full(table.shape[1], np.nan)
+        return np.zeros(len(table)), 0, np.full(table.shape[1], np.nan)
     there = ~np.isnan(table)
     if there.all():
         rest = table - table.mean(axis=1, keepdims=True)
@@ -187,16 +188,16 @@ def _residual(table: np.ndarray) -> tuple[float, int, np.ndarray]:
         design = np.eye(table.shape[1])[number] - shares[rung]
         centred = (table - np.nanmean(table, axis=1, keepdims=True))[there]
         drift, _, rank, _ = np.linalg.lstsq(design, centred, rcond=1e-9)
-        rest, freedom = centred - design @ drift, int(there.sum()) - len(table) - int(rank)
+        rest = np.zeros(table.shape)
+        rest[there] = centred - design @ drift
+        freedom = int(there.sum()) - len(table) - int(rank)
         drift = np.where(there.any(axis=0), drift, np.nan)
-    squares = float((rest**2).sum())
-    return squares if squares > _NOTHING * table.size else 0.0, freedom, drift
+    squares = (rest**2).sum(axis=1)
+    return squares if squares.sum() > _NOTHING * table.size else 0 * squares, freedom, drift
 
 
-def _p_as_others(table: np.ndarray, row: int) -> float:
-    """Return how often chance adds as much to the others' sum of squares as this rung does (its degrees: one less)."""
-    squares, freedom, _ = _residual(table)
-    others, left, _ = _residual(np.delete(table, row, axis=0))
+def _p_of_added(squares: float, freedom: int, others: float, left: int) -> float:
+    """Return how often chance adds as much to the sum of squares of the other rungs as one more rung did."""
     added = freedom - left
     if not left or not added or squares <= others:
         return 1.0

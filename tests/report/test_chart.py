@@ -9,7 +9,7 @@ import pytest
 from ladder.base.errors import UserError
 from ladder.report import chart, drawing, panels, tables
 from ladder.report import view as viewing
-from tests.support import made_up
+from tests.support import made_up, two_clocks
 from tests.support.typed import Reading
 
 chart = Reading(chart)
@@ -61,7 +61,17 @@ def words(result):
 
 
 @pytest.mark.parametrize(
-    "make", [*RUNS.values(), nothing_measured, two_rungs, judged, left_out, lambda: held_up()]
+    "make",
+    [
+        *RUNS.values(),
+        nothing_measured,
+        two_rungs,
+        judged,
+        left_out,
+        lambda: held_up(),
+        two_clocks.run,
+        lambda: two_clocks.run(1),
+    ],
 )
 def test_no_text_overlaps_another_or_leaves_the_picture(make):
     figure, texts = drawn(make())
@@ -111,6 +121,29 @@ def test_it_says_what_was_measured_where_and_beside_what():
         "images/s", "reserved GiB", "316", "14.2", "312", "95% interval", "GPU waiting for the CPU", "CUDA graphs",
     ):  # fmt: skip
         assert text in said
+
+
+def test_a_bar_shows_what_the_gpu_works_and_what_it_waits():
+    figure, texts = drawn(two_clocks.run())
+    bars = {round(bar.get_x() + bar.get_width() / 2): [] for bar in figure.axes[3].patches}
+    for bar in figure.axes[3].patches:
+        bars[round(bar.get_x() + bar.get_width() / 2)].append(bar.get_height())
+    assert bars[1] == pytest.approx([93.0, 65.0]) and bars[7] == pytest.approx([61.2, 0.1])
+    said = [text for text, _ in texts]
+    assert "93.0 ms\n1.13x faster" in said and "waits 65.0" in said and "158 ms" in said
+    assert "less than 8.9%" in said and "1.122-1.136x" in said
+    assert any("GPU time: noise floor 0.3%" in text for text in said)
+
+
+def test_a_rung_without_gpu_time_is_not_drawn_as_work_of_the_gpu():
+    made = two_clocks.run()
+    made["rungs"][6] |= dict.fromkeys(("gpu_ms", "gpu_gain", "gpu_verdict", "waiting_ms", "host_bound"))
+    figure, texts = drawn(made)
+    colours = {
+        round(bar.get_x() + bar.get_width() / 2): bar.get_facecolor() for bar in figure.axes[3].patches[::2]
+    }
+    assert colours[6] != colours[5] == colours[7]
+    assert "GPU time unknown" in [text for text, _ in texts]
 
 
 def test_gaps_say_why_and_doubtful_runs_say_so():
@@ -169,12 +202,20 @@ def test_colours_keep_their_contrast_on_white():
 
 def test_verdict_noise_floor_and_advice_are_in_the_picture():
     said = words(judged())
-    for text in ("faster", "Noise floor", "host-bound", "GPU-bound", "adopt", "gain at top", "noise floor"):
+    for text in (
+        "faster",
+        "Step time: noise floor",
+        "eager rungs",
+        "captured rungs",
+        "adopt",
+        "gain at top",
+        "noise floor",
+    ):
         assert text in said
     assert "0.41 of budget" in words(made_up.checked_run())
     quiet = words(made_up.judged_run(data_loading=31.21))
-    assert "no measurable\ngain" in quiet
-    assert "all rungs but" in words(left_out()) and "Noise floor" not in words(made_up.gpu_run())
+    assert "less than" in quiet
+    assert "all rungs but" in words(left_out()) and "oise floor" not in words(made_up.gpu_run())
 
 
 def held_up():

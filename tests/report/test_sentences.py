@@ -4,8 +4,9 @@ import itertools
 
 import pytest
 
-from ladder.report.sentences import Seen, sentence, word
+from ladder.report.sentences import sentence
 from ladder.results.values import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
+from ladder.results.words import Seen, word
 
 GPU = {
     "faster": (Seen(FASTER, 1.13), "the GPU's work takes 1.13x less time"),
@@ -28,7 +29,7 @@ LESS, LONGER, PACE = (
     ", because the GPU waits longer",
     ", the CPU sets the pace",
 )
-# Where the verdicts themselves show that the waiting changed.
+# The verdicts themselves show that the waiting changed.
 WHY = {
     ("slower", "faster"): LESS,
     ("less", "faster"): LESS,

@@ -83,17 +83,17 @@ def test_a_strangers_result_under_a_presets_name_is_refused_in_one_line():
     assert validate.check(result) is None
 
 
-def test_two_workloads_of_one_name_are_two_series_and_share_no_noise():
+def test_two_workloads_of_one_name_are_two_series():
     one, other = made_up.gpu_run(), made_up.gpu_run()
     for each, width in ((one, 64), (other, 8)):
         each["workload"] |= {"name": "mine", "channel_max": width}
-    assert series.key(one) != series.key(other) and not judging._same(one, other)
+    assert series.key(one) != series.key(other)
     assert belonging.other_work(one, other) == ["workload.channel_max: 64 and 8"]
     assert "workload channel_max: 64 and 8" in comparing.differences(one, other)
     labels = identity.labels([one["workload"], other["workload"], {"name": "article", "resolution": 256}])
     assert len(set(labels.values())) == 3 and "article" in labels.values()
     other["workload"]["channel_max"] = 64
-    assert series.key(one) == series.key(other) and judging._same(one, other)
+    assert series.key(one) == series.key(other)
 
 
 def test_a_field_that_a_file_lacks_is_at_its_default_in_a_comparison():

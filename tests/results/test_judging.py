@@ -8,10 +8,9 @@ from ladder.base import text
 from ladder.cli import climb as climbing
 from ladder.plan import catalog, modes, needs
 from ladder.publish.validation import validate
-from ladder.results import code_digest, judging, record, schema
+from ladder.results import code_digest, derive, judging, record, schema
 from ladder.results import store as results
 from ladder.results.combine import resuming
-from ladder.stats import verdicts
 from tests.cli.test_cli import call
 from tests.engine import test_measure
 from tests.support import made_up, typed
@@ -125,13 +124,15 @@ def test_leave_one_out_has_twins_of_all_alone():
     assert all(rung["verdict"] for rung in made["rungs"][1:])
 
 
-def test_a_host_bound_rung_without_a_host_bound_twin_takes_stored_ones_or_three_percent():
+def test_the_one_eager_rung_of_a_captured_ladder_is_judged_by_its_own_error():
+    """No twin and no other rung shows the noise of its kind; three percent were assumed before."""
     made = made_up.judged_run("leave-one-out")
-    assert by_name(made)["cuda_graphs"]["gain"]["floor"] == 0.03
-    made["stored_twins"] = {"host": [0.004, -0.005, 0.003, -0.002, 0.006], "gpu": []}
-    floor = judged_anew(made)["cuda_graphs"]["gain"]["floor"]
-    assert 0.001 < floor < 0.01
-    assert made["noise"]["host"]["stored_rounds"] == 5 and made["noise"]["host"]["rounds"] == 0
+    gain = by_name(made)["cuda_graphs"]["gain"]
+    assert set(made["noise"]) == {"captured"} and gain["floor"] > 3 * made["noise"]["captured"]["floor"]
+    calm = copy.deepcopy(made)
+    for number, each in enumerate(by_name(calm)["cuda_graphs"]["rounds"]):
+        each["samples_ms"] = [31.2 + 0.001 * number] * 2
+    assert judged_anew(calm)["cuda_graphs"]["gain"]["floor"] < 0.002
 
 
 def test_an_older_leave_one_out_file_with_a_baseline_is_still_judged():
@@ -171,7 +172,7 @@ def test_a_twin_short_of_memory_is_no_measure_of_noise():
     for each in made["twins"][1]["rounds"]:
         each["alloc_retries"] = 1
     rungs = judged_anew(made)
-    assert rungs["fused_act.twin"]["status"] == "invalid" and set(made["noise"]) == {"host"}
+    assert rungs["fused_act.twin"]["status"] == "invalid" and set(made["noise"]) == {"eager", "captured"}
 
 
 def test_a_round_tells_where_its_seconds_went():
@@ -199,16 +200,20 @@ def test_skipped_and_failed_checks_are_results_that_validate_accepts():
     assert validate.check(text.fit(made)) is None
 
 
-def test_two_rounds_that_differ_much_are_a_result_that_validate_accepts():
-    """The level of Holm's first interval and one degree of freedom: factors beyond what a file may hold."""
+@pytest.mark.parametrize(("rounds", "verdict"), [(2, "too few generations"), (3, "ambiguous")])
+def test_rounds_that_differ_much_are_a_result_that_validate_accepts(rounds, verdict):
+    """Holm's first level and two degrees of freedom: factors of millions."""
     made = made_up.judged_run()
     for rung in [*made["rungs"], *made["twins"]]:
-        del rung["rounds"][2:]
+        del rung["rounds"][rounds:]
         rung.pop("inspection", None)
     noisy = by_name(made)["data_loading"]["rounds"][1]
-    noisy["samples_ms"] = [30 * ms for ms in noisy["samples_ms"]]
+    noisy["samples_ms"] = [3000 * ms for ms in noisy["samples_ms"]]
     judged = judged_anew(made)["data_loading"]
-    assert judged["verdict"] == "ambiguous" and judged["gain"]["interval"][1] > 1e9
+    assert judged["verdict"] == verdict and (judged["gain"]["interval"] is None) is (rounds < 3)
+    assert (judged["total_interval"] is None) is (judged["interval_ms"] is None) is (rounds < 3)
+    if rounds == 3:
+        assert judged["gain"]["interval"][1] > 1e6
     made["machine"]["name"], made["workload"]["data"] = "nvidia-h200", None
     assert validate.check(text.fit(made)) is None
 
@@ -220,13 +225,12 @@ def test_a_run_with_a_rung_that_is_out_is_no_success(status, monkeypatch):
     assert call("run").exit_code == (0 if status in ("ok", "n/a") else 1)
 
 
-def test_a_gpu_that_is_busy_for_longer_than_the_step_is_no_unknown_host():
-    """Files from before the timed capture was the profiled one have such rungs."""
-    for busy, share, kind in (
-        (9.0, 0.1, verdicts.HOST),
-        (10.3, None, verdicts.GPU),
-        (None, None, verdicts.HOST),
+def test_a_rung_is_captured_by_its_recipe_on_a_gpu_alone():
+    for recipe, device, kind in (
+        ({"cuda_graphs": True}, "cuda", "captured"),
+        ({"cuda_graphs": False, "whole_step_graph": True}, "cuda", "captured"),
+        ({"cuda_graphs": False}, "cuda", "eager"),
+        ({}, "cuda", "eager"),
+        ({"cuda_graphs": True}, "cpu", "eager"),
     ):
-        rung = made_up.rung("bf16", 10.0, host_bound=share, gpu_busy_ms=busy)
-        assert judging._kind(rung, "cuda") == kind
-    assert judging._kind(made_up.rung("bf16", 10.0, gpu_busy_ms=10.3), "cpu") == verdicts.HOST
+        assert derive.kind(typed.typed(made_up.rung("bf16", 10.0, recipe=recipe)), device) == kind

@@ -150,6 +150,9 @@ def judged_run(mode: str = "cumulative", seed: int = 0, **times: float) -> dict[
     rungs = [rung(name, times.get(name, ms), host) for name, (ms, host) in known.items()]
     for record_ in rungs:
         record_["inspection"] = {"gpu_busy_ms": record_["gpu_busy_ms"], "error": None}
+        if record_["host_bound"] < 0.1:
+            own = catalog.load_rung(record_["name"]).change if record_["name"] in catalog.rungs() else {}
+            record_["recipe"] = {"cuda_graphs": True, **own}
         record_["rounds"] = rounds(record_["step_ms"], record_["host_bound"], rng)
     made = result(rungs)
     made["protocol"]["mode"] = mode

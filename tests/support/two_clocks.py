@@ -37,6 +37,8 @@ def run(generations: int = 3, mode: str = "cumulative") -> dict[str, Any]:
         if rungs:
             compare(record, rungs[-1], generations)
         rungs.append(record)
+    if mode == "leave-one-out":
+        rungs[0]["name"] = "all"
     made = made_up.result(rungs)
     made["protocol"] |= {"mode": mode, "rounds": generations}
     if generations >= 3:

@@ -1,4 +1,4 @@
-"""Fill the generated tables of the documents: `python -m ladder.publish.pages`, which `make docs` runs."""
+"""Make the generated parts of the documents: `python -m ladder.publish.pages`, which `make docs` runs."""
 
 from __future__ import annotations
 
@@ -6,15 +6,18 @@ import sys
 
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.publish.pages import filling
+from ladder.publish.pages import filling, generation
 
 
 def main(arguments: list[str]) -> int:
-    """Fill every document and print the names of the changed ones. Return the exit status: 0, or 2 with one line."""
+    """Fill every document, draw the pictures, and print the names of the changed files.
+
+    Return the exit status: 0, or 2 with one line.
+    """
     try:
         if arguments:
             raise UserError("this command takes no arguments: tables come from all committed results")
-        for path in filling.fill(ROOT):
+        for path in [*filling.fill(ROOT), *generation.write(ROOT)]:
             print(path.relative_to(ROOT))
     except UserError as error:
         print(f"docs: {error}", file=sys.stderr)

@@ -8,7 +8,7 @@ from ladder.base.text import between, factor, ms
 from ladder.plan import modes
 from ladder.publish.pages.committed import Committed
 from ladder.publish.pages.markdown import link, span, table, text, under
-from ladder.report.view import Row, View, shown_gain, shown_top, view
+from ladder.report.view import Row, View, shown_gain, shown_top, shown_verdict, view
 from ladder.results import derive, ranking
 from ladder.results import store as results
 from ladder.results.types import Result
@@ -42,7 +42,7 @@ def _gpu(committed: Committed, machine: str, result: Result) -> str:
         [
             text(row.title),
             *_step(row),
-            row.verdict,
+            shown_verdict(row),
             shown_top(row),
             row.advice,
             factor(row.total),
@@ -106,7 +106,7 @@ def rungs(committed: Committed, name: str) -> str:
         "without R1, path length",
     ]
     rows = [
-        [text(row.title), *_step(row), shown_gain(row), between(row.gain), row.verdict, factor(row.total),
+        [text(row.title), *_step(row), shown_gain(row), between(row.gain), shown_verdict(row), factor(row.total),
          between(row.total_interval), ms(row.main_ms)]
         for row in shown.rows
     ]  # fmt: skip

@@ -207,6 +207,30 @@ def selftest(committed: Committed, machine: str) -> str:
     )
 
 
+def simulated(committed: Committed, machine: str) -> str:
+    """Return what simulated runs with a known truth were told, by kind of rung and family of noise."""
+    name = f"selftest/{machine}.json"
+    result = committed.read(name)
+    head = [
+        "measured",
+        "noise",
+        "false verdicts",
+        "95% intervals cover",
+        "planted, found",
+        "ambiguous",
+        "generations",
+    ]
+    rows = []
+    for row in result["table"]:
+        same, planted = row["same"], row["planted"]
+        false, runs = (sum(seen[key] for seen in (same, *planted)) for key in ("false", "runs"))
+        found = ", ".join(f"{100 * seen['slowdown']:g}%: {100 * seen['found']:.1f}%" for seen in planted)
+        cover, open_ = (f"{100 * same[key]:.1f}%" for key in ("covered", "ambiguous"))
+        cells = [f"{false} of {runs}", cover, found, open_, f"{same['rounds']:.1f}"]
+        rows.append([text(row["kind"]), text(row["family"]), *cells])
+    return table(head, rows) + under(f"seed {result['seed']}", link("data", name))
+
+
 def _seen(each: Plain) -> list[str]:
     bounds = " to ".join(f"{100 * bound:+.2f}%" for bound in each["interval"] or [])
     return [f"{100 * each['seen']:+.2f}%", bounds]
@@ -302,6 +326,6 @@ def _rungs_and_seconds(result: Plain) -> tuple[int, float]:
 
 TABLES: dict[str, Callable[..., str]] = {
     "upstream": upstream, "precision": precision, "sustained": sustained, "roofline": roofline, "kernels": kernels,
-    "canary": canary, "selftest": selftest, "comparisons": comparisons, "parity-trials": parity_trials,
-    "asv": asv, "claims": claims, "claim": claim, "filters": filters,
+    "canary": canary, "selftest": selftest, "simulated": simulated, "comparisons": comparisons,
+    "parity-trials": parity_trials, "asv": asv, "claims": claims, "claim": claim, "filters": filters,
 }  # fmt: skip

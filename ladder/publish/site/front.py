@@ -16,7 +16,7 @@ from ladder.publish.site.collected import Group, Panel, Raw
 from ladder.publish.site.vendored import ASSETS
 from ladder.report import panels
 from ladder.report.themes import DARK, LIGHT, Theme
-from ladder.report.view import Row, shown_gain, shown_top
+from ladder.report.view import Row, shown_gain, shown_top, shown_verdict
 
 # The page's own colours: green for `faster`, and the lines between rows. All others are the charts' colours.
 _PAGE = {
@@ -249,7 +249,7 @@ def _columns(rows: Sequence[Row], single: bool) -> list[tuple[str, Any]]:
         ("ms/step", lambda row: ms(row.step_ms) if row.step_ms else row.status),
         ("vs previous", (lambda row: factor(row.previous)) if single else shown_gain),
         ("interval", lambda row: between(row.gain)),
-        ("verdict", lambda row: row.verdict),
+        ("verdict", shown_verdict),
         ("gain at top", shown_top),
         ("advice", lambda row: row.advice),
     ]

@@ -119,8 +119,12 @@ SPELLINGS = _file(
 
 # ---- ladder doctor --selftest -------------------------------------------------------------------------------------
 
-_MADE_UP = {"kind": IDENTIFIER, "family": TEXT}
-_SAME = fields({"runs": COUNT, "false": COUNT, "ambiguous": RATE, "noise_floor": AMOUNT, "rounds": AMOUNT})
+_MADE_UP = {"kind": TEXT, "family": TEXT}
+_SIZES = {"process": RATE, "cycle": RATE}  # older files lack them
+_SAME = fields(
+    {"runs": COUNT, "false": COUNT, "ambiguous": RATE, "noise_floor": AMOUNT, "rounds": AMOUNT},
+    {"covered": RATE},
+)
 _PLANTED = fields(
     {
         "slowdown": RATE,
@@ -136,7 +140,7 @@ SIMULATED = _file(
     "what",
     "selftest",
     {"machine": MACHINE, "seed": COUNT, **_TOLD}
-    | {"table": items(fields(_MADE_UP | {"same": _SAME, "planted": items(_PLANTED, 100)}), 100)},
+    | {"table": items(fields(_MADE_UP | {"same": _SAME, "planted": items(_PLANTED, 100)}, _SIZES), 100)},
 )
 _COMPARED = dict.fromkeys(("runs", "wrong_sign", "passed", "called_different"), COUNT)
 _COMPARED |= {"slowdown": RATE, "found": maybe(RATE), "rounds": AMOUNT}

@@ -1,13 +1,14 @@
 """The comparison of two results: whether a commit, a torch or a driver made any rung faster or slower.
 
-Rounds of two runs share no moment, so they are not paired: Welch's interval on the logarithms of the round medians, a
-noise floor that is the larger of the two runs', Holm over the rungs. What differs between two sessions of one machine
-(temperature, neighbours) is in neither interval: two runs of each say more than one.
+Generations of two runs share no moment, so they are not paired: Welch's interval on the logarithms of the times, a
+noise floor that is the larger of the two runs', Holm over the rungs. The step's time and GPU time are compared apart.
+What differs between two sessions of one machine (temperature, neighbours) is in neither interval: two runs of each
+say more than one.
 """
 
 import dataclasses
 import json
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 
 import numpy as np
@@ -19,8 +20,10 @@ from ladder.plan import content
 from ladder.results import derive, identity, sources
 from ladder.results import store as results
 from ladder.results.publishable import publishable
-from ladder.results.types import Result, RungResult, given, head
-from ladder.stats import estimates, verdicts
+from ladder.results.types import Noise, Result, RungResult, given, head
+from ladder.results.values import FASTER, INSIDE, SLOWER
+from ladder.results.words import Seen, word
+from ladder.stats import answers, estimates, nested, verdicts
 
 _MACHINE = ("gpu", "cpu", "cores", "device")
 _PROTOCOL = ("quick", "mode", "cycle_steps")
@@ -28,7 +31,10 @@ _PROTOCOL = ("quick", "mode", "cycle_steps")
 
 @dataclass(frozen=True)
 class Compared:
-    """One rung: ms a step in both, how many times faster the second is, and the verdict ("" with `reason` if none)."""
+    """One rung: ms a step in both, how many times faster the second is, and the verdict ("" with `reason` if none).
+
+    The same of GPU time, where both results have it.
+    """
 
     name: str
     before_ms: float | None
@@ -37,6 +43,18 @@ class Compared:
     interval: tuple[float, float] | None
     verdict: str
     reason: str
+    below: float | None = None  # log ratio, X of "less than X%"
+    gpu_before_ms: float | None = None
+    gpu_after_ms: float | None = None
+    gpu_ratio: float | None = None
+    gpu_interval: tuple[float, float] | None = None
+    gpu_verdict: str = ""
+    gpu_below: float | None = None
+
+    @property
+    def is_slower(self) -> bool:
+        """Whether a user loses: the step is slower, or the GPU works for longer and the step hides it."""
+        return SLOWER in (self.verdict, self.gpu_verdict) and self.verdict != FASTER
 
 
 def differences(before: Result, after: Result) -> list[str]:
@@ -82,9 +100,34 @@ def compare(before: Result, after: Result, anyway: bool = False) -> list[Compare
     pairs = [(rung, others[rung.name]) for rung in before.rungs if rung.name in others]
     if not pairs:
         raise UserError("not comparable: no rung is in both")
-    asked = [(a, b) for a, b in pairs if not _why_not(a, b, before, after)]
-    judged = dict(zip([a.name for a, _ in asked], _judge(asked, before, after), strict=True))
-    return [_row(a, b, judged.get(a.name), _why_not(a, b, before, after)) for a, b in pairs]
+    reasons = {a.name: _why_not(a, b, before, after) for a, b in pairs}
+    names = [name for name, reason in reasons.items() if not reason]
+    kinds = {rung.name: rung.kind or verdicts.HOST for rung in (*after.rungs, *before.rungs)}
+    steps = _judge(
+        names, kinds, [(derive.wall_values(each), each.noise or {}) for each in (before, after)], gpu=False
+    )
+    work = _judge(
+        names, kinds, [(derive.gpu_values(each), each.gpu_noise or {}) for each in (before, after)], gpu=True
+    )
+    made = []
+    for a, b in pairs:
+        row = Compared(a.name, a.step_ms, b.step_ms, None, None, "", reasons[a.name])
+        if step := steps.get(a.name):
+            row = replace(
+                row, ratio=step.ratio, interval=step.interval, verdict=step.verdict, below=step.below
+            )
+        if gpu := work.get(a.name):
+            row = replace(
+                row,
+                gpu_before_ms=given(a.gpu_ms),
+                gpu_after_ms=given(b.gpu_ms),
+                gpu_ratio=gpu.ratio,
+                gpu_interval=gpu.interval,
+                gpu_verdict=gpu.verdict,
+                gpu_below=gpu.below,
+            )
+        made.append(row)
+    return made
 
 
 def _why_not(a: RungResult, b: RungResult, before: Result, after: Result) -> str:
@@ -94,43 +137,49 @@ def _why_not(a: RungResult, b: RungResult, before: Result, after: Result) -> str
     recipes = a.recipe or {}, b.recipe or {}
     if any(recipes[0][key] != recipes[1][key] for key in recipes[0].keys() & recipes[1].keys()):
         return "another recipe"  # a field that only one commit knows is at its default there
-    return "" if _floor(a, b, before, after) is not None else "no twins were measured: the noise is unknown"
+    return "" if before.noise and after.noise else "the noise of one of them is unknown"
 
 
-def _floor(a: RungResult, b: RungResult, before: Result, after: Result) -> float | None:
-    known = []
-    for rung, result in ((a, before), (b, after)):
-        floors = {kind: each.floor for kind, each in (result.noise or {}).items()}
-        floor = verdicts.floor_of([rung.kind or verdicts.HOST], floors)
-        if floor is None:
-            return None
-        known.append(floor)
-    return max(known)
+@dataclass(frozen=True)
+class _Answer:
+    """The answer on one rung and quantity: factor, its interval, the word, and X of "less than X%"."""
+
+    ratio: float
+    interval: tuple[float, float] | None
+    verdict: str
+    below: float | None
 
 
-def _judge(
-    asked: list[tuple[RungResult, RungResult]], before: Result, after: Result
-) -> list[verdicts.Verdict]:
-    summaries, effects, rounds = [], [], []
-    for pair in asked:
-        first, second = (np.log(list(derive.round_medians(rung).values())) for rung in pair)
-        welch = estimates.welch_interval(first, second)
-        summaries.append(welch and welch[:3])
-        effects.append(float(np.median(first) - np.median(second)))
-        rounds.append(min(len(first), len(second)))
-    floors = [_floor(a, b, before, after) or 0.0 for a, b in asked]
-    return verdicts.decide(summaries, floors, effects, rounds)
+Side = tuple[derive.Values, dict[str, Noise]]  # times in ms by rung and generation, noise by kind of rung
 
 
-def _row(a: RungResult, b: RungResult, verdict: verdicts.Verdict | None, reason: str) -> Compared:
-    times = a.step_ms, b.step_ms
-    if verdict is None:
-        return Compared(a.name, *times, None, None, "", reason)
-    interval = None
-    if verdict.interval:
-        low, high = verdict.interval
-        interval = float(np.exp(low)), float(np.exp(high))
-    return Compared(a.name, *times, float(np.exp(verdict.effect)), interval, verdict.verdict, "")
+def _judge(names: list[str], kinds: dict[str, str], sides: list[Side], *, gpu: bool) -> dict[str, _Answer]:
+    """Return the answers on one quantity of the rungs that both sides have, with Holm's correction over them."""
+    shared = [name for name in names if all(times.get(name) and noise for times, noise in sides)]
+    questions, effects = [], []
+    for name in shared:
+        first, second = (np.log(list(times[name].values())) for times, _ in sides)
+        few = min(len(first), len(second)) < nested.LEAST_GENERATIONS
+        welch = None if few else estimates.welch_interval(first, second)
+        difference = welch and nested.Difference(*welch[:3], min(len(first), len(second)))
+        floors = [_floor(kinds[name], noise) for _, noise in sides]
+        questions.append(answers.question(difference, floors, len(shared), gpu=gpu))
+        effects.append(float(np.exp(np.mean(first) - np.mean(second))))
+    found = answers.answer(questions)
+    return {
+        name: _Answer(ratio, _factors(each.interval), each.verdict, each.below)
+        for name, ratio, each in zip(shared, effects, found, strict=True)
+    }
+
+
+def _floor(kind: str, noise: dict[str, Noise]) -> answers.Floor:
+    """Return the floor of a kind of rung; the largest that there is, in a run without that kind's."""
+    found = noise[kind] if kind in noise else max(noise.values(), key=lambda each: each.floor)
+    return answers.Floor(found.floor, found.resolution or found.floor)
+
+
+def _factors(interval: tuple[float, float] | None) -> tuple[float, float] | None:
+    return interval and (float(np.exp(interval[0])), float(np.exp(interval[1])))
 
 
 def heading(result: Result) -> str:
@@ -151,21 +200,30 @@ def show(before: Path, after: Path, anyway: bool, as_json: bool) -> bool:
     rows = compare(first, second, anyway)
     if as_json:
         print(json.dumps([dataclasses.asdict(row) for row in rows], indent=1, allow_nan=False))
-        return any(row.verdict == verdicts.SLOWER for row in rows)
+        return any(row.is_slower for row in rows)
     lines = [texts.plain(f"before: {heading(first)}"), "after:  " + texts.plain(heading(second))]
     lines += [f"warning: {line}" for line in map(texts.plain, differences(first, second))]
     for when, result in (("before", first), ("after", second)):
         lines += [f"warning: {when}: {line}" for line in map(texts.plain, publishable(result))]
     lines += [f"another series: {line}" for line in map(texts.plain, software(first, second))]
     wide = max(len(row.name) for row in rows)
+    clocks = any(row.gpu_verdict for row in rows)
     for row in rows:
-        times = f"{texts.ms(row.before_ms):>9} -> {texts.ms(row.after_ms):<9}"
-        said = f"{texts.between(row.interval):<16} {row.verdict or row.reason}"
-        lines.append(f"{row.name:<{wide}} {times} {factor(row):>7}  {said}".rstrip())
+        step = Seen(row.verdict, row.ratio, row.below)
+        said = _said(row.before_ms, row.after_ms, step, row.interval, row.reason)
+        lines.append(f"{row.name:<{wide}} {'step ' * clocks}{said}".rstrip())
+        if row.gpu_verdict:
+            work = Seen(row.gpu_verdict, row.gpu_ratio, row.gpu_below)
+            said = _said(row.gpu_before_ms, row.gpu_after_ms, work, row.gpu_interval, "")
+            lines.append(f"{'':<{wide}} GPU  {said}".rstrip())
     print("\n".join(lines))
-    return any(row.verdict == verdicts.SLOWER for row in rows)
+    return any(row.is_slower for row in rows)
 
 
-def factor(row: Compared) -> str:
-    """Return how many times faster, in words; nothing where it is inside the noise."""
-    return "" if row.verdict == verdicts.NO_GAIN else texts.factor(row.ratio)
+def _said(
+    before: float | None, after: float | None, seen: Seen, interval: tuple[float, float] | None, reason: str
+) -> str:
+    """Return both times, the factor (nothing where it is inside the noise), its interval and the word."""
+    times = f"{texts.ms(before):>9} -> {texts.ms(after):<9}"
+    ratio = "" if seen.verdict in INSIDE else texts.factor(seen.ratio)
+    return f"{times} {ratio:>7}  {texts.bounds(interval):<16} {word(seen) or reason}"

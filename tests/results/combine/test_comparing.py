@@ -8,7 +8,7 @@ from ladder.base.errors import UserError
 from ladder.results import store as results
 from ladder.results.combine import comparing
 from tests.cli.test_cli import call
-from tests.support import made_up
+from tests.support import made_up, two_clocks
 from tests.support.typed import Reading
 
 comparing = Reading(comparing)
@@ -21,11 +21,11 @@ def verdicts_of(before, after, **more):
 def test_only_what_changed_is_called_changed():
     before = made_up.judged_run(seed=1)
     same = verdicts_of(before, made_up.judged_run(seed=2))
-    assert not {"faster", "slower"} & set(same.values()) and same["fused_act"] == "no measurable gain"
+    assert not {"faster", "slower"} & set(same.values()) and same["fused_act"] == "less than"
     after = made_up.judged_run(seed=2, fused_act=25.3 * 1.01, cuda_graphs=30.0, baseline=96.4 * 1.1)
     changed = verdicts_of(before, after)
     assert changed["fused_act"] == "slower" and changed["cuda_graphs"] == "faster"
-    assert changed["baseline"] == "slower" and changed["data_loading"] == "no measurable gain"
+    assert changed["baseline"] == "slower" and changed["data_loading"] == "less than"
 
 
 def test_what_is_not_comparable_is_refused_unless_told_to():
@@ -77,10 +77,49 @@ def test_slower_is_status_1_and_a_refusal_2(tmp_path):
     ):
         results.write(path, made)
     fine = call("compare", paths[0], paths[1])
-    assert fine.exit_code == 0 and "no measurable gain" in fine.stdout
+    assert fine.exit_code == 0 and "less than 0." in fine.stdout
     assert call("compare", paths[0], paths[2]).exit_code == 1
     rows = json.loads(call("compare", paths[0], paths[2], "--json").stdout)
     assert rows[-1]["verdict"] == "slower" and rows[-1]["ratio"] == pytest.approx(25.3 / 26, rel=0.01)
     refusal = call("compare", paths[0], paths[3])
     assert refusal.exit_code == 2 and "A100" in refusal.stderr and refusal.stdout == ""
     assert "warning: gpu" in call("compare", paths[0], paths[3], "--anyway").stdout
+
+
+def test_gpu_time_is_compared_beside_the_step_where_both_have_it(tmp_path):
+    before, after = two_clocks.run(4), two_clocks.run(4)
+    for number, each in enumerate(after["rungs"][1]["rounds"]):
+        each["profiled"] = [cycle | {"gpu_ms": 97.0 + number / 100} for cycle in each["profiled"]]
+    rows = {row.name: row for row in comparing.compare(before, after)}
+    row = rows["channels_last"]
+    assert (row.verdict, row.gpu_verdict) == ("less than", "slower") and row.is_slower
+    assert row.gpu_ratio == pytest.approx(93 / 97, rel=0.001) and row.gpu_interval[1] < 1
+    assert rows["bf16"].gpu_verdict == "less than" and not rows["bf16"].is_slower
+    for name, made in (("a", before), ("b", after)):
+        results.write(tmp_path / f"{name}.json", made)
+    told = call("compare", tmp_path / "a.json", tmp_path / "b.json")
+    lines = told.stdout.splitlines()
+    at = next(index for index, line in enumerate(lines) if line.startswith("channels_last"))
+    assert "step" in lines[at] and lines[at + 1].split()[0] == "GPU" and lines[at + 1].endswith("slower")
+    assert told.exit_code == 1
+    del before["gpu_noise"]
+    for each in before["rungs"]:
+        each["rounds"] = [{k: v for k, v in visit.items() if k != "profiled"} for visit in each["rounds"]]
+    rows = comparing.compare(before, after)
+    assert {row.gpu_verdict for row in rows} == {""} and rows[1].verdict == "less than"
+
+
+def test_a_faster_step_is_no_loss_though_the_gpu_works_for_longer():
+    row = comparing.compare(made_up.judged_run(seed=1), made_up.judged_run(seed=2, cuda_graphs=30.0))[5]
+    import dataclasses
+
+    assert row.verdict == "faster"
+    assert not dataclasses.replace(row, gpu_verdict="slower").is_slower
+    assert dataclasses.replace(row, verdict="less than", gpu_verdict="slower").is_slower
+
+
+def test_fewer_than_three_rounds_have_no_verdict():
+    before, after = made_up.judged_run(seed=1), made_up.judged_run(seed=2, fused_act=30.0)
+    after["rungs"][7]["rounds"] = after["rungs"][7]["rounds"][:2]
+    row = comparing.compare(before, after)[7]
+    assert (row.verdict, row.interval) == ("too few generations", None)

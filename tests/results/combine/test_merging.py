@@ -3,6 +3,7 @@
 import copy
 import json
 
+import numpy as np
 import pytest
 
 from ladder.base import locks
@@ -73,14 +74,12 @@ def test_ratios_and_floors_are_those_of_the_rounds_of_both(tmp_path):
             )
         ]
         gain = rung(merged, name)["gain"]
-        assert gain["rounds"] == 10 and gain["ratio"] == pytest.approx(
-            2.718281828459045 ** estimates.median(by_hand)
-        )
-    assert {kind: found["rounds"] for kind, found in merged["noise"].items()} == {"host": 10, "gpu": 10}
-    assert merged["noise"]["gpu"]["floor"] not in (
-        first["noise"]["gpu"]["floor"],
-        second["noise"]["gpu"]["floor"],
-    )
+        assert gain["rounds"] == 10 and gain["ratio"] == pytest.approx(np.exp(np.mean(by_hand)))
+    assert {kind: found["rounds"] for kind, found in merged["noise"].items()} == {
+        "eager": 10,
+        "captured": 10,
+    }
+    assert merged["noise"]["captured"]["floor"] < first["noise"]["captured"]["floor"]
     assert merged["seconds"] == first["seconds"] + second["seconds"] and merged["complete"]
 
 
@@ -366,24 +365,9 @@ def test_a_folder_shows_the_merged_file_and_not_its_sources(tmp_path):
     assert len(sources.without_sources([b, shown, merging.merge(paths)])) == 3
 
 
-def test_noise_is_stored_once_though_the_sources_are_still_there(tmp_path):
+def test_twins_of_older_runs_that_a_file_holds_are_not_heard(tmp_path):
     a, b = run(1), run(2)
-    paths = write(tmp_path, a, b)
-    twice = judging.stored_twins(tmp_path, run(3))
-    merged = merging.merge(paths)
-    results.write(tmp_path / "merged.json", merged)
-    once = judging.stored_twins(tmp_path, run(3))
-    assert {kind: sorted(values) for kind, values in once.items()} == {
-        kind: sorted(values) for kind, values in twice.items()
-    }
-    assert judging.stored_twins(tmp_path, merged, tmp_path / "merged.json") == {"host": [], "gpu": []}
-
-
-def test_stored_noise_of_the_newest_run_is_not_its_sources_again(tmp_path):
-    a, b = run(1), run(2)
-    a["stored_twins"] = {"host": [0.02], "gpu": [0.0001]}
-    own = dict(judging.twin_ratios(a))
-    b["stored_twins"] = {kind: [*own[kind], *a["stored_twins"][kind]] for kind in own}
+    quiet = merging.merge(write(tmp_path, a, b))
+    b["stored_twins"] = {"host": [0.2, -0.2], "gpu": [0.1]}
     merged = merging.merge(write(tmp_path, a, b))
-    assert merged["stored_twins"] == a["stored_twins"]
-    assert merged["noise"]["gpu"]["stored_rounds"] == 1
+    assert "stored_twins" not in merged and merged["noise"] == quiet["noise"]

@@ -78,15 +78,6 @@ def test_the_advice_of_an_older_commit_s_newest_run_is_found_behind_a_newer_comm
 
 
 @pytest.mark.parametrize("key", SOFTWARE)
-def test_stored_twins_are_of_the_same_software(tmp_path, key):
-    now = made_up.judged_run()
-    results.write(tmp_path / "a.json", made_up.judged_run(seed=1))
-    assert judging.stored_twins(tmp_path, now)["gpu"]
-    results.write(tmp_path / "a.json", other(made_up.judged_run(seed=1), "machine", **{key: SOFTWARE[key]}))
-    assert judging.stored_twins(tmp_path, now) == {"host": [], "gpu": []}
-
-
-@pytest.mark.parametrize("key", SOFTWARE)
 def test_a_run_is_not_taken_up_by_another_software(tmp_path, key):
     made = made_up.judged_run()
     results.write(tmp_path / "a.json", made)

@@ -1,0 +1,28 @@
+"""The words of a verdict with their numbers, as every table has them: `1.13x faster`, `less than 0.41%`."""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from ladder.base.text import fine_factor, less_than
+from ladder.results.values import INSIDE, LESS_THAN, TOO_FEW
+
+
+@dataclass(frozen=True)
+class Seen:
+    """The answer of a run on one quantity of a rung. A verdict of "" means that the run has no answer."""
+
+    verdict: str = ""
+    ratio: float | None = None  # above 1: less time than before
+    below: float | None = None  # log ratio, X of "less than X%"
+
+
+def word(seen: Seen) -> str:
+    """Return the verdict as tables show it: `less than 0.41%` instead of `less than`."""
+    return less_than(seen.below) if seen.verdict == LESS_THAN and seen.below is not None else seen.verdict
+
+
+def answer(seen: Seen) -> str:
+    """Return factor and word, the factor only where it says something: `1.13x faster`, `less than 0.41%`."""
+    quiet = seen.verdict in (*INSIDE, TOO_FEW)
+    return " ".join(part for part in ("" if quiet else fine_factor(seen.ratio), word(seen)) if part)

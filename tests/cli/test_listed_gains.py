@@ -1,0 +1,27 @@
+"""The gain of a rung as `ladder list` and `ladder show` tell it: by both clocks where a result has both."""
+
+from ladder.cli import listing
+from tests.support import made_up, two_clocks, typed
+
+
+def told(made, name):
+    rung = next(rung for rung in typed.typed(made).rungs if rung.name == name)
+    return listing._gain(rung), listing._gain(rung, "vs previous")
+
+
+def test_both_clocks_are_told_where_both_are_known():
+    short, long = told(two_clocks.run(), "channels_last")
+    assert short == "GPU 1.13x, step less than 8.9%"
+    assert long.startswith("GPU 1.13x vs previous (1.122-1.136x), faster; step less than 8.9% vs previous (")
+
+
+def test_too_few_generations_are_no_answer():
+    short, long = told(two_clocks.run(2), "bf16")
+    assert short == "GPU 1.26x?, step 1.05x?" and long.count("too few generations") == 2
+
+
+def test_an_older_result_has_the_step_alone():
+    made = made_up.judged_run()
+    made["rungs"][5] |= {"verdict": "no measurable gain", "gpu_gain": None}
+    assert told(made, "cuda_graphs")[0] == "no gain"
+    assert told(made_up.gpu_run(), "cuda_graphs") == ("", "")

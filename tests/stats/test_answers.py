@@ -1,0 +1,113 @@
+"""The words about differences over generations, their floors, and when a generation is added."""
+
+import numpy as np
+import pytest
+
+from ladder.stats import answers, estimates, nested
+from ladder.stats.nested import Difference
+
+
+def asked(mean: float, error: float, floor: float = 0.0, widest: float = 0.015, freedom: float = 18.0):
+    return answers.Question(Difference(mean, error, freedom, 3), floor, widest)
+
+
+def words(*questions: answers.Question) -> list[str]:
+    return [each.verdict for each in answers.answer(questions)]
+
+
+def test_outside_the_floor_a_sign_and_inside_it_how_much_it_can_be() -> None:
+    assert words(asked(0.02, 0.001), asked(-0.02, 0.001)) == ["faster", "slower"]
+    for mean in (0.004, -0.004, 0.0):
+        (answer,) = answers.answer([asked(mean, 0.001)])
+        half = estimates.t_quantile(0.975, 18) * 0.001
+        assert answer.verdict == "less than" and answer.below == pytest.approx(abs(mean) + half)
+        assert answer.interval == pytest.approx((mean - half, mean + half))
+
+
+def test_only_what_leaves_more_open_than_enough_is_ambiguous() -> None:
+    wide = asked(0.0, 0.01)  # 2.1% either way
+    assert words(wide) == ["ambiguous"] and answers.answer([wide])[0].below is None
+    assert words(asked(0.0, 0.01, widest=0.03)) == ["less than"]
+    assert words(asked(0.013, 0.001, floor=0.02)) == ["ambiguous"]  # it may be 1.51%
+    assert words(asked(0.0125, 0.001, floor=0.02)) == ["less than"]
+
+
+def test_nothing_below_a_quarter_percent_or_the_floor_is_a_difference() -> None:
+    assert words(asked(0.0024, 0.0)) == ["less than"] and words(asked(0.0026, 0.0)) == ["faster"]
+    assert words(asked(0.0026, 0.0, floor=0.01)) == ["less than"]
+    (answer,) = answers.answer([asked(0.0026, 0.0, floor=0.01)])
+    assert answer.floor == answer.least == 0.01
+    assert answers.answer([asked(0.0, 0.0)])[0].least == 0.0025
+
+
+def test_holm_is_over_the_verdicts_of_the_run() -> None:
+    close = asked(0.0058, 0.0014)  # 2.36 errors beyond 0.25%: enough alone, not among seven
+    assert words(close) == ["faster"] and words(close, *[asked(0.0, 0.0001)] * 6)[0] == "less than"
+
+
+def test_without_a_difference_there_are_too_few_generations_and_no_interval() -> None:
+    (answer,) = answers.answer([answers.Question(None, 0.0, 0.015)])
+    assert (
+        answer.verdict == "too few generations" and answer.interval is answer.effect is answer.below is None
+    )
+    assert words(answers.Question(None, 0.0, 0.015), asked(0.02, 0.001)) == ["too few generations", "faster"]
+    assert answers.answer([]) == []
+
+
+def test_generations_are_added_for_width_alone() -> None:
+    def wanted(done: int, error: float, mean: float = 0.0) -> bool:
+        return answers.wants_generations(
+            done, [Difference(0.0, 1e-4, 18, done), Difference(mean, error, 18, done)]
+        )
+
+    assert wanted(2, 0.0) and wanted(1, 1.0)
+    for mean in (0.0, 0.011, 0.5):  # undecided, nearly significant, clear: the same answer
+        assert wanted(3, 0.003, mean) and wanted(11, 0.003, mean)
+        assert not wanted(3, 0.002, mean) and not wanted(12, 0.003, mean)
+    assert answers.wants_generations(5, [Difference(0.0, 0.0, 18, 5), None])
+    assert not answers.wants_generations(12, [None]) and not answers.wants_generations(0, [])
+
+
+# --- a whole quantity -----------------------------------------------------------------------------------------------
+
+
+def quantity(drift: float = 0.0, *, gpu: bool = False) -> answers.Quantity:
+    """Two eager and three captured rungs, and a twin of each kind."""
+    rng = np.random.default_rng(3)
+    kinds = {"a": "eager", "b": "eager", "t": "eager"} | dict.fromkeys("cdeu", "captured")
+    apart = rng.normal(0, drift, 5)
+    values = {
+        name: {
+            number: float(
+                rng.normal(0, 0.01 if kind == "eager" else 0.0002) + apart[number] * (kind == "eager")
+            )
+            for number in range(5)
+        }
+        for name, kind in kinds.items()
+    }
+    return answers.quantity(values, kinds, [("a", "t"), ("e", "u")], is_gpu=gpu)
+
+
+def test_each_kind_has_a_floor_of_its_own_and_a_resolution_beyond_it() -> None:
+    floors = quantity().floors(4)
+    assert 0.005 < floors["eager"].floor < 0.05 and floors["captured"].floor < 0.001
+    for kind, floor in floors.items():
+        group = quantity().groups[kind]
+        half = estimates.t_quantile(1 - 0.025 / 4, group.freedom) * np.sqrt(2 * group.variance / 5)
+        assert floor.resolution == pytest.approx(max(0.0025, floor.floor) + half)
+        assert floor.floor >= nested.residual_bound(group)
+
+
+def test_a_wall_answer_is_enough_within_the_resolution_and_a_gpu_answer_within_one_and_a_half_percent() -> (
+    None
+):
+    (wall,), (gpu,) = (quantity(gpu=gpu).answers([("a", "b")]) for gpu in (False, True))
+    assert wall.interval == gpu.interval and wall.interval[1] > 0.015
+    assert wall.verdict == "less than" and gpu.verdict == "ambiguous"
+
+
+def test_the_drift_of_two_kinds_is_part_of_the_floor_between_them() -> None:
+    calm, drifting = (quantity(drift).answers([("b", "c"), ("c", "d")]) for drift in (0.0, 0.2))
+    assert drifting[0].floor > 0.1 > calm[0].floor >= quantity().floors(2)["eager"].floor
+    assert drifting[1].floor == pytest.approx(calm[1].floor)
+    assert drifting[0].verdict == "ambiguous" and calm[0].verdict == "less than"
