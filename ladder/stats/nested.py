@@ -3,9 +3,9 @@
 A generation is one process of each rung, all alive together. Its passes visit each rung once. All values are
 logarithms, so a difference of 0.01 is 1%.
 
-    value       The effect of a rung in a generation beside the effects of passes, by least squares.
-    error       The residual of rung x generation, joint over the rungs of one kind and one quantity.
-    difference  The mean over generations of two rungs' values.
+- value: the effect of a rung in a generation beside the effects of passes, by least squares.
+- error: the residual of rung x generation, joint over the rungs of one kind and one quantity.
+- difference: the mean over generations of two rungs' values.
 
 No rule here looks at a difference: kinds and variances alone decide how an interval is made.
 """
@@ -126,9 +126,9 @@ def difference(first: Group, second: Group, reference: str, other: str) -> Diffe
 
     Its variance in one generation is
 
-        two rungs of a kind    Twice the kind's variance.
-        rungs of two kinds     The variance of each around its kind, plus that of the kinds' drift apart.
-        an odd rung            The variance of the two rungs' differences.
+    - two rungs of a kind: twice the kind's variance.
+    - rungs of two kinds: the variance of each around its kind, plus that of the kinds' drift apart.
+    - an odd rung: the variance of the two rungs' differences.
 
     The second has Satterthwaite's degrees of freedom. So kinds that drift alike cost nothing, and kinds that do not
     leave those of the generations.
