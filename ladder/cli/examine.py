@@ -206,7 +206,7 @@ def self_test(root: Path, device: str | None, minutes: float | None, as_json: bo
     Files go under `root`.
 
     Raises:
-        UserError: `minutes` was given without a GPU; the simulation takes seconds.
+        UserError: `minutes` was given without a GPU; the simulation takes two minutes.
     """
     import json
 

@@ -1,9 +1,9 @@
 """The words about differences between rungs over generations, and the floors below which no difference counts.
 
-    faster, slower       the whole interval lies beyond the floor
-    less than            the difference is smaller than the far end of the interval
-    ambiguous            that far end says too little
-    too few generations  fewer than three
+- faster, slower: the whole interval lies beyond the floor.
+- less than: the difference is smaller than the far end of the interval.
+- ambiguous: that far end says too little.
+- too few generations: there are fewer than three.
 
 Every interval is at Holm's level over the verdicts of one run and one quantity. All numbers are log ratios, positive
 if a rung gains.

@@ -130,7 +130,7 @@ def welch_interval(
 
 
 def speedup(reference: dict[int, float], other: dict[int, float]) -> float | None:
-    """Return how many times faster `other` is than `reference`: the geometric mean of the paired ratios.
+    """Return how many times faster `other` is than `reference`: the median paired log ratio as a factor.
 
     The arguments are {round: value}. Without a common round (two partial runs) it is the ratio of the medians, which
     is not protected from drift. Returns None if either has no value.
@@ -139,5 +139,5 @@ def speedup(reference: dict[int, float], other: dict[int, float]) -> float | Non
         return None
     ratios = paired_ratios(reference, other)
     if ratios:
-        return float(np.exp(np.mean(np.log(ratios))))
+        return float(np.exp(np.median(np.log(ratios))))
     return float(np.median(list(reference.values())) / np.median(list(other.values())))

@@ -3,11 +3,11 @@
 A generation is one process of each rung, all alive together. Its passes visit each rung once. All values are
 logarithms, so a difference of 0.01 is 1%.
 
-    value       of a rung in a generation: its effect beside the passes' effects, by least squares
-    error       the residual of rung x generation, joint over the rungs of one kind and one quantity
-    difference  the mean over generations of two rungs' values; generations are its unit
+- value: the effect of a rung in a generation beside the effects of passes, by least squares.
+- error: the residual of rung x generation, joint over the rungs of one kind and one quantity.
+- difference: the mean over generations of two rungs' values.
 
-No rule here looks at a difference. What an interval is made of follows from kinds and variances alone.
+No rule here looks at a difference: kinds and variances alone decide how an interval is made.
 """
 
 from collections.abc import Iterable, Mapping, Sequence
@@ -48,7 +48,7 @@ def generation_values(samples: Mapping[str, Sequence[tuple[int, float]]]) -> dic
         return dict(zip(rungs.tolist(), mean(values).tolist(), strict=True))
     shares /= counts[:, None]
     design = np.eye(len(passes))[at] - shares[rung]
-    # Of all solutions lstsq gives the shortest, in which the effects of linked passes sum to zero.
+    # The shortest of all solutions: there the effects of linked passes sum to zero.
     effects = np.linalg.lstsq(design, values - mean(values)[rung], rcond=None)[0]
     return dict(zip(rungs.tolist(), mean(values - effects[at]).tolist(), strict=True))
 
@@ -126,9 +126,9 @@ def difference(first: Group, second: Group, reference: str, other: str) -> Diffe
 
     Its variance in one generation is
 
-        two rungs of a kind    twice the kind's variance
-        rungs of two kinds     the variance of each around its kind, plus that of the kinds' drift apart
-        an odd rung            the variance of the two rungs' differences
+    - two rungs of a kind: twice the kind's variance.
+    - rungs of two kinds: the variance of each around its kind, plus that of the kinds' drift apart.
+    - an odd rung: the variance of the two rungs' differences.
 
     The second has Satterthwaite's degrees of freedom. So kinds that drift alike cost nothing, and kinds that do not
     leave those of the generations.

@@ -28,8 +28,9 @@ def test_only_what_leaves_more_open_than_enough_is_ambiguous() -> None:
     wide = asked(0.0, 0.01)  # 2.1% either way
     assert words(wide) == ["ambiguous"] and answers.answer([wide])[0].below is None
     assert words(asked(0.0, 0.01, widest=0.03)) == ["less than"]
-    assert words(asked(0.013, 0.001, floor=0.02)) == ["ambiguous"]  # it may be 1.51%
-    assert words(asked(0.0125, 0.001, floor=0.02)) == ["less than"]
+    for sign in (1, -1):
+        assert words(asked(sign * 0.013, 0.001, floor=0.02)) == ["ambiguous"]  # it may be 1.51%
+        assert words(asked(sign * 0.0125, 0.001, floor=0.02)) == ["less than"]
 
 
 def test_nothing_below_a_quarter_percent_or_the_floor_is_a_difference() -> None:
@@ -96,6 +97,14 @@ def test_each_kind_has_a_floor_of_its_own_and_a_resolution_beyond_it() -> None:
         half = estimates.t_quantile(1 - 0.025 / 4, group.freedom) * np.sqrt(2 * group.variance / 5)
         assert floor.resolution == pytest.approx(max(0.0025, floor.floor) + half)
         assert floor.floor >= nested.residual_bound(group)
+
+
+def test_twins_that_differ_raise_the_floor_of_their_kind_alone() -> None:
+    calm = quantity()
+    values = {name: dict(each) for group in calm.groups.values() for name, each in group.values.items()}
+    values["u"] = {number: value + 0.01 for number, value in values["u"].items()}
+    floors = answers.quantity(values, calm.kinds, calm.twins, is_gpu=False).floors(4)
+    assert 0.01 < floors["captured"].floor < 0.011 and floors["eager"] == calm.floors(4)["eager"]
 
 
 def test_a_wall_answer_is_enough_within_the_resolution_and_a_gpu_answer_within_one_and_a_half_percent() -> (

@@ -4,11 +4,11 @@ A simulated run is eight rungs and two twins in generations of live processes, a
 five families of noise all rungs are of one kind, and noise has one shape and one size. The sixth family is made of
 what was measured on an H100 in a noisy virtual machine:
 
-    kinds    five eager rungs below three captured ones, each kind with a twin
-    layout   half of a process' variance belongs to the address layout, which a rung shares with its twin
-    sizes    GPU time 0.1 to 0.3% between processes, each rung its own; wall time 4 to 10% inside an eager process
-    drift    20% between generations, common to the eager rungs
-    passes   some visits are missing
+- kinds: five eager rungs lie below three captured ones; each kind has a twin.
+- layout: half of a process' variance belongs to the address layout, which a rung shares with its twin.
+- sizes: GPU time differs by 0.1 to 0.3% between processes, wall time by 4 to 10% inside an eager process.
+- drift: eager rungs share a drift of 20% between generations.
+- passes: some visits are missing.
 """
 
 import itertools
