@@ -5,7 +5,7 @@ in a folder for the duration of the asv run (see `_plugin`). Benchmarks of other
 there.
 
 Importing torch takes most of a short rung's time. So the process of one rung also measures the rungs that asv asks
-for next. Their workers import side by side. Then each is built, prepared and timed while the others are idle.
+for next. A server imports once and forks a worker for each, which is built, prepared and timed before the next.
 """
 
 from __future__ import annotations

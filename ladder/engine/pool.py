@@ -152,8 +152,9 @@ class Worker:
         with self._killing:
             if self.returncode is None:
                 # It is not reaped yet, so no other process can have its group's number.
-                with contextlib.suppress(ProcessLookupError):
-                    os.killpg(self.pid, signal.SIGKILL)
+                for end in (os.killpg, os.kill):  # a fork that has just begun leads no group yet
+                    with contextlib.suppress(ProcessLookupError):
+                        end(self.pid, signal.SIGKILL)
                 status = self._server.reap(self.pid)
                 self.returncode = -signal.SIGKILL if status is None else status
         self._selector.close()

@@ -11,7 +11,7 @@ import pytest
 
 from ladder.base.paths import ROOT
 from ladder.engine import asides
-from ladder.engine.pool import Worker, WorkerFailure
+from ladder.engine.pool import Pool, WorkerFailure
 
 FAKE = ROOT / "tests" / "support" / "fake_code"
 USES_KERNELS = "\nimport kernels\n"
@@ -31,14 +31,13 @@ def old_commit(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
 
 def reply(code: Path, *commands: tuple[str, dict]) -> str | None:
     """Why a worker refused to measure this code, or None."""
-    worker = Worker(code=code, torch=False)
-    try:
-        for do, fields in commands:
-            worker.call(do, **fields)
-    except WorkerFailure as failure:
-        return f"{failure.status}: {failure.reason}"
-    finally:
-        worker.close()
+    with Pool(code=code, torch=False) as workers:
+        try:
+            worker = workers.take()
+            for do, fields in commands:
+                worker.call(do, **fields)
+        except WorkerFailure as failure:
+            return f"{failure.status}: {failure.reason}"
     return None
 
 

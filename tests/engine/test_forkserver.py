@@ -45,11 +45,22 @@ def test_workers_of_one_server_are_forks_that_imported_once(tmp_path: Path) -> N
 def test_a_worker_leads_a_session_of_its_own() -> None:
     with Pool(code=FAKE, torch=False) as workers:
         worker = workers.take()
+        worker.call("threads")  # it works by now
         assert os.getsid(worker.pid) == os.getpgid(worker.pid) == worker.pid
         os.kill(worker.pid, signal.SIGTERM)
         with pytest.raises(WorkerFailure, match="killed by SIGTERM"):
             worker.call("threads")
         assert worker.returncode == -signal.SIGTERM
+
+
+@pytest.mark.timeout(60)
+def test_a_worker_can_be_killed_before_it_leads_a_group() -> None:
+    """It calls `setsid` a moment after the fork. Whoever interrupts a run may be faster."""
+    with Pool(code=FAKE, torch=False) as workers:
+        for _ in range(20):
+            worker = workers.take()
+            worker.kill()
+            assert worker.returncode == -signal.SIGKILL and not alive(worker.pid)
 
 
 @pytest.mark.parametrize(

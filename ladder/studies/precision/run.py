@@ -1,9 +1,8 @@
 """The rows of `ladder precision` as a job for `ladder.engine.lanes`: parity first, then timing.
 
 Parity is not timed, so on a GPU rows are checked side by side, in as many workers as `ladder run` has inspectors. Rows
-are timed one by one. In its first round a row is also prepared alone, so the memory in use on the whole GPU is its own.
-In later rounds rows are prepared side by side, and that figure is left out; peaks of PyTorch's allocator are each
-process's own. A row that runs out of memory beside others is tried again alone.
+are prepared and timed one by one, so the memory in use on the whole GPU is a row's own. A row that runs out of memory
+beside others is checked again alone.
 """
 
 from __future__ import annotations
@@ -23,7 +22,6 @@ from ladder.engine.inspection import Alone
 from ladder.engine.pool import Pool, Worker, WorkerFailure
 from ladder.machine import neighbours
 from ladder.report import checks
-from ladder.results import record
 from ladder.results import types as checked
 from ladder.results.store import FAILED_PARITY
 from ladder.results.types import Plain, build
@@ -112,11 +110,11 @@ class Run:
             self.emit("inspect" if number is None else "visit")
             worker = self.workers.take()
             try:
-                prepared = self.get_ready(worker, self.rungs[name], keep_gradients=number is None)
+                self.get_ready(worker, self.rungs[name], keep_gradients=number is None)
                 if number is None:
                     self.inspect(worker, self.rungs[name])
                 else:
-                    self.time(worker, self.rungs[name], number, prepared)
+                    self.time(worker, self.rungs[name], number)
             except WorkerFailure as failure:
                 self.fail(self.rungs[name], number, failure)
             finally:
@@ -171,31 +169,21 @@ class Run:
         with self.lock:
             self.rungs[title(row)] = replace(self.rungs[title(row)], **changes)
 
-    def time(
-        self,
-        worker: Worker,
-        row: Row,
-        number: int,
-        prepared: Plain,
-        alive: set[int] | None = None,
-    ) -> None:
+    def time(self, worker: Worker, row: Row, number: int) -> None:
         """Store the samples and the memory of a prepared row."""
-        beside = prepared.get("beside", 0)
         settle = SETTLE if self.plan.device == "cuda" else {"settle_s": 0, "settle_cycles": 0}
         before = neighbours.sample()
         seen = worker.call("visit", cycles=self.plan.cycles, main=False, **settle)
         others = neighbours.share(before, neighbours.sample())
-        if beside and (problem := record.void_memory(seen)):
-            raise WorkerFailure("invalid", problem, seen)
         sizes = {
             "allocated_gib": seen.get("peak_allocated_bytes"),
             "reserved_gib": seen.get("peak_reserved_bytes"),
-            "device_gib": None if beside else seen.get("device_used_bytes"),  # of all processes together
+            "device_gib": seen.get("device_used_bytes"),
             "rss_gib": seen.get("peak_rss_bytes"),
         }
         samples = [round(1000 * s, 5) for s in seen["samples_s"]]
         gib = {k: None if v is None else round(v / GIB, 4) for k, v in sizes.items()}
-        made = Round(round=number, samples_ms=samples, beside=beside, others_cpu=others, **gib)
+        made = Round(round=number, samples_ms=samples, beside=0, others_cpu=others, **gib)
         self.put(row, rounds=[*self.rungs[title(row)].rounds, made])
 
     def fail(self, row: Row, number: int | None, failure: WorkerFailure) -> None:
