@@ -18,6 +18,7 @@ from ladder.base.errors import UserError
 from ladder.base.starting import near
 from ladder.cli import expecting
 from ladder.engine import run as measure
+from ladder.engine.pool import Pool
 from ladder.images.for_workload import DEFAULT_WORKLOAD, prepare_images
 from ladder.machine import environment, system
 from ladder.plan import catalog, modes, needs
@@ -67,6 +68,23 @@ def run(
     if request.workload is not None:
         catalog.load_workload(request.workload)  # report a mistyped name before anything slow
     ladder = catalog.load_ladder(request.ladder)
+    with Pool() as importing:  # while images are made and torch is asked for its GPU
+        result, path = _measured(request, ladder, importing, quiet, on_file)
+    from ladder.report import tables
+
+    shown = types.build(types.Result, texts.fit(result))
+    publish(tables.with_top(shown, tables.readable(path.parent)), path, quiet)
+    return result
+
+
+def _measured(
+    request: Request,
+    ladder: catalog.Ladder,
+    importing: Pool,
+    quiet: bool,
+    on_file: Callable[[Path], None] | None,
+) -> tuple[dict[str, Any], Path]:
+    """Measure with a pool that has begun to import. Return the result and its file."""
     device = system.choose_device(request.device)
     environment.refuse(device)
     name, workload = catalog.load_workload(request.workload or DEFAULT_WORKLOAD[device])
@@ -114,12 +132,9 @@ def run(
             out=request.out,
             data_source=pictures.source,
             images=identity.of_images(pictures.path),
+            importing=importing,
         )
-    from ladder.report import tables
-
-    shown = types.build(types.Result, texts.fit(result))
-    publish(tables.with_top(shown, tables.readable(folder)), Path(written["path"]), quiet)
-    return result
+    return result, Path(written["path"])
 
 
 def show_interim(path: Path) -> None:

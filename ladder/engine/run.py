@@ -57,6 +57,7 @@ def run_ladder(
     code: Path | None = None,
     inspect: bool | None = None,
     timeouts: dict[str, float] | None = None,
+    importing: Pool | None = None,
 ) -> dict[str, Any]:
     """Measure every planned rung and return the result, which is also in its file under the folder `out`.
 
@@ -70,6 +71,7 @@ def run_ladder(
         images: facts on a user's images (`ladder.results.identity.of_images`).
         code: another checkout with the measured packages. The inspection does not know it.
         inspect: by default true unless `code` is given.
+        importing: a pool of this checkout that has begun to import; it is ended here.
 
     SIGINT or SIGTERM ends the workers and returns the finished part, "complete": false.
 
@@ -102,17 +104,22 @@ def run_ladder(
         run = _Run(result, workload, planned, device, path, on_event, inspects)
         torch = code is None or device == "cuda"
         with stop_on_sigterm():
-            if resume is not None:
-                refuse_other_threads(resume, result, code, torch, timeouts)
-            run.measure(code, timeouts, torch)
+            pool = importing or Pool(code=code, torch=torch, timeouts=timeouts)
+            with pool:
+                if resume is not None:
+                    refuse_other_threads(resume, result, pool)
+                run.measure(code, pool, timeouts, torch)
         return result
 
 
 class _Run(RunState):
     """One run in progress: the inspections and the generations that fill its result."""
 
-    def measure(self, code: Path | None, timeouts: dict[str, float] | None, torch: bool) -> None:
-        """Inspect, then make all generations. `result` is finished and written, also when interrupted."""
+    def measure(self, code: Path | None, pool: Pool, timeouts: dict[str, float] | None, torch: bool) -> None:
+        """Inspect, then make all generations, the first from `pool`.
+
+        `result` is finished and written, also when interrupted.
+        """
         self.maker = Interleaved(
             self.device,
             cycles=self.protocol["cycles"],
@@ -127,9 +134,8 @@ class _Run(RunState):
             self.save()
             self.emit("start", path=str(self.path))
             if self.inspects:
-                pool = Pool(code=code, torch=torch, timeouts=timeouts)
-                self.maker.adopt(code, pool)
                 self.inspect_all(pool)
+            self.maker.adopt(code, pool)
             self.recall()
             number, round_s = 0, 0.0
             while self.goes_on(number, round_s):
@@ -324,15 +330,17 @@ class _Run(RunState):
         self.seen.put(self.recipes[rung["name"]], found)
 
 
-def refuse_other_threads(
-    path: Path, before: dict[str, Any], code: Path | None, torch: bool, timeouts: dict[str, float] | None
-) -> None:
+def refuse_other_threads(path: Path, before: dict[str, Any], pool: Pool) -> None:
     """Raise `UserError`, one line, if the timed rungs computed with another number of CPU threads than a worker has."""
+    worker = None
     try:
-        with Pool(code=code, torch=torch, timeouts=timeouts) as pool:
-            threads = pool.take().call("threads")["cpu_threads"]
+        worker = pool.take()
+        threads = worker.call("threads")["cpu_threads"]
     except WorkerFailure:
         return  # the generations will say what is wrong
+    finally:
+        if worker is not None:
+            worker.close()
     timed = [rung for rung in [*before["rungs"], *before["twins"]] if rung["rounds"]]
     seen = [(rung.get("settings") or {}).get("cpu_threads") for rung in timed]
     if other := [count for count in seen if count is not None and threads is not None and count != threads]:
