@@ -24,4 +24,4 @@ def problem(step: TrainingStep, tell: Tell) -> str | None:
     precision = precision_of(step.recipe)
     spread = get_spread(ref, precision, step.device, tell, kinds)["errors"]
     found = check.within_budget(step, ref.on(step.device), budgets(spread, precision), spread, tell, kinds)
-    return found[0] if found else None
+    return found[0].removeprefix("as it is timed: ") if found else None
