@@ -79,7 +79,7 @@ def run_ladder(
 
     | key | value |
     |---|---|
-    | event | "start", "inspect", "visit", "phase", "visited", "failed", "waiting", "round" or "end" |
+    | event | "start", "inspect", "phase", "visited", "failed", "waiting", "round" or "end" |
     | rung, round, rounds, phase | `round` is 0-based, None while inspecting |
     | done, total | visits |
     | elapsed_s, left_s | `left_s` is an estimate or None |
