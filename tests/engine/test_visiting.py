@@ -85,15 +85,13 @@ def test_a_throttled_visit_is_repeated_and_counted(outcome: Any) -> None:
     outcome(fault="throttled visit", injected="in two visits of a run", outcome=said, count=2, number=True)
 
 
-def test_a_rung_that_is_always_throttled_has_no_number_and_is_counted(outcome: Any) -> None:
+def test_a_rung_that_is_always_throttled_has_no_number_and_is_counted() -> None:
     _, visits = gpu(bits=0x80)
     worker = FakeWorker()
     with pytest.raises(WorkerFailure, match="throttled: 4 visits void, last: power brake") as failure:
         cycle(visits, worker)
     assert failure.value.status == "invalid" and worker.cycles == 4
     assert visits.summary([{"rounds": []}])["rejected_visits"] == 4
-    said = f"tried {worker.cycles} times, then {failure.value.status}: {failure.value.reason}"
-    outcome(fault="every sample rejected", injected="each visit is void", outcome=said, number=False)
 
 
 def test_a_process_has_three_repeats_in_all_its_visits() -> None:

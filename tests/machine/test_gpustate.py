@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ladder.engine.pool import WorkerFailure
+from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, nvml
 from ladder.machine.gpu_state import Watch, company, void_reason
 from tests.support.fake_nvml import UUID, FakeNvml
@@ -260,6 +263,17 @@ def test_a_driver_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPat
     never.set()
     said = f"state: {seen['state']}: {seen['reason']}, the run goes on"
     outcome(fault="NVML absent or refused", injected="a driver that never answers", outcome=said)
+
+
+def test_a_void_visit_is_repeated_three_times_at_most(outcome: Any) -> None:
+    visits = Visits("cuda", UUID, nvml=FakeNvml(bits=0x80))
+    calls: list[str] = []
+    worker: Any = SimpleNamespace(pid=MINE, call=lambda do: calls.append(do) or {"samples_s": [0.01]})
+    with pytest.raises(WorkerFailure) as failure:
+        visits.cycle(worker, {MINE}, (), [])
+    assert failure.value.reason == "throttled: 4 visits void, last: power brake" and len(calls) == 4
+    said = f"tried {len(calls)} times, then {failure.value.reason}"
+    outcome(fault="every sample rejected", injected="each visit is void", outcome=said, number=False)
 
 
 def test_the_state_of_a_process_is_that_of_all_its_visits() -> None:
