@@ -19,7 +19,7 @@ from tests.support import made_up
 EVENTS = """
 import sys
 from ladder.base import progress
-first = progress.First("tiny on cpu: 4 rungs, 3 rounds, about 3 minutes", False)
+first = progress.First("tiny on cpu: 4 rungs, 3 generations, about 3 minutes", False)
 with progress.bar("images", False, first) as images:
     for done in range(4): images(done, 3)
 first()
@@ -54,7 +54,7 @@ def on_a_terminal(columns: int = 100, **env: str) -> str:
 
 
 LINES = [
-    "tiny on cpu: 4 rungs, 3 rounds, about 3 minutes",
+    "tiny on cpu: 4 rungs, 3 generations, about 3 minutes",
     "images: 0/3",
     "tiny on cpu: 0/3 visits  round 1/3  channels_last  prepare  2 min left",
     "tiny on cpu: 1/3 visits  round 1/3  channels_last  12.5 ms  2 min left",
@@ -148,7 +148,7 @@ def test_the_first_line_names_rungs_rounds_and_minutes(tmp_path: Path) -> None:
     def line(*protocol: object, rungs: int = 4, workload: str = "tiny") -> str:
         return expecting.first_line(tmp_path, workload, "cpu", rungs, protocol)
 
-    assert line(True, None, None) == "tiny on cpu: 4 rungs, 3 rounds, about 3 minutes"
-    assert line(False, 1, None, rungs=1) == "tiny on cpu: 1 rung, 1 round, about 1 minute"
-    assert line(False, None, None) == "tiny on cpu: 4 rungs, 5 to 12 rounds, about 10 minutes"
+    assert line(True, None, None) == "tiny on cpu: 4 rungs, 3 generations, about 3 minutes"
+    assert line(False, 1, None, rungs=1) == "tiny on cpu: 1 rung, 1 generation, about 1 minute"
+    assert line(False, None, None) == "tiny on cpu: 4 rungs, 3 to 12 generations, about 10 minutes"
     assert "the first visit will tell" in line(True, None, None, workload="large")
