@@ -23,11 +23,11 @@ def load() -> None:
 
 
 def record(rung: Any) -> tuple[float, Any]:
-    """Run one cycle of a `ladder.engine.timed_rung.Rung` under the profiler, after a lead-in.
+    """Run one cycle of a `ladder.engine.timed_rung.Rung` under the profiler.
 
-    The progress "ran" tells that the GPU has done its work. Returns the seconds and the profile.
+    There is no lead-in: how long the GPU works does not depend on batches that loaders hold. The progress "ran" tells
+    that the GPU has done its work. Returns the seconds and the profile.
     """
-    rung.drain()
     return traces.profiled(rung.step.cycle, lambda: rung.channel.send({"progress": "ran"}))
 
 

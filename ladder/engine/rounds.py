@@ -32,7 +32,6 @@ from ladder.machine import stillness, system
 from ladder.machine.threads import share
 
 PROFILED = 2  # cycles of each process
-MORE_PASSES = 1  # of captured steps, whose visits are short
 PREPARED = {"cuda": 12}  # programs prepared side by side once their memory is known
 PROFILED_BESIDE = {"cuda": 8}  # processes of which all but one read what they have recorded
 PROVED_BESIDE = {"cuda": 4}  # each with a reference on the GPU
@@ -44,7 +43,7 @@ class Interleaved:
     """The maker of generations. `torch` False and `timeouts` are for code of tests.
 
     Args:
-        cycles: timed cycles of an eager step in a generation. A captured one has `MORE_PASSES` more.
+        cycles: timed cycles of each process, one in each pass over all of them.
         settle: run cycles before the first visit until the step time stands still.
         profile: profile each process after its last visit.
     """
@@ -266,18 +265,12 @@ class Interleaved:
 
     def _passes(self, number: int, alive: list[Process], failed: dict[str, Visited]) -> None:
         """Visit the processes in passes, each in a random order."""
-        captured = self.device == "cuda" and any(process.program.is_captured() for process in alive)
-        whole = self.cycles + MORE_PASSES * captured
         living = list(alive)
-        for turn in range(whole):
-            asked = {
-                process.program.name: process
-                for process in alive
-                if turn < self.cycles or process.program.is_captured()
-            }
-            programs = [process.program for process in asked.values()]
-            order = [asked[program.name] for program in self.order(number, programs, turn + 1)]
-            self._each(order, failed, functools.partial(self._visit, turn=turn, beside=living))
+        for turn in range(self.cycles):
+            asked = {process.program.name: process for process in alive}
+            order = self.order(number, [process.program for process in alive], turn + 1)
+            visits = [asked[program.name] for program in order]
+            self._each(visits, failed, functools.partial(self._visit, turn=turn, beside=living))
             alive[:] = [process for process in alive if process.program.name not in failed]
 
     def _visit(self, process: Process, turn: int, beside: Sequence[Process]) -> None:

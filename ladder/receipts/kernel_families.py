@@ -67,6 +67,7 @@ WAITING = ("Stream Wait", "Stream Sync", "Event Sync", "Context Sync")
 Event = tuple[str, bool, int, int, int]  # as `ladder.receipts.traces.events` gives them
 
 
+@functools.lru_cache(maxsize=4096)  # a cycle has 50,000 events of some hundred names
 def family(name: str) -> str:
     """Return the family of one kernel, or of a copy as the profiler names it ("Memcpy HtoD (Pinned -> Device)")."""
     if name in own_kernels():
@@ -117,6 +118,7 @@ def shares(events: Iterable[Event], steps: int) -> list[Share]:
     return sorted(rows, key=lambda row: -row["us"])
 
 
+@functools.lru_cache(maxsize=4096)
 def short(name: str, longest: int = 60) -> str:
     """Return a kernel's name without its templates and arguments, for a table."""
     name = re.sub(r"^void |\(anonymous namespace\)::|at::native::", "", name)

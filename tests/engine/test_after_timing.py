@@ -41,12 +41,12 @@ def test_every_timed_cycle_comes_before_the_first_profiled_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = profiled()
-    seen = commands(monkeypatch, {"profile": lambda worker, part, cycles=0: said if part == "digest" else {}})
+    seen = commands(monkeypatch, {"profile": lambda worker, part, **_: said if part == "digest" else {}})
     result = run(tmp_path, {"a": {}, "b": {}}, cycles=2, rounds=2)
     generation = [do for _, do in seen[: len(seen) // 2]]
     first = next(at for at, do in enumerate(generation) if do.startswith("profile"))
     assert not {"cycle", "finish"} & {*generation[first:]}
-    assert generation.count("profile record") == 3
+    assert generation.count("profile record") == 6
     rung = by_name(result)["a"]
     assert [len(each["profiled"]) for each in rung["rounds"]] == [2, 2] and rung["rounds"][0][
         "gpu_void"
@@ -70,9 +70,14 @@ def test_a_process_that_was_profiled_refuses_to_be_timed() -> None:
     ("cycles", "samples", "captured", "why"),
     [
         (None, [0.1], True, None),
-        ([{"gpu_ms": 100.4}] * 2, [0.1], True, None),
-        ([{"gpu_ms": 101.0}] * 2, [0.1], True, "GPU time of 101 ms in a step of 100 ms"),
-        ([{"gpu_ms": 101.0}] * 2, [0.1], False, None),  # an eager step's wall time is the host's
+        ([{"gpu_ms": 100.9, "kernels": 3000.0}] * 2, [0.1], True, None),
+        ([{"gpu_ms": 101.2, "kernels": 3000.0}] * 2, [0.1], True, "GPU time of 101.2 ms in a step of 100 ms"),
+        (
+            [{"gpu_ms": 101.2, "kernels": 3000.0}] * 2,
+            [0.1],
+            False,
+            None,
+        ),  # an eager step's wall time is the host's
     ],
 )
 def test_a_captured_step_cannot_work_longer_than_it_takes(

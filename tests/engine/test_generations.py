@@ -14,7 +14,7 @@ import pytest
 
 from ladder.engine import lanes, pool, rounds
 from ladder.engine import run as measure
-from ladder.engine.outcomes import Process, Program
+from ladder.engine.outcomes import Program
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.engine.rounds import Interleaved
 from ladder.engine.visit import Visits
@@ -90,23 +90,6 @@ def test_all_live_together_and_one_cycle_is_timed_at_a_time(
         assert [each["passes"] for each in rung["rounds"]] == [[0, 1, 2]] * 2
         assert all(len(each["samples_ms"]) == 3 and each["visit_s"] > 0 for each in rung["rounds"])
     assert result["complete"] and stored(tmp_path) == result
-
-
-def test_a_captured_step_has_more_visits_on_a_gpu(monkeypatch: pytest.MonkeyPatch) -> None:
-    made = Interleaved("cpu", cycles=2, seed=0, torch=False)
-    made.device = "cuda"
-    seen: list[tuple[str, int]] = []
-    monkeypatch.setattr(
-        Interleaved, "_visit", lambda self, p, turn, beside: seen.append((p.program.name, turn))
-    )
-    recipes = {"eager": {}, "captured": {"cuda_graphs": True}, "whole": {"whole_step_graph": True}}
-    processes = [
-        Process(Program(name, name, name, WORKLOAD, recipe, FAKE), type("W", (), {"pid": 1})(), {}, {}, 0)
-        for name, recipe in recipes.items()
-    ]
-    made._passes(0, processes, {})
-    assert Counter(name for name, _ in seen) == {"eager": 2, "captured": 3, "whole": 3}
-    assert {turn for name, turn in seen if name == "eager"} == {0, 1}
 
 
 def test_the_order_is_a_function_of_seed_generation_and_pass() -> None:

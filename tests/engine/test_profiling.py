@@ -90,13 +90,15 @@ def test_a_kernels_name_is_spelled_as_a_result_may_hold_it(name: str, kept: str)
     assert profiling.text(name) == kept
 
 
-def test_each_cycle_has_a_profiler_of_its_own_after_what_loaders_hold(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_the_gpu_is_free_as_soon_as_the_profiled_cycle_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
-    monkeypatch.setattr(traces, "profiled", lambda cycle: (did.append("profiler"), cycle()))
+
+    def profiled(cycle: Any, ran: Any) -> None:
+        for each in (lambda: did.append("begins"), cycle, ran, lambda: did.append("reads")):
+            each()
+
+    monkeypatch.setattr(traces, "profiled", profiled)
     step = SimpleNamespace(cycle=lambda: did.append("cycle"))
-    channel = SimpleNamespace(send=lambda message: did.append("sign of life"))
-    rung = SimpleNamespace(step=step, channel=channel, drain=lambda: did.append("drain"))
-    assert len(profiling.record(rung, 2)) == 2
-    assert did == ["drain", "profiler", "cycle", "sign of life"] * 2
+    channel = SimpleNamespace(send=lambda message: did.append(message["progress"]))
+    profiling.record(SimpleNamespace(step=step, channel=channel))
+    assert did == ["begins", "cycle", "ran", "reads"]
