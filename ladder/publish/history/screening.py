@@ -156,7 +156,7 @@ def _settle(
     notes = asvnotes.of(before), asvnotes.of(after)
     changed = asvnotes.changed(*notes, one.benchmark)
     step.remarks += [
-        f"{name.partition('_')[0]} {said}" for name, said in sorted(changed.items(), reverse=True)
+        f"{asvnotes.NAMES[name]} {changed[name]}" for name in asvnotes.CONDITIONS if name in changed
     ]
     driver = asvnotes.label(*notes, one.benchmark)
     accepted = [e for e in entries if e.is_of(one.name, one.machine)]
