@@ -222,24 +222,39 @@ def _is_text(value: Any) -> bool:
 # --- what a step between two commits coincides with ---------------------------------------------------------------
 
 
-def changed(before: Note | None, after: Note | None, benchmark: str | None = None) -> dict[str, str]:
-    """Return the conditions in which two results of a series differ: {"driver": "580.65.06 -> 590.10"}.
+def conditions(note: Note | None, benchmark: str | None = None) -> dict[Condition, str]:
+    """Return the known conditions of a benchmark's measurement.
 
-    A benchmark that was measured apart from the others has its own conditions. A condition that one side lacks is no
-    change: an old result has no note, and some machines have no GPU.
+    A benchmark that was measured apart from the others has its own conditions.
     """
-    pairs = {key: (condition(before, key, benchmark), condition(after, key, benchmark)) for key in CONDITIONS}
-    return {key: f"{a} -> {b}" for key, (a, b) in pairs.items() if a and b and a != b}
+    if note is None:
+        return {}
+    seen = note["benchmarks"].get(benchmark or "") or note
+    return {key: text for key in CONDITIONS if (text := seen.get(key))}
 
 
-def marks(before: Note | None, after: Note | None, benchmark: str | None = None) -> list[str]:
+def differing(before: Mapping[Condition, str], after: Mapping[Condition, str]) -> dict[Condition, str]:
+    """Return the conditions that changed: {"driver": "580.65.06 -> 590.10"}.
+
+    A condition that one side lacks is no change: an old result has no note, and some machines have no GPU.
+    """
+    both = [key for key in CONDITIONS if key in before and key in after]
+    return {key: f"{before[key]} -> {after[key]}" for key in both if before[key] != after[key]}
+
+
+def changed(before: Note | None, after: Note | None, benchmark: str | None = None) -> dict[Condition, str]:
+    """Return the conditions in which two results of a series differ."""
+    return differing(conditions(before, benchmark), conditions(after, benchmark))
+
+
+def marks(before: Mapping[Condition, str], after: Mapping[Condition, str]) -> tuple[str, ...]:
     """Return the changes that excuse a step, in words: "driver 580.65.06 -> 590.10".
 
     The driver compiles and schedules the work of the GPU, and cuDNN computes much of it. A kernel release excuses
     nothing; it is left to `changed`.
     """
-    seen = changed(before, after, benchmark)
-    return [f"{NAMES[key]} {seen[key]}" for key in EXCUSES if key in seen]
+    seen = differing(before, after)
+    return tuple(f"{NAMES[key]} {seen[key]}" for key in EXCUSES if key in seen)
 
 
 def label(before: Note | None, after: Note | None, benchmark: str | None = None) -> str | None:
@@ -247,11 +262,3 @@ def label(before: Note | None, after: Note | None, benchmark: str | None = None)
     seen = changed(before, after, benchmark)
     said = [f"a {NAMES[key]} change: {seen[key]}" for key in EXCUSES if key in seen]
     return f"coincides with {' and '.join(said)}" if said else None
-
-
-def condition(note: Note | None, key: Condition, benchmark: str | None) -> str | None:
-    """Return a condition of a benchmark's measurement, None where it is unknown."""
-    if note is None:
-        return None
-    apart = note["benchmarks"].get(benchmark or "")
-    return (apart or note).get(key)
