@@ -34,9 +34,16 @@ def ladder_progress(title: str, quiet: bool) -> Iterator[OnEvent]:
                 bar.line(f"{event['rung']}: {event['status']}: {event['reason']}")
             elif kind == "waiting":
                 bar.update(text="waiting: another run uses this device", say=True)
-            elif kind in ("visit", "inspect", "phase", "visited"):
+            elif kind in ("inspect", "phase", "visited"):
+                # Outcomes come at the end of a generation: meanwhile phases show that the run goes on.
+                often = kind != "visited"
                 bar.update(
-                    event["done"], event["total"], _where(event), event["left_s"], say=kind == "visited"
+                    event["done"],
+                    event["total"],
+                    _where(event),
+                    event["left_s"],
+                    say=True,
+                    now_and_then=often,
                 )
 
         yield on_event

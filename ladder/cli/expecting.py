@@ -10,7 +10,7 @@ from ladder.base.starting import near
 from ladder.machine import neighbours
 from ladder.results import store as results
 from ladder.results.types import Result, RungResult, Twin, plain
-from ladder.stats import rounds_budget, verdicts
+from ladder.stats import rounds_budget
 
 USUAL_S = 8.0  # one visit of tiny on a CPU with two cores, or of article on a GPU
 USUAL = {"cpu": "tiny", "cuda": "article"}
@@ -64,7 +64,7 @@ def minutes(rungs: int, seconds: float, *, rounds: int | None, budget_minutes: f
     if rounds is not None:
         return taking(rounds)
     wanted = budget_minutes or rounds_budget.MINUTES
-    return min(max(wanted, taking(rounds_budget.FEWEST_ROUNDS)), taking(verdicts.MOST_ROUNDS))
+    return min(max(wanted, taking(rounds_budget.FEWEST_ROUNDS)), taking(rounds_budget.MOST_ROUNDS))
 
 
 def of_run(
@@ -112,6 +112,6 @@ def first_line(
     if resumed is not None:
         return f"{what}, going on with {near(resumed)}"
     number = rounds or (QUICK_ROUNDS if quick else None)
-    many = f"{verdicts.LEAST_ROUNDS} to {verdicts.MOST_ROUNDS}" if number is None else str(number)
+    many = f"{rounds_budget.LEAST_ROUNDS} to {rounds_budget.MOST_ROUNDS}" if number is None else str(number)
     about = words(of_run(folder, workload, device, rungs, quick, rounds, wanted))
-    return f"{what}, {many} round{'s' * (number != 1)}, {about}"
+    return f"{what}, {many} generation{'s' * (number != 1)}, {about}"

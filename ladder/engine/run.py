@@ -79,7 +79,7 @@ def run_ladder(
 
     | key | value |
     |---|---|
-    | event | "start", "inspect", "visit", "phase", "visited", "failed", "waiting", "round" or "end" |
+    | event | "start", "inspect", "phase", "visited", "failed", "waiting", "round" or "end" |
     | rung, round, rounds, phase | `round` is 0-based, None while inspecting |
     | done, total | visits |
     | elapsed_s, left_s | `left_s` is an estimate or None |
@@ -104,7 +104,7 @@ def run_ladder(
         run = _Run(result, workload, planned, device, path, on_event, inspects)
         torch = code is None or device == "cuda"
         with stop_on_sigterm():
-            pool = importing or Pool(code=code, torch=torch, timeouts=timeouts)
+            pool = importing if importing and code is None else Pool(code=code, torch=torch, timeouts=timeouts)
             with pool:
                 if resume is not None:
                     refuse_other_threads(resume, result, pool)

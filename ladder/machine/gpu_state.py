@@ -12,7 +12,7 @@ import statistics
 import threading
 import time
 from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
-from typing import Any, TypedDict, TypeVar
+from typing import Any, TypedDict
 
 from ladder.machine.nvml import Counters, Gpu, Reading, full_uuid
 
@@ -28,7 +28,6 @@ _SLOWDOWNS = {
     "hw_slowdown": "hardware slowdown",
     "sw_thermal": "thermal slowdown",
 }
-T = TypeVar("T")
 Seen = Mapping[str, Any]  # a `Summary`, as a result's file or a visit in progress has it
 
 
@@ -255,20 +254,6 @@ def tenancy(summary: Seen) -> str:
         return "shared"
     seen = (summary.get("foreign_processes"), summary.get("quiet_percent"))
     return "unknown" if None in seen else "alone"
-
-
-def with_retries(visit: Callable[[], T], void: Callable[[T], str | None]) -> tuple[T | None, list[str]]:
-    """Visit at most 1 + 3 times until a visit is not void. Return (that visit or None, reasons of the rejected).
-
-    With None the rung is `invalid`, for the reason that `throttled` gives.
-    """
-    rejected: list[str] = []
-    while len(rejected) <= MOST_RETRIES:
-        seen = visit()
-        if (reason := void(seen)) is None:
-            return seen, rejected
-        rejected.append(reason)
-    return None, rejected
 
 
 def throttled(rejected: Sequence[str]) -> str:

@@ -31,4 +31,4 @@ def problem(step: TrainingStep, tell: Tell) -> str | None:
     except torch.OutOfMemoryError:  # beside other processes: the reference stays on the CPU
         torch.cuda.empty_cache()
         found = check.within_budget(step, ref, budget, spread, tell, kinds)
-    return found[0] if found else None
+    return found[0].removeprefix("as it is timed: ") if found else None

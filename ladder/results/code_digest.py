@@ -37,6 +37,14 @@ ENGINE = (
     *("machine/gpu_state", "machine/nvml", "machine/threads", "machine/neighbours"),
     *("engine/run", "engine/run_state", "engine/lanes", "engine/visit", "engine/pool", "results/record"),
     *(
+        "engine/channel",
+        "engine/forkserver",
+        "engine/rounds",
+        "engine/outcomes",
+        "engine/profiling",
+        "machine/stillness",
+    ),
+    *(
         "images/prepare",
         "images/store",
         "images/photographs",

@@ -15,7 +15,7 @@ from ladder.base.protocol import CYCLE_STEPS, SETTLE_CYCLES, SETTLE_S
 from ladder.machine import environment, neighbours
 from ladder.results import code_digest, derive, identity
 from ladder.results import store as results
-from ladder.stats import estimates, verdicts
+from ladder.stats import estimates, rounds_budget
 
 
 def new_result(
@@ -96,7 +96,7 @@ def protocol(
         "mode": mode,
         "fixed": rounds is not None,
         "budget_s": None if rounds is not None else budget_s,
-        "rounds": rounds or verdicts.LEAST_ROUNDS,
+        "rounds": rounds or rounds_budget.LEAST_ROUNDS,
         "cycles": cycles or (1 if quick else 2),
         "cycle_steps": CYCLE_STEPS,
         "seed": seed,

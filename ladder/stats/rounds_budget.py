@@ -26,7 +26,7 @@ def another_round(
 
 
 def fitting_cycles(cycles: int, done: int, *, budget_s: float | None, spent_s: float, round_s: float) -> int:
-    """Return the timed cycles of a visit from now on: one, if five rounds like the first would not fit the budget.
+    """Return the timed cycles of a visit from now on: one, if three generations like the first do not fit the budget.
 
     Rounds are kept rather than cycles: processes differ more than the cycles of one process.
     """

@@ -19,14 +19,13 @@ from tests.support import made_up
 EVENTS = """
 import sys
 from ladder.base import progress
-first = progress.First("tiny on cpu: 4 rungs, 3 rounds, about 3 minutes", False)
+first = progress.First("tiny on cpu: 4 rungs, 3 generations, about 3 minutes", False)
 with progress.bar("images", False, first) as images:
     for done in range(4): images(done, 3)
 first()
 with progress.ladder_progress("tiny on cpu", False) as tell:
     for done in range(3):
         common = {"rung": "channels_last", "round": done, "rounds": 3, "done": done, "total": 3, "left_s": 120.0}
-        tell({"event": "visit", **common})
         tell({"event": "phase", "phase": "prepare", **common})
         tell({"event": "visited", "step_ms": 12.5, **common, "done": done + 1})
     tell({"event": "failed", "rung": "bf16", "status": "failed", "reason": "it is [bold]wrong[/bold]"})
@@ -55,8 +54,9 @@ def on_a_terminal(columns: int = 100, **env: str) -> str:
 
 
 LINES = [
-    "tiny on cpu: 4 rungs, 3 rounds, about 3 minutes",
+    "tiny on cpu: 4 rungs, 3 generations, about 3 minutes",
     "images: 0/3",
+    "tiny on cpu: 0/3 visits  round 1/3  channels_last  prepare  2 min left",
     "tiny on cpu: 1/3 visits  round 1/3  channels_last  12.5 ms  2 min left",
     "tiny on cpu: 2/3 visits  round 2/3  channels_last  12.5 ms  2 min left",
     "tiny on cpu: 3/3 visits  round 3/3  channels_last  12.5 ms  2 min left",
@@ -64,7 +64,8 @@ LINES = [
 ]
 
 
-def test_a_log_gets_a_first_line_and_one_for_each_visit() -> None:
+def test_a_log_gets_a_first_line_one_for_each_visit_and_now_and_then_what_is_done() -> None:
+    """Ten seconds lie between lines of what is done, so only the first of them is here."""
     run = subprocess.run([sys.executable, "-c", EVENTS], cwd=ROOT, capture_output=True, text=True, check=True)
     assert run.stderr.splitlines() == LINES
 
@@ -147,7 +148,7 @@ def test_the_first_line_names_rungs_rounds_and_minutes(tmp_path: Path) -> None:
     def line(*protocol: object, rungs: int = 4, workload: str = "tiny") -> str:
         return expecting.first_line(tmp_path, workload, "cpu", rungs, protocol)
 
-    assert line(True, None, None) == "tiny on cpu: 4 rungs, 3 rounds, about 3 minutes"
-    assert line(False, 1, None, rungs=1) == "tiny on cpu: 1 rung, 1 round, about 1 minute"
-    assert line(False, None, None) == "tiny on cpu: 4 rungs, 5 to 12 rounds, about 10 minutes"
+    assert line(True, None, None) == "tiny on cpu: 4 rungs, 3 generations, about 3 minutes"
+    assert line(False, 1, None, rungs=1) == "tiny on cpu: 1 rung, 1 generation, about 1 minute"
+    assert line(False, None, None) == "tiny on cpu: 4 rungs, 3 to 12 generations, about 10 minutes"
     assert "the first visit will tell" in line(True, None, None, workload="large")

@@ -137,7 +137,7 @@ def test_run_writes_result_table_and_chart_and_shows_what_is_n_a(tmp_path, fakes
     assert "quick: not to be quoted" in seen.stdout
     assert "fused_norm, cuda_graphs, data_loading, fused_act: n/a: needs a CUDA GPU" in seen.stdout
     assert "upscaled" in seen.stderr and "\x1b" not in seen.output
-    assert "after 1 round:" in seen.stderr and "after 1 round:" not in seen.stdout  # a table that grows
+    assert "after 1 generation:" in seen.stderr and "after 1 generation:" not in seen.stdout  # a table that grows
     (file,) = tmp_path.glob("*/*.json")
     result = results.read(file)
     assert [rung["status"] for rung in result["rungs"]] == [
@@ -199,11 +199,14 @@ def test_a_failed_rung_is_status_1_and_the_others_are_kept(tmp_path, fakes):
 
 
 def test_ctrl_c_is_status_130_and_keeps_what_is_finished(tmp_path, fakes, monkeypatch):
-    def interrupted(self, number):
-        raise KeyboardInterrupt if number == 1 else AssertionError
+    make = measure._Run.generation
 
-    order = measure._Run.order
-    monkeypatch.setattr(measure._Run, "order", lambda s, n: interrupted(s, n) if n else order(s, n))
+    def interrupted(self, number, code):
+        if number:
+            raise KeyboardInterrupt
+        make(self, number, code)
+
+    monkeypatch.setattr(measure._Run, "generation", interrupted)
     arguments = ("run", "--workload", "tiny", "--rungs", "baseline", "--rounds", 3, "--cycles", 1, "--quick")
     seen = call(*arguments, "--out", tmp_path)
     assert seen.exit_code == 130

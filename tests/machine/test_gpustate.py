@@ -2,10 +2,13 @@
 
 import json
 from collections.abc import Callable
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
+from ladder.engine.pool import WorkerFailure
+from ladder.engine.visit import Visits
 from ladder.machine import gpu_state, nvml
 from ladder.machine.gpu_state import Watch, company, void_reason
 from tests.support.fake_nvml import UUID, FakeNvml
@@ -263,17 +266,50 @@ def test_a_driver_that_hangs_does_not_hold_the_run(monkeypatch: pytest.MonkeyPat
 
 
 def test_a_void_visit_is_repeated_three_times_at_most(outcome: Any) -> None:
-    tries = iter(["hot", "hot", "fine", "never asked"])
-    kept, rejected = gpu_state.with_retries(lambda: next(tries), lambda seen: seen if seen == "hot" else None)
-    assert kept == "fine" and rejected == ["hot", "hot"]
-    calls: list[int] = []
-    kept, rejected = gpu_state.with_retries(lambda: calls.append(1), lambda _: "power brake")
-    assert kept is None and len(calls) == 4 and len(rejected) == 4
-    assert gpu_state.throttled(rejected) == "throttled: 4 visits void, last: power brake"
-    said = f"tried {len(calls)} times, then {gpu_state.throttled(rejected)}"
-    outcome(
-        fault="every sample rejected", injected="each visit is void", outcome=said, number=kept is not None
+    visits = Visits("cuda", UUID, nvml=FakeNvml(bits=0x80))
+    calls: list[str] = []
+    worker: Any = SimpleNamespace(pid=MINE, call=lambda do: calls.append(do) or {"samples_s": [0.01]})
+    with pytest.raises(WorkerFailure) as failure:
+        visits.cycle(worker, {MINE}, (), [])
+    assert failure.value.reason == "throttled: 4 visits void, last: power brake" and len(calls) == 4
+    said = f"tried {len(calls)} times, then {failure.value.reason}"
+    outcome(fault="every sample rejected", injected="each visit is void", outcome=said, number=False)
+
+
+def test_the_state_of_a_process_is_that_of_all_its_visits() -> None:
+    """Worst values, medians of clocks, sums of counters: no visit hides behind another."""
+    first = clock(
+        1980, "power_cap", power_w=400.0, temperature_c=60, longest_gap_ms=50.1, polls=3, ecc_errors=0
     )
+    second = clock(1965, power_w=650.0, temperature_c=58, longest_gap_ms=90.0, polls=5, ecc_errors=1)
+    third = clock(
+        1950, "sync_boost", power_w=None, temperature_c=61, longest_gap_ms=None, polls=1, ecc_errors=0
+    )
+    first["violation_ms"], second["violation_ms"] = {"power": 1.5}, {"power": 2.0, "thermal": 0.25}
+    third["violation_ms"] = None
+    for number, each in enumerate((first, second, third)):
+        each |= {"sm_mhz_min": 1900 - number, "quiet_percent": 0, "foreign_processes": 0, "drift_bytes": 0}
+    whole = gpu_state.joined([first, second, third])
+    assert (whole["state"], whole["tenancy"], whole["polls"]) == ("known", "alone", 9)
+    assert (whole["sm_mhz"], whole["sm_mhz_min"]) == (1965, 1898)
+    assert (whole["power_w"], whole["temperature_c"], whole["longest_gap_ms"]) == (650.0, 61, 90.0)
+    assert whole["reasons"] == ["power_cap", "sync_boost"] and whole["ecc_errors"] == 1
+    assert whole["violation_ms"] == {"power": 3.5, "thermal": 0.25}
+    assert gpu_state.power_capped(whole)
+
+
+def test_company_in_one_visit_is_company_of_the_process() -> None:
+    alone = clock(1980, polls=1, violation_ms=None) | {"foreign_processes": 0, "quiet_percent": 0}
+    for seen in ({"foreign_processes": 2}, {"drift_bytes": 2**30}, {"quiet_percent": 40}):
+        assert gpu_state.joined([alone, alone | seen, alone])["tenancy"] == "shared"
+    untold = gpu_state.joined([alone | {"reasons": None, "foreign_processes": None}] * 2)
+    assert untold["reasons"] is None and untold["violation_ms"] is None and untold["tenancy"] == "unknown"
+
+
+def test_one_visit_of_unknown_state_makes_the_whole_unknown() -> None:
+    lost = gpu_state.unknown("NVML stopped answering")
+    assert gpu_state.joined([clock(1980), lost, clock(1980)]) == lost
+    assert gpu_state.joined([])["state"] == "unknown"
 
 
 def test_a_run_is_as_alone_as_its_least_lonely_visit() -> None:

@@ -3,7 +3,6 @@
 `docs/faults.md` is the table of all faults; those of one module's own are tested beside it.
 """
 
-import contextlib
 import json
 import os
 import signal
@@ -18,6 +17,7 @@ from typing import Any
 import pytest
 
 from ladder.base.errors import UserError
+from ladder.engine.pool import Worker
 from ladder.machine import system
 from ladder.report import tables
 from ladder.results import record
@@ -113,7 +113,13 @@ def test_a_rung_that_goes_wrong_has_a_reason_and_no_number(
 def test_a_hang_is_ended_by_the_watchdog(tmp_path: Path, where: str, outcome: Any) -> None:
     hang = {"fault": "hang", "at": where, "pids": str(tmp_path / "pids")}
     did = "visit" if where == "cycle" else where
-    rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hang}, timeouts={did: 1.0}))
+    rungs = by_name(
+        run(
+            tmp_path / "out",
+            {"fine": {}, "hung": hang},
+            timeouts={"begin" if where == "cycle" else where: 1.0},
+        )
+    )
     assert rungs["hung"]["status"] == "failed" and f"{did}: no sign of life" in rungs["hung"]["reason"]
     assert rungs["fine"]["status"] == "ok"
     left = [pid for pid in json.loads((tmp_path / "pids").read_text()) if alive(pid)]
@@ -125,11 +131,15 @@ def test_a_hang_is_ended_by_the_watchdog(tmp_path: Path, where: str, outcome: An
 def test_a_worker_killed_from_outside_costs_its_rung_alone_and_resume_makes_up_for_it(
     tmp_path: Path, outcome: Any
 ) -> None:
-    pids, out = tmp_path / "pids", tmp_path / "out"
+    pids, out, killed = tmp_path / "pids", tmp_path / "out", []
 
     def kill() -> None:
-        wait_for(lambda: pids.exists() and pids.read_text().endswith("]"))
-        os.kill(json.loads(pids.read_text())[0], signal.SIGKILL)
+        """Kill it beside the others, and again when it is tried alone."""
+        for _ in range(2):
+            wait_for(lambda: pids.exists() and pids.read_text().endswith("]"))
+            killed.extend(json.loads(pids.read_text()))
+            pids.unlink()
+            os.kill(killed[-2], signal.SIGKILL)
 
     killer = threading.Thread(target=kill)
     killer.start()
@@ -137,7 +147,8 @@ def test_a_worker_killed_from_outside_costs_its_rung_alone_and_resume_makes_up_f
     before = by_name(run(out, rungs, rounds=2))
     killer.join()
     assert before["victim"]["status"] == "failed" and "killed by SIGKILL" in before["victim"]["reason"]
-    wait_for(lambda: not alive(json.loads(pids.read_text())[1]))  # nor does its data loader outlive it
+    assert len(killed) == 4
+    wait_for(lambda: not any(map(alive, killed)))  # nor does its data loader outlive it
     after = run(out, {**rungs, "victim": {}}, rounds=2, resume=the_file(out))
     assert by_name(after)["fine"]["rounds"] == before["fine"]["rounds"] and len(before["fine"]["rounds"]) == 2
     assert by_name(after)["victim"]["status"] == "ok" and after["complete"]
@@ -147,24 +158,30 @@ def test_a_worker_killed_from_outside_costs_its_rung_alone_and_resume_makes_up_f
     )
 
 
-def test_an_outlying_process_is_kept_and_shown(tmp_path: Path, outcome: Any) -> None:
-    log = tmp_path / "log"
+def test_an_outlying_process_is_kept_and_shown(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, outcome: Any
+) -> None:
+    real, timed, stoppers = Worker.call, [], []
 
-    def stop() -> None:
-        # A quick round is a lead-in and a timed cycle, the first also one without lazy phases: this is the second.
-        wait_for(lambda: log.exists() and len(log.read_text().splitlines()) >= 4)
-        workers = children()
+    def stop(pid: int) -> None:
         for sign in (signal.SIGSTOP, signal.SIGCONT):
-            for pid in workers:
-                with contextlib.suppress(ProcessLookupError):
-                    os.kill(pid, sign)
-            time.sleep(1.0 * (sign == signal.SIGSTOP))
+            time.sleep(0.05 if sign == signal.SIGSTOP else 1.0)
+            os.kill(pid, sign)
 
-    stopper = threading.Thread(target=stop)
-    stopper.start()
-    rungs: dict[str, dict | None] = {"first": {}, "slow once": {"sleep": 0.2, "log": str(log)}}
+    def call(worker: Any, do: str, **fields: Any) -> dict[str, Any]:
+        if do == "build":
+            worker.named = fields["recipe"]["name"]
+        if do == "cycle" and worker.named == "slow once":
+            timed.append(worker.pid)
+            if len(timed) == 2:
+                stoppers.append(threading.Thread(target=stop, args=[worker.pid]))
+                stoppers[0].start()
+        return real(worker, do, **fields)
+
+    monkeypatch.setattr(Worker, "call", call)
+    rungs: dict[str, dict | None] = {"first": {}, "slow once": {"sleep": 0.2}}
     assert run(tmp_path / "out", rungs, rounds=5)["complete"]
-    stopper.join()
+    stoppers[0].join()
     rung = by_name(stored(tmp_path / "out"))["slow once"]
     slow = [sample for sample in rung["samples_ms"] if sample > 50]
     assert len(slow) == 1 and len(rung["samples_ms"]) == 5 and rung["status"] == "ok"
@@ -174,16 +191,6 @@ def test_an_outlying_process_is_kept_and_shown(tmp_path: Path, outcome: Any) -> 
     )
     injected = "a process that is stopped for a second while it is timed"
     outcome(fault="outlying process", injected=injected, outcome=said, number=True, kept=True)
-
-
-def children() -> list[int]:
-    """The processes that this one started and that still run."""
-    found = []
-    for stat in Path("/proc").glob("[0-9]*/stat"):
-        with contextlib.suppress(OSError):
-            if int(stat.read_text().rsplit(")", 1)[1].split()[1]) == os.getpid():
-                found.append(int(stat.parent.name))
-    return found
 
 
 def test_names_that_a_file_spells_otherwise_do_not_hinder_resuming(
@@ -207,13 +214,17 @@ def another_process(program: str) -> subprocess.Popen:
     return subprocess.Popen([sys.executable, "-c", begin + program], cwd=ROOT, text=True, **pipes)
 
 
+def hangs(folder: Path) -> dict[str, Any]:
+    """The recipe of a rung that hangs while it is prepared, but for the first time."""
+    return {"fault": "hang", "at": "prepare", "pids": str(folder / "pids"), "once": str(folder / "once")}
+
+
 @pytest.fixture
 def hanging(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
-    """A run in another process whose first rung is finished and whose second hangs, and its folder."""
+    """A run in another process whose first generation is finished and whose second hangs, and its folder."""
     pids, out = tmp_path / "pids", tmp_path / "out"
-    rungs = {"quick": {}, "hang": {"fault": "hang", "pids": str(pids)}}
-    seed = fake_runs.seed_with_first("quick")
-    process = another_process(f"run(Path({str(out)!r}), {rungs!r}, seed={seed})")
+    rungs = {"quick": {}, "hang": hangs(tmp_path)}
+    process = another_process(f"run(Path({str(out)!r}), {rungs!r}, rounds=2)")
     wait_for(lambda: pids.exists() and pids.read_text().endswith("]"), process)
     yield process, out
     process.kill()
@@ -222,22 +233,21 @@ def hanging(tmp_path: Path) -> Iterator[tuple[subprocess.Popen, Path]]:
 
 
 def test_a_run_killed_outright_leaves_a_whole_file_and_a_folder_that_is_free(
-    hanging: Any, outcome: Any
+    hanging: Any, tmp_path: Path, outcome: Any
 ) -> None:
     process, out = hanging
     process.kill()
     process.communicate()
     result = stored(out)
     assert not result["complete"] and by_name(result)["quick"]["step_ms"] > 0
-    seed = result["protocol"]["seed"]
-    after = run(
-        out, {"quick": {}, "hang": {}}, seed=seed, resume=the_file(out)
-    )  # nobody holds the lock any more
-    assert after["complete"] and by_name(after)["hang"]["status"] == "ok"
-    kept = by_name(after)["quick"]["rounds"] == by_name(result)["quick"]["rounds"]
+    (tmp_path / "once").unlink()
+    rungs = {"quick": {}, "hang": hangs(tmp_path)}
+    after = run(out, rungs, rounds=2, resume=the_file(out))  # nobody holds the lock any more
+    assert after["complete"] and len(by_name(after)["hang"]["rounds"]) == 2
+    kept = by_name(after)["quick"]["rounds"][:1] == by_name(result)["quick"]["rounds"]
     assert kept
     said = "a whole file, complete: no, and resumed to complete: yes"
-    injected = "SIGKILL to the orchestrator in a cycle"
+    injected = "SIGKILL to the orchestrator in a generation"
     outcome(fault="run killed outright", injected=injected, outcome=said, number=False, kept=kept)
 
 
@@ -261,11 +271,13 @@ def test_sigterm_to_a_run_leaves_a_whole_and_marked_result(hanging: Any, outcome
     process.communicate(timeout=30)
     result = stored(out)
     assert process.returncode == 0 and not result["complete"]
-    assert "interrupted: what was finished is kept" in result["protocol"]["notes"]
+    assert "interrupted: whole generations are kept" in result["protocol"]["notes"]
     assert list(out.rglob("*.tmp")) == list(out.rglob(".lock")) == []
-    assert by_name(result)["hang"]["step_ms"] is None and by_name(result)["quick"]["step_ms"] > 0
+    assert [(len(rung["rounds"]), rung["step_ms"] > 0) for rung in result["rungs"]] == [(1, True)] * 2
     said = f"a whole file, complete: no; {result['protocol']['notes'][-1]}"
-    outcome(fault="SIGTERM", injected="to the orchestrator in a cycle", outcome=said, number=False, kept=True)
+    outcome(
+        fault="SIGTERM", injected="to the orchestrator in a generation", outcome=said, number=False, kept=True
+    )
 
 
 def test_nothing_measured_is_a_failure(tmp_path: Path, fakes: dict[str, Any], outcome: Any) -> None:
@@ -306,9 +318,7 @@ def test_other_software_is_another_series(tmp_path: Path, changed: str, outcome:
     with pytest.raises(UserError, match=rf"{changed} was 1\.0 and is") as refusal:
         run(tmp_path, rungs, rounds=3, resume=path)
     assert path.read_bytes() == before
-    new = run(tmp_path, rungs, rounds=2, quick=False, seed=1)
-    assert "stored_twins" not in new  # nor are the twins of the old one heard
     said = "resuming is refused: " + str(refusal.value).partition("--resume: ")[2].partition(" and is")[0]
-    said += " there, and its twins are not counted"
+    said += " there"
     injected = f"an earlier result was made with {changed} 1.0"
     outcome(fault="torch or CUDA upgrade", injected=injected, outcome=said, kept=path.read_bytes() == before)

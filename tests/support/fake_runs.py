@@ -57,27 +57,6 @@ def alive(pid: int) -> bool:
         return False
 
 
-def seed_with_first(name: str) -> int:
-    """A seed with which `name` comes first of (quick, hang) in round 0."""
-    for seed in range(100):
-        if order(["quick", "hang"], seed, 0)[0] == name:
-            return seed
-    raise AssertionError("the order does not depend on the seed")
-
-
-def order(names: list[str], seed: int, number: int) -> list[str]:
-    result = {
-        "protocol": {"seed": seed, "rounds": 1},
-        "rungs": [],
-        "started": "",
-        "workload": {"name": "w"},
-        "twins": [],
-        "seconds": 0,
-    }
-    result |= {"ladder": {"name": "l"}, "machine": {"name": "m"}}
-    return measure._Run(result, WORKLOAD, [Planned(n) for n in names], "cpu", Path("."), None).order(number)
-
-
 def wait_for(condition: Any, process: subprocess.Popen | None = None) -> None:
     deadline = time.monotonic() + 30
     while not condition():

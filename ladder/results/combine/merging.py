@@ -21,7 +21,7 @@ from ladder.results import check, code_digest, derive, judging, record, sources,
 from ladder.results import store as results
 from ladder.results.combine import belonging
 from ladder.results.types import ABSENT, Absent, Merged, Plain, Protocol, Result, RungResult, Twin
-from ladder.stats import verdicts
+from ladder.stats import rounds_budget
 from stylegan_lite.config import Recipe
 
 Record = TypeVar("Record", RungResult, Twin)
@@ -269,7 +269,7 @@ def _enough(made: Result) -> bool:
     parts = sources.records(made)
     waiting = [each for each in parts if each.status == "n/a" and each.recipe is not None]
     timed = [each for each in parts if each.status == "ok"]
-    return not waiting and all(len(derive.counted(each)) >= verdicts.LEAST_ROUNDS for each in timed)
+    return not waiting and all(len(derive.counted(each)) >= rounds_budget.LEAST_ROUNDS for each in timed)
 
 
 def _recipes(result: Result) -> dict[str, Plain]:

@@ -32,7 +32,7 @@ from ladder.plan import catalog
 from ladder.results import store as results
 from ladder.selfcheck.selftest import judging, planting, spin
 from ladder.selfcheck.selftest.judging import Result, judge, markdown, wants_rounds
-from ladder.stats import estimates, rounds_budget, verdicts
+from ladder.stats import estimates, rounds_budget
 
 MINUTES = 9.0
 CYCLES = 2
@@ -175,14 +175,14 @@ class SelfTest:
         return self.result
 
     def _goes_on(self, done: int, round_s: float) -> bool:
-        """Return whether a run would make another round: three always, five if they fit, more for wide intervals."""
+        """Return whether a run would make another generation: three always, more for wide intervals."""
         return rounds_budget.another_round(
             done,
             fixed=None,
             budget_s=self.budget_s,
             spent_s=time.monotonic() - self.begin,
             round_s=round_s,
-            wanted=done >= verdicts.LEAST_ROUNDS and wants_rounds(self.result),
+            wanted=done >= rounds_budget.LEAST_ROUNDS and wants_rounds(self.result),
         )
 
     def _wait(self) -> None:

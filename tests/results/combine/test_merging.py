@@ -132,8 +132,8 @@ def test_a_merged_file_is_valid_without_its_sources_and_is_resumed(tmp_path):
     assert [each["rounds"] for each in more["merged"]] == [5, 6, 5] and sources.end(more) == 16
 
 
-def test_half_runs_are_complete_together_once_every_rung_has_five_rounds(tmp_path):
-    a, b, c = cut(run(1), 3), cut(run(2), 1), cut(run(3), 2)
+def test_half_runs_are_complete_together_once_every_rung_has_three_generations(tmp_path):
+    a, b, c = cut(run(1), 1), cut(run(2), 1), cut(run(3), 2)
     assert not merging.merge(write(tmp_path, a, b))["complete"]
     whole = merging.merge(write(tmp_path, a, c))
     assert whole["complete"] and not any("interrupted" in note for note in whole["protocol"]["notes"])

@@ -1,0 +1,102 @@
+"""GPU time of profiled cycles: the union of kernels, what a step consists of, and when there is no figure."""
+
+from types import SimpleNamespace
+from typing import Any
+
+import pytest
+
+from ladder.base.protocol import CYCLE_STEPS
+from ladder.engine import profiling
+from ladder.receipts import traces
+from ladder.results import types
+
+MS = 1_000_000
+
+
+def event(name: str, begin: float, end: float, stream: int = 7, on_device: bool = True) -> Any:
+    """An event from `begin` to `end` milliseconds of a step, so a cycle of it takes as many of a step."""
+    return (name, on_device, stream, int(begin * MS * CYCLE_STEPS), int(end * MS * CYCLE_STEPS))
+
+
+@pytest.fixture
+def recorded(monkeypatch: pytest.MonkeyPatch) -> Any:
+    """A function that digests cycles, each given by its events; a cycle's wall time is 2 ms a step."""
+    monkeypatch.setattr(traces, "events", lambda seen: seen)
+    return lambda *cycles: profiling.digest([(0.002 * CYCLE_STEPS, each) for each in cycles])
+
+
+CYCLE = [
+    event("cudaLaunchKernel", 0, 9, on_device=False),
+    event("sm90_xmma_gemm_bf16", 0, 1),
+    event("void at::native::elementwise_kernel<4, lambda(int)>(int)", 0.5, 1.5, stream=8),
+    event("Memcpy HtoD (Pinned -> Device)", 3, 3.25, stream=9),
+    event("Context Sync", 0, 9),
+]
+
+
+def test_gpu_time_is_the_union_of_kernels_and_copies_over_all_streams(recorded: Any) -> None:
+    found = recorded(CYCLE, CYCLE)
+    assert found["cycles"] == [{"gpu_ms": 1.75, "wall_ms": 2.0, "kernels": 2 / CYCLE_STEPS}] * 2
+    assert found["gpu_void"] is None
+
+
+def test_cycles_that_launch_other_kernels_have_no_gpu_time_that_counts(recorded: Any) -> None:
+    found = recorded(CYCLE, [*CYCLE, event("gemm", 4, 5)])
+    assert found["gpu_void"] == "profiled cycles launched 2 and 3 kernels"
+    assert profiling.differing([]) is profiling.differing([9.0, 9.0]) is None
+
+
+def test_a_profiler_that_sees_no_kernels_says_so(recorded: Any) -> None:
+    idle = [each for each in CYCLE if not each[1] or each[0].startswith(("Memcpy", "Context"))]
+    for cycles in ([CYCLE, idle], [idle], [[]]):
+        found = recorded(*cycles)
+        assert found == {"cycles": None, "profile": None, "gpu_void": "the profiler saw no kernels"}
+
+
+def test_a_step_consists_of_families_and_of_kernels(recorded: Any) -> None:
+    found = recorded(CYCLE)["profile"]
+    assert [(row["name"], row["ms"]) for row in found["families"]] == [
+        ("matmul", 1.0),
+        ("elementwise", 1.0),
+        ("memcpy and memset", 0.25),
+    ]
+    assert [row["ms"] for row in found["kernels"]] == [1.0, 1.0, 0.25]
+    assert all(row["launches"] == pytest.approx(1 / CYCLE_STEPS) for row in found["kernels"])
+    types.build(types.KernelProfile, found)  # a result may hold it
+
+
+def test_the_lightest_kernels_are_one_row_and_nothing_is_lost() -> None:
+    most = profiling.HEAVIEST
+    events = [event(f"gemm_{number}", number, number + 1 + number / 100) for number in range(most + 5)]
+    found = profiling.composition(events)["kernels"]
+    assert len(found) == most + 1 and found[-1]["name"] == "5 other kernels"
+    assert found[0]["name"] == f"gemm_{most + 4}"
+    whole = sum(1 + number / 100 for number in range(most + 5))
+    assert sum(row["ms"] for row in found) == pytest.approx(whole, abs=0.001)
+    assert sum(row["launches"] for row in found) == pytest.approx((most + 5) / CYCLE_STEPS, abs=0.001)
+    assert len(profiling.composition(events[:most])["kernels"]) == most
+
+
+@pytest.mark.parametrize(
+    ("name", "kept"),
+    [
+        ("gemm<float, 4>(int)", "gemm(float, 4)(int)"),
+        ("naïve & *bold* [x]", "na_ve _ _bold_ _x_"),
+        ("x" * 200, "x" * 96),
+        ("", "unnamed"),
+    ],
+)
+def test_a_kernels_name_is_spelled_as_a_result_may_hold_it(name: str, kept: str) -> None:
+    assert profiling.text(name) == kept
+
+
+def test_each_cycle_has_a_profiler_of_its_own_after_what_loaders_hold(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    did: list[str] = []
+    monkeypatch.setattr(traces, "profiled", lambda cycle: (did.append("profiler"), cycle()))
+    step = SimpleNamespace(cycle=lambda: did.append("cycle"))
+    channel = SimpleNamespace(send=lambda message: did.append("sign of life"))
+    rung = SimpleNamespace(step=step, channel=channel, drain=lambda: did.append("drain"))
+    assert len(profiling.record(rung, 2)) == 2
+    assert did == ["drain", "profiler", "cycle", "sign of life"] * 2

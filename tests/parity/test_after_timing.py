@@ -1,0 +1,71 @@
+"""The comparison of a step that has been timed: the true step passes, and a step that trains otherwise is named."""
+
+import dataclasses
+import re
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+
+from ladder.parity import after_timing, reference
+from stylegan_lite.step import TrainingStep
+from tests.support import fake_graphs
+from tests.support.rung_steps import small
+
+OURS = {"conv": "double_backward", "set_to_none": True}
+Timed = Callable[..., TrainingStep]
+
+
+@pytest.fixture(params=["eager", "a graph for each phase", "a graph for each kind of step"])
+def timed(request: pytest.FixtureRequest, references: Path, monkeypatch: pytest.MonkeyPatch) -> Timed:
+    """A function that makes a step, wrong as `plant` makes it, and runs a cycle: no gradients are kept."""
+    monkeypatch.setattr(reference, "CACHE", references)
+
+    def make(plant: Callable[[TrainingStep], None] = lambda step: None) -> TrainingStep:
+        step = small(OURS, resolution=8)
+        step.recipe = dataclasses.replace(step.recipe, whole_step_graph="kind" in request.param)
+        plant(step)
+        step.prepare()
+        if request.param != "eager":
+            fake_graphs.capture(step, monkeypatch)
+        step.cycle()
+        return step
+
+    return make
+
+
+def test_the_true_step_has_no_finding(timed: Timed) -> None:
+    told: list[str] = []
+    assert after_timing.problem(timed(), told.append) is None
+    assert told  # signs of life for the watchdog
+
+
+def no_update_of_the_generator(step: TrainingStep) -> None:
+    inner = step.opt_G.step
+    step.opt_G.step = lambda *how, **more: None if step.count else inner(*how, **more)
+
+
+def no_average(step: TrainingStep) -> None:
+    step._update_ema = lambda: None
+
+
+@pytest.mark.parametrize(
+    ("plant", "said"), [(no_update_of_the_generator, r"^G_\w+ .*update of "), (no_average, r" ema of ")]
+)
+def test_a_step_that_trains_otherwise_is_named(
+    timed: Timed, plant: Callable[[TrainingStep], None], said: str
+) -> None:
+    problem = after_timing.problem(timed(plant), print)
+    assert problem is not None and re.search(said, problem) and "\n" not in problem
+
+
+def test_a_reference_of_a_smaller_batch_fits_no_timed_buffers(
+    references: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(reference, "CACHE", references)
+    step = small(OURS, resolution=8)
+    real = reference.get
+    half = dataclasses.replace(step.workload, batch=step.workload.batch // 2)
+    monkeypatch.setattr(reference, "get", lambda workload, *rest: real(half, *rest))
+    no_update_of_the_generator(step)
+    assert after_timing.problem(step, print) is None
