@@ -1,7 +1,7 @@
 """asv's record of the machine (`ladder.publish.history.machines`), with the hardware that the measuring Python sees.
 
-The record under results/asv is the only one. Driver and kernel change with updates, so they are noted beside each
-result (`ladder.publish.history.notes`). They split no series.
+The record under results/asv is the only one. Driver, cuDNN and kernel change with updates, so they are noted
+beside each result (`ladder.publish.history.notes`). They split no series.
 """
 
 from __future__ import annotations
@@ -112,6 +112,7 @@ def note(result: Any, folder: str, choices: dict[str, list[str]] | None = None) 
             result.commit_hash,
             result.env_name,
             driver=facts()["driver"],
+            cudnn=facts()["cudnn"],
             kernel_release=platform.release(),
             benchmarks=measured,
             choices=choices,

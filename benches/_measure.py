@@ -100,6 +100,20 @@ def measured(series: Series, quantity: str, after: Sequence[Series] = ()) -> dic
     return shared(series.fingerprint, quantity, lambda: measure(series), series.workload, series.recipe)
 
 
+def gpu_time(series: Series, after: Sequence[Series] = ()) -> list[float]:
+    """Return the GPU seconds of a step in each profiled cycle, from the visit of `measured`.
+
+    Raises:
+        SkipNotImplemented: a CPU has no GPU time, and no figure of the profiler counts without CUPTI (n/a).
+    """
+    if series.device != "cuda":
+        raise SkipNotImplemented("GPU time is measured on a GPU")
+    seen = measured(series, "gpu", after)
+    if seen["gpu_s"] is None:
+        raise SkipNotImplemented(seen["gpu_void"])
+    return seen["gpu_s"]
+
+
 def following(benchmark: Any) -> list[Series]:
     """Return the series that asv asks of a benchmark's class next, without those that are n/a here."""
     found = []

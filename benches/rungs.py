@@ -1,4 +1,4 @@
-"""The article's ladder as asv benchmarks: seconds of one step, and peak memory, of every rung.
+"""The article's ladder as asv benchmarks: seconds and GPU seconds of one step, and peak memory, of every rung.
 
 `article` is measured on a GPU, `tiny` on a CPU, and other combinations are n/a. With `rung` on the x axis, asv's
 page draws the ladder.
@@ -7,11 +7,11 @@ page draws the ladder.
 from __future__ import annotations
 
 from benches import series
-from benches._measure import available, following, measured
+from benches._measure import available, following, gpu_time, measured
 
 
 class Rung:
-    """One fresh process per rung, prepared and warmed up before it is timed. Both numbers come from one visit."""
+    """One fresh process per rung, prepared and warmed up before it is timed. All numbers come from one visit."""
 
     params = (series.WORKLOADS, series.RUNGS)  # literals, append-only
     param_names = ("workload", "rung")
@@ -31,6 +31,13 @@ class Rung:
         A sample is a 16-step cycle / 16.
         """
         return measured(self.series, "time", following(self))["samples_s"]
+
+    def samples_gpu_time(self, workload: str, rung: str) -> list[float]:
+        """Return the seconds of one step in which the GPU works.
+
+        A sample is one of two cycles that are profiled after the timed ones.
+        """
+        return gpu_time(self.series, following(self))
 
     def track_peak_memory(self, workload: str, rung: str) -> int:
         """Return the bytes reserved by torch's allocator on a GPU, or resident on a CPU."""

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from benches import series
 from benches._frozen import Series
-from benches._measure import available, following, measured
+from benches._measure import available, following, gpu_time, measured
 
 WORKLOADS = ["article-b32", "adain-256", "large", "stylegan2-512", "stylegan2-1024"]
 # The last rung is today's top. The top of adain-256 is the rung before it, because nothing is modulated there.
@@ -51,7 +51,7 @@ SERIES = {
 
 
 class Workload:
-    """One fresh process per series, as in `rungs.Rung`. Both numbers come from one visit."""
+    """One fresh process per series, as in `rungs.Rung`. All numbers come from one visit."""
 
     params = (WORKLOADS, RUNGS)  # literals, append-only
     param_names = ("workload", "rung")
@@ -66,6 +66,10 @@ class Workload:
     def samples_step_time(self, workload: str, rung: str) -> list[float]:
         """Return the seconds of one step, as in `rungs.Rung.samples_step_time`."""
         return measured(self.series, "time", following(self))["samples_s"]
+
+    def samples_gpu_time(self, workload: str, rung: str) -> list[float]:
+        """Return the GPU seconds of one step, as in `rungs.Rung.samples_gpu_time`."""
+        return gpu_time(self.series, following(self))
 
     def track_peak_memory(self, workload: str, rung: str) -> int:
         """Return the bytes reserved by torch's allocator."""

@@ -7,7 +7,9 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.locks import device_lock
-from ladder.engine.pool import Pool, Worker, plain
+from ladder.engine.outcomes import beyond, is_captured
+from ladder.engine.pool import Pool, Worker, WorkerFailure, plain
+from ladder.engine.rounds import PROFILED
 from ladder.machine import system
 
 
@@ -27,6 +29,8 @@ def measure_once(
         samples_s (one for each cycle), event_s, prepare_s, peak_rss_bytes, recipe and settings.
         peak_reserved_bytes and peak_allocated_bytes, None on a CPU.
         choices: the rows of `kernels.choices` that decided, None if the measured code does not say.
+        gpu_s: GPU seconds of a step in each profiled cycle, None on a CPU or if there is no GPU time that counts.
+        gpu_void: one line why there is no GPU time, or None.
 
     Raises:
         WorkerFailure: its status is "n/a" if `code`, a checkout with the measured packages, lacks the contract.
@@ -38,7 +42,9 @@ def measure_once(
     with _prepared(workload, recipe, device, code, seed, workers) as (worker, prepared):
         seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
         used = worker.call("choices")["choices"]
-        return plain(empty | prepared | seen | {"choices": used})
+        found = empty | prepared | seen | {"choices": used}
+        # Last, because nothing is timed in a process that was profiled.
+        return plain(found | _profiled(worker, recipe, device, seen["samples_s"]))
 
 
 def prepare_once(
@@ -61,6 +67,24 @@ def prepare_once(
 def pool(device: str, code: Path | None) -> Pool:
     """Return a pool of workers for `measure_once`, with this code and for this device."""
     return Pool(code=code, torch=code is None or device == "cuda")
+
+
+def _profiled(
+    worker: Worker, recipe: dict[str, Any], device: str, samples_s: list[float]
+) -> dict[str, list[float] | str | None]:
+    """Profile whole cycles of a process that is never timed again. Return gpu_s and gpu_void of `measure_once`."""
+    if device != "cuda":
+        return {"gpu_s": None, "gpu_void": None}
+    try:
+        for part in ("load", *["record"] * PROFILED):
+            worker.call("profile", part=part)
+        seen = worker.call("profile", part="digest")
+    except WorkerFailure as failure:  # the wall times stand
+        return {"gpu_s": None, "gpu_void": failure.reason}
+    cycles = seen["cycles"]
+    void = seen["gpu_void"] or beyond(cycles, samples_s, is_captured(recipe))
+    counts = cycles and not void
+    return {"gpu_s": [cycle["gpu_ms"] / 1000 for cycle in cycles] if counts else None, "gpu_void": void}
 
 
 @contextmanager

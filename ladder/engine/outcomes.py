@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -36,7 +36,7 @@ class Program:
 
     def is_captured(self) -> bool:
         """Return whether the step is launched as CUDA graphs."""
-        return bool(self.recipe.get("cuda_graphs") or self.recipe.get("whole_step_graph"))
+        return is_captured(self.recipe)
 
 
 @dataclass(frozen=True)
@@ -106,6 +106,11 @@ def new_round(number: int, process: Process) -> dict[str, Any]:
             "rejected": process.rejected,
         }
     return made
+
+
+def is_captured(recipe: Mapping[str, Any]) -> bool:
+    """Return whether the recipe's step is launched as CUDA graphs."""
+    return bool(recipe.get("cuda_graphs") or recipe.get("whole_step_graph"))
 
 
 def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:

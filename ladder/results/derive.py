@@ -9,7 +9,7 @@ from __future__ import annotations
 import math
 from collections.abc import Mapping
 from dataclasses import replace
-from typing import Any, TypeVar
+from typing import Any, Protocol, TypeVar
 
 import numpy as np
 
@@ -36,22 +36,33 @@ def void_memory(retries: int | None) -> str | None:
     return f"the allocator ran out and retried {times} while timing: memory is too tight" if retries else None
 
 
-def is_timed(rung: RungResult | Twin) -> bool:
+class Timed(Protocol):
+    """A rung, a twin, or a program of another kind of result."""
+
+    @property
+    def status(self) -> str: ...
+    @property
+    def recipe(self) -> Plain | None: ...
+    @property
+    def rounds(self) -> list[Round]: ...
+
+
+def is_timed(rung: Timed) -> bool:
     """Return whether a rung has a number: it is "ok" and was visited."""
     return rung.status == "ok" and bool(rung.rounds)
 
 
-def counted(rung: RungResult | Twin) -> list[Round]:
+def counted(rung: Timed) -> list[Round]:
     """Return the rounds that count. Older files hold some with allocator retries, which do not."""
     return [each for each in rung.rounds if not each.alloc_retries]
 
 
-def round_medians(rung: RungResult | Twin) -> dict[int, float]:
+def round_medians(rung: Timed) -> dict[int, float]:
     """Return the median step time in ms of each round: the unit of all statistics."""
     return {each.round: estimates.median(each.samples_ms) for each in counted(rung)}
 
 
-def kind(rung: RungResult | Twin, device: str) -> str:
+def kind(rung: Timed, device: str) -> str:
     """Return "captured" if CUDA graphs launch the rung's kernels, else "eager"; on a CPU every rung is eager."""
     recipe = rung.recipe or {}
     graphs = recipe.get("cuda_graphs") or recipe.get("whole_step_graph")
@@ -59,21 +70,26 @@ def kind(rung: RungResult | Twin, device: str) -> str:
 
 
 def wall_values(result: Result) -> Values:
-    """Return the step time in ms of each rung and twin that has a number, by generation.
+    """Return `walls` of the rungs and twins of a result."""
+    return walls({rung.name: rung for rung in sources.records(result)}, result.machine.device)
+
+
+def walls(records: Mapping[str, Timed], device: str) -> Values:
+    """Return the step time in ms of each record that has a number, by generation.
 
     The effects of passes are removed within a generation and a kind. Older files do not know the passes. There it is
     the median of the samples.
     """
     made: Values = {}
     together: dict[tuple[int, str], dict[str, list[tuple[int, float]]]] = {}
-    for rung in sources.records(result):
+    for name, rung in records.items():
         if not is_timed(rung):
             continue
-        made[rung.name] = round_medians(rung)
+        made[name] = round_medians(rung)
         for each in counted(rung):
             if each.passes:
                 pairs = list(zip(each.passes, map(math.log, each.samples_ms), strict=True))
-                together.setdefault((each.round, kind(rung, result.machine.device)), {})[rung.name] = pairs
+                together.setdefault((each.round, kind(rung, device)), {})[name] = pairs
     for (number, _), samples in together.items():
         for name, value in nested.generation_values(samples).items():
             made[name][number] = math.exp(value)
@@ -81,15 +97,20 @@ def wall_values(result: Result) -> Values:
 
 
 def gpu_values(result: Result) -> Values:
-    """Return the GPU time of a step in ms of each rung and twin that has a number, by generation.
+    """Return `gpu_times` of the rungs and twins of a result."""
+    return gpu_times({rung.name: rung for rung in sources.records(result)})
 
-    It is the geometric mean of the profiled cycles that are not void. A rung without one has no entry.
+
+def gpu_times(records: Mapping[str, Timed]) -> Values:
+    """Return the GPU time of a step in ms of each record that has a number, by generation.
+
+    It is the geometric mean of the profiled cycles that are not void. A record without one has no entry.
     """
     made = {}
-    for rung in sources.records(result):
+    for name, rung in records.items():
         rounds = [each for each in counted(rung) if gpu_counts(each)]
         if is_timed(rung) and rounds:
-            made[rung.name] = {
+            made[name] = {
                 each.round: float(np.exp(np.mean(np.log([cycle.gpu_ms for cycle in each.profiled or []]))))
                 for each in rounds
             }

@@ -1,5 +1,6 @@
 """The machine that asv's results belong to: hardware alone, kept in the checkout; updates are noted beside results."""
 
+import functools
 import json
 import platform
 from pathlib import Path
@@ -10,6 +11,7 @@ from benches import _hardware
 from ladder.base.errors import UserError
 from ladder.publish.history import machines as asvmachines
 from ladder.publish.history import notes as asvnotes
+from ladder.publish.validation import asv_schema
 from tests.support import toyhistory
 from tests.support.repositories import git
 from tests.support.toyhistory import STEP, asv
@@ -110,7 +112,7 @@ def _init():
     if not list(_visible()):
         raise RuntimeError("No CUDA GPUs are available")
 cuda = Some(init=_init, get_device_properties=_properties, is_bf16_supported=lambda **_: True)
-backends = Some(cudnn=Some(version=lambda: 91900))
+backends = Some(cudnn=Some(version=lambda: int(os.environ.get("FAKE_CUDNN", "91900"))))
 class zeros:
     def __init__(self, n, device): self.n = n
     def add_(self, x): return self
@@ -163,15 +165,19 @@ def test_a_hidden_gpu_stops_in_one_line(history, gpus):
     assert run.stderr.count("\n") == 1 and not (history / "results").exists()
 
 
-def test_a_new_driver_is_noted_and_splits_no_series(history, gpus):
+def test_a_new_driver_or_cudnn_is_noted_and_splits_no_series(history, gpus):
     for commits, driver in (("v1..v3", "580.65.06"), ("v3..v5", "590.10")):
-        run = asv(history, "run", commits, python=gpus, CUDA_VISIBLE_DEVICES="1", FAKE_DRIVER=driver)
+        fake = {"FAKE_DRIVER": driver, "FAKE_CUDNN": {"580.65.06": "91900", "590.10": "92001"}[driver]}
+        run = asv(history, "run", commits, python=gpus, CUDA_VISIBLE_DEVICES="1", **fake)
         assert run.returncode == 0, run.stdout + run.stderr
 
     folder = history / "results/asv/nvidia-h200"
     files = {git(history, "describe", "--tags", p.name[:8]): p for p in folder.glob("????????-*.json")}
     (params,) = {json.dumps(json.loads(path.read_text())["params"]) for path in files.values()}
     assert "580" not in params and platform.release() not in params
+    assert not any(
+        "9.19.0" in text or "cudnn" in text for text in (params, *(path.name for path in files.values()))
+    )
     notes = {tag: asvnotes.of(path) for tag, path in files.items()}
     assert {tag: note["driver"] for tag, note in sorted(notes.items())} == {
         "v2": "580.65.06",
@@ -181,7 +187,8 @@ def test_a_new_driver_is_noted_and_splits_no_series(history, gpus):
     }
     assert {note["kernel_release"] for note in notes.values()} == {platform.release()}
     said = asvnotes.label(notes["v3"], notes["v4"], STEP)
-    assert said == "coincides with a driver change: 580.65.06 -> 590.10"
+    changes = "a driver change: 580.65.06 -> 590.10 and a cuDNN change: 9.19.0 -> 9.20.1"
+    assert said == f"coincides with {changes}"
     assert (
         asvnotes.label(notes["v2"], notes["v3"], STEP)
         is asvnotes.label(notes["v4"], notes["v5"], STEP)
@@ -263,6 +270,24 @@ def test_what_is_not_known_is_not_called_a_change():
     assert (
         asvnotes.label(cpu, known) is None and asvnotes.label(note(), known) is None
     )  # a kernel excuses nothing
+
+
+def test_another_cudnn_is_noted_marked_and_unknown_to_older_notes():
+    short = functools.partial(note, environment="checkout-py3.12")
+    old, new = short(cudnn="9.19.0"), short(cudnn="9.20.1", driver="590")
+    both = "coincides with a driver change: 580 -> 590 and a cuDNN change: 9.19.0 -> 9.20.1"
+    assert asvnotes.label(old, new) == both
+    assert asvnotes.label(old, short(cudnn="9.20.1")) == "coincides with a cuDNN change: 9.19.0 -> 9.20.1"
+    earlier = {key: each for key, each in short(benchmarks=[STEP]).items() if key != "cudnn"}
+    earlier["benchmarks"] = {
+        STEP: {key: each for key, each in earlier["benchmarks"][STEP].items() if key != "cudnn"}
+    }
+    assert asvnotes.check(earlier) is None and asv_schema.NOTE(earlier) is None
+    assert asvnotes.label(earlier, short(cudnn="9.20.1"), STEP) is None
+    assert asvnotes.check(short(cudnn="9.19.0", benchmarks=[STEP])) is None
+    assert asv_schema.NOTE(short(cudnn="9.19.0", benchmarks=[STEP])) is None
+    for wrong in (9190, "<b>"):
+        assert asvnotes.check(short() | {"cudnn": wrong}) and asv_schema.NOTE(short() | {"cudnn": wrong})
 
 
 @pytest.mark.parametrize(

@@ -130,8 +130,10 @@ def test_discovery_imports_neither_torch_nor_triton_nor_pytest(tmp_path):
     benchmarks = {b["name"]: b for b in json.loads(found.read_text())}
     assert set(benchmarks) == {
         "rungs.Rung.samples_step_time",
+        "rungs.Rung.samples_gpu_time",
         "rungs.Rung.track_peak_memory",
         "workloads.Workload.samples_step_time",
+        "workloads.Workload.samples_gpu_time",
         "workloads.Workload.track_peak_memory",
         "phases.Phase.samples_time",
         "loading.Loading.samples_seconds_per_image",

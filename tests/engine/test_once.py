@@ -83,3 +83,70 @@ def test_a_worker_that_fails_is_ended(monkeypatch):
     with pytest.raises(WorkerFailure):
         once.prepare_once(WORKLOAD, {"fault": "raise", "at": "prepare"}, "cpu", code=FAKE)
     assert ended
+
+
+def on_a_gpu(monkeypatch, answer, cycles=({"gpu_ms": 8.0}, {"gpu_ms": 8.02}), void=None):
+    """Answer as a worker on a GPU whose step takes 10 ms. Return the list that gets each command."""
+    asked = []
+    answers = {
+        "build": {"recipe": {}, "settings": {}, "build_s": 1.0},
+        "prepare": {"prepare_s": 1.0, "capture_s": 0.0},
+        "visit": {"samples_s": [0.010, 0.011], "event_s": None},
+        "choices": {"choices": []},
+        "profile load": {},
+        "profile record": {},
+        "profile digest": {"cycles": list(cycles), "profile": None, "gpu_void": void},
+    }
+
+    def call(self, do, **fields):
+        asked.append(f"{do} {fields['part']}" if "part" in fields else do)
+        found = (answers | answer)[asked[-1]]
+        if isinstance(found, Exception):
+            raise found
+        return found
+
+    monkeypatch.setattr(Worker, "call", call)
+    return asked
+
+
+def measured_on_a_gpu(recipe=None):
+    with Pool(code=FAKE, torch=False) as workers:
+        return once.measure_once(WORKLOAD, recipe or {}, "cuda", 2, code=FAKE, workers=workers)
+
+
+def test_two_cycles_are_profiled_after_everything_else_and_give_gpu_seconds(monkeypatch):
+    asked = on_a_gpu(monkeypatch, {})
+    found = measured_on_a_gpu()
+    profiled = ["profile load", "profile record", "profile record", "profile digest"]
+    assert asked == ["build", "prepare", "visit", "choices", *profiled]
+    assert found["gpu_s"] == pytest.approx([0.008, 0.00802]) and found["gpu_void"] is None
+    assert found["samples_s"] == [0.010, 0.011]
+
+
+@pytest.mark.parametrize(
+    ("recipe", "answer", "seen", "why"),
+    [
+        ({}, {}, {"cycles": (), "void": "the profiler saw no kernels"}, "the profiler saw no kernels"),
+        ({}, {}, {"void": "profiled cycles launched 90 and 91 kernels"}, "90 and 91"),
+        (
+            {"cuda_graphs": True},
+            {},
+            {"cycles": ({"gpu_ms": 12.0},) * 2},
+            "GPU time of 12 ms in a step of 10.5",
+        ),
+        ({}, {"profile load": WorkerFailure("failed", "profile: no CUPTI")}, {}, "no CUPTI"),
+    ],
+    ids=["no kernels", "other kernels", "beyond the wall", "no profiler"],
+)
+def test_a_gpu_time_that_does_not_count_leaves_its_reason_and_the_wall_times(
+    monkeypatch, recipe, answer, seen, why
+):
+    on_a_gpu(monkeypatch, answer, **seen)
+    found = measured_on_a_gpu(recipe)
+    assert found["gpu_s"] is None and why in found["gpu_void"]
+    assert found["samples_s"] == [0.010, 0.011]
+
+
+def test_a_cpu_has_no_gpu_time_and_no_profiler():
+    found = once.measure_once(WORKLOAD, {}, "cpu", 1, code=FAKE)
+    assert found["gpu_s"] is None and found["gpu_void"] is None

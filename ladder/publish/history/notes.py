@@ -1,8 +1,9 @@
-"""Notes beside asv's result files: the driver, the kernel and the tuners' choices behind each result.
+"""Notes beside asv's result files: the driver, cuDNN, the kernel and the tuners' choices behind each result.
 
-Every key of asv's machine record is part of a series' identity, so a driver version there would begin a new series at
-each upgrade. Each result file has a note instead, `results/asv/<machine>/notes/<commit>-<environment>.json`. asv never
-reads the note and no page needs it. It says what else changed where the times of two commits differ.
+Every key of asv's machine record is part of a series' identity. A version of the driver or of cuDNN there would begin a
+new series at each upgrade. Each result file has a note instead,
+`results/asv/<machine>/notes/<commit>-<environment>.json`. asv never reads the note and no page needs it. It says what
+else changed where the times of two commits differ.
 """
 
 from __future__ import annotations
@@ -22,7 +23,11 @@ SCHEMA = 1
 FOLDER = "notes"
 
 
-class Seen(TypedDict):
+class _Cudnn(TypedDict, total=False):
+    cudnn: str | None  # older notes do not say
+
+
+class Seen(_Cudnn):
     """The conditions of a measurement, and when it began."""
 
     driver: str | None
@@ -44,12 +49,17 @@ class Note(Seen, _Told):
     benchmarks: dict[str, Seen]
 
 
-CONDITIONS: tuple[Literal["driver", "kernel_release"], ...] = (
+Condition = Literal["driver", "cudnn", "kernel_release"]
+CONDITIONS: tuple[Condition, ...] = (
     "driver",
+    "cudnn",
     "kernel_release",
-)  # may change between two results of one series
+)  # may change between two results of a series
+NAMES: dict[Condition, str] = {"driver": "driver", "cudnn": "cuDNN", "kernel_release": "kernel"}
+EXCUSES: tuple[Condition, ...] = ("driver", "cudnn")
+_ADDED = {"cudnn"}  # older notes lack them
 _MOST, _LARGEST = 2000, 1_000_000  # entries of a list or an object; bytes of a file
-_KEYS = {"schema", "commit", "environment", "started", *CONDITIONS, "benchmarks"}
+_KEYS = {"schema", "commit", "environment", "started", *CONDITIONS, "benchmarks"} - _ADDED
 _PARTS = ("benchmarks", "choices")  # by name, merged one by one
 _NAME = re.compile(r"[^\x00-\x1f\x7f<>&\"`]{1,200}")  # of benchmarks, series and environments
 
@@ -64,6 +74,7 @@ def made(
     environment: str,
     *,
     driver: str | None = None,
+    cudnn: str | None = None,
     kernel_release: str | None = None,
     benchmarks: Iterable[str] = (),
     choices: Mapping[str, list[str]] | None = None,
@@ -77,6 +88,7 @@ def made(
     """
     seen: Seen = {
         "driver": driver and text.display(driver),
+        "cudnn": cudnn and text.display(cudnn),
         "kernel_release": kernel_release and text.display(kernel_release),
         "started": datetime.datetime.now(datetime.timezone.utc).isoformat(timespec="seconds"),
     }
@@ -163,7 +175,7 @@ def check(data: Any) -> str | None:
     """Return the problem of a note in one line, or None."""
     if not isinstance(data, dict) or data.get("schema") != SCHEMA:
         return f'not a note: expected an object with "schema": {SCHEMA}'
-    if wrong := ({*data} ^ _KEYS) - {"choices", "variables"}:
+    if wrong := ({*data} ^ _KEYS) - {"choices", "variables", *_ADDED}:
         return f'"{min(wrong)[:40]}" is {"missing" if min(wrong) in _KEYS else "not a key of a note"}'
     if not (isinstance(data["commit"], str) and re.fullmatch(r"[0-9a-f]{40}", data["commit"])):
         return '"commit" is not 40 hexadecimal digits'
@@ -192,6 +204,8 @@ def _check_conditions(seen: Any) -> str | None:
     if not isinstance(seen, dict):
         return "not an object"
     for key in CONDITIONS:
+        if key in _ADDED - {*seen}:
+            continue
         if key not in seen or not (seen[key] is None or _is_text(seen[key])):
             return f'"{key}" is not a text, nor null'
     try:
@@ -208,32 +222,43 @@ def _is_text(value: Any) -> bool:
 # --- what a step between two commits coincides with ---------------------------------------------------------------
 
 
-def changed(before: Note | None, after: Note | None, benchmark: str | None = None) -> dict[str, str]:
-    """Return the conditions in which two results of a series differ: {"driver": "580.65.06 -> 590.10"}.
+def conditions(note: Note | None, benchmark: str | None = None) -> dict[Condition, str]:
+    """Return the known conditions of a benchmark's measurement.
 
-    A benchmark that was measured apart from the others has its own conditions. A condition that one side lacks is no
-    change: an old result has no note, and some machines have no GPU.
+    A benchmark that was measured apart from the others has its own conditions.
     """
-    pairs = {
-        key: (_condition(before, key, benchmark), _condition(after, key, benchmark)) for key in CONDITIONS
-    }
-    return {key: f"{a} -> {b}" for key, (a, b) in pairs.items() if a and b and a != b}
+    if note is None:
+        return {}
+    seen = note["benchmarks"].get(benchmark or "") or note
+    return {key: text for key in CONDITIONS if (text := seen.get(key))}
+
+
+def differing(before: Mapping[Condition, str], after: Mapping[Condition, str]) -> dict[Condition, str]:
+    """Return the conditions that changed: {"driver": "580.65.06 -> 590.10"}.
+
+    A condition that one side lacks is no change: an old result has no note, and some machines have no GPU.
+    """
+    both = [key for key in CONDITIONS if key in before and key in after]
+    return {key: f"{before[key]} -> {after[key]}" for key in both if before[key] != after[key]}
+
+
+def changed(before: Note | None, after: Note | None, benchmark: str | None = None) -> dict[Condition, str]:
+    """Return the conditions in which two results of a series differ."""
+    return differing(conditions(before, benchmark), conditions(after, benchmark))
+
+
+def marks(before: Mapping[Condition, str], after: Mapping[Condition, str]) -> tuple[str, ...]:
+    """Return the changes that excuse a step, in words: "driver 580.65.06 -> 590.10".
+
+    The driver compiles and schedules the work of the GPU, and cuDNN computes much of it. A kernel release excuses
+    nothing; it is left to `changed`.
+    """
+    seen = differing(before, after)
+    return tuple(f"{NAMES[key]} {seen[key]}" for key in EXCUSES if key in seen)
 
 
 def label(before: Note | None, after: Note | None, benchmark: str | None = None) -> str | None:
-    """Return why a step between two commits is labelled and alerts nobody; None where it may be a regression.
-
-    Only the driver excuses a step: it compiles and schedules the work of the GPU. A kernel release does not; it is
-    left to `changed`.
-    """
-    driver = changed(before, after, benchmark).get("driver")
-    return f"coincides with a driver change: {driver}" if driver else None
-
-
-def _condition(
-    note: Note | None, key: Literal["driver", "kernel_release"], benchmark: str | None
-) -> str | None:
-    if note is None:
-        return None
-    apart = note["benchmarks"].get(benchmark or "")
-    return apart[key] if apart else note[key]
+    """Return why a step between two commits is marked and alerts nobody; None where it may be a regression."""
+    seen = changed(before, after, benchmark)
+    said = [f"a {NAMES[key]} change: {seen[key]}" for key in EXCUSES if key in seen]
+    return f"coincides with {' and '.join(said)}" if said else None

@@ -6,6 +6,7 @@ candidate alerts nobody. Only a bench-compare of the two commits beside a candid
 
 from __future__ import annotations
 
+import math
 import tempfile
 from collections.abc import Sequence
 from dataclasses import dataclass, field
@@ -20,11 +21,11 @@ from ladder.publish.history import choices as choicehistory
 from ladder.publish.history import notes as asvnotes
 from ladder.publish.history import series as recorded
 from ladder.publish.history.series import Series
-from ladder.publish.regressions import judging, known
+from ladder.publish.regressions import judging, known, report
 from ladder.publish.regressions.judging import BROKEN
-from ladder.publish.regressions.schema import Compared, Rung
+from ladder.publish.regressions.schema import Answered, Compared, Rung
 from ladder.publish.validation import asv_accepted
-from ladder.stats import verdicts
+from ladder.stats import answers, verdicts
 
 THRESHOLD = 0.01
 MOST_CHOICES = 4  # that are named beside a step
@@ -37,7 +38,7 @@ _BY_VERDICT = {
     BROKEN: CONFIRMED,
     verdicts.AMBIGUOUS: UNCLEAR,
     verdicts.FASTER: REFUTED,
-    verdicts.NO_GAIN: REFUTED,
+    answers.LESS: REFUTED,
 }
 
 
@@ -156,10 +157,10 @@ def _settle(
     notes = asvnotes.of(before), asvnotes.of(after)
     changed = asvnotes.changed(*notes, one.benchmark)
     step.remarks += [
-        f"{name.partition('_')[0]} {said}" for name, said in sorted(changed.items(), reverse=True)
+        f"{asvnotes.NAMES[name]} {changed[name]}" for name in asvnotes.CONDITIONS if name in changed
     ]
     driver = asvnotes.label(*notes, one.benchmark)
-    accepted = [e for e in entries if e.is_of(one.name, one.machine)]
+    accepted = [e for e in entries if e.is_of(one.accepted_as, one.machine)]
     seen = _verdict(step, comparisons)
     in_range = known.between(accepted, step.good, step.bad, root)
     if in_range and not (seen and seen[2] == BROKEN):  # what is broken cannot be accepted
@@ -207,16 +208,22 @@ def _verdict(step: Step, comparisons: list[Compared]) -> tuple[str, str, str] | 
             continue
         if step.series.torch not in (None, "", str(machine.torch).partition("+")[0]):
             continue
-        row = next((each for each in result.rungs if each.name == step.series.rung[1] and each.verdict), None)
-        if row:
-            between = _said(row) if row.interval else ""
-            return _BY_VERDICT[row.verdict], f"bench-compare: {row.verdict}{between}", row.verdict
+        for row in (_answer(each, step) for each in result.rungs if each.name == step.series.rung[1]):
+            if row and row.verdict:
+                between = _said(row) if row.interval else ""
+                status = _BY_VERDICT[row.verdict]
+                if row.verdict == answers.LESS and (row.below or 0.0) > math.log1p(step.share):
+                    status = UNCLEAR  # a difference as large as the step is not excluded
+                return status, f"bench-compare: {report.word(row)}{between}", row.verdict
     return None
 
 
-def _said(row: Rung) -> str:
-    from ladder.publish.regressions import report
+def _answer(rung: Rung, step: Step) -> Answered | None:
+    """Return what a comparison says of the quantity that the step is in; a broken rung is broken in both."""
+    return rung.gpu if step.series.is_gpu and rung.verdict != BROKEN else rung
 
+
+def _said(row: Answered) -> str:
     return f", {report.change(row)} ({report.between(row)}) in {row.rounds} rounds"
 
 

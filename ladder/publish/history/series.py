@@ -9,20 +9,30 @@ import ast
 import itertools
 import math
 import re
+import statistics
 from collections.abc import Iterable, Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, NamedTuple
 
 from ladder.base.errors import UserError, one_line
-from ladder.base.text import plain
+from ladder.base.text import plain, slug
 from ladder.plan import catalog, modes
+from ladder.publish.history import notes as asvnotes
 from ladder.publish.validation import asv_checks
 from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
-SOFTWARE = ("torch", "triton", "cuda", "python")
-STEP_TIME = re.compile(r"(?:.*\.)?samples_step_time")  # what bench-compare measures too
+GPU_STEP = "rungs.Rung.samples_gpu_time"
+# A result of asv has the first four. Of GPU time cuDNN and the driver's major version are known, too, from the notes.
+SOFTWARE = ("torch", "triton", "cuda", "python", "cudnn", "driver")
+GPU_SOFTWARE = (
+    "torch",
+    "cuda",
+    "cudnn",
+    "driver",
+)  # with the GPU all that GPU time depends on, whatever the host
+STEP_TIME = re.compile(r"(?:.*\.)?samples_(step|gpu)_time")  # what bench-compare measures too
 _LARGEST = 2**22
 _COMMIT = re.compile(r"[0-9a-f]{40}")
 _NAME = re.compile(r"[A-Za-z0-9._-]{1,200}")
@@ -32,7 +42,11 @@ _UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can l
 
 @dataclass
 class Series:
-    """A benchmark with its parameters on one machine in one environment: value and weight by commit."""
+    """A benchmark with its parameters on one machine in one environment: value and weight by commit.
+
+    GPU time does not depend on the host. There `machine` is named after the GPU alone, `environment` is the versions
+    of torch, CUDA, cuDNN and the driver's major one, and a value is the median over hosts.
+    """
 
     machine: str
     environment: str
@@ -43,17 +57,34 @@ class Series:
     values: dict[str, float] = field(default_factory=dict)
     weights: dict[str, float | None] = field(default_factory=dict)
     files: dict[str, Path] = field(default_factory=dict)
+    seen: dict[str, list[float]] = field(default_factory=dict)  # of each host
+
+    def add(self, commit: str, value: float, weight: float | None, path: Path) -> None:
+        """Enter the value that a host has of a commit."""
+        self.seen.setdefault(commit, []).append(value)
+        self.values[commit] = float(statistics.median(self.seen[commit]))
+        self.weights[commit], self.files[commit] = weight, path
+
+    @property
+    def is_gpu(self) -> bool:
+        """Return whether it is the GPU time of a rung."""
+        return self.rung is not None and is_gpu_time(self.benchmark)
+
+    @property
+    def accepted_as(self) -> str:
+        """Return the name by which a slowdown is accepted: `article/bf16` in both quantities."""
+        return "/".join(self.rung) if self.rung else self.name
 
     @property
     def name(self) -> str:
         """Return `article/bf16` for the step time of a rung, else the benchmark with its parameters."""
         if self.rung:
-            return "/".join(self.rung)
+            return "/".join(self.rung) + (" GPU time" if self.is_gpu else "")
         return f"{self.benchmark}({', '.join(self.params)})" if self.params else self.benchmark
 
     @property
     def rung(self) -> tuple[str, str] | None:
-        """Return (workload, rung) of a step time, which two commits can be compared by; else None."""
+        """Return (workload, rung) of a step's wall or GPU time, which two commits can be compared by; else None."""
         return (
             (self.params[0], self.params[1])
             if STEP_TIME.fullmatch(self.benchmark) and len(self.params) == 2
@@ -78,6 +109,7 @@ class Point:
     workload: str
     ms: tuple[tuple[str, float], ...]  # in the order of the ladder
     path: str  # of its file, under the folder of results
+    conditions: Mapping[asvnotes.Condition, str] = field(default_factory=dict, hash=False)
 
     @property
     def name(self) -> str:
@@ -101,6 +133,8 @@ class Step:
     ms: float
     software: tuple[str, ...]
     whole: bool = True  # not where an earlier commit has a higher rung: then this one's were not measured yet
+    conditions: Mapping[asvnotes.Condition, str] = field(default_factory=dict, hash=False)
+    marks: tuple[str, ...] = ()  # "cuDNN 9.19.0 -> 9.20.1", since the step before with the same software
 
 
 def read(folder: Path) -> tuple[list[Series], list[str]]:
@@ -142,10 +176,36 @@ def _take(path: Path, machine: str, found: dict[tuple[str, ...], Series]) -> Non
     taken = [(name, each) for name in result.get_all_result_keys() for each in _values(result, name)]
     for benchmark, (quoted, value, weight) in taken:
         params = tuple(map(_text, quoted))
-        key = (machine, environment, benchmark, str(result.benchmark_version.get(benchmark)), *params)
+        where, libraries = machine, environment
+        if is_gpu_time(benchmark):
+            where, libraries = _gpu_place(result.params, path, benchmark)
+        key = (where, libraries, benchmark, str(result.benchmark_version.get(benchmark)), *params)
         torch = result.params.get("torch")
-        one = found.setdefault(key, Series(machine, environment, benchmark, params, torch, quoted))
-        one.values[commit], one.weights[commit], one.files[commit] = value, weight, path
+        one = found.setdefault(key, Series(where, libraries, benchmark, params, torch, quoted))
+        one.add(commit, value, weight, path)
+
+
+def is_gpu_time(benchmark: str) -> bool:
+    """Return whether a benchmark is the GPU time of a step."""
+    found = STEP_TIME.fullmatch(benchmark)
+    return found is not None and found[1] == "gpu"
+
+
+def _gpu_place(params: Mapping[str, str], path: Path, benchmark: str) -> tuple[str, str]:
+    """Return the machine and the environment of a series of GPU time: the GPU, and its software."""
+    facts = _gpu_facts(params, asvnotes.conditions(asvnotes.of(path), benchmark))
+    said = ", ".join(f"{name} {facts[name]}" for name in GPU_SOFTWARE if name in facts)
+    return facts["machine"], said or "unknown software"
+
+
+def _gpu_facts(params: Mapping[str, str], seen: Mapping[asvnotes.Condition, str]) -> dict[str, str]:
+    """Return the facts that GPU time depends on: the GPU, torch, CUDA, cuDNN and the driver's major version."""
+    gpu = str(params.get("gpu") or "none")
+    made = {"machine": slug(gpu), "gpu": gpu}
+    made |= {name: str(params[name]) for name in ("torch", "cuda") if params.get(name)}
+    made |= {"cudnn": seen["cudnn"]} if "cudnn" in seen else {}
+    made |= {"driver": seen["driver"].partition(".")[0]} if "driver" in seen else {}
+    return {name: plain(value) for name, value in made.items()}
 
 
 class _Value(NamedTuple):
@@ -168,11 +228,15 @@ def _values(result: Any, benchmark: str) -> Iterator[_Value]:
             yield _Value(tuple(map(str, each)), float(value), _stats.get_weight(said))
 
 
-def points(accepted: Path) -> list[Point]:
-    """Return every time of a rung in a folder of accepted results (`ladder.publish.validation.asv_accepted`)."""
+def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
+    """Return every time of a rung in a folder of accepted results (`ladder.publish.validation.asv_accepted`).
+
+    Args:
+        benchmark: STEP for wall time, by machine. GPU_STEP for GPU time: hosts with one GPU and one software are one.
+    """
     from asv.results import Results
 
-    found, height = [], _heights()
+    found = []
     for path in sorted(
         accepted.glob("*/*.json")
     ):  # asv's own way looks into our notes, and complains of them
@@ -180,20 +244,41 @@ def points(accepted: Path) -> list[Point]:
             continue
         result = Results.load(str(path))
         facts = {key: plain(value) for key, value in result.params.items() if isinstance(value, str)}
-        if STEP not in result.get_all_result_keys() or _UNCOMMITTED in facts or not facts.get("machine"):
+        if benchmark not in result.get_all_result_keys() or _UNCOMMITTED in facts or not facts.get("machine"):
             continue
-        if len(result.get_result_params(STEP)) != 2:
+        if len(result.get_result_params(benchmark)) != 2:
             continue
+        seen = asvnotes.conditions(asvnotes.of(path), benchmark)
+        if is_gpu_time(benchmark):
+            facts = _gpu_facts(facts, seen)
         times: dict[str, dict[str, float]] = {}
-        for (workload, rung), seconds, _ in _values(result, STEP):
+        for (workload, rung), seconds, _ in _values(result, benchmark):
             times.setdefault(_text(workload), {})[_text(rung)] = 1000 * seconds
         for workload, ms in times.items():
-            ordered = tuple(sorted(ms.items(), key=lambda item: (height.get(item[0], -1), item[0])))
             known = tuple(sorted(facts.items()))
             place = path.relative_to(accepted).as_posix()
             head = (facts["machine"], known, result.commit_hash, result.date or 0)
-            found.append(Point(*head, workload, ordered, place))
-    return found
+            found.append(Point(*head, workload, _by_height(ms.items()), place, seen))
+    return _joined(found) if is_gpu_time(benchmark) else found
+
+
+def _joined(found: list[Point]) -> list[Point]:
+    """Return the points with those of several hosts made one: the median of each rung."""
+    together: dict[tuple[Any, ...], list[Point]] = {}
+    for point in found:
+        together.setdefault((point.facts, point.commit, point.workload), []).append(point)
+    made = []
+    for same in together.values():
+        rungs = dict.fromkeys(rung for point in same for rung, _ in point.ms)
+        ms = {rung: [dict(point.ms)[rung] for point in same if rung in dict(point.ms)] for rung in rungs}
+        medians = tuple((rung, float(statistics.median(each))) for rung, each in ms.items())
+        made.append(replace(same[-1], ms=_by_height(medians)))
+    return made
+
+
+def _by_height(ms: Iterable[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
+    height = _heights()
+    return tuple(sorted(ms, key=lambda item: (height.get(item[0], -1), item[0])))
 
 
 def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[str, str], list[Step]]:
@@ -202,7 +287,7 @@ def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[
     for point in found:
         if point.commit in revisions:
             rung, ms = point.ms[-1]
-            step = Step(point.commit, rung, ms, point.software)
+            step = Step(point.commit, rung, ms, point.software, conditions=point.conditions)
             steps.setdefault((point.machine, point.workload), []).append((revisions[point.commit], step))
     height = _heights()
     return {
@@ -212,13 +297,19 @@ def history(found: Iterable[Point], revisions: Mapping[str, int]) -> dict[tuple[
 
 
 def _in_order(steps: list[tuple[int, Step]], height: Mapping[str, int]) -> list[Step]:
-    """Sort steps, oldest first, and mark those measured in part, by the order of the ladder as it is now."""
+    """Sort steps, oldest first. Mark those measured in part, by the order of the ladder as it is now.
+
+    A step with another driver or cuDNN than the one before is marked, too.
+    """
     reached: dict[tuple[str, ...], int] = {}
+    before: dict[tuple[str, ...], Mapping[asvnotes.Condition, str]] = {}
     ordered = []
     for _, step in sorted(steps, key=lambda each: (each[0], each[1].software)):
         at, most = height.get(step.rung, -1), reached.get(step.software, -1)
         reached[step.software] = max(at, most)
-        ordered.append(replace(step, whole=at >= most))
+        marks = asvnotes.marks(before.get(step.software, {}), step.conditions)
+        before[step.software] = {**before.get(step.software, {}), **step.conditions}
+        ordered.append(replace(step, whole=at >= most, marks=marks))
     return ordered
 
 

@@ -24,7 +24,7 @@ from ladder.base.stopping import stop_on_sigterm
 from ladder.engine.outcomes import Program, Visited
 from ladder.engine.rounds import Interleaved
 from ladder.machine import environment
-from ladder.publish.regressions import judging
+from ladder.publish.regressions import judging, report
 from ladder.publish.regressions.judging import BASE, HEAD, LEAST_ROUNDS, MOST_ROUNDS, TWIN
 from ladder.publish.regressions.schema import (
     ENGINE,
@@ -70,7 +70,7 @@ class Side:
 
 @dataclass(frozen=True)
 class Options:
-    """How to measure. `rounds` None: 5, and up to 12 as far as `budget_s` allows and intervals are wide."""
+    """How to measure. `rounds` None: 3, and up to 12 as far as `budget_s` allows and intervals are wide."""
 
     rounds: int | None = None
     cycles: int = CYCLES
@@ -226,7 +226,7 @@ class Comparison:
         return not out or (out == [HEAD] and program.side == BASE and not sides[BASE].rounds)
 
     def goes_on(self, done: int, round_s: float) -> bool:
-        """Return whether there is another round: five in any case, more within the budget while they are worth it."""
+        """Return whether there is another round: three in any case, more within the budget while they are worth it."""
         if not self.due():
             return False
         if self.options.rounds is not None:
@@ -235,8 +235,7 @@ class Comparison:
             return True
         fits = time.monotonic() - self.begin + round_s <= self.options.budget_s
         alive = {program.rung for program in self.due()}
-        wanted = judging.wants_rounds([judging.times_of(self.result, rung) for rung in sorted(alive)])
-        return fits and done < MOST_ROUNDS and wanted
+        return fits and done < MOST_ROUNDS and judging.wants_rounds(self.result, sorted(alive))
 
     def take(self, visited: Visited, rounds: Interleaved) -> None:
         """Keep the outcome of a visit, and write the file."""
@@ -280,10 +279,8 @@ class Comparison:
 
     def progress(self, done: int) -> str:
         spent = (time.monotonic() - self.begin) / 60
-        words = {r.name: r.verdict or r.reason for r in self.result.rungs if not r.skipped}
-        said = (
-            "" if done < LEAST_ROUNDS else ": " + ", ".join(f"{name} {word}" for name, word in words.items())
-        )
+        words = [f"{r.name} {report.said(r)}" for r in self.result.rungs if not r.skipped]
+        said = "" if done < LEAST_ROUNDS else ": " + "; ".join(words)
         return f"round {done} of {self.options.rounds or LEAST_ROUNDS}, {spent:.1f} minutes{said}"
 
 

@@ -1,84 +1,138 @@
-"""Verdicts from two commits' interleaved rounds, one a rung, and the exit status that follows. Pure functions.
+"""Verdicts from two commits' interleaved rounds, in wall and GPU time, and the exit status. Pure functions.
 
-Every round holds BASE twice and HEAD once, each in a fresh process. BASE is its own twin: the difference of its two
-visits is the noise of this rung in this run. Nothing below the noise is called a difference. Ratios are taken inside a
-round; intervals are Student's t over rounds with Holm's correction over the rungs (`ladder.stats.verdicts`). A verdict
-takes five rounds: many samples of few processes support none.
+Every round is a generation of live processes and holds BASE twice and HEAD once of each rung. BASE is its own twin: the
+difference of its two processes is noise. The statistics are those of generations (`ladder.stats.nested`,
+`ladder.stats.answers`): the error is joint over the processes of one kind, eager or captured, and one quantity. Holm's
+correction is over the rungs of one quantity. HEAD is compared with the geometric mean of BASE's two processes.
+
+GPU time repeats where the wall time of an eager step scatters, so a regression may be seen in one of the two alone. A
+verdict takes three rounds: many samples of few processes support none.
 """
 
 from __future__ import annotations
 
+import math
 import os
 import stat
-from collections.abc import Mapping, Sequence
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from ladder.base import text
 from ladder.base.errors import UserError
 from ladder.publish.regressions import schema
-from ladder.publish.regressions.schema import BASE, HEAD, TWIN, Compared, Program, Rung
+from ladder.publish.regressions.schema import BASE, HEAD, TWIN, Answered, Compared, Program, Rung
 from ladder.publish.regressions.schema import SIDES as SIDES
-from ladder.results import judging
+from ladder.results import derive
 from ladder.results import store as results
-from ladder.stats import estimates, verdicts
+from ladder.stats import answers, estimates, nested, verdicts
+from ladder.stats.answers import Answer, Quantity
+from ladder.stats.nested import Difference
 
 MOST_BYTES = 2**21  # of a file
-LEAST_ROUNDS, MOST_ROUNDS = verdicts.LEAST_ROUNDS, verdicts.MOST_ROUNDS
-ENOUGH = 0.02  # the slowdown that is to be seen, if twelve rounds can; captured rungs are there after five
+LEAST_ROUNDS, MOST_ROUNDS = nested.LEAST_GENERATIONS, nested.MOST_GENERATIONS
+ENOUGH = 0.02  # the slowdown that is to be seen, if twelve rounds can; captured rungs are there after three
 BROKEN = "broken"  # HEAD fails where BASE has a number: worse than slower
-WORDS = (verdicts.FASTER, verdicts.SLOWER, verdicts.NO_GAIN, verdicts.AMBIGUOUS, BROKEN)
+WORDS = (verdicts.FASTER, verdicts.SLOWER, answers.LESS, verdicts.AMBIGUOUS, BROKEN)
+WALL, GPU = "wall time", "GPU time"
 SAME_OR_FASTER, SLOWER, NOTHING = 0, 1, 2  # exit statuses
+Of = TypeVar("Of", bound=Answered)
 
 
 @dataclass(frozen=True)
 class Times:
     """Milliseconds a step of one rung, by round: of BASE, of BASE again, and of HEAD."""
 
-    base: dict[int, float]
-    twin: dict[int, float]
-    head: dict[int, float]
-
-    def ratios(self) -> list[float]:
-        """Return the log ratio of each complete round: positive where HEAD is faster than BASE's geometric mean."""
-        rounds = self.rounds()
-        base = [(np.log(self.base[r]) + np.log(self.twin[r])) / 2 for r in rounds]
-        return [float(b - np.log(self.head[r])) for b, r in zip(base, rounds, strict=True)]
-
-    def noise(self) -> list[float]:
-        """Return the log ratio of the two visits of BASE in each complete round."""
-        return [float(np.log(self.base[r]) - np.log(self.twin[r])) for r in self.rounds()]
+    base: Mapping[int, float]
+    twin: Mapping[int, float]
+    head: Mapping[int, float]
 
     def rounds(self) -> list[int]:
+        """Return the complete rounds, which alone count."""
         return sorted(self.base.keys() & self.twin.keys() & self.head.keys())
 
-    def comparison(self) -> verdicts.Comparison | None:
-        """Return the question that the rounds put; None where there is too little to judge noise by."""
-        floor = verdicts.noise_floor([self.noise()])
-        return None if floor is None else verdicts.Comparison(self.ratios(), floor)
+    def side(self, side: str) -> Mapping[int, float]:
+        return {BASE: self.base, TWIN: self.twin, HEAD: self.head}[side]
 
 
-def decide(asked: Sequence[Times]) -> list[verdicts.Verdict | None]:
-    """Return the verdict of each rung of a run, with Holm's correction over all; None with fewer than five rounds."""
-    comparisons = [t.comparison() if len(t.rounds()) >= LEAST_ROUNDS else None for t in asked]
-    judged = iter(verdicts.judge([c for c in comparisons if c is not None]))
-    return [None if c is None else next(judged) for c in comparisons]
+def quantity(asked: Mapping[str, Times], kinds: Mapping[str, str], *, is_gpu: bool) -> Quantity:
+    """Return wall or GPU time of a comparison.
 
-
-def wants_rounds(asked: Sequence[Times]) -> bool:
-    """Return whether one more round is worth it: below twelve, while a slowdown of 2% might be missed.
-
-    The widths of the intervals and the floors decide, never the places of the intervals.
+    Args:
+        asked: the times by rung.
+        kinds: "eager" or "captured" by rung.
     """
-    rounds = [len(times.rounds()) for times in asked]
-    if max(rounds, default=MOST_ROUNDS) >= MOST_ROUNDS:
+    logs = {
+        _name(rung, side): {number: math.log(times.side(side)[number]) for number in times.rounds()}
+        for rung, times in asked.items()
+        for side in SIDES
+    }
+    sides = {_name(rung, side): kinds[rung] for rung in asked for side in SIDES}
+    twins = [(_name(rung, BASE), _name(rung, TWIN)) for rung in asked]
+    return answers.quantity(logs, sides, twins, is_gpu=is_gpu)
+
+
+def _name(rung: str, side: str) -> str:
+    return f"{rung} {side}"
+
+
+def _asked(of: Quantity, rungs: Iterable[str]) -> list[str]:
+    """Return the rungs that have a complete round."""
+    return [rung for rung in rungs if _name(rung, HEAD) in of.kinds]
+
+
+def difference(of: Quantity, rung: str) -> Difference | None:
+    """Return the mean of BASE's two processes minus HEAD, or None below three rounds. It is positive if HEAD is faster.
+
+    The variance of a round is 1.5 times that of a process. Where a process is odd it is that of the rounds themselves.
+    """
+    base, twin, head = (_name(rung, side) for side in (BASE, TWIN, HEAD))
+    firsts, seconds = of.paired(base, head), of.paired(twin, head)
+    apart = [(firsts[number] + seconds[number]) / 2 for number in firsts]
+    rounds, group = len(apart), of.group(head)
+    if rounds < LEAST_ROUNDS:
+        return None
+    variance, freedom = 1.5 * (group.variance or 0.0), group.freedom
+    if group.odd & {base, twin, head} or not freedom:
+        variance, freedom = float(np.var(apart, ddof=1)), rounds - 1
+    return Difference(float(np.mean(apart)), math.sqrt(variance / rounds), freedom, rounds)
+
+
+def decide(of: Quantity, rungs: Iterable[str]) -> dict[str, Answer]:
+    """Return the answer of each rung with a complete round, with Holm's correction over all of them."""
+    asked = _asked(of, rungs)
+    floors, questions = of.floors(len(asked)), []
+    for rung in asked:
+        known = floors.get(of.kinds[_name(rung, HEAD)])
+        questions.append(answers.question(difference(of, rung), [known], len(asked), gpu=of.is_gpu))
+    return dict(zip(asked, answers.answer(questions), strict=True))
+
+
+def wants_rounds(result: Compared, alive: Iterable[str]) -> bool:
+    """Return whether one more round is worth it: below twelve, while a slowdown of 2% of a living rung might be missed.
+
+    The widths of the intervals and the floors decide, never the places of the intervals. GPU time decides where it is
+    known: on a noisy host no number of rounds makes the wall time of an eager step that sharp.
+    """
+    wall, gpu = (measured(result, is_gpu=is_gpu) for is_gpu in (False, True))
+    wide, fewest, most = False, MOST_ROUNDS, 0
+    for rung in alive:
+        of = gpu if _name(rung, HEAD) in gpu.kinds else wall
+        done = len(of.paired(_name(rung, BASE), _name(rung, HEAD)))
+        fewest, most = min(fewest, done), max(most, done)
+        resolution = _resolution(of, rung, len(_asked(of, [each.name for each in result.rungs])))
+        wide |= resolution is None or resolution > ENOUGH
+    if most >= MOST_ROUNDS or fewest == MOST_ROUNDS:
         return False
-    if min(rounds) < LEAST_ROUNDS:
-        return True
-    found = [judging.resolution([c]) for c in (times.comparison() for times in asked) if c is not None]
-    return any(resolution > ENOUGH for resolution in found if resolution is not None)
+    return fewest < LEAST_ROUNDS or wide
+
+
+def _resolution(of: Quantity, rung: str, verdicts_: int) -> float | None:
+    floor = of.floors(verdicts_).get(of.kinds.get(_name(rung, HEAD), ""))
+    return None if floor is None else floor.resolution
 
 
 def load(path: Path) -> Compared:
@@ -104,52 +158,81 @@ def load(path: Path) -> Compared:
 
 
 def judge(result: Compared) -> Compared:
-    """Return the comparison with the verdict of each rung, computed anew from the programs' raw rounds."""
-    asked = [times_of(result, rung.name) for rung in result.rungs]
-    rungs = [
-        _judged(rung, sides_of(result, rung.name), times, verdict)
-        for rung, times, verdict in zip(result.rungs, asked, decide(asked), strict=True)
-    ]
-    return replace(result, rungs=rungs)
+    """Return the comparison with the verdicts of each rung, computed anew from the programs' raw rounds."""
+    wall, gpu = (_decided(result, is_gpu=is_gpu) for is_gpu in (False, True))
+    made = []
+    for rung in result.rungs:
+        sides = sides_of(result, rung.name)
+        fresh = replace(schema.new_rung(rung.name, rung.title, rung.skipped), known=rung.known)
+        fresh = wall.enter(fresh, rung.name)
+        if rung.skipped:
+            fresh = replace(fresh, reason=rung.skipped)
+        elif reason := _out(sides):
+            fresh = replace(fresh, reason=reason, verdict=BROKEN if _is_broken(sides) else None)
+        elif result.machine.device == "cuda":
+            of_gpu = gpu.enter(schema.new_answer(), rung.name)
+            fresh = replace(fresh, gpu=of_gpu if of_gpu.rounds else replace(of_gpu, reason=_void(sides)))
+        made.append(fresh)
+    return replace(result, rungs=made)
 
 
-def _judged(rung: Rung, sides: Mapping[str, Program], times: Times, verdict: verdicts.Verdict | None) -> Rung:
-    fresh = replace(
-        schema.new_rung(rung.name, rung.title, rung.skipped),
-        known=rung.known,
-        base_ms=estimates.median([*times.base.values(), *times.twin.values()]),
-        head_ms=estimates.median(list(times.head.values())),
-        rounds=len(times.rounds()),
-    )
-    if rung.skipped:
-        return replace(fresh, reason=rung.skipped)
-    if reason := _out(sides):
-        return replace(fresh, reason=reason, verdict=BROKEN if _is_broken(sides) else None)
-    comparison = times.comparison()
-    if verdict is None or comparison is None:
-        return replace(fresh, reason=f"{fresh.rounds} of {LEAST_ROUNDS} rounds: too few for a verdict")
-    return replace(
-        fresh,
-        verdict=verdict.verdict,
-        ratio=float(np.exp(verdict.effect)),
-        interval=verdict.interval and [float(np.exp(bound)) for bound in verdict.interval],
-        confidence=verdict.confidence,
-        floor=comparison.floor,
-        least=verdict.least,
-        resolution=judging.resolution([comparison]),
-    )
+@dataclass(frozen=True)
+class _Decided:
+    """One quantity of a comparison: the times, the answers and the floors."""
+
+    times: Mapping[str, Times]
+    answers: Mapping[str, Answer]
+    of: Quantity
+
+    def enter(self, fresh: Of, rung: str) -> Of:
+        """Return a record with what this quantity of a rung shows."""
+        times, answer = self.times.get(rung, Times({}, {}, {})), self.answers.get(rung)
+        seen = replace(
+            fresh,
+            base_ms=estimates.median([*times.base.values(), *times.twin.values()]),
+            head_ms=estimates.median(list(times.head.values())),
+            rounds=len(times.rounds()),
+        )
+        if answer is None or answer.effect is None or answer.interval is None:
+            return replace(seen, reason=f"{seen.rounds} of {LEAST_ROUNDS} rounds: too few for a verdict")
+        return replace(
+            seen,
+            verdict=answer.verdict,
+            ratio=math.exp(answer.effect),
+            interval=[math.exp(bound) for bound in answer.interval],
+            confidence=answer.confidence,
+            floor=answer.floor,
+            least=answer.least,
+            resolution=_resolution(self.of, rung, len(self.answers)),
+            below=answer.below,
+        )
 
 
-def times_of(result: Compared, rung: str) -> Times:
-    sides = sides_of(result, rung)
-    return Times(
-        **{side: _round_medians(sides[side]) if side in sides else {} for side in (BASE, TWIN, HEAD)}
-    )
+def _decided(result: Compared, *, is_gpu: bool) -> _Decided:
+    of = measured(result, is_gpu=is_gpu)
+    return _Decided(times_of(result, is_gpu=is_gpu), decide(of, [rung.name for rung in result.rungs]), of)
 
 
-def _round_medians(program: Program) -> dict[int, float]:
-    counted = [each for each in program.rounds if not each.alloc_retries]
-    return {each.round: estimates.median(each.samples_ms) for each in counted}
+def measured(result: Compared, *, is_gpu: bool) -> Quantity:
+    """Return the wall times or the GPU times of a comparison, as statistics take them."""
+    kinds = {each.rung: derive.kind(each, result.machine.device) for each in result.programs}
+    return quantity(times_of(result, is_gpu=is_gpu), kinds, is_gpu=is_gpu)
+
+
+def times_of(result: Compared, *, is_gpu: bool) -> dict[str, Times]:
+    """Return the wall times or the GPU times of each rung that has programs."""
+    programs = {_name(each.rung, each.side): each for each in result.programs}
+    values = derive.gpu_times(programs) if is_gpu else derive.walls(programs, result.machine.device)
+    return {
+        rung: Times(*(values.get(_name(rung, side), {}) for side in (BASE, TWIN, HEAD)))
+        for rung in dict.fromkeys(each.rung for each in result.programs)
+    }
+
+
+def _void(sides: Mapping[str, Program]) -> str:
+    """Return why no round of a rung has a GPU time of all its sides."""
+    found = [each.gpu_void for program in sides.values() for each in program.rounds if each.gpu_void]
+    return str(found[0]) if found else "no round has GPU times of BASE, BASE again and HEAD"
 
 
 def sides_of(result: Compared, rung: str) -> dict[str, Program]:
@@ -171,13 +254,20 @@ def _is_broken(sides: Mapping[str, Program]) -> bool:
     return not (head.reason or "").startswith("throttled:")  # the GPU's fault, see `ladder.machine.gpu_state`
 
 
+def slower_in(rung: Rung) -> list[str]:
+    """Return the quantities in which HEAD made a rung slower: wall time, GPU time."""
+    found = [WALL] if rung.verdict == verdicts.SLOWER else []
+    return found + ([GPU] if rung.gpu and rung.gpu.verdict == verdicts.SLOWER else [])
+
+
 def alarming(result: Compared) -> list[Rung]:
     """Return the rungs that HEAD made slower or broke, and that nobody accepted."""
-    return [each for each in result.rungs if each.verdict in (verdicts.SLOWER, BROKEN) and not each.known]
+    return [each for each in result.rungs if (each.verdict == BROKEN or slower_in(each)) and not each.known]
 
 
 def status(result: Compared) -> int:
     """Return the exit status: 0 same, faster or too close to tell; 1 slower or broken; 2 no rung has a verdict."""
     if alarming(result):
         return SLOWER
-    return SAME_OR_FASTER if any(rung.verdict for rung in result.rungs) else NOTHING
+    judged = any(rung.verdict or (rung.gpu and rung.gpu.verdict) for rung in result.rungs)
+    return SAME_OR_FASTER if judged else NOTHING

@@ -12,9 +12,8 @@ from typing import Any
 from ladder.base import text, yamlfile
 from ladder.base.errors import UserError
 from ladder.base.paths import ROOT
-from ladder.publish.regressions import checkouts
+from ladder.publish.regressions import checkouts, judging
 from ladder.publish.regressions.schema import Compared, Rung
-from ladder.stats import verdicts
 
 FILE = ROOT / "benches" / "known-regressions.yaml"
 _NEEDED, _OPTIONAL = ("commit", "series", "reason", "expires"), ("machine",)
@@ -65,7 +64,7 @@ def mark(result: Compared, entries: list[Entry]) -> Compared:
     def said(rung: Rung) -> str | None:
         series = f"{result.workload['name']}/{rung.name}"
         found = [each for each in entries if each.is_of(series, result.machine.name)]
-        slower = rung.verdict == verdicts.SLOWER  # what is broken is never accepted
+        slower = judging.slower_in(rung)  # what is broken is never accepted
         return text.display(found[0].said) if found and slower else None
 
     return replace(result, rungs=[replace(rung, known=said(rung)) for rung in result.rungs])

@@ -12,18 +12,28 @@ from ladder.base import text as texts
 from ladder.base.records import plain
 from ladder.machine import neighbours
 from ladder.publish.regressions import judging
-from ladder.publish.regressions.judging import BASE, BROKEN, HEAD
-from ladder.publish.regressions.schema import Compared, Rung
+from ladder.publish.regressions.judging import BASE, BROKEN, GPU, HEAD, WALL
+from ladder.publish.regressions.schema import Answered, Compared, Rung
 from ladder.results.publishable import DIRTY, NO_COMMIT, PARTIAL
-from ladder.stats import verdicts
+from ladder.stats import answers, verdicts
 
 MARK = "<!-- ladder bench-compare -->"  # by which the comment of an earlier run is found and replaced
-HEADS = ("rung", "BASE ms", "HEAD ms", "change of time", "95% interval", "verdict", "noise floor", "rounds")
+HEADS = (
+    "rung",
+    "of",
+    "BASE ms",
+    "HEAD ms",
+    "change of time",
+    "95% interval",
+    "verdict",
+    "noise floor",
+    "rounds",
+)
 _SIGNS = {
     verdicts.SLOWER: "🔴",
     BROKEN: "🔴",
     verdicts.FASTER: "🟢",
-    verdicts.NO_GAIN: "⚪",
+    answers.LESS: "⚪",
     verdicts.AMBIGUOUS: "🟡",
 }
 
@@ -51,12 +61,12 @@ def where(result: Compared) -> str:
     return ", ".join(map(texts.plain, parts))
 
 
-def change(rung: Rung) -> str:
+def change(rung: Answered) -> str:
     """Return how much more time HEAD takes: +1.2% is slower."""
     return "" if rung.ratio is None else f"{100 * (1 / rung.ratio - 1):+.2f}%"
 
 
-def between(rung: Rung) -> str:
+def between(rung: Answered) -> str:
     """Return the interval of `change`, at the level that Holm's correction left."""
     if not rung.interval:
         return ""
@@ -64,26 +74,50 @@ def between(rung: Rung) -> str:
     return f"{low:+.2f}% to {high:+.2f}%"
 
 
-def cells(rung: Rung) -> list[str]:
-    word = rung.verdict or f"no verdict: {rung.reason}"
-    if rung.verdict == BROKEN:
-        word = f"broken: {rung.reason}"
-    if rung.known:
-        word += f" ({rung.known})"
-    floor = "" if rung.floor is None else texts.percent(rung.floor)
-    times = [texts.ms(rung.base_ms), texts.ms(rung.head_ms)]
-    return [rung.name, *times, change(rung), between(rung), word, floor, str(rung.rounds)]
+def word(answer: Answered) -> str:
+    """Return the verdict in words, with X where it is "less than X%", or why there is none."""
+    if answer.verdict == BROKEN:
+        return f"broken: {answer.reason}"
+    if answer.verdict == answers.LESS and answer.below is not None:
+        return texts.less_than(answer.below)
+    return answer.verdict or f"no verdict: {answer.reason}"
+
+
+def said(rung: Rung) -> str:
+    """Return the verdicts of both quantities in a few words."""
+    if rung.gpu is None:
+        return word(rung)
+    return f"{word(rung)} ({WALL}), {word(rung.gpu)} ({GPU})"
+
+
+def rows(rung: Rung) -> list[tuple[str | None, list[str]]]:
+    """Return the rung's rows of a table: a verdict and the cells, of wall time and, if known, of GPU time."""
+    found: list[tuple[str, Answered]] = [(WALL, rung), *([(GPU, rung.gpu)] if rung.gpu else [])]
+    slower = judging.slower_in(rung)
+    made = []
+    for of, answer in found:
+        accepted = f" ({rung.known})" if rung.known and of in slower else ""
+        floor = "" if answer.floor is None else texts.percent(answer.floor)
+        times = [texts.ms(answer.base_ms), texts.ms(answer.head_ms)]
+        shown = [change(answer), between(answer), word(answer) + accepted, floor, str(answer.rounds)]
+        made.append((answer.verdict, [rung.name, of, *times, *shown]))
+    return made
 
 
 def conclusion(result: Compared) -> str:
-    """Return the exit status in a line."""
+    """Return the exit status in a line, with the quantity that shows it."""
     bad, status = judging.alarming(result), judging.status(result)
-    names = ", ".join(rung.name for rung in bad)
     if status == judging.SLOWER:
+        names = ", ".join(f"{rung.name} ({' and '.join(judging.slower_in(rung)) or BROKEN})" for rung in bad)
         return f"HEAD is slower or broken: {names}"
     if status == judging.NOTHING:
         return "nothing was measured: no rung has a verdict"
-    unsure = [rung.name for rung in result.rungs if rung.verdict == verdicts.AMBIGUOUS]
+    unsure = [
+        f"{rung.name} ({of})"
+        for rung in result.rungs
+        for of, answer in ((WALL, rung), (GPU, rung.gpu))
+        if answer and answer.verdict == verdicts.AMBIGUOUS
+    ]
     return "nothing is slower" + (f"; too close to tell: {', '.join(unsure)}" if unsure else "")
 
 
@@ -98,10 +132,16 @@ def remarks(result: Compared) -> list[str]:
         found.append(DIRTY)
     found += result.gpu.notes if result.gpu else []
     found += neighbours.marks(plain(each) for program in result.programs for each in program.rounds)
-    seen = [rung for rung in result.rungs if rung.resolution is not None]
-    if seen:
-        sizes = ", ".join(f"{rung.name} {texts.percent(rung.resolution)}" for rung in seen)
-        found.append(f"a slowdown would have been seen from about: {sizes}")
+    seen: list[tuple[Rung, str, Answered | None]] = [
+        each for rung in result.rungs for each in ((rung, WALL, rung), (rung, GPU, rung.gpu))
+    ]
+    sizes = [
+        f"{rung.name} {texts.percent(answer.resolution)} of {of}"
+        for rung, of, answer in seen
+        if answer and answer.resolution is not None
+    ]
+    if sizes:
+        found.append(f"a slowdown would have been seen from about: {', '.join(sizes)}")
     return [*found, *choices(result)]
 
 
@@ -129,9 +169,9 @@ def _rows(rows: list[dict[str, int | str]]) -> str:
 
 def text(result: Compared) -> str:
     """Return the comparison for a terminal, the most important lines last."""
-    rows = [list(HEADS), *(list(map(texts.plain, cells(rung))) for rung in result.rungs)]
-    wide = [max(map(len, column)) for column in zip(*rows, strict=True)]
-    table = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, wide, strict=True)).rstrip() for row in rows]
+    shown = [list(HEADS), *(list(map(texts.plain, row)) for rung in result.rungs for _, row in rows(rung))]
+    wide = [max(map(len, column)) for column in zip(*shown, strict=True)]
+    table = ["  ".join(f"{cell:<{w}}" for cell, w in zip(row, wide, strict=True)).rstrip() for row in shown]
     head = f"{title(result)}; {where(result)}"
     return "\n".join([head, *table, *map(texts.plain, remarks(result)), texts.plain(conclusion(result))])
 
@@ -146,9 +186,10 @@ def markdown(result: Compared) -> str:
         "",
     ]
     lines += ["| " + " | ".join(HEADS) + " |", "|" + "---|" * len(HEADS)]
-    for rung in result.rungs:
-        row = [escape(cell) for cell in cells(rung)]
-        row[5] = f"{_SIGNS.get(rung.verdict, '⚫')} {row[5]}"
+    place = HEADS.index("verdict")
+    for verdict, cells in (row for rung in result.rungs for row in rows(rung)):
+        row = [escape(cell) for cell in cells]
+        row[place] = f"{_SIGNS.get(verdict or '', '⚫')} {row[place]}"
         lines.append("| " + " | ".join(row) + " |")
     lines += ["", *(f"- {escape(line)}" for line in remarks(result))]
     how = "Both commits, and BASE a second time, in fresh processes side by side in every round"

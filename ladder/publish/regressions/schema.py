@@ -64,13 +64,12 @@ class Protocol:
 
 
 @record
-class Rung:
-    """A rung of a comparison, and the numbers that are derived from the rounds of its programs."""
+class Answered:
+    """The difference of two commits in one quantity, derived from the rounds of a rung's programs.
 
-    name: str = needed(values.PART)
-    title: str = needed(values.TEXT)
-    skipped: str | None = needed(values.TEXT)
-    known: str | None = needed(values.TEXT)  # in words: who accepted the slowdown, and until when
+    `below` is the far end of the interval, a log ratio, where the verdict is "less than".
+    """
+
     base_ms: float | None = needed(_NUMBER)
     head_ms: float | None = needed(_NUMBER)
     rounds: int = needed(values.COUNT)
@@ -82,15 +81,28 @@ class Rung:
     least: float | None = needed(_NUMBER)
     resolution: float | None = needed(_NUMBER)
     reason: str | None = needed(values.TEXT)
+    below: float | None = needed(_NUMBER)
+
+
+@record
+class Rung(Answered):
+    """A rung of a comparison, with its wall time and its GPU time."""
+
+    name: str = needed(values.PART)
+    title: str = needed(values.TEXT)
+    skipped: str | None = needed(values.TEXT)
+    known: str | None = needed(values.TEXT)  # in words: who accepted the slowdown, and until when
+    gpu: Answered | None = needed(rule_of(Answered))  # None on a CPU
 
 
 ASKED = {"name": values.PART, "title": values.TEXT, "skipped": maybe(values.TEXT)}  # the rest is derived
 DERIVED = {
-    **dict.fromkeys(("ratio", "confidence", "floor", "least", "resolution"), maybe(_NUMBER)),
+    **dict.fromkeys(("ratio", "confidence", "floor", "least", "resolution", "below"), maybe(_NUMBER)),
     **dict.fromkeys(("base_ms", "head_ms"), maybe(_NUMBER)),
     **dict.fromkeys(("verdict", "known", "reason"), maybe(values.TEXT)),
     "interval": maybe(_INTERVAL),
     "rounds": values.COUNT,
+    "gpu": maybe(rule_of(Answered)),
 }
 _CHOICE = fields(
     dict.fromkeys(("op", "direction"), values.IDENTIFIER)
@@ -147,6 +159,12 @@ class Compared:
 
 
 RULE = rule_of(Compared)
+
+
+def new_answer() -> Answered:
+    """Return an answer of which nothing is derived yet."""
+    names = [field.name for field in dataclasses.fields(Answered)]
+    return build(Answered, dict.fromkeys(names) | {"rounds": 0})
 
 
 def new_rung(name: str, title: str, skipped: str | None) -> Rung:

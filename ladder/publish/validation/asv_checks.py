@@ -201,7 +201,7 @@ def _value_contradiction(value: float | None, seen: _Statistics) -> str | None:
 
 def _too_fast(name: str, row: list[Any], params: Mapping[str, str]) -> str | None:
     """Return the complaint about a step that is faster than its GPU can compute, or None."""
-    if not name.endswith(".samples_step_time") or row[0] is None:
+    if not name.endswith((".samples_step_time", ".samples_gpu_time")) or row[0] is None:
         return None
     machine: dict[str, str | int] = {
         "device": device_of(params),

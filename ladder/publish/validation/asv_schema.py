@@ -97,10 +97,12 @@ MACHINE = fields(FACTS | {"version": number(VERSION, VERSION, whole=True)})
 
 SERIES = pattern(r"[A-Za-z0-9 ._()+:@,/'#=-]{1,200}", "the name of a series")
 CONDITIONS = {"started": STARTED, "driver": maybe(TEXT), "kernel_release": maybe(PLAIN)}
+ADDED_CONDITIONS = {"cudnn": maybe(TEXT)}  # older notes lack them
 NOTE = fields(  # facts that may change between results of one series
     {"schema": number(1, 1, whole=True), "commit": COMMIT, "environment": ENVIRONMENT, **CONDITIONS},
     {
-        "benchmarks": mapping(NAME, fields(CONDITIONS), 2000),
+        **ADDED_CONDITIONS,
+        "benchmarks": mapping(NAME, fields(CONDITIONS, ADDED_CONDITIONS), 2000),
         "choices": mapping(SERIES, items(TEXT, 2000), 2000),
         "variables": CONDITIONS_OF_A_RUN[environment.KEY],
     },

@@ -10,7 +10,6 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-import numpy as np
 import pytest
 
 from ladder.base.errors import UserError
@@ -18,16 +17,14 @@ from ladder.engine import rounds as interleaving
 from ladder.machine import system
 from ladder.plan import catalog
 from ladder.publish.regressions import comparing, judging, report
-from ladder.publish.regressions.judging import BASE, BROKEN, HEAD, MOST_ROUNDS, TWIN
+from ladder.publish.regressions.judging import BASE, BROKEN, HEAD, TWIN
 from ladder.publish.regressions.schema import Compared, Program
 from ladder.results.types import Machine, Plain, Round, build, plain
-from ladder.selfcheck.selftest.simulate import CYCLES, FAMILIES, KINDS
-from ladder.stats import verdicts
+from ladder.stats import answers, verdicts
 from tests.support.repositories import commit_all, git
 
 ROOT = Path(__file__).resolve().parents[3]
 FAKE = ROOT / "tests" / "support" / "fake_code"
-PLANTED = {"captured": 0.01, "eager": 0.05}  # that must be found in noise of the measured size
 SLOWER = """
 
 _cycle = Step.cycle
@@ -42,22 +39,7 @@ Step.cycle = cycle
 """
 
 
-# --- statistics -----------------------------------------------------------------------------------------------------
-
-
-@pytest.mark.parametrize("kind, family, share", [(k, f, s) for k, s in PLANTED.items() for f in FAMILIES])
-def test_planted_slowdowns_are_found_and_identical_commits_pass(kind: str, family: str, share: float) -> None:
-    """1% in the noise of captured steps, 5% in that of eager ones; an A/A passes 20 times of 20."""
-    rng, noise, shape = np.random.default_rng(0), KINDS[kind], (MOST_ROUNDS, 3)
-    words: dict[float, list[str]] = {0.0: [], share: []}
-    for slowdown in [0.0] * 20 + [share] * 40:
-        logs = FAMILIES[family](rng, MOST_ROUNDS * 3, noise.process).reshape(shape)
-        logs += np.median(rng.normal(0, noise.cycle, (*shape, CYCLES)), axis=-1)
-        base, head, twin = np.exp(rng.permuted(logs, axis=1)).T
-        sides = (dict(enumerate(side)) for side in (base, twin, head * (1 + slowdown)))
-        words[slowdown] += [found.verdict for found in judging.decide([judging.Times(*sides)])]
-    assert not {verdicts.SLOWER, verdicts.FASTER} & {*words[0.0]} and verdicts.FASTER not in words[share]
-    assert words[share].count(verdicts.SLOWER) >= 38
+# --- verdicts ---------------------------------------------------------------------------------------------------------
 
 
 def made_up(head: float = 1.0, rounds: int = 5, noise: float = 0.0002) -> Compared:
@@ -92,7 +74,7 @@ def with_side(result: Compared, side: str, **changes: Any) -> Compared:
 
 def test_the_exit_status_is_that_of_the_verdicts() -> None:
     for head, word, status in (
-        (1.0, verdicts.NO_GAIN, 0),
+        (1.0, answers.LESS, 0),
         (0.98, verdicts.FASTER, 0),
         (1.02, verdicts.SLOWER, 1),
     ):
@@ -104,18 +86,18 @@ def test_the_exit_status_is_that_of_the_verdicts() -> None:
 
 
 def test_too_close_to_tell_is_no_alarm_and_is_said() -> None:
-    result = made_up(1.005, noise=0.02)
+    result = made_up(1.06, noise=0.03)
     assert result.rungs[0].verdict == verdicts.AMBIGUOUS and judging.status(result) == 0
-    assert "too close to tell: baseline" in report.text(result)
+    assert "too close to tell: baseline (wall time)" in report.text(result)
 
 
 def test_many_samples_of_few_processes_support_no_verdict() -> None:
-    result = made_up(2.0, rounds=4)
+    result = made_up(2.0, rounds=2)
     for side in judging.SIDES:
         many = [replace(each, samples_ms=50 * each.samples_ms) for each in program(result, side).rounds]
         result = with_side(result, side, rounds=many)
     assert result.rungs[0].verdict is None and judging.status(result) == 2
-    assert result.rungs[0].reason == "4 of 5 rounds: too few for a verdict"
+    assert result.rungs[0].reason == "2 of 3 rounds: too few for a verdict"
 
 
 def test_without_base_a_second_time_the_noise_is_unknown_and_nothing_is_said() -> None:

@@ -1,0 +1,187 @@
+"""Wall and GPU time of two commits, judged apart: planted differences are found in the quantity that shows them."""
+
+from dataclasses import replace
+
+import numpy as np
+import pytest
+
+from ladder.publish.regressions import judging, known, report
+from ladder.publish.regressions.judging import BASE, HEAD, MOST_ROUNDS, SIDES
+from ladder.publish.regressions.schema import Compared
+from ladder.results.types import ProfiledCycle, build, plain
+from ladder.selfcheck.selftest.simulate import CYCLES, FAMILIES, KINDS
+from ladder.stats import answers, verdicts
+from tests.publish.regressions.test_regressions import made_up, written
+
+GPU_SD = {"captured": 0.0003, "eager": 0.002}  # of GPU time between processes
+NOISY = 0.06  # of wall time between eager processes on a host with neighbours
+
+
+def drawn(
+    rng: np.random.Generator, family: str, sd: float, slowdown: float, rounds: int, cycle: float = 0.0
+) -> judging.Times:
+    """The times of BASE, BASE again and HEAD, in an order that is new in each round."""
+    logs = FAMILIES[family](rng, rounds * 3, sd).reshape(rounds, 3)
+    logs += np.median(rng.normal(0, cycle, (rounds, 3, CYCLES)), axis=-1)
+    base, twin, head = 100 * np.exp(rng.permuted(logs, axis=1)).T
+    return judging.Times(*(dict(enumerate(side)) for side in (base, twin, head * (1 + slowdown))))
+
+
+def words(
+    rng: np.random.Generator, family: str, sds: dict[str, float], slowdown: float, *, gpu: bool, rounds: int
+) -> dict[str, str]:
+    """The verdicts of an eager and a captured rung, in one quantity of a run."""
+    asked = {kind: drawn(rng, family, sd, slowdown, rounds) for kind, sd in sds.items()}
+    of = judging.quantity(asked, {kind: kind for kind in asked}, is_gpu=gpu)
+    return {kind: answer.verdict for kind, answer in judging.decide(of, asked).items()}
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_five_percent_of_gpu_work_is_found_where_the_wall_times_of_processes_differ_by_six(
+    family: str,
+) -> None:
+    rng, wall, gpu = np.random.default_rng(0), [], []
+    for _ in range(60):
+        wall.append(words(rng, family, {"eager": NOISY}, 0.05, gpu=False, rounds=3)["eager"])
+        gpu.append(words(rng, family, GPU_SD, 0.05, gpu=True, rounds=3)["eager"])
+    assert gpu.count(verdicts.SLOWER) >= 57 and verdicts.FASTER not in {*gpu, *wall}
+    assert wall.count(verdicts.SLOWER) <= 6
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_a_delay_of_the_host_is_found_in_wall_time_where_the_host_is_calm(family: str) -> None:
+    rng, calm = np.random.default_rng(1), KINDS["eager"]
+    found = []
+    for _ in range(60):
+        asked = {"eager": drawn(rng, family, calm.process, 0.05, MOST_ROUNDS, calm.cycle)}
+        of = judging.quantity(asked, {"eager": "eager"}, is_gpu=False)
+        found.append(judging.decide(of, asked)["eager"].verdict)
+        gpu = words(rng, family, GPU_SD, 0.0, gpu=True, rounds=MOST_ROUNDS)
+        assert verdicts.SLOWER not in gpu.values()
+    assert found.count(verdicts.SLOWER) >= 57
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+def test_one_percent_of_a_captured_step_is_found_in_three_rounds(family: str) -> None:
+    rng = np.random.default_rng(2)
+    for gpu in (False, True):
+        sds = {"eager": GPU_SD["eager"], "captured": KINDS["captured"].process}
+        found = [words(rng, family, sds, 0.01, gpu=gpu, rounds=3)["captured"] for _ in range(60)]
+        assert found.count(verdicts.SLOWER) >= 57
+
+
+@pytest.mark.parametrize("family", FAMILIES)
+@pytest.mark.parametrize("rounds", [3, 5, MOST_ROUNDS])
+def test_identical_programs_are_not_called_different(family: str, rounds: int) -> None:
+    """At most 1 verdict in 300, in both quantities together."""
+    rng, wrong = np.random.default_rng(3), 0
+    for _ in range(150):
+        for gpu, sds in ((False, {"eager": NOISY, "captured": 0.0005}), (True, GPU_SD)):
+            found = words(rng, family, sds, 0.0, gpu=gpu, rounds=rounds)
+            wrong += sum(word in (verdicts.SLOWER, verdicts.FASTER) for word in found.values())
+    assert wrong <= 2  # of 600
+
+
+# --- results --------------------------------------------------------------------------------------------------------
+
+
+def on_a_gpu(
+    wall: float = 1.0, gpu: float = 1.0, noise: float = 0.0002, rounds: int = 3, void: str = ""
+) -> Compared:
+    """A comparison on a GPU: HEAD takes `wall` times as long, and its GPU works `gpu` times as long."""
+    rng, result = np.random.default_rng(4), made_up(wall, rounds=rounds, noise=noise)
+
+    def cycles(side: str) -> list[ProfiledCycle]:
+        ms = 800 * (gpu if side == HEAD else 1.0) * float(np.exp(rng.normal(0, 0.0005)))
+        return [build(ProfiledCycle, {"gpu_ms": ms, "wall_ms": 1100.0, "kernels": 9.0, "sm_mhz": 1980})] * 2
+
+    programs = [
+        replace(
+            each,
+            rounds=[replace(r, profiled=cycles(each.side), gpu_void=void or None) for r in each.rounds],
+        )
+        for each in result.programs
+    ]
+    machine = replace(result.machine, device="cuda", gpu="NVIDIA Some GPU")
+    return judging.judge(replace(result, machine=machine, programs=programs))
+
+
+def test_gpu_work_alone_is_an_alarm_and_the_line_says_which_quantity() -> None:
+    result = on_a_gpu(gpu=1.05, noise=NOISY)
+    (rung,) = result.rungs
+    assert rung.gpu and rung.gpu.verdict == verdicts.SLOWER and rung.verdict != verdicts.SLOWER
+    assert judging.status(result) == 1
+    assert report.conclusion(result) == "HEAD is slower or broken: baseline (GPU time)"
+    (row,) = [line for line in report.text(result).splitlines() if " GPU time " in line and "slower" in line]
+    assert row.split()[:4] == ["baseline", "GPU", "time", "799.8"]
+    assert report.markdown(result).count("🔴") == 1
+
+
+def test_a_delay_of_the_host_alone_is_an_alarm_of_wall_time() -> None:
+    result = on_a_gpu(wall=1.05)
+    (rung,) = result.rungs
+    assert rung.verdict == verdicts.SLOWER and rung.gpu and rung.gpu.verdict == answers.LESS
+    assert report.conclusion(result) == "HEAD is slower or broken: baseline (wall time)"
+    both = on_a_gpu(wall=1.05, gpu=1.05)
+    assert report.conclusion(both).endswith("baseline (wall time and GPU time)")
+    assert report.conclusion(on_a_gpu()) == "nothing is slower" and judging.status(on_a_gpu()) == 0
+
+
+def test_without_gpu_times_the_wall_decides_and_the_reason_is_there() -> None:
+    result = on_a_gpu(wall=1.05, void="the profiler saw no kernels")
+    (rung,) = result.rungs
+    assert rung.gpu and rung.gpu.verdict is None and rung.gpu.reason == "the profiler saw no kernels"
+    assert judging.status(result) == 1 and "the profiler saw no kernels" in report.text(result)
+    assert made_up().rungs[0].gpu is None and "GPU time" not in report.text(made_up())  # on a CPU
+
+
+def test_an_accepted_slowdown_of_gpu_time_is_silent() -> None:
+    result = on_a_gpu(gpu=1.05)
+    entry = known.Entry("b" * 40, "tiny/baseline", "wider tile", known.today())
+    assert judging.status(result) == 1 and judging.status(known.mark(result, [entry])) == 0
+    assert report.text(known.mark(result, [entry])).count("wider tile") == 1
+
+
+def test_a_file_of_two_quantities_is_read_and_judged_anew(tmp_path) -> None:
+    result = on_a_gpu(gpu=1.05)
+    data = plain(result)
+    data["rungs"][0]["gpu"]["verdict"] = "faster"
+    assert plain(judging.load(written(tmp_path, data))) == plain(result)
+    data["rungs"][0] = {key: data["rungs"][0][key] for key in ("name", "title", "skipped")}
+    assert plain(judging.load(written(tmp_path, data))) == plain(result)
+
+
+def test_rounds_are_added_until_gpu_time_is_sharp_whatever_the_host_does() -> None:
+    names = ["baseline"]
+    assert judging.wants_rounds(on_a_gpu(rounds=2), names)
+    assert not judging.wants_rounds(on_a_gpu(noise=NOISY), names)
+    assert judging.wants_rounds(on_a_gpu(noise=NOISY, void="no CUPTI"), names)
+    assert judging.wants_rounds(made_up(rounds=3, noise=NOISY), names)
+    assert not judging.wants_rounds(made_up(rounds=3), names)
+    assert not judging.wants_rounds(made_up(rounds=MOST_ROUNDS, noise=NOISY), names)
+    assert not judging.wants_rounds(made_up(), [])
+
+
+def test_passes_and_base_again_are_taken_together() -> None:
+    """A slow pass that HEAD missed does not make HEAD faster; the two processes of BASE count alike."""
+    result = made_up(rounds=3, noise=0.0)
+    slow = {BASE: [0, 1, 2], "twin": [0, 1, 2], HEAD: [0, 2]}
+    samples = {0: 1000.0, 1: 1500.0, 2: 1000.0}
+    programs = [
+        replace(
+            each,
+            rounds=[
+                replace(r, samples_ms=[samples[at] for at in slow[each.side]], passes=slow[each.side])
+                for r in each.rounds
+            ],
+        )
+        for each in result.programs
+    ]
+    (rung,) = judging.judge(replace(result, programs=programs)).rungs
+    assert rung.ratio == pytest.approx(1.0) and rung.verdict == answers.LESS
+    times = {side: dict.fromkeys(range(3), 100.0) for side in SIDES}
+    times["twin"] = dict.fromkeys(range(3), 102.0)
+    of = judging.quantity(
+        {"a": judging.Times(times[BASE], times["twin"], times[HEAD])}, {"a": "eager"}, is_gpu=True
+    )
+    assert judging.difference(of, "a").mean == pytest.approx(np.log(1.02) / 2)
