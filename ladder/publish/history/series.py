@@ -24,14 +24,9 @@ from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
 GPU_STEP = "rungs.Rung.samples_gpu_time"
-# A result of asv has the first four. Of GPU time cuDNN and the driver's major version are known, too, from the notes.
+# A result of asv has the first four. The notes know cuDNN and the driver's major version, too, for GPU time.
 SOFTWARE = ("torch", "triton", "cuda", "python", "cudnn", "driver")
-GPU_SOFTWARE = (
-    "torch",
-    "cuda",
-    "cudnn",
-    "driver",
-)  # with the GPU all that GPU time depends on, whatever the host
+GPU_SOFTWARE = ("torch", "cuda", "cudnn", "driver")  # with the GPU all that GPU time depends on
 STEP_TIME = re.compile(r"(?:.*\.)?samples_(step|gpu)_time")  # what bench-compare measures too
 _LARGEST = 2**22
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -44,8 +39,8 @@ _UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can l
 class Series:
     """A benchmark with its parameters on one machine in one environment: value and weight by commit.
 
-    GPU time does not depend on the host. There `machine` is named after the GPU alone, `environment` is the versions
-    of torch, CUDA, cuDNN and the driver's major one, and a value is the median over hosts.
+    GPU time does not depend on the host. There `machine` is named after the GPU alone, and a value is the median
+    over hosts. The `environment` is the versions of torch, CUDA and cuDNN and the driver's major one.
     """
 
     machine: str
