@@ -7,9 +7,8 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.locks import device_lock
-from ladder.engine.outcomes import beyond, is_captured
+from ladder.engine.gpu_time import PROFILED, beyond, is_captured
 from ladder.engine.pool import Pool, Worker, WorkerFailure, plain
-from ladder.engine.rounds import PROFILED
 from ladder.machine import system
 
 

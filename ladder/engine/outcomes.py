@@ -2,18 +2,15 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from ladder.engine.gpu_time import beyond, is_captured
 from ladder.engine.pool import Worker, WorkerFailure
 from ladder.machine import gpu_state, neighbours
 from ladder.results import record
 from ladder.stats import estimates
-
-# Of the wall time: a captured step's kernels cannot take longer than its cycle. The profiler adds to each kernel.
-BEYOND, ADDED_US = 1.005, 0.2
 
 
 @dataclass(frozen=True)
@@ -106,17 +103,3 @@ def new_round(number: int, process: Process) -> dict[str, Any]:
             "rejected": process.rejected,
         }
     return made
-
-
-def is_captured(recipe: Mapping[str, Any]) -> bool:
-    """Return whether the recipe's step is launched as CUDA graphs."""
-    return bool(recipe.get("cuda_graphs") or recipe.get("whole_step_graph"))
-
-
-def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:
-    """Return one line if a captured step's GPU time exceeds its wall time, which is timed without a profiler."""
-    if not (cycles and captured):
-        return None
-    gpu, wall = estimates.median([cycle["gpu_ms"] for cycle in cycles]), 1000 * estimates.median(samples_s)
-    most = BEYOND * wall + ADDED_US / 1000 * cycles[0]["kernels"]
-    return f"GPU time of {gpu:.4g} ms in a step of {wall:.4g} ms" if gpu > most else None

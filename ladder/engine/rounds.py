@@ -25,13 +25,13 @@ from ladder.base import protocol
 from ladder.base.errors import UserError
 from ladder.base.locks import device_lock
 from ladder.engine import lanes
+from ladder.engine.gpu_time import PROFILED
 from ladder.engine.outcomes import Process, Program, Visited, new_round
 from ladder.engine.pool import TUNING, Pool, WorkerFailure
 from ladder.engine.visit import Visits
 from ladder.machine import stillness, system
 from ladder.machine.threads import share
 
-PROFILED = 2  # cycles of each process
 PREPARED = {"cuda": 12}  # programs prepared side by side once their memory is known
 PROFILED_BESIDE = {"cuda": 8}  # processes of which all but one read what they have recorded
 PROVED_BESIDE = {"cuda": 4}  # each with a reference on the GPU

@@ -42,6 +42,7 @@ ENGINE = (
         "engine/rounds",
         "engine/outcomes",
         "engine/profiling",
+        "engine/gpu_time",
         "machine/stillness",
     ),
     *(

@@ -7,7 +7,7 @@ import pytest
 
 from ladder.engine import pool
 from ladder.engine import run as measure
-from ladder.engine.outcomes import beyond
+from ladder.engine.gpu_time import beyond
 from ladder.engine.pool import Worker, WorkerFailure
 from tests.support.fake_runs import FAKE, by_name, run, stored
 

@@ -5,6 +5,7 @@ from typing import Any
 
 import pytest
 
+from ladder.engine.outcomes import Program
 from ladder.engine.pool import WorkerFailure
 from ladder.engine.visit import Visits
 from tests.support.fake_nvml import UUID, FakeNvml
@@ -46,7 +47,8 @@ def cycle(visits: Visits, worker: FakeWorker, own: Sequence[Each] = (), others: 
 
 def finish(visits: Visits, worker: FakeWorker, canaries: Sequence[float] = ()) -> Each:
     rejected: list[str] = []
-    return visits.finish(worker, False, canaries, rejected) | {"rejected": rejected}
+    program = Program("a", "a", "a", {}, {}, None)
+    return visits.finish(worker, program, canaries, rejected) | {"rejected": rejected}
 
 
 def gpu(**answers: Any) -> tuple[FakeNvml, Visits]:

@@ -1,0 +1,25 @@
+"""The GPU time of a process: how many cycles it is made of, and when it cannot be true. Loads nothing but Python."""
+
+from __future__ import annotations
+
+import statistics
+from collections.abc import Mapping, Sequence
+from typing import Any
+
+PROFILED = 2  # cycles of each process
+# Of the wall time: a captured step's kernels cannot take longer than its cycle. The profiler adds to each kernel.
+BEYOND, ADDED_US = 1.005, 0.2
+
+
+def is_captured(recipe: Mapping[str, Any]) -> bool:
+    """Return whether the recipe's step is launched as CUDA graphs."""
+    return bool(recipe.get("cuda_graphs") or recipe.get("whole_step_graph"))
+
+
+def beyond(cycles: list[dict[str, Any]] | None, samples_s: Sequence[float], captured: bool) -> str | None:
+    """Return one line if a captured step's GPU time exceeds its wall time, which is timed without a profiler."""
+    if not (cycles and captured):
+        return None
+    gpu, wall = statistics.median([cycle["gpu_ms"] for cycle in cycles]), 1000 * statistics.median(samples_s)
+    most = BEYOND * wall + ADDED_US / 1000 * cycles[0].get("kernels", 0)
+    return f"GPU time of {gpu:.4g} ms in a step of {wall:.4g} ms" if gpu > most else None
