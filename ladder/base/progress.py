@@ -8,17 +8,15 @@ from __future__ import annotations
 import os
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any
 
 import click
 
+from ladder.base.events import CaseEvent, Event, OnEvent
 from ladder.base.text import printable
 
-Event = Mapping[str, Any]  # "event" is its kind; the other keys are each kind's own
-OnEvent = Callable[[Event], None]
 EVERY_S = 10.0  # seconds between lines, for work of hundreds of steps
 NARROW = 80  # columns: on a narrower terminal a bar leaves no room for its text
 
@@ -81,17 +79,6 @@ def bar(title: str, quiet: bool, first: First | None = None) -> Iterator[Callabl
             drawn.update(done, total, say=True, now_and_then=True)
 
         yield on_progress
-
-
-@dataclass(frozen=True)
-class CaseEvent:
-    """The work on a case at this moment, or its measured rows."""
-
-    case: str
-    done: int
-    total: int
-    doing: str = ""
-    rows: Sequence[Any] = ()
 
 
 @contextmanager

@@ -22,9 +22,9 @@ from torch import Tensor
 import stylegan_lite
 from ladder.base import files, git, locks, text
 from ladder.base.errors import UserError
+from ladder.base.events import OnEvent
 from ladder.base.paths import ROOT
 from ladder.base.plain import Fields
-from ladder.base.progress import OnEvent
 from ladder.base.stopping import stop_on_sigterm
 from ladder.images.prepare import ImageSet
 from ladder.machine import system

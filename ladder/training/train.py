@@ -20,8 +20,8 @@ import torch
 import stylegan_lite
 from ladder.base import locks
 from ladder.base.errors import UserError, words_of
+from ladder.base.events import Event, OnEvent
 from ladder.base.plain import Fields
-from ladder.base.progress import Event, OnEvent
 from ladder.base.stopping import stop_between
 from ladder.images.prepare import ImageSet
 from ladder.training import checkpoint, grid, losslog, mishaps

@@ -14,8 +14,8 @@ from typing import Any
 
 from ladder.base import git, text
 from ladder.base.errors import describe, raise_if_environment
+from ladder.base.events import CaseEvent
 from ladder.base.paths import ROOT
-from ladder.base.progress import CaseEvent
 from ladder.base.records import build, plain
 from ladder.base.stopping import stop_on_sigterm
 from ladder.machine import environment, system

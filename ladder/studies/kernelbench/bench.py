@@ -19,7 +19,7 @@ import torch
 from torch import Tensor
 
 from ladder.base.errors import describe, raise_if_environment
-from ladder.base.progress import CaseEvent
+from ladder.base.events import CaseEvent
 from ladder.base.records import ABSENT, Absent
 from ladder.base.text import NO_TIME
 from ladder.studies.kernelbench.calls import WAYS, call_of, compiling, copies, disagree, flat

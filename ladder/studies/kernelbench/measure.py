@@ -58,8 +58,9 @@ class Asked:
 
 def measure(asked: Asked, quiet: bool, out: Path | None = None) -> Kernels:
     """Return the whole result, derived numbers included. Finished rows are written to `out` on the way."""
+    from ladder.base.events import CaseEvent
     from ladder.base.locks import device_lock
-    from ladder.base.progress import CaseEvent, First, kernels_progress
+    from ladder.base.progress import First, kernels_progress
     from ladder.base.stopping import stop_on_sigterm
     from ladder.machine import environment, system
     from ladder.studies.kernelbench import bench as kernelbench
