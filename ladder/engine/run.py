@@ -104,7 +104,9 @@ def run_ladder(
         run = _Run(result, workload, planned, device, path, on_event, inspects)
         torch = code is None or device == "cuda"
         with stop_on_sigterm():
-            pool = importing if importing and code is None else Pool(code=code, torch=torch, timeouts=timeouts)
+            pool = (
+                importing if importing and code is None else Pool(code=code, torch=torch, timeouts=timeouts)
+            )
             with pool:
                 if resume is not None:
                     refuse_other_threads(resume, result, pool)

@@ -137,7 +137,9 @@ def test_run_writes_result_table_and_chart_and_shows_what_is_n_a(tmp_path, fakes
     assert "quick: not to be quoted" in seen.stdout
     assert "fused_norm, cuda_graphs, data_loading, fused_act: n/a: needs a CUDA GPU" in seen.stdout
     assert "upscaled" in seen.stderr and "\x1b" not in seen.output
-    assert "after 1 generation:" in seen.stderr and "after 1 generation:" not in seen.stdout  # a table that grows
+    assert (
+        "after 1 generation:" in seen.stderr and "after 1 generation:" not in seen.stdout
+    )  # a table that grows
     (file,) = tmp_path.glob("*/*.json")
     result = results.read(file)
     assert [rung["status"] for rung in result["rungs"]] == [

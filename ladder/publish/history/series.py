@@ -236,7 +236,7 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
     """
     from asv.results import Results
 
-    found = []
+    found, height = [], _heights()
     for path in sorted(
         accepted.glob("*/*.json")
     ):  # asv's own way looks into our notes, and complains of them
@@ -258,11 +258,11 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
             known = tuple(sorted(facts.items()))
             place = path.relative_to(accepted).as_posix()
             head = (facts["machine"], known, result.commit_hash, result.date or 0)
-            found.append(Point(*head, workload, _by_height(ms.items()), place, seen))
-    return _joined(found) if is_gpu_time(benchmark) else found
+            found.append(Point(*head, workload, _by_height(ms.items(), height), place, seen))
+    return _joined(found, height) if is_gpu_time(benchmark) else found
 
 
-def _joined(found: list[Point]) -> list[Point]:
+def _joined(found: list[Point], height: Mapping[str, int]) -> list[Point]:
     """Return the points with those of several hosts made one: the median of each rung."""
     together: dict[tuple[Any, ...], list[Point]] = {}
     for point in found:
@@ -272,12 +272,11 @@ def _joined(found: list[Point]) -> list[Point]:
         rungs = dict.fromkeys(rung for point in same for rung, _ in point.ms)
         ms = {rung: [dict(point.ms)[rung] for point in same if rung in dict(point.ms)] for rung in rungs}
         medians = tuple((rung, float(statistics.median(each))) for rung, each in ms.items())
-        made.append(replace(same[-1], ms=_by_height(medians)))
+        made.append(replace(same[-1], ms=_by_height(medians, height)))
     return made
 
 
-def _by_height(ms: Iterable[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
-    height = _heights()
+def _by_height(ms: Iterable[tuple[str, float]], height: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(ms, key=lambda item: (height.get(item[0], -1), item[0])))
 
 
