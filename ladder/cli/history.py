@@ -69,7 +69,8 @@ def bench_compare(
     """Say whether HEAD is slower than BASE, measured in turn on this device.
 
     Each round visits every rung twice with BASE and once with HEAD, in random order, each in a fresh process. The two
-    visits of BASE differ only by noise, and a smaller difference counts as none. Only kernels/ and stylegan_lite/
+    visits of BASE differ only by noise, and a smaller difference counts as none. On a GPU wall time and GPU time are
+    judged apart, and the last line says which of them is slower. Only kernels/ and stylegan_lite/
     come from the commits; the measuring code is that of the working tree.
 
     Exit status: 0 if HEAD is as fast, faster or undecided. 1 if HEAD is slower, or fails where BASE runs. 2 if the

@@ -13,6 +13,7 @@ import pytest
 import yaml
 
 from ladder.publish.regressions import report
+from ladder.results.types import plain
 from tests.publish.regressions.test_regressions import made_up
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -116,7 +117,7 @@ JUDGE = "Validate, judge anew, write the comment"
 def artifact(tmp_path: Path, result: Any) -> None:
     folder = tmp_path / "artifact"
     folder.mkdir(exist_ok=True)
-    (folder / "comparison.json").write_text(json.dumps(result))
+    (folder / "comparison.json").write_text(json.dumps(plain(result)))
 
 
 @pytest.mark.parametrize("head", [1.0, 1.05])

@@ -24,7 +24,7 @@ from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
 GPU_STEP = "rungs.Rung.samples_gpu_time"
-# A result of asv has the first four. Of GPU time cuDNN and the driver's major version are known, too, from the notes.
+# A result of asv has the first four. The notes have cuDNN and the driver's major version, which GPU time goes by.
 SOFTWARE = ("torch", "triton", "cuda", "python", "cudnn", "driver")
 GPU_SOFTWARE = (
     "torch",
@@ -44,8 +44,8 @@ _UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can l
 class Series:
     """A benchmark with its parameters on one machine in one environment: value and weight by commit.
 
-    GPU time does not depend on the host. There `machine` is named after the GPU alone, `environment` is the versions
-    of torch, CUDA, cuDNN and the driver's major one, and a value is the median over hosts.
+    GPU time does not depend on the host. There `machine` is named after the GPU alone, and a value is the median over
+    hosts. `environment` is then torch, CUDA, cuDNN and the major version of the driver.
     """
 
     machine: str

@@ -92,7 +92,7 @@ class Rung(Answered):
     title: str = needed(values.TEXT)
     skipped: str | None = needed(values.TEXT)
     known: str | None = needed(values.TEXT)  # in words: who accepted the slowdown, and until when
-    gpu: Answered | None = needed(rule_of(Answered))  # None on a CPU
+    gpu: Answered | None = needed(rule_of(Answered))  # null on a CPU
 
 
 ASKED = {"name": values.PART, "title": values.TEXT, "skipped": maybe(values.TEXT)}  # the rest is derived
