@@ -32,14 +32,14 @@ Examples:
 @options.workload_option("article on a GPU, tiny on the CPU")
 @click.option(
     "--rounds",
-    type=click.IntRange(5, 100),
-    help="Exact number of fresh processes of each commit. [default: 5 to 12, as the budget allows]",
+    type=click.IntRange(3, 100),
+    help="Exact number of fresh processes of each commit. [default: 3 to 12, as the budget allows]",
 )
 @click.option(
     "--budget",
     metavar="MINUTES",
     type=options.FloatRange(0, min_open=True),
-    help="No round after the fifth begins later than this. [default: 10]",
+    help="No round after the third begins later than this. [default: 10]",
 )
 @click.option("--seed", type=click.IntRange(0, 2**31 - 1), default=0, help="Seed for the order of visits.")
 @options.device_option
