@@ -29,10 +29,10 @@ from ladder.stats import answers, verdicts
 
 THRESHOLD = 0.01
 MOST_CHOICES = 4  # that are named beside a step
-CONFIRMED, REFUTED, UNCLEAR, CANDIDATE, DRIVER, KNOWN = (
-    "confirmed", "refuted", "unclear", "candidate", "driver change", "known",
+CONFIRMED, REFUTED, UNCLEAR, CANDIDATE, DRIVER, CUDNN, KNOWN = (
+    "confirmed", "refuted", "unclear", "candidate", "driver change", "cuDNN change", "known",
 )  # fmt: skip
-ORDER = (CONFIRMED, CANDIDATE, UNCLEAR, DRIVER, KNOWN, REFUTED)
+ORDER = (CONFIRMED, CANDIDATE, UNCLEAR, DRIVER, CUDNN, KNOWN, REFUTED)
 _BY_VERDICT = {
     verdicts.SLOWER: CONFIRMED,
     BROKEN: CONFIRMED,
@@ -159,7 +159,7 @@ def _settle(
     step.remarks += [
         f"{asvnotes.NAMES[name]} {changed[name]}" for name in asvnotes.CONDITIONS if name in changed
     ]
-    driver = asvnotes.label(*notes, one.benchmark)
+    excuse = asvnotes.label(*notes, one.benchmark)
     accepted = [e for e in entries if e.is_of(one.accepted_as, one.machine)]
     seen = _verdict(step, comparisons)
     in_range = known.between(accepted, step.good, step.bad, root)
@@ -167,8 +167,8 @@ def _settle(
         step.status, step.why = KNOWN, in_range[0].said
     elif seen:
         step.status, step.why, _ = seen
-    elif driver:
-        step.status, step.why = DRIVER, driver
+    elif excuse:
+        step.status, step.why = DRIVER if "driver" in changed else CUDNN, excuse
     elif one.rung is None:
         step.why = "bench-compare does not measure this series: look at it"
     else:

@@ -24,7 +24,11 @@ from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
 GPU_STEP = "rungs.Rung.samples_gpu_time"
+<<<<<<< HEAD
 # A result of asv has the first four. The notes know cuDNN and the driver's major version, too, for GPU time.
+=======
+# A result of asv has the first four. The notes have cuDNN and the driver's major version, which GPU time goes by.
+>>>>>>> 7a0ef5d5990aa56ae42df1cbdc9c7d5d4717599d
 SOFTWARE = ("torch", "triton", "cuda", "python", "cudnn", "driver")
 GPU_SOFTWARE = ("torch", "cuda", "cudnn", "driver")  # with the GPU all that GPU time depends on
 STEP_TIME = re.compile(r"(?:.*\.)?samples_(step|gpu)_time")  # what bench-compare measures too
@@ -39,8 +43,13 @@ _UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can l
 class Series:
     """A benchmark with its parameters on one machine in one environment: value and weight by commit.
 
+<<<<<<< HEAD
     GPU time does not depend on the host. There `machine` is named after the GPU alone, and a value is the median
     over hosts. The `environment` is the versions of torch, CUDA and cuDNN and the driver's major one.
+=======
+    GPU time does not depend on the host. There `machine` is named after the GPU alone, and a value is the median over
+    hosts. `environment` is then torch, CUDA, cuDNN and the major version of the driver.
+>>>>>>> 7a0ef5d5990aa56ae42df1cbdc9c7d5d4717599d
     """
 
     machine: str
@@ -231,7 +240,7 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
     """
     from asv.results import Results
 
-    found = []
+    found, height = [], _heights()
     for path in sorted(
         accepted.glob("*/*.json")
     ):  # asv's own way looks into our notes, and complains of them
@@ -253,11 +262,11 @@ def points(accepted: Path, benchmark: str = STEP) -> list[Point]:
             known = tuple(sorted(facts.items()))
             place = path.relative_to(accepted).as_posix()
             head = (facts["machine"], known, result.commit_hash, result.date or 0)
-            found.append(Point(*head, workload, _by_height(ms.items()), place, seen))
-    return _joined(found) if is_gpu_time(benchmark) else found
+            found.append(Point(*head, workload, _by_height(ms.items(), height), place, seen))
+    return _joined(found, height) if is_gpu_time(benchmark) else found
 
 
-def _joined(found: list[Point]) -> list[Point]:
+def _joined(found: list[Point], height: Mapping[str, int]) -> list[Point]:
     """Return the points with those of several hosts made one: the median of each rung."""
     together: dict[tuple[Any, ...], list[Point]] = {}
     for point in found:
@@ -267,12 +276,11 @@ def _joined(found: list[Point]) -> list[Point]:
         rungs = dict.fromkeys(rung for point in same for rung, _ in point.ms)
         ms = {rung: [dict(point.ms)[rung] for point in same if rung in dict(point.ms)] for rung in rungs}
         medians = tuple((rung, float(statistics.median(each))) for rung, each in ms.items())
-        made.append(replace(same[-1], ms=_by_height(medians)))
+        made.append(replace(same[-1], ms=_by_height(medians, height)))
     return made
 
 
-def _by_height(ms: Iterable[tuple[str, float]]) -> tuple[tuple[str, float], ...]:
-    height = _heights()
+def _by_height(ms: Iterable[tuple[str, float]], height: Mapping[str, int]) -> tuple[tuple[str, float], ...]:
     return tuple(sorted(ms, key=lambda item: (height.get(item[0], -1), item[0])))
 
 

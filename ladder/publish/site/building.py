@@ -46,8 +46,11 @@ def write_front(site: Path, ladder_results: Path, accepted: Path, revisions: Map
         for panel in group.panels:
             if panel.result is not None:
                 charts[id(panel)] = _charts(panel, group, site)
-    histories = asvseries.history(points, revisions)
-    names = {point.machine: point.name for point in points}
+    gpu_points = asvseries.points(accepted, asvseries.GPU_STEP)
+    histories = front.Histories(
+        asvseries.history(points, revisions), asvseries.history(gpu_points, revisions)
+    )
+    names = {point.machine: point.name for point in (*gpu_points, *points)}
     text = front.page(groups, histories, collected.raw(found, site), asv_files, charts, names)
     (site / "index.html").write_text(text, encoding="utf-8")
     return refused

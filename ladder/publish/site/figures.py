@@ -95,6 +95,8 @@ def _history(steps: Sequence[Step], theme: Theme) -> Any:
             last = place == len(mine) - 1
             if last or place == 0 or mine[place - 1].rung != step.rung:
                 labels.append((not last, index, x, step, color))
+    for x in {commits.index(step.commit) for step in steps if step.marks}:
+        axes.axvline(x - 0.5, color=theme.muted, linestyle=":", linewidth=1, zorder=1)
     _label(figure, lines, [label[1:] for label in sorted(labels, key=lambda label: label[:3])], theme)
     if len(several) > 1:
         figure.legend(loc="upper right", ncols=3, frameon=False, fontsize=8.5, borderpad=0)

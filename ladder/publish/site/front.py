@@ -102,6 +102,7 @@ class Measurement:
     rung: str
     ms: str
     software: str
+    marks: str
 
 
 @dataclass(frozen=True)
@@ -110,10 +111,19 @@ class ShownHistory:
 
     name: str
     workload: str
+    quantity: str
     about: str
     rows: list[Measurement]
     links: list[Link]
     picture: Picture | None
+
+
+@dataclass(frozen=True)
+class Histories:
+    """The steps over commits: wall time by (machine, workload), and GPU time by (GPU, workload)."""
+
+    wall: dict[tuple[str, str], list[asvseries.Step]]
+    gpu: dict[tuple[str, str], list[asvseries.Step]]
 
 
 def colors(theme: Theme) -> dict[str, str]:
@@ -123,7 +133,7 @@ def colors(theme: Theme) -> dict[str, str]:
 
 def page(
     groups: Sequence[Group],
-    histories: dict[tuple[str, str], list[asvseries.Step]],
+    histories: Histories,
     raw: Sequence[Raw],
     asv_files: Sequence[str],
     charts: Charts,
@@ -133,7 +143,7 @@ def page(
 
     Args:
         groups: ladders that share a scale.
-        histories: steps by (machine, workload).
+        histories: steps of wall and GPU time.
         raw: result files of `ladder run` in the site.
         asv_files: paths of asv's result files in the site.
         charts: (link text, path in the site) of each whole chart, by the id of its panel.
@@ -160,7 +170,11 @@ def page(
         style=Markup(style),
         said=f"{len(measured)} machine{'s' if len(measured) != 1 else ''}",
         groups=[_group(group, index, charts) for index, group in enumerate(groups)],
-        histories=[_history(names[key[0]], *key, steps) for key, steps in histories.items()],
+        histories=[
+            _history(names[key[0]], *key, steps, is_gpu=is_gpu)
+            for is_gpu, every in ((False, histories.wall), (True, histories.gpu))
+            for key, steps in every.items()
+        ],
         raw=[
             {**vars(each), "address": quote(each.path), "file": each.path.rpartition("/")[2]} for each in raw
         ],
@@ -271,7 +285,9 @@ def _alt(panel: Panel, title: str, workload: str) -> str:
     return f"Bars of milliseconds a step on {title}{kind}, workload {workload}: {', '.join(bars)}."
 
 
-def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]) -> ShownHistory:
+def _history(
+    name: str, machine: str, workload: str, steps: list[asvseries.Step], *, is_gpu: bool
+) -> ShownHistory:
     drawn = [step for step in steps if step.whole]
     commits = list(dict.fromkeys(step.commit for step in drawn))
     first, last = drawn[0], drawn[-1]
@@ -283,21 +299,30 @@ def _history(name: str, machine: str, workload: str, steps: list[asvseries.Step]
         )
     if in_part := len(steps) - len(drawn):
         about += f" {in_part} measured without the highest rungs, and in the table alone."
-    rows = [Measurement(step.commit[:8], step.rung, ms(step.ms), ", ".join(step.software)) for step in steps]
+    if any(step.marks for step in drawn):
+        about += " A dotted line marks a new driver or cuDNN."
+    rows = [
+        Measurement(step.commit[:8], step.rung, ms(step.ms), ", ".join(step.software), ", ".join(step.marks))
+        for step in steps
+    ]
     picture = None
     if len(commits) > 1:
-        alt = f"Milliseconds a step of the highest rung on {name} over commits. {about}"
+        kind = "GPU milliseconds" if is_gpu else "Milliseconds"
+        alt = f"{kind} a step of the highest rung on {name} over commits. {about}"
         picture = Picture(alt, *(figures.history(drawn, theme) for theme in (LIGHT, DARK)))
-    link = Link("in asv", _asv(machine, workload, "commit", last.rung))
-    return ShownHistory(name, workload, about, rows, [link], picture)
+    link = Link("in asv", _asv(None if is_gpu else machine, workload, "commit", last.rung, is_gpu=is_gpu))
+    quantity = "GPU time" if is_gpu else "step time"
+    return ShownHistory(name, workload, quantity, about, rows, [link], picture)
 
 
-def _asv(machine: str, workload: str, axis: str, rung: str | None = None) -> str:
-    """Return the address of asv's page of the step time with this selection."""
-    asked = {"x-axis": axis, "machine": machine, "p-workload": f"'{workload}'"}
+def _asv(
+    machine: str | None, workload: str, axis: str, rung: str | None = None, *, is_gpu: bool = False
+) -> str:
+    """Return the address of asv's page of the step time or the GPU time with this selection."""
+    asked = {"x-axis": axis, **({"machine": machine} if machine else {}), "p-workload": f"'{workload}'"}
     if rung:
         asked["p-rung"] = f"'{rung}'"
-    return f"asv/index.html#{asvseries.STEP}?{urlencode(asked)}"
+    return f"asv/index.html#{asvseries.GPU_STEP if is_gpu else asvseries.STEP}?{urlencode(asked)}"
 
 
 def _asv_file(path: str) -> dict[str, str]:

@@ -86,7 +86,7 @@ def test_no_page_can_run_a_script_that_is_no_file_of_the_site(site):
             if tag == "script":
                 assert (path.parent / attributes["src"]).is_file()
     assert not Page(site / "index.html").of("script") and "script-src" not in front.page(
-        [], {}, [], [], {}, {}
+        [], front.Histories({}, {}), [], [], {}, {}
     )
 
 
@@ -266,7 +266,7 @@ def test_machines_of_one_workload_share_one_scale(tmp_path, monkeypatch):
     assert not refused and [panel.machine for panel in group.panels] == ["nvidia-a100", "nvidia-h200"]
     asked, draw = [], figures.ladder
     monkeypatch.setattr(figures, "ladder", lambda *args: asked.append(args) or draw(*args))
-    front.page([group], {}, [], [], {}, {})
+    front.page([group], front.Histories({}, {}), [], [], {}, {})
     tops = {figures._ladder(*args).axes[0].get_ylim()[1] for args in asked}
     assert len(asked) == 4 and len(tops) == 1 and tops.pop() > 194  # the A100's highest bar
 
@@ -328,7 +328,7 @@ def test_a_commit_without_the_highest_rungs_is_in_the_table_and_no_step_of_the_l
         ("a", True), ("b", True), ("c", False), ("c", True), ("d", True)
     ]  # fmt: skip
     made = front._history(
-        "GPU", "gpu", "article", [step for step in steps if step.software[0] == "torch 2.11.0"]
+        "GPU", "gpu", "article", [step for step in steps if step.software[0] == "torch 2.11.0"], is_gpu=False
     )
     assert made.about == (
         "3 commits, from 95.0 ms (bf16) to 49.0 ms (fused_act)."
