@@ -24,13 +24,14 @@ from ladder.report.view import Row, View
 
 STEP = "rungs.Rung.samples_step_time"  # benches/rungs.py; parameters: workload, rung
 GPU_STEP = "rungs.Rung.samples_gpu_time"
-<<<<<<< HEAD
-# A result of asv has the first four. The notes know cuDNN and the driver's major version, too, for GPU time.
-=======
 # A result of asv has the first four. The notes have cuDNN and the driver's major version, which GPU time goes by.
->>>>>>> 7a0ef5d5990aa56ae42df1cbdc9c7d5d4717599d
 SOFTWARE = ("torch", "triton", "cuda", "python", "cudnn", "driver")
-GPU_SOFTWARE = ("torch", "cuda", "cudnn", "driver")  # with the GPU all that GPU time depends on
+GPU_SOFTWARE = (
+    "torch",
+    "cuda",
+    "cudnn",
+    "driver",
+)  # with the GPU all that GPU time depends on, whatever the host
 STEP_TIME = re.compile(r"(?:.*\.)?samples_(step|gpu)_time")  # what bench-compare measures too
 _LARGEST = 2**22
 _COMMIT = re.compile(r"[0-9a-f]{40}")
@@ -43,13 +44,8 @@ _UNCOMMITTED = "tree"  # a series of the working tree with changes: nobody can l
 class Series:
     """A benchmark with its parameters on one machine in one environment: value and weight by commit.
 
-<<<<<<< HEAD
-    GPU time does not depend on the host. There `machine` is named after the GPU alone, and a value is the median
-    over hosts. The `environment` is the versions of torch, CUDA and cuDNN and the driver's major one.
-=======
     GPU time does not depend on the host. There `machine` is named after the GPU alone, and a value is the median over
     hosts. `environment` is then torch, CUDA, cuDNN and the major version of the driver.
->>>>>>> 7a0ef5d5990aa56ae42df1cbdc9c7d5d4717599d
     """
 
     machine: str

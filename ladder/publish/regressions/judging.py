@@ -87,11 +87,7 @@ def _asked(of: Quantity, rungs: Iterable[str]) -> list[str]:
 def difference(of: Quantity, rung: str) -> Difference | None:
     """Return the mean of BASE's two processes minus HEAD, or None below three rounds. It is positive if HEAD is faster.
 
-    <<<<<<< HEAD
-        The variance of a round is 1.5 times that of a process. If a process is odd it is that of the rounds themselves.
-    =======
-        The variance of a round is 1.5 times that of a process. If a process is odd, it is that of the rounds themselves.
-    >>>>>>> 7a0ef5d5990aa56ae42df1cbdc9c7d5d4717599d
+    The variance of a round is 1.5 times that of a process. If a process is odd, it is that of the rounds themselves.
     """
     base, twin, head = (_name(rung, side) for side in (BASE, TWIN, HEAD))
     firsts, seconds = of.paired(base, head), of.paired(twin, head)

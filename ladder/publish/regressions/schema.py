@@ -92,11 +92,7 @@ class Rung(Answered):
     title: str = needed(values.TEXT)
     skipped: str | None = needed(values.TEXT)
     known: str | None = needed(values.TEXT)  # in words: who accepted the slowdown, and until when
-<<<<<<< HEAD
-    gpu: Answered | None = needed(rule_of(Answered))  # a CPU has none
-=======
     gpu: Answered | None = needed(rule_of(Answered))  # null on a CPU
->>>>>>> 7a0ef5d5990aa56ae42df1cbdc9c7d5d4717599d
 
 
 ASKED = {"name": values.PART, "title": values.TEXT, "skipped": maybe(values.TEXT)}  # the rest is derived
