@@ -1,4 +1,4 @@
-"""What long work tells its caller while it goes on."""
+"""The events that long work tells its caller while it goes on."""
 
 from __future__ import annotations
 
