@@ -41,9 +41,9 @@ def measure_once(
     with _prepared(workload, recipe, device, code, seed, workers) as (worker, prepared):
         seen = worker.call("visit", cycles=cycles, settle_s=0, settle_cycles=0, main=False)
         used = worker.call("choices")["choices"]
-        found = empty | prepared | seen | {"choices": used}
         # Last, because nothing is timed in a process that was profiled.
-        return plain(found | _profiled(worker, recipe, device, seen["samples_s"]))
+        gpu = _profiled(worker, recipe, device, seen["samples_s"])
+        return plain(empty | prepared | seen | {"choices": used} | gpu)
 
 
 def prepare_once(
