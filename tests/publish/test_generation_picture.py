@@ -36,7 +36,7 @@ def test_it_is_drawn_where_the_page_is_and_once(tmp_path):
 
 def test_a_pass_visits_each_process_once_and_a_profile_follows_every_visit():
     everyone = sorted(range(len(generation.PROCESSES)))
-    assert [sorted(order) for order in generation.PASSES] == [everyone, everyone, sorted(generation.CAPTURED)]
+    assert [sorted(order) for order in generation.PASSES] == [everyone, everyone]
     assert sorted(generation.PROFILED) == everyone
     axes = generation.figure(LIGHT).axes[0]
     colours = {name: matplotlib.colors.to_rgba(getattr(LIGHT, name)) for name in ("busy", "article")}

@@ -11,10 +11,7 @@ from ladder.report.themes import DARK, LIGHT, Theme
 
 PAGE, FOLDER = "docs/protocol.md", "docs/images"
 PROCESSES = ("baseline", "its twin", "bf16", "cuda_graphs", "fused_act", "its twin")
-CAPTURED = (3, 4, 5)
-EAGER = (0, 1, 2)
-# The order of the visits in each pass, by the index of the process; the last passes are of captured steps alone.
-PASSES = ((4, 1, 3, 0, 5, 2), (2, 5, 0, 4, 1, 3), (5, 3, 4))
+PASSES = ((4, 1, 3, 0, 5, 2), (2, 5, 0, 4, 1, 3))  # the order of the visits in each, by the index of the process
 PROFILED = (3, 0, 5, 2, 4, 1)
 STARTED, PREPARED, VISIT, GAP = 1.6, 0.9, 1.0, 0.8  # lengths in the picture
 WIDTH, HEIGHT = 10.0, 4.3  # inches
@@ -63,7 +60,7 @@ def figure(theme: Theme) -> Any:
     marks = [(0.0, "import"), (STARTED, "prepare")]
     for number, order in enumerate(PASSES, start=1):
         begin += GAP
-        marks.append((begin, f"pass {number}" + (": captured" if set(order) <= set(CAPTURED) else "")))
+        marks.append((begin, f"pass {number}"))
         for index in order:
             block(index + 1, begin, VISIT, theme.busy)
             begin += VISIT
