@@ -59,7 +59,7 @@ class ForkServer:
     """
 
     def __init__(self, code: Path | None = None, torch: bool = True) -> None:
-        self._lock, self.torch = threading.Lock(), torch
+        self._lock, self.torch, self._asked = threading.Lock(), torch, 0
         command = [sys.executable, "-m", "ladder.engine.forkserver"]
         command += ["--code", str(Path(code).resolve())] if code else []
         command += ["--torch"] if torch else []
@@ -134,8 +134,14 @@ class ForkServer:
         with self._lock:
             try:
                 self._socket.settimeout(patience)
-                socket.send_fds(self._socket, [json.dumps(request).encode()], list(ends))
+                self._asked += 1
+                message = json.dumps({**request, "number": self._asked}).encode()
+                socket.send_fds(self._socket, [message], list(ends))
                 reply = self._socket.recv(_MOST)
+                while (
+                    reply and json.loads(reply)["number"] != self._asked
+                ):  # Ctrl-C fell between it and its request
+                    reply = self._socket.recv(_MOST)
             except TimeoutError:
                 self._process.kill()
                 raise ServerEnded(f"no sign of life for {patience:.0f} s, ended by the watchdog") from None
@@ -185,7 +191,7 @@ def _serve(connection: socket.socket, code: Path | None) -> None:
             reply = {"status": os.waitstatus_to_exitcode(status) if pid else None}
         else:
             reply = {"threads": _threads(), "start_s": _START_S}
-        connection.send(json.dumps(reply).encode())
+        connection.send(json.dumps({**reply, "number": request["number"]}).encode())
 
 
 def _work(ends: list[int], told: tuple[int, int], code: Path | None) -> None:

@@ -296,13 +296,19 @@ class Pool:
         if not self._lock.acquire(timeout=0.2):  # another thread waits for the server, which imports
             self._server.stop()
             self._lock.acquire()
+        again: KeyboardInterrupt | None = None
         try:
-            for worker in self._taken:
-                worker.kill()
+            for end in (*(worker.kill for worker in self._taken), self._server.close):
+                try:
+                    end()
+                except KeyboardInterrupt as pressed:  # another one must not leave a worker behind
+                    again = pressed
+                    end()
             self._taken = []
-            self._server.close()
         finally:
             self._lock.release()
+        if again:
+            raise again
 
     def take(self) -> Worker:
         """Return a fresh worker, which the caller must close. The first waits until the server has imported.

@@ -142,3 +142,20 @@ def test_workers_have_the_servers_end_said_and_can_be_closed() -> None:
         wait_for(lambda: not alive(worker.pid))
         with pytest.raises(WorkerFailure, match="killed by SIGKILL"):
             workers.take()
+
+
+def test_another_ctrl_c_while_workers_end_leaves_none(monkeypatch: pytest.MonkeyPatch) -> None:
+    workers = Pool(code=FAKE, torch=False)
+    pids = [workers.take().pid for _ in range(3)]
+    real, pressed = ForkServer.reap, []
+
+    def reap(server: ForkServer, pid: int) -> int | None:
+        if not pressed:
+            pressed.append(pid)
+            raise KeyboardInterrupt
+        return real(server, pid)
+
+    monkeypatch.setattr(ForkServer, "reap", reap)
+    with pytest.raises(KeyboardInterrupt):
+        workers.kill()
+    assert pressed and not any(alive(pid) for pid in pids)

@@ -11,7 +11,10 @@ from ladder.report.themes import DARK, LIGHT, Theme
 
 PAGE, FOLDER = "docs/protocol.md", "docs/images"
 PROCESSES = ("baseline", "its twin", "bf16", "cuda_graphs", "fused_act", "its twin")
-PASSES = ((4, 1, 3, 0, 5, 2), (2, 5, 0, 4, 1, 3))  # the order of the visits in each, by the index of the process
+PASSES = (
+    (4, 1, 3, 0, 5, 2),
+    (2, 5, 0, 4, 1, 3),
+)  # the order of the visits in each, by the index of the process
 PROFILED = (3, 0, 5, 2, 4, 1)
 STARTED, PREPARED, VISIT, GAP = 1.6, 0.9, 1.0, 0.8  # lengths in the picture
 WIDTH, HEIGHT = 10.0, 4.3  # inches
