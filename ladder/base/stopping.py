@@ -93,3 +93,16 @@ def _leave_dead_terminal(number: int) -> None:
 
 def _is_null(handle: int) -> bool:
     return os.fstat(handle).st_rdev == os.stat(os.devnull).st_rdev
+
+
+def surely(end: Callable[[], None]) -> None:
+    """Call what ends processes until no other Ctrl-C falls into it. Raises `KeyboardInterrupt` if one did."""
+    again: KeyboardInterrupt | None = None
+    while True:
+        try:
+            end()
+            break
+        except KeyboardInterrupt as pressed:
+            again = pressed
+    if again:
+        raise again

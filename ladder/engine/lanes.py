@@ -14,6 +14,7 @@ from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor, as_completed
 from typing import Any
 
+from ladder.base.stopping import surely
 from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine.threads import share
 
@@ -76,9 +77,13 @@ def each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None
             for done in as_completed(begun):
                 done.result()
         except BaseException:
-            for job in begun:
-                job.cancel()
-            stop()
+
+            def end() -> None:
+                for job in begun:
+                    job.cancel()
+                stop()
+
+            surely(end)
             raise
 
 

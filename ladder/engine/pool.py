@@ -18,6 +18,7 @@ from pathlib import Path
 from typing import Any
 
 from ladder.base.errors import EnvironmentFailure, one_line, raise_if_environment
+from ladder.base.stopping import surely
 from ladder.engine.channel import ENVIRONMENT, SPOKEN
 from ladder.engine.forkserver import ForkServer, ServerEnded
 
@@ -280,7 +281,7 @@ class Pool:
         self._timeouts = timeouts
         self._server = ForkServer(code, torch)
         self._taken: list[Worker] = []
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()  # Ctrl-C may fall between taking it and giving it back
         # true after `kill()`: a worker that dies then was ended by us, its rung did not fail
         self.ended = False
 
@@ -293,22 +294,19 @@ class Pool:
     def kill(self) -> None:
         """End every worker, busy ones included: a thread that waits for one is told that it died."""
         self.ended = True
+        surely(self._end)
+
+    def _end(self) -> None:
         if not self._lock.acquire(timeout=0.2):  # another thread waits for the server, which imports
             self._server.stop()
             self._lock.acquire()
-        again: KeyboardInterrupt | None = None
         try:
-            for end in (*(worker.kill for worker in self._taken), self._server.close):
-                try:
-                    end()
-                except KeyboardInterrupt as pressed:  # another one must not leave a worker behind
-                    again = pressed
-                    end()
+            for worker in self._taken:
+                worker.kill()
             self._taken = []
+            self._server.close()
         finally:
             self._lock.release()
-        if again:
-            raise again
 
     def take(self) -> Worker:
         """Return a fresh worker, which the caller must close. The first waits until the server has imported.
