@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any, Protocol
 
 from ladder.base.errors import UserError
 from ladder.base.plain import Fields
+from ladder.base.protocol import AMBIGUOUS, FASTER, LESS_THAN, NO_GAIN, SLOWER, TOO_FEW
 
 if TYPE_CHECKING:  # measuring must not import the catalog: an old commit's stylegan_lite may lack its fields
     from ladder.plan import catalog
@@ -22,14 +23,13 @@ MODES = (CUMULATIVE, SOLO, LEAVE_ONE_OUT)
 LONGEST = 60  # characters of a title
 ALL = "all"  # the entry of leave-one-out that has every rung
 NO_DIFFERENCE = "NO DIFFERENCE"
-# By verdict, "no measurable gain" being the word of older files.
-ADVICE = {
-    "faster": "ADOPT",
-    "slower": "SKIP",
-    "less than": NO_DIFFERENCE,
-    "no measurable gain": NO_DIFFERENCE,
-    "ambiguous": "ambiguous",
-    "too few generations": "too few generations",
+ADVICE = {  # by verdict
+    FASTER: "ADOPT",
+    SLOWER: "SKIP",
+    LESS_THAN: NO_DIFFERENCE,
+    NO_GAIN: NO_DIFFERENCE,
+    AMBIGUOUS: AMBIGUOUS,
+    TOO_FEW: TOO_FEW,
 }
 
 
@@ -40,7 +40,7 @@ def advice(gpu: str, wall: str) -> str:
     No difference must hold for both.
     """
     for sure in (wall, gpu):
-        if sure in ("faster", "slower"):
+        if sure in (FASTER, SLOWER):
             return ADVICE[sure]
     left = [ADVICE[word] for word in (gpu, wall) if word in ADVICE]
     return next((each for each in left if each != NO_DIFFERENCE), NO_DIFFERENCE) if left else ""

@@ -8,7 +8,11 @@ import functools
 from typing import Any
 
 from ladder.base import text
-from ladder.base.protocol import PHASES
+from ladder.base.protocol import AMBIGUOUS as AMBIGUOUS
+from ladder.base.protocol import FASTER as FASTER
+from ladder.base.protocol import LESS_THAN, NO_GAIN, PHASES
+from ladder.base.protocol import SLOWER as SLOWER
+from ladder.base.protocol import TOO_FEW as TOO_FEW
 from ladder.base.rules import (
     Problem,
     Rule,
@@ -50,11 +54,6 @@ IDENTIFIER = pattern(r"[A-Za-z][A-Za-z0-9_. ]{0,63}", "a name")
 ASCII = "a line of printable ASCII"
 PHASE = one_of(*PHASES)
 KIND = one_of("captured", "eager", "host", "gpu")  # of a rung; older files have what bounds it: host or gpu
-FASTER, SLOWER, LESS_THAN, AMBIGUOUS = "faster", "slower", "less than", "ambiguous"
-TOO_FEW, NO_GAIN = (
-    "too few generations",
-    "no measurable gain",
-)  # older files say the second instead of "less than"
 INSIDE = (LESS_THAN, NO_GAIN)  # the noise
 VERDICT = one_of(FASTER, SLOWER, LESS_THAN, AMBIGUOUS, TOO_FEW, NO_GAIN)
 STATUS = one_of(*STATUSES)

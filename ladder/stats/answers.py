@@ -14,10 +14,11 @@ from __future__ import annotations
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 
+from ladder.base.protocol import LESS_THAN as LESS
+from ladder.base.protocol import TOO_FEW as TOO_FEW
 from ladder.stats import estimates, nested, verdicts
 from ladder.stats.nested import Difference, Group
 
-LESS, TOO_FEW = "less than", "too few generations"
 GPU_RESOLUTION = 0.015  # of GPU time: an answer that leaves more open says too little
 ENOUGH = 0.005  # half-width of an interval at which more generations are not worth their time
 
