@@ -64,7 +64,7 @@ def minutes(rungs: int, seconds: float, *, rounds: int | None, budget_minutes: f
     if rounds is not None:
         return taking(rounds)
     wanted = budget_minutes or rounds_budget.MINUTES
-    return min(max(wanted, taking(rounds_budget.FEWEST_ROUNDS)), taking(rounds_budget.MOST_ROUNDS))
+    return min(max(wanted, taking(rounds_budget.LEAST_ROUNDS)), taking(rounds_budget.MOST_ROUNDS))
 
 
 def of_run(

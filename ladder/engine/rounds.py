@@ -2,8 +2,8 @@
 
 A round is one generation. Its processes are forked by one server for each checkout, built and prepared. Then passes
 over all of them follow in random order, one visit at a time. Trouble of the host in a minute hits every program alike.
-Captured steps get more passes than eager ones. After the last timed cycle each process is profiled, and the very step
-that was timed is compared with the reference. If memory does not hold all processes, they come in shifts.
+After the last timed cycle each process is profiled, and the very step that was timed is compared with the reference.
+If memory does not hold all processes, they come in shifts.
 
 A generation counts as a whole: its outcomes are given when it is over.
 """

@@ -177,7 +177,7 @@ class _Run(RunState):
             budget_s=self.protocol["budget_s"],
             spent_s=time.monotonic() - self.begin,
             round_s=round_s,
-            wanted=done >= rounds_budget.FEWEST_ROUNDS and self.wants_rounds(),
+            wanted=done >= rounds_budget.LEAST_ROUNDS and self.wants_rounds(),
         )
         self.protocol["rounds"] = max(self.protocol["rounds"], done + 1) if go else done
         return go
@@ -217,10 +217,7 @@ class _Run(RunState):
         ]
         self.number = number
         self.place.at = {"rung": None, "round": number}
-        left = rounds_budget.LEAST_ROUNDS - number - 1
-        last = (self.protocol["fixed"] and number + 1 >= self.protocol["rounds"]) or (
-            not self.protocol["fixed"] and left <= 0 and not self.wants_rounds()
-        )
+        last = self.protocol["fixed"] and number + 1 >= self.protocol["rounds"]
         with contextlib.closing(
             self.maker.round(number, programs, lambda program: self.is_due(program.name, number), last)
         ) as outcomes:
@@ -273,8 +270,8 @@ class _Run(RunState):
 
     def get_ready(
         self, worker: Worker, rung: dict[str, Any], keep_gradients: bool, threads: int | None = None
-    ) -> dict[str, Any]:
-        """Build and prepare on so many CPU threads. Return the seconds that it took."""
+    ) -> None:
+        """Build and prepare on so many CPU threads."""
         self.emit("phase", phase="build")
         more: dict[str, Any] = {"keep_gradients": keep_gradients, "threads": threads}
         built = worker.call(
@@ -291,7 +288,7 @@ class _Run(RunState):
             rung["recipe"], rung["settings"] = built["recipe"], built["settings"]
         self.emit("phase", phase="prepare")
         tunes: dict[str, Any] = {"patience": TUNING} if sidebyside.chooses(self.recipes[rung["name"]]) else {}
-        return worker.call("prepare", **tunes) | {"start_s": worker.start_s, "build_s": built.get("build_s")}
+        worker.call("prepare", **tunes)
 
     def inspect_all(self, pool: Pool) -> None:
         """Inspect every rung without findings. Findings of earlier runs come from the cache."""

@@ -195,18 +195,6 @@ def counted(rung: dict[str, Any]) -> list[dict[str, Any]]:
     return [r for r in rung["rounds"] if void_memory(r) is None]
 
 
-def settle_status(rung: dict[str, Any]) -> None:
-    """Bring status and reason of a rung or twin in line with its rounds.
-
-    "ok" has no reason ("not measured" while it waited), and at least one round that counts.
-    """
-    if rung["status"] != "ok" or not rung["rounds"]:
-        return
-    rung["reason"] = None
-    if not counted(rung):
-        rung.update(status="invalid", reason=void_memory(rung["rounds"][-1]))
-
-
 def round_medians(rung: dict[str, Any]) -> dict[int, float]:
     """Median step time in ms of each round: the unit of all statistics."""
     return {r["round"]: estimates.median(r["samples_ms"]) for r in counted(rung)}

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 import numpy as np
 from scipy import special
 
-from ladder.stats import estimates
+from ladder.stats import estimates, rounds_budget
 
-LEAST_GENERATIONS, MOST_GENERATIONS = 3, 12
+LEAST_GENERATIONS, MOST_GENERATIONS = rounds_budget.LEAST_ROUNDS, rounds_budget.MOST_ROUNDS
 ODD = 0.01  # chance that any rung of a kind is given a variance of its own without need
 _NOTHING = 1e-20  # a variance of logarithms below which all values are equal, but for rounding
 

@@ -1,8 +1,7 @@
 """The number of rounds in a run: pure functions of seconds and widths, so that their decisions can be tested."""
 
 MINUTES = 10.0
-LEAST_ROUNDS, MOST_ROUNDS = 3, 12
-FEWEST_ROUNDS = 3  # even beyond the budget: two are no basis for an interval
+LEAST_ROUNDS, MOST_ROUNDS = 3, 12  # the least even beyond the budget: two are no basis for an interval
 
 
 def another_round(
@@ -14,15 +13,13 @@ def another_round(
         fixed: the number of rounds requested; it overrides all else.
         budget_s: seconds the run may take, or None for no limit.
         spent_s, round_s: seconds taken so far, and by one round.
-        wanted: whether more rounds are worth it (`verdicts.wants_rounds`). Ignored below 5.
+        wanted: whether more rounds are worth it (`ladder.stats.answers.wants_generations`). Ignored below 3.
     """
     if fixed is not None:
         return done < fixed
-    if done < FEWEST_ROUNDS:
+    if done < LEAST_ROUNDS:
         return True
-    if budget_s is not None and spent_s + round_s > budget_s:
-        return False
-    return done < LEAST_ROUNDS or wanted
+    return wanted and (budget_s is None or spent_s + round_s <= budget_s)
 
 
 def fitting_cycles(cycles: int, done: int, *, budget_s: float | None, spent_s: float, round_s: float) -> int:

@@ -11,18 +11,15 @@ from dataclasses import dataclass
 
 import numpy as np
 
+from ladder.base.protocol import AMBIGUOUS as AMBIGUOUS
+from ladder.base.protocol import FASTER as FASTER
+from ladder.base.protocol import NO_GAIN as NO_GAIN
+from ladder.base.protocol import SLOWER as SLOWER
 from ladder.stats import estimates
 
-FASTER, SLOWER, NO_GAIN, AMBIGUOUS = "faster", "slower", "no measurable gain", "ambiguous"
 LEAST_DIFFERENCE = 0.0025  # smaller ones are of no use, however sure
 ENOUGH = 0.005  # half-width of an interval at which more rounds are not worth their time
 LEAST_ROUNDS, MOST_ROUNDS = 5, 12
-HOST, GPU = "host", "gpu"  # the limit of a rung: the process that launches, or the device
-# A rung that waits for the CPU at least this share of its time has the host's noise. The pauses between the kernels of
-# a captured step are 1 to 2% of it. Eager steps with a share of 8% differed by 1% from process to process, captured
-# steps by 0.1%.
-HOST_SHARE = 0.04
-HOST_FLOOR = 0.03  # a host-bound rung in a run without a host-bound twin: the best resolution of five rounds
 
 
 @dataclass(frozen=True)
@@ -45,41 +42,21 @@ class Verdict:
     rounds: int
 
 
-def kind(host_bound: float | None, device: str) -> str:
-    """Return which noise a rung has. On a CPU, or if the share is unknown, it is the host's, which is larger."""
-    return GPU if device == "cuda" and host_bound is not None and host_bound < HOST_SHARE else HOST
-
-
-def noise_floor(twins: Sequence[Sequence[float]], stored: Sequence[float] = ()) -> float | None:
+def noise_floor(twins: Sequence[Sequence[float]]) -> float | None:
     """Return the noise floor: the upper 95% bound of a rung's |effect| against its own twin, or None if unknown.
 
-    It is a log ratio.
+    It is a log ratio. It never falls below what a pair shows itself.
 
     Args:
         twins: log ratios by round of each pair of twins of one kind in this run.
-        stored: log ratios of the machine's earlier twins of that kind. They sharpen the estimate of the spread. The
-            bound stays that of a run of this many rounds, and never falls below this run's own twins.
     """
     own = [pair for pair in twins if len(pair)]
-    values = [*(value for pair in own for value in pair), *stored]
+    values = [value for pair in own for value in pair]
     if len(values) < 2:
         return None
-    rounds = max((len(pair) for pair in own), default=LEAST_ROUNDS)
-    spread = float(np.std(values, ddof=1))
-    bound = abs(float(np.mean(values))) + estimates.t_quantile(0.95, len(values) - 1) * spread / np.sqrt(
-        rounds
-    )
-    return float(max(bound, *(abs(float(np.mean(pair))) for pair in own), 0.0))
-
-
-def floor_of(kinds: Sequence[str], floors: dict[str, float | None]) -> float | None:
-    """Return the floor of a comparison between rungs of these kinds: the largest, or None if no twin is known."""
-    known = [value for value in floors.values() if value is not None]
-    if not known:
-        return None
-    if HOST in kinds:
-        return floors[HOST] if floors.get(HOST) is not None else max(HOST_FLOOR, *known)
-    return floors[GPU] if floors.get(GPU) is not None else max(known)
+    error = float(np.std(values, ddof=1)) / np.sqrt(max(map(len, own)))
+    bound = abs(float(np.mean(values))) + estimates.t_quantile(0.95, len(values) - 1) * error
+    return float(max(bound, *(abs(float(np.mean(pair))) for pair in own)))
 
 
 def judge(comparisons: Sequence[Comparison]) -> list[Verdict]:

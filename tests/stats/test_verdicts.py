@@ -2,7 +2,6 @@
 
 import math
 
-import numpy as np
 import pytest
 
 from ladder.stats import estimates, verdicts
@@ -64,31 +63,6 @@ def test_the_noise_floor_is_the_closed_form() -> None:
     assert verdicts.noise_floor([twins]) == pytest.approx(0.01 + 0.01 * math.tan(0.45 * math.pi))
     assert verdicts.noise_floor([[0.0, -0.02]]) == pytest.approx(verdicts.noise_floor([twins]))
     assert verdicts.noise_floor([]) is None and verdicts.noise_floor([[0.1]]) is None
-
-
-def test_stored_twins_sharpen_the_floor_but_never_hide_what_this_runs_twins_show() -> None:
-    rng = np.random.default_rng(0)
-    now, earlier = list(rng.normal(0, 0.01, 5)), list(rng.normal(0, 0.01, 200))
-    joined = verdicts.noise_floor([now], earlier)
-    assert joined == pytest.approx(
-        1.65 * 0.01 / math.sqrt(5), rel=0.25
-    )  # of five rounds, however many are stored
-    assert verdicts.noise_floor([around(0.04)], earlier) >= 0.04
-    assert verdicts.noise_floor([], earlier) == pytest.approx(1.65 * 0.01 / math.sqrt(5), rel=0.25)
-
-
-def test_the_floor_belongs_to_the_kind_of_rung() -> None:
-    floors = {"host": 0.02, "gpu": 0.001}
-    assert verdicts.floor_of(["gpu", "gpu"], floors) == 0.001
-    assert verdicts.floor_of(["host", "gpu"], floors) == 0.02
-    assert verdicts.floor_of(["gpu", "gpu"], {"host": 0.02}) == 0.02  # the larger noise stands in
-    assert verdicts.floor_of(["host"], {"gpu": 0.001}) == verdicts.HOST_FLOOR
-    assert verdicts.floor_of(["host"], {}) is None and verdicts.floor_of(["gpu"], {"host": None}) is None
-
-
-def test_the_kind_is_what_was_measured_and_the_noisier_where_it_was_not() -> None:
-    assert verdicts.kind(0.01, "cuda") == "gpu" and verdicts.kind(0.5, "cuda") == "host"
-    assert verdicts.kind(None, "cuda") == "host" and verdicts.kind(0.0, "cpu") == "host"
 
 
 def wide(rounds: int, centre: float = 0.0) -> Comparison:

@@ -23,7 +23,7 @@ from ladder.results.publishable import publishable
 from ladder.results.types import Noise, Result, RungResult, given, head
 from ladder.results.values import FASTER, INSIDE, SLOWER
 from ladder.results.words import Seen, word
-from ladder.stats import answers, estimates, nested, verdicts
+from ladder.stats import answers, estimates, nested
 
 _MACHINE = ("gpu", "cpu", "cores", "device")
 _PROTOCOL = ("quick", "mode", "cycle_steps")
@@ -102,7 +102,7 @@ def compare(before: Result, after: Result, anyway: bool = False) -> list[Compare
         raise UserError("not comparable: no rung is in both")
     reasons = {a.name: _why_not(a, b, before, after) for a, b in pairs}
     names = [name for name, reason in reasons.items() if not reason]
-    kinds = {rung.name: rung.kind or verdicts.HOST for rung in (*after.rungs, *before.rungs)}
+    kinds = {rung.name: rung.kind or "host" for rung in (*after.rungs, *before.rungs)}
     steps = _judge(
         names, kinds, [(derive.wall_values(each), each.noise or {}) for each in (before, after)], gpu=False
     )
