@@ -7,7 +7,8 @@ import signal
 import threading
 from typing import Any
 
-SPOKEN = dict.fromkeys(("begin", "cycle", "finish"), "visit")  # a reader's name of a command
+# A reader's names of commands.
+SPOKEN = dict.fromkeys(("begin", "cycle", "finish"), "visit") | {"trace": "receipts"}
 ENVIRONMENT = "environment"  # the system could not give what the rung needs: no verdict on the rung
 
 

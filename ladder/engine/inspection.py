@@ -48,7 +48,8 @@ def inspect(worker: Worker, tell: Callable[[str], None], alone: Alone = contextl
     with contextlib.ExitStack() as gate:
         gate.enter_context(alone())
         tell("receipts")
-        seen = worker.call("receipts", on_progress=lambda _: gate.close())
+        worker.call("trace", on_progress=lambda _: gate.close())
+    seen = worker.call("receipts")
     found = {"parity": parity, "receipts": seen["receipts"]}
     if reason := receipts.reason(seen["receipts"]):
         raise Objection(NOT_ENGAGED, reason, found)

@@ -19,7 +19,7 @@ from ladder.engine.pool import Pool, WorkerFailure
 from ladder.machine.threads import share
 
 MOST_ALIVE = 32  # processes of a generation, each with its data workers
-SHARE = 0.7  # of the GPU's memory for all processes of a generation
+SHARE = 0.85  # of the GPU's memory for all processes of a generation
 CONTEXT_BYTES = 2**30  # beside the allocator's: CUDA's context, cuDNN's and cuBLAS's workspaces
 
 
@@ -61,8 +61,9 @@ class Gate:
             with self._change:
                 self._alone = False
                 self._wanting -= 1
-                self._inside += 1
                 self._change.notify_all()
+                self._change.wait_for(lambda: not self._wanting)  # work in common waits until all were alone
+                self._inside += 1
 
 
 def each(jobs: Iterable[Callable[[], None]], lanes: int, stop: Callable[[], None]) -> None:

@@ -36,6 +36,7 @@ TIMEOUTS = {
     "profile": 900.0,
     "prove": 900.0,
     "parity": 900.0,
+    "trace": 900.0,
     "receipts": 900.0,
     "choices": 60.0,
     "threads": 60.0,

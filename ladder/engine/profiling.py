@@ -6,15 +6,36 @@ eager step scatters by 10%, so it says what a rung does to the GPU.
 
 from __future__ import annotations
 
+import bisect
 import re
+import time
 from collections import defaultdict
+from dataclasses import dataclass, field
 from typing import Any
 
 from ladder.base.protocol import CYCLE_STEPS
+from ladder.engine.gpu_time import PROFILED
 from ladder.receipts import kernel_families, traces
 
 HEAVIEST = 40  # kernels that are kept by name
+APART_S = 0.005  # between profiled cycles, whose kernels are told apart by the clock
 _UNPRINTABLE = re.compile(r"[^A-Za-z0-9 ._()+:@,/'#=-]")
+
+
+@dataclass
+class Recorded:
+    """Cycles under one profiler: the wall seconds of each, when each had ended (ns since 1970), and the profile."""
+
+    wall_s: list[float] = field(default_factory=list)
+    ended_ns: list[int] = field(default_factory=list)
+    profile: Any = None
+
+    def cycles(self) -> list[list[kernel_families.Event]]:
+        """Return the events of each cycle, which begin before its end and after that of the cycle before."""
+        found: list[list[kernel_families.Event]] = [[] for _ in self.wall_s]
+        for event in traces.events(self.profile):
+            found[min(bisect.bisect_left(self.ended_ns, event[3]), len(found) - 1)].append(event)
+        return found
 
 
 def load() -> None:
@@ -22,16 +43,28 @@ def load() -> None:
     traces.profiled(lambda: None)
 
 
-def record(rung: Any) -> tuple[float, Any]:
-    """Run one cycle of a `ladder.engine.timed_rung.Rung` under the profiler.
+def record(rung: Any) -> Recorded:
+    """Run whole cycles of a `ladder.engine.timed_rung.Rung` under one profiler, whose start takes a second.
 
     There is no lead-in: how long the GPU works does not depend on batches that loaders hold. The progress "ran" tells
-    that the GPU has done its work. Returns the seconds and the profile.
+    that the GPU has done its work.
     """
-    return traces.profiled(rung.step.cycle, lambda: rung.channel.send({"progress": "ran"}))
+    recorded = Recorded()
+
+    def cycles() -> None:
+        for _ in range(PROFILED):
+            begin = time.perf_counter()
+            rung.step.cycle()
+            rung.synchronize()
+            recorded.wall_s.append(time.perf_counter() - begin)
+            time.sleep(APART_S)
+            recorded.ended_ns.append(time.time_ns())
+
+    recorded.profile = traces.profiled(cycles, lambda: rung.channel.send({"progress": "ran"}))
+    return recorded
 
 
-def digest(recorded: list[tuple[float, Any]]) -> dict[str, Any]:
+def digest(recorded: Recorded) -> dict[str, Any]:
     """Return the figures of recorded cycles, and what the first consists of.
 
     Returns:
@@ -40,8 +73,7 @@ def digest(recorded: list[tuple[float, Any]]) -> dict[str, Any]:
         gpu_void: one line why there is no GPU time, or None.
     """
     found, first = [], []
-    for wall, seen in recorded:
-        events = list(traces.events(seen))
+    for wall, events in zip(recorded.wall_s, recorded.cycles(), strict=True):
         ran = [event for event in events if event[1] and not event[0].startswith(traces.NOT_KERNELS)]
         if not ran:
             return {"cycles": None, "profile": None, "gpu_void": "the profiler saw no kernels"}

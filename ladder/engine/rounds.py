@@ -25,7 +25,6 @@ from ladder.base import protocol
 from ladder.base.errors import UserError
 from ladder.base.locks import device_lock
 from ladder.engine import lanes
-from ladder.engine.gpu_time import PROFILED
 from ladder.engine.outcomes import Process, Program, Visited, new_round
 from ladder.engine.pool import TUNING, Pool, WorkerFailure
 from ladder.engine.visit import Visits
@@ -221,7 +220,7 @@ class Interleaved:
     def _prepare(
         self, program: Program, failed: dict[str, Visited], threads: int | None, beside: int
     ) -> Process | None:
-        """Build and prepare a program on so many CPU threads, and run its first untimed cycles."""
+        """Build and prepare a program on so many CPU threads. If times should settle, run cycles until they do."""
         worker = None
         try:
             worker = self._pools[program.code].take()
@@ -238,7 +237,7 @@ class Interleaved:
             spent = worker.call("prepare", **tunes)
             spent |= {"start_s": worker.start_s, "build_s": built.get("build_s"), "beside": beside}
             settle = (protocol.SETTLE_S, protocol.SETTLE_CYCLES) if self.settle else (0, 0)
-            spent |= worker.call("begin", settle_s=settle[0], settle_cycles=settle[1])
+            spent |= worker.call("begin", settle_s=settle[0], settle_cycles=settle[1], lead_in=self.settle)
         except WorkerFailure as failure:
             self._fail(program, failure, failed)
             if worker is not None:
@@ -298,17 +297,15 @@ class Interleaved:
     def _profile(self, process: Process) -> None:
         """Record cycles while nobody else uses the GPU. Loading the profiler and reading its events need no GPU."""
         process.worker.call("profile", part="load")
-        clocks = []
-        for _ in range(PROFILED):
-            with contextlib.ExitStack() as alone:
-                alone.enter_context(self.gpu)
-                self.on_phase(process.program, "profile")
-                state = alone.enter_context(self.visits.watched({process.worker.pid}))
-                process.worker.call("profile", part="record", on_progress=lambda _: alone.close())
-            clocks.append(state.get("sm_mhz"))
-        process.profiled = process.worker.call("profile", part="digest")
-        for cycle, clock in zip(process.profiled["cycles"] or [], clocks, strict=False):
-            cycle["sm_mhz"] = clock
+        with contextlib.ExitStack() as alone:
+            alone.enter_context(self.gpu)
+            self.on_phase(process.program, "profile")
+            state = alone.enter_context(self.visits.watched({process.worker.pid}))
+            process.profiled = process.worker.call(
+                "profile", part="record", on_progress=lambda _: alone.close()
+            )
+        for cycle in process.profiled["cycles"] or []:
+            cycle["sm_mhz"] = state.get("sm_mhz")
 
     def _prove(self, process: Process) -> None:
         if process.program.prove:

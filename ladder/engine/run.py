@@ -210,7 +210,7 @@ class _Run(RunState):
                 recipe,
                 code,
                 main=number == 0 and name not in self.twins,
-                lazy=number == 0 and name in (names[0], names[-1]),
+                lazy=number == 0 and name in (names[0], names[-1]) and not self.protocol["quick"],
                 prove=self.inspects,
             )
             for name, recipe in self.recipes.items()

@@ -41,7 +41,8 @@ class Rung:
         self.peaks: dict[str, int] = {}  # of visits before the last
         self.threads = Threads()
         self.retries, self.weights = 0, {}
-        self.profiled, self.recorded = False, []
+        self.profiled = False
+        self.traced: Any = None  # by `do_trace`
 
     def do_import(self, torch: bool) -> dict[str, Any]:
         begin = time.perf_counter()
@@ -116,14 +117,17 @@ class Rung:
         found = self.sampled(timed) | begun | self.do_finish(main)
         return found | {"visit_s": time.perf_counter() - begin}
 
-    def do_begin(self, settle_s: float, settle_cycles: int) -> dict[str, Any]:
-        """Run the lead-in before the first visit, on all CPU threads."""
+    def do_begin(self, settle_s: float, settle_cycles: int, lead_in: bool = True) -> dict[str, Any]:
+        """Be ready for the first visit, on all CPU threads, after a lead-in if it is asked for.
+
+        Visits that begin with `drain` need none.
+        """
         self.threads.release()
         gc.collect()
         self.retries = self.memory().get("alloc_retries", 0)
         self.weights = weights_of(self.step)
-        lead_in, settled = self.lead_in(settle_s, settle_cycles)
-        return self.memory() | {"lead_in_cycles": lead_in, "settled": settled}
+        cycles, settled = self.lead_in(settle_s, settle_cycles) if lead_in else (0, None)
+        return self.memory() | {"lead_in_cycles": cycles, "settled": settled}
 
     def do_cycle(self) -> dict[str, Any]:
         """Drain what idle loaders hold, then time one cycle: one visit of a generation."""
@@ -160,22 +164,18 @@ class Rung:
         return {"canary_s": gpu_state.canary_seconds(sys.modules["torch"])}
 
     def do_profile(self, part: str) -> dict[str, Any]:
-        """Profile a cycle after the last timed one: no cycle of this process is timed again.
+        """Profile cycles after the last timed one: no cycle of this process is timed again.
 
-        Part "load" starts a profiler. "record" needs the GPU for itself until it says "ran". "digest" returns what
-        was recorded.
+        Part "load" starts a profiler. "record" needs the GPU for itself until it says "ran", and returns the figures.
         """
         self.profiled = True
         if self.device != "cuda":
             return {"cycles": None, "profile": None, "gpu_void": None}
         from ladder.engine import profiling
 
-        if part == "load":
-            profiling.load()
-        elif part == "record":
-            self.recorded.append(profiling.record(self))
-        else:
-            return profiling.digest(self.recorded)
+        if part == "record":
+            return profiling.digest(profiling.record(self))
+        profiling.load()
         return {}
 
     def do_prove(self) -> dict[str, Any]:
@@ -289,16 +289,23 @@ class Rung:
     def between(self, begin: Any, end: Any) -> float:
         return end - begin if self.device != "cuda" else begin.elapsed_time(end) / 1000
 
-    def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
-        """Return the evidence of the prepared step, and what each rung reads in it. `rungs` None: all in the recipe.
+    def do_trace(self) -> dict[str, Any]:
+        """See the prepared step as it is timed, for `do_receipts`. The GPU must do nothing else until it says "ran".
 
-        The step trains on meanwhile, so all that needs it unchanged comes before.
+        The step trains on, so all that needs it unchanged comes before.
         """
+        from ladder.receipts import evidence
+
+        self.threads.release()
+        self.traced = evidence.trace(self.step, lambda: self.channel.send({"progress": "ran"}))
+        return {}
+
+    def do_receipts(self, rungs: list[str] | None = None) -> dict[str, Any]:
+        """Return the evidence of the traced step, and what each rung reads in it. `rungs` None: all in the recipe."""
         from ladder.receipts import evidence
         from ladder.receipts import receipt as receipts
 
-        self.threads.release()
-        seen = evidence.gather(self.step, lambda: self.channel.send({"progress": "traced"}))
+        seen = evidence.gather(self.step, self.traced)
         if rungs is None:
             from ladder.plan import catalog
 

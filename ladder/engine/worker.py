@@ -10,13 +10,14 @@ commands send `{"progress": ...}` lines before it, which feed the watchdog.
 | build | workload, recipe, device, seed, threads, keep_gradients | recipe, settings, build_s, gpu_uuid |
 | prepare | | prepare_s, capture_s, and the parts that the measured code reports: warmup_s, ... |
 | visit | cycles, settle_s, settle_cycles, main: bool | those of begin, cycle and finish |
-| begin | settle_s, settle_cycles | lead_in_cycles, settled, and the memory so far |
+| begin | settle_s, settle_cycles, lead_in: bool | lead_in_cycles, settled, and the memory so far |
 | cycle | | samples_s, event_s: of one cycle, after what idle loaders hold |
 | finish | main: bool, lazy: bool | main_s, lazy_s, canary_s, and the memory |
 | canary | | canary_s |
-| profile | part: "load", "record" or "digest" | of "digest": those of `ladder.engine.profiling.digest` |
+| profile | part: "load" or "record" | of "record": those of `ladder.engine.profiling.digest` |
 | prove | | problem: one line or null, see `ladder.parity.after_timing` |
 | parity | | those of `ladder.parity.check.check`; needs "keep_gradients": true in "build" |
+| trace | | none; what "receipts" needs of a step that has the GPU for itself |
 | receipts | rungs: list or null | receipts: {rung: {}}, evidence |
 | choices | | choices: rows of `kernels.choices` that decided here, null if the measured code does not say |
 | threads | | cpu_threads, null without torch |

@@ -13,6 +13,7 @@ import functools
 import math
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import dataclass
 from typing import Any
 
 import torch
@@ -26,19 +27,38 @@ CYCLE = 16
 SETTINGS = ("conv_fp32_precision", "matmul_fp32_precision", "cudnn_benchmark", "cudnn_deterministic")
 
 
-def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> Evidence:
-    """Return the evidence of one prepared ``TrainingStep``.
+@dataclass(frozen=True)
+class Traced:
+    """What was seen of a step as it is timed, from its batches to the profiler's figures of a cycle."""
 
-    `on_traced` is called when the step no longer needs the GPU for itself: all that follows counts, and times
-    nothing. The functions below, ``ladder.receipts.watch`` and ``stylegan_lite.parallel`` describe the values.
-    """
+    crossings: list[Crossing]
+    copying: int  # operators of the step's request for a batch
+    replayed: int | None  # operators issued for one run of each phase; None without graphs
+    trace: Trace
+    waiting_ms: float
+    fetched: float
+    tallied: dict[str, int]  # images, by the way in which they were read
+
+
+def trace(step: Any, ran: Callable[[], None] = lambda: None) -> Traced:
+    """See a prepared ``TrainingStep`` as it is timed. The GPU must do nothing else until `ran` is called."""
     crossings, copying = watch_data(step)
     replayed = operators(step) if step.graphs else None
     before = tally(step)  # after the batches that were fetched here: only a cycle's own count
     with fetches_counted(step) as fetched:
-        trace, waiting = traced_cycle(step, on_traced)
-    after = tally(step)
-    taken = alternatives_taken()
+        seen, waiting = traced_cycle(step, ran)
+    tallied = {key: count - before[key] for key, count in tally(step).items()}
+    return Traced(crossings, copying, replayed, seen, waiting, fetched["fetched"], tallied)
+
+
+def gather(step: Any, traced: Traced | None = None) -> Evidence:
+    """Return the evidence of one prepared ``TrainingStep``, which is traced now if it was not before.
+
+    All but the trace counts, and times nothing. The functions below, ``ladder.receipts.watch`` and
+    ``stylegan_lite.parallel`` describe the values.
+    """
+    traced = traced or trace(step)
+    found, taken = traced.trace, alternatives_taken()
     captured, kept, energies = sorted(step.graphs), compute_copies(step), kept_energies(step)
     try:
         watch, zeroed, kernels = watch_phases(step)
@@ -68,37 +88,37 @@ def gather(step: Any, on_traced: Callable[[], None] = lambda: None) -> Evidence:
             **zeroed,
             "filled": watch.fills,
             "accumulated": watch.accumulated,
-            "zero_kernels": trace.get("zero_kernels"),
+            "zero_kernels": found.get("zero_kernels"),
             "tensors": sum(frequency(step, p) * parameters(step, p) for p in PHASES),
         },
         "adam": {**adam(step), "calls": dict(watch.optimizer)},
         "graphs": {
             "captured": captured,
-            "operators": watch.calls if replayed is None else replayed,
+            "operators": watch.calls if traced.replayed is None else traced.replayed,
             "operators_eager": watch.calls,
             "together": ["+".join(kind) for kind in getattr(step, "together", [])],
             "phases_per_step": sum(frequency(step, phase) for phase in PHASES),
-            "launches": trace.get("launches"),
-            "replays": trace.get("replays"),
-            "kernels": trace.get("kernels"),
-            "busy_ms": trace.get("busy_ms"),
+            "launches": found.get("launches"),
+            "replays": found.get("replays"),
+            "kernels": found.get("kernels"),
+            "busy_ms": found.get("busy_ms"),
         },
         "data": {
-            **data(step, crossings),
-            "decoded": after["decoded"] - before["decoded"],
-            "mapped": after["mapped"] - before["mapped"],
-            "decoded_on_gpu": after["decoded_on_gpu"] - before["decoded_on_gpu"],
-            "fetched": fetched["fetched"],
-            "waiting_ms": waiting,
-            "operators": copying,
-            "copy_ms": trace.get("copy_ms"),
-            "overlap": trace.get("overlap"),
+            **data(step, traced.crossings),
+            "decoded": traced.tallied["decoded"],
+            "mapped": traced.tallied["mapped"],
+            "decoded_on_gpu": traced.tallied["decoded_on_gpu"],
+            "fetched": traced.fetched,
+            "waiting_ms": traced.waiting_ms,
+            "operators": traced.copying,
+            "copy_ms": found.get("copy_ms"),
+            "overlap": found.get("overlap"),
         },
-        "compile": torch_compile.evidence(step, trace),
+        "compile": torch_compile.evidence(step, found),
         "parallel": {
             "phases": forked(step, "captured" if captured else "collected"),
-            "ms": trace.get("parallel_ms"),
-            "busy_ms": trace.get("busy_ms"),
+            "ms": found.get("parallel_ms"),
+            "busy_ms": found.get("busy_ms"),
         },
         "scales": scales(step),
         "settings": {key: value for key, value in step.settings().items() if key in SETTINGS},

@@ -6,7 +6,6 @@ Only inspectors and tools load the profiler; a process that times never does.
 from __future__ import annotations
 
 import math
-import time
 from collections.abc import Callable, Iterator
 from typing import Any
 
@@ -21,28 +20,24 @@ NOT_KERNELS = ("Memcpy", "Memset", *WAITING)
 
 def traced(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) -> Trace:
     """Return the profiler's figures of one cycle; see `digest` and `profiled`."""
-    return digest(list(events(profiled(cycle, ran)[1])))
+    return digest(list(events(profiled(cycle, ran))))
 
 
 def recorded(cycle: Callable[[], None]) -> list[tuple[str, bool, int, int, int]]:
     """Return the events of one cycle under the profiler; see `events`."""
-    return list(events(profiled(cycle)[1]))
+    return list(events(profiled(cycle)))
 
 
-def profiled(
-    cycle: Callable[[], None], ran: Callable[[], None] = lambda: None
-) -> tuple[float, torch.profiler.profile]:
-    """Return the seconds of one cycle under the profiler, and the profile.
+def profiled(cycle: Callable[[], None], ran: Callable[[], None] = lambda: None) -> torch.profiler.profile:
+    """Return the profile of a cycle, or of what else is given.
 
     `ran` is called when the GPU has done its work. Reading what it did takes seconds of the CPU alone.
     """
     with torch.profiler.profile(activities=[torch.profiler.ProfilerActivity.CUDA]) as profile:
-        begin = time.perf_counter()
         cycle()
         torch.cuda.synchronize()
-        seconds = time.perf_counter() - begin
         ran()
-    return seconds, profile
+    return profile
 
 
 def events(profile: Any) -> Iterator[tuple[str, bool, int, int, int]]:
