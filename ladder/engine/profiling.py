@@ -34,7 +34,7 @@ class Recorded:
         """Return the events of each cycle, which begin before its end and after that of the cycle before."""
         found: list[list[kernel_families.Event]] = [[] for _ in self.wall_s]
         for event in traces.events(self.profile):
-            found[min(bisect.bisect_left(self.ended_ns, event[3]), len(found) - 1)].append(event)
+            found[min(bisect.bisect_right(self.ended_ns, event[3]), len(found) - 1)].append(event)
         return found
 
 

@@ -33,7 +33,7 @@ from ladder.machine.threads import share
 
 PREPARED = {"cuda": 12}  # programs prepared side by side once their memory is known
 PROFILED_BESIDE = {"cuda": 8}  # processes of which all but one read what they have recorded
-PROVED_BESIDE = {"cuda": 4}  # each with a reference on the GPU
+PROVED_BESIDE = {"cuda": 6}  # each with a reference on the GPU
 
 OnPhase = Callable[[Program, str], None]
 
@@ -311,6 +311,7 @@ class Interleaved:
         if process.program.prove:
             self.on_phase(process.program, "prove")
             process.after = process.worker.call("prove")["problem"] or "ok"
+        process.worker.close()  # now, as others need its memory for their own references
 
     # Every stage, and what comes of a process
 

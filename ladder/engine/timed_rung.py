@@ -183,6 +183,8 @@ class Rung:
         from ladder.parity import after_timing
 
         self.profiled = True
+        if self.device == "cuda":
+            sys.modules["torch"].cuda.empty_cache()  # others beside it need room for a reference, too
         return {
             "problem": after_timing.problem(self.step, lambda text: self.channel.send({"progress": text}))
         }
@@ -305,6 +307,8 @@ class Rung:
         from ladder.receipts import evidence
         from ladder.receipts import receipt as receipts
 
+        if self.traced is None:
+            self.do_trace()
         seen = evidence.gather(self.step, self.traced)
         if rungs is None:
             from ladder.plan import catalog

@@ -41,12 +41,12 @@ def test_every_timed_cycle_comes_before_the_first_profiled_one(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     said = profiled()
-    seen = commands(monkeypatch, {"profile": lambda worker, part, **_: said if part == "digest" else {}})
+    seen = commands(monkeypatch, {"profile": lambda worker, part, **_: said if part == "record" else {}})
     result = run(tmp_path, {"a": {}, "b": {}}, cycles=2, rounds=2)
     generation = [do for _, do in seen[: len(seen) // 2]]
     first = next(at for at, do in enumerate(generation) if do.startswith("profile"))
     assert not {"cycle", "finish"} & {*generation[first:]}
-    assert generation.count("profile record") == 6
+    assert generation.count("profile record") == 3
     rung = by_name(result)["a"]
     assert [len(each["profiled"]) for each in rung["rounds"]] == [2, 2] and rung["rounds"][0][
         "gpu_void"

@@ -45,6 +45,8 @@ def asked(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> list[tuple[str, st
         asked.append((worker.recipe["name"], do))
         if do == "prove":
             return {"problem": None}
+        if do == "trace":
+            return {}
         said = worker.recipe.get(do, {"parity": OK, "receipts": ON}.get(do))
         if said is None:
             return real(worker, do, **fields)
@@ -110,7 +112,7 @@ def test_inspectors_come_first_and_end_before_the_timing(asked: list, tmp_path: 
     did = [do for _, do in asked]
     assert did.count("parity") == did.count("receipts") == 2
     assert max(i for i, do in enumerate(did) if do == "receipts") < did.index("begin")
-    assert did.index("parity") < did.index("receipts")  # receipts let the step train on
+    assert did.index("parity") < did.index("trace") < did.index("receipts")  # which let the step train on
 
 
 def test_what_was_shown_is_not_asked_again_until_something_changes(
@@ -138,8 +140,8 @@ def test_a_rung_whose_check_broke_is_checked_again_before_a_resumed_run_times_it
     asked.clear()
     after = by_name(run(tmp_path / "out", {"a": {}, "b": {}, "c": {}}, inspect=True, resume=path))
     did = [do for name, do in asked if name == "b"]
-    timed = ["begin", "cycle", "finish", "choices", *["profile"] * 4, "prove"]
-    assert did == ["build", "prepare", "parity", "profile", "receipts", "build", "prepare", *timed]
+    timed = ["begin", "cycle", "finish", "choices", *["profile"] * 2, "prove"]
+    assert did == ["build", "prepare", "parity", "profile", "trace", "receipts", "build", "prepare", *timed]
     assert after["b"]["status"] == "ok" and after["b"]["parity"] == OK
     assert after["c"]["status"] == "failed: parity" and not [do for name, do in asked if name == "c"]
 
@@ -249,20 +251,20 @@ def test_without_a_profiler_the_busy_time_is_unknown_and_on_a_cpu_it_is_not_miss
 
 @pytest.fixture
 def lanes(monkeypatch: pytest.MonkeyPatch, asked: list) -> dict[str, Any]:
-    """Three inspectors at a time, also on a CPU; counts who is at work when the receipts are read, and otherwise."""
+    """Three inspectors at a time, also on a CPU; counts who is at work while one is traced, and otherwise."""
     monkeypatch.setattr(measure, "LANES", {"cpu": 3})
-    seen = {"at work": 0, "most": 0, "beside receipts": 0, "calls": []}
+    seen = {"at work": 0, "most": 0, "beside a trace": 0, "calls": []}
     real, lock = Worker.call, threading.Lock()
 
     def call(worker: Worker, do: str, **fields: Any) -> dict[str, Any]:
-        if do not in ("prepare", "parity", "receipts"):
+        if do not in ("prepare", "parity", "trace", "receipts"):
             return real(worker, do, **fields)
         with lock:
             seen["at work"] += 1
             seen["most"] = max(seen["most"], seen["at work"])
             seen["calls"].append((worker.recipe["name"], do))
-            if do == "receipts":
-                seen["beside receipts"] = max(seen["beside receipts"], seen["at work"] - 1)
+            if do == "trace":
+                seen["beside a trace"] = max(seen["beside a trace"], seen["at work"] - 1)
         try:
             time.sleep(0.05)
             if (do, worker.recipe["name"]) == ("parity", "big") and seen["calls"].count(
@@ -272,8 +274,8 @@ def lanes(monkeypatch: pytest.MonkeyPatch, asked: list) -> dict[str, Any]:
             return real(worker, do, **fields)
         finally:
             with lock:
-                if do == "receipts":
-                    seen["beside receipts"] = max(seen["beside receipts"], seen["at work"] - 1)
+                if do == "trace":
+                    seen["beside a trace"] = max(seen["beside a trace"], seen["at work"] - 1)
                 seen["at work"] -= 1
 
     monkeypatch.setattr(Worker, "call", call)
@@ -288,14 +290,14 @@ def large(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> bo
     return request.param == "large"
 
 
-def test_inspectors_work_side_by_side_but_for_the_receipts(lanes: dict, large: bool, tmp_path: Path) -> None:
+def test_inspectors_work_side_by_side_but_for_the_trace(lanes: dict, large: bool, tmp_path: Path) -> None:
     rungs = {name: {} for name in "abcdefg"} | {"bad": {"receipts": OFF}, "wrong": {"parity": WRONG}}
     result = run(tmp_path / "out", rungs, inspect=True)
-    assert lanes["most"] == 3 and lanes["beside receipts"] == 0
+    assert lanes["most"] == 3 and lanes["beside a trace"] == 0
     inspections = [name for name, do in lanes["calls"] if do == "parity"]
     assert sorted(inspections) == sorted(rungs)  # once each
-    first = [("a", do) for do in ("prepare", "parity", "receipts")] if large else None
-    assert first in (lanes["calls"][:3], None)  # a large workload's first is alone
+    first = [("a", do) for do in ("prepare", "parity", "trace", "receipts")] if large else None
+    assert first in (lanes["calls"][:4], None)  # a large workload's first is alone
     assert large or {do for _, do in lanes["calls"][:3]} == {"prepare"}
     found = by_name(result)
     assert {name for name in rungs if found[name]["status"] == "ok"} == set("abcdefg")
@@ -308,7 +310,8 @@ def test_what_chooses_by_measuring_is_inspected_alone(lanes: dict, tmp_path: Pat
     rungs = {name: {} for name in "abcd"} | {"tuned": {"compile": "autotune"}, "e": {}, "f": {}}
     run(tmp_path / "out", rungs, inspect=True)
     at = lanes["calls"].index(("tuned", "prepare"))
-    assert lanes["calls"][at : at + 3] == [("tuned", do) for do in ("prepare", "parity", "receipts")]
+    alone = ("prepare", "parity", "trace", "receipts")
+    assert lanes["calls"][at : at + 4] == [("tuned", do) for do in alone]
     assert sorted(name for name, do in lanes["calls"][:at] if do == "receipts") == list("abcdef")
 
 

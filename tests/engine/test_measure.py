@@ -133,13 +133,13 @@ def test_what_contains_the_change_of_a_rung_that_is_out_is_skipped(tmp_path: Pat
 
 @pytest.mark.parametrize("later", [False, True])
 def test_a_hung_worker_is_ended_with_its_children_and_nothing_else(tmp_path: Path, later: bool) -> None:
-    """In its lead-in, or later in a timed cycle, while all the others live."""
+    """In its first cycle or a later one, while all the others live."""
     pids = tmp_path / "pids"
     bystander = subprocess.Popen(["sleep", "60"])
     try:
         hung = {"fault": "hang", "pids": str(pids)} | ({"once": str(tmp_path / "once")} if later else {})
-        timeouts = {"cycle" if later else "begin": 1.0}
-        rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hung}, timeouts=timeouts))
+        timeouts = {"cycle": 1.0}
+        rungs = by_name(run(tmp_path / "out", {"fine": {}, "hung": hung}, cycles=2, timeouts=timeouts))
         assert rungs["hung"]["status"] == "failed"
         assert rungs["hung"]["reason"].startswith("visit: no sign of life for 1 s")
         assert rungs["fine"]["status"] == "ok"
@@ -182,11 +182,11 @@ def test_each_visit_drains_the_loader_then_times_and_the_end_leaves_out_the_lazy
     rungs = {"first": {}, "a": {"log": str(log), "capacity": 33}}  # a quick run has a twin of the first alone
     rung = by_name(run(tmp_path / "out", rungs, rounds=2, cycles=2))["a"]
     lazy = [json.loads(line)[1] for line in log.read_text().splitlines()]
-    # 33 batches may wait in the loader: 3 cycles consume them, in the lead-in and before each timed cycle.
+    # 33 batches may wait in the loader: 3 cycles consume them before each timed cycle.
     # `main` is timed in the first generation only.
-    generation = [True] * 3 + 2 * ([True] * 3 + [True])
+    generation = 2 * ([True] * 3 + [True])
     assert lazy == [*generation, False, *generation]
-    assert [r["lead_in_cycles"] for r in rung["rounds"]] == [3, 3]
+    assert [r["lead_in_cycles"] for r in rung["rounds"]] == [0, 0]
     assert len(rung["samples_ms"]) == 4 and rung["settings"] == {"seen": 0}
 
 

@@ -22,7 +22,18 @@ def event(name: str, begin: float, end: float, stream: int = 7, on_device: bool 
 def recorded(monkeypatch: pytest.MonkeyPatch) -> Any:
     """A function that digests cycles, each given by its events; a cycle's wall time is 2 ms a step."""
     monkeypatch.setattr(traces, "events", lambda seen: seen)
-    return lambda *cycles: profiling.digest([(0.002 * CYCLE_STEPS, each) for each in cycles])
+
+    def digested(*cycles: list[Any]) -> dict[str, Any]:
+        ends = [10 * (number + 1) * MS * CYCLE_STEPS for number in range(len(cycles))]
+        moved = [
+            (*each[:3], each[3] + begin, each[4] + begin)
+            for begin, cycle in zip([0, *ends], cycles, strict=False)
+            for each in cycle
+        ]
+        walls = [0.002 * CYCLE_STEPS] * len(cycles)
+        return profiling.digest(profiling.Recorded(walls, ends, moved))
+
+    return digested
 
 
 CYCLE = [
@@ -90,15 +101,17 @@ def test_a_kernels_name_is_spelled_as_a_result_may_hold_it(name: str, kept: str)
     assert profiling.text(name) == kept
 
 
-def test_the_gpu_is_free_as_soon_as_the_profiled_cycle_has_run(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_the_gpu_is_free_as_soon_as_the_profiled_cycles_have_run(monkeypatch: pytest.MonkeyPatch) -> None:
     did: list[str] = []
 
-    def profiled(cycle: Any, ran: Any) -> None:
-        for each in (lambda: did.append("begins"), cycle, ran, lambda: did.append("reads")):
+    def profiled(cycles: Any, ran: Any) -> None:
+        for each in (lambda: did.append("begins"), cycles, ran, lambda: did.append("reads")):
             each()
 
     monkeypatch.setattr(traces, "profiled", profiled)
     step = SimpleNamespace(cycle=lambda: did.append("cycle"))
     channel = SimpleNamespace(send=lambda message: did.append(message["progress"]))
-    profiling.record(SimpleNamespace(step=step, channel=channel))
-    assert did == ["begins", "cycle", "ran", "reads"]
+    rung = SimpleNamespace(step=step, channel=channel, synchronize=lambda: did.append("ends"))
+    found = profiling.record(rung)
+    assert did == ["begins", "cycle", "ends", "cycle", "ends", "ran", "reads"]
+    assert len(found.wall_s) == 2 and found.ended_ns == sorted(set(found.ended_ns))

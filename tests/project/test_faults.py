@@ -79,20 +79,31 @@ WRONG = {  # how it is injected: the fault, the recipe that plants it, the statu
         "failed",
         "something else wrote between",
     ),
-    "a clock that stands still": (TIME, {"fault": "clock", "ticks": ["0"]}, "invalid", "a step of 0.0 s"),
+    # The cycle that drains the loader replaces the clock.
+    "a clock that stands still": (
+        TIME,
+        {"fault": "clock", "ticks": ["0"], "capacity": 1},
+        "invalid",
+        "a step of 0.0 s",
+    ),
     "a clock that runs backwards": (
         TIME,
-        {"fault": "clock", "ticks": ["0", "16"]},
+        {"fault": "clock", "ticks": ["16", "0"], "capacity": 1},
         "invalid",
         "a step of -1.0 s",
     ),
     "a clock that jumps to infinity": (
         TIME,
-        {"fault": "clock", "ticks": ["inf", "0"]},
+        {"fault": "clock", "ticks": ["0", "inf"], "capacity": 1},
         "invalid",
         "a step of inf s",
     ),
-    "a clock that says NaN": (TIME, {"fault": "clock", "ticks": ["nan"]}, "invalid", "a step of nan s"),
+    "a clock that says NaN": (
+        TIME,
+        {"fault": "clock", "ticks": ["nan"], "capacity": 1},
+        "invalid",
+        "a step of nan s",
+    ),
 }
 
 
@@ -117,7 +128,7 @@ def test_a_hang_is_ended_by_the_watchdog(tmp_path: Path, where: str, outcome: An
         run(
             tmp_path / "out",
             {"fine": {}, "hung": hang},
-            timeouts={"begin" if where == "cycle" else where: 1.0},
+            timeouts={where: 1.0},
         )
     )
     assert rungs["hung"]["status"] == "failed" and f"{did}: no sign of life" in rungs["hung"]["reason"]

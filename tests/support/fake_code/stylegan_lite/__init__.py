@@ -51,7 +51,9 @@ class Step:
             raise RuntimeError("CUDA error: an illegal memory access was encountered")
         if fault == "memory":
             bytearray(2**62)
-        if fault == "clock":
+        if (
+            fault == "clock" and time.perf_counter.__name__ == "perf_counter"
+        ):  # the loader's drain replaces it
             time.perf_counter = itertools.cycle(map(float, self.recipe["ticks"])).__next__
         if fault == "garbage":
             for number in range(3, 20):
