@@ -201,6 +201,8 @@ class _Run(RunState):
     def generation(self, number: int, code: Path | None) -> None:
         """Make one generation of every rung that has not failed yet, and write the file."""
         names = [name for name in self.recipes if name not in self.twins]
+        alone = self.protocol["fixed"] and self.protocol["rounds"] == 1
+        costs = number == (0 if alone else 1) and not self.protocol["quick"]  # the first table need not wait
         programs = [
             Program(
                 name,
@@ -209,8 +211,8 @@ class _Run(RunState):
                 self.workload,
                 recipe,
                 code,
-                main=number == 0 and name not in self.twins,
-                lazy=number == 0 and name in (names[0], names[-1]) and not self.protocol["quick"],
+                main=costs and name not in self.twins,
+                lazy=costs and name in (names[0], names[-1]),
                 prove=self.inspects,
             )
             for name, recipe in self.recipes.items()
